@@ -1,0 +1,38 @@
+# Thin: every target calls the tool that does the work.
+export PATH := $(CURDIR)/.venv/bin:$(PATH):$(HOME)/.cargo/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build format lint test bench demo figures
+
+help: ## show this list
+	@sed -n 's/^\([a-z]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+
+setup: ## install what is missing: Debian packages, .venv, Rust (fast when nothing is)
+	@./setup
+
+build: setup ## target/release/mayfly and libmayfly_heap.so
+	cargo build --release --workspace
+
+format: setup ## rewrite Rust and Python sources in the repository's style
+	cargo fmt --all
+	ruff format --quiet .
+
+lint: setup ## formatting and lints; every warning is an error
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --quiet -- -D warnings
+	ruff check --quiet .
+	ruff format --check --quiet .
+
+test: lint build ## all tests that fit in minutes
+	cargo test --workspace
+	if [ -x heap/tests/run ]; then heap/tests/run; fi
+	if [ -x bench/heap/smoke ]; then bench/heap/smoke; fi
+
+demo: build ## Redis on tcmalloc and on Mayfly, side by side
+	bench/demo
+
+bench: build ## every comparison with other allocators; results in bench/results
+	bench/heap/run
+
+figures: build ## draw the figures in docs from bench/results
+	bench/figures
