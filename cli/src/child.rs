@@ -1,0 +1,136 @@
+//! The program that `run` and `trace` start: with the heap preloaded, in this process's place or as its child.
+
+use std::ffi::{OsStr, OsString};
+use std::io::IsTerminal;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus};
+
+use anyhow::{Context, Result};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::iterator::Signals;
+use tracing::debug;
+
+use crate::failure::Failure;
+use crate::program::{self, Obstacle};
+use crate::settings;
+
+/// A command with the heap in its `LD_PRELOAD`, ready to start.
+pub struct Preloaded {
+    command: Command,
+    name: OsString,
+}
+
+impl Preloaded {
+    /// Finds the heap and the program. A program that the loader will not give the heap to is run without it,
+    /// after one line that says so.
+    ///
+    /// # Errors
+    /// No heap, no such program (exit code 127), or a program for another machine (126).
+    pub fn new(command_line: &[OsString]) -> Result<Preloaded> {
+        let name = command_line.first().context("no command given")?.clone();
+        let shown = name.to_string_lossy();
+        let program: PathBuf =
+            program::find(&name).ok_or_else(|| Failure::new(127, format!("{shown}: command not found")))?;
+        match program::obstacle(&program) {
+            Some(Obstacle::Foreign(what)) => {
+                let reason = format!("{}: is {what}, the heap is for x86-64", program.display());
+                return Err(Failure::new(126, reason).into());
+            }
+            Some(Obstacle::Ignored(what)) => {
+                let path = program.display();
+                eprintln!("mayfly: warning: {path} is {what}: it runs without Mayfly's heap");
+            }
+            None => {}
+        }
+        let library = settings::find_library()?;
+        let mut preload = library.clone().into_os_string();
+        if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|value| !value.is_empty()) {
+            preload.push(":");
+            preload.push(others);
+        }
+        debug!(library = %library.display(), program = %program.display(), "preload");
+        let mut command = Command::new(&program);
+        command.arg0(&name).args(&command_line[1..]).env("LD_PRELOAD", preload);
+        Ok(Preloaded { command, name })
+    }
+
+    /// Sets a variable for the program.
+    pub fn set(&mut self, variable: &str, value: impl AsRef<OsStr>) {
+        debug!("{variable}={}", value.as_ref().to_string_lossy());
+        self.command.env(variable, value);
+    }
+
+    fn cannot_start(&self, error: &std::io::Error) -> anyhow::Error {
+        let reason = crate::trace_file::plain_reason(error);
+        Failure::new(126, format!("{}: {reason}", self.name.to_string_lossy())).into()
+    }
+
+    /// Becomes the program. Returns only when that fails.
+    pub fn replace_this_process(mut self) -> anyhow::Error {
+        let error = self.command.exec();
+        self.cannot_start(&error)
+    }
+
+    /// Starts the program and waits until it ends, calling `while_running` about ten times a second. Signals
+    /// that ask this process to stop go to the program.
+    ///
+    /// # Errors
+    /// The program cannot be started.
+    pub fn run(mut self, mut while_running: impl FnMut(u32)) -> Result<Finished> {
+        let mut signals = Signals::new([SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2])
+            .context("cannot take signals")?;
+        let mut child = self.command.spawn().map_err(|error| self.cannot_start(&error))?;
+        let pid = child.id();
+        // A terminal sends Ctrl-C to the program as well: passing it on would say it twice.
+        let terminal = std::io::stdin().is_terminal();
+        let handle = signals.handle();
+        let forwarder = std::thread::spawn(move || {
+            for signal in signals.forever() {
+                if !(terminal && matches!(signal, SIGINT | SIGQUIT)) {
+                    // SAFETY: the child has not been waited for while this thread runs, or is just being
+                    // waited for: at worst the signal meets a process that has ended.
+                    unsafe { libc::kill(pid as libc::pid_t, signal) };
+                }
+            }
+        });
+        let status = wait(&mut child, || while_running(pid));
+        handle.close();
+        forwarder.join().expect("the thread that passes signals on does not panic");
+        Ok(Finished { pid, status: status.context("cannot wait for the program")? })
+    }
+}
+
+/// Short waits at first, so that a short command is not made longer.
+fn wait(child: &mut Child, mut while_running: impl FnMut()) -> std::io::Result<ExitStatus> {
+    let mut pause_ms = 1;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        if pause_ms >= 100 {
+            while_running();
+        }
+        std::thread::sleep(std::time::Duration::from_millis(pause_ms));
+        pause_ms = (pause_ms * 2).min(100);
+    }
+}
+
+/// A program that has ended.
+pub struct Finished {
+    /// Its process id.
+    pub pid: u32,
+    status: ExitStatus,
+}
+
+impl Finished {
+    /// Its exit code, or 128 + the signal that ended it.
+    pub fn exit_code(&self) -> i32 {
+        self.status.code().unwrap_or_else(|| 128 + self.status.signal().unwrap_or(0))
+    }
+
+    /// The signal that ended it.
+    pub fn signal(&self) -> Option<i32> {
+        self.status.signal()
+    }
+}

@@ -1,0 +1,29 @@
+//! A failure with an exit code of its own, for `main` to report.
+
+use std::fmt;
+
+/// Failures of `run` and `trace` themselves, apart from those of the program they run.
+pub const OWN_FAILURE: i32 = 125;
+
+/// One line and the exit code that goes with it.
+#[derive(Debug)]
+pub struct Failure {
+    /// What the process exits with.
+    pub exit_code: i32,
+    line: String,
+}
+
+impl Failure {
+    /// `line` says what is wrong and where.
+    pub fn new(exit_code: i32, line: String) -> Failure {
+        Failure { exit_code, line }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.line)
+    }
+}
+
+impl std::error::Error for Failure {}

@@ -1,0 +1,242 @@
+//! Replays a trace through Mayfly's heap with perfect lifetimes (LLAMA §9.1, Fig. 9): this side reads the trace
+//! and drives a second process, which is on the heap and does nothing but allocate and free.
+//!
+//! The two are apart so that the reader's own memory never lies in the heap that is measured. Both sides agree
+//! on `Step`: the driver keeps objects in numbered slots, and this side gives the numbers out.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, BufWriter, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, anyhow, bail};
+use rustc_hash::FxBuildHasher;
+
+use crate::live_objects::{Change, walk};
+use crate::oracle::Table;
+use crate::simulation::{Curve, Recorded};
+use crate::trace_file::Reader;
+use crate::{settings, statistics};
+
+/// Verb by which this program becomes the driver.
+pub const DRIVER_VERB: &str = "replay-on-the-heap";
+/// Length of a `Step` on the pipe.
+pub const STEP_BYTES: usize = 24;
+const HUGE_PAGE_BYTES: u64 = 2 << 20;
+
+/// One order to the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Allocate `size_bytes` of `class` and keep the object in `slot`.
+    Allocate {
+        /// The object's place in the driver's table.
+        slot: u32,
+        /// Requested size.
+        size_bytes: u64,
+        /// Lifetime class, 0 to 6.
+        class: u8,
+    },
+    /// Free the object in `slot`.
+    Free {
+        /// The object's place in the driver's table.
+        slot: u32,
+    },
+    /// Write the heap's statistics as one line.
+    Sample,
+}
+
+impl Step {
+    /// As bytes for the pipe; the heap's clock shows `time_ns` during the step.
+    pub fn encode(self, time_ns: u64) -> [u8; STEP_BYTES] {
+        let (kind, class, slot, size_bytes) = match self {
+            Step::Allocate { slot, size_bytes, class } => (1, class, slot, size_bytes),
+            Step::Free { slot } => (2, 0, slot, 0),
+            Step::Sample => (3, 0, 0, 0),
+        };
+        let mut bytes = [0; STEP_BYTES];
+        bytes[..8].copy_from_slice(&time_ns.to_le_bytes());
+        bytes[8..16].copy_from_slice(&size_bytes.to_le_bytes());
+        bytes[16..20].copy_from_slice(&slot.to_le_bytes());
+        bytes[20] = kind;
+        bytes[21] = class;
+        bytes
+    }
+
+    /// The step and its time; `None` for bytes that are no step.
+    pub fn decode(bytes: &[u8; STEP_BYTES]) -> Option<(Step, u64)> {
+        let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+        let slot = u32::from_le_bytes(bytes[16..20].try_into().expect("four bytes"));
+        let step = match bytes[20] {
+            1 => Step::Allocate { slot, size_bytes: u64_at(8), class: bytes[21] },
+            2 => Step::Free { slot },
+            3 => Step::Sample,
+            _ => return None,
+        };
+        Some((step, u64_at(0)))
+    }
+}
+
+/// Gives every live object a number, small and used again.
+#[derive(Default)]
+struct Slots {
+    of_address: HashMap<u64, u32, FxBuildHasher>,
+    free: Vec<u32>,
+    next: u32,
+}
+
+impl Slots {
+    fn take(&mut self, address: u64) -> u32 {
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.next += 1;
+            self.next - 1
+        });
+        self.of_address.insert(address, slot);
+        slot
+    }
+
+    fn give_back(&mut self, address: u64) -> Option<u32> {
+        let slot = self.of_address.remove(&address)?;
+        self.free.push(slot);
+        Some(slot)
+    }
+}
+
+/// Replays the trace at `path`, whose recorded simulation is `recorded`; returns the curve of the heap's live
+/// huge pages. `progress` is told the bytes read, three times over the file.
+///
+/// # Errors
+/// No heap, a heap without what the replay needs, or one that runs out of memory.
+pub fn replay(path: &Path, recorded: &Recorded, mut progress: impl FnMut(u64)) -> Result<Curve> {
+    let length = std::fs::metadata(path)?.len();
+    let classes = Table::from_trace(path, &mut progress)?;
+    let slots = u32::try_from(recorded.totals.peak_live_objects + 1)
+        .map_err(|_| anyhow!("{}: more than 4 billion objects alive at once", path.display()))?;
+    let mut driver = Command::new(std::env::current_exe()?)
+        .args([DRIVER_VERB, &slots.to_string()])
+        .env("LD_PRELOAD", settings::find_library()?)
+        // The driver's own few objects live as long as it does.
+        .env("MAYFLY_HEAP_LIFETIMES", "fixed:inf")
+        .env_remove("MAYFLY_HEAP_STATS")
+        .env_remove("MAYFLY_HEAP_TRACE")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot start the replay on the heap")?;
+    let samples = driver.stdout.take().context("the driver has no output")?;
+    let samples = std::thread::spawn(move || read_samples(BufReader::new(samples)));
+    let mut steps =
+        BufWriter::with_capacity(1 << 18, driver.stdin.take().context("the driver has no input")?);
+
+    let sent = send(path, recorded, &classes, &mut steps, |bytes| progress(2 * length + bytes));
+    drop(steps);
+    let status = driver.wait()?;
+    let samples = samples.join().map_err(|_| anyhow!("the reader of samples failed"))?;
+    if !status.success() {
+        // The driver has said why.
+        bail!("the replay through Mayfly's heap failed ({status})");
+    }
+    let sample_times = sent?;
+    curve(&sample_times, &samples?)
+}
+
+/// Sends all steps, with a sample at the middle of each interval of the recorded curves and one at the end;
+/// returns the times of the samples.
+fn send(
+    path: &Path,
+    recorded: &Recorded,
+    classes: &Table,
+    steps: &mut impl Write,
+    progress: impl FnMut(u64),
+) -> Result<Vec<u64>> {
+    let mut slots = Slots::default();
+    let mut due = recorded.curves[0].points.iter().map(|&(time_ns, _)| time_ns).peekable();
+    let mut sample_times = Vec::new();
+    walk(Reader::open(path)?, progress, |change: &Change, _| {
+        while let Some(time_ns) = due.next_if(|&time_ns| time_ns <= change.time_ns) {
+            steps.write_all(&Step::Sample.encode(time_ns))?;
+            sample_times.push(time_ns);
+        }
+        if let Some(slot) = change.died.and_then(|object| slots.give_back(object.address)) {
+            steps.write_all(&Step::Free { slot }.encode(change.time_ns))?;
+        }
+        if let Some(object) = change.born {
+            let slot = slots.take(object.address);
+            let class = classes.class(object.thread, object.sequence);
+            let step = Step::Allocate { slot, size_bytes: object.size_bytes, class };
+            steps.write_all(&step.encode(change.time_ns))?;
+        }
+        anyhow::Ok(())
+    })?;
+    let end_ns = recorded.totals.duration_ns;
+    steps.write_all(&Step::Sample.encode(end_ns))?;
+    steps.flush()?;
+    sample_times.push(end_ns);
+    Ok(sample_times)
+}
+
+/// Live and peak huge pages of each line of statistics.
+fn read_samples(lines: impl BufRead) -> Result<Vec<(u64, u64)>> {
+    let mut samples = Vec::new();
+    for line in lines.lines() {
+        let sample = statistics::parse(&line?, Path::new("the replay on the heap"))?;
+        let live = statistics::whole_number(&sample, "heap.huge_pages.live")?;
+        let peak = statistics::whole_number(&sample, "heap.huge_pages.peak")?;
+        samples.push((live, peak));
+    }
+    Ok(samples)
+}
+
+fn curve(times: &[u64], samples: &[(u64, u64)]) -> Result<Curve> {
+    if times.len() != samples.len() {
+        bail!("the replay on the heap answered {} of {} samples", samples.len(), times.len());
+    }
+    let points: Vec<_> = times
+        .iter()
+        .zip(samples)
+        .map(|(&time_ns, &(live, _))| (time_ns, (live * HUGE_PAGE_BYTES) as f64))
+        .collect();
+    let (final_pages, peak_pages) = samples.last().copied().unwrap_or_default();
+    // The last sample is the end itself, not the middle of an interval.
+    let during = &points[..points.len().saturating_sub(1)];
+    let average_bytes = (!during.is_empty())
+        .then(|| during.iter().map(|&(_, bytes)| bytes).sum::<f64>() / during.len() as f64);
+    Ok(Curve {
+        name: "mayfly.2MiB".into(),
+        points,
+        average_bytes,
+        final_bytes: final_pages * HUGE_PAGE_BYTES,
+        peak_bytes: peak_pages * HUGE_PAGE_BYTES,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_survives_the_pipe() {
+        for step in [
+            Step::Allocate { slot: 7, size_bytes: 1 << 40, class: 6 },
+            Step::Free { slot: u32::MAX },
+            Step::Sample,
+        ] {
+            assert_eq!(Step::decode(&step.encode(99)), Some((step, 99)));
+        }
+        assert_eq!(Step::decode(&[0; STEP_BYTES]), None);
+    }
+
+    #[test]
+    fn slots_are_used_again() {
+        let mut slots = Slots::default();
+        assert_eq!([slots.take(10), slots.take(20), slots.take(30)], [0, 1, 2]);
+        assert_eq!(slots.give_back(20), Some(1));
+        assert_eq!(slots.give_back(20), None);
+        assert_eq!([slots.take(40), slots.take(50)], [1, 3]);
+    }
+
+    #[test]
+    fn a_statistic_that_is_missing_is_named() {
+        let error = read_samples(&b"{\"heap.huge_pages.live\": 3}\n"[..]).unwrap_err();
+        assert_eq!(error.to_string(), "the heap's statistics lack the key heap.huge_pages.peak");
+    }
+}

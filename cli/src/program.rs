@@ -1,0 +1,143 @@
+//! Finds the program that a command names, and tells whether a preloaded heap can serve it.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use object::Endianness;
+use object::elf::{EM_X86_64, FileHeader64, PT_INTERP};
+use object::read::elf::{FileHeader, ProgramHeader};
+
+/// Headers of a program lie in its first bytes.
+const HEADERS_BYTES: u64 = 1 << 16;
+
+/// Why the dynamic loader would not take the heap into a program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    /// It runs without the heap: the reason, as the end of "PROGRAM is ...".
+    Ignored(String),
+    /// It cannot run with a 64-bit x86 library at all.
+    Foreign(String),
+}
+
+/// The file that `command` runs: itself when it has a slash, else the first of that name in `PATH`.
+pub fn find(command: &OsStr) -> Option<PathBuf> {
+    which::which(command).ok()
+}
+
+/// Looks at a program, and for a script at its interpreter. `None`: nothing speaks against it.
+pub fn obstacle(program: &Path) -> Option<Obstacle> {
+    let mut headers = Vec::new();
+    File::open(program).ok()?.take(HEADERS_BYTES).read_to_end(&mut headers).ok()?;
+    if let Some(interpreter) = interpreter_of_script(&headers) {
+        // One step is what the kernel's own `#!` lines nearly always need.
+        return obstacle_of_binary(&interpreter, &read_headers(&interpreter)?);
+    }
+    obstacle_of_binary(program, &headers)
+}
+
+fn read_headers(path: &Path) -> Option<Vec<u8>> {
+    let mut headers = Vec::new();
+    File::open(path).ok()?.take(HEADERS_BYTES).read_to_end(&mut headers).ok()?;
+    Some(headers)
+}
+
+fn interpreter_of_script(headers: &[u8]) -> Option<PathBuf> {
+    let line = headers.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
+    let mut words = std::str::from_utf8(line).ok()?.split_whitespace();
+    let interpreter = words.next()?;
+    if interpreter.ends_with("/env") {
+        return find(OsStr::new(words.find(|word| !word.starts_with('-') && !word.contains('='))?));
+    }
+    Some(interpreter.into())
+}
+
+fn obstacle_of_binary(path: &Path, headers: &[u8]) -> Option<Obstacle> {
+    if gains_privilege(path) {
+        return Some(Obstacle::Ignored("setuid, setgid or has capabilities".into()));
+    }
+    if !headers.starts_with(b"\x7fELF") {
+        return None;
+    }
+    if headers.get(4) == Some(&1) {
+        return Some(Obstacle::Foreign("a 32-bit program".into()));
+    }
+    let header = FileHeader64::<Endianness>::parse(headers).ok()?;
+    let endian = header.endian().ok()?;
+    if header.e_machine(endian) != EM_X86_64 {
+        return Some(Obstacle::Foreign("not an x86-64 program".into()));
+    }
+    let segments = header.program_headers(endian, headers).ok()?;
+    let dynamic = segments.iter().any(|segment| segment.p_type(endian) == PT_INTERP);
+    (!dynamic).then(|| Obstacle::Ignored("statically linked".into()))
+}
+
+/// The loader drops `LD_PRELOAD` for programs that run with more rights than who starts them.
+fn gains_privilege(path: &Path) -> bool {
+    let Ok(metadata) = std::fs::metadata(path) else { return false };
+    let mode = metadata.permissions().mode();
+    // SAFETY: these calls take nothing and cannot fail.
+    let (user, group) = unsafe { (libc::geteuid(), libc::getegid()) };
+    (mode & libc::S_ISUID != 0 && metadata.uid() != user)
+        || (mode & libc::S_ISGID != 0 && metadata.gid() != group)
+        || (user != 0 && has_capabilities(path))
+}
+
+fn has_capabilities(path: &Path) -> bool {
+    let Ok(path) = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()) else { return false };
+    // SAFETY: both names end in NUL; with no buffer and size 0 the call only tells the attribute's length.
+    let length =
+        unsafe { libc::getxattr(path.as_ptr(), c"security.capability".as_ptr(), std::ptr::null_mut(), 0) };
+    length > 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn executable(bytes: &[u8]) -> tempfile::TempPath {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), bytes).unwrap();
+        file.into_temp_path()
+    }
+
+    #[test]
+    fn an_ordinary_program_and_a_script_have_no_obstacle() {
+        assert_eq!(obstacle(&std::env::current_exe().unwrap()), None);
+        assert_eq!(obstacle(&executable(b"#!/bin/sh\nexit\n")), None);
+        assert_eq!(obstacle(&executable(b"#!/usr/bin/env -S sh\n")), None);
+        assert_eq!(obstacle(&executable(b"")), None);
+    }
+
+    #[test]
+    fn a_program_without_interpreter_is_static() {
+        let mut bytes = read_headers(&std::env::current_exe().unwrap()).unwrap();
+        let headers_at = u64::from_le_bytes(bytes[32..40].try_into().unwrap()) as usize;
+        let count = u16::from_le_bytes(bytes[56..58].try_into().unwrap()) as usize;
+        for header in 0..count {
+            let at = headers_at + 56 * header;
+            if bytes[at..at + 4] == PT_INTERP.to_le_bytes() {
+                bytes[at] = 0;
+            }
+        }
+        assert_eq!(obstacle(&executable(&bytes)), Some(Obstacle::Ignored("statically linked".into())));
+        bytes[4] = 1;
+        assert_eq!(obstacle(&executable(&bytes)), Some(Obstacle::Foreign("a 32-bit program".into())));
+        bytes[4] = 2;
+        bytes[18] = 183;
+        assert_eq!(obstacle(&executable(&bytes)), Some(Obstacle::Foreign("not an x86-64 program".into())));
+    }
+
+    #[test]
+    fn nothing_in_a_file_makes_it_panic() {
+        let bytes = read_headers(&std::env::current_exe().unwrap()).unwrap();
+        for length in 0..256 {
+            obstacle(&executable(&bytes[..length]));
+        }
+        for script in [&b"#!"[..], b"#! \n", b"#!/usr/bin/env\n", b"#!\xff\xfe\n", b"#!/nowhere/sh\n"] {
+            assert_eq!(obstacle(&executable(script)), None);
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! Progress on a terminal; nothing is drawn where stderr is not one.
+
+use std::path::Path;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// A bar over reading the file at `path` so many `times`.
+pub fn over_file(path: &Path, times: u64, what: &'static str) -> ProgressBar {
+    let length = std::fs::metadata(path).map_or(0, |metadata| metadata.len());
+    let style = "{msg} {bar:30} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}, {eta} left";
+    let bar = ProgressBar::new(length.saturating_mul(times)).with_message(what);
+    bar.set_style(ProgressStyle::with_template(style).expect("the template is right"));
+    bar
+}
+
+/// A counter of bytes that are being recorded.
+pub fn of_recording() -> ProgressBar {
+    let style = "{spinner} recording {binary_bytes}, {elapsed}";
+    let bar = ProgressBar::new_spinner();
+    bar.set_style(ProgressStyle::with_template(style).expect("the template is right"));
+    bar.enable_steady_tick(Duration::from_millis(250));
+    bar
+}

@@ -1,0 +1,133 @@
+//! `mayfly run`: runs a program on Mayfly's heap.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+
+use crate::child::{Finished, Preloaded};
+use crate::oracle::Table;
+use crate::progress;
+use crate::settings::{HeapSettings, Value};
+use crate::statistics;
+
+const EXAMPLES: &str = "\
+Examples:
+  mayfly run -- redis-server --port 7000
+  mayfly run --stats -- python3 script.py             a table of the heap's statistics at the end
+  mayfly run --stats=heap.json -- ./server            the same as JSON in a file
+  mayfly run --lifetimes fixed:1s -- ./server         no learning: every object in one class
+  mayfly run --lifetimes oracle=app.trace -- ./app    true lifetimes, recorded by `mayfly trace`
+
+Settings are taken from flags, then MAYFLY_HEAP_* variables, then [heap] in mayfly.toml:
+  [heap]
+  lifetimes = \"online\"
+  pages = \"thp\"
+
+The library is libmayfly_heap.so beside mayfly, in ../lib or ../lib/mayfly, or what MAYFLY_HEAP_LIB names.
+Exit code: the program's, 128 + the signal that ended it, 127 if it is not found, 126 if it cannot be run,
+125 if mayfly itself fails.";
+
+/// Run a program on the lifetime-aware heap
+#[derive(Args)]
+#[command(after_long_help = EXAMPLES, after_help = "Examples and the order of settings: mayfly run --help")]
+pub struct RunArguments {
+    #[command(flatten)]
+    heap: HeapSettings,
+    /// TOML file with a [heap] table [default: mayfly.toml, if there is one]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Show the heap's statistics when the program has ended, on stderr, or write them to FILE as JSON
+    ///
+    /// FILE may hold %p, the process id: then processes that the program starts write theirs too.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
+    stats: Option<Option<PathBuf>>,
+    /// With --stats: JSON instead of the table
+    #[arg(long, requires = "stats")]
+    json: bool,
+    /// The program and its arguments, after --
+    #[arg(last = true, required = true, value_name = "CMD")]
+    command: Vec<OsString>,
+}
+
+impl RunArguments {
+    /// Runs the program; returns its exit code.
+    ///
+    /// # Errors
+    /// The program or the heap is not found, or a setting is wrong.
+    pub fn execute(self) -> Result<i32> {
+        let mut program = Preloaded::new(&self.command)?;
+        let file = HeapSettings::from_file(self.config.as_deref())?;
+        let mut table = None;
+        for (variable, value) in self.heap.variables(&file, |name| std::env::var_os(name).is_some()) {
+            match value {
+                Value::Text(text) => program.set(variable, text),
+                Value::OracleOf(trace) => {
+                    let made = oracle_table(&trace)?;
+                    let mut text = OsString::from("oracle:");
+                    text.push(made.path());
+                    program.set(variable, text);
+                    table = Some(made);
+                }
+            }
+        }
+        match self.stats {
+            None if table.is_none() => Err(program.replace_this_process()),
+            None => Ok(program.run(|_| {})?.exit_code()),
+            Some(None) => show_statistics(program, self.json),
+            Some(Some(file)) => {
+                let file = std::path::absolute(&file)?;
+                if file.to_string_lossy().contains("%p") {
+                    program.set("MAYFLY_HEAP_STATS", &file);
+                    return Ok(program.run(|_| {})?.exit_code());
+                }
+                let finished = with_statistics(program, |text, _| {
+                    std::fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
+                })?;
+                Ok(finished.exit_code())
+            }
+        }
+    }
+}
+
+fn oracle_table(trace: &Path) -> Result<Table> {
+    let bar = progress::over_file(trace, 2, "reading lifetimes");
+    let table = Table::from_trace(trace, |bytes| bar.set_position(bytes))?;
+    bar.finish_and_clear();
+    Ok(table)
+}
+
+fn show_statistics(program: Preloaded, json: bool) -> Result<i32> {
+    let finished = with_statistics(program, |text, origin| {
+        let statistics = statistics::parse(text, origin)?;
+        // Standard output is the program's.
+        if json {
+            eprintln!("{}", serde_json::Value::Object(statistics));
+        } else {
+            eprint!("{}", statistics::table(&statistics));
+        }
+        Ok(())
+    })?;
+    Ok(finished.exit_code())
+}
+
+/// Runs the program and hands on the statistics of its own process. Processes that it starts write theirs
+/// beside it, under their own ids, and are not shown.
+fn with_statistics(mut program: Preloaded, take: impl FnOnce(&str, &Path) -> Result<()>) -> Result<Finished> {
+    let folder = tempfile::Builder::new().prefix("mayfly-stats-").tempdir()?;
+    program.set("MAYFLY_HEAP_STATS", folder.path().join("%p.json"));
+    let finished = program.run(|_| {})?;
+    let path = folder.path().join(format!("{}.json", finished.pid));
+    match std::fs::read_to_string(&path) {
+        Ok(text) => take(&text, &path)?,
+        Err(_) => match finished.signal() {
+            Some(signal) => eprintln!("mayfly: no statistics: the program was ended by signal {signal}"),
+            None if finished.exit_code() == 0 => {
+                bail!("no statistics: the program never loaded Mayfly's heap")
+            }
+            None => eprintln!("mayfly: no statistics: the program failed before it could write them"),
+        },
+    }
+    Ok(finished)
+}

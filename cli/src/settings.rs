@@ -1,0 +1,281 @@
+//! How the heap is configured: flags before `MAYFLY_HEAP_*` before a TOML file before the heap's own defaults.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use anyhow::{Context, Result, anyhow, bail};
+use clap::{Args, ValueEnum};
+use serde::Deserialize;
+
+use crate::lifetime::CLASS_NAMES;
+
+/// The file that is read when there is one and `--config` names no other.
+const DEFAULT_FILE: &str = "mayfly.toml";
+
+/// Where lifetime classes come from.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub enum Lifetimes {
+    /// Learned from sampled allocations while the program runs.
+    Online,
+    /// One class for every object.
+    Fixed(u8),
+    /// The true lifetimes of an earlier run, from its trace.
+    Oracle(PathBuf),
+}
+
+impl FromStr for Lifetimes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let fixed = |name: &str| {
+            CLASS_NAMES.iter().position(|class| *class == name).map(|class| Lifetimes::Fixed(class as u8))
+        };
+        match text.split_once([':', '=']) {
+            None if text == "online" => Some(Lifetimes::Online),
+            None if text == "fixed" => fixed("inf"),
+            Some(("fixed", class)) => fixed(class),
+            Some(("oracle", file)) if !file.is_empty() => Some(Lifetimes::Oracle(file.into())),
+            _ => None,
+        }
+        .ok_or_else(|| {
+            format!(
+                "use online, fixed, fixed:CLASS (CLASS is one of {}) or oracle=TRACE",
+                CLASS_NAMES.join(" ")
+            )
+        })
+    }
+}
+
+impl TryFrom<String> for Lifetimes {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse().map_err(|reason| format!("lifetimes = \"{text}\": {reason}"))
+    }
+}
+
+/// Layout of block spans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Spans {
+    /// Cells of one size.
+    Cells,
+    /// The paper's: bump allocation and lines of 128 B (LLAMA §6.6).
+    Lines,
+}
+
+/// Where free blocks for small spans come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Recycle {
+    /// The fullest page that fits.
+    Fill,
+    /// The longest-lived page, as in the paper.
+    Longest,
+    /// A page of the next longer class.
+    Next,
+}
+
+/// How huge pages are had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pages {
+    /// Transparent huge pages, by madvise.
+    Thp,
+    /// Reserved huge pages (MAP_HUGETLB).
+    Hugetlb,
+    /// Base pages of 4 KiB.
+    Base,
+}
+
+/// Settings of the heap; those that are `None` are left to the next layer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Args, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HeapSettings {
+    /// Where lifetime classes come from: online, fixed[:CLASS] or oracle=TRACE [default: online]
+    ///
+    /// online learns each allocation site's class while the program runs. fixed:CLASS gives every object one
+    /// class, of 10ms 100ms 1s 10s 100s 1000s inf (fixed alone: inf). oracle=TRACE knows the true lifetimes of
+    /// an earlier run that `mayfly trace` recorded: for evaluation.
+    #[arg(long, value_name = "SOURCE")]
+    pub lifetimes: Option<Lifetimes>,
+    /// Layout of small objects in block spans [default: cells]
+    #[arg(long)]
+    pub spans: Option<Spans>,
+    /// Which pages' free blocks are used again for small objects [default: fill]
+    #[arg(long)]
+    pub recycle: Option<Recycle>,
+    /// A huge page's deadline is K x its lifetime class: 2 or 4 [default: 2]
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub k: Option<u32>,
+    /// How huge pages are had [default: thp]
+    #[arg(long)]
+    pub pages: Option<Pages>,
+    /// Empty huge pages that stay mapped [default: 0, all go back at once]
+    #[arg(long, value_name = "N")]
+    pub retain: Option<u32>,
+}
+
+/// What a configuration file may hold.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ConfigurationFile {
+    #[serde(default)]
+    heap: HeapSettings,
+}
+
+impl HeapSettings {
+    /// Reads `[heap]` of a TOML file: `given`, or else `mayfly.toml` in the current directory if it exists.
+    ///
+    /// # Errors
+    /// A given file that does not exist, or a file with an error; the line is named.
+    pub fn from_file(given: Option<&Path>) -> Result<HeapSettings> {
+        let path = given.unwrap_or(Path::new(DEFAULT_FILE));
+        let text = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if given.is_none() && error.kind() == std::io::ErrorKind::NotFound => {
+                return Ok(HeapSettings::default());
+            }
+            Err(error) => bail!("{}: {}", path.display(), crate::trace_file::plain_reason(&error)),
+        };
+        let file: ConfigurationFile = toml::from_str(&text).map_err(|error| {
+            let start = error.span().map_or(0, |span| span.start);
+            let line = text[..start.min(text.len())].matches('\n').count() + 1;
+            anyhow!("{}: line {line}: {}", path.display(), error.message().replace('\n', " "))
+        })?;
+        Ok(file.heap)
+    }
+
+    /// The variables to set for the heap, where `self` are the flags: a flag wins over a variable that `set`
+    /// finds in the environment, and that over the file. An oracle comes out with its trace, still to be made
+    /// into a table.
+    pub fn variables(&self, file: &HeapSettings, set: impl Fn(&str) -> bool) -> Vec<(&'static str, Value)> {
+        let mut variables = Vec::new();
+        let mut layer = |name: &'static str, flag: Option<Value>, file: Option<Value>| {
+            if let Some(value) = flag.or(if set(name) { None } else { file }) {
+                variables.push((name, value));
+            }
+        };
+        let lifetimes = |settings: &HeapSettings| settings.lifetimes.clone().map(Value::from);
+        layer("MAYFLY_HEAP_LIFETIMES", lifetimes(self), lifetimes(file));
+        layer("MAYFLY_HEAP_SPANS", name_of(self.spans), name_of(file.spans));
+        layer("MAYFLY_HEAP_RECYCLE", name_of(self.recycle), name_of(file.recycle));
+        layer("MAYFLY_HEAP_K", self.k.map(number), file.k.map(number));
+        layer("MAYFLY_HEAP_PAGES", name_of(self.pages), name_of(file.pages));
+        layer("MAYFLY_HEAP_RETAIN", self.retain.map(number), file.retain.map(number));
+        variables
+    }
+}
+
+/// The value of a variable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Value {
+    /// As it is.
+    Text(OsString),
+    /// `oracle:TABLE`, of the table that this trace gives.
+    OracleOf(PathBuf),
+}
+
+impl From<Lifetimes> for Value {
+    fn from(lifetimes: Lifetimes) -> Value {
+        match lifetimes {
+            Lifetimes::Online => Value::Text("online".into()),
+            Lifetimes::Fixed(class) => Value::Text(format!("fixed:{}", CLASS_NAMES[class as usize]).into()),
+            Lifetimes::Oracle(trace) => Value::OracleOf(trace),
+        }
+    }
+}
+
+fn name_of(choice: Option<impl ValueEnum>) -> Option<Value> {
+    let name = choice?.to_possible_value()?.get_name().to_string();
+    Some(Value::Text(name.into()))
+}
+
+fn number(value: u32) -> Value {
+    Value::Text(value.to_string().into())
+}
+
+/// Finds `libmayfly_heap.so`: `MAYFLY_HEAP_LIB`, else beside the running program, in `../lib` or
+/// `../lib/mayfly`.
+///
+/// # Errors
+/// No such file, or a path that `LD_PRELOAD` cannot carry.
+pub fn find_library() -> Result<PathBuf> {
+    const NAME: &str = "libmayfly_heap.so";
+    let library = match std::env::var_os("MAYFLY_HEAP_LIB").filter(|value| !value.is_empty()) {
+        Some(given) => std::path::absolute(&given)
+            .ok()
+            .filter(|path| path.is_file())
+            .ok_or_else(|| anyhow!("MAYFLY_HEAP_LIB={}: no such file", Path::new(&given).display()))?,
+        None => {
+            let program = std::env::current_exe().context("cannot tell where this program is")?;
+            let folder = program.parent().unwrap_or(Path::new("/"));
+            let prefix = folder.parent().unwrap_or(folder);
+            let places = [folder.to_path_buf(), prefix.join("lib"), prefix.join("lib/mayfly")];
+            places.iter().map(|place| place.join(NAME)).find(|path| path.is_file()).ok_or_else(|| {
+                anyhow!("{NAME} is not in {}, ../lib or ../lib/mayfly: set MAYFLY_HEAP_LIB", folder.display())
+            })?
+        }
+    };
+    if library.as_os_str().as_encoded_bytes().iter().any(|byte| b" :\t\n".contains(byte)) {
+        bail!("{}: LD_PRELOAD cannot carry a path with a space or a colon", library.display());
+    }
+    Ok(library)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(text: &str) -> Result<HeapSettings> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        HeapSettings::from_file(Some(file.path()))
+    }
+
+    fn refusal(text: &str) -> String {
+        let line = file(text).expect_err("must be refused").to_string();
+        assert!(!line.contains('\n'), "{line}");
+        line.split_once(": ").unwrap().1.to_string()
+    }
+
+    #[test]
+    fn flags_win_over_the_environment_and_that_over_the_file() {
+        let file =
+            file("[heap]\nspans = 'lines'\npages = 'base'\nretain = 3\nlifetimes = 'fixed'\n").unwrap();
+        let flags = HeapSettings { spans: Some(Spans::Cells), k: Some(4), ..HeapSettings::default() };
+        let set = |name: &str| name == "MAYFLY_HEAP_PAGES" || name == "MAYFLY_HEAP_SPANS";
+        let text = |text: &str| Value::Text(text.into());
+        assert_eq!(
+            flags.variables(&file, set),
+            [
+                ("MAYFLY_HEAP_LIFETIMES", text("fixed:inf")),
+                ("MAYFLY_HEAP_SPANS", text("cells")),
+                ("MAYFLY_HEAP_K", text("4")),
+                ("MAYFLY_HEAP_RETAIN", text("3")),
+            ]
+        );
+    }
+
+    #[test]
+    fn lifetimes_are_read_and_refused() {
+        assert_eq!("online".parse(), Ok(Lifetimes::Online));
+        assert_eq!("fixed:10s".parse(), Ok(Lifetimes::Fixed(3)));
+        assert_eq!("oracle=a.trace".parse(), Ok(Lifetimes::Oracle("a.trace".into())));
+        for text in ["", "learned", "fixed:11s", "oracle=", "oracle", "online:1s"] {
+            assert!(text.parse::<Lifetimes>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn errors_in_the_file_name_the_line() {
+        assert!(refusal("[heap]\n\nspan = 'lines'\n").starts_with("line 3: unknown field `span`"));
+        assert!(refusal("[heap]\nspans = 'rows'\n").starts_with("line 2: unknown variant `rows`"));
+        assert!(refusal("[heap]\nlifetimes = 'soon'\n").contains("line 2: lifetimes = \"soon\": use online"));
+        assert!(refusal("[heap\n").starts_with("line 1: "));
+        let missing = HeapSettings::from_file(Some(Path::new("/nowhere/mayfly.toml"))).unwrap_err();
+        assert_eq!(missing.to_string(), "/nowhere/mayfly.toml: No such file or directory");
+    }
+}
