@@ -135,11 +135,11 @@ fn draw_histogram<'a>(
         .build_cartesian_2d(x.log_scale(), (0.5..2.0 * most).log_scale())?;
     chart
         .configure_mesh()
-        .y_desc("objects a tenth of a decade")
+        .y_desc("objects, ten bins a decade")
         .label_style((FONT, 14))
         .axis_desc_style((FONT, 15))
         .light_line_style(TRANSPARENT)
-        .x_label_formatter(&|ms| quantity::duration(*ms * 1e6))
+        .x_label_formatter(&|ms| quantity::duration(*ms * 1e6).replace(".0 ", " "))
         .y_label_formatter(&|objects| axis_number(*objects))
         .draw()?;
     let bars = bins.filter(|&bin| lifetimes.bins[bin].objects > 0).map(|bin| {
@@ -169,7 +169,8 @@ fn draw_shares<'a>(
         .label_style((FONT, 14))
         .axis_desc_style((FONT, 15))
         .light_line_style(TRANSPARENT)
-        .x_label_formatter(&|ms| quantity::duration(*ms * 1e6))
+        .x_label_formatter(&|ms| quantity::duration(*ms * 1e6).replace(".0 ", " "))
+        .y_label_formatter(&|percent| axis_number(*percent))
         .draw()?;
     let mut curve = |label: &str, number: usize, amount: fn(&Amount) -> u64| {
         let total = amount(&lifetimes.total).max(1) as f64;
