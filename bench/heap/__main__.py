@@ -1,0 +1,156 @@
+"""The command: runs workloads on allocators in turn, prints tables, writes bench/results/heap.json."""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+
+from bench.heap import allocators, tables
+from bench.heap.machine import RESULTS, BenchError, thp_setting
+from bench.heap.measure import RunFailed
+from bench.heap.results import Results
+from bench.heap.shown import shown
+from bench.heap.workload_list import WORKLOADS
+
+EPILOG = """
+allocators  glibc jemalloc tcmalloc mimalloc (Debian's packages) and mayfly, preloaded. Variants:
+  NAME:huge            that peer on huge pages: by its own setting, and transparent huge pages set to 'always'
+                       for the length of the run (needs root, put back afterwards)
+  mayfly:fixed         every allocation in one lifetime class: the path without prediction
+  mayfly:oracle        right lifetimes, said at each allocation (swing only)
+  mayfly:lines         the paper's span layout, bump allocation over 128-byte lines; mayfly:lines-oracle too
+  mayfly:base          without huge pages
+
+examples
+  bench/heap/run                                        everything (about 12 minutes)
+  bench/heap/run --quick --only swing,churn             two workloads, small, in seconds
+  bench/heap/run --peer snmalloc=/opt/libsnmallocshim.so --only churn --rounds 5
+  bench/heap/run --only redis --allocators tcmalloc:huge,mayfly
+
+Allocators are measured in turn in every round, so that a slow moment of the machine hits all of them. Times
+are medians, given as ratios to the best in this run: compare ratios, not times, between machines.
+"""
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="bench/heap/run",
+        description="Compares allocators side by side: time, memory, huge pages, translations.",
+        epilog="workloads\n"
+        + "\n".join(f"  {w.name:<12} {w.about}" for w in WORKLOADS.values())
+        + "\n"
+        + EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--peer", action="append", default=[], metavar="NAME=LIB.so", help="another allocator; repeatable"
+    )
+    parser.add_argument("--only", metavar="WORKLOAD,...", help="these workloads and no others")
+    parser.add_argument(
+        "--allocators", metavar="NAME,...", help="these allocators and no others (with any --peer)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, metavar="N", help="rounds of each workload (default: 1 to 3, by workload)"
+    )
+    parser.add_argument("--quick", action="store_true", help="small sizes, one round: under a minute")
+    parser.add_argument(
+        "--json", action="store_true", help="print the results as one JSON object, not as tables"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=RESULTS / "heap.json", metavar="FILE", help="where the JSON goes"
+    )
+    parsed = parser.parse_args()
+    if parsed.rounds is not None and parsed.rounds < 1:
+        parser.error(f"--rounds {parsed.rounds}: must be 1 or more")
+    for name in (parsed.only or "").split(","):
+        if name and name not in WORKLOADS:
+            parser.error(f"--only {name}: no such workload; there are {', '.join(WORKLOADS)}")
+    for peer in parsed.peer:
+        if not all(peer.partition("=")):
+            parser.error(f"--peer {peer}: write NAME=LIB.so")
+    return parsed
+
+
+def chosen_allocators(
+    options: argparse.Namespace,
+) -> tuple[list[allocators.Allocator], list[allocators.Allocator]]:
+    """Those measured under every workload, and those measured only where a workload asks for them."""
+    peers = {
+        name: Path(library).absolute() for name, _, library in (peer.partition("=") for peer in options.peer)
+    }
+    if options.allocators:
+        names = [name for name in options.allocators.split(",") if name]
+        return [allocators.find(name, peers) for name in dict.fromkeys([*names, *peers])], []
+    always = [allocators.find(name, peers) for name in [*allocators.PEERS, *peers, "mayfly"]]
+    extra = dict.fromkeys(name for workload in WORKLOADS.values() for name in workload.extra)
+    if thp_setting() == "absent" or os.geteuid() != 0:
+        dropped = [name for name in extra if name.endswith(":huge")]
+        print(
+            f"bench: not root, or no transparent huge pages here: {', '.join(dropped)} left out",
+            file=sys.stderr,
+        )
+        extra = {name: None for name in extra if name not in dropped}
+    return always, [allocators.find(name, peers) for name in extra]
+
+
+def measure(options: argparse.Namespace) -> Results:
+    always, extra = chosen_allocators(options)
+    results = Results(always + extra)
+    only = [name for name in (options.only or "").split(",") if name] or list(WORKLOADS)
+    for workload in (WORKLOADS[name] for name in WORKLOADS if name in only):
+        rounds = options.rounds or (1 if options.quick else workload.rounds)
+        turn = [
+            one for one in always + [e for e in extra if e.name in workload.extra] if workload.can_run(one)
+        ]
+        for number in range(rounds):
+            for allocator in turn:
+                if (workload.name, allocator.name) in results.failures:
+                    continue
+                start = time.monotonic()
+                try:
+                    numbers = workload.run(allocator, options.quick)
+                    results.add(workload.name, allocator, numbers)
+                    outcome = f"{numbers['time_ms']:.6g} ms" if workload.name != "paths" else "done"
+                except RunFailed as error:
+                    results.fail(workload.name, allocator, str(error))
+                    outcome = f"FAILED: {error}"
+                took = time.monotonic() - start
+                what = f"{workload.name} {number + 1}/{rounds} {allocator.name}"
+                print(f"bench: {what}: {outcome} (took {took:.1f} s)", file=sys.stderr, flush=True)
+    return results
+
+
+def main() -> int:
+    options = arguments()
+    try:
+        results = measure(options)
+    except BenchError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("bench: interrupted", file=sys.stderr)
+        return 130
+    machine = {
+        "cpus": os.cpu_count(),
+        "kernel": platform.release().split("-")[0],
+        "transparent_huge_pages": thp_setting(),
+        "quick": options.quick,
+    }
+    flat = results.flat(machine)
+    for number, one in enumerate(shown(results)):
+        flat |= {f"shown.{number}.{key}": value for key, value in vars(one).items()}
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(flat, indent=1) + "\n")
+    if options.json:
+        print(json.dumps(flat))
+    else:
+        tables.print_all(results)
+        print(f"\nWritten to {options.output}")
+    return 1 if results.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""Where things are in the repository, and what the kernel says of memory: huge-page settings and /proc."""
+
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "bench" / "results"
+BUILD = ROOT / "target" / "bench"
+THP = Path("/sys/kernel/mm/transparent_hugepage")
+
+
+class BenchError(Exception):
+    """Something the user can act on: printed as one line, and the command exits with 1."""
+
+
+def thp_setting() -> str:
+    """The system's transparent huge pages setting: always, madvise or never ('absent' without THP)."""
+    try:
+        return (THP / "enabled").read_text().split("[")[1].split("]")[0]
+    except (OSError, IndexError):
+        return "absent"
+
+
+@contextlib.contextmanager
+def thp_always():
+    """Sets transparent huge pages to `always` for the whole machine while the body runs, then as it was.
+
+    khugepaged, which makes huge pages of small ones behind a program's back, looks every 10 s at 16 MiB by
+    default: on a server it has long caught up, in a benchmark of seconds it never would. Here it looks five
+    times a second. The settings come back on an error and on SIGTERM as well: both unwind the stack.
+    """
+    wanted = {
+        THP / "enabled": "always",
+        THP / "khugepaged/scan_sleep_millisecs": "200",
+        THP / "khugepaged/pages_to_scan": "65536",
+    }
+    before: dict[Path, str] = {}
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        for path, value in wanted.items():
+            try:
+                old = thp_setting() if path.name == "enabled" else path.read_text().strip()
+                path.write_text(value)
+                before[path] = old
+            except OSError as error:
+                raise BenchError(
+                    f"{path}: cannot be set ({error.strerror}): comparing on huge pages needs root"
+                ) from error
+        yield
+    finally:
+        for path, value in before.items():
+            path.write_text(value)
+        signal.signal(signal.SIGTERM, previous)
+
+
+def proc_kib(path: str, *names: str) -> list[int]:
+    """The numbers of 'Name:  123 kB' lines in a /proc file, 0 for a line that is not there."""
+    with open(path) as file:
+        lines = dict(line.split(":", 1) for line in file if ":" in line)
+    return [int(lines[name].split()[0]) if name in lines else 0 for name in names]
+
+
+def memory_of(pid: int) -> dict[str, float]:
+    """What a process occupies now, in KiB and in pages (each page is one translation for a TLB)."""
+    rss, huge = proc_kib(f"/proc/{pid}/smaps_rollup", "Rss", "AnonHugePages")
+    return {
+        "rss_kib": rss,
+        "anon_huge_kib": huge,
+        "small_pages": (rss - huge) / 4,
+        "huge_pages": huge / 2048,
+    }
+
+
+def resident_huge_ranges(pid: int) -> int:
+    """2 MiB-aligned ranges of private memory with any page resident, counted (needs root)."""
+    ranges = set()
+    with open(f"/proc/{pid}/smaps") as smaps, open(f"/proc/{pid}/pagemap", "rb") as pagemap:
+        start = end = 0
+        for line in smaps:
+            words = line.split()
+            if "-" in words[0] and words[0][-1] != ":":
+                start, end = (int(part, 16) for part in words[0].split("-"))
+                private = words[4] == "0" and words[1][1] == "w"
+            elif words[0] == "Rss:" and private and words[1] != "0":
+                for at in range(start, end, 1 << 28):
+                    pagemap.seek((at >> 12) * 8)
+                    entries = pagemap.read((min(end, at + (1 << 28)) - at) >> 9)
+                    # The top bit of an 8-byte entry says that its page is present; looked at 2 MiB at a time.
+                    page = at
+                    while page < min(end, at + (1 << 28)):
+                        following = (page | 0x1FFFFF) + 1
+                        flags = entries[((page - at) >> 9) + 7 : (following - at) >> 9 : 8]
+                        if flags and max(flags) >= 0x80:
+                            ranges.add(page >> 21)
+                        page = following
+    return len(ranges)
+
+
+def peak_rss_kib(pid: int) -> int:
+    """The most a process has occupied since it began."""
+    return max(proc_kib(f"/proc/{pid}/status", "VmHWM", "VmRSS"))
+
+
+def maps_name(pid: int, library: Path) -> bool:
+    """Whether the process has the library mapped."""
+    try:
+        text = Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return False
+    return os.path.realpath(library) in text or str(library) in text

@@ -1,0 +1,105 @@
+"""Runs one command on one allocator, and makes sure that this allocator was in use and the answer right."""
+
+import contextlib
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+
+from bench.heap.allocators import Allocator
+from bench.heap.machine import thp_always
+
+Numbers = dict[str, float]
+
+
+class RunFailed(Exception):
+    """A measured program crashed, hung, answered wrong or ran on another allocator."""
+
+
+def pages_for(allocator: Allocator):
+    """The machine's huge-page setting that this allocator is to be measured under, as a context."""
+    return thp_always() if allocator.thp_always else contextlib.nullcontext()
+
+
+def run(
+    allocator: Allocator,
+    command: list,
+    timeout_s: float = 300,
+    watch: Callable[[int], None] | None = None,
+    **options,
+) -> tuple[str, Numbers]:
+    """Runs the command to its end; gives its standard output and what it cost.
+
+    `watch` is called with the process's id every few milliseconds while it runs. The peak is that of the
+    largest process among the command and the children it waited for.
+    """
+    command = [str(part) for part in command]
+    with pages_for(allocator):
+        start = time.monotonic()
+        process = subprocess.Popen(
+            command,
+            env=allocator.environment() | options.pop("extra", {}),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **options,
+        )
+        output: dict[str, str] = {}
+        readers = [
+            threading.Thread(
+                target=lambda name=name: output.update({name: getattr(process, name).read()}), daemon=True
+            )
+            for name in ("stdout", "stderr")
+        ]
+        for reader in readers:
+            reader.start()
+        while True:
+            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+            if pid:
+                break
+            if time.monotonic() - start > timeout_s:
+                process.kill()
+                os.wait4(process.pid, 0)
+                process.returncode = -9
+                raise RunFailed(f"did not end in {timeout_s:.0f} s")
+            if watch:
+                watch(process.pid)
+            time.sleep(0.005)
+        wall_s = time.monotonic() - start
+        process.returncode = os.waitstatus_to_exitcode(status)
+        for reader in readers:
+            reader.join()
+    complain(allocator, process.returncode, output["stderr"])
+    return output["stdout"], {
+        "wall_ms": wall_s * 1000,
+        "cpu_ms": (usage.ru_utime + usage.ru_stime) * 1000,
+        "peak_rss_kib": usage.ru_maxrss,
+    }
+
+
+def complain(allocator: Allocator, returncode: int, stderr: str) -> None:
+    """Raises RunFailed when the program failed, or when the allocator could not be preloaded."""
+    said = stderr.strip().splitlines()
+    if returncode:
+        how = f"killed by signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
+        raise RunFailed(f"{how}: {said[-1] if said else 'nothing on stderr'}")
+    for line in said:
+        if line.startswith("ERROR: ld.so"):
+            raise RunFailed(line)
+
+
+def run_reporting(allocator: Allocator, command: list, timeout_s: float = 300, **options) -> Numbers:
+    """Runs a program that ends by printing its own numbers as one JSON object (see workloads/report.h)."""
+    text, cost = run(allocator, command, timeout_s, **options)
+    try:
+        numbers = json.loads(text.strip().splitlines()[-1])
+    except (ValueError, IndexError) as error:
+        raise RunFailed(f"no JSON line in its output: {text[-200:]!r}") from error
+    used = numbers.pop("allocator_file", None)
+    if used is not None and os.path.realpath(used) != os.path.realpath(allocator.library):
+        raise RunFailed(f"ran on {used}, not on {allocator.library}")
+    numbers.setdefault("cpu_ms", cost["cpu_ms"])
+    return numbers

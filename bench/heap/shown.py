@@ -1,0 +1,47 @@
+"""What the heap is to show beside its peers, and whether one run shows it: enough, or falling short."""
+
+from dataclasses import dataclass
+
+from bench.heap.results import Results
+
+
+@dataclass
+class Shown:
+    what: str
+    wanted: str
+    measured: str
+    met: bool
+
+
+def at_most(what: str, limit: float, value: float, unit: str) -> Shown:
+    return Shown(what, f"<= {limit:g}{unit}", f"{value:.2f}{unit}", value <= limit)
+
+
+def shown(results: Results) -> list[Shown]:
+    """Only what this run measured: a run of one workload says nothing of the others."""
+    found = []
+    peers = [one.name for one in results.allocators if one.base != "mayfly" and not one.variant]
+    for path in ("fast_64", "ring_64"):
+        times = [results.median("paths", peer, path + "_ns") for peer in peers]
+        fastest = min((time for time in times if time), default=None)
+        ours = results.median("paths", "mayfly", path + "_ns")
+        if ours and fastest:
+            found.append(at_most(f"{path} beside the fastest peer", 1.2, ours / fastest, "x"))
+    for metric, label in (("time_ms", "time"), ("peak_rss_kib", "peak RSS")):
+        best, ours = results.best_peer(metric), results.geometric_mean("mayfly", metric)
+        if best and ours:
+            what = f"geometric mean of {label} beside the best peer's ({best[0]})"
+            found.append(at_most(what, 1.1, ours / best[1], "x"))
+    for name, label, limit in (
+        ("mayfly:oracle", "with right lifetimes", 22),
+        ("mayfly", "online, without a model", 60),
+    ):
+        kib = results.median("swing", name, "rss_kib")
+        if kib:
+            found.append(at_most(f"swing: resident at the end, {label}", limit, kib / 1024, " MiB"))
+    for moment, label in (("", "at the end"), ("deleted.", "after deleting most")):
+        part = results.redis_reduction(moment)
+        if part is not None:
+            what = f"redis {label}: less fragmentation than tcmalloc on huge pages"
+            found.append(Shown(what, ">= 50%", f"{part:.0%}", part >= 0.5))
+    return found

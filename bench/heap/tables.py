@@ -1,0 +1,155 @@
+"""The results as tables: one for each workload, then the means, then what is enough and what falls short."""
+
+import sys
+from collections.abc import Sequence
+
+from bench.heap.results import Results
+from bench.heap.shown import shown
+from bench.heap.workload_list import WORKLOADS
+
+MIB = 1 << 20
+
+
+def table(rows: Sequence[Sequence[str]], out=sys.stdout) -> None:
+    """The first row is the heading; the first column goes left, the others right."""
+    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        cells[0] = row[0].ljust(widths[0])
+        print("  " + "  ".join(cells).rstrip(), file=out)
+
+
+def figure(value: float | None, digits: int = 1) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def times(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}x"
+
+
+def spread(values: list[float], digits: int = 0) -> str:
+    return f"{min(values):.{digits}f}-{max(values):.{digits}f}" if len(values) > 1 else ""
+
+
+def print_all(results: Results) -> None:
+    for workload in results.workloads():
+        about = WORKLOADS[workload]
+        print(f"\n{workload}: {about.about}")
+        if workload == "paths":
+            print_paths(results)
+        else:
+            print_workload(results, workload)
+        if workload == "swing":
+            print_swing(results)
+        if workload == "redis":
+            print_redis(results)
+    print_means(results)
+    print_shown(results)
+
+
+def print_workload(results: Results, workload: str) -> None:
+    head = ["", "time ms", "(min-max)", "ratio", "peak RSS MiB", "ratio", "RSS at end MiB", "ratio"]
+    rows = [[*head, "in huge pages MiB", "translations", "ratio"]]
+    for name in results.names(workload):
+        row = [name, figure(results.median(workload, name, "time_ms"), 0)]
+        row += [
+            spread(results.of(workload, name, "time_ms")),
+            times(results.ratio(workload, name, "time_ms")),
+        ]
+        for metric in ("peak_rss_kib", "rss_kib"):
+            kib = results.median(workload, name, metric)
+            row += [figure(kib and kib / 1024), times(results.ratio(workload, name, metric))]
+        huge = results.median(workload, name, "anon_huge_kib")
+        row += [figure(None if huge is None else huge / 1024, 0)]
+        row += [figure(results.median(workload, name, "translations"), 0)]
+        row += [times(results.ratio(workload, name, "translations"))]
+        rows.append(row)
+    table(rows)
+
+
+def print_paths(results: Results) -> None:
+    names = results.names("paths")
+    metrics = [key for key in results.samples["paths", names[0]][0] if key.endswith("_ns")]
+    print("  ns per pair (median of rounds), and how many times the fastest")
+    rows = [["path", *names]]
+    for metric in metrics:
+        row = [metric.removesuffix("_ns")]
+        for name in names:
+            value, ratio = results.median("paths", name, metric), results.ratio("paths", name, metric)
+            row.append(f"{figure(value)} {times(ratio)}")
+        rows.append(row)
+    table(rows)
+
+
+SWING_COLUMNS = {
+    "at once": "at_once.rss_kib",
+    "settled": "rss_kib",
+    "as 2 MiB pages": "resident_2m_bytes",
+    "released": "released.rss_kib",
+    "live 4 KiB pages": "live_4k_bytes",
+    "live 2 MiB pages": "live_2m_bytes",
+}
+
+
+def print_swing(results: Results) -> None:
+    print("  MiB at the end: at once, after a quiet second, as huge pages, after asking for a release; and")
+    print(
+        "  what the living objects' pages alone would take. LLAMA Fig. 12b: LLAMA 22, Mesh 558 (2 MiB pages)"
+    )
+    rows = [["", "ns/pair", *SWING_COLUMNS]]
+    for name in results.names("swing"):
+        row = [name, figure(results.median("swing", name, "pair_ns"))]
+        for metric in SWING_COLUMNS.values():
+            value = results.median("swing", name, metric)
+            row.append(figure(value and value / (MIB if metric.endswith("bytes") else 1024)))
+        rows.append(row)
+    table(rows)
+
+
+def print_redis(results: Results) -> None:
+    live = results.redis_live_bytes() or 0
+    full = results.redis_live_bytes("full.") or 0
+    print(f"  Live data: {full / MIB:.0f} MiB when full, {live / MIB:.0f} MiB at the end.")
+    print("  Fragmentation is RSS / live; 'less than' is LLAMA Table 3's reduction.")
+    head = ["", "SET/s", "LRANGE/s", "full MiB", "most deleted MiB", "at end MiB"]
+    rows = [[*head, "fragmentation", "as 2 MiB pages", "less than tcmalloc:huge"]]
+    for name in results.names("redis"):
+        row = [name]
+        row += [figure(results.median("redis", name, key), 0) for key in ("set_per_s", "lrange_100_per_s")]
+        for moment in ("full.", "deleted.", ""):
+            row.append(figure((results.median("redis", name, moment + "rss_kib") or 0) / 1024))
+        rss = (results.median("redis", name, "rss_kib") or 0) * 1024
+        row += [
+            times(live and rss / live),
+            figure((results.median("redis", name, "resident_2m_bytes") or 0) / MIB),
+        ]
+        theirs = results.median("redis", "tcmalloc:huge", "rss_kib")
+        row.append(f"{100 * (theirs * 1024 - rss) / (theirs * 1024 - live):.0f}%" if theirs else "-")
+        rows.append(row)
+    table(rows)
+
+
+def print_means(results: Results) -> None:
+    rows = [["", "time", "peak RSS"]]
+    for one in results.allocators:
+        means = [results.geometric_mean(one.name, metric) for metric in ("time_ms", "peak_rss_kib")]
+        if any(means) and "oracle" not in one.name:
+            rows.append([one.name, *map(times, means)])
+    if len(rows) > 1:
+        counted = results.workloads()
+        print(f"\nGeometric means of the ratios over {len(counted)} workloads: {', '.join(counted)}")
+        print("  (paths has no part in the memory: it keeps next to nothing)")
+        table(rows)
+
+
+def print_shown(results: Results) -> None:
+    rows = [
+        [one.what, one.wanted, one.measured, "met" if one.met else "FALLS SHORT"] for one in shown(results)
+    ]
+    if rows:
+        print("\nTo be shown")
+        table([["", "wanted", "measured", ""], *rows])
+    if results.failures:
+        print("\nFailed")
+        for (workload, name), why in results.failures.items():
+            print(f"  {workload} on {name}: {why}")

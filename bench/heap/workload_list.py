@@ -1,0 +1,103 @@
+"""What is measured: every workload by name, on which allocators, how often, and at which of two sizes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bench.heap import build, programs, redis
+from bench.heap.allocators import Allocator
+from bench.heap.measure import Numbers, run_reporting
+
+
+@dataclass(frozen=True)
+class Workload:
+    name: str
+    about: str
+    run: Callable[[Allocator, bool], Numbers]
+    rounds: int = 3
+    extra: tuple[str, ...] = ()  # variants measured besides the default allocators
+    has_memory: bool = True  # whether its peak RSS is part of the geometric mean
+
+    def can_run(self, allocator: Allocator) -> bool:
+        """Right lifetimes are known in swing alone, which says them at each allocation."""
+        return self.name == "swing" or "oracle" not in allocator.variant
+
+
+def compiled(
+    name: str, full: list[int], quick: list[int], timeout_s: float = 120
+) -> Callable[[Allocator, bool], Numbers]:
+    def run(allocator: Allocator, is_quick: bool) -> Numbers:
+        numbers = run_reporting(allocator, [build.program(name), *(quick if is_quick else full)], timeout_s)
+        if name == "paths":
+            # One time for the whole table: no path counts more than another.
+            times = [value for key, value in numbers.items() if key.endswith("_ns")]
+            product = 1.0
+            for value in times:
+                product *= value ** (1 / len(times))
+            numbers["time_ms"] = product / 1e6
+        return numbers
+
+    return run
+
+
+def redis_run(allocator: Allocator, is_quick: bool) -> Numbers:
+    numbers, samples, phases = redis.run(allocator, redis.QUICK if is_quick else redis.FULL)
+    # Kept for the plot of RSS over time; a result file holds one number under each name.
+    for n, (second, kib) in enumerate(samples):
+        numbers[f"over_time.{n:04}.at_s"] = round(second, 2)
+        numbers[f"over_time.{n:04}.rss_mib"] = round(kib / 1024, 1)
+    for second, name in phases:
+        numbers[f"phase.{name.replace(' ', '_')}.at_s"] = round(second, 2)
+    return numbers
+
+
+WORKLOADS = {
+    one.name: one
+    for one in [
+        Workload(
+            "paths",
+            "ns per allocation and free, path by path (Table 4)",
+            compiled("paths", [150], [45]),
+            extra=("mayfly:fixed", "mayfly:lines"),
+            has_memory=False,
+        ),
+        Workload(
+            "swing",
+            "heap swinging between 1 MiB and 1 GiB, 1 object in 10,000 long-lived (section 9.6)",
+            compiled("swing", [1024, 5_000_000], [128, 320_000], 240),
+            rounds=1,
+            extra=("mayfly:oracle", "mayfly:lines", "mayfly:lines-oracle"),
+        ),
+        Workload(
+            "churn", "4 threads, random sizes and lifetimes", compiled("churn", [4, 10_000_000], [4, 700_000])
+        ),
+        Workload(
+            "exchange",
+            "4 threads, each frees what another made",
+            compiled("exchange", [4, 4_000_000], [4, 400_000]),
+        ),
+        Workload(
+            "handover",
+            "threads exit and leave their objects to new ones",
+            compiled("handover", [8, 300, 20_000], [8, 20, 20_000]),
+        ),
+        Workload(
+            "large", "2 threads, objects of 8 KiB to 1 MiB", compiled("large", [2, 600_000], [2, 40_000])
+        ),
+        Workload(
+            "redis",
+            "Redis, 5,000 connections, 1000 B values: fill, serve, delete most, fill again",
+            redis_run,
+            rounds=2,
+            extra=("jemalloc:huge", "tcmalloc:huge"),
+        ),
+        Workload(
+            "memcached",
+            "memcached, 200 connections",
+            lambda a, q: programs.memcached(a, 100_000 if q else 1_000_000),
+        ),
+        Workload(
+            "compile", "g++ -O1 on template-heavy C++", lambda a, q: programs.compile_cpp(a, 2 if q else 12)
+        ),
+        Workload("python", "Python with PYTHONMALLOC=malloc", lambda a, q: programs.python(a, 1 if q else 4)),
+    ]
+}

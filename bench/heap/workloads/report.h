@@ -1,0 +1,132 @@
+// What every workload shares: a clock, the process's memory as the kernel sees it, and one JSON line at the end.
+// Nothing here allocates, so that what is measured is the workload's own use of the heap.
+#pragma once
+
+#include <atomic>
+#include <cinttypes>
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <time.h>
+#include <unistd.h>
+
+namespace bench {
+
+inline uint64_t now_ns() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return uint64_t(t.tv_sec) * 1000000000u + uint64_t(t.tv_nsec);
+}
+
+// Processor time of this thread: what one thread alone is timed by, as it leaves out what else the machine was doing.
+inline uint64_t thread_cpu_ns() {
+    timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return uint64_t(t.tv_sec) * 1000000000u + uint64_t(t.tv_nsec);
+}
+
+inline void sleep_ms(long ms) {
+    timespec t{ms / 1000, (ms % 1000) * 1000000};
+    nanosleep(&t, nullptr);
+}
+
+// A wrong answer ends the run at once: a fast allocator that loses data has no time worth reporting.
+[[noreturn]] inline void fail(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fputc('\n', stderr);
+    fflush(stderr);
+    _exit(1);
+}
+
+// xorshift64*: the same numbers in every run and for every allocator.
+struct Random {
+    uint64_t state;
+    explicit Random(uint64_t seed) : state(seed * 0x9E3779B97F4A7C15u + 1) {}
+    uint64_t next() {
+        state ^= state >> 12;
+        state ^= state << 25;
+        state ^= state >> 27;
+        return state * 0x2545F4914F6CDD1Du;
+    }
+    uint64_t below(uint64_t n) { return (next() >> 32) * n >> 32; }
+};
+
+// The number that follows `name` in a /proc file of "Name:  123 kB" lines; 0 when it is not there.
+inline long proc_kib(const char *path, const char *name) {
+    static char text[1 << 14];
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return 0;
+    ssize_t used = 0, got;
+    while ((got = read(fd, text + used, sizeof text - 1 - used)) > 0) used += got;
+    close(fd);
+    text[used] = 0;
+    const char *at = strstr(text, name);
+    return at ? strtol(at + strlen(name), nullptr, 10) : 0;
+}
+
+struct Memory {
+    long rss_kib, peak_rss_kib, anon_huge_kib;
+};
+
+inline Memory memory() {
+    const char *rollup = "/proc/self/smaps_rollup";
+    return {proc_kib(rollup, "Rss:"), proc_kib("/proc/self/status", "VmHWM:"),
+            proc_kib(rollup, "AnonHugePages:")};
+}
+
+// Builds the JSON object in a fixed buffer.
+class Report {
+    char text[1 << 14];
+    size_t used = 0;
+
+  public:
+    Report() {
+        add("{\"allocator_file\":\"%s\"", file_of_malloc());
+    }
+    void number(const char *key, double value) { add(",\"%s\":%.9g", key, value); }
+    // The memory at this moment, under a prefix: rss, huge pages, and the translations a TLB would need for them.
+    void memory_now(const char *prefix = "") {
+        Memory m = memory();
+        char key[96];
+        const char *names[] = {"rss_kib", "anon_huge_kib", "small_pages", "huge_pages"};
+        double values[] = {double(m.rss_kib), double(m.anon_huge_kib), double(m.rss_kib - m.anon_huge_kib) / 4,
+                           double(m.anon_huge_kib) / 2048};
+        for (int i = 0; i < 4; i++) {
+            snprintf(key, sizeof key, "%s%s", prefix, names[i]);
+            number(key, values[i]);
+        }
+    }
+    void print() {
+        Memory m = memory();
+        // The kernel updates its peak in batches; it is never below what is resident now.
+        number("peak_rss_kib", double(m.peak_rss_kib > m.rss_kib ? m.peak_rss_kib : m.rss_kib));
+        add("%s", "}\n");
+        fwrite(text, 1, used, stdout);
+        fflush(stdout);
+    }
+
+  private:
+    static const char *file_of_malloc() {
+        Dl_info info;
+        return dladdr(reinterpret_cast<void *>(&malloc), &info) && info.dli_fname ? info.dli_fname : "";
+    }
+    __attribute__((format(printf, 2, 3))) void add(const char *format, ...) {
+        va_list args;
+        va_start(args, format);
+        used += vsnprintf(text + used, sizeof text - used, format, args);
+        va_end(args);
+    }
+};
+
+inline uint64_t argument(int argc, char **argv, int index, uint64_t otherwise) {
+    return argc > index ? strtoull(argv[index], nullptr, 0) : otherwise;
+}
+
+} // namespace bench
