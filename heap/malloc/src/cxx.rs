@@ -1,0 +1,156 @@
+//! C++'s operators new and delete, all forms, under their mangled names.
+//!
+//! A failed new calls the program's new_handler until memory is found or no handler is left, then throws std::bad_alloc
+//! (returns null if nothrow). Handlers and exceptions belong to the C++ library, found when needed: a C program has none.
+
+use core::arch::naked_asm;
+use core::ffi::{CStr, c_void};
+use core::ptr;
+
+use heap::allocate;
+use heap::geometry::MIN_ALIGNMENT;
+use heap::heap::Call;
+
+use crate::interface::{entry, free_from};
+
+macro_rules! news {
+    ($($name:ident = ($($argument:ident),*) $address:literal $stack:literal $inner:path;)*) => {
+        $(entry!(/// One of C++'s operators new.
+            $name($($argument: usize),*) -> *mut c_void, $address, $stack, $inner);)*
+    };
+}
+
+news! {
+    _Znwm = (_size) "rsi" "rdx" new_from;
+    _Znam = (_size) "rsi" "rdx" new_from;
+    _ZnwmRKSt9nothrow_t = (_size, _nothrow) "rsi" "rdx" new_nothrow_from;
+    _ZnamRKSt9nothrow_t = (_size, _nothrow) "rsi" "rdx" new_nothrow_from;
+    _ZnwmSt11align_val_t = (_size, _alignment) "rdx" "rcx" new_aligned_from;
+    _ZnamSt11align_val_t = (_size, _alignment) "rdx" "rcx" new_aligned_from;
+    _ZnwmSt11align_val_tRKSt9nothrow_t = (_size, _alignment, _nothrow) "rdx" "rcx" new_aligned_nothrow_from;
+    _ZnamSt11align_val_tRKSt9nothrow_t = (_size, _alignment, _nothrow) "rdx" "rcx" new_aligned_nothrow_from;
+}
+
+macro_rules! deletes {
+    ($($name:ident ($($argument:ident),*);)*) => {
+        $(entry!(/// One of C++'s operators delete.
+            $name($($argument: usize),*) -> (), "rsi", "rdx", free_from);)*
+    };
+}
+
+deletes! {
+    _ZdlPv(_object);
+    _ZdaPv(_object);
+    _ZdlPvm(_object, _size);
+    _ZdaPvm(_object, _size);
+    _ZdlPvRKSt9nothrow_t(_object, _nothrow);
+    _ZdaPvRKSt9nothrow_t(_object, _nothrow);
+    _ZdlPvSt11align_val_t(_object, _alignment);
+    _ZdaPvSt11align_val_t(_object, _alignment);
+    _ZdlPvmSt11align_val_t(_object, _size, _alignment);
+    _ZdaPvmSt11align_val_t(_object, _size, _alignment);
+    _ZdlPvSt11align_val_tRKSt9nothrow_t(_object, _alignment, _nothrow);
+    _ZdaPvSt11align_val_tRKSt9nothrow_t(_object, _alignment, _nothrow);
+}
+
+extern "C-unwind" fn new_from(size: usize, caller: usize, stack: usize) -> *mut c_void {
+    let object = allocate::allocate(Call { size, caller, stack });
+    if object.is_null() { out_of_memory(Call { size, caller, stack }, MIN_ALIGNMENT, true) } else { object.cast() }
+}
+
+extern "C-unwind" fn new_nothrow_from(size: usize, caller: usize, stack: usize) -> *mut c_void {
+    let object = allocate::allocate(Call { size, caller, stack });
+    if object.is_null() { out_of_memory(Call { size, caller, stack }, MIN_ALIGNMENT, false) } else { object.cast() }
+}
+
+extern "C-unwind" fn new_aligned_from(size: usize, alignment: usize, caller: usize, stack: usize) -> *mut c_void {
+    new_aligned(Call { size, caller, stack }, alignment, true)
+}
+
+extern "C-unwind" fn new_aligned_nothrow_from(size: usize, alignment: usize, caller: usize, stack: usize) -> *mut c_void {
+    new_aligned(Call { size, caller, stack }, alignment, false)
+}
+
+fn new_aligned(call: Call, alignment: usize, throws: bool) -> *mut c_void {
+    let alignment = alignment.max(MIN_ALIGNMENT);
+    if !alignment.is_power_of_two() {
+        return out_of_memory(Call { size: usize::MAX, ..call }, MIN_ALIGNMENT, throws);
+    }
+    let object = allocate::allocate_aligned(call, alignment);
+    if object.is_null() { out_of_memory(call, alignment, throws) } else { object.cast() }
+}
+
+type Handler = extern "C-unwind" fn();
+
+fn symbol(name: &CStr) -> *mut c_void {
+    // SAFETY: the name ends in NUL.
+    unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
+}
+
+fn new_handler() -> Option<Handler> {
+    let get = symbol(c"_ZSt15get_new_handlerv");
+    if get.is_null() {
+        return None;
+    }
+    // SAFETY: std::get_new_handler takes nothing and returns a function pointer or null.
+    unsafe { core::mem::transmute::<*mut c_void, extern "C" fn() -> Option<Handler>>(get)() }
+}
+
+#[cold]
+#[inline(never)]
+fn out_of_memory(call: Call, alignment: usize, throws: bool) -> *mut c_void {
+    while let Some(handler) = new_handler() {
+        if throws {
+            handler(); // may throw: there is nothing of ours to clean up in the frames it passes
+        } else {
+            // A nothrow form turns what the handler throws into null. Only C++ can catch: its own nothrow new does.
+            return nothrow_through_library(call, alignment);
+        }
+        let object = allocate::allocate_aligned(call, alignment);
+        if !object.is_null() {
+            return object.cast();
+        }
+    }
+    if throws {
+        throw_bad_alloc();
+    }
+    ptr::null_mut()
+}
+
+/// The C++ library's own nothrow operator new calls the throwing one, which is ours, and catches.
+fn nothrow_through_library(call: Call, alignment: usize) -> *mut c_void {
+    let name = if alignment <= MIN_ALIGNMENT {
+        c"_ZnwmRKSt9nothrow_t"
+    } else {
+        c"_ZnwmSt11align_val_tRKSt9nothrow_t"
+    };
+    // SAFETY: the name ends in NUL; RTLD_NEXT finds the library's function behind ours, with the signature used here.
+    unsafe {
+        let next = libc::dlsym(libc::RTLD_NEXT, name.as_ptr());
+        if next.is_null() {
+            return ptr::null_mut();
+        }
+        let nothrow = 0u8;
+        if alignment <= MIN_ALIGNMENT {
+            core::mem::transmute::<*mut c_void, extern "C-unwind" fn(usize, *const u8) -> *mut c_void>(next)(
+                call.size,
+                &raw const nothrow,
+            )
+        } else {
+            core::mem::transmute::<*mut c_void, extern "C-unwind" fn(usize, usize, *const u8) -> *mut c_void>(next)(
+                call.size,
+                alignment,
+                &raw const nothrow,
+            )
+        }
+    }
+}
+
+fn throw_bad_alloc() -> ! {
+    let throw = symbol(c"_ZSt17__throw_bad_allocv");
+    if throw.is_null() {
+        heap::os::abort(b"mayfly-heap: operator new: out of memory, and no C++ library to throw std::bad_alloc\n");
+    }
+    // SAFETY: std::__throw_bad_alloc takes nothing and does not return.
+    unsafe { core::mem::transmute::<*mut c_void, extern "C-unwind" fn() -> !>(throw)() }
+}

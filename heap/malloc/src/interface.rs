@@ -1,0 +1,295 @@
+//! The C functions: malloc and its family, as POSIX, C23 and glibc define them, and Mayfly's own few.
+
+use core::arch::naked_asm;
+use core::ffi::{c_char, c_int, c_void};
+use core::ptr;
+
+use heap::allocate;
+use heap::geometry::{MIN_ALIGNMENT, round_up};
+use heap::heap::Call;
+use heap::os::{keep_errno, set_errno};
+
+const PAGE_BYTES: usize = 4096;
+
+/// An entry that calls `$inner` with `$n` arguments and, behind them, the return address and the caller's stack pointer.
+macro_rules! entry {
+    ($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*) -> $result:ty, $address:literal, $stack:literal, $inner:path) => {
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub extern "C-unwind" fn $name($($argument: $type),*) -> $result {
+            naked_asm!(
+                concat!("mov ", $address, ", [rsp]"),
+                concat!("lea ", $stack, ", [rsp + 8]"),
+                "jmp {inner}",
+                inner = sym $inner,
+            )
+        }
+    };
+}
+pub(crate) use entry;
+
+entry!(/// C's malloc.
+    malloc(_size: usize) -> *mut c_void, "rsi", "rdx", malloc_from);
+entry!(/// C's calloc.
+    calloc(_count: usize, _size: usize) -> *mut c_void, "rdx", "rcx", calloc_from);
+entry!(/// C's realloc.
+    realloc(_object: *mut c_void, _size: usize) -> *mut c_void, "rdx", "rcx", realloc_from);
+entry!(/// glibc's reallocarray.
+    reallocarray(_object: *mut c_void, _count: usize, _size: usize) -> *mut c_void, "rcx", "r8", reallocarray_from);
+entry!(/// C's aligned_alloc.
+    aligned_alloc(_alignment: usize, _size: usize) -> *mut c_void, "rdx", "rcx", aligned_from);
+entry!(/// SunOS's memalign.
+    memalign(_alignment: usize, _size: usize) -> *mut c_void, "rdx", "rcx", aligned_from);
+entry!(/// POSIX's posix_memalign.
+    posix_memalign(_out: *mut *mut c_void, _alignment: usize, _size: usize) -> c_int, "rcx", "r8", posix_memalign_from);
+entry!(/// BSD's valloc.
+    valloc(_size: usize) -> *mut c_void, "rsi", "rdx", valloc_from);
+entry!(/// valloc of whole pages.
+    pvalloc(_size: usize) -> *mut c_void, "rsi", "rdx", pvalloc_from);
+entry!(/// An object of a lifetime class that the program knows: 0 (10 ms) to 6 (for ever).
+    mayfly_malloc(_size: usize, _class: c_int) -> *mut c_void, "rdx", "rcx", mayfly_malloc_from);
+entry!(/// C's free.
+    free(_object: *mut c_void) -> (), "rsi", "rdx", free_from);
+entry!(/// The name that old programs use for free.
+    cfree(_object: *mut c_void) -> (), "rsi", "rdx", free_from);
+entry!(/// C23's free_sized.
+    free_sized(_object: *mut c_void, _size: usize) -> (), "rsi", "rdx", free_from);
+entry!(/// C23's free_aligned_sized.
+    free_aligned_sized(_object: *mut c_void, _alignment: usize, _size: usize) -> (), "rsi", "rdx", free_from);
+
+fn no_memory() -> *mut c_void {
+    set_errno(libc::ENOMEM);
+    ptr::null_mut()
+}
+
+extern "C-unwind" fn malloc_from(size: usize, caller: usize, stack: usize) -> *mut c_void {
+    allocate::allocate(Call { size, caller, stack }).cast()
+}
+
+extern "C-unwind" fn calloc_from(count: usize, size: usize, caller: usize, stack: usize) -> *mut c_void {
+    let Some(size) = count.checked_mul(size) else { return no_memory() };
+    let object = allocate::allocate(Call { size, caller, stack });
+    if !object.is_null() && !allocate::is_fresh_mapping(object as usize) {
+        // SAFETY: the object has at least this size.
+        unsafe { ptr::write_bytes(object, 0, size) };
+    }
+    object.cast()
+}
+
+extern "C-unwind" fn realloc_from(object: *mut c_void, size: usize, caller: usize, stack: usize) -> *mut c_void {
+    let call = Call { size, caller, stack };
+    if object.is_null() {
+        return allocate::allocate(call).cast();
+    }
+    let address = object as usize;
+    if size == 0 {
+        allocate::free(address, caller);
+        return ptr::null_mut();
+    }
+    if let Some(resized) = allocate::resize_in_place(address, &call) {
+        return resized.cast();
+    }
+    let kept = allocate::usable_size(address, caller).min(size);
+    let new = allocate::allocate(call);
+    if !new.is_null() {
+        // SAFETY: both objects have at least `kept` bytes, and they are two.
+        unsafe { ptr::copy_nonoverlapping(object.cast::<u8>(), new, kept) };
+        allocate::free(address, caller);
+    }
+    new.cast()
+}
+
+extern "C-unwind" fn reallocarray_from(
+    object: *mut c_void,
+    count: usize,
+    size: usize,
+    caller: usize,
+    stack: usize,
+) -> *mut c_void {
+    match count.checked_mul(size) {
+        Some(size) => realloc_from(object, size, caller, stack),
+        None => no_memory(),
+    }
+}
+
+/// As glibc does, an alignment that is not a power of two is rounded up to one.
+pub(crate) extern "C-unwind" fn aligned_from(
+    alignment: usize,
+    size: usize,
+    caller: usize,
+    stack: usize,
+) -> *mut c_void {
+    match alignment.max(MIN_ALIGNMENT).checked_next_power_of_two().filter(|&a| a <= isize::MAX as usize) {
+        Some(alignment) => allocate::allocate_aligned(Call { size, caller, stack }, alignment).cast(),
+        None => {
+            set_errno(libc::EINVAL);
+            ptr::null_mut()
+        }
+    }
+}
+
+extern "C-unwind" fn posix_memalign_from(
+    out: *mut *mut c_void,
+    alignment: usize,
+    size: usize,
+    caller: usize,
+    stack: usize,
+) -> c_int {
+    if !alignment.is_power_of_two() || !alignment.is_multiple_of(size_of::<usize>()) {
+        return libc::EINVAL;
+    }
+    let object = keep_errno(|| allocate::allocate_aligned(Call { size, caller, stack }, alignment.max(MIN_ALIGNMENT)));
+    if object.is_null() {
+        return libc::ENOMEM;
+    }
+    // SAFETY: the caller's pointer, as POSIX demands.
+    unsafe { out.write(object.cast()) };
+    0
+}
+
+extern "C-unwind" fn valloc_from(size: usize, caller: usize, stack: usize) -> *mut c_void {
+    aligned_from(PAGE_BYTES, size, caller, stack)
+}
+
+extern "C-unwind" fn pvalloc_from(size: usize, caller: usize, stack: usize) -> *mut c_void {
+    match round_up(size.max(1), PAGE_BYTES) {
+        Some(size) => aligned_from(PAGE_BYTES, size, caller, stack),
+        None => no_memory(),
+    }
+}
+
+extern "C-unwind" fn mayfly_malloc_from(size: usize, class: c_int, caller: usize, stack: usize) -> *mut c_void {
+    allocate::allocate_with_class(Call { size, caller, stack }, class.max(0) as usize).cast()
+}
+
+pub(crate) extern "C-unwind" fn free_from(object: *mut c_void, caller: usize) {
+    allocate::free(object as usize, caller);
+}
+
+/// Bytes that the object may use.
+#[unsafe(no_mangle)]
+pub extern "C" fn malloc_usable_size(object: *mut c_void) -> usize {
+    allocate::usable_size(object as usize, 0)
+}
+
+/// Returns free memory to the operating system; 1 if there was any. Whole huge pages are returned, whatever `keep` says.
+#[unsafe(no_mangle)]
+pub extern "C" fn malloc_trim(_keep: usize) -> c_int {
+    allocate::trim() as c_int
+}
+
+/// Accepts and ignores what glibc can be told: 1 for success.
+#[unsafe(no_mangle)]
+pub extern "C" fn mallopt(_parameter: c_int, _value: c_int) -> c_int {
+    1
+}
+
+/// glibc's `struct mallinfo2`.
+#[repr(C)]
+#[derive(Default)]
+pub struct MallocInfo {
+    arena: usize,
+    ordblks: usize,
+    smblks: usize,
+    hblks: usize,
+    hblkhd: usize,
+    usmblks: usize,
+    fsmblks: usize,
+    uordblks: usize,
+    fordblks: usize,
+    keepcost: usize,
+}
+
+/// glibc's mallinfo2: mapped bytes (arena), direct objects (hblks, hblkhd), live and free bytes (uordblks, fordblks).
+#[unsafe(no_mangle)]
+pub extern "C" fn mallinfo2() -> MallocInfo {
+    let census = heap::stats::census();
+    let pages = census.pages.iter().sum::<usize>() + census.retained_pages;
+    let arena = pages * heap::geometry::HUGE_PAGE_BYTES;
+    let live = census.live_bytes - census.direct.1.min(census.live_bytes);
+    MallocInfo {
+        arena,
+        ordblks: pages,
+        hblks: census.direct.0,
+        hblkhd: census.direct.1,
+        uordblks: live,
+        fordblks: arena.saturating_sub(live),
+        keepcost: census.retained_pages * heap::geometry::HUGE_PAGE_BYTES,
+        ..MallocInfo::default()
+    }
+}
+
+/// glibc's older `struct mallinfo`, whose numbers end at 2 GiB.
+#[repr(C)]
+pub struct OldMallocInfo([c_int; 10]);
+
+/// glibc's mallinfo.
+#[unsafe(no_mangle)]
+pub extern "C" fn mallinfo() -> OldMallocInfo {
+    let now = mallinfo2();
+    let all = [now.arena, now.ordblks, 0, now.hblks, now.hblkhd, 0, 0, now.uordblks, now.fordblks, now.keepcost];
+    OldMallocInfo(all.map(|n| n.min(c_int::MAX as usize) as c_int))
+}
+
+unsafe extern "C" {
+    fn fwrite(bytes: *const c_void, size: usize, count: usize, file: *mut c_void) -> usize;
+}
+
+/// glibc's malloc_info: the state of the heap as XML, one `heap` element by lifetime class; -1 and EINVAL for options.
+///
+/// # Safety
+/// `file` is an open C stream.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn malloc_info(options: c_int, file: *mut c_void) -> c_int {
+    use core::fmt::Write;
+    if options != 0 {
+        set_errno(libc::EINVAL);
+        return -1;
+    }
+    let census = heap::stats::census();
+    let mut xml = heap::text::Text::<4096>::default();
+    let _ = write!(xml, "<malloc version=\"mayfly-1\">\n");
+    for (name, pages) in heap::lifetime::NAMES.iter().zip(census.pages) {
+        let _ = write!(xml, "<heap class=\"{name}\"><system type=\"huge_pages\" count=\"{pages}\"/></heap>\n");
+    }
+    let mapped = (census.pages.iter().sum::<usize>() + census.retained_pages) * heap::geometry::HUGE_PAGE_BYTES;
+    let (direct, direct_bytes) = census.direct;
+    let _ = write!(xml, "<total type=\"live\" count=\"{}\" size=\"{}\"/>\n", census.objects, census.live_bytes);
+    let _ = write!(xml, "<total type=\"mmap\" count=\"{direct}\" size=\"{direct_bytes}\"/>\n");
+    let _ = write!(xml, "<system type=\"current\" size=\"{}\"/>\n</malloc>\n", mapped + direct_bytes);
+    let bytes = xml.bytes();
+    // SAFETY: the caller's stream; the bytes are valid.
+    let written = unsafe { fwrite(bytes.as_ptr().cast(), 1, bytes.len(), file) };
+    if written == bytes.len() { 0 } else { -1 }
+}
+
+/// glibc's malloc_stats: the report on stderr.
+#[unsafe(no_mangle)]
+pub extern "C" fn malloc_stats() {
+    heap::os::write(2, heap::report::json().bytes());
+}
+
+/// Writes the report, a JSON object, with a final NUL if it fits; returns the bytes it needs without the NUL.
+///
+/// # Safety
+/// `buffer` has room for `length` bytes, or is null with length 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mayfly_heap_stats(buffer: *mut c_char, length: usize) -> c_int {
+    let report = heap::report::json();
+    let bytes = report.bytes();
+    if !buffer.is_null() && length > bytes.len() {
+        // SAFETY: there is room for the bytes and the NUL.
+        unsafe {
+            ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.cast(), bytes.len());
+            buffer.add(bytes.len()).write(0);
+        }
+    }
+    bytes.len() as c_int
+}
+
+/// Makes the heap's clock show `ns` since its start until it is set again; 0 returns to real time. For replaying traces.
+#[unsafe(no_mangle)]
+pub extern "C" fn mayfly_heap_set_clock(ns: u64) {
+    heap::clock::set(ns);
+}

@@ -1,0 +1,46 @@
+//! `libmayfly_heap.so`: the malloc interface and C++'s operators, over [`heap`].
+//!
+//! Preloaded or linked, it takes the place of the C library's malloc. Each allocating entry is two instructions
+//! that pass on the return address and the stack pointer, by which lifetimes are predicted (LLAMA §7).
+
+#![no_std]
+
+mod cxx;
+mod interface;
+
+use core::fmt::Write;
+
+/// There is nobody to unwind to: says where, and ends the process.
+#[panic_handler]
+fn panic(info: &core::panic::PanicInfo) -> ! {
+    let mut line = heap::text::Text::<512>::default();
+    let _ = writeln!(line, "mayfly-heap: internal error, please report: {info}");
+    heap::os::abort(line.bytes())
+}
+
+/// What the unwinder asks of the frames here when a C++ exception (std::bad_alloc, or a new_handler's own) passes them:
+/// there is nothing to clean up, go on. The standard library, which is not linked, would define it.
+#[unsafe(no_mangle)]
+extern "C" fn rust_eh_personality() -> core::ffi::c_int {
+    const URC_CONTINUE_UNWIND: core::ffi::c_int = 8;
+    URC_CONTINUE_UNWIND
+}
+
+/// Runs when the library is loaded: reads the configuration, even if nothing is allocated yet.
+extern "C" fn loaded() {
+    heap::thread::start();
+}
+
+/// Runs at the end of the process: what was recorded and counted is written.
+extern "C" fn unloaded() {
+    heap::trace::flush();
+    heap::report::write();
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static LOADED: extern "C" fn() = loaded;
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static UNLOADED: extern "C" fn() = unloaded;

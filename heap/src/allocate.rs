@@ -1,0 +1,358 @@
+//! Allocation and freeing whole: the fast paths of [`crate::heap`], and behind them everything else.
+//!
+//! The functions here are what malloc, new and free are made of; `heap/malloc` gives them their C names.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use crate::fork::{self, Pass};
+use crate::geometry::*;
+use crate::heap::{Bin, Call, Freed, Heap, span_address};
+use crate::lifetime::FOREVER;
+use crate::predict::{self, Prediction};
+use crate::refill::{self, cell_of};
+use crate::sites::{self, Site};
+use crate::size_class::{self, GRANULE_BYTES};
+use crate::span::{Place, SAMPLED, Span};
+use crate::stats::{self, Event};
+use crate::text::misuse;
+use crate::{direct, global, lines, maintenance, os, region, registry, thread, trace};
+
+/// Of the visits that find no cell at hand, one in this many is watched.
+const WATCH_ONE_IN: u32 = 8;
+
+/// An object of `call.size` bytes, or null, with errno set, when memory ran out.
+#[inline(always)]
+pub fn allocate(call: Call) -> *mut u8 {
+    let cell = thread::current().allocate_fast(&call);
+    // Three plain arguments, and nothing to do afterwards: the fast path needs no stack frame.
+    if cell != 0 { cell as *mut u8 } else { allocate_slow(call.size, call.caller, call.stack) }
+}
+
+#[cold]
+#[inline(never)]
+fn allocate_slow(size: usize, caller: usize, stack: usize) -> *mut u8 {
+    let address = find_place(Call { size, caller, stack });
+    if address == 0 {
+        os::set_errno(libc::ENOMEM);
+    }
+    address as *mut u8
+}
+
+fn find_place(call: Call) -> usize {
+    let mut heap = thread::current();
+    // The usual reason: 64 cells were used up, and the open span has more.
+    if let Some(bin) = heap.predicted_bin(&call)
+        && bin.advance()
+    {
+        return bin.allocate();
+    }
+    if heap.id.get() == 0 {
+        let Some(own) = thread::enter(&call) else { return 0 };
+        heap = own;
+    }
+    let pass = fork::pass(heap);
+    maintenance::tick(heap);
+    let prediction = predict::classify(heap, &call);
+    allocated(heap, &call, place(heap, &call, &prediction, MIN_ALIGNMENT, &pass), &prediction)
+}
+
+/// An object whose address is a multiple of `alignment`, a power of two.
+pub fn allocate_aligned(call: Call, alignment: usize) -> *mut u8 {
+    if alignment <= MIN_ALIGNMENT {
+        return allocate(call);
+    }
+    allocate_as(call, alignment, None)
+}
+
+/// An object of a lifetime class that the caller knows.
+pub fn allocate_with_class(call: Call, class: usize) -> *mut u8 {
+    allocate_as(call, MIN_ALIGNMENT, Some(class.min(FOREVER)))
+}
+
+#[inline(never)]
+fn allocate_as(call: Call, alignment: usize, class: Option<usize>) -> *mut u8 {
+    let address = find_place_as(call, alignment, class);
+    if address == 0 {
+        os::set_errno(libc::ENOMEM);
+    }
+    address as *mut u8
+}
+
+fn find_place_as(call: Call, alignment: usize, class: Option<usize>) -> usize {
+    let mut heap = thread::current();
+    if heap.id.get() == 0 {
+        let Some(own) = thread::enter(&call) else { return 0 };
+        heap = own;
+    }
+    let pass = fork::pass(heap);
+    maintenance::tick(heap);
+    let prediction = match class {
+        Some(class) => Prediction { class, cacheable: false, site: None },
+        None => Prediction { cacheable: false, ..predict::classify(heap, &call) },
+    };
+    allocated(heap, &call, place(heap, &call, &prediction, alignment, &pass), &prediction)
+}
+
+/// What is done for each allocation that is not on the fast path, once it has its address.
+fn allocated(heap: &'static Heap, call: &Call, placed: Placed, prediction: &Prediction) -> usize {
+    if placed.address == 0 {
+        return 0;
+    }
+    if trace::on() {
+        trace::allocated(heap, call, placed.address);
+    }
+    heap.sequence.set(heap.sequence.get().wrapping_add(1));
+    if let Some(site) = prediction.site {
+        site.charge(placed.charged_bytes);
+        watch(heap, site, call, placed.address);
+    }
+    placed.address
+}
+
+struct Placed {
+    address: usize,
+    charged_bytes: usize,
+}
+
+/// Finds the object's place. The pass shows that fork waits.
+fn place(heap: &'static Heap, call: &Call, prediction: &Prediction, alignment: usize, _: &Pass) -> Placed {
+    let class = prediction.class;
+    let size = call.size;
+    if lines::chosen() && size <= MAX_SMALL_BYTES && alignment < BLOCK_BYTES / 2 {
+        return Placed { address: lines::allocate(heap, class, size, alignment).unwrap_or(0), charged_bytes: size };
+    }
+    let size_class = if alignment <= MIN_ALIGNMENT {
+        (size <= MAX_SMALL_BYTES).then(|| size_class::of_granules(size.div_ceil(GRANULE_BYTES)))
+    } else {
+        size_class::of_aligned(size, alignment)
+    };
+    match size_class {
+        Some(size_class) => {
+            let bin = heap.bin(class, size_class);
+            if prediction.cacheable && !trace::on() {
+                heap.remember(call, bin);
+            }
+            place_small(heap, bin)
+        }
+        None => place_large(class, size, alignment),
+    }
+}
+
+fn place_small(heap: &'static Heap, bin: &Bin) -> Placed {
+    let cell = bin.allocate();
+    if cell != 0 {
+        return Placed { address: cell, charged_bytes: 0 };
+    }
+    let refill = refill::refill(heap, bin);
+    Placed { address: refill.cell, charged_bytes: if refill.new_span { SPAN_BYTES } else { 0 } }
+}
+
+fn place_large(class: usize, size: usize, alignment: usize) -> Placed {
+    stats::count(Event::LargeAllocated);
+    let address = if size > isize::MAX as usize {
+        None
+    } else if size >= MIN_DIRECT_BYTES || alignment > HUGE_PAGE_BYTES {
+        direct::allocate(size, alignment)
+    } else {
+        let blocks = size.div_ceil(BLOCK_BYTES).max(1);
+        global::acquire_large(class, blocks, alignment.div_ceil(BLOCK_BYTES).max(1)).map(|blocks| blocks.address)
+    };
+    Placed { address: address.unwrap_or(0), charged_bytes: size }
+}
+
+/// Watches some of the objects of a site until they are freed.
+fn watch(heap: &Heap, site: &'static Site, call: &Call, address: usize) {
+    let visits = heap.visits.get().wrapping_add(1);
+    heap.visits.set(visits);
+    if !site.wants_samples() || !site.is_new() && !visits.is_multiple_of(WATCH_ONE_IN) || lines::chosen() {
+        return;
+    }
+    if !region::holds(address) {
+        return; // objects with a mapping of their own pack with nobody
+    }
+    let span = region::span(address);
+    if span.owner() == heap.id.get() {
+        let Some(cell) = cell_of(span, address) else { return };
+        if span.sample(cell) && !sites::watch(site, address) {
+            span.forget_sample(cell);
+        }
+    } else if call.size > MAX_SMALL_BYTES && sites::watch(site, address) {
+        let page = region::huge_page(address);
+        let _guard = page.lock.lock();
+        page.sampled.set(&crate::bits::range(block_index(address), 1));
+    }
+}
+
+/// Frees an object; null is none. `caller` is named should the pointer be wrong.
+#[inline(always)]
+pub fn free(address: usize, caller: usize) {
+    match thread::current().free_fast(address) {
+        Freed::Yes => {}
+        freed => free_slow(address, caller, freed),
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn free_slow(address: usize, caller: usize, freed: Freed) {
+    if address == 0 {
+        return;
+    }
+    let heap = thread::current();
+    if freed == Freed::MayBeEmpty {
+        let span = region::span(address);
+        if span.is_empty() {
+            let _pass = fork::pass(heap);
+            refill::settle(heap, span);
+        }
+        return;
+    }
+    let _pass = fork::pass(heap);
+    if trace::on() {
+        trace::freed(heap, address);
+    }
+    if !region::holds(address) {
+        if direct::free(address).is_none() {
+            misuse("invalid pointer, not of this heap or freed already", address, 0, caller);
+        }
+        return;
+    }
+    let span = region::span(address);
+    match span.owner() {
+        0 if span.place() == Place::Lines => lines::free(address, caller),
+        0 => free_large(address, caller),
+        owner => free_cell(heap, span, owner, address, caller),
+    }
+}
+
+fn free_large(address: usize, caller: usize) {
+    let Some(blocks) = global::large_object_blocks(address) else {
+        misuse("invalid pointer, no live object begins here (double free?)", address, 0, caller);
+    };
+    let page = region::huge_page(address);
+    let first = block_index(address);
+    if page.sampled.get(first) {
+        sites::freed(address);
+        let _guard = page.lock.lock();
+        page.sampled.clear(&crate::bits::range(first, 1));
+    }
+    if !global::release_large(address, blocks) {
+        misuse("double free", address, blocks * BLOCK_BYTES, caller);
+    }
+}
+
+fn free_cell(heap: &'static Heap, span: &'static Span, owner: u32, address: usize, caller: usize) {
+    let cell_bytes = span.cell_bytes.load(Relaxed) as usize;
+    let Some(cell) = cell_of(span, address) else {
+        misuse("invalid pointer, inside an object or behind the last", address, cell_bytes, caller);
+    };
+    let word = span.live_word(cell / 64);
+    let bit = 1 << (cell % 64);
+    let live = word.load(Relaxed);
+    if live & bit == 0 || span.remote().is_marked(cell) {
+        misuse("double free or never allocated", address, cell_bytes, caller);
+    }
+    let sampled = span.tag.load(Relaxed) & SAMPLED != 0 && span.is_sampled(cell);
+    if sampled {
+        sites::freed(address);
+    }
+    if owner == heap.id.get() {
+        if sampled {
+            span.forget_sample(cell);
+        }
+        word.store(live & !bit, Relaxed);
+        refill::settle(heap, span);
+        return;
+    }
+    if span.remote().mark(cell) {
+        misuse("double free", address, cell_bytes, caller);
+    }
+    if span.link.claim() {
+        match registry::heap(owner) {
+            Some(owner) => registry::deliver(owner, span, false),
+            None => span.link.release(),
+        }
+    }
+}
+
+/// Bytes that the object at `address` may use; 0 for null.
+pub fn usable_size(address: usize, caller: usize) -> usize {
+    if address == 0 {
+        return 0;
+    }
+    match extent(address, caller) {
+        Extent::Cell(bytes) | Extent::Direct(bytes) => bytes,
+        Extent::Lines => lines::usable_size(address, caller),
+        Extent::Blocks(count) => count * BLOCK_BYTES,
+    }
+}
+
+enum Extent {
+    Cell(usize),
+    Lines,
+    Blocks(usize),
+    Direct(usize),
+}
+
+fn extent(address: usize, caller: usize) -> Extent {
+    let invalid = || -> ! { misuse("invalid pointer, no live object begins here", address, 0, caller) };
+    if !region::holds(address) {
+        return Extent::Direct(direct::size(address).unwrap_or_else(|| invalid()));
+    }
+    let span = region::span(address);
+    match span.owner() {
+        0 if span.place() == Place::Lines => Extent::Lines,
+        0 => Extent::Blocks(global::large_object_blocks(address).unwrap_or_else(|| invalid())),
+        _ => match cell_of(span, address) {
+            Some(cell) if span.live_word(cell / 64).load(Relaxed) >> (cell % 64) & 1 == 1 => {
+                Extent::Cell(span.cell_bytes.load(Relaxed) as usize)
+            }
+            _ => invalid(),
+        },
+    }
+}
+
+/// Resizes the object at `address`, which is not null, where it lies or by moving pages; `None`: it must be copied.
+pub fn resize_in_place(address: usize, call: &Call) -> Option<*mut u8> {
+    if trace::on() {
+        return None; // a trace knows allocations and frees only
+    }
+    let size = call.size;
+    match extent(address, call.caller) {
+        Extent::Cell(bytes) => (size <= bytes && size * 2 >= bytes).then_some(address as *mut u8),
+        Extent::Lines => (size == lines::usable_size(address, call.caller)).then_some(address as *mut u8),
+        Extent::Blocks(count) => {
+            if size <= MAX_SMALL_BYTES || size >= MIN_DIRECT_BYTES {
+                return None;
+            }
+            let wanted = size.div_ceil(BLOCK_BYTES);
+            let _pass = fork::pass(thread::current());
+            (wanted == count || global::resize_large(address, count, wanted)).then_some(address as *mut u8)
+        }
+        Extent::Direct(_) if size < MIN_DIRECT_BYTES || size > isize::MAX as usize => None,
+        Extent::Direct(_) => {
+            let _pass = fork::pass(thread::current());
+            direct::resize(address, size).map(|moved| moved as *mut u8)
+        }
+    }
+}
+
+/// Whether the object at `address` was just given by the operating system and reads as zero.
+pub fn is_fresh_mapping(address: usize) -> bool {
+    !region::holds(address)
+}
+
+/// Returns all the memory that can be; whether there was any.
+pub fn trim() -> bool {
+    let heap = thread::current();
+    let _pass = fork::pass(heap);
+    if heap.id.get() != 0 {
+        refill::flush(heap, true);
+    }
+    global::trim()
+}
+
+/// Where an address lies: the base of its span, for tests.
+pub fn span_base(address: usize) -> Option<usize> {
+    region::holds(address).then(|| span_address(region::span(address)))
+}

@@ -1,0 +1,124 @@
+//! The configuration, from the environment. A program that runs with more rights than its caller (setuid and the
+//! like) gets the defaults. A value that is not understood is named on stderr, and its default is used.
+
+use crate::global::{self, Recycle};
+use crate::lifetime;
+use crate::os::{self, Pages};
+use crate::predict::{self, Source};
+use crate::text::warn;
+use crate::{lines, report, trace};
+
+/// The longest path that is accepted, its final NUL included.
+pub const PATH_BYTES: usize = 1024;
+
+/// Reads the environment; once, before the first allocation is served.
+pub fn load() {
+    let (mut recycle, mut k, mut retain) = (Recycle::Fill, 2, DEFAULT_RETAIN);
+    // SAFETY: always allowed.
+    let trusted = unsafe { libc::getauxval(libc::AT_SECURE) } == 0;
+    let mut spans = lines::Layout::Cells;
+    if trusted {
+        for_each_variable(|name, value| match name {
+            b"LIFETIMES" => set_lifetimes(value),
+            b"SPANS" => spans = choose(name, value, &[("cells", lines::Layout::Cells), ("lines", lines::Layout::Lines)]),
+            b"RECYCLE" => {
+                let known = [("fill", Recycle::Fill), ("longest", Recycle::Longest), ("next", Recycle::Next)];
+                recycle = choose(name, value, &known);
+            }
+            b"K" => k = number(name, value, 1, 1000).unwrap_or(k as usize) as u32,
+            b"PAGES" => {
+                let known = [("thp", Pages::Transparent), ("hugetlb", Pages::Reserved), ("base", Pages::Base)];
+                os::set_pages(choose(name, value, &known));
+            }
+            b"RETAIN" => retain = number(name, value, 0, 1 << 20).unwrap_or(retain),
+            b"STATS" => report::set_path(value),
+            b"TRACE" => trace::start(value),
+            b"LIB" => {} // the command's: where the library is
+            _ => warn(format_args!("unknown variable MAYFLY_HEAP_{}, ignored", text(name))),
+        });
+    }
+    global::configure(recycle, k, retain);
+    lines::configure(spans);
+}
+
+/// Free huge pages that stay mapped, so that a heap that breathes need not fault them in again.
+const DEFAULT_RETAIN: usize = 2;
+
+fn text(bytes: &[u8]) -> &str {
+    core::str::from_utf8(bytes).unwrap_or("(not UTF-8)")
+}
+
+fn set_lifetimes(value: &[u8]) {
+    if value == b"online" {
+        predict::set_source(Source::Online);
+    } else if let Some(class) = value.strip_prefix(b"fixed:").and_then(lifetime::of_name) {
+        predict::set_source(Source::Fixed(class));
+    } else if let Some(path) = value.strip_prefix(b"oracle:") {
+        predict::load_oracle(path);
+    } else {
+        warn(format_args!(
+            "MAYFLY_HEAP_LIFETIMES={} is not online, fixed:CLASS (10ms 100ms 1s 10s 100s 1000s inf) or oracle:FILE; using online",
+            text(value)
+        ));
+    }
+}
+
+fn choose<T: Copy>(name: &[u8], value: &[u8], known: &[(&str, T)]) -> T {
+    if let Some((_, found)) = known.iter().find(|(word, _)| word.as_bytes() == value) {
+        return *found;
+    }
+    let words = known.iter().map(|(word, _)| *word);
+    let mut list = crate::text::Text::<64>::default();
+    for (i, word) in words.enumerate() {
+        use core::fmt::Write;
+        let _ = write!(list, "{}{word}", if i == 0 { "" } else { ", " });
+    }
+    let (name, value, list) = (text(name), text(value), text(list.bytes()));
+    warn(format_args!("MAYFLY_HEAP_{name}={value} is none of: {list}; using {}", known[0].0));
+    known[0].1
+}
+
+fn number(name: &[u8], value: &[u8], least: usize, most: usize) -> Option<usize> {
+    let found = text(value).parse().ok().filter(|n| (least..=most).contains(n));
+    if found.is_none() {
+        warn(format_args!(
+            "MAYFLY_HEAP_{}={} is not a number from {least} to {most}; using the default",
+            text(name),
+            text(value)
+        ));
+    }
+    found
+}
+
+unsafe extern "C" {
+    static environ: *const *const core::ffi::c_char;
+}
+
+/// Calls `f` with what follows `MAYFLY_HEAP_` in each variable's name, and its value.
+fn for_each_variable(mut f: impl FnMut(&[u8], &[u8])) {
+    let mut visit = |line: &[u8]| {
+        if let Some(rest) = line.strip_prefix(b"MAYFLY_HEAP_")
+            && let Some(equals) = rest.iter().position(|&byte| byte == b'=')
+        {
+            f(&rest[..equals], &rest[equals + 1..]);
+        }
+    };
+    // SAFETY: the C library's environment is a NULL-terminated array of NUL-terminated strings once it is set; nobody
+    // changes it while the first allocation is served, or that program has a race of its own with getenv.
+    unsafe {
+        if !environ.is_null() {
+            let mut entry = environ;
+            while !(*entry).is_null() {
+                visit(core::ffi::CStr::from_ptr(*entry).to_bytes());
+                entry = entry.add(1);
+            }
+            return;
+        }
+    }
+    // So early that the C library has no environment yet: the kernel has it.
+    if let Some((at, bytes)) = os::read_small_file(b"/proc/self/environ\0") {
+        // SAFETY: a fresh mapping of that many bytes.
+        let all = unsafe { core::slice::from_raw_parts(at as *const u8, bytes) };
+        all.split(|&byte| byte == 0).for_each(visit);
+    }
+}

@@ -1,0 +1,471 @@
+//! The global allocator (LLAMA §6.1–6.5): huge pages, their blocks, and how they change lifetime class.
+//!
+//! A page of class c is *open* while it is filled for the first time, with objects of class c only: its *residual*
+//! blocks. Then it is *active* and has a deadline. Blocks that become free on an active page are *recycled* for
+//! shorter classes. When the deadline passes and residual blocks live on, the class was too short: the page is
+//! promoted. When the last residual block dies, the class was too long: the page is demoted and the blocks that
+//! live become residual. A page without live blocks is returned to the operating system.
+//!
+//! Beyond the paper, `Recycle::Fill` (the default) also uses free blocks of the request's own class before it
+//! opens a new page: without it a heap of one class never uses a free block again.
+
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering::Relaxed};
+
+use crate::bits;
+use crate::clock;
+use crate::geometry::*;
+use crate::huge_page::{HugePage, State};
+use crate::lifetime::{self, CLASSES, FOREVER};
+use crate::lines;
+use crate::lock::Lock;
+use crate::os;
+use crate::pool;
+use crate::region;
+use crate::span::Span;
+use crate::stats::{self, Event};
+
+/// Where blocks for a request of class lr are taken from, before a page of class lr is opened.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Recycle {
+    /// Longer classes, then free blocks of lr itself.
+    Fill = 0,
+    /// The paper's: the longest class that has room for spans, lr + 1 first for large objects.
+    Longest = 1,
+    /// lr + 1 first for both.
+    Next = 2,
+}
+
+static RECYCLE: AtomicU8 = AtomicU8::new(Recycle::Fill as u8);
+static K: AtomicU32 = AtomicU32::new(2);
+static RETAIN: AtomicUsize = AtomicUsize::new(0);
+static RETAINED: AtomicUsize = AtomicUsize::new(0);
+
+/// Chooses the policies; before the first allocation.
+pub fn configure(recycle: Recycle, k: u32, retain: usize) {
+    RECYCLE.store(recycle as u8, Relaxed);
+    K.store(k, Relaxed);
+    RETAIN.store(retain, Relaxed);
+}
+
+/// The page that is being filled, of each class: its address, or 0. Its own lock guards it.
+struct OpenPage {
+    lock: Lock,
+    address: AtomicUsize,
+}
+
+static OPEN: [OpenPage; CLASSES] =
+    [const { OpenPage { lock: Lock::new(), address: AtomicUsize::new(0) } }; CLASSES];
+
+/// Blocks that were handed out.
+pub struct Blocks {
+    /// The first byte.
+    pub address: usize,
+    /// Nobody wrote to them since the operating system gave them.
+    pub zeroed: bool,
+}
+
+/// A block span for objects of `class` (LLAMA §6.3); `None` when memory ran out.
+pub fn acquire_span(class: usize) -> Option<&'static Span> {
+    let blocks = acquire(class, SPAN_BLOCKS, SPAN_BLOCKS, true)?;
+    stats::count(Event::SpanAcquired);
+    Some(region::span(blocks.address))
+}
+
+/// Gives a block span back.
+pub fn release_span(address: usize) {
+    release(address, SPAN_BLOCKS);
+}
+
+/// `count` contiguous blocks for a large object, at a multiple of `alignment` blocks (LLAMA §6.1); `None` when memory
+/// ran out.
+pub fn acquire_large(class: usize, count: usize, alignment: usize) -> Option<Blocks> {
+    if count <= BLOCKS_PER_HUGE_PAGE { acquire(class, count, alignment, false) } else { acquire_pages(class, count) }
+}
+
+fn acquire(class: usize, count: usize, alignment: usize, span: bool) -> Option<Blocks> {
+    let fill = RECYCLE.load(Relaxed) == Recycle::Fill as u8;
+    let next_first = RECYCLE.load(Relaxed) == Recycle::Next as u8 || !span;
+    let longer = FOREVER - class;
+    for i in 0..longer {
+        let from = if next_first { class + 1 + i } else { FOREVER - i };
+        if let Some(blocks) = recycle(from, class, count, alignment, span) {
+            return Some(blocks);
+        }
+    }
+    if fill && let Some(blocks) = recycle(class, class, count, alignment, span) {
+        return Some(blocks);
+    }
+    take_from_open(class, count, alignment, span)
+}
+
+/// Takes blocks of an active page of class `from`.
+fn recycle(from: usize, class: usize, count: usize, alignment: usize, span: bool) -> Option<Blocks> {
+    pool::search(from, count, |id| {
+        let address = region::address(id);
+        let page = region::huge_page(address);
+        let _guard = page.lock.try_lock()?; // a page that another thread is at: the next one is as good
+        if page.state() != State::Active || page.class() != from {
+            return None;
+        }
+        let first = bits::find_run(&page.free_blocks(), count, alignment)?;
+        let blocks = mark(page, address, first, count, from == class, span);
+        pool::update(page, id, from);
+        stats::count(if from == class { Event::BlocksRefilled } else { Event::BlocksRecycled });
+        Some(blocks)
+    })
+}
+
+fn mark(page: &HugePage, address: usize, first: usize, count: usize, residual: bool, span: bool) -> Blocks {
+    let blocks = bits::range(first, count);
+    let zeroed = page.take(&blocks, first, count, residual);
+    if span {
+        page.spans.set(&blocks);
+    } else {
+        page.last.set(&bits::range(first + count - 1, 1));
+    }
+    Blocks { address: address + first * BLOCK_BYTES, zeroed }
+}
+
+fn take_from_open(class: usize, count: usize, alignment: usize, span: bool) -> Option<Blocks> {
+    let open = &OPEN[class];
+    let _open = open.lock.lock();
+    loop {
+        let mut address = open.address.load(Relaxed);
+        if address == 0 {
+            address = open_page(class)?;
+            open.address.store(address, Relaxed);
+        }
+        let page = region::huge_page(address);
+        let _page = page.lock.lock();
+        let first = (page.frontier.load(Relaxed) as usize).next_multiple_of(alignment);
+        let fits = first + count <= BLOCKS_PER_HUGE_PAGE;
+        if fits {
+            page.frontier.store((first + count) as u16, Relaxed);
+        }
+        let blocks = fits.then(|| mark(page, address, first, count, true, span));
+        if !fits || first + count == BLOCKS_PER_HUGE_PAGE {
+            open.address.store(0, Relaxed);
+            activate(page, region::id(address));
+        }
+        if blocks.is_some() {
+            return blocks;
+        }
+    }
+}
+
+fn open_page(class: usize) -> Option<usize> {
+    let address = take_pages(class, 1)?;
+    let page = region::huge_page(address);
+    let _guard = page.lock.lock();
+    page.set_class(class);
+    page.set_state(State::Open);
+    Some(address)
+}
+
+/// From open to active: the page was filled for the first time and gets its deadline (LLAMA §6.2).
+fn activate(page: &HugePage, id: usize) {
+    page.set_state(State::Active);
+    set_deadline(page);
+    if bits::is_none(&page.live.load()) {
+        free_page(page, region::address(id), page.class());
+    } else {
+        pool::update(page, id, page.class());
+    }
+}
+
+fn set_deadline(page: &HugePage) {
+    let deadline = lifetime::deadline_ms(clock::now_ms(), page.class(), K.load(Relaxed));
+    page.deadline_ms.store(deadline, Relaxed);
+}
+
+/// An object of more than a huge page: whole pages and the first blocks of the last one (LLAMA §8). The rest of the
+/// last page is free for others at once.
+fn acquire_pages(class: usize, count: usize) -> Option<Blocks> {
+    let pages = count.div_ceil(BLOCKS_PER_HUGE_PAGE);
+    let address = take_pages(class, pages)?;
+    let mut zeroed = true;
+    for i in 0..pages {
+        let page_address = address + i * HUGE_PAGE_BYTES;
+        let page = region::huge_page(page_address);
+        let _guard = page.lock.lock();
+        page.set_class(class);
+        let used = (count - i * BLOCKS_PER_HUGE_PAGE).min(BLOCKS_PER_HUGE_PAGE);
+        zeroed &= page.take(&bits::range(0, used), 0, used, true);
+        if i == 0 {
+            page.last_object_blocks.store(count as u32, Relaxed);
+        }
+        if i == pages - 1 {
+            page.last.set(&bits::range(used - 1, 1));
+        }
+        activate(page, region::id(page_address));
+    }
+    Some(Blocks { address, zeroed })
+}
+
+/// Free pages in a row, their metadata reset; retained ones first.
+fn take_pages(class: usize, count: usize) -> Option<usize> {
+    if count == 1 && let Some(address) = retained::pop() {
+        RETAINED.fetch_sub(1, Relaxed);
+        stats::pages_in_use(1);
+        return Some(address);
+    }
+    let address = region::take(class, count)?;
+    for i in 0..count {
+        let page = region::huge_page(address + i * HUGE_PAGE_BYTES);
+        let _guard = page.lock.lock();
+        page.reset();
+        page.high_water.store(0, Relaxed);
+    }
+    stats::pages_in_use(count as isize);
+    Some(address)
+}
+
+/// How many blocks the large object at `address` has; `None` if none begins there.
+pub fn large_object_blocks(address: usize) -> Option<usize> {
+    let page = region::huge_page(address);
+    let first = block_index(address);
+    let begins = address.is_multiple_of(BLOCK_BYTES)
+        && page.live.get(first)
+        && !page.spans.get(first)
+        && (first == 0 || !page.live.get(first - 1) || page.spans.get(first - 1) || page.last.get(first - 1));
+    // The tail of an object of several pages begins a page too: the page before says so.
+    if !begins || first == 0 && is_continuation(address) {
+        return None;
+    }
+    page.object_blocks(first)
+}
+
+fn is_continuation(address: usize) -> bool {
+    (1..=MIN_DIRECT_BYTES / HUGE_PAGE_BYTES).any(|back| {
+        let before = address.wrapping_sub(back * HUGE_PAGE_BYTES);
+        region_base(before) == region_base(address)
+            && huge_page_index(before) >= FIRST_HUGE_PAGE
+            && region::huge_page(before).last_object_blocks.load(Relaxed) as usize > back * BLOCKS_PER_HUGE_PAGE
+    })
+}
+
+/// Frees the large object of `count` blocks at `address`; `false` if another thread was faster (a double free).
+pub fn release_large(address: usize, count: usize) -> bool {
+    let head = region::huge_page(address);
+    {
+        let _guard = head.lock.lock();
+        let first = block_index(address);
+        if head.object_blocks(first) != Some(count) || !head.live.get(first) {
+            return false;
+        }
+        head.last_object_blocks.store(0, Relaxed);
+        let end = first + count;
+        if end <= BLOCKS_PER_HUGE_PAGE {
+            head.last.clear(&bits::range(end - 1, 1));
+            release_locked(head, address, count);
+            return true;
+        }
+        release_locked(head, address, BLOCKS_PER_HUGE_PAGE);
+    }
+    for i in 1..count.div_ceil(BLOCKS_PER_HUGE_PAGE) {
+        let at = address + i * HUGE_PAGE_BYTES;
+        let used = (count - i * BLOCKS_PER_HUGE_PAGE).min(BLOCKS_PER_HUGE_PAGE);
+        let page = region::huge_page(at);
+        let _guard = page.lock.lock();
+        page.last.clear(&bits::range(used - 1, 1));
+        release_locked(page, at, used);
+    }
+    true
+}
+
+/// Changes the size of a large object where it lies; `false` if there is no room.
+pub fn resize_large(address: usize, count: usize, new_count: usize) -> bool {
+    let first = block_index(address);
+    if first + count > BLOCKS_PER_HUGE_PAGE || first + new_count > BLOCKS_PER_HUGE_PAGE {
+        return false;
+    }
+    let page = region::huge_page(address);
+    let _guard = page.lock.lock();
+    if new_count < count {
+        page.last.clear(&bits::range(first + count - 1, 1));
+        page.last.set(&bits::range(first + new_count - 1, 1));
+        release_locked(page, address + new_count * BLOCK_BYTES, count - new_count);
+        return true;
+    }
+    let more = bits::range(first + count, new_count - count);
+    let free = page.free_blocks();
+    let in_reach = page.state() == State::Active || first + count == page.frontier.load(Relaxed) as usize;
+    if !in_reach || (0..4).any(|i| more[i] & !free[i] != 0) {
+        return false;
+    }
+    let residual = page.residual.get(first);
+    page.last.clear(&bits::range(first + count - 1, 1));
+    page.take(&more, first + count, new_count - count, residual);
+    page.last.set(&bits::range(first + new_count - 1, 1));
+    if page.state() == State::Open {
+        page.frontier.store((first + new_count) as u16, Relaxed);
+    }
+    pool::update(page, region::id(address), page.class());
+    true
+}
+
+fn release(address: usize, count: usize) {
+    let page = region::huge_page(address);
+    let _guard = page.lock.lock();
+    page.spans.clear(&bits::range(block_index(address), count));
+    release_locked(page, address, count);
+}
+
+/// Clears blocks (LLAMA §6.5); the page is freed with its last live block, demoted with its last residual one.
+fn release_locked(page: &HugePage, address: usize, count: usize) {
+    let blocks = bits::range(block_index(address), count);
+    page.live.clear(&blocks);
+    page.residual.clear(&blocks);
+    let page_address = address & !(HUGE_PAGE_BYTES - 1);
+    let empty = bits::is_none(&page.live.load());
+    match page.state() {
+        State::Open if empty => page.frontier.store(0, Relaxed),
+        State::Active if empty => free_page(page, page_address, page.class()),
+        State::Active => {
+            let class_before = page.class();
+            if bits::is_none(&page.residual.load()) {
+                demote(page);
+            }
+            pool::update(page, region::id(page_address), class_before);
+        }
+        _ => {}
+    }
+}
+
+/// Only shorter-lived blocks are left: the next shorter class, and they are its residual ones (LLAMA §6.4).
+fn demote(page: &HugePage) {
+    if page.class() > 0 {
+        page.set_class(page.class() - 1);
+        stats::count(Event::Demoted);
+    }
+    page.residual.store(&page.live.load());
+    set_deadline(page);
+}
+
+/// No block is live: back to the operating system at once, unless a few pages are to be retained.
+fn free_page(page: &HugePage, address: usize, class: usize) {
+    page.set_state(State::Free);
+    pool::update(page, region::id(address), class);
+    page.reset();
+    stats::pages_in_use(-1);
+    if RETAINED.load(Relaxed) < RETAIN.load(Relaxed) {
+        RETAINED.fetch_add(1, Relaxed);
+        page.set_state(State::Retained);
+        retained::push(address);
+    } else {
+        hand_back(page, address);
+    }
+}
+
+fn hand_back(page: &HugePage, address: usize) {
+    page.set_state(State::Free);
+    page.high_water.store(0, Relaxed);
+    os::discard(address, HUGE_PAGE_BYTES);
+    stats::count(Event::PageReturned);
+    region::give(address);
+}
+
+/// Free pages that are kept mapped, so that a heap that breathes does not fault them in again at each breath.
+mod retained {
+    use super::*;
+    use crate::available::AvailableSet;
+
+    static PAGES: AvailableSet = AvailableSet::new();
+
+    pub fn push(address: usize) {
+        PAGES.insert(region::id(address));
+    }
+
+    pub fn pop() -> Option<usize> {
+        loop {
+            let id = PAGES.first(0)?;
+            if PAGES.remove(id) {
+                return Some(region::address(id));
+            }
+        }
+    }
+}
+
+/// Returns every huge page that holds nothing; whether there was one. Also what malloc_trim does.
+pub fn trim() -> bool {
+    let mut any = false;
+    while let Some(address) = retained::pop() {
+        RETAINED.fetch_sub(1, Relaxed);
+        let page = region::huge_page(address);
+        let _guard = page.lock.lock();
+        hand_back(page, address);
+        any = true;
+    }
+    for open in &OPEN {
+        any |= close_if_empty(open, false);
+    }
+    any
+}
+
+/// Returns an open page on which nothing lives; with `hesitate`, only if that was so a tick ago already.
+fn close_if_empty(open: &OpenPage, hesitate: bool) -> bool {
+    let _open = open.lock.lock();
+    let address = open.address.load(Relaxed);
+    if address == 0 {
+        return false;
+    }
+    let page = region::huge_page(address);
+    let _page = page.lock.lock();
+    if !bits::is_none(&page.live.load()) {
+        page.empty_since_tick.store(0, Relaxed);
+        return false;
+    }
+    if hesitate && page.empty_since_tick.swap(1, Relaxed) == 0 {
+        return false;
+    }
+    open.address.store(0, Relaxed);
+    free_page(page, address, page.class());
+    true
+}
+
+/// Looks at some active pages whose deadline may have passed (LLAMA §6.4); called once a tick by one thread.
+pub fn expire_deadlines(now_ms: u32, cursor: usize, pages: usize) -> usize {
+    let mut next = cursor;
+    for _ in 0..pages {
+        let Some(id) = region::next_used(next) else {
+            next = 0;
+            break;
+        };
+        next = id + 1;
+        let page = region::huge_page(region::address(id));
+        if page.state() == State::Active && page.deadline_ms.load(Relaxed) <= now_ms {
+            let _guard = page.lock.lock();
+            expire(page, id, now_ms);
+        }
+    }
+    next
+}
+
+fn expire(page: &HugePage, id: usize, now_ms: u32) {
+    if page.state() != State::Active || page.deadline_ms.load(Relaxed) > now_ms {
+        return;
+    }
+    let class_before = page.class();
+    stats::count(Event::DeadlineExpired);
+    if bits::is_none(&page.residual.load()) {
+        demote(page);
+    } else {
+        page.set_class((class_before + 1).min(FOREVER));
+        stats::count(Event::Promoted);
+        set_deadline(page);
+    }
+    pool::update(page, id, class_before);
+    if lines::chosen() {
+        lines::recyclable::list(region::address(id), page.class());
+    }
+}
+
+/// Returns open pages that stay empty; called once a tick by one thread.
+pub fn close_empty_pages() {
+    for open in &OPEN {
+        if open.address.load(Relaxed) != 0 {
+            close_if_empty(open, true);
+        }
+    }
+}

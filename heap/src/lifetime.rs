@@ -1,0 +1,51 @@
+//! Lifetime classes (LLAMA §5.1, §6.1) and the heap's clock.
+//!
+//! Class `c` says that an object is expected to die within 10^(c+1) ms; the last class never dies.
+
+/// How many lifetime classes there are: the paper's N = 7.
+pub const CLASSES: usize = 7;
+/// The class of objects that live until the end: ∞.
+pub const FOREVER: usize = CLASSES - 1;
+/// A deadline that never comes.
+pub const NEVER_MS: u32 = u32::MAX;
+
+/// The classes' names, as configuration and statistics spell them.
+pub const NAMES: [&str; CLASSES] = ["10ms", "100ms", "1s", "10s", "100s", "1000s", "inf"];
+
+const BOUNDS_MS: [u32; CLASSES] = [10, 100, 1_000, 10_000, 100_000, 1_000_000, NEVER_MS];
+
+/// The class of an object that lived for `lifetime_ms`.
+pub fn of_lifetime_ms(lifetime_ms: u32) -> usize {
+    BOUNDS_MS.iter().position(|&bound| lifetime_ms < bound).unwrap_or(FOREVER)
+}
+
+/// When all objects placed at `now_ms` with this class should be dead: now + K × LC (LLAMA §6.4).
+pub fn deadline_ms(now_ms: u32, class: usize, k: u32) -> u32 {
+    if class >= FOREVER { NEVER_MS } else { now_ms.saturating_add(k.saturating_mul(BOUNDS_MS[class])) }
+}
+
+/// The class that a name stands for.
+pub fn of_name(name: &[u8]) -> Option<usize> {
+    NAMES.iter().position(|known| known.as_bytes() == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_are_orders_of_magnitude() {
+        assert_eq!(of_lifetime_ms(0), 0);
+        assert_eq!(of_lifetime_ms(9), 0);
+        assert_eq!(of_lifetime_ms(10), 1);
+        assert_eq!(of_lifetime_ms(999_999), 5);
+        assert_eq!(of_lifetime_ms(1_000_000), FOREVER);
+    }
+
+    #[test]
+    fn deadlines_follow_k() {
+        assert_eq!(deadline_ms(5, 0, 2), 25);
+        assert_eq!(deadline_ms(5, 2, 4), 4005);
+        assert_eq!(deadline_ms(5, FOREVER, 2), NEVER_MS);
+    }
+}

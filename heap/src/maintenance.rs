@@ -1,0 +1,50 @@
+//! What must be done now and then: deadlines, the age of watched objects, empty spans in hand, stale predictions.
+//!
+//! No thread of its own does it: whoever is on a slow path when a tick has passed does a bounded piece. A program that
+//! does not allocate has a heap that does not change.
+
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
+
+use crate::clock;
+use crate::global;
+use crate::heap::Heap;
+use crate::refill;
+use crate::sites;
+
+/// Between two pieces of work, ms.
+const TICK_MS: u32 = 10;
+/// Between two flushes of a thread's empty spans, ms.
+const FLUSH_MS: u32 = 100;
+/// Between two looks at empty open pages, in ticks.
+const CLOSE_TICKS: u32 = 10;
+/// Huge pages looked at in a tick: 1024 are 2 GiB.
+const PAGES_A_TICK: usize = 256;
+/// Groups of watched objects looked at in a tick.
+const GROUPS_A_TICK: usize = 64;
+
+static NEXT_TICK_MS: AtomicU32 = AtomicU32::new(0);
+static TICKS: AtomicU32 = AtomicU32::new(0);
+static PAGE_CURSOR: AtomicUsize = AtomicUsize::new(0);
+static GROUP_CURSOR: AtomicUsize = AtomicUsize::new(0);
+
+/// Does what is due.
+pub fn tick(heap: &'static Heap) {
+    let now_ms = clock::now_ms();
+    if now_ms.wrapping_sub(heap.flushed_ms.get()) >= TICK_MS && heap.epoch.get() != sites::epoch() {
+        heap.epoch.set(sites::epoch());
+        heap.forget_predictions();
+        if now_ms.wrapping_sub(heap.flushed_ms.get()) >= FLUSH_MS {
+            refill::flush(heap, false);
+        }
+        heap.flushed_ms.set(now_ms);
+    }
+    let due = NEXT_TICK_MS.load(Relaxed);
+    if now_ms < due || NEXT_TICK_MS.compare_exchange(due, now_ms + TICK_MS, Relaxed, Relaxed).is_err() {
+        return;
+    }
+    PAGE_CURSOR.store(global::expire_deadlines(now_ms, PAGE_CURSOR.load(Relaxed), PAGES_A_TICK), Relaxed);
+    GROUP_CURSOR.store(sites::grow_older(now_ms, GROUP_CURSOR.load(Relaxed), GROUPS_A_TICK), Relaxed);
+    if TICKS.fetch_add(1, Relaxed) % CLOSE_TICKS == 0 {
+        global::close_empty_pages();
+    }
+}

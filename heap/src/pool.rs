@@ -1,0 +1,79 @@
+//! Active huge pages with free blocks, by lifetime class and by their longest run of free blocks.
+//!
+//! The paper keeps a list of active pages for each class and looks at their bit vectors in turn (§6.5). Here a page
+//! is in one of nine sets of its class, by floor(log2(longest run)), so a request finds a page that fits in a few
+//! loads, takes the fullest fitting kind first and the lowest address within it. [`NONEMPTY`] tells which
+//! of the 63 sets have members.
+
+use core::sync::atomic::{AtomicU64, Ordering::{Relaxed, SeqCst}};
+
+use crate::available::AvailableSet;
+use crate::bits;
+use crate::huge_page::{HugePage, NO_BUCKET, State};
+use crate::lifetime::CLASSES;
+
+/// Sets for each class: longest runs of 1, 2–3, 4–7, … 128–255 and 256 blocks.
+pub const BUCKETS: usize = 9;
+
+static SETS: [[AvailableSet; BUCKETS]; CLASSES] = [const { [const { AvailableSet::new() }; BUCKETS] }; CLASSES];
+static NONEMPTY: AtomicU64 = AtomicU64::new(0);
+
+/// Puts the page into the set where it belongs now, out of the one where it was. The page's lock is held.
+pub fn update(page: &HugePage, id: usize, class_before: usize) {
+    let free = page.free_blocks();
+    let bucket = match page.state() {
+        State::Active => bits::log2_longest_run(&free).map_or(NO_BUCKET, |log2| log2 as u8),
+        _ => NO_BUCKET,
+    };
+    let before = page.bucket.load(Relaxed);
+    if before == bucket && class_before == page.class() {
+        return;
+    }
+    if before != NO_BUCKET {
+        remove(class_before, before as usize, id);
+    }
+    if bucket != NO_BUCKET {
+        let class = page.class();
+        SETS[class][bucket as usize].insert(id);
+        let flag = 1 << (class * BUCKETS + bucket as usize);
+        if NONEMPTY.load(SeqCst) & flag == 0 {
+            NONEMPTY.fetch_or(flag, SeqCst);
+        }
+    }
+    page.bucket.store(bucket, Relaxed);
+}
+
+fn remove(class: usize, bucket: usize, id: usize) {
+    let set = &SETS[class][bucket];
+    set.remove(id);
+    if set.first(0).is_none() {
+        let flag = 1 << (class * BUCKETS + bucket);
+        NONEMPTY.fetch_and(!flag, SeqCst);
+        if set.first(0).is_some() {
+            NONEMPTY.fetch_or(flag, SeqCst);
+        }
+    }
+}
+
+/// Calls `attempt` with the ids of pages of `class` that may have a run of `blocks`, the fullest kind first,
+/// until it returns something. Kinds that may just miss are tried a few times only.
+pub fn search<T>(class: usize, blocks: usize, mut attempt: impl FnMut(usize) -> Option<T>) -> Option<T> {
+    const TRIES_WHERE_IT_MAY_MISS: usize = 4;
+    let nonempty = (NONEMPTY.load(SeqCst) >> (class * BUCKETS)) as usize & ((1 << BUCKETS) - 1);
+    let lowest = blocks.ilog2() as usize;
+    let mut kinds = nonempty >> lowest << lowest;
+    while kinds != 0 {
+        let bucket = kinds.trailing_zeros() as usize;
+        kinds &= kinds - 1;
+        let tries = if bucket == lowest { TRIES_WHERE_IT_MAY_MISS } else { usize::MAX };
+        let mut start = 0;
+        for _ in 0..tries {
+            let Some(id) = SETS[class][bucket].first(start) else { break };
+            if let Some(found) = attempt(id) {
+                return Some(found);
+            }
+            start = id + 1;
+        }
+    }
+    None
+}

@@ -1,0 +1,139 @@
+//! How a thread frees an object that lies in another thread's span.
+//!
+//! It sets the cell's bit in the span's *remote bits* (one atomic instruction), and if the span is in no list yet, puts
+//! it into its owner's list of such spans. The owner, when it next needs memory, takes the list and clears the cells.
+//!
+//! The link's flag says "in a list": it is set before the span is pushed and cleared before its bits are read,
+//! so a bit set later finds the flag clear and pushes again. A span may change owner while it is in a list
+//! (its thread ended): who finds it in its list and does not own it passes it on to who does.
+//! `heap/tests/loom_remote.rs` checks every interleaving of these steps.
+
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::{Acquire, Relaxed, SeqCst}};
+
+#[cfg(not(loom))]
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::{Acquire, Relaxed, SeqCst}};
+
+const WORDS: usize = if cfg!(loom) { 1 } else { 16 };
+
+/// Cells freed by others and not yet seen by the owner.
+#[derive(Default)]
+pub struct RemoteBits([AtomicU64; WORDS]);
+
+impl RemoteBits {
+    /// Marks a cell free; whether it was marked already (a double free).
+    #[inline]
+    pub fn mark(&self, cell: usize) -> bool {
+        let bit = 1 << (cell % 64);
+        self.0[cell / 64].fetch_or(bit, SeqCst) & bit != 0
+    }
+
+    /// Takes all marks of a word. Acquires what the freeing threads did to the objects before.
+    #[inline]
+    pub fn take(&self, word: usize) -> u64 {
+        if self.0[word].load(SeqCst) == 0 { 0 } else { self.0[word].swap(0, SeqCst) }
+    }
+
+    /// Whether a cell is marked.
+    #[inline]
+    pub fn is_marked(&self, cell: usize) -> bool {
+        self.0[cell / 64].load(Acquire) >> (cell % 64) & 1 == 1
+    }
+
+    /// Whether any cell is marked.
+    pub fn any(&self) -> bool {
+        self.0.iter().any(|word| word.load(SeqCst) != 0)
+    }
+}
+
+/// A span's membership in a list.
+#[derive(Default)]
+pub struct Link {
+    next: AtomicUsize,
+    listed: AtomicU32,
+}
+
+impl Link {
+    /// Claims the right to put the span into a list; `false`: it is in one.
+    #[inline]
+    pub fn claim(&self) -> bool {
+        self.listed.load(SeqCst) == 0 && self.listed.swap(1, SeqCst) == 0
+    }
+
+    /// The span is in no list any more; to be called before its bits are read.
+    #[inline]
+    pub fn release(&self) {
+        self.listed.store(0, SeqCst);
+    }
+
+    /// The span after this one in a taken list.
+    pub fn next(&self) -> usize {
+        self.next.load(Relaxed)
+    }
+}
+
+/// The list of one owner: anyone pushes, the owner takes all.
+#[derive(Default)]
+pub struct RemoteList {
+    head: AtomicUsize,
+}
+
+impl RemoteList {
+    /// The empty list.
+    #[cfg(not(loom))]
+    pub const fn new() -> Self {
+        Self { head: AtomicUsize::new(0) }
+    }
+
+    /// Adds a span, given as its address and its claimed link.
+    pub fn push(&self, span: usize, link: &Link) {
+        let mut head = self.head.load(Relaxed);
+        loop {
+            link.next.store(head, Relaxed);
+            match self.head.compare_exchange_weak(head, span, SeqCst, Relaxed) {
+                Ok(_) => return,
+                Err(now) => head = now,
+            }
+        }
+    }
+
+    /// Whether there is something to take.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.head.load(SeqCst) == 0
+    }
+
+    /// Takes all spans: the first one's address, the others by [`Link::next`]; 0 for none.
+    pub fn take(&self) -> usize {
+        self.head.swap(0, SeqCst)
+    }
+}
+
+/// Who owns a list: a running thread, or nobody, in which case whoever frees looks after it.
+#[derive(Default)]
+pub struct Tenancy(AtomicU32);
+
+impl Tenancy {
+    /// Nobody's yet.
+    #[cfg(not(loom))]
+    pub const fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+
+    /// A thread moves in (`true`) or has moved out (`false`).
+    pub fn set(&self, taken: bool) {
+        self.0.store(taken as u32, SeqCst);
+    }
+
+    /// Whether a thread lives here.
+    #[inline]
+    pub fn taken(&self) -> bool {
+        self.0.load(SeqCst) != 0
+    }
+
+    /// As [`Tenancy::taken`], for statistics.
+    pub fn looks_taken(&self) -> bool {
+        self.0.load(Relaxed) != 0
+    }
+}
+

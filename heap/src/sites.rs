@@ -1,0 +1,300 @@
+//! Lifetimes learned while the program runs: some allocations are watched until they are freed, and teach the call site
+//! they came from.
+//!
+//! A *site* is a return address, stack height and size (LLAMA §7); its *parent* is the return address alone, for contexts that
+//! are new. Each site keeps how many watched objects died in each lifetime class, and how old those are that live.
+//! Its class is the smallest by which 95% die (T95, §5.1); an object that lives counts against every class it has
+//! outlived. A site of which too little is known gets ∞ while it has allocated little: what a program allocates seldom
+//! tends to stay, and if not, little is lost. Once it has allocated much it gets the class that its oldest objects
+//! have reached, so that bulk does not mix with what stays.
+
+use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::{Acquire, Relaxed, Release}};
+
+use crate::clock;
+use crate::geometry::MAX_SMALL_BYTES;
+use crate::heap::{Call, Heap};
+use crate::lifetime::{self, CLASSES, FOREVER};
+use crate::lock::Lock;
+use crate::size_class::GRANULE_BYTES;
+use crate::stats::{self, Event};
+
+/// Sites that can be known; calls from further ones share their parent's.
+const CAPACITY: usize = 1 << 14;
+const INDEX: usize = 1 << 15;
+/// Objects that can be watched at once: groups of slots chosen by address.
+const GROUPS: usize = 1 << 10;
+const GROUP: usize = 4;
+/// Live objects that a site has watched at most: beyond them a new one teaches little.
+const MAX_WATCHED: u16 = 24;
+/// The first objects of a site are all watched, as far as the slow path sees them.
+const FIRST_WATCHED: u32 = 8;
+/// A site is known from this many ends on.
+const ENOUGH_ENDS: u32 = 3;
+/// Until it has allocated this much, an unknown site may live among what stays.
+const LITTLE_BYTES: u32 = 256 << 10;
+/// Ends are halved beyond this many, so that a site can change its mind.
+const MANY_ENDS: u32 = 256;
+
+/// What is known of one call site.
+#[derive(Default)]
+pub struct Site {
+    key: AtomicU64,
+    /// Number of the parent plus one; 0: this is one.
+    parent: AtomicU32,
+    /// Bytes that the site has taken in spans and large objects.
+    charged_bytes: AtomicU32,
+    class: AtomicU8,
+    /// Watched objects that live.
+    watched: AtomicU16,
+    /// Of those, how many have reached the age of each class.
+    alive: [AtomicU8; CLASSES],
+    /// How many died in each class.
+    dead: [AtomicU16; CLASSES],
+}
+
+/// A watched object.
+#[derive(Default)]
+struct Watch {
+    address: AtomicU64,
+    birth_ms: AtomicU32,
+    site: AtomicU16,
+    age_class: AtomicU8,
+}
+
+static SITES: [Site; CAPACITY] = [const { ZERO_SITE }; CAPACITY];
+static INDICES: [AtomicU16; INDEX] = [const { AtomicU16::new(0) }; INDEX];
+static COUNT: AtomicU32 = AtomicU32::new(0);
+static WATCHES: [[Watch; GROUP]; GROUPS] = [const { [const { ZERO_WATCH }; GROUP] }; GROUPS];
+/// Held while a site is added or a watch changes.
+static LOCK: Lock = Lock::new();
+/// Changes when a site's class does: prediction tables filled before are out of date.
+static EPOCH: AtomicU32 = AtomicU32::new(1);
+
+const ZERO_SITE: Site = Site {
+    key: AtomicU64::new(0),
+    parent: AtomicU32::new(0),
+    charged_bytes: AtomicU32::new(0),
+    class: AtomicU8::new(0),
+    watched: AtomicU16::new(0),
+    alive: [const { AtomicU8::new(0) }; CLASSES],
+    dead: [const { AtomicU16::new(0) }; CLASSES],
+};
+const ZERO_WATCH: Watch = Watch {
+    address: AtomicU64::new(0),
+    birth_ms: AtomicU32::new(0),
+    site: AtomicU16::new(0),
+    age_class: AtomicU8::new(0),
+};
+
+/// The version of what was learned.
+#[inline]
+pub fn epoch() -> u32 {
+    EPOCH.load(Relaxed)
+}
+
+/// How many sites are known.
+pub fn count() -> u32 {
+    COUNT.load(Relaxed)
+}
+
+fn mix(value: u64) -> u64 {
+    let mixed = (value ^ value >> 32).wrapping_mul(0xD6E8_FEB8_6659_FD93);
+    (mixed ^ mixed >> 32) | 1
+}
+
+/// Sizes that share a site: 16 B apart when small, an eighth of the size apart when large.
+fn size_key(size: usize) -> u64 {
+    if size <= MAX_SMALL_BYTES {
+        size.div_ceil(GRANULE_BYTES) as u64
+    } else {
+        let log2 = size.ilog2();
+        1024 + u64::from(log2) * 8 + (size >> (log2 - 3) & 7) as u64
+    }
+}
+
+/// The call's site, added if it is new; its parent's when there is no room; `None` when there is none for that either.
+pub fn of(heap: &Heap, call: &Call) -> Option<&'static Site> {
+    let height = heap.stack_base.get().wrapping_sub(call.stack) as u64;
+    let parent_key = mix(call.caller as u64);
+    let key = mix(parent_key ^ height.wrapping_mul(0xA076_1D64_78BD_642F) ^ size_key(call.size).rotate_right(16));
+    if let Some(site) = find(key) {
+        return Some(site);
+    }
+    let _guard = LOCK.lock();
+    let parent = find(parent_key).or_else(|| add(parent_key, None))?;
+    find(key).or_else(|| add(key, Some(parent))).or(Some(parent))
+}
+
+fn find(key: u64) -> Option<&'static Site> {
+    let mut i = key as usize >> 1;
+    loop {
+        let number = INDICES[i % INDEX].load(Acquire) as usize;
+        let site = &SITES[number.checked_sub(1)?];
+        if site.key.load(Relaxed) == key {
+            return Some(site);
+        }
+        i += 1;
+    }
+}
+
+fn add(key: u64, parent: Option<&'static Site>) -> Option<&'static Site> {
+    let number = COUNT.load(Relaxed) as usize;
+    let site = SITES.get(number)?;
+    site.key.store(key, Relaxed);
+    site.parent.store(parent.map_or(0, |parent| parent.number() as u32 + 1), Relaxed);
+    site.class.store(parent.and_then(Site::known_class).unwrap_or(FOREVER) as u8, Relaxed);
+    COUNT.store(number as u32 + 1, Relaxed);
+    let mut i = key as usize >> 1;
+    while INDICES[i % INDEX].load(Relaxed) != 0 {
+        i += 1;
+    }
+    INDICES[i % INDEX].store(number as u16 + 1, Release);
+    Some(site)
+}
+
+impl Site {
+    /// The class predicted for this site's objects.
+    pub fn class(&self) -> usize {
+        self.class.load(Relaxed) as usize
+    }
+
+    fn number(&self) -> usize {
+        (core::ptr::from_ref(self) as usize - SITES.as_ptr() as usize) / size_of::<Site>()
+    }
+
+    fn parent(&self) -> Option<&'static Site> {
+        Some(&SITES[(self.parent.load(Relaxed) as usize).checked_sub(1)?])
+    }
+
+    /// Whether so few of its objects were watched that each should be.
+    pub fn is_new(&self) -> bool {
+        let ends: u32 = self.dead.iter().map(|n| u32::from(n.load(Relaxed))).sum();
+        ends + u32::from(self.watched.load(Relaxed)) < FIRST_WATCHED
+    }
+
+    /// Whether one more object should be watched.
+    pub fn wants_samples(&self) -> bool {
+        self.watched.load(Relaxed) < MAX_WATCHED
+    }
+
+    /// The class by which 95% of the watched objects die; `None` while too few have.
+    fn known_class(&self) -> Option<usize> {
+        let ends: u32 = self.dead.iter().map(|n| u32::from(n.load(Relaxed))).sum();
+        if ends < ENOUGH_ENDS {
+            return None;
+        }
+        let mut by_now = 0;
+        for class in 0..CLASSES {
+            by_now += u32::from(self.dead[class].load(Relaxed));
+            let outlived: u32 = self.alive[class + 1..].iter().map(|n| u32::from(n.load(Relaxed))).sum();
+            if by_now * 100 >= (ends + outlived) * 95 {
+                return Some(class);
+            }
+        }
+        Some(FOREVER)
+    }
+
+    fn best_class(&self) -> usize {
+        if let Some(class) = self.known_class() {
+            return class;
+        }
+        if self.charged_bytes.load(Relaxed) >= LITTLE_BYTES {
+            let oldest = self.alive.iter().rposition(|n| n.load(Relaxed) > 0).unwrap_or(0);
+            return (oldest + 1).min(FOREVER);
+        }
+        self.parent().and_then(Site::known_class).unwrap_or(FOREVER)
+    }
+
+    fn reconsider(&self) {
+        let class = self.best_class();
+        if self.class.swap(class as u8, Relaxed) as usize != class {
+            EPOCH.fetch_add(1, Relaxed);
+            stats::count(Event::PredictionChanged);
+        }
+    }
+
+    /// The site took this much memory.
+    pub fn charge(&self, bytes: usize) {
+        let before = self.charged_bytes.load(Relaxed);
+        let now = before.saturating_add(bytes.min(u32::MAX as usize) as u32);
+        self.charged_bytes.store(now, Relaxed);
+        if before < LITTLE_BYTES && now >= LITTLE_BYTES {
+            let _guard = LOCK.lock();
+            self.reconsider();
+        }
+    }
+
+    fn record_end(&self, class: usize) {
+        let total: u32 = self.dead.iter().map(|n| u32::from(n.load(Relaxed))).sum();
+        if total >= MANY_ENDS {
+            self.dead.iter().for_each(|n| n.store(n.load(Relaxed) / 2, Relaxed));
+        }
+        add_to(&self.dead[class], 1);
+    }
+
+    fn change_alive(&self, class: usize, change: i8) {
+        self.alive[class].store(self.alive[class].load(Relaxed).saturating_add_signed(change), Relaxed);
+    }
+}
+
+fn add_to(count: &AtomicU16, change: i16) {
+    count.store(count.load(Relaxed).saturating_add_signed(change), Relaxed);
+}
+
+fn group(address: usize) -> &'static [Watch; GROUP] {
+    &WATCHES[(mix(address as u64 >> 4) >> 40) as usize % GROUPS]
+}
+
+/// Watches the object at `address`; `false` if there is no room.
+pub fn watch(site: &'static Site, address: usize) -> bool {
+    let _guard = LOCK.lock();
+    let Some(slot) = group(address).iter().find(|slot| slot.address.load(Relaxed) == 0) else { return false };
+    slot.address.store(address as u64, Relaxed);
+    slot.birth_ms.store(clock::now_ms(), Relaxed);
+    slot.site.store(site.number() as u16, Relaxed);
+    slot.age_class.store(0, Relaxed);
+    add_to(&site.watched, 1);
+    site.change_alive(0, 1);
+    true
+}
+
+/// The watched object at `address` was freed.
+pub fn freed(address: usize) {
+    let _guard = LOCK.lock();
+    let Some(slot) = group(address).iter().find(|slot| slot.address.load(Relaxed) == address as u64) else { return };
+    let lifetime_ms = clock::now_ms().saturating_sub(slot.birth_ms.load(Relaxed));
+    end(slot, lifetime::of_lifetime_ms(lifetime_ms));
+}
+
+fn end(slot: &Watch, class: usize) {
+    let site = &SITES[slot.site.load(Relaxed) as usize];
+    slot.address.store(0, Relaxed);
+    add_to(&site.watched, -1);
+    site.change_alive(slot.age_class.load(Relaxed) as usize, -1);
+    stats::count(Event::LifetimeMeasured);
+    site.record_end(class);
+    site.reconsider();
+    if let Some(parent) = site.parent() {
+        parent.record_end(class);
+        parent.reconsider();
+    }
+}
+
+/// Looks at some of the watched objects and lets their sites know how old they have become; once a tick, by one thread.
+pub fn grow_older(now_ms: u32, cursor: usize, groups: usize) -> usize {
+    let _guard = LOCK.lock();
+    for watch in (cursor..cursor + groups).flat_map(|i| &WATCHES[i % GROUPS]) {
+        if watch.address.load(Relaxed) == 0 {
+            continue;
+        }
+        let age = lifetime::of_lifetime_ms(now_ms.saturating_sub(watch.birth_ms.load(Relaxed)));
+        let before = watch.age_class.swap(age as u8, Relaxed) as usize;
+        if age != before {
+            let site = &SITES[watch.site.load(Relaxed) as usize];
+            site.change_alive(before, -1);
+            site.change_alive(age, 1);
+            site.reconsider();
+        }
+    }
+    (cursor + groups) % GROUPS
+}

@@ -1,0 +1,267 @@
+//! A block span's metadata (LLAMA §6.1, §6.6), and the cells of one size that it is divided into.
+//!
+//! A span has one owner, a thread's heap. One bit a cell says whether it is live. The owner allocates and frees with
+//! plain loads and stores; others mark cells in a second bit vector, and the owner takes those marks over when it
+//! next looks ([`crate::remote`]). So the counts that the paper updates atomically at each allocation and free
+//! (§8, its fast path's bottleneck in §9.5) are owner-local here. Since the bits lie apart from the objects, a
+//! wild write cannot corrupt them, and a second free of the same cell is always seen.
+
+use core::cell::Cell;
+use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::{Acquire, Relaxed, Release}};
+
+use crate::geometry::SPAN_METADATA_BYTES;
+use crate::remote::{Link, RemoteBits};
+use crate::size_class;
+
+/// Words of live bits: enough for the 1024 cells of 16 B.
+pub const WORDS: usize = 16;
+
+/// In [`Span::tag`]: the span is closed, every cell was live when its owner last allocated from it.
+pub const CLOSED: u32 = 1 << 30;
+/// In [`Span::tag`]: a cell's lifetime is being measured.
+pub const SAMPLED: u32 = 1 << 31;
+/// In [`Span::tag`]: the owner's id.
+pub const OWNER: u32 = 0xFFFF;
+
+/// Where the owner keeps the span.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Place {
+    /// Not a heap's.
+    None = 0,
+    /// Being allocated from.
+    Open = 1,
+    /// Closed; in no list, found again by the address of an object that is freed.
+    Closed = 2,
+    /// Partly free: in its bin's list.
+    Partial = 3,
+    /// Divided by lines, see [`crate::lines`].
+    Lines = 4,
+}
+
+/// On cache lines of their own: others read the header while the owner writes here.
+#[repr(C, align(64))]
+struct LiveBits([AtomicU64; WORDS]);
+
+/// The metadata, 320 B: a cache line of header, two lines that the owner writes, two that others write.
+#[repr(C, align(64))]
+pub struct Span {
+    /// The owner's id and flags; equal to the owner's own tag exactly if a free by the owner needs no more
+    /// than clearing a bit. 0: no owner.
+    pub tag: AtomicU32,
+    /// Multiplier that divides an offset by the cell size.
+    pub reciprocal: AtomicU32,
+    /// Bytes of a cell.
+    pub cell_bytes: AtomicU16,
+    /// Cells.
+    pub cells: AtomicU16,
+    /// Size class of the cells.
+    pub size_class: AtomicU8,
+    /// Lifetime class of the objects.
+    pub class: AtomicU8,
+    place: AtomicU8,
+    /// Cells whose lifetime is being measured, plus one; 0 for none.
+    pub sampled_cells: [AtomicU16; 2],
+    /// Neighbours in the bin's list.
+    pub next: AtomicU64,
+    /// As above.
+    pub previous: AtomicU64,
+    /// Membership in an owner's list of spans with remote frees.
+    pub link: Link,
+    live: LiveBits,
+    remote: RemoteBits,
+}
+
+const _: () = assert!(size_of::<Span>() == SPAN_METADATA_BYTES);
+const _: () = assert!(core::mem::offset_of!(Span, live) == 64);
+
+impl Span {
+    /// Prepares a span that no heap owns for cells of `size_class`.
+    pub fn divide(&self, owner: u32, size_class: usize, class: usize) {
+        self.reciprocal.store(size_class::reciprocal(size_class), Relaxed);
+        self.cell_bytes.store(size_class::CELL_BYTES[size_class], Relaxed);
+        self.cells.store(size_class::cells(size_class) as u16, Relaxed);
+        self.size_class.store(size_class as u8, Relaxed);
+        self.class.store(class as u8, Relaxed);
+        self.sampled_cells.iter().for_each(|cell| cell.store(0, Relaxed));
+        self.live.0.iter().for_each(|word| word.store(0, Relaxed));
+        self.tag.store(owner, Release);
+    }
+
+    /// The owner's id; 0 for none.
+    #[inline]
+    pub fn owner(&self) -> u32 {
+        self.tag.load(Acquire) & OWNER
+    }
+
+    /// Where the owner keeps the span.
+    #[inline]
+    pub fn place(&self) -> Place {
+        match self.place.load(Relaxed) {
+            1 => Place::Open,
+            2 => Place::Closed,
+            3 => Place::Partial,
+            4 => Place::Lines,
+            _ => Place::None,
+        }
+    }
+
+    /// Says where the owner keeps the span.
+    pub fn set_place(&self, place: Place) {
+        self.place.store(place as u8, Relaxed);
+    }
+
+    /// Sets and clears flags of the tag; the owner only.
+    pub fn change_tag(&self, set: u32, clear: u32) {
+        self.tag.store(self.tag.load(Relaxed) & !clear | set, Release);
+    }
+
+    /// Words of live bits in use.
+    #[inline]
+    pub fn words(&self) -> usize {
+        (self.cells.load(Relaxed) as usize).div_ceil(64)
+    }
+
+    /// The live bits of word `i`.
+    #[inline(always)]
+    pub fn live_word(&self, i: usize) -> &AtomicU64 {
+        &self.live.0[i]
+    }
+
+    /// Bits of word `i` that stand for a cell.
+    #[inline]
+    pub fn mask(&self, i: usize) -> u64 {
+        let cells = self.cells.load(Relaxed) as usize - i * 64;
+        if cells >= 64 { u64::MAX } else { (1 << cells) - 1 }
+    }
+
+    /// Whether no cell is live, as far as the owner knows.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.live.0[..self.words()].iter().all(|word| word.load(Relaxed) == 0)
+    }
+
+    /// Whether every cell is live, as far as the owner knows.
+    pub fn is_full(&self) -> bool {
+        (0..self.words()).all(|i| self.live.0[i].load(Relaxed) == self.mask(i))
+    }
+
+    /// Live cells, as far as the owner knows.
+    pub fn live_cells(&self) -> usize {
+        self.live.0[..self.words()].iter().map(|word| word.load(Relaxed).count_ones() as usize).sum()
+    }
+
+    /// The remote side.
+    pub fn remote(&self) -> &RemoteBits {
+        &self.remote
+    }
+
+    /// Takes over the cells that others freed, and calls `freed` with each word's index and bits.
+    /// `Err` names a cell that was freed twice.
+    pub fn collect(&self, mut freed: impl FnMut(usize, u64)) -> Result<(), usize> {
+        for i in 0..self.words() {
+            let bits = self.remote.take(i);
+            if bits == 0 {
+                continue;
+            }
+            let live = self.live.0[i].load(Relaxed);
+            let twice = bits & !live;
+            if twice != 0 {
+                return Err(i * 64 + twice.trailing_zeros() as usize);
+            }
+            self.live.0[i].store(live & !bits, Relaxed);
+            freed(i, bits);
+        }
+        Ok(())
+    }
+
+    /// Remembers that this cell's lifetime is measured; whether there was room.
+    pub fn sample(&self, cell: usize) -> bool {
+        for slot in &self.sampled_cells {
+            if slot.load(Relaxed) == 0 {
+                slot.store(cell as u16 + 1, Relaxed);
+                self.change_tag(SAMPLED, 0);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Whether this cell's lifetime is measured.
+    #[inline]
+    pub fn is_sampled(&self, cell: usize) -> bool {
+        self.sampled_cells.iter().any(|slot| slot.load(Relaxed) == cell as u16 + 1)
+    }
+
+    /// Forgets that this cell's lifetime is measured; the owner only.
+    pub fn forget_sample(&self, cell: usize) {
+        let mut left = false;
+        for slot in &self.sampled_cells {
+            let sampled = slot.load(Relaxed);
+            if sampled == cell as u16 + 1 {
+                slot.store(0, Relaxed);
+            } else {
+                left |= sampled != 0;
+            }
+        }
+        if !left {
+            self.change_tag(0, SAMPLED);
+        }
+    }
+}
+
+/// A list of spans, linked through their metadata; the owner's alone.
+#[derive(Default)]
+pub struct SpanList(Cell<u64>);
+
+fn at(address: u64) -> Option<&'static Span> {
+    // SAFETY: only addresses of spans, which are never unmapped, are put into lists.
+    (address != 0).then(|| unsafe { &*(address as *const Span) })
+}
+
+fn address_of(span: &Span) -> u64 {
+    core::ptr::from_ref(span) as u64
+}
+
+impl SpanList {
+    /// The empty list.
+    pub const fn new() -> Self {
+        Self(Cell::new(0))
+    }
+
+    /// The first span.
+    #[inline]
+    pub fn first(&self) -> Option<&'static Span> {
+        at(self.0.get())
+    }
+
+    /// Adds a span that is in no list.
+    pub fn push(&self, span: &'static Span) {
+        span.previous.store(0, Relaxed);
+        span.next.store(self.0.get(), Relaxed);
+        if let Some(first) = self.first() {
+            first.previous.store(address_of(span), Relaxed);
+        }
+        self.0.set(address_of(span));
+    }
+
+    /// Removes a span that is in this list.
+    pub fn remove(&self, span: &'static Span) {
+        let (next, previous) = (span.next.load(Relaxed), span.previous.load(Relaxed));
+        match at(previous) {
+            Some(before) => before.next.store(next, Relaxed),
+            None => self.0.set(next),
+        }
+        if let Some(after) = at(next) {
+            after.previous.store(previous, Relaxed);
+        }
+    }
+
+    /// Removes and returns the first span.
+    #[inline]
+    pub fn pop(&self) -> Option<&'static Span> {
+        let first = self.first()?;
+        self.remove(first);
+        Some(first)
+    }
+}

@@ -1,0 +1,126 @@
+//! The calling thread's heap: found through one word of thread-local storage, made at the thread's first slow call.
+//!
+//! The word is laid out by hand in the initial-exec model, a fixed distance from the thread pointer: one load, where
+//! Rust's `thread_local!` in a shared library calls a function. It starts out pointing to [`EMPTY`], a heap whose tables
+//! match nothing, so the fast paths need not ask whether there is a heap.
+
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::{Acquire, Relaxed, Release}};
+
+use crate::fork;
+use crate::heap::{Call, Heap, NO_TAG};
+use crate::lock::Lock;
+use crate::{clock, config, refill, registry};
+
+/// The heap of threads that have none yet, or have none any more.
+pub static EMPTY: Heap = Heap::EMPTY;
+
+core::arch::global_asm!(
+    ".pushsection .tdata.mayfly_heap_current,\"awT\",@progbits",
+    ".p2align 3",
+    ".globl mayfly_heap_current",
+    ".hidden mayfly_heap_current",
+    ".type mayfly_heap_current,@object",
+    ".size mayfly_heap_current,8",
+    "mayfly_heap_current:",
+    ".quad {empty}",
+    ".popsection",
+    empty = sym EMPTY,
+);
+
+/// The calling thread's heap; [`EMPTY`] if it has none.
+#[inline(always)]
+pub fn current() -> &'static Heap {
+    let heap: *const Heap;
+    // SAFETY: the symbol is defined above and holds the address of a heap, which is never unmapped.
+    unsafe {
+        core::arch::asm!(
+            "mov {0}, qword ptr [rip + mayfly_heap_current@GOTTPOFF]",
+            "mov {0}, qword ptr fs:[{0}]",
+            out(reg) heap,
+            options(pure, readonly, nostack, preserves_flags),
+        );
+        &*heap
+    }
+}
+
+fn set_current(heap: &'static Heap) {
+    // SAFETY: as above; only this thread's word is written.
+    unsafe {
+        core::arch::asm!(
+            "mov {0}, qword ptr [rip + mayfly_heap_current@GOTTPOFF]",
+            "mov qword ptr fs:[{0}], {1}",
+            out(reg) _,
+            in(reg) core::ptr::from_ref(heap),
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
+static STARTED: AtomicBool = AtomicBool::new(false);
+static STARTING: Lock = Lock::new();
+static EXIT_KEY: AtomicU32 = AtomicU32::new(u32::MAX);
+static THREADS: AtomicU32 = AtomicU32::new(0);
+/// Spans are not to be freed by the fast path: everything is recorded.
+static SLOW_FREES: AtomicBool = AtomicBool::new(false);
+
+/// Reads the configuration and registers with the C library; the first call does it, at once or in time.
+pub fn start() {
+    if STARTED.load(Acquire) {
+        return;
+    }
+    {
+        let _guard = STARTING.lock();
+        if STARTED.load(Relaxed) {
+            return;
+        }
+        clock::start();
+        config::load();
+        let mut key = 0;
+        // SAFETY: the function has the type that the C library expects.
+        if unsafe { libc::pthread_key_create(&raw mut key, Some(thread_exit)) } == 0 {
+            EXIT_KEY.store(key, Relaxed);
+        }
+        STARTED.store(true, Release);
+    }
+    // Not under the lock: this may allocate.
+    // SAFETY: as above.
+    unsafe { libc::pthread_atfork(Some(fork::before), Some(fork::after_in_parent), Some(fork::after_in_child)) };
+}
+
+/// From now on every free takes the slow path, in threads that begin later.
+pub fn make_frees_slow() {
+    SLOW_FREES.store(true, Relaxed);
+}
+
+/// The calling thread's heap, made now if it has none; `None` without memory.
+#[cold]
+pub fn enter(call: &Call) -> Option<&'static Heap> {
+    start();
+    let heap = registry::move_in()?;
+    heap.tag.set(if SLOW_FREES.load(Relaxed) { NO_TAG } else { heap.id.get() });
+    heap.stack_base.set(call.stack);
+    heap.thread.set(THREADS.fetch_add(1, Relaxed));
+    heap.sequence.set(0);
+    heap.forget_predictions();
+    set_current(heap);
+    let key = EXIT_KEY.load(Relaxed);
+    if key != u32::MAX {
+        // SAFETY: the key exists; the value is passed to `thread_exit`.
+        unsafe { libc::pthread_setspecific(key, core::ptr::from_ref(heap).cast()) };
+    }
+    Some(heap)
+}
+
+/// The thread ends: its heap becomes vacant. Destructors that run later and allocate move in again.
+extern "C" fn thread_exit(heap: *mut c_void) {
+    // SAFETY: the value set by `enter`.
+    let heap: &'static Heap = unsafe { &*heap.cast::<Heap>() };
+    set_current(&EMPTY);
+    {
+        let _pass = fork::pass(heap);
+        refill::flush(heap, true);
+    }
+    let _pass = fork::pass(&EMPTY);
+    registry::move_out(heap);
+}
