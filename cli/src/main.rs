@@ -23,7 +23,7 @@ Look closer:
 #[command(name = "mayfly", version, after_help = EXAMPLES, arg_required_else_help = true)]
 struct Mayfly {
     /// Tell on stderr what is done: the library found, the variables set
-    #[arg(short, long, global = true)]
+    #[arg(short, long, global = true, display_order = 100)]
     verbose: bool,
     #[command(subcommand)]
     verb: Verb,

@@ -21,12 +21,12 @@ Examples:
 
 Allocators:
   recorded  the addresses in the trace, as the traced program's allocator chose them
-  mayfly    the same objects allocated anew on Mayfly's heap, each with its true lifetime, one thread for all;
-            deadlines follow the trace's time
+  mayfly    the same objects allocated anew on Mayfly's heap, each with its true lifetime, by one
+            thread; deadlines follow the trace's time
   packed    the least whole pages that hold the live bytes: no allocator can do better
 
-Ratios are memory in pages that hold a live object, divided by live bytes (requested sizes): the average is that
-of the two averages over time, the final one is at the last record.";
+Ratios are memory in pages that hold a live object, divided by live bytes (requested sizes): the
+average is that of the two averages over time, the final one is at the last record.";
 
 /// Where objects are placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -108,7 +108,8 @@ pub struct HeapSettings {
     #[arg(long)]
     pub recycle: Option<Recycle>,
     /// A huge page's deadline is K x its lifetime class: 2 or 4 [default: 2]
-    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, value_name = "K", value_parser = deadline_factor)]
+    #[serde(default, deserialize_with = "deadline_factor_in_file")]
     pub k: Option<u32>,
     /// How huge pages are had [default: thp]
     #[arg(long)]
@@ -116,6 +117,15 @@ pub struct HeapSettings {
     /// Empty huge pages that stay mapped [default: 0, all go back at once]
     #[arg(long, value_name = "N")]
     pub retain: Option<u32>,
+}
+
+fn deadline_factor(text: &str) -> Result<u32, String> {
+    text.parse().ok().filter(|k| matches!(k, 2 | 4)).ok_or_else(|| "K is 2 or 4".into())
+}
+
+fn deadline_factor_in_file<'a, D: serde::Deserializer<'a>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+    let number = u32::deserialize(deserializer)?;
+    deadline_factor(&number.to_string()).map(Some).map_err(serde::de::Error::custom)
 }
 
 /// What a configuration file may hold.
@@ -274,6 +284,7 @@ mod tests {
         assert!(refusal("[heap]\n\nspan = 'lines'\n").starts_with("line 3: unknown field `span`"));
         assert!(refusal("[heap]\nspans = 'rows'\n").starts_with("line 2: unknown variant `rows`"));
         assert!(refusal("[heap]\nlifetimes = 'soon'\n").contains("line 2: lifetimes = \"soon\": use online"));
+        assert_eq!(refusal("[heap]\nk = 3\n"), "line 2: K is 2 or 4");
         assert!(refusal("[heap\n").starts_with("line 1: "));
         let missing = HeapSettings::from_file(Some(Path::new("/nowhere/mayfly.toml"))).unwrap_err();
         assert_eq!(missing.to_string(), "/nowhere/mayfly.toml: No such file or directory");

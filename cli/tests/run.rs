@@ -1,0 +1,242 @@
+//! `mayfly run` and `mayfly trace` on real programs and the real heap.
+
+mod synthetic;
+
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use mayfly_cli::trace_file::{Operation, Reader};
+use serde_json::Value;
+use synthetic::{heap_library, mayfly, refusal};
+use tempfile::tempdir;
+
+/// `mayfly` with the built heap, in a folder without a mayfly.toml.
+fn on_heap(folder: &Path) -> Command {
+    let mut command = mayfly();
+    command.env("MAYFLY_HEAP_LIB", heap_library()).env_remove("LD_PRELOAD").current_dir(folder);
+    command
+}
+
+fn run(folder: &Path, arguments: &[&str]) -> Output {
+    on_heap(folder).args(arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// Compiles a C program and returns it.
+fn compiled(folder: &Path, source: &str, options: &[&str]) -> PathBuf {
+    let (code, program) = (folder.join("program.c"), folder.join("program"));
+    std::fs::write(&code, source).unwrap();
+    let status = Command::new("cc").arg("-o").arg(&program).arg(&code).args(options).status();
+    assert!(status.expect("cc is installed").success());
+    program
+}
+
+#[test]
+fn the_exit_code_is_the_programs() {
+    let folder = tempdir().unwrap();
+    let code = |arguments: &[&str]| run(folder.path(), arguments).status.code();
+    assert_eq!(code(&["run", "--", "true"]), Some(0));
+    assert_eq!(code(&["run", "--", "sh", "-c", "exit 7"]), Some(7));
+    assert_eq!(code(&["run", "--stats", "--", "sh", "-c", "exit 7"]), Some(7));
+    assert_eq!(code(&["run", "--stats", "--", "sh", "-c", "kill -KILL $$"]), Some(137));
+    let replaced = run(folder.path(), &["run", "--", "sh", "-c", "kill -KILL $$"]).status;
+    assert_eq!(replaced.signal(), Some(9));
+}
+
+#[test]
+fn the_heap_comes_before_other_preloaded_libraries() {
+    let folder = tempdir().unwrap();
+    let show = ["run", "--", "sh", "-c", "echo $LD_PRELOAD"];
+    let heap = heap_library().display().to_string();
+    assert_eq!(text(&run(folder.path(), &show).stdout).trim(), heap);
+    let both = on_heap(folder.path()).args(show).env("LD_PRELOAD", "libm.so.6").output().unwrap();
+    assert_eq!(text(&both.stdout).trim(), format!("{heap}:libm.so.6"));
+}
+
+#[test]
+fn settings_reach_the_heap_in_their_order() {
+    let folder = tempdir().unwrap();
+    std::fs::write(folder.path().join("mayfly.toml"), "[heap]\nspans = \"lines\"\nk = 4\nretain = 9\n")
+        .unwrap();
+    let show = "echo $MAYFLY_HEAP_LIFETIMES $MAYFLY_HEAP_SPANS $MAYFLY_HEAP_K $MAYFLY_HEAP_RETAIN";
+    let mut command = on_heap(folder.path());
+    command.args(["run", "--lifetimes", "fixed:1s", "--spans", "cells", "--", "sh", "-c", show]);
+    let output = command.env("MAYFLY_HEAP_RETAIN", "5").output().unwrap();
+    assert_eq!(text(&output.stdout).trim(), "fixed:1s cells 4 5");
+    assert_eq!(text(&output.stderr), "", "the heap accepts every value");
+
+    std::fs::write(folder.path().join("mayfly.toml"), "[heap]\n\nspan = 1\n").unwrap();
+    let line = refusal(&run(folder.path(), &["run", "--", "true"]), 125);
+    assert!(line.starts_with("mayfly: mayfly.toml: line 3: unknown field `span`"), "{line}");
+}
+
+#[test]
+fn what_cannot_run_is_named() {
+    let folder = tempdir().unwrap();
+    let line = refusal(&run(folder.path(), &["run", "--", "no-such-command"]), 127);
+    assert_eq!(line, "mayfly: no-such-command: command not found");
+
+    let file = folder.path().join("old");
+    std::fs::write(&file, b"\x7fELF\x01\x01\x01").unwrap();
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let line = refusal(&run(folder.path(), &["run", "--", "./old"]), 126);
+    assert!(line.ends_with("old: is a 32-bit program, the heap is for x86-64"), "{line}");
+
+    let without_heap =
+        mayfly().args(["run", "--", "true"]).env("MAYFLY_HEAP_LIB", "/nowhere/heap.so").output();
+    let line = refusal(&without_heap.unwrap(), 125);
+    assert_eq!(line, "mayfly: MAYFLY_HEAP_LIB=/nowhere/heap.so: no such file");
+
+    let line = refusal(&run(folder.path(), &["run", "--lifetimes", "oracle=none.trace", "--", "true"]), 125);
+    assert_eq!(line, "mayfly: none.trace: byte 0: No such file or directory");
+}
+
+#[test]
+fn a_static_program_runs_with_a_warning() {
+    let folder = tempdir().unwrap();
+    let program = compiled(folder.path(), "int main(void) { return 3; }\n", &["-static"]);
+    let output = run(folder.path(), &["run", "--", program.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(3));
+    let warning = format!(
+        "mayfly: warning: {} is statically linked: it runs without Mayfly's heap\n",
+        program.display()
+    );
+    assert_eq!(text(&output.stderr), warning);
+}
+
+#[test]
+fn statistics_are_a_table_or_json() {
+    let folder = tempdir().unwrap();
+    let output = run(folder.path(), &["run", "--stats", "--", "echo", "hello"]);
+    assert_eq!(text(&output.stdout), "hello\n");
+    let table = text(&output.stderr);
+    for key in ["heap.live_bytes", "heap.mapped_bytes", "heap.huge_pages.live", "heap.huge_pages.peak"] {
+        assert!(table.lines().any(|line| line.starts_with(key)), "no {key} in:\n{table}");
+    }
+    let output = run(folder.path(), &["run", "--stats", "--json", "--", "true"]);
+    let statistics: Value = serde_json::from_slice(&output.stderr).unwrap();
+    assert!(statistics["heap.live_bytes"].is_u64());
+
+    let output = run(folder.path(), &["run", "--stats", "--", "sh", "-c", "kill -KILL $$"]);
+    assert_eq!(text(&output.stderr), "mayfly: no statistics: the program was ended by signal 9\n");
+
+    // A program that starts others: only its own are kept, or those of all. (dash leaves by _exit: no statistics.)
+    let shell = ["bash", "-c", "echo a | cat >/dev/null; exit 4"];
+    let output = run(folder.path(), &[&["run", "--stats=own.json", "--"], &shell[..]].concat());
+    assert_eq!(output.status.code(), Some(4), "{}", text(&output.stderr));
+    let own = std::fs::read(folder.path().join("own.json")).unwrap();
+    assert!(serde_json::from_slice::<Value>(&own).unwrap()["heap.huge_pages.peak"].is_u64());
+    run(folder.path(), &[&["run", "--stats=all.%p.json", "--"], &shell[..]].concat());
+    let names = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    let all = names.filter(|name| name.to_string_lossy().starts_with("all.")).count();
+    assert!(all >= 2, "{all} files");
+}
+
+#[test]
+fn a_request_to_stop_reaches_the_program() {
+    let folder = tempdir().unwrap();
+    let mut command = on_heap(folder.path());
+    command.args([
+        "run",
+        "--stats",
+        "--",
+        "sh",
+        "-c",
+        "trap 'exit 9' TERM; echo ready; while :; do sleep 0.1; done",
+    ]);
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut ready = [0; 6];
+    std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut ready).unwrap();
+    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(9));
+}
+
+/// 1000 objects of 12345 B, of which 100 are never freed, and 10 reallocations.
+const ALLOCATES: &str = "
+#include <stdlib.h>
+int main(void) {
+    static char *objects[1000];
+    for (int i = 0; i < 1000; i++) objects[i] = malloc(12345);
+    for (int i = 0; i < 1000; i++) if (i % 10) free(objects[i]);
+    char *grown = malloc(7777);
+    for (int i = 0; i < 10; i++) grown = realloc(grown, 7777 * (i + 2));
+    free(grown);
+    return 5;
+}
+";
+
+#[test]
+fn a_trace_holds_every_allocation_and_serves_as_oracle() {
+    let folder = tempdir().unwrap();
+    let program = compiled(folder.path(), ALLOCATES, &["-O0"]);
+    let program = program.to_str().unwrap();
+    let output = run(folder.path(), &["trace", "-o", "app.trace", "--json", "--", program]);
+    assert_eq!(output.status.code(), Some(5), "{}", text(&output.stderr));
+    let summary: Value = serde_json::from_slice(&output.stderr).unwrap();
+    assert!(summary["trace.allocations"].as_u64().unwrap() >= 1011);
+    assert!(summary["live.peak_bytes"].as_u64().unwrap() >= 1000 * 12345);
+    assert_eq!(summary["trace.threads"].as_u64(), Some(1));
+    assert_eq!(
+        (&summary["trace.frees_missing"], &summary["trace.torn_bytes"]),
+        (&Value::from(0), &Value::from(0))
+    );
+
+    let trace = folder.path().join("app.trace");
+    let records: Vec<_> = Reader::open(&trace).unwrap().map(Result::unwrap).collect();
+    let count = |size: u64| records.iter().filter(|record| record.size_bytes == size).count();
+    assert_eq!(count(12345), 1000);
+    assert!((1..=11).all(|times| count(7777 * times) == 1));
+    let allocations = records.iter().filter(|record| record.operation == Operation::Allocation);
+    assert!(allocations.clone().enumerate().all(|(index, record)| record.sequence as usize == index));
+    assert!(allocations.clone().all(|record| record.caller != 0 && record.address % 16 == 0));
+
+    let replay = run(folder.path(), &["replay", "app.trace", "--json", "--allocator", "recorded,mayfly"]);
+    assert!(replay.status.success(), "{}", text(&replay.stderr));
+    let result: Value = serde_json::from_slice(&replay.stdout).unwrap();
+    assert!(result["live.end_bytes"].as_u64().unwrap() >= 100 * 12345);
+    assert!(result["mayfly.2MiB.peak_bytes"].as_u64().unwrap() >= 1000 * 12345);
+
+    let again = run(folder.path(), &["run", "--lifetimes", "oracle=app.trace", "--", program]);
+    assert_eq!((again.status.code(), text(&again.stderr)), (Some(5), String::new()));
+}
+
+#[test]
+fn traces_of_started_processes_are_left_out_or_kept() {
+    let folder = tempdir().unwrap();
+    let shell = ["sh", "-c", "ls / | cat >/dev/null; true"];
+    let output = run(folder.path(), &[&["trace", "-o", "own.trace", "--"], &shell[..]].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("processes that it started"), "{}", text(&output.stderr));
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing but the trace is left");
+    run(folder.path(), &[&["trace", "-o", "all.%p.trace", "--"], &shell[..]].concat());
+    assert!(std::fs::read_dir(folder.path()).unwrap().count() >= 3);
+
+    let line = refusal(&run(folder.path(), &["trace", "-o", "/nowhere/a.trace", "--", "true"]), 125);
+    assert_eq!(line, "mayfly: /nowhere: no such directory");
+}
+
+#[test]
+fn every_verb_teaches() {
+    for verb in ["run", "trace", "replay"] {
+        let output = mayfly().args([verb, "--help"]).output().unwrap();
+        let help = text(&output.stdout);
+        assert!(
+            output.status.success()
+                && help.contains("Examples:")
+                && help.contains(&format!("mayfly {verb} "))
+        );
+    }
+    let help = text(&mayfly().arg("--help").output().unwrap().stdout);
+    assert!(
+        help.contains("run")
+            && help.contains("trace")
+            && help.contains("replay")
+            && help.contains("Begin with:")
+    );
+}
