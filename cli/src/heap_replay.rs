@@ -11,6 +11,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, anyhow, bail};
 use rustc_hash::FxBuildHasher;
+use serde_json::{Map, Value};
 
 use crate::live_objects::{Change, walk};
 use crate::oracle::Table;
@@ -102,11 +103,15 @@ impl Slots {
 }
 
 /// Replays the trace at `path`, whose recorded simulation is `recorded`; returns the curve of the heap's live
-/// huge pages. `progress` is told the bytes read, three times over the file.
+/// huge pages, and the heap's statistics at the end. `progress` is told the bytes read, three times over.
 ///
 /// # Errors
 /// No heap, a heap without what the replay needs, or one that runs out of memory.
-pub fn replay(path: &Path, recorded: &Recorded, mut progress: impl FnMut(u64)) -> Result<Curve> {
+pub fn replay(
+    path: &Path,
+    recorded: &Recorded,
+    mut progress: impl FnMut(u64),
+) -> Result<(Curve, Map<String, Value>)> {
     let length = std::fs::metadata(path)?.len();
     let classes = Table::from_trace(path, &mut progress)?;
     let slots = u32::try_from(recorded.totals.peak_live_objects + 1)
@@ -136,7 +141,8 @@ pub fn replay(path: &Path, recorded: &Recorded, mut progress: impl FnMut(u64)) -
         bail!("the replay through Mayfly's heap failed ({status})");
     }
     let sample_times = sent?;
-    curve(&sample_times, &samples?)
+    let (samples, at_end) = samples?;
+    Ok((curve(&sample_times, &samples)?, at_end))
 }
 
 /// Sends all steps, with a sample at the middle of each interval of the recorded curves and one at the end;
@@ -174,16 +180,18 @@ fn send(
     Ok(sample_times)
 }
 
-/// Live and peak huge pages of each line of statistics.
-fn read_samples(lines: impl BufRead) -> Result<Vec<(u64, u64)>> {
+/// Live and peak huge pages of each line of statistics, and the last line.
+fn read_samples(lines: impl BufRead) -> Result<(Vec<(u64, u64)>, Map<String, Value>)> {
     let mut samples = Vec::new();
+    let mut last = Map::new();
     for line in lines.lines() {
         let sample = statistics::parse(&line?, Path::new("the replay on the heap"))?;
         let live = statistics::whole_number(&sample, "heap.huge_pages.live")?;
         let peak = statistics::whole_number(&sample, "heap.huge_pages.peak")?;
         samples.push((live, peak));
+        last = sample;
     }
-    Ok(samples)
+    Ok((samples, last))
 }
 
 fn curve(times: &[u64], samples: &[(u64, u64)]) -> Result<Curve> {

@@ -22,7 +22,8 @@ Examples:
 Allocators:
   recorded  the addresses in the trace, as the traced program's allocator chose them
   mayfly    the same objects allocated anew on Mayfly's heap, each with its true lifetime, by one
-            thread; deadlines follow the trace's time
+            thread; deadlines follow the trace's time. MAYFLY_HEAP_SPANS, _RECYCLE and _K apply; with
+            --json the heap's statistics at the end are under mayfly.end
   packed    the least whole pages that hold the live bytes: no allocator can do better
 
 Ratios are memory in pages that hold a live object, divided by live bytes (requested sizes): the
@@ -82,9 +83,12 @@ impl ReplayArguments {
         if self.allocator.contains(&Allocator::Recorded) {
             curves.extend_from_slice(&recorded.curves[1..]);
         }
+        let mut heap_at_end = Map::new();
         if self.allocator.contains(&Allocator::Mayfly) {
             let bar = progress::over_file(&self.trace, 3, "replaying on the heap");
-            curves.push(heap_replay::replay(&self.trace, &recorded, |read| bar.set_position(read))?);
+            let (curve, at_end) = heap_replay::replay(&self.trace, &recorded, |read| bar.set_position(read))?;
+            curves.push(curve);
+            heap_at_end = at_end;
             bar.finish_and_clear();
         }
         if let Some(path) = &self.plot {
@@ -94,7 +98,9 @@ impl ReplayArguments {
             plot::lifetimes(path, &recorded.lifetimes)?;
         }
         if self.json {
-            println!("{}", Value::Object(as_json(&recorded, &curves)));
+            let mut object = as_json(&recorded, &curves);
+            object.extend(heap_at_end.into_iter().map(|(key, value)| (format!("mayfly.end.{key}"), value)));
+            println!("{}", Value::Object(object));
         } else {
             print!("{}", as_text(&self.trace, &recorded, &curves));
         }
