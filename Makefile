@@ -29,10 +29,10 @@ test: lint build ## all tests that fit in minutes
 	if [ -x bench/heap/smoke ]; then bench/heap/smoke; fi
 
 demo: build ## Redis on tcmalloc and on Mayfly, side by side
-	bench/demo
+	bench/heap/demo
 
 bench: build ## every comparison with other allocators; results in bench/results
 	bench/heap/run
 
 figures: build ## draw the figures in docs from bench/results
-	bench/figures
+	bench/heap/figures

@@ -180,40 +180,47 @@ fn send(
     Ok(sample_times)
 }
 
-/// Live and peak huge pages of each line of statistics, and the last line.
-fn read_samples(lines: impl BufRead) -> Result<(Vec<(u64, u64)>, Map<String, Value>)> {
+/// What one line of statistics says.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sample {
+    live_huge_pages: u64,
+    peak_huge_pages: u64,
+}
+
+/// The sample of each line of statistics, and the last line whole.
+fn read_samples(lines: impl BufRead) -> Result<(Vec<Sample>, Map<String, Value>)> {
     let mut samples = Vec::new();
     let mut last = Map::new();
     for line in lines.lines() {
-        let sample = statistics::parse(&line?, Path::new("the replay on the heap"))?;
-        let live = statistics::whole_number(&sample, "heap.huge_pages.live")?;
-        let peak = statistics::whole_number(&sample, "heap.huge_pages.peak")?;
-        samples.push((live, peak));
-        last = sample;
+        last = statistics::parse(&line?, Path::new("the replay on the heap"))?;
+        samples.push(Sample {
+            live_huge_pages: statistics::whole_number(&last, "heap.huge_pages.live")?,
+            peak_huge_pages: statistics::whole_number(&last, "heap.huge_pages.peak")?,
+        });
     }
     Ok((samples, last))
 }
 
-fn curve(times: &[u64], samples: &[(u64, u64)]) -> Result<Curve> {
+fn curve(times: &[u64], samples: &[Sample]) -> Result<Curve> {
     if times.len() != samples.len() {
         bail!("the replay on the heap answered {} of {} samples", samples.len(), times.len());
     }
+    let bytes_of = |pages: u64| pages.saturating_mul(HUGE_PAGE_BYTES);
     let points: Vec<_> = times
         .iter()
         .zip(samples)
-        .map(|(&time_ns, &(live, _))| (time_ns, (live * HUGE_PAGE_BYTES) as f64))
+        .map(|(&time_ns, sample)| (time_ns, bytes_of(sample.live_huge_pages) as f64))
         .collect();
-    let (final_pages, peak_pages) = samples.last().copied().unwrap_or_default();
+    let at_end = samples.last().copied().unwrap_or_default();
     // The last sample is the end itself, not the middle of an interval.
     let during = &points[..points.len().saturating_sub(1)];
-    let average_bytes = (!during.is_empty())
-        .then(|| during.iter().map(|&(_, bytes)| bytes).sum::<f64>() / during.len() as f64);
+    let sum: f64 = during.iter().map(|&(_, bytes)| bytes).sum();
     Ok(Curve {
         name: "mayfly.2MiB".into(),
+        average_bytes: (!during.is_empty()).then(|| sum / during.len() as f64),
         points,
-        average_bytes,
-        final_bytes: final_pages * HUGE_PAGE_BYTES,
-        peak_bytes: peak_pages * HUGE_PAGE_BYTES,
+        final_bytes: bytes_of(at_end.live_huge_pages),
+        peak_bytes: bytes_of(at_end.peak_huge_pages),
     })
 }
 
