@@ -63,7 +63,7 @@ WORKLOADS = {
         Workload(
             "swing",
             "heap swinging between 1 MiB and 1 GiB, 1 object in 10,000 long-lived (section 9.6)",
-            compiled("swing", [1024, 5_000_000], [128, 320_000], 240),
+            compiled("swing", [1024, 5_000_000], [128, 130_000], 240),
             rounds=1,
             extra=("mayfly:oracle", "mayfly:lines", "mayfly:lines-oracle"),
         ),

@@ -2,8 +2,9 @@
 //
 //   paths [MILLISECONDS_PER_PATH]
 //
-// Each path runs in short rounds and reports their median, so that a disturbance of one round is not a result.
-// With several threads a pair is charged the core time it took: wall time x cores in use / pairs.
+// Each path runs in short rounds. One thread is timed by its processor time, and the median round counts. Several are
+// timed by the wall, as they may wait for each other: a pair is charged wall time x cores in use / pairs, and the
+// shortest round counts, since whatever else the machine does can only make it longer.
 #include "report.h"
 #include "threads.h"
 
@@ -15,28 +16,35 @@ static uint64_t round_ns = 10000000;
 static const int rounds = 15;
 static const int most_kept = 4096;
 
-// Runs `body(pairs)` in rounds of about round_ns and gives the median time of one pair.
-template <class Body> static double pair_ns(Body body, uint64_t (*clock)() = thread_cpu_ns) {
+// Runs `time_of(pairs)`, which gives the ns that so many pairs took, in rounds of about round_ns; gives that of one pair.
+template <class TimeOf> static double pair_ns(TimeOf time_of, bool is_alone) {
     uint64_t pairs = 1000, spent;
     for (;;) { // finds how many pairs make a round, and warms up
         spent = ~uint64_t(0);
-        for (int tries = 0; tries < 3; tries++) { // the least of three: a late thread must not make rounds too short
-            uint64_t start = clock();
-            body(pairs);
-            spent = std::min(spent, clock() - start);
-        }
+        // The least of three: a thread that came late must not make the rounds too short.
+        for (int tries = 0; tries < 3; tries++) spent = std::min(spent, time_of(pairs));
         if (spent > round_ns / 2) break;
         pairs *= 2;
     }
     pairs = pairs * round_ns / spent + 1;
     double round[rounds];
-    for (double &one : round) {
-        uint64_t start = clock();
-        body(pairs);
-        one = double(clock() - start) / pairs;
-    }
+    for (double &one : round) one = double(time_of(pairs)) / pairs;
     std::sort(round, round + rounds);
-    return round[rounds / 2];
+    return is_alone ? round[rounds / 2] : round[0];
+}
+
+template <class Body> static double alone(Body body) {
+    return pair_ns([&](uint64_t pairs) {
+        uint64_t start = thread_cpu_ns();
+        body(pairs);
+        return thread_cpu_ns() - start;
+    }, true);
+}
+
+// The same body in every thread, each making all the pairs.
+template <class Body> static double in_threads(int threads, Body body) {
+    double cores = double(std::min<long>(threads, sysconf(_SC_NPROCESSORS_ONLN)));
+    return pair_ns([&](uint64_t pairs) { return run_threads(threads, [&](int) { body(pairs); }); }, false) * cores / threads;
 }
 
 // Keeps the compiler from removing a pair, and writes nothing that threads would share.
@@ -123,10 +131,10 @@ static double freed_elsewhere(size_t size) {
     static const uint64_t batch = 256;
     static std::atomic<uint64_t> ready, taken;
     static void *object[2][batch];
-    return pair_ns([size](uint64_t pairs) {
+    return pair_ns([size](uint64_t pairs) -> uint64_t {
         ready = taken = 0;
         uint64_t want = pairs / batch + 1;
-        run_threads(2, [&](int index) {
+        return run_threads(2, [&](int index) {
             for (uint64_t b = 0; b < want; b++) {
                 void **slot = object[b % 2];
                 if (index == 0) {
@@ -140,13 +148,7 @@ static double freed_elsewhere(size_t size) {
                 }
             }
         });
-    }, now_ns);
-}
-
-// The same body in every thread, each making all the pairs.
-template <class Body> static double in_threads(int threads, Body body) {
-    double cores = double(std::min<long>(threads, sysconf(_SC_NPROCESSORS_ONLN)));
-    return pair_ns([&](uint64_t pairs) { run_threads(threads, [&](int) { body(pairs); }); }, now_ns) * cores / threads;
+    }, false);
 }
 
 int main(int argc, char **argv) {
@@ -157,22 +159,22 @@ int main(int argc, char **argv) {
     auto at_once = [](uint64_t pairs) { pairs_at_once(64, pairs); };
     auto waves = [](uint64_t pairs) { pairs_in_waves(64, 8 << 20, pairs); };
     auto large = [](uint64_t pairs) { pairs_in_ring(16 << 10, 16, pairs); };
-    report.number("fast_64_ns", pair_ns(at_once));
+    report.number("fast_64_ns", alone(at_once));
     report.number("fast_64_2_threads_ns", in_threads(2, at_once));
     report.number("fast_64_4_threads_ns", in_threads(4, at_once));
-    report.number("ring_64_ns", pair_ns([](uint64_t pairs) { pairs_in_ring(64, 1000, pairs); }));
-    report.number("ring_1k_ns", pair_ns([](uint64_t pairs) { pairs_in_ring(1024, 1000, pairs); }));
-    report.number("turnover_64_ns", pair_ns(waves));
+    report.number("ring_64_ns", alone([](uint64_t pairs) { pairs_in_ring(64, 1000, pairs); }));
+    report.number("ring_1k_ns", alone([](uint64_t pairs) { pairs_in_ring(1024, 1000, pairs); }));
+    report.number("turnover_64_ns", alone(waves));
     report.number("turnover_64_2_threads_ns", in_threads(2, waves));
     report.number("turnover_64_4_threads_ns", in_threads(4, waves));
-    report.number("large_16k_ns", pair_ns(large));
+    report.number("large_16k_ns", alone(large));
     report.number("large_16k_2_threads_ns", in_threads(2, large));
     report.number("large_16k_4_threads_ns", in_threads(4, large));
-    report.number("large_64k_ns", pair_ns([](uint64_t pairs) { pairs_in_ring(64 << 10, 16, pairs); }));
-    report.number("large_1m_ns", pair_ns([](uint64_t pairs) { pairs_in_ring(1 << 20, 16, pairs); }));
-    report.number("calloc_64_ns", pair_ns([](uint64_t pairs) { callocs(64, pairs); }));
-    report.number("calloc_4k_ns", pair_ns([](uint64_t pairs) { callocs(4096, pairs); }));
-    report.number("realloc_growth_ns", pair_ns(growing));
+    report.number("large_64k_ns", alone([](uint64_t pairs) { pairs_in_ring(64 << 10, 16, pairs); }));
+    report.number("large_1m_ns", alone([](uint64_t pairs) { pairs_in_ring(1 << 20, 16, pairs); }));
+    report.number("calloc_64_ns", alone([](uint64_t pairs) { callocs(64, pairs); }));
+    report.number("calloc_4k_ns", alone([](uint64_t pairs) { callocs(4096, pairs); }));
+    report.number("realloc_growth_ns", alone(growing));
     report.number("freed_elsewhere_64_ns", freed_elsewhere(64));
     report.number("total_ms", (now_ns() - start) / 1e6);
     report.memory_now();
