@@ -4,7 +4,7 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use crate::fork::{self, Pass};
+use crate::fork;
 use crate::geometry::*;
 use crate::heap::{Bin, Call, Freed, Heap, span_address};
 use crate::lifetime::FOREVER;
@@ -12,20 +12,18 @@ use crate::predict::{self, Prediction};
 use crate::refill::{self, cell_of};
 use crate::sites::{self, Site};
 use crate::size_class::{self, GRANULE_BYTES};
-use crate::span::{Place, SAMPLED, Span};
-use crate::stats::{self, Event};
+use crate::span::{Place, Span};
 use crate::text::misuse;
-use crate::{direct, global, lines, maintenance, os, region, registry, thread, trace};
-
-/// Of the visits that find no cell at hand, one in this many is watched.
-const WATCH_ONE_IN: u32 = 8;
+use crate::{direct, global, large, lines, maintenance, os, region, registry, thread, trace};
 
 /// An object of `call.size` bytes, or null, with errno set, when memory ran out.
 #[inline(always)]
 pub fn allocate(call: Call) -> *mut u8 {
-    let cell = thread::current().allocate_fast(&call);
-    // Three plain arguments, and nothing to do afterwards: the fast path needs no stack frame.
-    if cell != 0 { cell as *mut u8 } else { allocate_slow(call.size, call.caller, call.stack) }
+    match thread::current().allocate_fast(&call) {
+        Some(cell) => cell as *mut u8,
+        // Three plain arguments, and nothing to do afterwards: the fast path needs no stack frame.
+        None => allocate_slow(call.size, call.caller, call.stack),
+    }
 }
 
 #[cold]
@@ -43,17 +41,17 @@ fn find_place(call: Call) -> usize {
     // The usual reason: 64 cells were used up, and the open span has more.
     if let Some(bin) = heap.predicted_bin(&call)
         && bin.advance()
+        && let Some(cell) = bin.allocate()
     {
-        return bin.allocate();
+        return cell;
     }
     if heap.id.get() == 0 {
         let Some(own) = thread::enter(&call) else { return 0 };
         heap = own;
     }
-    let pass = fork::pass(heap);
     maintenance::tick(heap);
     let prediction = predict::classify(heap, &call);
-    allocated(heap, &call, place(heap, &call, &prediction, MIN_ALIGNMENT, &pass), &prediction)
+    allocated(heap, &call, place(heap, &call, &prediction, MIN_ALIGNMENT), &prediction)
 }
 
 /// An object whose address is a multiple of `alignment`, a power of two.
@@ -84,13 +82,12 @@ fn find_place_as(call: Call, alignment: usize, class: Option<usize>) -> usize {
         let Some(own) = thread::enter(&call) else { return 0 };
         heap = own;
     }
-    let pass = fork::pass(heap);
     maintenance::tick(heap);
     let prediction = match class {
         Some(class) => Prediction { class, cacheable: false, site: None },
         None => Prediction { cacheable: false, ..predict::classify(heap, &call) },
     };
-    allocated(heap, &call, place(heap, &call, &prediction, alignment, &pass), &prediction)
+    allocated(heap, &call, place(heap, &call, &prediction, alignment), &prediction)
 }
 
 /// What is done for each allocation that is not on the fast path, once it has its address.
@@ -114,11 +111,12 @@ struct Placed {
     charged_bytes: usize,
 }
 
-/// Finds the object's place. The pass shows that fork waits.
-fn place(heap: &'static Heap, call: &Call, prediction: &Prediction, alignment: usize, _: &Pass) -> Placed {
+/// Finds the object's place.
+fn place(heap: &'static Heap, call: &Call, prediction: &Prediction, alignment: usize) -> Placed {
     let class = prediction.class;
     let size = call.size;
     if lines::chosen() && size <= MAX_SMALL_BYTES && alignment < BLOCK_BYTES / 2 {
+        let _pass = fork::pass(heap);
         return Placed { address: lines::allocate(heap, class, size, alignment).unwrap_or(0), charged_bytes: size };
     }
     let size_class = if alignment <= MIN_ALIGNMENT {
@@ -134,37 +132,21 @@ fn place(heap: &'static Heap, call: &Call, prediction: &Prediction, alignment: u
             }
             place_small(heap, bin)
         }
-        None => place_large(class, size, alignment),
+        None => Placed { address: large::allocate(heap, class, size, alignment).unwrap_or(0), charged_bytes: size },
     }
 }
 
 fn place_small(heap: &'static Heap, bin: &Bin) -> Placed {
-    let cell = bin.allocate();
-    if cell != 0 {
-        return Placed { address: cell, charged_bytes: 0 };
+    if let Some(address) = bin.allocate() {
+        return Placed { address, charged_bytes: 0 };
     }
     let refill = refill::refill(heap, bin);
-    Placed { address: refill.cell, charged_bytes: if refill.new_span { SPAN_BYTES } else { 0 } }
-}
-
-fn place_large(class: usize, size: usize, alignment: usize) -> Placed {
-    stats::count(Event::LargeAllocated);
-    let address = if size > isize::MAX as usize {
-        None
-    } else if size >= MIN_DIRECT_BYTES || alignment > HUGE_PAGE_BYTES {
-        direct::allocate(size, alignment)
-    } else {
-        let blocks = size.div_ceil(BLOCK_BYTES).max(1);
-        global::acquire_large(class, blocks, alignment.div_ceil(BLOCK_BYTES).max(1)).map(|blocks| blocks.address)
-    };
-    Placed { address: address.unwrap_or(0), charged_bytes: size }
+    Placed { address: refill.cell.unwrap_or(0), charged_bytes: if refill.new_span { SPAN_BYTES } else { 0 } }
 }
 
 /// Watches some of the objects of a site until they are freed.
 fn watch(heap: &Heap, site: &'static Site, call: &Call, address: usize) {
-    let visits = heap.visits.get().wrapping_add(1);
-    heap.visits.set(visits);
-    if !site.wants_samples() || !site.is_new() && !visits.is_multiple_of(WATCH_ONE_IN) || lines::chosen() {
+    if !site.wants_sample(heap.visits.get()) || lines::chosen() || trace::on() {
         return;
     }
     if !region::holds(address) {
@@ -177,9 +159,7 @@ fn watch(heap: &Heap, site: &'static Site, call: &Call, address: usize) {
             span.forget_sample(cell);
         }
     } else if call.size > MAX_SMALL_BYTES && sites::watch(site, address) {
-        let page = region::huge_page(address);
-        let _guard = page.lock.lock();
-        page.sampled.set(&crate::bits::range(block_index(address), 1));
+        large::set_sampled(heap, address, true);
     }
 }
 
@@ -188,56 +168,53 @@ fn watch(heap: &Heap, site: &'static Site, call: &Call, address: usize) {
 pub fn free(address: usize, caller: usize) {
     match thread::current().free_fast(address) {
         Freed::Yes => {}
-        freed => free_slow(address, caller, freed),
+        Freed::MayBeEmpty => settle(address),
+        Freed::No => free_slow(address, caller),
     }
 }
 
 #[cold]
 #[inline(never)]
-fn free_slow(address: usize, caller: usize, freed: Freed) {
+fn settle(address: usize) {
+    let span = region::span(address);
+    if span.is_empty() {
+        refill::settle(thread::current(), span);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn free_slow(address: usize, caller: usize) {
     if address == 0 {
         return;
     }
     let heap = thread::current();
-    if freed == Freed::MayBeEmpty {
-        let span = region::span(address);
-        if span.is_empty() {
-            let _pass = fork::pass(heap);
-            refill::settle(heap, span);
-        }
-        return;
-    }
-    let _pass = fork::pass(heap);
     if trace::on() {
         trace::freed(heap, address);
     }
     if !region::holds(address) {
+        let _pass = fork::pass(heap);
         if direct::free(address).is_none() {
-            misuse("invalid pointer, not of this heap or freed already", address, 0, caller);
+            not_of_this_heap(address, caller);
         }
         return;
     }
     let span = region::span(address);
     match span.owner() {
-        0 if span.place() == Place::Lines => lines::free(address, caller),
-        0 => free_large(address, caller),
+        0 if span.place() == Place::Lines => {
+            let _pass = fork::pass(heap);
+            lines::free(address, caller);
+        }
+        0 => large::free(heap, address, caller),
         owner => free_cell(heap, span, owner, address, caller),
     }
 }
 
-fn free_large(address: usize, caller: usize) {
-    let Some(blocks) = global::large_object_blocks(address) else {
-        misuse("invalid pointer, no live object begins here (double free?)", address, 0, caller);
-    };
-    let page = region::huge_page(address);
-    let first = block_index(address);
-    if page.sampled.get(first) {
-        sites::freed(address);
-        let _guard = page.lock.lock();
-        page.sampled.clear(&crate::bits::range(first, 1));
-    }
-    if !global::release_large(address, blocks) {
-        misuse("double free", address, blocks * BLOCK_BYTES, caller);
+#[cold]
+fn not_of_this_heap(address: usize, caller: usize) -> ! {
+    match direct::size_around(address) {
+        Some(size) => misuse("invalid pointer, inside an object", address, size, caller),
+        None => misuse("invalid pointer, not of this heap or freed already", address, 0, caller),
     }
 }
 
@@ -252,7 +229,7 @@ fn free_cell(heap: &'static Heap, span: &'static Span, owner: u32, address: usiz
     if live & bit == 0 || span.remote().is_marked(cell) {
         misuse("double free or never allocated", address, cell_bytes, caller);
     }
-    let sampled = span.tag.load(Relaxed) & SAMPLED != 0 && span.is_sampled(cell);
+    let sampled = span.is_sampled(cell);
     if sampled {
         sites::freed(address);
     }
@@ -295,19 +272,21 @@ enum Extent {
 }
 
 fn extent(address: usize, caller: usize) -> Extent {
-    let invalid = || -> ! { misuse("invalid pointer, no live object begins here", address, 0, caller) };
     if !region::holds(address) {
-        return Extent::Direct(direct::size(address).unwrap_or_else(|| invalid()));
+        return Extent::Direct(direct::size(address).unwrap_or_else(|| not_of_this_heap(address, caller)));
     }
     let span = region::span(address);
     match span.owner() {
         0 if span.place() == Place::Lines => Extent::Lines,
-        0 => Extent::Blocks(global::large_object_blocks(address).unwrap_or_else(|| invalid())),
+        0 => Extent::Blocks(large::blocks(address).unwrap_or_else(|| large::not_live(address, caller))),
         _ => match cell_of(span, address) {
             Some(cell) if span.live_word(cell / 64).load(Relaxed) >> (cell % 64) & 1 == 1 => {
                 Extent::Cell(span.cell_bytes.load(Relaxed) as usize)
             }
-            _ => invalid(),
+            _ => {
+                let cell_bytes = span.cell_bytes.load(Relaxed) as usize;
+                misuse("invalid pointer, no live object begins here", address, cell_bytes, caller);
+            }
         },
     }
 }

@@ -38,9 +38,12 @@ pub fn count(a: &Bits) -> usize {
     a.iter().map(|word| word.count_ones() as usize).sum()
 }
 
-/// Those blocks from which `length` set bits follow, themselves included.
+/// Those blocks from which `length` set bits follow, themselves included; no vector has a run of more than 256.
 #[inline]
 pub fn starts_of_runs(a: &Bits, length: usize) -> Bits {
+    if length > 256 {
+        return NONE;
+    }
     let (mut out, mut have) = (*a, 1);
     while have < length {
         let step = have.min(length - have);

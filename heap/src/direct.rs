@@ -131,6 +131,17 @@ pub fn size(address: usize) -> Option<usize> {
     find(address).map(|i| entries()[i][1].load(Relaxed))
 }
 
+/// The size of the object that `address` lies in; for messages.
+#[cold]
+pub fn size_around(address: usize) -> Option<usize> {
+    let _guard = LOCK.lock();
+    let around = |entry: &&Entry| {
+        let start = entry[0].load(Relaxed);
+        start != 0 && (start..start + entry[1].load(Relaxed)).contains(&address)
+    };
+    entries().iter().find(around).map(|entry| entry[1].load(Relaxed))
+}
+
 /// Frees the object at `address`; its size, or `None` if there is none.
 pub fn free(address: usize) -> Option<usize> {
     let bytes = {

@@ -9,7 +9,7 @@
 //! Beyond the paper, `Recycle::Fill` (the default) also uses free blocks of the request's own class before it
 //! opens a new page: without it a heap of one class never uses a free block again.
 
-use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering::{Acquire, Relaxed, Release}};
 
 use crate::bits;
 use crate::clock;
@@ -48,9 +48,11 @@ pub fn configure(recycle: Recycle, k: u32, retain: usize) {
     RETAIN.store(retain, Relaxed);
 }
 
-/// The page that is being filled, of each class: its address, or 0. Its own lock guards it.
+/// The page that is being filled, of each class.
 struct OpenPage {
+    /// Held by who opens one.
     lock: Lock,
+    /// The page's address, or 0. It becomes 0 with the page's own lock held.
     address: AtomicUsize,
 }
 
@@ -108,9 +110,11 @@ fn recycle(from: usize, class: usize, count: usize, alignment: usize, span: bool
         if page.state() != State::Active || page.class() != from {
             return None;
         }
-        let first = bits::find_run(&page.free_blocks(), count, alignment)?;
+        let Some(first) = bits::find_run(&page.free_blocks(), count, alignment) else {
+            pool::update(page, id, from);
+            return None;
+        };
         let blocks = mark(page, address, first, count, from == class, span);
-        pool::update(page, id, from);
         stats::count(if from == class { Event::BlocksRefilled } else { Event::BlocksRecycled });
         Some(blocks)
     })
@@ -128,22 +132,29 @@ fn mark(page: &HugePage, address: usize, first: usize, count: usize, residual: b
 }
 
 fn take_from_open(class: usize, count: usize, alignment: usize, span: bool) -> Option<Blocks> {
-    let open = &OPEN[class];
-    let _open = open.lock.lock();
+    let fill = RECYCLE.load(Relaxed) == Recycle::Fill as u8;
+    let from = if fill { page_to_share(class) } else { class };
+    let open = &OPEN[from];
     loop {
-        let mut address = open.address.load(Relaxed);
+        let address = open.address.load(Acquire);
         if address == 0 {
-            address = open_page(class)?;
-            open.address.store(address, Relaxed);
+            let _open = open.lock.lock();
+            if open.address.load(Relaxed) == 0 {
+                open.address.store(open_page(from)?, Release);
+            }
+            continue;
         }
         let page = region::huge_page(address);
         let _page = page.lock.lock();
+        if open.address.load(Relaxed) != address {
+            continue; // another thread filled it meanwhile
+        }
         let first = (page.frontier.load(Relaxed) as usize).next_multiple_of(alignment);
         let fits = first + count <= BLOCKS_PER_HUGE_PAGE;
         if fits {
             page.frontier.store((first + count) as u16, Relaxed);
         }
-        let blocks = fits.then(|| mark(page, address, first, count, true, span));
+        let blocks = fits.then(|| mark(page, address, first, count, from == class, span));
         if !fits || first + count == BLOCKS_PER_HUGE_PAGE {
             open.address.store(0, Relaxed);
             activate(page, region::id(address));
@@ -153,6 +164,23 @@ fn take_from_open(class: usize, count: usize, alignment: usize, span: bool) -> O
         }
     }
 }
+
+/// Each open page may be nearly empty: a heap of n pages opens one for every eighth of n only. Below that a class shares
+/// the open page of the next longer class that has one, in non-residual blocks.
+fn page_to_share(class: usize) -> usize {
+    let is_open = |class: &usize| OPEN[*class].address.load(Relaxed) != 0;
+    if is_open(&class) {
+        return class;
+    }
+    let opened = (0..CLASSES).filter(is_open).count();
+    if (opened + 1) * PAGES_TO_OPEN <= stats::pages() {
+        return class;
+    }
+    (class + 1..CLASSES).find(is_open).unwrap_or(FOREVER)
+}
+
+/// Huge pages in use for each one that is open.
+const PAGES_TO_OPEN: usize = 8;
 
 fn open_page(class: usize) -> Option<usize> {
     let address = take_pages(class, 1)?;
@@ -194,6 +222,8 @@ fn acquire_pages(class: usize, count: usize) -> Option<Blocks> {
         zeroed &= page.take(&bits::range(0, used), 0, used, true);
         if i == 0 {
             page.last_object_blocks.store(count as u32, Relaxed);
+        } else {
+            page.continues.store(1, Relaxed);
         }
         if i == pages - 1 {
             page.last.set(&bits::range(used - 1, 1));
@@ -229,20 +259,24 @@ pub fn large_object_blocks(address: usize) -> Option<usize> {
         && page.live.get(first)
         && !page.spans.get(first)
         && (first == 0 || !page.live.get(first - 1) || page.spans.get(first - 1) || page.last.get(first - 1));
-    // The tail of an object of several pages begins a page too: the page before says so.
-    if !begins || first == 0 && is_continuation(address) {
-        return None;
-    }
-    page.object_blocks(first)
+    (begins && (first > 0 || page.continues.load(Relaxed) == 0)).then(|| page.object_blocks(first)).flatten()
 }
 
-fn is_continuation(address: usize) -> bool {
-    (1..=MIN_DIRECT_BYTES / HUGE_PAGE_BYTES).any(|back| {
-        let before = address.wrapping_sub(back * HUGE_PAGE_BYTES);
-        region_base(before) == region_base(address)
-            && huge_page_index(before) >= FIRST_HUGE_PAGE
-            && region::huge_page(before).last_object_blocks.load(Relaxed) as usize > back * BLOCKS_PER_HUGE_PAGE
-    })
+/// The large object around `address`, its first byte and its blocks; for messages.
+#[cold]
+pub fn large_object_around(address: usize) -> Option<(usize, usize)> {
+    let mut at = address & !(BLOCK_BYTES - 1);
+    let is_large = |at: usize| {
+        let (page, block) = (region::huge_page(at), block_index(at));
+        huge_page_index(at) >= FIRST_HUGE_PAGE && page.live.get(block) && !page.spans.get(block)
+    };
+    while is_large(at) {
+        if let Some(blocks) = large_object_blocks(at) {
+            return Some((at, blocks));
+        }
+        at -= BLOCK_BYTES;
+    }
+    None
 }
 
 /// Frees the large object of `count` blocks at `address`; `false` if another thread was faster (a double free).
@@ -269,6 +303,7 @@ pub fn release_large(address: usize, count: usize) -> bool {
         let page = region::huge_page(at);
         let _guard = page.lock.lock();
         page.last.clear(&bits::range(used - 1, 1));
+        page.continues.store(0, Relaxed);
         release_locked(page, at, used);
     }
     true
@@ -301,7 +336,6 @@ pub fn resize_large(address: usize, count: usize, new_count: usize) -> bool {
     if page.state() == State::Open {
         page.frontier.store((first + new_count) as u16, Relaxed);
     }
-    pool::update(page, region::id(address), page.class());
     true
 }
 
@@ -327,7 +361,7 @@ fn release_locked(page: &HugePage, address: usize, count: usize) {
             if bits::is_none(&page.residual.load()) {
                 demote(page);
             }
-            pool::update(page, region::id(page_address), class_before);
+            pool::update_if_roomier(page, region::id(page_address), class_before);
         }
         _ => {}
     }
@@ -405,13 +439,15 @@ pub fn trim() -> bool {
 
 /// Returns an open page on which nothing lives; with `hesitate`, only if that was so a tick ago already.
 fn close_if_empty(open: &OpenPage, hesitate: bool) -> bool {
-    let _open = open.lock.lock();
-    let address = open.address.load(Relaxed);
+    let address = open.address.load(Acquire);
     if address == 0 {
         return false;
     }
     let page = region::huge_page(address);
     let _page = page.lock.lock();
+    if open.address.load(Relaxed) != address {
+        return false;
+    }
     if !bits::is_none(&page.live.load()) {
         page.empty_since_tick.store(0, Relaxed);
         return false;

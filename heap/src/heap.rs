@@ -9,23 +9,24 @@ use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use crate::geometry::{MAX_SMALL_BYTES, SPAN_BYTES};
+use crate::large::LargeCache;
 use crate::lifetime::CLASSES;
 use crate::region;
 use crate::remote::{RemoteList, Tenancy};
 use crate::size_class::{self, COUNT as SIZE_CLASSES, GRANULE_BYTES};
 use crate::span::{Place, Span, SpanList};
+use crate::stats::EVENTS;
 
 /// Entries of the prediction table.
 pub const PREDICTIONS: usize = 1024;
 
 /// In a prediction: where the bin lies in the heap, in bytes.
 const BIN_OFFSET: u64 = 0xFFFF;
-/// In a prediction: the size in granules. It is kept whole, so that no collision can yield cells too small.
+/// In a prediction: the size in granules, plus one. It is kept whole, so that no collision can yield cells too small,
+/// and is never 0, so that an empty entry matches no call.
 const GRANULES_SHIFT: u32 = 16;
 /// In a prediction: the hash of the call, above the size.
 const HASH: u64 = !0 << 26;
-/// Set in every key: an empty entry matches none.
-const USED: u64 = 1 << 63;
 
 /// What the fast path of freeing did.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -52,13 +53,22 @@ pub struct Call {
     pub stack: usize,
 }
 
-/// The cells of one size class and lifetime class. `word`, `mask` and `base` are the part of the open span that is
-/// being allocated from; a bin without one has an empty mask. All zeros is a valid bin, not yet prepared, so that a
+/// The cells of one size class and lifetime class.
+///
+/// The next cell is chosen ahead: an allocation hands out `next`, marks it, and looks for the one after it in the word at
+/// hand, while the program goes on with the address it got. All zeros is a valid bin, not yet prepared, so that a
 /// new heap touches only the memory of the bins that its thread uses.
 #[repr(C, align(64))]
 pub struct Bin {
+    /// A free cell of the open span, or 0.
+    next: Cell<usize>,
+    /// Its bit in `word`.
+    bit: Cell<u64>,
+    /// 64 live bits of the open span; valid if `next` is not 0.
     word: Cell<*const AtomicU64>,
+    /// Those of them that stand for a cell.
     mask: Cell<u64>,
+    /// Where the word's first cell lies.
     base: Cell<usize>,
     cell_bytes: Cell<u32>,
     /// Index into [`size_class::CELL_BYTES`].
@@ -71,10 +81,10 @@ pub struct Bin {
     pub partial: SpanList,
 }
 
-static NO_WORD: AtomicU64 = AtomicU64::new(0);
-
 impl Bin {
     const EMPTY: Self = Self {
+        next: Cell::new(0),
+        bit: Cell::new(0),
         word: Cell::new(core::ptr::null()),
         mask: Cell::new(0),
         base: Cell::new(0),
@@ -85,30 +95,45 @@ impl Bin {
         partial: SpanList::new(),
     };
 
-    /// A cell of the word at hand; 0 if it has none.
+    /// The next cell; `None` if it was not chosen.
     #[inline(always)]
-    pub fn allocate(&self) -> usize {
-        // SAFETY: `Heap::bin` makes the word valid before it hands a bin out, and live words are never unmapped.
-        let word = unsafe { &*self.word.get() };
-        let live = word.load(Relaxed);
-        let free = !live & self.mask.get();
-        if free == 0 {
-            return 0;
+    pub fn allocate(&self) -> Option<usize> {
+        let cell = self.next.get();
+        if cell == 0 {
+            return None;
         }
-        word.store(live | (free & free.wrapping_neg()), Relaxed);
-        self.base.get() + free.trailing_zeros() as usize * self.cell_bytes.get() as usize
+        // SAFETY: there is a next cell, so the word is the one it lies in; live bits are never unmapped.
+        let word = unsafe { &*self.word.get() };
+        let live = word.load(Relaxed) | self.bit.get();
+        word.store(live, Relaxed);
+        self.choose(live);
+        Some(cell)
     }
 
-    /// Takes a word with a free cell of the open span in hand; whether there is one.
+    /// Chooses the next cell in the word at hand, whose bits are `live`.
+    #[inline(always)]
+    fn choose(&self, live: u64) {
+        let free = !live & self.mask.get();
+        if free == 0 {
+            self.next.set(0);
+            return;
+        }
+        let i = free.trailing_zeros();
+        self.bit.set(1 << i);
+        self.next.set(self.base.get() + i as usize * self.cell_bytes.get() as usize);
+    }
+
+    /// Chooses a next cell anywhere in the open span; whether there is one.
     pub fn advance(&self) -> bool {
         let Some(span) = self.open.get() else { return false };
         for i in 0..span.words() {
             let word = span.live_word(i);
-            let mask = span.mask(i);
-            if !word.load(Relaxed) & mask != 0 {
+            let (live, mask) = (word.load(Relaxed), span.mask(i));
+            if !live & mask != 0 {
                 self.word.set(word);
                 self.mask.set(mask);
                 self.base.set(span_address(span) + i * 64 * self.cell_bytes.get() as usize);
+                self.choose(live);
                 return true;
             }
         }
@@ -117,8 +142,7 @@ impl Bin {
 
     /// Has no open span any more.
     pub fn close(&self) -> Option<&'static Span> {
-        self.word.set(&NO_WORD);
-        self.mask.set(0);
+        self.next.set(0);
         self.open.take()
     }
 }
@@ -150,6 +174,8 @@ pub struct Heap {
     pub visits: Cell<u32>,
     /// When the empty spans in hand were last given back, ms.
     pub flushed_ms: Cell<u32>,
+    /// When the prediction table was last emptied, ms.
+    pub forgot_ms: Cell<u32>,
     /// The thread is in a section that fork must not cut, see [`crate::fork`].
     pub busy: AtomicU32,
     /// Spans in which other threads freed objects.
@@ -158,8 +184,12 @@ pub struct Heap {
     pub tenancy: Tenancy,
     /// The next heap without a thread.
     pub next_vacant: Cell<Option<&'static Heap>>,
-    /// Empty spans in hand, by lifetime class.
-    pub empty: [Cell<Option<&'static Span>>; CLASSES],
+    /// Empty spans in hand, by lifetime class, and how many they are.
+    pub empty: [(SpanList, Cell<u32>); CLASSES],
+    /// Large objects in hand.
+    pub large: LargeCache,
+    /// What the thread counts, see [`crate::stats`].
+    pub counts: [AtomicU64; EVENTS],
     /// Spans divided by lines, by lifetime class.
     pub lines: [crate::lines::OpenSpans; CLASSES],
     predictions: [Cell<u64>; PREDICTIONS],
@@ -183,11 +213,14 @@ impl Heap {
         sequence: Cell::new(0),
         visits: Cell::new(0),
         flushed_ms: Cell::new(0),
+        forgot_ms: Cell::new(0),
         busy: AtomicU32::new(0),
         remote: RemoteList::new(),
         tenancy: Tenancy::new(),
         next_vacant: Cell::new(None),
-        empty: [const { Cell::new(None) }; CLASSES],
+        empty: [const { (SpanList::new(), Cell::new(0)) }; CLASSES],
+        large: LargeCache::new(),
+        counts: [const { AtomicU64::new(0) }; EVENTS],
         lines: [const { crate::lines::OpenSpans::new() }; CLASSES],
         predictions: [const { Cell::new(0) }; PREDICTIONS],
         bins: [const { Bin::EMPTY }; SIZE_CLASSES * CLASSES],
@@ -197,7 +230,6 @@ impl Heap {
     pub fn bin(&self, class: usize, size_class: usize) -> &Bin {
         let bin = &self.bins[class * SIZE_CLASSES + size_class];
         if bin.cell_bytes.get() == 0 {
-            bin.close();
             bin.size_class.set(size_class as u8);
             bin.class.set(class as u8);
             bin.cell_bytes.set(size_class::CELL_BYTES[size_class] as u32);
@@ -212,20 +244,17 @@ impl Heap {
 
     /// Key of a call, and its place in the table (LLAMA §7).
     #[inline(always)]
-    fn key(call: &Call, granules: usize) -> (u64, usize) {
+    fn key(call: &Call) -> (u64, usize) {
+        let size = ((call.size + 2 * GRANULE_BYTES - 1) / GRANULE_BYTES) as u64;
         let call_site = (call.caller as u64).wrapping_add((call.stack as u64) << 16);
         let hash = call_site.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        let key = hash & HASH | (granules as u64) << GRANULES_SHIFT | USED;
-        (key, (hash >> 54) as usize ^ granules)
+        (hash & HASH | size << GRANULES_SHIFT, ((hash >> 54) ^ size) as usize % PREDICTIONS)
     }
 
-    /// The fast path of allocation: a cell, or 0.
+    /// The fast path of allocation.
     #[inline(always)]
-    pub fn allocate_fast(&self, call: &Call) -> usize {
-        match self.predicted_bin(call) {
-            Some(bin) => bin.allocate(),
-            None => 0,
-        }
+    pub fn allocate_fast(&self, call: &Call) -> Option<usize> {
+        self.predicted_bin(call)?.allocate()
     }
 
     /// The bin that was predicted for this call before.
@@ -234,22 +263,20 @@ impl Heap {
         if call.size > MAX_SMALL_BYTES {
             return None;
         }
-        let granules = call.size.div_ceil(GRANULE_BYTES);
-        let (key, place) = Self::key(call, granules);
-        let entry = self.predictions[place % PREDICTIONS].get();
+        let (key, place) = Self::key(call);
+        let entry = self.predictions[place].get();
         if entry ^ key > BIN_OFFSET {
             return None;
         }
-        // SAFETY: `remember` stores only offsets of this heap's bins, and USED keeps empty entries from matching.
+        // SAFETY: `remember` stores only offsets of this heap's bins, and no key matches an empty entry.
         Some(unsafe { &*core::ptr::from_ref(self).byte_add((entry & BIN_OFFSET) as usize).cast::<Bin>() })
     }
 
     /// Remembers the bin for calls like this one.
     pub fn remember(&self, call: &Call, bin: &Bin) {
-        let granules = call.size.div_ceil(GRANULE_BYTES);
-        let (key, place) = Self::key(call, granules);
+        let (key, place) = Self::key(call);
         let offset = core::ptr::from_ref(bin) as u64 - core::ptr::from_ref(self) as u64;
-        self.predictions[place % PREDICTIONS].set(key | offset);
+        self.predictions[place].set(key | offset);
     }
 
     /// Forgets all predictions.
@@ -260,10 +287,7 @@ impl Heap {
     /// The fast path of freeing: the object is a cell of an own span that needs nothing else.
     #[inline(always)]
     pub fn free_fast(&self, address: usize) -> Freed {
-        if !region::is_plain(address) {
-            return Freed::No;
-        }
-        let span = region::span(address);
+        let Some(span) = region::span_if_plain(address) else { return Freed::No };
         if span.tag.load(Relaxed) != self.tag.get() {
             return Freed::No;
         }
@@ -273,7 +297,7 @@ impl Heap {
         let live = word.load(Relaxed);
         let left = live & !(1 << (cell % 64));
         let begins = cell * span.cell_bytes.load(Relaxed) as usize == offset;
-        if !begins || left == live {
+        if !begins || left == live || span.is_sampled(cell) {
             return Freed::No;
         }
         word.store(left, Relaxed);

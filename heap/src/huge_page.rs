@@ -6,7 +6,7 @@
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use crate::bits::{self, Bits};
-use crate::geometry::{BLOCKS_PER_HUGE_PAGE, HUGE_PAGE_METADATA_BYTES};
+use crate::geometry::HUGE_PAGE_METADATA_BYTES;
 use crate::lock::Lock;
 
 /// What a huge page is used for.
@@ -87,6 +87,8 @@ pub struct HugePage {
     pub high_water: AtomicU16,
     /// Blocks of the last object of the page, where it goes on in the pages that follow (LLAMA §8); else 0.
     pub last_object_blocks: AtomicU32,
+    /// Not 0 if the page's first blocks belong to an object that begins on an earlier page.
+    pub continues: AtomicU8,
     /// Blocks with live objects.
     pub live: SharedBits,
     /// Blocks that hold objects of the page's own class.
@@ -160,6 +162,7 @@ impl HugePage {
         self.frontier.store(0, Relaxed);
         self.last_object_blocks.store(0, Relaxed);
         self.empty_since_tick.store(0, Relaxed);
+        self.continues.store(0, Relaxed);
         self.deadline_ms.store(crate::lifetime::NEVER_MS, Relaxed);
         self.bucket.store(NO_BUCKET, Relaxed);
     }
@@ -171,6 +174,12 @@ impl HugePage {
             return Some(beyond);
         }
         let last = self.last.load();
-        (first..BLOCKS_PER_HUGE_PAGE).find(|&i| last[i / 64] >> (i % 64) & 1 == 1).map(|end| end + 1 - first)
+        let mut word = last[first / 64] & u64::MAX << (first % 64);
+        let mut i = first / 64;
+        while word == 0 {
+            i += 1;
+            word = *last.get(i)?;
+        }
+        Some(i * 64 + word.trailing_zeros() as usize + 1 - first)
     }
 }

@@ -12,7 +12,7 @@
 //! | [`geometry`], [`lifetime`], [`size_class`], [`bits`], [`clock`] | sizes, classes, bit vectors, time |
 //! | [`os`], [`lock`], [`text`] | what is asked of the operating system; a lock; messages |
 //! | [`region`], [`huge_page`], [`available`], [`pool`] | address space, a page's metadata, pages with room |
-//! | [`global`], [`direct`] | the global allocator: spans, large objects, deadlines; objects with a mapping of their own |
+//! | [`global`], [`large`], [`direct`] | the global allocator: blocks and deadlines; large objects; those with a mapping of their own |
 //! | [`span`], [`remote`], [`lines`] | a span's metadata, frees by other threads, the paper's layout by lines |
 //! | [`heap`], [`refill`], [`registry`], [`thread`], [`fork`] | a thread's heap: fast paths, cold half, its coming and going |
 //! | [`predict`], [`sites`] | where lifetimes come from |
@@ -41,6 +41,7 @@ pub mod geometry;
 pub mod global;
 pub mod heap;
 pub mod huge_page;
+pub mod large;
 pub mod lifetime;
 pub mod lines;
 pub mod lock;

@@ -6,6 +6,7 @@
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 use crate::clock;
+use crate::fork;
 use crate::global;
 use crate::heap::Heap;
 use crate::refill;
@@ -27,21 +28,32 @@ static TICKS: AtomicU32 = AtomicU32::new(0);
 static PAGE_CURSOR: AtomicUsize = AtomicUsize::new(0);
 static GROUP_CURSOR: AtomicUsize = AtomicUsize::new(0);
 
-/// Does what is due.
+/// Visits of the slow path between two looks at the clock.
+const VISITS: u32 = 8;
+
+/// Counts a visit of the slow path, and does what is due.
 pub fn tick(heap: &'static Heap) {
+    let visits = heap.visits.get().wrapping_add(1);
+    heap.visits.set(visits);
+    if !visits.is_multiple_of(VISITS) {
+        return;
+    }
     let now_ms = clock::now_ms();
-    if now_ms.wrapping_sub(heap.flushed_ms.get()) >= TICK_MS && heap.epoch.get() != sites::epoch() {
-        heap.epoch.set(sites::epoch());
+    let epoch = sites::epoch();
+    if heap.epoch.get() != epoch && now_ms.wrapping_sub(heap.forgot_ms.get()) >= TICK_MS {
+        heap.epoch.set(epoch);
+        heap.forgot_ms.set(now_ms);
         heap.forget_predictions();
-        if now_ms.wrapping_sub(heap.flushed_ms.get()) >= FLUSH_MS {
-            refill::flush(heap, false);
-        }
+    }
+    if now_ms.wrapping_sub(heap.flushed_ms.get()) >= FLUSH_MS {
         heap.flushed_ms.set(now_ms);
+        refill::flush(heap, false);
     }
     let due = NEXT_TICK_MS.load(Relaxed);
     if now_ms < due || NEXT_TICK_MS.compare_exchange(due, now_ms + TICK_MS, Relaxed, Relaxed).is_err() {
         return;
     }
+    let _pass = fork::pass(heap);
     PAGE_CURSOR.store(global::expire_deadlines(now_ms, PAGE_CURSOR.load(Relaxed), PAGES_A_TICK), Relaxed);
     GROUP_CURSOR.store(sites::grow_older(now_ms, GROUP_CURSOR.load(Relaxed), GROUPS_A_TICK), Relaxed);
     if TICKS.fetch_add(1, Relaxed) % CLOSE_TICKS == 0 {

@@ -248,3 +248,19 @@ pub fn read_small_file(path_with_nul: &[u8]) -> Option<(usize, usize)> {
         }
     })
 }
+
+/// What is asked of membarrier(2).
+#[derive(Clone, Copy)]
+#[repr(i32)]
+pub enum Membarrier {
+    /// To be ready for fences.
+    Register = 1 << 4,
+    /// Every running thread of the process goes through a full fence.
+    Fence = 1 << 3,
+}
+
+/// Whether the kernel did it.
+pub fn membarrier(command: Membarrier) -> bool {
+    // SAFETY: the command takes no memory.
+    keep_errno(|| unsafe { libc::syscall(libc::SYS_membarrier, command as i32, 0, 0) == 0 })
+}

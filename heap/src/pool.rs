@@ -4,6 +4,9 @@
 //! is in one of nine sets of its class, by floor(log2(longest run)), so a request finds a page that fits in a few
 //! loads, takes the fullest fitting kind first and the lowest address within it. [`NONEMPTY`] tells which
 //! of the 63 sets have members.
+//!
+//! Sets are changed by atomic instructions, so a page stays where it is when blocks are taken from it, and moves down
+//! when a search has tried it in vain; a page that gets a longer run moves up at once.
 
 use core::sync::atomic::{AtomicU64, Ordering::{Relaxed, SeqCst}};
 
@@ -17,6 +20,17 @@ pub const BUCKETS: usize = 9;
 
 static SETS: [[AvailableSet; BUCKETS]; CLASSES] = [const { [const { AvailableSet::new() }; BUCKETS] }; CLASSES];
 static NONEMPTY: AtomicU64 = AtomicU64::new(0);
+
+/// As [`update`], unless the page has no more room than its set says.
+#[inline]
+pub fn update_if_roomier(page: &HugePage, id: usize, class_before: usize) {
+    let before = page.bucket.load(Relaxed);
+    let same_class = class_before == page.class();
+    if same_class && before != NO_BUCKET && bits::is_none(&bits::starts_of_runs(&page.free_blocks(), 2 << before)) {
+        return;
+    }
+    update(page, id, class_before);
+}
 
 /// Puts the page into the set where it belongs now, out of the one where it was. The page's lock is held.
 pub fn update(page: &HugePage, id: usize, class_before: usize) {

@@ -3,21 +3,22 @@
 //! An empty bin takes, in this order: another word of its open span, what other threads freed, a partly free span of
 //! its own, one of a heap whose thread has ended, an empty span in hand, a block span from the global allocator.
 
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use crate::geometry::SPAN_BYTES;
+use crate::fork;
 use crate::global;
 use crate::heap::{Bin, Heap, span_address};
 use crate::lifetime::CLASSES;
 use crate::registry;
-use crate::span::{CLOSED, Place, SAMPLED, Span};
+use crate::span::{CLOSED, Place, Span};
 use crate::stats::{self, Event};
 use crate::text::misuse;
 
 /// What a refill did, for who charges spans to call sites.
 pub struct Refill {
-    /// The cell; 0 when memory ran out.
-    pub cell: usize,
+    /// The cell; `None` when memory ran out.
+    pub cell: Option<usize>,
     /// A span was taken from the global allocator for it.
     pub new_span: bool,
 }
@@ -35,7 +36,7 @@ pub fn refill(heap: &'static Heap, bin: &Bin) -> Refill {
             new_span = true;
             divide_new(heap, bin)
         });
-        let Some(span) = span else { return Refill { cell: 0, new_span: false } };
+        let Some(span) = span else { return Refill { cell: None, new_span: false } };
         span.set_place(Place::Open);
         bin.open.set(Some(span));
     }
@@ -52,9 +53,16 @@ fn close(heap: &'static Heap, bin: &Bin) {
 
 fn divide_new(heap: &'static Heap, bin: &Bin) -> Option<&'static Span> {
     let class = bin.class.get() as usize;
-    let span = match heap.empty[class].take() {
-        Some(span) => span,
-        None => global::acquire_span(class)?,
+    let (in_hand, count) = &heap.empty[class];
+    let span = match in_hand.pop() {
+        Some(span) => {
+            count.set(count.get() - 1);
+            span
+        }
+        None => {
+            let _pass = fork::pass(heap);
+            global::acquire_span(class)?
+        }
     };
     span.divide(heap.id.get(), bin.size_class.get() as usize, class);
     span.link.release();
@@ -97,11 +105,8 @@ fn pass_on(span: &'static Span, locked: bool) {
 }
 
 fn collect(heap: &'static Heap, span: &'static Span) {
-    let sampled = span.tag.load(Relaxed) & SAMPLED != 0;
     let result = span.collect(|word, bits| {
-        if sampled {
-            (0..64).filter(|i| bits >> i & 1 == 1).for_each(|i| span.forget_sample(word * 64 + i));
-        }
+        span.forget_samples(word, bits);
         stats::count(Event::RemoteCollected);
     });
     if let Err(cell) = result {
@@ -132,7 +137,7 @@ fn bin_of<'a>(heap: &'a Heap, span: &Span) -> &'a Bin {
     heap.bin(span.class.load(Relaxed) as usize, span.size_class.load(Relaxed) as usize)
 }
 
-/// An empty span that is in no list of its owner: kept in hand if the hand is empty, else given back.
+/// An empty span that is in no list of its owner: kept in hand if there is room, else given back.
 fn release(heap: &'static Heap, span: &'static Span) {
     if !span.link.claim() {
         // It is in a list of remote frees: settled again when that list is taken.
@@ -143,15 +148,24 @@ fn release(heap: &'static Heap, span: &'static Span) {
     }
     // The link stays claimed while nobody owns the span: a late remote free does not list it.
     span.set_place(Place::None);
-    span.tag.store(0, core::sync::atomic::Ordering::SeqCst);
-    let class = span.class.load(Relaxed) as usize;
-    if let Some(previous) = heap.empty[class].replace(Some(span)) {
-        global::release_span(span_address(previous));
+    span.tag.store(0, SeqCst);
+    let (in_hand, count) = &heap.empty[span.class.load(Relaxed) as usize];
+    if count.get() < MAX_IN_HAND {
+        count.set(count.get() + 1);
+        in_hand.push(span);
+    } else {
+        let _pass = fork::pass(heap);
+        global::release_span(span_address(span));
     }
 }
 
+/// Empty spans that a thread keeps of each class.
+const MAX_IN_HAND: u32 = 4;
+
 /// Gives back the empty spans in hand; `all`: also those that bins hold open or in their lists.
 pub fn flush(heap: &'static Heap, all: bool) {
+    let _pass = fork::pass(heap);
+    heap.large.flush(heap);
     if all {
         collect_remote(heap, false);
         for bin in heap.bins() {
@@ -164,7 +178,9 @@ pub fn flush(heap: &'static Heap, all: bool) {
         crate::lines::close_all(heap);
     }
     for class in 0..CLASSES {
-        if let Some(span) = heap.empty[class].take() {
+        let (in_hand, count) = &heap.empty[class];
+        count.set(0);
+        while let Some(span) = in_hand.pop() {
             global::release_span(span_address(span));
         }
     }

@@ -5,7 +5,8 @@
 //! a place, shared by all classes, and maps each huge page and its metadata when they are needed.
 //!
 //! The paper never uses a huge page's addresses twice; here the lowest freed place is used again, so that page
-//! tables and metadata stay small. [`REGIONS`] answers in one load whether an address can be the heap's.
+//! tables and metadata stay small. [`SPAN_METADATA`] answers in one load whether an
+//! address can be the heap's, and where its metadata is.
 
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering::{Acquire, Relaxed, Release}};
 
@@ -21,6 +22,10 @@ const PIECEMEAL: u8 = 0x80;
 
 /// For each 16 GiB of address space: 0, or the region's number plus one.
 static REGIONS: [AtomicU8; REGION_SLOTS] = [const { AtomicU8::new(0) }; REGION_SLOTS];
+
+/// For each 16 GiB of address space: 0, or what to add to (address / 16 KiB) × 320 to get to the span's metadata. Piecemeal
+/// regions, whose metadata may be unmapped, have 0: they are asked about by [`holds`].
+static SPAN_METADATA: [AtomicUsize; REGION_SLOTS] = [const { AtomicUsize::new(0) }; REGION_SLOTS];
 
 struct Region {
     base: AtomicUsize,
@@ -41,13 +46,12 @@ static FREED: AvailableSet = AvailableSet::new();
 /// Held while places for huge pages are chosen.
 static PLACES: Lock = Lock::new();
 
-/// Whether the metadata of `address` may be looked at without asking first.
+/// The metadata of the block span around `address`, if that is in a region; the fast path's question.
 #[inline(always)]
-pub fn is_plain(address: usize) -> bool {
-    match REGIONS.get(address >> REGION_SHIFT) {
-        Some(number) => (number.load(Relaxed) as i8) > 0,
-        None => false,
-    }
+pub fn span_if_plain(address: usize) -> Option<&'static Span> {
+    let base = SPAN_METADATA.get(address >> REGION_SHIFT)?.load(Relaxed);
+    // SAFETY: a region's metadata is mapped, zeroed is a valid Span, and it is never unmapped.
+    (base != 0).then(|| unsafe { &*((address / SPAN_BYTES * SPAN_METADATA_BYTES).wrapping_add(base) as *const Span) })
 }
 
 /// Whether `address` lies among the huge pages of the heap, with metadata that is mapped.
@@ -79,10 +83,10 @@ pub fn huge_page(address: usize) -> &'static HugePage {
     huge_page_in_region(address)
 }
 
-/// The metadata of the block span around `address`, for which [`is_plain`] or [`holds`] said yes.
+/// The metadata of the block span around `address`, for which [`holds`] said yes.
 #[inline(always)]
 pub fn span(address: usize) -> &'static Span {
-    debug_assert!(is_plain(address) || holds(address));
+    debug_assert!(holds(address));
     // SAFETY: the metadata is mapped, zeroed is a valid Span, and it is never unmapped.
     unsafe { &*(span_metadata_address(address) as *const Span) }
 }
@@ -123,7 +127,7 @@ pub fn take(class: usize, count: usize) -> Option<usize> {
     let mut number = 0;
     loop {
         if number == COUNT.load(Relaxed) && !add_region(class) {
-            return None;
+            break;
         }
         let region = &TABLE[number];
         let owner = region.class.load(Relaxed);
@@ -132,9 +136,14 @@ pub fn take(class: usize, count: usize) -> Option<usize> {
             if let Some(at) = take_freed(start, count).or_else(|| take_fresh(region, count)) {
                 return Some(at);
             }
+            if (region.frontier.load(Relaxed) as usize) < HUGE_PAGES_PER_REGION {
+                break; // there is room, but no memory
+            }
         }
         number += 1;
     }
+    // No more memory may be mapped (RLIMIT_DATA, RLIMIT_AS): what other classes have freed is mapped already.
+    (0..COUNT.load(Relaxed)).find_map(|number| take_freed(number * HUGE_PAGES_PER_REGION, count))
 }
 
 /// Gives a place back for reuse; its memory was returned before.
@@ -219,6 +228,11 @@ fn add_region(class: usize) -> bool {
     region.class.store(owner, Relaxed);
     region.frontier.store(FIRST_HUGE_PAGE as u32, Relaxed);
     REGIONS[base >> REGION_SHIFT].store(number as u8 + 1 | mark, Release);
+    if mark == 0 {
+        let of_first_span = base / SPAN_BYTES * SPAN_METADATA_BYTES;
+        let metadata = (base + SPAN_METADATA_OFFSET).wrapping_sub(of_first_span);
+        SPAN_METADATA[base >> REGION_SHIFT].store(metadata, Release);
+    }
     COUNT.store(number + 1, Release);
     true
 }

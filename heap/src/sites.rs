@@ -11,12 +11,14 @@
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::{Acquire, Relaxed, Release}};
 
 use crate::clock;
+use crate::fork;
 use crate::geometry::MAX_SMALL_BYTES;
 use crate::heap::{Call, Heap};
 use crate::lifetime::{self, CLASSES, FOREVER};
 use crate::lock::Lock;
 use crate::size_class::GRANULE_BYTES;
 use crate::stats::{self, Event};
+use crate::thread;
 
 /// Sites that can be known; calls from further ones share their parent's.
 const CAPACITY: usize = 1 << 14;
@@ -26,8 +28,6 @@ const GROUPS: usize = 1 << 10;
 const GROUP: usize = 4;
 /// Live objects that a site has watched at most: beyond them a new one teaches little.
 const MAX_WATCHED: u16 = 24;
-/// The first objects of a site are all watched, as far as the slow path sees them.
-const FIRST_WATCHED: u32 = 8;
 /// A site is known from this many ends on.
 const ENOUGH_ENDS: u32 = 3;
 /// Until it has allocated this much, an unknown site may live among what stays.
@@ -120,6 +120,7 @@ pub fn of(heap: &Heap, call: &Call) -> Option<&'static Site> {
     if let Some(site) = find(key) {
         return Some(site);
     }
+    let _pass = fork::pass(heap);
     let _guard = LOCK.lock();
     let parent = find(parent_key).or_else(|| add(parent_key, None))?;
     find(key).or_else(|| add(key, Some(parent))).or(Some(parent))
@@ -166,15 +167,17 @@ impl Site {
         Some(&SITES[(self.parent.load(Relaxed) as usize).checked_sub(1)?])
     }
 
-    /// Whether so few of its objects were watched that each should be.
-    pub fn is_new(&self) -> bool {
+    /// Whether one more object should be watched, at a thread's visit number `visit`: all at first, then ever fewer.
+    pub fn wants_sample(&self, visit: u32) -> bool {
+        if self.watched.load(Relaxed) >= MAX_WATCHED {
+            return false;
+        }
         let ends: u32 = self.dead.iter().map(|n| u32::from(n.load(Relaxed))).sum();
-        ends + u32::from(self.watched.load(Relaxed)) < FIRST_WATCHED
-    }
-
-    /// Whether one more object should be watched.
-    pub fn wants_samples(&self) -> bool {
-        self.watched.load(Relaxed) < MAX_WATCHED
+        match ends + u32::from(self.watched.load(Relaxed)) {
+            0..8 => true,
+            8..32 => visit.is_multiple_of(8),
+            _ => visit.is_multiple_of(64),
+        }
     }
 
     /// The class by which 95% of the watched objects die; `None` while too few have.
@@ -219,6 +222,7 @@ impl Site {
         let now = before.saturating_add(bytes.min(u32::MAX as usize) as u32);
         self.charged_bytes.store(now, Relaxed);
         if before < LITTLE_BYTES && now >= LITTLE_BYTES {
+            let _pass = fork::pass(thread::current());
             let _guard = LOCK.lock();
             self.reconsider();
         }
@@ -247,6 +251,7 @@ fn group(address: usize) -> &'static [Watch; GROUP] {
 
 /// Watches the object at `address`; `false` if there is no room.
 pub fn watch(site: &'static Site, address: usize) -> bool {
+    let _pass = fork::pass(thread::current());
     let _guard = LOCK.lock();
     let Some(slot) = group(address).iter().find(|slot| slot.address.load(Relaxed) == 0) else { return false };
     slot.address.store(address as u64, Relaxed);
@@ -260,6 +265,7 @@ pub fn watch(site: &'static Site, address: usize) -> bool {
 
 /// The watched object at `address` was freed.
 pub fn freed(address: usize) {
+    let _pass = fork::pass(thread::current());
     let _guard = LOCK.lock();
     let Some(slot) = group(address).iter().find(|slot| slot.address.load(Relaxed) == address as u64) else { return };
     let lifetime_ms = clock::now_ms().saturating_sub(slot.birth_ms.load(Relaxed));

@@ -18,8 +18,6 @@ pub const WORDS: usize = 16;
 
 /// In [`Span::tag`]: the span is closed, every cell was live when its owner last allocated from it.
 pub const CLOSED: u32 = 1 << 30;
-/// In [`Span::tag`]: a cell's lifetime is being measured.
-pub const SAMPLED: u32 = 1 << 31;
 /// In [`Span::tag`]: the owner's id.
 pub const OWNER: u32 = 0xFFFF;
 
@@ -60,8 +58,11 @@ pub struct Span {
     /// Lifetime class of the objects.
     pub class: AtomicU8,
     place: AtomicU8,
-    /// Cells whose lifetime is being measured, plus one; 0 for none.
-    pub sampled_cells: [AtomicU16; 2],
+    /// Where large objects lie: the heap that has the freed one in hand that begins in the span's first or second block; 0
+    /// for none.
+    pub in_hand: [AtomicU16; crate::geometry::SPAN_BLOCKS],
+    /// Two cells whose lifetime is being measured, each plus one, 16 bits each; 0 for none.
+    sampled: AtomicU32,
     /// Neighbours in the bin's list.
     pub next: AtomicU64,
     /// As above.
@@ -83,7 +84,7 @@ impl Span {
         self.cells.store(size_class::cells(size_class) as u16, Relaxed);
         self.size_class.store(size_class as u8, Relaxed);
         self.class.store(class as u8, Relaxed);
-        self.sampled_cells.iter().for_each(|cell| cell.store(0, Relaxed));
+        self.sampled.store(0, Relaxed);
         self.live.0.iter().for_each(|word| word.store(0, Relaxed));
         self.tag.store(owner, Release);
     }
@@ -125,7 +126,7 @@ impl Span {
     /// The live bits of word `i`.
     #[inline(always)]
     pub fn live_word(&self, i: usize) -> &AtomicU64 {
-        &self.live.0[i]
+        &self.live.0[i % WORDS] // always less: the remainder tells the compiler so
     }
 
     /// Bits of word `i` that stand for a cell.
@@ -175,44 +176,50 @@ impl Span {
         Ok(())
     }
 
-    /// Remembers that this cell's lifetime is measured; whether there was room.
+    /// Remembers that this cell's lifetime is measured; whether there was room. The owner only, as all that change this.
     pub fn sample(&self, cell: usize) -> bool {
-        for slot in &self.sampled_cells {
-            if slot.load(Relaxed) == 0 {
-                slot.store(cell as u16 + 1, Relaxed);
-                self.change_tag(SAMPLED, 0);
-                return true;
-            }
+        let sampled = self.sampled.load(Relaxed);
+        let shift = if sampled & 0xFFFF == 0 { 0 } else { 16 };
+        if sampled >> shift & 0xFFFF != 0 {
+            return false;
         }
-        false
+        self.sampled.store(sampled | (cell as u32 + 1) << shift, Relaxed);
+        true
     }
 
     /// Whether this cell's lifetime is measured.
-    #[inline]
+    #[inline(always)]
     pub fn is_sampled(&self, cell: usize) -> bool {
-        self.sampled_cells.iter().any(|slot| slot.load(Relaxed) == cell as u16 + 1)
+        let sampled = self.sampled.load(Relaxed);
+        sampled != 0 && (sampled & 0xFFFF == cell as u32 + 1 || sampled >> 16 == cell as u32 + 1)
     }
 
-    /// Forgets that this cell's lifetime is measured; the owner only.
-    pub fn forget_sample(&self, cell: usize) {
-        let mut left = false;
-        for slot in &self.sampled_cells {
-            let sampled = slot.load(Relaxed);
-            if sampled == cell as u16 + 1 {
-                slot.store(0, Relaxed);
-            } else {
-                left |= sampled != 0;
-            }
+    /// Forgets those measured cells of word `word` whose bits are set.
+    pub fn forget_samples(&self, word: usize, bits: u64) {
+        if self.sampled.load(Relaxed) != 0 {
+            (0..64).filter(|i| bits >> i & 1 == 1).for_each(|i| self.forget_sample(word * 64 + i));
         }
-        if !left {
-            self.change_tag(0, SAMPLED);
+    }
+
+    /// Forgets that this cell's lifetime is measured.
+    pub fn forget_sample(&self, cell: usize) {
+        let sampled = self.sampled.load(Relaxed);
+        if sampled & 0xFFFF == cell as u32 + 1 {
+            self.sampled.store(sampled & !0xFFFF, Relaxed);
+        } else if sampled >> 16 == cell as u32 + 1 {
+            self.sampled.store(sampled & 0xFFFF, Relaxed);
         }
     }
 }
 
-/// A list of spans, linked through their metadata; the owner's alone.
+/// A queue of spans, linked through their metadata; the owner's alone. All zeros is an empty one.
+///
+/// First in, first out: a span that has just got its first free cell waits, and has more of them when its turn comes.
 #[derive(Default)]
-pub struct SpanList(Cell<u64>);
+pub struct SpanList {
+    first: Cell<u64>,
+    last: Cell<u64>,
+}
 
 fn at(address: u64) -> Option<&'static Span> {
     // SAFETY: only addresses of spans, which are never unmapped, are put into lists.
@@ -226,23 +233,18 @@ fn address_of(span: &Span) -> u64 {
 impl SpanList {
     /// The empty list.
     pub const fn new() -> Self {
-        Self(Cell::new(0))
+        Self { first: Cell::new(0), last: Cell::new(0) }
     }
 
-    /// The first span.
-    #[inline]
-    pub fn first(&self) -> Option<&'static Span> {
-        at(self.0.get())
-    }
-
-    /// Adds a span that is in no list.
+    /// Adds a span that is in no list, at the end.
     pub fn push(&self, span: &'static Span) {
-        span.previous.store(0, Relaxed);
-        span.next.store(self.0.get(), Relaxed);
-        if let Some(first) = self.first() {
-            first.previous.store(address_of(span), Relaxed);
+        let last = self.last.replace(address_of(span));
+        span.previous.store(last, Relaxed);
+        span.next.store(0, Relaxed);
+        match at(last) {
+            Some(last) => last.next.store(address_of(span), Relaxed),
+            None => self.first.set(address_of(span)),
         }
-        self.0.set(address_of(span));
     }
 
     /// Removes a span that is in this list.
@@ -250,17 +252,18 @@ impl SpanList {
         let (next, previous) = (span.next.load(Relaxed), span.previous.load(Relaxed));
         match at(previous) {
             Some(before) => before.next.store(next, Relaxed),
-            None => self.0.set(next),
+            None => self.first.set(next),
         }
-        if let Some(after) = at(next) {
-            after.previous.store(previous, Relaxed);
+        match at(next) {
+            Some(after) => after.previous.store(previous, Relaxed),
+            None => self.last.set(previous),
         }
     }
 
     /// Removes and returns the first span.
     #[inline]
     pub fn pop(&self) -> Option<&'static Span> {
-        let first = self.first()?;
+        let first = at(self.first.get())?;
         self.remove(first);
         Some(first)
     }

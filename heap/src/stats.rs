@@ -2,7 +2,7 @@
 //! the metadata when someone asks.
 
 use core::fmt::{self, Write};
-use core::sync::atomic::{AtomicIsize, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::{AtomicIsize, AtomicUsize, Ordering::Relaxed};
 
 use crate::bits;
 use crate::geometry::*;
@@ -11,7 +11,7 @@ use crate::huge_page::State;
 use crate::lifetime::{CLASSES, NAMES};
 use crate::region;
 use crate::span::Place;
-use crate::{clock, direct, registry, sites};
+use crate::{clock, direct, registry, sites, thread};
 
 /// What is counted (the paper counts these to show that its paths are exercised, §9.5).
 #[derive(Clone, Copy)]
@@ -47,7 +47,10 @@ pub enum Event {
     PredictionChanged,
 }
 
-const EVENTS: [&str; 14] = [
+/// How many kinds of events there are.
+pub const EVENTS: usize = NAMES_OF_EVENTS.len();
+
+const NAMES_OF_EVENTS: [&str; 14] = [
     "spans_acquired",
     "blocks_recycled",
     "blocks_refilled",
@@ -64,14 +67,25 @@ const EVENTS: [&str; 14] = [
     "predictions_changed",
 ];
 
-static COUNTS: [AtomicU64; EVENTS.len()] = [const { AtomicU64::new(0) }; EVENTS.len()];
 static PAGES: AtomicIsize = AtomicIsize::new(0);
 static PEAK_PAGES: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts an event.
+/// Counts an event, in the calling thread's heap: no other writes there. (Threads without a heap share one, and may
+/// lose a count.)
 #[inline]
 pub fn count(event: Event) {
-    COUNTS[event as usize].fetch_add(1, Relaxed);
+    let count = &thread::current().counts[event as usize];
+    count.store(count.load(Relaxed) + 1, Relaxed);
+}
+
+fn total(event: usize) -> u64 {
+    registry::heaps().chain([&thread::EMPTY]).map(|heap| heap.counts[event].load(Relaxed)).sum()
+}
+
+/// Huge pages in use.
+#[inline]
+pub fn pages() -> usize {
+    PAGES.load(Relaxed).max(0) as usize
 }
 
 /// Huge pages came into use or went out of it.
@@ -165,8 +179,8 @@ pub fn write_json(out: &mut impl Write) -> fmt::Result {
     let threads = registry::heaps().filter(|heap: &&Heap| heap.tenancy.looks_taken()).count();
     write!(out, ",\"heap.threads\":{threads},\"heap.clock_ms\":{}", clock::now_ms())?;
     write!(out, ",\"heap.sites\":{}", sites::count())?;
-    for (name, count) in EVENTS.iter().zip(&COUNTS) {
-        write!(out, ",\"heap.{name}\":{}", count.load(Relaxed))?;
+    for (event, name) in NAMES_OF_EVENTS.iter().enumerate() {
+        write!(out, ",\"heap.{name}\":{}", total(event))?;
     }
     out.write_str("}\n")
 }

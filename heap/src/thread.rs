@@ -75,6 +75,7 @@ pub fn start() {
             return;
         }
         clock::start();
+        fork::start();
         config::load();
         let mut key = 0;
         // SAFETY: the function has the type that the C library expects.

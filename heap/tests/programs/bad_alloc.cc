@@ -74,7 +74,7 @@ int main() {
     long pages = 0;
     CHECK(statm && fscanf(statm, "%ld", &pages) == 1, "cannot read /proc/self/statm");
     fclose(statm);
-    hoard.reserve(1000);
+    hoard.reserve(200000);
     for (void *p; (p = malloc(MIB(1))) && hoard.size() < 100;) hoard.push_back((char *)p);
     rlimit limit{(rlim_t)pages * 4096 + MIB(512), (rlim_t)pages * 4096 + MIB(512)};
     CHECK(setrlimit(RLIMIT_AS, &limit) == 0, "setrlimit");
@@ -86,10 +86,13 @@ int main() {
     CHECK(before > 100, "only %zu MiB could be had", before);
     calls = 0;
     std::set_new_handler(release);
-    char *p = (char *)::operator new(MIB(1));
-    memset(p, 1, MIB(1));
+    // Calls from here may still find room that calls from above did not: as many as that takes.
+    std::vector<char *> made;
+    made.reserve(before + 1000);
+    while (calls == 0 && made.size() < before) made.push_back((char *)::operator new(MIB(1)));
     CHECK(calls >= 1 && !hoard.empty(), "the handler freed memory (%d calls, %zu of %zu left)", calls, hoard.size(), before);
-    ::operator delete(p);
+    memset(made.back(), 1, MIB(1));
+    for (char *each : made) ::operator delete(each);
     for (char *each : hoard) free(each);
     return 0;
 }

@@ -16,11 +16,14 @@ __attribute__((noinline)) static void wrong_free(void *p) {
     opaque(p);
 }
 
+// Threads start before the first free: what starting one allocates could else be put where the freed object was.
+static pthread_barrier_t freed;
 static void *free_in_thread(void *p) {
     free(p);
     return NULL;
 }
 static void *wrong_free_in_thread(void *p) {
+    pthread_barrier_wait(&freed);
     wrong_free(p);
     return NULL;
 }
@@ -54,6 +57,10 @@ static size_t size_named(const char *name) {
 
 int main(int argc, char **argv) {
     CHECK(argc > 1, "usage: errors CASE");
+    static char buffer[4096];  // stdio's own would be an object of the heap, perhaps where a freed one was
+    setvbuf(stdout, buffer, _IOFBF, sizeof buffer);
+    pthread_t second;
+    pthread_barrier_init(&freed, NULL, 2);
     const char *name = argv[1];
     size_t size = size_named(name);
     char *p = malloc(size), *neighbour = malloc(size);
@@ -73,11 +80,15 @@ int main(int argc, char **argv) {
         for (int i = 0; i < many; i++) free(objects[i]);
         wrong_free(objects[many / 2 + 1]);
     } else if (strncmp(name, "remote_twice-", 13) == 0) {
+        pthread_create(&second, NULL, wrong_free_in_thread, p);
         in_thread(free_in_thread, p);
-        in_thread(wrong_free_in_thread, p);
+        pthread_barrier_wait(&freed);
+        pthread_join(second, NULL);
     } else if (strncmp(name, "own_then_remote-", 16) == 0) {
+        pthread_create(&second, NULL, wrong_free_in_thread, p);
         free(p);
-        in_thread(wrong_free_in_thread, p);
+        pthread_barrier_wait(&freed);
+        pthread_join(second, NULL);
     } else if (strncmp(name, "remote_then_own-", 16) == 0) {
         in_thread(free_in_thread, p);
         wrong_free(p);
@@ -105,6 +116,7 @@ int main(int argc, char **argv) {
     } else if (strncmp(name, "halfway-", 8) == 0) {
         wrong_free(p + size / 2 / 16 * 16);
     } else if (strncmp(name, "past_end-", 9) == 0) {
+        free(neighbour);  // which may begin there
         wrong_free(p + malloc_usable_size(p));
     } else if (strncmp(name, "realloc_freed-", 14) == 0 || strncmp(name, "realloc_interior-", 17) == 0) {
         int freed = name[8] == 'f';

@@ -1,0 +1,167 @@
+//! Large objects, above 8 KiB: contiguous blocks straight from the global allocator (LLAMA §6.1), or a mapping of their
+//! own above 16 MiB.
+//!
+//! The paper names the short reach of its fast path as a weakness (§9.5). So a thread keeps a few freed objects of up to
+//! 128 KiB in hand, and gives them out again to a request of the same class and number of blocks. To the page they are
+//! live; they are given back after a tenth of a second at most, by [`crate::maintenance`].
+
+use core::cell::Cell;
+use core::sync::atomic::{AtomicU16, Ordering::{Acquire, Release}};
+
+use crate::bits;
+use crate::fork;
+use crate::geometry::*;
+use crate::global;
+use crate::heap::Heap;
+use crate::region;
+use crate::sites;
+use crate::stats::{self, Event};
+use crate::text::misuse;
+use crate::{direct, trace};
+
+const IN_HAND: usize = 4;
+/// Objects of more blocks are not kept.
+const MAX_IN_HAND_BLOCKS: usize = 16;
+
+/// Freed objects that a thread keeps in hand. All zeros is an empty one.
+pub struct LargeCache {
+    /// Address and number of blocks, which a block's alignment leaves room for; 0 for none.
+    entries: [Cell<usize>; IN_HAND],
+    /// The class of their page: shorter-lived objects may have them too.
+    classes: [Cell<u8>; IN_HAND],
+    next: Cell<u8>,
+}
+
+const COUNT: usize = BLOCK_BYTES - 1;
+
+impl LargeCache {
+    /// Nothing in hand.
+    pub const fn new() -> Self {
+        Self {
+            entries: [const { Cell::new(0) }; IN_HAND],
+            classes: [const { Cell::new(0) }; IN_HAND],
+            next: Cell::new(0),
+        }
+    }
+
+    fn take(&self, heap: &Heap, class: usize, blocks: usize) -> Option<usize> {
+        let i = (0..IN_HAND).find(|&i| {
+            let entry = self.entries[i].get();
+            entry != 0 && entry & COUNT == blocks && self.classes[i].get() as usize >= class
+        })?;
+        let address = self.entries[i].replace(0) & !COUNT;
+        take_back(heap, address);
+        Some(address)
+    }
+
+    /// Keeps an object; returns the one that had to go for it.
+    fn keep(&self, address: usize, blocks: usize, class: usize) -> Option<(usize, usize)> {
+        let i = (0..IN_HAND).find(|&i| self.entries[i].get() == 0).unwrap_or_else(|| {
+            let i = self.next.get() as usize % IN_HAND;
+            self.next.set(self.next.get().wrapping_add(1));
+            i
+        });
+        self.classes[i].set(class as u8);
+        let gone = self.entries[i].replace(address | blocks);
+        (gone != 0).then_some((gone & !COUNT, gone & COUNT))
+    }
+
+    /// Gives all back.
+    pub fn flush(&self, heap: &Heap) {
+        for entry in &self.entries {
+            let entry = entry.replace(0);
+            if entry != 0 {
+                take_back(heap, entry & !COUNT);
+                global::release_large(entry & !COUNT, entry & COUNT);
+            }
+        }
+    }
+}
+
+/// A large object; `None` when memory ran out.
+pub fn allocate(heap: &Heap, class: usize, size: usize, alignment: usize) -> Option<usize> {
+    if size > isize::MAX as usize {
+        return None;
+    }
+    stats::count(Event::LargeAllocated);
+    if size >= MIN_DIRECT_BYTES || alignment > HUGE_PAGE_BYTES {
+        let _pass = fork::pass(heap);
+        return direct::allocate(size, alignment);
+    }
+    let blocks = size.div_ceil(BLOCK_BYTES).max(1);
+    if alignment <= BLOCK_BYTES
+        && let Some(address) = heap.large.take(heap, class, blocks)
+    {
+        return Some(address);
+    }
+    let _pass = fork::pass(heap);
+    global::acquire_large(class, blocks, alignment.div_ceil(BLOCK_BYTES).max(1)).map(|blocks| blocks.address)
+}
+
+/// How many blocks the live large object at `address` has; `None` if there is none.
+pub fn blocks(address: usize) -> Option<usize> {
+    global::large_object_blocks(address).filter(|_| in_hand(address).load(Acquire) == 0)
+}
+
+/// Which heap has the object in hand, for all threads to see: so a second free is noticed. Two threads that free it at the
+/// same instant may both write; one finds the other's mark later ([`take_back`]).
+fn in_hand(address: usize) -> &'static AtomicU16 {
+    &region::span(address).in_hand[block_index(address) % SPAN_BLOCKS]
+}
+
+/// The object leaves the hand of `heap`.
+fn take_back(heap: &Heap, address: usize) {
+    let mark = in_hand(address);
+    let by = mark.load(Acquire);
+    mark.store(0, Release);
+    if u32::from(by) != heap.id.get() {
+        misuse("double free, by two threads at once", address, 0, 0);
+    }
+}
+
+/// Frees the large object at `address`.
+pub fn free(heap: &Heap, address: usize, caller: usize) {
+    let Some(blocks) = blocks(address) else {
+        not_live(address, caller);
+    };
+    let page = region::huge_page(address);
+    if page.sampled.get(block_index(address)) {
+        sites::freed(address);
+        set_sampled(heap, address, false);
+    }
+    let mut gone = Some((address, blocks));
+    let kept = blocks <= MAX_IN_HAND_BLOCKS && heap.id.get() != 0 && !trace::on();
+    if kept {
+        in_hand(address).store(heap.id.get() as u16, Release);
+        gone = heap.large.keep(address, blocks, page.class());
+    }
+    if let Some((gone, blocks)) = gone {
+        let _pass = fork::pass(heap);
+        if kept {
+            take_back(heap, gone);
+        }
+        if !global::release_large(gone, blocks) {
+            misuse("double free", address, blocks * BLOCK_BYTES, caller);
+        }
+    }
+}
+
+/// A pointer at which no live large object begins.
+#[cold]
+pub fn not_live(address: usize, caller: usize) -> ! {
+    let within = global::large_object_around(address);
+    match within {
+        Some((first, blocks)) if first == address => misuse("double free", address, blocks * BLOCK_BYTES, caller),
+        Some((_, blocks)) => misuse("invalid pointer, inside an object", address, blocks * BLOCK_BYTES, caller),
+        None => misuse("invalid pointer, no live object is here (double free?)", address, 0, caller),
+    }
+}
+
+/// Notes whether the lifetime of the large object at `address` is being measured.
+pub fn set_sampled(heap: &Heap, address: usize, sampled: bool) {
+    let _pass = fork::pass(heap);
+    let page = region::huge_page(address);
+    let _guard = page.lock.lock();
+    let block = bits::range(block_index(address), 1);
+    if sampled { page.sampled.set(&block) } else { page.sampled.clear(&block) }
+}
