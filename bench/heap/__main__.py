@@ -46,7 +46,11 @@ def arguments() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--peer", action="append", default=[], metavar="NAME=LIB.so", help="another allocator; repeatable"
+        "--peer",
+        action="append",
+        default=[],
+        metavar="NAME=LIB.so[,VAR=VALUE...]",
+        help="another allocator, with its settings; repeatable",
     )
     parser.add_argument("--only", metavar="WORKLOAD,...", help="these workloads and no others")
     parser.add_argument(
@@ -69,8 +73,8 @@ def arguments() -> argparse.Namespace:
         if name and name not in WORKLOADS:
             parser.error(f"--only {name}: no such workload; there are {', '.join(WORKLOADS)}")
     for peer in parsed.peer:
-        if not all(peer.partition("=")):
-            parser.error(f"--peer {peer}: write NAME=LIB.so")
+        if not all(all(part.partition("=")) for part in peer.split(",")):
+            parser.error(f"--peer {peer}: write NAME=LIB.so, then any settings as ,VAR=VALUE")
     return parsed
 
 
@@ -78,9 +82,10 @@ def chosen_allocators(
     options: argparse.Namespace,
 ) -> tuple[list[allocators.Allocator], list[allocators.Allocator]]:
     """Those measured under every workload, and those measured only where a workload asks for them."""
-    peers = {
-        name: Path(library).absolute() for name, _, library in (peer.partition("=") for peer in options.peer)
-    }
+    peers = {}
+    for peer in options.peer:
+        (name, library), *settings = (part.split("=", 1) for part in peer.split(","))
+        peers[name] = allocators.Allocator(name, Path(library).absolute(), dict(settings))
     if options.allocators:
         names = [name for name in options.allocators.split(",") if name]
         return [allocators.find(name, peers) for name in dict.fromkeys([*names, *peers])], []

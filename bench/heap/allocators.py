@@ -70,7 +70,7 @@ class Allocator:
         return {**kept, **self.settings, "LD_PRELOAD": str(self.library)}
 
 
-def find(name: str, peers: dict[str, Path]) -> Allocator:
+def find(name: str, peers: dict[str, Allocator]) -> Allocator:
     """The allocator of that name, or a BenchError that says what is missing."""
     base, _, variant = name.partition(":")
     if base == "mayfly":
@@ -82,7 +82,7 @@ def find(name: str, peers: dict[str, Path]) -> Allocator:
             raise BenchError(f"allocator '{name}': no such variant; there are {known}")
         return Allocator(name, library, MAYFLY_VARIANTS[variant])
     if base in peers:
-        library = peers[base]
+        library = peers[base].library
         if not library.exists():
             raise BenchError(f"--peer {base}={library}: no such file")
     elif base in FILES:
@@ -97,8 +97,9 @@ def find(name: str, peers: dict[str, Path]) -> Allocator:
         raise BenchError(
             f"allocator '{name}': not known; there are {', '.join(DEFAULT)}, or add --peer {base}=LIB.so"
         )
+    settings = peers[base].settings if base in peers else {}
     if variant == "huge":
-        return Allocator(name, library, HUGE.get(base, {}), thp_always=True)
+        return Allocator(name, library, settings | HUGE.get(base, {}), thp_always=True)
     if variant:
         raise BenchError(f"allocator '{name}': no such variant; there is {base}:huge")
-    return Allocator(name, library)
+    return Allocator(name, library, settings)
