@@ -25,7 +25,7 @@ allocators  glibc jemalloc tcmalloc mimalloc (Debian's packages) and mayfly, pre
   mayfly:base          without huge pages
 
 examples
-  bench/heap/run                                        everything (about 12 minutes)
+  bench/heap/run                                        everything (12 minutes or so)
   bench/heap/run --quick --only swing,churn             two workloads, small, in seconds
   bench/heap/run --peer snmalloc=/opt/libsnmallocshim.so --only churn --rounds 5
   bench/heap/run --only redis --allocators tcmalloc:huge,mayfly

@@ -65,7 +65,7 @@ WORKLOADS = {
             "heap swinging between 1 MiB and 1 GiB, 1 object in 10,000 long-lived (section 9.6)",
             compiled("swing", [1024, 5_000_000], [128, 130_000], 240),
             rounds=1,
-            extra=("mayfly:oracle", "mayfly:lines", "mayfly:lines-oracle"),
+            extra=("mayfly:oracle", "mayfly:lines-oracle"),
         ),
         Workload(
             "churn", "4 threads, random sizes and lifetimes", compiled("churn", [4, 10_000_000], [4, 700_000])
@@ -88,7 +88,7 @@ WORKLOADS = {
             "Redis, 5,000 connections, 1000 B values: fill, serve, delete most, fill again",
             redis_run,
             rounds=2,
-            extra=("jemalloc:huge", "tcmalloc:huge"),
+            extra=("tcmalloc:huge",),
         ),
         Workload(
             "memcached",
