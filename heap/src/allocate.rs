@@ -14,7 +14,7 @@ use crate::sites::{self, Site};
 use crate::size_class::{self, GRANULE_BYTES};
 use crate::span::{Place, Span};
 use crate::text::misuse;
-use crate::{direct, global, large, lines, maintenance, os, region, registry, thread, trace};
+use crate::{direct, global, large, lines, maintenance, os, region, thread, trace};
 
 /// An object of `call.size` bytes, or null, with errno set, when memory ran out.
 #[inline(always)]
@@ -49,6 +49,7 @@ fn find_place(call: Call) -> usize {
         let Some(own) = thread::enter(&call) else { return 0 };
         heap = own;
     }
+    let _pass = fork::pass(heap);
     maintenance::tick(heap);
     let prediction = predict::classify(heap, &call);
     allocated(heap, &call, place(heap, &call, &prediction, MIN_ALIGNMENT), &prediction)
@@ -82,6 +83,7 @@ fn find_place_as(call: Call, alignment: usize, class: Option<usize>) -> usize {
         let Some(own) = thread::enter(&call) else { return 0 };
         heap = own;
     }
+    let _pass = fork::pass(heap);
     maintenance::tick(heap);
     let prediction = match class {
         Some(class) => Prediction { class, cacheable: false, site: None },
@@ -116,8 +118,10 @@ fn place(heap: &'static Heap, call: &Call, prediction: &Prediction, alignment: u
     let class = prediction.class;
     let size = call.size;
     if lines::chosen() && size <= MAX_SMALL_BYTES && alignment < BLOCK_BYTES / 2 {
-        let _pass = fork::pass(heap);
-        return Placed { address: lines::allocate(heap, class, size, alignment).unwrap_or(0), charged_bytes: size };
+        return Placed {
+            address: lines::allocate(heap, class, size, alignment).unwrap_or(0),
+            charged_bytes: size,
+        };
     }
     let size_class = if alignment <= MIN_ALIGNMENT {
         (size <= MAX_SMALL_BYTES).then(|| size_class::of_granules(size.div_ceil(GRANULE_BYTES)))
@@ -132,7 +136,10 @@ fn place(heap: &'static Heap, call: &Call, prediction: &Prediction, alignment: u
             }
             place_small(heap, bin)
         }
-        None => Placed { address: large::allocate(heap, class, size, alignment).unwrap_or(0), charged_bytes: size },
+        None => Placed {
+            address: large::allocate(heap, class, size, alignment).unwrap_or(0),
+            charged_bytes: size,
+        },
     }
 }
 
@@ -159,7 +166,7 @@ fn watch(heap: &Heap, site: &'static Site, call: &Call, address: usize) {
             span.forget_sample(cell);
         }
     } else if call.size > MAX_SMALL_BYTES && sites::watch(site, address) {
-        large::set_sampled(heap, address, true);
+        large::set_sampled(address, true);
     }
 }
 
@@ -176,9 +183,10 @@ pub fn free(address: usize, caller: usize) {
 #[cold]
 #[inline(never)]
 fn settle(address: usize) {
-    let span = region::span(address);
+    let (heap, span) = (thread::current(), region::span(address));
     if span.is_empty() {
-        refill::settle(thread::current(), span);
+        let _pass = fork::pass(heap);
+        refill::settle(heap, span);
     }
 }
 
@@ -189,11 +197,11 @@ fn free_slow(address: usize, caller: usize) {
         return;
     }
     let heap = thread::current();
+    let _pass = fork::pass(heap);
     if trace::on() {
         trace::freed(heap, address);
     }
     if !region::holds(address) {
-        let _pass = fork::pass(heap);
         if direct::free(address).is_none() {
             not_of_this_heap(address, caller);
         }
@@ -202,7 +210,6 @@ fn free_slow(address: usize, caller: usize) {
     let span = region::span(address);
     match span.owner() {
         0 if span.place() == Place::Lines => {
-            let _pass = fork::pass(heap);
             lines::free(address, caller);
         }
         0 => large::free(heap, address, caller),
@@ -244,12 +251,7 @@ fn free_cell(heap: &'static Heap, span: &'static Span, owner: u32, address: usiz
     if span.remote().mark(cell) {
         misuse("double free", address, cell_bytes, caller);
     }
-    if span.link.claim() {
-        match registry::heap(owner) {
-            Some(owner) => registry::deliver(owner, span, false),
-            None => span.link.release(),
-        }
-    }
+    refill::list(span, false);
 }
 
 /// Bytes that the object at `address` may use; 0 for null.
@@ -257,6 +259,7 @@ pub fn usable_size(address: usize, caller: usize) -> usize {
     if address == 0 {
         return 0;
     }
+    let _pass = fork::pass(thread::current());
     match extent(address, caller) {
         Extent::Cell(bytes) | Extent::Direct(bytes) => bytes,
         Extent::Lines => lines::usable_size(address, caller),
@@ -297,6 +300,7 @@ pub fn resize_in_place(address: usize, call: &Call) -> Option<*mut u8> {
         return None; // a trace knows allocations and frees only
     }
     let size = call.size;
+    let _pass = fork::pass(thread::current());
     match extent(address, call.caller) {
         Extent::Cell(bytes) => (size <= bytes && size * 2 >= bytes).then_some(address as *mut u8),
         Extent::Lines => (size == lines::usable_size(address, call.caller)).then_some(address as *mut u8),
@@ -305,12 +309,10 @@ pub fn resize_in_place(address: usize, call: &Call) -> Option<*mut u8> {
                 return None;
             }
             let wanted = size.div_ceil(BLOCK_BYTES);
-            let _pass = fork::pass(thread::current());
             (wanted == count || global::resize_large(address, count, wanted)).then_some(address as *mut u8)
         }
         Extent::Direct(_) if size < MIN_DIRECT_BYTES || size > isize::MAX as usize => None,
         Extent::Direct(_) => {
-            let _pass = fork::pass(thread::current());
             direct::resize(address, size).map(|moved| moved as *mut u8)
         }
     }

@@ -115,13 +115,17 @@ mod tests {
     }
 
     fn sparse() -> impl Strategy<Value = Bits> {
-        prop_oneof![any::<Bits>(), any::<[Bits; 3]>().prop_map(|v| {
-            let mut out = NONE;
-            for i in 0..4 {
-                out[i] = v[0][i] | v[1][i] | v[2][i];
-            }
-            out
-        }), (0usize..256, 1usize..256).prop_map(|(start, length)| range(start, length.min(256 - start)))]
+        prop_oneof![
+            any::<Bits>(),
+            any::<[Bits; 3]>().prop_map(|v| {
+                let mut out = NONE;
+                for i in 0..4 {
+                    out[i] = v[0][i] | v[1][i] | v[2][i];
+                }
+                out
+            }),
+            (0usize..256, 1usize..256).prop_map(|(start, length)| range(start, length.min(256 - start)))
+        ]
     }
 
     proptest! {

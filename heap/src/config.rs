@@ -20,14 +20,18 @@ pub fn load() {
     if trusted {
         for_each_variable(|name, value| match name {
             b"LIFETIMES" => set_lifetimes(value),
-            b"SPANS" => spans = choose(name, value, &[("cells", lines::Layout::Cells), ("lines", lines::Layout::Lines)]),
+            b"SPANS" => {
+                spans =
+                    choose(name, value, &[("cells", lines::Layout::Cells), ("lines", lines::Layout::Lines)])
+            }
             b"RECYCLE" => {
                 let known = [("fill", Recycle::Fill), ("longest", Recycle::Longest), ("next", Recycle::Next)];
                 recycle = choose(name, value, &known);
             }
             b"K" => k = number(name, value, 1, 1000).unwrap_or(k as usize) as u32,
             b"PAGES" => {
-                let known = [("thp", Pages::Transparent), ("hugetlb", Pages::Reserved), ("base", Pages::Base)];
+                let known =
+                    [("thp", Pages::Transparent), ("hugetlb", Pages::Reserved), ("base", Pages::Base)];
                 os::set_pages(choose(name, value, &known));
             }
             b"RETAIN" => retain = number(name, value, 0, 1 << 20).unwrap_or(retain),

@@ -175,7 +175,8 @@ mod tests {
 
     #[test]
     fn many_come_and_go() {
-        let addresses: std::vec::Vec<_> = (0..600).map(|i| allocate(PAGE_BYTES * (1 + i % 7), 1).unwrap()).collect();
+        let addresses: std::vec::Vec<_> =
+            (0..600).map(|i| allocate(PAGE_BYTES * (1 + i % 7), 1).unwrap()).collect();
         for (i, &address) in addresses.iter().enumerate() {
             assert_eq!(size(address), Some(PAGE_BYTES * (1 + i % 7)));
             assert_eq!(address % HUGE_PAGE_BYTES, 0);

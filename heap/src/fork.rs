@@ -7,7 +7,11 @@
 //! Passing the gate is frequent and forking is rare, so the forking thread pays for both: between "I am inside" and the
 //! look at the gate there is no fence, since membarrier(2) makes every running thread go through one.
 
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::{Relaxed, Release, SeqCst}, compiler_fence};
+use core::sync::atomic::{
+    AtomicBool, AtomicU32,
+    Ordering::{Relaxed, Release, SeqCst},
+    compiler_fence,
+};
 
 use crate::heap::Heap;
 use crate::lock::Lock;
@@ -86,20 +90,18 @@ pub extern "C" fn before() {
 /// Registered with pthread_atfork, for the parent.
 pub extern "C" fn after_in_parent() {
     registry::lock().release();
-    open();
+    SHUT.store(false, SeqCst);
+    FORKING.store(0, SeqCst);
+    GATE.release();
 }
 
 /// Registered with pthread_atfork, for the child.
 pub extern "C" fn after_in_child() {
     thread::EMPTY.busy.store(0, SeqCst);
     registry::only_survivor(thread::current());
-    registry::lock().release();
     crate::trace::stop_in_child();
-    open();
-}
-
-fn open() {
+    registry::lock().release_alone();
     SHUT.store(false, SeqCst);
     FORKING.store(0, SeqCst);
-    GATE.release();
+    GATE.release_alone();
 }

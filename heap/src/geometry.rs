@@ -81,7 +81,9 @@ pub const fn block_index(address: usize) -> usize {
 /// Where the metadata of the block span around `address` lies.
 #[inline(always)]
 pub const fn span_metadata_address(address: usize) -> usize {
-    region_base(address) + SPAN_METADATA_OFFSET + ((address & (REGION_BYTES - 1)) / SPAN_BYTES) * SPAN_METADATA_BYTES
+    region_base(address)
+        + SPAN_METADATA_OFFSET
+        + ((address & (REGION_BYTES - 1)) / SPAN_BYTES) * SPAN_METADATA_BYTES
 }
 
 /// Where the metadata of the huge page around `address` lies.
@@ -111,7 +113,10 @@ mod tests {
         let base = 5 * REGION_BYTES;
         let first = base + FIRST_HUGE_PAGE * HUGE_PAGE_BYTES;
         let last = base + REGION_BYTES - 1;
-        assert_eq!(span_metadata_address(first + SPAN_BYTES) - span_metadata_address(first), SPAN_METADATA_BYTES);
+        assert_eq!(
+            span_metadata_address(first + SPAN_BYTES) - span_metadata_address(first),
+            SPAN_METADATA_BYTES
+        );
         assert_eq!(span_metadata_address(first + SPAN_BYTES - 1), span_metadata_address(first));
         assert!(span_metadata_address(last) + SPAN_METADATA_BYTES <= first);
         assert!(huge_page_metadata_address(last) + HUGE_PAGE_METADATA_BYTES <= base + SPAN_METADATA_OFFSET);

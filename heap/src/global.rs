@@ -9,7 +9,10 @@
 //! Beyond the paper, `Recycle::Fill` (the default) also uses free blocks of the request's own class before it
 //! opens a new page: without it a heap of one class never uses a free block again.
 
-use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering::{Acquire, Relaxed, Release}};
+use core::sync::atomic::{
+    AtomicBool, AtomicU8, AtomicU32, AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
 
 use crate::bits;
 use crate::clock;
@@ -54,10 +57,13 @@ struct OpenPage {
     lock: Lock,
     /// The page's address, or 0. It becomes 0 with the page's own lock held.
     address: AtomicUsize,
+    /// The class has had a page of its own.
+    opened_before: AtomicBool,
 }
 
-static OPEN: [OpenPage; CLASSES] =
-    [const { OpenPage { lock: Lock::new(), address: AtomicUsize::new(0) } }; CLASSES];
+static OPEN: [OpenPage; CLASSES] = [const {
+    OpenPage { lock: Lock::new(), address: AtomicUsize::new(0), opened_before: AtomicBool::new(false) }
+}; CLASSES];
 
 /// Blocks that were handed out.
 pub struct Blocks {
@@ -82,7 +88,11 @@ pub fn release_span(address: usize) {
 /// `count` contiguous blocks for a large object, at a multiple of `alignment` blocks (LLAMA §6.1); `None` when memory
 /// ran out.
 pub fn acquire_large(class: usize, count: usize, alignment: usize) -> Option<Blocks> {
-    if count <= BLOCKS_PER_HUGE_PAGE { acquire(class, count, alignment, false) } else { acquire_pages(class, count) }
+    if count <= BLOCKS_PER_HUGE_PAGE {
+        acquire(class, count, alignment, false)
+    } else {
+        acquire_pages(class, count)
+    }
 }
 
 fn acquire(class: usize, count: usize, alignment: usize, span: bool) -> Option<Blocks> {
@@ -165,18 +175,19 @@ fn take_from_open(class: usize, count: usize, alignment: usize, span: bool) -> O
     }
 }
 
-/// Each open page may be nearly empty: a heap of n pages opens one for every eighth of n only. Below that a class shares
-/// the open page of the next longer class that has one, in non-residual blocks.
+/// Each open page may be nearly empty: a class opens its first one when the heap has eight pages for each that is
+/// open. Before, it shares the open page of the next longer class that has one, in non-residual blocks; when that one
+/// is full it opens its own, so that what stays is spread over one page and not over all.
 fn page_to_share(class: usize) -> usize {
     let is_open = |class: &usize| OPEN[*class].address.load(Relaxed) != 0;
-    if is_open(&class) {
+    if is_open(&class) || OPEN[class].opened_before.load(Relaxed) {
         return class;
     }
     let opened = (0..CLASSES).filter(is_open).count();
     if (opened + 1) * PAGES_TO_OPEN <= stats::pages() {
         return class;
     }
-    (class + 1..CLASSES).find(is_open).unwrap_or(FOREVER)
+    (class + 1..CLASSES).find(is_open).unwrap_or(class)
 }
 
 /// Huge pages in use for each one that is open.
@@ -188,6 +199,7 @@ fn open_page(class: usize) -> Option<usize> {
     let _guard = page.lock.lock();
     page.set_class(class);
     page.set_state(State::Open);
+    OPEN[class].opened_before.store(true, Relaxed);
     Some(address)
 }
 
@@ -235,7 +247,9 @@ fn acquire_pages(class: usize, count: usize) -> Option<Blocks> {
 
 /// Free pages in a row, their metadata reset; retained ones first.
 fn take_pages(class: usize, count: usize) -> Option<usize> {
-    if count == 1 && let Some(address) = retained::pop() {
+    if count == 1
+        && let Some(address) = retained::pop()
+    {
         RETAINED.fetch_sub(1, Relaxed);
         stats::pages_in_use(1);
         return Some(address);
@@ -254,12 +268,22 @@ fn take_pages(class: usize, count: usize) -> Option<usize> {
 /// How many blocks the large object at `address` has; `None` if none begins there.
 pub fn large_object_blocks(address: usize) -> Option<usize> {
     let page = region::huge_page(address);
+    // Without the lock, the neighbour's bits may be read while they change: an answer of no is asked for again.
+    object_that_begins(page, address).or_else(|| {
+        let _guard = page.lock.lock();
+        object_that_begins(page, address)
+    })
+}
+
+fn object_that_begins(page: &HugePage, address: usize) -> Option<usize> {
     let first = block_index(address);
+    let starts_page = first == 0 && page.continues.load(Relaxed) == 0;
+    let follows_another = |before: usize| !page.live.get(before) || page.spans.get(before) || page.last.get(before);
     let begins = address.is_multiple_of(BLOCK_BYTES)
         && page.live.get(first)
         && !page.spans.get(first)
-        && (first == 0 || !page.live.get(first - 1) || page.spans.get(first - 1) || page.last.get(first - 1));
-    (begins && (first > 0 || page.continues.load(Relaxed) == 0)).then(|| page.object_blocks(first)).flatten()
+        && (starts_page || first > 0 && follows_another(first - 1));
+    begins.then(|| page.object_blocks(first)).flatten()
 }
 
 /// The large object around `address`, its first byte and its blocks; for messages.
@@ -396,6 +420,7 @@ fn hand_back(page: &HugePage, address: usize) {
     page.set_state(State::Free);
     page.high_water.store(0, Relaxed);
     os::discard(address, HUGE_PAGE_BYTES);
+    os::discard(span_metadata_address(address), SPAN_METADATA_PER_HUGE_PAGE);
     stats::count(Event::PageReturned);
     region::give(address);
 }

@@ -152,7 +152,8 @@ impl Bin {
 pub fn span_address(span: &Span) -> usize {
     let metadata = core::ptr::from_ref(span) as usize;
     let base = crate::geometry::region_base(metadata);
-    base + (metadata - base - crate::geometry::SPAN_METADATA_OFFSET) / crate::geometry::SPAN_METADATA_BYTES * SPAN_BYTES
+    base + (metadata - base - crate::geometry::SPAN_METADATA_OFFSET) / crate::geometry::SPAN_METADATA_BYTES
+        * SPAN_BYTES
 }
 
 /// A thread's heap. It outlives the thread: another one moves in, with all its spans. All zeros is a valid heap.
@@ -292,7 +293,7 @@ impl Heap {
             return Freed::No;
         }
         let offset = address & (SPAN_BYTES - 1);
-        let cell = (offset as u64 * span.reciprocal.load(Relaxed) as u64 >> 32) as usize;
+        let cell = ((offset as u64 * span.reciprocal.load(Relaxed) as u64) >> 32) as usize;
         let word = span.live_word(cell / 64);
         let live = word.load(Relaxed);
         let left = live & !(1 << (cell % 64));

@@ -6,10 +6,12 @@
 //! live; they are given back after a tenth of a second at most, by [`crate::maintenance`].
 
 use core::cell::Cell;
-use core::sync::atomic::{AtomicU16, Ordering::{Acquire, Release}};
+use core::sync::atomic::{
+    AtomicU16,
+    Ordering::{Acquire, Release},
+};
 
 use crate::bits;
-use crate::fork;
 use crate::geometry::*;
 use crate::global;
 use crate::heap::Heap;
@@ -85,7 +87,6 @@ pub fn allocate(heap: &Heap, class: usize, size: usize, alignment: usize) -> Opt
     }
     stats::count(Event::LargeAllocated);
     if size >= MIN_DIRECT_BYTES || alignment > HUGE_PAGE_BYTES {
-        let _pass = fork::pass(heap);
         return direct::allocate(size, alignment);
     }
     let blocks = size.div_ceil(BLOCK_BYTES).max(1);
@@ -94,7 +95,6 @@ pub fn allocate(heap: &Heap, class: usize, size: usize, alignment: usize) -> Opt
     {
         return Some(address);
     }
-    let _pass = fork::pass(heap);
     global::acquire_large(class, blocks, alignment.div_ceil(BLOCK_BYTES).max(1)).map(|blocks| blocks.address)
 }
 
@@ -127,7 +127,7 @@ pub fn free(heap: &Heap, address: usize, caller: usize) {
     let page = region::huge_page(address);
     if page.sampled.get(block_index(address)) {
         sites::freed(address);
-        set_sampled(heap, address, false);
+        set_sampled(address, false);
     }
     let mut gone = Some((address, blocks));
     let kept = blocks <= MAX_IN_HAND_BLOCKS && heap.id.get() != 0 && !trace::on();
@@ -136,7 +136,6 @@ pub fn free(heap: &Heap, address: usize, caller: usize) {
         gone = heap.large.keep(address, blocks, page.class());
     }
     if let Some((gone, blocks)) = gone {
-        let _pass = fork::pass(heap);
         if kept {
             take_back(heap, gone);
         }
@@ -151,15 +150,18 @@ pub fn free(heap: &Heap, address: usize, caller: usize) {
 pub fn not_live(address: usize, caller: usize) -> ! {
     let within = global::large_object_around(address);
     match within {
-        Some((first, blocks)) if first == address => misuse("double free", address, blocks * BLOCK_BYTES, caller),
-        Some((_, blocks)) => misuse("invalid pointer, inside an object", address, blocks * BLOCK_BYTES, caller),
+        Some((first, blocks)) if first == address => {
+            misuse("double free", address, blocks * BLOCK_BYTES, caller)
+        }
+        Some((_, blocks)) => {
+            misuse("invalid pointer, inside an object", address, blocks * BLOCK_BYTES, caller)
+        }
         None => misuse("invalid pointer, no live object is here (double free?)", address, 0, caller),
     }
 }
 
 /// Notes whether the lifetime of the large object at `address` is being measured.
-pub fn set_sampled(heap: &Heap, address: usize, sampled: bool) {
-    let _pass = fork::pass(heap);
+pub fn set_sampled(address: usize, sampled: bool) {
     let page = region::huge_page(address);
     let _guard = page.lock.lock();
     let block = bits::range(block_index(address), 1);

@@ -28,7 +28,9 @@
 extern crate std;
 
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
-compile_error!("the heap knows Linux on x86-64 only: thread-local storage and return addresses are in assembly");
+compile_error!(
+    "the heap knows Linux on x86-64 only: thread-local storage and return addresses are in assembly"
+);
 
 pub mod allocate;
 pub mod available;

@@ -8,7 +8,10 @@
 //! tell the size, each object has a header (§8), which is checked.
 
 use core::cell::Cell;
-use core::sync::atomic::{AtomicU8, AtomicU32, Ordering::{AcqRel, Relaxed}};
+use core::sync::atomic::{
+    AtomicU8, AtomicU32,
+    Ordering::{AcqRel, Relaxed},
+};
 
 use crate::geometry::*;
 use crate::global;
@@ -145,7 +148,8 @@ pub fn allocate(heap: &'static Heap, class: usize, size: usize, alignment: usize
             return Some(place(&spans.first, address, size, room));
         }
         let tiny = room <= TINY_BYTES && alignment <= LINE_BYTES;
-        let is_partly_used = spans.first.span.get().is_some() && spans.first.end.get() < span_end(&spans.first);
+        let is_partly_used =
+            spans.first.span.get().is_some() && spans.first.end.get() < span_end(&spans.first);
         if is_partly_used && !tiny {
             // Overflow allocation: do not search for several free lines in a row.
             if let Some(address) = spans.overflow.fit(room, alignment) {

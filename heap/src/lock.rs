@@ -4,7 +4,10 @@
 //! a fence between (an atomic instruction costs as much as all else that a section does), so it can miss one that is
 //! just going to sleep: sleeps are short, and that one looks again. Nothing of the C library is used that could allocate.
 
-use core::sync::atomic::{AtomicU32, Ordering::{Acquire, Relaxed, Release}};
+use core::sync::atomic::{
+    AtomicU32,
+    Ordering::{Acquire, Relaxed, Release},
+};
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
@@ -40,7 +43,7 @@ impl Lock {
     pub fn try_lock(&self) -> Option<Guard<'_>> {
         let taken = self.state.load(Relaxed) == FREE
             && self.state.compare_exchange(FREE, HELD, Acquire, Relaxed).is_ok();
-        taken.then_some(Guard(self))
+        taken.then(|| Guard(self)) // not then_some: a guard that is made is dropped
     }
 
     /// Takes the lock without a guard, for fork: it is released in parent and child by [`Lock::release`].
@@ -51,6 +54,12 @@ impl Lock {
     /// Releases what [`Lock::hold`] took.
     pub fn release(&self) {
         drop(Guard(self));
+    }
+
+    /// As [`Lock::release`], in a forked child, which has none of the threads that waited.
+    pub fn release_alone(&self) {
+        self.waiters.store(0, Relaxed);
+        self.release();
     }
 
     #[cold]
@@ -73,7 +82,9 @@ impl Lock {
     fn futex(&self, operation: i32, value: u32, timeout: *const libc::timespec) {
         let operation = operation | libc::FUTEX_PRIVATE_FLAG;
         // SAFETY: the address is this lock's own word; the kernel only reads it, and the timeout.
-        crate::os::keep_errno(|| unsafe { libc::syscall(libc::SYS_futex, self.state.as_ptr(), operation, value, timeout) });
+        crate::os::keep_errno(|| unsafe {
+            libc::syscall(libc::SYS_futex, self.state.as_ptr(), operation, value, timeout)
+        });
     }
 }
 
@@ -108,6 +119,7 @@ mod tests {
         assert_eq!(COUNT.load(Relaxed), 80_000);
         let held = LOCK.lock();
         assert!(LOCK.try_lock().is_none());
+        assert!(LOCK.try_lock().is_none(), "a failed attempt must not release the lock");
         drop(held);
         assert!(LOCK.try_lock().is_some());
     }

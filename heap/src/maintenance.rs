@@ -6,7 +6,6 @@
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 use crate::clock;
-use crate::fork;
 use crate::global;
 use crate::heap::Heap;
 use crate::refill;
@@ -53,7 +52,6 @@ pub fn tick(heap: &'static Heap) {
     if now_ms < due || NEXT_TICK_MS.compare_exchange(due, now_ms + TICK_MS, Relaxed, Relaxed).is_err() {
         return;
     }
-    let _pass = fork::pass(heap);
     PAGE_CURSOR.store(global::expire_deadlines(now_ms, PAGE_CURSOR.load(Relaxed), PAGES_A_TICK), Relaxed);
     GROUP_CURSOR.store(sites::grow_older(now_ms, GROUP_CURSOR.load(Relaxed), GROUPS_A_TICK), Relaxed);
     if TICKS.fetch_add(1, Relaxed) % CLOSE_TICKS == 0 {

@@ -135,7 +135,8 @@ pub fn discard(address: usize, bytes: usize) {
 
 /// Asks for huge pages in a range.
 pub fn advise_huge(address: usize, bytes: usize) {
-    let advice = if PAGES.load(Relaxed) == Pages::Base as u8 { libc::MADV_NOHUGEPAGE } else { libc::MADV_HUGEPAGE };
+    let advice =
+        if PAGES.load(Relaxed) == Pages::Base as u8 { libc::MADV_NOHUGEPAGE } else { libc::MADV_HUGEPAGE };
     // SAFETY: advice changes no contents. A kernel without transparent huge pages refuses, and the heap runs on.
     keep_errno(|| unsafe { libc::madvise(address as *mut c_void, bytes, advice) });
 }

@@ -8,7 +8,10 @@
 //! Sets are changed by atomic instructions, so a page stays where it is when blocks are taken from it, and moves down
 //! when a search has tried it in vain; a page that gets a longer run moves up at once.
 
-use core::sync::atomic::{AtomicU64, Ordering::{Relaxed, SeqCst}};
+use core::sync::atomic::{
+    AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
 
 use crate::available::AvailableSet;
 use crate::bits;
@@ -18,7 +21,8 @@ use crate::lifetime::CLASSES;
 /// Sets for each class: longest runs of 1, 2–3, 4–7, … 128–255 and 256 blocks.
 pub const BUCKETS: usize = 9;
 
-static SETS: [[AvailableSet; BUCKETS]; CLASSES] = [const { [const { AvailableSet::new() }; BUCKETS] }; CLASSES];
+static SETS: [[AvailableSet; BUCKETS]; CLASSES] =
+    [const { [const { AvailableSet::new() }; BUCKETS] }; CLASSES];
 static NONEMPTY: AtomicU64 = AtomicU64::new(0);
 
 /// As [`update`], unless the page has no more room than its set says.
@@ -26,7 +30,10 @@ static NONEMPTY: AtomicU64 = AtomicU64::new(0);
 pub fn update_if_roomier(page: &HugePage, id: usize, class_before: usize) {
     let before = page.bucket.load(Relaxed);
     let same_class = class_before == page.class();
-    if same_class && before != NO_BUCKET && bits::is_none(&bits::starts_of_runs(&page.free_blocks(), 2 << before)) {
+    if same_class
+        && before != NO_BUCKET
+        && bits::is_none(&bits::starts_of_runs(&page.free_blocks(), 2 << before))
+    {
         return;
     }
     update(page, id, class_before);

@@ -78,7 +78,10 @@ pub fn load_oracle(path: &[u8]) {
     let mut with_nul = [0; config::PATH_BYTES];
     let shown = core::str::from_utf8(path).unwrap_or("(not UTF-8)");
     if path.len() >= with_nul.len() {
-        return warn(format_args!("oracle table: the path is longer than {} bytes; using online", config::PATH_BYTES - 1));
+        return warn(format_args!(
+            "oracle table: the path is longer than {} bytes; using online",
+            config::PATH_BYTES - 1
+        ));
     }
     with_nul[..path.len()].copy_from_slice(path);
     let Some((at, bytes)) = os::map_file(&with_nul[..=path.len()]) else {

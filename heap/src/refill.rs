@@ -6,7 +6,6 @@
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use crate::geometry::SPAN_BYTES;
-use crate::fork;
 use crate::global;
 use crate::heap::{Bin, Heap, span_address};
 use crate::lifetime::CLASSES;
@@ -60,12 +59,11 @@ fn divide_new(heap: &'static Heap, bin: &Bin) -> Option<&'static Span> {
             span
         }
         None => {
-            let _pass = fork::pass(heap);
             global::acquire_span(class)?
         }
     };
     span.divide(heap.id.get(), bin.size_class.get() as usize, class);
-    span.link.release();
+    span.link.take_up();
     Some(span)
 }
 
@@ -89,17 +87,27 @@ pub fn collect_remote(heap: &'static Heap, locked: bool) {
     }
 }
 
-/// The span changed hands while it was in a list.
+/// The span changed hands while it was in a list: its link stays claimed.
 fn pass_on(span: &'static Span, locked: bool) {
-    if let Some(owner) = registry::heap(span.owner()) {
-        return registry::deliver(owner, span, locked);
+    match registry::heap(span.owner()) {
+        Some(owner) => registry::deliver(owner, span, locked),
+        None => {
+            span.link.release();
+            list(span, locked);
+        }
     }
-    // Nobody's: but it may become somebody's, whose remote frees found the link claimed.
-    span.link.release();
-    if span.remote().any() && span.link.claim() {
-        match registry::heap(span.owner()) {
-            Some(owner) => registry::deliver(owner, span, locked),
-            None => span.link.release(),
+}
+
+/// Puts a span in which a cell was marked into its owner's list, unless it is in one.
+pub fn list(span: &'static Span, locked: bool) {
+    while span.link.claim() {
+        // Not before the claim: until then the owner may give the span up, and another take it.
+        if let Some(owner) = registry::heap(span.owner()) {
+            return registry::deliver(owner, span, locked);
+        }
+        span.link.release();
+        if !span.remote().any() {
+            return; // the mark was seen, and the span given up
         }
     }
 }
@@ -139,14 +147,13 @@ fn bin_of<'a>(heap: &'a Heap, span: &Span) -> &'a Bin {
 
 /// An empty span that is in no list of its owner: kept in hand if there is room, else given back.
 fn release(heap: &'static Heap, span: &'static Span) {
-    if !span.link.claim() {
+    if !span.link.give_up() {
         // It is in a list of remote frees: settled again when that list is taken.
         span.change_tag(0, CLOSED);
         span.set_place(Place::Partial);
         bin_of(heap, span).partial.push(span);
         return;
     }
-    // The link stays claimed while nobody owns the span: a late remote free does not list it.
     span.set_place(Place::None);
     span.tag.store(0, SeqCst);
     let (in_hand, count) = &heap.empty[span.class.load(Relaxed) as usize];
@@ -154,7 +161,6 @@ fn release(heap: &'static Heap, span: &'static Span) {
         count.set(count.get() + 1);
         in_hand.push(span);
     } else {
-        let _pass = fork::pass(heap);
         global::release_span(span_address(span));
     }
 }
@@ -164,7 +170,6 @@ const MAX_IN_HAND: u32 = 4;
 
 /// Gives back the empty spans in hand; `all`: also those that bins hold open or in their lists.
 pub fn flush(heap: &'static Heap, all: bool) {
-    let _pass = fork::pass(heap);
     heap.large.flush(heap);
     if all {
         collect_remote(heap, false);
@@ -189,7 +194,8 @@ pub fn flush(heap: &'static Heap, all: bool) {
 /// The object's cell in its span; `None` if no cell begins at this address.
 pub fn cell_of(span: &Span, address: usize) -> Option<usize> {
     let offset = address & (SPAN_BYTES - 1);
-    let cell = (offset as u64 * span.reciprocal.load(Relaxed) as u64 >> 32) as usize;
-    let begins = cell * span.cell_bytes.load(Relaxed) as usize == offset && cell < span.cells.load(Relaxed) as usize;
+    let cell = ((offset as u64 * span.reciprocal.load(Relaxed) as u64) >> 32) as usize;
+    let begins =
+        cell * span.cell_bytes.load(Relaxed) as usize == offset && cell < span.cells.load(Relaxed) as usize;
     begins.then_some(cell)
 }

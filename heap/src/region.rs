@@ -8,7 +8,10 @@
 //! tables and metadata stay small. [`SPAN_METADATA`] answers in one load whether an
 //! address can be the heap's, and where its metadata is.
 
-use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering::{Acquire, Relaxed, Release}};
+use core::sync::atomic::{
+    AtomicU8, AtomicU32, AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
 
 use crate::available::AvailableSet;
 use crate::geometry::*;
@@ -37,9 +40,9 @@ struct Region {
 /// In `Region::class`: any class.
 const SHARED: u8 = u8::MAX;
 
-static TABLE: [Region; MAX_REGIONS] = [const {
-    Region { base: AtomicUsize::new(0), class: AtomicU8::new(0), frontier: AtomicU32::new(0) }
-}; MAX_REGIONS];
+static TABLE: [Region; MAX_REGIONS] =
+    [const { Region { base: AtomicUsize::new(0), class: AtomicU8::new(0), frontier: AtomicU32::new(0) } };
+        MAX_REGIONS];
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// Huge pages that were used and are free, by id.
 static FREED: AvailableSet = AvailableSet::new();
@@ -51,7 +54,9 @@ static PLACES: Lock = Lock::new();
 pub fn span_if_plain(address: usize) -> Option<&'static Span> {
     let base = SPAN_METADATA.get(address >> REGION_SHIFT)?.load(Relaxed);
     // SAFETY: a region's metadata is mapped, zeroed is a valid Span, and it is never unmapped.
-    (base != 0).then(|| unsafe { &*((address / SPAN_BYTES * SPAN_METADATA_BYTES).wrapping_add(base) as *const Span) })
+    (base != 0).then(|| unsafe {
+        &*((address / SPAN_BYTES * SPAN_METADATA_BYTES).wrapping_add(base) as *const Span)
+    })
 }
 
 /// Whether `address` lies among the huge pages of the heap, with metadata that is mapped.
@@ -185,7 +190,8 @@ fn take_fresh(region: &Region, count: usize) -> Option<usize> {
             if os::map_at(at, HUGE_PAGE_BYTES).is_none() {
                 // Either memory ran out, then the next place fails too, or something is in the way.
                 os::unmap(metadata, SPAN_METADATA_PER_HUGE_PAGE);
-                if os::map_anywhere(HUGE_PAGE_BYTES).map(|probe| os::unmap(probe, HUGE_PAGE_BYTES)).is_none() {
+                if os::map_anywhere(HUGE_PAGE_BYTES).map(|probe| os::unmap(probe, HUGE_PAGE_BYTES)).is_none()
+                {
                     return abandon(first, run, base);
                 }
                 huge_page_in_region(at).high_water.store(NEVER_MAPPED, Relaxed);
@@ -227,7 +233,7 @@ fn add_region(class: usize) -> bool {
     region.base.store(base, Relaxed);
     region.class.store(owner, Relaxed);
     region.frontier.store(FIRST_HUGE_PAGE as u32, Relaxed);
-    REGIONS[base >> REGION_SHIFT].store(number as u8 + 1 | mark, Release);
+    REGIONS[base >> REGION_SHIFT].store((number as u8 + 1) | mark, Release);
     if mark == 0 {
         let of_first_span = base / SPAN_BYTES * SPAN_METADATA_BYTES;
         let metadata = (base + SPAN_METADATA_OFFSET).wrapping_sub(of_first_span);

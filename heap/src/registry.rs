@@ -4,15 +4,16 @@
 //! partly free spans when they need some, and whoever frees an object in it from outside clears up behind itself.
 
 use core::cell::Cell;
-use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::{Acquire, Relaxed, Release, SeqCst}};
+use core::sync::atomic::{
+    AtomicPtr, AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release, SeqCst},
+};
 
 use crate::heap::{Bin, Heap};
-use crate::fork;
 use crate::lock::Lock;
 use crate::os;
 use crate::refill;
 use crate::span::{OWNER, Span};
-use crate::thread;
 
 /// Heaps that can exist, and so threads that can allocate at once: what a span's tag has room for.
 const MAX_HEAPS: usize = OWNER as usize;
@@ -99,7 +100,6 @@ pub fn deliver(owner: &'static Heap, span: &'static Span, locked: bool) {
     if owner.tenancy.taken() {
         return;
     }
-    let _pass = (!locked).then(|| fork::pass(thread::current()));
     let _guard = (!locked).then(|| LOCK.lock());
     if !owner.tenancy.taken() {
         refill::collect_remote(owner, true);
@@ -112,7 +112,6 @@ pub fn adopt(heap: &'static Heap, bin: &Bin) -> Option<&'static Span> {
     if VACANT_COUNT.load(Relaxed) == 0 {
         return None;
     }
-    let _pass = fork::pass(heap);
     let _guard = LOCK.lock();
     let mut vacant = VACANT.0.get();
     for _ in 0..LOOKED_AT {

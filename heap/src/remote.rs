@@ -4,15 +4,22 @@
 //! it into its owner's list of such spans. The owner, when it next needs memory, takes the list and clears the cells.
 //!
 //! The link's flag says "in a list": it is set before the span is pushed and cleared before its bits are read,
-//! so a bit set later finds the flag clear and pushes again. A span may change owner while it is in a list
-//! (its thread ended): who finds it in its list and does not own it passes it on to who does.
+//! so a bit set later finds the flag clear and pushes again. An owner that gives a span up sets the flag to "nobody's"
+//! first, which fails while the span is in a list: so no span in a list is free. A span may change owner while it is in a
+//! list (its thread ended): who finds it in its list and does not own it passes it on to who does.
 //! `heap/tests/loom_remote.rs` checks every interleaving of these steps.
 
 #[cfg(loom)]
-use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::{Acquire, Relaxed, SeqCst}};
+use loom::sync::atomic::{
+    AtomicU32, AtomicU64, AtomicUsize,
+    Ordering::{Acquire, Relaxed, SeqCst},
+};
 
 #[cfg(not(loom))]
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::{Acquire, Relaxed, SeqCst}};
+use core::sync::atomic::{
+    AtomicU32, AtomicU64, AtomicUsize,
+    Ordering::{Acquire, Relaxed, SeqCst},
+};
 
 const WORDS: usize = if cfg!(loom) { 1 } else { 16 };
 
@@ -53,17 +60,35 @@ pub struct Link {
     listed: AtomicU32,
 }
 
+const UNLISTED: u32 = 0;
+const LISTED: u32 = 1;
+const NOBODYS: u32 = 2;
+
 impl Link {
-    /// Claims the right to put the span into a list; `false`: it is in one.
+    /// Claims the right to put the span into a list; `false`: it is in one, or nobody's.
     #[inline]
     pub fn claim(&self) -> bool {
-        self.listed.load(SeqCst) == 0 && self.listed.swap(1, SeqCst) == 0
+        self.listed.load(SeqCst) == UNLISTED && self.change(UNLISTED, LISTED)
     }
 
     /// The span is in no list any more; to be called before its bits are read.
     #[inline]
     pub fn release(&self) {
-        self.listed.store(0, SeqCst);
+        self.listed.store(UNLISTED, SeqCst);
+    }
+
+    /// The owner gives the span up; `false`: it is in a list, and its owner's until that is taken.
+    pub fn give_up(&self) -> bool {
+        self.change(UNLISTED, NOBODYS)
+    }
+
+    /// The span has an owner again.
+    pub fn take_up(&self) {
+        self.change(NOBODYS, UNLISTED);
+    }
+
+    fn change(&self, from: u32, to: u32) -> bool {
+        self.listed.compare_exchange(from, to, SeqCst, SeqCst).is_ok()
     }
 
     /// The span after this one in a taken list.
@@ -136,4 +161,3 @@ impl Tenancy {
         self.0.load(Relaxed) != 0
     }
 }
-

@@ -2,7 +2,10 @@
 
 use core::cell::UnsafeCell;
 use core::fmt::Write;
-use core::sync::atomic::{AtomicUsize, Ordering::{Acquire, Release}};
+use core::sync::atomic::{
+    AtomicUsize,
+    Ordering::{Acquire, Release},
+};
 
 use crate::config::PATH_BYTES;
 use crate::os;
@@ -21,7 +24,10 @@ pub type Report = Text<8192>;
 /// Where the report goes: a file, `-` for stderr.
 pub fn set_path(path: &[u8]) {
     if path.len() >= PATH_BYTES {
-        return warn(format_args!("MAYFLY_HEAP_STATS is longer than {} bytes; no statistics are written", PATH_BYTES - 1));
+        return warn(format_args!(
+            "MAYFLY_HEAP_STATS is longer than {} bytes; no statistics are written",
+            PATH_BYTES - 1
+        ));
     }
     // SAFETY: see `Path`.
     unsafe { (&mut *PATH.0.get())[..path.len()].copy_from_slice(path) };
@@ -72,7 +78,8 @@ pub fn write() {
         }
         None => {
             let mut line = Text::<128>::default();
-            let _ = line.write_str("mayfly-heap: the statistics file of MAYFLY_HEAP_STATS cannot be created\n");
+            let _ =
+                line.write_str("mayfly-heap: the statistics file of MAYFLY_HEAP_STATS cannot be created\n");
             os::write(2, line.bytes());
         }
     }

@@ -8,17 +8,18 @@
 //! tends to stay, and if not, little is lost. Once it has allocated much it gets the class that its oldest objects
 //! have reached, so that bulk does not mix with what stays.
 
-use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::{Acquire, Relaxed, Release}};
+use core::sync::atomic::{
+    AtomicU8, AtomicU16, AtomicU32, AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
 
 use crate::clock;
-use crate::fork;
 use crate::geometry::MAX_SMALL_BYTES;
 use crate::heap::{Call, Heap};
 use crate::lifetime::{self, CLASSES, FOREVER};
 use crate::lock::Lock;
 use crate::size_class::GRANULE_BYTES;
 use crate::stats::{self, Event};
-use crate::thread;
 
 /// Sites that can be known; calls from further ones share their parent's.
 const CAPACITY: usize = 1 << 14;
@@ -116,11 +117,11 @@ fn size_key(size: usize) -> u64 {
 pub fn of(heap: &Heap, call: &Call) -> Option<&'static Site> {
     let height = heap.stack_base.get().wrapping_sub(call.stack) as u64;
     let parent_key = mix(call.caller as u64);
-    let key = mix(parent_key ^ height.wrapping_mul(0xA076_1D64_78BD_642F) ^ size_key(call.size).rotate_right(16));
+    let key =
+        mix(parent_key ^ height.wrapping_mul(0xA076_1D64_78BD_642F) ^ size_key(call.size).rotate_right(16));
     if let Some(site) = find(key) {
         return Some(site);
     }
-    let _pass = fork::pass(heap);
     let _guard = LOCK.lock();
     let parent = find(parent_key).or_else(|| add(parent_key, None))?;
     find(key).or_else(|| add(key, Some(parent))).or(Some(parent))
@@ -222,7 +223,6 @@ impl Site {
         let now = before.saturating_add(bytes.min(u32::MAX as usize) as u32);
         self.charged_bytes.store(now, Relaxed);
         if before < LITTLE_BYTES && now >= LITTLE_BYTES {
-            let _pass = fork::pass(thread::current());
             let _guard = LOCK.lock();
             self.reconsider();
         }
@@ -251,7 +251,6 @@ fn group(address: usize) -> &'static [Watch; GROUP] {
 
 /// Watches the object at `address`; `false` if there is no room.
 pub fn watch(site: &'static Site, address: usize) -> bool {
-    let _pass = fork::pass(thread::current());
     let _guard = LOCK.lock();
     let Some(slot) = group(address).iter().find(|slot| slot.address.load(Relaxed) == 0) else { return false };
     slot.address.store(address as u64, Relaxed);
@@ -265,9 +264,10 @@ pub fn watch(site: &'static Site, address: usize) -> bool {
 
 /// The watched object at `address` was freed.
 pub fn freed(address: usize) {
-    let _pass = fork::pass(thread::current());
     let _guard = LOCK.lock();
-    let Some(slot) = group(address).iter().find(|slot| slot.address.load(Relaxed) == address as u64) else { return };
+    let Some(slot) = group(address).iter().find(|slot| slot.address.load(Relaxed) == address as u64) else {
+        return;
+    };
     let lifetime_ms = clock::now_ms().saturating_sub(slot.birth_ms.load(Relaxed));
     end(slot, lifetime::of_lifetime_ms(lifetime_ms));
 }

@@ -8,9 +8,9 @@ use crate::geometry::{MAX_SMALL_BYTES, SPAN_BYTES};
 
 /// Cell sizes in bytes.
 pub const CELL_BYTES: [u16; COUNT] = [
-    16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256, 288, 320, 352, 384, 416, 448, 480, 512,
-    576, 640, 704, 768, 832, 896, 960, 1024, 1088, 1168, 1248, 1360, 1488, 1632, 1808, 2048, 2336, 2720, 3264, 4096,
-    5456, 8192,
+    16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256, 288, 320, 352, 384, 416, 448,
+    480, 512, 576, 640, 704, 768, 832, 896, 960, 1024, 1088, 1168, 1248, 1360, 1488, 1632, 1808, 2048, 2336,
+    2720, 3264, 4096, 5456, 8192,
 ];
 
 /// How many size classes there are.
@@ -46,7 +46,8 @@ pub fn of_aligned(size: usize, alignment: usize) -> Option<usize> {
     if size > MAX_SMALL_BYTES || alignment > MAX_SMALL_BYTES {
         return None;
     }
-    (of_granules(size.div_ceil(GRANULE_BYTES))..COUNT).find(|&class| (CELL_BYTES[class] as usize).is_multiple_of(alignment))
+    (of_granules(size.div_ceil(GRANULE_BYTES))..COUNT)
+        .find(|&class| (CELL_BYTES[class] as usize).is_multiple_of(alignment))
 }
 
 /// Cells in a span of this class.

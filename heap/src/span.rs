@@ -7,7 +7,10 @@
 //! wild write cannot corrupt them, and a second free of the same cell is always seen.
 
 use core::cell::Cell;
-use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::{Acquire, Relaxed, Release}};
+use core::sync::atomic::{
+    AtomicU8, AtomicU16, AtomicU32, AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
 
 use crate::geometry::SPAN_METADATA_BYTES;
 use crate::remote::{Link, RemoteBits};

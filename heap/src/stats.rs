@@ -174,7 +174,11 @@ pub fn write_json(out: &mut impl Write) -> fmt::Result {
     }
     let mapped = (pages + census.retained_pages) * HUGE_PAGE_BYTES + census.direct.1;
     write!(out, ",\"heap.mapped_bytes\":{mapped}")?;
-    write!(out, ",\"heap.blocks.live\":{},\"heap.blocks.residual\":{}", census.live_blocks, census.residual_blocks)?;
+    write!(
+        out,
+        ",\"heap.blocks.live\":{},\"heap.blocks.residual\":{}",
+        census.live_blocks, census.residual_blocks
+    )?;
     write!(out, ",\"heap.direct.objects\":{},\"heap.direct.bytes\":{}", census.direct.0, census.direct.1)?;
     let threads = registry::heaps().filter(|heap: &&Heap| heap.tenancy.looks_taken()).count();
     write!(out, ",\"heap.threads\":{threads},\"heap.clock_ms\":{}", clock::now_ms())?;

@@ -1,8 +1,9 @@
 //! The calling thread's heap: found through one word of thread-local storage, made at the thread's first slow call.
 //!
 //! The word is laid out by hand in the initial-exec model, a fixed distance from the thread pointer: one load, where
-//! Rust's `thread_local!` in a shared library calls a function. It starts out pointing to [`EMPTY`], a heap whose tables
-//! match nothing, so the fast paths need not ask whether there is a heap.
+//! Rust's `thread_local!` in a shared library calls a function. It holds the distance from [`EMPTY`] to the heap. So a
+//! thread whose word is still zero, even one whose thread-local storage the dynamic linker has not set up yet, has
+//! `EMPTY`, whose tables match nothing, and the fast paths need not ask whether there is a heap.
 
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::{Acquire, Relaxed, Release}};
@@ -16,42 +17,43 @@ use crate::{clock, config, refill, registry};
 pub static EMPTY: Heap = Heap::EMPTY;
 
 core::arch::global_asm!(
-    ".pushsection .tdata.mayfly_heap_current,\"awT\",@progbits",
+    ".pushsection .tbss.mayfly_heap_current,\"awT\",@nobits",
     ".p2align 3",
     ".globl mayfly_heap_current",
     ".hidden mayfly_heap_current",
     ".type mayfly_heap_current,@object",
     ".size mayfly_heap_current,8",
     "mayfly_heap_current:",
-    ".quad {empty}",
+    ".zero 8",
     ".popsection",
-    empty = sym EMPTY,
 );
 
 /// The calling thread's heap; [`EMPTY`] if it has none.
 #[inline(always)]
 pub fn current() -> &'static Heap {
-    let heap: *const Heap;
-    // SAFETY: the symbol is defined above and holds the address of a heap, which is never unmapped.
+    let distance: usize;
+    // SAFETY: the symbol is defined above; only this thread reads and writes its word.
     unsafe {
         core::arch::asm!(
             "mov {0}, qword ptr [rip + mayfly_heap_current@GOTTPOFF]",
             "mov {0}, qword ptr fs:[{0}]",
-            out(reg) heap,
+            out(reg) distance,
             options(pure, readonly, nostack, preserves_flags),
         );
-        &*heap
     }
+    // SAFETY: the word is 0, or `set_current` set it for a heap, and heaps are never unmapped.
+    unsafe { &*((&raw const EMPTY).addr().wrapping_add(distance) as *const Heap) }
 }
 
 fn set_current(heap: &'static Heap) {
-    // SAFETY: as above; only this thread's word is written.
+    let distance = core::ptr::from_ref(heap).addr().wrapping_sub((&raw const EMPTY).addr());
+    // SAFETY: as above.
     unsafe {
         core::arch::asm!(
             "mov {0}, qword ptr [rip + mayfly_heap_current@GOTTPOFF]",
             "mov qword ptr fs:[{0}], {1}",
             out(reg) _,
-            in(reg) core::ptr::from_ref(heap),
+            in(reg) distance,
             options(nostack, preserves_flags),
         );
     }
@@ -86,7 +88,9 @@ pub fn start() {
     }
     // Not under the lock: this may allocate.
     // SAFETY: as above.
-    unsafe { libc::pthread_atfork(Some(fork::before), Some(fork::after_in_parent), Some(fork::after_in_child)) };
+    unsafe {
+        libc::pthread_atfork(Some(fork::before), Some(fork::after_in_parent), Some(fork::after_in_child))
+    };
 }
 
 /// From now on every free takes the slow path, in threads that begin later.

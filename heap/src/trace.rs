@@ -7,7 +7,6 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
 
 use crate::config::PATH_BYTES;
-use crate::fork;
 use crate::heap::{Call, Heap};
 use crate::lock::Lock;
 use crate::os;
@@ -71,7 +70,6 @@ pub fn freed(heap: &Heap, address: usize) {
 }
 
 fn record(long: [u64; 3], short: [u32; 4]) {
-    let _pass = fork::pass(thread::current());
     let _guard = LOCK.lock();
     // SAFETY: the lock is held.
     let (buffer, used) = unsafe { &mut *BUFFER.0.get() };

@@ -55,19 +55,37 @@ deletes! {
 
 extern "C-unwind" fn new_from(size: usize, caller: usize, stack: usize) -> *mut c_void {
     let object = allocate::allocate(Call { size, caller, stack });
-    if object.is_null() { out_of_memory(Call { size, caller, stack }, MIN_ALIGNMENT, true) } else { object.cast() }
+    if object.is_null() {
+        out_of_memory(Call { size, caller, stack }, MIN_ALIGNMENT, true)
+    } else {
+        object.cast()
+    }
 }
 
 extern "C-unwind" fn new_nothrow_from(size: usize, caller: usize, stack: usize) -> *mut c_void {
     let object = allocate::allocate(Call { size, caller, stack });
-    if object.is_null() { out_of_memory(Call { size, caller, stack }, MIN_ALIGNMENT, false) } else { object.cast() }
+    if object.is_null() {
+        out_of_memory(Call { size, caller, stack }, MIN_ALIGNMENT, false)
+    } else {
+        object.cast()
+    }
 }
 
-extern "C-unwind" fn new_aligned_from(size: usize, alignment: usize, caller: usize, stack: usize) -> *mut c_void {
+extern "C-unwind" fn new_aligned_from(
+    size: usize,
+    alignment: usize,
+    caller: usize,
+    stack: usize,
+) -> *mut c_void {
     new_aligned(Call { size, caller, stack }, alignment, true)
 }
 
-extern "C-unwind" fn new_aligned_nothrow_from(size: usize, alignment: usize, caller: usize, stack: usize) -> *mut c_void {
+extern "C-unwind" fn new_aligned_nothrow_from(
+    size: usize,
+    alignment: usize,
+    caller: usize,
+    stack: usize,
+) -> *mut c_void {
     new_aligned(Call { size, caller, stack }, alignment, false)
 }
 
@@ -137,11 +155,9 @@ fn nothrow_through_library(call: Call, alignment: usize) -> *mut c_void {
                 &raw const nothrow,
             )
         } else {
-            core::mem::transmute::<*mut c_void, extern "C-unwind" fn(usize, usize, *const u8) -> *mut c_void>(next)(
-                call.size,
-                alignment,
-                &raw const nothrow,
-            )
+            core::mem::transmute::<*mut c_void, extern "C-unwind" fn(usize, usize, *const u8) -> *mut c_void>(
+                next,
+            )(call.size, alignment, &raw const nothrow)
         }
     }
 }
@@ -149,7 +165,9 @@ fn nothrow_through_library(call: Call, alignment: usize) -> *mut c_void {
 fn throw_bad_alloc() -> ! {
     let throw = symbol(c"_ZSt17__throw_bad_allocv");
     if throw.is_null() {
-        heap::os::abort(b"mayfly-heap: operator new: out of memory, and no C++ library to throw std::bad_alloc\n");
+        heap::os::abort(
+            b"mayfly-heap: operator new: out of memory, and no C++ library to throw std::bad_alloc\n",
+        );
     }
     // SAFETY: std::__throw_bad_alloc takes nothing and does not return.
     unsafe { core::mem::transmute::<*mut c_void, extern "C-unwind" fn() -> !>(throw)() }

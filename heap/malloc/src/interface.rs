@@ -77,7 +77,12 @@ extern "C-unwind" fn calloc_from(count: usize, size: usize, caller: usize, stack
     object.cast()
 }
 
-extern "C-unwind" fn realloc_from(object: *mut c_void, size: usize, caller: usize, stack: usize) -> *mut c_void {
+extern "C-unwind" fn realloc_from(
+    object: *mut c_void,
+    size: usize,
+    caller: usize,
+    stack: usize,
+) -> *mut c_void {
     let call = Call { size, caller, stack };
     if object.is_null() {
         return allocate::allocate(call).cast();
@@ -139,7 +144,8 @@ extern "C-unwind" fn posix_memalign_from(
     if !alignment.is_power_of_two() || !alignment.is_multiple_of(size_of::<usize>()) {
         return libc::EINVAL;
     }
-    let object = keep_errno(|| allocate::allocate_aligned(Call { size, caller, stack }, alignment.max(MIN_ALIGNMENT)));
+    let object =
+        keep_errno(|| allocate::allocate_aligned(Call { size, caller, stack }, alignment.max(MIN_ALIGNMENT)));
     if object.is_null() {
         return libc::ENOMEM;
     }
@@ -159,7 +165,12 @@ extern "C-unwind" fn pvalloc_from(size: usize, caller: usize, stack: usize) -> *
     }
 }
 
-extern "C-unwind" fn mayfly_malloc_from(size: usize, class: c_int, caller: usize, stack: usize) -> *mut c_void {
+extern "C-unwind" fn mayfly_malloc_from(
+    size: usize,
+    class: c_int,
+    caller: usize,
+    stack: usize,
+) -> *mut c_void {
     allocate::allocate_with_class(Call { size, caller, stack }, class.max(0) as usize).cast()
 }
 
@@ -228,7 +239,8 @@ pub struct OldMallocInfo([c_int; 10]);
 #[unsafe(no_mangle)]
 pub extern "C" fn mallinfo() -> OldMallocInfo {
     let now = mallinfo2();
-    let all = [now.arena, now.ordblks, 0, now.hblks, now.hblkhd, 0, 0, now.uordblks, now.fordblks, now.keepcost];
+    let all =
+        [now.arena, now.ordblks, 0, now.hblks, now.hblkhd, 0, 0, now.uordblks, now.fordblks, now.keepcost];
     OldMallocInfo(all.map(|n| n.min(c_int::MAX as usize) as c_int))
 }
 
@@ -251,11 +263,14 @@ pub unsafe extern "C" fn malloc_info(options: c_int, file: *mut c_void) -> c_int
     let mut xml = heap::text::Text::<4096>::default();
     let _ = write!(xml, "<malloc version=\"mayfly-1\">\n");
     for (name, pages) in heap::lifetime::NAMES.iter().zip(census.pages) {
-        let _ = write!(xml, "<heap class=\"{name}\"><system type=\"huge_pages\" count=\"{pages}\"/></heap>\n");
+        let _ =
+            write!(xml, "<heap class=\"{name}\"><system type=\"huge_pages\" count=\"{pages}\"/></heap>\n");
     }
-    let mapped = (census.pages.iter().sum::<usize>() + census.retained_pages) * heap::geometry::HUGE_PAGE_BYTES;
+    let mapped =
+        (census.pages.iter().sum::<usize>() + census.retained_pages) * heap::geometry::HUGE_PAGE_BYTES;
     let (direct, direct_bytes) = census.direct;
-    let _ = write!(xml, "<total type=\"live\" count=\"{}\" size=\"{}\"/>\n", census.objects, census.live_bytes);
+    let _ =
+        write!(xml, "<total type=\"live\" count=\"{}\" size=\"{}\"/>\n", census.objects, census.live_bytes);
     let _ = write!(xml, "<total type=\"mmap\" count=\"{direct}\" size=\"{direct_bytes}\"/>\n");
     let _ = write!(xml, "<system type=\"current\" size=\"{}\"/>\n</malloc>\n", mapped + direct_bytes);
     let bytes = xml.bytes();

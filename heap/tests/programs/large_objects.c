@@ -10,7 +10,7 @@ static void *replace(void *argument) {
     uint64_t random = (uintptr_t)argument, base = random * 1000;
     void *objects[KEPT] = {0};
     size_t sizes[KEPT];
-    for (size_t budget = MIB(300); budget > most; ) {
+    for (size_t budget = MIB(300); budget > most + 2000;) {
         uint64_t at = next_random(&random) % KEPT;
         if (objects[at]) {
             expect(objects[at], sizes[at], base + at, "a thread's own object");
