@@ -312,9 +312,7 @@ pub fn resize_in_place(address: usize, call: &Call) -> Option<*mut u8> {
             (wanted == count || global::resize_large(address, count, wanted)).then_some(address as *mut u8)
         }
         Extent::Direct(_) if size < MIN_DIRECT_BYTES || size > isize::MAX as usize => None,
-        Extent::Direct(_) => {
-            direct::resize(address, size).map(|moved| moved as *mut u8)
-        }
+        Extent::Direct(_) => direct::resize(address, size).map(|moved| moved as *mut u8),
     }
 }
 

@@ -24,6 +24,12 @@ pub struct AvailableSet {
     tops: [AtomicU64; TOPS],
 }
 
+impl Default for AvailableSet {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl AvailableSet {
     /// The empty set.
     #[cfg(not(loom))]

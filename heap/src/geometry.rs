@@ -101,7 +101,7 @@ pub const fn round_up(value: usize, alignment: usize) -> Option<usize> {
     }
 }
 
-const _: () = assert!(SPAN_METADATA_PER_HUGE_PAGE % 4096 == 0);
+const _: () = assert!(SPAN_METADATA_PER_HUGE_PAGE.is_multiple_of(4096));
 const _: () = assert!(FIRST_HUGE_PAGE == 161);
 
 #[cfg(test)]

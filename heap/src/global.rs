@@ -278,7 +278,8 @@ pub fn large_object_blocks(address: usize) -> Option<usize> {
 fn object_that_begins(page: &HugePage, address: usize) -> Option<usize> {
     let first = block_index(address);
     let starts_page = first == 0 && page.continues.load(Relaxed) == 0;
-    let follows_another = |before: usize| !page.live.get(before) || page.spans.get(before) || page.last.get(before);
+    let follows_another =
+        |before: usize| !page.live.get(before) || page.spans.get(before) || page.last.get(before);
     let begins = address.is_multiple_of(BLOCK_BYTES)
         && page.live.get(first)
         && !page.spans.get(first)

@@ -82,18 +82,20 @@ pub struct Bin {
 }
 
 impl Bin {
-    const EMPTY: Self = Self {
-        next: Cell::new(0),
-        bit: Cell::new(0),
-        word: Cell::new(core::ptr::null()),
-        mask: Cell::new(0),
-        base: Cell::new(0),
-        cell_bytes: Cell::new(0),
-        size_class: Cell::new(0),
-        class: Cell::new(0),
-        open: Cell::new(None),
-        partial: SpanList::new(),
-    };
+    const fn new() -> Self {
+        Self {
+            next: Cell::new(0),
+            bit: Cell::new(0),
+            word: Cell::new(core::ptr::null()),
+            mask: Cell::new(0),
+            base: Cell::new(0),
+            cell_bytes: Cell::new(0),
+            size_class: Cell::new(0),
+            class: Cell::new(0),
+            open: Cell::new(None),
+            partial: SpanList::new(),
+        }
+    }
 
     /// The next cell; `None` if it was not chosen.
     #[inline(always)]
@@ -203,29 +205,37 @@ unsafe impl Sync for Heap {}
 
 const _: () = assert!(size_of::<Heap>() <= BIN_OFFSET as usize);
 
+impl Default for Heap {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Heap {
     /// A heap that owns nothing and predicts nothing: every call takes the slow path.
-    pub const EMPTY: Self = Self {
-        tag: Cell::new(NO_TAG),
-        id: Cell::new(0),
-        stack_base: Cell::new(0),
-        epoch: Cell::new(0),
-        thread: Cell::new(0),
-        sequence: Cell::new(0),
-        visits: Cell::new(0),
-        flushed_ms: Cell::new(0),
-        forgot_ms: Cell::new(0),
-        busy: AtomicU32::new(0),
-        remote: RemoteList::new(),
-        tenancy: Tenancy::new(),
-        next_vacant: Cell::new(None),
-        empty: [const { (SpanList::new(), Cell::new(0)) }; CLASSES],
-        large: LargeCache::new(),
-        counts: [const { AtomicU64::new(0) }; EVENTS],
-        lines: [const { crate::lines::OpenSpans::new() }; CLASSES],
-        predictions: [const { Cell::new(0) }; PREDICTIONS],
-        bins: [const { Bin::EMPTY }; SIZE_CLASSES * CLASSES],
-    };
+    pub const fn new() -> Self {
+        Self {
+            tag: Cell::new(NO_TAG),
+            id: Cell::new(0),
+            stack_base: Cell::new(0),
+            epoch: Cell::new(0),
+            thread: Cell::new(0),
+            sequence: Cell::new(0),
+            visits: Cell::new(0),
+            flushed_ms: Cell::new(0),
+            forgot_ms: Cell::new(0),
+            busy: AtomicU32::new(0),
+            remote: RemoteList::new(),
+            tenancy: Tenancy::new(),
+            next_vacant: Cell::new(None),
+            empty: [const { (SpanList::new(), Cell::new(0)) }; CLASSES],
+            large: LargeCache::new(),
+            counts: [const { AtomicU64::new(0) }; EVENTS],
+            lines: [const { crate::lines::OpenSpans::new() }; CLASSES],
+            predictions: [const { Cell::new(0) }; PREDICTIONS],
+            bins: [const { Bin::new() }; SIZE_CLASSES * CLASSES],
+        }
+    }
 
     /// The bin of a lifetime class and a size class, ready for [`Bin::allocate`].
     pub fn bin(&self, class: usize, size_class: usize) -> &Bin {

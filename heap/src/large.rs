@@ -36,6 +36,12 @@ pub struct LargeCache {
 
 const COUNT: usize = BLOCK_BYTES - 1;
 
+impl Default for LargeCache {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl LargeCache {
     /// Nothing in hand.
     pub const fn new() -> Self {

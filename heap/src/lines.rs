@@ -64,15 +64,23 @@ pub struct OpenSpans {
     overflow: Bump,
 }
 
+impl Default for OpenSpans {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl OpenSpans {
     /// None.
     pub const fn new() -> Self {
-        Self { first: Bump::NONE, overflow: Bump::NONE }
+        Self { first: Bump::new(), overflow: Bump::new() }
     }
 }
 
 impl Bump {
-    const NONE: Self = Self { span: Cell::new(None), next: Cell::new(0), end: Cell::new(0) };
+    const fn new() -> Self {
+        Self { span: Cell::new(None), next: Cell::new(0), end: Cell::new(0) }
+    }
 
     /// Where an object of `size` would begin, header excluded, if the free run has room for it.
     fn fit(&self, size: usize, alignment: usize) -> Option<usize> {

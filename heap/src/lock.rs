@@ -23,6 +23,12 @@ pub struct Lock {
 /// Holds the lock until dropped.
 pub struct Guard<'a>(&'a Lock);
 
+impl Default for Lock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Lock {
     /// A free lock.
     pub const fn new() -> Self {

@@ -54,7 +54,7 @@ pub fn tick(heap: &'static Heap) {
     }
     PAGE_CURSOR.store(global::expire_deadlines(now_ms, PAGE_CURSOR.load(Relaxed), PAGES_A_TICK), Relaxed);
     GROUP_CURSOR.store(sites::grow_older(now_ms, GROUP_CURSOR.load(Relaxed), GROUPS_A_TICK), Relaxed);
-    if TICKS.fetch_add(1, Relaxed) % CLOSE_TICKS == 0 {
+    if TICKS.fetch_add(1, Relaxed).is_multiple_of(CLOSE_TICKS) {
         global::close_empty_pages();
     }
 }

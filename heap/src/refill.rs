@@ -58,9 +58,7 @@ fn divide_new(heap: &'static Heap, bin: &Bin) -> Option<&'static Span> {
             count.set(count.get() - 1);
             span
         }
-        None => {
-            global::acquire_span(class)?
-        }
+        None => global::acquire_span(class)?,
     };
     span.divide(heap.id.get(), bin.size_class.get() as usize, class);
     span.link.take_up();

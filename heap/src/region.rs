@@ -184,9 +184,7 @@ fn take_fresh(region: &Region, count: usize) -> Option<usize> {
         let at = base + index * HUGE_PAGE_BYTES;
         let metadata = span_metadata_address(at);
         if region.class.load(Relaxed) == SHARED {
-            if os::map_at(metadata, SPAN_METADATA_PER_HUGE_PAGE).is_none() {
-                return None;
-            }
+            os::map_at(metadata, SPAN_METADATA_PER_HUGE_PAGE)?;
             if os::map_at(at, HUGE_PAGE_BYTES).is_none() {
                 // Either memory ran out, then the next place fails too, or something is in the way.
                 os::unmap(metadata, SPAN_METADATA_PER_HUGE_PAGE);

@@ -62,30 +62,38 @@ struct Watch {
     age_class: AtomicU8,
 }
 
-static SITES: [Site; CAPACITY] = [const { ZERO_SITE }; CAPACITY];
+static SITES: [Site; CAPACITY] = [const { Site::new() }; CAPACITY];
 static INDICES: [AtomicU16; INDEX] = [const { AtomicU16::new(0) }; INDEX];
 static COUNT: AtomicU32 = AtomicU32::new(0);
-static WATCHES: [[Watch; GROUP]; GROUPS] = [const { [const { ZERO_WATCH }; GROUP] }; GROUPS];
+static WATCHES: [[Watch; GROUP]; GROUPS] = [const { [const { Watch::new() }; GROUP] }; GROUPS];
 /// Held while a site is added or a watch changes.
 static LOCK: Lock = Lock::new();
 /// Changes when a site's class does: prediction tables filled before are out of date.
 static EPOCH: AtomicU32 = AtomicU32::new(1);
 
-const ZERO_SITE: Site = Site {
-    key: AtomicU64::new(0),
-    parent: AtomicU32::new(0),
-    charged_bytes: AtomicU32::new(0),
-    class: AtomicU8::new(0),
-    watched: AtomicU16::new(0),
-    alive: [const { AtomicU8::new(0) }; CLASSES],
-    dead: [const { AtomicU16::new(0) }; CLASSES],
-};
-const ZERO_WATCH: Watch = Watch {
-    address: AtomicU64::new(0),
-    birth_ms: AtomicU32::new(0),
-    site: AtomicU16::new(0),
-    age_class: AtomicU8::new(0),
-};
+impl Site {
+    const fn new() -> Self {
+        Self {
+            key: AtomicU64::new(0),
+            parent: AtomicU32::new(0),
+            charged_bytes: AtomicU32::new(0),
+            class: AtomicU8::new(0),
+            watched: AtomicU16::new(0),
+            alive: [const { AtomicU8::new(0) }; CLASSES],
+            dead: [const { AtomicU16::new(0) }; CLASSES],
+        }
+    }
+}
+impl Watch {
+    const fn new() -> Self {
+        Self {
+            address: AtomicU64::new(0),
+            birth_ms: AtomicU32::new(0),
+            site: AtomicU16::new(0),
+            age_class: AtomicU8::new(0),
+        }
+    }
+}
 
 /// The version of what was learned.
 #[inline]

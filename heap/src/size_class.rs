@@ -77,18 +77,18 @@ mod tests {
 
     #[test]
     fn the_reciprocal_divides_exactly() {
-        for class in 0..COUNT {
+        for (class, &bytes) in CELL_BYTES.iter().enumerate() {
             for offset in 0..SPAN_BYTES {
                 let quotient = (offset as u64 * reciprocal(class) as u64) >> 32;
-                assert_eq!(quotient as usize, offset / CELL_BYTES[class] as usize);
+                assert_eq!(quotient as usize, offset / bytes as usize);
             }
         }
     }
 
     #[test]
     fn cells_waste_at_most_a_twentieth_of_a_span_and_fit_the_bits() {
-        for class in 0..COUNT {
-            let used = cells(class) * CELL_BYTES[class] as usize;
+        for (class, &bytes) in CELL_BYTES.iter().enumerate() {
+            let used = cells(class) * bytes as usize;
             assert!(SPAN_BYTES - used <= SPAN_BYTES / 20, "class {class} uses {used}");
             assert!(cells(class) <= 1024);
         }

@@ -6,7 +6,10 @@
 //! `EMPTY`, whose tables match nothing, and the fast paths need not ask whether there is a heap.
 
 use core::ffi::c_void;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::{Acquire, Relaxed, Release}};
+use core::sync::atomic::{
+    AtomicBool, AtomicU32,
+    Ordering::{Acquire, Relaxed, Release},
+};
 
 use crate::fork;
 use crate::heap::{Call, Heap, NO_TAG};
@@ -14,7 +17,7 @@ use crate::lock::Lock;
 use crate::{clock, config, refill, registry};
 
 /// The heap of threads that have none yet, or have none any more.
-pub static EMPTY: Heap = Heap::EMPTY;
+pub static EMPTY: Heap = Heap::new();
 
 core::arch::global_asm!(
     ".pushsection .tbss.mayfly_heap_current,\"awT\",@nobits",

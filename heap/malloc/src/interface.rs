@@ -261,18 +261,18 @@ pub unsafe extern "C" fn malloc_info(options: c_int, file: *mut c_void) -> c_int
     }
     let census = heap::stats::census();
     let mut xml = heap::text::Text::<4096>::default();
-    let _ = write!(xml, "<malloc version=\"mayfly-1\">\n");
+    let _ = writeln!(xml, "<malloc version=\"mayfly-1\">");
     for (name, pages) in heap::lifetime::NAMES.iter().zip(census.pages) {
         let _ =
-            write!(xml, "<heap class=\"{name}\"><system type=\"huge_pages\" count=\"{pages}\"/></heap>\n");
+            writeln!(xml, "<heap class=\"{name}\"><system type=\"huge_pages\" count=\"{pages}\"/></heap>");
     }
     let mapped =
         (census.pages.iter().sum::<usize>() + census.retained_pages) * heap::geometry::HUGE_PAGE_BYTES;
     let (direct, direct_bytes) = census.direct;
     let _ =
-        write!(xml, "<total type=\"live\" count=\"{}\" size=\"{}\"/>\n", census.objects, census.live_bytes);
-    let _ = write!(xml, "<total type=\"mmap\" count=\"{direct}\" size=\"{direct_bytes}\"/>\n");
-    let _ = write!(xml, "<system type=\"current\" size=\"{}\"/>\n</malloc>\n", mapped + direct_bytes);
+        writeln!(xml, "<total type=\"live\" count=\"{}\" size=\"{}\"/>", census.objects, census.live_bytes);
+    let _ = writeln!(xml, "<total type=\"mmap\" count=\"{direct}\" size=\"{direct_bytes}\"/>");
+    let _ = writeln!(xml, "<system type=\"current\" size=\"{}\"/>\n</malloc>", mapped + direct_bytes);
     let bytes = xml.bytes();
     // SAFETY: the caller's stream; the bytes are valid.
     let written = unsafe { fwrite(bytes.as_ptr().cast(), 1, bytes.len(), file) };
