@@ -1,0 +1,345 @@
+//! Every interleaving (up to five preemptions) of the steps by which other threads free in a span, and by which spans
+//! and heaps change hands: the code is `heap/src/remote.rs` itself, over models of a span and a heap.
+//!
+//! A cell is collected exactly once, no mark is left behind, and what only the owner may touch is in loom's cells, which
+//! notice a data race. Run by `make test`:
+//! `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p heap --release --test loom_remote --test loom_available`
+
+#![cfg(loom)]
+
+#[allow(dead_code)]
+#[path = "../src/remote.rs"]
+mod remote;
+mod sequential;
+
+use loom::cell::UnsafeCell;
+use loom::sync::{Mutex, MutexGuard};
+use loom::thread;
+use remote::{Home, Link, RemoteBits, RemoteList, Shared, Tenancy};
+use sequential::AtomicUsize;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+
+/// What a span's owner alone touches.
+#[derive(Default)]
+struct Cells {
+    live: u64,
+    /// Cells taken over in all.
+    collected: u32,
+    /// Is allocated from, so stays though it is empty.
+    open: bool,
+}
+
+struct Span {
+    /// Address of the owner, 0 for none.
+    owner: AtomicUsize,
+    link: Link,
+    marks: RemoteBits,
+    cells: UnsafeCell<Cells>,
+}
+
+struct Heap {
+    list: RemoteList,
+    tenancy: Tenancy,
+    registry: &'static Mutex<()>,
+}
+
+impl Shared for Span {
+    type Home = Heap;
+    fn link(&self) -> &Link {
+        &self.link
+    }
+    fn any_marked(&self) -> bool {
+        self.marks.any()
+    }
+    fn home(&self) -> Option<&'static Heap> {
+        // SAFETY: 0, or the address of a leaked heap.
+        unsafe { (self.owner.load(Acquire) as *const Heap).as_ref() }
+    }
+}
+
+impl Home for Heap {
+    type Span = Span;
+    type Guard = MutexGuard<'static, ()>;
+    fn list(&self) -> &RemoteList {
+        &self.list
+    }
+    fn tenancy(&self) -> &Tenancy {
+        &self.tenancy
+    }
+    fn owns(&self, span: &Span) -> bool {
+        span.owner.load(Acquire) == core::ptr::from_ref(self) as usize
+    }
+    /// As `refill::collect` and `refill::settle`.
+    fn take_over(&'static self, span: &'static Span) {
+        let empty = span.cells(|cells| {
+            let marked = span.marks.take(0);
+            assert_eq!(marked & !cells.live, 0, "a mark was seen twice");
+            cells.live &= !marked;
+            cells.collected += marked.count_ones();
+            cells.live == 0 && !cells.open
+        });
+        if empty {
+            span.release();
+        }
+    }
+    fn lock(&self) -> MutexGuard<'static, ()> {
+        self.registry.lock().unwrap()
+    }
+}
+
+fn leak<T>(value: T) -> &'static T {
+    Box::leak(Box::new(value))
+}
+
+fn registry() -> &'static Mutex<()> {
+    leak(Mutex::new(()))
+}
+
+fn heap(registry: &'static Mutex<()>, taken: bool) -> &'static Heap {
+    let heap = leak(Heap { list: RemoteList::default(), tenancy: Tenancy::default(), registry });
+    heap.tenancy.set(taken);
+    heap
+}
+
+impl Heap {
+    fn address(&self) -> usize {
+        core::ptr::from_ref(self) as usize
+    }
+
+    /// As `registry::adopt`: a span, if it is still the vacant heap's.
+    fn adopt(&'static self, vacant: &'static Heap, span: &'static Span) -> bool {
+        let _guard = self.lock();
+        if vacant.tenancy.taken() {
+            return false;
+        }
+        remote::collect(vacant, true);
+        let adopted = vacant.owns(span);
+        if adopted {
+            span.owner.store(self.address(), SeqCst);
+        }
+        adopted
+    }
+
+    /// As `registry::move_out`.
+    fn move_out(&'static self) {
+        let _guard = self.lock();
+        remote::vacate(self);
+    }
+}
+
+impl Span {
+    /// A span of `heap` with these cells live.
+    fn of(heap: &'static Heap, live: u64) -> &'static Span {
+        leak(Span {
+            owner: AtomicUsize::new(heap.address()),
+            link: Link::default(),
+            marks: RemoteBits::default(),
+            cells: UnsafeCell::new(Cells { live, ..Cells::default() }),
+        })
+    }
+
+    fn cells<T>(&self, f: impl FnOnce(&mut Cells) -> T) -> T {
+        // SAFETY: loom tells if it is not.
+        self.cells.with_mut(|cells| f(unsafe { &mut *cells }))
+    }
+
+    /// As `allocate::free_cell`, by another thread than the owner's.
+    fn free(&'static self, cell: usize) {
+        assert!(!self.marks.mark(cell), "no cell is freed twice here");
+        remote::list(self, false);
+    }
+
+    /// As `refill::release`.
+    fn release(&self) {
+        if self.link.give_up() {
+            self.owner.store(0, SeqCst);
+        }
+    }
+
+    /// As `refill::divide_new`.
+    fn take_up(&self, heap: &'static Heap, live: u64) {
+        self.cells(|cells| *cells = Cells { live, collected: cells.collected, open: true });
+        self.owner.store(heap.address(), Relaxed);
+        self.link.take_up();
+    }
+
+    /// Nothing is on the way any more, and every free was taken over.
+    fn check_at_rest(&self, collected: u32, live: u64) {
+        assert!(!self.any_marked(), "a mark was left behind");
+        assert_eq!(self.cells(|cells| (cells.collected, cells.live)), (collected, live));
+        let free_to_claim = self.link.claim();
+        assert_eq!(free_to_claim, self.home().is_some(), "a span in no list is its owner's or nobody's");
+    }
+}
+
+fn join<const N: usize>(threads: [thread::JoinHandle<()>; N]) {
+    for thread in threads {
+        thread.join().unwrap();
+    }
+}
+
+fn check(steps: impl Fn() + Sync + Send + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(5);
+    model.check(steps);
+}
+
+#[test]
+fn every_mark_is_collected_once() {
+    check(|| {
+        let a = heap(registry(), true);
+        let span = Span::of(a, 0b111);
+        let freers = [0, 1].map(|cell| thread::spawn(move || span.free(cell)));
+        remote::collect(a, false);
+        remote::collect(a, false);
+        join(freers);
+        remote::collect(a, false);
+        span.check_at_rest(2, 0b100);
+    });
+}
+
+#[test]
+fn marks_in_several_spans_are_collected_once() {
+    check(|| {
+        let a = heap(registry(), true);
+        let spans = [Span::of(a, 0b111), Span::of(a, 0b111)];
+        let freers = [0, 1].map(|i| {
+            thread::spawn(move || {
+                spans[i].free(0);
+                spans[1 - i].free(1);
+            })
+        });
+        remote::collect(a, false);
+        join(freers);
+        remote::collect(a, false);
+        for span in spans {
+            span.check_at_rest(2, 0b100);
+        }
+    });
+}
+
+/// A freer's mark is taken over by way of another's listing, the span is given up and taken up by another heap, and only
+/// then does the freer come to list it. `discarded`: meanwhile its page was returned, and the metadata reads as zero.
+fn given_up_and_taken_up(discarded: bool) {
+    check(move || {
+        let registry = registry();
+        let (a, b) = (heap(registry, true), heap(registry, true));
+        let span = Span::of(a, 0b11);
+        span.free(0);
+        let late = thread::spawn(move || span.free(1));
+        remote::collect(a, false);
+        if span.home().is_none() {
+            if discarded {
+                span.link.release();
+            }
+            span.take_up(b, 0b1100);
+            let other = thread::spawn(move || span.free(2));
+            remote::collect(b, false);
+            other.join().unwrap();
+            late.join().unwrap();
+            remote::collect(b, false);
+            span.check_at_rest(3, 0b1000);
+        } else {
+            late.join().unwrap();
+            remote::collect(a, false);
+            span.check_at_rest(2, 0);
+        }
+    });
+}
+
+#[test]
+fn a_span_given_up_and_taken_up_by_another_keeps_its_marks() {
+    given_up_and_taken_up(false);
+}
+
+#[test]
+fn a_span_whose_page_was_returned_in_between_keeps_its_marks() {
+    given_up_and_taken_up(true);
+}
+
+#[test]
+fn an_adopted_span_is_passed_on_to_its_new_owner() {
+    check(|| {
+        let registry = registry();
+        let (a, b) = (heap(registry, false), heap(registry, true));
+        let span = Span::of(a, 0b111);
+        let freers = [0, 1].map(|cell| thread::spawn(move || span.free(cell)));
+        assert!(b.adopt(a, span));
+        remote::collect(b, false);
+        join(freers);
+        remote::collect(b, false);
+        assert!(a.list.is_empty(), "nobody looks at a vacant heap's list");
+        span.check_at_rest(2, 0b100);
+    });
+}
+
+#[test]
+fn an_adopted_span_in_the_list_of_a_heap_with_a_new_thread_is_passed_on() {
+    check(|| {
+        let registry = registry();
+        let (a, b) = (heap(registry, false), heap(registry, true));
+        let span = Span::of(a, 0b11);
+        let freer = thread::spawn(move || span.free(0));
+        let newcomer = thread::spawn(move || {
+            {
+                let _guard = a.lock();
+                a.tenancy.set(true);
+            }
+            remote::collect(a, false);
+        });
+        let adopted = b.adopt(a, span);
+        remote::collect(b, false);
+        newcomer.join().unwrap();
+        freer.join().unwrap();
+        remote::collect(a, false);
+        if adopted {
+            remote::collect(b, false);
+        }
+        span.check_at_rest(1, 0b10);
+    });
+}
+
+#[test]
+fn nothing_is_stranded_when_a_thread_moves_out() {
+    check(|| {
+        let a = heap(registry(), true);
+        let span = Span::of(a, 0b111);
+        let freers = [0, 1].map(|cell| thread::spawn(move || span.free(cell)));
+        remote::collect(a, false);
+        a.move_out();
+        join(freers);
+        assert!(a.list.is_empty());
+        span.check_at_rest(2, 0b100);
+    });
+}
+
+#[test]
+fn nothing_is_stranded_when_a_thread_moves_out_and_another_adopts() {
+    check(|| {
+        let registry = registry();
+        let (a, b) = (heap(registry, true), heap(registry, true));
+        let span = Span::of(a, 0b11);
+        let freer = thread::spawn(move || span.free(0));
+        let leaver = thread::spawn(move || a.move_out());
+        b.adopt(a, span);
+        remote::collect(b, false);
+        leaver.join().unwrap();
+        freer.join().unwrap();
+        remote::collect(b, false);
+        assert!(a.list.is_empty());
+        span.check_at_rest(1, 0b10);
+    });
+}
+
+#[test]
+fn the_last_free_in_a_vacant_heap_gives_the_span_up() {
+    check(|| {
+        let a = heap(registry(), true);
+        let span = Span::of(a, 0b11);
+        let freers = [0, 1].map(|cell| thread::spawn(move || span.free(cell)));
+        a.move_out();
+        join(freers);
+        assert!(a.list.is_empty());
+        assert_eq!(span.cells(|cells| (cells.collected, cells.live)), (2, 0));
+    });
+}
