@@ -6,15 +6,15 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use crate::fork;
 use crate::geometry::*;
-use crate::heap::{Bin, Call, Freed, Heap, span_address};
+use crate::heap::{self, Bin, Call, Freed, Heap, span_address};
 use crate::lifetime::FOREVER;
 use crate::predict::{self, Prediction};
-use crate::refill::{self, cell_of};
+use crate::refill;
 use crate::sites::{self, Site};
 use crate::size_class::{self, GRANULE_BYTES};
 use crate::span::{Place, Span};
 use crate::text::misuse;
-use crate::{direct, global, large, lines, maintenance, os, region, thread, trace};
+use crate::{direct, global, large, lines, maintenance, os, region, remote, thread, trace};
 
 /// An object of `call.size` bytes, or null, with errno set, when memory ran out.
 #[inline(always)]
@@ -44,6 +44,11 @@ fn find_place(call: Call) -> usize {
         && let Some(cell) = bin.allocate()
     {
         return cell;
+    }
+    if call.size > MAX_SMALL_BYTES
+        && let Some(address) = large::allocate_fast(heap, &call)
+    {
+        return address;
     }
     if heap.id.get() == 0 {
         let Some(own) = thread::enter(&call) else { return 0 };
@@ -143,7 +148,7 @@ fn place(heap: &'static Heap, call: &Call, prediction: &Prediction, alignment: u
     }
 }
 
-fn place_small(heap: &'static Heap, bin: &Bin) -> Placed {
+fn place_small(heap: &'static Heap, bin: &'static Bin) -> Placed {
     if let Some(address) = bin.allocate() {
         return Placed { address, charged_bytes: 0 };
     }
@@ -161,9 +166,9 @@ fn watch(heap: &Heap, site: &'static Site, call: &Call, address: usize) {
     }
     let span = region::span(address);
     if span.owner() == heap.id.get() {
-        let Some(cell) = cell_of(span, address) else { return };
-        if span.sample(cell) && !sites::watch(site, address) {
-            span.forget_sample(cell);
+        let Some(cell) = span.cell_at(address) else { return };
+        if span.watch(cell) && !sites::watch(site, address) {
+            span.unwatch(cell);
         }
     } else if call.size > MAX_SMALL_BYTES && sites::watch(site, address) {
         large::set_sampled(address, true);
@@ -173,7 +178,7 @@ fn watch(heap: &Heap, site: &'static Site, call: &Call, address: usize) {
 /// Frees an object; null is none. `caller` is named should the pointer be wrong.
 #[inline(always)]
 pub fn free(address: usize, caller: usize) {
-    match thread::current().free_fast(address) {
+    match heap::free_fast(address) {
         Freed::Yes => {}
         Freed::MayBeEmpty => settle(address),
         Freed::No => free_slow(address, caller),
@@ -201,13 +206,14 @@ fn free_slow(address: usize, caller: usize) {
     if trace::on() {
         trace::freed(heap, address);
     }
-    if !region::holds(address) {
+    let span =
+        region::span_if_plain(address).or_else(|| region::holds(address).then(|| region::span(address)));
+    let Some(span) = span else {
         if direct::free(address).is_none() {
             not_of_this_heap(address, caller);
         }
         return;
-    }
-    let span = region::span(address);
+    };
     match span.owner() {
         0 if span.place() == Place::Lines => {
             lines::free(address, caller);
@@ -227,31 +233,31 @@ fn not_of_this_heap(address: usize, caller: usize) -> ! {
 
 fn free_cell(heap: &'static Heap, span: &'static Span, owner: u32, address: usize, caller: usize) {
     let cell_bytes = span.cell_bytes.load(Relaxed) as usize;
-    let Some(cell) = cell_of(span, address) else {
+    let Some(cell) = span.cell_at(address) else {
         misuse("invalid pointer, inside an object or behind the last", address, cell_bytes, caller);
     };
-    let word = span.live_word(cell / 64);
-    let bit = 1 << (cell % 64);
-    let live = word.load(Relaxed);
-    if live & bit == 0 || span.remote().is_marked(cell) {
+    let own = owner == heap.id.get();
+    if !span.is_live(cell) || span.remote().is_marked(cell) || own && span.is_pending(cell) {
         misuse("double free or never allocated", address, cell_bytes, caller);
     }
-    let sampled = span.is_sampled(cell);
-    if sampled {
+    let watched = span.is_watched(cell);
+    if watched {
         sites::freed(address);
     }
-    if owner == heap.id.get() {
-        if sampled {
-            span.forget_sample(cell);
+    if own {
+        if watched {
+            span.forget_watch(cell);
+        } else {
+            let word = span.live_word(cell / 64);
+            word.store(word.load(Relaxed) & !(1 << (cell % 64)), Relaxed);
         }
-        word.store(live & !bit, Relaxed);
         refill::settle(heap, span);
         return;
     }
     if span.remote().mark(cell) {
         misuse("double free", address, cell_bytes, caller);
     }
-    refill::list(span, false);
+    remote::list(span, false);
 }
 
 /// Bytes that the object at `address` may use; 0 for null.
@@ -282,10 +288,8 @@ fn extent(address: usize, caller: usize) -> Extent {
     match span.owner() {
         0 if span.place() == Place::Lines => Extent::Lines,
         0 => Extent::Blocks(large::blocks(address).unwrap_or_else(|| large::not_live(address, caller))),
-        _ => match cell_of(span, address) {
-            Some(cell) if span.live_word(cell / 64).load(Relaxed) >> (cell % 64) & 1 == 1 => {
-                Extent::Cell(span.cell_bytes.load(Relaxed) as usize)
-            }
+        _ => match span.cell_at(address) {
+            Some(cell) if span.is_live(cell) => Extent::Cell(span.cell_bytes.load(Relaxed) as usize),
             _ => {
                 let cell_bytes = span.cell_bytes.load(Relaxed) as usize;
                 misuse("invalid pointer, no live object begins here", address, cell_bytes, caller);

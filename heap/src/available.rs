@@ -4,13 +4,15 @@
 //! [`AvailableSet::first`] finds the lowest member in four loads, so the heap fills its lowest pages first
 //! and the others drain. The set is a hint: whoever finds a page takes that page's lock and looks again.
 
+use core::sync::atomic::Ordering::SeqCst;
+
 #[cfg(loom)]
-use loom::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use crate::sequential::AtomicU64;
 
 #[cfg(not(loom))]
-use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use core::sync::atomic::AtomicU64;
 
-const LEAVES: usize = if cfg!(loom) { 2 } else { 8192 };
+const LEAVES: usize = if cfg!(loom) { 67 } else { 8192 };
 const MIDDLES: usize = LEAVES.div_ceil(64);
 const TOPS: usize = MIDDLES.div_ceil(64);
 
@@ -79,6 +81,29 @@ impl AvailableSet {
             self.tops[top / 64].fetch_or(1 << (top % 64), SeqCst);
         }
         true
+    }
+
+    /// As [`Self::insert`], and sets `flag` of `nonempty`, by which searchers see that this set has members.
+    pub fn insert_flagged(&self, id: usize, nonempty: &AtomicU64, flag: u64) {
+        self.insert(id);
+        if nonempty.load(SeqCst) & flag == 0 {
+            nonempty.fetch_or(flag, SeqCst);
+        }
+    }
+
+    /// As [`Self::remove`], and clears `flag` of `nonempty` with the last member. While one removal is on its way other
+    /// members may be hidden, and another removal may take the set for empty: so each puts the flag right at its end.
+    pub fn remove_flagged(&self, id: usize, nonempty: &AtomicU64, flag: u64) {
+        self.remove(id);
+        if self.first(0).is_none() {
+            nonempty.fetch_and(!flag, SeqCst);
+            if self.first(0).is_none() {
+                return;
+            }
+        }
+        if nonempty.load(SeqCst) & flag == 0 {
+            nonempty.fetch_or(flag, SeqCst);
+        }
     }
 
     /// The lowest member from `start` on.

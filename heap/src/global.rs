@@ -73,11 +73,35 @@ pub struct Blocks {
     pub zeroed: bool,
 }
 
-/// A block span for objects of `class` (LLAMA §6.3); `None` when memory ran out.
-pub fn acquire_span(class: usize) -> Option<&'static Span> {
-    let blocks = acquire(class, SPAN_BLOCKS, SPAN_BLOCKS, true)?;
+/// A block span for objects of `class` (LLAMA §6.3); `None` when memory ran out. Up to `more` spans that are at hand
+/// on the same page are passed to `keep`.
+pub fn acquire_spans(
+    class: usize,
+    more: usize,
+    mut keep: impl FnMut(&'static Span),
+) -> Option<&'static Span> {
+    let mut keep = |address| {
+        stats::count(Event::SpanAcquired);
+        keep(region::span(address));
+    };
+    let request = Request { class, blocks: SPAN_BLOCKS, alignment: SPAN_BLOCKS, span: true };
+    let blocks = acquire(&request, &mut Extra { wanted: more, keep: &mut keep })?;
     stats::count(Event::SpanAcquired);
     Some(region::span(blocks.address))
+}
+
+/// What is asked for.
+struct Request {
+    class: usize,
+    blocks: usize,
+    alignment: usize,
+    span: bool,
+}
+
+/// Further spans that the caller would take along.
+struct Extra<'a> {
+    wanted: usize,
+    keep: &'a mut dyn FnMut(usize),
 }
 
 /// Gives a block span back.
@@ -88,62 +112,70 @@ pub fn release_span(address: usize) {
 /// `count` contiguous blocks for a large object, at a multiple of `alignment` blocks (LLAMA §6.1); `None` when memory
 /// ran out.
 pub fn acquire_large(class: usize, count: usize, alignment: usize) -> Option<Blocks> {
-    if count <= BLOCKS_PER_HUGE_PAGE {
-        acquire(class, count, alignment, false)
-    } else {
-        acquire_pages(class, count)
+    if count > BLOCKS_PER_HUGE_PAGE {
+        return acquire_pages(class, count);
     }
+    let request = Request { class, blocks: count, alignment, span: false };
+    acquire(&request, &mut Extra { wanted: 0, keep: &mut |_| {} })
 }
 
-fn acquire(class: usize, count: usize, alignment: usize, span: bool) -> Option<Blocks> {
+fn acquire(request: &Request, extra: &mut Extra) -> Option<Blocks> {
+    let class = request.class;
     let fill = RECYCLE.load(Relaxed) == Recycle::Fill as u8;
-    let next_first = RECYCLE.load(Relaxed) == Recycle::Next as u8 || !span;
+    let next_first = RECYCLE.load(Relaxed) == Recycle::Next as u8 || !request.span;
     let longer = FOREVER - class;
     for i in 0..longer {
         let from = if next_first { class + 1 + i } else { FOREVER - i };
-        if let Some(blocks) = recycle(from, class, count, alignment, span) {
+        if let Some(blocks) = recycle(from, request, extra) {
             return Some(blocks);
         }
     }
-    if fill && let Some(blocks) = recycle(class, class, count, alignment, span) {
+    if fill && let Some(blocks) = recycle(class, request, extra) {
         return Some(blocks);
     }
-    take_from_open(class, count, alignment, span)
+    take_from_open(request, extra)
 }
 
 /// Takes blocks of an active page of class `from`.
-fn recycle(from: usize, class: usize, count: usize, alignment: usize, span: bool) -> Option<Blocks> {
-    pool::search(from, count, |id| {
+fn recycle(from: usize, request: &Request, extra: &mut Extra) -> Option<Blocks> {
+    pool::search(from, request.blocks, |id| {
         let address = region::address(id);
         let page = region::huge_page(address);
         let _guard = page.lock.try_lock()?; // a page that another thread is at: the next one is as good
         if page.state() != State::Active || page.class() != from {
             return None;
         }
-        let Some(first) = bits::find_run(&page.free_blocks(), count, alignment) else {
+        let find = || bits::find_run(&page.free_blocks(), request.blocks, request.alignment);
+        let Some(first) = find() else {
             pool::update(page, id, from);
             return None;
         };
-        let blocks = mark(page, address, first, count, from == class, span);
-        stats::count(if from == class { Event::BlocksRefilled } else { Event::BlocksRecycled });
+        let blocks = mark(page, address, first, request, from);
+        while extra.wanted > 0
+            && let Some(first) = find()
+        {
+            extra.wanted -= 1;
+            (extra.keep)(mark(page, address, first, request, from).address);
+        }
+        stats::count(if from == request.class { Event::BlocksRefilled } else { Event::BlocksRecycled });
         Some(blocks)
     })
 }
 
-fn mark(page: &HugePage, address: usize, first: usize, count: usize, residual: bool, span: bool) -> Blocks {
-    let blocks = bits::range(first, count);
-    let zeroed = page.take(&blocks, first, count, residual);
-    if span {
+fn mark(page: &HugePage, address: usize, first: usize, request: &Request, from: usize) -> Blocks {
+    let blocks = bits::range(first, request.blocks);
+    if request.span {
         page.spans.set(&blocks);
     } else {
-        page.last.set(&bits::range(first + count - 1, 1));
+        page.last.set(&bits::range(first + request.blocks - 1, 1));
     }
+    let zeroed = page.take(&blocks, first, request.blocks, from == request.class);
     Blocks { address: address + first * BLOCK_BYTES, zeroed }
 }
 
-fn take_from_open(class: usize, count: usize, alignment: usize, span: bool) -> Option<Blocks> {
+fn take_from_open(request: &Request, extra: &mut Extra) -> Option<Blocks> {
     let fill = RECYCLE.load(Relaxed) == Recycle::Fill as u8;
-    let from = if fill { page_to_share(class) } else { class };
+    let from = if fill { page_to_share(request.class) } else { request.class };
     let open = &OPEN[from];
     loop {
         let address = open.address.load(Acquire);
@@ -159,13 +191,22 @@ fn take_from_open(class: usize, count: usize, alignment: usize, span: bool) -> O
         if open.address.load(Relaxed) != address {
             continue; // another thread filled it meanwhile
         }
-        let first = (page.frontier.load(Relaxed) as usize).next_multiple_of(alignment);
-        let fits = first + count <= BLOCKS_PER_HUGE_PAGE;
-        if fits {
-            page.frontier.store((first + count) as u16, Relaxed);
+        let bump = || {
+            let first = (page.frontier.load(Relaxed) as usize).next_multiple_of(request.alignment);
+            let fits = first + request.blocks <= BLOCKS_PER_HUGE_PAGE;
+            fits.then(|| {
+                page.frontier.store((first + request.blocks) as u16, Relaxed);
+                mark(page, address, first, request, from)
+            })
+        };
+        let blocks = bump();
+        while extra.wanted > 0
+            && let Some(more) = bump()
+        {
+            extra.wanted -= 1;
+            (extra.keep)(more.address);
         }
-        let blocks = fits.then(|| mark(page, address, first, count, from == class, span));
-        if !fits || first + count == BLOCKS_PER_HUGE_PAGE {
+        if blocks.is_none() || page.frontier.load(Relaxed) as usize == BLOCKS_PER_HUGE_PAGE {
             open.address.store(0, Relaxed);
             activate(page, region::id(address));
         }

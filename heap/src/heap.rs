@@ -11,22 +11,23 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use crate::geometry::{MAX_SMALL_BYTES, SPAN_BYTES};
 use crate::large::LargeCache;
 use crate::lifetime::CLASSES;
+use crate::refill::Hand;
 use crate::region;
 use crate::remote::{RemoteList, Tenancy};
+use crate::sites::KnownSites;
 use crate::size_class::{self, COUNT as SIZE_CLASSES, GRANULE_BYTES};
 use crate::span::{Place, Span, SpanList};
 use crate::stats::EVENTS;
+use crate::thread;
 
 /// Entries of the prediction table.
-pub const PREDICTIONS: usize = 1024;
+pub const PREDICTIONS: usize = 512;
 
-/// In a prediction: where the bin lies in the heap, in bytes.
-const BIN_OFFSET: u64 = 0xFFFF;
-/// In a prediction: the size in granules, plus one. It is kept whole, so that no collision can yield cells too small,
-/// and is never 0, so that an empty entry matches no call.
-const GRANULES_SHIFT: u32 = 16;
-/// In a prediction: the hash of the call, above the size.
-const HASH: u64 = !0 << 26;
+/// What the prediction table knows of one kind of call (LLAMA §7): the bin its objects go to. All zeros knows nothing.
+struct Entry {
+    key: Cell<u64>,
+    bin: Cell<Option<&'static Bin>>,
+}
 
 /// What the fast path of freeing did.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -38,9 +39,6 @@ pub enum Freed {
     /// Nothing: the slow path must look.
     No,
 }
-
-/// Never matches a span's tag.
-pub const NO_TAG: u32 = u32::MAX;
 
 /// A call of malloc, as the heap sees it.
 #[derive(Clone, Copy)]
@@ -55,20 +53,15 @@ pub struct Call {
 
 /// The cells of one size class and lifetime class.
 ///
-/// The next cell is chosen ahead: an allocation hands out `next`, marks it, and looks for the one after it in the word at
-/// hand, while the program goes on with the address it got. All zeros is a valid bin, not yet prepared, so that a
-/// new heap touches only the memory of the bins that its thread uses.
+/// Allocation works through up to 64 cells at a time, the free ones of one word of the open span's live bits. Taking
+/// the word in hand marks them live and notes them as *pending*; handing one out clears its pending bit and touches
+/// nothing that a free touches. All zeros is a bin that is not yet prepared, so that a new heap touches only the
+/// memory of the bins that its thread uses.
 #[repr(C, align(64))]
 pub struct Bin {
-    /// A free cell of the open span, or 0.
-    next: Cell<usize>,
-    /// Its bit in `word`.
-    bit: Cell<u64>,
-    /// 64 live bits of the open span; valid if `next` is not 0.
-    word: Cell<*const AtomicU64>,
-    /// Those of them that stand for a cell.
-    mask: Cell<u64>,
-    /// Where the word's first cell lies.
+    /// The pending cells: in the open span's metadata, or [`NONE_PENDING`].
+    pending: Cell<Option<&'static AtomicU64>>,
+    /// Where the first cell of the word at hand lies.
     base: Cell<usize>,
     cell_bytes: Cell<u32>,
     /// Index into [`size_class::CELL_BYTES`].
@@ -77,75 +70,64 @@ pub struct Bin {
     pub class: Cell<u8>,
     /// The span that is being allocated from.
     pub open: Cell<Option<&'static Span>>,
-    /// Spans with free cells.
-    pub partial: SpanList,
+    /// The other spans of the bin, full or not; see [`crate::refill`].
+    pub queue: SpanList,
+    /// How many of them a refill looks at.
+    pub patience: Cell<u8>,
 }
+
+/// What bins without an open span point to; never written.
+static NONE_PENDING: AtomicU64 = AtomicU64::new(0);
 
 impl Bin {
     const fn new() -> Self {
         Self {
-            next: Cell::new(0),
-            bit: Cell::new(0),
-            word: Cell::new(core::ptr::null()),
-            mask: Cell::new(0),
+            pending: Cell::new(None),
             base: Cell::new(0),
             cell_bytes: Cell::new(0),
             size_class: Cell::new(0),
             class: Cell::new(0),
             open: Cell::new(None),
-            partial: SpanList::new(),
+            queue: SpanList::new(),
+            patience: Cell::new(0),
         }
     }
 
-    /// The next cell; `None` if it was not chosen.
+    fn prepare(&self, class: usize, size_class: usize) {
+        self.size_class.set(size_class as u8);
+        self.class.set(class as u8);
+        self.cell_bytes.set(size_class::CELL_BYTES[size_class] as u32);
+        self.pending.set(Some(&NONE_PENDING));
+    }
+
+    /// A cell of the word at hand; `None` if it has no more.
     #[inline(always)]
     pub fn allocate(&self) -> Option<usize> {
-        let cell = self.next.get();
-        if cell == 0 {
+        // SAFETY: `Heap::bin` prepares a bin before it hands it out.
+        let word = unsafe { self.pending.get().unwrap_unchecked() };
+        let pending = word.load(Relaxed);
+        if pending == 0 {
             return None;
         }
-        // SAFETY: there is a next cell, so the word is the one it lies in; live bits are never unmapped.
-        let word = unsafe { &*self.word.get() };
-        let live = word.load(Relaxed) | self.bit.get();
-        word.store(live, Relaxed);
-        self.choose(live);
-        Some(cell)
+        word.store(pending & (pending - 1), Relaxed);
+        Some(self.base.get() + pending.trailing_zeros() as usize * self.cell_bytes.get() as usize)
     }
 
-    /// Chooses the next cell in the word at hand, whose bits are `live`.
-    #[inline(always)]
-    fn choose(&self, live: u64) {
-        let free = !live & self.mask.get();
-        if free == 0 {
-            self.next.set(0);
-            return;
-        }
-        let i = free.trailing_zeros();
-        self.bit.set(1 << i);
-        self.next.set(self.base.get() + i as usize * self.cell_bytes.get() as usize);
-    }
-
-    /// Chooses a next cell anywhere in the open span; whether there is one.
+    /// Takes a word of the open span in hand that has free cells; whether there is one.
     pub fn advance(&self) -> bool {
         let Some(span) = self.open.get() else { return false };
-        for i in 0..span.words() {
-            let word = span.live_word(i);
-            let (live, mask) = (word.load(Relaxed), span.mask(i));
-            if !live & mask != 0 {
-                self.word.set(word);
-                self.mask.set(mask);
-                self.base.set(span_address(span) + i * 64 * self.cell_bytes.get() as usize);
-                self.choose(live);
-                return true;
-            }
-        }
-        false
+        let Some(word) = span.take_word() else { return false };
+        self.pending.set(Some(span.pending()));
+        self.base.set(span_address(span) + word * 64 * self.cell_bytes.get() as usize);
+        true
     }
 
     /// Has no open span any more.
     pub fn close(&self) -> Option<&'static Span> {
-        self.next.set(0);
-        self.open.take()
+        let span = self.open.take()?;
+        span.return_word();
+        self.pending.set(Some(&NONE_PENDING));
+        Some(span)
     }
 }
 
@@ -161,8 +143,6 @@ pub fn span_address(span: &Span) -> usize {
 /// A thread's heap. It outlives the thread: another one moves in, with all its spans. All zeros is a valid heap.
 #[repr(C, align(4096))]
 pub struct Heap {
-    /// What a span's tag is when a free by this heap's thread needs no more than clearing a bit.
-    pub tag: Cell<u32>,
     /// Its number; 0 for the heap of threads that have none.
     pub id: Cell<u32>,
     /// The stack pointer at the thread's first call, from which heights are measured.
@@ -187,23 +167,23 @@ pub struct Heap {
     pub tenancy: Tenancy,
     /// The next heap without a thread.
     pub next_vacant: Cell<Option<&'static Heap>>,
-    /// Empty spans in hand, by lifetime class, and how many they are.
-    pub empty: [(SpanList, Cell<u32>); CLASSES],
+    /// Empty spans in hand, by lifetime class.
+    pub hands: [Hand; CLASSES],
+    /// Sites of calls that were looked up of late.
+    pub known_sites: KnownSites,
     /// Large objects in hand.
     pub large: LargeCache,
     /// What the thread counts, see [`crate::stats`].
     pub counts: [AtomicU64; EVENTS],
     /// Spans divided by lines, by lifetime class.
     pub lines: [crate::lines::OpenSpans; CLASSES],
-    predictions: [Cell<u64>; PREDICTIONS],
+    predictions: [Entry; PREDICTIONS],
     bins: [Bin; SIZE_CLASSES * CLASSES],
 }
 
 // SAFETY: a heap is used by the one thread that lives in it, except `remote`, `tenancy` and `busy`, which are made
 // for sharing; a vacant heap is used under the registry's lock.
 unsafe impl Sync for Heap {}
-
-const _: () = assert!(size_of::<Heap>() <= BIN_OFFSET as usize);
 
 impl Default for Heap {
     fn default() -> Self {
@@ -215,7 +195,6 @@ impl Heap {
     /// A heap that owns nothing and predicts nothing: every call takes the slow path.
     pub const fn new() -> Self {
         Self {
-            tag: Cell::new(NO_TAG),
             id: Cell::new(0),
             stack_base: Cell::new(0),
             epoch: Cell::new(0),
@@ -228,11 +207,12 @@ impl Heap {
             remote: RemoteList::new(),
             tenancy: Tenancy::new(),
             next_vacant: Cell::new(None),
-            empty: [const { (SpanList::new(), Cell::new(0)) }; CLASSES],
+            hands: [const { Hand::new() }; CLASSES],
+            known_sites: KnownSites::new(),
             large: LargeCache::new(),
             counts: [const { AtomicU64::new(0) }; EVENTS],
             lines: [const { crate::lines::OpenSpans::new() }; CLASSES],
-            predictions: [const { Cell::new(0) }; PREDICTIONS],
+            predictions: [const { Entry { key: Cell::new(0), bin: Cell::new(None) } }; PREDICTIONS],
             bins: [const { Bin::new() }; SIZE_CLASSES * CLASSES],
         }
     }
@@ -241,9 +221,7 @@ impl Heap {
     pub fn bin(&self, class: usize, size_class: usize) -> &Bin {
         let bin = &self.bins[class * SIZE_CLASSES + size_class];
         if bin.cell_bytes.get() == 0 {
-            bin.size_class.set(size_class as u8);
-            bin.class.set(class as u8);
-            bin.cell_bytes.set(size_class::CELL_BYTES[size_class] as u32);
+            bin.prepare(class, size_class);
         }
         bin
     }
@@ -253,13 +231,16 @@ impl Heap {
         &self.bins
     }
 
-    /// Key of a call, and its place in the table (LLAMA §7).
+    /// The entry for a call, and the key by which it knows it: size in granules, stack height and return address, each in
+    /// bits of its own but for the return address, which shares some with the height. So no collision can yield
+    /// cells too small, and no key is 0.
     #[inline(always)]
-    fn key(call: &Call) -> (u64, usize) {
-        let size = ((call.size + 2 * GRANULE_BYTES - 1) / GRANULE_BYTES) as u64;
-        let call_site = (call.caller as u64).wrapping_add((call.stack as u64) << 16);
-        let hash = call_site.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        (hash & HASH | size << GRANULES_SHIFT, ((hash >> 54) ^ size) as usize % PREDICTIONS)
+    fn entry(&self, call: &Call) -> (&Entry, u64) {
+        let granules = ((call.size + 2 * GRANULE_BYTES - 1) / GRANULE_BYTES) as u64;
+        let height = (call.stack as u64) << 44 >> 16;
+        let key = call.caller as u64 ^ height | granules << 48;
+        let place = key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (u64::BITS - PREDICTIONS.ilog2());
+        (&self.predictions[place as usize], key)
     }
 
     /// The fast path of allocation.
@@ -270,48 +251,43 @@ impl Heap {
 
     /// The bin that was predicted for this call before.
     #[inline(always)]
-    pub fn predicted_bin(&self, call: &Call) -> Option<&Bin> {
+    pub fn predicted_bin(&self, call: &Call) -> Option<&'static Bin> {
         if call.size > MAX_SMALL_BYTES {
             return None;
         }
-        let (key, place) = Self::key(call);
-        let entry = self.predictions[place].get();
-        if entry ^ key > BIN_OFFSET {
-            return None;
-        }
-        // SAFETY: `remember` stores only offsets of this heap's bins, and no key matches an empty entry.
-        Some(unsafe { &*core::ptr::from_ref(self).byte_add((entry & BIN_OFFSET) as usize).cast::<Bin>() })
+        let (entry, key) = self.entry(call);
+        // SAFETY: no call has the key of an empty entry, and the others have a bin.
+        (entry.key.get() == key).then(|| unsafe { entry.bin.get().unwrap_unchecked() })
     }
 
     /// Remembers the bin for calls like this one.
-    pub fn remember(&self, call: &Call, bin: &Bin) {
-        let (key, place) = Self::key(call);
-        let offset = core::ptr::from_ref(bin) as u64 - core::ptr::from_ref(self) as u64;
-        self.predictions[place].set(key | offset);
+    pub fn remember(&self, call: &Call, bin: &'static Bin) {
+        let (entry, key) = self.entry(call);
+        entry.key.set(key);
+        entry.bin.set(Some(bin));
     }
 
     /// Forgets all predictions.
     pub fn forget_predictions(&self) {
-        self.predictions.iter().for_each(|entry| entry.set(0));
+        self.predictions.iter().for_each(|entry| entry.key.set(0));
     }
+}
 
-    /// The fast path of freeing: the object is a cell of an own span that needs nothing else.
-    #[inline(always)]
-    pub fn free_fast(&self, address: usize) -> Freed {
-        let Some(span) = region::span_if_plain(address) else { return Freed::No };
-        if span.tag.load(Relaxed) != self.tag.get() {
-            return Freed::No;
-        }
-        let offset = address & (SPAN_BYTES - 1);
-        let cell = ((offset as u64 * span.reciprocal.load(Relaxed) as u64) >> 32) as usize;
-        let word = span.live_word(cell / 64);
-        let live = word.load(Relaxed);
-        let left = live & !(1 << (cell % 64));
-        let begins = cell * span.cell_bytes.load(Relaxed) as usize == offset;
-        if !begins || left == live || span.is_sampled(cell) {
-            return Freed::No;
-        }
-        word.store(left, Relaxed);
-        if left == 0 && span.place() != Place::Open { Freed::MayBeEmpty } else { Freed::Yes }
+/// The fast path of freeing: the object is a cell of one of the calling thread's spans, and needs nothing else.
+#[inline(always)]
+pub fn free_fast(address: usize) -> Freed {
+    let Some(span) = region::span_if_plain(address) else { return Freed::No };
+    if span.tag.load(Relaxed) != thread::current_tag() {
+        return Freed::No;
     }
+    let Some(cell) = span.cell_at(address) else { return Freed::No };
+    let word = span.live_word(cell / 64);
+    let live = word.load(Relaxed);
+    let bit = 1 << (cell % 64);
+    if live & bit == 0 || span.is_pending(cell) {
+        return Freed::No; // or watched
+    }
+    let left = live ^ bit;
+    word.store(left, Relaxed);
+    if left == 0 && span.place() != Place::Open { Freed::MayBeEmpty } else { Freed::Yes }
 }

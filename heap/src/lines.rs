@@ -132,9 +132,9 @@ impl Bump {
 const OPENED: u8 = 1;
 const CLOSED: u8 = 0;
 
-/// The count of live objects, owner's share included: in the place that cells use for their reciprocal.
+/// The count of live objects, owner's share included: in the place that cells use for those that are watched.
 fn objects(span: &Span) -> &AtomicU32 {
-    &span.reciprocal
+    &span.watched
 }
 
 /// The count of objects that touch a line: 128 bytes, in the place of the live bits of cells.
@@ -182,7 +182,7 @@ fn span_end(bump: &Bump) -> usize {
 }
 
 fn fresh(class: usize) -> Option<&'static Span> {
-    let span = global::acquire_span(class)?;
+    let span = global::acquire_spans(class, 0, |_| {})?;
     (0..SPAN_LINES).for_each(|line| objects_on(span, line).store(0, Relaxed));
     objects(span).store(1, Relaxed);
     reopen(span, class);

@@ -13,6 +13,8 @@ use crate::sites;
 
 /// Between two pieces of work, ms.
 const TICK_MS: u32 = 10;
+/// Stale predictions are used for up to a 32nd of the program's age, and this long at most.
+const MOST_PATIENCE_MS: u32 = 1000;
 /// Between two flushes of a thread's empty spans, ms.
 const FLUSH_MS: u32 = 100;
 /// Between two looks at empty open pages, in ticks.
@@ -39,7 +41,8 @@ pub fn tick(heap: &'static Heap) {
     }
     let now_ms = clock::now_ms();
     let epoch = sites::epoch();
-    if heap.epoch.get() != epoch && now_ms.wrapping_sub(heap.forgot_ms.get()) >= TICK_MS {
+    let patience_ms = (now_ms / 32).clamp(TICK_MS, MOST_PATIENCE_MS);
+    if heap.epoch.get() != epoch && now_ms.wrapping_sub(heap.forgot_ms.get()) >= patience_ms {
         heap.epoch.set(epoch);
         heap.forgot_ms.set(now_ms);
         heap.forget_predictions();

@@ -51,29 +51,19 @@ pub fn update(page: &HugePage, id: usize, class_before: usize) {
         return;
     }
     if before != NO_BUCKET {
-        remove(class_before, before as usize, id);
+        let before = before as usize;
+        SETS[class_before][before].remove_flagged(id, &NONEMPTY, flag(class_before, before));
     }
     if bucket != NO_BUCKET {
-        let class = page.class();
-        SETS[class][bucket as usize].insert(id);
-        let flag = 1 << (class * BUCKETS + bucket as usize);
-        if NONEMPTY.load(SeqCst) & flag == 0 {
-            NONEMPTY.fetch_or(flag, SeqCst);
-        }
+        let (class, bucket) = (page.class(), bucket as usize);
+        SETS[class][bucket].insert_flagged(id, &NONEMPTY, flag(class, bucket));
     }
     page.bucket.store(bucket, Relaxed);
 }
 
-fn remove(class: usize, bucket: usize, id: usize) {
-    let set = &SETS[class][bucket];
-    set.remove(id);
-    if set.first(0).is_none() {
-        let flag = 1 << (class * BUCKETS + bucket);
-        NONEMPTY.fetch_and(!flag, SeqCst);
-        if set.first(0).is_some() {
-            NONEMPTY.fetch_or(flag, SeqCst);
-        }
-    }
+/// In [`NONEMPTY`]: the set has members.
+fn flag(class: usize, bucket: usize) -> u64 {
+    1 << (class * BUCKETS + bucket)
 }
 
 /// Calls `attempt` with the ids of pages of `class` that may have a run of `blocks`, the fullest kind first,

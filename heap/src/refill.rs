@@ -1,16 +1,17 @@
 //! The cold half of a thread's heap: where its bins get cells from, and what becomes of spans as cells are freed.
 //!
-//! An empty bin takes, in this order: another word of its open span, what other threads freed, a partly free span of
-//! its own, one of a heap whose thread has ended, an empty span in hand, a block span from the global allocator.
+//! An empty bin takes, in this order: another word of its open span, what other threads freed, a span of its
+//! queue with room, one of a heap whose thread has ended, an empty span in hand, a block span from the global allocator.
 
-use core::sync::atomic::Ordering::{Relaxed, SeqCst};
+use core::cell::Cell;
+use core::sync::atomic::Ordering::Relaxed;
 
-use crate::geometry::SPAN_BYTES;
 use crate::global;
 use crate::heap::{Bin, Heap, span_address};
-use crate::lifetime::CLASSES;
+use crate::lock::Guard;
 use crate::registry;
-use crate::span::{CLOSED, Place, Span};
+use crate::remote::{self, Link, RemoteList, Tenancy};
+use crate::span::{Place, Span, SpanList};
 use crate::stats::{self, Event};
 use crate::text::misuse;
 
@@ -29,9 +30,9 @@ pub fn refill(heap: &'static Heap, bin: &Bin) -> Refill {
         if bin.advance() {
             return Refill { cell: bin.allocate(), new_span };
         }
-        close(heap, bin);
-        collect_remote(heap, false);
-        let span = bin.partial.pop().or_else(|| registry::adopt(heap, bin)).or_else(|| {
+        close(bin);
+        remote::collect(heap, false);
+        let span = next_queued(bin).or_else(|| registry::adopt(heap, bin)).or_else(|| {
             new_span = true;
             divide_new(heap, bin)
         });
@@ -41,80 +42,80 @@ pub fn refill(heap: &'static Heap, bin: &Bin) -> Refill {
     }
 }
 
-/// The open span has no free cell: it leaves the bin until one is freed.
-fn close(heap: &'static Heap, bin: &Bin) {
+/// The bin's open span joins the end of its queue.
+fn close(bin: &Bin) {
     if let Some(span) = bin.close() {
-        span.set_place(Place::Closed);
-        span.change_tag(CLOSED, 0);
-        debug_assert_eq!(span.owner(), heap.id.get());
+        span.set_place(Place::Queued);
+        bin.queue.push(span);
     }
+}
+
+/// Spans of a bin that are looked at in one refill, at most.
+const MAX_PATIENCE: u8 = 8;
+
+/// The next span in the bin's queue that has room. Frees do not report to the queue, so it is
+/// searched; but only as far as searching has paid of late: a heap that only grows looks at one span.
+pub fn next_queued(bin: &Bin) -> Option<&'static Span> {
+    let patience = bin.patience.get().max(1);
+    for _ in 0..patience {
+        let span = bin.queue.pop()?;
+        if span.word_with_room().is_some() {
+            bin.patience.set((patience * 2).min(MAX_PATIENCE));
+            return Some(span);
+        }
+        bin.queue.push(span);
+    }
+    bin.patience.set(patience / 2);
+    None
 }
 
 fn divide_new(heap: &'static Heap, bin: &Bin) -> Option<&'static Span> {
     let class = bin.class.get() as usize;
-    let (in_hand, count) = &heap.empty[class];
-    let span = match in_hand.pop() {
-        Some(span) => {
-            count.set(count.get() - 1);
-            span
-        }
-        None => global::acquire_span(class)?,
+    let hand = &heap.hands[class];
+    let span = match hand.take() {
+        Some(span) => span,
+        None => global::acquire_spans(class, hand.batch(), |span| hand.keep(span))?,
     };
     span.divide(heap.id.get(), bin.size_class.get() as usize, class);
     span.link.take_up();
     Some(span)
 }
 
-/// Takes over what other threads freed in this heap's spans. Its thread calls this, or whoever holds the registry's
-/// lock (`locked`) while the heap is vacant.
-pub fn collect_remote(heap: &'static Heap, locked: bool) {
-    if heap.remote.is_empty() {
-        return;
+impl remote::Shared for Span {
+    type Home = Heap;
+    fn link(&self) -> &Link {
+        &self.link
     }
-    let mut address = heap.remote.take();
-    while address != 0 {
-        // SAFETY: only spans, whose metadata is never unmapped, are pushed.
-        let span = unsafe { &*(address as *const Span) };
-        address = span.link.next();
-        if span.owner() == heap.id.get() {
-            span.link.release();
-            collect(heap, span);
-        } else {
-            pass_on(span, locked);
-        }
+    fn any_marked(&self) -> bool {
+        self.remote().any()
+    }
+    fn home(&self) -> Option<&'static Heap> {
+        registry::heap(self.owner())
     }
 }
 
-/// The span changed hands while it was in a list: its link stays claimed.
-fn pass_on(span: &'static Span, locked: bool) {
-    match registry::heap(span.owner()) {
-        Some(owner) => registry::deliver(owner, span, locked),
-        None => {
-            span.link.release();
-            list(span, locked);
-        }
+impl remote::Home for Heap {
+    type Span = Span;
+    type Guard = Guard<'static>;
+    fn list(&self) -> &RemoteList {
+        &self.remote
     }
-}
-
-/// Puts a span in which a cell was marked into its owner's list, unless it is in one.
-pub fn list(span: &'static Span, locked: bool) {
-    while span.link.claim() {
-        // Not before the claim: until then the owner may give the span up, and another take it.
-        if let Some(owner) = registry::heap(span.owner()) {
-            return registry::deliver(owner, span, locked);
-        }
-        span.link.release();
-        if !span.remote().any() {
-            return; // the mark was seen, and the span given up
-        }
+    fn tenancy(&self) -> &Tenancy {
+        &self.tenancy
+    }
+    fn owns(&self, span: &Span) -> bool {
+        span.owner() == self.id.get()
+    }
+    fn take_over(&'static self, span: &'static Span) {
+        collect(self, span);
+    }
+    fn lock(&self) -> Guard<'static> {
+        registry::lock().lock()
     }
 }
 
 fn collect(heap: &'static Heap, span: &'static Span) {
-    let result = span.collect(|word, bits| {
-        span.forget_samples(word, bits);
-        stats::count(Event::RemoteCollected);
-    });
+    let result = span.collect(|| stats::count(Event::RemoteCollected));
     if let Err(cell) = result {
         let cell_bytes = span.cell_bytes.load(Relaxed) as usize;
         misuse("double free, seen late", span_address(span) + cell * cell_bytes, cell_bytes, 0);
@@ -122,20 +123,14 @@ fn collect(heap: &'static Heap, span: &'static Span) {
     settle(heap, span);
 }
 
-/// After cells of an own span were freed: moves it to where it belongs now.
+/// After cells of an own span were freed: an empty one leaves its bin.
 pub fn settle(heap: &'static Heap, span: &'static Span) {
-    match span.place() {
-        Place::Closed if span.is_empty() => release(heap, span),
-        Place::Closed if !span.is_full() => {
-            span.change_tag(0, CLOSED);
-            span.set_place(Place::Partial);
-            bin_of(heap, span).partial.push(span);
-        }
-        Place::Partial if span.is_empty() => {
-            bin_of(heap, span).partial.remove(span);
-            release(heap, span);
-        }
-        _ => {}
+    let bin = bin_of(heap, span);
+    bin.patience.set(MAX_PATIENCE);
+    // An owner gives a span up only while it is in no list of remote frees; else it settles it when that list is taken.
+    if span.place() == Place::Queued && span.is_empty() && span.link.give_up() {
+        bin.queue.remove(span);
+        release(heap, span);
     }
 }
 
@@ -143,57 +138,82 @@ fn bin_of<'a>(heap: &'a Heap, span: &Span) -> &'a Bin {
     heap.bin(span.class.load(Relaxed) as usize, span.size_class.load(Relaxed) as usize)
 }
 
-/// An empty span that is in no list of its owner: kept in hand if there is room, else given back.
+/// An empty span that was given up: kept in hand if there is room, else given back.
 fn release(heap: &'static Heap, span: &'static Span) {
-    if !span.link.give_up() {
-        // It is in a list of remote frees: settled again when that list is taken.
-        span.change_tag(0, CLOSED);
-        span.set_place(Place::Partial);
-        bin_of(heap, span).partial.push(span);
-        return;
-    }
-    span.set_place(Place::None);
-    span.tag.store(0, SeqCst);
-    let (in_hand, count) = &heap.empty[span.class.load(Relaxed) as usize];
-    if count.get() < MAX_IN_HAND {
-        count.set(count.get() + 1);
-        in_hand.push(span);
+    span.disown();
+    let hand = &heap.hands[span.class.load(Relaxed) as usize];
+    if heap.tenancy.taken() && hand.has_room() {
+        hand.keep(span);
     } else {
         global::release_span(span_address(span));
     }
 }
 
-/// Empty spans that a thread keeps of each class.
-const MAX_IN_HAND: u32 = 4;
+/// Empty spans that a thread keeps of a class, given back after a tenth of a second at most. A thread that takes many
+/// takes several at a time, and may keep more. All zeros is an empty hand.
+#[derive(Default)]
+pub struct Hand {
+    spans: SpanList,
+    count: Cell<u32>,
+    /// Visits to the global allocator since the hand was last emptied.
+    visits: Cell<u32>,
+}
 
-/// Gives back the empty spans in hand; `all`: also those that bins hold open or in their lists.
-pub fn flush(heap: &'static Heap, all: bool) {
-    heap.large.flush(heap);
-    if all {
-        collect_remote(heap, false);
-        for bin in heap.bins() {
-            if let Some(span) = bin.close() {
-                span.set_place(Place::Closed);
-                span.change_tag(CLOSED, 0);
-                settle(heap, span);
-            }
-        }
-        crate::lines::close_all(heap);
+impl Hand {
+    const BUSY_VISITS: u32 = 16;
+
+    /// Nothing in hand.
+    pub const fn new() -> Self {
+        Self { spans: SpanList::new(), count: Cell::new(0), visits: Cell::new(0) }
     }
-    for class in 0..CLASSES {
-        let (in_hand, count) = &heap.empty[class];
-        count.set(0);
-        while let Some(span) = in_hand.pop() {
+
+    fn is_busy(&self) -> bool {
+        self.visits.get() >= Self::BUSY_VISITS
+    }
+
+    fn take(&self) -> Option<&'static Span> {
+        let span = self.spans.pop()?;
+        self.count.set(self.count.get() - 1);
+        Some(span)
+    }
+
+    fn keep(&self, span: &'static Span) {
+        self.count.set(self.count.get() + 1);
+        self.spans.push(span);
+    }
+
+    fn has_room(&self) -> bool {
+        self.count.get() < if self.is_busy() { 16 } else { 4 }
+    }
+
+    /// How many spans to take beyond the one that is needed.
+    fn batch(&self) -> usize {
+        self.visits.set(self.visits.get() + 1);
+        if self.is_busy() { 3 } else { 0 }
+    }
+
+    fn empty(&self) {
+        self.visits.set(0);
+        while let Some(span) = self.take() {
             global::release_span(span_address(span));
         }
     }
 }
 
-/// The object's cell in its span; `None` if no cell begins at this address.
-pub fn cell_of(span: &Span, address: usize) -> Option<usize> {
-    let offset = address & (SPAN_BYTES - 1);
-    let cell = ((offset as u64 * span.reciprocal.load(Relaxed) as u64) >> 32) as usize;
-    let begins =
-        cell * span.cell_bytes.load(Relaxed) as usize == offset && cell < span.cells.load(Relaxed) as usize;
-    begins.then_some(cell)
+/// Gives back the empty spans that are in hand or open, and, with `all`, closes every open span.
+pub fn flush(heap: &'static Heap, all: bool) {
+    heap.large.flush(heap);
+    if all {
+        remote::collect(heap, false);
+        crate::lines::close_all(heap);
+    }
+    for bin in heap.bins() {
+        if let Some(span) = bin.open.get()
+            && (all || span.live_cells() == 0)
+        {
+            close(bin);
+            settle(heap, span);
+        }
+    }
+    heap.hands.iter().for_each(Hand::empty);
 }

@@ -53,10 +53,15 @@ static PLACES: Lock = Lock::new();
 #[inline(always)]
 pub fn span_if_plain(address: usize) -> Option<&'static Span> {
     let base = SPAN_METADATA.get(address >> REGION_SHIFT)?.load(Relaxed);
+    if base == 0 {
+        return None;
+    }
+    let metadata = (address / SPAN_BYTES * SPAN_METADATA_BYTES).wrapping_add(base);
     // SAFETY: a region's metadata is mapped, zeroed is a valid Span, and it is never unmapped.
-    (base != 0).then(|| unsafe {
-        &*((address / SPAN_BYTES * SPAN_METADATA_BYTES).wrapping_add(base) as *const Span)
-    })
+    unsafe {
+        core::hint::assert_unchecked(metadata != 0);
+        Some(&*(metadata as *const Span))
+    }
 }
 
 /// Whether `address` lies among the huge pages of the heap, with metadata that is mapped.

@@ -13,10 +13,11 @@ use crate::heap::{Bin, Heap};
 use crate::lock::Lock;
 use crate::os;
 use crate::refill;
-use crate::span::{OWNER, Span};
+use crate::remote;
+use crate::span::{MAX_OWNER, Span};
 
 /// Heaps that can exist, and so threads that can allocate at once: what a span's tag has room for.
-const MAX_HEAPS: usize = OWNER as usize;
+const MAX_HEAPS: usize = MAX_OWNER as usize;
 
 static HEAPS: [AtomicPtr<Heap>; MAX_HEAPS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MAX_HEAPS];
 static COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -76,9 +77,7 @@ pub fn move_out(heap: &'static Heap) {
 }
 
 fn vacate(heap: &'static Heap) {
-    heap.tenancy.set(false);
-    // Whoever freed before it saw the heap vacant left that for us, whoever does after will look itself.
-    refill::collect_remote(heap, true);
+    remote::vacate(heap);
     heap.next_vacant.set(VACANT.0.replace(Some(heap)));
     VACANT_COUNT.fetch_add(1, Relaxed);
 }
@@ -94,18 +93,6 @@ pub fn only_survivor(survivor: &Heap) {
     }
 }
 
-/// Puts a span with a claimed link into its owner's list, and looks after it if the owner is vacant.
-pub fn deliver(owner: &'static Heap, span: &'static Span, locked: bool) {
-    owner.remote.push(core::ptr::from_ref(span) as usize, &span.link);
-    if owner.tenancy.taken() {
-        return;
-    }
-    let _guard = (!locked).then(|| LOCK.lock());
-    if !owner.tenancy.taken() {
-        refill::collect_remote(owner, true);
-    }
-}
-
 /// A partly free span for `bin` from a vacant heap.
 pub fn adopt(heap: &'static Heap, bin: &Bin) -> Option<&'static Span> {
     const LOOKED_AT: usize = 8;
@@ -116,10 +103,10 @@ pub fn adopt(heap: &'static Heap, bin: &Bin) -> Option<&'static Span> {
     let mut vacant = VACANT.0.get();
     for _ in 0..LOOKED_AT {
         let other = vacant?;
-        refill::collect_remote(other, true);
-        if let Some(span) = other.bin(bin.class.get() as usize, bin.size_class.get() as usize).partial.pop() {
-            let tag = span.tag.load(Relaxed);
-            span.tag.store(tag & !OWNER | heap.id.get(), SeqCst);
+        remote::collect(other, true);
+        let others_bin = other.bin(bin.class.get() as usize, bin.size_class.get() as usize);
+        if let Some(span) = refill::next_queued(others_bin) {
+            span.tag.store(heap.id.get(), SeqCst);
             return Some(span);
         }
         vacant = other.next_vacant.get();

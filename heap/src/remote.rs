@@ -6,20 +6,16 @@
 //! The link's flag says "in a list": it is set before the span is pushed and cleared before its bits are read,
 //! so a bit set later finds the flag clear and pushes again. An owner that gives a span up sets the flag to "nobody's"
 //! first, which fails while the span is in a list: so no span in a list is free. A span may change owner while it is in a
-//! list (its thread ended): who finds it in its list and does not own it passes it on to who does.
-//! `heap/tests/loom_remote.rs` checks every interleaving of these steps.
+//! list (its thread ended): who finds it in its list and does not own it passes it on to who does. A heap without a thread is
+//! looked after by those who free in it. `heap/tests/loom_remote.rs` runs the steps of this file in every interleaving.
+
+use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
 #[cfg(loom)]
-use loom::sync::atomic::{
-    AtomicU32, AtomicU64, AtomicUsize,
-    Ordering::{Acquire, Relaxed, SeqCst},
-};
+use crate::sequential::{AtomicU32, AtomicU64, AtomicUsize};
 
 #[cfg(not(loom))]
-use core::sync::atomic::{
-    AtomicU32, AtomicU64, AtomicUsize,
-    Ordering::{Acquire, Relaxed, SeqCst},
-};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
 
 const WORDS: usize = if cfg!(loom) { 1 } else { 16 };
 
@@ -160,4 +156,98 @@ impl Tenancy {
     pub fn looks_taken(&self) -> bool {
         self.0.load(Relaxed) != 0
     }
+}
+
+/// A span as the steps below see it; `heap/tests/loom_remote.rs` has a model of one.
+pub trait Shared: 'static {
+    /// What owns spans.
+    type Home: Home<Span = Self>;
+    /// Its membership in a list.
+    fn link(&self) -> &Link;
+    /// Whether any cell is marked.
+    fn any_marked(&self) -> bool;
+    /// Its owner; `None` while it is nobody's.
+    fn home(&self) -> Option<&'static Self::Home>;
+}
+
+/// A heap as the steps below see it.
+pub trait Home: 'static {
+    /// What it owns.
+    type Span: Shared<Home = Self>;
+    /// Holds the lock until dropped.
+    type Guard;
+    /// Its spans in which others marked cells.
+    fn list(&self) -> &RemoteList;
+    /// Whether a thread lives here.
+    fn tenancy(&self) -> &Tenancy;
+    /// Whether it owns the span.
+    fn owns(&self, span: &Self::Span) -> bool;
+    /// Takes over the marked cells of an own span, and moves the span to where it belongs now.
+    fn take_over(&'static self, span: &'static Self::Span);
+    /// The lock with which threads move out, vacant heaps are looked after and their spans adopted.
+    fn lock(&self) -> Self::Guard;
+}
+
+/// Puts a span in which a cell was marked into its owner's list, unless it is in one.
+pub fn list<S: Shared>(span: &'static S, locked: bool) {
+    while span.link().claim() {
+        // Not before the claim: until then the owner may give the span up, and another take it.
+        if let Some(owner) = span.home() {
+            return deliver(owner, span, locked);
+        }
+        span.link().release();
+        if !span.any_marked() {
+            return; // the mark was seen, and the span given up
+        }
+    }
+}
+
+/// Puts a span with a claimed link into its owner's list, and looks after it if the owner is vacant.
+fn deliver<H: Home>(owner: &'static H, span: &'static H::Span, locked: bool) {
+    owner.list().push(core::ptr::from_ref(span) as usize, span.link());
+    if owner.tenancy().taken() {
+        return;
+    }
+    let _guard = (!locked).then(|| owner.lock());
+    if !owner.tenancy().taken() {
+        collect(owner, true);
+    }
+}
+
+/// Takes over what other threads freed in a heap's spans. Its thread calls this, or whoever holds the
+/// lock (`locked`) while the heap is vacant.
+pub fn collect<H: Home>(home: &'static H, locked: bool) {
+    if home.list().is_empty() {
+        return;
+    }
+    let mut address = home.list().take();
+    while address != 0 {
+        // SAFETY: only spans, whose metadata is never unmapped, are pushed.
+        let span = unsafe { &*(address as *const H::Span) };
+        address = span.link().next();
+        if home.owns(span) {
+            span.link().release();
+            home.take_over(span);
+        } else {
+            pass_on(span, locked);
+        }
+    }
+}
+
+/// The span changed hands while it was in a list: its link stays claimed.
+fn pass_on<S: Shared>(span: &'static S, locked: bool) {
+    match span.home() {
+        Some(owner) => deliver(owner, span, locked),
+        None => {
+            span.link().release();
+            list(span, locked);
+        }
+    }
+}
+
+/// The heap's thread has moved out; the lock is held.
+pub fn vacate<H: Home>(home: &'static H) {
+    home.tenancy().set(false);
+    // Whoever freed before it saw the heap vacant left that for us, whoever does after will look itself.
+    collect(home, true);
 }

@@ -8,6 +8,7 @@
 //! tends to stay, and if not, little is lost. Once it has allocated much it gets the class that its oldest objects
 //! have reached, so that bulk does not mix with what stays.
 
+use core::cell::Cell;
 use core::sync::atomic::{
     AtomicU8, AtomicU16, AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
@@ -121,8 +122,52 @@ fn size_key(size: usize) -> u64 {
     }
 }
 
-/// The call's site, added if it is new; its parent's when there is no room; `None` when there is none for that either.
+/// A thread's short way to the sites of its calls. All zeros is an empty one.
+pub struct KnownSites([Cell<(u64, Option<&'static Site>)>; 64]);
+
+impl KnownSites {
+    /// Knows none.
+    pub const fn new() -> Self {
+        Self([const { Cell::new((0, None)) }; 64])
+    }
+}
+
+impl KnownSites {
+    #[inline]
+    fn slot(&self, call: &Call) -> (&Cell<(u64, Option<&'static Site>)>, u64) {
+        let call_site = (call.caller as u64).wrapping_add((call.stack as u64) << 16).rotate_left(20);
+        let key = (call_site ^ call.size as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+        (&self.0[(key >> 58) as usize], key)
+    }
+
+    /// The call's site, if it was looked up of late; none while lifetimes are not learned.
+    #[inline]
+    pub fn get(&self, call: &Call) -> Option<&'static Site> {
+        let (slot, key) = self.slot(call);
+        let (known, site) = slot.get();
+        site.filter(|_| known == key)
+    }
+}
+
+impl Default for KnownSites {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The call's site, by the short way if the thread has been there.
 pub fn of(heap: &Heap, call: &Call) -> Option<&'static Site> {
+    if let Some(site) = heap.known_sites.get(call) {
+        return Some(site);
+    }
+    let (slot, key) = heap.known_sites.slot(call);
+    let site = look_up(heap, call);
+    slot.set((key, site));
+    site
+}
+
+/// The call's site, added if it is new; its parent's when there is no room; `None` when there is none for that either.
+fn look_up(heap: &Heap, call: &Call) -> Option<&'static Site> {
     let height = heap.stack_base.get().wrapping_sub(call.stack) as u64;
     let parent_key = mix(call.caller as u64);
     let key =
@@ -152,7 +197,7 @@ fn add(key: u64, parent: Option<&'static Site>) -> Option<&'static Site> {
     let site = SITES.get(number)?;
     site.key.store(key, Relaxed);
     site.parent.store(parent.map_or(0, |parent| parent.number() as u32 + 1), Relaxed);
-    site.class.store(parent.and_then(Site::known_class).unwrap_or(FOREVER) as u8, Relaxed);
+    site.class.store(parent.and_then(|parent| parent.known_class(None)).unwrap_or(FOREVER) as u8, Relaxed);
     COUNT.store(number as u32 + 1, Relaxed);
     let mut i = key as usize >> 1;
     while INDICES[i % INDEX].load(Relaxed) != 0 {
@@ -190,7 +235,8 @@ impl Site {
     }
 
     /// The class by which 95% of the watched objects die; `None` while too few have.
-    fn known_class(&self) -> Option<usize> {
+    /// With `current`, the class of now, a change needs evidence a little beyond 95%, so that a site does not waver.
+    fn known_class(&self, current: Option<usize>) -> Option<usize> {
         let ends: u32 = self.dead.iter().map(|n| u32::from(n.load(Relaxed))).sum();
         if ends < ENOUGH_ENDS {
             return None;
@@ -199,7 +245,12 @@ impl Site {
         for class in 0..CLASSES {
             by_now += u32::from(self.dead[class].load(Relaxed));
             let outlived: u32 = self.alive[class + 1..].iter().map(|n| u32::from(n.load(Relaxed))).sum();
-            if by_now * 100 >= (ends + outlived) * 95 {
+            let wanted = match current {
+                Some(current) if class < current => 97,
+                Some(_) => 93,
+                None => 95,
+            };
+            if by_now * 100 >= (ends + outlived) * wanted {
                 return Some(class);
             }
         }
@@ -207,14 +258,14 @@ impl Site {
     }
 
     fn best_class(&self) -> usize {
-        if let Some(class) = self.known_class() {
+        if let Some(class) = self.known_class(Some(self.class())) {
             return class;
         }
         if self.charged_bytes.load(Relaxed) >= LITTLE_BYTES {
             let oldest = self.alive.iter().rposition(|n| n.load(Relaxed) > 0).unwrap_or(0);
             return (oldest + 1).min(FOREVER);
         }
-        self.parent().and_then(Site::known_class).unwrap_or(FOREVER)
+        self.parent().and_then(|parent| parent.known_class(None)).unwrap_or(FOREVER)
     }
 
     fn reconsider(&self) {
@@ -228,9 +279,12 @@ impl Site {
     /// The site took this much memory.
     pub fn charge(&self, bytes: usize) {
         let before = self.charged_bytes.load(Relaxed);
+        if before >= LITTLE_BYTES {
+            return; // known to be much: how much is not asked
+        }
         let now = before.saturating_add(bytes.min(u32::MAX as usize) as u32);
         self.charged_bytes.store(now, Relaxed);
-        if before < LITTLE_BYTES && now >= LITTLE_BYTES {
+        if now >= LITTLE_BYTES {
             let _guard = LOCK.lock();
             self.reconsider();
         }

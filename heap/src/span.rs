@@ -9,20 +9,18 @@
 use core::cell::Cell;
 use core::sync::atomic::{
     AtomicU8, AtomicU16, AtomicU32, AtomicU64,
-    Ordering::{Acquire, Relaxed, Release},
+    Ordering::{Acquire, Relaxed, Release, SeqCst},
 };
 
-use crate::geometry::SPAN_METADATA_BYTES;
+use crate::geometry::{SPAN_BYTES, SPAN_METADATA_BYTES};
 use crate::remote::{Link, RemoteBits};
 use crate::size_class;
 
 /// Words of live bits: enough for the 1024 cells of 16 B.
 pub const WORDS: usize = 16;
 
-/// In [`Span::tag`]: the span is closed, every cell was live when its owner last allocated from it.
-pub const CLOSED: u32 = 1 << 30;
-/// In [`Span::tag`]: the owner's id.
-pub const OWNER: u32 = 0xFFFF;
+/// The largest id of an owner.
+pub const MAX_OWNER: u32 = 0xFFFF;
 
 /// Where the owner keeps the span.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,12 +30,10 @@ pub enum Place {
     None = 0,
     /// Being allocated from.
     Open = 1,
-    /// Closed; in no list, found again by the address of an object that is freed.
-    Closed = 2,
-    /// Partly free: in its bin's list.
-    Partial = 3,
+    /// In its bin's queue.
+    Queued = 2,
     /// Divided by lines, see [`crate::lines`].
-    Lines = 4,
+    Lines = 3,
 }
 
 /// On cache lines of their own: others read the header while the owner writes here.
@@ -47,10 +43,9 @@ struct LiveBits([AtomicU64; WORDS]);
 /// The metadata, 320 B: a cache line of header, two lines that the owner writes, two that others write.
 #[repr(C, align(64))]
 pub struct Span {
-    /// The owner's id and flags; equal to the owner's own tag exactly if a free by the owner needs no more
-    /// than clearing a bit. 0: no owner.
+    /// The owner's id; 0 for none.
     pub tag: AtomicU32,
-    /// Multiplier that divides an offset by the cell size.
+    /// Multiplier that divides an offset by the cell size; 0 without an owner, so that no cell is found.
     pub reciprocal: AtomicU32,
     /// Bytes of a cell.
     pub cell_bytes: AtomicU16,
@@ -61,17 +56,21 @@ pub struct Span {
     /// Lifetime class of the objects.
     pub class: AtomicU8,
     place: AtomicU8,
+    /// Which word is at hand, plus one; 0 for none.
+    word_at_hand: AtomicU8,
     /// Where large objects lie: the heap that has the freed one in hand that begins in the span's first or second block; 0
     /// for none.
     pub in_hand: [AtomicU16; crate::geometry::SPAN_BLOCKS],
     /// Two cells whose lifetime is being measured, each plus one, 16 bits each; 0 for none.
-    sampled: AtomicU32,
+    pub(crate) watched: AtomicU32,
     /// Neighbours in the bin's list.
     pub next: AtomicU64,
     /// As above.
     pub previous: AtomicU64,
     /// Membership in an owner's list of spans with remote frees.
     pub link: Link,
+    /// Cells of the word at hand that are marked live and not yet handed out, see [`crate::heap::Bin`].
+    pending: AtomicU64,
     live: LiveBits,
     remote: RemoteBits,
 }
@@ -87,15 +86,24 @@ impl Span {
         self.cells.store(size_class::cells(size_class) as u16, Relaxed);
         self.size_class.store(size_class as u8, Relaxed);
         self.class.store(class as u8, Relaxed);
-        self.sampled.store(0, Relaxed);
+        self.watched.store(0, Relaxed);
+        self.pending.store(0, Relaxed);
+        self.word_at_hand.store(0, Relaxed);
         self.live.0.iter().for_each(|word| word.store(0, Relaxed));
         self.tag.store(owner, Release);
+    }
+
+    /// The owner gives the span up.
+    pub fn disown(&self) {
+        self.place.store(Place::None as u8, Relaxed);
+        self.reciprocal.store(0, Relaxed);
+        self.tag.store(0, SeqCst);
     }
 
     /// The owner's id; 0 for none.
     #[inline]
     pub fn owner(&self) -> u32 {
-        self.tag.load(Acquire) & OWNER
+        self.tag.load(Acquire)
     }
 
     /// Where the owner keeps the span.
@@ -103,9 +111,8 @@ impl Span {
     pub fn place(&self) -> Place {
         match self.place.load(Relaxed) {
             1 => Place::Open,
-            2 => Place::Closed,
-            3 => Place::Partial,
-            4 => Place::Lines,
+            2 => Place::Queued,
+            3 => Place::Lines,
             _ => Place::None,
         }
     }
@@ -113,11 +120,6 @@ impl Span {
     /// Says where the owner keeps the span.
     pub fn set_place(&self, place: Place) {
         self.place.store(place as u8, Relaxed);
-    }
-
-    /// Sets and clears flags of the tag; the owner only.
-    pub fn change_tag(&self, set: u32, clear: u32) {
-        self.tag.store(self.tag.load(Relaxed) & !clear | set, Release);
     }
 
     /// Words of live bits in use.
@@ -129,7 +131,7 @@ impl Span {
     /// The live bits of word `i`.
     #[inline(always)]
     pub fn live_word(&self, i: usize) -> &AtomicU64 {
-        &self.live.0[i % WORDS] // always less: the remainder tells the compiler so
+        &self.live.0[i]
     }
 
     /// Bits of word `i` that stand for a cell.
@@ -139,20 +141,88 @@ impl Span {
         if cells >= 64 { u64::MAX } else { (1 << cells) - 1 }
     }
 
+    /// Takes a word with room in hand, its free cells becoming pending; its index. The owner only, while no cell is
+    /// pending.
+    pub fn take_word(&self) -> Option<usize> {
+        let i = self.word_with_room()?;
+        let live = self.live.0[i].load(Relaxed);
+        let free = !self.live_cells_of(i) & self.mask(i);
+        self.live.0[i].store(live | free, Relaxed);
+        self.word_at_hand.store(i as u8 + 1, Relaxed);
+        self.pending.store(free, Relaxed);
+        Some(i)
+    }
+
+    /// The first word of which an eighth is free. Fewer are not worth the visit: they wait for more.
+    #[inline]
+    pub fn word_with_room(&self) -> Option<usize> {
+        (0..self.words()).find(|&i| {
+            let mask = self.mask(i);
+            let free = !self.live_cells_of(i) & mask;
+            free != 0 && free.count_ones() >= mask.count_ones() / 8
+        })
+    }
+
+    /// Puts the word at hand back: pending cells are free.
+    pub fn return_word(&self) {
+        let pending = self.pending.load(Relaxed);
+        let at_hand = self.word_at_hand.load(Relaxed) as usize;
+        self.pending.store(0, Relaxed);
+        self.word_at_hand.store(0, Relaxed);
+        if let Some(word) = at_hand.checked_sub(1).map(|i| &self.live.0[i]) {
+            word.store(word.load(Relaxed) & !pending, Relaxed);
+        }
+    }
+
+    /// The pending cells of the word at hand.
+    pub fn pending(&self) -> &AtomicU64 {
+        &self.pending
+    }
+
+    /// Whether this cell is pending, which the owner may ask.
+    #[inline(always)]
+    pub fn is_pending(&self, cell: usize) -> bool {
+        // Without a branch: whether the word is the one at hand is anyone's guess.
+        let at_hand = self.word_at_hand.load(Relaxed) as usize == cell / 64 + 1;
+        at_hand & (self.pending.load(Relaxed) >> (cell % 64) & 1 == 1)
+    }
+
+    fn pending_cells_of(&self, i: usize) -> u64 {
+        if self.word_at_hand.load(Relaxed) as usize == i + 1 { self.pending.load(Relaxed) } else { 0 }
+    }
+
+    /// Live cells of word `i`, watched and pending ones included.
+    #[inline]
+    pub fn live_cells_of(&self, i: usize) -> u64 {
+        self.live.0[i].load(Relaxed) | self.watched_cells_of(i)
+    }
+
+    /// Watched cells of word `i`.
+    #[inline]
+    fn watched_cells_of(&self, i: usize) -> u64 {
+        let watched = self.watched.load(Relaxed);
+        let bit =
+            |cell: u32| if cell != 0 && (cell - 1) as usize / 64 == i { 1 << ((cell - 1) % 64) } else { 0 };
+        if watched == 0 { 0 } else { bit(watched & 0xFFFF) | bit(watched >> 16) }
+    }
+
     /// Whether no cell is live, as far as the owner knows.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.live.0[..self.words()].iter().all(|word| word.load(Relaxed) == 0)
+        self.watched.load(Relaxed) == 0
+            && self.live.0[..self.words()].iter().all(|word| word.load(Relaxed) == 0)
     }
 
-    /// Whether every cell is live, as far as the owner knows.
-    pub fn is_full(&self) -> bool {
-        (0..self.words()).all(|i| self.live.0[i].load(Relaxed) == self.mask(i))
+    /// Whether this cell is live, as far as the owner knows.
+    pub fn is_live(&self, cell: usize) -> bool {
+        self.live_cells_of(cell / 64) >> (cell % 64) & 1 == 1
     }
 
     /// Live cells, as far as the owner knows.
     pub fn live_cells(&self) -> usize {
-        self.live.0[..self.words()].iter().map(|word| word.load(Relaxed).count_ones() as usize).sum()
+        (0..self.words())
+            .map(|i| (self.live_cells_of(i) & !self.pending_cells_of(i)).count_ones() as usize)
+            .sum()
     }
 
     /// The remote side.
@@ -160,57 +230,79 @@ impl Span {
         &self.remote
     }
 
-    /// Takes over the cells that others freed, and calls `freed` with each word's index and bits.
+    /// Takes over the cells that others freed, and calls `freed` for each word of them.
     /// `Err` names a cell that was freed twice.
-    pub fn collect(&self, mut freed: impl FnMut(usize, u64)) -> Result<(), usize> {
+    pub fn collect(&self, mut freed: impl FnMut()) -> Result<(), usize> {
         for i in 0..self.words() {
             let bits = self.remote.take(i);
             if bits == 0 {
                 continue;
             }
-            let live = self.live.0[i].load(Relaxed);
-            let twice = bits & !live;
+            let twice = bits & (!self.live_cells_of(i) | self.pending_cells_of(i));
             if twice != 0 {
                 return Err(i * 64 + twice.trailing_zeros() as usize);
             }
+            let live = self.live.0[i].load(Relaxed);
             self.live.0[i].store(live & !bits, Relaxed);
-            freed(i, bits);
+            if bits & self.watched_cells_of(i) != 0 {
+                (0..64)
+                    .filter(|cell| bits >> cell & 1 == 1)
+                    .for_each(|cell| self.forget_watch(i * 64 + cell));
+            }
+            freed();
         }
         Ok(())
     }
 
-    /// Remembers that this cell's lifetime is measured; whether there was room. The owner only, as all that change this.
-    pub fn sample(&self, cell: usize) -> bool {
-        let sampled = self.sampled.load(Relaxed);
-        let shift = if sampled & 0xFFFF == 0 { 0 } else { 16 };
-        if sampled >> shift & 0xFFFF != 0 {
+    /// The cell that begins at `address`, an address within the span; `None` if none does.
+    #[inline(always)]
+    pub fn cell_at(&self, address: usize) -> Option<usize> {
+        let reciprocal = self.reciprocal.load(Relaxed);
+        let product = (address & (SPAN_BYTES - 1)) as u64 * reciprocal as u64;
+        // The quotient is above the point; below it, less than one step is left exactly for a multiple of the cell size.
+        if product as u32 >= reciprocal {
+            return None;
+        }
+        let cell = (product >> 32) as usize;
+        // SAFETY: offsets are below 2^14, and the reciprocal of the smallest cell, 16 B, is 2^28.
+        unsafe { core::hint::assert_unchecked(cell < WORDS * 64) };
+        Some(cell)
+    }
+
+    /// Watches a live cell; `false`: there is no room. Its live bit is cleared: so the fast path of freeing need not ask
+    /// whether a cell is watched, it takes this one for one that is not live and leaves it to the slow path, which knows.
+    /// The owner only, as all that changes this.
+    pub fn watch(&self, cell: usize) -> bool {
+        let watched = self.watched.load(Relaxed);
+        let shift = if watched & 0xFFFF == 0 { 0 } else { 16 };
+        if watched >> shift & 0xFFFF != 0 {
             return false;
         }
-        self.sampled.store(sampled | (cell as u32 + 1) << shift, Relaxed);
+        self.watched.store(watched | (cell as u32 + 1) << shift, Relaxed);
+        let word = &self.live.0[cell / 64];
+        word.store(word.load(Relaxed) & !(1 << (cell % 64)), Relaxed);
         true
     }
 
-    /// Whether this cell's lifetime is measured.
-    #[inline(always)]
-    pub fn is_sampled(&self, cell: usize) -> bool {
-        let sampled = self.sampled.load(Relaxed);
-        sampled != 0 && (sampled & 0xFFFF == cell as u32 + 1 || sampled >> 16 == cell as u32 + 1)
+    /// Whether this cell is watched.
+    pub fn is_watched(&self, cell: usize) -> bool {
+        self.watched_cells_of(cell / 64) >> (cell % 64) & 1 == 1
     }
 
-    /// Forgets those measured cells of word `word` whose bits are set.
-    pub fn forget_samples(&self, word: usize, bits: u64) {
-        if self.sampled.load(Relaxed) != 0 {
-            (0..64).filter(|i| bits >> i & 1 == 1).for_each(|i| self.forget_sample(word * 64 + i));
-        }
+    /// Takes a watch back: the cell is live as any other.
+    pub fn unwatch(&self, cell: usize) {
+        self.forget_watch(cell);
+        let word = &self.live.0[cell / 64];
+        word.store(word.load(Relaxed) | 1 << (cell % 64), Relaxed);
     }
 
-    /// Forgets that this cell's lifetime is measured.
-    pub fn forget_sample(&self, cell: usize) {
-        let sampled = self.sampled.load(Relaxed);
-        if sampled & 0xFFFF == cell as u32 + 1 {
-            self.sampled.store(sampled & !0xFFFF, Relaxed);
-        } else if sampled >> 16 == cell as u32 + 1 {
-            self.sampled.store(sampled & 0xFFFF, Relaxed);
+    /// Watches the cell no more; its live bit stays clear.
+    pub fn forget_watch(&self, cell: usize) {
+        let watched = self.watched.load(Relaxed);
+        if watched & 0xFFFF == cell as u32 + 1 {
+            self.watched.store(watched & !0xFFFF, Relaxed);
+        } else if watched >> 16 == cell as u32 + 1 {
+            self.watched.store(watched & 0xFFFF, Relaxed);
         }
     }
 }

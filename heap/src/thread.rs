@@ -3,7 +3,8 @@
 //! The word is laid out by hand in the initial-exec model, a fixed distance from the thread pointer: one load, where
 //! Rust's `thread_local!` in a shared library calls a function. It holds the distance from [`EMPTY`] to the heap. So a
 //! thread whose word is still zero, even one whose thread-local storage the dynamic linker has not set up yet, has
-//! `EMPTY`, whose tables match nothing, and the fast paths need not ask whether there is a heap.
+//! `EMPTY`, whose tables match nothing, and the fast paths need not ask whether there is a heap. Beside it lies the
+//! tag that marks the thread's own spans.
 
 use core::ffi::c_void;
 use core::sync::atomic::{
@@ -12,7 +13,7 @@ use core::sync::atomic::{
 };
 
 use crate::fork;
-use crate::heap::{Call, Heap, NO_TAG};
+use crate::heap::{Call, Heap};
 use crate::lock::Lock;
 use crate::{clock, config, refill, registry};
 
@@ -25,9 +26,9 @@ core::arch::global_asm!(
     ".globl mayfly_heap_current",
     ".hidden mayfly_heap_current",
     ".type mayfly_heap_current,@object",
-    ".size mayfly_heap_current,8",
+    ".size mayfly_heap_current,16",
     "mayfly_heap_current:",
-    ".zero 8",
+    ".zero 16",
     ".popsection",
 );
 
@@ -44,19 +45,42 @@ pub fn current() -> &'static Heap {
             options(pure, readonly, nostack, preserves_flags),
         );
     }
+    let address = (&raw const EMPTY).addr().wrapping_add(distance);
     // SAFETY: the word is 0, or `set_current` set it for a heap, and heaps are never unmapped.
-    unsafe { &*((&raw const EMPTY).addr().wrapping_add(distance) as *const Heap) }
+    unsafe {
+        core::hint::assert_unchecked(address != 0);
+        &*(address as *const Heap)
+    }
 }
 
-fn set_current(heap: &'static Heap) {
+/// The tag of spans in which the calling thread may free by clearing a bit; 0 for none.
+#[inline(always)]
+pub fn current_tag() -> u32 {
+    let tag: u32;
+    // SAFETY: as in `current`.
+    unsafe {
+        core::arch::asm!(
+            "mov {0}, qword ptr [rip + mayfly_heap_current@GOTTPOFF]",
+            "mov {1:e}, dword ptr fs:[{0} + 8]",
+            out(reg) _,
+            out(reg) tag,
+            options(pure, readonly, nostack, preserves_flags),
+        );
+    }
+    tag
+}
+
+fn set_current(heap: &'static Heap, tag: u32) {
     let distance = core::ptr::from_ref(heap).addr().wrapping_sub((&raw const EMPTY).addr());
     // SAFETY: as above.
     unsafe {
         core::arch::asm!(
             "mov {0}, qword ptr [rip + mayfly_heap_current@GOTTPOFF]",
             "mov qword ptr fs:[{0}], {1}",
+            "mov dword ptr fs:[{0} + 8], {2:e}",
             out(reg) _,
             in(reg) distance,
+            in(reg) tag,
             options(nostack, preserves_flags),
         );
     }
@@ -106,12 +130,10 @@ pub fn make_frees_slow() {
 pub fn enter(call: &Call) -> Option<&'static Heap> {
     start();
     let heap = registry::move_in()?;
-    heap.tag.set(if SLOW_FREES.load(Relaxed) { NO_TAG } else { heap.id.get() });
     heap.stack_base.set(call.stack);
     heap.thread.set(THREADS.fetch_add(1, Relaxed));
     heap.sequence.set(0);
-    heap.forget_predictions();
-    set_current(heap);
+    set_current(heap, if SLOW_FREES.load(Relaxed) { 0 } else { heap.id.get() });
     let key = EXIT_KEY.load(Relaxed);
     if key != u32::MAX {
         // SAFETY: the key exists; the value is passed to `thread_exit`.
@@ -124,7 +146,7 @@ pub fn enter(call: &Call) -> Option<&'static Heap> {
 extern "C" fn thread_exit(heap: *mut c_void) {
     // SAFETY: the value set by `enter`.
     let heap: &'static Heap = unsafe { &*heap.cast::<Heap>() };
-    set_current(&EMPTY);
+    set_current(&EMPTY, 0);
     {
         let _pass = fork::pass(heap);
         refill::flush(heap, true);

@@ -1,4 +1,4 @@
-//! Every interleaving (up to five preemptions) of insertions, removals and searches in `heap/src/available.rs`, itself.
+//! Every interleaving (up to three preemptions) of insertions, removals and searches in `heap/src/available.rs`, itself.
 //! `heap/tests/loom_remote.rs` says how it is run.
 
 #![cfg(loom)]
@@ -8,21 +8,21 @@
 mod available;
 mod sequential;
 
-use available::{AvailableSet, CAPACITY};
+use available::AvailableSet;
 use loom::thread;
 use sequential::AtomicU64;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 // Two members of one leaf, one of another leaf of the same word above, and one below another word of that level.
-const A: usize = 64;
-const NEXT_TO_A: usize = 65;
-const NEAR_A: usize = 130;
-const FAR: usize = 64 * 64 + 1;
+const A: usize = 65 * 64;
+const NEXT_TO_A: usize = A + 1;
+const NEAR_A: usize = 66 * 64 + 2;
+const LOW: usize = 64 + 1;
 
 fn check(steps: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(5);
+    model.preemption_bound = Some(3);
     model.check(steps);
 }
 
@@ -34,7 +34,7 @@ fn set_of(members: &[usize]) -> Arc<AvailableSet> {
 
 /// The upper levels agree with the leaves: from wherever a search begins it finds the members, and no others.
 fn check_at_rest(set: &AvailableSet, members: &[usize]) {
-    for start in [0, A, A + 1, NEAR_A, NEAR_A + 1, FAR, FAR + 1] {
+    for start in [0, LOW, LOW + 1, A, A + 1, NEAR_A, NEAR_A + 1] {
         let expected = members.iter().copied().filter(|&id| id >= start).min();
         assert_eq!(set.first(start), expected, "from {start} on");
     }
@@ -83,14 +83,14 @@ fn a_leaf_that_empties_while_it_is_filled() {
 fn a_middle_word_that_empties_while_it_is_filled() {
     changes(&[A], &[&[Insert(NEAR_A)], &[Remove(A)]], &[NEAR_A]);
     changes(&[A, NEAR_A], &[&[Remove(A)], &[Remove(NEAR_A), Insert(NEAR_A)]], &[NEAR_A]);
-    changes(&[FAR], &[&[Insert(NEAR_A)], &[Remove(FAR), Insert(A)]], &[A, NEAR_A]);
+    changes(&[LOW], &[&[Insert(NEAR_A)], &[Remove(LOW), Insert(A)]], &[A, NEAR_A]);
 }
 
 #[test]
 fn three_threads() {
     changes(&[A], &[&[Insert(NEXT_TO_A)], &[Insert(NEAR_A)], &[Remove(A)]], &[NEXT_TO_A, NEAR_A]);
     changes(&[A, NEAR_A], &[&[Insert(NEXT_TO_A)], &[Remove(A)], &[Remove(NEAR_A)]], &[NEXT_TO_A]);
-    changes(&[FAR], &[&[Insert(NEAR_A), Remove(NEAR_A)], &[Insert(A)], &[Remove(FAR)]], &[A]);
+    changes(&[LOW], &[&[Insert(NEAR_A), Remove(NEAR_A)], &[Insert(A)], &[Remove(LOW)]], &[A]);
 }
 
 #[test]
@@ -114,17 +114,17 @@ fn a_search_finds_only_what_was_inserted() {
         let changer = {
             let set = set.clone();
             thread::spawn(move || {
-                set.insert(FAR);
+                set.insert(LOW);
                 set.remove(A);
                 set.insert(NEAR_A);
             })
         };
-        for start in [0, A + 1, NEAR_A + 1] {
+        for start in [0, LOW + 1, A + 1] {
             let found = set.first(start);
-            assert!(found.is_none_or(|id| id >= start && id < CAPACITY && [A, NEAR_A, FAR].contains(&id)));
+            assert!(found.is_none_or(|id| id >= start && [LOW, A, NEAR_A].contains(&id)));
         }
         changer.join().unwrap();
-        check_at_rest(&set, &[NEAR_A, FAR]);
+        check_at_rest(&set, &[LOW, NEAR_A]);
     });
 }
 
@@ -151,5 +151,5 @@ fn flag(before: &'static [usize], insert: usize, remove: [usize; 2], flagged: bo
 fn the_flag_of_a_set_agrees_with_it() {
     flag(&[A, NEAR_A], NEXT_TO_A, [A, NEAR_A], true);
     flag(&[A, NEXT_TO_A], NEAR_A, [A, NEXT_TO_A], true);
-    flag(&[A, FAR], NEAR_A, [A, FAR], true);
+    flag(&[A, LOW], NEAR_A, [A, LOW], true);
 }

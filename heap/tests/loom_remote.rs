@@ -1,4 +1,4 @@
-//! Every interleaving (up to five preemptions) of the steps by which other threads free in a span, and by which spans
+//! Every interleaving (up to four preemptions) of the steps by which other threads free in a span, and by which spans
 //! and heaps change hands: the code is `heap/src/remote.rs` itself, over models of a span and a heap.
 //!
 //! A cell is collected exactly once, no mark is left behind, and what only the owner may touch is in loom's cells, which
@@ -180,7 +180,7 @@ fn join<const N: usize>(threads: [thread::JoinHandle<()>; N]) {
 
 fn check(steps: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(5);
+    model.preemption_bound = Some(4);
     model.check(steps);
 }
 
@@ -296,6 +296,25 @@ fn an_adopted_span_in_the_list_of_a_heap_with_a_new_thread_is_passed_on() {
             remote::collect(b, false);
         }
         span.check_at_rest(1, 0b10);
+    });
+}
+
+#[test]
+fn a_thread_that_moves_in_has_the_heap_to_itself() {
+    check(|| {
+        let a = heap(registry(), false);
+        let span = Span::of(a, 0b11);
+        let freer = thread::spawn(move || span.free(0));
+        {
+            let _guard = a.lock();
+            a.tenancy.set(true);
+        }
+        span.cells(|cells| cells.live |= 0b100);
+        remote::collect(a, false);
+        span.cells(|cells| cells.live |= 0b1000);
+        freer.join().unwrap();
+        remote::collect(a, false);
+        span.check_at_rest(1, 0b1110);
     });
 }
 
