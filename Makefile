@@ -25,6 +25,7 @@ lint: setup ## formatting and lints; every warning is an error
 
 test: lint build ## all tests that fit in minutes
 	cargo test --workspace
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p heap --release --test loom_remote --test loom_available
 	if [ -x heap/tests/run ]; then heap/tests/run; fi
 	if [ -x bench/heap/smoke ]; then bench/heap/smoke; fi
 
