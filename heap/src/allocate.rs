@@ -37,7 +37,7 @@ fn allocate_slow(size: usize, caller: usize, stack: usize) -> *mut u8 {
 }
 
 fn find_place(call: Call) -> usize {
-    let mut heap = thread::current();
+    let heap = thread::current();
     // The usual reason: 64 cells were used up, and the open span has more.
     if let Some(bin) = heap.predicted_bin(&call)
         && bin.advance()
@@ -50,10 +50,8 @@ fn find_place(call: Call) -> usize {
     {
         return address;
     }
-    if heap.id.get() == 0 {
-        let Some(own) = thread::enter(&call) else { return 0 };
-        heap = own;
-    }
+    let Some(visit) = thread::visit(&call) else { return 0 };
+    let heap = visit.heap;
     let _pass = fork::pass(heap);
     maintenance::tick(heap);
     let prediction = predict::classify(heap, &call);
@@ -83,11 +81,8 @@ fn allocate_as(call: Call, alignment: usize, class: Option<usize>) -> *mut u8 {
 }
 
 fn find_place_as(call: Call, alignment: usize, class: Option<usize>) -> usize {
-    let mut heap = thread::current();
-    if heap.id.get() == 0 {
-        let Some(own) = thread::enter(&call) else { return 0 };
-        heap = own;
-    }
+    let Some(visit) = thread::visit(&call) else { return 0 };
+    let heap = visit.heap;
     let _pass = fork::pass(heap);
     maintenance::tick(heap);
     let prediction = match class {

@@ -13,7 +13,7 @@ use core::sync::atomic::{
     compiler_fence,
 };
 
-use crate::heap::Heap;
+use crate::heap::{Call, Heap};
 use crate::lock::Lock;
 use crate::os;
 use crate::registry;
@@ -74,8 +74,12 @@ impl Drop for Pass<'_> {
 
 /// Registered with pthread_atfork.
 pub extern "C" fn before() {
+    // With a heap of its own the forking thread is told apart from those that have none.
+    let own = match thread::visit(&Call { size: 0, caller: 0, stack: 0 }) {
+        Some(visit) => visit.heap,
+        None => thread::current(),
+    };
     GATE.hold();
-    let own = thread::current();
     FORKING.store(own.id.get(), SeqCst);
     SHUT.store(true, SeqCst);
     os::membarrier(os::Membarrier::Fence);

@@ -9,8 +9,8 @@
 
 use core::cell::Cell;
 use core::sync::atomic::{
-    AtomicU8, AtomicU32,
-    Ordering::{AcqRel, Relaxed},
+    AtomicU8, AtomicU16, AtomicU32,
+    Ordering::{AcqRel, Acquire, Relaxed},
 };
 
 use crate::geometry::*;
@@ -144,13 +144,18 @@ fn objects_on(span: &Span, line: usize) -> &AtomicU8 {
     unsafe { &*core::ptr::from_ref(word).cast::<AtomicU8>().add(line % 8) }
 }
 
+/// Bytes that an object takes, its header apart; not none, or its address could be the next span's.
+fn room_for(size: usize) -> usize {
+    size.max(1).next_multiple_of(MIN_ALIGNMENT)
+}
+
 /// Bytes of an object with a header that fits a line.
 const TINY_BYTES: usize = LINE_BYTES - HEADER_BYTES;
 
 /// Bump-allocates a small object; `None` when memory ran out.
 pub fn allocate(heap: &'static Heap, class: usize, size: usize, alignment: usize) -> Option<usize> {
     let spans = &heap.lines[class];
-    let room = size.next_multiple_of(MIN_ALIGNMENT);
+    let room = room_for(size);
     loop {
         if let Some(address) = spans.first.fit(room, alignment) {
             return Some(place(&spans.first, address, size, room));
@@ -184,6 +189,7 @@ fn span_end(bump: &Bump) -> usize {
 fn fresh(class: usize) -> Option<&'static Span> {
     let span = global::acquire_spans(class, 0, |_| {})?;
     (0..SPAN_LINES).for_each(|line| objects_on(span, line).store(0, Relaxed));
+    span.cells.store(0, Relaxed); // in no list
     objects(span).store(1, Relaxed);
     reopen(span, class);
     Some(span)
@@ -241,7 +247,7 @@ pub fn free(address: usize, caller: usize) {
     // SAFETY: as in `size_at`; the object was live.
     unsafe { ((address - HEADER_BYTES) as *mut [u64; 2]).write([size as u64, FREED ^ address as u64]) };
     let span = region::span(address);
-    for line in lines_of(address, size.next_multiple_of(MIN_ALIGNMENT)) {
+    for line in lines_of(address, room_for(size)) {
         objects_on(span, line).fetch_sub(1, AcqRel);
     }
     drop_count(span);
@@ -250,12 +256,13 @@ pub fn free(address: usize, caller: usize) {
 /// The thread that drops the count to zero gives the span back (LLAMA §8).
 fn drop_count(span: &'static Span) {
     if objects(span).fetch_sub(1, AcqRel) == 1 {
+        recyclable::forget(span);
         span.set_place(Place::None);
         global::release_span(span_address(span));
     }
 }
 
-/// Adds one to the count unless it is zero.
+/// Adds one to the count unless it is zero: the span is being given back.
 fn hold(span: &Span) -> bool {
     objects(span).fetch_update(AcqRel, Relaxed, |count| (count > 0).then_some(count + 1)).is_ok()
 }
@@ -293,27 +300,27 @@ pub mod recyclable {
     unsafe impl Sync for Lists {}
     static LISTS: Lists = Lists { lock: Lock::new(), lists: [const { SpanList::new() }; CLASSES] };
 
-    /// The deadline of a page has passed: lists its closed, partly free spans (LLAMA §6.6). Each holds a count while it is
-    /// listed, so that it is not given back meanwhile. The page's lock is held.
+    /// In `cells` of a span divided by lines: one more than the class whose list it is in; 0 for none.
+    fn listed(span: &Span) -> &AtomicU16 {
+        &span.cells
+    }
+
+    /// The deadline of a page has passed: lists its closed, partly free spans (LLAMA §6.6). The page's lock is held.
     pub fn list(page_address: usize, page_class: usize) {
         let page = region::huge_page(page_address);
         let _guard = LISTS.lock.lock();
         for block in (0..BLOCKS_PER_HUGE_PAGE).step_by(SPAN_BLOCKS) {
-            if !page.spans.get(block) {
-                continue;
-            }
             let span = region::span(page_address + block * BLOCK_BYTES);
             let has_free_lines = || (0..SPAN_LINES).any(|line| objects_on(span, line).load(Relaxed) == 0);
-            if span.place() == Place::Lines
+            if page.spans.get(block)
+                && span.place() == Place::Lines
                 && span.size_class.load(Relaxed) == CLOSED
+                && listed(span).load(Relaxed) == 0
                 && has_free_lines()
-                && span.link.claim()
+                && objects(span).load(Acquire) > 0
             {
-                if hold(span) {
-                    LISTS.lists[page_class].push(span);
-                } else {
-                    span.link.release();
-                }
+                listed(span).store(page_class as u16 + 1, Relaxed);
+                LISTS.lists[page_class].push(span);
             }
         }
     }
@@ -322,13 +329,23 @@ pub mod recyclable {
     pub fn take(class: usize) -> Option<&'static Span> {
         let _guard = LISTS.lock.lock();
         for longer in (class + 1..=FOREVER).rev() {
-            if let Some(span) = LISTS.lists[longer].pop() {
-                span.link.release();
-                reopen(span, class);
-                stats::count(Event::SpanReopened);
-                return Some(span);
+            while let Some(span) = LISTS.lists[longer].pop() {
+                listed(span).store(0, Relaxed);
+                if hold(span) {
+                    reopen(span, class);
+                    stats::count(Event::SpanReopened);
+                    return Some(span);
+                }
             }
         }
         None
+    }
+
+    /// The span's last object is gone: it must not stay listed.
+    pub fn forget(span: &'static Span) {
+        let _guard = LISTS.lock.lock();
+        if let Some(class) = listed(span).swap(0, Relaxed).checked_sub(1) {
+            LISTS.lists[class as usize].remove(span);
+        }
     }
 }

@@ -43,7 +43,9 @@ pub fn set_errno(errno: i32) {
 }
 
 fn map(address: usize, bytes: usize, protection: i32, flags: i32) -> Option<usize> {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | flags;
+    // Of reserved huge pages one must be set aside now: touching one that is not to be had is fatal.
+    let reserve = if flags & libc::MAP_HUGETLB == 0 { libc::MAP_NORESERVE } else { 0 };
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | reserve | flags;
     // SAFETY: callers pass either no fixed address, one that MAP_FIXED_NOREPLACE protects, or one inside
     // a reservation of this heap that holds no object; nothing else can be replaced.
     let at = keep_errno(|| unsafe { libc::mmap(address as *mut c_void, bytes, protection, flags, -1, 0) });
@@ -97,9 +99,11 @@ pub fn back_with_reserved(address: usize) {
     if PAGES.load(Relaxed) != Pages::Reserved as u8 || RESERVED_RAN_OUT.load(Relaxed) {
         return;
     }
-    let flags = libc::MAP_FIXED | libc::MAP_HUGETLB;
-    if map(address, HUGE_PAGE_BYTES, READ_WRITE, flags).is_none() {
-        RESERVED_RAN_OUT.store(true, Relaxed); // the transparent page that was there has stayed
+    if map(address, HUGE_PAGE_BYTES, READ_WRITE, libc::MAP_FIXED | libc::MAP_HUGETLB).is_none() {
+        RESERVED_RAN_OUT.store(true, Relaxed);
+        // The kernel may have removed what was there before it said no.
+        map(address, HUGE_PAGE_BYTES, READ_WRITE, libc::MAP_FIXED);
+        advise_huge(address, HUGE_PAGE_BYTES);
     }
 }
 

@@ -49,6 +49,7 @@ pub fn misuse(what: &str, pointer: usize, size: usize, caller: usize) -> ! {
         let _ = write!(line, ", called from {caller:#x}");
     }
     let _ = line.write_str("\n");
+    crate::trace::flush_before_abort();
     crate::os::abort(line.bytes())
 }
 

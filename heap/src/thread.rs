@@ -26,7 +26,7 @@ core::arch::global_asm!(
     ".globl mayfly_heap_current",
     ".hidden mayfly_heap_current",
     ".type mayfly_heap_current,@object",
-    ".size mayfly_heap_current,16",
+    ".size mayfly_heap_current,16", // the distance, the tag, and how often the thread has ended
     "mayfly_heap_current:",
     ".zero 16",
     ".popsection",
@@ -86,6 +86,38 @@ fn set_current(heap: &'static Heap, tag: u32) {
     }
 }
 
+/// Counts an end of the thread: its destructors may allocate and bring it back.
+fn count_exit() {
+    // SAFETY: as above.
+    unsafe {
+        core::arch::asm!(
+            "mov {0}, qword ptr [rip + mayfly_heap_current@GOTTPOFF]",
+            "inc dword ptr fs:[{0} + 12]",
+            out(reg) _,
+            options(nostack),
+        );
+    }
+}
+
+/// How often the thread has ended.
+fn exits() -> u32 {
+    let exits: u32;
+    // SAFETY: as above.
+    unsafe {
+        core::arch::asm!(
+            "mov {0}, qword ptr [rip + mayfly_heap_current@GOTTPOFF]",
+            "mov {1:e}, dword ptr fs:[{0} + 12]",
+            out(reg) _,
+            out(reg) exits,
+            options(pure, readonly, nostack, preserves_flags),
+        );
+    }
+    exits
+}
+
+/// The C library runs destructors in four rounds: a thread that comes back after the third might never end again.
+const LAST_EXIT: u32 = 3;
+
 static STARTED: AtomicBool = AtomicBool::new(false);
 static STARTING: Lock = Lock::new();
 static EXIT_KEY: AtomicU32 = AtomicU32::new(u32::MAX);
@@ -125,11 +157,40 @@ pub fn make_frees_slow() {
     SLOW_FREES.store(true, Relaxed);
 }
 
+/// A heap for the length of one call, of a thread that has none.
+pub struct Visit {
+    /// The heap.
+    pub heap: &'static Heap,
+    /// The thread is past its end: it leaves the heap after this call.
+    leaves: bool,
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        if self.leaves {
+            leave(self.heap);
+        }
+    }
+}
+
 /// The calling thread's heap, made now if it has none; `None` without memory.
+#[inline]
+pub fn visit(call: &Call) -> Option<Visit> {
+    let heap = current();
+    if heap.id.get() != 0 {
+        return Some(Visit { heap, leaves: false });
+    }
+    enter(call)
+}
+
 #[cold]
-pub fn enter(call: &Call) -> Option<&'static Heap> {
+fn enter(call: &Call) -> Option<Visit> {
     start();
     let heap = registry::move_in()?;
+    if exits() >= LAST_EXIT {
+        heap.stack_base.set(call.stack);
+        return Some(Visit { heap, leaves: true });
+    }
     heap.stack_base.set(call.stack);
     heap.thread.set(THREADS.fetch_add(1, Relaxed));
     heap.sequence.set(0);
@@ -139,7 +200,7 @@ pub fn enter(call: &Call) -> Option<&'static Heap> {
         // SAFETY: the key exists; the value is passed to `thread_exit`.
         unsafe { libc::pthread_setspecific(key, core::ptr::from_ref(heap).cast()) };
     }
-    Some(heap)
+    Some(Visit { heap, leaves: false })
 }
 
 /// The thread ends: its heap becomes vacant. Destructors that run later and allocate move in again.
@@ -147,6 +208,12 @@ extern "C" fn thread_exit(heap: *mut c_void) {
     // SAFETY: the value set by `enter`.
     let heap: &'static Heap = unsafe { &*heap.cast::<Heap>() };
     set_current(&EMPTY, 0);
+    count_exit();
+    leave(heap);
+}
+
+/// Empties a heap's hands and makes it vacant.
+fn leave(heap: &'static Heap) {
     {
         let _pass = fork::pass(heap);
         refill::flush(heap, true);

@@ -104,6 +104,16 @@ pub fn flush() {
     write(&buffer[..core::mem::take(used)]);
 }
 
+/// Writes what is buffered before the process aborts, unless the aborting thread is just recording.
+pub fn flush_before_abort() {
+    if on()
+        && let Some(guard) = LOCK.try_lock()
+    {
+        drop(guard);
+        flush();
+    }
+}
+
 /// A forked child does not write into its parent's file.
 pub fn stop_in_child() {
     if on() {
