@@ -106,6 +106,11 @@ impl AvailableSet {
         }
     }
 
+    /// Whether `id` is a member.
+    pub fn contains(&self, id: usize) -> bool {
+        self.leaves[id / 64].load(SeqCst) >> (id % 64) & 1 == 1
+    }
+
     /// The lowest member from `start` on.
     pub fn first(&self, start: usize) -> Option<usize> {
         let mut id = start;

@@ -6,14 +6,14 @@ use crate::lifetime;
 use crate::os::{self, Pages};
 use crate::predict::{self, Source};
 use crate::text::warn;
-use crate::{lines, report, trace};
+use crate::{lines, report, retained, trace};
 
 /// The longest path that is accepted, its final NUL included.
 pub const PATH_BYTES: usize = 1024;
 
 /// Reads the environment; once, before the first allocation is served.
 pub fn load() {
-    let (mut recycle, mut k, mut retain) = (Recycle::Fill, 2, DEFAULT_RETAIN);
+    let (mut recycle, mut k, mut retain) = (Recycle::Fill, 2, retained::IN_PROPORTION);
     // SAFETY: always allowed.
     let trusted = unsafe { libc::getauxval(libc::AT_SECURE) } == 0;
     let mut spans = lines::Layout::Cells;
@@ -41,12 +41,10 @@ pub fn load() {
             _ => warn(format_args!("unknown variable MAYFLY_HEAP_{}, ignored", text(name))),
         });
     }
-    global::configure(recycle, k, retain);
+    global::configure(recycle, k);
+    retained::configure(retain);
     lines::configure(spans);
 }
-
-/// Free huge pages that stay mapped, so that a heap that breathes need not fault them in again.
-const DEFAULT_RETAIN: usize = 2;
 
 fn text(bytes: &[u8]) -> &str {
     core::str::from_utf8(bytes).unwrap_or("(not UTF-8)")

@@ -24,6 +24,7 @@ use crate::lock::Lock;
 use crate::os;
 use crate::pool;
 use crate::region;
+use crate::retained;
 use crate::span::Span;
 use crate::stats::{self, Event};
 
@@ -41,14 +42,11 @@ pub enum Recycle {
 
 static RECYCLE: AtomicU8 = AtomicU8::new(Recycle::Fill as u8);
 static K: AtomicU32 = AtomicU32::new(2);
-static RETAIN: AtomicUsize = AtomicUsize::new(0);
-static RETAINED: AtomicUsize = AtomicUsize::new(0);
 
 /// Chooses the policies; before the first allocation.
-pub fn configure(recycle: Recycle, k: u32, retain: usize) {
+pub fn configure(recycle: Recycle, k: u32) {
     RECYCLE.store(recycle as u8, Relaxed);
     K.store(k, Relaxed);
-    RETAIN.store(retain, Relaxed);
 }
 
 /// The page that is being filled, of each class.
@@ -102,6 +100,11 @@ struct Request {
 struct Extra<'a> {
     wanted: usize,
     keep: &'a mut dyn FnMut(usize),
+}
+
+/// The address of the class's open page; 0 for none.
+pub fn open_page_of(class: usize) -> usize {
+    OPEN[class].address.load(Acquire)
 }
 
 /// Gives a block span back.
@@ -289,9 +292,8 @@ fn acquire_pages(class: usize, count: usize) -> Option<Blocks> {
 /// Free pages in a row, their metadata reset; retained ones first.
 fn take_pages(class: usize, count: usize) -> Option<usize> {
     if count == 1
-        && let Some(address) = retained::pop()
+        && let Some(address) = retained::take()
     {
-        RETAINED.fetch_sub(1, Relaxed);
         stats::pages_in_use(1);
         return Some(address);
     }
@@ -443,18 +445,20 @@ fn demote(page: &HugePage) {
     set_deadline(page);
 }
 
-/// No block is live: back to the operating system at once, unless a few pages are to be retained.
+/// No block is live: back to the operating system at once, unless it is one of the few that are retained.
 fn free_page(page: &HugePage, address: usize, class: usize) {
     page.set_state(State::Free);
     pool::update(page, region::id(address), class);
     page.reset();
     stats::pages_in_use(-1);
-    if RETAINED.load(Relaxed) < RETAIN.load(Relaxed) {
-        RETAINED.fetch_add(1, Relaxed);
+    if retained::has_room() {
         page.set_state(State::Retained);
-        retained::push(address);
+        retained::keep(address);
     } else {
         hand_back(page, address);
+        if retained::excess() > 0 {
+            return_retained(); // the heap shrinks
+        }
     }
 }
 
@@ -467,39 +471,27 @@ fn hand_back(page: &HugePage, address: usize) {
     region::give(address);
 }
 
-/// Free pages that are kept mapped, so that a heap that breathes does not fault them in again at each breath.
-mod retained {
-    use super::*;
-    use crate::available::AvailableSet;
+fn return_retained() -> bool {
+    let Some(address) = retained::take() else { return false };
+    let page = region::huge_page(address);
+    let _guard = page.lock.lock();
+    hand_back(page, address);
+    true
+}
 
-    static PAGES: AvailableSet = AvailableSet::new();
-
-    pub fn push(address: usize) {
-        PAGES.insert(region::id(address));
-    }
-
-    pub fn pop() -> Option<usize> {
-        loop {
-            let id = PAGES.first(0)?;
-            if PAGES.remove(id) {
-                return Some(region::address(id));
-            }
-        }
-    }
+/// Returns retained pages that are too many now, or have not been needed since the last time; called once a tick.
+pub fn return_idle_pages() {
+    (0..retained::idle()).all(|_| return_retained());
 }
 
 /// Returns every huge page that holds nothing; whether there was one. Also what malloc_trim does.
 pub fn trim() -> bool {
     let mut any = false;
-    while let Some(address) = retained::pop() {
-        RETAINED.fetch_sub(1, Relaxed);
-        let page = region::huge_page(address);
-        let _guard = page.lock.lock();
-        hand_back(page, address);
-        any = true;
-    }
     for open in &OPEN {
-        any |= close_if_empty(open, false);
+        any |= close_if_empty(open, false); // which may retain it
+    }
+    while return_retained() {
+        any = true;
     }
     any
 }

@@ -11,6 +11,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use crate::geometry::{MAX_SMALL_BYTES, SPAN_BYTES};
 use crate::large::LargeCache;
 use crate::lifetime::CLASSES;
+use crate::outbox::Outbox;
 use crate::refill::Hand;
 use crate::region;
 use crate::remote::{RemoteList, Tenancy};
@@ -171,6 +172,8 @@ pub struct Heap {
     pub hands: [Hand; CLASSES],
     /// Sites of calls that were looked up of late.
     pub known_sites: KnownSites,
+    /// Frees of other threads' objects that are not posted yet.
+    pub outbox: Outbox,
     /// Large objects in hand.
     pub large: LargeCache,
     /// What the thread counts, see [`crate::stats`].
@@ -209,6 +212,7 @@ impl Heap {
             next_vacant: Cell::new(None),
             hands: [const { Hand::new() }; CLASSES],
             known_sites: KnownSites::new(),
+            outbox: Outbox::new(),
             large: LargeCache::new(),
             counts: [const { AtomicU64::new(0) }; EVENTS],
             lines: [const { crate::lines::OpenSpans::new() }; CLASSES],

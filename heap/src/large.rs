@@ -29,7 +29,7 @@ const MAX_IN_HAND_BLOCKS: usize = 16;
 pub struct LargeCache {
     /// Address and number of blocks, which a block's alignment leaves room for; 0 for none.
     entries: [Cell<usize>; IN_HAND],
-    /// The class of their page: shorter-lived objects may have them too.
+    /// The longest class that may have them.
     classes: [Cell<u8>; IN_HAND],
     next: Cell<u8>,
 }
@@ -72,6 +72,12 @@ impl LargeCache {
         self.classes[i].set(class as u8);
         let gone = self.entries[i].replace(address | blocks);
         (gone != 0).then_some((gone & !COUNT, gone & COUNT))
+    }
+
+    /// Those in hand, and their blocks.
+    pub fn kept(&self) -> impl Iterator<Item = (usize, usize)> {
+        let entries = self.entries.iter().map(Cell::get).filter(|&entry| entry != 0);
+        entries.map(|entry| (entry & !COUNT, entry & COUNT))
     }
 
     /// Gives all back.
@@ -124,6 +130,11 @@ pub fn blocks(address: usize) -> Option<usize> {
     global::large_object_blocks(address).filter(|_| in_hand(address).load(Acquire) == 0)
 }
 
+/// Whether the large object at `address` is freed and in some thread's hand.
+pub fn is_in_hand(address: usize) -> bool {
+    in_hand(address).load(Acquire) != 0
+}
+
 /// Which heap has the object in hand, for all threads to see: so a second free is noticed. Two threads that free it at the
 /// same instant may both write; one finds the other's mark later ([`take_back`]).
 fn in_hand(address: usize) -> &'static AtomicU16 {
@@ -154,7 +165,10 @@ pub fn free(heap: &Heap, address: usize, caller: usize) {
     let kept = blocks <= MAX_IN_HAND_BLOCKS && heap.id.get() != 0 && !trace::on();
     if kept {
         in_hand(address).store(heap.id.get() as u16, Release);
-        gone = heap.large.keep(address, blocks, page.class());
+        // Blocks that are not residual are for shorter classes than the page's. A page that is demoted makes them residual.
+        let residual = page.residual.get(block_index(address));
+        let longest = page.class().saturating_sub(!residual as usize);
+        gone = heap.large.keep(address, blocks, longest);
     }
     if let Some((gone, blocks)) = gone {
         if kept {

@@ -11,13 +11,14 @@
 //! | --- | --- |
 //! | [`geometry`], [`lifetime`], [`size_class`], [`bits`], [`clock`] | sizes, classes, bit vectors, time |
 //! | [`os`], [`lock`], [`text`] | what is asked of the operating system; a lock; messages |
-//! | [`region`], [`huge_page`], [`available`], [`pool`] | address space, a page's metadata, pages with room |
+//! | [`region`], [`huge_page`], [`available`], [`pool`], [`retained`] | address space, a page's metadata, pages with room, free pages |
 //! | [`global`], [`large`], [`direct`] | the global allocator: blocks and deadlines; large objects; those with a mapping of their own |
-//! | [`span`], [`remote`], [`lines`] | a span's metadata, frees by other threads, the paper's layout by lines |
+//! | [`span`], [`remote`], [`outbox`], [`lines`] | a span's metadata, frees by other threads, the paper's layout by lines |
 //! | [`heap`], [`refill`], [`registry`], [`thread`], [`fork`] | a thread's heap: fast paths, cold half, its coming and going |
 //! | [`predict`], [`sites`] | where lifetimes come from |
 //! | [`allocate`], [`maintenance`] | all of it together |
 //! | [`stats`], [`trace`], [`report`], [`config`] | what can be seen and set |
+//! | [`check`] | whether the metadata agree, for tests |
 //!
 //! Nothing here allocates. Metadata is only ever mapped, never unmapped, so references to it are `'static`; fields are
 //! atomics, of which those with one writer are used with plain loads and stores.
@@ -36,6 +37,7 @@ compile_error!(
 pub mod allocate;
 pub mod available;
 pub mod bits;
+pub mod check;
 pub mod clock;
 pub mod config;
 pub mod direct;
@@ -50,6 +52,7 @@ pub mod lines;
 pub mod lock;
 pub mod maintenance;
 pub mod os;
+pub mod outbox;
 pub mod pool;
 pub mod predict;
 pub mod refill;
@@ -57,6 +60,7 @@ pub mod region;
 pub mod registry;
 pub mod remote;
 pub mod report;
+pub mod retained;
 pub mod sites;
 pub mod size_class;
 pub mod span;

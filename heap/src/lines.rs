@@ -274,6 +274,11 @@ pub fn live(span: &Span) -> (usize, usize) {
     ((objects(span).load(Relaxed) as usize).saturating_sub(shares), lines * LINE_BYTES)
 }
 
+/// Whether a thread allocates from the span.
+pub fn is_open(span: &Span) -> bool {
+    span.size_class.load(Relaxed) == OPENED
+}
+
 /// Closes a heap's open spans.
 pub fn close_all(heap: &Heap) {
     for spans in &heap.lines {

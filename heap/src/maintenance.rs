@@ -51,6 +51,7 @@ pub fn tick(heap: &'static Heap) {
         heap.flushed_ms.set(now_ms);
         refill::flush(heap, false);
     }
+    heap.outbox.post(false);
     let due = NEXT_TICK_MS.load(Relaxed);
     if now_ms < due || NEXT_TICK_MS.compare_exchange(due, now_ms + TICK_MS, Relaxed, Relaxed).is_err() {
         return;
@@ -59,5 +60,6 @@ pub fn tick(heap: &'static Heap) {
     GROUP_CURSOR.store(sites::grow_older(now_ms, GROUP_CURSOR.load(Relaxed), GROUPS_A_TICK), Relaxed);
     if TICKS.fetch_add(1, Relaxed).is_multiple_of(CLOSE_TICKS) {
         global::close_empty_pages();
+        global::return_idle_pages();
     }
 }

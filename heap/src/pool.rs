@@ -61,8 +61,20 @@ pub fn update(page: &HugePage, id: usize, class_before: usize) {
     page.bucket.store(bucket, Relaxed);
 }
 
+/// The sets that the page is in, as flags.
+pub fn sets_with(id: usize) -> u64 {
+    let sets = (0..CLASSES).flat_map(|class| (0..BUCKETS).map(move |bucket| (class, bucket)));
+    let with = sets.filter(|&(class, bucket)| SETS[class][bucket].contains(id));
+    with.fold(0, |flags, (class, bucket)| flags | flag(class, bucket))
+}
+
+/// Flags of the sets in which a search looks.
+pub fn nonempty() -> u64 {
+    NONEMPTY.load(SeqCst)
+}
+
 /// In [`NONEMPTY`]: the set has members.
-fn flag(class: usize, bucket: usize) -> u64 {
+pub fn flag(class: usize, bucket: usize) -> u64 {
     1 << (class * BUCKETS + bucket)
 }
 

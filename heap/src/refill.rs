@@ -167,6 +167,16 @@ impl Hand {
         Self { spans: SpanList::new(), count: Cell::new(0), visits: Cell::new(0) }
     }
 
+    /// The spans.
+    pub fn spans(&self) -> impl Iterator<Item = &'static Span> {
+        self.spans.iter()
+    }
+
+    /// How many they are.
+    pub fn count(&self) -> usize {
+        self.count.get() as usize
+    }
+
     fn is_busy(&self) -> bool {
         self.visits.get() >= Self::BUSY_VISITS
     }
@@ -203,6 +213,7 @@ impl Hand {
 /// Gives back the empty spans that are in hand or open, and, with `all`, closes every open span.
 pub fn flush(heap: &'static Heap, all: bool) {
     heap.large.flush(heap);
+    heap.outbox.post(false);
     if all {
         remote::collect(heap, false);
         crate::lines::close_all(heap);

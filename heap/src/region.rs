@@ -161,6 +161,11 @@ pub fn give(address: usize) {
     FREED.insert(id(address));
 }
 
+/// Whether the place can be used again.
+pub fn is_freed(id: usize) -> bool {
+    FREED.contains(id)
+}
+
 fn take_freed(start: usize, count: usize) -> Option<usize> {
     let end = start + HUGE_PAGES_PER_REGION;
     let mut first = FREED.first(start).filter(|&id| id < end)?;

@@ -88,6 +88,7 @@ pub fn only_survivor(survivor: &Heap) {
         heap.busy.store(0, Relaxed);
         if heap.tenancy.taken() && heap.id.get() != survivor.id.get() {
             crate::lines::forget(heap);
+            heap.outbox.post(true);
             vacate(heap);
         }
     }

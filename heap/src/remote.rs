@@ -24,11 +24,10 @@ const WORDS: usize = if cfg!(loom) { 1 } else { 16 };
 pub struct RemoteBits([AtomicU64; WORDS]);
 
 impl RemoteBits {
-    /// Marks a cell free; whether it was marked already (a double free).
+    /// Marks cells of a word free; those that were marked already (freed twice).
     #[inline]
-    pub fn mark(&self, cell: usize) -> bool {
-        let bit = 1 << (cell % 64);
-        self.0[cell / 64].fetch_or(bit, SeqCst) & bit != 0
+    pub fn mark(&self, word: usize, cells: u64) -> u64 {
+        self.0[word].fetch_or(cells, SeqCst) & cells
     }
 
     /// Takes all marks of a word. Acquires what the freeing threads did to the objects before.
@@ -41,6 +40,11 @@ impl RemoteBits {
     #[inline]
     pub fn is_marked(&self, cell: usize) -> bool {
         self.0[cell / 64].load(Acquire) >> (cell % 64) & 1 == 1
+    }
+
+    /// The marks of a word.
+    pub fn marked(&self, word: usize) -> u64 {
+        self.0[word].load(Acquire)
     }
 
     /// Whether any cell is marked.
@@ -85,6 +89,11 @@ impl Link {
 
     fn change(&self, from: u32, to: u32) -> bool {
         self.listed.compare_exchange(from, to, SeqCst, SeqCst).is_ok()
+    }
+
+    /// Whether the span is in a list.
+    pub fn is_listed(&self) -> bool {
+        self.listed.load(Relaxed) == LISTED
     }
 
     /// The span after this one in a taken list.

@@ -49,7 +49,7 @@ pub struct Site {
     /// Watched objects that live.
     watched: AtomicU16,
     /// Of those, how many have reached the age of each class.
-    alive: [AtomicU8; CLASSES],
+    alive: [AtomicU16; CLASSES],
     /// How many died in each class.
     dead: [AtomicU16; CLASSES],
 }
@@ -80,7 +80,7 @@ impl Site {
             charged_bytes: AtomicU32::new(0),
             class: AtomicU8::new(0),
             watched: AtomicU16::new(0),
-            alive: [const { AtomicU8::new(0) }; CLASSES],
+            alive: [const { AtomicU16::new(0) }; CLASSES],
             dead: [const { AtomicU16::new(0) }; CLASSES],
         }
     }
@@ -258,14 +258,17 @@ impl Site {
     }
 
     fn best_class(&self) -> usize {
+        let parents = self.parent().and_then(|parent| parent.known_class(None));
         if let Some(class) = self.known_class(Some(self.class())) {
-            return class;
+            // Sizes and stack heights of one return address that differ little are not told apart: each class that
+            // is in use costs open spans.
+            return parents.filter(|parents| parents.abs_diff(class) <= 1).unwrap_or(class);
         }
         if self.charged_bytes.load(Relaxed) >= LITTLE_BYTES {
             let oldest = self.alive.iter().rposition(|n| n.load(Relaxed) > 0).unwrap_or(0);
             return (oldest + 1).min(FOREVER);
         }
-        self.parent().and_then(|parent| parent.known_class(None)).unwrap_or(FOREVER)
+        parents.unwrap_or(FOREVER)
     }
 
     fn reconsider(&self) {
@@ -298,8 +301,12 @@ impl Site {
         add_to(&self.dead[class], 1);
     }
 
-    fn change_alive(&self, class: usize, change: i8) {
-        self.alive[class].store(self.alive[class].load(Relaxed).saturating_add_signed(change), Relaxed);
+    /// Watched objects that have reached the age of `class` became more or fewer, here and with the parent.
+    fn change_alive(&self, class: usize, change: i16) {
+        add_to(&self.alive[class], change);
+        if let Some(parent) = self.parent() {
+            add_to(&parent.alive[class], change);
+        }
     }
 }
 

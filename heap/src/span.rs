@@ -187,7 +187,8 @@ impl Span {
         at_hand & (self.pending.load(Relaxed) >> (cell % 64) & 1 == 1)
     }
 
-    fn pending_cells_of(&self, i: usize) -> u64 {
+    /// Pending cells of word `i`.
+    pub(crate) fn pending_cells_of(&self, i: usize) -> u64 {
         if self.word_at_hand.load(Relaxed) as usize == i + 1 { self.pending.load(Relaxed) } else { 0 }
     }
 
@@ -353,6 +354,20 @@ impl SpanList {
             Some(after) => after.previous.store(previous, Relaxed),
             None => self.last.set(previous),
         }
+    }
+
+    /// The spans, first to last.
+    pub fn iter(&self) -> impl Iterator<Item = &'static Span> {
+        core::iter::successors(at(self.first.get()), |span| at(span.next.load(Relaxed)))
+    }
+
+    /// Whether the links backwards agree with those forwards.
+    pub fn is_linked(&self) -> bool {
+        let mut before = 0;
+        let agree = self
+            .iter()
+            .all(|span| span.previous.load(Relaxed) == core::mem::replace(&mut before, address_of(span)));
+        agree && before == self.last.get()
     }
 
     /// Removes and returns the first span.

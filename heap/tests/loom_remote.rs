@@ -145,7 +145,7 @@ impl Span {
 
     /// As `allocate::free_cell`, by another thread than the owner's.
     fn free(&'static self, cell: usize) {
-        assert!(!self.marks.mark(cell), "no cell is freed twice here");
+        assert!(self.marks.mark(cell / 64, 1 << (cell % 64)) == 0, "no cell is freed twice here");
         remote::list(self, false);
     }
 

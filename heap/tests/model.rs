@@ -1,0 +1,482 @@
+//! The allocator against a model: random allocations, resizes and frees by two threads, under a clock that is set, and
+//! after each step every invariant of `heap::check`. The model knows which bytes are whose, and what is in them.
+//!
+//! `MODEL_SEED=N` tries other cases, `MODEL_CASES=N` more of them, and `MODEL_LOG=1` prints each step before it is taken, for when the
+//! heap itself ends the process.
+
+#![cfg(not(loom))]
+
+use heap::geometry::{BLOCK_BYTES, HUGE_PAGE_BYTES, MIN_ALIGNMENT, MIN_DIRECT_BYTES, block_index};
+use heap::global::{self, Recycle};
+use heap::heap::Call;
+use heap::lifetime::CLASSES;
+use heap::{allocate, check, clock, lines, region, report, retained, stats};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use std::collections::BTreeMap;
+use std::sync::mpsc;
+use std::thread::{self, JoinHandle};
+
+/// Who makes a call.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Who {
+    Main,
+    Helper,
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Allocate {
+        who: Who,
+        size: usize,
+        site: usize,
+    },
+    AllocateAligned {
+        who: Who,
+        size: usize,
+        alignment: usize,
+    },
+    AllocateWithClass {
+        who: Who,
+        size: usize,
+        class: usize,
+        count: usize,
+    },
+    Free {
+        who: Who,
+        object: usize,
+    },
+    /// One object in so many, counted by address.
+    FreeSome {
+        who: Who,
+        of: usize,
+    },
+    /// Each thread frees the half of some objects, at the same time, and allocates.
+    FreeTogether {
+        of: usize,
+        size: usize,
+    },
+    Resize {
+        who: Who,
+        object: usize,
+        size: usize,
+    },
+    Trim {
+        who: Who,
+    },
+    PassTime {
+        ms: u64,
+    },
+    /// The helper's thread ends, another begins.
+    ReplaceHelper,
+}
+
+fn sizes() -> impl Strategy<Value = usize> {
+    let near = |center: usize, by: usize| center.saturating_sub(by)..=center + by;
+    let borders = prop::sample::select(&heap::size_class::CELL_BYTES[..]);
+    prop_oneof![
+        6 => 0usize..=300,
+        8 => borders.prop_flat_map(move |bytes| near(bytes as usize, 1)),
+        3 => near(BLOCK_BYTES, 20),
+        3 => (1usize..40).prop_flat_map(move |blocks| near(blocks * BLOCK_BYTES, 1)),
+        1 => near(HUGE_PAGE_BYTES, 2 * BLOCK_BYTES),
+        1 => (1usize..4).prop_flat_map(move |pages| near(pages * HUGE_PAGE_BYTES, 1)),
+        1 => near(MIN_DIRECT_BYTES, 2 * BLOCK_BYTES),
+    ]
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let who = || prop_oneof![2 => Just(Who::Main), 1 => Just(Who::Helper)];
+    let object = any::<prop::sample::Index>().prop_map(|index| index.index(1 << 20));
+    let many = prop_oneof![4 => Just(1usize), 2 => 2usize..100, 1 => 100usize..1500];
+    let step = prop_oneof![
+        4 => (who(), sizes(), 0usize..6)
+            .prop_map(|(who, size, site)| Step::Allocate { who, size, site }),
+        1 => (who(), sizes(), 0u32..23)
+            .prop_map(|(who, size, log2)| Step::AllocateAligned { who, size, alignment: 1 << log2 }),
+        5 => (who(), sizes(), 0..CLASSES, many)
+            .prop_map(|(who, size, class, count)| Step::AllocateWithClass { who, size, class, count }),
+        4 => (who(), object.clone()).prop_map(|(who, object)| Step::Free { who, object }),
+        3 => (who(), 1usize..6).prop_map(|(who, of)| Step::FreeSome { who, of }),
+        1 => (1usize..6, sizes()).prop_map(|(of, size)| Step::FreeTogether { of, size }),
+        3 => (who(), object, sizes()).prop_map(|(who, object, size)| Step::Resize { who, object, size }),
+        1 => who().prop_map(|who| Step::Trim { who }),
+        3 => prop::sample::select(&[1u64, 11, 21, 101, 201, 2_001, 20_001][..])
+            .prop_map(|ms| Step::PassTime { ms }),
+        1 => Just(Step::ReplaceHelper),
+    ];
+    prop::collection::vec(step, 20..120)
+}
+
+type Work = Box<dyn FnOnce() + Send>;
+
+/// A thread that does what it is told.
+struct Helper {
+    tell: Option<mpsc::Sender<Work>>,
+    done: mpsc::Receiver<()>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Helper {
+    fn new() -> Self {
+        let (tell, told) = mpsc::channel::<Work>();
+        let (finished, done) = mpsc::channel();
+        let work = move || told.into_iter().for_each(|work| (work(), finished.send(()).unwrap()).1);
+        Self { tell: Some(tell), done, thread: Some(thread::spawn(work)) }
+    }
+
+    fn begin(&self, work: impl FnOnce() + Send + 'static) {
+        self.tell.as_ref().unwrap().send(Box::new(work)).unwrap();
+    }
+
+    fn wait(&self) {
+        self.done.recv().expect("the helper does what it is told");
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        self.tell = None;
+        let _ = self.thread.take().unwrap().join();
+    }
+}
+
+/// A live object: what was asked for, and what can be used.
+struct Object {
+    size: usize,
+    usable: usize,
+    tag: u64,
+    /// The lifetime class, if the caller knew it.
+    class: Option<usize>,
+}
+
+struct Model {
+    /// By address.
+    objects: BTreeMap<usize, Object>,
+    live_bytes: usize,
+    helper: Helper,
+    tags: u64,
+    now_ms: u64,
+}
+
+/// No more than this is kept live.
+const MOST_LIVE_BYTES: usize = 192 << 20;
+
+/// The places of an object that are written: all words of a small one, the ends and one word a page of a large one.
+fn marked_places(size: usize) -> impl Iterator<Item = usize> {
+    let words = size / 8;
+    let step = if size <= 2 * BLOCK_BYTES { 1 } else { 512 };
+    (0..words).step_by(step).chain(words.checked_sub(1)).map(|word| word * 8)
+}
+
+fn write(address: usize, size: usize, tag: u64) {
+    for at in marked_places(size) {
+        // SAFETY: within the object, which is live and the caller's.
+        unsafe { ((address + at) as *mut u64).write_unaligned(tag ^ at as u64) };
+    }
+    for at in size / 8 * 8..size {
+        // SAFETY: as above.
+        unsafe { ((address + at) as *mut u8).write(tag as u8) };
+    }
+}
+
+fn check_contents(address: usize, size: usize, tag: u64) {
+    for at in marked_places(size) {
+        // SAFETY: as in `write`.
+        let found = unsafe { ((address + at) as *const u64).read_unaligned() };
+        assert_eq!(found, tag ^ at as u64, "{address:#x} + {at} of {size} bytes was overwritten");
+    }
+    for at in size / 8 * 8..size {
+        // SAFETY: as in `write`.
+        assert_eq!(unsafe { ((address + at) as *const u8).read() }, tag as u8, "{address:#x} + {at}");
+    }
+}
+
+fn call(size: usize, site: usize) -> Call {
+    Call { size, caller: 0x40_0000 + site * 64, stack: 0x7000_0000 }
+}
+
+impl Model {
+    fn new(now_ms: u64) -> Self {
+        Self { objects: BTreeMap::new(), live_bytes: 0, helper: Helper::new(), tags: 0, now_ms }
+    }
+
+    /// Runs `f` in one of the threads.
+    fn by<T: Send + 'static>(&self, who: Who, f: impl FnOnce() -> T + Send + 'static) -> T {
+        if who == Who::Main {
+            return f();
+        }
+        let (give, result) = mpsc::channel();
+        self.helper.begin(move || give.send(f()).unwrap());
+        let result = result.recv().expect("the helper does what it is told");
+        self.helper.wait();
+        result
+    }
+
+    /// A new object: it is aligned, large enough, and nobody else's.
+    fn add(&mut self, address: usize, size: usize, alignment: usize, class: Option<usize>) {
+        assert_ne!(address, 0, "there is memory for {size} bytes");
+        assert!(address.is_multiple_of(alignment.max(MIN_ALIGNMENT)), "{address:#x} for {alignment}");
+        let usable = allocate::usable_size(address, 0);
+        assert!(usable >= size, "{usable} bytes for {size}");
+        let end = address + usable.max(1);
+        if let Some((&before, object)) = self.objects.range(..end).next_back() {
+            assert!(before + object.usable.max(1) <= address, "{address:#x} overlaps {before:#x}");
+        }
+        self.tags += 1;
+        let tag = self.tags.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        if allocate::is_fresh_mapping(address) {
+            // SAFETY: both bytes are the new object's.
+            let ends = unsafe { [(address as *const u8).read(), ((address + size - 1) as *const u8).read()] };
+            assert_eq!(ends, [0, 0], "a fresh mapping reads as zero");
+        }
+        write(address, size, tag);
+        self.live_bytes += usable;
+        self.objects.insert(address, Object { size, usable, tag, class });
+    }
+
+    /// The object is to be freed: its contents were kept, and it is no more in the model.
+    fn remove(&mut self, address: usize) {
+        let object = self.objects.remove(&address).unwrap();
+        self.live_bytes -= object.usable;
+        check_contents(address, object.size, object.tag);
+    }
+
+    fn free(&mut self, who: Who, addresses: Vec<usize>) {
+        addresses.iter().for_each(|&address| self.remove(address));
+        self.by(who, move || addresses.into_iter().for_each(|address| allocate::free(address, 0)));
+    }
+
+    /// The n-th object, counted around.
+    fn nth(&self, n: usize) -> Option<usize> {
+        let count = self.objects.len();
+        (count > 0).then(|| *self.objects.keys().nth(n % count).unwrap())
+    }
+
+    fn one_of(&self, of: usize) -> Vec<usize> {
+        self.objects.keys().copied().step_by(of).collect()
+    }
+
+    fn allocate(
+        &mut self,
+        who: Who,
+        size: usize,
+        alignment: usize,
+        class: Option<usize>,
+        f: impl FnOnce() -> *mut u8 + Send + 'static,
+    ) {
+        if self.live_bytes + size <= MOST_LIVE_BYTES {
+            let address = self.by(who, move || f() as usize);
+            self.add(address, size, alignment, class);
+        }
+    }
+
+    /// LLAMA §6.1, 2), as `heap::check` has it of spans: here of all objects of which the class is known.
+    fn check_classes(&self) {
+        for (&address, object) in &self.objects {
+            let Some(class) = object.class.filter(|_| region::holds(address)) else { continue };
+            let page = region::huge_page(address);
+            assert!(
+                class <= page.class(),
+                "{address:#x} of class {class} is on a page of class {}",
+                page.class()
+            );
+            let residual = page.residual.get(block_index(address));
+            assert!(residual || class < page.class(), "{address:#x} of class {class} is not residual");
+        }
+    }
+
+    /// As realloc does it.
+    fn resize(&mut self, who: Who, address: usize, size: usize) {
+        if self.live_bytes + size > MOST_LIVE_BYTES || size == 0 {
+            return;
+        }
+        let Object { size: old_size, tag, .. } = self.objects.remove(&address).unwrap();
+        check_contents(address, old_size, tag);
+        let kept = size.min(old_size);
+        let (moved, usable_before) = self.by(who, move || {
+            let usable = allocate::usable_size(address, 0);
+            if let Some(resized) = allocate::resize_in_place(address, &call(size, 8)) {
+                return (resized as usize, usable);
+            }
+            let new = allocate::allocate(call(size, 8));
+            // SAFETY: both objects are live and at least this large; they are not the same.
+            unsafe { std::ptr::copy_nonoverlapping(address as *const u8, new, kept) };
+            allocate::free(address, 0);
+            (new as usize, usable)
+        });
+        self.live_bytes -= usable_before;
+        for at in marked_places(old_size).filter(|at| at + 8 <= kept) {
+            // SAFETY: within the part that is kept.
+            let found = unsafe { ((moved + at) as *const u64).read_unaligned() };
+            assert_eq!(found, tag ^ at as u64, "realloc to {size} keeps the contents");
+        }
+        if allocate::is_fresh_mapping(moved) {
+            // `add` asks for zeros where nothing was copied to.
+            // SAFETY: as above.
+            unsafe {
+                (moved as *mut u8).write(0);
+                ((moved + size - 1) as *mut u8).write(0);
+            }
+        }
+        self.add(moved, size, 1, None);
+    }
+
+    /// Time passes, and the heap gets to see it: the slow path looks at the clock now and then.
+    fn pass_time(&mut self, ms: u64) {
+        self.now_ms += ms;
+        clock::set(self.now_ms * 1_000_000);
+        for who in [Who::Main, Who::Helper] {
+            self.by(who, || {
+                for _ in 0..8 {
+                    allocate::free(allocate::allocate_with_class(call(16, 9), 0) as usize, 0);
+                }
+            });
+        }
+    }
+
+    fn free_together(&mut self, of: usize, size: usize) {
+        let all = self.one_of(of);
+        all.iter().for_each(|&address| self.remove(address));
+        let (own, others): (Vec<_>, Vec<_>) = all.into_iter().enumerate().partition(|(i, _)| i % 2 == 0);
+        let (give, result) = mpsc::channel();
+        let size = size.min(HUGE_PAGE_BYTES);
+        let churn = move |addresses: Vec<(usize, usize)>| {
+            let mut new = Vec::new();
+            for (i, address) in addresses {
+                allocate::free(address, 0);
+                if i % 16 < 2 {
+                    new.push(allocate::allocate_with_class(call(size, 10), i % CLASSES) as usize);
+                }
+            }
+            // All but a few go at once.
+            new.drain(4.min(new.len())..).for_each(|address| allocate::free(address, 0));
+            new
+        };
+        self.helper.begin(move || give.send(churn(others)).unwrap());
+        let mut new = churn(own);
+        new.extend(result.recv().expect("the helper does what it is told"));
+        self.helper.wait();
+        new.into_iter().for_each(|address| self.add(address, size, 1, None));
+    }
+
+    fn take(&mut self, step: &Step) {
+        match *step {
+            Step::Allocate { who, size, site } => {
+                self.allocate(who, size, 1, None, move || allocate::allocate(call(size, site)));
+            }
+            Step::AllocateAligned { who, size, alignment } => {
+                let aligned = move || allocate::allocate_aligned(call(size, 7), alignment);
+                self.allocate(who, size, alignment, None, aligned);
+            }
+            Step::AllocateWithClass { who, size, class, count } => {
+                for _ in 0..count.min((64 << 20) / (size + 1)).max(1) {
+                    let classed = move || allocate::allocate_with_class(call(size, 6), class);
+                    self.allocate(who, size, 1, Some(class), classed);
+                }
+            }
+            Step::Free { who, object } => {
+                let objects = self.nth(object).into_iter().collect();
+                self.free(who, objects);
+            }
+            Step::FreeSome { who, of } => {
+                let objects = self.one_of(of);
+                self.free(who, objects);
+            }
+            Step::FreeTogether { of, size } => self.free_together(of, size),
+            Step::Resize { who, object, size } => {
+                if let Some(address) = self.nth(object) {
+                    self.resize(who, address, size);
+                }
+            }
+            Step::Trim { who } => {
+                self.by(who, allocate::trim);
+            }
+            Step::PassTime { ms } => self.pass_time(ms),
+            Step::ReplaceHelper => self.helper = Helper::new(),
+        }
+    }
+
+    /// All is freed: what is left is what threads have in hand, and when they give it back, nothing.
+    fn finish(mut self) -> u64 {
+        let objects = self.one_of(1);
+        self.free(Who::Main, objects);
+        assert_eq!(check::invariants(), Ok(()), "when all is freed");
+        for who in [Who::Main, Who::Helper, Who::Main] {
+            self.by(who, allocate::trim);
+        }
+        assert_eq!(check::invariants(), Ok(()), "when all is given back");
+        assert_eq!((stats::pages(), retained::count()), (0, 0), "pages are left when all is given back");
+        self.now_ms
+    }
+}
+
+/// The steps have led everywhere, or the test is worth less than it looks.
+fn check_that_all_happened() {
+    let report = report::json();
+    let report = std::str::from_utf8(report.bytes()).unwrap();
+    let both = ["blocks_recycled", "deadlines_expired", "pages_promoted", "pages_demoted", "pages_returned"];
+    let by_layout = match lines::chosen() {
+        true => ["spans_reopened", "overflow_spans", "blocks_recycled"],
+        false => ["remote_words_collected", "lifetimes_measured", "blocks_refilled"],
+    };
+    for event in both.iter().chain(&by_layout) {
+        assert!(!report.contains(&format!("\"heap.{event}\":0")), "{event} did not happen: {report}");
+    }
+}
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |value| value.parse().expect(name))
+}
+
+#[test]
+fn the_heap_agrees_with_the_model() {
+    let config = Config {
+        cases: number("MODEL_CASES", 200) as u32,
+        max_shrink_iters: 0, // a broken heap stays broken
+        failure_persistence: None,
+        ..Config::default()
+    };
+    let mut seed = [0; 32];
+    seed[..8].copy_from_slice(&number("MODEL_SEED", 1).to_le_bytes());
+    let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &seed));
+    let log = number("MODEL_LOG", 0) > 0;
+    heap::thread::start(); // which reads the configuration: the layout is chosen there
+    let now_ms = std::cell::Cell::new(1_000);
+    clock::set(now_ms.get() * 1_000_000);
+    let policies = [Recycle::Fill, Recycle::Longest, Recycle::Next];
+    let cases = (steps(), 0..policies.len(), prop::sample::select(vec![0, 2, retained::IN_PROPORTION]));
+    let result = runner.run(&cases, |(steps, policy, retain)| {
+        global::configure(policies[policy], 2);
+        retained::configure(retain);
+        let mut model = Model::new(now_ms.get());
+        for step in &steps {
+            if log {
+                eprintln!("{step:?}");
+            }
+            model.take(step);
+            assert_eq!(check::invariants(), Ok(()), "after {step:?}");
+            model.check_classes();
+        }
+        now_ms.set(model.finish());
+        Ok(())
+    });
+    if let Err(failure) = result {
+        panic!("{failure}");
+    }
+    check_that_all_happened();
+}
+
+/// The same with spans divided by lines, in a process of its own: the layout is chosen once.
+#[test]
+fn the_heap_by_lines_agrees_with_the_model() {
+    if std::env::var_os("MAYFLY_HEAP_SPANS").is_some() {
+        return;
+    }
+    let status = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "the_heap_agrees_with_the_model", "--nocapture"])
+        .env("MAYFLY_HEAP_SPANS", "lines")
+        .status()
+        .unwrap();
+    assert!(status.success(), "{status}");
+}
