@@ -2,7 +2,7 @@
 export PATH := $(CURDIR)/.venv/bin:$(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build format lint test bench demo figures
+.PHONY: help setup build format lint test suites bench demo figures
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -28,6 +28,9 @@ test: lint build ## all tests that fit in minutes
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p heap --release --test loom_remote --test loom_available
 	if [ -x heap/tests/run ]; then heap/tests/run; fi
 	if [ -x bench/heap/smoke ]; then bench/heap/smoke; fi
+
+suites: build ## other projects' test suites, with and without the heap (long)
+	heap/tests/suites
 
 demo: build ## Redis on tcmalloc and on Mayfly, side by side
 	bench/heap/demo

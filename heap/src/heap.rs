@@ -19,6 +19,7 @@ use crate::sites::KnownSites;
 use crate::size_class::{self, COUNT as SIZE_CLASSES, GRANULE_BYTES};
 use crate::span::{Place, Span, SpanList};
 use crate::stats::EVENTS;
+use crate::text::misuse;
 use crate::thread;
 
 /// Entries of the prediction table.
@@ -62,6 +63,8 @@ pub struct Call {
 pub struct Bin {
     /// The pending cells: in the open span's metadata, or [`NONE_PENDING`].
     pending: Cell<Option<&'static AtomicU64>>,
+    /// The live bits of the word at hand.
+    word: Cell<Option<&'static AtomicU64>>,
     /// Where the first cell of the word at hand lies.
     base: Cell<usize>,
     cell_bytes: Cell<u32>,
@@ -84,6 +87,7 @@ impl Bin {
     const fn new() -> Self {
         Self {
             pending: Cell::new(None),
+            word: Cell::new(None),
             base: Cell::new(0),
             cell_bytes: Cell::new(0),
             size_class: Cell::new(0),
@@ -99,19 +103,26 @@ impl Bin {
         self.class.set(class as u8);
         self.cell_bytes.set(size_class::CELL_BYTES[size_class] as u32);
         self.pending.set(Some(&NONE_PENDING));
+        self.word.set(Some(&NONE_PENDING));
     }
 
     /// A cell of the word at hand; `None` if it has no more.
     #[inline(always)]
     pub fn allocate(&self) -> Option<usize> {
         // SAFETY: `Heap::bin` prepares a bin before it hands it out.
-        let word = unsafe { self.pending.get().unwrap_unchecked() };
-        let pending = word.load(Relaxed);
+        let (at_hand, word) =
+            unsafe { (self.pending.get().unwrap_unchecked(), self.word.get().unwrap_unchecked()) };
+        let pending = at_hand.load(Relaxed);
         if pending == 0 {
             return None;
         }
-        word.store(pending & (pending - 1), Relaxed);
-        Some(self.base.get() + pending.trailing_zeros() as usize * self.cell_bytes.get() as usize)
+        at_hand.store(pending & (pending - 1), Relaxed);
+        let cell = pending.trailing_zeros();
+        let address = self.base.get() + cell as usize * self.cell_bytes.get() as usize;
+        if word.load(Relaxed) >> cell & 1 == 0 {
+            freed_while_pending(address, self.cell_bytes.get() as usize);
+        }
+        Some(address)
     }
 
     /// Takes a word of the open span in hand that has free cells; whether there is one.
@@ -119,6 +130,7 @@ impl Bin {
         let Some(span) = self.open.get() else { return false };
         let Some(word) = span.take_word() else { return false };
         self.pending.set(Some(span.pending()));
+        self.word.set(Some(span.live_word(word)));
         self.base.set(span_address(span) + word * 64 * self.cell_bytes.get() as usize);
         true
     }
@@ -130,6 +142,13 @@ impl Bin {
         self.pending.set(Some(&NONE_PENDING));
         Some(span)
     }
+}
+
+/// A cell was freed again after it had been freed and before it was handed out again. The fast path of freeing does not look
+/// for that: it is seen here, before the cell gets two owners.
+#[cold]
+fn freed_while_pending(address: usize, cell_bytes: usize) -> ! {
+    misuse("double free, seen late", address, cell_bytes, 0)
 }
 
 /// Where the objects of a span begin.
@@ -235,15 +254,14 @@ impl Heap {
         &self.bins
     }
 
-    /// The entry for a call, and the key by which it knows it: size in granules, stack height and return address, each in
-    /// bits of its own but for the return address, which shares some with the height. So no collision can yield
-    /// cells too small, and no key is 0.
+    /// The entry for a call, and the key by which it knows it. The size in granules has the low ten bits to itself: so no
+    /// collision can yield cells too small, and no key is 0. Return address and stack height are mixed above it.
     #[inline(always)]
     fn entry(&self, call: &Call) -> (&Entry, u64) {
         let granules = ((call.size + 2 * GRANULE_BYTES - 1) / GRANULE_BYTES) as u64;
-        let height = (call.stack as u64) << 44 >> 16;
-        let key = call.caller as u64 ^ height | granules << 48;
-        let place = key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (u64::BITS - PREDICTIONS.ilog2());
+        let call_site = (call.caller as u64).wrapping_add((call.stack as u64) << 12);
+        let key = call_site << 10 | granules;
+        let place = (key as u32).wrapping_mul(0x9E37_79B1) >> (u32::BITS - PREDICTIONS.ilog2());
         (&self.predictions[place as usize], key)
     }
 
@@ -260,8 +278,9 @@ impl Heap {
             return None;
         }
         let (entry, key) = self.entry(call);
+        let (known, bin) = (entry.key.get(), entry.bin.get());
         // SAFETY: no call has the key of an empty entry, and the others have a bin.
-        (entry.key.get() == key).then(|| unsafe { entry.bin.get().unwrap_unchecked() })
+        (known == key).then(|| unsafe { bin.unwrap_unchecked() })
     }
 
     /// Remembers the bin for calls like this one.
@@ -288,7 +307,7 @@ pub fn free_fast(address: usize) -> Freed {
     let word = span.live_word(cell / 64);
     let live = word.load(Relaxed);
     let bit = 1 << (cell % 64);
-    if live & bit == 0 || span.is_pending(cell) {
+    if live & bit == 0 {
         return Freed::No; // or watched
     }
     let left = live ^ bit;
