@@ -6,9 +6,12 @@
 use core::cell::Cell;
 use core::sync::atomic::Ordering::Relaxed;
 
+use crate::geometry::block_index;
 use crate::global;
 use crate::heap::{Bin, Heap, span_address};
+use crate::lifetime::CLASSES;
 use crate::lock::Guard;
+use crate::region;
 use crate::registry;
 use crate::remote::{self, Link, RemoteList, Tenancy};
 use crate::span::{Place, Span, SpanList};
@@ -32,10 +35,13 @@ pub fn refill(heap: &'static Heap, bin: &Bin) -> Refill {
         }
         close(bin);
         remote::collect(heap, false);
-        let span = next_queued(bin).or_else(|| registry::adopt(heap, bin)).or_else(|| {
-            new_span = true;
-            divide_new(heap, bin)
-        });
+        let span = next_queued(bin)
+            .or_else(|| next_promoted(heap, bin))
+            .or_else(|| registry::adopt(heap, bin))
+            .or_else(|| {
+                new_span = true;
+                divide_new(heap, bin)
+            });
         let Some(span) = span else { return Refill { cell: None, new_span: false } };
         span.set_place(Place::Open);
         bin.open.set(Some(span));
@@ -67,6 +73,32 @@ pub fn next_queued(bin: &Bin) -> Option<&'static Span> {
     }
     bin.patience.set(patience / 2);
     None
+}
+
+/// A span with room from a bin of the same cells and another class, whose page was promoted: its objects live longer than
+/// their class said, and no call may come for that class any more. As with lines (LLAMA §6.6), such a span may be opened
+/// for another class that is not longer than its page's.
+fn next_promoted(heap: &'static Heap, bin: &Bin) -> Option<&'static Span> {
+    let class = bin.class.get() as usize;
+    (0..CLASSES).filter(|&other| other != class).find_map(|other| {
+        let others = heap.bin(other, bin.size_class.get() as usize);
+        others.queue.first().filter(|span| may_be_opened_for(span, class))?;
+        let span = next_queued(others)?;
+        if !may_be_opened_for(span, class) {
+            others.queue.push(span); // not the one that was first
+            return None;
+        }
+        span.class.store(class as u8, Relaxed);
+        stats::count(Event::SpanReopened);
+        Some(span)
+    })
+}
+
+fn may_be_opened_for(span: &Span, class: usize) -> bool {
+    let address = span_address(span);
+    let page = region::huge_page(address);
+    let promoted = page.class() > span.class.load(Relaxed) as usize;
+    promoted && (class < page.class() || class == page.class() && page.residual.get(block_index(address)))
 }
 
 fn divide_new(heap: &'static Heap, bin: &Bin) -> Option<&'static Span> {

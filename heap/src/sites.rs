@@ -221,13 +221,16 @@ impl Site {
         Some(&SITES[(self.parent.load(Relaxed) as usize).checked_sub(1)?])
     }
 
+    fn ends(&self) -> u32 {
+        self.dead.iter().map(|n| u32::from(n.load(Relaxed))).sum()
+    }
+
     /// Whether one more object should be watched, at a thread's visit number `visit`: all at first, then ever fewer.
     pub fn wants_sample(&self, visit: u32) -> bool {
         if self.watched.load(Relaxed) >= MAX_WATCHED {
             return false;
         }
-        let ends: u32 = self.dead.iter().map(|n| u32::from(n.load(Relaxed))).sum();
-        match ends + u32::from(self.watched.load(Relaxed)) {
+        match self.ends() + u32::from(self.watched.load(Relaxed)) {
             0..8 => true,
             8..32 => visit.is_multiple_of(8),
             _ => visit.is_multiple_of(64),
@@ -237,7 +240,7 @@ impl Site {
     /// The class by which 95% of the watched objects die; `None` while too few have.
     /// With `current`, the class of now, a change needs evidence a little beyond 95%, so that a site does not waver.
     fn known_class(&self, current: Option<usize>) -> Option<usize> {
-        let ends: u32 = self.dead.iter().map(|n| u32::from(n.load(Relaxed))).sum();
+        let ends = self.ends();
         if ends < ENOUGH_ENDS {
             return None;
         }
@@ -262,7 +265,8 @@ impl Site {
         if let Some(class) = self.known_class(Some(self.class())) {
             // Sizes and stack heights of one return address that differ little are not told apart: each class that
             // is in use costs open spans.
-            return parents.filter(|parents| parents.abs_diff(class) <= 1).unwrap_or(class);
+            let is_like = |parents: &usize| parents.abs_diff(class) <= 1 || self.ends() < MANY_ENDS / 8;
+            return parents.filter(is_like).unwrap_or(class);
         }
         if self.charged_bytes.load(Relaxed) >= LITTLE_BYTES {
             let oldest = self.alive.iter().rposition(|n| n.load(Relaxed) > 0).unwrap_or(0);
@@ -294,8 +298,7 @@ impl Site {
     }
 
     fn record_end(&self, class: usize) {
-        let total: u32 = self.dead.iter().map(|n| u32::from(n.load(Relaxed))).sum();
-        if total >= MANY_ENDS {
+        if self.ends() >= MANY_ENDS {
             self.dead.iter().for_each(|n| n.store(n.load(Relaxed) / 2, Relaxed));
         }
         add_to(&self.dead[class], 1);

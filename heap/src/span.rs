@@ -332,6 +332,11 @@ impl SpanList {
         Self { first: Cell::new(0), last: Cell::new(0) }
     }
 
+    /// The first span.
+    pub fn first(&self) -> Option<&'static Span> {
+        at(self.first.get())
+    }
+
     /// Adds a span that is in no list, at the end.
     pub fn push(&self, span: &'static Span) {
         let last = self.last.replace(address_of(span));
