@@ -34,7 +34,7 @@ news! {
 macro_rules! deletes {
     ($($name:ident ($($argument:ident),*);)*) => {
         $(entry!(/// One of C++'s operators delete.
-            $name($($argument: usize),*) -> (), "rsi", "rdx", free_from);)*
+            $name($($argument: usize),*) -> (), "rsi", free_from);)*
     };
 }
 

@@ -11,7 +11,8 @@ use heap::os::{keep_errno, set_errno};
 
 const PAGE_BYTES: usize = 4096;
 
-/// An entry that calls `$inner` with `$n` arguments and, behind them, the return address and the caller's stack pointer.
+/// An entry that calls `$inner` with `$n` arguments and, behind them, the return address and, if asked for, the caller's
+/// stack pointer.
 macro_rules! entry {
     ($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*) -> $result:ty, $address:literal, $stack:literal, $inner:path) => {
         $(#[$doc])*
@@ -24,6 +25,14 @@ macro_rules! entry {
                 "jmp {inner}",
                 inner = sym $inner,
             )
+        }
+    };
+    ($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*) -> $result:ty, $address:literal, $inner:path) => {
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub extern "C-unwind" fn $name($($argument: $type),*) -> $result {
+            naked_asm!(concat!("mov ", $address, ", [rsp]"), "jmp {inner}", inner = sym $inner)
         }
     };
 }
@@ -50,13 +59,13 @@ entry!(/// valloc of whole pages.
 entry!(/// An object of a lifetime class that the program knows: 0 (10 ms) to 6 (for ever).
     mayfly_malloc(_size: usize, _class: c_int) -> *mut c_void, "rdx", "rcx", mayfly_malloc_from);
 entry!(/// C's free.
-    free(_object: *mut c_void) -> (), "rsi", "rdx", free_from);
+    free(_object: *mut c_void) -> (), "rsi", free_from);
 entry!(/// The name that old programs use for free.
-    cfree(_object: *mut c_void) -> (), "rsi", "rdx", free_from);
+    cfree(_object: *mut c_void) -> (), "rsi", free_from);
 entry!(/// C23's free_sized.
-    free_sized(_object: *mut c_void, _size: usize) -> (), "rsi", "rdx", free_from);
+    free_sized(_object: *mut c_void, _size: usize) -> (), "rsi", free_from);
 entry!(/// C23's free_aligned_sized.
-    free_aligned_sized(_object: *mut c_void, _alignment: usize, _size: usize) -> (), "rsi", "rdx", free_from);
+    free_aligned_sized(_object: *mut c_void, _alignment: usize, _size: usize) -> (), "rsi", free_from);
 
 fn no_memory() -> *mut c_void {
     set_errno(libc::ENOMEM);
