@@ -1,9 +1,9 @@
 //! A thread's heap: allocation from its open spans, and what happens to a span as its cells are freed.
 //!
 //! **Allocating** looks the call up in the thread's prediction table (LLAMA §7: return address, stack height, size), which
-//! gives a *bin*: lifetime class × size class. The bin has one open span, and of it one word of 64 live bits at
-//! hand: the lowest clear bit is the object's place. **Freeing** clears the bit. Neither writes to the object, needs an
-//! atomic instruction, or a branch that is taken seldom; all else is in the cold half, [`crate::refill`].
+//! gives a *bin*: lifetime class × size class. The bin has one open span, and of it one word of 64 cells at hand: the
+//! lowest pending cell is the object's place. **Freeing** finds the span's metadata by the address and clears the cell's
+//! live bit. Neither writes to the object or needs an atomic instruction; all else is in the cold half, [`crate::refill`].
 
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};

@@ -4,7 +4,8 @@
 //! plain loads and stores; others mark cells in a second bit vector, and the owner takes those marks over when it
 //! next looks ([`crate::remote`]). So the counts that the paper updates atomically at each allocation and free
 //! (§8, its fast path's bottleneck in §9.5) are owner-local here. Since the bits lie apart from the objects, a
-//! wild write cannot corrupt them, and a second free of the same cell is always seen.
+//! wild write cannot corrupt them, and a thread that frees its cell twice is always found out: at once, or before the
+//! cell is handed out again.
 
 use core::cell::Cell;
 use core::sync::atomic::{
@@ -61,9 +62,10 @@ pub struct Span {
     /// Where large objects lie: the heap that has the freed one in hand that begins in the span's first or second block; 0
     /// for none.
     pub in_hand: [AtomicU16; crate::geometry::SPAN_BLOCKS],
-    /// Two cells whose lifetime is being measured, each plus one, 16 bits each; 0 for none.
+    /// Two cells whose lifetime is being measured, each plus one, 16 bits each; 0 for none. Spans divided by lines count
+    /// their objects here.
     pub(crate) watched: AtomicU32,
-    /// Neighbours in the bin's list.
+    /// Neighbours in a list: the bin's queue, a hand, recyclable spans.
     pub next: AtomicU64,
     /// As above.
     pub previous: AtomicU64,
