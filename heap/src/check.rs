@@ -12,7 +12,7 @@ use crate::geometry::*;
 use crate::global;
 use crate::heap::{Bin, Heap, span_address};
 use crate::huge_page::{HugePage, NO_BUCKET, State};
-use crate::lifetime::{CLASSES, FOREVER, NEVER_MS};
+use crate::lifetime::{FOREVER, NEVER_MS};
 use crate::size_class;
 use crate::span::{Place, Span};
 use crate::{large, lines, pool, region, registry, retained, stats};
@@ -75,7 +75,7 @@ pub fn invariants() -> Checked {
     hold(goes_on == 0, "a large object ends", 0)?;
     hold(kept == retained::count(), "as many pages are retained as are counted", 0)?;
     hold(live == stats::pages(), "as many pages are in use as are counted", 0)?;
-    let opened = (0..CLASSES).filter(|&class| global::open_page_of(class) != 0).count();
+    let opened = global::open_pages().count();
     hold(open == opened, "a class has one open page at most", 0)?;
     for heap in registry::heaps() {
         check_heap(heap, &mut in_heaps)?;
@@ -102,7 +102,7 @@ fn check_free(page: &HugePage, address: usize, what: &'static str) -> Checked {
 }
 
 fn check_open(page: &HugePage, address: usize) -> Checked {
-    hold(global::open_page_of(page.class()) == address, "a page that is open is its class's", address)?;
+    hold(global::open_pages().any(|open| open == address), "an open page is one that is filled", address)?;
     let in_a_set = page.bucket.load(Relaxed) != NO_BUCKET || pool::sets_with(region::id(address)) != 0;
     hold(!in_a_set, "an open page is in no set of the pool", address)?;
     let beyond = minus(&page.live.load(), &bits::range(0, page.frontier.load(Relaxed) as usize));

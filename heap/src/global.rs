@@ -59,9 +59,10 @@ struct OpenPage {
     opened_before: AtomicBool,
 }
 
-static OPEN: [OpenPage; CLASSES] = [const {
+/// For each class one that is filled with spans, and behind those one for each class that is filled with large objects.
+static OPEN: [OpenPage; 2 * CLASSES] = [const {
     OpenPage { lock: Lock::new(), address: AtomicUsize::new(0), opened_before: AtomicBool::new(false) }
-}; CLASSES];
+}; 2 * CLASSES];
 
 /// Blocks that were handed out.
 pub struct Blocks {
@@ -102,9 +103,9 @@ struct Extra<'a> {
     keep: &'a mut dyn FnMut(usize),
 }
 
-/// The address of the class's open page; 0 for none.
-pub fn open_page_of(class: usize) -> usize {
-    OPEN[class].address.load(Acquire)
+/// The open pages' addresses.
+pub fn open_pages() -> impl Iterator<Item = usize> {
+    OPEN.iter().map(|open| open.address.load(Acquire)).filter(|&address| address != 0)
 }
 
 /// Gives a block span back.
@@ -178,14 +179,14 @@ fn mark(page: &HugePage, address: usize, first: usize, request: &Request, from: 
 
 fn take_from_open(request: &Request, extra: &mut Extra) -> Option<Blocks> {
     let fill = RECYCLE.load(Relaxed) == Recycle::Fill as u8;
-    let from = if fill { page_to_share(request.class) } else { request.class };
-    let open = &OPEN[from];
+    let which = if fill { page_to_share(request) } else { request.class };
+    let (open, from) = (&OPEN[which], which % CLASSES);
     loop {
         let address = open.address.load(Acquire);
         if address == 0 {
             let _open = open.lock.lock();
             if open.address.load(Relaxed) == 0 {
-                open.address.store(open_page(from)?, Release);
+                open.address.store(open_page(from, open)?, Release);
             }
             continue;
         }
@@ -219,16 +220,21 @@ fn take_from_open(request: &Request, extra: &mut Extra) -> Option<Blocks> {
     }
 }
 
-/// Each open page may be nearly empty: a class opens its first one when the heap has eight pages for each that is
-/// open. Before, it shares the open page of the next longer class that has one, in non-residual blocks; when that one
-/// is full it opens its own, so that what stays is spread over one page and not over all.
-fn page_to_share(class: usize) -> usize {
-    let is_open = |class: &usize| OPEN[*class].address.load(Relaxed) != 0;
-    if is_open(&class) || OPEN[class].opened_before.load(Relaxed) {
-        return class;
+/// Which open page to fill. Each may be nearly empty, so a class opens its first one when the heap has eight pages for
+/// each that is open. Before, it shares the open page of the next longer class that has one, in non-residual blocks;
+/// when that one is full it opens its own, so that what stays is spread over one page and not over all. A heap with that
+/// many pages also keeps large objects apart: many of them are buffers that come and go together, and what was
+/// allocated between them would keep their pages.
+fn page_to_share(request: &Request) -> usize {
+    let class = request.class;
+    let is_open = |which: &usize| OPEN[*which].address.load(Relaxed) != 0;
+    let opened = (0..OPEN.len()).filter(is_open).count();
+    let may_open = (opened + 1) * PAGES_TO_OPEN <= stats::pages();
+    let large = CLASSES + class;
+    if !request.span && (is_open(&large) || may_open) {
+        return large;
     }
-    let opened = (0..CLASSES).filter(is_open).count();
-    if (opened + 1) * PAGES_TO_OPEN <= stats::pages() {
+    if is_open(&class) || OPEN[class].opened_before.load(Relaxed) || may_open {
         return class;
     }
     (class + 1..CLASSES).find(is_open).unwrap_or(class)
@@ -237,13 +243,13 @@ fn page_to_share(class: usize) -> usize {
 /// Huge pages in use for each one that is open.
 const PAGES_TO_OPEN: usize = 8;
 
-fn open_page(class: usize) -> Option<usize> {
+fn open_page(class: usize, open: &OpenPage) -> Option<usize> {
     let address = take_pages(class, 1)?;
     let page = region::huge_page(address);
     let _guard = page.lock.lock();
     page.set_class(class);
     page.set_state(State::Open);
-    OPEN[class].opened_before.store(true, Relaxed);
+    open.opened_before.store(true, Relaxed);
     Some(address)
 }
 
