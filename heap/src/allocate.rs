@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use crate::fork;
 use crate::geometry::*;
-use crate::heap::{self, Bin, Call, Freed, Heap, span_address};
+use crate::heap::{self, Bin, Call, Freed, Heap};
 use crate::lifetime::FOREVER;
 use crate::predict::{self, Prediction};
 use crate::refill;
@@ -356,9 +356,4 @@ pub fn trim() -> bool {
         refill::flush(heap, true);
     }
     global::trim()
-}
-
-/// Where an address lies: the base of its span, for tests.
-pub fn span_base(address: usize) -> Option<usize> {
-    region::holds(address).then(|| span_address(region::span(address)))
 }

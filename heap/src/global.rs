@@ -64,14 +64,6 @@ static OPEN: [OpenPage; 2 * CLASSES] = [const {
     OpenPage { lock: Lock::new(), address: AtomicUsize::new(0), opened_before: AtomicBool::new(false) }
 }; 2 * CLASSES];
 
-/// Blocks that were handed out.
-pub struct Blocks {
-    /// The first byte.
-    pub address: usize,
-    /// Nobody wrote to them since the operating system gave them.
-    pub zeroed: bool,
-}
-
 /// A block span for objects of `class` (LLAMA §6.3); `None` when memory ran out. Up to `more` spans that are at hand
 /// on the same page are passed to `keep`.
 pub fn acquire_spans(
@@ -86,7 +78,7 @@ pub fn acquire_spans(
     let request = Request { class, blocks: SPAN_BLOCKS, alignment: SPAN_BLOCKS, span: true };
     let blocks = acquire(&request, &mut Extra { wanted: more, keep: &mut keep })?;
     stats::count(Event::SpanAcquired);
-    Some(region::span(blocks.address))
+    Some(region::span(blocks))
 }
 
 /// What is asked for.
@@ -115,7 +107,7 @@ pub fn release_span(address: usize) {
 
 /// `count` contiguous blocks for a large object, at a multiple of `alignment` blocks (LLAMA §6.1); `None` when memory
 /// ran out.
-pub fn acquire_large(class: usize, count: usize, alignment: usize) -> Option<Blocks> {
+pub fn acquire_large(class: usize, count: usize, alignment: usize) -> Option<usize> {
     if count > BLOCKS_PER_HUGE_PAGE {
         return acquire_pages(class, count);
     }
@@ -123,7 +115,7 @@ pub fn acquire_large(class: usize, count: usize, alignment: usize) -> Option<Blo
     acquire(&request, &mut Extra { wanted: 0, keep: &mut |_| {} })
 }
 
-fn acquire(request: &Request, extra: &mut Extra) -> Option<Blocks> {
+fn acquire(request: &Request, extra: &mut Extra) -> Option<usize> {
     let class = request.class;
     let fill = RECYCLE.load(Relaxed) == Recycle::Fill as u8;
     let next_first = RECYCLE.load(Relaxed) == Recycle::Next as u8 || !request.span;
@@ -141,7 +133,7 @@ fn acquire(request: &Request, extra: &mut Extra) -> Option<Blocks> {
 }
 
 /// Takes blocks of an active page of class `from`.
-fn recycle(from: usize, request: &Request, extra: &mut Extra) -> Option<Blocks> {
+fn recycle(from: usize, request: &Request, extra: &mut Extra) -> Option<usize> {
     pool::search(from, request.blocks, |id| {
         let address = region::address(id);
         let page = region::huge_page(address);
@@ -159,25 +151,25 @@ fn recycle(from: usize, request: &Request, extra: &mut Extra) -> Option<Blocks> 
             && let Some(first) = find()
         {
             extra.wanted -= 1;
-            (extra.keep)(mark(page, address, first, request, from).address);
+            (extra.keep)(mark(page, address, first, request, from));
         }
         stats::count(if from == request.class { Event::BlocksRefilled } else { Event::BlocksRecycled });
         Some(blocks)
     })
 }
 
-fn mark(page: &HugePage, address: usize, first: usize, request: &Request, from: usize) -> Blocks {
+fn mark(page: &HugePage, address: usize, first: usize, request: &Request, from: usize) -> usize {
     let blocks = bits::range(first, request.blocks);
     if request.span {
         page.spans.set(&blocks);
     } else {
         page.last.set(&bits::range(first + request.blocks - 1, 1));
     }
-    let zeroed = page.take(&blocks, first, request.blocks, from == request.class);
-    Blocks { address: address + first * BLOCK_BYTES, zeroed }
+    page.take(&blocks, first, request.blocks, from == request.class);
+    address + first * BLOCK_BYTES
 }
 
-fn take_from_open(request: &Request, extra: &mut Extra) -> Option<Blocks> {
+fn take_from_open(request: &Request, extra: &mut Extra) -> Option<usize> {
     let fill = RECYCLE.load(Relaxed) == Recycle::Fill as u8;
     let which = if fill { page_to_share(request) } else { request.class };
     let (open, from) = (&OPEN[which], which % CLASSES);
@@ -208,7 +200,7 @@ fn take_from_open(request: &Request, extra: &mut Extra) -> Option<Blocks> {
             && let Some(more) = bump()
         {
             extra.wanted -= 1;
-            (extra.keep)(more.address);
+            (extra.keep)(more);
         }
         if blocks.is_none() || page.frontier.load(Relaxed) as usize == BLOCKS_PER_HUGE_PAGE {
             open.address.store(0, Relaxed);
@@ -271,17 +263,16 @@ fn set_deadline(page: &HugePage) {
 
 /// An object of more than a huge page: whole pages and the first blocks of the last one (LLAMA §8). The rest of the
 /// last page is free for others at once.
-fn acquire_pages(class: usize, count: usize) -> Option<Blocks> {
+fn acquire_pages(class: usize, count: usize) -> Option<usize> {
     let pages = count.div_ceil(BLOCKS_PER_HUGE_PAGE);
     let address = take_pages(class, pages)?;
-    let mut zeroed = true;
     for i in 0..pages {
         let page_address = address + i * HUGE_PAGE_BYTES;
         let page = region::huge_page(page_address);
         let _guard = page.lock.lock();
         page.set_class(class);
         let used = (count - i * BLOCKS_PER_HUGE_PAGE).min(BLOCKS_PER_HUGE_PAGE);
-        zeroed &= page.take(&bits::range(0, used), 0, used, true);
+        page.take(&bits::range(0, used), 0, used, true);
         if i == 0 {
             page.last_object_blocks.store(count as u32, Relaxed);
         } else {
@@ -292,7 +283,7 @@ fn acquire_pages(class: usize, count: usize) -> Option<Blocks> {
         }
         activate(page, region::id(page_address));
     }
-    Some(Blocks { address, zeroed })
+    Some(address)
 }
 
 /// Free pages in a row, their metadata reset; retained ones first.

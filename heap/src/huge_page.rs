@@ -131,19 +131,17 @@ impl HugePage {
         self.class.store(class as u8, Relaxed);
     }
 
-    /// Marks `blocks` live, residual if their class is the page's own; whether they read as zero.
+    /// Marks `blocks` live, residual if their class is the page's own.
     #[inline]
-    pub fn take(&self, blocks: &Bits, first: usize, count: usize, residual: bool) -> bool {
+    pub fn take(&self, blocks: &Bits, first: usize, count: usize, residual: bool) {
         self.live.set(blocks);
         if residual {
             self.residual.set(blocks);
         }
         let high_water = self.high_water.load(Relaxed) as usize;
-        let zeroed = first >= high_water;
         if first + count > high_water {
             self.high_water.store((first + count) as u16, Relaxed);
         }
-        zeroed
     }
 
     /// Blocks that are free.

@@ -122,7 +122,7 @@ pub fn allocate(heap: &Heap, class: usize, size: usize, alignment: usize) -> Opt
     {
         return Some(address);
     }
-    global::acquire_large(class, blocks, alignment.div_ceil(BLOCK_BYTES).max(1)).map(|blocks| blocks.address)
+    global::acquire_large(class, blocks, alignment.div_ceil(BLOCK_BYTES).max(1))
 }
 
 /// How many blocks the live large object at `address` has; `None` if there is none.

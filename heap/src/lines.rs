@@ -287,11 +287,6 @@ pub fn close_all(heap: &Heap) {
     }
 }
 
-/// After fork, in the child: the spans that a vanished thread had open.
-pub fn forget(heap: &Heap) {
-    close_all(heap);
-}
-
 /// Closed spans with free lines, on pages whose deadline has passed.
 pub mod recyclable {
     use super::*;

@@ -275,8 +275,3 @@ fn claim_place() -> Option<usize> {
     }
     None
 }
-
-/// Takes the lock that fork must not find held.
-pub fn places_lock() -> &'static Lock {
-    &PLACES
-}

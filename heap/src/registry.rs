@@ -87,7 +87,7 @@ pub fn only_survivor(survivor: &Heap) {
     for heap in heaps() {
         heap.busy.store(0, Relaxed);
         if heap.tenancy.taken() && heap.id.get() != survivor.id.get() {
-            crate::lines::forget(heap);
+            crate::lines::close_all(heap);
             heap.outbox.post(true);
             vacate(heap);
         }
