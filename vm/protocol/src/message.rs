@@ -1,0 +1,358 @@
+//! Requests, answers and events. Every field of time or size has its unit in its name.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// How a VM's memory is made elastic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// A NUMA node per partition, on any kernel; the agent binds instances to their node.
+    Nodes,
+    /// A NUMA node per partition, on Mayfly's kernel, which keeps everybody else out of it (HotMem §4).
+    Hotmem,
+    /// One virtio-mem device for all (the paper's *vanilla*). A partition is only a number.
+    Plain,
+    /// All memory from boot (the paper's *statically over-provisioned* VM). A partition is only a number.
+    Static,
+}
+
+/// What was fixed when the VM was made (HotMem §4.1, "VM creation").
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Layout {
+    /// How its memory is made elastic.
+    pub mode: Mode,
+    /// The most instances at one time: the concurrency factor N.
+    pub partitions: u32,
+    /// What one instance may use.
+    pub partition_bytes: u64,
+    /// What instances share: file-backed pages.
+    pub shared_bytes: u64,
+}
+
+/// What the host asks, with the number that the reply will carry.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Request {
+    /// Chosen by the host; never used twice on one connection.
+    pub id: u64,
+    /// What to do.
+    #[serde(flatten)]
+    pub op: Operation,
+}
+
+/// What the host asks.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case")]
+pub enum Operation {
+    /// The first request on a connection, and after each [`Event::Ready`]. Answer: [`Answer::Hello`].
+    Hello {
+        /// The host's [`crate::VERSION`].
+        version: u32,
+        /// How the VM was made.
+        layout: Layout,
+    },
+    /// Waits until the partition's memory is online (QEMU's `size` changes before that) and makes it free to take.
+    /// `partition` is `None` for the shared partition and, in mode `plain`, for the one device.
+    /// Answer: [`Answer::Confirmed`].
+    PlugConfirm {
+        /// Which one.
+        partition: Option<u32>,
+        /// How much of it must be online.
+        bytes: u64,
+        /// When to give up with [`ErrorKind::TimedOut`].
+        timeout_ms: u64,
+    },
+    /// Starts an instance. Answer: [`Answer::Spawned`].
+    Spawn(Spawn),
+    /// Ends an instance and all its processes: SIGTERM, after `grace_ms` SIGKILL. The answer comes when every one of
+    /// them is gone: [`Answer::Stopped`]. Its [`Event::Exited`] comes as well, before the answer.
+    Stop {
+        /// Which one.
+        instance: String,
+        /// Between SIGTERM and SIGKILL; 0: SIGKILL at once.
+        grace_ms: u64,
+    },
+    /// What runs. Answer: [`Answer::Instances`].
+    List,
+    /// Memory by partition, and the kernel's counters. Answer: [`Answer::Stats`].
+    Stats,
+    /// What an instance wrote to stdout and stderr, from a byte position on. Answer: [`Answer::Output`].
+    /// Kept for the last 64 instances that ended.
+    Output {
+        /// Which one.
+        instance: String,
+        /// 0: all that is still kept.
+        from: u64,
+    },
+    /// Writes to an instance's standard input. Answer: [`Answer::Done`].
+    Input {
+        /// Which one.
+        instance: String,
+        /// What to write.
+        text: String,
+        /// Close it afterwards.
+        close: bool,
+    },
+    /// Closes a partition to new instances, checks that nobody uses it, and moves or drops what else lies there (page
+    /// cache). A used one is refused with [`ErrorKind::Busy`] and stays open. Answer: [`Answer::Prepared`].
+    PrepareUnplug {
+        /// Which one.
+        partition: u32,
+    },
+    /// Opens a prepared partition again: the unplug was given up. Answer: [`Answer::Done`].
+    CancelUnplug {
+        /// Which one.
+        partition: u32,
+    },
+    /// Waits until no memory of the partition is online any more. `None` and `bytes` as for plugging: at most `bytes`
+    /// stay. Answer: [`Answer::Confirmed`].
+    UnplugConfirm {
+        /// Which one.
+        partition: Option<u32>,
+        /// How much may stay online.
+        bytes: u64,
+        /// When to give up with [`ErrorKind::TimedOut`].
+        timeout_ms: u64,
+    },
+    /// Stops all instances and powers the VM off. Answer: [`Answer::Done`], before the power goes.
+    Shutdown,
+}
+
+/// An instance to start.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spawn {
+    /// Its name, unique among those that run: letters, digits, `-`, `_` and `.`.
+    pub instance: String,
+    /// Where its memory comes from. `None`: outside all partitions, from boot memory (tools, not instances).
+    pub partition: Option<u32>,
+    /// The program and its arguments.
+    pub argv: Vec<String>,
+    /// Its whole environment, apart from defaults for PATH and HOME.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// Its working directory; `/` by default.
+    #[serde(default)]
+    pub cwd: Option<String>,
+    /// The vCPUs it may run on; all by default (HotMem §5.5 pins instances).
+    #[serde(default)]
+    pub cpus: Vec<u32>,
+}
+
+/// What the agent sends: a reply or an event.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum FromAgent {
+    /// To a request.
+    Reply(Reply),
+    /// By itself.
+    Event(Event),
+}
+
+/// The reply to one request: `{"id": 7, "ok": {...}}` or `{"id": 7, "error": {"kind": ..., "message": ...}}`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Reply {
+    /// The request's. 0 if the request could not be read so far: only with [`ErrorKind::Malformed`].
+    pub id: u64,
+    /// What came of it.
+    #[serde(flatten)]
+    pub outcome: Outcome,
+}
+
+/// What came of a request.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// It was done.
+    Ok(Answer),
+    /// It was not.
+    Error(Refusal),
+}
+
+/// Why a request was not done.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refusal {
+    /// For programs.
+    pub kind: ErrorKind,
+    /// One line for people: what is wrong and where.
+    pub message: String,
+}
+
+/// Why a request was not done, for programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorKind {
+    /// Not a frame, not JSON, or not a request.
+    Malformed,
+    /// [`crate::VERSION`] differs.
+    Version,
+    /// The kernel cannot do what the mode needs.
+    WrongKernel,
+    /// No such partition, or it is not plugged.
+    NotPlugged,
+    /// The partition is used, or is being unplugged.
+    Busy,
+    /// No instance of that name.
+    NoSuchInstance,
+    /// An instance of that name runs.
+    InstanceExists,
+    /// The program could not be started.
+    CannotStart,
+    /// The kernel did not finish in time.
+    TimedOut,
+    /// Something else failed in the guest.
+    Failed,
+}
+
+/// What a request gave.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "answer", rename_all = "snake_case")]
+pub enum Answer {
+    /// To [`Operation::Hello`].
+    Hello(Agent),
+    /// To [`Operation::PlugConfirm`] and [`Operation::UnplugConfirm`].
+    Confirmed {
+        /// What is online now.
+        online_bytes: u64,
+        /// How long the agent waited for it.
+        waited_ns: u64,
+    },
+    /// To [`Operation::Spawn`].
+    Spawned {
+        /// Its first process in the guest.
+        pid: u32,
+    },
+    /// To [`Operation::Stop`].
+    Stopped {
+        /// How its first process ended.
+        reason: ExitReason,
+    },
+    /// To [`Operation::List`].
+    Instances {
+        /// Those that run.
+        instances: Vec<InstanceInfo>,
+    },
+    /// To [`Operation::Stats`].
+    Stats(Stats),
+    /// To [`Operation::Output`].
+    Output {
+        /// What is kept from there on, at most 256 KiB; bytes that are not UTF-8 are replaced.
+        text: String,
+        /// Where `text` starts: later than asked for when older output is gone.
+        from: u64,
+        /// Where to ask next.
+        next: u64,
+        /// Nothing more will come.
+        ended: bool,
+    },
+    /// To [`Operation::PrepareUnplug`].
+    Prepared {
+        /// Pages that still lay in the empty partition (page cache) and were dropped or moved.
+        dropped_pages: u64,
+    },
+    /// To what has nothing to tell.
+    Done,
+}
+
+/// Who answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Agent {
+    /// The agent's [`crate::VERSION`].
+    pub version: u32,
+    /// Differs for each start of an agent: another one means that the last agent died, and its instances with it.
+    pub agent_id: u64,
+    /// `uname -r`.
+    pub kernel: String,
+    /// Whether the kernel has HotMem's partitions.
+    pub hotmem: bool,
+    /// From the kernel's start to the agent's.
+    pub boot_ns: u64,
+}
+
+/// What happens without being asked for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    /// An agent has started. Before it says so it kills what instances a former agent left.
+    Ready(Agent),
+    /// All processes of an instance are gone.
+    Exited {
+        /// Which one.
+        instance: String,
+        /// Where its memory was.
+        partition: Option<u32>,
+        /// How its first process ended.
+        reason: ExitReason,
+    },
+    /// Something a person may want to know.
+    Notice {
+        /// One line.
+        message: String,
+    },
+}
+
+/// How an instance ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum ExitReason {
+    /// Its first process exited.
+    Code {
+        /// With this code.
+        code: i32,
+    },
+    /// A signal ended its first process.
+    Signal {
+        /// This one.
+        signal: i32,
+    },
+    /// It needed more memory than its partition has and was killed (HotMem §4).
+    Overflow,
+    /// The agent that watched it died.
+    AgentLost,
+}
+
+/// An instance that runs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InstanceInfo {
+    /// Its name.
+    pub instance: String,
+    /// Where its memory comes from.
+    pub partition: Option<u32>,
+    /// Its first process.
+    pub pid: u32,
+    /// All its processes.
+    pub processes: u32,
+    /// Since its start.
+    pub age_ns: u64,
+}
+
+/// Memory in the guest.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Stats {
+    /// One for each node: boot memory, shared, partitions that are not absent.
+    pub nodes: Vec<NodeStats>,
+    /// `/proc/vmstat`, all of it.
+    pub vmstat: BTreeMap<String, u64>,
+    /// `/proc/meminfo`, in bytes.
+    pub meminfo_bytes: BTreeMap<String, u64>,
+    /// The counters of `/sys/kernel/mm/hotmem`, on a kernel that has them.
+    #[serde(default)]
+    pub hotmem: BTreeMap<String, u64>,
+}
+
+/// Memory of one node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeStats {
+    /// Its number in the guest.
+    pub node: u32,
+    /// The partition it is, if it is one.
+    pub partition: Option<u32>,
+    /// What is online.
+    pub total_bytes: u64,
+    /// What nobody uses.
+    pub free_bytes: u64,
+    /// Anonymous memory of processes.
+    pub anonymous_bytes: u64,
+    /// Page cache and tmpfs.
+    pub file_bytes: u64,
+}
