@@ -1,0 +1,95 @@
+/* Mayfly's page merging (UPM): one call shares a region's pages, copy-on-write, with every identical page that a program
+ * of the same trust domain has advised before. docs/merge.md says how. Link with -lmayfly_merge, or load the library and
+ * look the functions up. Every function may be called from any thread, and after fork. */
+#ifndef MAYFLY_MERGE_H
+#define MAYFLY_MERGE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Flags of mayfly_advise: what the caller promises about writers during the call. With none, any thread may write to the
+ * region at any time, system calls such as read(2) included, and no write is lost. */
+enum {
+    /* Other threads write by plain stores only: no system call writes into the region during the call. Makes do with the
+     * userfaultfd that needs no permission (UFFD_USER_MODE_ONLY). */
+    MAYFLY_ADVISE_NO_SYSCALLS = 1,
+    /* Nobody writes into the region during the call. Needs no userfaultfd, and is the only way for writable private
+     * mappings of files. */
+    MAYFLY_ADVISE_QUIET = 2
+};
+
+/* Merges the pages of [address, address + length) and returns when they are shared (UPM IV-D: synchronous). Both must be
+ * multiples of the page size. Pages that were advised before and have not changed cost next to nothing; those that have
+ * changed are merged again (V-B). Returns 0, or -1 with errno:
+ *   EINVAL      unaligned, or an unknown flag
+ *   ENOMEM      part of the range is not mapped, or the process has no room for more mappings
+ *   ENOTSUP     a stack, device memory, a shared mapping, reserved huge pages, locked or unreadable memory
+ *   ECONNREFUSED, ECONNRESET, ETIMEDOUT   no page store, or it went away: start one with `mayfly share`
+ *   EPERM       userfaultfd is not permitted: mayfly_merge_error() says what to do
+ *   ENOSPC      the store is full: what was in it already is shared, the rest stays private
+ * The contents of the region are right whatever is returned. */
+int mayfly_advise(void *address, size_t length, unsigned flags);
+
+/* Gives every page of the range a private, anonymous copy again. Returns 0, or -1 with errno (EINVAL, ENOMEM, EPERM). */
+int mayfly_unadvise(void *address, size_t length);
+
+/* The same as mayfly_advise on a thread of the library's own (UPM VII). Returns a ticket > 0, or -1 with errno. The range
+ * must stay mapped until the ticket is done. Whether the call fails is said by mayfly_advise_wait. */
+int64_t mayfly_advise_begin(void *address, size_t length, unsigned flags);
+
+/* Waits up to timeout_ms for a ticket (0: does not wait; negative: as long as it takes). 0 when it is done and was right,
+ * else -1 with errno: ETIMEDOUT not done yet, EINVAL no such ticket (each is answered once), ECANCELED it was begun
+ * before a fork and this is the child, or what mayfly_advise would have said. */
+int mayfly_advise_wait(int64_t ticket, int timeout_ms);
+
+/* What does the merging. */
+enum mayfly_merge_path {
+    MAYFLY_PATH_NONE = 0,  /* nothing has been advised yet */
+    MAYFLY_PATH_KERNEL = 1, /* madvise, on a kernel with UPM */
+    MAYFLY_PATH_ENGINE = 2  /* this library and the page store of `mayfly share` */
+};
+
+/* What this process's calls have done since it started, or since fork. Pages are of 4 KiB. */
+struct mayfly_merge_stats {
+    uint32_t size;             /* of this structure, as the library knows it */
+    uint32_t path;             /* enum mayfly_merge_path, of the last call */
+    uint64_t calls;            /* of mayfly_advise, finished */
+    uint64_t pages;            /* advised */
+    uint64_t unchanged_pages;  /* shared already, nothing to do (V-B) */
+    uint64_t merged_pages;     /* now share a page that somebody had advised before */
+    uint64_t inserted_pages;   /* first of their contents: given to the store, shared from now on */
+    uint64_t private_pages;    /* first of their contents, between shared ones: kept, and known to the store */
+    uint64_t zero_pages;       /* all zero, or never touched: share the kernel's zero page */
+    uint64_t busy_pages;       /* written during the call, left private */
+    uint64_t refused_pages;    /* left private because the store or the process's table of mappings is full */
+    uint64_t mappings;         /* made by the library, as counted when they were made */
+    uint64_t unadvised_pages;  /* made private by mayfly_unadvise */
+    /* Where the time went (UPM Table I), in ns of wall time. */
+    uint64_t total_ns;
+    uint64_t hash_ns;          /* calculate hash */
+    uint64_t search_ns;        /* search in the store's index */
+    uint64_t known_ns;         /* search among what was advised before (the reversed table) */
+    uint64_t insert_ns;        /* copy into the store, wait for it to take the pages over */
+    uint64_t map_ns;           /* map the store's pages, fill the page table */
+    uint64_t freeze_ns;        /* hold writers off, and let them go */
+    uint64_t compare_ns;       /* byte by byte */
+    uint64_t remap_ns;         /* put the shared pages in place, free the old ones */
+};
+
+/* Writes at most `size` bytes of the statistics (sizeof *stats). Returns 0, or -1 with errno EINVAL. */
+int mayfly_merge_stats(struct mayfly_merge_stats *stats, size_t size);
+
+/* One line about the last call of this thread that failed; "" if none did. Valid until the thread's next call. */
+const char *mayfly_merge_error(void);
+
+/* How the next call will merge: "kernel", "engine", or "none: " and why not. Valid until the thread's next call. */
+const char *mayfly_merge_path(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
