@@ -14,7 +14,7 @@ use crate::sites::{self, Site};
 use crate::size_class::{self, GRANULE_BYTES};
 use crate::span::{Place, Span};
 use crate::text::misuse;
-use crate::{direct, global, large, lines, maintenance, os, region, remote, thread, trace};
+use crate::{direct, global, large, large_blocks, lines, maintenance, os, region, remote, thread, trace};
 
 /// An object of `call.size` bytes, or null, with errno set, when memory ran out.
 #[inline(always)]
@@ -336,7 +336,7 @@ pub fn resize_in_place(address: usize, call: &Call) -> Option<*mut u8> {
                 return None;
             }
             let wanted = size.div_ceil(BLOCK_BYTES);
-            (wanted == count || global::resize_large(address, count, wanted)).then_some(address as *mut u8)
+            (wanted == count || large_blocks::resize(address, count, wanted)).then_some(address as *mut u8)
         }
         Extent::Direct(_) if size < MIN_DIRECT_BYTES || size > isize::MAX as usize => None,
         Extent::Direct(_) => direct::resize(address, size).map(|moved| moved as *mut u8),

@@ -9,13 +9,12 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use crate::bits::{self, Bits};
 use crate::geometry::*;
-use crate::global;
 use crate::heap::{Bin, Heap, span_address};
 use crate::huge_page::{HugePage, NO_BUCKET, State};
 use crate::lifetime::{FOREVER, NEVER_MS};
 use crate::size_class;
 use crate::span::{Place, Span};
-use crate::{large, lines, pool, region, registry, retained, stats};
+use crate::{large, large_blocks, lines, open_page, pool, region, registry, retained, stats};
 
 /// An invariant that does not hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,7 +74,7 @@ pub fn invariants() -> Checked {
     hold(goes_on == 0, "a large object ends", 0)?;
     hold(kept == retained::count(), "as many pages are retained as are counted", 0)?;
     hold(live == stats::pages(), "as many pages are in use as are counted", 0)?;
-    let opened = global::open_pages().count();
+    let opened = open_page::addresses().count();
     hold(open == opened, "a class has one open page at most", 0)?;
     for heap in registry::heaps() {
         check_heap(heap, &mut in_heaps)?;
@@ -102,7 +101,7 @@ fn check_free(page: &HugePage, address: usize, what: &'static str) -> Checked {
 }
 
 fn check_open(page: &HugePage, address: usize) -> Checked {
-    hold(global::open_pages().any(|open| open == address), "an open page is one that is filled", address)?;
+    hold(open_page::addresses().any(|open| open == address), "an open page is one that is filled", address)?;
     let in_a_set = page.bucket.load(Relaxed) != NO_BUCKET || pool::sets_with(region::id(address)) != 0;
     hold(!in_a_set, "an open page is in no set of the pool", address)?;
     let beyond = minus(&page.live.load(), &bits::range(0, page.frontier.load(Relaxed) as usize));
@@ -176,11 +175,7 @@ fn check_blocks(page: &HugePage, address: usize, goes_on: usize, tally: &mut Tal
                 "large objects share no block, and have no gap",
                 at,
             )?;
-            hold(
-                global::large_object_blocks(at) == Some(blocks),
-                "a large object is found by its address",
-                at,
-            )?;
+            hold(large_blocks::blocks_at(at) == Some(blocks), "a large object is found by its address", at)?;
             let residual = (block..block + blocks).filter(|&i| get(&residual, i)).count();
             hold(residual == 0 || residual == blocks, "a large object is residual or is not", at)?;
             tally.large_in_hand += large::is_in_hand(at) as usize;
@@ -266,7 +261,7 @@ fn check_heap(heap: &'static Heap, tally: &mut Tally) -> Checked {
         tally.empty_spans += count;
     }
     for (at, blocks) in heap.large.kept() {
-        let whole = global::large_object_blocks(at) == Some(blocks);
+        let whole = large_blocks::blocks_at(at) == Some(blocks);
         hold(whole && large::is_in_hand(at), "a large object in hand is one to its page", at)?;
         tally.large_in_hand += 1;
     }

@@ -13,8 +13,8 @@ use core::sync::atomic::{
 
 use crate::bits;
 use crate::geometry::*;
-use crate::global;
 use crate::heap::{Call, Heap};
+use crate::large_blocks;
 use crate::region;
 use crate::sites;
 use crate::stats::{self, Event};
@@ -86,7 +86,7 @@ impl LargeCache {
             let entry = entry.replace(0);
             if entry != 0 {
                 take_back(heap, entry & !COUNT);
-                global::release_large(entry & !COUNT, entry & COUNT);
+                large_blocks::release(entry & !COUNT, entry & COUNT);
             }
         }
     }
@@ -122,12 +122,12 @@ pub fn allocate(heap: &Heap, class: usize, size: usize, alignment: usize) -> Opt
     {
         return Some(address);
     }
-    global::acquire_large(class, blocks, alignment.div_ceil(BLOCK_BYTES).max(1))
+    large_blocks::acquire(class, blocks, alignment.div_ceil(BLOCK_BYTES).max(1))
 }
 
 /// How many blocks the live large object at `address` has; `None` if there is none.
 pub fn blocks(address: usize) -> Option<usize> {
-    global::large_object_blocks(address).filter(|_| in_hand(address).load(Acquire) == 0)
+    large_blocks::blocks_at(address).filter(|_| in_hand(address).load(Acquire) == 0)
 }
 
 /// Whether the large object at `address` is freed and in some thread's hand.
@@ -174,7 +174,7 @@ pub fn free(heap: &Heap, address: usize, caller: usize) {
         if kept {
             take_back(heap, gone);
         }
-        if !global::release_large(gone, blocks) {
+        if !large_blocks::release(gone, blocks) {
             misuse("double free", address, blocks * BLOCK_BYTES, caller);
         }
     }
@@ -183,7 +183,7 @@ pub fn free(heap: &Heap, address: usize, caller: usize) {
 /// A pointer at which no live large object begins.
 #[cold]
 pub fn not_live(address: usize, caller: usize) -> ! {
-    let within = global::large_object_around(address);
+    let within = large_blocks::around(address);
     match within {
         Some((first, blocks)) if first == address => {
             misuse("double free", address, blocks * BLOCK_BYTES, caller)

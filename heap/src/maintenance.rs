@@ -8,6 +8,7 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 use crate::clock;
 use crate::global;
 use crate::heap::Heap;
+use crate::open_page;
 use crate::refill;
 use crate::sites;
 
@@ -59,7 +60,7 @@ pub fn tick(heap: &'static Heap) {
     PAGE_CURSOR.store(global::expire_deadlines(now_ms, PAGE_CURSOR.load(Relaxed), PAGES_A_TICK), Relaxed);
     GROUP_CURSOR.store(sites::grow_older(now_ms, GROUP_CURSOR.load(Relaxed), GROUPS_A_TICK), Relaxed);
     if TICKS.fetch_add(1, Relaxed).is_multiple_of(CLOSE_TICKS) {
-        global::close_empty_pages();
+        open_page::close_idle();
         global::return_idle_pages();
     }
 }
