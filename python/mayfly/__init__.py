@@ -1,0 +1,16 @@
+"""Mayfly from Python: share the memory of a model, or of any large constant data, with the other instances
+on a machine.
+
+    model = load_model()
+    mayfly.pack(model)      # weights onto pages of their own
+    mayfly.advise(model)    # every identical page is shared, copy-on-write, when this returns
+
+A page store must run (`mayfly share`), or a kernel with UPM. docs/merge.md has the rest.
+"""
+
+from mayfly.advice import Pending, advise, unadvise
+from mayfly.growth import advising
+from mayfly.library import MergeError, path, stats
+from mayfly.packing import pack
+
+__all__ = ["MergeError", "Pending", "advise", "advising", "pack", "path", "stats", "unadvise"]

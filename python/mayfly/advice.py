@@ -1,0 +1,83 @@
+"""advise and unadvise: give the pages behind an object to the merging, and take them back."""
+
+import contextlib
+import errno
+from typing import Any
+
+from mayfly import library
+from mayfly.regions import Region, regions_of, whole_pages
+
+
+def advise(thing: Any, *, quiet: bool = False, background: bool = False) -> "int | Pending":
+    """Shares every whole page behind `thing` with identical pages of other instances, copy-on-write (UPM
+    §IV).
+
+    `thing` is a NumPy array, a PyTorch tensor or module, anything with a buffer (bytes, memoryview,
+    mmap...), or a dict, list, tuple or set of them. The call returns when the pages are shared and gives
+    the number of bytes looked at; pages at the edges that hold something else too are left alone. The
+    contents do not change, and writing later gives this process its own copy of what it writes. Calling
+    again after a change shares the new contents.
+
+    quiet: promise that nobody writes to the memory meanwhile. Needs no permission, and is the only way for
+    files mapped privately and writably. background: returns at once; the Pending that it gives waits for
+    the end (UPM §VII).
+
+    Raises MergeError (an OSError) when the pages cannot be shared, TypeError or ValueError when `thing` has
+    no memory that could be.
+    """
+    flags = library.QUIET if quiet else 0
+    pages = whole_pages(regions_of(thing))
+    if background:
+        return Pending(thing, pages, flags)
+    for region in pages:
+        library.call("mayfly_advise", region.start, region.size_bytes, flags)
+    return sum(region.size_bytes for region in pages)
+
+
+def unadvise(thing: Any) -> int:
+    """Gives every whole page behind `thing` back to this process alone. Returns the number of bytes."""
+    pages = whole_pages(regions_of(thing))
+    for region in pages:
+        library.call("mayfly_unadvise", region.start, region.size_bytes)
+    return sum(region.size_bytes for region in pages)
+
+
+class Pending:
+    """Merging in the background. Keeps what is merged alive until it is done; `wait` says how it went."""
+
+    def __init__(self, thing: Any, pages: list[Region], flags: int):
+        self._thing = thing
+        self._bytes = sum(region.size_bytes for region in pages)
+        self._tickets = [
+            library.call("mayfly_advise_begin", region.start, region.size_bytes, flags) for region in pages
+        ]
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """Waits for the end and gives the bytes looked at. TimeoutError after `timeout_s`, for each region
+        of the object; MergeError when it failed."""
+        milliseconds = -1 if timeout_s is None else round(timeout_s * 1000)
+        while self._tickets:
+            try:
+                library.call("mayfly_advise_wait", self._tickets[-1], milliseconds)
+            except library.MergeError as error:
+                if error.errno == errno.ETIMEDOUT and milliseconds >= 0:
+                    raise TimeoutError(errno.ETIMEDOUT, f"not merged within {timeout_s} s") from error
+                self._tickets.pop()
+                raise
+            self._tickets.pop()
+        self._thing = None
+        return self._bytes
+
+    def done(self) -> bool:
+        """Whether it has ended, well; raises MergeError when it failed."""
+        try:
+            self.wait(0)
+        except TimeoutError:
+            return False
+        return True
+
+    def __del__(self):
+        # The memory must stay mapped until the library has let go of it.
+        if getattr(self, "_tickets", None):
+            with contextlib.suppress(library.MergeError):
+                self.wait()

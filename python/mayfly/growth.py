@@ -1,0 +1,62 @@
+"""advising: shares what a block of code brings into memory, for libraries that do not say where their
+weights are.
+
+ONNX Runtime, TensorFlow and others keep a model's weights in buffers of their own. The large anonymous
+mappings that appear while the block runs are those buffers, so they are advised at its end.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from mayfly import library
+from mayfly.regions import Region
+
+MAPS = Path("/proc/self/maps")
+
+
+@contextlib.contextmanager
+def advising(*, min_bytes: int = 1 << 20, quiet: bool = False) -> Iterator[list[Region]]:
+    """Advises, when the block ends without an exception, every new anonymous mapping of `min_bytes` or more.
+
+        with mayfly.advising() as shared:
+            session = onnxruntime.InferenceSession("model.onnx")
+
+    Gives a list that holds, after the block, the regions that were advised. Stacks and the heap proper
+    ([heap]) are left out. Not for programs on an allocator that expects zeros after MADV_DONTNEED, such as
+    jemalloc, unless Mayfly's auto library is preloaded: see docs/merge.md.
+    """
+    library.library()  # its own memory must not be among what is new
+    before = anonymous_mappings()
+    advised: list[Region] = []
+    yield advised
+    for region in without(anonymous_mappings(), before):
+        if region.size_bytes >= min_bytes:
+            library.call("mayfly_advise", region.start, region.size_bytes, library.QUIET if quiet else 0)
+            advised.append(region)
+
+
+def anonymous_mappings(maps: Path = MAPS) -> list[Region]:
+    """Readable, writable, private mappings without a file or a name, in order of address."""
+    found = []
+    for line in maps.read_text().splitlines():
+        where, permissions, _, _, inode, *name = line.split(maxsplit=5)
+        if permissions.startswith("rw") and permissions.endswith("p") and inode == "0" and not name:
+            start, end = (int(part, 16) for part in where.split("-"))
+            found.append(Region(start, end))
+    return found
+
+
+def without(regions: list[Region], taken: list[Region]) -> list[Region]:
+    """The parts of `regions` that no region of `taken` covers; both are in order of address."""
+    left = []
+    for start, end in regions:
+        for other in taken:
+            if other.end <= start or other.start >= end:
+                continue
+            if other.start > start:
+                left.append(Region(start, other.start))
+            start = other.end
+        if start < end:
+            left.append(Region(start, end))
+    return left

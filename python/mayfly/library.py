@@ -1,0 +1,120 @@
+"""Finds libmayfly_merge.so and calls it (merge/include/mayfly_merge.h); every failure becomes a
+MergeError."""
+
+import ctypes
+import errno
+import functools
+import os
+from ctypes import c_char_p, c_int, c_int64, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
+from pathlib import Path
+
+NAME = "libmayfly_merge.so"
+QUIET = 2  # MAYFLY_ADVISE_QUIET
+
+
+class MergeError(OSError):
+    """What could not be merged, and why. `errno` is the library's; the contents of the memory are right
+    whatever it is."""
+
+
+class Stats(ctypes.Structure):
+    """struct mayfly_merge_stats."""
+
+    _fields_ = [
+        ("size", c_uint32),
+        ("path", c_uint32),
+        *(
+            (name, c_uint64)
+            for name in (
+                "calls",
+                "pages",
+                "unchanged_pages",
+                "merged_pages",
+                "inserted_pages",
+                "private_pages",
+                "zero_pages",
+                "busy_pages",
+                "refused_pages",
+                "mappings",
+                "unadvised_pages",
+                "total_ns",
+                "hash_ns",
+                "search_ns",
+                "known_ns",
+                "insert_ns",
+                "map_ns",
+                "freeze_ns",
+                "compare_ns",
+                "remap_ns",
+            )
+        ),
+    ]
+
+
+def candidates() -> list[str]:
+    """Where the library may be, the first that is there counts."""
+    package = Path(__file__).resolve().parent
+    return [
+        str(package / NAME),
+        str(package.parents[1] / "target" / "release" / NAME),
+        NAME,  # wherever the system's loader looks
+    ]
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The library, loaded once. MAYFLY_MERGE_LIBRARY names another file."""
+    named = os.environ.get("MAYFLY_MERGE_LIBRARY")
+    said = ""
+    for path in [named] if named else candidates():
+        if "/" in path and not os.path.exists(path):
+            said = f"{path}: not there"
+            continue
+        try:
+            return declared(ctypes.CDLL(path, use_errno=True))
+        except (OSError, AttributeError) as error:
+            said = f"{path}: {error}"
+    if named:
+        raise MergeError(errno.ENOENT, f"MAYFLY_MERGE_LIBRARY: {said}")
+    raise MergeError(
+        errno.ENOENT,
+        f"{NAME} not found beside the package, in target/release or among the system's libraries: "
+        "build it with 'cargo build --release', or name it in MAYFLY_MERGE_LIBRARY",
+    )
+
+
+def declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
+    """Says what the functions take and give; AttributeError when it is some other library."""
+    for name, result, *taken in (
+        ("mayfly_advise", c_int, c_void_p, c_size_t, c_uint),
+        ("mayfly_unadvise", c_int, c_void_p, c_size_t),
+        ("mayfly_advise_begin", c_int64, c_void_p, c_size_t, c_uint),
+        ("mayfly_advise_wait", c_int, c_int64, c_int),
+        ("mayfly_merge_stats", c_int, ctypes.POINTER(Stats), c_size_t),
+        ("mayfly_merge_error", c_char_p),
+        ("mayfly_merge_path", c_char_p),
+    ):
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = result, taken
+    return loaded
+
+
+def call(name: str, *taken: int) -> int:
+    """Calls a function that gives -1 and errno on failure. Other Python threads run meanwhile."""
+    result = getattr(library(), name)(*taken)
+    if result < 0:
+        number = ctypes.get_errno()
+        raise MergeError(number, library().mayfly_merge_error().decode() or os.strerror(number))
+    return result
+
+
+def stats() -> dict[str, int]:
+    """What this process's calls have done so far: counts, pages of 4 KiB, and where the time went, in ns."""
+    found = Stats()
+    call("mayfly_merge_stats", ctypes.byref(found), ctypes.sizeof(found))
+    return {name: getattr(found, name) for name, _ in Stats._fields_ if name != "size"}
+
+
+def path() -> str:
+    """How the next call will merge: "kernel", "engine", or "none: " and why not."""
+    return library().mayfly_merge_path().decode()

@@ -1,0 +1,219 @@
+"""From an object to its memory: which addresses an array, a tensor, a buffer, a module or a container holds.
+
+NumPy and PyTorch are recognised without being imported: an object can be one of theirs only if the program
+has imported them already.
+"""
+
+import ctypes
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from mmap import PAGESIZE
+from typing import Any, NamedTuple
+
+
+class Region(NamedTuple):
+    """Bytes from `start` to `end`, an address each; `start` is in, `end` is not."""
+
+    start: int
+    end: int
+
+    @property
+    def size_bytes(self) -> int:
+        return self.end - self.start
+
+
+def span(address: int, shape: Iterable[int], strides: Iterable[int], item_bytes: int) -> Region | None:
+    """The bytes between an array's lowest and highest element: strides may skip, run backwards or repeat."""
+    low = high = address
+    for length, stride in zip(shape, strides, strict=True):
+        if length == 0:
+            return None
+        if stride < 0:
+            low += (length - 1) * stride
+        else:
+            high += (length - 1) * stride
+    return Region(low, high + item_bytes)
+
+
+def of_array(array: Any) -> Iterator[Region]:
+    """NumPy's arrays, and any other that describes its memory in NumPy's way (`__array_interface__`)."""
+    interface = array.__array_interface__
+    if "O" in interface["typestr"]:
+        raise TypeError("an array of Python objects holds pointers, which differ from process to process")
+    kind, digits = interface["typestr"][1], interface["typestr"][2:].partition("[")[0]  # <f8, <U7, <M8[s]
+    item_bytes = int(digits) * (4 if kind == "U" else 1)
+    shape, strides = interface["shape"], interface.get("strides")
+    if strides is None:
+        strides, step = [], item_bytes
+        for length in reversed(shape):
+            strides.insert(0, step)
+            step *= length
+    if interface["data"] is None:
+        yield from of_buffer(array)
+    elif found := span(interface["data"][0], shape, strides, item_bytes):
+        yield found
+
+
+def of_tensor(tensor: Any) -> Iterator[Region]:
+    """A PyTorch tensor in main memory; a sparse one by its parts."""
+    torch = sys.modules["torch"]
+    if tensor.layout == torch.sparse_coo:
+        tensor = tensor.coalesce()
+        parts = (tensor.indices(), tensor.values())
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        parts = (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+    elif tensor.layout != torch.strided:
+        raise TypeError(f"a tensor of layout {tensor.layout} does not say where its memory is")
+    else:
+        if tensor.device.type != "cpu":
+            raise ValueError(f"the tensor is on {tensor.device}: only main memory can be shared")
+        item_bytes = tensor.element_size()
+        strides = [stride * item_bytes for stride in tensor.stride()]
+        if found := span(tensor.data_ptr(), tensor.shape, strides, item_bytes):
+            yield found
+        return
+    for part in parts:
+        yield from of_tensor(part)
+
+
+def of_module(module: Any) -> Iterator[Region]:
+    """A PyTorch module's parameters and buffers, tied ones once; those on other devices are left out."""
+    seen_any = False
+    for tensor in tensors_of(module):
+        if tensor.device.type == "cpu":
+            yield from of_tensor(tensor)
+            seen_any = True
+        elif not seen_any:
+            elsewhere = tensor.device
+    if not seen_any and next(tensors_of(module), None) is not None:
+        raise ValueError(f"the module is on {elsewhere}: only main memory can be shared")
+
+
+def tensors_of(module: Any) -> Iterator[Any]:
+    """Parameters, then buffers, in the order that every instance of the model has them in."""
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if sys.modules["torch"].nn.parameter.is_lazy(tensor):
+            raise ValueError(f"{name} is not initialised yet: run the module once, then advise or pack it")
+        yield tensor
+
+
+class PyBuffer(ctypes.Structure):
+    """CPython's Py_buffer, the one way to the address of a buffer that may not be written, such as bytes."""
+
+    _fields_ = [
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.py_object),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.POINTER(ctypes.c_ssize_t)),
+        ("strides", ctypes.POINTER(ctypes.c_ssize_t)),
+        ("suboffsets", ctypes.POINTER(ctypes.c_ssize_t)),
+        ("internal", ctypes.c_void_p),
+    ]
+
+
+STRIDED_READ_ONLY = 0x0018  # PyBUF_STRIDES
+
+
+def of_buffer(holder: Any) -> Iterator[Region]:
+    """Anything with Python's buffer interface: bytes, bytearray, memoryview, mmap, array.array, ctypes'
+    arrays."""
+    view = PyBuffer()
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(holder), ctypes.byref(view), STRIDED_READ_ONLY)
+    try:
+        if view.ndim and view.strides:
+            found = span(view.buf, view.shape[: view.ndim], view.strides[: view.ndim], view.itemsize)
+        else:
+            found = Region(view.buf, view.buf + view.len) if view.len else None
+    finally:
+        ctypes.pythonapi.PyBuffer_Release(ctypes.byref(view))
+    if found:
+        yield found
+
+
+def is_torch(thing: Any, name: str) -> bool:
+    """Whether it is a torch.Tensor or a torch.nn.Module, without importing PyTorch to find out."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "nn"):
+        return False
+    return isinstance(thing, torch.Tensor if name == "Tensor" else torch.nn.Module)
+
+
+def has_buffer(thing: Any) -> bool:
+    try:
+        memoryview(thing).release()
+    except (TypeError, ValueError, BufferError):
+        return False
+    return True
+
+
+def reader_of(thing: Any) -> Callable[[Any], Iterator[Region]] | None:
+    """The function above that knows such a thing, None for a container or something unknown."""
+    if is_torch(thing, "Tensor"):
+        return of_tensor
+    if is_torch(thing, "Module"):
+        return of_module
+    if isinstance(getattr(thing, "__array_interface__", None), dict) and not isinstance(thing, type):
+        return of_array
+    if has_buffer(thing):
+        return of_buffer
+    return None
+
+
+def regions_of(thing: Any) -> Iterator[Region]:
+    """Every region behind a thing and, for a dict, list, tuple or set, behind all that it holds.
+
+    Raises TypeError for a thing whose memory cannot be found. Containers that hold themselves are walked
+    once.
+    """
+    seen: set[int] = set()
+    waiting = [thing]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if reader := reader_of(one):
+            yield from reader(one)
+        elif isinstance(one, Mapping):
+            waiting += one.values()
+        elif isinstance(one, (Sequence, Set)) and not isinstance(one, str):
+            waiting += one
+        elif one is not thing and (one is None or isinstance(one, (str, int, float, complex))):
+            continue  # a state dict may hold a version number or a name beside its arrays
+        else:
+            raise TypeError(unknown(one))
+
+
+def unknown(thing: Any) -> str:
+    kind = f"{type(thing).__module__}.{type(thing).__qualname__}".removeprefix("builtins.")
+    if "onnxruntime" in kind:
+        hint = "it keeps its weights to itself: make it inside 'with mayfly.advising():'"
+    else:
+        hint = "give an array, a tensor, a buffer, a torch.nn.Module, or a dict or list of them"
+    return f"cannot tell where the memory of a {kind} is; {hint}"
+
+
+def whole_pages(regions: Iterable[Region]) -> list[Region]:
+    """The pages that lie wholly inside the regions; neighbours that touch become one, in order of address.
+
+    Two arrays that share a page between them cover it together, and it counts. A page that something else
+    may lie on as well is left out: advising it would be harmless, but would merge with nothing.
+    """
+    joined: list[Region] = []
+    for region in sorted(regions):
+        if joined and region.start <= joined[-1].end:
+            joined[-1] = Region(joined[-1].start, max(joined[-1].end, region.end))
+        else:
+            joined.append(region)
+    pages = []
+    for region in joined:
+        start, end = -(-region.start // PAGESIZE) * PAGESIZE, region.end // PAGESIZE * PAGESIZE
+        if start < end:
+            pages.append(Region(start, end))
+    return pages
