@@ -1,0 +1,139 @@
+//! Control groups: one for the agent, which comes first, and one for each instance.
+//!
+//! An instance's group tells when its last process is gone, kills all of them at once, however fast they fork, and
+//! knows whether the kernel killed one for want of memory.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+const ROOT: &str = "/sys/fs/cgroup";
+const INSTANCES: &str = "/sys/fs/cgroup/instances";
+
+/// More than a function needs, less than would leave the guest without process numbers.
+const MOST_PROCESSES: &str = "1024";
+
+/// Page tables and other kernel memory on behalf of an instance lie outside its partition; they need a limit too.
+const KERNEL_MEMORY_BYTES: u64 = 32 << 20;
+
+/// Makes the groups, moves this process into the agent's, and ends what a former agent left.
+pub fn set_up() -> io::Result<()> {
+    fs::create_dir_all(format!("{ROOT}/agent"))?;
+    fs::create_dir_all(INSTANCES)?;
+    fs::write(format!("{ROOT}/cgroup.subtree_control"), "+cpu +memory +pids")?;
+    fs::write(format!("{INSTANCES}/cgroup.subtree_control"), "+cpu +memory +pids")?;
+    fs::write(format!("{ROOT}/agent/cgroup.procs"), "0")?;
+    // Instances that compute must not keep the host waiting for answers.
+    fs::write(format!("{ROOT}/agent/cpu.weight"), "10000")?;
+    for entry in fs::read_dir(INSTANCES)?.flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            let left = Group { path: entry.path() };
+            left.kill()?;
+            left.wait_empty(Duration::from_secs(30))?;
+            left.remove()?;
+        }
+    }
+    Ok(())
+}
+
+/// One instance's group.
+#[derive(Debug)]
+pub struct Group {
+    path: PathBuf,
+}
+
+impl Group {
+    /// A group with limits: of memory, if the instance has a partition, and of processes.
+    pub fn create(name: &str, partition_bytes: Option<u64>, kernel_memory_apart: bool) -> io::Result<Group> {
+        let group = Group { path: Path::new(INSTANCES).join(name) };
+        fs::create_dir(&group.path)?;
+        group.set("pids.max", MOST_PROCESSES)?;
+        // All processes of the offender end, and nobody else's (HotMem §4).
+        group.set("memory.oom.group", "1")?;
+        if let Some(bytes) = partition_bytes {
+            let apart = if kernel_memory_apart { KERNEL_MEMORY_BYTES } else { 0 };
+            group.set("memory.max", &(bytes + apart).to_string())?;
+        }
+        Ok(group)
+    }
+
+    /// For a new process to write itself into.
+    pub fn procs(&self) -> io::Result<File> {
+        File::options().write(true).open(self.path.join("cgroup.procs"))
+    }
+
+    /// Its processes, now.
+    pub fn processes(&self) -> Vec<i32> {
+        let text = fs::read_to_string(self.path.join("cgroup.procs")).unwrap_or_default();
+        text.lines().filter_map(|line| line.parse().ok()).collect()
+    }
+
+    /// SIGKILL to all processes, and to those they are just forking.
+    pub fn kill(&self) -> io::Result<()> {
+        self.set("cgroup.kill", "1")
+    }
+
+    /// Waits until no process is left.
+    pub fn wait_empty(&self, patience: Duration) -> io::Result<()> {
+        let begin = Instant::now();
+        loop {
+            // Opened before it is read: a change in between is then reported by poll.
+            let events = File::open(self.path.join("cgroup.events"))?;
+            if io::read_to_string(&events)?.lines().any(|line| line == "populated 0") {
+                return Ok(());
+            }
+            if begin.elapsed() > patience {
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    format!("{}: still has processes", self.path.display()),
+                ));
+            }
+            let tenth = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+            let _ = poll(&mut [PollFd::from_borrowed_fd(events.as_fd(), PollFlags::PRI)], Some(&tenth));
+        }
+    }
+
+    /// How often the kernel killed one of its processes because memory ran out: its own, by its limit or by its node.
+    pub fn memory_kills(&self) -> u64 {
+        let text = fs::read_to_string(self.path.join("memory.events")).unwrap_or_default();
+        text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok()).unwrap_or(0)
+    }
+
+    /// Gives back what page cache was charged to the group. The group must be empty.
+    pub fn reclaim(&self) {
+        // The kernel says EAGAIN when there was less than asked for: everything is what we want.
+        for _ in 0..3 {
+            let left = fs::read_to_string(self.path.join("memory.current")).unwrap_or_default();
+            if left.trim().parse().is_ok_and(|bytes: u64| bytes < 1 << 16)
+                || self.set("memory.reclaim", left.trim()).is_ok()
+            {
+                return;
+            }
+        }
+    }
+
+    /// Removes the empty group.
+    pub fn remove(&self) -> io::Result<()> {
+        let begin = Instant::now();
+        loop {
+            match fs::remove_dir(&self.path) {
+                // The last process is gone, but the kernel has not finished with it.
+                Err(error)
+                    if error.kind() == io::ErrorKind::ResourceBusy
+                        && begin.elapsed() < Duration::from_secs(5) =>
+                {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    fn set(&self, name: &str, value: &str) -> io::Result<()> {
+        fs::write(self.path.join(name), value)
+    }
+}

@@ -1,0 +1,321 @@
+//! Instances: start, output, end. Each one that runs has a keeper thread, which waits for its end, sees to it that
+//! nothing of it is left, and only then reports it.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::Builder;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use vm_protocol::{ErrorKind, Event, ExitReason, FromAgent, InstanceInfo, Refusal, Spawn};
+
+use crate::cgroup::Group;
+use crate::confine::{Source, confine};
+use crate::output::Output;
+use crate::port::Outbox;
+
+/// How many ended instances' output is kept.
+const KEPT_OUTPUTS: usize = 64;
+/// The kernel frees a killed process's memory meanwhile.
+const KILL_PATIENCE: Duration = Duration::from_secs(60);
+const STACK_BYTES: usize = 128 << 10;
+
+/// One instance, from its start until its last process is gone.
+pub struct Instance {
+    name: String,
+    partition: Option<u32>,
+    pid: u32,
+    started: Instant,
+    group: Group,
+    input: Mutex<Option<ChildStdin>>,
+    output: Arc<Output>,
+    reason: Mutex<Option<ExitReason>>,
+    ended: Condvar,
+}
+
+/// All instances.
+pub struct Instances {
+    state: Mutex<State>,
+    outbox: Outbox,
+}
+
+#[derive(Default)]
+struct State {
+    running: HashMap<String, Arc<Instance>>,
+    /// Being started: names and partitions that are taken already.
+    starting: HashMap<String, Option<u32>>,
+    ended: VecDeque<(String, Arc<Output>)>,
+}
+
+/// What an instance may use.
+pub struct Allowance {
+    pub source: Option<Source>,
+    /// The limit for its memory, and whether page tables and the like come on top of it.
+    pub memory: Option<(u64, bool)>,
+    /// Whether page cache may lie in its partition, and has to go with it.
+    pub drop_page_cache: bool,
+    /// Whether nobody else may be in its partition.
+    pub alone: bool,
+}
+
+impl Instances {
+    pub fn new(outbox: Outbox) -> Arc<Instances> {
+        Arc::new(Instances { state: Mutex::default(), outbox })
+    }
+
+    /// Starts an instance; returns its first process.
+    pub fn spawn(self: &Arc<Self>, order: Spawn, allowance: Allowance) -> Result<u32, Refusal> {
+        self.reserve(&order, allowance.alone)?;
+        let outcome = self.start(&order, allowance);
+        let mut state = self.state.lock().expect("not poisoned");
+        state.starting.remove(&order.instance);
+        let (instance, child, drop_page_cache) = outcome?;
+        state.running.insert(order.instance, Arc::clone(&instance));
+        drop(state);
+        let pid = instance.pid;
+        let all = Arc::clone(self);
+        let keeper = move || all.keep(&instance, child, drop_page_cache);
+        Builder::new().stack_size(STACK_BYTES).spawn(keeper).map_err(failed("a thread"))?;
+        Ok(pid)
+    }
+
+    fn reserve(&self, order: &Spawn, alone: bool) -> Result<(), Refusal> {
+        let name = &order.instance;
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        if name.is_empty() || name.len() > 128 || name.starts_with('.') || !name.chars().all(plain) {
+            return Err(refusal(
+                ErrorKind::CannotStart,
+                format!("{name:?}: an instance's name is letters, digits, '-', '_', '.'"),
+            ));
+        }
+        let mut state = self.state.lock().expect("not poisoned");
+        if state.running.contains_key(name) || state.starting.contains_key(name) {
+            return Err(refusal(ErrorKind::InstanceExists, format!("instance {name} runs already")));
+        }
+        if let (Some(partition), true) = (order.partition, alone)
+            && let Some(user) = state.user_of(partition)
+        {
+            return Err(refusal(
+                ErrorKind::Busy,
+                format!("partition {partition} is used by instance {user}"),
+            ));
+        }
+        state.starting.insert(name.clone(), order.partition);
+        Ok(())
+    }
+
+    fn start(&self, order: &Spawn, allowance: Allowance) -> Result<(Arc<Instance>, Child, bool), Refusal> {
+        let [program, arguments @ ..] = &order.argv[..] else {
+            return Err(refusal(
+                ErrorKind::CannotStart,
+                format!("instance {}: no program given", order.instance),
+            ));
+        };
+        let (bytes, apart) = allowance.memory.unzip();
+        let group = Group::create(&order.instance, bytes, apart.unwrap_or(false))
+            .map_err(failed("a control group"))?;
+        let (reader, writer) = std::io::pipe().map_err(failed("a pipe"))?;
+        let mut command = Command::new(program);
+        command.args(arguments).env_clear();
+        command
+            .env("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin")
+            .env("HOME", "/root")
+            .envs(&order.env);
+        command.current_dir(order.cwd.as_deref().unwrap_or("/"));
+        command.stdin(Stdio::piped()).stdout(writer.try_clone().map_err(failed("a pipe"))?).stderr(writer);
+        confine(
+            &mut command,
+            group.procs().map_err(failed("a control group"))?,
+            &order.cpus,
+            allowance.source,
+        );
+        let mut child = match command.spawn() {
+            Ok(child) => child,
+            Err(error) => {
+                let _ = group.remove();
+                let message = format!("instance {}: {program}: {error}", order.instance);
+                return Err(refusal(ErrorKind::CannotStart, message));
+            }
+        };
+        drop(command); // its copies of the pipe's writing end
+        let output = Arc::new(Output::default());
+        let filled = Arc::clone(&output);
+        let reading = Builder::new().stack_size(STACK_BYTES).spawn(move || filled.fill(reader));
+        if let Err(error) = reading {
+            let _ = group.kill();
+            let _ = child.wait();
+            return Err(failed("a thread")(error));
+        }
+        let instance = Instance {
+            name: order.instance.clone(),
+            partition: order.partition,
+            pid: child.id(),
+            started: Instant::now(),
+            group,
+            input: Mutex::new(child.stdin.take()),
+            output,
+            reason: Mutex::new(None),
+            ended: Condvar::new(),
+        };
+        Ok((Arc::new(instance), child, allowance.drop_page_cache))
+    }
+
+    /// The keeper: an instance ends with its first process, and what else is left of it is killed.
+    fn keep(&self, instance: &Arc<Instance>, mut child: Child, drop_page_cache: bool) {
+        let status = child.wait();
+        let group = &instance.group;
+        let gone = group.kill().and_then(|()| group.wait_empty(KILL_PATIENCE));
+        let reason = match status {
+            // Other reasons to be killed leave this counter alone.
+            Ok(status) if status.signal() == Some(libc::SIGKILL) && group.memory_kills() > 0 => {
+                ExitReason::Overflow
+            }
+            Ok(status) => match (status.code(), status.signal()) {
+                (Some(code), _) => ExitReason::Code { code },
+                (None, signal) => ExitReason::Signal { signal: signal.unwrap_or(0) },
+            },
+            Err(_) => ExitReason::AgentLost,
+        };
+        if drop_page_cache {
+            group.reclaim();
+        }
+        if let Err(error) = gone.and_then(|()| group.remove()) {
+            let message = format!("instance {}: not all of it could be removed: {error}", instance.name);
+            self.outbox.send(FromAgent::Event(Event::Notice { message }));
+        }
+        let mut state = self.state.lock().expect("not poisoned");
+        state.running.remove(&instance.name);
+        state.ended.push_back((instance.name.clone(), Arc::clone(&instance.output)));
+        if state.ended.len() > KEPT_OUTPUTS {
+            state.ended.pop_front();
+        }
+        drop(state);
+        let event = Event::Exited { instance: instance.name.clone(), partition: instance.partition, reason };
+        self.outbox.send(FromAgent::Event(event));
+        *instance.reason.lock().expect("not poisoned") = Some(reason);
+        instance.ended.notify_all();
+    }
+
+    /// Ends an instance: SIGTERM to all its processes, then SIGKILL. Returns when all are gone.
+    pub fn stop(&self, name: &str, grace: Duration) -> Result<ExitReason, Refusal> {
+        let instance = self.find(name)?;
+        if !grace.is_zero() {
+            for pid in instance.group.processes() {
+                // Gone already is as good.
+                let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::TERM));
+            }
+            if let Some(reason) = instance.wait(grace) {
+                return Ok(reason);
+            }
+        }
+        // The group may have gone in this moment.
+        let _ = instance.group.kill();
+        let late = || {
+            refusal(
+                ErrorKind::TimedOut,
+                format!("instance {name}: killed, but not gone after {KILL_PATIENCE:?}"),
+            )
+        };
+        instance.wait(KILL_PATIENCE + KILL_PATIENCE).ok_or_else(late)
+    }
+
+    /// Ends all instances at once.
+    pub fn stop_all(&self) {
+        let all: Vec<_> = self.state.lock().expect("not poisoned").running.values().cloned().collect();
+        all.iter().for_each(|instance| drop(instance.group.kill()));
+        for instance in all {
+            instance.wait(KILL_PATIENCE);
+        }
+    }
+
+    pub fn list(&self) -> Vec<InstanceInfo> {
+        let all: Vec<_> = self.state.lock().expect("not poisoned").running.values().cloned().collect();
+        let info = |instance: &Arc<Instance>| InstanceInfo {
+            instance: instance.name.clone(),
+            partition: instance.partition,
+            pid: instance.pid,
+            processes: instance.group.processes().len() as u32,
+            age_ns: instance.started.elapsed().as_nanos() as u64,
+        };
+        let mut list: Vec<_> = all.iter().map(info).collect();
+        list.sort_by(|a, b| a.instance.cmp(&b.instance));
+        list
+    }
+
+    pub fn output(&self, name: &str) -> Result<Arc<Output>, Refusal> {
+        let state = self.state.lock().expect("not poisoned");
+        if let Some(instance) = state.running.get(name) {
+            return Ok(Arc::clone(&instance.output));
+        }
+        // The latest, where a name was used again.
+        let ended = state.ended.iter().rev().find(|(ended, _)| ended == name);
+        ended.map(|(_, output)| Arc::clone(output)).ok_or_else(|| no_such(name))
+    }
+
+    /// Writes to an instance's standard input; waits while its pipe is full.
+    pub fn input(&self, name: &str, text: &str, close: bool) -> Result<(), Refusal> {
+        let instance = self.find(name)?;
+        let mut input = instance.input.lock().expect("not poisoned");
+        let closed = || refusal(ErrorKind::Failed, format!("instance {name}: its standard input is closed"));
+        input.as_mut().ok_or_else(closed)?.write_all(text.as_bytes()).map_err(failed("standard input"))?;
+        if close {
+            *input = None;
+        }
+        Ok(())
+    }
+
+    /// The instance that is in a partition, or is being started there.
+    pub fn user_of(&self, partition: u32) -> Option<String> {
+        self.state.lock().expect("not poisoned").user_of(partition)
+    }
+
+    fn find(&self, name: &str) -> Result<Arc<Instance>, Refusal> {
+        let state = self.state.lock().expect("not poisoned");
+        state.running.get(name).cloned().ok_or_else(|| no_such(name))
+    }
+}
+
+impl State {
+    fn user_of(&self, partition: u32) -> Option<String> {
+        let running = self.running.values().map(|instance| (&instance.name, instance.partition));
+        let starting = self.starting.iter().map(|(name, partition)| (name, *partition));
+        running.chain(starting).find(|(_, taken)| *taken == Some(partition)).map(|(name, _)| name.clone())
+    }
+}
+
+impl Instance {
+    /// Waits until it has ended.
+    fn wait(&self, patience: Duration) -> Option<ExitReason> {
+        let reason = self.reason.lock().expect("not poisoned");
+        *self.ended.wait_timeout_while(reason, patience, |reason| reason.is_none()).expect("not poisoned").0
+    }
+}
+
+/// An answer that says no.
+pub fn refusal(kind: ErrorKind, message: String) -> Refusal {
+    Refusal { kind, message }
+}
+
+fn no_such(name: &str) -> Refusal {
+    refusal(ErrorKind::NoSuchInstance, format!("no instance {name} runs"))
+}
+
+fn failed(what: &'static str) -> impl Fn(std::io::Error) -> Refusal {
+    move |error| refusal(ErrorKind::Failed, format!("{what}: {error}"))
+}
+
+/// `/dev/hotmem`, which Mayfly's kernel has when it was given partitions.
+pub fn hotmem_device() -> Result<OwnedFd, Refusal> {
+    let opened = std::fs::File::options().read(true).write(true).open("/dev/hotmem");
+    opened.map(Into::into).map_err(|error| {
+        let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
+        refusal(
+            ErrorKind::WrongKernel,
+            format!("kernel {kernel} has no HotMem partitions (/dev/hotmem: {error})"),
+        )
+    })
+}

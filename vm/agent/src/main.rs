@@ -1,0 +1,34 @@
+//! The program inside a VM. It is three things, one after the other:
+//!
+//! 1. `/init` of the initramfs: it loads modules, mounts the root and moves into it ([`boot`]).
+//! 2. PID 1: it starts the agent, reaps orphans, and starts the agent anew when it dies ([`init`]).
+//! 3. `vm-agent agent`, a child of PID 1: it does what the host asks over a virtio-serial port ([`serve`]; HotMem
+//!    §4.1, Figure 4), and never ends.
+//!
+//! It is one static binary, so that nothing in the root can break it.
+
+mod boot;
+mod cgroup;
+mod confine;
+mod init;
+mod instance;
+mod memory;
+mod output;
+mod partition;
+mod port;
+mod serve;
+
+fn main() {
+    let arguments: Vec<_> = std::env::args().collect();
+    match arguments.get(1).map(String::as_str) {
+        Some("agent") => serve::serve(),
+        _ if std::process::id() == 1 => {
+            boot::boot();
+            init::run();
+        }
+        _ => {
+            eprintln!("vm-agent: runs as the first process of a VM, which `mayfly vm boot` starts");
+            std::process::exit(2);
+        }
+    }
+}

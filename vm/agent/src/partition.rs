@@ -1,0 +1,202 @@
+//! Partitions as the guest sees them: plugged, emptied, unplugged, by watching the memory of their nodes.
+//!
+//! QEMU reports a virtio-mem device's size when the guest has *asked* for blocks or given them back; whether the kernel
+//! has put them online or finished with them only the guest knows.
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use vm_protocol::{Answer, ErrorKind, Layout, Mode, Refusal};
+
+use crate::instance::{Instances, refusal};
+use crate::memory;
+
+/// Often enough to not add to what is measured, seldom enough to not be what is measured.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+/// The kernel tears down an ended instance's mounts in the background.
+const EMPTY_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Which partitions take no new instance.
+#[derive(Default)]
+pub struct Partitions {
+    closed: Mutex<HashSet<u32>>,
+}
+
+impl Partitions {
+    /// Waits until `bytes` are online, and opens the partition.
+    pub fn confirm_plug(
+        &self,
+        layout: &Layout,
+        partition: Option<u32>,
+        bytes: u64,
+        patience: Duration,
+    ) -> Result<Answer, Refusal> {
+        let answer = wait_for(layout, partition, patience, "plugged", |online| online >= bytes)?;
+        if let Some(partition) = partition {
+            self.closed.lock().expect("not poisoned").remove(&partition);
+        } else if layout.mode == Mode::Nodes {
+            preload(layout.shared_node());
+        }
+        Ok(answer)
+    }
+
+    /// Waits until at most `bytes` are online.
+    pub fn confirm_unplug(
+        &self,
+        layout: &Layout,
+        partition: Option<u32>,
+        bytes: u64,
+        patience: Duration,
+    ) -> Result<Answer, Refusal> {
+        wait_for(layout, partition, patience, "unplugged", |online| online <= bytes)
+    }
+
+    /// Closes a partition and empties it: page cache may be left in it, processes may not.
+    pub fn prepare(&self, layout: &Layout, partition: u32, instances: &Instances) -> Result<Answer, Refusal> {
+        // Closed first: then nobody comes in after the check.
+        self.closed.lock().expect("not poisoned").insert(partition);
+        let outcome = match instances.user_of(partition) {
+            Some(user) => {
+                Err(refusal(ErrorKind::Busy, format!("partition {partition} is used by instance {user}")))
+            }
+            None if has_node(layout.mode) => empty(partition, layout.node_of(partition)),
+            None => Ok(0),
+        };
+        if outcome.is_err() {
+            self.open(partition);
+        }
+        outcome.map(|dropped_pages| Answer::Prepared { dropped_pages })
+    }
+
+    /// Takes new instances again.
+    pub fn open(&self, partition: u32) {
+        self.closed.lock().expect("not poisoned").remove(&partition);
+    }
+
+    /// Whether an instance can be started there.
+    pub fn check_open(&self, layout: &Layout, partition: u32) -> Result<(), Refusal> {
+        if partition >= layout.partitions {
+            let message =
+                format!("partition {partition}: this VM has {}, numbered from 0", layout.partitions);
+            return Err(refusal(ErrorKind::NotPlugged, message));
+        }
+        if self.closed.lock().expect("not poisoned").contains(&partition) {
+            return Err(refusal(ErrorKind::Busy, format!("partition {partition} is being unplugged")));
+        }
+        if has_node(layout.mode) {
+            let online = memory::of_node(layout.node_of(partition)).total;
+            if online < layout.partition_bytes {
+                let message = format!(
+                    "partition {partition}: {online} of {} bytes are plugged",
+                    layout.partition_bytes
+                );
+                return Err(refusal(ErrorKind::NotPlugged, message));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a mode gives each partition a node of its own.
+pub fn has_node(mode: Mode) -> bool {
+    matches!(mode, Mode::Nodes | Mode::Hotmem)
+}
+
+fn online_bytes(layout: &Layout, partition: Option<u32>) -> u64 {
+    match (layout.mode, partition) {
+        (Mode::Nodes | Mode::Hotmem, Some(partition)) => memory::of_node(layout.node_of(partition)).total,
+        (Mode::Nodes | Mode::Hotmem, None) => memory::of_node(layout.shared_node()).total,
+        (Mode::Plain | Mode::Static, _) => memory::movable_bytes(0),
+    }
+}
+
+fn wait_for(
+    layout: &Layout,
+    partition: Option<u32>,
+    patience: Duration,
+    what: &str,
+    enough: impl Fn(u64) -> bool,
+) -> Result<Answer, Refusal> {
+    let begin = Instant::now();
+    loop {
+        let online_bytes = online_bytes(layout, partition);
+        if enough(online_bytes) {
+            return Ok(Answer::Confirmed { online_bytes, waited_ns: begin.elapsed().as_nanos() as u64 });
+        }
+        if begin.elapsed() >= patience {
+            let which = partition
+                .map_or("the shared memory".to_string(), |partition| format!("partition {partition}"));
+            let message = format!(
+                "{which}: not {what} after {} ms; {online_bytes} bytes are online",
+                patience.as_millis()
+            );
+            return Err(refusal(ErrorKind::TimedOut, message));
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// Empties the node of a partition that nobody uses, and returns how many pages had to go.
+///
+/// What can be left is page cache: read by the instance that was here, still mapped by another one or charged to a
+/// group that the kernel has not finished with.
+fn empty(partition: u32, node: u32) -> Result<u64, Refusal> {
+    let used = || {
+        let now = memory::of_node(node);
+        (now.anonymous + now.file) / 4096
+    };
+    let first = used();
+    let begin = Instant::now();
+    let mut cache_dropped = false;
+    let mut left = first;
+    while left > 0 {
+        if begin.elapsed() > EMPTY_PATIENCE {
+            let message =
+                format!("partition {partition}: no instance uses it, but {left} pages in it are not free");
+            return Err(refusal(ErrorKind::Busy, message));
+        }
+        // Most often only the teardown of mounts is late.
+        if begin.elapsed() > Duration::from_millis(200) && !cache_dropped {
+            cache_dropped = true;
+            let _ = fs::write("/proc/sys/vm/drop_caches", "1");
+        }
+        std::thread::sleep(LOOK_EVERY);
+        left = used();
+    }
+    Ok(first)
+}
+
+/// Reads Python and the libraries into the shared partition, so that no instance is the first to do so: on a kernel
+/// without HotMem, page cache lies where its first reader's memory comes from (HotMem §4: the shared partition "is
+/// pre-populated at boot time"). What does not fit is read by whom needs it.
+pub fn preload(shared_node: u32) {
+    // The policy is this thread's only.
+    let reading = std::thread::spawn(move || {
+        if crate::confine::bind_to_node(&[shared_node]).is_ok() {
+            PRELOADED.iter().for_each(|folder| read_below(folder.as_ref(), shared_node));
+        }
+    });
+    let _ = reading.join();
+}
+
+const PRELOADED: [&str; 4] =
+    ["/usr/bin/python3.11", "/usr/lib/x86_64-linux-gnu", "/usr/lib/python3.11", "/usr/bin"];
+
+fn read_below(path: &Path, node: u32) {
+    let Ok(about) = fs::symlink_metadata(path) else { return };
+    if about.is_dir() {
+        fs::read_dir(path).into_iter().flatten().flatten().for_each(|entry| read_below(&entry.path(), node));
+        return;
+    }
+    // A quarter stays free for what only instances know.
+    let memory = memory::of_node(node);
+    if about.is_file()
+        && memory.free > about.len() + memory.total / 4
+        && let Ok(mut file) = fs::File::open(path)
+    {
+        let _ = std::io::copy(&mut file, &mut std::io::sink());
+    }
+}

@@ -1,0 +1,137 @@
+//! The virtio-serial port to the host. The host may come and go; the agent stays.
+//!
+//! Reading happens in the agent's main thread, writing in a thread of its own, so that a host that does not read
+//! keeps nobody from working. While no host is there, what would be sent is dropped: a host that comes back asks.
+
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::io::Errno;
+use vm_protocol::{Decoder, FromAgent, Outcome, PORT, Refusal};
+
+/// Messages that may wait for a slow host; more than requests can be under way.
+const WAITING_MESSAGES: usize = 4096;
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// One end of the connection to the host.
+pub struct Port {
+    device: Arc<OwnedFd>,
+    decoder: Decoder,
+}
+
+/// What came from the host.
+pub enum Incoming {
+    /// The JSON text of a frame.
+    Frame(Vec<u8>),
+    /// Bytes that are no frame; says what was dropped.
+    Garbage(String),
+    /// The host closed its end.
+    Gone,
+}
+
+/// Sends messages to the host, in order, from any thread.
+#[derive(Clone)]
+pub struct Outbox(SyncSender<FromAgent>);
+
+impl Outbox {
+    /// Queues a message. When the queue is full the host has stopped reading: the message is dropped.
+    pub fn send(&self, message: FromAgent) {
+        let _ = self.0.try_send(message);
+    }
+}
+
+impl Port {
+    /// Opens the port, once there is one.
+    pub fn open() -> (Port, Outbox) {
+        let device = loop {
+            if let Some(device) = find() {
+                break Arc::new(device);
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        };
+        let (sender, receiver) = sync_channel(WAITING_MESSAGES);
+        let writer = Arc::clone(&device);
+        std::thread::spawn(move || write_all(&writer, &receiver));
+        (Port { device, decoder: Decoder::new() }, Outbox(sender))
+    }
+
+    /// Waits for the next frame.
+    pub fn receive(&mut self) -> Incoming {
+        let mut buffer = [0; 16384];
+        loop {
+            match self.decoder.next_frame() {
+                Ok(Some(text)) => return Incoming::Frame(text),
+                Ok(None) => {}
+                Err(error) => return Incoming::Garbage(error.to_string()),
+            }
+            match rustix::io::read(&*self.device, &mut buffer) {
+                Ok(0) => {
+                    // No host. Half a frame from the last one will never be finished.
+                    self.decoder.reset();
+                    wait_for_host(&self.device);
+                    return Incoming::Gone;
+                }
+                Ok(count) => self.decoder.push(&buffer[..count]),
+                Err(Errno::AGAIN) => wait(&self.device, PollFlags::IN),
+                Err(_) => std::thread::sleep(LOOK_AGAIN),
+            }
+        }
+    }
+}
+
+fn find() -> Option<OwnedFd> {
+    for entry in fs::read_dir("/sys/class/virtio-ports").ok()?.flatten() {
+        if fs::read_to_string(entry.path().join("name")).is_ok_and(|name| name.trim() == PORT) {
+            let path = format!("/dev/{}", entry.file_name().to_string_lossy());
+            let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            return rustix::fs::openat(CWD, path, flags, Mode::empty()).ok();
+        }
+    }
+    None
+}
+
+fn write_all(device: &OwnedFd, messages: &Receiver<FromAgent>) {
+    for message in messages {
+        let frame =
+            vm_protocol::encode(&message).unwrap_or_else(|error| too_long(message, &error.to_string()));
+        let mut rest = &frame[..];
+        while !rest.is_empty() {
+            match rustix::io::write(device, rest) {
+                Ok(count) => rest = &rest[count..],
+                Err(Errno::AGAIN) if host_is_there(device) => wait(device, PollFlags::OUT),
+                // Dropped, unless it is half sent: the stream heals at the next frame.
+                Err(_) => break,
+            }
+        }
+    }
+}
+
+/// What to send instead of a reply that fits in no frame.
+fn too_long(message: FromAgent, why: &str) -> Vec<u8> {
+    let FromAgent::Reply(mut reply) = message else { return Vec::new() };
+    let kind = vm_protocol::ErrorKind::Failed;
+    reply.outcome = Outcome::Error(Refusal { kind, message: why.to_string() });
+    vm_protocol::encode(&FromAgent::Reply(reply)).unwrap_or_default()
+}
+
+fn host_is_there(device: &OwnedFd) -> bool {
+    let mut polled = [PollFd::from_borrowed_fd(device.as_fd(), PollFlags::OUT)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut polled, Some(&now)).is_ok() && !polled[0].revents().contains(PollFlags::HUP)
+}
+
+fn wait_for_host(device: &OwnedFd) {
+    while !host_is_there(device) {
+        std::thread::sleep(LOOK_AGAIN);
+    }
+}
+
+fn wait(device: &OwnedFd, what: PollFlags) {
+    let second = Timespec { tv_sec: 1, tv_nsec: 0 };
+    let _ = poll(&mut [PollFd::from_borrowed_fd(device.as_fd(), what)], Some(&second));
+}

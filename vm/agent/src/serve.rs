@@ -1,0 +1,249 @@
+//! What the host asks, done: one thread a request, so that one that waits holds up no other.
+
+use std::fs;
+use std::os::unix::process::parent_id;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::Builder;
+use std::time::Duration;
+
+use vm_protocol::{
+    Agent, Answer, ErrorKind, Event, FromAgent, Layout, Mode, NodeStats, Operation, Outcome, Refusal, Reply,
+    Request, Spawn, Stats,
+};
+
+use crate::cgroup;
+use crate::confine::{Source, bind_to_node};
+use crate::instance::{Allowance, Instances, hotmem_device, refusal};
+use crate::memory;
+use crate::partition::{Partitions, has_node, preload};
+use crate::port::{Incoming, Outbox, Port};
+
+/// Requests under way at one time; a host that sends more is told so.
+const MOST_REQUESTS: usize = 512;
+const STACK_BYTES: usize = 256 << 10;
+const HOTMEM: &str = "/sys/kernel/mm/hotmem";
+
+struct Server {
+    agent: Agent,
+    layout: Mutex<Option<Layout>>,
+    instances: Arc<Instances>,
+    partitions: Partitions,
+    outbox: Outbox,
+    under_way: AtomicUsize,
+}
+
+/// Serves the host for ever.
+pub fn serve() -> ! {
+    protect();
+    if let Err(error) = cgroup::set_up() {
+        panic!("control groups: {error}");
+    }
+    let (mut port, outbox) = Port::open();
+    let server = Arc::new(Server {
+        agent: describe(),
+        layout: Mutex::default(),
+        instances: Instances::new(outbox.clone()),
+        partitions: Partitions::default(),
+        outbox,
+        under_way: AtomicUsize::new(0),
+    });
+    server.outbox.send(FromAgent::Event(Event::Ready(server.agent.clone())));
+    loop {
+        match port.receive() {
+            Incoming::Frame(text) => take(&server, &text),
+            Incoming::Garbage(what) => server.reply(0, Err(refusal(ErrorKind::Malformed, what))),
+            // Instances go on; a host that comes back says hello.
+            Incoming::Gone => {}
+        }
+    }
+}
+
+/// Out of memory, the kernel ends others first; and the agent's pages stay in memory.
+fn protect() {
+    if parent_id() == 1
+        && let Err(error) = fs::write("/proc/self/oom_score_adj", "-1000")
+    {
+        eprintln!("vm-agent: cannot protect itself from running out of memory: {error}");
+    }
+}
+
+fn describe() -> Agent {
+    let mut id = [0; 8];
+    let _ = rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty());
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    Agent {
+        version: vm_protocol::VERSION,
+        agent_id: u64::from_le_bytes(id),
+        kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+        hotmem: fs::exists(HOTMEM).unwrap_or(false),
+        boot_ns: now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64,
+    }
+}
+
+fn take(server: &Arc<Server>, text: &[u8]) {
+    let request: Request = match serde_json::from_slice(text) {
+        Ok(request) => request,
+        Err(error) => {
+            return server.reply(0, Err(refusal(ErrorKind::Malformed, format!("not a request: {error}"))));
+        }
+    };
+    let id = request.id;
+    // In this thread: threads inherit the memory policy that it sets.
+    if let Operation::Hello { version, layout } = request.op {
+        return server.reply(id, server.hello(version, layout));
+    }
+    if server.under_way.fetch_add(1, Ordering::Relaxed) >= MOST_REQUESTS {
+        server.under_way.fetch_sub(1, Ordering::Relaxed);
+        return server.reply(
+            id,
+            Err(refusal(ErrorKind::Failed, format!("more than {MOST_REQUESTS} requests at one time"))),
+        );
+    }
+    let worker = Arc::clone(server);
+    let doing = Builder::new().stack_size(STACK_BYTES).spawn(move || {
+        let outcome = worker.perform(request.op);
+        worker.under_way.fetch_sub(1, Ordering::Relaxed);
+        worker.reply(id, outcome);
+    });
+    if let Err(error) = doing {
+        server.under_way.fetch_sub(1, Ordering::Relaxed);
+        server.reply(id, Err(refusal(ErrorKind::Failed, format!("a thread for the request: {error}"))));
+    }
+}
+
+impl Server {
+    fn reply(&self, id: u64, outcome: Result<Answer, Refusal>) {
+        let outcome = outcome.map_or_else(Outcome::Error, Outcome::Ok);
+        self.outbox.send(FromAgent::Reply(Reply { id, outcome }));
+    }
+
+    fn hello(&self, version: u32, layout: Layout) -> Result<Answer, Refusal> {
+        if version != vm_protocol::VERSION {
+            let message = format!(
+                "the host speaks version {version}, this agent {}: build the image again",
+                vm_protocol::VERSION
+            );
+            return Err(refusal(ErrorKind::Version, message));
+        }
+        match layout.mode {
+            Mode::Hotmem => drop(hotmem_device()?),
+            // The agent and what it reads stay out of the partitions.
+            Mode::Nodes => bind_to_node(&[0, layout.shared_node()]).map_err(|error| {
+                refusal(ErrorKind::WrongKernel, format!("the kernel refuses memory policies: {error}"))
+            })?,
+            Mode::Plain | Mode::Static => {}
+        }
+        let former = self.layout.lock().expect("not poisoned").replace(layout);
+        // A shared partition of its own is filled when it is plugged.
+        if former.is_none() && layout.mode == Mode::Nodes && layout.shared_bytes == 0 {
+            std::thread::spawn(|| preload(0));
+        }
+        Ok(Answer::Hello(self.agent.clone()))
+    }
+
+    fn layout(&self) -> Result<Layout, Refusal> {
+        let layout = *self.layout.lock().expect("not poisoned");
+        layout.ok_or_else(|| refusal(ErrorKind::Failed, "the host has not said hello".to_string()))
+    }
+
+    fn perform(&self, operation: Operation) -> Result<Answer, Refusal> {
+        let milliseconds = Duration::from_millis;
+        match operation {
+            Operation::Hello { version, layout } => self.hello(version, layout),
+            Operation::PlugConfirm { partition, bytes, timeout_ms } => {
+                self.partitions.confirm_plug(&self.layout()?, partition, bytes, milliseconds(timeout_ms))
+            }
+            Operation::UnplugConfirm { partition, bytes, timeout_ms } => {
+                self.partitions.confirm_unplug(&self.layout()?, partition, bytes, milliseconds(timeout_ms))
+            }
+            Operation::PrepareUnplug { partition } => {
+                self.partitions.prepare(&self.layout()?, partition, &self.instances)
+            }
+            Operation::CancelUnplug { partition } => {
+                self.partitions.open(partition);
+                Ok(Answer::Done)
+            }
+            Operation::Spawn(order) => self.spawn(order),
+            Operation::Stop { instance, grace_ms } => {
+                let reason = self.instances.stop(&instance, milliseconds(grace_ms))?;
+                Ok(Answer::Stopped { reason })
+            }
+            Operation::List => Ok(Answer::Instances { instances: self.instances.list() }),
+            Operation::Stats => Ok(Answer::Stats(self.stats()?)),
+            Operation::Output { instance, from } => {
+                let excerpt = self.instances.output(&instance)?.read(from);
+                Ok(Answer::Output {
+                    text: excerpt.text,
+                    from: excerpt.from,
+                    next: excerpt.next,
+                    ended: excerpt.ended,
+                })
+            }
+            Operation::Input { instance, text, close } => {
+                self.instances.input(&instance, &text, close)?;
+                Ok(Answer::Done)
+            }
+            Operation::Shutdown => {
+                self.instances.stop_all();
+                // After the answer has left.
+                std::thread::spawn(move || {
+                    std::thread::sleep(milliseconds(50));
+                    rustix::fs::sync();
+                    let _ = rustix::system::reboot(rustix::system::RebootCommand::PowerOff);
+                });
+                Ok(Answer::Done)
+            }
+        }
+    }
+
+    fn spawn(&self, order: Spawn) -> Result<Answer, Refusal> {
+        let layout = self.layout()?;
+        let allowance = match order.partition {
+            None => Allowance { source: None, memory: None, drop_page_cache: false, alone: false },
+            Some(partition) => {
+                self.partitions.check_open(&layout, partition)?;
+                let source = match layout.mode {
+                    Mode::Nodes => Source::Node(layout.node_of(partition)),
+                    Mode::Hotmem => Source::Hotmem(hotmem_device()?, layout.node_of(partition)),
+                    Mode::Plain | Mode::Static => Source::Anywhere,
+                };
+                Allowance {
+                    source: Some(source),
+                    memory: Some((layout.partition_bytes, has_node(layout.mode))),
+                    drop_page_cache: layout.mode == Mode::Nodes,
+                    alone: has_node(layout.mode),
+                }
+            }
+        };
+        let pid = self.instances.spawn(order, allowance)?;
+        Ok(Answer::Spawned { pid })
+    }
+
+    fn stats(&self) -> Result<Stats, Refusal> {
+        let layout = self.layout()?;
+        let of = |node| {
+            let memory = memory::of_node(node);
+            NodeStats {
+                node,
+                partition: node.checked_sub(layout.node_of(0)).filter(|_| has_node(layout.mode)),
+                total_bytes: memory.total,
+                free_bytes: memory.free,
+                anonymous_bytes: memory.anonymous,
+                file_bytes: memory.file,
+            }
+        };
+        let nodes = memory::nodes().into_iter().map(of).filter(|node| node.total_bytes > 0).collect();
+        let counters = fs::read_to_string(format!("{HOTMEM}/counters")).unwrap_or_default();
+        let counter = |line: &str| {
+            let (name, value) = line.split_once(' ')?;
+            Some((name.to_string(), value.trim().parse().ok()?))
+        };
+        Ok(Stats {
+            nodes,
+            vmstat: memory::vmstat(),
+            meminfo_bytes: memory::meminfo_bytes(),
+            hotmem: counters.lines().filter_map(counter).collect(),
+        })
+    }
+}
