@@ -27,8 +27,20 @@ pub struct Layout {
     pub partitions: u32,
     /// What one instance may use.
     pub partition_bytes: u64,
-    /// What instances share: file-backed pages.
+    /// What instances share: file-backed pages. 0: they share boot memory.
     pub shared_bytes: u64,
+}
+
+impl Layout {
+    /// The NUMA node of the shared partition (HotMem §4, "shared HotMem partition"): 1, or boot memory's, which is 0.
+    pub fn shared_node(&self) -> u32 {
+        u32::from(self.shared_bytes > 0)
+    }
+
+    /// The NUMA node of a partition, in the modes `nodes` and `hotmem`.
+    pub fn node_of(&self, partition: u32) -> u32 {
+        self.shared_node() + 1 + partition
+    }
 }
 
 /// What the host asks, with the number that the reply will carry.

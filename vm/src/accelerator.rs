@@ -1,0 +1,161 @@
+//! How QEMU runs the guest's code: by the CPU's virtualization where it works, else by translation.
+//!
+//! `/dev/kvm` may be there and of no use (nested virtualization that cannot run a stock kernel). So the kernel itself is
+//! tried: without a root file system it panics about that, and only if it got that far does KVM work. The answer holds
+//! until the host boots again, and is kept in a file until then.
+
+use std::fmt;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use tracing::debug;
+
+use crate::error::Error;
+
+/// What a kernel without a root file system says last.
+const REACHED_USER_SPACE: &str = "Unable to mount root fs";
+
+/// Under KVM a kernel gets there in about a second.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(6);
+
+/// What the user asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Choice {
+    /// KVM where it boots the kernel, else TCG.
+    #[default]
+    Auto,
+    /// KVM or nothing.
+    Kvm,
+    /// TCG.
+    Tcg,
+}
+
+/// What is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Accelerator {
+    /// The CPU's virtualization.
+    Kvm,
+    /// Translation, one host thread for each virtual CPU.
+    Tcg,
+}
+
+impl fmt::Display for Accelerator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.option())
+    }
+}
+
+impl Accelerator {
+    /// For `-accel`.
+    pub fn option(self) -> &'static str {
+        match self {
+            Accelerator::Kvm => "kvm",
+            Accelerator::Tcg => "tcg,thread=multi",
+        }
+    }
+
+    /// For `-cpu`.
+    pub fn cpu(self) -> &'static str {
+        match self {
+            Accelerator::Kvm => "host",
+            Accelerator::Tcg => "max",
+        }
+    }
+
+    /// What to take for this kernel.
+    ///
+    /// # Errors
+    /// KVM is asked for and does not boot the kernel.
+    pub fn choose(choice: Choice, qemu: &Path, kernel: &Path) -> Result<Accelerator, Error> {
+        if choice == Choice::Tcg {
+            return Ok(Accelerator::Tcg);
+        }
+        let why = match obstacle(qemu, kernel) {
+            None => return Ok(Accelerator::Kvm),
+            Some(why) => why,
+        };
+        if choice == Choice::Kvm {
+            return Err(Error::Missing(format!(
+                "KVM cannot be used: {why}; --accelerator tcg works without it"
+            )));
+        }
+        debug!("no KVM: {why}");
+        Ok(Accelerator::Tcg)
+    }
+}
+
+/// Why KVM cannot run this kernel.
+fn obstacle(qemu: &Path, kernel: &Path) -> Option<String> {
+    if std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_err() {
+        return Some("/dev/kvm is missing or not for this user".to_string());
+    }
+    let booted = answer_file(kernel);
+    let known = booted.as_ref().and_then(|file| std::fs::read_to_string(file).ok());
+    let boots = known.map_or_else(
+        || {
+            let boots = boots_under_kvm(qemu, kernel);
+            if let Some(file) = booted {
+                // Only to save the next probe.
+                let _ = std::fs::create_dir_all(file.parent().expect("a file in a folder"));
+                let _ = std::fs::write(file, if boots { "yes" } else { "no" });
+            }
+            boots
+        },
+        |text| text == "yes",
+    );
+    (!boots).then(|| format!("{} does not boot under it", kernel.display()))
+}
+
+/// Where the answer for this kernel is kept until the host boots again.
+fn answer_file(kernel: &Path) -> Option<PathBuf> {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let metadata = std::fs::metadata(kernel).ok()?;
+    let mut hasher = DefaultHasher::new();
+    (boot, std::fs::canonicalize(kernel).ok()?, metadata.len(), metadata.modified().ok()?).hash(&mut hasher);
+    let cache = std::env::var_os("XDG_CACHE_HOME")
+        .map(PathBuf::from)
+        .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))?;
+    Some(cache.join(format!("mayfly/kvm/{:016x}", hasher.finish())))
+}
+
+fn boots_under_kvm(qemu: &Path, kernel: &Path) -> bool {
+    let started = Command::new(qemu)
+        .args([
+            "-nodefaults",
+            "-no-user-config",
+            "-display",
+            "none",
+            "-no-reboot",
+            "-accel",
+            "kvm",
+            "-cpu",
+            "host",
+        ])
+        .args(["-m", "256M", "-serial", "stdio", "-append", "console=ttyS0 panic=-1", "-kernel"])
+        .arg(kernel)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn();
+    let Ok(mut child) = started else { return false };
+    let mut output = child.stdout.take().expect("a pipe was asked for");
+    let reader = std::thread::spawn(move || {
+        let mut text = Vec::new();
+        let _ = output.read_to_end(&mut text);
+        text
+    });
+    let deadline = Instant::now() + PROBE_TIMEOUT;
+    while child.try_wait().is_ok_and(|status| status.is_none()) && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+    let text = reader.join().unwrap_or_default();
+    String::from_utf8_lossy(&text).contains(REACHED_USER_SPACE)
+}

@@ -1,0 +1,205 @@
+//! What the host knows about a VM: whether its agent answers, the state of each partition, and who runs where.
+//!
+//! News from QEMU and the agent is entered as it comes and never waits for anything but the lock. Operations enter what
+//! they are about to do, and only then do it.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::Instant;
+
+use tracing::{info, warn};
+use vm_protocol::{Agent, Event as AgentEvent, ExitReason};
+
+use crate::error::Error;
+use crate::partition::{Event, Partition, State};
+use crate::report::GuestStatus;
+
+/// How the last instances ended is kept for those who ask late.
+const ENDED_KEPT: usize = 1024;
+
+/// Whether the agent answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Line {
+    /// Not yet, or not any more.
+    Down(String),
+    /// One has started and has not been greeted.
+    New(Agent),
+    /// Yes.
+    Up(Agent),
+    /// QEMU has ended.
+    Ended(String),
+}
+
+pub(crate) struct Page {
+    pub(crate) line: Line,
+    pub(crate) partitions: Vec<Partition>,
+    /// Instances outside all partitions.
+    pub(crate) outside: BTreeSet<String>,
+    pub(crate) ended: VecDeque<(String, ExitReason)>,
+}
+
+/// The record of a VM.
+pub(crate) struct Book {
+    page: Mutex<Page>,
+    changed: Condvar,
+}
+
+impl Book {
+    pub(crate) fn new(partitions: u32) -> Book {
+        let page = Page {
+            line: Line::Down("it has not started yet".to_string()),
+            partitions: (0..partitions).map(Partition::new).collect(),
+            outside: BTreeSet::new(),
+            ended: VecDeque::new(),
+        };
+        Book { page: Mutex::new(page), changed: Condvar::new() }
+    }
+
+    pub(crate) fn read(&self) -> MutexGuard<'_, Page> {
+        self.page.lock().expect("no panic under this lock")
+    }
+
+    /// Changes the page and tells all who wait.
+    pub(crate) fn write<T>(&self, change: impl FnOnce(&mut Page) -> T) -> T {
+        let result = change(&mut self.read());
+        self.changed.notify_all();
+        result
+    }
+
+    /// Waits until `look` finds what it looks for; `None` at the deadline.
+    pub(crate) fn wait<T>(&self, deadline: Instant, mut look: impl FnMut(&Page) -> Option<T>) -> Option<T> {
+        let mut page = self.read();
+        loop {
+            if let Some(found) = look(&page) {
+                return Some(found);
+            }
+            let left = deadline.checked_duration_since(Instant::now())?;
+            page = self.changed.wait_timeout(page, left).expect("no panic under this lock").0;
+        }
+    }
+
+    /// Enters an event from the agent.
+    pub(crate) fn agent_event(&self, event: AgentEvent) {
+        match event {
+            AgentEvent::Ready(agent) => self.write(|page| {
+                match &page.line {
+                    Line::Ended(_) => return,
+                    Line::Up(last) if *last == agent => return,
+                    Line::Up(_) => page.lose_agent(),
+                    _ => {}
+                }
+                page.line = Line::New(agent);
+            }),
+            AgentEvent::Exited { instance, reason, .. } => self.write(|page| page.exited(&instance, reason)),
+            AgentEvent::Notice { message } => info!("guest: {message}"),
+        }
+    }
+
+    /// The agent closed its port: it died.
+    pub(crate) fn agent_lost(&self) {
+        self.write(|page| {
+            if let Line::Up(_) | Line::New(_) = page.line {
+                page.lose_agent();
+                page.line = Line::Down("its agent died and has not come back yet".to_string());
+            }
+        });
+    }
+
+    /// QEMU has ended, and all memory with it.
+    pub(crate) fn ended(&self, why: String) {
+        self.write(|page| {
+            for index in 0..page.partitions.len() {
+                if let Some(instance) = page.partitions[index].state.instance().map(str::to_string) {
+                    page.keep_reason(instance, ExitReason::AgentLost);
+                }
+                page.enter(index as u32, Event::VmEnded);
+            }
+            page.lose_outside();
+            page.line = Line::Ended(why);
+        });
+    }
+}
+
+impl Page {
+    /// Fails unless the agent answers.
+    pub(crate) fn require_guest(&self) -> Result<(), Error> {
+        match &self.line {
+            Line::Up(_) => Ok(()),
+            Line::New(_) => Err(Error::GuestDown("its agent has just started".to_string())),
+            Line::Down(why) => Err(Error::GuestDown(why.clone())),
+            Line::Ended(why) => Err(Error::Ended(why.clone())),
+        }
+    }
+
+    pub(crate) fn guest_status(&self) -> GuestStatus {
+        match &self.line {
+            Line::Up(agent) => GuestStatus::Up { kernel: agent.kernel.clone() },
+            Line::New(_) => GuestStatus::Down { why: "its agent has just started".to_string() },
+            Line::Down(why) => GuestStatus::Down { why: why.clone() },
+            Line::Ended(why) => GuestStatus::Ended { why: why.clone() },
+        }
+    }
+
+    /// The partition of that number.
+    pub(crate) fn partition(&mut self, number: u32) -> Result<&mut Partition, Error> {
+        let count = self.partitions.len() as u32;
+        self.partitions.get_mut(number as usize).ok_or(Error::NoSuchPartition { partition: number, count })
+    }
+
+    /// Enters news about a partition, which cannot be refused.
+    pub(crate) fn enter(&mut self, number: u32, event: Event) {
+        let partition = &mut self.partitions[number as usize];
+        if let Err(error) = partition.apply(event) {
+            warn!("partition {number}: {error}");
+        }
+    }
+
+    /// The partition that an instance has.
+    pub(crate) fn partition_of(&self, instance: &str) -> Option<u32> {
+        let partition =
+            self.partitions.iter().find(|partition| partition.state.instance() == Some(instance))?;
+        Some(partition.number)
+    }
+
+    /// Whether an instance of that name runs or may still run.
+    pub(crate) fn runs(&self, instance: &str) -> bool {
+        self.outside.contains(instance) || self.partition_of(instance).is_some()
+    }
+
+    pub(crate) fn exited(&mut self, instance: &str, reason: ExitReason) {
+        if let Some(number) = self.partition_of(instance) {
+            self.enter(number, Event::Exited(instance));
+        } else if !self.outside.remove(instance) {
+            return;
+        }
+        self.keep_reason(instance.to_string(), reason);
+    }
+
+    /// How the last instance of that name ended.
+    pub(crate) fn reason(&self, instance: &str) -> Option<ExitReason> {
+        self.ended.iter().rev().find(|(name, _)| name == instance).map(|(_, reason)| *reason)
+    }
+
+    fn keep_reason(&mut self, instance: String, reason: ExitReason) {
+        self.ended.push_back((instance, reason));
+        if self.ended.len() > ENDED_KEPT {
+            self.ended.pop_front();
+        }
+    }
+
+    fn lose_agent(&mut self) {
+        for index in 0..self.partitions.len() {
+            if let State::InUse { instance } = &self.partitions[index].state {
+                self.keep_reason(instance.clone(), ExitReason::AgentLost);
+            }
+            self.enter(index as u32, Event::AgentLost);
+        }
+        self.lose_outside();
+    }
+
+    fn lose_outside(&mut self) {
+        for instance in std::mem::take(&mut self.outside).into_iter() {
+            self.keep_reason(instance, ExitReason::AgentLost);
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! The control socket of a VM's supervisor: how other processes reach a VM.
+//!
+//! One line of JSON for each request and each answer. The socket is its owner's alone (mode 0600, in a folder of mode
+//! 0700); its name is the VM's.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use vm_protocol::Spawn;
+
+use crate::error::Error;
+
+/// What the supervisor is asked. The answer's type is named at each one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "verb", rename_all = "snake_case")]
+pub enum Command {
+    /// [`crate::report::Status`].
+    Status,
+    /// [`crate::report::Plugged`].
+    Plug {
+        /// `None`: the first absent one.
+        partition: Option<u32>,
+    },
+    /// [`crate::report::Unplugged`].
+    Unplug {
+        /// Which one.
+        partition: u32,
+    },
+    /// [`crate::report::Spawned`].
+    Spawn {
+        /// Outside all partitions. Otherwise in `spawn.partition`, or the first that is ready.
+        outside: bool,
+        /// What to start.
+        spawn: Spawn,
+    },
+    /// [`vm_protocol::ExitReason`].
+    Stop {
+        /// Which instance.
+        instance: String,
+        /// Between SIGTERM and SIGKILL.
+        grace_ms: u64,
+    },
+    /// [`vm_protocol::ExitReason`], or nothing if it still runs after `timeout_ms`.
+    Wait {
+        /// Which instance.
+        instance: String,
+        /// How long to wait.
+        timeout_ms: u64,
+    },
+    /// [`Output`].
+    Output {
+        /// Which instance.
+        instance: String,
+        /// From this byte on.
+        from: u64,
+    },
+    /// Nothing.
+    Input {
+        /// Which instance.
+        instance: String,
+        /// For its standard input.
+        text: String,
+        /// Close it afterwards.
+        close: bool,
+    },
+    /// [`vm_protocol::InstanceInfo`]s.
+    Instances,
+    /// [`crate::report::Memory`].
+    Memory,
+    /// Text: the last of the guest's console.
+    Console,
+    /// Nothing. The VM is gone when it is answered.
+    Down,
+}
+
+/// Part of what an instance wrote.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Output {
+    /// What it wrote.
+    pub text: String,
+    /// Where to go on.
+    pub next: u64,
+    /// It has ended and this is all.
+    pub ended: bool,
+}
+
+/// What the supervisor answers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reply {
+    /// It was done.
+    Ok(Value),
+    /// It was not: one line.
+    Error(String),
+}
+
+/// The folder of the control sockets: `$XDG_RUNTIME_DIR/mayfly/vm`, `/run/mayfly/vm` for root, or one of the user's own
+/// in the folder for temporary files.
+///
+/// # Errors
+/// It cannot be made, or belongs to somebody else.
+pub fn folder() -> Result<PathBuf, Error> {
+    // SAFETY: takes nothing and returns a plain value.
+    let user = unsafe { libc::geteuid() };
+    let base = match std::env::var_os("XDG_RUNTIME_DIR").filter(|value| !value.is_empty()) {
+        Some(folder) => PathBuf::from(folder).join("mayfly"),
+        None if user == 0 => PathBuf::from("/run/mayfly"),
+        None => std::env::temp_dir().join(format!("mayfly-{user}")),
+    };
+    let folder = base.join("vm");
+    let failed = |error: std::io::Error| Error::Failed(format!("cannot use {}: {error}", folder.display()));
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(failed)?;
+    for path in [&base, &folder] {
+        let metadata = std::fs::symlink_metadata(path).map_err(failed)?;
+        if metadata.uid() != user || metadata.mode() & 0o022 != 0 {
+            let path = path.display();
+            return Err(Error::Failed(format!(
+                "{path} must belong to the user alone (chmod 700), others may write there"
+            )));
+        }
+    }
+    Ok(folder)
+}
+
+/// The names of the VMs that run, in order. Sockets that nobody listens on any more are removed.
+///
+/// # Errors
+/// The folder cannot be read.
+pub fn running() -> Result<Vec<String>, Error> {
+    let folder = folder()?;
+    let entries = std::fs::read_dir(&folder)
+        .map_err(|error| Error::Failed(format!("cannot read {}: {error}", folder.display())))?;
+    let mut names: Vec<String> = entries
+        .flatten()
+        .filter_map(|entry| Some(entry.file_name().to_str()?.strip_suffix(".sock")?.to_string()))
+        .filter(|name| UnixStream::connect(socket(&folder, name)).is_ok())
+        .collect();
+    names.sort();
+    Ok(names)
+}
+
+pub(crate) fn socket(folder: &Path, name: &str) -> PathBuf {
+    folder.join(format!("{name}.sock"))
+}
+
+/// A connection to a VM's supervisor.
+pub struct Client {
+    name: String,
+    reader: BufReader<UnixStream>,
+}
+
+impl Client {
+    /// Connects to the VM of that name, or to the only one that runs.
+    ///
+    /// # Errors
+    /// There is no such VM, or more than one.
+    pub fn connect(name: Option<&str>) -> Result<Client, Error> {
+        let name = match name {
+            Some(name) => name.to_string(),
+            None => match &running()?[..] {
+                [] => return Err(Error::Missing("no VM runs: start one with: mayfly vm boot".to_string())),
+                [name] => name.clone(),
+                names => {
+                    let names = names.join(", ");
+                    return Err(Error::Setting(format!(
+                        "several VMs run ({names}): choose one with --vm NAME"
+                    )));
+                }
+            },
+        };
+        let stream = UnixStream::connect(socket(&folder()?, &name)).map_err(|_| {
+            Error::Missing(format!("no VM {name} runs: start it with: mayfly vm boot --name {name}"))
+        })?;
+        Ok(Client { name, reader: BufReader::new(stream) })
+    }
+
+    /// The VM's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Asks for something and reads the answer, whose type is at each [`Command`].
+    ///
+    /// # Errors
+    /// The line that the supervisor answers, or that it is gone.
+    pub fn ask<T: DeserializeOwned>(&mut self, command: &Command) -> Result<T, Error> {
+        let gone = || Error::Ended(format!("the supervisor of {} is gone", self.name));
+        let mut line = serde_json::to_vec(command).map_err(|error| Error::Failed(error.to_string()))?;
+        line.push(b'\n');
+        self.reader.get_mut().write_all(&line).map_err(|_| gone())?;
+        let mut text = String::new();
+        match self.reader.read_line(&mut text) {
+            Ok(0) | Err(_) => return Err(gone()),
+            Ok(_) => {}
+        }
+        let unknown = |error| Error::Failed(format!("the supervisor's answer is not understood: {error}"));
+        match serde_json::from_str(&text).map_err(unknown)? {
+            Reply::Ok(value) => serde_json::from_value(value).map_err(unknown),
+            Reply::Error(line) => Err(Error::Failed(line)),
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! The thread that goes on with what was left half done: it greets each new agent, empties partitions whose instance
+//! may be gone, and gives back those that nobody wants any more, until they are.
+
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use tracing::{info, warn};
+use vm_protocol::{Agent, Answer, ErrorKind, Mode, Operation, Refusal, VERSION};
+
+use crate::book::{Book, Line, Page};
+use crate::error::Error;
+use crate::partition::State;
+use crate::pool::{Machine, Pool};
+
+/// Between two attempts at what does not work.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Works until the VM has ended or `pool` is dropped.
+pub(crate) fn keep<M: Machine>(book: &Arc<Book>, pool: &Weak<Pool<M>>) {
+    loop {
+        let work = |page: &Page| match &page.line {
+            Line::Ended(_) => Some(None),
+            Line::New(agent) => Some(Some(Work::Greet(agent.clone()))),
+            Line::Up(_) => abandoned(page).map(|all| Some(Work::Abandoned(all))),
+            Line::Down(_) => None,
+        };
+        let found = book.wait(Instant::now() + PAUSE, work);
+        let Some(pool) = pool.upgrade() else { return };
+        match found {
+            None => {}
+            Some(None) => return,
+            Some(Some(work)) => {
+                if let Err(error) = pool.keep_one(work) {
+                    warn!("{error}");
+                    drop(pool);
+                    std::thread::sleep(PAUSE);
+                }
+            }
+        }
+    }
+}
+
+/// What there is to do.
+pub(crate) enum Work {
+    /// An agent has started.
+    Greet(Agent),
+    /// Partitions on which nobody is at work.
+    Abandoned(Vec<(u32, State)>),
+}
+
+fn abandoned(page: &Page) -> Option<Vec<(u32, State)>> {
+    let all: Vec<_> = page
+        .partitions
+        .iter()
+        .filter(|partition| partition.is_abandoned())
+        .map(|partition| (partition.number, partition.state.clone()))
+        .collect();
+    (!all.is_empty()).then_some(all)
+}
+
+impl<M: Machine> Pool<M> {
+    /// Does what there is to do.
+    pub(crate) fn keep_one(&self, work: Work) -> Result<(), Error> {
+        match work {
+            Work::Greet(agent) => self.greet(&agent),
+            // Side by side: one that is stuck must not hold up the others.
+            Work::Abandoned(all) => std::thread::scope(|scope| {
+                let workers: Vec<_> = all
+                    .iter()
+                    .map(|(number, state)| scope.spawn(move || self.go_on(*number, state)))
+                    .collect();
+                workers
+                    .into_iter()
+                    .try_for_each(|worker| worker.join().expect("the keeper's work does not panic"))
+            }),
+        }
+    }
+
+    fn go_on(&self, number: u32, state: &State) -> Result<(), Error> {
+        let outcome = match state {
+            State::Draining { instance } => self.stop(instance, Duration::ZERO).map(drop),
+            State::Plugging | State::Unplugging => self.unplug(number).map(drop),
+            _ => Ok(()),
+        };
+        match outcome {
+            // Somebody else was faster, or it turned out to be used after all.
+            Err(Error::Moving { .. } | Error::NoSuchInstance(_) | Error::Absent(_) | Error::Refused(_)) => {
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    /// Tells a new agent what the VM is, and which partitions are plugged.
+    pub(crate) fn greet(&self, agent: &Agent) -> Result<(), Error> {
+        let hello = Operation::Hello { version: VERSION, layout: self.layout };
+        let mut requests = vec![hello];
+        if self.has_nodes() {
+            let timeout_ms = self.patience.as_millis() as u64;
+            let page = self.book.read();
+            let settled = page.partitions.iter().filter(|partition| {
+                matches!(partition.state, State::Ready | State::InUse { .. } | State::Draining { .. })
+            });
+            requests.extend(settled.map(|partition| Operation::PlugConfirm {
+                partition: Some(partition.number),
+                bytes: self.layout.partition_bytes,
+                timeout_ms,
+            }));
+        }
+        for request in requests {
+            match self.machine.ask(request, self.patience) {
+                Ok(Answer::Hello(answer)) if self.layout.mode == Mode::Hotmem && !answer.hotmem => {
+                    let message = format!(
+                        "mode hotmem needs Mayfly's kernel, the guest runs {}: mayfly vm image --kernel hotmem",
+                        answer.kernel
+                    );
+                    return Err(Error::Refused(Refusal { kind: ErrorKind::WrongKernel, message }));
+                }
+                Ok(_) => {}
+                Err(crate::guest::AskError::Refused(refusal)) => return Err(Error::Refused(refusal)),
+                Err(error) => {
+                    return Err(Error::GuestDown(format!("its agent does not greet back ({error:?})")));
+                }
+            }
+        }
+        self.book.write(|page| {
+            if page.line == Line::New(agent.clone()) {
+                info!(kernel = agent.kernel, "the guest's agent answers");
+                page.line = Line::Up(agent.clone());
+            }
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,32 @@
+//! A VM whose memory comes back at once: each function instance lives in a partition of hot-plugged memory of its own,
+//! so that unplugging it moves no page (HotMem).
+//!
+//! [`Vm::boot`] starts QEMU and waits for the agent in the guest. Then, for each instance: [`Vm::plug`] a partition,
+//! [`Vm::spawn`] the instance in it, [`Vm::stop`] it or let it end, and [`Vm::unplug`] the partition, or spawn the next
+//! one there. Every call blocks until it is done, has failed, or has taken too long; calls from many threads run side by
+//! side. A partition is always in one [`State`], and a keeper thread goes on with what was left half done when the
+//! guest, its agent or a request failed.
+
+pub mod accelerator;
+mod book;
+pub mod control;
+mod error;
+mod guest;
+pub mod host_memory;
+pub mod image;
+mod keeper;
+mod monitor;
+pub mod partition;
+mod pool;
+mod qemu;
+pub mod report;
+pub mod settings;
+pub mod supervisor;
+mod vm;
+
+pub use error::Error;
+pub use partition::State;
+pub use pool::Place;
+pub use settings::Settings;
+pub use vm::Vm;
+pub use vm_protocol as protocol;

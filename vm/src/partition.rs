@@ -1,0 +1,192 @@
+//! The states of one partition and what leads from one to the next. Pure: no I/O, no clock.
+//!
+//! ```text
+//!            plug            plugged           spawn             stop, agent lost
+//!   absent ───────▶ plugging ───────▶ ready ◀─────────▶ in use ───────────────▶ draining
+//!     ▲                │ failed       │ ▲ ▲     exited             exited, stopped │
+//!     │                ▼       unplug │ │ └────────────────────────────────────────┘
+//!     └──────────── unplugging ◀──────┘ │
+//!       unplugged       └───────────────┘ refused, given up and plugged whole again
+//! ```
+//! When QEMU ends, every partition is absent: its memory went with it.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+
+/// Where a partition is between absent and absent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum State {
+    /// It has no memory. The host pays nothing for it.
+    Absent,
+    /// Memory was asked for and is not all online yet.
+    Plugging,
+    /// Online and empty: an instance can have it.
+    Ready,
+    /// An instance lives in it.
+    InUse {
+        /// Its name.
+        instance: String,
+    },
+    /// The instance is to end, or may have ended, and not all its processes are known to be gone.
+    Draining {
+        /// Its name.
+        instance: String,
+    },
+    /// Being given back. Nobody can have it.
+    Unplugging,
+}
+
+impl State {
+    /// What is being done to it, for a message.
+    pub fn doing(&self) -> &'static str {
+        match self {
+            State::Absent => "absent",
+            State::Plugging => "being plugged",
+            State::Ready => "ready",
+            State::InUse { .. } => "in use",
+            State::Draining { .. } => "being emptied",
+            State::Unplugging => "being unplugged",
+        }
+    }
+
+    /// Who uses it or did until now.
+    pub fn instance(&self) -> Option<&str> {
+        match self {
+            State::InUse { instance } | State::Draining { instance } => Some(instance),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            State::Absent => "absent",
+            State::Plugging => "plugging",
+            State::Ready => "ready",
+            State::InUse { .. } => "in use",
+            State::Draining { .. } => "draining",
+            State::Unplugging => "unplugging",
+        })
+    }
+}
+
+/// What happens to a partition.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event<'a> {
+    /// Somebody wants it plugged.
+    Plug,
+    /// The guest has it online.
+    Plugged,
+    /// The guest did not bring it online: what came must go again.
+    PlugFailed,
+    /// Somebody wants an instance in it.
+    Spawn(&'a str),
+    /// The instance was not started.
+    SpawnRefused(&'a str),
+    /// Nobody knows whether the instance was started.
+    SpawnUnsure(&'a str),
+    /// The instance is to end.
+    Stop(&'a str),
+    /// All processes of the instance are gone.
+    Exited(&'a str),
+    /// The agent died. Its successor kills what it left.
+    AgentLost,
+    /// Somebody wants it given back.
+    Unplug,
+    /// The guest does not give it back, and has it whole.
+    UnplugGivenUp,
+    /// The guest has given it back.
+    Unplugged,
+    /// QEMU has ended.
+    VmEnded,
+}
+
+/// A partition: its number, its state, and whether somebody is at work on it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Partition {
+    /// Its number.
+    pub number: u32,
+    /// Its state.
+    pub state: State,
+    /// A thread is at work to lead it to the next state. A partition that is plugging, draining or unplugging and has no
+    /// such thread is the keeper's.
+    pub driven: bool,
+}
+
+impl Partition {
+    /// An absent partition.
+    pub fn new(number: u32) -> Partition {
+        Partition { number, state: State::Absent, driven: false }
+    }
+
+    /// Takes the event, or says why it cannot happen now. Late news about an instance that is gone changes nothing.
+    ///
+    /// # Errors
+    /// Only for what somebody wants: `Plug`, `Spawn`, `Stop`, `Unplug`.
+    pub fn apply(&mut self, event: Event) -> Result<(), Error> {
+        let number = self.number;
+        let same = |instance: &str| self.state.instance() == Some(instance);
+        let next = match (&self.state, event) {
+            (_, Event::VmEnded) => State::Absent,
+
+            (State::Absent, Event::Plug) => State::Plugging,
+            (State::Plugging | State::Unplugging, Event::Plug) => return Err(self.moving()),
+            (_, Event::Plug) => return Err(Error::Plugged(number)),
+
+            (State::Plugging, Event::Plugged) => State::Ready,
+            (State::Plugging, Event::PlugFailed) => State::Unplugging,
+
+            (State::Ready, Event::Spawn(instance)) => State::InUse { instance: instance.to_string() },
+            (State::Absent, Event::Spawn(_)) => return Err(Error::Absent(number)),
+            (State::InUse { instance }, Event::Spawn(_)) => {
+                return Err(Error::Used { partition: number, instance: instance.clone() });
+            }
+            (_, Event::Spawn(_)) => return Err(self.moving()),
+
+            (State::InUse { .. }, Event::SpawnRefused(instance)) if same(instance) => State::Ready,
+            (State::InUse { .. }, Event::SpawnUnsure(instance) | Event::Stop(instance)) if same(instance) => {
+                State::Draining { instance: instance.to_string() }
+            }
+            (State::Draining { instance }, Event::Stop(asked)) if same(asked) && !self.driven => {
+                State::Draining { instance: instance.clone() }
+            }
+            (State::Draining { .. }, Event::Stop(asked)) if same(asked) => return Err(self.moving()),
+            (_, Event::Stop(instance)) => return Err(Error::NoSuchInstance(instance.to_string())),
+
+            (State::InUse { .. } | State::Draining { .. }, Event::Exited(instance)) if same(instance) => {
+                State::Ready
+            }
+            (State::InUse { instance }, Event::AgentLost) => State::Draining { instance: instance.clone() },
+
+            (State::Ready, Event::Unplug) => State::Unplugging,
+            (State::Unplugging, Event::Unplug) if !self.driven => State::Unplugging,
+            (State::Absent, Event::Unplug) => return Err(Error::Absent(number)),
+            (State::InUse { instance }, Event::Unplug) => {
+                return Err(Error::Used { partition: number, instance: instance.clone() });
+            }
+            (_, Event::Unplug) => return Err(self.moving()),
+
+            (State::Unplugging, Event::UnplugGivenUp) => State::Ready,
+            (State::Unplugging, Event::Unplugged) => State::Absent,
+
+            // News that came late: about a former instance, or after the VM ended.
+            (state, _) => state.clone(),
+        };
+        self.state = next;
+        Ok(())
+    }
+
+    /// Whether the keeper should go on with it.
+    pub fn is_abandoned(&self) -> bool {
+        !self.driven && matches!(self.state, State::Plugging | State::Draining { .. } | State::Unplugging)
+    }
+
+    fn moving(&self) -> Error {
+        Error::Moving { partition: self.number, doing: self.state.doing() }
+    }
+}

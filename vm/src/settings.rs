@@ -1,0 +1,155 @@
+//! What is fixed when a VM is made (HotMem §4.1, "VM creation"), and whether it can be.
+
+use std::time::Duration;
+
+use vm_protocol::{Layout, MAX_PARTITIONS, Mode};
+
+use crate::accelerator::Choice;
+use crate::error::Error;
+use crate::host_memory::HostMemory;
+use crate::image::Image;
+
+/// Linux plugs and unplugs whole memory blocks (HotMem §2.2). On x86-64 they have 128 MiB unless a machine boots with
+/// 64 GiB or more.
+pub const BLOCK_BYTES: u64 = 128 << 20;
+
+/// Boot memory for the kernel, the root file system and the agent, before any partition is described.
+const BASE_BYTES: u64 = 512 << 20;
+
+/// The most boot memory that keeps memory blocks at [`BLOCK_BYTES`].
+const MAX_BOOT_BYTES: u64 = 60 << 30;
+
+/// A VM to make.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// What other commands call it.
+    pub name: String,
+    /// Mode, concurrency factor, sizes.
+    pub layout: Layout,
+    /// Memory from boot, apart from partitions. `None`: enough for the layout.
+    pub boot_bytes: Option<u64>,
+    /// The most memory the VM may have plugged, with the shared partition and without boot memory. `None`: all partitions.
+    pub limit_bytes: Option<u64>,
+    /// Virtual CPUs.
+    pub cpus: u32,
+    /// How QEMU runs the guest's code.
+    pub accelerator: Choice,
+    /// Kernel and root.
+    pub image: Image,
+    /// Added to the kernel's command line.
+    pub append: String,
+    /// How long to wait for the guest at any one step before giving up.
+    pub patience: Duration,
+}
+
+impl Settings {
+    /// Boot memory: as given, or [`BASE_BYTES`] and what describes the pages of everything that can be plugged (HotMem
+    /// §5.1: 1/64 of it), and the structures of each node.
+    pub fn boot_bytes(&self) -> u64 {
+        self.boot_bytes.unwrap_or_else(|| {
+            let hotplug_bytes = match self.layout.mode {
+                Mode::Static => 0,
+                _ => self.hotplug_bytes(),
+            };
+            let node_bytes = u64::from(self.layout.partitions) << 20;
+            (BASE_BYTES + hotplug_bytes / 64 + node_bytes).next_multiple_of(BLOCK_BYTES)
+        })
+    }
+
+    /// Boot memory as QEMU and the guest get it: with everything in it in mode `static`.
+    pub fn memory_at_boot_bytes(&self) -> u64 {
+        match self.layout.mode {
+            Mode::Static => self.boot_bytes() + self.hotplug_bytes(),
+            _ => self.boot_bytes(),
+        }
+    }
+
+    /// Everything that can be plugged.
+    pub fn hotplug_bytes(&self) -> u64 {
+        let layout = &self.layout;
+        layout.shared_bytes.saturating_add(layout.partition_bytes.saturating_mul(layout.partitions.into()))
+    }
+
+    /// The most memory the VM may have plugged.
+    pub fn limit_bytes(&self) -> u64 {
+        self.limit_bytes.unwrap_or(u64::MAX).min(self.hotplug_bytes())
+    }
+
+    /// Refuses a VM that cannot be.
+    ///
+    /// # Errors
+    /// One line about the first setting that is wrong, or the host's memory.
+    pub fn check(&self) -> Result<(), Error> {
+        let wrong = |line: String| Err(Error::Setting(line));
+        let layout = &self.layout;
+        if !is_name(&self.name) {
+            return wrong(format!(
+                "a VM's name has 1 to 40 letters, digits, '-' and '_', unlike {:?}",
+                self.name
+            ));
+        }
+        if layout.partitions == 0 {
+            return wrong("a VM has at least 1 partition".to_string());
+        }
+        let shared = u32::from(layout.shared_bytes > 0);
+        if layout.partitions.saturating_add(shared) > MAX_PARTITIONS {
+            let with = if shared > 0 { " and a shared one" } else { "" };
+            return wrong(format!(
+                "{} partitions{with} are too many: a VM has at most {MAX_PARTITIONS} in all, because each is a NUMA node \
+                 and QEMU has 128",
+                layout.partitions
+            ));
+        }
+        for (what, bytes) in [
+            ("the partition size", layout.partition_bytes),
+            ("the shared size", layout.shared_bytes),
+            ("the memory at boot", self.boot_bytes()),
+        ] {
+            if !bytes.is_multiple_of(BLOCK_BYTES) {
+                return wrong(format!(
+                    "{what} must be a multiple of {} MiB, the block in which Linux plugs memory, not {} bytes",
+                    BLOCK_BYTES >> 20,
+                    bytes
+                ));
+            }
+        }
+        if layout.partition_bytes == 0 {
+            return wrong("a partition has at least one block of 128 MiB".to_string());
+        }
+        let host = HostMemory::read()?;
+        if layout.partition_bytes > host.total_bytes {
+            return wrong(format!(
+                "a partition of {} MiB is larger than this host's memory ({} MiB)",
+                layout.partition_bytes >> 20,
+                host.total_bytes >> 20
+            ));
+        }
+        let most = self.limit_bytes().saturating_sub(layout.shared_bytes);
+        if layout.partition_bytes > most {
+            return wrong(format!(
+                "a partition of {} MiB is larger than the VM: it may have {} MiB beside boot memory and shared partition",
+                layout.partition_bytes >> 20,
+                most >> 20
+            ));
+        }
+        if !(256 << 20..=MAX_BOOT_BYTES).contains(&self.boot_bytes()) {
+            return wrong(format!("the memory at boot is 256 MiB to {} GiB", MAX_BOOT_BYTES >> 30));
+        }
+        if !(1..=64).contains(&self.cpus) {
+            return wrong("a VM has 1 to 64 CPUs".to_string());
+        }
+        if layout.mode == Mode::Hotmem && !self.image.hotmem {
+            return wrong(format!(
+                "mode hotmem needs Mayfly's kernel, {} is another: mayfly vm image --kernel hotmem",
+                self.image.kernel.display()
+            ));
+        }
+        let shared_bytes = if layout.mode == Mode::Static { 0 } else { layout.shared_bytes };
+        HostMemory::require("to boot the VM", self.memory_at_boot_bytes() + shared_bytes)
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    (1..=40).contains(&name.len())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
+}

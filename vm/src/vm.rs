@@ -1,0 +1,338 @@
+//! A VM: QEMU, the line to its agent, its partitions, and the keeper.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use qapi::qmp;
+use vm_protocol::{Answer, ErrorKind, ExitReason, InstanceInfo, Layout, Mode, Operation, Spawn};
+
+use crate::accelerator::Accelerator;
+use crate::book::{Book, Line};
+use crate::error::Error;
+use crate::guest::{AskError, Guest};
+use crate::host_memory::{HostMemory, memory_file_bytes, resident_bytes};
+use crate::keeper;
+use crate::monitor::Monitor;
+use crate::pool::{Machine, Place, Pool};
+use crate::qemu::{self, Device, Qemu};
+use crate::report::{GuestStatus, Memory, Plugged, Spawned, Status, Unplugged};
+use crate::settings::Settings;
+
+/// A guest that was asked to power off gets so long.
+const POWER_OFF: Duration = Duration::from_secs(10);
+
+struct Running {
+    monitor: Monitor,
+    guest: Arc<Guest>,
+    pid: u32,
+    handle: OwnedFd,
+}
+
+impl Machine for Running {
+    fn request(&self, device: Device, bytes: u64) -> Result<(), Error> {
+        self.monitor.set_number(&path(device), "requested-size", bytes)
+    }
+
+    fn size(&self, device: Device) -> Result<u64, Error> {
+        self.monitor.number(&path(device), "size")
+    }
+
+    fn ask(&self, op: Operation, timeout: Duration) -> Result<Answer, AskError> {
+        self.guest.ask(op, timeout)
+    }
+
+    fn require_memory(&self, what: &str, bytes: u64) -> Result<(), Error> {
+        HostMemory::require(what, bytes)
+    }
+
+    fn resident_bytes(&self) -> u64 {
+        resident_bytes(self.pid)
+    }
+}
+
+fn path(device: Device) -> String {
+    format!("/machine/peripheral/{}", device.id())
+}
+
+/// A VM that runs. Dropping it kills it.
+pub struct Vm {
+    name: String,
+    accelerator: Accelerator,
+    boot: Duration,
+    pool: Arc<Pool<Running>>,
+    console: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Vm {
+    /// Starts a VM and waits until its agent answers and the shared partition is plugged (HotMem §4: it is the only one
+    /// populated at boot).
+    ///
+    /// # Errors
+    /// A setting is wrong, something is missing, the host has not enough memory, or the guest does not come up.
+    pub fn boot(settings: &Settings) -> Result<Vm, Error> {
+        settings.check()?;
+        let program = qemu::find()?;
+        let accelerator = Accelerator::choose(settings.accelerator, &program, &settings.image.kernel)?;
+        let started = Instant::now();
+        let book = Arc::new(Book::new(settings.layout.partitions));
+        let told = Arc::clone(&book);
+        let Qemu { pid, handle, monitor, agent, console } =
+            Qemu::start(&program, settings, accelerator, move |why| told.ended(why))?;
+        let told = Arc::clone(&book);
+        let guest = Guest::new(agent, move |event| told.agent_event(event));
+        let guest = Arc::new(guest.map_err(|error| Error::Failed(format!("the agent's port: {error}")))?);
+        let (told, line) = (Arc::clone(&book), Arc::clone(&guest));
+        let monitor = Monitor::new(monitor, move |event| {
+            if let qmp::Event::VSERPORT_CHANGE { data, .. } = event
+                && !data.open
+            {
+                told.agent_lost();
+                line.lose_requests();
+            }
+        });
+        let monitor = monitor.map_err(|error| why_it_ended(&book).unwrap_or(error))?;
+        let machine = Running { monitor, guest, pid, handle };
+        let limit = settings.limit_bytes();
+        let pool = Arc::new(Pool::new(machine, Arc::clone(&book), settings.layout, limit, settings.patience));
+        let mut vm = Vm {
+            name: settings.name.clone(),
+            accelerator,
+            boot: Duration::ZERO,
+            pool: Arc::clone(&pool),
+            console,
+        };
+        vm.wait_for_agent(started + settings.patience)?;
+        vm.boot = started.elapsed();
+        let kept = Arc::downgrade(&pool);
+        std::thread::Builder::new()
+            .name("vm-keeper".to_string())
+            .spawn(move || keeper::keep(&book, &kept))
+            .map_err(|error| Error::Failed(format!("cannot start a thread: {error}")))?;
+        vm.plug_shared(settings)?;
+        Ok(vm)
+    }
+
+    fn wait_for_agent(&self, deadline: Instant) -> Result<(), Error> {
+        let met = self.pool.book.wait(deadline, |page| match &page.line {
+            Line::New(agent) => Some(Ok(agent.clone())),
+            Line::Ended(why) => Some(Err(Error::Ended(why.clone()))),
+            _ => None,
+        });
+        match met {
+            Some(agent) => self.pool.greet(&agent?),
+            None => {
+                let console = self.console();
+                let last = console.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("nothing");
+                Err(Error::GuestDown(format!(
+                    "its agent did not start in time; the last on its console: {last}"
+                )))
+            }
+        }
+    }
+
+    fn plug_shared(&self, settings: &Settings) -> Result<(), Error> {
+        let bytes = settings.layout.shared_bytes;
+        let device = match settings.layout.mode {
+            _ if bytes == 0 => return Ok(()),
+            Mode::Static => return Ok(()),
+            Mode::Plain => Device::All,
+            Mode::Nodes | Mode::Hotmem => Device::Shared,
+        };
+        self.pool.plug_device(device, None, bytes, Instant::now() + settings.patience).map(drop)
+    }
+
+    /// Gives a partition memory: the one of that number, or the first absent one.
+    ///
+    /// # Errors
+    /// It is plugged already, the guest is down, or there is not enough memory. What came is given back.
+    pub fn plug(&self, partition: Option<u32>) -> Result<Plugged, Error> {
+        self.pool.plug(partition)
+    }
+
+    /// Starts an instance in a partition, all its threads and children included (HotMem §4, "Handling forks").
+    ///
+    /// # Errors
+    /// The partition is not ready, or the program cannot be started.
+    pub fn spawn(&self, place: Place, spawn: Spawn) -> Result<Spawned, Error> {
+        self.pool.spawn(place, spawn)
+    }
+
+    /// Ends an instance: SIGTERM, and SIGKILL after `grace`. Its partition is ready for the next one, or to be unplugged.
+    ///
+    /// # Errors
+    /// No such instance, or the guest does not do it in time. Then the keeper goes on.
+    pub fn stop(&self, instance: &str, grace: Duration) -> Result<ExitReason, Error> {
+        self.pool.stop(instance, grace)
+    }
+
+    /// Takes the memory of an empty partition back.
+    ///
+    /// # Errors
+    /// It is used, absent, or the guest does not give it back in time. Then it is whole again, or the keeper goes on.
+    pub fn unplug(&self, partition: u32) -> Result<Unplugged, Error> {
+        self.pool.unplug(partition)
+    }
+
+    /// Waits until an instance has ended; `None` at the deadline.
+    ///
+    /// # Errors
+    /// No such instance was started.
+    pub fn wait(&self, instance: &str, deadline: Instant) -> Result<Option<ExitReason>, Error> {
+        self.pool.wait(instance, deadline)
+    }
+
+    /// What an instance wrote, as [`Answer::Output`]: text, where to ask next, and whether that was all.
+    ///
+    /// # Errors
+    /// No such instance was started.
+    pub fn output(&self, instance: &str, from: u64) -> Result<(String, u64, bool), Error> {
+        match self
+            .ask(Operation::Output { instance: instance.to_string(), from }, "tell an instance's output")?
+        {
+            Answer::Output { text, next, ended, .. } => Ok((text, next, ended)),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Writes to an instance's standard input, and closes it if asked to.
+    ///
+    /// # Errors
+    /// No such instance runs.
+    pub fn input(&self, instance: &str, text: &str, close: bool) -> Result<(), Error> {
+        let op = Operation::Input { instance: instance.to_string(), text: text.to_string(), close };
+        // Not twice: the text would come twice.
+        match self.pool.machine.ask(op, self.pool.patience) {
+            Ok(_) => Ok(()),
+            Err(AskError::Refused(refusal)) => Err(Error::Refused(refusal)),
+            Err(AskError::Unsendable(why)) => Err(Error::Failed(why)),
+            Err(AskError::Lost) => Err(Error::AgentLost("write to an instance".to_string())),
+            Err(AskError::TimedOut) => Err(Error::TimedOut {
+                what: format!("writing to {instance}"),
+                after: self.pool.patience,
+                consequence: "",
+            }),
+        }
+    }
+
+    /// The instances that run, as the agent sees them.
+    ///
+    /// # Errors
+    /// The guest is down.
+    pub fn instances(&self) -> Result<Vec<InstanceInfo>, Error> {
+        match self.ask(Operation::List, "list its instances")? {
+            Answer::Instances { instances } => Ok(instances),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Memory on both sides.
+    ///
+    /// # Errors
+    /// The guest is down.
+    pub fn memory(&self) -> Result<Memory, Error> {
+        match self.ask(Operation::Stats, "tell its memory")? {
+            Answer::Stats(guest) => Ok(Memory {
+                host_resident_bytes: resident_bytes(self.qemu_pid()),
+                host_guest_bytes: memory_file_bytes(self.qemu_pid()),
+                guest,
+            }),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// The state of everything, without asking the guest.
+    pub fn status(&self) -> Status {
+        let page = self.pool.book.read();
+        Status {
+            name: self.name.clone(),
+            qemu_pid: self.qemu_pid(),
+            accelerator: self.accelerator.to_string(),
+            layout: self.pool.layout,
+            guest: page.guest_status(),
+            boot_ns: self.boot.as_nanos() as u64,
+            host_resident_bytes: resident_bytes(self.qemu_pid()),
+            partitions: page.partitions.iter().map(|partition| partition.state.clone()).collect(),
+            outside: page.outside.iter().cloned().collect(),
+        }
+    }
+
+    /// What was fixed when it was made.
+    pub fn layout(&self) -> &Layout {
+        &self.pool.layout
+    }
+
+    /// QEMU's process, for those who measure it.
+    pub fn qemu_pid(&self) -> u32 {
+        self.pool.machine.pid
+    }
+
+    /// From QEMU's start to the agent's first answer.
+    pub fn boot_time(&self) -> Duration {
+        self.boot
+    }
+
+    /// The last of the guest's console.
+    pub fn console(&self) -> String {
+        String::from_utf8_lossy(&self.console.lock().expect("no panic under this lock")).into_owned()
+    }
+
+    /// Waits until QEMU has ended; says how, or `None` at the deadline.
+    pub fn wait_for_end(&self, deadline: Instant) -> Option<String> {
+        self.pool.book.wait(deadline, |page| match &page.line {
+            Line::Ended(why) => Some(why.clone()),
+            _ => None,
+        })
+    }
+
+    /// Stops all instances and powers the VM off: politely, then not.
+    pub fn shut_down(&self) {
+        let guest = self.pool.book.read().guest_status();
+        if let GuestStatus::Up { .. } = guest {
+            let _ = self.pool.machine.ask(Operation::Shutdown, POWER_OFF);
+            self.wait_for_end(Instant::now() + POWER_OFF);
+        }
+        self.kill();
+        self.wait_for_end(Instant::now() + POWER_OFF);
+    }
+
+    /// Kills QEMU. [`Vm::wait_for_end`] says when it has ended.
+    pub fn kill(&self) {
+        qemu::kill(&self.pool.machine.handle);
+    }
+
+    fn ask(&self, op: Operation, what: &str) -> Result<Answer, Error> {
+        self.pool.book.read().require_guest()?;
+        self.pool.ask_until(op, Instant::now() + self.pool.patience, what)
+    }
+}
+
+impl Drop for Vm {
+    fn drop(&mut self) {
+        self.kill();
+        self.wait_for_end(Instant::now() + POWER_OFF);
+    }
+}
+
+fn unexpected(answer: &Answer) -> Error {
+    Error::Failed(format!("the agent's answer is {answer:?}"))
+}
+
+/// QEMU ends a moment after its monitor closes.
+fn why_it_ended(book: &Book) -> Option<Error> {
+    book.wait(Instant::now() + Duration::from_secs(2), |page| match &page.line {
+        Line::Ended(why) => Some(Error::Ended(why.clone())),
+        _ => None,
+    })
+}
+
+impl Error {
+    /// Whether trying the same again later may work.
+    pub fn is_temporary(&self) -> bool {
+        match self {
+            Error::Moving { .. } | Error::NoneReady | Error::HostMemory { .. } | Error::GuestDown(_) => true,
+            Error::AgentLost(_) | Error::TimedOut { .. } => true,
+            other => other.is_refusal(ErrorKind::Busy),
+        }
+    }
+}
