@@ -40,6 +40,8 @@ pub struct Instance {
 /// All instances.
 pub struct Instances {
     state: Mutex<State>,
+    /// One more has been started, or could not be.
+    settled: Condvar,
     outbox: Outbox,
 }
 
@@ -58,24 +60,24 @@ pub struct Allowance {
     pub memory: Option<(u64, bool)>,
     /// Whether page cache may lie in its partition, and has to go with it.
     pub drop_page_cache: bool,
-    /// Whether nobody else may be in its partition.
-    pub alone: bool,
 }
 
 impl Instances {
     pub fn new(outbox: Outbox) -> Arc<Instances> {
-        Arc::new(Instances { state: Mutex::default(), outbox })
+        Arc::new(Instances { state: Mutex::default(), settled: Condvar::new(), outbox })
     }
 
-    /// Starts an instance; returns its first process.
+    /// Starts an instance that was reserved; returns its first process.
     pub fn spawn(self: &Arc<Self>, order: Spawn, allowance: Allowance) -> Result<u32, Refusal> {
-        self.reserve(&order, allowance.alone)?;
         let outcome = self.start(&order, allowance);
         let mut state = self.state.lock().expect("not poisoned");
         state.starting.remove(&order.instance);
-        let (instance, child, drop_page_cache) = outcome?;
-        state.running.insert(order.instance, Arc::clone(&instance));
+        if let Ok((instance, ..)) = &outcome {
+            state.running.insert(order.instance, Arc::clone(instance));
+        }
         drop(state);
+        self.settled.notify_all();
+        let (instance, child, drop_page_cache) = outcome?;
         let pid = instance.pid;
         let all = Arc::clone(self);
         let keeper = move || all.keep(&instance, child, drop_page_cache);
@@ -83,7 +85,8 @@ impl Instances {
         Ok(pid)
     }
 
-    fn reserve(&self, order: &Spawn, alone: bool) -> Result<(), Refusal> {
+    /// Takes an instance's name and, if it has to be alone there, its partition. Until it is started, others wait for it.
+    pub fn reserve(&self, order: &Spawn, alone: bool) -> Result<(), Refusal> {
         let name = &order.instance;
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         if name.is_empty() || name.len() > 128 || name.starts_with('.') || !name.chars().all(plain) {
@@ -273,9 +276,17 @@ impl Instances {
         self.state.lock().expect("not poisoned").user_of(partition)
     }
 
+    /// An instance that runs; one that is being started is waited for.
     fn find(&self, name: &str) -> Result<Arc<Instance>, Refusal> {
         let state = self.state.lock().expect("not poisoned");
-        state.running.get(name).cloned().ok_or_else(|| no_such(name))
+        let state = self.settled.wait_while(state, |state| state.starting.contains_key(name));
+        state.expect("not poisoned").running.get(name).cloned().ok_or_else(|| no_such(name))
+    }
+
+    /// Gives a reservation up.
+    pub fn release(&self, name: &str) {
+        self.state.lock().expect("not poisoned").starting.remove(name);
+        self.settled.notify_all();
     }
 }
 

@@ -93,12 +93,21 @@ fn take(server: &Arc<Server>, text: &[u8]) {
     if let Operation::Hello { version, layout } = request.op {
         return server.reply(id, server.hello(version, layout));
     }
-    if server.under_way.fetch_add(1, Ordering::Relaxed) >= MOST_REQUESTS {
+    // Before the next request is looked at: a later one may be about this instance.
+    let reserved = match &request.op {
+        Operation::Spawn(order) => match server.admit(order) {
+            Ok(()) => Some(order.instance.clone()),
+            Err(refusal) => return server.reply(id, Err(refusal)),
+        },
+        _ => None,
+    };
+    let give_up = |message: String| {
         server.under_way.fetch_sub(1, Ordering::Relaxed);
-        return server.reply(
-            id,
-            Err(refusal(ErrorKind::Failed, format!("more than {MOST_REQUESTS} requests at one time"))),
-        );
+        reserved.iter().for_each(|name| server.instances.release(name));
+        server.reply(id, Err(refusal(ErrorKind::Failed, message)));
+    };
+    if server.under_way.fetch_add(1, Ordering::Relaxed) >= MOST_REQUESTS {
+        return give_up(format!("more than {MOST_REQUESTS} requests at one time"));
     }
     let worker = Arc::clone(server);
     let doing = Builder::new().stack_size(STACK_BYTES).spawn(move || {
@@ -107,8 +116,7 @@ fn take(server: &Arc<Server>, text: &[u8]) {
         worker.reply(id, outcome);
     });
     if let Err(error) = doing {
-        server.under_way.fetch_sub(1, Ordering::Relaxed);
-        server.reply(id, Err(refusal(ErrorKind::Failed, format!("a thread for the request: {error}"))));
+        give_up(format!("a thread for the request: {error}"));
     }
 }
 
@@ -197,27 +205,38 @@ impl Server {
         }
     }
 
-    fn spawn(&self, order: Spawn) -> Result<Answer, Refusal> {
+    /// Reserves an instance's name and partition, in this order: whoever closes a partition looks for users afterwards,
+    /// so that one of the two sees the other.
+    fn admit(&self, order: &Spawn) -> Result<(), Refusal> {
         let layout = self.layout()?;
-        let allowance = match order.partition {
-            None => Allowance { source: None, memory: None, drop_page_cache: false, alone: false },
-            Some(partition) => {
-                self.partitions.check_open(&layout, partition)?;
-                let source = match layout.mode {
-                    Mode::Nodes => Source::Node(layout.node_of(partition)),
-                    Mode::Hotmem => Source::Hotmem(hotmem_device()?, layout.node_of(partition)),
-                    Mode::Plain | Mode::Static => Source::Anywhere,
-                };
-                Allowance {
-                    source: Some(source),
-                    memory: Some((layout.partition_bytes, has_node(layout.mode))),
-                    drop_page_cache: layout.mode == Mode::Nodes,
-                    alone: has_node(layout.mode),
-                }
-            }
-        };
+        self.instances.reserve(order, has_node(layout.mode))?;
+        let open = order.partition.map_or(Ok(()), |partition| self.partitions.check_open(&layout, partition));
+        open.inspect_err(|_| self.instances.release(&order.instance))
+    }
+
+    /// Starts an instance that was admitted.
+    fn spawn(&self, order: Spawn) -> Result<Answer, Refusal> {
+        let allowance =
+            self.allowance(order.partition).inspect_err(|_| self.instances.release(&order.instance))?;
         let pid = self.instances.spawn(order, allowance)?;
         Ok(Answer::Spawned { pid })
+    }
+
+    fn allowance(&self, partition: Option<u32>) -> Result<Allowance, Refusal> {
+        let layout = self.layout()?;
+        let Some(partition) = partition else {
+            return Ok(Allowance { source: None, memory: None, drop_page_cache: false });
+        };
+        let source = match layout.mode {
+            Mode::Nodes => Source::Node(layout.node_of(partition)),
+            Mode::Hotmem => Source::Hotmem(hotmem_device()?, layout.node_of(partition)),
+            Mode::Plain | Mode::Static => Source::Anywhere,
+        };
+        Ok(Allowance {
+            source: Some(source),
+            memory: Some((layout.partition_bytes, has_node(layout.mode))),
+            drop_page_cache: layout.mode == Mode::Nodes,
+        })
     }
 
     fn stats(&self) -> Result<Stats, Refusal> {
