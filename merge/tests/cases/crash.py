@@ -1,0 +1,171 @@
+"""SIGKILL at every step: of a client, which must leave nothing in the store, and of the store, whose clients must keep
+their pages and merge again with the one that takes its place. A step is the entry or exit of a system call
+(programs/kill_at.c) or a fault point inside the library."""
+
+import os
+import re
+import signal
+import time
+
+from store import Gone, Puppet, Store, check, until
+
+PAGES = 96
+# What a client does between its first and last step: gives pages, finds pages, changes, keeps, returns, forgets.
+SCENE = [
+    "map 1 96", "fill 1 1", "map 2 96", "fill 2 2", "map 3 96", "fill 3 7", "steps begin", "advise 1 0", "advise 2 0",
+    "touch 2 5 77", "advise 2 0", "begin 3 0", "unadvise 1", "unmap 3", "steps end", "check 1", "check 2",
+]
+
+
+def play(puppet, scene, may_fail=False):
+    """Plays a scene; what fails is said to, contents excepted, which must always be right."""
+    failed = 0
+    for command in scene:
+        said = puppet.ask(command)
+        if said != "ok":
+            check(may_fail and re.match(r"(advise|begin)", command) and said.split()[0] in ("111", "104", "110", "32"),
+                  f"{command}: {said}")
+            failed += 1
+    return failed
+
+
+def steps_to_try(built, options, count, prefix):
+    """All, or so many at random."""
+    chance = __import__("random").Random(options.seed)
+    steps = range(1, count + 1)
+    return steps if options.soak else sorted(chance.sample(steps, min(count, 40)))
+
+
+def client(built, options):
+    """A client is killed at each of its system calls; another, who shares with it, notices nothing."""
+    stepper = built.program("kill_at")
+    with Store(built) as store, Puppet(store) as witness:
+        witness.block(1, PAGES, 2)
+        with Puppet(store, prefix=[stepper, 10**9, "count"]) as whole:
+            play(whole, SCENE)
+            whole.send("exit")
+            count = int(re.search(r"after (\d+) steps", whole.answer())[1])
+        files = store.files()
+        before = until(lambda: (m := store.metrics())["clients"] == 1 and m, "only the witness is left")
+        for step in steps_to_try(built, options, count, "client"):
+            with Puppet(store, prefix=[stepper, step, "count"]) as victim:
+                for command in SCENE:
+                    victim.send(command)
+                said = ""
+                while not said.startswith(("killed", "ended")):
+                    said = victim.answer()
+            store.alive(f"after a client was {said}")
+            witness.do("check 1", "advise 1 0")
+            until(lambda: store.metrics()["clients"] == 1, f"the store notices that a client was {said}")
+            until(lambda: store.metrics()["pages"] <= before["pages"], f"the pages of a client go that was {said}")
+            until(lambda: store.files() <= files + 1, f"files of a client are closed that was {said}")
+        with Puppet(store) as late:
+            late.block(1, PAGES, 2)
+            check(late.stats()["merged"] == PAGES, f"afterwards: {late.stats()}")
+        witness.end()
+        store.empty("after clients were killed at every step")
+    return f"{count} steps"
+
+
+def replaced(built, options):
+    """kill -9 of the store: clients keep their pages; with the next store they merge again and are known to it."""
+    with Store(built) as store, Puppet(store) as one, Puppet(store) as two:
+        one.block(1, PAGES, 1)
+        two.block(1, PAGES, 1)
+        identity = store.metrics().get("identity")
+        for _ in range(3):
+            store.kill()
+            one.do("check 1", "touch 1 3 50", "check 1", "fill 1 1", "check 1", "unadvise 1", "check 1")
+            said = one.ask("advise 1 0")
+            check(said == "ok" or said.split()[0] in ("111", "104"), f"advise without a store: {said}")
+            two.do("check 1")
+            store.start()
+            one.do("advise 1 0", "check 1")
+            two.do("advise 1 0", "check 1")
+            with Puppet(store) as three:
+                three.block(1, PAGES, 1)
+                check(three.stats()["merged"] == PAGES, f"a newcomer after the restart: {three.stats()}")
+            check(two.private_kib(1) <= 16, f"after the restart the second keeps {two.private_kib(1)} KiB to itself")
+        check(store.metrics().get("identity") == identity, "the store's identity changed with its restart")
+        one.end()
+        two.end()
+        store.empty("after restarts")
+
+
+def store_steps(built, options):
+    """The store is killed at each of its system calls while a client works."""
+    stepper = built.program("kill_at")
+    with Store(built) as store, Puppet(store) as witness:
+        witness.block(1, PAGES, 2)
+        store.stop()
+        # How many steps a whole life has; the last ones are its end.
+        store.start(prefix=[stepper, 10**9, "all"])
+        with Puppet(store) as puppet:
+            play(puppet, SCENE, may_fail=True)
+        os.kill(child_of(store.pid), signal.SIGTERM)
+        store.process.wait(10)
+        count = int(re.findall(r"after (\d+) steps", store.said())[-1])
+        for step in steps_to_try(built, options, count, "store"):
+            store.start(prefix=[stepper, step, "all"], wait=False)
+            time.sleep(0.02)
+            with Puppet(store) as puppet:
+                play(puppet, SCENE, may_fail=True)
+                if store.process.poll() is None:
+                    os.kill(child_of(store.pid), signal.SIGTERM)
+                store.process.wait(10)
+                witness.do("check 1")
+                store.start()
+                puppet.do("advise 1 0", "advise 2 0", "check 1", "check 2")
+                witness.do("advise 1 0", "check 1")
+                with Puppet(store) as late:
+                    late.block(1, PAGES, 1)
+                    merged = late.stats()["merged"]
+                    check(merged == PAGES, f"killed at step {step}, a newcomer then merged {merged} of {PAGES} pages")
+            witness.do("check 1")
+            store.stop()
+        store.start()
+        witness.end()
+        store.empty("after the store was killed at every step")
+    return f"{count} steps"
+
+
+def child_of(pid):
+    """kill_at's child, the store itself."""
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return int(file.read().split()[0])
+
+
+def stopped_client(built, options):
+    """A client that is stopped in the middle of things does not hold up the others."""
+    with Store(built) as store, Puppet(store) as one:
+        one.block(1, PAGES, 1)
+        stopped = [Puppet(store) for _ in range(8)]
+        try:
+            for n, puppet in enumerate(stopped):
+                puppet.do("map 1 2048", f"fill 1 {10 + n}")
+                puppet.send("advise 1 0")
+                time.sleep(0.001 * n)
+                puppet.process.send_signal(signal.SIGSTOP)
+            start = time.monotonic()
+            with Puppet(store) as two:
+                two.block(1, PAGES, 1)
+                check(two.stats()["merged"] == PAGES, f"{two.stats()}")
+            took = time.monotonic() - start
+            check(took < 2, f"beside stopped clients it took {took:.1f} s")
+            for puppet in stopped:
+                puppet.process.send_signal(signal.SIGCONT)
+            for puppet in stopped:
+                check((said := puppet.answer()) == "ok", f"a client that had been stopped: {said}")
+                puppet.do("check 1")
+        finally:
+            for puppet in stopped:
+                puppet.process.send_signal(signal.SIGCONT)
+                puppet.end()
+        one.end()
+        store.empty("after stopped clients")
+
+
+TESTS = {
+    "client killed at each step": client, "store replaced": replaced, "store killed at each step": store_steps,
+    "clients stopped": stopped_client,
+}

@@ -1,0 +1,658 @@
+"""Clients that lie, flood, hold on and hide (merge/tests/wire.py). The store stays up, its memory and files bounded; nobody
+else notices, learns of another domain's pages or gets bytes that are not his."""
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import pathlib
+import pickle
+import random
+import signal
+import socket
+import struct
+import time
+import traceback
+
+from store import NOBODY, Failed, Puppet, Skip, Store, check, until
+from wire import (
+    ATTACH, ATTACHED, FINAL, F_SEAL_FUTURE_WRITE, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_WRITE, GONE, HELLO,
+    INDEX, INDEX_IS, NOTED, OFFER, PAGE, PRIVATE, REFUSED, STATUS, TAKEN, WELCOME, Wire, index_entries, memory, page, words,
+)
+
+PAGES = 64
+
+
+def as_user(uid, work):
+    """Runs work() in a process of another user; returns what it returns, raises what it raises."""
+    if uid is None or os.geteuid() != 0:
+        return work()
+    mine, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(mine)
+        try:
+            os.setgroups([])
+            os.setgid(uid)
+            os.setuid(uid)
+            # What it may do to processes of its own uid it may; being traced again is for those tests, too.
+            outcome = (True, work())
+        except Failed as reason:
+            outcome = (False, str(reason))
+        except BaseException:
+            outcome = (False, traceback.format_exc(limit=-3))
+        with os.fdopen(theirs, "wb") as pipe:
+            pickle.dump(outcome, pipe)
+        os._exit(0)
+    os.close(theirs)
+    with os.fdopen(mine, "rb") as pipe:
+        data = pipe.read()
+    os.waitpid(child, 0)
+    check(data, "an attacker died")
+    right, value = pickle.loads(data)
+    check(right, value)
+    return value
+
+
+@contextlib.contextmanager
+def attacked(built, *arguments, grown_kib=16384, files=4, **environment):
+    """A store with an innocent client of root's; afterwards neither may have noticed anything."""
+    with Store(built, *arguments, **environment) as store, Puppet(store) as witness:
+        witness.block(1, PAGES, 1)
+        opened, resident = store.files(), store.resident_kib()
+        yield store, witness
+        undisturbed(store, witness)
+        until(lambda: store.files() <= opened + files, f"the store had {opened} files open, has {store.files()}")
+        check(store.resident_kib() < resident + grown_kib, f"the store grew from {resident} to {store.resident_kib()} KiB")
+        witness.end()
+        store.empty("after an attack")
+
+
+def undisturbed(store, witness, seconds=2.0):
+    store.alive("during an attack")
+    start = time.monotonic()
+    witness.do("check 1", "map 9 64", f"fill 9 {int(start * 1000)}", "advise 9 0", "check 9", "unmap 9")
+    took = time.monotonic() - start
+    check(took < seconds, f"an innocent client had to wait for {took:.1f} s")
+
+
+def nonsense(built, options):
+    """Bytes, lengths and files that are no request."""
+    chance = random.Random(options.seed)
+
+    def one(store):
+        whole = [
+            words(HELLO, 1), words(INDEX), words(OFFER, 1), words(ATTACH, 1), words(PRIVATE) + bytes(160), words(STATUS),
+        ]
+        for message in whole:
+            for cut in [*range(0, min(len(message), 12)), *range(len(message) + 1, len(message) + 9)]:
+                with Wire(store) as wire:
+                    wire.ask((message + bytes(64))[:cut])
+                    wire.ask(words(STATUS))
+                with Wire(store, hello=False) as wire:
+                    wire.ask((message + bytes(64))[:cut])
+        for _ in range(200):
+            with Wire(store, hello=chance.random() < 0.7) as wire:
+                for _ in range(8):
+                    kind, _ = wire.ask(words(chance.randrange(10)) + chance.randbytes(chance.choice([0, 4, 8, 16, 200, 20000])))
+                    if not kind:
+                        break
+        for numbers in [(HELLO, 0), (HELLO, 2), (HELLO, 0xFFFFFFFF), (OFFER, 0), (OFFER, 0xFFFFFFFF), (OFFER, 4097), (ATTACH, 0),
+                        (ATTACH, 0xFFFFFFFF), (0,), (7,), (0xFFFFFFFF,)]:
+            with Wire(store) as wire:
+                kind, body = wire.ask(words(*numbers))
+                check(kind in (0, REFUSED), f"{numbers} was answered with {kind}")
+        with Wire(store) as wire, contextlib.suppress(OSError):
+            wire.ask(words(PRIVATE) + bytes(16 * 4096))
+        with Wire(store, hello=False) as wire:
+            kind, _ = wire.ask(words(OFFER, 1))
+            check(kind in (0, REFUSED), f"an offer before hello was answered with {kind}")
+
+    with attacked(built) as (store, witness):
+        as_user(NOBODY, lambda: one(store))
+        undisturbed(store, witness)
+        as_user(None, lambda: one(store))
+
+
+def strange_files(built, options):
+    """Files that are no sealed segment, too many of them, and segments that are not what was said."""
+    data = b"".join(page(n) for n in range(4))
+
+    def refused(store, what, file, count):
+        try:
+            with Wire(store) as wire:
+                kind, body = wire.offer_file(file, count)
+                check(kind in (0, REFUSED), f"{what} was taken: {kind} {body}")
+        finally:
+            os.close(file)
+
+    def one(store):
+        for count in (0, 1, 3, 5, 4096, 0x7FFFFFFF, 0xFFFFFFFF):
+            refused(store, f"4 pages said to be {count}", memory(data), count)
+        for seals in (0, F_SEAL_WRITE, F_SEAL_SHRINK | F_SEAL_GROW, F_SEAL_FUTURE_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL,
+                      F_SEAL_WRITE | F_SEAL_GROW, F_SEAL_WRITE | F_SEAL_SHRINK & 0):
+            refused(store, f"a file with seals {seals}", memory(data, seals=seals), 4)
+        refused(store, "half a page", memory(data[: PAGE // 2]), 1)
+        hollow = os.memfd_create("hollow", os.MFD_ALLOW_SEALING)
+        os.ftruncate(hollow, 16 * PAGE)
+        fcntl.fcntl(hollow, fcntl.F_ADD_SEALS, FINAL)
+        refused(store, "a file of holes", hollow, 16)
+        giant = os.memfd_create("giant", os.MFD_ALLOW_SEALING)
+        os.ftruncate(giant, 1 << 40)
+        fcntl.fcntl(giant, fcntl.F_ADD_SEALS, FINAL)
+        refused(store, "a terabyte", giant, 1 << 28)
+        for path, flags in (("/dev/zero", os.O_RDWR), ("/dev/null", os.O_RDWR), ("/", os.O_RDONLY), ("/proc/self/mem", os.O_RDONLY),
+                            ("/proc/self/maps", os.O_RDONLY), ("/etc/passwd", os.O_RDONLY), ("/tmp", os.O_PATH)):
+            with contextlib.suppress(PermissionError):
+                refused(store, path, os.open(path, flags), 1)
+        reader, writer = os.pipe()
+        os.close(writer)
+        refused(store, "a pipe", reader, 1)
+        refused(store, "a socket", socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).detach(), 1)
+        refused(store, "an eventfd", os.eventfd(0), 1)
+        # Files with messages that take none, and a bomb of files.
+        with Wire(store) as wire:
+            for number in (1, 3, 100, 253):
+                files = [os.open("/dev/null", os.O_RDONLY) for _ in range(number)]
+                for message in (words(STATUS), words(OFFER, 1), words(INDEX)):
+                    with contextlib.suppress(OSError):
+                        kind, _ = wire.ask(message, *files)
+                        if not kind:
+                            wire.close()
+                            wire = Wire(store)
+                for file in files:
+                    os.close(file)
+        # A connection in a message on itself: only the kernel can collect it.
+        for _ in range(50):
+            wire = Wire(store)
+            wire.send(words(OFFER, 1), wire.socket.fileno())
+            wire.socket.close()
+        # With seals that hold, but no permission to open it again.
+        with Wire(store) as wire:
+            closed = memory(data)
+            os.fchmod(closed, 0)
+            kind, _ = wire.offer_file(closed, 4)
+            check(kind in (0, REFUSED, TAKEN), f"{kind}")
+            os.close(closed)
+
+    with attacked(built) as (store, witness):
+        as_user(NOBODY, lambda: one(store))
+        undisturbed(store, witness)
+        as_user(None, lambda: one(store))
+    if os.geteuid() == 0:
+        with Store(built, uid=NOBODY) as store:
+            as_user(NOBODY, lambda: one(store))
+            store.alive("as an ordinary user")
+
+
+PROT = mmap.PROT_READ | mmap.PROT_WRITE
+
+
+def attempts_to_write(file):
+    """Every way to change a file that one may read; names of those that worked."""
+    worked = []
+
+    def attempt(name, function):
+        with contextlib.suppress(OSError, ValueError):
+            function(), worked.append(name)
+
+    path = f"/proc/self/fd/{file}"
+    size = os.fstat(file).st_size
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype, libc.mmap.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    opened = [file]
+    for flags in (os.O_RDWR, os.O_WRONLY, os.O_RDWR | os.O_APPEND):
+        with contextlib.suppress(OSError):
+            opened.append(os.open(path, flags))
+    attempt("open and truncate", lambda: os.close(os.open(path, os.O_RDWR | os.O_TRUNC)) or os.fstat(file).st_size == size or 1 / 0)
+    for one in opened:
+        attempt("pwrite", lambda one=one: os.pwrite(one, b"evil", 0))
+        attempt("ftruncate", lambda one=one: os.ftruncate(one, 0))
+        attempt("grow", lambda one=one: os.ftruncate(one, size + PAGE))
+        attempt("map shared", lambda one=one: mmap.mmap(one, PAGE, mmap.MAP_SHARED, PROT))
+        attempt("punch a hole", lambda one=one: punch(libc, one))
+        attempt("sendfile", lambda one=one: os.sendfile(one, os.open("/etc/passwd", os.O_RDONLY), 0, 100))
+
+        def remap(one=one):
+            at = libc.mmap(None, PAGE, mmap.PROT_READ, mmap.MAP_SHARED, one, 0)
+            if at in (None, ctypes.c_void_p(-1).value) or libc.mprotect(at, PAGE, PROT):
+                raise OSError(ctypes.get_errno(), "mprotect")
+            ctypes.memset(at, 0x66, 4)
+
+        attempt("mprotect", remap)
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(one, fcntl.F_ADD_SEALS, F_SEAL_SEAL)
+    for one in opened[1:]:
+        os.close(one)
+    return worked
+
+
+def punch(libc, file):
+    if libc.fallocate(file, 3, ctypes.c_long(0), ctypes.c_long(PAGE)):
+        raise OSError(ctypes.get_errno(), "fallocate")
+
+
+def writing(built, options):
+    """A client tries to write to all that the store gives it, as any user of its domain."""
+
+    def one(store, expected):
+        with Wire(store) as wire:
+            kind, numbers = wire.offer(b"".join(page(n, b"mine") for n in range(8)))
+            check(kind == TAKEN, f"an offer was refused: {kind} {numbers}")
+            kind, _ = wire.ask(words(INDEX))
+            check(kind == INDEX_IS, f"no index: {kind}")
+            segments = {segment for file in wire.files[:1] for _, segment, _ in index_entries(file)[0]}
+            check(expected <= len(segments), f"the index names {len(segments)} segments")
+            for segment in segments:
+                wire.attach(segment)
+            check(len(wire.files) >= 3, f"only {len(wire.files)} files came")
+            for file in wire.files:
+                name = os.readlink(f"/proc/self/fd/{file}")
+                check(not (worked := attempts_to_write(file)), f"{name} can be written to: {', '.join(worked)}")
+            # And the files of the store's own process.
+            for target in ("mem", "fd"):
+                with contextlib.suppress(OSError):
+                    if target == "fd":
+                        for number in os.listdir(f"/proc/{store.pid}/fd"):
+                            with contextlib.suppress(OSError):
+                                link = os.readlink(f"/proc/{store.pid}/fd/{number}")
+                                if "memfd" in link and os.geteuid():
+                                    stolen = os.open(f"/proc/{store.pid}/fd/{number}", os.O_RDONLY)
+                                    worked = attempts_to_write(stolen)
+                                    check(not worked, f"{link} of the store can be written to: {', '.join(worked)}")
+
+    with attacked(built) as (store, witness):
+        as_user(None, lambda: one(store, 1))
+        witness.do("check 1", "advise 1 0", "check 1")
+        as_user(NOBODY, lambda: one(store, 1))
+        witness.do("check 1")
+        with Puppet(store) as late:
+            late.block(1, PAGES, 1)
+            late.do("check 1")
+
+
+def other_domains(built, options):
+    """What one user can learn of another's pages: nothing."""
+    if os.geteuid() != 0:
+        raise Skip("needs root, to be two users")
+    secret = b"".join(page(n, b"secret") for n in range(600))
+    with attacked(built, grown_kib=32768) as (store, witness), Wire(store) as owner:
+        check((said := owner.offer(secret))[0] == TAKEN, f"the owner's offer: {said}")
+        number = said[1][1]
+
+        def spy():
+            with Wire(store) as wire:
+                own_files = len(wire.files)
+                found, elsewhere = index_entries(wire.files[0])
+                check(not found and not elsewhere, f"another's index shows: {len(found)} pages")
+                for segment in [*range(1, 64), number]:
+                    kind, body = wire.attach(segment)
+                    check(kind == REFUSED and body[:4] == words(GONE), f"another's segment {segment}: {kind} {body!r}")
+                check(len(wire.files) == own_files, "a file came with a refusal")
+                kind, (new, *_) = wire.offer(secret)
+                check(kind == TAKEN and new == 600, f"another's pages are known: {new} of 600 new")
+                kind, body = wire.status()
+                text = body.decode()
+                return text, wire.secret
+
+        text, theirs = as_user(NOBODY, spy)
+        check(theirs != owner.secret, "two domains hash with the same secret")
+        check('uid 0"' not in text and '"0"' not in text, f"status tells another user of root's store: {text}")
+        kind, body = owner.offer(secret)
+        check(kind == TAKEN and body[0] == 0, f"the owner's pages offered again: {body}")
+
+
+def inference_by_time(built, options):
+    """Offering a page takes as long whether or not another domain has it."""
+    if os.geteuid() != 0 or not options.soak:
+        raise Skip("needs root and a quiet machine: only with --soak")
+    with attacked(built, grown_kib=65536) as (store, _), Wire(store) as owner:
+        rounds = 150
+        kind, _ = owner.offer(b"".join(page(n, b"held") for n in range(600 + rounds * 16)))
+        check(kind == TAKEN, f"{kind}")
+
+        def spy():
+            times = {b"held": [], b"not held": []}
+            with Wire(store) as wire:
+                for n in range(rounds):
+                    for word in random.sample(list(times), 2):
+                        file = memory(b"".join(page(600 + n * 16 + i, word) for i in range(16)))
+                        start = time.perf_counter()
+                        wire.offer_file(file, 16)
+                        times[word].append(time.perf_counter() - start)
+                        os.close(file)
+                        wire.drop()
+            return {word: sorted(list_)[rounds // 2] for word, list_ in times.items()}
+
+        medians = as_user(NOBODY, spy)
+        ratio = medians[b"held"] / medians[b"not held"]
+        check(0.8 < ratio < 1.25, f"the time tells: {ratio:.2f}")
+        return f"median ratio {ratio:.3f}"
+
+
+def replays(built, options):
+    """Segments that are gone, files kept from before, requests twice."""
+    with attacked(built) as (store, witness):
+        with Wire(store) as wire:
+            kind, (new, segment, room) = wire.offer(b"".join(page(n, b"replay") for n in range(600)))
+            check(kind == TAKEN and new == 600, f"offer: {kind} {new}")
+            kind, (new, *_) = wire.offer(b"".join(page(n, b"replay") for n in range(600)))
+            check(kind == TAKEN and new == 0, f"the same offer again has {new} new pages")
+            for _ in range(3):
+                kind, _ = wire.ask(words(HELLO, 1))
+                check(kind in (0, WELCOME, REFUSED), f"hello again: {kind}")
+        pages = store.metrics()["pages"]
+        until(lambda: store.metrics()["pages"] < pages or store.metrics()["pages"] <= PAGES, "the segment goes with its only client")
+        with Wire(store) as wire:
+            kind, body = wire.attach(segment)
+            check(kind == REFUSED and body[:4] == words(GONE), f"a segment that is gone: {kind} {body!r}")
+            kind, (new, again, _) = wire.offer(b"".join(page(n, b"replay") for n in range(600)))
+            check(kind == TAKEN and new == 600 and again != segment, "a segment's number is used twice")
+
+
+def flood_of_connections(built, options):
+    """One user opens all the connections that there are, and says hello on some."""
+    if os.geteuid() != 0:
+        raise Skip("needs root, to be two users")
+
+    def flood(store):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+        wires = []
+        try:
+            for n in range(3000):
+                wires.append(Wire(store, hello=n % 2 == 0, timeout=0.5))
+        except OSError:
+            pass
+        return wires
+
+    with attacked(built, grown_kib=65536) as (store, witness):
+        ready, tell = os.pipe()
+        stop, told = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(told)
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            kept = flood(store)
+            os.write(tell, struct.pack("i", len(kept)))
+            os.read(stop, 1)
+            os._exit(0)
+        try:
+            count = struct.unpack("i", os.read(ready, 4))[0]
+            undisturbed(store, witness)
+            with Puppet(store) as late:
+                late.block(1, PAGES, 1)
+                check(late.stats()["merged"] == PAGES, f"a newcomer during the flood: {late.stats()}")
+            files = store.files()
+        finally:
+            for pipe in (told, stop, ready, tell):
+                os.close(pipe)
+            os.waitpid(child, 0)
+        return f"{count} connections, the store had {files} files open"
+
+
+def flood_of_requests(built, options):
+    """Requests without end whose answers nobody reads, and large offers back to back."""
+
+    def flood(store):
+        with Wire(store) as deaf, Wire(store) as busy:
+            deaf.socket.setblocking(False)
+            sent = 0
+            for message in (words(INDEX), words(STATUS), words(PRIVATE) + os.urandom(16 * 1024), words(INDEX)):
+                for _ in range(20000):
+                    try:
+                        deaf.send(message)
+                        sent += 1
+                    except OSError:
+                        break
+            large = b"".join(page(n, b"flood") for n in range(2048)) * 2
+            file = memory(large)
+            end = time.monotonic() + 2
+            while time.monotonic() < end:
+                busy.offer_file(file, 4096)
+                busy.drop()
+            os.close(file)
+            return sent
+
+    def run(store):
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(BaseException):
+                as_user(NOBODY, lambda: flood(store))
+            os._exit(0)
+        return child
+
+    with attacked(built, grown_kib=65536) as (store, witness):
+        children = [run(store) for _ in range(3)]
+        slowest = 0.0
+        end = time.monotonic() + 2.5
+        while time.monotonic() < end:
+            start = time.monotonic()
+            undisturbed(store, witness)
+            slowest = max(slowest, time.monotonic() - start)
+        for child in children:
+            os.waitpid(child, 0)
+        return f"the slowest innocent call took {slowest * 1000:.0f} ms"
+
+
+def hoard(built, options):
+    """A client gives pages until the store takes no more, and holds on to everything."""
+    with attacked(built, *QUOTA, grown_kib=32768, files=600) as (store, witness):
+        def fill():
+            with Wire(store) as wire:
+                given, small = 0, 0
+                for n in range(2000):
+                    size = 512 if n % 2 else 3
+                    kind, body = wire.offer(b"".join(page(n * 512 + i, b"hoard") for i in range(size)))
+                    wire.drop()
+                    if kind != TAKEN:
+                        check(kind == REFUSED and body[:4] == words(1), f"refused for another reason: {kind} {body!r}")
+                        break
+                    given += size
+                check(given * 4 <= 20 * 1024, f"the store took {given * 4} KiB, above its quota")
+                check(given * 4 >= 8 * 1024, f"the store took only {given * 4} KiB")
+                for _ in range(300):
+                    wire.ask(words(PRIVATE) + os.urandom(16 * 1024))
+                return given
+
+        as_user(NOBODY, fill)
+        undisturbed(store, witness)
+
+
+QUOTA = ("--quota", "16M")
+
+
+def old_indexes(built, options):
+    """A client keeps every index that the store has had while it makes the store renew it."""
+
+    def churn(store):
+        kept = []
+        with Wire(store, timeout=20) as holder:
+            for _ in range(60):
+                for _ in range(2):
+                    with Wire(store) as wire:
+                        for _ in range(16):
+                            kind, _ = wire.ask(words(PRIVATE) + os.urandom(16 * 1024))
+                            check(kind in (NOTED, REFUSED), f"{kind}")
+                holder.ask(words(INDEX))
+            kept = {os.fstat(file).st_ino: os.fstat(file).st_blocks * 512 for file in holder.files}
+            return sum(kept.values()) >> 10, len(kept)
+
+    with attacked(built, grown_kib=32768) as (store, _):
+        kib, number = as_user(NOBODY, lambda: churn(store))
+        check(kib < 16384, f"a client makes the store keep {number} indexes of {kib} KiB together")
+        return f"{number} indexes, {kib} KiB"
+
+
+def leases(built, options):
+    """A lease on an offered file would make the store wait when it opens the file again (45 s)."""
+
+    def one(store):
+        signal.signal(signal.SIGIO, signal.SIG_IGN)
+        for size in (1, 600):
+            with Wire(store, timeout=3) as wire:
+                file = memory(b"".join(page(n, b"lease") for n in range(size)))
+                try:
+                    fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+                except OSError as error:
+                    raise Failed(f"the test cannot get a lease: {error}") from None
+                with contextlib.suppress(TimeoutError):
+                    wire.offer_file(file, size)
+                os.close(file)
+
+    with attacked(built) as (store, witness):
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(BaseException):
+                as_user(NOBODY, lambda: one(store))
+            os._exit(0)
+        try:
+            for _ in range(10):
+                undisturbed(store, witness)
+                time.sleep(0.05)
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def lingering_sockets(built, options):
+    """Closing a TCP socket with data that nobody reads can take as long as its owner likes: the store's close is the last."""
+
+    def one(store):
+        listener = socket.create_server(("127.0.0.1", 0))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        for message in (words(OFFER, 1), words(STATUS)):
+            with Wire(store, timeout=1) as wire:
+                heavy = socket.create_connection(listener.getsockname())
+                peer, _ = listener.accept()
+                heavy.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 20))
+                heavy.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    while True:
+                        heavy.send(bytes(65536))
+                wire.send(message, heavy.fileno())
+                os.close(heavy.detach())
+                with contextlib.suppress(OSError):
+                    wire.receive()
+                time.sleep(0.2)
+                peer.detach()
+
+    with attacked(built) as (store, witness):
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(BaseException):
+                as_user(NOBODY, lambda: one(store))
+                time.sleep(3)
+            os._exit(0)
+        try:
+            time.sleep(0.2)
+            for _ in range(10):
+                undisturbed(store, witness)
+                time.sleep(0.1)
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def false_store(built, options):
+    """A stranger listens where the store should be, or sends memory that it can still change."""
+    if os.geteuid() != 0:
+        raise Skip("needs root, to be two users")
+    import tempfile
+
+    with Store(built) as store, tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        path = f"{folder}/socket"
+        child = os.fork()
+        if child == 0:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            listener.bind(path)
+            os.chmod(path, 0o777)
+            listener.listen(8)
+            index = memory(struct.pack("<8sQ", b"mayflyi1", 4096) + bytes(PAGE - 16 + 4096 * 64), seals=0)
+            with contextlib.suppress(BaseException):
+                while True:
+                    wire, _ = listener.accept()
+                    data = wire.recv(100)
+                    socket.send_fds(wire, [words(WELCOME) + bytes(8 + 192)], [index])
+                    while wire.recv(1 << 16):
+                        wire.send(words(REFUSED, 1) + b"no")
+            os._exit(0)
+        try:
+            until(lambda: os.path.exists(path), "the false store listens")
+            time.sleep(0.05)
+            with Puppet(store, socket=path) as puppet:
+                puppet.do("map 1 64", "fill 1 1")
+                said = puppet.ask("advise 1 0")
+                check(said != "ok" and "uid" in said.lower() or "user" in said.lower(), f"a stranger's store is trusted: {said!r}")
+                puppet.do("check 1")
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def socket_path(built, options):
+    """What is at the socket's path already is respected: files, links, other stores."""
+    with Store(built) as store:
+        other = Store(built)
+        try:
+            other.socket = store.socket
+            other.start(wait=False)
+            check(other.process.wait(5) != 0, "a second store takes the first one's place")
+            check("mayfly" in other.said() and len(other.said().strip().splitlines()) <= 2, f"it says {other.said()!r}")
+            with Puppet(store) as puppet:
+                puppet.block(1, PAGES, 1)
+            for make in (lambda path: path.write_text("precious"), lambda path: path.symlink_to(other.folder / "log"),
+                         lambda path: path.mkdir()):
+                path = other.folder / "taken"
+                make(path)
+                other.socket = path
+                other.start(wait=False)
+                try:
+                    status = other.process.wait(3)
+                except Exception:
+                    status = None
+                    other.kill()
+                check(status not in (None, 0), f"a store starts on a path that is taken by {path.stat()}")
+                check(path.is_symlink() or path.is_dir() or path.read_text() == "precious", "a file was overwritten")
+                path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+        finally:
+            other.__exit__(None)
+
+
+def ended_in_the_middle(built, options):
+    """Connections that end between a request and its answer, or carry half a conversation."""
+
+    def one(store):
+        for n in range(150):
+            wire = Wire(store, hello=n % 3 > 0)
+            with contextlib.suppress(OSError):
+                file = memory(page(n, b"half"))
+                wire.send(words(OFFER, 1), file)
+                wire.send(words(ATTACH, 1))
+                if n % 2:
+                    wire.socket.shutdown(socket.SHUT_RD if n % 4 == 1 else socket.SHUT_WR)
+                os.close(file)
+            wire.close()
+
+    with attacked(built) as (store, _):
+        as_user(NOBODY, lambda: one(store))
+        as_user(None, lambda: one(store))
+
+
+TESTS = {
+    "nonsense": nonsense, "strange files": strange_files, "writing": writing, "other domains": other_domains,
+    "inference by time": inference_by_time, "replays": replays, "ended in the middle": ended_in_the_middle,
+    "flood of connections": flood_of_connections, "flood of requests": flood_of_requests, "hoard": hoard,
+    "old indexes": old_indexes, "leases": leases, "lingering sockets": lingering_sockets, "false store": false_store,
+    "socket path": socket_path,
+}

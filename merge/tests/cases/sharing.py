@@ -1,0 +1,118 @@
+"""What merging promises when nobody misbehaves: pages are shared, each process keeps its own contents, and the store is
+empty when everybody has gone."""
+
+import pathlib
+import re
+
+from store import NOBODY, Puppet, Store, check, shmem_kib, until
+
+PAGES = 512
+
+
+def store_files(puppet, number):
+    """The files (device:inode) that a block's mappings belong to."""
+    start, size = map(int, puppet.ask(f"where {number}").split())
+    files = set()
+    for line in pathlib.Path(f"/proc/{puppet.process.pid}/maps").read_text().splitlines():
+        found = re.match(r"([0-9a-f]+)-\S+ \S+ \S+ (\S+) (\d+)", line)
+        if start <= int(found[1], 16) < start + size and int(found[3]):
+            files.add((found[2], int(found[3])))
+    return files
+
+
+def two_processes(built, options):
+    with Store(built) as store, Puppet(store) as one, Puppet(store) as two:
+        one.block(1, PAGES, 1)
+        two.block(1, PAGES, 1)
+        check(two.stats()["merged"] == PAGES, f"the second process merged {two.stats()['merged']} of {PAGES} pages")
+        check(one.private_kib(1) <= 16, f"the first keeps {one.private_kib(1)} KiB to itself")
+        check(two.private_kib(1) <= 16, f"the second keeps {two.private_kib(1)} KiB to itself")
+        check(store_files(one, 1) & store_files(two, 1), "they do not map the same file")
+        two.do("touch 1 7 99", "check 1")
+        one.do("check 1")
+        check(two.private_kib(1) in range(4, 21), f"after one write the second has {two.private_kib(1)} KiB of its own")
+        two.kill()
+        one.do("check 1", "unadvise 1", "check 1")
+        check(one.private_kib(1) == PAGES * 4, f"after unadvise the first has {one.private_kib(1)} KiB of its own")
+        one.end()
+        store.empty("after both have gone")
+
+
+def advised_again(built, options):
+    """UPM V-B: unchanged pages are left alone, changed ones are merged anew."""
+    with Store(built) as store, Puppet(store) as one, Puppet(store) as two:
+        one.block(1, PAGES, 1)
+        before = one.stats()
+        one.do("advise 1 0")
+        after = one.stats()
+        check(after["unchanged"] - before["unchanged"] == PAGES, f"advised again: {after}")
+        two.block(1, PAGES, 2)
+        one.do("fill 1 2", "advise 1 0", "check 1")
+        check(one.stats()["merged"] - after["merged"] == PAGES, f"after the change: {one.stats()}")
+        check(one.private_kib(1) <= 16, f"it keeps {one.private_kib(1)} KiB to itself")
+        until(lambda: store.metrics()["pages"] <= PAGES, "the replaced pages are dropped from the store")
+
+
+def forks(built, options):
+    """A child has its parent's pages, whatever becomes of the parent, and can merge by itself."""
+    with Store(built) as store, Puppet(store) as one, Puppet(store) as other:
+        one.block(1, PAGES, 1)
+        one.ask("fork")
+        one.do("check 1", "touch 1 3 9", "check 1", "advise 1 0", "check 1", "map 2 64", "fill 2 5", "advise 2 0", "check 2")
+        other.block(2, 64, 5)
+        check(other.stats()["merged"] == 64, f"what the child gave is not found: {other.stats()}")
+        one.do("unadvise 1", "check 1", "begin 2 0", "check 2")
+        one.end()
+        other.end()
+        store.empty("after parent and child have gone")
+
+
+def crowd(built, options):
+    """50 clients at once."""
+    shmem = shmem_kib()
+    with Store(built) as store:
+        crowd = [Puppet(store) for _ in range(50)]
+        try:
+            for puppet in crowd:
+                puppet.do(f"map 1 {PAGES}", "fill 1 1", "map 2 64", f"fill 2 {puppet.process.pid}")
+            for puppet in crowd:
+                puppet.send("advise 1 0")
+            said = [puppet.answer(60) for puppet in crowd]
+            check(set(said) == {"ok"}, f"they heard {sorted(set(said))}")
+            for puppet in crowd:
+                puppet.send("advise 2 0")
+            said = [puppet.answer(60) for puppet in crowd]
+            check(set(said) == {"ok"}, f"then they heard {sorted(set(said))}")
+            own = [puppet.private_kib(1) for puppet in crowd]
+            check(max(own) <= 64, f"they keep {min(own)} to {max(own)} KiB of {PAGES * 4} to themselves")
+            for puppet in crowd:
+                puppet.do("check 1", "check 2")
+            pages = store.metrics()["pages"]
+            check(PAGES <= pages <= PAGES + 50 * 64, f"the store holds {pages} pages")
+            for puppet in crowd[::2]:
+                puppet.kill()
+            for puppet in crowd[1::2]:
+                puppet.do("check 1", "check 2")
+        finally:
+            for puppet in crowd:
+                puppet.end()
+        store.empty("after the crowd has gone")
+    until(lambda: shmem_kib() <= shmem + 2048, "the system's shared memory is as before")
+
+
+def users_apart(built, options):
+    """One store serves two users, who share nothing with one another."""
+    with Store(built) as store, Puppet(store) as root, Puppet(store, uid=NOBODY) as nobody:
+        root.block(1, PAGES, 1)
+        nobody.block(1, PAGES, 1)
+        check(nobody.stats()["merged"] == 0, f"another user's pages were found: {nobody.stats()}")
+        check(not store_files(root, 1) & store_files(nobody, 1), "two users map the same file")
+        with Puppet(store, uid=NOBODY) as second:
+            second.block(1, PAGES, 1)
+            check(second.stats()["merged"] == PAGES, f"the same user's pages were not found: {second.stats()}")
+
+
+TESTS = {
+    "two processes": two_processes, "advised again": advised_again, "forks": forks, "crowd of 50": crowd,
+    "users apart": users_apart,
+}

@@ -1,0 +1,256 @@
+"""The page store and its clients as the tests play with them: `Store` is a `mayfly share` of its own on a socket in a
+temporary folder, `Puppet` a client that does as it is told (programs/puppet.c)."""
+
+import contextlib
+import os
+import pathlib
+import re
+import select
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+BUILD = HERE / "build"
+NOBODY = 65534
+FLAGS = ["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
+
+
+class Failed(Exception):
+    """What a test found wrong."""
+
+
+class Skip(Exception):
+    """Why a test could not run here."""
+
+
+def check(right, message):
+    if not right:
+        raise Failed(message)
+
+
+def until(right, what, seconds=10.0):
+    """Waits for something that other processes do in their own time."""
+    end = time.monotonic() + seconds
+    while not (value := right()):
+        if time.monotonic() > end:
+            raise Failed(f"not within {seconds:g} s: {what}")
+        time.sleep(0.01)
+    return value
+
+
+class Built:
+    """What is tested: the command, the library, and the test programs linked with it."""
+
+    def __init__(self, folder):
+        self.folder = pathlib.Path(folder).resolve()
+        self.mayfly, self.library = self.folder / "mayfly", self.folder / "libmayfly_merge.so"
+        for file, package in ((self.mayfly, "mayfly-cli"), (self.library, "merge-library")):
+            if not file.is_file():
+                raise SystemExit(f"run: no {file}; build it with: cargo build --release -p {package}")
+        self.programs = {}
+
+    def program(self, name, *extra):
+        if (name, extra) not in self.programs:
+            self.programs[name, extra] = self.compile(name, extra)
+        return self.programs[name, extra]
+
+    def compile(self, name, extra):
+        BUILD.mkdir(exist_ok=True)
+        target = BUILD / "-".join([name, *(re.sub(r"\W", "", e) for e in extra)])
+        source = HERE / f"programs/{name}.c"
+        headers = [HERE / "programs/merge_test.h", HERE.parent / "include/mayfly_merge.h"]
+        if target.exists() and target.stat().st_mtime > max(p.stat().st_mtime for p in [source, *headers]):
+            return target
+        # To a name of its own first: another run may be executing the old file.
+        fresh = target.with_name(f"{target.name}.{os.getpid()}")
+        command = ["gcc", *FLAGS, *extra, "-o", fresh, source, f"-L{self.folder}", "-lmayfly_merge"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        check(done.returncode == 0, f"{name} does not compile: {done.stderr.strip()}")
+        fresh.rename(target)
+        return target
+
+    def environment(self, socket, **more):
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("MAYFLY_")}
+        environment["LD_LIBRARY_PATH"] = str(self.folder)
+        environment["MAYFLY_SHARE_SOCKET"] = str(socket)
+        environment["MAYFLY_MERGE_PATH"] = "engine"
+        return environment | more
+
+
+def as_user(uid):
+    """For Popen: the child becomes this user, with none of root's groups."""
+    return {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
+
+
+class Store:
+    """A `mayfly share` that lives in its own folder. `with Store(built) as store:` ends it and looks for what it left."""
+
+    def __init__(self, built, *arguments, uid=None, prefix=(), **environment):
+        self.built, self.arguments, self.uid, self.prefix = built, arguments, uid, prefix
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="mayfly-merge-test-"))
+        self.folder.chmod(0o755)
+        if uid is not None:
+            os.chown(self.folder, uid, uid)
+        self.socket = self.folder / "share.socket"
+        self.extra = environment
+        self.log = open(self.folder / "log", "a+b")  # noqa: SIM115 (closed with the store)
+        self.process = None
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, kind, *_):
+        try:
+            if self.process and self.process.poll() is None:
+                self.stop()
+        except Failed:
+            if kind is None:
+                raise
+        finally:
+            if self.process and self.process.poll() is None:
+                self.process.kill()
+                self.process.wait()
+            self.log.close()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def start(self, prefix=None, wait=True):
+        command = [*(self.prefix if prefix is None else prefix), self.built.mayfly, "share", "--socket", self.socket]
+        self.process = subprocess.Popen(
+            [str(word) for word in [*command, *self.arguments]],
+            env=self.built.environment(self.socket, **self.extra), stdin=subprocess.DEVNULL, stdout=self.log,
+            stderr=self.log, start_new_session=True, **as_user(self.uid),
+        )
+        if wait:
+            until(self.answers, f"the store is ready; its log: {self.said()[-500:]}")
+
+    def answers(self):
+        import socket as sockets
+
+        check(self.process.poll() is None, f"the store ended at once: {self.said()[-500:]}")
+        with sockets.socket(sockets.AF_UNIX, sockets.SOCK_SEQPACKET) as probe:
+            try:
+                probe.connect(str(self.socket))
+            except OSError as error:
+                # A socket of another kind accepts, too.
+                return error.errno == 91
+            return True
+
+    def said(self):
+        return (self.folder / "log").read_text(errors="replace")
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self):
+        self.process.terminate()
+        try:
+            status = self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            raise Failed("the store does not end on SIGTERM") from None
+        check(status == 0, f"the store ended with {status} on SIGTERM: {self.said()[-500:]}")
+
+    def alive(self, when):
+        status = self.process.poll()
+        check(status is None, f"the store ended with {status} {when}: {self.said()[-800:]}")
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    def files(self):
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    def resident_kib(self, kind="RssAnon"):
+        return int(re.search(rf"{kind}:\s+(\d+)", pathlib.Path(f"/proc/{self.pid}/status").read_text())[1])
+
+
+class Puppet:
+    """A client process that does one command at a time (programs/puppet.c)."""
+
+    def __init__(self, store, uid=None, prefix=(), socket=None, **environment):
+        program = store.built.program("puppet")
+        self.process = subprocess.Popen(
+            [str(word) for word in [*prefix, program]], env=store.built.environment(socket or store.socket, **environment),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1, **as_user(uid),
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.end()
+
+    def send(self, command):
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(command + "\n")
+            self.process.stdin.flush()
+
+    def answer(self, timeout=20.0):
+        ready, _, _ = select.select([self.process.stdout], [], [], timeout)
+        check(ready, "a client does not answer")
+        line = self.process.stdout.readline()
+        if not line:
+            self.process.wait(5)
+            raise Gone(f"a client ended with {self.process.returncode}: {self.process.stderr.read()[-500:]}")
+        return line.rstrip("\n")
+
+    def ask(self, command, timeout=20.0):
+        self.send(command)
+        return self.answer(timeout)
+
+    def do(self, *commands):
+        """Each of these must succeed."""
+        for command in commands:
+            said = self.ask(command)
+            check(said == "ok", f"client: {command}: {said}")
+
+    def block(self, number, pages, content, flags=0):
+        """A new block with known contents, advised."""
+        self.do(f"map {number} {pages}", f"fill {number} {content}", f"advise {number} {flags}")
+
+    def stats(self):
+        return {k: int(v) for k, v in (pair.split("=") for pair in self.ask("stats").split())}
+
+    def private_kib(self, number):
+        """Anonymous memory of a block: what it does not share."""
+        start, size = map(int, self.ask(f"where {number}").split())
+        total, inside = 0, False
+        for line in pathlib.Path(f"/proc/{self.process.pid}/smaps").read_text().splitlines():
+            if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+                inside = start <= int(found[1], 16) < start + size
+            elif inside and line.startswith("Anonymous:"):
+                total += int(line.split()[1])
+        return total
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def end(self):
+        if self.process.poll() is None:
+            self.send("exit")
+            try:
+                self.process.wait(5)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
+
+class Gone(Failed):
+    """The client's process has ended."""
+
+
+def shmem_kib():
+    return int(re.search(r"Shmem:\s+(\d+)", pathlib.Path("/proc/meminfo").read_text())[1])
+
+
+def status_text(status):
+    return f"ended by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
