@@ -1,0 +1,188 @@
+"""The command: measures the ways to share memory, prints tables, writes bench/results/merge.json."""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+
+from bench.merge import environment, models, regions, tables
+from bench.merge.machine import RESULTS, BenchError, can_set_ksm
+from bench.merge.regions import METHODS, PATTERNS, Shape
+from bench.merge.shown import shown
+
+PARTS = {
+    "regions": "16 instances with a region each, 5% of it their own: memory, CPU and time of each method",
+    "sizes": "time of the first and the second call by size (UPM Fig. 7)",
+    "sharing": "what model instances could share, with and without ASLR (Fig. 1)",
+    "models": "model instances: memory for 1 to 16, cold start, where the time goes (Fig. 5, 6, 8, Table I)",
+    "ksm": "KSM on the same model instances, at its default and at its fastest",
+}
+
+EPILOG = """
+methods  none; engine (mayfly share and libmayfly_merge.so); ksm_default and ksm_best (the kernel's own
+         merging: needs root; its settings are put back afterwards). For model instances also mmap
+         (torch.load(mmap=True)), advise (parameters as they lie), pack (parameters in an arena), all (and
+         the libraries' tables).
+
+examples
+  bench/merge/run                           everything (15 minutes; the first run gets PyTorch, 5 GB)
+  bench/merge/run --quick --only regions    small, in seconds, without PyTorch
+  bench/merge/run --prepare                 makes the environment with PyTorch and the models, no more
+
+Every instance's contents, and every model's answers bit by bit, are checked: a difference fails the run.
+Times are of this run and this machine: compare ratios. Anything else that runs meanwhile blurs them.
+"""
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="bench/merge/run",
+        description="Compares ways to share identical memory between processes: what each saves and costs",
+        epilog="parts\n" + "\n".join(f"  {name:<9}{about}" for name, about in PARTS.items()) + "\n" + EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", metavar="PART,...", help="these parts and no others")
+    parser.add_argument("--networks", metavar="NAME,...", help=f"of {', '.join(models.NETWORKS)}")
+    parser.add_argument("--methods", metavar="NAME,...", help="these methods and no others")
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes, few instances: a minute without PyTorch"
+    )
+    parser.add_argument(
+        "--prepare", action="store_true", help="make the environment and the models, then stop"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the results as one JSON object, not as tables"
+    )
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="keep what other parts left in the output file: only these parts change",
+    )
+    parser.add_argument(
+        "--output", type=Path, default=RESULTS / "merge.json", metavar="FILE", help="where the JSON goes"
+    )
+    parsed = parser.parse_args()
+    known_methods = {*METHODS, *(method for some in models.METHODS.values() for method in some)}
+    for option, known in (("only", PARTS), ("networks", models.NETWORKS), ("methods", known_methods)):
+        names = [name for name in (getattr(parsed, option) or "").split(",") if name]
+        for name in names:
+            if name not in known:
+                parser.error(f"--{option} {name}: there is no such; there are {', '.join(known)}")
+        setattr(parsed, option, names)
+    return parsed
+
+
+class Run:
+    """What is asked for, and what was found: flat dotted keys with units."""
+
+    def __init__(self, options: argparse.Namespace):
+        self.options = options
+        self.flat: dict = {}
+
+    def wants(self, method: str) -> bool:
+        return not self.options.methods or method in self.options.methods
+
+    def keep(self, prefix: str, numbers: dict) -> None:
+        for key, value in numbers.items():
+            self.flat[f"{prefix}.{key}"] = round(value, 3) if isinstance(value, float) else value
+
+    def measure(self, prefix: str, what, *taken) -> None:
+        begun = time.monotonic()
+        self.keep(prefix, what(*taken))
+        print(f"bench: {prefix} (took {time.monotonic() - begun:.0f} s)", file=sys.stderr, flush=True)
+
+    def regions(self) -> None:
+        quick = self.options.quick
+        count, mib, limit_s = (4, 32, 5) if quick else (16, 256, 60)
+        for pattern in PATTERNS:
+            for method in METHODS:
+                # The patterns differ in how pages lie, which matters to the engine alone.
+                if not self.wants(method) or (pattern != "contiguous" and method != "engine"):
+                    continue
+                if method.startswith("ksm") and not can_set_ksm():
+                    print(f"bench: {method} left out: needs root, and a kernel with KSM", file=sys.stderr)
+                    continue
+                shape = Shape(count, mib, pattern)
+                self.measure(f"regions.{pattern}.{method}", regions.compare, shape, method, limit_s)
+
+    def sizes(self) -> None:
+        sizes = [16, 64] if self.options.quick else [16, 32, 64, 128, 256, 512, 1024, 2048]
+        for mib, numbers in regions.by_size(sizes, 1 if self.options.quick else 5).items():
+            self.keep(f"sizes.{mib}", numbers)
+            print(f"bench: sizes.{mib}", file=sys.stderr, flush=True)
+
+    def networks(self) -> list[str]:
+        return [
+            name for name in models.NETWORKS if not self.options.networks or name in self.options.networks
+        ]
+
+    def sharing(self) -> None:
+        for network in self.networks():
+            for aslr in (True, False):
+                self.measure(
+                    f"sharing.{network}.{'aslr' if aslr else 'no_aslr'}", models.sharing, network, aslr
+                )
+
+    def models(self) -> None:
+        counts = [1, 2, 4] if self.options.quick else models.COUNTS
+        for network in self.networks():
+            for method in models.METHODS[network]:
+                if self.wants(method):
+                    self.measure(f"models.{network}.{method}", models.run, network, method, counts)
+            answers = {self.flat.get(f"models.{network}.{m}.answer") for m in models.METHODS[network]} - {
+                None
+            }
+            if len(answers) > 1:
+                raise BenchError(f"{network}: its answers differ between methods")
+            self.flat[f"models.{network}.answers_identical"] = len(answers) == 1
+
+    def ksm(self) -> None:
+        if not can_set_ksm():
+            print("bench: KSM left out: needs root, and a kernel with KSM", file=sys.stderr)
+            return
+        for best in (False, True):
+            method = "ksm_best" if best else "ksm_default"
+            count, limit_s = (2, 5) if self.options.quick else (16, 120 if best else 60)
+            if self.wants(method):
+                self.measure(f"models.resnet50.{method}", models.run_ksm, "resnet50", best, count, limit_s)
+
+
+def main() -> int:
+    options = arguments()
+    run = Run(options)
+    try:
+        if options.prepare:
+            print(environment.model_files())
+            return 0
+        if options.keep and options.output.exists():
+            run.flat |= json.loads(options.output.read_text())
+        for part in PARTS:
+            if not options.only or part in options.only:
+                getattr(run, part)()
+    except BenchError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("bench: interrupted", file=sys.stderr)
+        return 130
+    run.keep(
+        "machine",
+        {"cpus": os.cpu_count(), "kernel": platform.release().split("-")[0], "quick": options.quick},
+    )
+    flat = {key: value for key, value in run.flat.items() if not key.startswith("shown.")}
+    for number, one in enumerate(shown(flat)):
+        flat |= {f"shown.{number}.{key}": value for key, value in vars(one).items()}
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(flat, indent=1) + "\n")
+    if options.json:
+        print(json.dumps(flat))
+    else:
+        tables.print_all(flat)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

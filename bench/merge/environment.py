@@ -1,0 +1,84 @@
+"""The Python environment that model instances run in: made on demand under ~/.cache/mayfly, from pinned and
+hashed requirements. PyTorch's wheel brings libraries of 5 GB, so `make setup` leaves it to this
+comparison."""
+
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from bench.merge.machine import CACHE, ROOT, BenchError
+
+HERE = Path(__file__).parent
+PLACE = CACHE / "bench-merge"
+NEEDED = [HERE / "requirements.txt", HERE / "models.txt"]
+
+
+def python() -> Path:
+    """The environment's Python, made now if it is not there or was made from other requirements."""
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in NEEDED)).hexdigest()
+    wanted, stamp = f"{PLACE} {digest}", PLACE / "made-from"
+    interpreter = PLACE / "bin" / "python"
+    PLACE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "bench-merge.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if stamp.exists() and stamp.read_text() == wanted:
+            return interpreter
+        print(
+            f"bench: making {PLACE} with PyTorch (5 GB; minutes on a fast line)", file=sys.stderr, flush=True
+        )
+        run("python3", "-m", "venv", "--clear", PLACE)
+        options = [
+            "-q",
+            "--disable-pip-version-check",
+            "--no-cache-dir",
+            "--only-binary",
+            ":all:",
+            "--require-hashes",
+        ]
+        run(interpreter, "-m", "pip", "install", *options, "-r", NEEDED[0])
+        run(interpreter, "-m", "pip", "install", *options, "--no-deps", "-r", NEEDED[1])
+        stamp.write_text(wanted)
+    return interpreter
+
+
+def run(*command) -> None:
+    made = subprocess.run(
+        [str(part) for part in command], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    if made.returncode:
+        said = made.stderr.strip().splitlines()
+        raise BenchError(f"making {PLACE} failed: {said[-1] if said else command}")
+
+
+def variables() -> dict[str, str]:
+    """What an instance's environment has besides the caller's: where to import from, one thread each."""
+    return {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "python")]),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
+def model_files() -> Path:
+    """The folder with the models' files, written once."""
+    sources = [HERE / "model" / "networks.py", HERE / "model" / "prepare.py", *NEEDED]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
+    interpreter = python()
+    folder = PLACE / f"models-{digest}"
+    if not folder.exists():
+        new = PLACE / f"models-{digest}.new"
+        new.mkdir(exist_ok=True)
+        subprocess_environment = os.environ | variables()
+        made = subprocess.run(
+            [interpreter, "-m", "bench.merge.model.prepare", new],
+            env=subprocess_environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        if made.returncode:
+            raise BenchError(f"writing the models failed: {made.stderr.strip().splitlines()[-1]}")
+        new.rename(folder)
+    return folder

@@ -1,0 +1,109 @@
+"""Where things are in the repository, and what the kernel says: memory of processes, CPU time, KSM's
+settings."""
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "bench" / "results"
+BUILD = ROOT / "target" / "bench"
+LIBRARY = Path(os.environ.get("MAYFLY_MERGE_LIBRARY") or ROOT / "target" / "release" / "libmayfly_merge.so")
+MAYFLY = Path(os.environ.get("MAYFLY_COMMAND") or ROOT / "target" / "release" / "mayfly")
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mayfly"
+PAGE = os.sysconf("SC_PAGE_SIZE")
+MIB = 1 << 20
+KSM = Path("/sys/kernel/mm/ksm")
+
+# KSM as the kernel comes, and as fast as it goes: it never rests, and looks at everything in one go. Its
+# own advisor (advisor_mode scan-time) only ever slows it down to a target time, 200 s by default.
+KSM_DEFAULT = {"sleep_millisecs": "20", "pages_to_scan": "100"}
+KSM_BEST = {"sleep_millisecs": "0", "pages_to_scan": "100000"}
+
+
+class BenchError(Exception):
+    """Something the user can act on: printed as one line, and the command exits with 1."""
+
+
+def kib_lines(path: str) -> dict[str, int]:
+    """The 'Name:  123 kB' lines of a /proc file."""
+    with open(path) as file:
+        lines = (line.split() for line in file)
+        return {words[0].rstrip(":"): int(words[1]) for words in lines if words[-1] == "kB"}
+
+
+def memory_of(pids: Iterable[int]) -> dict[str, float]:
+    """What processes occupy together, in MiB: PSS, RSS, private, anonymous, mapped from the store, page
+    tables."""
+    total = dict.fromkeys(("pss", "rss", "private", "anonymous", "pss_store", "page_tables"), 0.0)
+    for pid in pids:
+        rollup = kib_lines(f"/proc/{pid}/smaps_rollup")
+        total["pss"] += rollup["Pss"] / 1024
+        total["rss"] += rollup["Rss"] / 1024
+        total["private"] += (rollup["Private_Clean"] + rollup["Private_Dirty"]) / 1024
+        total["anonymous"] += rollup["Anonymous"] / 1024
+        total["pss_store"] += rollup["Pss_Shmem"] / 1024
+        total["page_tables"] += kib_lines(f"/proc/{pid}/status").get("VmPTE", 0) / 1024
+    return total
+
+
+def available_mib() -> float:
+    """What is left for new programs: the figure that the paper takes from `free -m`."""
+    return kib_lines("/proc/meminfo")["MemAvailable"] / 1024
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time that all threads of a process have used, to the nanosecond."""
+    total = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            total += int((task / "schedstat").read_text().split()[0])
+    return total / 1e9
+
+
+def mappings_of(pid: int) -> int:
+    with open(f"/proc/{pid}/maps") as maps:
+        return sum(1 for _ in maps)
+
+
+def ksmd() -> int:
+    """The process id of KSM's kernel thread."""
+    for path in Path("/proc").glob("[0-9]*/comm"):
+        with contextlib.suppress(OSError):
+            if path.read_text() == "ksmd\n":
+                return int(path.parent.name)
+    raise BenchError("no ksmd: this kernel is built without KSM")
+
+
+def ksm_merged_pages(pids: Iterable[int]) -> int:
+    """Pages of these processes, and no others, that KSM has merged."""
+    merged = 0
+    for pid in pids:
+        for line in Path(f"/proc/{pid}/ksm_stat").read_text().splitlines():
+            if line.startswith("ksm_merging_pages"):
+                merged += int(line.split()[1])
+    return merged
+
+
+def can_set_ksm() -> bool:
+    return os.access(KSM / "run", os.W_OK)
+
+
+@contextlib.contextmanager
+def ksm_running(settings: dict[str, str]):
+    """Runs KSM with these settings while the body runs; then everything is as it was, on an error and on
+    SIGTERM too (both unwind the stack). Pages merged meanwhile are gone with their processes."""
+    before = {}
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        for name, value in (settings | {"run": "1"}).items():
+            before[name] = (KSM / name).read_text().strip()
+            (KSM / name).write_text(value)
+        yield
+    finally:
+        for name, value in before.items():
+            (KSM / name).write_text(value)
+        signal.signal(signal.SIGTERM, previous)

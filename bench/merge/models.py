@@ -1,0 +1,200 @@
+"""Instances of model servers, merged in different ways: cold start (UPM Fig. 8, Table I), memory of each
+and of all (Fig. 5, 6), answers bit by bit, and what they could share (Fig. 1)."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from statistics import median
+
+from bench.merge import environment, store, study
+from bench.merge.machine import (
+    KSM_BEST,
+    KSM_DEFAULT,
+    BenchError,
+    available_mib,
+    cpu_s,
+    ksm_merged_pages,
+    ksm_running,
+    ksmd,
+    memory_of,
+)
+from bench.merge.regions import PHASES, Numbers
+from bench.merge.store import Store
+
+NETWORKS = {"resnet50": "pt", "alexnet": "pt", "minilm": "pt", "opennsfw": "onnx"}
+METHODS = {
+    "resnet50": ["nothing", "mmap", "advise", "pack", "all"],
+    "alexnet": ["nothing", "mmap", "advise", "pack", "all"],
+    "minilm": ["nothing", "mmap", "advise", "pack", "all"],
+    "opennsfw": ["nothing", "all"],
+}
+MERGING = ("advise", "pack", "all")
+COUNTS = [1, 2, 4, 8, 16]
+
+
+class Instance:
+    def __init__(
+        self, network: str, method: str, number: int, extra: dict[str, str], prefix: tuple[str, ...] = ()
+    ):
+        self.name = f"{network} {method} {number}"
+        file = environment.model_files() / f"{network}.{NETWORKS[network]}"
+        command = [*prefix, environment.python(), "-m", "bench.merge.model.instance", network, method, file]
+        begun = time.monotonic()
+        self.process = subprocess.Popen(
+            [*command, str(number)],
+            env=os.environ | environment.variables() | extra,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.cold = self.line()
+        self.cold["total_ms"] = 1000 * (time.monotonic() - begun)
+        self.pid = self.process.pid
+
+    def line(self) -> Numbers:
+        line = self.process.stdout.readline()
+        if not line:
+            said = self.process.stderr.read().strip().splitlines()
+            raise BenchError(f"{self.name}: ended early: {said[-1] if said else self.process.wait()}")
+        return json.loads(line)
+
+    def warm(self) -> Numbers:
+        """Five more requests, to let its memory settle, as UPM §VI-C does."""
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self.line()
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
+
+@contextlib.contextmanager
+def fleet() -> Iterator[list[Instance]]:
+    """Instances that end with the block, however it ends."""
+    started: list[Instance] = []
+    try:
+        yield started
+    finally:
+        for one in started:
+            one.end()
+
+
+def memory(started: list[Instance], shared: Store | None, free_before: float) -> Numbers:
+    """Fig. 5 (an instance) and Fig. 6 (all of them), in MiB.
+
+    PSS counts a store page only while somebody has it in his page table, so what is in the store and
+    untouched is added: in the sum for the system whole, for each instance its part. The daemon belongs to
+    the system."""
+    pids = [one.pid for one in started]
+    of_all = memory_of(pids)
+    count = len(pids)
+    numbers = {f"{key}_mib": of_all[key] / count for key in ("pss", "rss", "private", "anonymous")}
+    system = of_all["pss"] + of_all["page_tables"]
+    store_mib = untouched = 0.0
+    if shared:
+        daemon = memory_of([shared.pid])
+        store_mib = shared.blocks_mib()
+        untouched = max(0.0, store_mib - of_all["pss_store"] - daemon["pss_store"])
+        system += untouched + daemon["pss"] + daemon["page_tables"]
+    numbers["each_mib"] = numbers["pss_mib"] + untouched / count
+    numbers["anonymous_and_store_mib"] = numbers["anonymous_mib"] + store_mib / count
+    numbers["system_mib"] = system
+    numbers["available_drop_mib"] = free_before - available_mib()
+    return numbers
+
+
+def run(network: str, method: str, counts: list[int]) -> Numbers:
+    """Starts instances one by one, as many as the largest count; measures when a count is reached."""
+    numbers: Numbers = {}
+    with contextlib.ExitStack() as stack:
+        shared = stack.enter_context(store.running()) if method in MERGING else None
+        free_before = available_mib()
+        started = stack.enter_context(fleet())
+        extra = shared.environment() if shared else {}
+        for number in range(max(counts)):
+            started.append(Instance(network, method, number, extra))
+            started[-1].warmed = started[-1].warm()
+            if len(started) in counts:
+                for key, value in memory(started, shared, free_before).items():
+                    numbers[f"{len(started)}.{key}"] = value
+        numbers |= cold_start([one.cold for one in started])
+        numbers["warm_ms"] = median(one.warmed["warm_ms"] for one in started)
+        if shared:
+            numbers["daemon_cpu_s"] = shared.cpu_s()
+        numbers["answer"] = one_answer(started)
+    return numbers
+
+
+def one_answer(started: list[Instance]) -> str:
+    """Every instance's answer to the same request, cold and after six others: one and the same, bit by
+    bit."""
+    answers = {text for one in started for text in (one.cold["answer"], one.warmed["answer"])}
+    if len(answers) != 1:
+        raise BenchError(f"{started[0].name}: instances give {len(answers)} different answers to one request")
+    return answers.pop()
+
+
+def cold_start(colds: list[Numbers]) -> Numbers:
+    """Medians over the instances after the first, which only adds to the store; the first's times apart."""
+    found: Numbers = {}
+    for which, some in (("first", colds[:1]), ("later", colds[1:] or colds[:1])):
+        for key in sorted(set().union(*some)):
+            if key.endswith("_ms"):
+                found[f"cold.{which}.{key}"] = median(one.get(key, 0) for one in some)
+        total = sum(one.get("stats.total_ns", 0) for one in some)
+        if total:
+            for phase in PHASES:
+                spent = sum(one[f"stats.{phase}_ns"] for one in some)
+                found[f"cold.{which}.{phase}_percent"] = 100 * spent / total
+            pages = sum(one["stats.pages"] for one in some)
+            found[f"cold.{which}.advised_mib"] = pages / len(some) / 256
+            found[f"cold.{which}.merged_percent"] = (
+                100 * sum(one["stats.merged_pages"] for one in some) / pages
+            )
+    return found
+
+
+def run_ksm(network: str, best: bool, count: int, limit_s: float) -> Numbers:
+    """The whole of every instance given to KSM; measured when nothing more has merged for a while, or at
+    the limit."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(ksm_running(KSM_BEST if best else KSM_DEFAULT))
+        free_before, scanner = available_mib(), cpu_s(ksmd())
+        started = stack.enter_context(fleet())
+        for number in range(count):
+            started.append(Instance(network, "ksm", number, {}))
+            started[-1].warmed = started[-1].warm()
+        pids = [one.pid for one in started]
+        begun, most, grew = time.monotonic(), 0, time.monotonic()
+        while (now := time.monotonic()) - begun < limit_s and now - grew < (10 if best else limit_s):
+            time.sleep(0.2)
+            if (merged := ksm_merged_pages(pids)) > 1.002 * most:
+                most, grew = merged, time.monotonic()
+        numbers = {f"{count}.{key}": value for key, value in memory(started, None, free_before).items()}
+        numbers["settled_s"] = (grew if best else now) - begun
+        numbers["ksmd_cpu_s"] = cpu_s(ksmd()) - scanner
+        numbers["answer"] = one_answer(started)
+    return numbers
+
+
+def sharing(network: str, aslr: bool) -> Numbers:
+    """Fig. 1: two instances, plain, on different inputs."""
+    prefix = () if aslr else ("setarch", "--addr-no-randomize")
+    with fleet() as started:
+        for number in range(2):
+            started.append(Instance(network, "nothing", number, {}, prefix))
+            started[-1].warm()
+        return study.classify(study.stopped_snapshots([one.pid for one in started]))
+
+
+def progress(text: str) -> None:
+    print(f"bench: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,74 @@
+"""The page store that the engine needs: `mayfly share` on a socket of its own, for the length of a
+measurement."""
+
+import contextlib
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.merge.machine import LIBRARY, MAYFLY, MIB, BenchError, cpu_s
+
+
+@dataclass
+class Store:
+    pid: int
+    socket: Path
+
+    def environment(self) -> dict[str, str]:
+        return {
+            "MAYFLY_SHARE_SOCKET": str(self.socket),
+            "MAYFLY_MERGE_LIBRARY": str(LIBRARY),
+            "MAYFLY_MERGE_PATH": "engine",
+        }
+
+    def cpu_s(self) -> float:
+        return cpu_s(self.pid)
+
+    def blocks_mib(self) -> float:
+        """Memory that the store's segments occupy, mapped by somebody or not: PSS counts only pages in
+        use."""
+        inodes = {}
+        for descriptor in Path(f"/proc/{self.pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if os.readlink(descriptor).startswith("/memfd:"):
+                    status = os.stat(descriptor)
+                    inodes[status.st_ino] = status.st_blocks * 512
+        return sum(inodes.values()) / MIB
+
+
+@contextlib.contextmanager
+def running(timeout_s: float = 20) -> Iterator[Store]:
+    """Starts a store, waits until its socket is there, and ends it."""
+    for path, what in ((MAYFLY, "the command"), (LIBRARY, "the library")):
+        if not path.exists():
+            raise BenchError(f"{path}: {what} is not built: run 'make build'")
+    with tempfile.TemporaryDirectory(prefix="mayfly-bench-") as folder:
+        socket = Path(folder) / "share.sock"
+        log = Path(folder) / "log"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [MAYFLY, "share", "--socket", socket], stdin=subprocess.DEVNULL, stdout=file, stderr=file
+            )
+        try:
+            deadline = time.monotonic() + timeout_s
+            while not socket.exists():
+                if process.poll() is not None or time.monotonic() > deadline:
+                    said = log.read_text(errors="replace").strip().splitlines()
+                    raise BenchError(
+                        f"mayfly share did not start: {said[-1] if said else 'nothing on stderr'}"
+                    )
+                time.sleep(0.005)
+            yield Store(process.pid, socket)
+            if process.poll() is not None:
+                raise BenchError(f"mayfly share ended by itself: {log.read_text(errors='replace').strip()}")
+        finally:
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

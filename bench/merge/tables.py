@@ -1,0 +1,216 @@
+"""The results as tables: one for each part, then what is enough and what falls short."""
+
+import sys
+from collections.abc import Sequence
+
+from bench.merge import models
+from bench.merge.regions import METHODS, PATTERNS, PHASES
+from bench.merge.shown import cold_overhead_percent, reduction_percent
+
+STEPS = {
+    "hash": "calculate hash",
+    "search": "search in the index",
+    "known": "search in the reversed table",
+    "insert": "add to the store",
+    "map": "map the store's pages",
+    "freeze": "hold writers off",
+    "compare": "compare byte by byte",
+    "remap": "merge pages",
+    "other": "other",
+}
+
+
+def table(rows: Sequence[Sequence[str]], out=sys.stdout) -> None:
+    """The first row is the heading; the first column goes left, the others right."""
+    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        cells[0] = row[0].ljust(widths[0])
+        print("  " + "  ".join(cells).rstrip(), file=out)
+
+
+def figure(value: float | None, digits: int = 1) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def print_all(flat: dict) -> None:
+    print_regions(flat)
+    print_sizes(flat)
+    print_where(flat)
+    print_sharing(flat)
+    print_memory(flat)
+    print_cold(flat)
+    print_shown(flat)
+
+
+def print_regions(flat: dict) -> None:
+    columns = {
+        "ideal MiB": ("ideal_mib", 0),
+        "memory MiB": ("memory_mib", 0),
+        "over ideal %": ("over_ideal_percent", 1),
+        "time s": ("wall_s", 2),
+        "CPU s": ("cpu_s", 2),
+        "clients": ("client_cpu_s", 2),
+        "daemon": ("daemon_cpu_s", 2),
+        "ksmd": ("ksmd_cpu_s", 2),
+        "merged %": ("merged_percent", 0),
+        "first MiB/s": ("first_call_mib_per_s", 0),
+        "merging MiB/s": ("merging_call_mib_per_s", 0),
+        "mappings": ("mappings_of_last", 0),
+    }
+    rows = [["", *columns]]
+    for pattern in PATTERNS:
+        for method in METHODS:
+            if f"regions.{pattern}.{method}.memory_mib" in flat:
+                row = [f"{pattern} {method}"]
+                row += [
+                    figure(flat.get(f"regions.{pattern}.{method}.{key}"), n) for key, n in columns.values()
+                ]
+                rows.append(row)
+    if len(rows) > 1:
+        print("\nRegions: 16 x 256 MiB, 5% of each its own (alternating: half of it). --quick: 4 x 32 MiB")
+        table(rows)
+
+
+def print_sizes(flat: dict) -> None:
+    sizes = sorted({int(key.split(".")[1]) for key in flat if key.startswith("sizes.")})
+    if not sizes:
+        return
+    print("\nTime by size (UPM Fig. 7): medians, and GB/s")
+    rows = [["MiB", "first ms", "(min-max)", "GB/s", "second ms", "(min-max)", "GB/s"]]
+    for mib in sizes:
+        row = [str(mib)]
+        for call in ("first", "second"):
+            took = flat[f"sizes.{mib}.{call}_ms"]
+            low, high = (flat[f"sizes.{mib}.{call}_{end}_ms"] for end in ("min", "max"))
+            row += [figure(took), f"{low:.1f}-{high:.1f}", figure(mib * (1 << 20) / 1e6 / took, 2)]
+        rows.append(row)
+    table(rows)
+
+
+def where_the_time_goes(flat: dict) -> dict[str, str]:
+    """Label to key prefix of every breakdown that was measured."""
+    found = {}
+    for label, prefix in (
+        ("region, first", "regions.contiguous.engine.first"),
+        ("region, merging", "regions.contiguous.engine.merging"),
+        ("ResNet-50, first", "models.resnet50.pack.cold.first"),
+        ("ResNet-50, merging", "models.resnet50.pack.cold.later"),
+    ):
+        if f"{prefix}.hash_percent" in flat:
+            found[label] = prefix
+    return found
+
+
+def share(flat: dict, prefix: str, step: str) -> float:
+    if step == "other":
+        return max(0.0, 100 - sum(flat[f"{prefix}.{phase}_percent"] for phase in PHASES))
+    return flat[f"{prefix}.{step}_percent"]
+
+
+def print_where(flat: dict) -> None:
+    columns = where_the_time_goes(flat)
+    if not columns:
+        return
+    print("\nWhere the time of advise goes, in % of wall time (UPM Table I)")
+    rows = [["", *columns]]
+    for step, label in STEPS.items():
+        rows.append([label, *(figure(share(flat, prefix, step)) for prefix in columns.values())])
+    table(rows)
+
+
+SHARING = {
+    "of all MiB": "all_mib",
+    "shared": "shared_percent",
+    "identical anonymous": "identical_anonymous_percent",
+    "identical file": "identical_file_percent",
+    "volatile": "volatile_percent",
+    "(zero pages)": "identical_zero_percent",
+    "(half alike)": "half_identical_percent",
+    "(3/4 alike)": "three_quarters_identical_percent",
+}
+
+
+def print_sharing(flat: dict) -> None:
+    rows = [["", *SHARING]]
+    for network in models.NETWORKS:
+        for aslr in ("aslr", "no_aslr"):
+            if f"sharing.{network}.{aslr}.all_mib" in flat:
+                row = [network if aslr == "aslr" else f"{network}, no ASLR"]
+                rows.append(
+                    row + [figure(flat[f"sharing.{network}.{aslr}.{key}"]) for key in SHARING.values()]
+                )
+    if len(rows) > 1:
+        print("\nWhat an instance could share, in % of its memory (UPM Fig. 1). In brackets: parts of it")
+        table(rows)
+
+
+def methods_of(network: str) -> list[str]:
+    return [*models.METHODS[network], "ksm_default", "ksm_best"]
+
+
+def print_memory(flat: dict) -> None:
+    for network in models.NETWORKS:
+        counts = [n for n in models.COUNTS if f"models.{network}.nothing.{n}.each_mib" in flat]
+        if not counts:
+            continue
+        last = counts[-1]
+        print(
+            f"\n{network}: MiB an instance (PSS and its part of the untouched store), by instances (Fig. 5);"
+        )
+        print(f"  then, at {last}: private, RSS, anonymous and store, and the system's memory (Fig. 6)")
+        rows = [
+            [
+                "",
+                *(str(n) for n in counts),
+                "less %",
+                "private",
+                "RSS",
+                "anon+store",
+                "system",
+                "system less %",
+            ]
+        ]
+        for method in methods_of(network):
+            prefix = f"models.{network}.{method}"
+            if f"{prefix}.{last}.each_mib" not in flat:
+                continue
+            row = [method, *(figure(flat.get(f"{prefix}.{n}.each_mib"), 0) for n in counts)]
+            row.append(figure(reduction_percent(flat, network, method, f"{last}.each_mib")))
+            for key in ("private_mib", "rss_mib", "anonymous_and_store_mib", "system_mib"):
+                row.append(figure(flat[f"{prefix}.{last}.{key}"], 0))
+            row.append(figure(reduction_percent(flat, network, method, f"{last}.system_mib")))
+            rows.append(row)
+        table(rows)
+
+
+def print_cold(flat: dict) -> None:
+    rows = [["", "total", "import", "load", "pack", "advise", "answer", "longer %", "first: total", "advise"]]
+    for network in models.NETWORKS:
+        for method in models.METHODS[network]:
+            prefix = f"models.{network}.{method}.cold"
+            if f"{prefix}.later.total_ms" not in flat:
+                continue
+            row = [f"{network} {method}"]
+            for step in ("total", "import", "load", "pack", "advise", "first_answer"):
+                row.append(figure(flat.get(f"{prefix}.later.{step}_ms"), 0))
+            row.append(figure(cold_overhead_percent(flat, network, method)))
+            row += [figure(flat.get(f"{prefix}.first.{step}_ms"), 0) for step in ("total", "advise")]
+            rows.append(row)
+    if len(rows) > 1:
+        print("\nCold start in ms: medians of the instances after the first, and the first's (UPM Fig. 8)")
+        table(rows)
+
+
+def print_shown(flat: dict) -> None:
+    numbers = sorted({int(key.split(".")[1]) for key in flat if key.startswith("shown.")})
+    rows = [
+        [
+            *(flat[f"shown.{n}.{key}"] for key in ("what", "wanted", "measured")),
+            "met" if flat[f"shown.{n}.met"] else "FALLS SHORT",
+        ]
+        for n in numbers
+    ]
+    if rows:
+        print("\nTo be shown")
+        table([["", "wanted", "measured", ""], *rows])
