@@ -5,6 +5,7 @@ use mayfly_cli::failure::{Failure, OWN_FAILURE};
 use mayfly_cli::record::TraceArguments;
 use mayfly_cli::replay::ReplayArguments;
 use mayfly_cli::run::RunArguments;
+use mayfly_cli::vm::VmArguments;
 use mayfly_cli::{heap_driver, heap_replay};
 
 const EXAMPLES: &str = "\
@@ -34,6 +35,7 @@ enum Verb {
     Run(RunArguments),
     Trace(TraceArguments),
     Replay(ReplayArguments),
+    Vm(VmArguments),
 }
 
 fn main() {
@@ -51,6 +53,7 @@ fn main() {
         Verb::Run(arguments) => (arguments.execute(), OWN_FAILURE),
         Verb::Trace(arguments) => (arguments.execute(), OWN_FAILURE),
         Verb::Replay(arguments) => (arguments.execute(), 1),
+        Verb::Vm(arguments) => (arguments.execute(), 1),
     };
     std::process::exit(outcome.unwrap_or_else(|error| {
         eprintln!("mayfly: {error:#}");

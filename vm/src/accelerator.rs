@@ -118,10 +118,7 @@ fn answer_file(kernel: &Path) -> Option<PathBuf> {
     let metadata = std::fs::metadata(kernel).ok()?;
     let mut hasher = DefaultHasher::new();
     (boot, std::fs::canonicalize(kernel).ok()?, metadata.len(), metadata.modified().ok()?).hash(&mut hasher);
-    let cache = std::env::var_os("XDG_CACHE_HOME")
-        .map(PathBuf::from)
-        .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))?;
-    Some(cache.join(format!("mayfly/kvm/{:016x}", hasher.finish())))
+    Some(crate::image::cache_folder()?.join(format!("kvm/{:016x}", hasher.finish())))
 }
 
 fn boots_under_kvm(qemu: &Path, kernel: &Path) -> bool {

@@ -3,6 +3,7 @@
 //! `mayfly vm image` builds one (`vm/image/build`) and keeps it under `~/.cache/mayfly/image`.
 
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 
@@ -52,4 +53,107 @@ impl Image {
         }
         Ok(image)
     }
+}
+
+/// The kernels that there are images for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kernel {
+    /// Debian's.
+    Stock,
+    /// Mayfly's, with HotMem's partitions.
+    Hotmem,
+    /// Mayfly's, with the kernel's own checks: slow.
+    HotmemDebug,
+}
+
+impl Kernel {
+    /// Its name for the builder and for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kernel::Stock => "stock",
+            Kernel::Hotmem => "hotmem",
+            Kernel::HotmemDebug => "hotmem-debug",
+        }
+    }
+}
+
+/// The image that was built last with this kernel.
+///
+/// # Errors
+/// None was built; the line says how to.
+pub fn latest(kernel: Kernel) -> Result<Image, Error> {
+    let link = link(kernel)?;
+    if !link.exists() {
+        let how = match kernel {
+            Kernel::Stock => String::new(),
+            other => format!(" --kernel {}", other.name()),
+        };
+        return Err(Error::Missing(format!(
+            "no VM image is built: build it once with: mayfly vm image{how}"
+        )));
+    }
+    Image::open(&link)
+}
+
+/// Builds the image with this kernel, or finds that it is built, and makes it the [`latest`]. The builder tells its
+/// progress on stderr.
+///
+/// # Errors
+/// The builder is not found or fails.
+pub fn build(kernel: Kernel) -> Result<PathBuf, Error> {
+    let builder = builder()?;
+    let failed = |error: std::io::Error| Error::Failed(format!("cannot run {}: {error}", builder.display()));
+    let output = Command::new(&builder)
+        .args(["--kernel", kernel.name()])
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(failed)?;
+    if !output.status.success() {
+        return Err(Error::Failed(format!("{} failed ({}); see above", builder.display(), output.status)));
+    }
+    let folder = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
+    Image::open(&folder)?;
+    let link = link(kernel)?;
+    let failed = |error: std::io::Error| Error::Failed(format!("cannot write {}: {error}", link.display()));
+    let new = link.with_extension(std::process::id().to_string());
+    std::fs::create_dir_all(link.parent().expect("it lies in a folder")).map_err(failed)?;
+    std::os::unix::fs::symlink(&folder, &new).map_err(failed)?;
+    std::fs::rename(&new, &link).map_err(failed)?;
+    Ok(folder)
+}
+
+fn link(kernel: Kernel) -> Result<PathBuf, Error> {
+    let cache =
+        cache_folder().ok_or_else(|| Error::Missing("neither XDG_CACHE_HOME nor HOME is set".to_string()))?;
+    Ok(cache.join(format!("image/latest-{}", kernel.name())))
+}
+
+/// `~/.cache/mayfly`.
+pub(crate) fn cache_folder() -> Option<PathBuf> {
+    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))?;
+    Some(cache.join("mayfly"))
+}
+
+/// `vm/image/build` of the source tree that this program was built in, or what `MAYFLY_VM_IMAGE_BUILDER` names.
+fn builder() -> Result<PathBuf, Error> {
+    if let Some(path) = std::env::var_os("MAYFLY_VM_IMAGE_BUILDER") {
+        return Ok(PathBuf::from(path));
+    }
+    let program =
+        std::env::current_exe().map_err(|error| Error::Failed(format!("cannot find myself: {error}")))?;
+    let here = std::env::current_dir().unwrap_or_default();
+    let found = program
+        .ancestors()
+        .chain(here.ancestors())
+        .map(|folder| folder.join("vm/image/build"))
+        .find(|path| path.is_file());
+    found.ok_or_else(|| {
+        Error::Missing(
+            "images are built in Mayfly's source tree: run this there, or name its vm/image/build in \
+             MAYFLY_VM_IMAGE_BUILDER"
+                .to_string(),
+        )
+    })
 }

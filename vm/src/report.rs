@@ -57,7 +57,6 @@ pub struct Status {
     /// "kvm" or "tcg,thread=multi".
     pub accelerator: String,
     /// What was fixed when it was made.
-    #[serde(flatten)]
     pub layout: Layout,
     /// Whether the agent answers; if not, why.
     pub guest: GuestStatus,
@@ -73,7 +72,7 @@ pub struct Status {
 
 /// Whether the agent answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "guest", rename_all = "snake_case")]
+#[serde(tag = "state", rename_all = "snake_case")]
 pub enum GuestStatus {
     /// It does.
     Up {

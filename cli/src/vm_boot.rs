@@ -1,0 +1,263 @@
+//! `mayfly vm image` and `mayfly vm boot`: what a VM boots, and the process that owns it.
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use serde_json::{Value, json};
+use vm::accelerator::Choice;
+use vm::image::{self, Image};
+use vm::protocol::{Layout, Mode};
+use vm::report::{GuestStatus, Status};
+use vm::{Settings, Vm, control, supervisor};
+
+use crate::quantity;
+use crate::vm::print_json;
+use crate::vm_quantity::{parse_bytes, parse_duration};
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum KernelName {
+    /// Debian's
+    Stock,
+    /// Mayfly's, with HotMem's partitions
+    Hotmem,
+    /// Mayfly's, with the kernel's own checks: slow
+    HotmemDebug,
+}
+
+impl KernelName {
+    fn kernel(self) -> image::Kernel {
+        match self {
+            KernelName::Stock => image::Kernel::Stock,
+            KernelName::Hotmem => image::Kernel::Hotmem,
+            KernelName::HotmemDebug => image::Kernel::HotmemDebug,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum ModeName {
+    /// A NUMA node per partition, on any kernel
+    Nodes,
+    /// The same on Mayfly's kernel, which keeps everybody else out of a partition
+    Hotmem,
+    /// One virtio-mem device for all, for comparison
+    Plain,
+    /// All memory from boot, for comparison
+    Static,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum AcceleratorName {
+    /// KVM if it boots the kernel, else TCG
+    Auto,
+    /// The CPU's virtualization
+    Kvm,
+    /// Translation: works everywhere, slower
+    Tcg,
+}
+
+/// Build what VMs boot: a kernel, Debian with python3 and crun, and the agent (kept: a second time it only looks)
+#[derive(Args)]
+pub struct ImageArguments {
+    /// Which kernel
+    #[arg(long, value_enum, default_value = "stock")]
+    kernel: KernelName,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl ImageArguments {
+    /// Builds it and prints its folder.
+    ///
+    /// # Errors
+    /// The builder fails.
+    pub fn execute(self) -> Result<i32> {
+        let folder = image::build(self.kernel.kernel())?;
+        if self.json {
+            print_json(&json!({ "folder": folder, "kernel": self.kernel.kernel().name() }))?;
+        } else {
+            println!("{}", folder.display());
+        }
+        Ok(0)
+    }
+}
+
+const BOOT_EXAMPLES: &str = "\
+Examples:
+  mayfly vm boot                                          stays in the foreground; Ctrl-C ends the VM
+  mayfly vm boot --detach --partitions 64 --partition-size 384MiB
+  mayfly vm boot --detach --mode hotmem --name a          needs: mayfly vm image --kernel hotmem
+  mayfly vm boot --mode plain --append init_on_alloc=0    the paper's baseline, kernel parameters added
+
+Sizes are multiples of 128MiB, the block in which Linux plugs memory. Killing this process kills the VM.";
+
+/// Start a VM, and own it until it ends
+#[derive(Args)]
+#[command(after_help = BOOT_EXAMPLES)]
+pub struct BootArguments {
+    /// What other verbs call it
+    #[arg(long, default_value = "mayfly")]
+    name: String,
+    /// How memory is made elastic
+    #[arg(long, value_enum, default_value = "nodes")]
+    mode: ModeName,
+    /// The most instances at one time: the concurrency factor
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 4)]
+    partitions: u32,
+    /// What one instance may use
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_bytes)]
+    partition_size: u64,
+    /// What instances share: files, once for all; 0: they share boot memory
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_bytes)]
+    shared_size: u64,
+    /// The most memory the VM may have plugged at one time [default: all of it]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    limit: Option<u64>,
+    /// Memory at boot [default: enough to describe everything that can be plugged]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    memory: Option<u64>,
+    /// Virtual CPUs
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    cpus: u32,
+    /// How the guest's code is run
+    #[arg(long, value_enum, default_value = "auto")]
+    accelerator: AcceleratorName,
+    /// Which kernel [default: hotmem for mode hotmem, else stock]
+    #[arg(long, value_enum)]
+    kernel: Option<KernelName>,
+    /// A folder with another image, described by its vm.json
+    #[arg(long, value_name = "FOLDER", conflicts_with = "kernel")]
+    image: Option<PathBuf>,
+    /// More words for the kernel's command line
+    #[arg(long, value_name = "WORDS", default_value = "")]
+    append: String,
+    /// How long to wait for the guest at any one step
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
+    patience: Duration,
+    /// Return when the VM is ready; it goes on in the background until `mayfly vm down`
+    #[arg(long)]
+    detach: bool,
+    /// Print one JSON object when it is ready
+    #[arg(long)]
+    json: bool,
+}
+
+impl BootArguments {
+    /// Boots the VM and serves it.
+    ///
+    /// # Errors
+    /// It does not come up, or ends by itself.
+    pub fn execute(self) -> Result<i32> {
+        let settings = self.settings()?;
+        if self.detach {
+            settings.check()?;
+            return detach(&settings.name, self.json);
+        }
+        let socket = control::folder()?.join(format!("{}.sock", settings.name));
+        let json = self.json;
+        let show = |vm: &Vm| {
+            let mut status = json!(vm.status());
+            status["socket"] = json!(socket);
+            // Nobody may be reading any more; the VM goes on.
+            let _ = if json { print_json(&status) } else { print_ready(&vm.status()) };
+        };
+        supervisor::run(&settings, show)?;
+        Ok(0)
+    }
+
+    fn settings(&self) -> Result<Settings> {
+        let mode = match self.mode {
+            ModeName::Nodes => Mode::Nodes,
+            ModeName::Hotmem => Mode::Hotmem,
+            ModeName::Plain => Mode::Plain,
+            ModeName::Static => Mode::Static,
+        };
+        let usual = if mode == Mode::Hotmem { image::Kernel::Hotmem } else { image::Kernel::Stock };
+        let image = match &self.image {
+            Some(folder) => Image::open(folder)?,
+            None => image::latest(self.kernel.map_or(usual, KernelName::kernel))?,
+        };
+        Ok(Settings {
+            name: self.name.clone(),
+            layout: Layout {
+                mode,
+                partitions: self.partitions,
+                partition_bytes: self.partition_size,
+                shared_bytes: self.shared_size,
+            },
+            boot_bytes: self.memory,
+            limit_bytes: self.limit,
+            cpus: self.cpus,
+            accelerator: match self.accelerator {
+                AcceleratorName::Auto => Choice::Auto,
+                AcceleratorName::Kvm => Choice::Kvm,
+                AcceleratorName::Tcg => Choice::Tcg,
+            },
+            image,
+            append: self.append.clone(),
+            patience: self.patience,
+        })
+    }
+}
+
+fn print_ready(status: &Status) -> Result<()> {
+    let Status { name, accelerator, layout, .. } = status;
+    let kernel = match &status.guest {
+        GuestStatus::Up { kernel } => kernel,
+        GuestStatus::Down { why } | GuestStatus::Ended { why } => why,
+    };
+    let mode = serde_json::to_value(layout.mode)?;
+    let size = |bytes: u64| quantity::bytes(bytes as f64);
+    println!(
+        "{name} is ready after {:.1} s: kernel {kernel}, {accelerator}, mode {}, {} partitions of {}, {} shared",
+        status.boot_ns as f64 / 1e9,
+        mode.as_str().unwrap_or_default(),
+        layout.partitions,
+        size(layout.partition_bytes),
+        size(layout.shared_bytes),
+    );
+    Ok(())
+}
+
+/// Starts the same command without `--detach` in a session of its own and waits until it says that it is ready. What it
+/// would say on stderr goes to a file beside the socket.
+fn detach(name: &str, json: bool) -> Result<i32> {
+    let log = control::folder()?.join(format!("{name}.log"));
+    let stderr = std::fs::File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
+    let program = std::env::current_exe().context("cannot find myself")?;
+    let arguments =
+        std::env::args_os().skip(1).filter(|argument| argument != "--detach" && argument != "--json");
+    let mut command = Command::new(program);
+    command.args(arguments).arg("--json").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
+    // SAFETY: setsid is allowed between fork and exec and takes nothing.
+    unsafe {
+        command.pre_exec(|| match libc::setsid() {
+            -1 => Err(std::io::Error::last_os_error()),
+            _ => Ok(()),
+        })
+    };
+    let mut child = command.spawn().context("cannot start the VM's process")?;
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().expect("a pipe was asked for")).read_line(&mut line)?;
+    if line.is_empty() {
+        let status = child.wait()?;
+        let text = std::fs::read_to_string(&log).unwrap_or_default();
+        match text.lines().rev().find_map(|line| line.strip_prefix("mayfly: ")) {
+            Some(reason) => bail!("{reason}"),
+            None => bail!("the VM's process ended ({status}): see {}", log.display()),
+        }
+    }
+    if json {
+        print!("{line}");
+        return Ok(0);
+    }
+    let status: Value = serde_json::from_str(&line)?;
+    print_ready(&serde_json::from_value(status)?)?;
+    Ok(0)
+}

@@ -1,0 +1,299 @@
+//! `mayfly vm spawn`, `run`, `output` and `stop`: instances in partitions.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use serde_json::json;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use vm::control::{Client, Command, Output};
+use vm::protocol::{ExitReason, Spawn};
+use vm::report::{Plugged, Spawned, Unplugged};
+
+use crate::failure::{Failure, OWN_FAILURE};
+use crate::quantity;
+use crate::vm::{Which, print_json};
+use crate::vm_partitions::unplugged_line;
+use crate::vm_quantity::parse_duration;
+
+/// What is asked of the guest again and again while an instance runs.
+const POLL: Duration = Duration::from_millis(100);
+
+/// What to start, for `spawn` and `run`.
+#[derive(Args)]
+struct Program {
+    /// A variable for its environment; may be given often
+    #[arg(short, long, value_name = "NAME=VALUE", value_parser = parse_variable)]
+    env: Vec<(String, String)>,
+    /// Its working directory in the guest
+    #[arg(long, value_name = "FOLDER")]
+    cwd: Option<String>,
+    /// The virtual CPUs it may run on, like 0,1 [default: all]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    cpus: Vec<u32>,
+    /// The program in the guest and its arguments, after --
+    #[arg(last = true, required = true, value_name = "CMD")]
+    argv: Vec<String>,
+}
+
+impl Program {
+    fn spawn(self, instance: String, partition: Option<u32>) -> Spawn {
+        let env: BTreeMap<_, _> = self.env.into_iter().collect();
+        Spawn { instance, partition, argv: self.argv, env, cwd: self.cwd, cpus: self.cpus }
+    }
+}
+
+fn parse_variable(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_string(), value.to_string())),
+        _ => Err("a variable is NAME=VALUE".to_string()),
+    }
+}
+
+/// Start an instance in a partition that is ready
+#[derive(Args)]
+pub struct SpawnArguments {
+    /// Its name: letters, digits, '-', '_' and '.'
+    instance: String,
+    /// The partition it gets all its memory from [default: the first that is ready]
+    #[arg(short, long)]
+    partition: Option<u32>,
+    /// No partition: boot memory, for tools
+    #[arg(long, conflicts_with = "partition")]
+    outside: bool,
+    /// Write standard input to the instance's, and close it
+    #[arg(long)]
+    stdin: bool,
+    #[command(flatten)]
+    program: Program,
+    #[command(flatten)]
+    which: Which,
+}
+
+impl SpawnArguments {
+    /// Starts it and returns; it runs on.
+    ///
+    /// # Errors
+    /// No partition is ready, or the program cannot be started.
+    pub fn execute(self) -> Result<i32> {
+        let mut input = String::new();
+        if self.stdin {
+            std::io::stdin().read_to_string(&mut input).context("cannot read standard input")?;
+        }
+        let mut client = self.which.connect()?;
+        let spawn = self.program.spawn(self.instance, self.partition);
+        let spawned: Spawned = client.ask(&Command::Spawn { outside: self.outside, spawn })?;
+        if self.stdin {
+            let instance = spawned.instance.clone();
+            client.ask::<()>(&Command::Input { instance, text: input, close: true })?;
+        }
+        if self.which.json {
+            print_json(&spawned)?;
+            return Ok(0);
+        }
+        let place =
+            spawned.partition.map_or("no partition".to_string(), |number| format!("partition {number}"));
+        let took = quantity::duration(spawned.total_ns as f64);
+        println!("{} started in {place} as process {} in {took}", spawned.instance, spawned.pid);
+        Ok(0)
+    }
+}
+
+const RUN_EXAMPLES: &str = "\
+Examples:
+  mayfly vm run -- python3 -c 'print(6*7)'
+  mayfly vm run --times -- /opt/mayfly/memhog 200     and how long plugging and unplugging took, on stderr
+
+Exit code: the program's, 128 + the signal that ended it, 137 if it needed more than its partition has; 125 if
+mayfly itself fails.";
+
+/// Plug a partition, run a program in it, and unplug it
+#[derive(Args)]
+#[command(after_help = RUN_EXAMPLES)]
+pub struct RunArguments {
+    /// Tell on stderr how long each step took
+    #[arg(long)]
+    times: bool,
+    #[command(flatten)]
+    program: Program,
+    #[command(flatten)]
+    which: Which,
+}
+
+impl RunArguments {
+    /// Runs it; what it writes appears on stdout as it comes. Ctrl-C stops it and gives the partition back.
+    ///
+    /// # Errors
+    /// The VM, or the partition, cannot do it.
+    pub fn execute(self) -> Result<i32> {
+        let own = |error: anyhow::Error| anyhow::Error::from(Failure::new(OWN_FAILURE, format!("{error:#}")));
+        self.run().map_err(own)
+    }
+
+    fn run(self) -> Result<i32> {
+        let interrupted = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM] {
+            signal_hook::flag::register(signal, Arc::clone(&interrupted)).context("cannot take signals")?;
+        }
+        let (json, times) = (self.which.json, self.times);
+        let mut client = self.which.connect()?;
+        let plugged: Plugged = client.ask(&Command::Plug { partition: None })?;
+        let partition = plugged.partition;
+        let instance = format!("run-{}", std::process::id());
+        let spawn = self.program.spawn(instance.clone(), Some(partition));
+        let ran = run_in_partition(&mut client, spawn, &interrupted, json);
+        // Whatever happened: nothing stays.
+        if ran.is_err() {
+            let _ = client.ask::<ExitReason>(&Command::Stop { instance, grace_ms: 0 });
+        }
+        let unplugged: Result<Unplugged, _> = client.ask(&Command::Unplug { partition });
+        let (spawned, reason, text) = ran?;
+        let unplugged = unplugged?;
+        if json {
+            print_json(&json!({
+                "exit": reason, "output": text, "plugged": plugged, "spawned": spawned, "unplugged": unplugged,
+            }))?;
+        } else if times {
+            eprintln!("partition {partition} plugged in {}", quantity::duration(plugged.total_ns as f64));
+            eprintln!("{} started in {}", spawned.instance, quantity::duration(spawned.total_ns as f64));
+            eprintln!("{}", unplugged_line(&unplugged));
+        }
+        Ok(exit_code(reason))
+    }
+}
+
+fn run_in_partition(
+    client: &mut Client,
+    spawn: Spawn,
+    interrupted: &AtomicBool,
+    quiet: bool,
+) -> Result<(Spawned, ExitReason, String)> {
+    let spawned: Spawned = client.ask(&Command::Spawn { outside: false, spawn })?;
+    let instance = spawned.instance.clone();
+    let mut all = String::new();
+    let mut from = 0;
+    loop {
+        let timeout_ms = POLL.as_millis() as u64;
+        let reason: Option<ExitReason> =
+            client.ask(&Command::Wait { instance: instance.clone(), timeout_ms })?;
+        // After the end: what was written last.
+        loop {
+            let output: Output = client.ask(&Command::Output { instance: instance.clone(), from })?;
+            from = output.next;
+            if quiet {
+                all.push_str(&output.text);
+            } else {
+                print!("{}", output.text);
+                std::io::stdout().flush()?;
+            }
+            if output.text.is_empty() || output.ended {
+                break;
+            }
+        }
+        if let Some(reason) = reason {
+            if reason == ExitReason::Overflow {
+                eprintln!("mayfly: {instance} needed more memory than its partition has and was killed");
+            }
+            return Ok((spawned, reason, all));
+        }
+        if interrupted.load(Ordering::Relaxed) {
+            let _: ExitReason = client.ask(&Command::Stop { instance: instance.clone(), grace_ms: 2000 })?;
+        }
+    }
+}
+
+fn exit_code(reason: ExitReason) -> i32 {
+    match reason {
+        ExitReason::Code { code } => code,
+        ExitReason::Signal { signal } => 128 + signal,
+        ExitReason::Overflow => 137,
+        ExitReason::AgentLost => OWN_FAILURE,
+    }
+}
+
+/// Show what an instance wrote to stdout and stderr
+#[derive(Args)]
+pub struct OutputArguments {
+    /// Its name; also one that ended lately
+    instance: String,
+    /// Go on until it has ended
+    #[arg(short, long)]
+    follow: bool,
+    #[command(flatten)]
+    which: Which,
+}
+
+impl OutputArguments {
+    /// Prints it.
+    ///
+    /// # Errors
+    /// No such instance was started.
+    pub fn execute(self) -> Result<i32> {
+        let mut client = self.which.connect()?;
+        let mut from = 0;
+        let mut all = String::new();
+        loop {
+            let output: Output = client.ask(&Command::Output { instance: self.instance.clone(), from })?;
+            from = output.next;
+            if self.which.json {
+                all.push_str(&output.text);
+            } else {
+                print!("{}", output.text);
+                std::io::stdout().flush()?;
+            }
+            if output.text.is_empty() {
+                if output.ended || !self.follow {
+                    break;
+                }
+                std::thread::sleep(POLL);
+            }
+        }
+        if self.which.json {
+            print_json(&json!({ "output": all }))?;
+        }
+        Ok(0)
+    }
+}
+
+/// End an instance; its partition is ready again when all its processes are gone
+#[derive(Args)]
+pub struct StopArguments {
+    /// Its name
+    instance: String,
+    /// Between SIGTERM and SIGKILL
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = parse_duration)]
+    grace: Duration,
+    #[command(flatten)]
+    which: Which,
+}
+
+impl StopArguments {
+    /// Tells how it ended.
+    ///
+    /// # Errors
+    /// No such instance runs, or the guest does not end it in time.
+    pub fn execute(self) -> Result<i32> {
+        let mut client = self.which.connect()?;
+        let grace_ms = self.grace.as_millis() as u64;
+        let reason: ExitReason = client.ask(&Command::Stop { instance: self.instance.clone(), grace_ms })?;
+        if self.which.json {
+            print_json(&json!({ "instance": self.instance, "exit": reason }))?;
+            return Ok(0);
+        }
+        println!("{} {}", self.instance, ended(reason));
+        Ok(0)
+    }
+}
+
+fn ended(reason: ExitReason) -> String {
+    match reason {
+        ExitReason::Code { code } => format!("exited with code {code}"),
+        ExitReason::Signal { signal } => format!("was ended by signal {signal}"),
+        ExitReason::Overflow => "needed more memory than its partition has and was killed".to_string(),
+        ExitReason::AgentLost => "ended with the guest's agent".to_string(),
+    }
+}

@@ -1,0 +1,108 @@
+//! `mayfly vm plug` and `mayfly vm unplug`.
+
+use anyhow::Result;
+use clap::Args;
+use serde_json::json;
+use vm::State;
+use vm::control::{Client, Command};
+use vm::report::{Plugged, Status, Unplugged};
+
+use crate::quantity;
+use crate::vm::{Which, print_json};
+
+/// Give partitions memory
+#[derive(Args)]
+pub struct PlugArguments {
+    /// Which partitions [default: the first absent one]
+    partitions: Vec<u32>,
+    /// All that are absent
+    #[arg(long, conflicts_with = "partitions")]
+    all: bool,
+    #[command(flatten)]
+    which: Which,
+}
+
+impl PlugArguments {
+    /// Plugs one after the other and tells how long each took.
+    ///
+    /// # Errors
+    /// The first that cannot be plugged; those before it stay plugged.
+    pub fn execute(self) -> Result<i32> {
+        let mut client = self.which.connect()?;
+        let partitions: Vec<Option<u32>> = match (self.all, &self.partitions[..]) {
+            (true, _) => {
+                in_state(&mut client, |state| *state == State::Absent)?.into_iter().map(Some).collect()
+            }
+            (false, []) => vec![None],
+            (false, list) => list.iter().copied().map(Some).collect(),
+        };
+        let mut all = Vec::new();
+        for partition in partitions {
+            let plugged: Plugged = client.ask(&Command::Plug { partition })?;
+            if !self.which.json {
+                let took = quantity::duration(plugged.total_ns as f64);
+                println!("partition {} plugged in {took}", plugged.partition);
+            }
+            all.push(plugged);
+        }
+        if self.which.json {
+            print_json(&json!({ "plugged": all }))?;
+        }
+        Ok(0)
+    }
+}
+
+/// Take the memory of empty partitions back
+#[derive(Args)]
+pub struct UnplugArguments {
+    /// Which partitions
+    #[arg(required_unless_present = "all")]
+    partitions: Vec<u32>,
+    /// All that are ready
+    #[arg(long, conflicts_with = "partitions")]
+    all: bool,
+    #[command(flatten)]
+    which: Which,
+}
+
+impl UnplugArguments {
+    /// Unplugs one after the other and tells how long each took and what the host got back.
+    ///
+    /// # Errors
+    /// The first that cannot be unplugged.
+    pub fn execute(self) -> Result<i32> {
+        let mut client = self.which.connect()?;
+        let partitions = match self.all {
+            true => in_state(&mut client, |state| *state == State::Ready)?,
+            false => self.partitions,
+        };
+        let mut all = Vec::new();
+        for partition in partitions {
+            let unplugged: Unplugged = client.ask(&Command::Unplug { partition })?;
+            if !self.which.json {
+                println!("{}", unplugged_line(&unplugged));
+            }
+            all.push(unplugged);
+        }
+        if self.which.json {
+            print_json(&json!({ "unplugged": all }))?;
+        }
+        Ok(0)
+    }
+}
+
+/// "partition 0 unplugged in 131 ms, QEMU's resident memory 412 MiB -> 188 MiB".
+pub fn unplugged_line(unplugged: &Unplugged) -> String {
+    format!(
+        "partition {} unplugged in {}, QEMU's resident memory {} -> {}",
+        unplugged.partition,
+        quantity::duration(unplugged.total_ns as f64),
+        quantity::bytes(unplugged.host_before_bytes as f64),
+        quantity::bytes(unplugged.host_after_bytes as f64),
+    )
+}
+
+fn in_state(client: &mut Client, wanted: impl Fn(&State) -> bool) -> Result<Vec<u32>> {
+    let status: Status = client.ask(&Command::Status)?;
+    Ok((0..).zip(&status.partitions).filter(|(_, state)| wanted(state)).map(|(number, _)| number).collect())
+}
