@@ -13,7 +13,7 @@ use crate::partition::State;
 use crate::pool::{Machine, Pool};
 
 /// Between two attempts at what does not work.
-const PAUSE: Duration = Duration::from_secs(1);
+const PAUSE: Duration = if cfg!(test) { Duration::from_millis(2) } else { Duration::from_secs(1) };
 
 /// Works until the VM has ended or `pool` is dropped.
 pub(crate) fn keep<M: Machine>(book: &Arc<Book>, pool: &Weak<Pool<M>>) {

@@ -30,3 +30,6 @@ pub use pool::Place;
 pub use settings::Settings;
 pub use vm::Vm;
 pub use vm_protocol as protocol;
+
+#[cfg(test)]
+mod model;

@@ -190,3 +190,98 @@ impl Partition {
         Error::Moving { partition: self.number, doing: self.state.doing() }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn states() -> Vec<State> {
+        let instance = "a".to_string();
+        let used = [State::InUse { instance: instance.clone() }, State::Draining { instance }];
+        [State::Absent, State::Plugging, State::Ready, State::Unplugging].into_iter().chain(used).collect()
+    }
+
+    fn events() -> Vec<Event<'static>> {
+        let named = ["a", "b"].into_iter().flat_map(|name| {
+            [
+                Event::Spawn(name),
+                Event::SpawnRefused(name),
+                Event::SpawnUnsure(name),
+                Event::Stop(name),
+                Event::Exited(name),
+            ]
+        });
+        let plain = [Event::Plug, Event::Plugged, Event::PlugFailed, Event::AgentLost];
+        let rest = [Event::Unplug, Event::UnplugGivenUp, Event::Unplugged, Event::VmEnded];
+        named.chain(plain).chain(rest).collect()
+    }
+
+    /// Every state with every event: which pairs lead on, and nothing else does.
+    #[test]
+    fn the_picture_above_is_all_there_is() {
+        let in_use = || State::InUse { instance: "a".to_string() };
+        let draining = || State::Draining { instance: "a".to_string() };
+        let arrows = [
+            (State::Absent, Event::Plug, State::Plugging),
+            (State::Plugging, Event::Plugged, State::Ready),
+            (State::Plugging, Event::PlugFailed, State::Unplugging),
+            (State::Ready, Event::Spawn("a"), in_use()),
+            (State::Ready, Event::Spawn("b"), State::InUse { instance: "b".to_string() }),
+            (State::Ready, Event::Unplug, State::Unplugging),
+            (in_use(), Event::SpawnRefused("a"), State::Ready),
+            (in_use(), Event::SpawnUnsure("a"), draining()),
+            (in_use(), Event::Stop("a"), draining()),
+            (in_use(), Event::Exited("a"), State::Ready),
+            (in_use(), Event::AgentLost, draining()),
+            (draining(), Event::Exited("a"), State::Ready),
+            (State::Unplugging, Event::UnplugGivenUp, State::Ready),
+            (State::Unplugging, Event::Unplugged, State::Absent),
+        ];
+        for state in states() {
+            for event in events() {
+                let mut partition = Partition { number: 3, state: state.clone(), driven: true };
+                let outcome = partition.apply(event.clone());
+                let arrow = arrows.iter().find(|(from, with, _)| *from == state && *with == event);
+                let expected = match arrow {
+                    _ if event == Event::VmEnded => State::Absent,
+                    Some((_, _, to)) => to.clone(),
+                    None => state.clone(),
+                };
+                assert_eq!(partition.state, expected, "{state} with {event:?}");
+                let wanted = matches!(event, Event::Plug | Event::Spawn(_) | Event::Stop(_) | Event::Unplug);
+                assert_eq!(
+                    outcome.is_err(),
+                    wanted && arrow.is_none(),
+                    "{state} with {event:?}: {outcome:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_left_can_be_taken_up_again() {
+        for (state, event) in [
+            (State::Unplugging, Event::Unplug),
+            (State::Draining { instance: "a".to_string() }, Event::Stop("a")),
+        ] {
+            let mut partition = Partition { number: 0, state: state.clone(), driven: false };
+            assert!(partition.is_abandoned());
+            assert_eq!((partition.apply(event), &partition.state), (Ok(()), &state));
+        }
+    }
+
+    #[test]
+    fn refusals_say_what_to_do() {
+        let refusal = |state: State, event| {
+            Partition { number: 3, state, driven: true }.apply(event).unwrap_err().to_string()
+        };
+        let used = State::InUse { instance: "a".to_string() };
+        assert_eq!(refusal(used, Event::Unplug), "partition 3 is in use by instance a: stop it first");
+        assert_eq!(refusal(State::Absent, Event::Unplug), "partition 3 is absent: plug it first");
+        assert_eq!(refusal(State::Ready, Event::Plug), "partition 3 is already plugged");
+        assert_eq!(
+            refusal(State::Plugging, Event::Spawn("b")),
+            "partition 3 is being plugged: try again when that is over"
+        );
+    }
+}

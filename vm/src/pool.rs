@@ -56,6 +56,8 @@ pub(crate) struct Pool<M> {
 struct Turn<'a> {
     book: &'a Book,
     number: u32,
+    /// Somebody was at work on it before and left it on its way: it may not be whole.
+    resumed: bool,
 }
 
 impl Drop for Turn<'_> {
@@ -144,7 +146,9 @@ impl<M: Machine> Pool<M> {
             ) {
                 Ok(_) => {}
                 Err(error @ Error::Refused(_)) => {
-                    turn.enter(Event::UnplugGivenUp);
+                    if !turn.resumed || self.give_back(number).is_ok() {
+                        turn.enter(Event::UnplugGivenUp);
+                    }
                     return Err(error);
                 }
                 Err(error) => return Err(error),
@@ -363,9 +367,10 @@ impl<M: Machine> Pool<M> {
                 if partition.driven {
                     return Err(Error::Moving { partition: number, doing: partition.state.doing() });
                 }
+                let resumed = partition.is_abandoned();
                 next.driven = true;
                 *partition = next;
-                Ok(Some(Turn { book: &self.book, number }))
+                Ok(Some(Turn { book: &self.book, number, resumed }))
             })?;
             match turn {
                 Some(turn) => return Ok(turn),

@@ -109,7 +109,7 @@ fn arguments(settings: &Settings, accelerator: Accelerator, descriptors: [RawFd;
     let mut list: Vec<String> = Vec::new();
     let mut add = |words: &[&str]| list.extend(words.iter().map(ToString::to_string));
     add(&["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
-    add(&["-name", &format!("mayfly-{}", settings.name), "-machine", "pc"]);
+    add(&["-name", &format!("mayfly-{},debug-threads=on", settings.name), "-machine", "pc"]);
     add(&["-accel", accelerator.option(), "-cpu", accelerator.cpu()]);
     let all = cpus + nodes;
     add(&[

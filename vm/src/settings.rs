@@ -153,3 +153,71 @@ fn is_name(name: &str) -> bool {
     (1..=40).contains(&name.len())
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::PathBuf;
+
+    fn settings() -> Settings {
+        let layout =
+            Layout { mode: Mode::Nodes, partitions: 4, partition_bytes: 256 << 20, shared_bytes: 128 << 20 };
+        let (kernel, initrd) = (PathBuf::from("/k"), PathBuf::from("/i"));
+        Settings {
+            name: "a".to_string(),
+            layout,
+            boot_bytes: None,
+            limit_bytes: None,
+            cpus: 2,
+            accelerator: Choice::Auto,
+            image: Image { kernel, initrd, disk: None, append: String::new(), hotmem: false },
+            append: String::new(),
+            patience: Duration::from_secs(1),
+        }
+    }
+
+    fn refusal(change: impl FnOnce(&mut Settings)) -> String {
+        let mut settings = settings();
+        change(&mut settings);
+        settings.check().expect_err("it is refused").to_string()
+    }
+
+    #[test]
+    fn a_vm_that_cannot_be_is_refused_in_one_line() {
+        settings().check().unwrap();
+        type Change = fn(&mut Settings);
+        let changes: [(Change, &str); 11] = [
+            (|s| s.name = "a/b".to_string(), "name"),
+            (|s| s.layout.partitions = 0, "at least 1 partition"),
+            (|s| s.layout.partitions = 127, "127 partitions and a shared one are too many"),
+            (|s| (s.layout.partitions, s.layout.shared_bytes) = (128, 0), "128 partitions are too many"),
+            (|s| s.layout.partition_bytes += 1 << 20, "the partition size must be a multiple of 128 MiB"),
+            (|s| s.layout.shared_bytes = 1, "the shared size must be a multiple of 128 MiB"),
+            (|s| s.layout.partition_bytes = 0, "at least one block"),
+            (|s| s.layout.partition_bytes = 1 << 50, "larger than this host's memory"),
+            (
+                |s| s.limit_bytes = Some(256 << 20),
+                "a partition of 256 MiB is larger than the VM: it may have 128 MiB",
+            ),
+            (
+                |s| s.layout.mode = Mode::Hotmem,
+                "mode hotmem needs Mayfly's kernel, /k is another: mayfly vm image --kernel hotmem",
+            ),
+            (|s| s.boot_bytes = Some(1 << 40), "memory at boot"),
+        ];
+        for (change, expected) in changes {
+            let line = refusal(change);
+            assert!(line.contains(expected) && !line.contains('\n'), "{line}");
+        }
+        let mut most = settings();
+        (most.layout.partitions, most.layout.shared_bytes) = (127, 0);
+        most.check().unwrap();
+        most.layout.mode = Mode::Static;
+        most.layout.partition_bytes = 32 << 30;
+        let line = most.check().unwrap_err().to_string();
+        assert!(
+            line.contains("not enough memory on this host") || line.contains("larger than this host"),
+            "{line}"
+        );
+    }
+}
