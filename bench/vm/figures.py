@@ -1,0 +1,135 @@
+"""Draws the results as SVG beside the paper's figures 5, 6, 7 and 10."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("svg")
+from matplotlib import pyplot  # noqa: E402
+
+from bench.vm.guest import RESULTS  # noqa: E402
+
+COLOURS = {"static": "#8c8c8c", "plain": "#c98b2e", "nodes": "#4c78a8", "hotmem": "#c0392b"}
+
+# The same input gives the same file, byte by byte, so that a figure changes only when a number does.
+matplotlib.rcParams.update(
+    {
+        "svg.hashsalt": "mayfly",
+        "svg.fonttype": "none",
+        "font.size": 9,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+    }
+)
+
+
+def save(figure, path: Path) -> Path:
+    figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
+    pyplot.close(figure)
+    return path
+
+
+def series(results: dict, pattern: str) -> dict[str, list[tuple[float, float]]]:
+    """Contender to points: the pattern's groups are the contender and the number on the horizontal axis."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for key, value in results.items():
+        match = re.fullmatch(pattern, key)
+        if match:
+            found.setdefault(match[1], []).append((float(match[2]), value))
+    return {name: sorted(points) for name, points in found.items()}
+
+
+def draw_latency(results: dict, path: Path) -> Path | None:
+    """Figures 5 and 6: by size, on logarithmic axes, and by guest memory use."""
+    by_size = series(results, r"unplug\.(\w+)\.(\d+)mib\.unplug_ms")
+    by_use = series(results, r"usage\.(\w+)\.(\d+)percent\.unplug_ms")
+    if not by_size and not by_use:
+        return None
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.2))
+    for axes, lines in ((left, by_size), (right, by_use)):
+        for name, points in lines.items():
+            xs, ys = zip(*points, strict=True)
+            axes.plot(xs, ys, "o-", color=COLOURS[name], label=name, linewidth=1.4, markersize=4)
+        axes.set_yscale("log")
+        axes.set_ylabel("unplug latency, ms")
+        axes.grid(axis="y", color="#eeeeee")
+    left.set_xscale("log", base=2)
+    left.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    left.set_xlabel("MiB unplugged from a full VM (Fig. 5)")
+    right.set_xlabel("% of the VM's plugged memory in use (Fig. 6)")
+    left.legend(frameon=False)
+    return save(figure, path)
+
+
+def draw_steps(results: dict, path: Path) -> Path | None:
+    """Figure 7: cumulative CPU time of the vCPU that serves the steps."""
+    times = series(results, r"steps\.(\w+)\.over_time\.(\d+)\.at_s")
+    used = series(results, r"steps\.(\w+)\.over_time\.(\d+)\.cpu_s")
+    if not used:
+        return None
+    figure, axes = pyplot.subplots(figsize=(7, 3))
+    for name, points in used.items():
+        xs = [0.0] + [at for _, at in times[name]]
+        axes.plot(xs, [0.0] + [cpu for _, cpu in points], color=COLOURS[name], label=name, linewidth=1.4)
+    axes.set_xlabel("seconds since the first step")
+    axes.set_ylabel("CPU seconds of the vCPU")
+    axes.set_title("A full VM shrinks step by step (Fig. 7)", loc="left")
+    axes.legend(frameon=False)
+    return save(figure, path)
+
+
+def draw_interference(results: dict, path: Path) -> Path | None:
+    """Figure 10: mean latency per second of an instance on the vCPU that serves the unplugs."""
+    times = series(results, r"interference\.(\w+)\.over_time\.(\d+)\.at_s")
+    means = series(results, r"interference\.(\w+)\.over_time\.(\d+)\.mean_us")
+    if not means:
+        return None
+    figure, axes = pyplot.subplots(figsize=(7, 3))
+    for name, points in means.items():
+        xs = [at for _, at in times[name]]
+        ys = [us / 1000 for _, us in points]
+        axes.plot(xs, ys, "o-", color=COLOURS[name], label=name, linewidth=1.4, markersize=3)
+    axes.axvline(0, color="#bbbbbb", linewidth=0.8)
+    axes.set_ylim(0)
+    axes.set_xlabel("seconds since the first of four evictions")
+    axes.set_ylabel("mean request latency, ms")
+    axes.set_title("A co-located instance during unplugs (Fig. 10)", loc="left")
+    axes.legend(frameon=False)
+    return save(figure, path)
+
+
+def draw_all(results: dict) -> list[Path]:
+    drawn = [
+        draw_latency(results, RESULTS / "vm-latency.svg"),
+        draw_steps(results, RESULTS / "vm-steps.svg"),
+        draw_interference(results, RESULTS / "vm-interference.svg"),
+    ]
+    return [path for path in drawn if path]
+
+
+def main() -> int:
+    source = RESULTS / "vm.json"
+    if len(sys.argv) > 1:
+        print(
+            "usage: bench/vm/figures    draws bench/results/vm-*.svg from bench/results/vm.json",
+            file=sys.stderr,
+        )
+        return 0 if sys.argv[1] in ("-h", "--help") else 2
+    try:
+        results = json.loads(source.read_text())
+    except FileNotFoundError:
+        print(f"figures: {source}: not there; bench/vm/run writes it", file=sys.stderr)
+        return 1
+    except ValueError as error:
+        print(f"figures: {source}: not a result file: {error}", file=sys.stderr)
+        return 1
+    for path in draw_all(results):
+        print(path.relative_to(RESULTS.parents[1]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

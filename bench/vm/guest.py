@@ -1,0 +1,175 @@
+"""A VM under test, driven through `mayfly vm boot` and its control socket: a JSON line in, one out."""
+
+import json
+import os
+import socket
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "bench" / "results"
+MIB = 1 << 20
+PATIENCE_S = 300
+
+
+class BenchError(Exception):
+    """Something the user can act on: printed as one line, and the command exits with 1."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A mode, and the kernel it runs on: Mayfly's for all, so that only the mode differs; or Debian's."""
+
+    name: str
+
+    @property
+    def mode(self) -> str:
+        return self.name.partition(":")[0]
+
+    @property
+    def kernel(self) -> str:
+        return "stock" if self.name.endswith(":debian") else "hotmem"
+
+    @property
+    def key(self) -> str:
+        return self.name.replace(":", "_")
+
+    @property
+    def elastic(self) -> bool:
+        return self.mode != "static"
+
+
+def mayfly() -> Path:
+    """The command under test: $MAYFLY, or the one this repository builds."""
+    path = Path(os.environ.get("MAYFLY", ROOT / "target" / "release" / "mayfly"))
+    if not path.is_file():
+        raise BenchError(f"{path}: not there; build it with: cargo build --release")
+    return path
+
+
+class Guest:
+    """A VM from its boot to the end of a `with` block. Times of its calls are the host's, in milliseconds."""
+
+    def __init__(self, contender: Contender, partitions: int, partition_mib: int, **settings: str):
+        self.contender, self.partition_mib, self.partitions = contender, partition_mib, partitions
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed with the VM)
+        command = [str(mayfly()), "vm", "boot", "--json", "--name", f"bench-{os.getpid()}"]
+        command += ["--mode", contender.mode]
+        command += ["--partitions", str(partitions), "--partition-size", f"{partition_mib}MiB"]
+        # A full VM is one without slack: mode `plain` would have the shared partition's memory as such.
+        options = {"shared_size": "0MiB" if contender.mode in ("plain", "static") else "256MiB"}
+        options |= {"patience": f"{PATIENCE_S}s", "kernel": contender.kernel} | settings
+        for name, value in options.items():
+            command += [f"--{name.replace('_', '-')}", value]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.errors, text=True)
+        assert self.process.stdout
+        line = self.process.stdout.readline()
+        if not line:
+            self.process.wait()
+            self.errors.seek(0)
+            said = self.errors.read().strip().splitlines() or ["nothing said"]
+            raise BenchError(f"{contender.name}: the VM did not boot: {said[-1]}")
+        self.status = json.loads(line)
+        self.pid = self.status["qemu_pid"]
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.connect(self.status["socket"])
+        self.stream = self.socket.makefile("rw")
+        self.tools = 0
+
+    def __enter__(self) -> "Guest":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.socket.close()
+        self.errors.close()
+
+    def ask(self, verb: str, **what: Any) -> Any:
+        """One request to the VM's supervisor."""
+        self.stream.write(json.dumps({"verb": verb, **what}) + "\n")
+        self.stream.flush()
+        line = self.stream.readline()
+        if not line:
+            raise BenchError(f"{self.contender.name}: the VM ended")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise BenchError(f"{self.contender.name}: {verb}: {answer['error']}")
+        return answer["ok"]
+
+    def plug_all(self) -> float:
+        """Plugs every partition; the mean time until an instance can have one."""
+        times = [self.ask("plug", partition=n)["total_ns"] / 1e6 for n in range(self.partitions)]
+        return sum(times) / len(times)
+
+    def spawn(self, name: str, partition: int | None, *argv: str, cpus: tuple[int, ...] = ()) -> None:
+        what = {"instance": name, "partition": partition, "argv": list(argv), "cpus": list(cpus)}
+        self.ask("spawn", outside=partition is None, spawn=what)
+
+    def stop(self, name: str) -> dict:
+        return self.ask("stop", instance=name, grace_ms=0)
+
+    def output(self, name: str, start: int = 0) -> tuple[str, int]:
+        answer = self.ask("output", instance=name, **{"from": start})
+        return answer["text"], answer["next"]
+
+    def shell(self, script: str) -> str:
+        """Runs a script as root in the guest, outside all partitions."""
+        self.tools += 1
+        name = f"tool-{self.tools}"
+        self.spawn(name, None, "/bin/sh", "-c", script)
+        ended = self.ask("wait", instance=name, timeout_ms=PATIENCE_S * 1000)
+        text, _ = self.output(name)
+        if not ended or ended.get("code") != 0:
+            raise BenchError(f"{self.contender.name}: in the guest: {script[:60]}: {ended}: {text[-200:]}")
+        return text
+
+    def fill(self, partitions: list[int], mib: int, cpus: tuple[int, ...] = ()) -> None:
+        """Starts a memhog in each of these partitions, all at one time, and waits until all hold `mib`."""
+        for partition in partitions:
+            self.spawn(f"hog-{partition}", partition, "/opt/mayfly/memhog", str(mib), cpus=cpus)
+        deadline = time.monotonic() + PATIENCE_S
+        for partition in partitions:
+            while "filled" not in self.output(f"hog-{partition}")[0]:
+                if time.monotonic() > deadline:
+                    raise BenchError(f"{self.contender.name}: memhog did not fill {mib} MiB in time")
+                time.sleep(0.1)
+
+    def migrated_pages(self) -> int:
+        """Pages that the guest's kernel has moved since boot."""
+        return self.ask("memory")["guest"]["vmstat"]["pgmigrate_success"]
+
+    def serve_unplug_on(self, cpu: int) -> None:
+        """Directs the virtio-mem interrupts, and with them the driver's work, to one vCPU (HotMem §5.4)."""
+        self.shell(
+            "for device in /sys/bus/virtio/drivers/virtio_mem/virtio*; do "
+            'for irq in $(grep -E "${device##*/}-" /proc/interrupts | cut -d: -f1); do '
+            f"echo {1 << cpu:x} >/proc/irq/$irq/smp_affinity; done; done"
+        )
+
+    def vcpu_s(self, cpu: int) -> float:
+        """CPU time that the host has given to a vCPU's thread."""
+        for task in Path(f"/proc/{self.pid}/task").iterdir():
+            if (task / "comm").read_text().startswith(f"CPU {cpu}/"):
+                return int((task / "schedstat").read_text().split()[0]) / 1e9
+        raise BenchError(f"QEMU has no thread for vCPU {cpu}")
+
+    def unplug(self, partition: int) -> dict[str, float]:
+        """Unplugs an empty partition: its time and what it cost."""
+        moved = self.migrated_pages()
+        report = self.ask("unplug", partition=partition)
+        returned = report["host_before_bytes"] - report["host_after_bytes"]
+        return {
+            "unplug_ms": report["device_ns"] / 1e6,
+            "whole_ms": report["total_ns"] / 1e6,
+            "migrated_pages": self.migrated_pages() - moved,
+            "returned_share": returned / (self.partition_mib * MIB),
+        }

@@ -1,0 +1,102 @@
+"""The results as tables: one for each experiment, then what is enough and what falls short."""
+
+from collections.abc import Sequence
+
+from bench.vm.experiments import EXPERIMENTS
+from bench.vm.results import Results, aims
+
+
+def table(rows: Sequence[Sequence[str]]) -> None:
+    """The first row is the heading; the first column goes left, the others right."""
+    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        cells[0] = row[0].ljust(widths[0])
+        print("  " + "  ".join(cells).rstrip())
+
+
+def figure(value: float | None, digits: int = 0) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def spread(values: list[float], digits: int = 0) -> str:
+    return f"({min(values):.{digits}f}-{max(values):.{digits}f})" if len(values) > 1 else ""
+
+
+def share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f}%"
+
+
+def times(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}x"
+
+
+def print_all(results: Results) -> None:
+    for name in results.experiments():
+        print(f"\n{name}: {EXPERIMENTS[name].about}")
+        if results.points(name):
+            print_points(results, name)
+        elif name == "steps":
+            print_steps(results)
+        else:
+            print_interference(results)
+    print("\naims")
+    for aim in aims(results):
+        print(f"  {'reached' if aim.reached else 'MISSED '}  {aim.value:8.2f}  {aim.text}")
+    for (experiment, contender), why in results.failures.items():
+        print(f"  FAILED   {experiment}, {contender}: {why}")
+
+
+def print_points(results: Results, name: str) -> None:
+    """Experiments that unplug at several points: sizes, usages, settings."""
+    rows = [
+        ["", "", "unplug ms", "(min-max)", "with checks ms", "pages migrated", "host RSS returned", "plug ms"]
+    ]
+    for point in results.points(name):
+        for contender in results.names(name):
+            latency = results.of(name, contender, f"{point}.unplug_ms")
+            rows.append(
+                [
+                    f"{point}",
+                    contender,
+                    figure(results.median(name, contender, f"{point}.unplug_ms")),
+                    spread(latency),
+                    figure(results.median(name, contender, f"{point}.whole_ms")),
+                    figure(results.median(name, contender, f"{point}.migrated_pages")),
+                    share(results.median(name, contender, f"{point}.returned_share")),
+                    figure(results.median(name, contender, f"{point}.plug_ms")),
+                ]
+            )
+    table(rows)
+
+
+def print_steps(results: Results) -> None:
+    rows = [["", "vCPU busy s", "whole s", "ms a step (min-max)", "pages migrated"]]
+    for contender in results.names("steps"):
+        step = results.of("steps", contender, "step_ms")
+        rows.append(
+            [
+                contender,
+                figure(results.median("steps", contender, "cpu_s"), 2),
+                figure(results.median("steps", contender, "whole_s"), 2),
+                f"{figure(results.median('steps', contender, 'step_ms'))} {spread(step)}",
+                figure(sum(results.of("steps", contender, "migrated_pages"))),
+            ]
+        )
+    table(rows)
+
+
+def print_interference(results: Results) -> None:
+    rows = [
+        ["", "calm us", "during us", "worst second us", "over calm", "noise", "four evictions s", "migrated"]
+    ]
+    for contender in results.names("interference"):
+        row = [contender]
+        for key in ("calm_us", "during_us", "worst_second_us"):
+            row.append(figure(results.median("interference", contender, key)))
+        for key in ("worst_second_ratio", "calm_spread_ratio"):
+            row.append(times(results.median("interference", contender, key)))
+        row.append(figure(results.median("interference", contender, "evictions_s"), 1))
+        row.append(figure(sum(results.of("interference", contender, "migrated_pages"))))
+        rows.append(row)
+    table(rows)
