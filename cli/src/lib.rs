@@ -20,6 +20,7 @@ pub mod simulation;
 pub mod statistics;
 pub mod timeline;
 pub mod trace_file;
+pub mod up;
 pub mod vm;
 pub mod vm_boot;
 pub mod vm_instances;

@@ -5,6 +5,7 @@ use mayfly_cli::failure::{Failure, OWN_FAILURE};
 use mayfly_cli::record::TraceArguments;
 use mayfly_cli::replay::ReplayArguments;
 use mayfly_cli::run::RunArguments;
+use mayfly_cli::up::UpArguments;
 use mayfly_cli::vm::VmArguments;
 use mayfly_cli::{heap_driver, heap_replay};
 
@@ -35,6 +36,7 @@ enum Verb {
     Run(RunArguments),
     Trace(TraceArguments),
     Replay(ReplayArguments),
+    Up(UpArguments),
     Vm(VmArguments),
 }
 
@@ -46,13 +48,24 @@ fn main() {
     {
         std::process::exit(heap_driver::drive(&slots.to_string_lossy()));
     }
+    // While there is one thread: it makes namespaces.
+    if let [_, verb] = &arguments[..]
+        && verb == worker::sandbox::LAUNCHER_VERB
+    {
+        std::process::exit(worker::sandbox::launch());
+    }
     let mayfly = Mayfly::parse();
-    let level = if mayfly.verbose { tracing::Level::DEBUG } else { tracing::Level::WARN };
+    let level = match mayfly.verb {
+        _ if mayfly.verbose => tracing::Level::DEBUG,
+        Verb::Up(_) => tracing::Level::INFO,
+        _ => tracing::Level::WARN,
+    };
     tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).without_time().init();
     let (outcome, failure_code) = match mayfly.verb {
         Verb::Run(arguments) => (arguments.execute(), OWN_FAILURE),
         Verb::Trace(arguments) => (arguments.execute(), OWN_FAILURE),
         Verb::Replay(arguments) => (arguments.execute(), 1),
+        Verb::Up(arguments) => (arguments.execute(), 1),
         Verb::Vm(arguments) => (arguments.execute(), 1),
     };
     std::process::exit(outcome.unwrap_or_else(|error| {

@@ -1,0 +1,133 @@
+//! `mayfly up`: serves functions written for AWS Lambda.
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use worker::Service;
+use worker::pool::Capacity;
+use worker::sigv4::Credentials;
+
+use crate::settings;
+
+const EXAMPLES: &str = "\
+Examples:
+  mayfly up functions/template.yaml
+  aws --endpoint-url http://127.0.0.1:8080 lambda invoke --function-name page answer.html
+  mayfly up                                     no functions yet: CreateFunction makes them
+  mayfly up template.yaml --without heap        instances on the system's malloc
+
+Clients are Lambda's own: boto3.client('lambda', endpoint_url='http://127.0.0.1:8080') or the aws
+command. Any credentials will do, unless MAYFLY_ACCESS_KEY_ID and MAYFLY_SECRET_ACCESS_KEY are set:
+then requests must be signed with those.
+
+The page at / shows what is served, /metrics is for Prometheus, /healthz answers once it is ready.
+SIGTERM or Ctrl-C ends it: requests that run are given 5 seconds.";
+
+/// A layer that can be left out, so that what it saves can be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Layer {
+    /// libmayfly_heap.so in every instance.
+    Heap,
+}
+
+/// Serve functions written for AWS Lambda, each instance in a sandbox
+#[derive(Args)]
+#[command(after_long_help = EXAMPLES, after_help = "Examples: mayfly up --help")]
+pub struct UpArguments {
+    /// A SAM template with AWS::Serverless::Function resources
+    template: Option<PathBuf>,
+    /// Where the Lambda API listens; whoever reaches it can run programs in sandboxes of this machine
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
+    listen: SocketAddr,
+    /// Memory for all instances together, in MiB [default: three quarters of the machine's]
+    #[arg(long, value_name = "MIB")]
+    memory: Option<u64>,
+    /// Instances that run at once
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+    concurrency: u32,
+    /// Instances that start at once [default: twice the processors]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    burst: Option<u32>,
+    /// Requests of one function that wait at once; more are refused (429)
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    queue: usize,
+    /// Seconds that a request waits for an instance before it is refused (429)
+    #[arg(long, value_name = "S", default_value_t = 30)]
+    queue_wait: u64,
+    /// Seconds that an instance without work is kept
+    #[arg(long, value_name = "S", default_value_t = 300)]
+    keep_alive: u64,
+    /// Layers to leave out, with commas between
+    #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
+    without: Vec<Layer>,
+}
+
+impl UpArguments {
+    /// Serves until it is asked to end; returns the exit code.
+    ///
+    /// # Errors
+    /// What hinders it from starting.
+    pub fn execute(self) -> Result<i32> {
+        let processors = std::thread::available_parallelism().map_or(1, |number| number.get() as u32);
+        let memory_mib = match self.memory {
+            Some(given) => given,
+            None => machine_memory_mib()? / 4 * 3,
+        };
+        let heap = match self.without.contains(&Layer::Heap) {
+            true => None,
+            false => Some(settings::find_library().context("--without heap does without it")?),
+        };
+        let service = Service {
+            template: self.template,
+            address: self.listen,
+            capacity: Capacity {
+                concurrency: self.concurrency,
+                starting: self.burst.unwrap_or(2 * processors),
+                memory_mib,
+                queue: self.queue,
+                queue_wait: Duration::from_secs(self.queue_wait),
+                keep_alive: Duration::from_secs(self.keep_alive),
+            },
+            credentials: credentials()?,
+            heap,
+            program: std::env::current_exe().context("cannot tell where this program is")?,
+            cache: cache()?,
+        };
+        worker::run(service, |address| {
+            // For people and for scripts that asked for port 0. Nobody may be listening.
+            let _ = writeln!(std::io::stderr(), "mayfly: serving Lambda's API on http://{address}");
+        })?;
+        Ok(0)
+    }
+}
+
+fn credentials() -> Result<Option<Credentials>> {
+    const KEY: &str = "MAYFLY_ACCESS_KEY_ID";
+    const SECRET: &str = "MAYFLY_SECRET_ACCESS_KEY";
+    let value = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+    match (value(KEY), value(SECRET)) {
+        (Some(access_key_id), Some(secret_access_key)) => {
+            Ok(Some(Credentials { access_key_id, secret_access_key }))
+        }
+        (None, None) => Ok(None),
+        _ => bail!("{KEY} and {SECRET} must be set together"),
+    }
+}
+
+fn machine_memory_mib() -> Result<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?;
+    let kib = text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB"));
+    let kib: u64 = kib.and_then(|number| number.parse().ok()).context("/proc/meminfo has no MemTotal")?;
+    Ok(kib >> 10)
+}
+
+/// `$XDG_CACHE_HOME/mayfly/worker`, or the same below `~/.cache`.
+fn cache() -> Result<PathBuf> {
+    let folder = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let base = folder("XDG_CACHE_HOME").or_else(|| folder("HOME").map(|home| home.join(".cache")));
+    Ok(base.context("neither XDG_CACHE_HOME nor HOME is set")?.join("mayfly/worker"))
+}

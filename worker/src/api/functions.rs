@@ -1,0 +1,205 @@
+//! Calls that make, show, change and delete functions.
+
+use std::path::Path;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{Api, Call};
+use crate::code::Code;
+use crate::error::ApiError;
+use crate::function::{Function, Settings, Wanted};
+use crate::http::{self, Answer};
+use crate::{limits, name};
+
+/// `Code` of CreateFunction, and the body of UpdateFunctionCode.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct WantedCode {
+    zip_file: Option<String>,
+    s3_bucket: Option<String>,
+    s3_key: Option<String>,
+    image_uri: Option<String>,
+    #[serde(default)]
+    dry_run: bool,
+}
+
+/// In place of a bucket's name: the key is a folder of this host.
+const FOLDER_BUCKET: &str = "folder";
+
+impl WantedCode {
+    fn fetch(&self, api: &Api) -> Result<Code, ApiError> {
+        let unsupported = |text| Err(ApiError::invalid_parameter(text));
+        match (&self.zip_file, self.s3_bucket.as_deref(), &self.s3_key, &self.image_uri) {
+            (Some(zip), None, None, None) => {
+                let zip = BASE64
+                    .decode(zip)
+                    .map_err(|error| ApiError::invalid_content(format!("ZipFile is not base64: {error}")))?;
+                Code::from_zip(&zip, api.worker.folder())
+            }
+            (None, Some(FOLDER_BUCKET), Some(folder), None) if Path::new(folder).is_absolute() => {
+                Code::from_folder(Path::new(folder))
+            }
+            (None, Some(_), ..) => unsupported(
+                "S3 is not supported here: give a ZipFile, or a folder of this host as S3Bucket 'folder' and its \
+                 absolute path as S3Key",
+            ),
+            _ => unsupported(
+                "Please provide a source for function code: ZipFile, or S3Bucket 'folder' and S3Key",
+            ),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Create {
+    function_name: String,
+    code: WantedCode,
+    #[serde(flatten)]
+    wanted: Wanted,
+}
+
+pub fn create(api: &Api, call: &Call) -> Result<Answer, ApiError> {
+    let create: Create = call.json()?;
+    let name = name::parse(&create.function_name)?;
+    let settings = Settings::new(&create.wanted)?;
+    if api.worker.function(&name).is_ok() {
+        return Err(ApiError::conflict(format!("Function already exist: {name}")));
+    }
+    let code = create.code.fetch(api)?;
+    let deployment = api.worker.create(&name, settings, code, None)?;
+    Ok(http::json(201, &deployment.configuration()))
+}
+
+pub fn get(api: &Api, name: &str) -> Result<Answer, ApiError> {
+    let function = api.worker.function(name)?;
+    let mut answer = json!({
+        "Configuration": function.deployment.configuration(),
+        "Code": {
+            "RepositoryType": "Folder",
+            "Location": format!("file://{}", function.deployment.code.folder.display()),
+        },
+    });
+    if let Some(reserved) = function.reserved {
+        answer["Concurrency"] = json!({ "ReservedConcurrentExecutions": reserved });
+    }
+    Ok(http::json(200, &answer))
+}
+
+pub fn get_configuration(api: &Api, name: &str) -> Result<Answer, ApiError> {
+    Ok(http::json(200, &api.worker.function(name)?.deployment.configuration()))
+}
+
+pub fn list(api: &Api, call: &Call) -> Result<Answer, ApiError> {
+    const MOST: usize = 50;
+    let most = match call.query("MaxItems") {
+        None => MOST,
+        Some(text) => text
+            .parse::<usize>()
+            .ok()
+            .filter(|number| (1..=10_000).contains(number))
+            .ok_or_else(|| ApiError::invalid_parameter("MaxItems must be 1 to 10000"))?
+            .min(MOST),
+    };
+    // The marker is the name after which the next page begins.
+    let after = call.query("Marker").unwrap_or_default();
+    let mut functions: Vec<Function> =
+        api.worker.functions().into_iter().filter(|function| function.deployment.name > after).collect();
+    let more = functions.len() > most;
+    functions.truncate(most);
+    let list: Vec<Value> = functions.iter().map(|function| function.deployment.configuration()).collect();
+    let mut answer = json!({ "Functions": list });
+    if let (true, Some(last)) = (more, functions.last()) {
+        answer["NextMarker"] = last.deployment.name.clone().into();
+    }
+    Ok(http::json(200, &answer))
+}
+
+pub fn delete(api: &Api, name: &str) -> Result<Answer, ApiError> {
+    api.worker.delete(name)?;
+    Ok(http::empty(204))
+}
+
+/// `RevisionId` of a request must be the function's, if it is given.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Expected {
+    revision_id: Option<String>,
+}
+
+impl Expected {
+    fn check(&self, revision: &str) -> Result<(), ApiError> {
+        if self.revision_id.as_deref().is_none_or(|wanted| wanted == revision) {
+            return Ok(());
+        }
+        Err(ApiError::new(
+            412,
+            "PreconditionFailedException",
+            "The RevisionId provided does not match the latest RevisionId. Call GetFunction to get it.",
+        ))
+    }
+}
+
+pub fn update_configuration(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
+    let (wanted, expected): (Wanted, Expected) = (call.json()?, call.json()?);
+    let deployment = api.worker.update(name, |known| {
+        expected.check(&known.revision)?;
+        Ok((known.settings.changed(&wanted)?, known.code.clone()))
+    })?;
+    Ok(http::json(200, &deployment.configuration()))
+}
+
+pub fn update_code(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
+    let (wanted, expected): (WantedCode, Expected) = (call.json()?, call.json()?);
+    let known = api.worker.function(name)?;
+    expected.check(&known.deployment.revision)?;
+    let code = wanted.fetch(api)?;
+    if wanted.dry_run {
+        return Ok(http::json(200, &known.deployment.configuration()));
+    }
+    let deployment = api.worker.update(name, |known| Ok((known.settings.clone(), code)))?;
+    Ok(http::json(200, &deployment.configuration()))
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Concurrency {
+    reserved_concurrent_executions: u32,
+}
+
+pub fn put_concurrency(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
+    let wanted: Concurrency = call.json()?;
+    api.worker.reserve(name, Some(wanted.reserved_concurrent_executions))?;
+    get_concurrency(api, name)
+}
+
+pub fn delete_concurrency(api: &Api, name: &str) -> Result<Answer, ApiError> {
+    api.worker.reserve(name, None)?;
+    Ok(http::empty(204))
+}
+
+pub fn get_concurrency(api: &Api, name: &str) -> Result<Answer, ApiError> {
+    let reserved = api.worker.function(name)?.reserved;
+    let answer = reserved.map_or(json!({}), |reserved| json!({ "ReservedConcurrentExecutions": reserved }));
+    Ok(http::json(200, &answer))
+}
+
+pub fn account(api: &Api) -> Result<Answer, ApiError> {
+    let functions = api.worker.functions();
+    let reserved: u32 = functions.iter().filter_map(|function| function.reserved).sum();
+    let most = api.worker.options.capacity.concurrency;
+    let bytes: u64 = functions.iter().map(|function| function.deployment.code.size_bytes).sum();
+    let answer = json!({
+        "AccountLimit": {
+            "ConcurrentExecutions": most,
+            "UnreservedConcurrentExecutions": most.saturating_sub(reserved),
+            "CodeSizeUnzipped": limits::UNZIPPED_BYTES,
+            "CodeSizeZipped": limits::ZIP_BYTES,
+        },
+        "AccountUsage": { "FunctionCount": functions.len(), "TotalCodeSize": bytes },
+    });
+    Ok(http::json(200, &answer))
+}

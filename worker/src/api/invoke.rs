@@ -1,0 +1,112 @@
+//! `Invoke`, waiting for the answer or not.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use hyper::header::HeaderValue;
+
+use super::{Api, Call};
+use crate::error::ApiError;
+use crate::http::{self, Answer, header};
+use crate::invocation::Invocation;
+use crate::{limits, name};
+
+/// What a decoded client context may have.
+const CLIENT_CONTEXT_BYTES: usize = 3583;
+
+pub async fn invoke(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
+    let headers = &call.parts.headers;
+    let kind = header(headers, "x-amz-invocation-type").unwrap_or("RequestResponse");
+    api.worker.function(name)?;
+    let invocation = Invocation::new(
+        name::arn(name),
+        payload(call)?,
+        client_context(header(headers, "x-amz-client-context"))?,
+        header(headers, "x-amzn-trace-id"),
+    );
+    let id = invocation.id.clone();
+    let mut answer = match kind {
+        "RequestResponse" => {
+            let tail = header(headers, "x-amz-log-type") == Some("Tail");
+            let outcome = api.worker.invoke(name, invocation).await?;
+            let mut answer = http::answer(200, "application/json", outcome.payload);
+            if outcome.failed {
+                answer.headers_mut().insert("x-amz-function-error", HeaderValue::from_static("Unhandled"));
+            }
+            if tail {
+                let text = BASE64.encode(&outcome.log_tail);
+                let text = HeaderValue::from_str(&text).expect("base64 is a header");
+                answer.headers_mut().insert("x-amz-log-result", text);
+            }
+            answer
+        }
+        "Event" => {
+            if call.body.len() > limits::EVENT_PAYLOAD_BYTES {
+                return Err(ApiError::too_large(format!(
+                    "{} byte payload is too large for the Event invocation type (limit {} bytes)",
+                    call.body.len(),
+                    limits::EVENT_PAYLOAD_BYTES
+                )));
+            }
+            api.events.accept(name, invocation)?;
+            http::empty(202)
+        }
+        "DryRun" => http::empty(204),
+        _ => {
+            return Err(ApiError::invalid_parameter(
+                "InvocationType must be RequestResponse, Event or DryRun",
+            ));
+        }
+    };
+    let headers = answer.headers_mut();
+    headers.insert("x-amzn-requestid", HeaderValue::from_str(&id).expect("a UUID is a header"));
+    headers.insert("x-amz-executed-version", HeaderValue::from_static("$LATEST"));
+    Ok(answer)
+}
+
+/// The body, which must be JSON; none is an empty object.
+fn payload(call: &Call) -> Result<bytes::Bytes, ApiError> {
+    if call.body.is_empty() {
+        return Ok(bytes::Bytes::from_static(b"{}"));
+    }
+    serde_json::from_slice::<serde::de::IgnoredAny>(&call.body).map_err(|error| {
+        ApiError::invalid_content(format!("Could not parse request body into json: {error}"))
+    })?;
+    Ok(call.body.clone())
+}
+
+fn client_context(text: Option<&str>) -> Result<Option<String>, ApiError> {
+    let Some(text) = text else { return Ok(None) };
+    let wrong = |what: &str| ApiError::invalid_content(format!("Client context must be {what}"));
+    let decoded = BASE64.decode(text).map_err(|_| wrong("base64"))?;
+    if decoded.len() > CLIENT_CONTEXT_BYTES {
+        return Err(wrong("at most 3583 bytes"));
+    }
+    let value: serde_json::Value = serde_json::from_slice(&decoded).map_err(|_| wrong("JSON"))?;
+    // Written anew without line breaks, for it travels on as a header; other letters than ASCII are escaped.
+    let text = value.to_string().chars().fold(String::new(), |mut text, c| {
+        if c.is_ascii() {
+            text.push(c);
+        } else {
+            let mut units = [0; 2];
+            text.extend(c.encode_utf16(&mut units).iter().map(|unit| format!("\\u{unit:04x}")));
+        }
+        text
+    });
+    Ok(Some(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_context_travels_as_plain_ascii() {
+        let encoded = BASE64.encode("{\"custom\":\n {\"a\": \"é😀\"}}");
+        let text = client_context(Some(&encoded)).unwrap().unwrap();
+        assert_eq!(text, r#"{"custom":{"a":"\u00e9\ud83d\ude00"}}"#);
+        assert_eq!(client_context(None), Ok(None));
+        assert!(client_context(Some("!")).is_err());
+        assert!(client_context(Some(&BASE64.encode("{"))).is_err());
+        assert!(client_context(Some(&BASE64.encode("\"".to_string() + &"x".repeat(4000) + "\""))).is_err());
+    }
+}

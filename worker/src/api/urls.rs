@@ -1,0 +1,313 @@
+//! Function URLs: plain HTTP in, the function's own HTTP out (payload format 2.0 of Lambda's guide).
+//!
+//! A URL is a path here, `http://127.0.0.1:8080/lambda-url/ID/`, because a name per function would need a resolver.
+
+use std::collections::BTreeMap;
+use std::time::SystemTime;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use bytes::Bytes;
+use hyper::header::{HeaderName, HeaderValue, SET_COOKIE};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::{Api, Call};
+use crate::error::ApiError;
+use crate::function::{FunctionUrl, lambda_time};
+use crate::http::{self, Answer, header};
+use crate::invocation::Invocation;
+use crate::name;
+use crate::sigv4::{self, Signed};
+
+/// First part of the path.
+pub const PREFIX: &str = "lambda-url";
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Wanted {
+    auth_type: Option<String>,
+    invoke_mode: Option<String>,
+}
+
+impl Wanted {
+    fn check(&self) -> Result<(), ApiError> {
+        if let Some(other) = self.auth_type.as_deref().filter(|kind| !matches!(*kind, "NONE" | "AWS_IAM")) {
+            return Err(ApiError::invalid_parameter(format!(
+                "AuthType is '{other}' and must be NONE or AWS_IAM"
+            )));
+        }
+        if self.invoke_mode.as_deref().is_some_and(|mode| mode != "BUFFERED") {
+            return Err(ApiError::invalid_parameter(
+                "InvokeMode must be BUFFERED: streams are not supported here",
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn describe(api: &Api, name: &str, url: &FunctionUrl) -> Value {
+    json!({
+        "FunctionUrl": format!("http://{}/{PREFIX}/{}/", api.address(), url.id),
+        "FunctionArn": name::arn(name),
+        "AuthType": url.auth_type,
+        "CreationTime": url.created,
+        "LastModifiedTime": url.modified,
+        "InvokeMode": "BUFFERED",
+    })
+}
+
+fn none(name: &str) -> ApiError {
+    ApiError::not_found(format!("The resource you requested does not exist: {name} has no function URL"))
+}
+
+/// A new URL of a function.
+pub fn new(auth_type: &str) -> FunctionUrl {
+    let now = lambda_time(SystemTime::now());
+    let id = uuid::Uuid::new_v4().simple().to_string();
+    FunctionUrl { id, auth_type: auth_type.into(), created: now.clone(), modified: now }
+}
+
+pub fn create(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
+    let wanted: Wanted = call.json()?;
+    wanted.check()?;
+    let kind = wanted.auth_type.ok_or_else(|| ApiError::invalid_parameter("AuthType is needed"))?;
+    let url = api.worker.change_url(name, |known| match known {
+        Some(_) => {
+            Err(ApiError::conflict(format!("Failed to create function url config for {name}: it has one")))
+        }
+        None => Ok(Some(new(&kind))),
+    })?;
+    Ok(http::json(201, &describe(api, name, &url.expect("just made"))))
+}
+
+pub fn get(api: &Api, name: &str) -> Result<Answer, ApiError> {
+    let url = api.worker.function(name)?.url.ok_or_else(|| none(name))?;
+    Ok(http::json(200, &describe(api, name, &url)))
+}
+
+pub fn update(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
+    let wanted: Wanted = call.json()?;
+    wanted.check()?;
+    let url = api.worker.change_url(name, |known| {
+        let mut url = known.ok_or_else(|| none(name))?;
+        url.auth_type = wanted.auth_type.unwrap_or(url.auth_type);
+        url.modified = lambda_time(SystemTime::now());
+        Ok(Some(url))
+    })?;
+    Ok(http::json(200, &describe(api, name, &url.expect("just set"))))
+}
+
+pub fn delete(api: &Api, name: &str) -> Result<Answer, ApiError> {
+    api.worker.change_url(name, |known| known.map(|_| None).ok_or_else(|| none(name)))?;
+    Ok(http::empty(204))
+}
+
+pub fn list(api: &Api, name: &str) -> Result<Answer, ApiError> {
+    let url = api.worker.function(name)?.url;
+    let list: Vec<Value> = url.iter().map(|url| describe(api, name, url)).collect();
+    Ok(http::json(200, &json!({ "FunctionUrlConfigs": list })))
+}
+
+/// Answers a request to a function's URL.
+pub async fn call(api: &Api, call: &Call, segments: &[&str]) -> Result<Answer, ApiError> {
+    let unknown = || ApiError::new(404, "ResourceNotFoundException", "there is no such function URL");
+    let id = segments.first().copied().unwrap_or_default();
+    let functions = api.worker.functions();
+    let function = functions
+        .iter()
+        .find(|function| function.url.as_ref().is_some_and(|url| url.id == id))
+        .ok_or_else(unknown)?;
+    if function.url.as_ref().is_some_and(|url| url.auth_type == "AWS_IAM") {
+        let forbidden = || ApiError::new(403, "AccessDeniedException", "Forbidden");
+        let signed = Signed {
+            method: call.parts.method.as_str(),
+            path: call.parts.uri.path(),
+            query: call.parts.uri.query().unwrap_or_default(),
+            headers: &call.parts.headers,
+            body: &call.body,
+        };
+        let credentials = api.worker.options.credentials.as_ref().ok_or_else(forbidden)?;
+        sigv4::check(&signed, credentials, SystemTime::now())?;
+    }
+    let name = &function.deployment.name;
+    let trace = header(&call.parts.headers, "x-amzn-trace-id");
+    let mut invocation = Invocation::new(name::arn(name), Bytes::new(), None, trace);
+    invocation.payload = event(call, id, &invocation.id).to_string().into();
+    let outcome = api.worker.invoke(name, invocation).await?;
+    if outcome.failed {
+        return Ok(http::json(502, &json!({ "Message": "Internal Server Error" })));
+    }
+    Ok(answer(&outcome.payload)
+        .unwrap_or_else(|| http::json(502, &json!({ "Message": "Internal Server Error" }))))
+}
+
+fn event(call: &Call, id: &str, request_id: &str) -> Value {
+    let parts = &call.parts;
+    let begin = PREFIX.len() + id.len() + 2;
+    let path = parts.uri.path().get(begin..).filter(|path| !path.is_empty()).unwrap_or("/");
+    let query = parts.uri.query().unwrap_or_default();
+    let (mut headers, mut cookies) = (BTreeMap::<String, String>::new(), Vec::new());
+    for (name, value) in &parts.headers {
+        let value = String::from_utf8_lossy(value.as_bytes()).into_owned();
+        if name == "cookie" {
+            cookies.extend(value.split("; ").map(str::to_string));
+            continue;
+        }
+        headers
+            .entry(name.as_str().to_string())
+            .and_modify(|known| {
+                known.push(',');
+                known.push_str(&value);
+            })
+            .or_insert(value);
+    }
+    let mut parameters = BTreeMap::<String, String>::new();
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let (name, value) = (decoded(name), decoded(value));
+        parameters
+            .entry(name)
+            .and_modify(|known| {
+                known.push(',');
+                known.push_str(&value);
+            })
+            .or_insert(value);
+    }
+    let now = SystemTime::now();
+    let epoch_ms = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
+    let host = headers.get("host").cloned().unwrap_or_default();
+    let mut event = json!({
+        "version": "2.0",
+        "routeKey": "$default",
+        "rawPath": path,
+        "rawQueryString": query,
+        "headers": headers,
+        "requestContext": {
+            "accountId": "anonymous",
+            "apiId": id,
+            "domainName": host,
+            "domainPrefix": id,
+            "http": {
+                "method": parts.method.as_str(),
+                "path": path,
+                "protocol": "HTTP/1.1",
+                "sourceIp": "127.0.0.1",
+                "userAgent": headers.get("user-agent").cloned().unwrap_or_default(),
+            },
+            "requestId": request_id,
+            "routeKey": "$default",
+            "stage": "$default",
+            "time": lambda_time(now),
+            "timeEpoch": epoch_ms,
+        },
+        "isBase64Encoded": false,
+    });
+    if !cookies.is_empty() {
+        event["cookies"] = json!(cookies);
+    }
+    if !parameters.is_empty() {
+        event["queryStringParameters"] = json!(parameters);
+    }
+    if !call.body.is_empty() {
+        let kind = header(&parts.headers, "content-type").unwrap_or_default();
+        match std::str::from_utf8(&call.body) {
+            Ok(text) if is_text(kind) => event["body"] = text.into(),
+            _ => {
+                event["body"] = BASE64.encode(&call.body).into();
+                event["isBase64Encoded"] = true.into();
+            }
+        }
+    }
+    event
+}
+
+fn is_text(content_type: &str) -> bool {
+    let kind = content_type.split(';').next().unwrap_or_default().trim();
+    kind.starts_with("text/")
+        || kind.ends_with("+json")
+        || matches!(kind, "application/json" | "application/xml" | "application/javascript")
+}
+
+fn decoded(text: &str) -> String {
+    percent_encoding::percent_decode_str(&text.replace('+', " ")).decode_utf8_lossy().into_owned()
+}
+
+/// What the function has returned as an HTTP answer; `None` if it makes no sense as one.
+fn answer(payload: &Bytes) -> Option<Answer> {
+    let Ok(Value::Object(fields)) = serde_json::from_slice::<Value>(payload) else {
+        return Some(http::answer(200, "application/json", payload.clone()));
+    };
+    let Some(status) = fields.get("statusCode") else {
+        return Some(http::answer(200, "application/json", payload.clone()));
+    };
+    let status = status.as_u64().or_else(|| status.as_str()?.parse().ok())?;
+    let status = u16::try_from(status).ok().filter(|status| (200..600).contains(status))?;
+    let body = match fields.get("body") {
+        None | Some(Value::Null) => Bytes::new(),
+        Some(Value::String(text)) if fields.get("isBase64Encoded") == Some(&Value::Bool(true)) => {
+            BASE64.decode(text).ok()?.into()
+        }
+        Some(Value::String(text)) => text.clone().into(),
+        Some(other) => other.to_string().into(),
+    };
+    let mut answer = http::answer(status, "application/json", body);
+    let empty = Map::new();
+    let headers = fields.get("headers").and_then(Value::as_object).unwrap_or(&empty);
+    for (name, value) in headers {
+        let text = value.as_str().map_or_else(|| value.to_string(), str::to_string);
+        let name = HeaderName::try_from(name.as_str()).ok()?;
+        // How the answer is framed is not the function's to say.
+        if !matches!(name.as_str(), "content-length" | "transfer-encoding" | "connection") {
+            answer.headers_mut().insert(name, HeaderValue::try_from(text).ok()?);
+        }
+    }
+    for cookie in fields.get("cookies").and_then(Value::as_array).into_iter().flatten() {
+        answer.headers_mut().append(SET_COOKIE, HeaderValue::try_from(cookie.as_str()?).ok()?);
+    }
+    Some(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answered(payload: &str) -> Option<Answer> {
+        answer(&Bytes::from(payload.to_string()))
+    }
+
+    #[test]
+    fn plain_values_are_answered_as_json() {
+        for payload in ["1", "\"x\"", "[1]", "{\"a\":1}"] {
+            let answer = answered(payload).unwrap();
+            assert_eq!(answer.status().as_u16(), 200);
+            assert_eq!(answer.headers()["content-type"], "application/json");
+        }
+    }
+
+    #[test]
+    fn status_headers_and_cookies_are_the_functions() {
+        let answer = answered(
+            r#"{"statusCode": 404, "headers": {"Content-Type": "text/html", "X-N": 1, "Content-Length": "999"},
+                "cookies": ["a=1", "b=2"], "body": "eA==", "isBase64Encoded": true}"#,
+        )
+        .unwrap();
+        assert_eq!(answer.status().as_u16(), 404);
+        assert_eq!(answer.headers()["content-type"], "text/html");
+        assert_eq!(answer.headers()["content-length"], "1");
+        assert_eq!(answer.headers().get_all("set-cookie").iter().count(), 2);
+    }
+
+    #[test]
+    fn what_is_no_http_answer_is_refused() {
+        for payload in [
+            r#"{"statusCode": 99}"#,
+            r#"{"statusCode": "x"}"#,
+            r#"{"statusCode": 200, "headers": {"a b": "c"}}"#,
+            r#"{"statusCode": 200, "headers": {"a": "x\r\ny: z"}}"#,
+            r#"{"statusCode": 200, "body": "!", "isBase64Encoded": true}"#,
+        ] {
+            assert!(answered(payload).is_none(), "{payload}");
+        }
+    }
+}

@@ -1,0 +1,395 @@
+//! What a function is: its settings, checked against Lambda's ranges, and its code.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::code::Code;
+use crate::error::ApiError;
+use crate::pool::FunctionId;
+use crate::{limits, name};
+
+/// What starts inside an instance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Runtime {
+    /// `python3.N`: the host's interpreter with Lambda's own Python client (PyPI's `awslambdaric`).
+    Python(PathBuf, String),
+    /// `provided.*`: the program `bootstrap` in the code, which speaks the Runtime API itself.
+    Provided(String),
+}
+
+impl Runtime {
+    /// # Errors
+    /// A runtime that this host does not have.
+    pub fn parse(text: &str) -> Result<Runtime, ApiError> {
+        if matches!(text, "provided" | "provided.al2" | "provided.al2023") {
+            return Ok(Runtime::Provided(text.into()));
+        }
+        let version = text.strip_prefix("python3.").filter(|minor| minor.parse::<u8>().is_ok());
+        let program = version.and_then(|minor| {
+            let places =
+                ["/usr/bin", "/usr/local/bin"].map(|f| PathBuf::from(format!("{f}/python3.{minor}")));
+            places.into_iter().find(|program| program.is_file())
+        });
+        match (program, version) {
+            (Some(program), _) => Ok(Runtime::Python(program, text.into())),
+            (None, Some(_)) => Err(ApiError::invalid_parameter(format!(
+                "Runtime {text}: this host has no {text} in /usr/bin"
+            ))),
+            (None, None) => Err(ApiError::invalid_parameter(format!(
+                "Runtime {text} is not supported here; python3.N of the host and provided.al2023 are"
+            ))),
+        }
+    }
+
+    /// Lambda's name for it.
+    pub fn name(&self) -> &str {
+        match self {
+            Runtime::Python(_, name) | Runtime::Provided(name) => name,
+        }
+    }
+}
+
+/// Settings as a request or a template gives them; what is absent stays as it is.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct Wanted {
+    /// Free text.
+    pub description: Option<String>,
+    /// `python3.N` or `provided.*`.
+    pub runtime: Option<String>,
+    /// Where the function is in the code.
+    pub handler: Option<String>,
+    /// MiB.
+    pub memory_size: Option<u32>,
+    /// Seconds.
+    pub timeout: Option<u32>,
+    /// Variables.
+    pub environment: Option<Environment>,
+    /// Size of /tmp.
+    pub ephemeral_storage: Option<EphemeralStorage>,
+    /// Kept for `GetFunction`; nothing here acts in a role.
+    pub role: Option<String>,
+    /// `Zip`.
+    pub package_type: Option<String>,
+    /// `x86_64`.
+    pub architectures: Option<Vec<String>>,
+    /// There are none.
+    pub layers: Option<Vec<String>>,
+}
+
+/// `Environment`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct Environment {
+    /// Names and values.
+    #[serde(default)]
+    pub variables: BTreeMap<String, String>,
+}
+
+/// `EphemeralStorage`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct EphemeralStorage {
+    /// MiB.
+    pub size: u32,
+}
+
+/// Checked settings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Free text.
+    pub description: String,
+    /// What starts.
+    pub runtime: Runtime,
+    /// Where the function is in the code.
+    pub handler: String,
+    /// `MemorySize`.
+    pub memory_mib: u32,
+    /// `Timeout`.
+    pub timeout_s: u32,
+    /// The function's own variables.
+    pub environment: BTreeMap<String, String>,
+    /// Size of /tmp.
+    pub ephemeral_mib: u32,
+    /// As given.
+    pub role: String,
+}
+
+/// Variables that Lambda sets and a function may not (Lambda's guide, "Defined runtime environment variables").
+const RESERVED_VARIABLES: [&str; 16] = [
+    "_HANDLER",
+    "_X_AMZN_TRACE_ID",
+    "AWS_DEFAULT_REGION",
+    "AWS_REGION",
+    "AWS_EXECUTION_ENV",
+    "AWS_LAMBDA_FUNCTION_NAME",
+    "AWS_LAMBDA_FUNCTION_MEMORY_SIZE",
+    "AWS_LAMBDA_FUNCTION_VERSION",
+    "AWS_LAMBDA_INITIALIZATION_TYPE",
+    "AWS_LAMBDA_LOG_GROUP_NAME",
+    "AWS_LAMBDA_LOG_STREAM_NAME",
+    "AWS_LAMBDA_RUNTIME_API",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "LAMBDA_TASK_ROOT",
+    "LAMBDA_RUNTIME_DIR",
+];
+
+impl Settings {
+    /// The settings of a new function.
+    ///
+    /// # Errors
+    /// A value out of range, or one that is needed and missing.
+    pub fn new(wanted: &Wanted) -> Result<Settings, ApiError> {
+        let needed =
+            |what: &str| ApiError::invalid_parameter(format!("{what} is needed for a .zip or folder"));
+        let runtime = wanted.runtime.as_deref().ok_or_else(|| needed("Runtime"))?;
+        let defaults = Settings {
+            description: String::new(),
+            runtime: Runtime::parse(runtime)?,
+            handler: wanted.handler.clone().ok_or_else(|| needed("Handler"))?,
+            memory_mib: limits::DEFAULT_MEMORY_MIB,
+            timeout_s: limits::DEFAULT_TIMEOUT_S,
+            environment: BTreeMap::new(),
+            ephemeral_mib: *limits::EPHEMERAL_MIB.start(),
+            role: String::new(),
+        };
+        defaults.changed(wanted)
+    }
+
+    /// These settings with what is wanted.
+    ///
+    /// # Errors
+    /// A value out of range.
+    pub fn changed(&self, wanted: &Wanted) -> Result<Settings, ApiError> {
+        let mut settings = self.clone();
+        if let Some(text) = &wanted.description {
+            check(text.len() <= 256, "Description", text, "have at most 256 bytes")?;
+            settings.description.clone_from(text);
+        }
+        if let Some(text) = &wanted.runtime {
+            settings.runtime = Runtime::parse(text)?;
+        }
+        if let Some(text) = &wanted.handler {
+            let fits =
+                (1..=128).contains(&text.len()) && !text.contains(|c: char| c.is_whitespace() || c == '\0');
+            check(fits, "Handler", text, "have 1 to 128 bytes and no space")?;
+            settings.handler.clone_from(text);
+        }
+        if let Some(size) = wanted.memory_size {
+            check(limits::MEMORY_MIB.contains(&size), "MemorySize", &size.to_string(), "be 128 to 10240")?;
+            settings.memory_mib = size;
+        }
+        if let Some(seconds) = wanted.timeout {
+            check(limits::TIMEOUT_S.contains(&seconds), "Timeout", &seconds.to_string(), "be 1 to 900")?;
+            settings.timeout_s = seconds;
+        }
+        if let Some(storage) = &wanted.ephemeral_storage {
+            let fits = limits::EPHEMERAL_MIB.contains(&storage.size);
+            check(fits, "EphemeralStorage.Size", &storage.size.to_string(), "be 512 to 10240")?;
+            settings.ephemeral_mib = storage.size;
+        }
+        if let Some(environment) = &wanted.environment {
+            check_environment(&environment.variables)?;
+            settings.environment.clone_from(&environment.variables);
+        }
+        if let Some(role) = &wanted.role {
+            settings.role.clone_from(role);
+        }
+        let package = wanted.package_type.as_deref().unwrap_or("Zip");
+        check(package == "Zip", "PackageType", package, "be Zip: images are not supported here")?;
+        for architecture in wanted.architectures.iter().flatten() {
+            check(architecture == "x86_64", "Architectures", architecture, "be x86_64")?;
+        }
+        for layer in wanted.layers.iter().flatten() {
+            check(false, "Layers", layer, "be absent: layers are not supported here")?;
+        }
+        Ok(settings)
+    }
+}
+
+fn check(fits: bool, what: &str, value: &str, must: &str) -> Result<(), ApiError> {
+    if fits {
+        return Ok(());
+    }
+    let shown: String = value.chars().take(80).collect();
+    Err(ApiError::invalid_parameter(format!("'{what}' is '{}' and must {must}", shown.escape_debug())))
+}
+
+fn check_environment(variables: &BTreeMap<String, String>) -> Result<(), ApiError> {
+    let bytes: usize = variables.iter().map(|(name, value)| name.len() + value.len()).sum();
+    if bytes > limits::ENVIRONMENT_BYTES {
+        return Err(ApiError::invalid_parameter(format!(
+            "Environment variables have {bytes} bytes and must have at most {}",
+            limits::ENVIRONMENT_BYTES
+        )));
+    }
+    for (name, value) in variables {
+        let mut bytes = name.bytes();
+        let letters = bytes.next().is_some_and(|byte| byte.is_ascii_alphabetic())
+            && name.len() >= 2
+            && bytes.all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+        check(letters, "Environment", name, "name variables by a letter, then letters, digits and _")?;
+        check(
+            !RESERVED_VARIABLES.contains(&name.as_str()),
+            "Environment",
+            name,
+            "not set what Lambda itself sets",
+        )?;
+        check(!value.contains('\0'), "Environment", name, "hold no zero byte")?;
+    }
+    Ok(())
+}
+
+/// All that an instance is started with. A change of the function makes a new one.
+#[derive(Debug)]
+pub struct Deployment {
+    /// The function.
+    pub function: FunctionId,
+    /// Its name.
+    pub name: String,
+    /// Its settings.
+    pub settings: Settings,
+    /// Its code.
+    pub code: Code,
+    /// Folders with what the code needs, seen under /opt.
+    pub layer: Option<PathBuf>,
+    /// Changes with every change.
+    pub revision: String,
+    /// Of the last change.
+    pub modified: SystemTime,
+}
+
+/// A function of the worker.
+#[derive(Clone, Debug)]
+pub struct Function {
+    /// What new instances are started with.
+    pub deployment: Arc<Deployment>,
+    /// Concurrency that it alone may use.
+    pub reserved: Option<u32>,
+    /// Its URL, if it has one.
+    pub url: Option<FunctionUrl>,
+}
+
+/// A function's URL.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FunctionUrl {
+    /// What stands in the path.
+    pub id: String,
+    /// `NONE` or `AWS_IAM`.
+    pub auth_type: String,
+    /// Lambda's time text.
+    pub created: String,
+    /// Lambda's time text.
+    pub modified: String,
+}
+
+impl Deployment {
+    /// The `FunctionConfiguration` that the API answers with.
+    pub fn configuration(&self) -> Value {
+        let settings = &self.settings;
+        let mut configuration = json!({
+            "FunctionName": self.name,
+            "FunctionArn": name::arn(&self.name),
+            "Runtime": settings.runtime.name(),
+            "Role": settings.role,
+            "Handler": settings.handler,
+            "CodeSize": self.code.size_bytes,
+            "CodeSha256": self.code.sha256,
+            "Description": settings.description,
+            "Timeout": settings.timeout_s,
+            "MemorySize": settings.memory_mib,
+            "LastModified": lambda_time(self.modified),
+            "Version": "$LATEST",
+            "TracingConfig": { "Mode": "PassThrough" },
+            "RevisionId": self.revision,
+            "State": "Active",
+            "LastUpdateStatus": "Successful",
+            "PackageType": "Zip",
+            "Architectures": ["x86_64"],
+            "EphemeralStorage": { "Size": settings.ephemeral_mib },
+            "SnapStart": { "ApplyOn": "None", "OptimizationStatus": "Off" },
+        });
+        if !settings.environment.is_empty() {
+            configuration["Environment"] = json!({ "Variables": settings.environment });
+        }
+        configuration
+    }
+}
+
+/// A time as Lambda writes it: `2026-01-02T03:04:05.678+0000`.
+pub fn lambda_time(time: SystemTime) -> String {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let (days, second) = ((since.as_secs() / 86_400) as i64, since.as_secs() % 86_400);
+    // The civil date of a day number: years begin in March, so that the leap day comes last.
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+    let year = era * 400 + year_of_era + i64::from(month <= 2);
+    let (hour, minute) = (second / 3600, second / 60 % 60);
+    let (second, milliseconds) = (second % 60, since.subsec_millis());
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{milliseconds:03}+0000")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn wanted() -> Wanted {
+        Wanted { runtime: Some("provided.al2023".into()), handler: Some("h".into()), ..Wanted::default() }
+    }
+
+    fn refusal(change: impl Fn(&mut Wanted)) -> String {
+        let mut wanted = wanted();
+        change(&mut wanted);
+        Settings::new(&wanted).expect_err("must be refused").message
+    }
+
+    #[test]
+    fn defaults_are_lambdas() {
+        let settings = Settings::new(&wanted()).unwrap();
+        assert_eq!((settings.memory_mib, settings.timeout_s, settings.ephemeral_mib), (128, 3, 512));
+    }
+
+    #[test]
+    fn values_out_of_range_are_refused_by_name() {
+        assert_eq!(refusal(|w| w.memory_size = Some(127)), "'MemorySize' is '127' and must be 128 to 10240");
+        assert!(refusal(|w| w.timeout = Some(0)).starts_with("'Timeout' is '0'"));
+        assert!(refusal(|w| w.timeout = Some(901)).starts_with("'Timeout'"));
+        assert!(refusal(|w| w.handler = Some("a b".into())).starts_with("'Handler'"));
+        assert!(refusal(|w| w.handler = None).starts_with("Handler is needed"));
+        assert!(refusal(|w| w.runtime = Some("cobol".into())).contains("not supported"));
+        assert!(refusal(|w| w.runtime = Some("python3.99".into())).contains("no python3.99"));
+        assert!(refusal(|w| w.runtime = Some("python3.../sh".into())).contains("not supported"));
+        assert!(refusal(|w| w.package_type = Some("Image".into())).starts_with("'PackageType'"));
+        assert!(refusal(|w| w.architectures = Some(vec!["arm64".into()])).starts_with("'Architectures'"));
+        let variable = |name: &str, value: &str| {
+            let variables = BTreeMap::from([(name.to_string(), value.to_string())]);
+            refusal(|w| w.environment = Some(Environment { variables: variables.clone() }))
+        };
+        assert!(variable("LONG", &"x".repeat(4093)).contains("4097 bytes"));
+        assert!(variable("A=B", "").starts_with("'Environment'"));
+        assert!(variable("_HANDLER", "x").starts_with("'Environment'"));
+        assert!(variable("AWS_LAMBDA_RUNTIME_API", "x").contains("Lambda itself"));
+    }
+
+    #[test]
+    fn times_are_written_as_lambda_does() {
+        let at = |seconds: u64, ms| {
+            lambda_time(SystemTime::UNIX_EPOCH + Duration::from_millis(seconds * 1000 + ms))
+        };
+        assert_eq!(at(0, 0), "1970-01-01T00:00:00.000+0000");
+        assert_eq!(at(951_782_400, 7), "2000-02-29T00:00:00.007+0000");
+        assert_eq!(at(1_767_225_599, 999), "2025-12-31T23:59:59.999+0000");
+    }
+}

@@ -1,0 +1,372 @@
+//! One instance: what it is doing now, and its life from start to the end of its last process.
+
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context, Result};
+use bytes::Bytes;
+use tokio::sync::{Notify, Semaphore, oneshot};
+use tokio::task::{AbortHandle, JoinSet};
+
+use crate::error::ApiError;
+use crate::function::Deployment;
+use crate::invocation::{Figures, Invocation, Outcome, report_line};
+use crate::output::Output;
+use crate::pool::{InstanceId, RequestId};
+use crate::sandbox::{Cgroup, Ending, Limits};
+use crate::worker::Worker;
+use crate::{environment, http, limits, runtime_api};
+
+/// Connections to one instance's Runtime API at once.
+const CONNECTIONS: usize = 16;
+
+/// What the runtime inside is doing.
+enum Phase {
+    /// It has not asked for work yet.
+    Init,
+    /// It waits for work; this is where the work goes.
+    Waiting(oneshot::Sender<Arc<Invocation>>),
+    /// It has work.
+    Busy(Work),
+    /// It has answered and not asked again; the timer ends it if it never does.
+    Answered(AbortHandle),
+    /// It is being ended.
+    Ended,
+}
+
+struct Work {
+    request: RequestId,
+    invocation: Arc<Invocation>,
+    since: Instant,
+    timer: AbortHandle,
+}
+
+/// An instance of a function.
+pub struct Instance {
+    /// Its number.
+    pub id: InstanceId,
+    /// What it was started with.
+    pub deployment: Arc<Deployment>,
+    worker: Arc<Worker>,
+    started: Instant,
+    phase: Mutex<Phase>,
+    /// Set when it first asks for work, taken by the first report.
+    init: Mutex<Option<Duration>>,
+    output: OnceLock<Output>,
+    cgroup: OnceLock<Cgroup>,
+    /// Why it could not start: the answer for the request that waited for it.
+    failure: Mutex<Option<Result<Outcome, ApiError>>>,
+    stop: Notify,
+}
+
+/// A request of the runtime that does not fit what it is doing.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Misuse {
+    /// Asked or answered out of turn.
+    State,
+    /// Answered a request that it does not have.
+    RequestId,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Instance {
+    /// An instance that is about to start.
+    pub fn new(id: InstanceId, deployment: Arc<Deployment>, worker: Arc<Worker>) -> Instance {
+        Instance {
+            id,
+            deployment,
+            worker,
+            started: Instant::now(),
+            phase: Mutex::new(Phase::Init),
+            init: Mutex::new(None),
+            output: OnceLock::new(),
+            cgroup: OnceLock::new(),
+            failure: Mutex::new(None),
+            stop: Notify::new(),
+        }
+    }
+
+    /// The memory it uses now.
+    pub fn memory_bytes(&self) -> Option<u64> {
+        self.cgroup.get().and_then(Cgroup::bytes)
+    }
+
+    /// Why it could not start, once it is gone.
+    pub fn take_failure(&self) -> Result<Outcome, ApiError> {
+        lock(&self.failure)
+            .take()
+            .unwrap_or_else(|| Err(ApiError::service("the instance ended while it started")))
+    }
+
+    /// Asks it to end.
+    pub fn stop(&self) {
+        self.stop.notify_one();
+    }
+
+    /// The runtime asks for work (`GET /invocation/next`): where the work will come from.
+    pub(crate) fn next(&self) -> Result<oneshot::Receiver<Arc<Invocation>>, Misuse> {
+        let (sender, receiver) = oneshot::channel();
+        {
+            let mut phase = lock(&self.phase);
+            match &*phase {
+                Phase::Init => {
+                    let init = self.started.elapsed();
+                    *lock(&self.init) = Some(init);
+                    self.worker.count.started(init);
+                    tracing::debug!("{}: started in {:.1} ms", self.label(), init.as_secs_f64() * 1e3);
+                }
+                Phase::Answered(timer) => timer.abort(),
+                // Its earlier connection broke before work came; the pool still counts on it.
+                Phase::Waiting(earlier) if earlier.is_closed() => {
+                    *phase = Phase::Waiting(sender);
+                    return Ok(receiver);
+                }
+                Phase::Waiting(_) | Phase::Busy(_) | Phase::Ended => return Err(Misuse::State),
+            }
+            *phase = Phase::Waiting(sender);
+        }
+        self.worker.ready(self.id);
+        Ok(receiver)
+    }
+
+    /// Gives it work. False if it cannot have received it.
+    pub(crate) fn dispatch(self: &Arc<Self>, request: RequestId, invocation: Arc<Invocation>) -> bool {
+        let mut phase = lock(&self.phase);
+        let Phase::Waiting(receiver) = std::mem::replace(&mut *phase, Phase::Ended) else { return false };
+        if let Some(output) = self.output.get() {
+            output.catch_up();
+            output.begin();
+            output.say(&format!("START RequestId: {} Version: $LATEST", invocation.id));
+        }
+        if receiver.send(invocation.clone()).is_err() {
+            return false;
+        }
+        let timeout = Duration::from_secs(self.deployment.settings.timeout_s.into());
+        let instance = self.clone();
+        let timer = tokio::spawn(async move {
+            tokio::time::sleep(timeout).await;
+            instance.out_of_time(request);
+        });
+        let timer = timer.abort_handle();
+        *phase = Phase::Busy(Work { request, invocation, since: Instant::now(), timer });
+        true
+    }
+
+    /// The runtime has answered (`POST /invocation/ID/response` or `/error`).
+    pub(crate) fn answer(&self, id: &str, payload: Bytes, failed: bool) -> Result<(), Misuse> {
+        self.finish(id, Outcome { payload, failed, log_tail: Vec::new() })
+    }
+
+    /// The runtime has answered, but with too much.
+    pub(crate) fn answer_too_large(&self, id: &str, bytes: Option<usize>) -> Result<(), Misuse> {
+        self.finish(id, Outcome::too_large(bytes))
+    }
+
+    fn finish(&self, id: &str, outcome: Outcome) -> Result<(), Misuse> {
+        let work = {
+            let mut phase = lock(&self.phase);
+            match &*phase {
+                Phase::Busy(work) if work.invocation.id == id => {
+                    let timer = work.timer.clone();
+                    let Phase::Busy(work) = std::mem::replace(&mut *phase, Phase::Answered(timer)) else {
+                        unreachable!("it was busy a line above")
+                    };
+                    work
+                }
+                Phase::Busy(_) => return Err(Misuse::RequestId),
+                _ => return Err(Misuse::State),
+            }
+        };
+        self.report(work, outcome);
+        Ok(())
+    }
+
+    /// The runtime says why it cannot start (`POST /init/error`).
+    pub(crate) fn init_failed(&self, payload: Bytes) -> Result<(), Misuse> {
+        if !matches!(&*lock(&self.phase), Phase::Init) {
+            return Err(Misuse::State);
+        }
+        *lock(&self.failure) = Some(Ok(Outcome { payload, failed: true, log_tail: Vec::new() }));
+        Ok(())
+    }
+
+    fn out_of_time(&self, request: RequestId) {
+        let timeout_s = self.deployment.settings.timeout_s;
+        let phase = {
+            let mut phase = lock(&self.phase);
+            // It may have gone on to another request just now.
+            let overdue = match &*phase {
+                Phase::Busy(work) => work.request == request,
+                Phase::Answered(_) => true,
+                _ => false,
+            };
+            if !overdue {
+                return;
+            }
+            std::mem::replace(&mut *phase, Phase::Ended)
+        };
+        match phase {
+            Phase::Busy(work) => {
+                let outcome = Outcome::timed_out(&work.invocation.id, timeout_s);
+                tracing::warn!("{}: {} did not answer in {timeout_s} s", self.label(), work.invocation.id);
+                self.report(work, outcome);
+            }
+            _ => tracing::warn!("{}: answered, but asked for no more work in {timeout_s} s", self.label()),
+        }
+        self.worker.end(self.id);
+    }
+
+    /// Answers the caller and writes the log's last lines.
+    fn report(&self, work: Work, mut outcome: Outcome) {
+        let figures = Figures {
+            duration: work.since.elapsed(),
+            init: lock(&self.init).take(),
+            memory_mib: self.deployment.settings.memory_mib,
+            peak_bytes: self.cgroup.get().and_then(Cgroup::peak_bytes),
+        };
+        let id = &work.invocation.id;
+        if let Some(output) = self.output.get() {
+            output.catch_up();
+            output.say(&format!("END RequestId: {id}"));
+            output.say(&report_line(id, &figures));
+            outcome.log_tail = output.tail();
+        }
+        self.worker.answer(work.request, Ok(outcome));
+    }
+
+    fn label(&self) -> String {
+        format!("[{}#{}]", self.deployment.name, self.id)
+    }
+
+    /// The whole life. Returns when its last process has ended and nothing of it is left.
+    pub(crate) async fn live(self: Arc<Self>) {
+        if let Err(error) = self.try_to_live().await {
+            tracing::error!("{}: {error:#}", self.label());
+            *lock(&self.failure) =
+                Some(Err(ApiError::service(format!("no instance could be started: {error:#}"))));
+        }
+        if let Some(cgroup) = self.cgroup.get() {
+            cgroup.remove_when_empty().await;
+        }
+        self.worker.gone(self.id);
+    }
+
+    async fn try_to_live(self: &Arc<Self>) -> Result<()> {
+        let settings = &self.deployment.settings;
+        let limits = Limits { memory_mib: settings.memory_mib, processes: limits::PROCESSES };
+        let cgroup = self.worker.cgroups.create(&format!("instance-{}", self.id), limits)?;
+        let cgroup = self.cgroup.get_or_init(|| cgroup);
+        let mount_point: PathBuf = self.worker.folder().join(format!("root-{}", self.id));
+        std::fs::create_dir(&mount_point)
+            .with_context(|| format!("cannot make {}", mount_point.display()))?;
+        let spec = environment::sandbox_of(self, &self.worker.options, mount_point.clone(), cgroup);
+        let lived = self.live_inside(&spec).await;
+        // Empty for us: what is mounted there is seen by the sandbox alone.
+        std::fs::remove_dir(&mount_point)
+            .with_context(|| format!("cannot remove {}", mount_point.display()))?;
+        lived
+    }
+
+    async fn live_inside(self: &Arc<Self>, spec: &crate::sandbox::Spec) -> Result<()> {
+        let (mut sandbox, listener) = self.worker.spawner.spawn(spec).await?;
+        let output = Output::new(self.label(), sandbox.take_output());
+        assert!(self.output.set(output).is_ok(), "an instance starts once");
+        // Ends with this scope, and with it every connection.
+        let mut tasks = JoinSet::new();
+        tasks.spawn(accept(self.clone(), listener));
+        let reader = self.clone();
+        tasks.spawn(async move { reader.output.get().expect("set above").follow().await });
+        let init = limits::INIT.max(Duration::from_secs(self.deployment.settings.timeout_s.into()));
+        tokio::select! {
+            ending = sandbox.ending() => self.ended_by_itself(&ending),
+            () = self.stop.notified() => *lock(&self.phase) = Phase::Ended,
+            () = self.still_starting_after(init) => {
+                let message = format!("Error: Init phase timed out after {} seconds", init.as_secs());
+                *lock(&self.failure) = Some(Ok(Outcome::error("Sandbox.Timedout", &message)));
+                tracing::warn!("{}: {message}", self.label());
+            }
+        }
+        drop(tasks);
+        sandbox.end().await;
+        Ok(())
+    }
+
+    async fn still_starting_after(&self, limit: Duration) {
+        tokio::time::sleep(limit).await;
+        if !matches!(&*lock(&self.phase), Phase::Init) {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// The runtime has ended without being asked to: whoever waits for it is told why.
+    fn ended_by_itself(&self, ending: &Ending) {
+        let phase = std::mem::replace(&mut *lock(&self.phase), Phase::Ended);
+        let out_of_memory = self.cgroup.get().is_some_and(Cgroup::was_out_of_memory);
+        let memory = self.deployment.settings.memory_mib;
+        let cause = if out_of_memory { format!(" (memory of {memory} MB used up)") } else { String::new() };
+        tracing::warn!("{}: {ending}{cause}", self.label());
+        match phase {
+            Phase::Busy(work) => {
+                work.timer.abort();
+                let message = format!("RequestId: {} Error: {ending}", work.invocation.id);
+                self.report(work, Outcome::error("Runtime.ExitError", &message));
+            }
+            Phase::Init => {
+                let mut failure = lock(&self.failure);
+                // What the runtime itself has said is better.
+                if failure.is_none() {
+                    *failure = Some(Ok(Outcome::error("Runtime.ExitError", &format!("Error: {ending}"))));
+                }
+                let tail = self.output.get().map(|output| {
+                    output.catch_up();
+                    output.tail()
+                });
+                if let (Some(Ok(outcome)), Some(tail)) = (failure.as_mut(), tail) {
+                    outcome.log_tail = tail;
+                }
+            }
+            Phase::Answered(timer) => timer.abort(),
+            Phase::Waiting(_) | Phase::Ended => {}
+        }
+    }
+
+    /// Now plus the function's timeout, in milliseconds since 1970 (`Lambda-Runtime-Deadline-Ms`).
+    pub(crate) fn deadline_ms(&self) -> u128 {
+        let timeout = Duration::from_secs(self.deployment.settings.timeout_s.into());
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        (now + timeout).as_millis()
+    }
+}
+
+/// Serves the Runtime API on the socket inside the instance's network namespace.
+async fn accept(instance: Arc<Instance>, listener: TcpListener) {
+    let listening = listener.set_nonblocking(true).and_then(|()| tokio::net::TcpListener::from_std(listener));
+    let listener = match listening {
+        Ok(listener) => listener,
+        Err(error) => return tracing::error!("{}: {error}", instance.label()),
+    };
+    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let mut connections = JoinSet::new();
+    loop {
+        let place = places.clone().acquire_owned().await.expect("it is never closed");
+        while connections.try_join_next().is_some() {}
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let instance = instance.clone();
+                connections.spawn(async move {
+                    http::serve(stream, |request| runtime_api::handle(instance.clone(), request)).await;
+                    drop(place);
+                });
+            }
+            Err(error) => {
+                tracing::warn!("{}: {error}", instance.label());
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}

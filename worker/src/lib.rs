@@ -1,0 +1,33 @@
+//! The worker: serves functions written for AWS Lambda on one machine, each instance in a sandbox of its own.
+//!
+//! ```text
+//!   boto3, aws ──Lambda API──► api ──► worker ──► pool (who serves what)
+//!                                        │
+//!                                    instance ──► sandbox ──► keeper, process 1, the function's runtime
+//!                                        ▲                                             │
+//!                                        └──────────────── Runtime API ◄───────────────┘
+//! ```
+
+pub mod api;
+pub mod code;
+pub mod count;
+mod environment;
+pub mod error;
+pub mod events;
+pub mod function;
+pub mod http;
+pub mod instance;
+pub mod invocation;
+pub mod limits;
+pub mod name;
+pub mod output;
+pub mod pool;
+pub mod python;
+mod runtime_api;
+pub mod sandbox;
+mod service;
+pub mod sigv4;
+pub mod template;
+pub mod worker;
+
+pub use service::{Service, run};

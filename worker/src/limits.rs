@@ -1,0 +1,39 @@
+//! Lambda's quotas and ranges, as its developer guide gives them ("Lambda quotas").
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+/// Memory of a function, `MemorySize`, in MiB.
+pub const MEMORY_MIB: RangeInclusive<u32> = 128..=10_240;
+/// `MemorySize` when none is given.
+pub const DEFAULT_MEMORY_MIB: u32 = 128;
+/// `Timeout`, in seconds.
+pub const TIMEOUT_S: RangeInclusive<u32> = 1..=900;
+/// `Timeout` when none is given.
+pub const DEFAULT_TIMEOUT_S: u32 = 3;
+/// Size of `/tmp`, `EphemeralStorage.Size`, in MiB.
+pub const EPHEMERAL_MIB: RangeInclusive<u32> = 512..=10_240;
+/// Payload and answer of a synchronous invocation.
+pub const PAYLOAD_BYTES: usize = 6 * 1024 * 1024;
+/// Payload of an asynchronous invocation.
+pub const EVENT_PAYLOAD_BYTES: usize = 1024 * 1024;
+/// A .zip that is uploaded.
+pub const ZIP_BYTES: usize = 50 * 1024 * 1024;
+/// What a .zip holds, unpacked.
+pub const UNZIPPED_BYTES: u64 = 250 * 1024 * 1024;
+/// The body of any call that carries no .zip and is no invocation.
+pub const CALL_BYTES: usize = 1024 * 1024;
+/// Names and values of all environment variables together.
+pub const ENVIRONMENT_BYTES: usize = 4096;
+/// How long an instance may take until it asks for its first invocation; a longer `Timeout` allows more.
+pub const INIT: Duration = Duration::from_secs(10);
+/// The end of an invocation's log that `LogType=Tail` answers with.
+pub const LOG_TAIL_BYTES: usize = 4096;
+/// Memory that stands for one processor: an instance's share of the processors is proportional to its memory.
+pub const MIB_PER_PROCESSOR: u32 = 1769;
+/// Open files of one process in an instance.
+pub const OPEN_FILES: u64 = 1024;
+/// Processes and threads of an instance.
+pub const PROCESSES: u64 = 1024;
+/// Attempts after the first for an asynchronous invocation that failed.
+pub const EVENT_RETRIES: u32 = 2;

@@ -1,0 +1,464 @@
+//! Which instance serves which request: a state machine that does nothing by itself.
+//!
+//! ```text
+//!   request ──► queue ──► Starting ──ready──► Busy ──ready──► Idle ──► Stopping ──gone──► (its memory is free)
+//!                 │           │                 ▲                │
+//!              refused     gone: the         dispatch ◄──────────┘
+//!                          oldest request fails
+//! ```
+//! Events come in as method calls with the time; what is to be done comes out as [`Action`]s, in order. So every
+//! rule here is tested without a process or a clock. Memory counts from the start of an instance until it is gone,
+//! which is when its last process has ended.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+/// Time since the worker began.
+pub type Time = Duration;
+/// A function, in one life from its creation to its deletion.
+pub type FunctionId = u64;
+/// An instance.
+pub type InstanceId = u64;
+/// A request, from its arrival to its answer.
+pub type RequestId = u64;
+
+/// What the worker may use.
+#[derive(Clone, Debug)]
+pub struct Capacity {
+    /// Instances that run at once.
+    pub concurrency: u32,
+    /// Instances that start at once (burst concurrency); more wait in the queue.
+    pub starting: u32,
+    /// The sum of `MemorySize` over all instances.
+    pub memory_mib: u64,
+    /// Requests of one function that wait at once.
+    pub queue: usize,
+    /// How long a request waits for an instance before it is refused.
+    pub queue_wait: Duration,
+    /// How long an instance stays without work.
+    pub keep_alive: Duration,
+}
+
+/// What the caller must do.
+#[allow(missing_docs, reason = "the variants say what their fields are")]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Start an instance; say `ready` or `gone` later.
+    Start { instance: InstanceId, function: FunctionId },
+    /// Give the request to the instance, which waits for one.
+    Dispatch { instance: InstanceId, request: RequestId },
+    /// Answer the request: it was not run.
+    Refuse { request: RequestId, refusal: Refusal },
+    /// Answer the request: this instance was to serve it, and ended while it started.
+    FailedStart { instance: InstanceId, request: RequestId },
+    /// Answer the request: this instance ended while it ran it.
+    Lost { instance: InstanceId, request: RequestId },
+    /// End the instance; say `gone` when it has.
+    Stop { instance: InstanceId },
+}
+
+/// Why a request is not run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The function has all the concurrency that is reserved for it.
+    Reserved,
+    /// The worker's concurrency or memory is used up.
+    Capacity,
+    /// The function was deleted.
+    Removed,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Starting,
+    Idle(Time),
+    Busy(RequestId),
+    Stopping,
+}
+
+#[derive(Debug)]
+struct Instance {
+    function: FunctionId,
+    memory_mib: u64,
+    phase: Phase,
+    /// Its function has changed or was deleted: it serves what it has and nothing more.
+    retired: bool,
+}
+
+impl Instance {
+    fn counts(&self) -> bool {
+        self.phase != Phase::Stopping
+    }
+}
+
+#[derive(Debug)]
+struct Function {
+    memory_mib: u64,
+    reserved: Option<u32>,
+    queue: VecDeque<(RequestId, Time)>,
+    /// Most recently used last, so that those not needed grow old.
+    idle: Vec<InstanceId>,
+}
+
+/// Numbers for the page and the metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Census {
+    /// Instances that start.
+    pub starting: u32,
+    /// Instances without work.
+    pub idle: u32,
+    /// Instances with a request.
+    pub busy: u32,
+    /// Instances that are being ended.
+    pub stopping: u32,
+    /// Requests that wait.
+    pub queued: u32,
+}
+
+/// The instances and queues of all functions.
+#[derive(Debug)]
+pub struct Pool {
+    capacity: Capacity,
+    functions: BTreeMap<FunctionId, Function>,
+    instances: BTreeMap<InstanceId, Instance>,
+    next_instance: InstanceId,
+}
+
+impl Pool {
+    /// An empty pool.
+    pub fn new(capacity: Capacity) -> Pool {
+        Pool { capacity, functions: BTreeMap::new(), instances: BTreeMap::new(), next_instance: 1 }
+    }
+
+    /// What the worker may use.
+    pub fn capacity(&self) -> &Capacity {
+        &self.capacity
+    }
+
+    /// Adds a function, or changes its memory: then the instances that it has serve no further request.
+    pub fn set_function(&mut self, function: FunctionId, memory_mib: u32) -> Vec<Action> {
+        let memory_mib = u64::from(memory_mib);
+        match self.functions.get_mut(&function) {
+            Some(known) => known.memory_mib = memory_mib,
+            None => {
+                let new = Function { memory_mib, reserved: None, queue: VecDeque::new(), idle: Vec::new() };
+                self.functions.insert(function, new);
+            }
+        }
+        let mut actions = self.retire(function);
+        self.schedule(&mut actions);
+        actions
+    }
+
+    /// Reserves concurrency for a function, at most this many instances, or gives it back.
+    pub fn reserve(&mut self, function: FunctionId, reserved: Option<u32>) -> Vec<Action> {
+        let mut actions = Vec::new();
+        let Some(known) = self.functions.get_mut(&function) else { return actions };
+        known.reserved = reserved;
+        if reserved == Some(0) {
+            refuse_all(&mut known.queue, Refusal::Reserved, &mut actions);
+        }
+        self.schedule(&mut actions);
+        actions
+    }
+
+    /// Concurrency that no function has reserved, with `except` counted as if it had none.
+    pub fn unreserved(&self, except: Option<FunctionId>) -> u32 {
+        let others = self.functions.iter().filter(|(id, _)| Some(**id) != except);
+        let reserved: u32 = others.filter_map(|(_, function)| function.reserved).sum();
+        self.capacity.concurrency.saturating_sub(reserved)
+    }
+
+    /// Deletes a function: what waits is refused, what runs may finish.
+    pub fn remove_function(&mut self, function: FunctionId) -> Vec<Action> {
+        let mut actions = self.retire(function);
+        if let Some(mut removed) = self.functions.remove(&function) {
+            refuse_all(&mut removed.queue, Refusal::Removed, &mut actions);
+        }
+        self.schedule(&mut actions);
+        actions
+    }
+
+    /// A request has come.
+    pub fn request(&mut self, function: FunctionId, request: RequestId, now: Time) -> Vec<Action> {
+        let mut actions = Vec::new();
+        let refused = |refusal| vec![Action::Refuse { request, refusal }];
+        let Some(known) = self.functions.get_mut(&function) else { return refused(Refusal::Removed) };
+        if known.reserved == Some(0) {
+            return refused(Refusal::Reserved);
+        }
+        if let Some(instance) = known.idle.pop() {
+            self.dispatch(instance, request, &mut actions);
+            return actions;
+        }
+        if known.queue.len() >= self.capacity.queue {
+            return refused(self.what_is_short(function));
+        }
+        known.queue.push_back((request, now));
+        self.schedule(&mut actions);
+        actions
+    }
+
+    /// Takes back a request that still waits; one that was dispatched goes on. True if it waited.
+    pub fn withdraw(&mut self, request: RequestId) -> bool {
+        self.functions.values_mut().any(|function| {
+            let before = function.queue.len();
+            function.queue.retain(|(queued, _)| *queued != request);
+            function.queue.len() != before
+        })
+    }
+
+    /// The instance asks for work: it has started, or has served its request.
+    pub fn ready(&mut self, instance: InstanceId, now: Time) -> Vec<Action> {
+        let mut actions = Vec::new();
+        let Some(known) = self.instances.get_mut(&instance) else { return actions };
+        match known.phase {
+            Phase::Stopping | Phase::Idle(_) => return actions,
+            Phase::Starting | Phase::Busy(_) if known.retired => {
+                known.phase = Phase::Stopping;
+                actions.push(Action::Stop { instance });
+            }
+            Phase::Starting | Phase::Busy(_) => {
+                let function = self.functions.get_mut(&known.function).expect("removed functions' retire");
+                known.phase = Phase::Idle(now);
+                match function.queue.pop_front() {
+                    Some((request, _)) => self.dispatch(instance, request, &mut actions),
+                    None => function.idle.push(instance),
+                }
+            }
+        }
+        self.schedule(&mut actions);
+        actions
+    }
+
+    /// A dispatched request never reached its instance, which is about to be gone: it waits again, as the oldest.
+    pub fn undelivered(&mut self, instance: InstanceId, now: Time) -> Vec<Action> {
+        let mut actions = Vec::new();
+        let Some(known) = self.instances.get_mut(&instance) else { return actions };
+        let Phase::Busy(request) = known.phase else { return actions };
+        known.phase = Phase::Stopping;
+        actions.push(Action::Stop { instance });
+        match self.functions.get_mut(&known.function) {
+            Some(function) => match function.idle.pop() {
+                Some(other) => self.dispatch(other, request, &mut actions),
+                None => function.queue.push_front((request, now)),
+            },
+            None => actions.push(Action::Refuse { request, refusal: Refusal::Removed }),
+        }
+        self.schedule(&mut actions);
+        actions
+    }
+
+    /// The instance is to end whatever it does, and its request, if any, has been answered.
+    pub fn stop(&mut self, instance: InstanceId) -> Vec<Action> {
+        let mut actions = Vec::new();
+        if self.end(instance) {
+            actions.push(Action::Stop { instance });
+        }
+        self.schedule(&mut actions);
+        actions
+    }
+
+    /// The instance's last process has ended.
+    pub fn gone(&mut self, instance: InstanceId) -> Vec<Action> {
+        let mut actions = Vec::new();
+        let Some(known) = self.instances.remove(&instance) else { return actions };
+        let function = self.functions.get_mut(&known.function);
+        match known.phase {
+            Phase::Busy(request) => actions.push(Action::Lost { instance, request }),
+            Phase::Starting if !known.retired => {
+                if let Some((request, _)) = function.and_then(|function| function.queue.pop_front()) {
+                    actions.push(Action::FailedStart { instance, request });
+                }
+            }
+            Phase::Idle(_) => {
+                if let Some(function) = function {
+                    function.idle.retain(|idle| *idle != instance);
+                }
+            }
+            Phase::Starting | Phase::Stopping => {}
+        }
+        self.schedule(&mut actions);
+        actions
+    }
+
+    /// Time has passed: ends instances that were idle for too long, refuses requests that waited for too long.
+    pub fn tick(&mut self, now: Time) -> Vec<Action> {
+        let mut actions = Vec::new();
+        let keep_alive = self.capacity.keep_alive;
+        let old: Vec<InstanceId> = self
+            .instances
+            .iter()
+            .filter(|(_, instance)| matches!(instance.phase, Phase::Idle(since) if since + keep_alive <= now))
+            .map(|(id, _)| *id)
+            .collect();
+        for instance in old {
+            self.end(instance);
+            actions.push(Action::Stop { instance });
+        }
+        let ids: Vec<FunctionId> = self.functions.keys().copied().collect();
+        for id in ids {
+            let refusal = self.what_is_short(id);
+            let function = self.functions.get_mut(&id).expect("its id was just read");
+            while let Some((request, since)) = function.queue.front().copied()
+                && since + self.capacity.queue_wait <= now
+            {
+                function.queue.pop_front();
+                actions.push(Action::Refuse { request, refusal });
+            }
+        }
+        self.schedule(&mut actions);
+        actions
+    }
+
+    /// How many instances are in which phase, of one function or of all.
+    pub fn census(&self, function: Option<FunctionId>) -> Census {
+        let mut census = Census::default();
+        let chosen = |id: FunctionId| function.is_none_or(|wanted| wanted == id);
+        for instance in self.instances.values().filter(|instance| chosen(instance.function)) {
+            *match instance.phase {
+                Phase::Starting => &mut census.starting,
+                Phase::Idle(_) => &mut census.idle,
+                Phase::Busy(_) => &mut census.busy,
+                Phase::Stopping => &mut census.stopping,
+            } += 1;
+        }
+        let queues = self.functions.iter().filter(|(id, _)| chosen(**id));
+        census.queued = queues.map(|(_, function)| function.queue.len() as u32).sum();
+        census
+    }
+
+    /// The sum of `MemorySize` over all instances that are not gone.
+    pub fn memory_mib(&self) -> u64 {
+        self.instances.values().map(|instance| instance.memory_mib).sum()
+    }
+
+    /// No instance is left.
+    pub fn is_empty(&self) -> bool {
+        self.instances.is_empty()
+    }
+
+    fn dispatch(&mut self, instance: InstanceId, request: RequestId, actions: &mut Vec<Action>) {
+        self.instances.get_mut(&instance).expect("idle instances are known").phase = Phase::Busy(request);
+        actions.push(Action::Dispatch { instance, request });
+    }
+
+    /// Marks an instance as ending; false if it is already.
+    fn end(&mut self, instance: InstanceId) -> bool {
+        let Some(known) = self.instances.get_mut(&instance) else { return false };
+        if let Some(function) = self.functions.get_mut(&known.function) {
+            function.idle.retain(|idle| *idle != instance);
+        }
+        let ends = known.counts();
+        known.phase = Phase::Stopping;
+        ends
+    }
+
+    fn retire(&mut self, function: FunctionId) -> Vec<Action> {
+        if let Some(function) = self.functions.get_mut(&function) {
+            function.idle.clear();
+        }
+        let mut actions = Vec::new();
+        for (id, instance) in self.instances.iter_mut().filter(|(_, instance)| instance.function == function)
+        {
+            instance.retired = true;
+            if matches!(instance.phase, Phase::Idle(_) | Phase::Starting) {
+                instance.phase = Phase::Stopping;
+                actions.push(Action::Stop { instance: *id });
+            }
+        }
+        actions
+    }
+
+    /// Instances that count against the limits: of one function, or of all that reserved nothing.
+    fn running(&self, which: impl Fn(FunctionId) -> bool) -> u32 {
+        self.instances.values().filter(|instance| instance.counts() && which(instance.function)).count()
+            as u32
+    }
+
+    /// Whether concurrency is left for one more instance of the function.
+    fn has_concurrency(&self, function: FunctionId) -> bool {
+        match self.functions[&function].reserved {
+            Some(reserved) => self.running(|id| id == function) < reserved,
+            None => {
+                let shared = |id| self.functions.get(&id).is_none_or(|function| function.reserved.is_none());
+                self.running(shared) < self.unreserved(None)
+            }
+        }
+    }
+
+    fn what_is_short(&self, function: FunctionId) -> Refusal {
+        let reserved = self.functions[&function].reserved;
+        match reserved {
+            Some(reserved) if self.running(|id| id == function) >= reserved => Refusal::Reserved,
+            _ => Refusal::Capacity,
+        }
+    }
+
+    /// Starts instances for requests that wait, the oldest first.
+    fn schedule(&mut self, actions: &mut Vec<Action>) {
+        let mut waiting: Vec<(Time, FunctionId)> = self
+            .functions
+            .iter()
+            .filter_map(|(id, function)| function.queue.front().map(|(_, since)| (*since, *id)))
+            .collect();
+        waiting.sort_unstable();
+        for (_, function) in waiting {
+            let queued = self.functions[&function].queue.len();
+            let starting = |pool: &Pool, which: Option<FunctionId>| {
+                let is_one =
+                    |i: &&Instance| i.phase == Phase::Starting && which.is_none_or(|id| i.function == id);
+                pool.instances.values().filter(is_one).count()
+            };
+            while starting(self, Some(function)) < queued {
+                if starting(self, None) >= self.capacity.starting as usize
+                    || !self.make_room(function, actions)
+                {
+                    break;
+                }
+                let instance = self.next_instance;
+                self.next_instance += 1;
+                let memory_mib = self.functions[&function].memory_mib;
+                let started = Instance { function, memory_mib, phase: Phase::Starting, retired: false };
+                self.instances.insert(instance, started);
+                actions.push(Action::Start { instance, function });
+            }
+        }
+    }
+
+    /// Whether one more instance of the function fits now. If not, ends idle instances of others, the one unused
+    /// for longest first, until it will fit once they are gone.
+    fn make_room(&mut self, function: FunctionId, actions: &mut Vec<Action>) -> bool {
+        let wanted = self.functions[&function].memory_mib;
+        let shares = self.functions[&function].reserved.is_none();
+        loop {
+            if self.functions[&function].reserved.is_some() && !self.has_concurrency(function) {
+                return false;
+            }
+            let held = self.memory_mib();
+            let leaving: u64 = self.instances.values().filter(|i| !i.counts()).map(|i| i.memory_mib).sum();
+            let concurrency_fits = self.has_concurrency(function);
+            if concurrency_fits && held + wanted <= self.capacity.memory_mib {
+                return true;
+            }
+            if concurrency_fits && held - leaving + wanted <= self.capacity.memory_mib {
+                return false;
+            }
+            let idle = self.instances.iter().filter_map(|(id, instance)| match instance.phase {
+                Phase::Idle(since) if instance.function != function => Some((since, *id, instance.function)),
+                _ => None,
+            });
+            // Ending an instance of a function with a reservation gives no concurrency to the others.
+            let useful = idle.filter(|(_, _, owner)| {
+                concurrency_fits || (shares && self.functions[owner].reserved.is_none())
+            });
+            let Some((_, instance, _)) = useful.min() else { return false };
+            self.end(instance);
+            actions.push(Action::Stop { instance });
+        }
+    }
+}
+
+fn refuse_all(queue: &mut VecDeque<(RequestId, Time)>, refusal: Refusal, actions: &mut Vec<Action>) {
+    actions.extend(queue.drain(..).map(|(request, _)| Action::Refuse { request, refusal }));
+}

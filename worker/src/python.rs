@@ -1,0 +1,123 @@
+//! Python packages on demand: pinned and hashed ones are installed once into a cache, and used from there.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use sha2::{Digest, Sha256};
+
+use crate::function::Runtime;
+
+/// Lambda's own client of the Runtime API, for functions in Python.
+const CLIENT: &str = include_str!("../python-client.txt");
+/// What a function in Python needs, beside its code.
+const REQUIREMENTS: &str = "requirements.txt";
+
+/// The folder with `awslambdaric` for `/var/runtime`.
+///
+/// # Errors
+/// It cannot be installed.
+pub fn client(runtime: &Runtime, cache: &Path) -> Result<Option<PathBuf>> {
+    let Runtime::Python(program, _) = runtime else { return Ok(None) };
+    let folder = installed(program, CLIENT, "", cache).context("cannot install awslambdaric")?;
+    Ok(Some(folder))
+}
+
+/// The folder for `/opt` with what the code's `requirements.txt` names, if it has one.
+///
+/// # Errors
+/// It cannot be installed; pip's own words are shown.
+pub fn layer(runtime: &Runtime, code: &Path, cache: &Path) -> Result<Option<PathBuf>> {
+    let Runtime::Python(program, _) = runtime else { return Ok(None) };
+    let file = code.join(REQUIREMENTS);
+    if !file.exists() {
+        return Ok(None);
+    }
+    let wanted = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+    let folder = installed(program, &wanted, "python", cache)
+        .with_context(|| format!("cannot install what {} names", file.display()))?;
+    Ok(Some(folder))
+}
+
+/// Installs `requirements` below the subfolder `below` of a folder in the cache, unless that was done before.
+fn installed(python: &Path, requirements: &str, below: &str, cache: &Path) -> Result<PathBuf> {
+    let mut digest = Sha256::new();
+    for part in [requirements, below, &python.to_string_lossy()] {
+        digest.update(part);
+        digest.update([0]);
+    }
+    let key: String = digest.finalize().iter().take(12).map(|byte| format!("{byte:02x}")).collect();
+    let packages = cache.join("python");
+    let folder = packages.join(&key);
+    if folder.is_dir() {
+        return Ok(folder);
+    }
+    fs::create_dir_all(&packages).with_context(|| format!("cannot make {}", packages.display()))?;
+    let temporary = tempfile::Builder::new().prefix("new-").tempdir_in(&packages)?;
+    let file = temporary.path().join(REQUIREMENTS);
+    fs::File::create(&file)?.write_all(requirements.as_bytes())?;
+    let pip = pip(python, &packages)?;
+    tracing::info!("installing Python packages into {}", folder.display());
+    let made = temporary.path().join("made");
+    let target = made.join(below);
+    let output = Command::new(&pip)
+        .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps"])
+        .args(["--require-hashes", "--only-binary", ":all:", "--no-warn-script-location"])
+        .arg("--target")
+        .arg(&target)
+        .arg("-r")
+        .arg(&file)
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot run {}", pip.display()))?;
+    if !output.status.success() {
+        let text = String::from_utf8_lossy(&output.stderr);
+        let line = text.lines().find(|line| line.contains("ERROR")).or(text.lines().last());
+        bail!("pip: {} (every package must be pinned and hashed)", line.unwrap_or("no reason given").trim());
+    }
+    // All may read: instances run as other users. Another worker may have made it meanwhile: either is good.
+    set_readable(&made)?;
+    if let Err(error) = fs::rename(&made, &folder) {
+        ensure!(folder.is_dir(), "cannot move to {}: {error}", folder.display());
+    }
+    Ok(folder)
+}
+
+/// An interpreter that has pip: the function's own, or a virtual environment made from it once.
+fn pip(python: &Path, packages: &Path) -> Result<PathBuf> {
+    let has_pip = |program: &Path| {
+        let tried = Command::new(program).args(["-m", "pip", "--version"]).output();
+        tried.is_ok_and(|output| output.status.success())
+    };
+    if has_pip(python) {
+        return Ok(python.to_path_buf());
+    }
+    let name = python.file_name().context("a program has a name")?.to_string_lossy().into_owned();
+    let environment = packages.join(format!("pip-{name}"));
+    let program = environment.join("bin/python");
+    if !has_pip(&program) {
+        let output = Command::new(python).args(["-m", "venv", "--clear"]).arg(&environment).output()?;
+        let text = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{name} has no pip, and -m venv failed: {}", text.trim());
+    }
+    Ok(program)
+}
+
+fn set_readable(path: &Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    let metadata = fs::symlink_metadata(path)?;
+    if metadata.is_symlink() {
+        return Ok(());
+    }
+    let mode = metadata.permissions().mode();
+    let readable = if metadata.is_dir() || mode & 0o100 != 0 { mode | 0o555 } else { mode | 0o444 };
+    fs::set_permissions(path, fs::Permissions::from_mode(readable))?;
+    if metadata.is_dir() {
+        for entry in fs::read_dir(path)? {
+            set_readable(&entry?.path())?;
+        }
+    }
+    Ok(())
+}

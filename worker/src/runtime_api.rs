@@ -1,0 +1,124 @@
+//! Lambda's Runtime API, as the runtime inside an instance sees it on AWS_LAMBDA_RUNTIME_API.
+//!
+//! `GET /2018-06-01/runtime/invocation/next`, `POST .../invocation/ID/response`, `.../ID/error`, `.../init/error`.
+
+use std::sync::Arc;
+
+use hyper::body::Incoming;
+use hyper::header::HeaderValue;
+use hyper::{Method, Request};
+use serde_json::json;
+
+use crate::http::{self, Answer, BodyError};
+use crate::instance::{Instance, Misuse};
+use crate::invocation::Invocation;
+use crate::limits;
+
+/// Errors are answered with a longer description than this cut off.
+const ERROR_BYTES: usize = 256 * 1024;
+
+/// Answers one request of the runtime.
+pub(crate) async fn handle(instance: Arc<Instance>, request: Request<Incoming>) -> Answer {
+    let path = request.uri().path().to_string();
+    let Some(rest) = path.strip_prefix("/2018-06-01/runtime/") else { return unknown(&path) };
+    let parts: Vec<&str> = rest.split('/').collect();
+    match (request.method(), &parts[..]) {
+        (&Method::GET, ["invocation", "next"]) => next(&instance).await,
+        (&Method::POST, ["invocation", id, "response"]) => response(&instance, id, request).await,
+        (&Method::POST, ["invocation", id, "error"]) => error(&instance, id, request).await,
+        (&Method::POST, ["init", "error"]) => init_error(&instance, request).await,
+        _ => unknown(&path),
+    }
+}
+
+async fn next(instance: &Instance) -> Answer {
+    let work = match instance.next() {
+        Ok(work) => work,
+        Err(misuse) => return refused(&misuse),
+    };
+    match work.await {
+        Ok(invocation) => hand_out(instance, &invocation),
+        Err(_) => refused(&Misuse::State),
+    }
+}
+
+fn hand_out(instance: &Instance, invocation: &Invocation) -> Answer {
+    let mut answer = http::answer(200, "application/json", invocation.payload.clone());
+    let deadline = instance.deadline_ms().to_string();
+    let headers = [
+        ("lambda-runtime-aws-request-id", Some(invocation.id.as_str())),
+        ("lambda-runtime-deadline-ms", Some(&deadline)),
+        ("lambda-runtime-invoked-function-arn", Some(&invocation.arn)),
+        ("lambda-runtime-trace-id", Some(&invocation.trace_id)),
+        ("lambda-runtime-client-context", invocation.client_context.as_deref()),
+    ];
+    for (name, value) in headers {
+        // Only a client's own context may hold what no header may; then it is left out.
+        if let Some(value) = value.and_then(|text| HeaderValue::from_str(text).ok()) {
+            answer.headers_mut().insert(name, value);
+        }
+    }
+    answer
+}
+
+async fn response(instance: &Instance, id: &str, request: Request<Incoming>) -> Answer {
+    match http::read_alone(request.into_body(), limits::PAYLOAD_BYTES).await {
+        Ok(payload) => accepted(instance.answer(id, payload, false)),
+        Err(BodyError::TooLong) => match instance.answer_too_large(id, None) {
+            Ok(()) => message(413, "RequestEntityTooLarge", "Exceeded maximum allowed payload size."),
+            Err(misuse) => refused(&misuse),
+        },
+        Err(_) => message(400, "InvalidRequest", "the body is incomplete"),
+    }
+}
+
+async fn error(instance: &Instance, id: &str, request: Request<Incoming>) -> Answer {
+    match described_error(request).await {
+        Ok(payload) => accepted(instance.answer(id, payload, true)),
+        Err(answer) => answer,
+    }
+}
+
+async fn init_error(instance: &Instance, request: Request<Incoming>) -> Answer {
+    match described_error(request).await {
+        Ok(payload) => accepted(instance.init_failed(payload)),
+        Err(answer) => answer,
+    }
+}
+
+/// The body if it is JSON, or else a description made of the header that names the error.
+async fn described_error(request: Request<Incoming>) -> Result<bytes::Bytes, Answer> {
+    let kind = http::header(request.headers(), "lambda-runtime-function-error-type")
+        .unwrap_or("Runtime.UnknownReason")
+        .to_string();
+    match http::read_alone(request.into_body(), ERROR_BYTES).await {
+        Ok(body) if serde_json::from_slice::<serde::de::IgnoredAny>(&body).is_ok() => Ok(body),
+        Ok(_) | Err(BodyError::TooLong) => Ok(json!({ "errorType": kind }).to_string().into()),
+        Err(_) => Err(message(400, "InvalidRequest", "the body is incomplete")),
+    }
+}
+
+fn accepted(outcome: Result<(), Misuse>) -> Answer {
+    match outcome {
+        Ok(()) => http::json(202, &json!({ "status": "OK" })),
+        Err(misuse) => refused(&misuse),
+    }
+}
+
+fn refused(misuse: &Misuse) -> Answer {
+    match misuse {
+        Misuse::State => {
+            message(403, "InvalidStateTransition", "Transition from the current state is not allowed")
+        }
+        Misuse::RequestId => message(400, "InvalidRequestID", "Invalid request ID"),
+    }
+}
+
+fn unknown(path: &str) -> Answer {
+    let shown: String = path.chars().take(80).collect();
+    message(404, "UnknownPath", &format!("the Runtime API has no {shown}"))
+}
+
+fn message(status: u16, kind: &str, text: &str) -> Answer {
+    http::json(status, &json!({ "errorType": kind, "errorMessage": text }))
+}

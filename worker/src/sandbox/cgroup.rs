@@ -1,0 +1,363 @@
+//! Limits of memory, processes and processor share, by cgroups: version 2, or 1 where the host has only that.
+//!
+//! All instances of a worker lie below one folder, `mayfly-PID`, so that the next worker can take away what one
+//! that was killed has left.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::limits::MIB_PER_PROCESSOR;
+
+const PREFIX: &str = "mayfly-";
+const HOW_TO_GET_ONE: &str = "run as root, or: systemd-run --user --scope -p Delegate=yes mayfly up TEMPLATE";
+
+/// Which files hold what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Version {
+    One,
+    Two,
+}
+
+/// What one instance may use.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// `MemorySize`; nothing of it may be swapped.
+    pub memory_mib: u32,
+    /// Processes and threads.
+    pub processes: u64,
+}
+
+/// The folder of a worker, one per controller in version 1.
+#[derive(Debug)]
+pub struct Hierarchy {
+    version: Version,
+    /// Memory first.
+    folders: Vec<PathBuf>,
+}
+
+/// The cgroup of one instance.
+#[derive(Debug)]
+pub struct Cgroup {
+    version: Version,
+    folders: Vec<PathBuf>,
+}
+
+impl Hierarchy {
+    /// Finds where cgroups may be made and makes the worker's.
+    ///
+    /// # Errors
+    /// The host has none, or this user may not make any; says what to do.
+    pub fn new() -> Result<Hierarchy> {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").context("cannot read the mounts")?;
+        let own = fs::read_to_string("/proc/self/cgroup").context("cannot read the own cgroup")?;
+        let name = format!("{PREFIX}{}", std::process::id());
+        let two = version_two(&mounts, &own).into_iter().find(|folder| has_controllers(folder));
+        let made = match (two, version_one(&mounts, &own)) {
+            (Some(base), _) => enable(&base).and_then(|()| Hierarchy::below(Version::Two, &[base], &name)),
+            (None, Some(bases)) => Hierarchy::below(Version::One, &bases, &name),
+            (None, None) => bail!("no cgroup with the controllers memory and pids is mounted on this host"),
+        };
+        made.with_context(|| format!("instances need cgroups: {HOW_TO_GET_ONE}"))
+    }
+
+    fn below(version: Version, bases: &[PathBuf], name: &str) -> Result<Hierarchy> {
+        for base in bases {
+            remove_left_behind(base);
+        }
+        let folders: Vec<PathBuf> = bases.iter().map(|base| base.join(name)).collect();
+        for folder in &folders {
+            fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        }
+        if version == Version::Two {
+            fs::write(folders[0].join("cgroup.subtree_control"), "+memory +pids +cpu")
+                .with_context(|| format!("{}: controllers", folders[0].display()))?;
+        }
+        Ok(Hierarchy { version, folders })
+    }
+
+    /// Makes the cgroup of an instance.
+    ///
+    /// # Errors
+    /// A file that cannot be written, named.
+    pub fn create(&self, name: &str, limits: Limits) -> Result<Cgroup> {
+        let folders: Vec<PathBuf> = self.folders.iter().map(|folder| folder.join(name)).collect();
+        let cgroup = Cgroup { version: self.version, folders };
+        for folder in &cgroup.folders {
+            fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        }
+        for (file, value, needed) in settings(self.version, limits) {
+            let places = cgroup.folders.iter().map(|folder| folder.join(file));
+            let Some(place) = places.into_iter().find(|place| place.exists()) else {
+                if needed {
+                    cgroup.remove();
+                    bail!("{}: there is no {file}", cgroup.folders[0].display());
+                }
+                continue;
+            };
+            if let Err(error) = fs::write(&place, value) {
+                cgroup.remove();
+                return Err(error).with_context(|| format!("cannot write {}", place.display()));
+            }
+        }
+        Ok(cgroup)
+    }
+}
+
+impl Drop for Hierarchy {
+    fn drop(&mut self) {
+        for folder in &self.folders {
+            if let Err(error) = fs::remove_dir(folder) {
+                tracing::warn!("cannot remove the cgroup {}: {error}", folder.display());
+            }
+        }
+    }
+}
+
+/// File, value, and whether instances must not run without it.
+fn settings(version: Version, limits: Limits) -> Vec<(&'static str, String, bool)> {
+    let memory = (u64::from(limits.memory_mib) << 20).to_string();
+    let processes = limits.processes.to_string();
+    let share = |of_one: u64, least: u64| {
+        (of_one * u64::from(limits.memory_mib) / u64::from(MIB_PER_PROCESSOR))
+            .clamp(least, 10_000)
+            .to_string()
+    };
+    match version {
+        Version::One => vec![
+            ("memory.limit_in_bytes", memory.clone(), true),
+            // Absent where the kernel does not account for swap.
+            ("memory.memsw.limit_in_bytes", memory, false),
+            ("memory.swappiness", "0".into(), false),
+            ("pids.max", processes, true),
+            ("cpu.shares", share(1024, 2), false),
+        ],
+        Version::Two => vec![
+            ("memory.max", memory, true),
+            ("memory.swap.max", "0".into(), false),
+            ("memory.oom.group", "1".into(), false),
+            ("pids.max", processes, true),
+            ("cpu.weight", share(100, 1), false),
+        ],
+    }
+}
+
+impl Cgroup {
+    /// Where a process writes itself into.
+    pub fn procs_files(&self) -> Vec<PathBuf> {
+        self.folders.iter().map(|folder| folder.join("cgroup.procs")).collect()
+    }
+
+    /// The most memory it has used, if the kernel says.
+    pub fn peak_bytes(&self) -> Option<u64> {
+        match self.version {
+            Version::One => self.number("memory.max_usage_in_bytes"),
+            Version::Two => self.number("memory.peak").or_else(|| self.bytes()),
+        }
+    }
+
+    /// The memory it uses now.
+    pub fn bytes(&self) -> Option<u64> {
+        match self.version {
+            Version::One => self.number("memory.usage_in_bytes"),
+            Version::Two => self.number("memory.current"),
+        }
+    }
+
+    /// Whether a process was killed because the memory was used up.
+    pub fn was_out_of_memory(&self) -> bool {
+        let file = match self.version {
+            Version::One => "memory.oom_control",
+            Version::Two => "memory.events",
+        };
+        let text = fs::read_to_string(self.folders[0].join(file)).unwrap_or_default();
+        text.lines().any(|line| line.strip_prefix("oom_kill ").is_some_and(|count| count.trim() != "0"))
+    }
+
+    /// Waits until no process is left in it, killing any that is, and removes it.
+    pub async fn remove_when_empty(&self) {
+        for attempt in 0_u64.. {
+            if self.remove() {
+                return;
+            }
+            for process in self.processes() {
+                // SAFETY: no memory is passed. A process listed in this cgroup is one of this sandbox's; had it
+                // ended since, its number could be another's only after the kernel has used up all numbers.
+                unsafe { libc::kill(process, libc::SIGKILL) };
+            }
+            if attempt == 500 {
+                tracing::error!("processes in {} cannot be ended", self.folders[0].display());
+            }
+            tokio::time::sleep(Duration::from_millis(1 + attempt.min(49))).await;
+        }
+    }
+
+    fn processes(&self) -> Vec<i32> {
+        let text = fs::read_to_string(self.folders[0].join("cgroup.procs")).unwrap_or_default();
+        text.lines().filter_map(|line| line.parse().ok()).collect()
+    }
+
+    /// True if nothing of it is left.
+    fn remove(&self) -> bool {
+        let removed = |folder: &PathBuf| match fs::remove_dir(folder) {
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+            Ok(()) => true,
+        };
+        self.folders.iter().filter(|folder| !removed(folder)).count() == 0
+    }
+
+    fn number(&self, file: &str) -> Option<u64> {
+        fs::read_to_string(self.folders[0].join(file)).ok()?.trim().parse().ok()
+    }
+}
+
+/// Removes the folders of workers that have ended without doing so themselves.
+fn remove_left_behind(base: &Path) {
+    for entry in fs::read_dir(base).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let Some(worker) = name.to_str().and_then(|name| name.strip_prefix(PREFIX)) else { continue };
+        if worker.parse::<u32>().is_ok() && !Path::new("/proc").join(worker).exists() {
+            for below in fs::read_dir(entry.path()).into_iter().flatten().flatten() {
+                // Files of the cgroup itself are no folders, and go with it.
+                let _ = fs::remove_dir(below.path());
+            }
+            let _ = fs::remove_dir(entry.path());
+        }
+    }
+}
+
+/// A cgroup file system: where it is mounted, what of it is seen there, its kind and options.
+struct Mount<'a> {
+    root: &'a str,
+    place: &'a str,
+    kind: &'a str,
+    options: &'a str,
+}
+
+/// One line of /proc/self/mountinfo (proc(5)).
+fn mount(line: &str) -> Option<Mount<'_>> {
+    let (before, after) = line.split_once(" - ")?;
+    let mut before = before.split(' ').skip(3);
+    let mut after = after.split(' ');
+    let (root, place) = (before.next()?, before.next()?);
+    Some(Mount { root, place, kind: after.next()?, options: after.nth(1)? })
+}
+
+/// The folder of a cgroup below a mount.
+fn folder(mount: &Mount<'_>, cgroup: &str) -> PathBuf {
+    let below = cgroup.strip_prefix(mount.root).unwrap_or(cgroup);
+    Path::new(mount.place).join(below.trim_start_matches('/'))
+}
+
+/// Where version 2 may be used: the top, which may hold processes, or else the own cgroup.
+fn version_two(mounts: &str, own: &str) -> Vec<PathBuf> {
+    let Some(mount) = mounts.lines().filter_map(mount).find(|mount| mount.kind == "cgroup2") else {
+        return Vec::new();
+    };
+    let own = own.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/");
+    let writable = |folder: &PathBuf| {
+        fs::metadata(folder).is_ok_and(|metadata| {
+            use std::os::unix::fs::MetadataExt;
+            metadata.uid() == super::system::effective_user()
+        })
+    };
+    [PathBuf::from(mount.place), folder(&mount, own)].into_iter().filter(writable).collect()
+}
+
+fn has_controllers(folder: &Path) -> bool {
+    let text = fs::read_to_string(folder.join("cgroup.controllers")).unwrap_or_default();
+    ["memory", "pids"].iter().all(|wanted| text.split_whitespace().any(|controller| controller == *wanted))
+}
+
+/// Gives the controllers to the cgroups below `base`. Where it holds processes, this one goes into a leaf.
+fn enable(base: &Path) -> Result<()> {
+    let control = base.join("cgroup.subtree_control");
+    if fs::write(&control, "+memory +pids +cpu").is_ok() {
+        return Ok(());
+    }
+    let leaf = base.join("mayfly");
+    fs::create_dir_all(&leaf).with_context(|| format!("cannot make {}", leaf.display()))?;
+    fs::write(leaf.join("cgroup.procs"), "0").with_context(|| format!("cannot enter {}", leaf.display()))?;
+    fs::write(&control, "+memory +pids +cpu").with_context(|| format!("cannot write {}", control.display()))
+}
+
+/// The own cgroups of the three controllers, memory first; the processor's may be missing.
+fn version_one(mounts: &str, own: &str) -> Option<Vec<PathBuf>> {
+    let of = |controller: &str| {
+        let has = |list: &str| list.split(',').any(|name| name == controller);
+        let mount =
+            mounts.lines().filter_map(mount).find(|mount| mount.kind == "cgroup" && has(mount.options))?;
+        let cgroup = own.lines().find_map(|line| {
+            let (_, line) = line.split_once(':')?;
+            let (controllers, path) = line.split_once(':')?;
+            has(controllers).then_some(path)
+        })?;
+        Some(folder(&mount, cgroup))
+    };
+    let mut folders = vec![of("memory")?, of("pids")?];
+    folders.extend(of("cpu"));
+    folders.dedup();
+    Some(folders)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HYBRID: &str = "\
+29 24 0:26 / /sys/fs/cgroup rw - tmpfs tmpfs rw
+30 29 0:27 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu,cpuacct
+33 29 0:30 /outer /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+37 29 0:34 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids
+40 29 0:37 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw,nsdelegate
+";
+    const OWN: &str = "8:pids:/\n4:memory:/outer/a/b\n1:cpu,cpuacct:/x\n0::/own\n";
+
+    #[test]
+    fn own_cgroups_are_found_below_their_mounts() {
+        assert_eq!(
+            version_one(HYBRID, OWN).unwrap(),
+            ["/sys/fs/cgroup/memory/a/b", "/sys/fs/cgroup/pids/", "/sys/fs/cgroup/cpu/x"].map(PathBuf::from)
+        );
+        assert_eq!(version_one("", OWN), None);
+        assert!(version_two("", OWN).is_empty());
+    }
+
+    #[test]
+    fn limits_are_written_as_each_version_names_them() {
+        let limits = Limits { memory_mib: 1769, processes: 10 };
+        let value = |version, file| {
+            settings(version, limits).into_iter().find(|setting| setting.0 == file).map(|setting| setting.1)
+        };
+        assert_eq!(value(Version::One, "memory.limit_in_bytes").as_deref(), Some("1854930944"));
+        assert_eq!(value(Version::Two, "memory.max").as_deref(), Some("1854930944"));
+        assert_eq!(value(Version::One, "cpu.shares").as_deref(), Some("1024"));
+        assert_eq!(value(Version::Two, "cpu.weight").as_deref(), Some("100"));
+        assert_eq!(value(Version::Two, "memory.swap.max").as_deref(), Some("0"));
+    }
+
+    #[test]
+    fn version_two_is_set_up_in_plain_folders() {
+        let base = tempfile::tempdir().unwrap();
+        fs::write(base.path().join("cgroup.controllers"), "cpuset cpu io memory pids\n").unwrap();
+        assert!(has_controllers(base.path()));
+        let hierarchy = Hierarchy::below(Version::Two, &[base.path().into()], "mayfly-1").unwrap();
+        let inside = base.path().join("mayfly-1/7");
+        fs::create_dir_all(&inside).unwrap();
+        for file in ["memory.max", "pids.max", "cpu.weight"] {
+            fs::write(inside.join(file), "").unwrap();
+        }
+        let cgroup = hierarchy.create("7", Limits { memory_mib: 128, processes: 9 }).unwrap();
+        assert_eq!(fs::read_to_string(inside.join("memory.max")).unwrap(), "134217728");
+        assert_eq!(fs::read_to_string(inside.join("pids.max")).unwrap(), "9");
+        assert_eq!(cgroup.procs_files(), [inside.join("cgroup.procs")]);
+        fs::write(inside.join("memory.events"), "oom 1\noom_kill 1\n").unwrap();
+        assert!(cgroup.was_out_of_memory());
+        fs::write(inside.join("memory.events"), "oom 0\noom_kill 0\n").unwrap();
+        assert!(!cgroup.was_out_of_memory());
+        std::mem::forget(hierarchy); // plain files do not go with their folder
+    }
+}

@@ -1,0 +1,131 @@
+//! The keeper and process 1 of a sandbox: what runs between the worker and the function's runtime.
+
+use std::io::Read;
+use std::net::TcpListener;
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use super::{INSIDE_USER, RUNTIME_PORT, Spec, root, syscalls, system};
+use crate::limits;
+
+/// Where the control socket is kept; 0 becomes the function's stdin.
+const CONTROL: RawFd = 3;
+/// First byte of a message to the worker: the listener comes with it.
+pub(super) const LISTENS: u8 = b'L';
+/// First byte of a message to the worker: a line of text follows that says what failed.
+pub(super) const FAILED: u8 = b'F';
+/// First byte of a message to the worker: the runtime's wait status follows, four bytes.
+pub(super) const EXITED: u8 = b'X';
+
+/// The whole life of a keeper; returns its exit code. Called first thing in `main`, while there is one thread.
+pub fn launch() -> i32 {
+    match keep() {
+        Ok(()) => 0,
+        Err(error) => {
+            let mut message = vec![FAILED];
+            message.extend(format!("{error:#}").bytes().take(2000));
+            // Without a control socket, somebody has typed the verb: tell them.
+            if system::send_with(CONTROL, &message, None).is_err() {
+                eprintln!("mayfly: {error:#}");
+            }
+            1
+        }
+    }
+}
+
+fn keep() -> Result<()> {
+    // Before anything else: a keeper whose worker has died meanwhile must not go on.
+    system::die_with_parent()?;
+    system::duplicate_to(0, CONTROL, true).context("no control socket")?;
+    let nothing = std::fs::File::open("/dev/null")?;
+    system::duplicate_to(nothing.as_raw_fd(), 0, false)?;
+    // SAFETY: this process has just made the descriptor and owns it; it lives until the process ends.
+    let mut control = std::mem::ManuallyDrop::new(unsafe { UnixStream::from_raw_fd(CONTROL) });
+    let mut length = [0; 4];
+    control.read_exact(&mut length).context("`mayfly up` starts this, it is not a command of its own")?;
+    let mut text = vec![0; u32::from_le_bytes(length) as usize];
+    control.read_exact(&mut text).context("the worker's order is cut short")?;
+    let spec: Spec = serde_json::from_slice(&text).context("the worker's order is wrong")?;
+    ensure!(std::os::unix::process::parent_id() == spec.worker, "the worker has ended");
+    for file in &spec.cgroup_procs {
+        std::fs::write(file, "0").with_context(|| format!("cannot enter the cgroup {}", file.display()))?;
+    }
+    system::new_session()?;
+    enter_namespaces(system::effective_user() == 0).context("cannot make namespaces")?;
+    match system::fork()? {
+        None => {
+            system::die_with_parent()?;
+            Err(run_inside(&spec).expect_err("process 1 ends by itself only when it fails"))
+        }
+        Some(init) => {
+            let ended = system::pidfd(init)?;
+            if !system::first_is_readable(ended.as_raw_fd(), CONTROL) {
+                system::kill(init);
+            }
+            // Process 1 can be waited for once everything in its namespace has ended.
+            system::wait(init).map(drop).context("cannot wait for the sandbox")
+        }
+    }
+}
+
+/// As root the user namespace stays: the function becomes a user that owns nothing. Otherwise a user namespace is
+/// what allows the rest.
+fn enter_namespaces(root: bool) -> Result<()> {
+    let namespaces = libc::CLONE_NEWNS
+        | libc::CLONE_NEWPID
+        | libc::CLONE_NEWNET
+        | libc::CLONE_NEWIPC
+        | libc::CLONE_NEWUTS
+        | libc::CLONE_NEWCGROUP;
+    if root {
+        return Ok(system::unshare(namespaces)?);
+    }
+    let (user, group) = (system::effective_user(), system::effective_group());
+    system::unshare(libc::CLONE_NEWUSER | namespaces)?;
+    std::fs::write("/proc/self/setgroups", "deny")?;
+    std::fs::write("/proc/self/uid_map", format!("{INSIDE_USER} {user} 1"))?;
+    std::fs::write("/proc/self/gid_map", format!("{INSIDE_USER} {group} 1"))?;
+    Ok(())
+}
+
+/// Process 1: prepares the inside, starts the runtime and reaps. Returns only with an error.
+fn run_inside(spec: &Spec) -> Result<()> {
+    let was_root = system::effective_user() == 0;
+    root::enter(spec)?;
+    system::set_host_name(&spec.host_name)?;
+    system::loopback_up().context("cannot bring up the loopback device")?;
+    let listener = TcpListener::bind(("127.0.0.1", RUNTIME_PORT)).context("cannot listen")?;
+    system::send_with(CONTROL, &[LISTENS], Some(listener.as_raw_fd())).context("the worker has ended")?;
+    drop(listener);
+    system::limit(libc::RLIMIT_CORE, 0)?;
+    system::limit(libc::RLIMIT_NOFILE, limits::OPEN_FILES)?;
+    system::drop_bounding_set()?;
+    if was_root {
+        system::become_user(spec.user)?;
+    }
+    system::drop_privileges()?;
+    // A change of user has cleared it.
+    system::die_with_parent()?;
+    syscalls::confine().context("cannot confine the system calls")?;
+    let Some(runtime) = system::fork()? else {
+        system::new_session()?;
+        std::env::set_current_dir("/var/task")?;
+        let (program, arguments) = spec.command.split_first().context("no program to run")?;
+        let error = Command::new(program).args(arguments).env_clear().envs(spec.environment.clone()).exec();
+        return Err(error).with_context(|| format!("cannot run {program}"));
+    };
+    loop {
+        let (child, status) = system::wait(-1)?;
+        if child == runtime {
+            let mut message = vec![EXITED];
+            message.extend(status.to_le_bytes());
+            // If nobody hears it, the worker has ended and so do we.
+            let _ = system::send_with(CONTROL, &message, None);
+            std::process::exit(0);
+        }
+    }
+}

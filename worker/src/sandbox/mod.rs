@@ -1,0 +1,67 @@
+//! One sandbox per instance: namespaces, a read-only root, a private /tmp, cgroup limits, seccomp, no privileges.
+//!
+//! ```text
+//!   worker ──spawn──► keeper ──unshare, fork──► init, process 1 inside ──fork──► the function's runtime
+//!      │                │ dies with the worker      │ dies with the keeper
+//!      └── control ─────┘ and ends init when        └ everything inside dies with process 1
+//!          socket         the socket closes
+//! ```
+//! The keeper is this same program, started under [`LAUNCHER_VERB`]. The Runtime API's socket is made inside the
+//! instance's own network namespace and handed out to the worker, so the function reaches it on its loopback
+//! device and reaches nothing else.
+
+mod cgroup;
+mod launcher;
+mod root;
+mod spawn;
+mod syscalls;
+mod system;
+
+pub use cgroup::{Cgroup, Hierarchy, Limits};
+pub use launcher::launch;
+pub use spawn::{Ending, Sandbox, Spawner};
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// The first argument under which `mayfly` becomes the keeper of a sandbox, reading a [`Spec`] from its stdin.
+pub const LAUNCHER_VERB: &str = "sandbox-keeper";
+/// Port of the Runtime API on the loopback device of every instance.
+pub const RUNTIME_PORT: u16 = 9001;
+/// The user that a function sees itself as where the worker is not root.
+pub const INSIDE_USER: u32 = 993;
+
+/// A file or folder of the host, seen read-only inside.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Bind {
+    /// On the host.
+    pub source: PathBuf,
+    /// Inside.
+    pub target: PathBuf,
+}
+
+/// All that the keeper needs to know.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Spec {
+    /// The worker's process id.
+    pub worker: u32,
+    /// An empty folder on which the root is assembled; only the sandbox sees what is mounted there.
+    pub mount_point: PathBuf,
+    /// Beside the system's own programs and libraries.
+    pub binds: Vec<Bind>,
+    /// Folders of the host's that look empty inside.
+    pub hidden: Vec<PathBuf>,
+    /// Size of /tmp.
+    pub tmp_mib: u32,
+    /// Host user and group of the function's processes, where the worker is root.
+    pub user: u32,
+    /// Host name inside.
+    pub host_name: String,
+    /// The `cgroup.procs` files that the keeper writes itself into.
+    pub cgroup_procs: Vec<PathBuf>,
+    /// Program and arguments, started in /var/task.
+    pub command: Vec<String>,
+    /// All of its environment.
+    pub environment: Vec<(String, String)>,
+}

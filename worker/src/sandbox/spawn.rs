@@ -1,0 +1,191 @@
+//! The worker's side of a sandbox: starting the keeper, hearing from it, ending it.
+
+use std::io::{Error, ErrorKind, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::net::unix::pipe;
+use tokio::sync::oneshot;
+
+use super::launcher::{EXITED, FAILED, LISTENS};
+use super::{LAUNCHER_VERB, Spec, system};
+
+/// The longest that the namespaces and mounts of one sandbox may take.
+const PREPARATION: Duration = Duration::from_secs(20);
+/// How long the keeper may take to end everything before it is killed, which ends everything as well.
+const GRACE: Duration = Duration::from_secs(3);
+
+type Order = (Command, oneshot::Sender<std::io::Result<Child>>);
+
+/// Starts keepers, on a thread that lasts as long as the worker: a keeper dies with the *thread* that started it.
+#[derive(Clone)]
+pub struct Spawner {
+    orders: mpsc::Sender<Order>,
+    program: PathBuf,
+}
+
+impl Spawner {
+    /// `program` is `mayfly`, which becomes the keeper.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn new(program: PathBuf) -> Result<Spawner> {
+        let (orders, inbox) = mpsc::channel::<Order>();
+        std::thread::Builder::new().name("spawner".into()).spawn(move || {
+            for (mut command, reply) in inbox {
+                // Nobody waits for it any more if the send fails; then the control socket is closed, too.
+                let _ = reply.send(command.spawn());
+            }
+        })?;
+        Ok(Spawner { orders, program })
+    }
+
+    /// Starts a sandbox; the function's runtime runs when this returns.
+    ///
+    /// # Errors
+    /// What could not be set up.
+    pub async fn spawn(&self, spec: &Spec) -> Result<(Sandbox, std::net::TcpListener)> {
+        let (ours, theirs) = UnixStream::pair().context("no socket for a new sandbox")?;
+        let (output, output_in) = pipe_pair().context("no pipe for a new sandbox")?;
+        let mut command = Command::new(&self.program);
+        command
+            .arg(LAUNCHER_VERB)
+            .env_clear()
+            .stdin(OwnedFd::from(theirs))
+            .stdout(output_in.try_clone()?)
+            .stderr(Stdio::from(output_in));
+        let (reply, answer) = oneshot::channel();
+        self.orders.send((command, reply)).ok().context("the spawner has ended")?;
+        let child =
+            answer.await.context("the spawner has ended")?.context("cannot start a sandbox's keeper")?;
+        let text = serde_json::to_vec(spec)?;
+        let mut order = (text.len() as u32).to_le_bytes().to_vec();
+        order.extend(text);
+        // Orders are shorter than a socket's buffer, so this does not block.
+        (&ours).write_all(&order).context("the sandbox's keeper ended at once")?;
+        ours.set_nonblocking(true)?;
+        let ended = system::ending_of(child.id() as libc::pid_t)?;
+        let mut sandbox = Sandbox {
+            child,
+            ended,
+            control: Some(tokio::net::UnixStream::from_std(ours)?),
+            output: Some(output),
+        };
+        let preparation = tokio::time::timeout(PREPARATION, sandbox.message());
+        match preparation.await.unwrap_or_else(|_| Err(anyhow!("the sandbox was not ready in time"))) {
+            Ok((LISTENS, _, Some(socket))) => Ok((sandbox, std::net::TcpListener::from(socket))),
+            Ok((FAILED, text, _)) => {
+                sandbox.end().await;
+                bail!("{}", String::from_utf8_lossy(&text))
+            }
+            Ok(_) => {
+                sandbox.end().await;
+                bail!("the sandbox's keeper ended at once")
+            }
+            Err(error) => {
+                sandbox.end().await;
+                Err(error)
+            }
+        }
+    }
+}
+
+/// Our end is read without blocking, the sandbox's blocks as programs expect.
+fn pipe_pair() -> std::io::Result<(pipe::Receiver, OwnedFd)> {
+    let (reader, writer) = std::io::pipe()?;
+    Ok((pipe::Receiver::from_owned_fd(OwnedFd::from(reader))?, OwnedFd::from(writer)))
+}
+
+/// How the runtime of a sandbox ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// With this exit code.
+    Exit(i32),
+    /// By this signal.
+    Signal(i32),
+    /// The sandbox was killed as a whole.
+    Killed,
+    /// It could not be started.
+    NotStarted(String),
+}
+
+impl std::fmt::Display for Ending {
+    /// In the words of Lambda's `Runtime.ExitError`.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Ending::Exit(0) => f.write_str("Runtime exited without providing a reason"),
+            Ending::Exit(code) => write!(f, "Runtime exited with error: exit status {code}"),
+            Ending::Signal(libc::SIGKILL) | Ending::Killed => {
+                f.write_str("Runtime exited with error: signal: killed")
+            }
+            Ending::Signal(signal) => write!(f, "Runtime exited with error: signal: {signal}"),
+            Ending::NotStarted(reason) => write!(f, "Runtime could not be started: {reason}"),
+        }
+    }
+}
+
+/// A running sandbox. Dropping it ends it, but only [`Sandbox::end`] waits until it has.
+pub struct Sandbox {
+    child: Child,
+    ended: AsyncFd<OwnedFd>,
+    control: Option<tokio::net::UnixStream>,
+    output: Option<pipe::Receiver>,
+}
+
+impl Sandbox {
+    /// What the function prints, stdout and stderr in one.
+    pub fn take_output(&mut self) -> pipe::Receiver {
+        self.output.take().expect("the output is taken once")
+    }
+
+    /// Waits until the runtime has ended by itself.
+    pub async fn ending(&mut self) -> Ending {
+        match self.message().await {
+            Ok((EXITED, status, _)) if status.len() == 4 => {
+                let status = i32::from_le_bytes(status.try_into().expect("four bytes"));
+                if libc::WIFSIGNALED(status) {
+                    Ending::Signal(libc::WTERMSIG(status))
+                } else {
+                    Ending::Exit(libc::WEXITSTATUS(status))
+                }
+            }
+            Ok((FAILED, reason, _)) => Ending::NotStarted(String::from_utf8_lossy(&reason).into_owned()),
+            _ => Ending::Killed,
+        }
+    }
+
+    /// Ends everything inside and waits until it has.
+    pub async fn end(mut self) {
+        self.control = None;
+        if tokio::time::timeout(GRACE, self.ended.readable()).await.is_err() {
+            // Ignored: it can only fail because the keeper has ended meanwhile.
+            let _ = self.child.kill();
+            let _ = self.ended.readable().await;
+        }
+        if let Err(error) = self.child.wait() {
+            tracing::warn!("cannot wait for a sandbox's keeper: {error}");
+        }
+    }
+
+    /// The next message of the keeper or of process 1: its kind, the rest, a descriptor. Kind 0: there is none.
+    async fn message(&mut self) -> Result<(u8, Vec<u8>, Option<OwnedFd>)> {
+        let Some(control) = &self.control else { return Ok((0, Vec::new(), None)) };
+        let mut buffer = [0; 2048];
+        let (length, descriptor) = control
+            .async_io(Interest::READABLE, || system::receive_with(control.as_raw_fd(), &mut buffer))
+            .await
+            .or_else(|error: Error| match error.kind() {
+                ErrorKind::ConnectionReset => Ok((0, None)),
+                _ => Err(error),
+            })?;
+        let text = buffer.get(1..length).unwrap_or_default();
+        Ok((if length == 0 { 0 } else { buffer[0] }, text.to_vec(), descriptor))
+    }
+}

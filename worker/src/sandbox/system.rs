@@ -1,0 +1,283 @@
+//! System calls that the standard library does not have, each as one safe function. For single-threaded use.
+
+use std::ffi::CString;
+use std::io::{Error, Result};
+use std::mem::{size_of, zeroed};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::ptr::{null, null_mut};
+
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+fn checked(outcome: libc::c_int) -> Result<libc::c_int> {
+    if outcome < 0 { Err(Error::last_os_error()) } else { Ok(outcome) }
+}
+
+fn text(path: &Path) -> CString {
+    CString::new(path.as_os_str().as_bytes()).expect("paths from the worker hold no zero byte")
+}
+
+/// Effective user id.
+pub fn effective_user() -> u32 {
+    // SAFETY: takes and touches nothing.
+    unsafe { libc::geteuid() }
+}
+
+/// Effective group id.
+pub fn effective_group() -> u32 {
+    // SAFETY: takes and touches nothing.
+    unsafe { libc::getegid() }
+}
+
+/// Has the kernel kill this process when the thread that started it ends.
+pub fn die_with_parent() -> Result<()> {
+    // SAFETY: sets an attribute of this process, no memory is passed.
+    checked(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) }).map(drop)
+}
+
+/// Moves this process into new namespaces.
+pub fn unshare(namespaces: libc::c_int) -> Result<()> {
+    // SAFETY: no memory is passed; only called while the process has one thread.
+    checked(unsafe { libc::unshare(namespaces) }).map(drop)
+}
+
+/// Forks; `None` in the child.
+pub fn fork() -> Result<Option<libc::pid_t>> {
+    // SAFETY: the launcher has one thread, so the child finds no lock held by another.
+    match checked(unsafe { libc::fork() })? {
+        0 => Ok(None),
+        child => Ok(Some(child)),
+    }
+}
+
+/// A descriptor that becomes readable when the process ends.
+pub fn pidfd(process: libc::pid_t) -> Result<OwnedFd> {
+    // SAFETY: passes two numbers.
+    let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) };
+    if descriptor < 0 {
+        return Err(Error::last_os_error());
+    }
+    // SAFETY: the kernel has just given us this descriptor, nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor as RawFd) })
+}
+
+/// Tells when the process ends, without a thread that waits.
+pub fn ending_of(process: libc::pid_t) -> Result<AsyncFd<OwnedFd>> {
+    let descriptor = pidfd(process)?;
+    // SAFETY: an OwnedFd names one open descriptor, always the same, until it is dropped with the AsyncFd.
+    Ok(unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) }?)
+}
+
+/// Kills a process that has not been waited for.
+pub fn kill(process: libc::pid_t) {
+    // SAFETY: no memory is passed. The caller has not reaped the process, so the number is still its own.
+    unsafe { libc::kill(process, libc::SIGKILL) };
+}
+
+/// Waits for a child, or for any with -1: its id and wait status.
+pub fn wait(process: libc::pid_t) -> Result<(libc::pid_t, i32)> {
+    let mut status = 0;
+    loop {
+        // SAFETY: `status` is a valid place for the kernel to write to.
+        match checked(unsafe { libc::waitpid(process, &mut status, 0) }) {
+            Ok(child) => return Ok((child, status)),
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Waits until one of the two descriptors is readable or closed; true if the first is.
+pub fn first_is_readable(first: RawFd, second: RawFd) -> bool {
+    let wanted = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let mut both = [wanted(first), wanted(second)];
+    loop {
+        // SAFETY: the array outlives the call and its length is passed.
+        if unsafe { libc::poll(both.as_mut_ptr(), 2, -1) } > 0 {
+            return both[0].revents != 0;
+        }
+    }
+}
+
+/// `mount(2)`.
+pub fn mount(source: &Path, target: &Path, kind: &str, flags: u64, options: &str) -> Result<()> {
+    let (source, target) = (text(source), text(target));
+    let (kind, options) = (CString::new(kind)?, CString::new(options)?);
+    // SAFETY: four zero-terminated strings that outlive the call.
+    checked(unsafe {
+        libc::mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, options.as_ptr().cast())
+    })
+    .map(drop)
+}
+
+/// Adds attributes (`MOUNT_ATTR_*`) to a mount and all below it.
+pub fn restrict_mount(target: &Path, attributes: u64) -> Result<()> {
+    let target = text(target);
+    // SAFETY: an all-zero mount_attr is valid and asks for nothing.
+    let mut change: libc::mount_attr = unsafe { zeroed() };
+    change.attr_set = attributes;
+    // SAFETY: a zero-terminated path and a structure whose size is passed, both outlive the call.
+    let outcome = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            libc::AT_FDCWD,
+            target.as_ptr(),
+            libc::AT_RECURSIVE,
+            &raw const change,
+            size_of::<libc::mount_attr>(),
+        )
+    };
+    checked(outcome as libc::c_int).map(drop)
+}
+
+/// Makes the current folder the root and takes the old root away.
+pub fn change_root_to_current_folder() -> Result<()> {
+    let here = c".".as_ptr();
+    // SAFETY: zero-terminated strings. With both arguments ".", the old root is stacked upon the new one, where
+    // the second call finds it (pivot_root(2)).
+    checked(unsafe { libc::syscall(libc::SYS_pivot_root, here, here) } as libc::c_int)?;
+    // SAFETY: a zero-terminated string.
+    checked(unsafe { libc::umount2(here, libc::MNT_DETACH) })?;
+    std::env::set_current_dir("/")
+}
+
+/// Sets the host name of this UTS namespace.
+pub fn set_host_name(name: &str) -> Result<()> {
+    // SAFETY: pointer and length of one string.
+    checked(unsafe { libc::sethostname(name.as_ptr().cast(), name.len()) }).map(drop)
+}
+
+/// Brings up the loopback device of this network namespace.
+pub fn loopback_up() -> Result<()> {
+    // SAFETY: passes three numbers.
+    let socket = checked(unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) })?;
+    // SAFETY: the kernel has just given us this descriptor.
+    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+    // SAFETY: an all-zero ifreq is valid.
+    let mut request: libc::ifreq = unsafe { zeroed() };
+    request.ifr_name[0] = b'l' as libc::c_char;
+    request.ifr_name[1] = b'o' as libc::c_char;
+    request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
+    // SAFETY: SIOCSIFFLAGS reads an ifreq, which outlives the call.
+    checked(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) }).map(drop)
+}
+
+/// Sets a limit of this process and those it starts.
+pub fn limit(resource: libc::__rlimit_resource_t, value: u64) -> Result<()> {
+    let limit = libc::rlimit { rlim_cur: value, rlim_max: value };
+    // SAFETY: the structure outlives the call.
+    checked(unsafe { libc::setrlimit(resource, &limit) }).map(drop)
+}
+
+/// Becomes this user with no group besides.
+pub fn become_user(user: u32) -> Result<()> {
+    // SAFETY: an empty list of groups is passed as a null pointer with length 0; then only numbers.
+    unsafe {
+        checked(libc::setgroups(0, null()))?;
+        checked(libc::setresgid(user, user, user))?;
+        checked(libc::setresuid(user, user, user)).map(drop)
+    }
+}
+
+#[repr(C)]
+struct CapabilityHeader {
+    version: u32,
+    process: i32,
+}
+
+/// Lets no program that is executed from now on gain a capability. Needs CAP_SETPCAP.
+pub fn drop_bounding_set() -> Result<()> {
+    for capability in 0.. {
+        // SAFETY: passes numbers only.
+        if let Err(error) = checked(unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) }) {
+            // There is none of this number: the one before was the last.
+            return if error.raw_os_error() == Some(libc::EINVAL) { Ok(()) } else { Err(error) };
+        }
+    }
+    Ok(())
+}
+
+/// Gives up every capability for good, any way to gain privileges, and being inspected by other processes.
+pub fn drop_privileges() -> Result<()> {
+    // SAFETY: the calls pass numbers only.
+    unsafe {
+        checked(libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0))?;
+        checked(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))?;
+        checked(libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0))?;
+    }
+    let header = CapabilityHeader { version: 0x2008_0522, process: 0 };
+    let none = [0_u32; 6];
+    // SAFETY: version 3 of the header takes two sets of three words, which `none` has; both outlive the call.
+    checked(unsafe { libc::syscall(libc::SYS_capset, &raw const header, none.as_ptr()) } as libc::c_int)
+        .map(drop)
+}
+
+/// A new session, so that no signal of a terminal reaches it.
+pub fn new_session() -> Result<()> {
+    // SAFETY: takes nothing.
+    checked(unsafe { libc::setsid() }).map(drop)
+}
+
+/// Room for one descriptor as ancillary data, aligned as the kernel wants it.
+#[repr(C, align(8))]
+struct Ancillary([u8; 64]);
+
+/// Sends bytes and, with them, a descriptor.
+pub fn send_with(socket: RawFd, bytes: &[u8], descriptor: Option<RawFd>) -> Result<()> {
+    let mut vector = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    let mut ancillary = Ancillary([0; 64]);
+    // SAFETY: an all-zero msghdr is valid; its pointers are set to memory that outlives the call.
+    let mut message: libc::msghdr = unsafe { zeroed() };
+    message.msg_iov = &mut vector;
+    message.msg_iovlen = 1;
+    if let Some(descriptor) = descriptor {
+        message.msg_control = ancillary.0.as_mut_ptr().cast();
+        // SAFETY: the buffer is aligned and longer than CMSG_SPACE of one descriptor, so the first header and
+        // its data lie inside it.
+        unsafe {
+            message.msg_controllen = libc::CMSG_SPACE(size_of::<RawFd>() as u32) as usize;
+            let header = libc::CMSG_FIRSTHDR(&message);
+            (*header).cmsg_level = libc::SOL_SOCKET;
+            (*header).cmsg_type = libc::SCM_RIGHTS;
+            (*header).cmsg_len = libc::CMSG_LEN(size_of::<RawFd>() as u32) as usize;
+            libc::CMSG_DATA(header).cast::<RawFd>().write_unaligned(descriptor);
+        }
+    }
+    // SAFETY: the message points to memory that outlives the call.
+    let sent = unsafe { libc::sendmsg(socket, &message, libc::MSG_NOSIGNAL) };
+    if sent == bytes.len() as isize { Ok(()) } else { Err(Error::last_os_error()) }
+}
+
+/// Receives bytes and, if one came with them, a descriptor.
+pub fn receive_with(socket: RawFd, buffer: &mut [u8]) -> Result<(usize, Option<OwnedFd>)> {
+    let mut vector = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    let mut ancillary = Ancillary([0; 64]);
+    // SAFETY: an all-zero msghdr is valid; its pointers are set to memory that outlives the call.
+    let mut message: libc::msghdr = unsafe { zeroed() };
+    message.msg_name = null_mut();
+    message.msg_iov = &mut vector;
+    message.msg_iovlen = 1;
+    message.msg_control = ancillary.0.as_mut_ptr().cast();
+    message.msg_controllen = ancillary.0.len();
+    // SAFETY: as above.
+    let received = unsafe { libc::recvmsg(socket, &mut message, libc::MSG_CMSG_CLOEXEC) };
+    if received < 0 {
+        return Err(Error::last_os_error());
+    }
+    // SAFETY: the kernel has written whole headers into the buffer; a descriptor that it put there is ours alone.
+    let descriptor = unsafe {
+        let header = libc::CMSG_FIRSTHDR(&message);
+        (!header.is_null() && (*header).cmsg_type == libc::SCM_RIGHTS)
+            .then(|| OwnedFd::from_raw_fd(libc::CMSG_DATA(header).cast::<RawFd>().read_unaligned()))
+    };
+    Ok((received as usize, descriptor))
+}
+
+/// Puts a copy of the descriptor at `place`, to be closed on exec or not.
+pub fn duplicate_to(descriptor: RawFd, place: RawFd, close_on_exec: bool) -> Result<()> {
+    let flags = if close_on_exec { libc::O_CLOEXEC } else { 0 };
+    // SAFETY: passes numbers; the caller owns whatever is at `place`.
+    checked(unsafe { libc::dup3(descriptor, place, flags) }).map(drop)
+}

@@ -1,0 +1,107 @@
+//! The whole service in the foreground: functions of a template, the API, a clean end.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::api;
+use crate::code::Code;
+use crate::function::Runtime;
+use crate::pool::Capacity;
+use crate::python;
+use crate::sigv4::Credentials;
+use crate::template::{self, Declared};
+use crate::worker::{Options, Worker};
+
+/// How requests that run are given time when the service ends.
+const GRACE: Duration = Duration::from_secs(5);
+/// How often time-outs of the pool are looked at.
+const TICK: Duration = Duration::from_millis(200);
+
+/// What the service is started with.
+#[derive(Debug)]
+pub struct Service {
+    /// A SAM template, if functions shall be there from the start.
+    pub template: Option<PathBuf>,
+    /// Where the Lambda API listens.
+    pub address: SocketAddr,
+    /// What the instances may use.
+    pub capacity: Capacity,
+    /// Requests must be signed with these, if given.
+    pub credentials: Option<Credentials>,
+    /// `libmayfly_heap.so` for the instances, if they shall have it.
+    pub heap: Option<PathBuf>,
+    /// `mayfly` itself.
+    pub program: PathBuf,
+    /// Installed packages stay here.
+    pub cache: PathBuf,
+}
+
+/// Serves until SIGTERM or SIGINT. `ready` is called with the address once requests are taken.
+///
+/// # Errors
+/// What hinders it from starting: the template, the packages, the address, the cgroups.
+pub fn run(service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
+    let declared = service.template.as_deref().map(template::read).transpose()?.unwrap_or_default();
+    let default_python = Runtime::parse("python3.11").ok();
+    let python = declared.iter().map(|function| &function.settings.runtime).chain(&default_python);
+    let python_client = match python.into_iter().find(|runtime| matches!(runtime, Runtime::Python(..))) {
+        Some(runtime) => python::client(runtime, &service.cache)?,
+        None => None,
+    };
+    let mut layers = Vec::new();
+    for function in &declared {
+        layers.push(python::layer(&function.settings.runtime, &function.code, &service.cache)?);
+    }
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start threads")?;
+    runtime.block_on(async {
+        let worker = Worker::new(Options {
+            address: service.address,
+            capacity: service.capacity,
+            credentials: service.credentials,
+            heap: service.heap,
+            python_client,
+            program: service.program,
+            cache: service.cache,
+        })?;
+        for (function, layer) in declared.into_iter().zip(layers) {
+            let name = function.name.clone();
+            add(&worker, function, layer).with_context(|| name)?;
+        }
+        let ticking = worker.clone();
+        tokio::spawn(async move {
+            let mut interval = tokio::time::interval(TICK);
+            loop {
+                interval.tick().await;
+                ticking.tick();
+            }
+        });
+        let (mut terminate, mut interrupt) =
+            (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        let outcome = tokio::select! {
+            outcome = api::serve(worker.clone(), ready) => outcome,
+            _ = terminate.recv() => Ok(()),
+            _ = interrupt.recv() => Ok(()),
+        };
+        tokio::select! {
+            () = worker.close(GRACE) => outcome,
+            _ = interrupt.recv() => Err(anyhow!("interrupted twice")),
+        }
+    })
+}
+
+fn add(worker: &Arc<Worker>, function: Declared, layer: Option<PathBuf>) -> Result<()> {
+    let code = Code::from_folder(&function.code).map_err(|error| anyhow!("CodeUri: {}", error.message))?;
+    let plain = |error: crate::error::ApiError| anyhow!("{}", error.message);
+    worker.create(&function.name, function.settings, code, layer).map_err(plain)?;
+    worker.reserve(&function.name, function.reserved).map_err(plain)?;
+    if let Some(auth_type) = function.url_auth_type {
+        worker.change_url(&function.name, |_| Ok(Some(api::new_url(&auth_type)))).map_err(plain)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,466 @@
+//! The worker: functions, their pool, and the requests on their way. Carries out what the pool decides.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context, Result};
+use tempfile::TempDir;
+use tokio::sync::{Notify, oneshot};
+
+use crate::code::Code;
+use crate::count::Count;
+use crate::error::ApiError;
+use crate::function::{Deployment, Function, FunctionUrl, Settings};
+use crate::instance::Instance;
+use crate::invocation::{Invocation, Outcome};
+use crate::pool::{Action, Capacity, Census, FunctionId, InstanceId, Pool, Refusal, RequestId, Time};
+use crate::sandbox::{Hierarchy, Spawner};
+use crate::sigv4::Credentials;
+
+/// How the worker is set up.
+#[derive(Debug)]
+pub struct Options {
+    /// Where the Lambda API listens.
+    pub address: SocketAddr,
+    /// What the instances may use.
+    pub capacity: Capacity,
+    /// Requests must be signed with these, if given.
+    pub credentials: Option<Credentials>,
+    /// `libmayfly_heap.so`, preloaded into every instance, if given.
+    pub heap: Option<PathBuf>,
+    /// The folder with `awslambdaric`, needed for functions in Python.
+    pub python_client: Option<PathBuf>,
+    /// `mayfly` itself, which becomes the keeper of each sandbox.
+    pub program: PathBuf,
+    /// Where unpacked code lies while the worker runs.
+    pub cache: PathBuf,
+}
+
+/// The worker.
+pub struct Worker {
+    /// How it is set up.
+    pub options: Options,
+    /// What has happened so far.
+    pub count: Count,
+    pub(crate) cgroups: Hierarchy,
+    pub(crate) spawner: Spawner,
+    folder: TempDir,
+    began: Instant,
+    state: Mutex<State>,
+    next_request: AtomicU64,
+    /// Told whenever an instance is gone.
+    emptier: Notify,
+}
+
+struct State {
+    pool: Pool,
+    functions: BTreeMap<String, Function>,
+    deployments: HashMap<FunctionId, Arc<Deployment>>,
+    waiting: HashMap<RequestId, Waiting>,
+    instances: BTreeMap<InstanceId, Arc<Instance>>,
+    next_function: FunctionId,
+    closing: bool,
+}
+
+struct Waiting {
+    invocation: Arc<Invocation>,
+    arrived: Instant,
+    reply: oneshot::Sender<Result<Outcome, ApiError>>,
+}
+
+/// Takes a request back if its caller goes away while it still waits for an instance.
+struct Withdrawal<'a>(&'a Arc<Worker>, RequestId);
+
+impl Drop for Withdrawal<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        if state.pool.withdraw(self.1) {
+            state.waiting.remove(&self.1);
+        }
+    }
+}
+
+impl Worker {
+    /// A worker without functions.
+    ///
+    /// # Errors
+    /// No cgroup or folder can be made.
+    pub fn new(options: Options) -> Result<Arc<Worker>> {
+        std::fs::create_dir_all(&options.cache)
+            .with_context(|| format!("cannot make {}", options.cache.display()))?;
+        remove_left_behind(&options.cache);
+        let folder = tempfile::Builder::new()
+            .prefix(&format!("{FOLDER_PREFIX}{}-", std::process::id()))
+            .tempdir_in(&options.cache)
+            .with_context(|| format!("cannot make a folder in {}", options.cache.display()))?;
+        let state = State {
+            pool: Pool::new(options.capacity.clone()),
+            functions: BTreeMap::new(),
+            deployments: HashMap::new(),
+            waiting: HashMap::new(),
+            instances: BTreeMap::new(),
+            next_function: 1,
+            closing: false,
+        };
+        Ok(Arc::new(Worker {
+            cgroups: Hierarchy::new()?,
+            spawner: Spawner::new(options.program.clone())?,
+            options,
+            count: Count::default(),
+            folder,
+            began: Instant::now(),
+            state: Mutex::new(state),
+            next_request: AtomicU64::new(1),
+            emptier: Notify::new(),
+        }))
+    }
+
+    /// A folder of the worker's own, gone when it is.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Since it began.
+    pub fn uptime(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    fn now(&self) -> Time {
+        self.began.elapsed()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    // ---- functions ----
+
+    /// Adds a function.
+    ///
+    /// # Errors
+    /// There is one of this name, or it needs more memory than the worker has.
+    pub fn create(
+        self: &Arc<Self>,
+        name: &str,
+        settings: Settings,
+        code: Code,
+        layer: Option<PathBuf>,
+    ) -> Result<Arc<Deployment>, ApiError> {
+        let mut state = self.lock();
+        if state.functions.contains_key(name) {
+            return Err(ApiError::conflict(format!("Function already exist: {name}")));
+        }
+        let id = state.next_function;
+        state.next_function += 1;
+        self.deploy(&mut state, id, name, settings, code, layer)
+    }
+
+    /// Changes a function's settings, code or both; instances of the old kind finish what they have.
+    ///
+    /// # Errors
+    /// No such function, or what `change` says.
+    pub fn update(
+        self: &Arc<Self>,
+        name: &str,
+        change: impl FnOnce(&Deployment) -> Result<(Settings, Code), ApiError>,
+    ) -> Result<Arc<Deployment>, ApiError> {
+        let mut state = self.lock();
+        let known = state.function(name)?.deployment.clone();
+        let (settings, code) = change(&known)?;
+        self.deploy(&mut state, known.function, name, settings, code, known.layer.clone())
+    }
+
+    fn deploy(
+        self: &Arc<Self>,
+        state: &mut State,
+        id: FunctionId,
+        name: &str,
+        settings: Settings,
+        code: Code,
+        layer: Option<PathBuf>,
+    ) -> Result<Arc<Deployment>, ApiError> {
+        let (wanted, most) = (settings.memory_mib, self.options.capacity.memory_mib);
+        if u64::from(wanted) > most {
+            return Err(ApiError::invalid_parameter(format!(
+                "MemorySize is {wanted} MB, but this worker has only {most} MB for all instances"
+            )));
+        }
+        let deployment = Arc::new(Deployment {
+            function: id,
+            name: name.to_string(),
+            settings,
+            code,
+            layer,
+            revision: uuid::Uuid::new_v4().to_string(),
+            modified: SystemTime::now(),
+        });
+        state.deployments.insert(id, deployment.clone());
+        match state.functions.get_mut(name) {
+            Some(function) => function.deployment = deployment.clone(),
+            None => {
+                let new = Function { deployment: deployment.clone(), reserved: None, url: None };
+                state.functions.insert(name.to_string(), new);
+            }
+        }
+        let actions = state.pool.set_function(id, wanted);
+        self.carry_out(state, actions);
+        Ok(deployment)
+    }
+
+    /// Deletes a function: what waits is refused, what runs may finish.
+    ///
+    /// # Errors
+    /// No such function.
+    pub fn delete(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
+        let mut state = self.lock();
+        let function = state.functions.remove(name).ok_or_else(|| ApiError::no_such_function(name))?;
+        let id = function.deployment.function;
+        let actions = state.pool.remove_function(id);
+        state.deployments.remove(&id);
+        self.carry_out(&mut state, actions);
+        Ok(())
+    }
+
+    /// A function.
+    ///
+    /// # Errors
+    /// No such function.
+    pub fn function(&self, name: &str) -> Result<Function, ApiError> {
+        self.lock().function(name).cloned()
+    }
+
+    /// All functions, by name.
+    pub fn functions(&self) -> Vec<Function> {
+        self.lock().functions.values().cloned().collect()
+    }
+
+    /// Reserves concurrency, or gives it back.
+    ///
+    /// # Errors
+    /// No such function, or other functions have reserved it.
+    pub fn reserve(self: &Arc<Self>, name: &str, reserved: Option<u32>) -> Result<(), ApiError> {
+        let mut state = self.lock();
+        let id = state.function(name)?.deployment.function;
+        let free = state.pool.unreserved(Some(id));
+        if reserved.is_some_and(|wanted| wanted > free) {
+            return Err(ApiError::invalid_parameter(format!(
+                "ReservedConcurrentExecutions: only {free} of the worker's {} are not reserved",
+                self.options.capacity.concurrency
+            )));
+        }
+        state.functions.get_mut(name).expect("found above").reserved = reserved;
+        let actions = state.pool.reserve(id, reserved);
+        self.carry_out(&mut state, actions);
+        Ok(())
+    }
+
+    /// Changes a function's URL with what `change` makes of the one it has.
+    ///
+    /// # Errors
+    /// No such function, or what `change` says.
+    pub fn change_url(
+        &self,
+        name: &str,
+        change: impl FnOnce(Option<FunctionUrl>) -> Result<Option<FunctionUrl>, ApiError>,
+    ) -> Result<Option<FunctionUrl>, ApiError> {
+        let mut state = self.lock();
+        state.function(name)?;
+        let function = state.functions.get_mut(name).expect("found above");
+        function.url = change(function.url.clone())?;
+        Ok(function.url.clone())
+    }
+
+    // ---- requests ----
+
+    /// Runs a function, waiting for an instance if there is none.
+    ///
+    /// # Errors
+    /// It was not run; the error says why.
+    pub async fn invoke(self: &Arc<Self>, name: &str, invocation: Invocation) -> Result<Outcome, ApiError> {
+        let request = self.next_request.fetch_add(1, Ordering::Relaxed);
+        let (reply, answer) = oneshot::channel();
+        {
+            let mut state = self.lock();
+            let id = state.function(name)?.deployment.function;
+            if state.closing {
+                return Err(ApiError::new(503, "ServiceException", "the worker is being stopped"));
+            }
+            let waiting = Waiting { invocation: Arc::new(invocation), arrived: Instant::now(), reply };
+            state.waiting.insert(request, waiting);
+            let now = self.now();
+            let actions = state.pool.request(id, request, now);
+            self.carry_out(&mut state, actions);
+        }
+        let _withdrawal = Withdrawal(self, request);
+        answer.await.unwrap_or_else(|_| Err(ApiError::service("the request was lost")))
+    }
+
+    /// Answers a request, once.
+    pub(crate) fn answer(&self, request: RequestId, outcome: Result<Outcome, ApiError>) {
+        let waiting = self.lock().waiting.remove(&request);
+        if let Some(waiting) = waiting {
+            self.count.answered(&outcome, waiting.arrived.elapsed());
+            // The caller may have gone away.
+            let _ = waiting.reply.send(outcome);
+        }
+    }
+
+    // ---- instances ----
+
+    pub(crate) fn ready(self: &Arc<Self>, instance: InstanceId) {
+        let mut state = self.lock();
+        let now = self.now();
+        let actions = state.pool.ready(instance, now);
+        self.carry_out(&mut state, actions);
+    }
+
+    pub(crate) fn end(self: &Arc<Self>, instance: InstanceId) {
+        let mut state = self.lock();
+        let actions = state.pool.stop(instance);
+        self.carry_out(&mut state, actions);
+    }
+
+    pub(crate) fn gone(self: &Arc<Self>, instance: InstanceId) {
+        let mut state = self.lock();
+        let known = state.instances.remove(&instance);
+        let actions = state.pool.gone(instance);
+        for action in &actions {
+            if let (Action::FailedStart { request, .. }, Some(known)) = (action, &known)
+                && let Some(waiting) = state.waiting.remove(request)
+            {
+                let outcome = known.take_failure();
+                self.count.answered(&outcome, waiting.arrived.elapsed());
+                let _ = waiting.reply.send(outcome);
+            }
+        }
+        self.carry_out(&mut state, actions);
+        drop(state);
+        self.emptier.notify_waiters();
+    }
+
+    /// Lets time pass; call it a few times a second.
+    pub fn tick(self: &Arc<Self>) {
+        let mut state = self.lock();
+        let now = self.now();
+        let actions = state.pool.tick(now);
+        self.carry_out(&mut state, actions);
+    }
+
+    fn carry_out(self: &Arc<Self>, state: &mut State, actions: Vec<Action>) {
+        for action in actions {
+            match action {
+                Action::Start { instance, function } => {
+                    let Some(deployment) = state.deployments.get(&function) else { continue };
+                    let started = Arc::new(Instance::new(instance, deployment.clone(), self.clone()));
+                    state.instances.insert(instance, started.clone());
+                    tokio::spawn(started.live());
+                }
+                Action::Dispatch { instance, request } => {
+                    let invocation = state.waiting.get(&request).map(|waiting| waiting.invocation.clone());
+                    let known = state.instances.get(&instance).cloned();
+                    if let (Some(invocation), Some(known)) = (invocation, known)
+                        && !known.dispatch(request, invocation)
+                    {
+                        // It never reached the function, so another instance may have it.
+                        let now = self.now();
+                        let actions = state.pool.undelivered(instance, now);
+                        self.carry_out(state, actions);
+                    }
+                }
+                Action::Refuse { request, refusal } => {
+                    if let Some(waiting) = state.waiting.remove(&request) {
+                        let refused = Err(refusal_error(refusal, &waiting.invocation));
+                        self.count.answered(&refused, waiting.arrived.elapsed());
+                        let _ = waiting.reply.send(refused);
+                    }
+                }
+                Action::Lost { request, .. } => {
+                    // Answered already if the runtime ended by itself; otherwise its sandbox failed.
+                    if let Some(waiting) = state.waiting.remove(&request) {
+                        let lost = Err(ApiError::service("the instance ended while it ran the request"));
+                        self.count.answered(&lost, waiting.arrived.elapsed());
+                        let _ = waiting.reply.send(lost);
+                    }
+                }
+                Action::Stop { instance } => {
+                    if let Some(known) = state.instances.get(&instance) {
+                        known.stop();
+                    }
+                }
+                Action::FailedStart { .. } => {}
+            }
+        }
+    }
+
+    /// How many instances are in which phase, of one function or of all.
+    pub fn census(&self, function: Option<FunctionId>) -> Census {
+        self.lock().pool.census(function)
+    }
+
+    /// All instances that are not gone.
+    pub fn instances(&self) -> Vec<Arc<Instance>> {
+        self.lock().instances.values().cloned().collect()
+    }
+
+    /// Takes no new requests, gives those that run some time, then ends all instances and waits until they are gone.
+    pub async fn close(self: &Arc<Self>, grace: Duration) {
+        self.lock().closing = true;
+        let deadline = Instant::now() + grace;
+        while !self.lock().waiting.is_empty() && Instant::now() < deadline {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let names: Vec<String> = self.lock().functions.keys().cloned().collect();
+        for name in names {
+            let _ = self.delete(&name);
+        }
+        let left: Vec<InstanceId> = self.lock().instances.keys().copied().collect();
+        for instance in left {
+            self.end(instance);
+        }
+        loop {
+            let emptier = self.emptier.notified();
+            if self.lock().instances.is_empty() {
+                return;
+            }
+            // A limit, should a notification come between the two lines above.
+            let _ = tokio::time::timeout(Duration::from_millis(100), emptier).await;
+        }
+    }
+}
+
+impl State {
+    fn function(&self, name: &str) -> Result<&Function, ApiError> {
+        self.functions.get(name).ok_or_else(|| ApiError::no_such_function(name))
+    }
+}
+
+fn refusal_error(refusal: Refusal, invocation: &Invocation) -> ApiError {
+    match refusal {
+        Refusal::Reserved => {
+            ApiError::throttled("ReservedFunctionConcurrentInvocationLimitExceeded", "Rate Exceeded.")
+        }
+        Refusal::Capacity => ApiError::throttled("ConcurrentInvocationLimitExceeded", "Rate Exceeded."),
+        Refusal::Removed => ApiError::not_found(format!("Function not found: {}", invocation.arn)),
+    }
+}
+
+const FOLDER_PREFIX: &str = "worker-";
+
+/// Removes the folders of workers that were killed.
+fn remove_left_behind(cache: &Path) {
+    for entry in std::fs::read_dir(cache).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let process = name.to_str().and_then(|name| name.strip_prefix(FOLDER_PREFIX)?.split('-').next());
+        if let Some(process) = process
+            && process.parse::<u32>().is_ok()
+            && !Path::new("/proc").join(process).exists()
+            && let Err(error) = std::fs::remove_dir_all(entry.path())
+        {
+            tracing::warn!("cannot remove {}: {error}", entry.path().display());
+        }
+    }
+}
