@@ -16,6 +16,8 @@ pub mod record;
 pub mod replay;
 pub mod run;
 pub mod settings;
+pub mod share;
+pub mod share_top;
 pub mod simulation;
 pub mod statistics;
 pub mod timeline;

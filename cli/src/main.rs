@@ -5,6 +5,7 @@ use mayfly_cli::failure::{Failure, OWN_FAILURE};
 use mayfly_cli::record::TraceArguments;
 use mayfly_cli::replay::ReplayArguments;
 use mayfly_cli::run::RunArguments;
+use mayfly_cli::share::ShareArguments;
 use mayfly_cli::up::UpArguments;
 use mayfly_cli::vm::VmArguments;
 use mayfly_cli::{heap_driver, heap_replay};
@@ -36,6 +37,7 @@ enum Verb {
     Run(RunArguments),
     Trace(TraceArguments),
     Replay(ReplayArguments),
+    Share(ShareArguments),
     Up(UpArguments),
     Vm(VmArguments),
 }
@@ -58,6 +60,7 @@ fn main() {
     let level = match mayfly.verb {
         _ if mayfly.verbose => tracing::Level::DEBUG,
         Verb::Up(_) => tracing::Level::INFO,
+        Verb::Share(ref arguments) if arguments.serves() => tracing::Level::INFO,
         _ => tracing::Level::WARN,
     };
     tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).without_time().init();
@@ -65,6 +68,7 @@ fn main() {
         Verb::Run(arguments) => (arguments.execute(), OWN_FAILURE),
         Verb::Trace(arguments) => (arguments.execute(), OWN_FAILURE),
         Verb::Replay(arguments) => (arguments.execute(), 1),
+        Verb::Share(arguments) => (arguments.execute(), 1),
         Verb::Up(arguments) => (arguments.execute(), 1),
         Verb::Vm(arguments) => (arguments.execute(), 1),
     };

@@ -1,0 +1,137 @@
+//! `mayfly share`: the page store, in the foreground; `mayfly share top` looks at it.
+
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::{Args, Subcommand, ValueEnum};
+use merge::daemon::{Configuration, Endpoint, Rule, Server};
+
+use crate::share_top::TopArguments;
+
+const EXAMPLES: &str = "\
+Examples:
+  mayfly share                          serve this user's programs (as root: every user's, apart from one another)
+  mayfly share --limit 8GiB             hold at most that much for each trust domain
+  mayfly share --metrics 127.0.0.1:9109 and answer GET /metrics there
+  mayfly share top                      what is shared, as a live table
+  LD_LIBRARY_PATH=target/release ./app  a program that calls mayfly_advise (libmayfly_merge.so)
+
+The socket is MAYFLY_SHARE_SOCKET, or $XDG_RUNTIME_DIR/mayfly/share.socket, or for root
+/run/mayfly/share.socket; programs look in the same places. SIGTERM and SIGINT stop the store;
+what programs share stays shared.";
+
+/// Run the page store through which programs share identical pages
+#[derive(Args)]
+#[command(args_conflicts_with_subcommands = true, after_help = EXAMPLES)]
+pub struct ShareArguments {
+    #[command(subcommand)]
+    verb: Option<Verb>,
+    /// The socket to serve
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Who shares with whom
+    #[arg(long, value_name = "WHO", value_enum, default_value_t = Domains::User)]
+    domain: Domains,
+    /// Memory that each trust domain's store may hold, such as 8GiB [default: half of the machine's]
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    limit: Option<u64>,
+    /// Connections that each trust domain may have
+    #[arg(long, value_name = "NUMBER", default_value_t = 4096)]
+    clients: usize,
+    /// Serve GET /metrics at a loopback ADDRESS:PORT or on the Unix socket PATH
+    #[arg(long, value_name = "WHERE")]
+    metrics: Option<Endpoint>,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    Top(TopArguments),
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Domains {
+    /// Programs of one user
+    User,
+    /// Programs of one user in one cgroup: containers
+    Cgroup,
+    /// Everybody who can reach the socket: tenants can then find out what others have in memory
+    Everyone,
+}
+
+/// "8GiB", "512MiB", "64K" or bytes.
+fn bytes(text: &str) -> Result<u64, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let shift = match text[digits..].trim() {
+        "" | "B" => 0,
+        "K" | "KiB" => 10,
+        "M" | "MiB" => 20,
+        "G" | "GiB" => 30,
+        "T" | "TiB" => 40,
+        other => return Err(format!("`{other}` is no unit: KiB, MiB, GiB or TiB")),
+    };
+    let number: u64 = text[..digits].parse().map_err(|_| "a number and a unit, such as 8GiB".to_owned())?;
+    number.checked_mul(1 << shift).ok_or_else(|| "too much".to_owned())
+}
+
+fn half_of_memory() -> Result<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").context("/proc/meminfo")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    Ok(kib.context("/proc/meminfo: no MemTotal")? * 512)
+}
+
+impl ShareArguments {
+    /// Whether the store is to be served, which is worth telling about.
+    pub fn serves(&self) -> bool {
+        self.verb.is_none()
+    }
+
+    /// Serves until SIGTERM or SIGINT, or shows figures.
+    ///
+    /// # Errors
+    /// The socket cannot be served, or there is no store to show.
+    pub fn execute(self) -> Result<i32> {
+        if let Some(Verb::Top(top)) = self.verb {
+            return top.execute();
+        }
+        let (stop, stopped) = UnixStream::pair().context("a pipe for signals")?;
+        for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+            signal_hook::low_level::pipe::register(signal, stop.try_clone()?).context("signal handler")?;
+        }
+        let socket = self.socket.unwrap_or_else(merge::socket_path::to_serve);
+        let rule = match self.domain {
+            Domains::User => Rule::User,
+            Domains::Cgroup => Rule::Cgroup,
+            Domains::Everyone => Rule::Everyone,
+        };
+        let most_bytes = match self.limit {
+            Some(bytes) => bytes,
+            None => half_of_memory()?,
+        };
+        let most_clients = self.clients;
+        let metrics = self.metrics.clone();
+        let mut server =
+            Server::new(Configuration { socket: socket.clone(), rule, most_bytes, most_clients, metrics })?;
+        if let Some(endpoint) = &self.metrics {
+            tracing::info!("figures at {endpoint}: GET /metrics");
+        }
+        tracing::info!("page store ready at {}", socket.display());
+        server.run(&stopped)?;
+        tracing::info!("page store stopped; what is shared stays shared");
+        Ok(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_units() {
+        assert_eq!(bytes("8GiB"), Ok(8 << 30));
+        assert_eq!(bytes("64K"), Ok(64 << 10));
+        assert_eq!(bytes("12"), Ok(12));
+        assert!(bytes("12 furlongs").is_err() && bytes("GiB").is_err() && bytes("99999999TiB").is_err());
+    }
+}

@@ -1,0 +1,167 @@
+//! `mayfly share top`: what the page store holds, as a table that renews itself, or once as JSON.
+
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use merge::client::connection::Connection;
+use serde_json::{Map, Value};
+
+/// Show what the page store holds: a live table, or once as JSON
+///
+/// Root and the store's own user see every trust domain, others their own.
+#[derive(Args)]
+pub struct TopArguments {
+    /// One JSON object, and no table
+    #[arg(long)]
+    json: bool,
+    /// The table once, and no more
+    #[arg(long)]
+    once: bool,
+    /// Seconds from one table to the next
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
+    every: f64,
+}
+
+struct Sample {
+    at: Instant,
+    status: Value,
+}
+
+fn number(of: &Value, name: &str) -> f64 {
+    of.get(name).and_then(Value::as_f64).unwrap_or(0.0)
+}
+
+fn mib(pages: f64) -> String {
+    format!("{:.1}", pages / 256.0)
+}
+
+fn domains(status: &Value) -> &[Value] {
+    status.get("domains").and_then(Value::as_array).map_or(&[], Vec::as_slice)
+}
+
+/// The table, with rates since the sample before.
+fn table(now: &Sample, before: Option<&Sample>) -> String {
+    let mut out = format!(
+        "page store, process {}: {:.1} s of processor time\n\n{:<28} {:>7} {:>10} {:>10} {:>8} {:>9} {:>11} {:>11}\n",
+        number(&now.status, "pid"),
+        number(&now.status, "cpu_seconds"),
+        "trust domain",
+        "clients",
+        "store MiB",
+        "limit MiB",
+        "segments",
+        "index MiB",
+        "offered/s",
+        "new/s"
+    );
+    for domain in domains(&now.status) {
+        let name = domain.get("domain").and_then(Value::as_str).unwrap_or("?");
+        let former = before.and_then(|before| {
+            let seconds = now.at.duration_since(before.at).as_secs_f64().max(1e-3);
+            let same = domains(&before.status).iter().find(|d| d.get("domain") == domain.get("domain"))?;
+            Some((same, seconds))
+        });
+        let rate = |counter: &str| {
+            former.map_or("-".to_owned(), |(same, seconds)| {
+                mib((number(domain, counter) - number(same, counter)) / seconds)
+            })
+        };
+        out += &format!(
+            "{:<28} {:>7} {:>10} {:>10} {:>8} {:>9.1} {:>11} {:>11}\n",
+            name,
+            number(domain, "clients"),
+            mib(number(domain, "store_pages")),
+            mib(number(domain, "store_limit_pages")),
+            number(domain, "segments"),
+            number(domain, "index_bytes") / f64::from(1 << 20),
+            rate("offered_pages_total"),
+            rate("new_pages_total"),
+        );
+    }
+    if domains(&now.status).is_empty() {
+        out += "nobody shares anything yet\n";
+    }
+    out
+}
+
+/// The store's answer with flat, dotted names.
+fn flat(status: &Value) -> Value {
+    let mut out = Map::new();
+    out.insert("share.pid".into(), status["pid"].clone());
+    out.insert("share.cpu_seconds".into(), status["cpu_seconds"].clone());
+    for domain in domains(status) {
+        let Some(fields) = domain.as_object() else { continue };
+        let name = fields.get("domain").and_then(Value::as_str).unwrap_or("?").replace(' ', "_");
+        for (field, value) in fields.iter().filter(|(field, _)| *field != "domain") {
+            out.insert(format!("share.{name}.{field}"), value.clone());
+        }
+    }
+    Value::Object(out)
+}
+
+fn sample(connection: &mut Connection) -> Result<Sample> {
+    let text = connection.status()?;
+    Ok(Sample {
+        at: Instant::now(),
+        status: serde_json::from_str(&text).context("the page store's figures")?,
+    })
+}
+
+impl TopArguments {
+    /// Shows figures until the store or the terminal goes away.
+    ///
+    /// # Errors
+    /// There is no store.
+    pub fn execute(self) -> Result<i32> {
+        let mut connection = Connection::open(None)?;
+        let mut now = sample(&mut connection)?;
+        if self.json {
+            println!("{}", flat(&now.status));
+            return Ok(0);
+        }
+        let is_live = std::io::stdout().is_terminal() && !self.once;
+        let mut before = None;
+        loop {
+            let clear = if is_live { "\x1b[H\x1b[2J" } else { "" };
+            let mut out = std::io::stdout().lock();
+            if write!(out, "{clear}{}", table(&now, before.as_ref())).and_then(|()| out.flush()).is_err()
+                || !is_live
+            {
+                return Ok(0);
+            }
+            std::thread::sleep(Duration::from_secs_f64(self.every.clamp(0.1, 3600.0)));
+            before = Some(std::mem::replace(&mut now, sample(&mut connection)?));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(offered: u64, at: Instant) -> Sample {
+        let status = serde_json::json!({"pid": 7, "cpu_seconds": 1.5, "domains": [
+            {"domain": "uid 0", "clients": 3, "store_pages": 512, "offered_pages_total": offered}]});
+        Sample { at, status }
+    }
+
+    #[test]
+    fn the_table_shows_rates() {
+        let start = Instant::now();
+        let text = table(&at(1024, start + Duration::from_secs(2)), Some(&at(0, start)));
+        let line = text.lines().find(|line| line.starts_with("uid 0")).unwrap();
+        let cells: Vec<_> = line.split_whitespace().collect();
+        assert_eq!(cells[2..4], ["3", "2.0"]);
+        assert!(cells.contains(&"2.0"), "{line}");
+        assert!(table(&at(0, start), None).contains(" -"));
+    }
+
+    #[test]
+    fn json_has_flat_names() {
+        let flat = flat(&at(5, Instant::now()).status);
+        assert_eq!(flat["share.uid_0.offered_pages_total"], 5);
+        assert_eq!(flat["share.pid"], 7);
+    }
+}

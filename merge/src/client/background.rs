@@ -1,0 +1,103 @@
+//! The asynchronous form (UPM §VII): one thread, started when first needed, that does calls in the order in which they
+//! came.
+
+use std::collections::HashMap;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use crate::client::Flags;
+use crate::error::Error;
+
+/// Names a call that was begun.
+pub type Ticket = i64;
+
+#[derive(Default)]
+struct State {
+    next: Ticket,
+    /// Calls of which nobody has heard yet; None while they are not done.
+    open: HashMap<Ticket, Option<Result<(), Error>>>,
+    queue: Option<Sender<(Ticket, usize, usize, Flags)>>,
+    /// Tickets up to here were begun by a parent of this process.
+    inherited: Ticket,
+}
+
+/// The calls of this process.
+#[derive(Default)]
+pub struct Background {
+    state: Mutex<State>,
+    done: Condvar,
+}
+
+impl Background {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// A child's, in place of its parent's: the thread has not come along.
+    pub fn of_child(parent: &Background) -> Background {
+        let next = parent.state.try_lock().map_or(i64::MAX / 2, |state| state.next);
+        let state = State { next, inherited: next, ..State::default() };
+        Background { state: Mutex::new(state), done: Condvar::new() }
+    }
+
+    /// Begins a call.
+    pub fn begin(self: &Arc<Self>, address: usize, length: usize, flags: Flags) -> Result<Ticket, Error> {
+        let mut state = self.state();
+        if state.queue.is_none() {
+            let (sender, receiver) = channel::<(Ticket, usize, usize, Flags)>();
+            let background = self.clone();
+            let run = move || {
+                let _signals_go_to_the_programs_threads = crate::client::remap::SignalsWait::new();
+                for (ticket, address, length, flags) in receiver {
+                    let result = crate::client::advise(address, length, flags);
+                    background.state().open.insert(ticket, Some(result));
+                    background.done.notify_all();
+                }
+            };
+            std::thread::Builder::new().name("mayfly-merge".into()).spawn(run).map_err(|error| {
+                let errno = error.raw_os_error().unwrap_or(libc::EAGAIN);
+                Error::new(errno, format!("a thread to merge in the background: {error}"))
+            })?;
+            state.queue = Some(sender);
+        }
+        state.next += 1;
+        let ticket = state.next;
+        state.open.insert(ticket, None);
+        if let Some(queue) = &state.queue {
+            let _ = queue.send((ticket, address, length, flags));
+        }
+        Ok(ticket)
+    }
+
+    /// Waits for a call, if `timeout` says so for a time only.
+    pub fn wait(&self, ticket: Ticket, timeout: Option<Duration>) -> Result<(), Error> {
+        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        let mut state = self.state();
+        loop {
+            match state.open.get(&ticket) {
+                None if ticket > 0 && ticket <= state.inherited => {
+                    return Err(Error::new(
+                        libc::ECANCELED,
+                        format!("ticket {ticket} was begun before the fork"),
+                    ));
+                }
+                None => {
+                    return Err(Error::new(libc::EINVAL, format!("no ticket {ticket}, or answered before")));
+                }
+                Some(Some(_)) => return state.open.remove(&ticket).flatten().unwrap_or(Ok(())),
+                Some(None) => {}
+            }
+            state = match deadline {
+                None => self.done.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner()),
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return Err(Error::new(libc::ETIMEDOUT, format!("ticket {ticket} is not done yet")));
+                    }
+                    self.done.wait_timeout(state, left).unwrap_or_else(|poisoned| poisoned.into_inner()).0
+                }
+            };
+        }
+    }
+}

@@ -1,0 +1,320 @@
+//! The client's end: a connection to the store of its trust domain, the store's index, and the segments in use.
+
+use std::collections::{HashMap, HashSet};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::SealFlags;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::channel;
+use crate::error::{Error, While};
+use crate::fault;
+use crate::index::Reader;
+use crate::page::{PAGE_BYTES, PageHash, Secret};
+use crate::protocol::{Answer, MOST_BYTES, MOST_HASHES, Refusal, Request, VERSION};
+use crate::segment::FINAL_SEALS;
+use crate::socket_path;
+
+/// How long the store may take to answer; a segment takes it milliseconds.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// The user whose store is trusted, beside root and the program's own: for stores with a user of their own, and for
+/// user namespaces, where root looks like 65534.
+const TRUSTED_USER: &str = "MAYFLY_SHARE_UID";
+
+/// A segment that this process has.
+pub struct Held {
+    /// Read-only.
+    pub file: OwnedFd,
+    /// Pages it can hold.
+    pub pages: u32,
+}
+
+/// A connection to a store.
+pub struct Connection {
+    socket: OwnedFd,
+    path: PathBuf,
+    identity: u64,
+    buffer: Vec<u8>,
+    /// How the store hashes.
+    pub secret: Secret,
+    /// Where its pages are.
+    pub index: Reader,
+    /// Its segments that this process has.
+    pub segments: HashMap<u32, Held>,
+    /// Device and number of all files of stores that this process has mapped, this store's and former ones'.
+    pub files: HashSet<(u64, u64)>,
+}
+
+/// What became of an offer.
+pub enum Offered {
+    /// The store has the pages; the index says where.
+    Taken,
+    /// It is full.
+    Full(String),
+}
+
+fn gone(path: &std::path::Path) -> Error {
+    Error::new(
+        libc::ECONNRESET,
+        format!("the page store at {} went away: advise again when it is back", path.display()),
+    )
+}
+
+impl Connection {
+    /// Connects, again after the store has gone: then `former` is what was known of it.
+    pub fn open(former: Option<Connection>) -> Result<Connection, Error> {
+        let mut last = None;
+        // A store that had no client left may close its door in the very moment in which one comes.
+        for _ in 0..3 {
+            match Connection::try_open() {
+                Ok(mut connection) => {
+                    if let Some(former) = former {
+                        connection.inherit(former);
+                    }
+                    return Ok(connection);
+                }
+                Err(error) if error.errno == libc::ECONNRESET => last = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        Err(last.unwrap_or_else(|| Error::system("connecting", Errno::CONNRESET)))
+    }
+
+    fn try_open() -> Result<Connection, Error> {
+        let (path, _) = socket_path::to_reach();
+        let address =
+            SocketAddrUnix::new(&path).while_doing(format!("the socket's path {}", path.display()))?;
+        let flags = SocketFlags::CLOEXEC;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+            .while_doing("a socket for the page store")?;
+        loop {
+            match rustix::net::connect(&socket, &address) {
+                Ok(()) => break,
+                Err(Errno::INTR) => {}
+                Err(errno) => {
+                    let why = std::io::Error::from(errno);
+                    let line = format!(
+                        "no page store at {} ({why}): start one with `mayfly share`, or say where it is with {}",
+                        path.display(),
+                        socket_path::VARIABLE
+                    );
+                    let errno = if errno == Errno::ACCESS { libc::EACCES } else { libc::ECONNREFUSED };
+                    return Err(Error::new(errno, line));
+                }
+            }
+        }
+        fault::point("client.connected");
+        check_owner(&socket, &path)?;
+        let mut buffer = vec![0; MOST_BYTES];
+        let hello = Request::Hello { version: VERSION };
+        let (answer, file) = exchange(&socket, &path, &mut buffer, &hello, None)?;
+        fault::point("client.hello");
+        match (answer, file) {
+            (Answer::Welcome { identity, secret }, Some(index)) => Ok(Connection {
+                index: open_index(&index)?,
+                socket,
+                path,
+                identity,
+                buffer,
+                secret: Secret::new(*secret),
+                segments: HashMap::new(),
+                files: HashSet::new(),
+            }),
+            (Answer::Refused { line, .. }, _) => Err(Error::new(libc::EPROTO, line)),
+            _ => Err(senseless(&path)),
+        }
+    }
+
+    /// Takes over what was known; hands the segments in again if this is another store, or one that has forgotten them.
+    pub fn inherit(&mut self, former: Connection) {
+        self.files = former.files;
+        if self.identity == former.identity {
+            self.segments = former.segments;
+            return;
+        }
+        for held in former.segments.into_values() {
+            // Segments that the store packed itself are not sealed for good before they are full, and refused.
+            let is_final =
+                rustix::fs::fcntl_get_seals(&held.file).is_ok_and(|seals| seals.contains(FINAL_SEALS));
+            if is_final && !matches!(self.offer(held.file.as_fd(), held.pages), Ok(Offered::Taken)) {
+                break;
+            }
+        }
+    }
+
+    /// Whether the store is still there, as far as can be seen without asking.
+    pub fn is_alive(&self) -> bool {
+        let mut watched = [PollFd::new(&self.socket, PollFlags::IN)];
+        let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(poll(&mut watched, Some(&now)), Ok(0))
+    }
+
+    /// Gets the index anew if the store has a larger one.
+    pub fn refresh(&mut self) -> Result<(), Error> {
+        while self.index.is_superseded() {
+            match self.ask(&Request::Index, None)? {
+                (Answer::Index, Some(file)) => self.index = open_index(&file)?,
+                _ => return Err(senseless(&self.path)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Offers a sealed segment of so many pages.
+    pub fn offer(&mut self, file: std::os::fd::BorrowedFd<'_>, pages: u32) -> Result<Offered, Error> {
+        let answer = self.ask(&Request::Offer { pages }, Some(file))?;
+        fault::point("client.taken");
+        match answer {
+            (Answer::Taken { new_pages: 0, .. }, _) => Ok(Offered::Taken),
+            (Answer::Taken { segment, segment_pages, .. }, Some(file)) => {
+                self.hold(segment, segment_pages, file)?;
+                Ok(Offered::Taken)
+            }
+            (Answer::Refused { reason: Refusal::Full, line }, _) => Ok(Offered::Full(line)),
+            (Answer::Refused { line, .. }, _) => Err(Error::new(libc::EPROTO, line)),
+            _ => Err(senseless(&self.path)),
+        }
+    }
+
+    /// Gets a segment that the index names; false if it is gone.
+    pub fn attach(&mut self, segment: u32) -> Result<bool, Error> {
+        if self.segments.contains_key(&segment) {
+            return Ok(true);
+        }
+        match self.ask(&Request::Attach { segment }, None)? {
+            (Answer::Attached { segment_pages }, Some(file)) => {
+                self.hold(segment, segment_pages, file)?;
+                fault::point("client.attached");
+                Ok(true)
+            }
+            (Answer::Refused { reason: Refusal::Gone, .. }, _) => Ok(false),
+            (Answer::Refused { line, .. }, _) => Err(Error::new(libc::EMFILE, line)),
+            _ => Err(senseless(&self.path)),
+        }
+    }
+
+    /// Tells of pages that stay private.
+    pub fn tell_private(&mut self, pages: &[PageHash]) -> Result<(), Error> {
+        for pages in pages.chunks(MOST_HASHES) {
+            self.ask(&Request::Private { pages: pages.to_vec() }, None)?;
+        }
+        Ok(())
+    }
+
+    /// The store's figures as JSON.
+    pub fn status(&mut self) -> Result<String, Error> {
+        match self.ask(&Request::Status, None)? {
+            (Answer::Status { json }, _) => Ok(json),
+            _ => Err(senseless(&self.path)),
+        }
+    }
+
+    /// Closes the segments that are not among `used` files, so that the store can free them.
+    pub fn keep_only(&mut self, used: &HashSet<(u64, u64)>) {
+        self.segments.retain(|_, held| identity_of(&held.file).is_ok_and(|file| used.contains(&file)));
+        self.files.retain(|file| used.contains(file));
+    }
+
+    fn hold(&mut self, segment: u32, pages: u32, file: OwnedFd) -> Result<(), Error> {
+        // What is mapped from it must never end before it should, nor change by anybody's hand but the store's.
+        let seals = rustix::fs::fcntl_get_seals(&file).while_doing("a segment of the page store")?;
+        let is_closed = seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE);
+        let bytes = rustix::fs::fstat(&file).while_doing("a segment of the page store")?.st_size as u64;
+        if !is_closed || !seals.contains(SealFlags::SHRINK) || bytes < pages as u64 * PAGE_BYTES as u64 {
+            return Err(senseless(&self.path));
+        }
+        self.files.insert(identity_of(&file)?);
+        self.segments.insert(segment, Held { file, pages });
+        Ok(())
+    }
+
+    fn ask(
+        &mut self,
+        request: &Request,
+        file: Option<std::os::fd::BorrowedFd<'_>>,
+    ) -> Result<(Answer, Option<OwnedFd>), Error> {
+        exchange(&self.socket, &self.path, &mut self.buffer, request, file)
+    }
+}
+
+/// Device and number of a file.
+pub fn identity_of(file: &OwnedFd) -> Result<(u64, u64), Error> {
+    let about = rustix::fs::fstat(file).while_doing("a segment of the page store")?;
+    Ok((about.st_dev, about.st_ino))
+}
+
+fn senseless(path: &std::path::Path) -> Error {
+    Error::new(libc::EPROTO, format!("what listens at {} does not answer like a page store", path.display()))
+}
+
+fn open_index(file: &OwnedFd) -> Result<Reader, Error> {
+    let seals = rustix::fs::fcntl_get_seals(file).while_doing("the page store's index")?;
+    if !seals.contains(SealFlags::SHRINK) {
+        return Err(Error::new(libc::EPROTO, "the page store's index is not sealed"));
+    }
+    Reader::open(file).while_doing("the page store's index")
+}
+
+/// A store of somebody else's could change pages after they were compared.
+fn check_owner(socket: &OwnedFd, path: &std::path::Path) -> Result<(), Error> {
+    let owner = rustix::net::sockopt::socket_peercred(socket).while_doing("whose page store it is")?.uid;
+    let trusted = std::env::var(TRUSTED_USER).ok().and_then(|user| user.parse::<u32>().ok());
+    if owner.is_root() || owner == rustix::process::geteuid() || trusted == Some(owner.as_raw()) {
+        return Ok(());
+    }
+    Err(Error::new(
+        libc::EACCES,
+        format!(
+            "the page store at {} is uid {}'s, neither root's nor this user's: set {TRUSTED_USER}={} to trust it",
+            path.display(),
+            owner.as_raw(),
+            owner.as_raw()
+        ),
+    ))
+}
+
+fn exchange(
+    socket: &OwnedFd,
+    path: &std::path::Path,
+    buffer: &mut [u8],
+    request: &Request,
+    file: Option<std::os::fd::BorrowedFd<'_>>,
+) -> Result<(Answer, Option<OwnedFd>), Error> {
+    let lost = |errno| match errno {
+        Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN => gone(path),
+        errno => Error::system(format!("the page store at {}", path.display()), errno),
+    };
+    channel::send(socket, &request.encode(), file, SendFlags::empty()).map_err(lost)?;
+    if matches!(request, Request::Offer { .. }) {
+        fault::point("client.offered");
+    }
+    let deadline = std::time::Instant::now() + PATIENCE;
+    loop {
+        let left = deadline.saturating_duration_since(std::time::Instant::now());
+        let wait =
+            rustix::time::Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos() as i64 };
+        match poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&wait)) {
+            Ok(0) => {
+                return Err(Error::new(
+                    libc::ETIMEDOUT,
+                    format!("the page store at {} has not answered for {PATIENCE:?}", path.display()),
+                ));
+            }
+            Ok(_) => break,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(lost(errno)),
+        }
+    }
+    let received = channel::receive(socket, buffer, RecvFlags::DONTWAIT).map_err(lost)?;
+    if received.bytes == 0 {
+        return Err(gone(path));
+    }
+    match Answer::decode(&buffer[..received.bytes]) {
+        Ok(answer) => Ok((answer, received.file)),
+        Err(_) => Err(senseless(path)),
+    }
+}

@@ -1,0 +1,530 @@
+//! The engine: takes a range through the store, chunk by chunk (UPM §IV-C, Fig. 3). What was advised before is known from
+//! the page table, and for pages that stayed private from a table by address (the reversed table of §V-B).
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+
+use crate::client::Flags;
+use crate::client::connection::{Connection, Held, Offered};
+use crate::client::freeze::Freezer;
+use crate::client::memory::{self, Area, Entry, PageMap};
+use crate::client::plan::{self, Page};
+use crate::client::remap::{self, Site};
+use crate::client::scratch::Scratch;
+use crate::client::statistics::{Clock, Statistics};
+use crate::error::{Error, While};
+use crate::fault;
+use crate::index::Location;
+use crate::page::{PAGE_BYTES, PageHash};
+use crate::segment;
+
+/// Pages handled at a time: what one segment holds.
+const CHUNK_PAGES: usize = segment::MOST_PAGES;
+/// Chunks end here, so that batches of whole page tables fit into them.
+const CHUNK_ALIGNMENT: usize = 2 << 20;
+/// Pages whose hashes are made before the index is asked about them, which by then is in the cache.
+const HASHES_AHEAD: usize = 64;
+
+/// What kind of memory a mapping is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Anonymous.
+    Anonymous,
+    /// Mapped from a store by an earlier call.
+    Store,
+    /// A private mapping of some file.
+    File,
+}
+
+/// A process's engine.
+pub struct Engine {
+    connection: Connection,
+    freezer: Option<Freezer>,
+    page_map: PageMap,
+    /// Pages that stayed private, and what they were: address to tag.
+    kept: HashMap<usize, u64>,
+    /// The hash of a page of zeros.
+    zero: PageHash,
+    /// Mappings that this process may still make.
+    room_for_mappings: i64,
+}
+
+struct Work {
+    entries: Scratch<Entry>,
+    hashes: Scratch<PageHash>,
+    pages: Scratch<Page>,
+    /// Pages of this chunk that are to be given, by hash: what is twice in a chunk is given once.
+    given: Scratch<u32>,
+}
+
+impl Engine {
+    /// Connects to the store.
+    pub fn new() -> Result<Engine, Error> {
+        let connection = Connection::open(None)?;
+        let zero = connection.secret.hash(&[0; PAGE_BYTES]);
+        Ok(Engine {
+            connection,
+            freezer: None,
+            page_map: PageMap::open()?,
+            kept: HashMap::new(),
+            zero,
+            room_for_mappings: 0,
+        })
+    }
+
+    /// Goes on in a forked child: shares what is mapped, has a connection and a userfaultfd of its own.
+    pub fn after_fork(self) -> Result<Engine, Error> {
+        let connection = Connection::open(Some(self.connection))?;
+        let zero = connection.secret.hash(&[0; PAGE_BYTES]);
+        Ok(Engine { connection, freezer: None, page_map: PageMap::open()?, zero, ..self })
+    }
+
+    /// Merges a range.
+    pub fn advise(
+        &mut self,
+        range: Range<usize>,
+        flags: Flags,
+        counts: &mut Statistics,
+    ) -> Result<(), Error> {
+        if !self.connection.is_alive() {
+            self.reconnect()?;
+        }
+        let areas = memory::areas(&range)?;
+        for area in &areas {
+            self.check(area, flags)?;
+        }
+        check_locked(&range)?;
+        if !flags.quiet && areas.iter().any(|area| self.kind(area) != Kind::File || area.writable) {
+            self.open_freezer(flags)?;
+        }
+        self.count_mappings()?;
+        let mut work = Work {
+            entries: Scratch::new(CHUNK_PAGES).while_doing("working memory")?,
+            hashes: Scratch::new(CHUNK_PAGES).while_doing("working memory")?,
+            pages: Scratch::new(CHUNK_PAGES).while_doing("working memory")?,
+            given: Scratch::new(2 * CHUNK_PAGES).while_doing("working memory")?,
+        };
+        let mut full = None;
+        for area in &areas {
+            self.advise_area(area, flags, &mut work, counts, &mut full)?;
+        }
+        fault::point("client.done");
+        match full {
+            None => Ok(()),
+            Some(error) => Err(error),
+        }
+    }
+
+    /// Gives a range private copies.
+    pub fn unadvise(&mut self, range: Range<usize>, counts: &mut Statistics) -> Result<(), Error> {
+        let areas = memory::areas(&range)?;
+        let (ours, _): (Vec<_>, Vec<_>) = areas.iter().partition(|area| self.kind(area) == Kind::Store);
+        if !ours.is_empty() {
+            self.open_freezer(Flags::default())?;
+        }
+        for area in ours {
+            let freezer = self.freezer.as_ref();
+            let writers = freezer.map(|freezer| freezer.register(&area.range)).transpose();
+            let writers = writers.map_err(|errno| cannot_hold(area, errno))?;
+            let site = Site {
+                start: area.range.start,
+                pages: &[],
+                protection: area.protection(),
+                writers: writers.as_ref(),
+            };
+            remap::make_private(&site, area.range.clone()).while_doing(place(&area.range))?;
+            counts.unadvised_pages += (area.range.len() / PAGE_BYTES) as u64;
+        }
+        self.kept.retain(|address, _| !range.contains(address));
+        self.let_go()
+    }
+
+    /// Closes what is not mapped any more, so that the store can free it.
+    fn let_go(&mut self) -> Result<(), Error> {
+        let used: HashSet<_> = memory::all()?.iter().filter_map(|area| area.file).collect();
+        self.connection.keep_only(&used);
+        Ok(())
+    }
+
+    fn reconnect(&mut self) -> Result<(), Error> {
+        // Opened before the old one is given up: a store that is away leaves things as they are.
+        let mut fresh = Connection::open(None)?;
+        std::mem::swap(&mut fresh, &mut self.connection);
+        self.connection.inherit(fresh);
+        self.zero = self.connection.secret.hash(&[0; PAGE_BYTES]);
+        Ok(())
+    }
+
+    fn open_freezer(&mut self, flags: Flags) -> Result<(), Error> {
+        let suffices = self.freezer.as_ref().is_some_and(|f| f.holds_system_calls || flags.no_system_calls);
+        if !suffices {
+            self.freezer = Some(Freezer::open(!flags.no_system_calls)?);
+        }
+        Ok(())
+    }
+
+    fn kind(&self, area: &Area) -> Kind {
+        match area.file {
+            None => Kind::Anonymous,
+            Some(file) if self.connection.files.contains(&file) => Kind::Store,
+            Some(_) => Kind::File,
+        }
+    }
+
+    /// Refuses what must not be merged.
+    fn check(&self, area: &Area, flags: Flags) -> Result<(), Error> {
+        let refuse = |what: String| {
+            let (start, end) = (area.range.start, area.range.end);
+            Err(Error::new(libc::ENOTSUP, format!("{start:#x}-{end:#x}: {what}")))
+        };
+        if area.shared {
+            return refuse("a shared mapping, whose pages are shared already".into());
+        }
+        if area.name.starts_with("[stack") || area.range.contains(&current_stack()) {
+            return refuse("a stack, which its thread is writing to".into());
+        }
+        if area.name.starts_with("[v") {
+            return refuse(format!("{}, the kernel's own", area.name));
+        }
+        if area.name.starts_with("/dev/") && !area.name.starts_with("/dev/shm/") {
+            return refuse(format!("device memory, {}", area.name));
+        }
+        if area.name.starts_with("/anon_hugepage") || area.name.contains("hugetlbfs") {
+            return refuse("reserved huge pages, which cannot be shared by the page".into());
+        }
+        if !area.readable {
+            return refuse("not readable, so there is nothing to compare".into());
+        }
+        if self.kind(area) == Kind::File && area.writable && !flags.quiet {
+            return refuse(format!(
+                "a writable private mapping of {}: its writers cannot be held off. Advise it with \
+                 MAYFLY_ADVISE_QUIET while nobody writes to it, or make it read-only first",
+                if area.name.is_empty() { "a file" } else { &area.name }
+            ));
+        }
+        Ok(())
+    }
+
+    fn count_mappings(&mut self) -> Result<(), Error> {
+        // Counting them all takes a while; the process makes its own, too.
+        if self.room_for_mappings < 4096 {
+            let most = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
+            let most: i64 = most.trim().parse().unwrap_or(65530);
+            // The rest is the program's.
+            self.room_for_mappings = most / 4 * 3 - memory::all()?.len() as i64;
+        }
+        Ok(())
+    }
+
+    fn advise_area(
+        &mut self,
+        area: &Area,
+        flags: Flags,
+        work: &mut Work,
+        counts: &mut Statistics,
+        full: &mut Option<Error>,
+    ) -> Result<(), Error> {
+        let freezer = self.freezer.take();
+        let result = (|| {
+            let must_hold = !flags.quiet && (area.writable || self.kind(area) != Kind::File);
+            let writers = match &freezer {
+                Some(freezer) if must_hold => {
+                    Some(freezer.register(&area.range).map_err(|errno| cannot_hold(area, errno))?)
+                }
+                _ => None,
+            };
+            let mut start = area.range.start;
+            while start < area.range.end {
+                let end = (start + CHUNK_PAGES * PAGE_BYTES) / CHUNK_ALIGNMENT * CHUNK_ALIGNMENT;
+                let end = end.min(area.range.end);
+                let count = (end - start) / PAGE_BYTES;
+                self.look_up(area, start, count, work, counts)?;
+                self.give(start, count, work, counts, full)?;
+                let site = Site {
+                    start,
+                    pages: &work.pages[..count],
+                    protection: area.protection(),
+                    writers: writers.as_ref(),
+                };
+                self.put_in_place(&site, counts, full)?;
+                self.remember(start, &work.pages[..count], &work.hashes[..count])?;
+                start = end;
+            }
+            Ok(())
+        })();
+        self.freezer = freezer;
+        result
+    }
+
+    /// Finds out about every page of a chunk.
+    fn look_up(
+        &mut self,
+        area: &Area,
+        start: usize,
+        count: usize,
+        work: &mut Work,
+        counts: &mut Statistics,
+    ) -> Result<(), Error> {
+        let mut clock = Clock::start();
+        let kind = self.kind(area);
+        counts.pages += count as u64;
+        self.connection.refresh()?;
+        counts.search_ns += clock.lap();
+        self.page_map.read(start, &mut work.entries[..count]).while_doing("/proc/self/pagemap")?;
+        let is_candidate = |entry: &Entry| match kind {
+            Kind::Anonymous => entry.is_there(),
+            Kind::Store => entry.is_own(),
+            Kind::File => true,
+        };
+        counts.known_ns += clock.lap();
+        for from in (0..count).step_by(HASHES_AHEAD) {
+            let to = (from + HASHES_AHEAD).min(count);
+            for i in from..to {
+                if is_candidate(&work.entries[i]) {
+                    // SAFETY: a readable page of the caller's. Another thread may write it meanwhile: then the hash is
+                    // of no page, and the comparison tells.
+                    let page = unsafe {
+                        std::slice::from_raw_parts((start + i * PAGE_BYTES) as *const u8, PAGE_BYTES)
+                    };
+                    work.hashes[i] = self.connection.secret.hash(page);
+                    self.connection.index.prefetch(work.hashes[i]);
+                }
+            }
+            counts.hash_ns += clock.lap();
+            for i in from..to {
+                let page = if is_candidate(&work.entries[i]) {
+                    self.classify(start + i * PAGE_BYTES, work.hashes[i], kind)
+                } else {
+                    match kind {
+                        Kind::Anonymous => counts.zero_pages += 1,
+                        _ => counts.unchanged_pages += 1,
+                    }
+                    Page::Same
+                };
+                work.pages[i] = page;
+            }
+            counts.search_ns += clock.lap();
+        }
+        fault::point("client.hashed");
+        for i in 0..count {
+            let unchanged = is_candidate(&work.entries[i]) && work.pages[i] == Page::Same;
+            counts.unchanged_pages += unchanged as u64;
+            if let Page::Stored { segment, .. } = work.pages[i]
+                && !self.connection.segments.contains_key(&segment)
+                && !self.connection.attach(segment)?
+            {
+                // Dropped since: nobody has it any more.
+                work.pages[i] = Page::New;
+            }
+        }
+        plan::decide(&mut work.pages[..count], kind == Kind::Store);
+        counts.search_ns += clock.lap();
+        Ok(())
+    }
+
+    fn classify(&self, address: usize, hash: PageHash, kind: Kind) -> Page {
+        if hash == self.zero && kind == Kind::Anonymous {
+            return Page::Zero;
+        }
+        let is_kept_as_it_is = || self.kept.get(&address) == Some(&hash.tag);
+        match self.connection.index.find(hash) {
+            Some(Location::Stored { segment, page }) => Page::Stored { segment, page },
+            Some(Location::Elsewhere) if is_kept_as_it_is() => Page::Same,
+            // Somebody has it privately: now that there are two, it goes to the store.
+            Some(Location::Elsewhere) => Page::Given,
+            None => Page::New,
+        }
+    }
+
+    /// Gives the store what it does not have, and looks up where that is.
+    fn give(
+        &mut self,
+        start: usize,
+        count: usize,
+        work: &mut Work,
+        counts: &mut Statistics,
+        full: &mut Option<Error>,
+    ) -> Result<(), Error> {
+        let pages = &mut work.pages[..count];
+        if !pages.contains(&Page::Given) {
+            return Ok(());
+        }
+        let mut clock = Clock::start();
+        if full.is_none() {
+            match self.write_segment(start, pages, &work.hashes, &mut work.given)? {
+                Offered::Taken => {}
+                Offered::Full(line) => *full = Some(Error::new(libc::ENOSPC, line)),
+            }
+            self.connection.refresh()?;
+        }
+        for i in 0..count {
+            if pages[i] == Page::Given {
+                pages[i] = match self.connection.index.find(work.hashes[i]) {
+                    Some(Location::Stored { segment, page }) if self.connection.attach(segment)? => {
+                        counts.inserted_pages += 1;
+                        Page::Stored { segment, page }
+                    }
+                    _ => {
+                        counts.refused_pages += 1;
+                        Page::Left
+                    }
+                };
+            }
+        }
+        counts.insert_ns += clock.lap();
+        Ok(())
+    }
+
+    fn write_segment(
+        &mut self,
+        start: usize,
+        pages: &[Page],
+        hashes: &[PageHash],
+        given: &mut Scratch<u32>,
+    ) -> Result<Offered, Error> {
+        given.fill(0);
+        let mask = given.len() - 1;
+        let mut is_first = |i: usize| {
+            let mut slot = hashes[i].place as usize & mask;
+            while given[slot] != 0 {
+                if hashes[given[slot] as usize - 1] == hashes[i] {
+                    return false;
+                }
+                slot = (slot + 1) & mask;
+            }
+            given[slot] = i as u32 + 1;
+            true
+        };
+        let file = segment::create().while_doing("a memory file for new pages")?;
+        let mut written = 0;
+        let mut run: Range<usize> = 0..0;
+        for i in 0..=pages.len() {
+            if i < pages.len() && pages[i] == Page::Given && is_first(i) {
+                if run.end != i {
+                    write(&file, start, &run, &mut written)?;
+                    run = i..i;
+                }
+                run.end = i + 1;
+            }
+        }
+        write(&file, start, &run, &mut written)?;
+        fault::point("client.written");
+        segment::seal(&file).while_doing("sealing new pages")?;
+        fault::point("client.sealed");
+        self.connection.offer(std::os::fd::AsFd::as_fd(&file), (written / PAGE_BYTES) as u32)
+    }
+
+    fn put_in_place(
+        &mut self,
+        site: &Site<'_>,
+        counts: &mut Statistics,
+        full: &mut Option<Error>,
+    ) -> Result<(), Error> {
+        for extent in plan::extents(site.pages) {
+            // An extent splits the mapping that it lies in.
+            self.room_for_mappings -= 2;
+            let held: Option<&Held> = self.connection.segments.get(&extent.segment);
+            let (Some(held), true) = (held, self.room_for_mappings > 0) else {
+                counts.refused_pages += extent.pages as u64;
+                full.get_or_insert_with(|| {
+                    Error::new(
+                        libc::ENOMEM,
+                        format!(
+                            "{}: too many mappings to share every page (vm.max_map_count)",
+                            place_of(site, &extent)
+                        ),
+                    )
+                });
+                continue;
+            };
+            remap::replace(site, &extent, held, counts).map_err(|errno| {
+                Error::system(format!("{}: mapping shared pages", place_of(site, &extent)), errno)
+            })?;
+        }
+        for run in plan::runs(site.pages, Page::Zero) {
+            remap::drop_zeros(site, run, counts).while_doing("dropping pages of zeros")?;
+        }
+        Ok(())
+    }
+
+    /// Keeps the reversed table right, and tells the store of what stays private.
+    fn remember(&mut self, start: usize, pages: &[Page], hashes: &[PageHash]) -> Result<(), Error> {
+        let mut private = Vec::new();
+        for (i, page) in pages.iter().enumerate() {
+            let address = start + i * PAGE_BYTES;
+            match page {
+                Page::Kept => {
+                    self.kept.insert(address, hashes[i].tag);
+                    private.push(hashes[i]);
+                }
+                Page::Same => {}
+                _ if self.kept.is_empty() => {}
+                _ => drop(self.kept.remove(&address)),
+            }
+        }
+        self.connection.tell_private(&private)
+    }
+}
+
+fn place(range: &Range<usize>) -> String {
+    format!("{:#x}-{:#x}", range.start, range.end)
+}
+
+fn place_of(site: &Site<'_>, extent: &plan::Extent) -> String {
+    let start = site.start + extent.first * PAGE_BYTES;
+    place(&(start..start + extent.bytes()))
+}
+
+fn cannot_hold(area: &Area, errno: rustix::io::Errno) -> Error {
+    match errno {
+        rustix::io::Errno::BUSY => Error::new(
+            libc::EBUSY,
+            format!("{}: another userfaultfd of the program watches it", place(&area.range)),
+        ),
+        errno => Error::system(format!("{}: holding writers off (userfaultfd)", place(&area.range)), errno),
+    }
+}
+
+/// An address in the stack of this thread.
+fn current_stack() -> usize {
+    let here = 0u8;
+    &raw const here as usize
+}
+
+fn check_locked(range: &Range<usize>) -> Result<(), Error> {
+    if memory::any_is_locked()
+        && let Some(at) = memory::locked_in(range)
+    {
+        return Err(Error::new(
+            libc::ENOTSUP,
+            format!(
+                "{}: locked memory at {at:#x}, which sharing would unlock: munlock it first",
+                place(range)
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// Appends a run of the caller's pages to a new segment.
+fn write(
+    file: &std::os::fd::OwnedFd,
+    start: usize,
+    run: &Range<usize>,
+    written: &mut usize,
+) -> Result<(), Error> {
+    let bytes = run.len() * PAGE_BYTES;
+    let from = start + run.start * PAGE_BYTES;
+    let mut done = 0;
+    while done < bytes {
+        // SAFETY: readable pages of the caller's; the kernel copies them, whoever writes them meanwhile.
+        let piece = unsafe { std::slice::from_raw_parts((from + done) as *const u8, bytes - done) };
+        match rustix::io::pwrite(file, piece, (*written + done) as u64) {
+            Err(rustix::io::Errno::INTR) => {}
+            Ok(0) => return Err(Error::new(libc::EIO, "copying new pages: nothing was written")),
+            other => done += other.while_doing("copying new pages")?,
+        }
+    }
+    *written += bytes;
+    Ok(())
+}

@@ -1,0 +1,346 @@
+//! What a range of addresses is: mappings, their protection, and which pages have been written. The kernel knows
+//! (PROCMAP_QUERY of Linux 6.11, else /proc/self/maps; /proc/self/pagemap).
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mm::ProtFlags;
+
+use crate::error::{Error, While};
+use crate::page::PAGE_BYTES;
+
+/// A mapping of this process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Area {
+    /// Its addresses.
+    pub range: Range<usize>,
+    /// What may be done with it.
+    pub readable: bool,
+    /// See `readable`.
+    pub writable: bool,
+    /// See `readable`.
+    pub executable: bool,
+    /// Whether writes are seen by others.
+    pub shared: bool,
+    /// Device and number of its file; none for anonymous memory.
+    pub file: Option<(u64, u64)>,
+    /// Where in the file it begins.
+    pub offset: u64,
+    /// The kernel's name for it.
+    pub name: String,
+}
+
+impl Area {
+    /// The rights as mmap wants them.
+    pub fn protection(&self) -> ProtFlags {
+        let mut flags = ProtFlags::empty();
+        flags.set(ProtFlags::READ, self.readable);
+        flags.set(ProtFlags::WRITE, self.writable);
+        flags.set(ProtFlags::EXEC, self.executable);
+        flags
+    }
+}
+
+/// `struct procmap_query` of linux/fs.h.
+#[repr(C)]
+#[derive(Default)]
+struct Query {
+    size: u64,
+    flags: u64,
+    address: u64,
+    start: u64,
+    end: u64,
+    rights: u64,
+    page_bytes: u64,
+    offset: u64,
+    inode: u64,
+    device_major: u32,
+    device_minor: u32,
+    name_bytes: u32,
+    build_id_bytes: u32,
+    name: u64,
+    build_id: u64,
+}
+
+const QUERY: libc::c_ulong = 0xC068_6611;
+const _: () = assert!(size_of::<Query>() == 0x68);
+
+/// The mapping that holds `address` or is the next one above.
+fn query(maps: &File, address: usize) -> rustix::io::Result<Option<Area>> {
+    let mut name = [0u8; 256];
+    let mut about = Query {
+        size: size_of::<Query>() as u64,
+        flags: 0x10, // covering or next
+        address: address as u64,
+        name: name.as_mut_ptr() as u64,
+        name_bytes: name.len() as u32,
+        ..Query::default()
+    };
+    // SAFETY: the kernel fills `about` and `name`, which outlive the call, within the sizes given.
+    let failed = unsafe { libc::ioctl(maps.as_raw_fd(), QUERY, &raw mut about) } != 0;
+    if failed {
+        return match std::io::Error::last_os_error().raw_os_error() {
+            Some(libc::ENOENT) => Ok(None),
+            // A name too long for the buffer: it is some file's.
+            Some(libc::ENAMETOOLONG) => without_name(maps, address).map(Some),
+            error => Err(rustix::io::Errno::from_raw_os_error(error.unwrap_or(libc::EIO))),
+        };
+    }
+    let name = &name[..(about.name_bytes as usize).saturating_sub(1).min(name.len())];
+    Ok(Some(area(&about, String::from_utf8_lossy(name).into_owned())))
+}
+
+fn without_name(maps: &File, address: usize) -> rustix::io::Result<Area> {
+    let mut about =
+        Query { size: size_of::<Query>() as u64, flags: 0x10, address: address as u64, ..Query::default() };
+    // SAFETY: as above, without a name.
+    if unsafe { libc::ioctl(maps.as_raw_fd(), QUERY, &raw mut about) } != 0 {
+        return Err(rustix::io::Errno::INVAL);
+    }
+    Ok(area(&about, "/".into()))
+}
+
+fn area(about: &Query, name: String) -> Area {
+    Area {
+        range: about.start as usize..about.end as usize,
+        readable: about.rights & 1 != 0,
+        writable: about.rights & 2 != 0,
+        executable: about.rights & 4 != 0,
+        shared: about.rights & 8 != 0,
+        file: (about.inode != 0)
+            .then(|| (libc::makedev(about.device_major, about.device_minor), about.inode)),
+        offset: about.offset,
+        name,
+    }
+}
+
+/// A line of /proc/self/maps.
+fn parse(line: &str) -> Option<Area> {
+    let (range, rest) = line.split_once(' ')?;
+    let (start, end) = range.split_once('-')?;
+    let (rights, rest) = rest.split_once(' ')?;
+    let (offset, rest) = rest.split_once(' ')?;
+    let (device, rest) = rest.split_once(' ')?;
+    let (inode, name) = rest.split_once(' ').unwrap_or((rest, ""));
+    let (major, minor) = device.split_once(':')?;
+    let rights = rights.as_bytes();
+    let hexadecimal = |text| u64::from_str_radix(text, 16).ok();
+    let inode: u64 = inode.parse().ok()?;
+    let device = libc::makedev(hexadecimal(major)? as u32, hexadecimal(minor)? as u32);
+    Some(Area {
+        range: hexadecimal(start)? as usize..hexadecimal(end)? as usize,
+        readable: rights.first() == Some(&b'r'),
+        writable: rights.get(1) == Some(&b'w'),
+        executable: rights.get(2) == Some(&b'x'),
+        shared: rights.get(3) == Some(&b's'),
+        file: (inode != 0).then_some((device, inode)),
+        offset: hexadecimal(offset)?,
+        name: name.trim_start().to_owned(),
+    })
+}
+
+fn maps() -> Result<File, Error> {
+    let file = rustix::fs::open("/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+    Ok(File::from(file.while_doing("/proc/self/maps, which merging needs")?))
+}
+
+fn text() -> Result<String, Error> {
+    std::fs::read_to_string("/proc/self/maps").map_err(|error| {
+        Error::new(error.raw_os_error().unwrap_or(libc::EIO), format!("/proc/self/maps: {error}"))
+    })
+}
+
+/// All mappings.
+pub fn all() -> Result<Vec<Area>, Error> {
+    Ok(text()?.lines().filter_map(parse).collect())
+}
+
+/// The mappings of a range, cut to it.
+///
+/// # Errors
+/// `ENOMEM` if some of it is not mapped.
+pub fn areas(range: &Range<usize>) -> Result<Vec<Area>, Error> {
+    let maps = maps()?;
+    let mut found = Vec::new();
+    let mut address = range.start;
+    while address < range.end {
+        match query(&maps, address) {
+            Ok(Some(area)) => {
+                address = area.range.end;
+                found.push(area);
+            }
+            Ok(None) => break,
+            // An older kernel.
+            Err(_) => {
+                found = all()?;
+                break;
+            }
+        }
+    }
+    covering(found, range)
+}
+
+fn covering(found: Vec<Area>, range: &Range<usize>) -> Result<Vec<Area>, Error> {
+    let mut cut = Vec::new();
+    let mut mapped_to = range.start;
+    for mut area in found {
+        if area.range.end <= range.start || area.range.start >= range.end {
+            continue;
+        }
+        if area.range.start > mapped_to {
+            break;
+        }
+        mapped_to = area.range.end;
+        if area.range.start < range.start {
+            area.offset += (range.start - area.range.start) as u64;
+            area.range.start = range.start;
+        }
+        area.range.end = area.range.end.min(range.end);
+        cut.push(area);
+    }
+    if mapped_to < range.end {
+        return Err(Error::new(
+            libc::ENOMEM,
+            format!("{:#x}-{:#x}: nothing is mapped at {mapped_to:#x}", range.start, range.end),
+        ));
+    }
+    Ok(cut)
+}
+
+/// Whether any memory of this process is locked: then the ranges in question are worth a closer look.
+pub fn any_is_locked() -> bool {
+    std::fs::read_to_string("/proc/self/status").is_ok_and(|status| {
+        status.lines().any(|line| line.strip_prefix("VmLck:").is_some_and(|value| value.trim() != "0 kB"))
+    })
+}
+
+/// The first locked mapping in a range.
+pub fn locked_in(range: &Range<usize>) -> Option<usize> {
+    let text = std::fs::read_to_string("/proc/self/smaps").ok()?;
+    let mut current = 0..0;
+    for line in text.lines() {
+        if let Some(flags) = line.strip_prefix("VmFlags:") {
+            if current.start < range.end
+                && range.start < current.end
+                && flags.split_whitespace().any(|flag| flag == "lo")
+            {
+                return Some(current.start.max(range.start));
+            }
+        } else if let Some(area) = parse(line) {
+            current = area.range;
+        }
+    }
+    None
+}
+
+/// How many threads this process has.
+pub fn threads() -> usize {
+    std::fs::read_to_string("/proc/self/status")
+        .ok()
+        .and_then(|status| {
+            status.lines().find_map(|line| line.strip_prefix("Threads:")).and_then(|n| n.trim().parse().ok())
+        })
+        .unwrap_or(usize::MAX)
+}
+
+/// Which pages have been touched and written.
+pub struct PageMap(OwnedFd);
+
+/// What the page map says about one page.
+#[derive(Clone, Copy, Default)]
+#[repr(transparent)]
+pub struct Entry(u64);
+
+impl Entry {
+    /// Whether there is any memory behind it, here or in swap.
+    pub fn is_there(self) -> bool {
+        self.0 >> 62 != 0
+    }
+
+    /// Whether it is this process's own copy, and not a page of its file.
+    pub fn is_own(self) -> bool {
+        self.is_there() && self.0 >> 61 & 1 == 0
+    }
+
+    /// Whether it is write-protected by userfaultfd.
+    pub fn is_protected(self) -> bool {
+        self.0 >> 57 & 1 != 0
+    }
+}
+
+impl PageMap {
+    /// Of this process.
+    pub fn open() -> Result<PageMap, Error> {
+        let file = rustix::fs::open("/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+        Ok(PageMap(file.while_doing("/proc/self/pagemap, which merging needs")?))
+    }
+
+    /// Reads the entries of the pages from `start` on.
+    pub fn read(&self, start: usize, entries: &mut [Entry]) -> rustix::io::Result<()> {
+        // SAFETY: entries are words of any value.
+        let bytes = unsafe {
+            std::slice::from_raw_parts_mut(entries.as_mut_ptr().cast::<u8>(), size_of_val(entries))
+        };
+        let (mut filled, at) = (0, (start / PAGE_BYTES * size_of::<Entry>()) as u64);
+        // By rustix, which leaves errno alone: it may be frozen.
+        while filled < bytes.len() {
+            match rustix::io::pread(&self.0, &mut bytes[filled..], at + filled as u64)? {
+                0 => return Err(Errno::IO),
+                n => filled += n,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mapping::Mapping;
+
+    #[test]
+    fn both_ways_agree() {
+        let by_text = all().unwrap();
+        let maps = maps().unwrap();
+        for area in by_text.iter().filter(|area| !area.name.starts_with("[v")) {
+            let Ok(Some(found)) = query(&maps, area.range.start) else { return };
+            // Others of this test's process come and go.
+            if found.range == area.range {
+                assert_eq!(found, *area);
+            }
+        }
+    }
+
+    #[test]
+    fn holes_are_found() {
+        let area = |range| Area {
+            range,
+            readable: true,
+            writable: true,
+            executable: false,
+            shared: false,
+            file: None,
+            offset: 0,
+            name: String::new(),
+        };
+        let whole = covering(vec![area(0..10), area(10..30)], &(5..20)).unwrap();
+        assert_eq!(whole.iter().map(|a| a.range.clone()).collect::<Vec<_>>(), [5..10, 10..20]);
+        assert!(covering(vec![area(0..10), area(11..30)], &(5..20)).is_err());
+        assert!(covering(vec![area(0..10)], &(5..20)).is_err());
+        assert!(covering(vec![area(6..10)], &(5..9)).is_err());
+    }
+
+    #[test]
+    fn the_page_map_knows_what_was_touched() {
+        let memory = Mapping::anonymous(2 * PAGE_BYTES).unwrap();
+        // SAFETY: ours.
+        unsafe { memory.start().write(1) };
+        let mut entries = [Entry(0); 2];
+        PageMap::open().unwrap().read(memory.start() as usize, &mut entries).unwrap();
+        assert!(entries[0].is_there() && entries[0].is_own());
+        assert!(!entries[1].is_there() && !entries[1].is_own());
+    }
+}

@@ -1,0 +1,211 @@
+//! The client: advise and unadvise for this process, by the kernel where it can, by the engine elsewhere.
+
+mod background;
+pub mod connection;
+mod engine;
+mod freeze;
+mod kernel;
+mod memory;
+mod plan;
+mod remap;
+mod scratch;
+mod statistics;
+
+use std::cell::UnsafeCell;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock};
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::page::PAGE_BYTES;
+use background::Background;
+pub use background::Ticket;
+use engine::Engine;
+pub use statistics::{Path, Statistics};
+
+/// What the caller promises about writers during the call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flags {
+    /// Other threads write by plain stores only, not by system calls (`MAYFLY_ADVISE_NO_SYSCALLS`).
+    pub no_system_calls: bool,
+    /// Nobody writes (`MAYFLY_ADVISE_QUIET`).
+    pub quiet: bool,
+}
+
+impl Flags {
+    /// As C gives them.
+    pub fn from_bits(bits: u32) -> Result<Flags, Error> {
+        if bits & !3 != 0 {
+            return Err(Error::new(libc::EINVAL, format!("{bits:#x}: flags that are not known")));
+        }
+        Ok(Flags { no_system_calls: bits & 1 != 0, quiet: bits & 2 != 0 })
+    }
+}
+
+/// The variable that chooses a path: `kernel` or `engine`.
+const PATH_VARIABLE: &str = "MAYFLY_MERGE_PATH";
+
+#[derive(Default)]
+struct State {
+    engine: Option<Engine>,
+    counts: Statistics,
+    /// The process that the engine is of: a fork makes another.
+    process: u32,
+    background: Arc<Background>,
+}
+
+static STATE: OnceLock<Mutex<State>> = OnceLock::new();
+
+fn mutex() -> &'static Mutex<State> {
+    STATE.get_or_init(|| Mutex::new(State { process: std::process::id(), ..State::default() }))
+}
+
+/// The state, held from before a fork to after it, so that the child gets it whole.
+struct Forking(UnsafeCell<Option<MutexGuard<'static, State>>>);
+
+// SAFETY: touched only between prepare and parent or child, by the one thread that holds the guard in it.
+unsafe impl Sync for Forking {}
+
+static FORKING: Forking = Forking(UnsafeCell::new(None));
+
+fn lock() -> MutexGuard<'static, State> {
+    mutex().lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+extern "C" fn before_fork() {
+    let guard = lock();
+    // SAFETY: the guard is ours, so nobody else is between prepare and parent or child.
+    unsafe { *FORKING.0.get() = Some(guard) };
+}
+
+extern "C" fn after_fork() {
+    // SAFETY: as above; in the child this is the thread that forked.
+    unsafe { *FORKING.0.get() = None };
+}
+
+/// The state, made ready for this process.
+fn state() -> MutexGuard<'static, State> {
+    static ONCE: Once = Once::new();
+    // SAFETY: the functions stay as long as the library, which is never unloaded (see `interface`).
+    ONCE.call_once(|| unsafe {
+        libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork));
+    });
+    let mut state = lock();
+    if state.process != std::process::id() {
+        state.process = std::process::id();
+        state.background = Arc::new(Background::of_child(&state.background));
+        state.counts = Statistics::default();
+        // Without a store the child is one that has not advised yet; what it inherited stays mapped.
+        state.engine = state.engine.take().and_then(|engine| engine.after_fork().ok());
+    }
+    state
+}
+
+fn range(address: usize, length: usize) -> Result<Range<usize>, Error> {
+    if !address.is_multiple_of(PAGE_BYTES) || !length.is_multiple_of(PAGE_BYTES) {
+        return Err(Error::new(
+            libc::EINVAL,
+            format!("{address:#x}+{length:#x}: address and length must be multiples of {PAGE_BYTES}"),
+        ));
+    }
+    match address.checked_add(length) {
+        Some(end) if address != 0 || length == 0 => Ok(address..end),
+        _ => Err(Error::new(libc::ENOMEM, format!("{address:#x}+{length:#x}: no such addresses"))),
+    }
+}
+
+/// Which way the next call goes.
+pub fn path() -> Result<Path, Error> {
+    match std::env::var(PATH_VARIABLE).as_deref() {
+        Ok("engine") => Ok(Path::Engine),
+        Ok("kernel") if kernel::is_there() => Ok(Path::Kernel),
+        Ok("kernel") => Err(Error::new(
+            libc::ENOTSUP,
+            "this kernel has no UPM (/sys/kernel/mm/upm): boot Mayfly's, or unset MAYFLY_MERGE_PATH",
+        )),
+        Ok("" | "auto") | Err(_) => Ok(if kernel::is_there() { Path::Kernel } else { Path::Engine }),
+        Ok(other) => {
+            Err(Error::new(libc::EINVAL, format!("{PATH_VARIABLE}={other}: it is kernel, engine or auto")))
+        }
+    }
+}
+
+/// Merges the pages of a range, and returns when they are shared (UPM §IV-D).
+///
+/// # Errors
+/// As merge/include/mayfly_merge.h says. The contents of the range are right in any case.
+pub fn advise(address: usize, length: usize, flags: Flags) -> Result<(), Error> {
+    let range = range(address, length)?;
+    let path = path()?;
+    let mut state = state();
+    let state = &mut *state;
+    let clock = std::time::Instant::now();
+    state.counts.path = path;
+    let result = match path {
+        _ if range.is_empty() => Ok(()),
+        Path::Kernel => {
+            state.counts.pages += (range.len() / PAGE_BYTES) as u64;
+            kernel::advise(&range)
+        }
+        _ => state.engine().and_then(|(engine, counts)| engine.advise(range, flags, counts)),
+    };
+    state.counts.calls += 1;
+    state.counts.total_ns += clock.elapsed().as_nanos() as u64;
+    result
+}
+
+impl State {
+    fn engine(&mut self) -> Result<(&mut Engine, &mut Statistics), Error> {
+        let engine = match &mut self.engine {
+            Some(engine) => engine,
+            none => none.insert(Engine::new()?),
+        };
+        Ok((engine, &mut self.counts))
+    }
+}
+
+/// Gives every page of a range that is shared through the store or the kernel a private copy again.
+///
+/// # Errors
+/// As merge/include/mayfly_merge.h says.
+pub fn unadvise(address: usize, length: usize) -> Result<(), Error> {
+    let range = range(address, length)?;
+    let mut state = state();
+    match path()? {
+        _ if range.is_empty() => Ok(()),
+        Path::Kernel => kernel::unadvise(&range),
+        _ => {
+            let state = &mut *state;
+            match &mut state.engine {
+                Some(engine) => engine.unadvise(range, &mut state.counts),
+                // Nothing was ever shared.
+                None => Ok(()),
+            }
+        }
+    }
+}
+
+/// Begins [`advise`] on a thread of the library's own (UPM §VII).
+///
+/// # Errors
+/// The range is not one of whole pages; no thread can be made.
+pub fn advise_begin(address: usize, length: usize, flags: Flags) -> Result<Ticket, Error> {
+    range(address, length)?;
+    let background = state().background.clone();
+    background.begin(address, length, flags)
+}
+
+/// Waits for a call that was begun, for ever if there is no timeout; its result is given once.
+///
+/// # Errors
+/// `ETIMEDOUT` if it is not done yet, `EINVAL` if there is none, or the call's own.
+pub fn advise_wait(ticket: Ticket, timeout: Option<Duration>) -> Result<(), Error> {
+    // Not held while waiting: the call needs it.
+    let background = state().background.clone();
+    background.wait(ticket, timeout)
+}
+
+/// What this process's calls have done.
+pub fn statistics() -> Statistics {
+    Statistics { size: size_of::<Statistics>() as u32, ..state().counts }
+}

@@ -1,0 +1,220 @@
+//! Which pages go where: what is given to the store, what stays private between shared pages, and the extents that are
+//! mapped. Pure decisions, no memory is touched.
+
+use crate::page::PAGE_BYTES;
+
+/// Private pages in a row that an extent may step over. They are copied into it and stay this process's own, which keeps
+/// the extent one mapping; without, every such page would cost two.
+pub const LONGEST_BRIDGE: usize = 16;
+
+/// What was found out about a page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Page {
+    /// Nothing to do: shared, never touched, or private and unchanged.
+    #[default]
+    Same,
+    /// All zero, in anonymous memory: the kernel has a page for that.
+    Zero,
+    /// In the store.
+    Stored {
+        /// The segment.
+        segment: u32,
+        /// The page's place in it.
+        page: u32,
+    },
+    /// The first of its contents.
+    New,
+    /// The first of its contents, and stays private.
+    Kept,
+    /// To be given to the store.
+    Given,
+    /// Left alone: it has been written meanwhile, or the store is full.
+    Left,
+}
+
+/// Part of a segment that is mapped over a run of pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// The run's first page.
+    pub first: usize,
+    /// Its length.
+    pub pages: usize,
+    /// The segment.
+    pub segment: u32,
+    /// The segment's page behind the first.
+    pub at: u32,
+}
+
+impl Extent {
+    /// Its length in bytes.
+    pub fn bytes(&self) -> usize {
+        self.pages * PAGE_BYTES
+    }
+}
+
+fn continues(pages: &[Page], from: usize, to: usize) -> bool {
+    match (pages[from], pages.get(to)) {
+        (Page::Stored { segment, page }, Some(&Page::Stored { segment: s, page: p })) => {
+            s == segment && p as usize == page as usize + (to - from)
+        }
+        _ => false,
+    }
+}
+
+fn run_end(pages: &[Page], from: usize, is: impl Fn(Page) -> bool) -> usize {
+    from + pages[from..].iter().take_while(|&&page| is(page)).count()
+}
+
+/// Decides about new pages: those in short runs inside what is one extent otherwise are kept, all others given.
+/// `in_store` says that pages which are `Same` are mapped from the store already.
+pub fn decide(pages: &mut [Page], in_store: bool) {
+    let mut i = 0;
+    while i < pages.len() {
+        if pages[i] != Page::New {
+            i += 1;
+            continue;
+        }
+        let end = run_end(pages, i, |page| page == Page::New);
+        let is_inside = i > 0 && end < pages.len();
+        let is_extent = is_inside && continues(pages, i - 1, end);
+        let is_shared = |page| matches!(page, Page::Same | Page::Stored { .. });
+        let is_in_store = is_inside && in_store && is_shared(pages[i - 1]) && is_shared(pages[end]);
+        let keep = end - i <= LONGEST_BRIDGE && (is_extent || is_in_store);
+        pages[i..end].fill(if keep { Page::Kept } else { Page::Given });
+        i = end;
+    }
+}
+
+/// The extents, in order.
+pub fn extents(pages: &[Page]) -> impl Iterator<Item = Extent> + '_ {
+    let mut i = 0;
+    std::iter::from_fn(move || {
+        i = run_end(pages, i, |page| !matches!(page, Page::Stored { .. }));
+        let &Page::Stored { segment, page } = pages.get(i)? else { return None };
+        let first = i;
+        let mut last = i;
+        loop {
+            let bridge = run_end(pages, last + 1, |page| page == Page::Kept);
+            if bridge - last - 1 > LONGEST_BRIDGE || !continues(pages, last, bridge) {
+                break;
+            }
+            last = bridge;
+        }
+        i = last + 1;
+        Some(Extent { first, pages: i - first, segment, at: page })
+    })
+}
+
+/// The runs of pages that are `which`.
+pub fn runs(pages: &[Page], which: Page) -> impl Iterator<Item = std::ops::Range<usize>> + '_ {
+    let mut i = 0;
+    std::iter::from_fn(move || {
+        let start = run_end(pages, i, |page| page != which);
+        i = run_end(pages, start.min(pages.len()), |page| page == which);
+        (start < i).then_some(start..i)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn stored(page: u32) -> Page {
+        Page::Stored { segment: 1, page }
+    }
+
+    #[test]
+    fn a_short_gap_is_bridged() {
+        let mut pages = [stored(10), Page::New, Page::New, stored(13), stored(14)];
+        decide(&mut pages, false);
+        assert_eq!(pages[1..3], [Page::Kept; 2]);
+        let all: Vec<_> = extents(&pages).collect();
+        assert_eq!(all, [Extent { first: 0, pages: 5, segment: 1, at: 10 }]);
+    }
+
+    #[test]
+    fn what_is_not_inside_an_extent_is_given() {
+        for mut pages in [
+            [stored(10), Page::New, stored(99)],
+            [Page::New, stored(10), stored(11)],
+            [stored(10), stored(11), Page::New],
+            [Page::Same, Page::New, Page::Same],
+        ] {
+            decide(&mut pages, false);
+            assert!(pages.contains(&Page::Given) && !pages.contains(&Page::Kept), "{pages:?}");
+        }
+        let mut long = vec![Page::New; LONGEST_BRIDGE + 3];
+        long[0] = stored(0);
+        long[LONGEST_BRIDGE + 2] = stored(LONGEST_BRIDGE as u32 + 2);
+        decide(&mut long, false);
+        assert_eq!(long[1], Page::Given);
+    }
+
+    #[test]
+    fn changes_within_the_store_stay_private() {
+        let mut pages = [Page::Same, Page::New, Page::Same];
+        decide(&mut pages, true);
+        assert_eq!(pages[1], Page::Kept);
+        assert_eq!(extents(&pages).count(), 0);
+    }
+
+    fn page() -> impl Strategy<Value = Page> {
+        prop_oneof![
+            Just(Page::Same),
+            Just(Page::Zero),
+            Just(Page::Left),
+            Just(Page::New),
+            (1u32..3, 0u32..5).prop_map(|(segment, page)| Page::Stored { segment, page }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn extents_hold_every_stored_page_once_and_nothing_else(
+            mut pages in proptest::collection::vec(page(), 1..60),
+            runs_of in proptest::collection::vec((0usize..60, 1usize..30, 1u32..3, 0u32..9), 0..6),
+            in_store in any::<bool>(),
+        ) {
+            for (start, length, segment, at) in runs_of {
+                for (i, page) in pages.iter_mut().skip(start).take(length).enumerate() {
+                    if *page != Page::New {
+                        *page = Page::Stored { segment, page: at + i as u32 };
+                    }
+                }
+            }
+            let before = pages.clone();
+            decide(&mut pages, in_store);
+            let mut covered = vec![false; pages.len()];
+            let mut end = 0;
+            for extent in extents(&pages) {
+                prop_assert!(extent.first >= end && extent.pages > 0);
+                end = extent.first + extent.pages;
+                for i in extent.first..end {
+                    covered[i] = true;
+                    match pages[i] {
+                        Page::Stored { segment, page } => {
+                            prop_assert_eq!(segment, extent.segment);
+                            prop_assert_eq!(page as usize, extent.at as usize + i - extent.first);
+                        }
+                        Page::Kept => prop_assert_eq!(before[i], Page::New),
+                        other => prop_assert!(false, "{:?} in an extent", other),
+                    }
+                }
+                let ends_shared = matches!(pages[end - 1], Page::Stored { .. });
+                prop_assert!(ends_shared);
+            }
+            for (i, page) in pages.iter().enumerate() {
+                prop_assert_ne!(*page, Page::New);
+                if before[i] != Page::New {
+                    prop_assert_eq!(*page, before[i]);
+                }
+                let is_stored = matches!(page, Page::Stored { .. });
+                prop_assert!(covered[i] || !is_stored);
+            }
+            let given: usize = runs(&pages, Page::Given).map(|run| run.len()).sum();
+            prop_assert_eq!(given, pages.iter().filter(|page| **page == Page::Given).count());
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Trust domains: who shares with whom. Whoever may map a segment can read all of it, so a store serves one domain only.
+
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+
+use crate::error::{Error, While};
+
+/// What makes two programs trust each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// The same user.
+    User,
+    /// The same user in the same cgroup: containers.
+    Cgroup,
+    /// Everybody who may connect. Tenants can then find out what others have in memory (UPM §IV-E).
+    Everyone,
+}
+
+/// A trust domain.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Domain {
+    /// A user.
+    User(u32),
+    /// A user in a cgroup.
+    Cgroup(u32, String),
+    /// All.
+    Everyone,
+}
+
+impl fmt::Display for Domain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Domain::User(user) => write!(f, "uid {user}"),
+            Domain::Cgroup(user, path) => write!(f, "uid {user} in {path}"),
+            Domain::Everyone => f.write_str("everyone"),
+        }
+    }
+}
+
+/// The process at the other end of a connection, as the kernel tells.
+pub struct Peer {
+    /// Its id.
+    pub pid: i32,
+    /// Its user.
+    pub user: u32,
+    /// Where it belongs.
+    pub domain: Domain,
+}
+
+/// `SO_PEERPIDFD`, Linux 6.5.
+const PEER_PIDFD: i32 = 77;
+
+fn peer_pidfd(socket: impl AsFd) -> Option<OwnedFd> {
+    let (mut file, mut length) = (-1i32, size_of::<i32>() as libc::socklen_t);
+    // SAFETY: the kernel writes one descriptor into `file`, which is then ours.
+    unsafe {
+        let socket = socket.as_fd().as_raw_fd();
+        let written =
+            libc::getsockopt(socket, libc::SOL_SOCKET, PEER_PIDFD, (&raw mut file).cast(), &raw mut length);
+        (written == 0 && file >= 0).then(|| OwnedFd::from_raw_fd(file))
+    }
+}
+
+/// Whether this kernel can tell a connection's process for certain, which domains by cgroup need.
+pub fn knows_processes() -> bool {
+    std::os::unix::net::UnixStream::pair().is_ok_and(|(one, _other)| peer_pidfd(&one).is_some())
+}
+
+impl Rule {
+    /// Who is at the other end.
+    pub fn peer(self, socket: impl AsFd) -> Result<Peer, Error> {
+        let about = rustix::net::sockopt::socket_peercred(&socket).while_doing("who is connecting")?;
+        let (pid, user) = (about.pid.as_raw_nonzero().get(), about.uid.as_raw());
+        let domain = match self {
+            Rule::User => Domain::User(user),
+            Rule::Everyone => Domain::Everyone,
+            Rule::Cgroup => Domain::Cgroup(user, cgroup_of(pid, &socket)?),
+        };
+        Ok(Peer { pid, user, domain })
+    }
+}
+
+fn cgroup_of(pid: i32, socket: impl AsFd) -> Result<String, Error> {
+    let process = peer_pidfd(socket)
+        .ok_or_else(|| Error::new(libc::ENOTSUP, "domains by cgroup need Linux 6.5 (SO_PEERPIDFD)"))?;
+    let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup"))
+        .map_err(|error| Error::new(libc::ESRCH, format!("cgroup of process {pid}: {error}")))?;
+    // The id was still that process's when its file was read if the process lives now.
+    // SAFETY: signal 0 to a process that a descriptor of ours names: asks whether it lives.
+    let lives = unsafe {
+        libc::syscall(libc::SYS_pidfd_send_signal, process.as_raw_fd(), 0, std::ptr::null::<u8>(), 0) == 0
+            || std::io::Error::last_os_error().raw_os_error() == Some(libc::EPERM)
+    };
+    if !lives {
+        return Err(Error::new(libc::ESRCH, format!("process {pid} has ended")));
+    }
+    cgroup_in(&text).ok_or_else(|| Error::new(libc::ENOTSUP, format!("process {pid} is in no memory cgroup")))
+}
+
+/// The cgroup whose memory counts: the unified hierarchy's, unless the memory controller is in one of its own.
+fn cgroup_in(text: &str) -> Option<String> {
+    let fields = |line: &'_ str| {
+        let mut parts = line.splitn(3, ':');
+        let (_, controllers, path) = (parts.next()?, parts.next()?.to_owned(), parts.next()?.to_owned());
+        Some((controllers, path))
+    };
+    let all: Vec<_> = text.lines().filter_map(fields).collect();
+    let memory = all.iter().find(|(controllers, _)| controllers.split(',').any(|name| name == "memory"));
+    memory
+        .or_else(|| all.iter().find(|(controllers, _)| controllers.is_empty()))
+        .map(|(_, path)| path.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_controllers_cgroup_counts() {
+        assert_eq!(cgroup_in("0::/user.slice/a:b\n").as_deref(), Some("/user.slice/a:b"));
+        assert_eq!(cgroup_in("9:name=systemd:/\n4:memory:/box\n0::/\n").as_deref(), Some("/box"));
+        assert_eq!(cgroup_in("9:name=systemd:/\n"), None);
+    }
+
+    #[test]
+    fn the_kernel_tells_who_connects() {
+        let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let peer = Rule::User.peer(&one).unwrap();
+        assert_eq!(peer.pid, std::process::id() as i32);
+        assert_eq!(peer.domain, Domain::User(rustix::process::geteuid().as_raw()));
+        if knows_processes() {
+            assert!(matches!(Rule::Cgroup.peer(&one).unwrap().domain, Domain::Cgroup(..)));
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! `GET /metrics`: one short request, one answer, within a bound of bytes and time.
+
+use std::fmt;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Instant;
+
+const MOST_REQUEST_BYTES: usize = 4096;
+
+/// Where figures are served.
+#[derive(Clone, Debug)]
+pub enum Endpoint {
+    /// A TCP address.
+    Address(SocketAddr),
+    /// A Unix socket.
+    Socket(PathBuf),
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Endpoint::Address(address) => address.fmt(f),
+            Endpoint::Socket(path) => path.display().fmt(f),
+        }
+    }
+}
+
+impl FromStr for Endpoint {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Endpoint, String> {
+        if text.starts_with('/') {
+            return Ok(Endpoint::Socket(text.into()));
+        }
+        let address: SocketAddr = text
+            .parse()
+            .map_err(|_| format!("`{text}` is neither ADDRESS:PORT nor a path that begins with /"))?;
+        if !address.ip().is_loopback() {
+            return Err(format!("{address} is not a loopback address, and the figures are not protected"));
+        }
+        Ok(Endpoint::Address(address))
+    }
+}
+
+/// A listening endpoint.
+pub enum Listener {
+    /// On TCP.
+    Tcp(TcpListener),
+    /// On a Unix socket.
+    Unix(UnixListener),
+}
+
+impl Listener {
+    /// Begins to listen.
+    pub fn new(endpoint: &Endpoint) -> std::io::Result<Listener> {
+        Ok(match endpoint {
+            Endpoint::Address(address) => {
+                let listener = TcpListener::bind(address)?;
+                listener.set_nonblocking(true)?;
+                Listener::Tcp(listener)
+            }
+            Endpoint::Socket(path) => {
+                let _ = std::fs::remove_file(path);
+                let listener = UnixListener::bind(path)?;
+                listener.set_nonblocking(true)?;
+                Listener::Unix(listener)
+            }
+        })
+    }
+
+    /// For the event loop.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        match self {
+            Listener::Tcp(listener) => listener.as_fd(),
+            Listener::Unix(listener) => listener.as_fd(),
+        }
+    }
+
+    /// The next visitor, if there is one.
+    pub fn accept(&self) -> Option<Visitor> {
+        let stream = match self {
+            Listener::Tcp(listener) => {
+                let (stream, _) = listener.accept().ok()?;
+                stream.set_nonblocking(true).ok()?;
+                Stream::Tcp(stream)
+            }
+            Listener::Unix(listener) => {
+                let (stream, _) = listener.accept().ok()?;
+                stream.set_nonblocking(true).ok()?;
+                Stream::Unix(stream)
+            }
+        };
+        Some(Visitor { stream, request: Vec::new(), since: Instant::now() })
+    }
+}
+
+enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+/// Somebody who asks for figures.
+pub struct Visitor {
+    stream: Stream,
+    request: Vec<u8>,
+    /// When it came.
+    pub since: Instant,
+}
+
+impl Visitor {
+    /// For the event loop.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        match &self.stream {
+            Stream::Tcp(stream) => stream.as_fd(),
+            Stream::Unix(stream) => stream.as_fd(),
+        }
+    }
+
+    /// Reads what has come; true when the visitor is done with.
+    pub fn serve(&mut self, figures: impl FnOnce() -> String) -> bool {
+        let mut piece = [0; 1024];
+        let read = match &mut self.stream {
+            Stream::Tcp(stream) => stream.read(&mut piece),
+            Stream::Unix(stream) => stream.read(&mut piece),
+        };
+        match read {
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                return false;
+            }
+            Ok(0) | Err(_) => return true,
+            Ok(n) => self.request.extend(&piece[..n]),
+        }
+        let is_whole = self.request.windows(4).any(|end| end == b"\r\n\r\n");
+        if !is_whole && self.request.len() < MOST_REQUEST_BYTES {
+            return false;
+        }
+        let answer = respond(&self.request, is_whole, figures);
+        // What does not fit into the socket's buffer at once is for a visitor who does not read.
+        let _ = match &mut self.stream {
+            Stream::Tcp(stream) => stream.write_all(answer.as_bytes()),
+            Stream::Unix(stream) => stream.write_all(answer.as_bytes()),
+        };
+        true
+    }
+}
+
+fn respond(request: &[u8], is_whole: bool, figures: impl FnOnce() -> String) -> String {
+    let line = request.split(|&b| b == b'\r').next().unwrap_or_default();
+    let mut words = std::str::from_utf8(line).unwrap_or_default().split(' ');
+    let (status, body) = match (is_whole, words.next(), words.next()) {
+        (true, Some("GET"), Some("/metrics")) => ("200 OK", figures()),
+        (true, Some("GET"), Some("/healthz")) => ("200 OK", "ok\n".to_owned()),
+        (true, Some("GET"), _) => ("404 Not Found", "GET /metrics or /healthz\n".to_owned()),
+        (true, ..) => ("405 Method Not Allowed", "GET /metrics or /healthz\n".to_owned()),
+        (false, ..) => ("431 Request Header Fields Too Large", String::new()),
+    };
+    format!(
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\n\
+         Connection: close\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_what_it_knows() {
+        let ask = |text: &str, whole| respond(text.as_bytes(), whole, || "figures\n".into());
+        assert!(ask("GET /metrics HTTP/1.1\r\n\r\n", true).ends_with("\r\n\r\nfigures\n"));
+        assert!(ask("GET / HTTP/1.1\r\n\r\n", true).starts_with("HTTP/1.1 404"));
+        assert!(ask("POST /metrics HTTP/1.1\r\n\r\n", true).starts_with("HTTP/1.1 405"));
+        assert!(ask("GET /metrics", false).starts_with("HTTP/1.1 431"));
+    }
+
+    #[test]
+    fn figures_stay_on_the_machine() {
+        assert!("127.0.0.1:9100".parse::<Endpoint>().is_ok());
+        assert!("/run/x".parse::<Endpoint>().is_ok());
+        assert!("0.0.0.0:9100".parse::<Endpoint>().unwrap_err().contains("loopback"));
+        assert!("nonsense".parse::<Endpoint>().is_err());
+    }
+}

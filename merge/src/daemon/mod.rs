@@ -1,0 +1,18 @@
+//! The page store: `mayfly share`.
+//!
+//! A thread accepts connections and learns from the kernel who they are; each trust domain has a thread and a store of
+//! its own. So a client's worst, a file that never closes or hours of hashing, delays its own domain and nobody else.
+//! Nothing that a client sends is believed: files are checked for their seals and hashed here.
+
+mod answers;
+mod domain;
+mod figures;
+mod metrics;
+mod packed;
+mod server;
+mod service;
+mod store;
+
+pub use domain::Rule;
+pub use metrics::Endpoint;
+pub use server::{Configuration, Server};

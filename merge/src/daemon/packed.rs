@@ -1,0 +1,83 @@
+//! A segment that the daemon fills with the pages of small offers, so that a model of many small tensors is not many
+//! files. Only the daemon's own mapping can write to it; when it is full, nobody can.
+
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{FallocateFlags, SealFlags};
+use rustix::io;
+
+use crate::mapping::Mapping;
+use crate::page::PAGE_BYTES;
+use crate::segment::{self, FINAL_SEALS, MOST_PAGES};
+
+/// An open segment.
+pub struct Packed {
+    file: OwnedFd,
+    memory: Mapping,
+    filled: usize,
+}
+
+impl Packed {
+    /// An empty one, and its read-only opening.
+    pub fn new() -> io::Result<(Packed, OwnedFd)> {
+        let file = segment::create()?;
+        let bytes = MOST_PAGES * PAGE_BYTES;
+        rustix::fs::ftruncate(&file, bytes as u64)?;
+        let memory = Mapping::shared(&file, bytes, true)?;
+        let seals = SealFlags::FUTURE_WRITE | SealFlags::SHRINK | SealFlags::GROW;
+        rustix::fs::fcntl_add_seals(&file, seals)?;
+        let read_only = segment::reopen_read_only(&file)?;
+        Ok((Packed { file, memory, filled: 0 }, read_only))
+    }
+
+    /// Pages it has room for.
+    pub fn room(&self) -> usize {
+        MOST_PAGES - self.filled
+    }
+
+    /// Sets memory aside for so many pages, so that there is some when they are written.
+    pub fn reserve(&self, pages: usize) -> io::Result<()> {
+        let (from, bytes) = (self.filled * PAGE_BYTES, pages * PAGE_BYTES);
+        rustix::fs::fallocate(&self.file, FallocateFlags::empty(), from as u64, bytes as u64)
+    }
+
+    /// Adds a page for which there is room and memory; returns its place.
+    pub fn add(&mut self, page: &[u8; PAGE_BYTES]) -> u32 {
+        assert!(self.filled < MOST_PAGES);
+        // SAFETY: inside the mapping, at a page that nobody has been told of yet.
+        unsafe {
+            let at = self.memory.start().add(self.filled * PAGE_BYTES);
+            std::ptr::copy_nonoverlapping(page.as_ptr(), at, PAGE_BYTES);
+        }
+        self.filled += 1;
+        self.filled as u32 - 1
+    }
+
+    /// Ends writing for good.
+    pub fn finish(self) -> io::Result<()> {
+        let Packed { file, memory, .. } = self;
+        drop(memory);
+        rustix::fs::fcntl_add_seals(&file, FINAL_SEALS | SealFlags::SEAL)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_packer_writes() {
+        let (mut packed, read_only) = Packed::new().unwrap();
+        packed.reserve(2).unwrap();
+        assert_eq!(packed.add(&[5; PAGE_BYTES]), 0);
+        assert_eq!(packed.add(&[6; PAGE_BYTES]), 1);
+        let mut page = [0; PAGE_BYTES];
+        rustix::io::pread(&read_only, &mut page, PAGE_BYTES as u64).unwrap();
+        assert_eq!(page, [6; PAGE_BYTES]);
+        assert!(Mapping::shared(&read_only, PAGE_BYTES, true).is_err());
+        assert!(rustix::io::pwrite(&packed.file, b"x", 0).is_err());
+        assert_eq!(segment::check(&read_only, MOST_PAGES), Err(segment::Flaw::NotSealed));
+        packed.finish().unwrap();
+        assert!(rustix::fs::fcntl_get_seals(&read_only).unwrap().contains(FINAL_SEALS));
+    }
+}

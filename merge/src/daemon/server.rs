@@ -1,0 +1,258 @@
+//! Accepts connections, finds out whose they are, and hands them to their domain's thread. Serves /metrics.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::daemon::domain::{self, Domain, Rule};
+use crate::daemon::figures::Board;
+use crate::daemon::metrics::{Endpoint, Listener, Visitor};
+use crate::daemon::service::{self, Door, Newcomer};
+use crate::daemon::store::Store;
+use crate::error::{Error, While};
+use crate::fault;
+use crate::page::PAGE_BYTES;
+
+/// How a daemon is set up.
+pub struct Configuration {
+    /// Where it listens.
+    pub socket: PathBuf,
+    /// Who shares with whom.
+    pub rule: Rule,
+    /// Bytes that a domain's store may hold.
+    pub most_bytes: u64,
+    /// Connections that a domain may have.
+    pub most_clients: usize,
+    /// Where figures are served.
+    pub metrics: Option<Endpoint>,
+}
+
+/// Domains at a time: each has a thread.
+const MOST_DOMAINS: usize = 256;
+/// Visitors of /metrics at a time, and how long they may take.
+const MOST_VISITORS: usize = 16;
+const VISIT: Duration = Duration::from_secs(5);
+
+/// A daemon that listens.
+pub struct Server {
+    configuration: Configuration,
+    listener: OwnedFd,
+    metrics: Option<Listener>,
+    visitors: Vec<Visitor>,
+    doors: HashMap<Domain, Door>,
+    board: Arc<Board>,
+    most_segments: usize,
+    /// Held as long as the daemon lives: two on one socket would be none.
+    _lock: File,
+}
+
+impl Server {
+    /// Listens, so that programs can connect when this returns.
+    ///
+    /// # Errors
+    /// Another daemon serves that socket; the socket's folder cannot be made; the kernel lacks what the rule needs.
+    pub fn new(mut configuration: Configuration) -> Result<Server, Error> {
+        if configuration.rule == Rule::Cgroup && !domain::knows_processes() {
+            return Err(Error::new(
+                libc::ENOTSUP,
+                "domains by cgroup need Linux 6.5 or newer (SO_PEERPIDFD)",
+            ));
+        }
+        guard_this_process();
+        let files = raise_file_limit();
+        // No domain takes more than a quarter of the daemon's files for its segments, or an eighth for its clients.
+        configuration.most_clients = configuration.most_clients.min(files / 8);
+        let lock = lock(&configuration)?;
+        let listener = listen(&configuration)?;
+        let metrics = match &configuration.metrics {
+            None => None,
+            Some(endpoint) => Some(Listener::new(endpoint).map_err(|error| {
+                let errno = error.raw_os_error().unwrap_or(libc::EIO);
+                Error::new(errno, format!("cannot serve metrics on {endpoint}: {error}"))
+            })?),
+        };
+        Ok(Server {
+            configuration,
+            listener,
+            metrics,
+            visitors: Vec::new(),
+            doors: HashMap::new(),
+            board: Arc::default(),
+            most_segments: files / 4,
+            _lock: lock,
+        })
+    }
+
+    /// Serves until `stop` is readable.
+    pub fn run(&mut self, stop: impl AsFd) -> Result<(), Error> {
+        loop {
+            let mut watched = vec![PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN)];
+            watched.push(PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN));
+            let files =
+                self.metrics.iter().map(Listener::file).chain(self.visitors.iter().map(Visitor::file));
+            watched.extend(files.map(|file| PollFd::from_borrowed_fd(file, PollFlags::IN)));
+            let second = rustix::time::Timespec { tv_sec: 1, tv_nsec: 0 };
+            match poll(&mut watched, Some(&second)) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(Error::system("poll", errno)),
+            }
+            let is_ready: Vec<bool> = watched.iter().map(|file| !file.revents().is_empty()).collect();
+            drop(watched);
+            if is_ready[0] {
+                return Ok(());
+            }
+            if is_ready[1] {
+                self.accept();
+            }
+            let first_visitor = 2 + self.metrics.is_some() as usize;
+            let mut ready = is_ready[first_visitor..].iter();
+            let board = &self.board;
+            self.visitors.retain_mut(|visitor| {
+                let is_done = ready.next() == Some(&true) && visitor.serve(|| board.prometheus());
+                !is_done && visitor.since.elapsed() < VISIT
+            });
+            if self.metrics.is_some()
+                && is_ready[2]
+                && let Some(visitor) = self.metrics.as_ref().and_then(Listener::accept)
+                && self.visitors.len() < MOST_VISITORS
+            {
+                self.visitors.push(visitor);
+            }
+            self.doors.retain(|_, door| !door.is_closed());
+        }
+    }
+
+    fn accept(&mut self) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = match rustix::net::accept_with(&self.listener, flags) {
+            Ok(socket) => socket,
+            Err(Errno::MFILE | Errno::NFILE) => return std::thread::sleep(Duration::from_millis(10)),
+            Err(_) => return,
+        };
+        fault::point("store.accepted");
+        let peer = match self.configuration.rule.peer(&socket) {
+            Ok(peer) => peer,
+            Err(error) => return self.turn_away(socket, &error.to_string()),
+        };
+        let own = rustix::process::geteuid();
+        if !own.is_root() && peer.user != own.as_raw() && self.configuration.rule != Rule::Everyone {
+            let why = format!("process {} is of uid {}, not of this user", peer.pid, peer.user);
+            return self.turn_away(socket, &why);
+        }
+        let domain = peer.domain.clone();
+        let mut newcomer = Newcomer { socket, peer };
+        if let Some(door) = self.doors.get(&domain) {
+            match door.let_in(newcomer) {
+                Ok(()) => return,
+                Err(returned) => newcomer = returned,
+            }
+        }
+        match self.open_door(&domain) {
+            Ok(door) => {
+                let _ = door.let_in(newcomer);
+                self.doors.insert(domain, door);
+            }
+            Err(error) => self.turn_away(newcomer.socket, &error.to_string()),
+        }
+    }
+
+    fn open_door(&self, domain: &Domain) -> Result<Door, Error> {
+        if self.doors.len() >= MOST_DOMAINS {
+            return Err(Error::new(libc::EAGAIN, format!("no store for {domain}: there are {MOST_DOMAINS}")));
+        }
+        let most_pages = (self.configuration.most_bytes / PAGE_BYTES as u64) as usize;
+        let store = Store::new(most_pages, self.most_segments)?;
+        service::start(domain.clone(), store, self.board.clone(), self.configuration.most_clients)
+    }
+
+    /// Closes a connection of nobody's, elsewhere: files that were sent over it close with it, and may take their time.
+    fn turn_away(&self, socket: OwnedFd, why: &str) {
+        tracing::warn!("a connection was refused: {why}");
+        let _ = std::thread::Builder::new().stack_size(64 * 1024).spawn(move || drop(socket));
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.configuration.socket);
+        if let Some(Endpoint::Socket(path)) = &self.configuration.metrics {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// No other process of the user may look into this one; leases may not end it.
+fn guard_this_process() {
+    let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
+    // SAFETY: ignoring a signal touches no memory.
+    unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
+}
+
+/// Allows as many files as this user may have, and says how many that is.
+fn raise_file_limit() -> usize {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+    getrlimit(Resource::Nofile).current.map_or(1 << 16, |files| files as usize)
+}
+
+fn lock(configuration: &Configuration) -> Result<File, Error> {
+    let socket = &configuration.socket;
+    let failed = |what: &str, error: std::io::Error| {
+        let line = format!("{what} {}: {error}", socket.display());
+        Error::new(error.raw_os_error().unwrap_or(libc::EIO), line)
+    };
+    if let Some(folder) = socket.parent()
+        && !folder.as_os_str().is_empty()
+        && !folder.exists()
+    {
+        // The system's store is for all users, a user's own for nobody else.
+        let mode = if rustix::process::geteuid().is_root() { 0o755 } else { 0o700 };
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(mode)
+            .create(folder)
+            .map_err(|error| failed("cannot make the folder of", error))?;
+    }
+    let path = socket.with_extension("lock");
+    let file = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path)
+        .map_err(|error| failed("cannot open the lock of", error))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(_) => Err(Error::new(
+            libc::EADDRINUSE,
+            format!("another page store serves {}: stop it, or choose another socket", socket.display()),
+        )),
+    }
+}
+
+fn listen(configuration: &Configuration) -> Result<OwnedFd, Error> {
+    let path = &configuration.socket;
+    let what = || format!("cannot listen on {}", path.display());
+    let address = SocketAddrUnix::new(path).while_doing(what())?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .while_doing("cannot make a socket")?;
+    // The lock says that nobody serves it.
+    let _ = std::fs::remove_file(path);
+    rustix::net::bind(&socket, &address).while_doing(what())?;
+    let is_for_all = rustix::process::geteuid().is_root() || configuration.rule == Rule::Everyone;
+    let mode = if is_for_all { 0o666 } else { 0o600 };
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(|error| {
+        Error::new(error.raw_os_error().unwrap_or(libc::EIO), format!("{}: {error}", what()))
+    })?;
+    rustix::net::listen(&socket, 256).while_doing(what())?;
+    Ok(socket)
+}

@@ -1,0 +1,262 @@
+//! A trust domain's thread: its clients, its store, an event loop.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+
+use crate::channel;
+use crate::daemon::answers;
+use crate::daemon::domain::{Domain, Peer};
+use crate::daemon::figures::{Board, Figures};
+use crate::daemon::store::Store;
+use crate::error::{Error, While};
+use crate::fault;
+use crate::protocol::{Answer, MOST_BYTES, Refusal, Request};
+
+/// How often segments that nobody maps are looked for.
+const SWEEP: Duration = Duration::from_secs(1);
+const NEWCOMERS: u64 = 0;
+
+/// Somebody who has connected.
+pub struct Newcomer {
+    /// The connection.
+    pub socket: OwnedFd,
+    /// Who it is.
+    pub peer: Peer,
+}
+
+/// The way to a domain's thread.
+pub struct Door {
+    newcomers: Sender<Newcomer>,
+    bell: Arc<OwnedFd>,
+    /// Set by the thread when it leaves: the next newcomer needs another.
+    closed: Arc<AtomicBool>,
+}
+
+impl Door {
+    /// Hands a connection over, or back if the thread has left.
+    pub fn let_in(&self, newcomer: Newcomer) -> Result<(), Newcomer> {
+        if self.closed.load(Relaxed) {
+            return Err(newcomer);
+        }
+        self.newcomers.send(newcomer).map_err(|returned| returned.0)?;
+        self.ring();
+        Ok(())
+    }
+
+    /// Whether the thread has left.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Relaxed)
+    }
+
+    fn ring(&self) {
+        let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        // The thread ends when nobody can come any more.
+        let gone = std::mem::replace(&mut self.newcomers, channel().0);
+        drop(gone);
+        self.ring();
+    }
+}
+
+struct Client {
+    socket: OwnedFd,
+    peer: Peer,
+}
+
+struct Service {
+    domain: Domain,
+    store: Store,
+    board: Arc<Board>,
+    events: OwnedFd,
+    bell: Arc<OwnedFd>,
+    newcomers: Receiver<Newcomer>,
+    clients: HashMap<u64, Client>,
+    most_clients: usize,
+    figures: Figures,
+    next: u64,
+    buffer: Vec<u8>,
+}
+
+/// Starts a domain's thread.
+pub fn start(domain: Domain, store: Store, board: Arc<Board>, most_clients: usize) -> Result<Door, Error> {
+    let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).while_doing("eventfd")?);
+    let events = epoll::create(epoll::CreateFlags::CLOEXEC).while_doing("epoll")?;
+    watch(&events, bell.as_fd(), NEWCOMERS)?;
+    let (newcomers, receiver) = channel();
+    let closed = Arc::new(AtomicBool::new(false));
+    let name = domain.to_string();
+    let mut service = Service {
+        domain,
+        store,
+        board,
+        events,
+        bell: bell.clone(),
+        newcomers: receiver,
+        clients: HashMap::new(),
+        most_clients,
+        figures: Figures::default(),
+        next: NEWCOMERS + 1,
+        buffer: vec![0; MOST_BYTES],
+    };
+    let closes = closed.clone();
+    let run = move || {
+        if let Err(error) = service.run(&closes) {
+            tracing::error!("the store of {} has ended: {error}", service.domain);
+        }
+        closes.store(true, Relaxed);
+        service.board.post(&service.domain, None);
+    };
+    std::thread::Builder::new().name(name.chars().take(15).collect()).spawn(run).map_err(|error| {
+        Error::new(error.raw_os_error().unwrap_or(libc::EAGAIN), format!("a thread for {name}: {error}"))
+    })?;
+    Ok(Door { newcomers, bell, closed })
+}
+
+impl Service {
+    fn run(&mut self, closed: &AtomicBool) -> Result<(), Error> {
+        let mut ready = Vec::with_capacity(256);
+        let mut next_sweep = Instant::now() + SWEEP;
+        loop {
+            let wait = next_sweep.saturating_duration_since(Instant::now()).as_millis() as i64 + 1;
+            let wait = rustix::time::Timespec { tv_sec: wait / 1000, tv_nsec: wait % 1000 * 1_000_000 };
+            ready.clear();
+            match epoll::wait(&self.events, rustix::buffer::spare_capacity(&mut ready), Some(&wait)) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(Error::system("epoll", errno)),
+            }
+            // One message of each client at a time: nobody waits for another's flood to end.
+            for event in &ready {
+                match event.data.u64() {
+                    NEWCOMERS => {
+                        if !self.welcome() {
+                            return Ok(());
+                        }
+                    }
+                    token => self.serve(token),
+                }
+            }
+            if Instant::now() >= next_sweep {
+                next_sweep = Instant::now() + SWEEP;
+                self.figures.dropped_pages_total += self.store.sweep() as u64;
+                if self.clients.is_empty() && self.store.is_empty() {
+                    // Whoever comes between these two lines is let in by the next thread: the door hands them back
+                    // or they lose the connection and try again.
+                    closed.store(true, Relaxed);
+                    if !self.welcome() || self.clients.is_empty() {
+                        return Ok(());
+                    }
+                    closed.store(false, Relaxed);
+                }
+            }
+            self.post();
+        }
+    }
+
+    fn post(&mut self) {
+        self.figures.clients = self.clients.len() as u64;
+        self.store.count(&mut self.figures);
+        self.board.post(&self.domain, Some(&self.figures));
+    }
+
+    /// Lets in who is at the door; false if nobody can come any more.
+    fn welcome(&mut self) -> bool {
+        let _ = rustix::io::read(&*self.bell, &mut [0; 8]);
+        loop {
+            match self.newcomers.try_recv() {
+                Ok(Newcomer { socket, peer }) => {
+                    let pid = peer.pid;
+                    if self.clients.len() >= self.most_clients {
+                        self.figures.turned_away_total += 1;
+                        tracing::warn!(
+                            "process {pid} was turned away: {} has too many connections",
+                            self.domain
+                        );
+                        continue;
+                    }
+                    let token = self.next;
+                    self.next += 1;
+                    if let Err(error) = watch(&self.events, socket.as_fd(), token) {
+                        tracing::warn!("process {pid} was refused: {error}");
+                        continue;
+                    }
+                    tracing::debug!("process {pid} of {} is client {token}", self.domain);
+                    self.figures.connections_total += 1;
+                    self.clients.insert(token, Client { socket, peer });
+                }
+                Err(std::sync::mpsc::TryRecvError::Empty) => return true,
+                Err(std::sync::mpsc::TryRecvError::Disconnected) => return false,
+            }
+        }
+    }
+
+    fn serve(&mut self, token: u64) {
+        let Some(client) = self.clients.get(&token) else { return };
+        let received = match channel::receive(&client.socket, &mut self.buffer, RecvFlags::DONTWAIT) {
+            Err(Errno::AGAIN) => return,
+            Err(errno) => return self.expel(token, &format!("message: {errno}")),
+            Ok(received) if received.bytes == 0 => return self.forget(token),
+            Ok(received) => received,
+        };
+        fault::point("store.received");
+        let Ok(request) = Request::decode(&self.buffer[..received.bytes]) else {
+            return self.expel(token, "malformed message");
+        };
+        let user = client.peer.user;
+        let (answer, file) = if request == Request::Status && received.file.is_none() {
+            self.figures.requests_total += 1;
+            (self.status(user), None)
+        } else {
+            answers::answer(&mut self.store, &mut self.figures, token, request, received.file)
+        };
+        let Some(client) = self.clients.get(&token) else { return };
+        let flags = SendFlags::DONTWAIT;
+        let sent = channel::send(&client.socket, &answer.encode(), file.as_ref().map(AsFd::as_fd), flags);
+        fault::point("store.answered");
+        if let Err(errno) = sent {
+            // Nobody waits for a client that does not read.
+            self.expel(token, &format!("answer: {errno}"));
+        } else if let Answer::Refused { reason: Refusal::Wrong, line } = answer {
+            self.expel(token, &line);
+        }
+    }
+
+    /// Figures of the asker's domain, or of all for root and the daemon's own user.
+    fn status(&mut self, user: u32) -> Answer {
+        self.post();
+        let sees_all = user == 0 || user == rustix::process::geteuid().as_raw();
+        Answer::Status { json: self.board.json(if sees_all { None } else { Some(&self.domain) }) }
+    }
+
+    fn forget(&mut self, token: u64) {
+        if let Some(client) = self.clients.remove(&token) {
+            tracing::debug!("client {token}, process {}, has gone", client.peer.pid);
+            self.store.client_has_gone(token);
+        }
+    }
+
+    fn expel(&mut self, token: u64, why: &str) {
+        if let Some(client) = self.clients.get(&token) {
+            let Peer { pid, user, .. } = client.peer;
+            tracing::warn!("connection of process {pid}, uid {user}, was closed: {why}");
+            self.figures.expelled_total += 1;
+            self.forget(token);
+        }
+    }
+}
+
+fn watch(events: &OwnedFd, file: BorrowedFd<'_>, token: u64) -> Result<(), Error> {
+    epoll::add(events, file, EventData::new_u64(token), EventFlags::IN).while_doing("epoll")
+}

@@ -1,0 +1,323 @@
+//! One trust domain's pages: its segments, its index, its secret.
+
+use std::collections::HashMap;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use crate::daemon::figures::Figures;
+use crate::daemon::packed::Packed;
+use crate::error::{Error, While};
+use crate::fault;
+use crate::index::{FEWEST_LINES, Location, Writer};
+use crate::page::{PAGE_BYTES, PageHash, SECRET_BYTES, Secret};
+use crate::protocol::Refusal;
+use crate::segment::{self, MOST_PAGES};
+
+/// Offers of fewer pages are copied into a segment that they share with others.
+const PACK_BELOW: usize = 512;
+/// Pages read and hashed at a time: what the second-level cache holds.
+const PIECE_PAGES: usize = 64;
+
+struct Segment {
+    /// The daemon's only opening.
+    file: OwnedFd,
+    pages: Vec<PageHash>,
+    room: u32,
+}
+
+/// What became of an offer.
+pub struct Taken {
+    /// Pages whose contents were new.
+    pub new_pages: u32,
+    /// Where they are, if there are any: the segment, a file for the client, the segment's room.
+    pub at: Option<(u32, OwnedFd, u32)>,
+}
+
+/// Why not.
+pub type Refused = (Refusal, String);
+
+/// A domain's store.
+pub struct Store {
+    identity: u64,
+    secret: Secret,
+    index: Writer,
+    segments: HashMap<u32, Segment>,
+    next_segment: u32,
+    packed: Option<(u32, Packed)>,
+    /// Pages that clients keep for themselves, by client.
+    elsewhere: HashMap<u64, Vec<PageHash>>,
+    elsewhere_pages: usize,
+    most_pages: usize,
+    most_segments: usize,
+    pages: usize,
+    buffer: Vec<u8>,
+}
+
+impl Store {
+    /// An empty store of at most so many pages in so many segments.
+    pub fn new(most_pages: usize, most_segments: usize) -> Result<Store, Error> {
+        let mut secret = [0; SECRET_BYTES];
+        let mut identity = [0; 8];
+        for part in [&mut secret[..], &mut identity[..]] {
+            let mut filled = 0;
+            while filled < part.len() {
+                filled += rustix::rand::getrandom(&mut part[filled..], rustix::rand::GetRandomFlags::empty())
+                    .while_doing("random bytes for a store's secret")?;
+            }
+        }
+        Ok(Store {
+            identity: u64::from_le_bytes(identity),
+            secret: Secret::new(secret),
+            index: Writer::new(FEWEST_LINES).while_doing("memory for a store's index")?,
+            segments: HashMap::new(),
+            next_segment: 1,
+            packed: None,
+            elsewhere: HashMap::new(),
+            elsewhere_pages: 0,
+            most_pages,
+            most_segments,
+            pages: 0,
+            buffer: Vec::new(),
+        })
+    }
+
+    /// What can be counted about it.
+    pub fn count(&self, figures: &mut Figures) {
+        figures.store_pages = self.pages as u64;
+        figures.store_limit_pages = self.most_pages as u64;
+        figures.segments = self.segments.len() as u64;
+        figures.index_entries = self.index.entries() as u64;
+        figures.index_bytes = self.index.bytes() as u64;
+        figures.private_pages = self.elsewhere_pages as u64;
+    }
+
+    /// What tells it from other stores.
+    pub fn identity(&self) -> u64 {
+        self.identity
+    }
+
+    /// How its pages are hashed.
+    pub fn secret(&self) -> &Secret {
+        &self.secret
+    }
+
+    /// The index, for clients.
+    pub fn index(&self) -> BorrowedFd<'_> {
+        self.index.file()
+    }
+
+    /// Whether it holds nothing.
+    pub fn is_empty(&self) -> bool {
+        self.segments.is_empty()
+    }
+
+    /// Takes over a segment of a client, as far as its contents are new.
+    pub fn offer(&mut self, file: OwnedFd, pages: usize) -> Result<Taken, Refused> {
+        segment::check(&file, pages).map_err(|flaw| {
+            (Refusal::Wrong, format!("the offered file is no sealed segment of {pages} pages: {flaw:?}"))
+        })?;
+        let hashes = self.hash_all(&file, pages)?;
+        fault::point("store.hashed");
+        let new_pages = hashes.iter().filter(|hash| !self.has(**hash)).count();
+        if new_pages == 0 {
+            return Ok(Taken { new_pages: 0, at: None });
+        }
+        let is_small = pages < PACK_BELOW;
+        let more = if is_small { new_pages } else { pages };
+        if self.pages + more > self.most_pages {
+            let (held, most) = (self.pages / 256, self.most_pages / 256);
+            return Err((Refusal::Full, format!("the page store is full: it holds {held} of {most} MiB")));
+        }
+        self.make_room(new_pages)?;
+        let (segment, new_pages) =
+            if is_small { self.pack(&file, &hashes)? } else { self.keep(file, hashes)? };
+        fault::point("store.indexed");
+        let at = self.attach(segment).map(|(file, room)| (segment, file, room));
+        Ok(Taken { new_pages, at })
+    }
+
+    /// A segment's file for a client, and how many pages it can hold.
+    pub fn attach(&self, segment: u32) -> Option<(OwnedFd, u32)> {
+        let segment = self.segments.get(&segment)?;
+        Some((segment::reopen_read_only(&segment.file).ok()?, segment.room))
+    }
+
+    /// Notes pages that a client keeps for itself.
+    pub fn note_elsewhere(&mut self, client: u64, pages: &[PageHash]) -> Result<(), Refused> {
+        // Beyond that they are merely not known; the store's own pages come first.
+        let room = (self.most_pages / 4).saturating_sub(self.elsewhere_pages);
+        let pages = &pages[..pages.len().min(room)];
+        self.make_room(pages.len())?;
+        let list = self.elsewhere.entry(client).or_default();
+        for &page in pages {
+            if self.index.find(page).is_none() && self.index.put(page, Location::Elsewhere) {
+                list.push(page);
+                self.elsewhere_pages += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets what a client kept.
+    pub fn client_has_gone(&mut self, client: u64) {
+        for page in self.elsewhere.remove(&client).unwrap_or_default() {
+            self.index.remove(page, Location::Elsewhere);
+            self.elsewhere_pages -= 1;
+        }
+    }
+
+    /// Drops the segments that nobody has open or mapped; says how many pages they held.
+    pub fn sweep(&mut self) -> usize {
+        let dead: Vec<u32> =
+            self.segments.iter().filter(|(_, s)| !segment::is_in_use(&s.file)).map(|(&n, _)| n).collect();
+        let before = self.pages;
+        for number in dead {
+            fault::point("store.dropping");
+            if self.packed.as_ref().is_some_and(|(open, _)| *open == number) {
+                self.packed = None;
+            }
+            let Some(segment) = self.segments.remove(&number) else { continue };
+            self.pages -= segment.pages.len();
+            for (page, hash) in segment.pages.into_iter().enumerate() {
+                self.index.remove(hash, Location::Stored { segment: number, page: page as u32 });
+            }
+        }
+        before - self.pages
+    }
+
+    fn has(&self, hash: PageHash) -> bool {
+        matches!(self.index.find(hash), Some(Location::Stored { .. }))
+    }
+
+    /// Reads rather than maps: a page that cannot be had is an error and not a signal.
+    fn hash_all(&mut self, file: &OwnedFd, pages: usize) -> Result<Vec<PageHash>, Refused> {
+        let mut hashes = Vec::with_capacity(pages);
+        while hashes.len() < pages {
+            let piece = PIECE_PAGES.min(pages - hashes.len());
+            let bytes = self.read(file, hashes.len(), piece)?;
+            let secret = &self.secret;
+            hashes.extend(self.buffer[..bytes].chunks_exact(PAGE_BYTES).map(|page| secret.hash(page)));
+        }
+        Ok(hashes)
+    }
+
+    fn read(&mut self, file: &OwnedFd, page: usize, pages: usize) -> Result<usize, Refused> {
+        let bytes = pages * PAGE_BYTES;
+        self.buffer.resize(PIECE_PAGES * PAGE_BYTES, 0);
+        let mut filled = 0;
+        while filled < bytes {
+            let at = (page * PAGE_BYTES + filled) as u64;
+            match rustix::io::pread(file, &mut self.buffer[filled..bytes], at) {
+                Err(rustix::io::Errno::INTR) => {}
+                Ok(0) | Err(_) => return Err((Refusal::Wrong, "the offered segment cannot be read".into())),
+                Ok(n) => filled += n,
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Keeps a client's segment as it is.
+    fn keep(&mut self, file: OwnedFd, hashes: Vec<PageHash>) -> Result<(u32, u32), Refused> {
+        let file = segment::reopen_read_only(&file).map_err(no_file)?;
+        let number = self.number()?;
+        let mut new_pages = 0;
+        for (page, &hash) in hashes.iter().enumerate() {
+            if !self.has(hash) {
+                let at = Location::Stored { segment: number, page: page as u32 };
+                new_pages += self.index.put(hash, at) as u32;
+            }
+        }
+        self.pages += hashes.len();
+        let room = hashes.len() as u32;
+        self.segments.insert(number, Segment { file, pages: hashes, room });
+        Ok((number, new_pages))
+    }
+
+    /// Copies what is new into the open segment.
+    fn pack(&mut self, file: &OwnedFd, hashes: &[PageHash]) -> Result<(u32, u32), Refused> {
+        let number = self.open_packed(hashes.len())?;
+        let mut new_pages = 0;
+        for from in (0..hashes.len()).step_by(PIECE_PAGES) {
+            let piece = PIECE_PAGES.min(hashes.len() - from);
+            let bytes = self.read(file, from, piece)?;
+            for (page, &hash) in self.buffer[..bytes].as_chunks::<PAGE_BYTES>().0.iter().zip(&hashes[from..])
+            {
+                let known = matches!(self.index.find(hash), Some(Location::Stored { .. }));
+                let (Some((_, packed)), Some(segment)) = (&mut self.packed, self.segments.get_mut(&number))
+                else {
+                    continue;
+                };
+                if known {
+                    continue;
+                }
+                let at = packed.add(page);
+                segment.pages.push(hash);
+                self.pages += 1;
+                new_pages += self.index.put(hash, Location::Stored { segment: number, page: at }) as u32;
+            }
+        }
+        Ok((number, new_pages))
+    }
+
+    /// The open segment, with room and memory for so many pages.
+    fn open_packed(&mut self, pages: usize) -> Result<u32, Refused> {
+        if self.packed.as_ref().is_some_and(|(_, packed)| packed.room() < pages)
+            && let Some((_, full)) = self.packed.take()
+        {
+            // Unsealed it is as read-only to clients; it can merely not be handed in to another daemon.
+            if let Err(errno) = full.finish() {
+                tracing::debug!("cannot seal a packed segment: {errno}");
+            }
+        }
+        if self.packed.is_none() {
+            let (packed, file) = Packed::new().map_err(no_file)?;
+            let number = self.number()?;
+            self.segments.insert(number, Segment { file, pages: Vec::new(), room: MOST_PAGES as u32 });
+            self.packed = Some((number, packed));
+        }
+        match &self.packed {
+            Some((number, packed)) => packed.reserve(pages).map_err(no_file).map(|()| *number),
+            None => Err(no_file(rustix::io::Errno::NOMEM)),
+        }
+    }
+
+    fn number(&mut self) -> Result<u32, Refused> {
+        if self.segments.len() >= self.most_segments {
+            return Err(no_file(rustix::io::Errno::MFILE));
+        }
+        let number = self.next_segment;
+        self.next_segment = number.checked_add(1).ok_or_else(|| no_file(rustix::io::Errno::OVERFLOW))?;
+        Ok(number)
+    }
+
+    /// Makes the index large enough.
+    fn make_room(&mut self, more: usize) -> Result<(), Refused> {
+        if !self.index.is_full_with(more) {
+            return Ok(());
+        }
+        let entries = self.index.entries() + more;
+        let mut index = Writer::new(Writer::lines_for(entries + entries / 4))
+            .map_err(|_| (Refusal::Full, "the page store has no memory for its index".to_owned()))?;
+        for (&number, segment) in &self.segments {
+            for (page, &hash) in segment.pages.iter().enumerate() {
+                let at = Location::Stored { segment: number, page: page as u32 };
+                if self.index.find(hash) == Some(at) {
+                    index.put(hash, at);
+                }
+            }
+        }
+        for &hash in self.elsewhere.values().flatten() {
+            if self.index.find(hash) == Some(Location::Elsewhere) {
+                index.put(hash, Location::Elsewhere);
+            }
+        }
+        let old = std::mem::replace(&mut self.index, index);
+        old.supersede();
+        fault::point("store.grown");
+        Ok(())
+    }
+}
+
+fn no_file(errno: rustix::io::Errno) -> Refused {
+    let why = std::io::Error::from(errno);
+    (Refusal::Full, format!("the page store cannot take another segment: {why}"))
+}

@@ -1,0 +1,342 @@
+//! The index of a store: from a page's hash to where the page is (UPM §V-A's hash table).
+//!
+//! It lies in memory that only the store's daemon can write and that all clients of the trust domain read, so that
+//! looking up a page asks nobody. Lines of four entries are searched from the one that the hash names; each search is
+//! bounded, so that pages made to collide cost little and are merely not found. An answer may be out of date: whoever
+//! uses one compares the pages' bytes.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU64, fence};
+
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::io;
+
+use crate::mapping::Mapping;
+use crate::page::{PAGE_BYTES, PageHash};
+use crate::segment::reopen_read_only;
+
+const ENTRIES_PER_LINE: usize = 4;
+const LINE_BYTES: usize = ENTRIES_PER_LINE * size_of::<Entry>();
+/// Lines that a search looks at before it gives up.
+const LONGEST_SEARCH: usize = 32;
+/// Lines of a new index: 256 KiB.
+pub const FEWEST_LINES: usize = 4096;
+/// Lines of the largest index: 64 GiB of entries would be silly, 1 TiB of pages is plenty.
+pub const MOST_LINES: usize = 1 << 26;
+const MAGIC: u64 = u64::from_le_bytes(*b"mayflyi1");
+
+#[repr(C)]
+struct Header {
+    magic: u64,
+    lines: u64,
+    superseded: AtomicU64,
+}
+
+#[repr(C)]
+struct Entry {
+    tag: AtomicU64,
+    location: AtomicU64,
+}
+
+/// Where a page is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Location {
+    /// In a segment of the store.
+    Stored {
+        /// The segment's number, from 1.
+        segment: u32,
+        /// The page's place in it.
+        page: u32,
+    },
+    /// In some client's private memory only: it was the first of its contents (docs/merge.md, "private pages").
+    Elsewhere,
+}
+
+const EMPTY: u64 = 0;
+const REMOVED: u64 = 1;
+const ELSEWHERE: u64 = 2;
+
+impl Location {
+    /// As one word; 0 is none.
+    pub fn pack(self) -> u64 {
+        match self {
+            Location::Stored { segment, page } => (segment as u64) << 32 | page as u64,
+            Location::Elsewhere => ELSEWHERE,
+        }
+    }
+
+    /// The reverse.
+    pub fn unpack(word: u64) -> Option<Location> {
+        match word {
+            ELSEWHERE => Some(Location::Elsewhere),
+            _ if word >> 32 != 0 => {
+                Some(Location::Stored { segment: (word >> 32) as u32, page: word as u32 })
+            }
+            _ => None,
+        }
+    }
+}
+
+fn bytes_for(lines: usize) -> usize {
+    PAGE_BYTES + lines * LINE_BYTES
+}
+
+/// The entries of a mapped index.
+struct Table {
+    memory: Mapping,
+    lines: usize,
+}
+
+impl Table {
+    fn header(&self) -> &Header {
+        // SAFETY: the mapping begins with a header (checked in `Reader::open`, written in `Writer::new`) and is page
+        // aligned; what changes in it is atomic.
+        unsafe { &*self.memory.start().cast::<Header>() }
+    }
+
+    fn line(&self, line: usize) -> &[Entry; ENTRIES_PER_LINE] {
+        debug_assert!(line < self.lines);
+        // SAFETY: `lines` lines lie behind the header's page; entries are atomics.
+        unsafe { &*self.memory.start().add(PAGE_BYTES + line * LINE_BYTES).cast() }
+    }
+
+    /// The lines that a page may be in, in order.
+    fn search(&self, hash: PageHash) -> impl Iterator<Item = &[Entry; ENTRIES_PER_LINE]> {
+        let mask = self.lines - 1;
+        (0..LONGEST_SEARCH.min(self.lines))
+            .map(move |i| self.line((hash.place as usize).wrapping_add(i) & mask))
+    }
+
+    fn find(&self, hash: PageHash) -> Option<(&Entry, u64)> {
+        for line in self.search(hash) {
+            for entry in line {
+                let location = entry.location.load(Acquire);
+                if location == EMPTY {
+                    return None;
+                }
+                if location != REMOVED && entry.tag.load(Relaxed) == hash.tag {
+                    return Some((entry, location));
+                }
+            }
+        }
+        None
+    }
+}
+
+/// A client's view.
+pub struct Reader(Table);
+
+impl Reader {
+    /// Maps the index that the store has sent.
+    pub fn open(file: impl AsFd) -> io::Result<Reader> {
+        let bytes = rustix::fs::fstat(&file)?.st_size as usize;
+        if bytes < bytes_for(FEWEST_LINES) {
+            return Err(io::Errno::INVAL);
+        }
+        let memory = Mapping::shared(file, bytes, false)?;
+        let mut table = Table { memory, lines: 0 };
+        let lines = table.header().lines as usize;
+        if table.header().magic != MAGIC || !lines.is_power_of_two() || bytes_for(lines) > bytes {
+            return Err(io::Errno::INVAL);
+        }
+        table.lines = lines;
+        Ok(Reader(table))
+    }
+
+    /// Where a page with this hash is, or was a moment ago.
+    #[inline]
+    pub fn find(&self, hash: PageHash) -> Option<Location> {
+        self.0.find(hash).and_then(|(_, location)| Location::unpack(location))
+    }
+
+    /// Begins to load what [`Reader::find`] will look at.
+    #[inline]
+    pub fn prefetch(&self, hash: PageHash) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        let line: *const _ = self.0.line(hash.place as usize & (self.0.lines - 1));
+        // SAFETY: a hint, about memory of ours.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
+    }
+
+    /// Whether the store has a larger one now.
+    pub fn is_superseded(&self) -> bool {
+        self.0.header().superseded.load(Acquire) != 0
+    }
+}
+
+/// The daemon's side.
+pub struct Writer {
+    table: Table,
+    read_only: OwnedFd,
+    used: usize,
+    removed: usize,
+}
+
+impl Writer {
+    /// An empty index of so many lines, a power of two.
+    pub fn new(lines: usize) -> io::Result<Writer> {
+        let lines = lines.next_power_of_two().clamp(FEWEST_LINES, MOST_LINES);
+        let bytes = bytes_for(lines);
+        let file = rustix::fs::memfd_create("mayfly-index", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::ftruncate(&file, bytes as u64)?;
+        // All of it now: memory that runs out later would be a SIGBUS.
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes as u64)?;
+        let memory = Mapping::shared(&file, bytes, true)?;
+        // From now on only this mapping can write.
+        let seals = SealFlags::FUTURE_WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&file, seals)?;
+        // SAFETY: fresh memory of our own, large enough and aligned.
+        unsafe {
+            memory.start().cast::<Header>().write(Header {
+                magic: MAGIC,
+                lines: lines as u64,
+                superseded: AtomicU64::new(0),
+            });
+        }
+        let read_only = reopen_read_only(&file)?;
+        Ok(Writer { table: Table { memory, lines }, read_only, used: 0, removed: 0 })
+    }
+
+    /// What clients map.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.read_only.as_fd()
+    }
+
+    /// Entries that say where a page is.
+    pub fn entries(&self) -> usize {
+        self.used - self.removed
+    }
+
+    /// Bytes of memory it takes.
+    pub fn bytes(&self) -> usize {
+        self.table.memory.bytes()
+    }
+
+    /// Lines in which `entries` fit well.
+    pub fn lines_for(entries: usize) -> usize {
+        (entries / ENTRIES_PER_LINE * 8 / 7 + 1).next_power_of_two().max(FEWEST_LINES)
+    }
+
+    /// Whether so many more entries should go into a larger or cleaner index.
+    pub fn is_full_with(&self, more: usize) -> bool {
+        (self.used + more) * 8 > self.table.lines * ENTRIES_PER_LINE * 7 && self.table.lines < MOST_LINES
+    }
+
+    /// Tells clients to ask for another.
+    pub fn supersede(&self) {
+        self.table.header().superseded.store(1, Release);
+    }
+
+    /// Where a page is.
+    pub fn find(&self, hash: PageHash) -> Option<Location> {
+        self.table.find(hash).and_then(|(_, location)| Location::unpack(location))
+    }
+
+    /// Adds a page, or says where it is from now on. False if the neighbourhood is full.
+    pub fn put(&mut self, hash: PageHash, location: Location) -> bool {
+        let word = location.pack();
+        if let Some((entry, _)) = self.table.find(hash) {
+            entry.location.store(word, Release);
+            return true;
+        }
+        for line in self.table.search(hash) {
+            for entry in line {
+                let old = entry.location.load(Relaxed);
+                if old <= REMOVED {
+                    entry.tag.store(hash.tag, Relaxed);
+                    entry.location.store(word, Release);
+                    if old == EMPTY {
+                        self.used += 1;
+                    } else {
+                        self.removed -= 1;
+                    }
+                    return true;
+                }
+            }
+        }
+        false
+    }
+
+    /// Forgets a page if this is where it is.
+    pub fn remove(&mut self, hash: PageHash, location: Location) {
+        if let Some((entry, word)) = self.table.find(hash)
+            && word == location.pack()
+        {
+            entry.location.store(REMOVED, Release);
+            self.removed += 1;
+            fence(Release);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn hash(n: u64) -> PageHash {
+        // Few places, so that searches run into one another.
+        PageHash { place: n % 3 * 1000, tag: n.wrapping_mul(0x9E37_79B9_7F4A_7C15) }
+    }
+
+    #[test]
+    fn locations_survive_packing() {
+        for location in [Location::Elsewhere, Location::Stored { segment: 1, page: 0 }] {
+            assert_eq!(Location::unpack(location.pack()), Some(location));
+        }
+        assert_eq!(Location::unpack(EMPTY), None);
+        assert_eq!(Location::unpack(REMOVED), None);
+    }
+
+    #[test]
+    fn crowded_places_are_refused_and_bounded() {
+        let mut writer = Writer::new(FEWEST_LINES).unwrap();
+        let here = Location::Stored { segment: 1, page: 1 };
+        let taken = (0..1000).filter(|&n| writer.put(PageHash { place: 5, tag: n }, here)).count();
+        assert_eq!(taken, LONGEST_SEARCH * ENTRIES_PER_LINE);
+    }
+
+    #[test]
+    fn clients_cannot_write() {
+        let writer = Writer::new(FEWEST_LINES).unwrap();
+        assert!(Mapping::shared(writer.file(), PAGE_BYTES, true).is_err());
+        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&writer.file()));
+        let again = std::fs::OpenOptions::new().read(true).write(true).open(path);
+        if let Ok(again) = again {
+            assert!(Mapping::shared(&again, PAGE_BYTES, true).is_err());
+            assert!(rustix::io::pwrite(&again, b"x", 0).is_err());
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn reads_what_was_written(steps in proptest::collection::vec((0u64..300, 0u8..3, 1u32..9), 1..400)) {
+            let mut writer = Writer::new(FEWEST_LINES).unwrap();
+            let reader = Reader::open(writer.file()).unwrap();
+            let mut model: HashMap<u64, Location> = HashMap::new();
+            for (n, action, segment) in steps {
+                let location = Location::Stored { segment, page: n as u32 };
+                match action {
+                    0 => {
+                        writer.remove(hash(n), location);
+                        if model.get(&n) == Some(&location) {
+                            model.remove(&n);
+                        }
+                    }
+                    1 if writer.put(hash(n), location) => { model.insert(n, location); }
+                    2 if writer.put(hash(n), Location::Elsewhere) => { model.insert(n, Location::Elsewhere); }
+                    _ => {}
+                }
+                prop_assert_eq!(writer.entries(), model.len());
+            }
+            for n in 0..300 {
+                prop_assert_eq!(reader.find(hash(n)), model.get(&n).copied());
+            }
+        }
+    }
+}

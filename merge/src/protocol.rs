@@ -1,0 +1,309 @@
+//! What clients and the store say to each other: one datagram a message, little-endian, at most [`MOST_BYTES`].
+//! A client asks, the store answers, in order. Files travel beside the bytes.
+//!
+//! | request | carries | the answer carries |
+//! |---|---|---|
+//! | hello | version | the store's identity and secret; the index |
+//! | index | | the index as it is now |
+//! | offer | number of pages; a sealed segment | how many were new, where they are; the segment read-only |
+//! | attach | a segment's number | its pages; the segment read-only |
+//! | private | hashes of pages that the client keeps | |
+//! | status | | the store's figures as JSON |
+
+use crate::page::{PageHash, SECRET_BYTES};
+
+/// What this side speaks.
+pub const VERSION: u32 = 1;
+/// The longest message.
+pub const MOST_BYTES: usize = 32 * 1024;
+/// Hashes in one message.
+pub const MOST_HASHES: usize = 1024;
+
+/// What a client asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// The first message.
+    Hello {
+        /// [`VERSION`].
+        version: u32,
+    },
+    /// Asks for the index, when the one in hand is superseded.
+    Index,
+    /// Hands in a segment, which is the message's file.
+    Offer {
+        /// How many it holds.
+        pages: u32,
+    },
+    /// Asks for a segment that the index names.
+    Attach {
+        /// Its number.
+        segment: u32,
+    },
+    /// Tells of pages that stay in the client's memory, so that the next one to have them gives them to the store.
+    Private {
+        /// Their hashes.
+        pages: Vec<PageHash>,
+    },
+    /// Asks for figures.
+    Status,
+}
+
+/// What the store answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// To hello; the index is the message's file.
+    Welcome {
+        /// Differs between stores, and after a restart that lost the segments.
+        identity: u64,
+        /// The store's secret.
+        secret: Box<[u8; SECRET_BYTES]>,
+    },
+    /// To index; the index is the message's file.
+    Index,
+    /// To offer; if any page was new, the segment is the message's file. It may hold other pages, too.
+    Taken {
+        /// Pages whose contents the store did not have.
+        new_pages: u32,
+        /// Where they are.
+        segment: u32,
+        /// Pages that this segment can hold.
+        segment_pages: u32,
+    },
+    /// To attach; the segment is the message's file.
+    Attached {
+        /// Pages that this segment can hold.
+        segment_pages: u32,
+    },
+    /// To private.
+    Noted,
+    /// To status.
+    Status {
+        /// One JSON object.
+        json: String,
+    },
+    /// The request was not granted.
+    Refused {
+        /// Why.
+        reason: Refusal,
+        /// One line about it.
+        line: String,
+    },
+}
+
+/// Why a request is not granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Refusal {
+    /// The store has as many pages as it may.
+    Full = 1,
+    /// The segment is gone.
+    Gone = 2,
+    /// The request is wrong.
+    Wrong = 3,
+    /// The client speaks another version.
+    Version = 4,
+}
+
+/// Not a message of this protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Malformed;
+
+struct Input<'a>(&'a [u8]);
+
+impl<'a> Input<'a> {
+    fn bytes<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+        let (first, rest) = self.0.split_first_chunk().ok_or(Malformed)?;
+        self.0 = rest;
+        Ok(*first)
+    }
+
+    fn u32(&mut self) -> Result<u32, Malformed> {
+        self.bytes().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64, Malformed> {
+        self.bytes().map(u64::from_le_bytes)
+    }
+
+    fn text(&mut self) -> Result<String, Malformed> {
+        let text = std::str::from_utf8(std::mem::take(&mut self.0)).map_err(|_| Malformed)?;
+        Ok(text.to_owned())
+    }
+
+    fn end(self) -> Result<(), Malformed> {
+        if self.0.is_empty() { Ok(()) } else { Err(Malformed) }
+    }
+}
+
+impl Request {
+    /// As bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        let mut words = |words: &[u32]| words.iter().for_each(|word| out.extend(word.to_le_bytes()));
+        match self {
+            Request::Hello { version } => words(&[1, *version]),
+            Request::Index => words(&[2]),
+            Request::Offer { pages } => words(&[3, *pages]),
+            Request::Attach { segment } => words(&[4, *segment]),
+            Request::Private { pages } => {
+                words(&[5]);
+                for page in pages {
+                    out.extend(page.place.to_le_bytes());
+                    out.extend(page.tag.to_le_bytes());
+                }
+            }
+            Request::Status => words(&[6]),
+        }
+        out
+    }
+
+    /// From bytes.
+    pub fn decode(bytes: &[u8]) -> Result<Request, Malformed> {
+        let mut input = Input(bytes);
+        let request = match input.u32()? {
+            1 => Request::Hello { version: input.u32()? },
+            2 => Request::Index,
+            3 => Request::Offer { pages: input.u32()? },
+            4 => Request::Attach { segment: input.u32()? },
+            5 => {
+                let count = input.0.len() / size_of::<PageHash>();
+                if count > MOST_HASHES {
+                    return Err(Malformed);
+                }
+                let mut pages = Vec::with_capacity(count);
+                for _ in 0..count {
+                    pages.push(PageHash { place: input.u64()?, tag: input.u64()? });
+                }
+                Request::Private { pages }
+            }
+            6 => Request::Status,
+            _ => return Err(Malformed),
+        };
+        input.end()?;
+        Ok(request)
+    }
+}
+
+impl Answer {
+    /// As bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        let mut words = |words: &[u32]| words.iter().for_each(|word| out.extend(word.to_le_bytes()));
+        match self {
+            Answer::Welcome { identity, secret } => {
+                words(&[1]);
+                out.extend(identity.to_le_bytes());
+                out.extend(&secret[..]);
+            }
+            Answer::Index => words(&[2]),
+            Answer::Taken { new_pages, segment, segment_pages } => {
+                words(&[3, *new_pages, *segment, *segment_pages]);
+            }
+            Answer::Attached { segment_pages } => words(&[4, *segment_pages]),
+            Answer::Noted => words(&[5]),
+            Answer::Status { json } => {
+                words(&[6]);
+                out.extend(json.as_bytes());
+            }
+            Answer::Refused { reason, line } => {
+                words(&[7, *reason as u32]);
+                out.extend(line.as_bytes());
+            }
+        }
+        out
+    }
+
+    /// From bytes.
+    pub fn decode(bytes: &[u8]) -> Result<Answer, Malformed> {
+        let mut input = Input(bytes);
+        let answer = match input.u32()? {
+            1 => Answer::Welcome { identity: input.u64()?, secret: Box::new(input.bytes()?) },
+            2 => Answer::Index,
+            3 => {
+                Answer::Taken { new_pages: input.u32()?, segment: input.u32()?, segment_pages: input.u32()? }
+            }
+            4 => Answer::Attached { segment_pages: input.u32()? },
+            5 => Answer::Noted,
+            6 => Answer::Status { json: input.text()? },
+            7 => {
+                let reason = match input.u32()? {
+                    1 => Refusal::Full,
+                    2 => Refusal::Gone,
+                    3 => Refusal::Wrong,
+                    4 => Refusal::Version,
+                    _ => return Err(Malformed),
+                };
+                Answer::Refused { reason, line: input.text()? }
+            }
+            _ => return Err(Malformed),
+        };
+        input.end()?;
+        Ok(answer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn requests() -> impl Strategy<Value = Request> {
+        let hashes = (any::<u64>(), any::<u64>()).prop_map(|(place, tag)| PageHash { place, tag });
+        prop_oneof![
+            any::<u32>().prop_map(|version| Request::Hello { version }),
+            Just(Request::Index),
+            any::<u32>().prop_map(|pages| Request::Offer { pages }),
+            any::<u32>().prop_map(|segment| Request::Attach { segment }),
+            proptest::collection::vec(hashes, 0..40).prop_map(|pages| Request::Private { pages }),
+            Just(Request::Status),
+        ]
+    }
+
+    fn answers() -> impl Strategy<Value = Answer> {
+        prop_oneof![
+            (any::<u64>(), any::<u8>())
+                .prop_map(|(identity, b)| Answer::Welcome { identity, secret: Box::new([b; SECRET_BYTES]) }),
+            Just(Answer::Index),
+            any::<[u32; 3]>().prop_map(|[new_pages, segment, segment_pages]| Answer::Taken {
+                new_pages,
+                segment,
+                segment_pages
+            }),
+            any::<u32>().prop_map(|segment_pages| Answer::Attached { segment_pages }),
+            Just(Answer::Noted),
+            ".{0,40}".prop_map(|json| Answer::Status { json }),
+            ".{0,40}".prop_map(|line| Answer::Refused { reason: Refusal::Gone, line }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn requests_survive(request in requests()) {
+            prop_assert_eq!(Request::decode(&request.encode()), Ok(request));
+        }
+
+        #[test]
+        fn answers_survive(answer in answers()) {
+            prop_assert_eq!(Answer::decode(&answer.encode()), Ok(answer));
+        }
+
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            if let Ok(request) = Request::decode(&bytes) {
+                prop_assert_eq!(request.encode(), bytes.clone());
+            }
+            if let Ok(answer) = Answer::decode(&bytes) {
+                prop_assert_eq!(answer.encode(), bytes);
+            }
+        }
+    }
+
+    #[test]
+    fn the_longest_message_fits() {
+        let pages = vec![PageHash::default(); MOST_HASHES];
+        assert!(Request::Private { pages: pages.clone() }.encode().len() <= MOST_BYTES);
+        let pages = [pages, vec![PageHash::default()]].concat();
+        assert_eq!(Request::decode(&Request::Private { pages }.encode()), Err(Malformed));
+    }
+}

@@ -1,0 +1,151 @@
+//! Segments: memory files that hold pages and can never change again.
+//!
+//! A client writes the pages that it is the first to have into a memory file of its own, seals it and offers it; the
+//! kernel vouches for the seals, so that whoever made a segment cannot change what others map. The memory is the
+//! client's (its cgroup pays). A segment is freed as a whole, when nobody maps it: the kernel knows.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::io;
+
+use crate::page::PAGE_BYTES;
+
+/// Pages in the largest segment: 16 MiB.
+pub const MOST_PAGES: usize = 4096;
+
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+
+/// Seals after which nobody can change a file's pages, not even through a mapping made before.
+pub const FINAL_SEALS: SealFlags = SealFlags::WRITE.union(SealFlags::SHRINK).union(SealFlags::GROW);
+
+/// An empty memory file for pages.
+pub fn create() -> io::Result<OwnedFd> {
+    rustix::fs::memfd_create("mayfly-pages", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+}
+
+/// Makes what was written final.
+pub fn seal(file: &OwnedFd) -> io::Result<()> {
+    rustix::fs::fcntl_add_seals(file, FINAL_SEALS | SealFlags::SEAL)
+}
+
+/// The same file, opened anew without the right to write. Waits for nobody who has a lease on it.
+pub fn reopen_read_only(file: &OwnedFd) -> io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())
+}
+
+/// Why an offered file is no segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flaw {
+    /// Not a file in memory.
+    NotMemory,
+    /// Somebody could still change it.
+    NotSealed,
+    /// Not the pages that were announced, or too many.
+    WrongSize,
+    /// With holes, which would become somebody else's memory.
+    Holes,
+}
+
+/// Checks a file that somebody hands in.
+pub fn check(file: impl AsFd, pages: usize) -> Result<(), Flaw> {
+    let file = file.as_fd();
+    // First, because it asks no file system: one of somebody else's making might never answer. Only files in memory
+    // have seals, and those of a mounted tmpfs cannot have these.
+    let seals = rustix::fs::fcntl_get_seals(file).map_err(|_| Flaw::NotMemory)?;
+    if rustix::fs::fstatfs(file).map(|about| about.f_type as i64) != Ok(TMPFS_MAGIC) {
+        return Err(Flaw::NotMemory);
+    }
+    if !seals.contains(FINAL_SEALS) {
+        return Err(Flaw::NotSealed);
+    }
+    let about = rustix::fs::fstat(file).map_err(|_| Flaw::NotMemory)?;
+    if pages == 0 || pages > MOST_PAGES || about.st_size as u64 != (pages * PAGE_BYTES) as u64 {
+        return Err(Flaw::WrongSize);
+    }
+    if (about.st_blocks as u64) < (pages * PAGE_BYTES / 512) as u64 {
+        return Err(Flaw::Holes);
+    }
+    Ok(())
+}
+
+/// Whether anybody but the caller has the file open or mapped. `probe` must be the caller's only read-only opening of
+/// it: the kernel grants a write lease exactly if no other opening exists, and every mapping keeps its opening.
+pub fn is_in_use(probe: &OwnedFd) -> bool {
+    // SAFETY: plain system calls on a descriptor that lives.
+    unsafe {
+        if libc::fcntl(probe.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) == -1 {
+            return true;
+        }
+        libc::fcntl(probe.as_raw_fd(), libc::F_SETLEASE, libc::F_UNLCK);
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mapping::Mapping;
+
+    fn written(pages: usize) -> OwnedFd {
+        let file = create().unwrap();
+        let bytes = vec![7; pages * PAGE_BYTES];
+        assert_eq!(rustix::io::pwrite(&file, &bytes, 0).unwrap(), bytes.len());
+        file
+    }
+
+    #[test]
+    fn only_sealed_memory_of_the_right_size_is_taken() {
+        let file = written(2);
+        assert_eq!(check(&file, 2), Err(Flaw::NotSealed));
+        rustix::fs::fcntl_add_seals(&file, SealFlags::FUTURE_WRITE | SealFlags::SHRINK | SealFlags::GROW)
+            .unwrap();
+        assert_eq!(check(&file, 2), Err(Flaw::NotSealed));
+        let file = written(2);
+        seal(&file).unwrap();
+        assert_eq!(check(&file, 2), Ok(()));
+        assert_eq!(check(&file, 3), Err(Flaw::WrongSize));
+        assert_eq!(check(&file, 0), Err(Flaw::WrongSize));
+        assert_eq!(check(std::fs::File::open("/proc/self/exe").unwrap(), 2), Err(Flaw::NotMemory));
+        assert_eq!(check(std::fs::File::open("/dev/zero").unwrap(), 2), Err(Flaw::NotMemory));
+    }
+
+    #[test]
+    fn holes_and_giants_are_refused() {
+        let file = create().unwrap();
+        rustix::fs::ftruncate(&file, PAGE_BYTES as u64).unwrap();
+        seal(&file).unwrap();
+        assert_eq!(check(&file, 1), Err(Flaw::Holes));
+        let file = create().unwrap();
+        rustix::fs::ftruncate(&file, ((MOST_PAGES + 1) * PAGE_BYTES) as u64).unwrap();
+        seal(&file).unwrap();
+        assert_eq!(check(&file, MOST_PAGES + 1), Err(Flaw::WrongSize));
+    }
+
+    #[test]
+    fn a_writable_mapping_prevents_sealing() {
+        let file = written(1);
+        let map = Mapping::shared(&file, PAGE_BYTES, true).unwrap();
+        assert!(seal(&file).is_err());
+        drop(map);
+        seal(&file).unwrap();
+        assert!(Mapping::shared(&file, PAGE_BYTES, true).is_err());
+    }
+
+    #[test]
+    fn the_kernel_knows_who_maps_a_segment() {
+        let file = written(1);
+        seal(&file).unwrap();
+        let probe = reopen_read_only(&file).unwrap();
+        drop(file);
+        assert!(!is_in_use(&probe));
+        let other = reopen_read_only(&probe).unwrap();
+        assert!(is_in_use(&probe));
+        let map = Mapping::shared(&other, PAGE_BYTES, false).unwrap();
+        drop(other);
+        assert!(is_in_use(&probe), "a mapping alone counts");
+        drop(map);
+        assert!(!is_in_use(&probe));
+    }
+}

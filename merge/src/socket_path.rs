@@ -1,0 +1,37 @@
+//! Where the store listens: `MAYFLY_SHARE_SOCKET`, else a user's own store, else the system's.
+
+use std::path::{Path, PathBuf};
+
+/// The variable that names the socket, for programs and for `mayfly share`.
+pub const VARIABLE: &str = "MAYFLY_SHARE_SOCKET";
+
+const SYSTEM: &str = "/run/mayfly/share.socket";
+
+fn of_user() -> Option<PathBuf> {
+    let folder = std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty())?;
+    Some(Path::new(&folder).join("mayfly/share.socket"))
+}
+
+fn set() -> Option<PathBuf> {
+    std::env::var_os(VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
+/// Where a daemon listens if nothing else is asked for.
+pub fn to_serve() -> PathBuf {
+    if let Some(path) = set() {
+        return path;
+    }
+    if rustix::process::geteuid().is_root() {
+        SYSTEM.into()
+    } else {
+        of_user().unwrap_or_else(|| SYSTEM.into())
+    }
+}
+
+/// Where a program looks, and whether it was told so.
+pub fn to_reach() -> (PathBuf, bool) {
+    match set() {
+        Some(path) => (path, true),
+        None => (of_user().filter(|path| path.exists()).unwrap_or_else(|| SYSTEM.into()), false),
+    }
+}
