@@ -51,6 +51,35 @@ def mayfly() -> Path:
     return path
 
 
+class Line:
+    """A connection to a VM's supervisor. Requests on one line wait for each other; several lines do not."""
+
+    def __init__(self, who: str, path: str):
+        self.who = who
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.connect(path)
+        self.stream = self.socket.makefile("rw")
+
+    def close(self) -> None:
+        self.stream.close()
+        self.socket.close()
+
+    def ask(self, verb: str, **what: Any) -> Any:
+        self.stream.write(json.dumps({"verb": verb, **what}) + "\n")
+        self.stream.flush()
+        line = self.stream.readline()
+        if not line:
+            raise BenchError(f"{self.who}: the VM ended")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise BenchError(f"{self.who}: {verb}: {answer['error']}")
+        return answer["ok"]
+
+    def spawn(self, name: str, partition: int | None, *argv: str, cpus: tuple[int, ...] = ()) -> None:
+        what = {"instance": name, "partition": partition, "argv": list(argv), "cpus": list(cpus)}
+        self.ask("spawn", outside=partition is None, spawn=what)
+
+
 class Guest:
     """A VM from its boot to the end of a `with` block. Times of its calls are the host's, in milliseconds."""
 
@@ -75,10 +104,11 @@ class Guest:
             raise BenchError(f"{contender.name}: the VM did not boot: {said[-1]}")
         self.status = json.loads(line)
         self.pid = self.status["qemu_pid"]
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.connect(self.status["socket"])
-        self.stream = self.socket.makefile("rw")
+        self.line = self.new_line()
         self.tools = 0
+
+    def new_line(self) -> Line:
+        return Line(self.contender.name, self.status["socket"])
 
     def __enter__(self) -> "Guest":
         return self
@@ -90,20 +120,12 @@ class Guest:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        self.socket.close()
+        self.line.close()
         self.errors.close()
 
     def ask(self, verb: str, **what: Any) -> Any:
         """One request to the VM's supervisor."""
-        self.stream.write(json.dumps({"verb": verb, **what}) + "\n")
-        self.stream.flush()
-        line = self.stream.readline()
-        if not line:
-            raise BenchError(f"{self.contender.name}: the VM ended")
-        answer = json.loads(line)
-        if "error" in answer:
-            raise BenchError(f"{self.contender.name}: {verb}: {answer['error']}")
-        return answer["ok"]
+        return self.line.ask(verb, **what)
 
     def plug_all(self) -> float:
         """Plugs every partition; the mean time until an instance can have one."""
@@ -111,8 +133,7 @@ class Guest:
         return sum(times) / len(times)
 
     def spawn(self, name: str, partition: int | None, *argv: str, cpus: tuple[int, ...] = ()) -> None:
-        what = {"instance": name, "partition": partition, "argv": list(argv), "cpus": list(cpus)}
-        self.ask("spawn", outside=partition is None, spawn=what)
+        self.line.spawn(name, partition, *argv, cpus=cpus)
 
     def stop(self, name: str) -> dict:
         return self.ask("stop", instance=name, grace_ms=0)
@@ -161,6 +182,23 @@ class Guest:
             if (task / "comm").read_text().startswith(f"CPU {cpu}/"):
                 return int((task / "schedstat").read_text().split()[0]) / 1e9
         raise BenchError(f"QEMU has no thread for vCPU {cpu}")
+
+    def host_guest_mib(self) -> int:
+        """What the host gives for the guest's memory: of QEMU's, the large mappings that hold no code.
+
+        QEMU's whole resident memory also grows with the code that it translates.
+        """
+        total = 0
+        large = False
+        with open(f"/proc/{self.pid}/smaps") as smaps:
+            for line in smaps:
+                words = line.split()
+                if "-" in words[0] and not words[0].endswith(":"):
+                    first, last = (int(part, 16) for part in words[0].split("-"))
+                    large = last - first >= 100 * MIB and "x" not in words[1]
+                elif large and words[0] == "Rss:":
+                    total += int(words[1])
+        return total // 1024
 
     def unplug(self, partition: int) -> dict[str, float]:
         """Unplugs an empty partition: its time and what it cost."""

@@ -14,12 +14,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { AT_ONCE = 1 << 15, MOST = 256, SHOWN = 10 };
+enum { AT_ONCE = 1 << 15, MOST = 256, SUSPECTS = 1 << 16, SHOWN = 10 };
 #define BIT(n) (1ull << (n))
 // include/uapi/linux/kernel-page-flags.h
 #define LRU BIT(5)
 #define MMAP BIT(11)
 #define ANON BIT(12)
+#define SWAPBACKED BIT(14)
 #define NOPAGE BIT(20)
 
 static struct {
@@ -27,29 +28,51 @@ static struct {
     int node;
     uint64_t group;
 } instances[MOST];
-static int instance_count, first_node, last_node;
+static struct {
+    uint64_t frame;
+    int node;
+} suspects[SUSPECTS];
+static int instance_count, suspect_count, first_node, last_node;
 static uint64_t kinds[AT_ONCE], groups[AT_ONCE], own_pages, wrong_pages;
 
-static void report(uint64_t frame, int node, int owner, uint64_t group) {
-    if (wrong_pages++ < SHOWN)
-        printf("page frame %llu on node %d (%s) belongs to %s (group %llu), is %s\n", (unsigned long long)frame, node,
-               node < first_node ? "no partition" : "a partition", owner < 0 ? "no instance here" : instances[owner].name,
-               (unsigned long long)group, kinds[frame % AT_ONCE] & ANON ? "anonymous" : "page cache");
+static const char *kind_name(uint64_t kind) {
+    return kind & ANON ? "anonymous" : kind & SWAPBACKED ? "tmpfs" : "page cache";
 }
 
-static void look(int node, uint64_t frame, uint64_t kind, uint64_t group) {
+static void report(uint64_t frame, int node, int owner, uint64_t kind, uint64_t group) {
+    if (wrong_pages++ < SHOWN)
+        printf("page frame %llu on node %d belongs to %s (group %llu), is %s, flags %llx\n", (unsigned long long)frame, node,
+               owner < 0 ? "no instance that runs" : instances[owner].name, (unsigned long long)group, kind_name(kind),
+               (unsigned long long)kind);
+}
+
+// Whose the page is, -1 for nobody's; or -2 if it lies where it may.
+static int stray(int node, uint64_t kind, uint64_t group) {
     if (kind & NOPAGE || !(kind & (ANON | LRU | MMAP)))
-        return;
+        return -2;
     int owner = -1;
     for (int i = 0; i < instance_count; i++)
         if (instances[i].group == group)
             owner = i;
     int in_partition = node >= first_node && node <= last_node;
     int wrong = in_partition ? owner < 0 || instances[owner].node != node : owner >= 0 && instances[owner].node > 0 && kind & ANON;
-    if (wrong)
-        report(frame, node, owner, group);
-    else if (owner >= 0)
-        own_pages++;
+    own_pages += !wrong && owner >= 0;
+    return wrong ? owner : -2;
+}
+
+// What a page is and whose it is are read one after the other, and it may be freed in between; so may the memory of an
+// instance that has just ended. What is wrong stays wrong.
+static void look_again(int kinds_file, int groups_file) {
+    if (suspect_count > 0)
+        sleep(2);
+    for (int i = 0; i < suspect_count; i++) {
+        uint64_t kind, group, frame = suspects[i].frame;
+        if (pread(groups_file, &group, 8, frame * 8) != 8 || pread(kinds_file, &kind, 8, frame * 8) != 8)
+            continue;
+        int owner = stray(suspects[i].node, kind, group);
+        if (owner != -2)
+            report(frame, suspects[i].node, owner, kind, group);
+    }
 }
 
 static void look_at_block(int node, uint64_t first, uint64_t count, int kinds_file, int groups_file) {
@@ -58,7 +81,10 @@ static void look_at_block(int node, uint64_t first, uint64_t count, int kinds_fi
         if (pread(kinds_file, kinds, bytes, at * 8) != bytes || pread(groups_file, groups, bytes, at * 8) != bytes)
             return; // taken offline in this moment
         for (int i = 0; i < AT_ONCE; i++)
-            look(node, at + i, kinds[i], groups[i]);
+            if (stray(node, kinds[i], groups[i]) != -2 && suspect_count < SUSPECTS) {
+                suspects[suspect_count].frame = at + i;
+                suspects[suspect_count++].node = node;
+            }
     }
 }
 
@@ -107,6 +133,7 @@ int main(int count, char **words) {
         if (list)
             closedir(list);
     }
+    look_again(kinds_file, groups_file);
     if (wrong_pages == 0)
         printf("own %llu pages, wrong 0\n", (unsigned long long)own_pages);
     else

@@ -105,14 +105,15 @@ impl Group {
 
     /// Gives back what page cache was charged to the group. The group must be empty.
     pub fn reclaim(&self) {
-        // The kernel says EAGAIN when there was less than asked for: everything is what we want.
-        for _ in 0..3 {
-            let left = fs::read_to_string(self.path.join("memory.current")).unwrap_or_default();
-            if left.trim().parse().is_ok_and(|bytes: u64| bytes < 1 << 16)
-                || self.set("memory.reclaim", left.trim()).is_ok()
-            {
+        // Pages that others have just used take more than one pass.
+        for _ in 0..8 {
+            let text = fs::read_to_string(self.path.join("memory.stat")).unwrap_or_default();
+            let file = text.lines().find_map(|line| line.strip_prefix("file ")?.parse::<u64>().ok());
+            if file.is_none_or(|bytes| bytes == 0) {
                 return;
             }
+            // More than there is, and the kernel says so: everything is what we want.
+            let _ = self.set("memory.reclaim", "1G");
         }
     }
 

@@ -15,6 +15,7 @@ use vm_protocol::{ErrorKind, Event, ExitReason, FromAgent, InstanceInfo, Refusal
 
 use crate::cgroup::Group;
 use crate::confine::{Source, confine};
+use crate::memory;
 use crate::output::Output;
 use crate::port::Outbox;
 
@@ -22,6 +23,8 @@ use crate::port::Outbox;
 const KEPT_OUTPUTS: usize = 64;
 /// The kernel frees a killed process's memory meanwhile.
 const KILL_PATIENCE: Duration = Duration::from_secs(60);
+/// The kernel takes an ended instance's mounts down in the background; the next one should not meet what was in them.
+const TEARDOWN_PATIENCE: Duration = Duration::from_millis(500);
 const STACK_BYTES: usize = 128 << 10;
 
 /// One instance, from its start until its last process is gone.
@@ -58,7 +61,9 @@ pub struct Allowance {
     pub source: Option<Source>,
     /// The limit for its memory, and whether page tables and the like come on top of it.
     pub memory: Option<(u64, bool)>,
-    /// Whether page cache may lie in its partition, and has to go with it.
+    /// The node of its partition, if it has one.
+    pub node: Option<u32>,
+    /// Whether page cache may lie there, and has to go with the instance.
     pub drop_page_cache: bool,
 }
 
@@ -69,6 +74,7 @@ impl Instances {
 
     /// Starts an instance that was reserved; returns its first process.
     pub fn spawn(self: &Arc<Self>, order: Spawn, allowance: Allowance) -> Result<u32, Refusal> {
+        let (node, drop_page_cache) = (allowance.node, allowance.drop_page_cache);
         let outcome = self.start(&order, allowance);
         let mut state = self.state.lock().expect("not poisoned");
         state.starting.remove(&order.instance);
@@ -77,10 +83,10 @@ impl Instances {
         }
         drop(state);
         self.settled.notify_all();
-        let (instance, child, drop_page_cache) = outcome?;
+        let (instance, child) = outcome?;
         let pid = instance.pid;
         let all = Arc::clone(self);
-        let keeper = move || all.keep(&instance, child, drop_page_cache);
+        let keeper = move || all.keep(&instance, child, node, drop_page_cache);
         Builder::new().stack_size(STACK_BYTES).spawn(keeper).map_err(failed("a thread"))?;
         Ok(pid)
     }
@@ -111,7 +117,7 @@ impl Instances {
         Ok(())
     }
 
-    fn start(&self, order: &Spawn, allowance: Allowance) -> Result<(Arc<Instance>, Child, bool), Refusal> {
+    fn start(&self, order: &Spawn, allowance: Allowance) -> Result<(Arc<Instance>, Child), Refusal> {
         let [program, arguments @ ..] = &order.argv[..] else {
             return Err(refusal(
                 ErrorKind::CannotStart,
@@ -164,11 +170,11 @@ impl Instances {
             reason: Mutex::new(None),
             ended: Condvar::new(),
         };
-        Ok((Arc::new(instance), child, allowance.drop_page_cache))
+        Ok((Arc::new(instance), child))
     }
 
     /// The keeper: an instance ends with its first process, and what else is left of it is killed.
-    fn keep(&self, instance: &Arc<Instance>, mut child: Child, drop_page_cache: bool) {
+    fn keep(&self, instance: &Arc<Instance>, mut child: Child, node: Option<u32>, drop_page_cache: bool) {
         let status = child.wait();
         let group = &instance.group;
         let gone = group.kill().and_then(|()| group.wait_empty(KILL_PATIENCE));
@@ -189,6 +195,9 @@ impl Instances {
         if let Err(error) = gone.and_then(|()| group.remove()) {
             let message = format!("instance {}: not all of it could be removed: {error}", instance.name);
             self.outbox.send(FromAgent::Event(Event::Notice { message }));
+        }
+        if let Some(node) = node {
+            memory::wait_unused(node, TEARDOWN_PATIENCE);
         }
         let mut state = self.state.lock().expect("not poisoned");
         state.running.remove(&instance.name);

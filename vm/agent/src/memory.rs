@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::time::{Duration, Instant};
 
 const NODES: &str = "/sys/devices/system/node";
 const PAGE_BYTES: u64 = 4096;
@@ -36,6 +37,19 @@ pub fn of_node(node: u32) -> NodeMemory {
         free: bytes("MemFree"),
         anonymous: bytes("AnonPages"),
         file: bytes("FilePages"),
+    }
+}
+
+/// Waits until no process's memory, page cache or tmpfs is left on a node; returns how many pages are.
+pub fn wait_unused(node: u32, patience: Duration) -> u64 {
+    let begin = Instant::now();
+    loop {
+        let now = of_node(node);
+        let left = (now.anonymous + now.file) / PAGE_BYTES;
+        if left == 0 || begin.elapsed() >= patience {
+            return left;
+        }
+        std::thread::sleep(Duration::from_millis(2));
     }
 }
 

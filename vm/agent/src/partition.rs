@@ -11,12 +11,14 @@ use std::time::{Duration, Instant};
 
 use vm_protocol::{Answer, ErrorKind, Layout, Mode, Refusal};
 
+use crate::confine::bind_to_node;
 use crate::instance::{Instances, refusal};
 use crate::memory;
 
 /// Often enough to not add to what is measured, seldom enough to not be what is measured.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
-/// The kernel tears down an ended instance's mounts in the background.
+/// For what an ended instance left, and for page cache to be dropped.
+const TEARDOWN_PATIENCE: Duration = Duration::from_millis(200);
 const EMPTY_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Which partitions take no new instance.
@@ -34,7 +36,12 @@ impl Partitions {
         bytes: u64,
         patience: Duration,
     ) -> Result<Answer, Refusal> {
+        let begin = Instant::now();
         let answer = wait_for(layout, partition, patience, "plugged", |online| online >= bytes)?;
+        if layout.mode == Mode::Nodes {
+            let node = partition.map_or(layout.shared_node(), |partition| layout.node_of(partition));
+            wait_until_bindable(layout, node, patience.saturating_sub(begin.elapsed()))?;
+        }
         if let Some(partition) = partition {
             self.closed.lock().expect("not poisoned").remove(&partition);
         } else if layout.mode == Mode::Nodes {
@@ -139,34 +146,41 @@ fn wait_for(
     }
 }
 
+/// Waits until the kernel accepts the node in memory policies: it lets processes have new nodes in the background.
+fn wait_until_bindable(layout: &Layout, node: u32, patience: Duration) -> Result<(), Refusal> {
+    let begin = Instant::now();
+    while let Err(error) = bind_to_node(&[node]) {
+        if begin.elapsed() >= patience {
+            return Err(refusal(
+                ErrorKind::TimedOut,
+                format!("node {node} is online, but cannot be bound to: {error}"),
+            ));
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+    // This thread's policy as it was.
+    bind_to_node(&[0, layout.shared_node()])
+        .map_err(|error| refusal(ErrorKind::Failed, format!("memory policy: {error}")))
+}
+
 /// Empties the node of a partition that nobody uses, and returns how many pages had to go.
 ///
 /// What can be left is page cache: read by the instance that was here, still mapped by another one or charged to a
 /// group that the kernel has not finished with.
 fn empty(partition: u32, node: u32) -> Result<u64, Refusal> {
-    let used = || {
-        let now = memory::of_node(node);
-        (now.anonymous + now.file) / 4096
-    };
-    let first = used();
-    let begin = Instant::now();
-    let mut cache_dropped = false;
-    let mut left = first;
-    while left > 0 {
-        if begin.elapsed() > EMPTY_PATIENCE {
+    let first = memory::wait_unused(node, Duration::ZERO);
+    // Most often only the teardown of mounts is late.
+    if memory::wait_unused(node, TEARDOWN_PATIENCE) > 0 {
+        let _ = fs::write("/proc/sys/vm/drop_caches", "1");
+    }
+    match memory::wait_unused(node, EMPTY_PATIENCE) {
+        0 => Ok(first),
+        left => {
             let message =
                 format!("partition {partition}: no instance uses it, but {left} pages in it are not free");
-            return Err(refusal(ErrorKind::Busy, message));
+            Err(refusal(ErrorKind::Busy, message))
         }
-        // Most often only the teardown of mounts is late.
-        if begin.elapsed() > Duration::from_millis(200) && !cache_dropped {
-            cache_dropped = true;
-            let _ = fs::write("/proc/sys/vm/drop_caches", "1");
-        }
-        std::thread::sleep(LOOK_EVERY);
-        left = used();
     }
-    Ok(first)
 }
 
 /// Reads Python and the libraries into the shared partition, so that no instance is the first to do so: on a kernel
@@ -175,7 +189,7 @@ fn empty(partition: u32, node: u32) -> Result<u64, Refusal> {
 pub fn preload(shared_node: u32) {
     // The policy is this thread's only.
     let reading = std::thread::spawn(move || {
-        if crate::confine::bind_to_node(&[shared_node]).is_ok() {
+        if bind_to_node(&[shared_node]).is_ok() {
             PRELOADED.iter().for_each(|folder| read_below(folder.as_ref(), shared_node));
         }
     });

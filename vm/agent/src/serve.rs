@@ -225,7 +225,7 @@ impl Server {
     fn allowance(&self, partition: Option<u32>) -> Result<Allowance, Refusal> {
         let layout = self.layout()?;
         let Some(partition) = partition else {
-            return Ok(Allowance { source: None, memory: None, drop_page_cache: false });
+            return Ok(Allowance { source: None, memory: None, node: None, drop_page_cache: false });
         };
         let source = match layout.mode {
             Mode::Nodes => Source::Node(layout.node_of(partition)),
@@ -235,6 +235,7 @@ impl Server {
         Ok(Allowance {
             source: Some(source),
             memory: Some((layout.partition_bytes, has_node(layout.mode))),
+            node: has_node(layout.mode).then(|| layout.node_of(partition)),
             drop_page_cache: layout.mode == Mode::Nodes,
         })
     }
