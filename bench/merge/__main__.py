@@ -17,7 +17,8 @@ PARTS = {
     "regions": "16 instances with a region each, 5% of it their own: memory, CPU and time of each method",
     "sizes": "time of the first and the second call by size (UPM Fig. 7)",
     "sharing": "what model instances could share, with and without ASLR (Fig. 1)",
-    "models": "model instances: memory for 1 to 16, cold start, where the time goes (Fig. 5, 6, 8, Table I)",
+    "models": "model instances: memory of each and of all, for 1 to 16 (Fig. 5, 6)",
+    "cold": "model instances: cold start, where the time goes (Fig. 8, Table I)",
     "ksm": "KSM on the same model instances, at its default and at its fastest",
 }
 
@@ -138,6 +139,15 @@ class Run:
             if len(answers) > 1:
                 raise BenchError(f"{network}: its answers differ between methods")
             self.flat[f"models.{network}.answers_identical"] = len(answers) == 1
+
+    def cold(self) -> None:
+        for network in self.networks():
+            begun = time.monotonic()
+            for method, numbers in models.cold(network, 2 if self.options.quick else 9).items():
+                self.keep(f"cold.{network}.{method}", numbers)
+            print(
+                f"bench: cold.{network} (took {time.monotonic() - begun:.0f} s)", file=sys.stderr, flush=True
+            )
 
     def ksm(self) -> None:
         if not can_set_ksm():

@@ -126,7 +126,6 @@ def run(network: str, method: str, counts: list[int]) -> Numbers:
             if len(started) in counts:
                 for key, value in memory(started, shared, free_before).items():
                     numbers[f"{len(started)}.{key}"] = value
-        numbers |= cold_start([one.cold for one in started])
         numbers["warm_ms"] = median(one.warmed["warm_ms"] for one in started)
         if shared:
             numbers["daemon_cpu_s"] = shared.cpu_s()
@@ -143,23 +142,53 @@ def one_answer(started: list[Instance]) -> str:
     return answers.pop()
 
 
-def cold_start(colds: list[Numbers]) -> Numbers:
-    """Medians over the instances after the first, which only adds to the store; the first's times apart."""
+def cold(network: str, rounds: int) -> dict[str, Numbers]:
+    """Fig. 8 and Table I, a dict for each method.
+
+    Each merging method has a store and a first instance, which stays and whose pages the later ones merge
+    with. Then one instance of each method is started in every round and ended again: a slow moment of the
+    machine hits all methods, so how much longer a start takes is told from the same round's plain start.
+    """
+    methods = METHODS[network]
+    with contextlib.ExitStack() as stack:
+        kept = stack.enter_context(fleet())
+        extra: dict[str, dict[str, str]] = {}
+        first: dict[str, Numbers] = {}
+        for method in methods:
+            shared = stack.enter_context(store.running()) if method in MERGING else None
+            extra[method] = shared.environment() if shared else {}
+            kept.append(Instance(network, method, 0, extra[method]))
+            first[method] = kept[-1].cold
+        later: dict[str, list[Numbers]] = {method: [] for method in methods}
+        for number in range(1, rounds + 1):
+            for method in methods:
+                with fleet() as one:
+                    one.append(Instance(network, method, number, extra[method]))
+                    later[method].append(one[0].cold)
+    found: dict[str, Numbers] = {}
+    for method in methods:
+        found[method] = about_calls("first", [first[method]]) | about_calls("later", later[method])
+        for metric in ("total_ms", "cpu_ms"):
+            pairs = zip(later[method], later["nothing"], strict=True)
+            longer = median(100 * (ours[metric] / plain[metric] - 1) for ours, plain in pairs)
+            found[method][f"{metric.removesuffix('_ms')}_longer_percent"] = longer
+    return found
+
+
+def about_calls(which: str, colds: list[Numbers]) -> Numbers:
+    """Medians of the steps' times; and of all advise calls together, what they did and where their time
+    went."""
     found: Numbers = {}
-    for which, some in (("first", colds[:1]), ("later", colds[1:] or colds[:1])):
-        for key in sorted(set().union(*some)):
-            if key.endswith("_ms"):
-                found[f"cold.{which}.{key}"] = median(one.get(key, 0) for one in some)
-        total = sum(one.get("stats.total_ns", 0) for one in some)
-        if total:
-            for phase in PHASES:
-                spent = sum(one[f"stats.{phase}_ns"] for one in some)
-                found[f"cold.{which}.{phase}_percent"] = 100 * spent / total
-            pages = sum(one["stats.pages"] for one in some)
-            found[f"cold.{which}.advised_mib"] = pages / len(some) / 256
-            found[f"cold.{which}.merged_percent"] = (
-                100 * sum(one["stats.merged_pages"] for one in some) / pages
-            )
+    for key in sorted(set().union(*colds)):
+        if key.endswith("_ms"):
+            found[f"{which}.{key}"] = median(one.get(key, 0) for one in colds)
+    total = sum(one.get("stats.total_ns", 0) for one in colds)
+    if total:
+        for phase in PHASES:
+            found[f"{which}.{phase}_percent"] = 100 * sum(one[f"stats.{phase}_ns"] for one in colds) / total
+        pages = sum(one["stats.pages"] for one in colds)
+        found[f"{which}.advised_mib"] = pages / len(colds) / 256
+        found[f"{which}.merged_percent"] = 100 * sum(one["stats.merged_pages"] for one in colds) / pages
     return found
 
 

@@ -25,12 +25,6 @@ def reduction_percent(flat: dict, network: str, method: str, metric: str = "16.e
     return 100 * (1 - merged / plain) if plain and merged else None
 
 
-def cold_overhead_percent(flat: dict, network: str, method: str) -> float | None:
-    """How much longer the median cold start takes than that of a plain instance of the same run."""
-    plain, merged = (flat.get(f"models.{network}.{name}.cold.later.total_ms") for name in ("nothing", method))
-    return 100 * (merged / plain - 1) if plain and merged else None
-
-
 def shown(flat: dict) -> list[Shown]:
     """Only what this run measured."""
     found = []
@@ -52,7 +46,7 @@ def shown(flat: dict) -> list[Shown]:
             if less is not None:
                 what = f"{network}, {method}: memory of each of 16 instances less by"
                 found.append(at_least(what, 55, less, "%"))
-            slower = cold_overhead_percent(flat, network, method)
+            slower = flat.get(f"cold.{network}.{method}.total_longer_percent")
             if slower is not None:
                 found.append(at_most(f"{network}, {method}: cold start longer by", 5, slower, "%"))
         ours, mmap = (flat.get(f"models.{network}.{method}.16.each_mib") for method in ("all", "mmap"))

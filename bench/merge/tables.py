@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from bench.merge import models
 from bench.merge.regions import METHODS, PATTERNS, PHASES
-from bench.merge.shown import cold_overhead_percent, reduction_percent
+from bench.merge.shown import reduction_percent
 
 STEPS = {
     "hash": "calculate hash",
@@ -94,8 +94,8 @@ def where_the_time_goes(flat: dict) -> dict[str, str]:
     for label, prefix in (
         ("region, first", "regions.contiguous.engine.first"),
         ("region, merging", "regions.contiguous.engine.merging"),
-        ("ResNet-50, first", "models.resnet50.pack.cold.first"),
-        ("ResNet-50, merging", "models.resnet50.pack.cold.later"),
+        ("ResNet-50, first", "cold.resnet50.pack.first"),
+        ("ResNet-50, merging", "cold.resnet50.pack.later"),
     ):
         if f"{prefix}.hash_percent" in flat:
             found[label] = prefix
@@ -185,20 +185,21 @@ def print_memory(flat: dict) -> None:
 
 
 def print_cold(flat: dict) -> None:
-    rows = [["", "total", "import", "load", "pack", "advise", "answer", "longer %", "first: total", "advise"]]
+    steps = ("total", "cpu", "import", "load", "pack", "advise", "first_answer")
+    rows = [["", *steps, "longer %", "CPU %", "first: total", "advise"]]
     for network in models.NETWORKS:
         for method in models.METHODS[network]:
-            prefix = f"models.{network}.{method}.cold"
+            prefix = f"cold.{network}.{method}"
             if f"{prefix}.later.total_ms" not in flat:
                 continue
             row = [f"{network} {method}"]
-            for step in ("total", "import", "load", "pack", "advise", "first_answer"):
-                row.append(figure(flat.get(f"{prefix}.later.{step}_ms"), 0))
-            row.append(figure(cold_overhead_percent(flat, network, method)))
+            row += [figure(flat.get(f"{prefix}.later.{step}_ms"), 0) for step in steps]
+            row += [figure(flat[f"{prefix}.{metric}_longer_percent"]) for metric in ("total", "cpu")]
             row += [figure(flat.get(f"{prefix}.first.{step}_ms"), 0) for step in ("total", "advise")]
             rows.append(row)
     if len(rows) > 1:
-        print("\nCold start in ms: medians of the instances after the first, and the first's (UPM Fig. 8)")
+        print("\nCold start in ms: medians of the instances after the first, and the first's (UPM Fig. 8);")
+        print("  longer: than a plain instance started in the same round, median of the rounds")
         table(rows)
 
 

@@ -16,32 +16,36 @@ MAPS = Path("/proc/self/maps")
 
 
 @contextlib.contextmanager
-def advising(*, min_bytes: int = 1 << 20, quiet: bool = False) -> Iterator[list[Region]]:
+def advising(*, min_bytes: int = 1 << 20, heap: bool = False, quiet: bool = False) -> Iterator[list[Region]]:
     """Advises, when the block ends without an exception, every new anonymous mapping of `min_bytes` or more.
 
-        with mayfly.advising() as shared:
+        with mayfly.advising(heap=True) as shared:
             session = onnxruntime.InferenceSession("model.onnx")
 
-    Gives a list that holds, after the block, the regions that were advised. Stacks and the heap proper
-    ([heap]) are left out. Not for programs on an allocator that expects zeros after MADV_DONTNEED, such as
-    jemalloc, unless Mayfly's auto library is preloaded: see docs/merge.md.
+    Gives a list that holds, after the block, the regions that were advised.
+    heap: the growth of malloc's own heap as well, where ONNX Runtime's weights end up. Worth it where most
+    of what was allocated is data: pages of small objects are alike nowhere, and are written soon. quiet: as
+    in `advise`.
+
+    Not for programs on an allocator that expects zeros after MADV_DONTNEED, such as jemalloc.
     """
     library.library()  # its own memory must not be among what is new
-    before = anonymous_mappings()
+    before = anonymous_mappings(heap)
     advised: list[Region] = []
     yield advised
-    for region in without(anonymous_mappings(), before):
+    for region in without(anonymous_mappings(heap), before):
         if region.size_bytes >= min_bytes:
             library.call("mayfly_advise", region.start, region.size_bytes, library.QUIET if quiet else 0)
             advised.append(region)
 
 
-def anonymous_mappings(maps: Path = MAPS) -> list[Region]:
-    """Readable, writable, private mappings without a file or a name, in order of address."""
+def anonymous_mappings(heap: bool = False, maps: Path = MAPS) -> list[Region]:
+    """Readable, writable, private mappings without a file or a name, in order of address; and [heap]."""
     found = []
     for line in maps.read_text().splitlines():
         where, permissions, _, _, inode, *name = line.split(maxsplit=5)
-        if permissions.startswith("rw") and permissions.endswith("p") and inode == "0" and not name:
+        unnamed = not name or (heap and name == ["[heap]"])
+        if permissions.startswith("rw") and permissions.endswith("p") and inode == "0" and unnamed:
             start, end = (int(part, 16) for part in where.split("-"))
             found.append(Region(start, end))
     return found

@@ -1,0 +1,176 @@
+"""advise and unadvise on the real store: two programs with the same contents share them, and keep them
+right."""
+
+import contextlib
+import errno
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy
+import pytest
+from mayfly.regions import regions_of
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = Path(os.environ.get("MAYFLY_COMMAND") or ROOT / "target" / "release" / "mayfly")
+MIB = 1 << 20
+
+PROGRAM = """
+import hashlib, sys
+import numpy, mayfly
+
+def digest(array):
+    return hashlib.sha256(array).digest()   # without a copy, which would show as memory of the program
+
+data = numpy.random.default_rng(7).random(2 << 20)        # 16 MiB, the same in every program
+own = numpy.full(1 << 17, int(sys.argv[1]), dtype="f8")   # 1 MiB
+as_made = digest(data)
+kept = data[1000:3000].copy()
+data[1000:3000] = -1
+as_written = digest(data)
+data[1000:3000] = kept
+size = mayfly.advise({"weights": data, "more": [own]})
+assert 16 << 20 < size + 8192 and size <= 17 << 20, size
+assert digest(data) == as_made and (own == int(sys.argv[1])).all()
+print(mayfly.path(), mayfly.stats()["merged_pages"], flush=True)
+want = as_made
+for line in sys.stdin:
+    step = line.strip()
+    if step == "write":
+        data[1000:3000] = -1
+        want = as_written
+    if step == "unadvise":
+        mayfly.unadvise(data)
+    print(digest(data) == want, flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    if not COMMAND.exists():
+        pytest.fail(f"{COMMAND} is not built: run 'make build'")
+    socket = tmp_path_factory.mktemp("store") / "share.sock"
+    process = subprocess.Popen([COMMAND, "share", "--socket", socket], stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 20
+    while not socket.exists():
+        assert process.poll() is None and time.monotonic() < deadline, "mayfly share did not start"
+        time.sleep(0.01)
+    yield {"MAYFLY_SHARE_SOCKET": str(socket), "MAYFLY_MERGE_PATH": "engine"}
+    process.terminate()
+    assert process.wait(20) == 0
+    process.stderr.close()
+
+
+@contextlib.contextmanager
+def program(store, number):
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(number)],
+        env=os.environ | store | {"PYTHONPATH": str(ROOT / "python")},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def step(process, name):
+    process.stdin.write(name + "\n")
+    process.stdin.flush()
+    return process.stdout.readline().strip()
+
+
+def anonymous_mib(process):
+    text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+    return int(text.split("Anonymous:")[1].split()[0]) / 1024
+
+
+def test_programs_share_what_is_alike(store):
+    with program(store, 1) as one, program(store, 2) as two:
+        assert one.stdout.readline().split()[0] == "engine"
+        path, merged = two.stdout.readline().split()
+        assert path == "engine" and int(merged) >= 4000
+        idle = [anonymous_mib(process) for process in (one, two)]
+        assert step(one, "check") == step(two, "check") == "True"
+        assert step(one, "write") == "True"
+        assert step(two, "check") == "True"  # the other's writes are its own
+        assert step(two, "unadvise") == "True"
+        assert step(one, "check") == "True"
+        assert anonymous_mib(two) > idle[1] + 15
+        assert anonymous_mib(one) < idle[0] + 3
+
+
+def run(code, store):
+    return subprocess.run(
+        [sys.executable, "-c", "import mayfly, numpy\n" + code],
+        env=os.environ | store | {"PYTHONPATH": str(ROOT / "python")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_in_the_background(store):
+    ran = run(
+        """
+data = numpy.random.default_rng(9).random(1 << 20)
+copy = data.copy()
+pending = mayfly.advise(data, background=True)
+assert pending.wait(30) == pending.wait() > 8000000
+assert pending.done() and (data == copy).all()
+pending = mayfly.advise(numpy.ones(1 << 20), background=True)
+del pending   # waits: the array must outlive the merging
+""",
+        store,
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_what_a_block_brought_in_is_shared(store):
+    ran = run(
+        """
+with mayfly.advising() as shared:
+    data = numpy.random.default_rng(11).random(1 << 20)
+copy = numpy.random.default_rng(11).random(1 << 20)
+(where,) = mayfly.regions.regions_of(data)
+both = [min(where.end, region.end) - max(where.start, region.start) for region in shared]
+assert max(both) > 8000000, (where, shared)
+assert (data == copy).all()
+assert mayfly.stats()["inserted_pages"] >= 2000
+""",
+        store,
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_nothing_to_share_is_no_error(store):
+    ran = run("print(mayfly.advise(b'small'), mayfly.advise([]), mayfly.unadvise(numpy.zeros(3)))", store)
+    assert ran.stdout == "0 0 0\n", ran.stderr
+
+
+def test_without_a_store_the_error_says_so(tmp_path):
+    nowhere = {"MAYFLY_SHARE_SOCKET": str(tmp_path / "none.sock"), "MAYFLY_MERGE_PATH": "engine"}
+    ran = run(
+        """
+try:
+    mayfly.advise(numpy.ones(100000))
+except mayfly.MergeError as error:
+    print(error.errno, error)
+""",
+        nowhere,
+    )
+    assert ran.returncode == 0, ran.stderr
+    number, text = ran.stdout.split(maxsplit=1)
+    assert int(number) == errno.ECONNREFUSED
+    assert "mayfly share" in text and text.count("\n") == 1
+
+
+def test_regions_here_are_real():
+    data = numpy.ones(100000)
+    (where,) = regions_of(data)
+    assert where.size_bytes == data.nbytes
