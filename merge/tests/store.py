@@ -8,6 +8,7 @@ import re
 import select
 import shutil
 import signal
+import socket as sockets
 import subprocess
 import tempfile
 import time
@@ -48,7 +49,7 @@ class Built:
     def __init__(self, folder):
         self.folder = pathlib.Path(folder).resolve()
         self.mayfly, self.library = self.folder / "mayfly", self.folder / "libmayfly_merge.so"
-        for file, package in ((self.mayfly, "mayfly-cli"), (self.library, "merge-library")):
+        for file, package in ((self.mayfly, "mayfly"), (self.library, "mayfly_merge")):
             if not file.is_file():
                 raise SystemExit(f"run: no {file}; build it with: cargo build --release -p {package}")
         self.programs = {}
@@ -95,7 +96,7 @@ class Store:
         self.folder.chmod(0o755)
         if uid is not None:
             os.chown(self.folder, uid, uid)
-        self.socket = self.folder / "share.socket"
+        self.socket, self.figures = self.folder / "share.socket", self.folder / "metrics.socket"
         self.extra = environment
         self.log = open(self.folder / "log", "a+b")  # noqa: SIM115 (closed with the store)
         self.process = None
@@ -119,7 +120,8 @@ class Store:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def start(self, prefix=None, wait=True):
-        command = [*(self.prefix if prefix is None else prefix), self.built.mayfly, "share", "--socket", self.socket]
+        command = [*(self.prefix if prefix is None else prefix), self.built.mayfly, "share", "--socket", self.socket,
+                   "--metrics", self.figures]
         self.process = subprocess.Popen(
             [str(word) for word in [*command, *self.arguments]],
             env=self.built.environment(self.socket, **self.extra), stdin=subprocess.DEVNULL, stdout=self.log,
@@ -129,8 +131,6 @@ class Store:
             until(self.answers, f"the store is ready; its log: {self.said()[-500:]}")
 
     def answers(self):
-        import socket as sockets
-
         check(self.process.poll() is None, f"the store ended at once: {self.said()[-500:]}")
         with sockets.socket(sockets.AF_UNIX, sockets.SOCK_SEQPACKET) as probe:
             try:
@@ -162,6 +162,32 @@ class Store:
     @property
     def pid(self):
         return self.process.pid
+
+    def metrics(self):
+        """Figures of all domains together, from GET /metrics."""
+        with sockets.socket(sockets.AF_UNIX) as visitor:
+            visitor.settimeout(5)
+            visitor.connect(str(self.figures))
+            visitor.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            text = b"".join(iter(lambda: visitor.recv(65536), b"")).decode()
+        found = {"clients": 0, "store_pages": 0, "segments": 0, "index_entries": 0, "private_pages": 0}
+        for name, value in re.findall(r"^mayfly_share_(\w+?)(?:\{.*\})? ([0-9.]+)$", text, re.M):
+            found[name] = found.get(name, 0) + float(value)
+        check("cpu_seconds_total" in found, f"/metrics says {text[:300]!r}")
+        return {name: int(value) for name, value in found.items()} | {"pages": int(found["store_pages"])}
+
+    def empty(self, when):
+        """Nothing of anybody may be left."""
+        names = ("clients", "store_pages", "segments", "index_entries", "private_pages")
+
+        def left():
+            figures = self.metrics()
+            return {name: figures[name] for name in names if figures[name]}
+
+        end = time.monotonic() + 15
+        while rest := left():
+            check(time.monotonic() < end, f"{when} the store still holds {rest}")
+            time.sleep(0.05)
 
     def files(self):
         return len(os.listdir(f"/proc/{self.pid}/fd"))

@@ -9,9 +9,9 @@ import signal
 import struct
 import subprocess
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-from store import NOBODY, BUILD, Failed, Skip, Store, check, shmem_kib, status_text, until
+from store import BUILD, NOBODY, Failed, Skip, Store, as_user, check, shmem_kib, status_text, until
 
 
 class Workers:
@@ -29,8 +29,6 @@ class Workers:
         each = max(100, self.operations // self.processes // 4)
         uid = self.uids[self.started % len(self.uids)]
         self.started += 1
-        from store import as_user
-
         command = [self.built.program("random_worker"), str(seed), str(each), f"progress={self.progress}:{slot}", *self.words]
         self.running[slot] = subprocess.Popen(
             command, env=self.built.environment(self.store.socket), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -41,10 +39,8 @@ class Workers:
         worker = self.running[slot]
         out, err = worker.communicate(timeout=120)
         # Children that it forked and left.
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(worker.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         if worker.returncode == -signal.SIGKILL and worker in self.victims:
             self.killed += 1
         else:
@@ -75,7 +71,7 @@ class Workers:
                         if worker.poll() is not None:
                             self.reap(slot, True)
                     victim = self.running[self.chance.randrange(self.processes)]
-                    if self.chance.random() < 0.4:
+                    if self.chance.random() < 0.4 and victim.poll() is None:
                         self.victims.add(victim)
                         os.killpg(victim.pid, signal.SIGKILL)
                     if disturb:
@@ -85,7 +81,8 @@ class Workers:
                     self.reap(slot, False)
         finally:
             for worker in self.running.values():
-                os.killpg(worker.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.killpg(worker.pid, signal.SIGKILL)
                 worker.communicate()
             self.progress.unlink()
         check(self.sums.get("merged", 0) + self.sums.get("unchanged", 0) > 0, f"nothing was merged: {self.sums}")
@@ -139,7 +136,7 @@ def huge_pages_never(built, options):
 
 
 def two_users(built, options):
-    return clean(built, options, share=0.3, uids=(None, NOBODY) if os.geteuid() == 0 else (None,), words=("writers=1",))
+    return clean(built, options, share=0.3, uids=(None, NOBODY) if os.geteuid() == 0 else (None,), words=("stores",))
 
 
 def store_killed(built, options):

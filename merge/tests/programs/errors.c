@@ -17,7 +17,10 @@ static char *page_block(int protection, int flags) {
 }
 
 static char *filled(void) {
-    char *block = page_block(PROT_READ | PROT_WRITE, MAP_PRIVATE);
+    // Low, where nothing else is mapped: holes stay holes.
+    char *block = mmap((void *)0x10000000, PAGES * PAGE, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    CHECK(block != MAP_FAILED, "%m");
     fill(block, PAGES * PAGE, 1);
     return block;
 }
