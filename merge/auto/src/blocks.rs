@@ -1,0 +1,234 @@
+//! The large allocations: where each is, and who may do what with it now.
+//!
+//! The table has a fixed size and its lock never allocates, because malloc and free take it. A block that is *held* is
+//! being looked at or merged: it stays mapped, and `free` and its like wait until it is let go.
+
+use std::cell::UnsafeCell;
+use std::ops::Range;
+
+use crate::looks;
+
+pub const PAGE: usize = 4096;
+const MOST: usize = 4096;
+
+/// One large allocation.
+#[derive(Clone, Copy)]
+pub struct Block {
+    pub start: usize,
+    /// Mapped, a multiple of the page size.
+    pub bytes: usize,
+    /// Tells this block from a later one at the same address.
+    pub number: u64,
+    /// Whether any of it has been advised.
+    pub shared: bool,
+}
+
+impl Block {
+    pub fn range(&self) -> Range<usize> {
+        self.start..self.start + self.bytes
+    }
+}
+
+struct Table {
+    blocks: [Block; MOST],
+    count: usize,
+    next_number: u64,
+    held: Option<u64>,
+}
+
+struct Shared {
+    lock: UnsafeCell<libc::pthread_mutex_t>,
+    let_go: UnsafeCell<libc::pthread_cond_t>,
+    table: UnsafeCell<Table>,
+}
+
+// SAFETY: `table` is reached only through `Guard`, which has the lock; the lock and the condition are made for sharing.
+unsafe impl Sync for Shared {}
+
+const NONE: Block = Block { start: 0, bytes: 0, number: 0, shared: false };
+
+static SHARED: Shared = Shared {
+    lock: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER),
+    let_go: UnsafeCell::new(libc::PTHREAD_COND_INITIALIZER),
+    table: UnsafeCell::new(Table { blocks: [NONE; MOST], count: 0, next_number: 1, held: None }),
+};
+
+/// The lock, and with it the table.
+struct Guard;
+
+impl Guard {
+    fn take() -> Guard {
+        // SAFETY: initialised statically, never moved or destroyed; a thread that has it does not take it again.
+        unsafe { libc::pthread_mutex_lock(SHARED.lock.get()) };
+        Guard
+    }
+
+    fn table(&mut self) -> &mut Table {
+        // SAFETY: the guard has the lock, and lends the table for as long as it is itself borrowed.
+        unsafe { &mut *SHARED.table.get() }
+    }
+
+    /// Waits until the block is not held. It may be gone after that.
+    fn wait_for(&mut self, number: u64) {
+        while self.table().held == Some(number) {
+            // SAFETY: the guard has the lock.
+            unsafe { libc::pthread_cond_wait(SHARED.let_go.get(), SHARED.lock.get()) };
+        }
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        // SAFETY: the guard has the lock.
+        unsafe { libc::pthread_mutex_unlock(SHARED.lock.get()) };
+    }
+}
+
+impl Table {
+    fn blocks(&mut self) -> &mut [Block] {
+        &mut self.blocks[..self.count]
+    }
+
+    fn position(&mut self, start: usize) -> Option<usize> {
+        self.blocks().iter().position(|block| block.start == start)
+    }
+}
+
+/// Maps a new block of zeros. None when the table is full or there is no memory.
+pub fn allocate(bytes: usize) -> Option<usize> {
+    let bytes = bytes.checked_next_multiple_of(PAGE)?;
+    let mut guard = Guard::take();
+    if guard.table().count == MOST {
+        return None;
+    }
+    let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping, over nobody's memory.
+    let start = unsafe { libc::mmap(std::ptr::null_mut(), bytes, rights, flags, -1, 0) };
+    if start == libc::MAP_FAILED {
+        return None;
+    }
+    let table = guard.table();
+    table.blocks[table.count] =
+        Block { start: start as usize, bytes, number: table.next_number, shared: false };
+    table.count += 1;
+    table.next_number += 1;
+    drop(guard);
+    looks::begin();
+    Some(start as usize)
+}
+
+/// The block that begins at an address. Quick for what cannot be one, which is nearly everything.
+pub fn find(start: usize) -> Option<Block> {
+    if !start.is_multiple_of(PAGE) || start == 0 {
+        return None;
+    }
+    let mut guard = Guard::take();
+    let table = guard.table();
+    table.position(start).map(|at| table.blocks[at])
+}
+
+/// Unmaps the block that begins at an address, once nobody holds it. False if there is none.
+pub fn release(start: usize) -> bool {
+    let Some(block) = find(start) else { return false };
+    let mut guard = Guard::take();
+    guard.wait_for(block.number);
+    let table = guard.table();
+    let Some(at) = table.position(start) else { return false };
+    table.count -= 1;
+    table.blocks[at] = table.blocks[table.count];
+    // SAFETY: the program gives the block back, nobody holds it and it is out of the table.
+    unsafe { libc::munmap(start as *mut libc::c_void, block.bytes) };
+    true
+}
+
+/// Does something with every shared block that overlaps a range, while nobody holds that block.
+pub fn with_shared(range: Range<usize>, mut act: impl FnMut(Range<usize>)) {
+    let mut guard = Guard::take();
+    let mut at = 0;
+    while at < guard.table().count {
+        let block = guard.table().blocks[at];
+        let overlap = block.start.max(range.start)..block.range().end.min(range.end);
+        if !overlap.is_empty() && guard.table().held == Some(block.number) {
+            guard.wait_for(block.number);
+            at = 0; // the table may have changed meanwhile
+            continue;
+        }
+        if !overlap.is_empty() && block.shared {
+            act(overlap);
+        }
+        at += 1;
+    }
+}
+
+/// The blocks there are now, as many as fit, in no order. Returns their number.
+pub fn list(into: &mut [Block; MOST]) -> usize {
+    let mut guard = Guard::take();
+    let table = guard.table();
+    into[..table.count].copy_from_slice(table.blocks());
+    table.count
+}
+
+/// An empty list for [`list`].
+pub fn empty_list() -> Box<[Block; MOST]> {
+    vec![NONE; MOST].into_boxed_slice().try_into().unwrap_or_else(|_| unreachable!())
+}
+
+/// A block that stays mapped until this is dropped.
+pub struct Held {
+    pub block: Block,
+}
+
+/// Holds a block, if it is still there.
+pub fn hold(block: &Block) -> Option<Held> {
+    let mut guard = Guard::take();
+    let table = guard.table();
+    debug_assert!(table.held.is_none());
+    let at = table.position(block.start).filter(|&at| table.blocks[at].number == block.number)?;
+    table.held = Some(block.number);
+    Some(Held { block: table.blocks[at] })
+}
+
+impl Held {
+    /// Notes that part of it has been advised.
+    pub fn is_shared(&mut self) {
+        let mut guard = Guard::take();
+        let table = guard.table();
+        if let Some(at) = table.position(self.block.start) {
+            table.blocks[at].shared = true;
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut guard = Guard::take();
+        guard.table().held = None;
+        // SAFETY: initialised statically.
+        unsafe { libc::pthread_cond_broadcast(SHARED.let_go.get()) };
+    }
+}
+
+/// Before a fork: nobody holds a block, nobody has the lock.
+extern "C" fn before_fork() {
+    let mut guard = Guard::take();
+    while let Some(number) = guard.table().held {
+        guard.wait_for(number);
+    }
+    std::mem::forget(guard); // both sides let it go after the fork
+}
+
+extern "C" fn after_fork() {
+    drop(Guard);
+}
+
+/// The child has no thread that looks; its next large allocation starts one.
+extern "C" fn after_fork_in_child() {
+    looks::gone();
+    drop(Guard);
+}
+
+/// Keeps the table right across fork.
+pub fn survive_forks() {
+    // SAFETY: the handlers are functions of this library, which is never unloaded.
+    unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_in_child)) };
+}

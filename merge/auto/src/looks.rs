@@ -1,0 +1,188 @@
+//! The thread that looks: a part of a block that has the same bytes at two looks is advised.
+//!
+//! A look takes a hash of every 64 KiB. What changes between looks is looked at again later; what changes after it was
+//! shared is left alone for good. The pauses grow from a second to a minute while nothing happens, so that a program
+//! at rest is left at rest.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use twox_hash::XxHash3_64;
+
+use crate::blocks::{self, Block, PAGE};
+use crate::library;
+
+const PART: usize = 64 << 10;
+/// Shared at once, so that a `free` of the block does not wait long.
+const MOST_AT_ONCE: usize = 16 << 20;
+const SHORTEST: Duration = Duration::from_secs(1);
+const LONGEST: Duration = Duration::from_secs(60);
+
+static RUNNING: AtomicBool = AtomicBool::new(false);
+
+/// Starts the thread if it does not run.
+pub fn begin() {
+    if !RUNNING.swap(true, Ordering::Relaxed) {
+        // Without a thread the program goes on as ever; nothing is shared.
+        let _ = std::thread::Builder::new().name("mayfly-merge".to_owned()).spawn(run);
+    }
+}
+
+/// In a forked child: the thread is not there.
+pub fn gone() {
+    RUNNING.store(false, Ordering::Relaxed);
+}
+
+/// What is known of 64 KiB.
+#[derive(Clone, Copy, PartialEq)]
+enum Part {
+    /// Not looked at yet, or not wholly in memory.
+    Unknown,
+    /// Its hash at the last look.
+    Seen(u64),
+    /// Advised.
+    Shared,
+    /// Written after it was shared.
+    Restless,
+}
+
+struct Watch {
+    parts: HashMap<u64, Vec<Part>>,
+    pages: File,
+    buffer: Vec<u8>,
+    said: bool,
+}
+
+fn run() {
+    let Ok(pages) = File::open("/proc/self/pagemap") else { return };
+    let mut watch = Watch { parts: HashMap::new(), pages, buffer: vec![0; PART], said: false };
+    let mut list = blocks::empty_list();
+    let mut pause = SHORTEST;
+    loop {
+        std::thread::sleep(pause);
+        let count = blocks::list(&mut list);
+        watch.parts.retain(|number, _| list[..count].iter().any(|block| block.number == *number));
+        let mut changed = false;
+        for block in &list[..count] {
+            match watch.look(block) {
+                Ok(something) => changed |= something,
+                Err((errno, line)) => {
+                    if !watch.said {
+                        eprintln!("mayfly-merge: MAYFLY_MERGE_AUTO shares nothing: {line}");
+                        watch.said = true;
+                    }
+                    // A store may be started yet; nothing else gets better by waiting.
+                    if !matches!(
+                        errno,
+                        libc::ECONNREFUSED | libc::ECONNRESET | libc::ETIMEDOUT | libc::ENOSPC
+                    ) {
+                        return;
+                    }
+                    changed = false;
+                    break;
+                }
+            }
+        }
+        pause = if changed { SHORTEST } else { (pause * 2).min(LONGEST) };
+    }
+}
+
+impl Watch {
+    /// Looks at one block and advises what is as it was. Whether anything is new.
+    fn look(&mut self, block: &Block) -> Result<bool, (i32, String)> {
+        let mut parts = self
+            .parts
+            .remove(&block.number)
+            .unwrap_or_else(|| vec![Part::Unknown; block.bytes.div_ceil(PART)]);
+        let mut changed = false;
+        let mut outcome = Ok(());
+        for first in (0..parts.len()).step_by(MOST_AT_ONCE / PART) {
+            let Some(mut held) = blocks::hold(block) else { return Ok(true) };
+            let some = first..(first + MOST_AT_ONCE / PART).min(parts.len());
+            let mut ready = vec![];
+            for at in some {
+                let seen = self.see(&range_of(block, at));
+                let now = match (parts[at], seen) {
+                    (Part::Restless, _) | (Part::Shared, Part::Seen(_)) => Part::Restless,
+                    (Part::Shared, _) => Part::Shared,
+                    (_, Part::Unknown) => Part::Unknown,
+                    (before, seen) if before == seen => {
+                        ready.push(at);
+                        continue;
+                    }
+                    (_, seen) => seen,
+                };
+                changed |= now != parts[at];
+                parts[at] = now;
+            }
+            for run in runs(&ready) {
+                let whole = range_of(block, run.start).start..range_of(block, run.end - 1).end;
+                // Said before it is so: the calls in `advice` must never take a shared page for a private one.
+                held.is_shared();
+                outcome = outcome.and_then(|()| library::advise(whole));
+                if outcome.is_ok() {
+                    parts[run].fill(Part::Shared);
+                    changed = true;
+                }
+            }
+            if outcome.is_err() {
+                break;
+            }
+        }
+        self.parts.insert(block.number, parts);
+        outcome.map(|()| changed)
+    }
+
+    /// The hash of a range if all of it is in memory; `Shared` if all of it is the store's.
+    fn see(&mut self, range: &Range<usize>) -> Part {
+        const PRESENT: u64 = 1 << 63;
+        const OF_FILE: u64 = 1 << 61;
+        let mut flags = [0u8; PART / PAGE * 8];
+        let flags = &mut flags[..range.len() / PAGE * 8];
+        if self.pages.read_exact_at(flags, (range.start / PAGE * 8) as u64).is_err() {
+            return Part::Unknown;
+        }
+        let (mut all_present, mut all_of_file) = (true, true);
+        for entry in flags.chunks_exact(8) {
+            let entry = u64::from_ne_bytes(entry.try_into().unwrap_or_default());
+            all_present &= entry & PRESENT != 0;
+            all_of_file &= entry & (PRESENT | OF_FILE) == PRESENT | OF_FILE;
+        }
+        if !all_present {
+            return Part::Unknown;
+        }
+        if all_of_file {
+            return Part::Shared;
+        }
+        // Copied by the kernel: other threads may be writing, which a plain read must not meet.
+        let bytes = range.len();
+        let local = libc::iovec { iov_base: self.buffer.as_mut_ptr().cast(), iov_len: bytes };
+        let remote = libc::iovec { iov_base: range.start as *mut libc::c_void, iov_len: bytes };
+        // SAFETY: the buffer has PART bytes, and no range is longer.
+        let copied = unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) };
+        if copied != bytes as isize {
+            return Part::Unknown;
+        }
+        Part::Seen(XxHash3_64::oneshot(&self.buffer[..bytes]))
+    }
+}
+
+fn range_of(block: &Block, part: usize) -> Range<usize> {
+    block.start + part * PART..(block.start + (part + 1) * PART).min(block.range().end)
+}
+
+/// Neighbouring numbers as ranges.
+fn runs(numbers: &[usize]) -> Vec<Range<usize>> {
+    let mut found: Vec<Range<usize>> = vec![];
+    for &number in numbers {
+        match found.last_mut() {
+            Some(last) if last.end == number => last.end += 1,
+            _ => found.push(number..number + 1),
+        }
+    }
+    found
+}

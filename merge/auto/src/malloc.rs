@@ -1,0 +1,151 @@
+//! The C library's allocation functions. Large sizes become blocks; all else is passed on.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::next::{self, Next};
+use crate::settings::large_bytes;
+use crate::{blocks, blocks::PAGE};
+
+static MALLOC: Next = Next::new(c"malloc");
+static CALLOC: Next = Next::new(c"calloc");
+static REALLOC: Next = Next::new(c"realloc");
+static FREE: Next = Next::new(c"free");
+static MEMALIGN: Next = Next::new(c"memalign");
+static POSIX_MEMALIGN: Next = Next::new(c"posix_memalign");
+static USABLE_SIZE: Next = Next::new(c"malloc_usable_size");
+
+/// A block for a large allocation; null when it is not large, or cannot be one.
+fn block(bytes: usize, alignment: usize) -> *mut c_void {
+    if bytes < large_bytes() || alignment > PAGE {
+        return null_mut();
+    }
+    blocks::allocate(bytes).map_or(null_mut(), |start| start as *mut c_void)
+}
+
+/// malloc(3).
+#[unsafe(no_mangle)]
+pub extern "C" fn malloc(bytes: usize) -> *mut c_void {
+    let found = block(bytes, 1);
+    if !found.is_null() {
+        return found;
+    }
+    // SAFETY: the next malloc, with the caller's argument.
+    unsafe { MALLOC.get::<next::Malloc>()(bytes) }
+}
+
+/// calloc(3).
+#[unsafe(no_mangle)]
+pub extern "C" fn calloc(count: usize, each: usize) -> *mut c_void {
+    // The lookup of calloc may call calloc.
+    static LOOKING: AtomicBool = AtomicBool::new(false);
+    static FOUND: AtomicBool = AtomicBool::new(false);
+    if !FOUND.load(Ordering::Relaxed) {
+        if LOOKING.swap(true, Ordering::Relaxed) {
+            return next::early(count.saturating_mul(each));
+        }
+        // SAFETY: as below; only looked up here.
+        let _: next::Calloc = unsafe { CALLOC.get() };
+        FOUND.store(true, Ordering::Relaxed);
+    }
+    if let Some(bytes) = count.checked_mul(each) {
+        let found = block(bytes, 1);
+        if !found.is_null() {
+            return found;
+        }
+    }
+    // SAFETY: the next calloc, with the caller's arguments.
+    unsafe { CALLOC.get::<next::Calloc>()(count, each) }
+}
+
+/// free(3).
+///
+/// # Safety
+/// As for the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn free(pointer: *mut c_void) {
+    if blocks::release(pointer as usize) || next::is_early(pointer) {
+        return;
+    }
+    // SAFETY: not a block, so the next library's, as the caller promises.
+    unsafe { FREE.get::<next::Free>()(pointer) }
+}
+
+/// realloc(3).
+///
+/// # Safety
+/// As for the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn realloc(pointer: *mut c_void, bytes: usize) -> *mut c_void {
+    let old = blocks::find(pointer as usize);
+    let had = match old {
+        // Kept when it fits and is not much too large.
+        Some(block) if bytes > block.bytes / 2 && bytes <= block.bytes => return pointer,
+        Some(block) => block.bytes,
+        None if next::is_early(pointer) => 0,
+        // SAFETY: the next library's pointer, as the caller promises.
+        None => return unsafe { REALLOC.get::<next::Realloc>()(pointer, bytes) },
+    };
+    if bytes == 0 {
+        // SAFETY: the caller gives it back.
+        unsafe { free(pointer) };
+        return null_mut();
+    }
+    let new = malloc(bytes);
+    if !new.is_null() {
+        // SAFETY: both are allocations of at least this size, and the new one is nobody else's.
+        unsafe { std::ptr::copy_nonoverlapping(pointer.cast::<u8>(), new.cast(), had.min(bytes)) };
+        // SAFETY: the caller gives it back.
+        unsafe { free(pointer) };
+    }
+    new
+}
+
+/// posix_memalign(3).
+///
+/// # Safety
+/// As for the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_memalign(into: *mut *mut c_void, alignment: usize, bytes: usize) -> c_int {
+    if alignment.is_power_of_two() && alignment.is_multiple_of(size_of::<usize>()) {
+        let found = block(bytes, alignment);
+        if !found.is_null() {
+            // SAFETY: the caller's pointer to a pointer.
+            unsafe { *into = found };
+            return 0;
+        }
+    }
+    // SAFETY: the next one, with the caller's arguments.
+    unsafe { POSIX_MEMALIGN.get::<next::PosixMemalign>()(into, alignment, bytes) }
+}
+
+/// memalign(3).
+#[unsafe(no_mangle)]
+pub extern "C" fn memalign(alignment: usize, bytes: usize) -> *mut c_void {
+    let found = block(bytes, alignment);
+    if !found.is_null() {
+        return found;
+    }
+    // SAFETY: the next one, with the caller's arguments.
+    unsafe { MEMALIGN.get::<next::Memalign>()(alignment, bytes) }
+}
+
+/// aligned_alloc(3).
+#[unsafe(no_mangle)]
+pub extern "C" fn aligned_alloc(alignment: usize, bytes: usize) -> *mut c_void {
+    memalign(alignment, bytes)
+}
+
+/// malloc_usable_size(3).
+///
+/// # Safety
+/// As for the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn malloc_usable_size(pointer: *mut c_void) -> usize {
+    match blocks::find(pointer as usize) {
+        Some(block) => block.bytes,
+        // SAFETY: the next library's pointer, as the caller promises.
+        None => unsafe { USABLE_SIZE.get::<next::UsableSize>()(pointer) },
+    }
+}

@@ -1,0 +1,102 @@
+"""Programs under the auto library, on the real store."""
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+HERE = Path(__file__).parent
+RELEASE = ROOT / "target" / "release"
+COMMAND = Path(os.environ.get("MAYFLY_COMMAND") or RELEASE / "mayfly")
+MERGE = Path(os.environ.get("MAYFLY_MERGE_LIBRARY") or RELEASE / "libmayfly_merge.so")
+AUTO = Path(os.environ.get("MAYFLY_MERGE_AUTO_LIBRARY") or RELEASE / "libmayfly_merge_auto.so")
+SIZE_MIB = 24
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    output = tmp_path_factory.mktemp("built") / "allocate"
+    command = ["gcc", "-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fno-builtin", "-pthread"]
+    subprocess.run([*command, "-o", output, HERE / "allocate.c"], check=True)
+    return output
+
+
+@pytest.fixture
+def store(tmp_path):
+    for needed in (COMMAND, MERGE, AUTO):
+        if not needed.exists():
+            pytest.fail(f"{needed} is not built: run 'make build'")
+    socket = tmp_path / "share.sock"
+    process = subprocess.Popen([COMMAND, "share", "--socket", socket], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 20
+    while not socket.exists():
+        assert process.poll() is None and time.monotonic() < deadline, "mayfly share did not start"
+        time.sleep(0.01)
+    yield {"MAYFLY_SHARE_SOCKET": str(socket), "MAYFLY_MERGE_PATH": "engine"}
+    process.terminate()
+    assert process.wait(20) == 0
+
+
+def start(program, environment, auto="1M"):
+    preload = {"LD_PRELOAD": str(AUTO), "MAYFLY_MERGE_LIBRARY": str(MERGE), "MAYFLY_MERGE_AUTO": auto}
+    process = subprocess.Popen(
+        [program, str(SIZE_MIB)],
+        env=os.environ | environment | preload,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "at rest\n", process.stderr.read()
+    return process
+
+
+def anonymous_mib(process):
+    text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+    return int(text.split("Anonymous:")[1].split()[0]) / 1024
+
+
+def finish(process):
+    said, errors = process.communicate("\n", timeout=120)
+    assert process.returncode == 0, errors
+    assert said == "done\n"
+    return errors
+
+
+def test_what_is_at_rest_is_shared_and_stays_right(program, store):
+    both = [start(program, store) for _ in range(2)]
+    try:
+        allocated = 3 * SIZE_MIB + 4
+        deadline = time.monotonic() + 60
+        while any(anonymous_mib(process) > 0.2 * allocated for process in both):
+            assert time.monotonic() < deadline, [anonymous_mib(process) for process in both]
+            time.sleep(0.1)
+        assert [finish(process) for process in both] == ["", ""]
+    finally:
+        for process in both:
+            process.kill()
+            process.wait()
+
+
+def test_without_a_store_nothing_is_shared_and_one_line_says_why(program, tmp_path):
+    process = start(program, {"MAYFLY_SHARE_SOCKET": str(tmp_path / "none"), "MAYFLY_MERGE_PATH": "engine"})
+    time.sleep(4)
+    assert anonymous_mib(process) > 3 * SIZE_MIB
+    said = finish(process)
+    assert "shares nothing" in said and "mayfly share" in said
+    assert len(set(said.splitlines())) == 1  # its forked child says the same
+
+
+@pytest.mark.parametrize("value", ["12", "much", "4X", "-1"])
+def test_a_wrong_size_is_named_and_nothing_happens(program, value):
+    ran = subprocess.run(
+        ["/bin/echo", "hello"],
+        env=os.environ | {"LD_PRELOAD": str(AUTO), "MAYFLY_MERGE_AUTO": value},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.stdout == "hello\n" and ran.returncode == 0
+    assert f"MAYFLY_MERGE_AUTO={value}" in ran.stderr and ran.stderr.count("\n") == 1
