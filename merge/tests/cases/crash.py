@@ -49,7 +49,7 @@ def client(built, options):
         before = until(lambda: (m := store.metrics())["clients"] == 1 and m, "only the witness is left")
         for step in steps_to_try(built, options, count, "client"):
             with Puppet(store, prefix=[stepper, step, "count"]) as victim:
-                for command in SCENE:
+                for command in [*SCENE, "exit"]:
                     victim.send(command)
                 said = ""
                 while not said.startswith(("killed", "ended")):

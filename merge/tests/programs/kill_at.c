@@ -57,7 +57,9 @@ int main(int count, char **words) {
         if (entry && number == SYS_prctl && info.entry.args[0] == STEPS_END) counting = false;
         if (counting && ++steps == at) {
             kill(child, SIGKILL);
-            while (waitpid(child, &status, __WALL) == child && !WIFSIGNALED(status)) continue;
+            // The other threads' ends, too: the process is not gone before its tracer has seen them.
+            while ((thread = waitpid(-1, &status, __WALL)) > 0)
+                if (thread == child && (WIFSIGNALED(status) || WIFEXITED(status))) break;
             printf("killed at step %ld, %s of system call %llu\n", steps, entry ? "entry" : "exit",
                    (unsigned long long)number);
             return 0;
