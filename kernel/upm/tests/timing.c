@@ -2,7 +2,7 @@
 //
 // N processes have the same SIZE MiB, but for a private share. They advise one after the other, as instances of a
 // function start one after the other (UPM section VI-E: the first call only adds pages, the others merge). Then the
-// same memory again is left to ksmd. Memory is what MemAvailable says, so that the kernel's tables count.
+// same memory again is left to ksmd. Memory saved is net of the kernel's tables.
 // Runs as root in a throw-away VM: it changes system settings.
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -66,18 +66,20 @@ static void put(const char *path, const char *text)
 	close(fd);
 }
 
-static double available_mib(void)
+// Memory of the processes and of the kernel's tables. (What is free does not count pages on the CPUs' own lists.)
+static double used_mib(void)
 {
-	char line[128];
-	double kib = 0;
+	char line[128], name[32];
+	double kib, sum = 0;
 	FILE *f = fopen("/proc/meminfo", "r");
 
 	while (f && fgets(line, sizeof line, f))
-		if (sscanf(line, "MemAvailable: %lf", &kib) == 1)
-			break;
+		if (sscanf(line, "%31[^:]: %lf", name, &kib) == 2 &&
+		    (!strcmp(name, "AnonPages") || !strcmp(name, "Slab") || !strcmp(name, "PageTables")))
+			sum += kib / 1024;
 	if (f)
 		fclose(f);
-	return kib / 1024;
+	return sum;
 }
 
 // ksmd's CPU time so far: fields 14 and 15 of its stat
@@ -260,13 +262,13 @@ int main(int argc, char **argv)
 	// The times, without the clock being read between the steps
 	put("/sys/kernel/mm/upm/timing", "0");
 	start(n, pages, private_percent);
-	before = available_mib();
+	before = used_mib();
 	a = ask(0, WORK_UPM);
 	first = a.wall;
 	for (int i = 1; i < n; i++)
 		merging += ask(i, WORK_UPM).wall / (n - 1);
 	printf("{\n  \"processes\": %d,\n  \"size_mib\": %d,\n  \"private_percent\": %d,\n", n, mib, private_percent);
-	printf("  \"upm.saved_mib\": %.1f,\n  \"saved_ideal_mib\": %.1f,\n", available_mib() - before,
+	printf("  \"upm.saved_mib\": %.1f,\n  \"saved_ideal_mib\": %.1f,\n", before - used_mib(),
 	       mib * (n - 1) * (1 - private_percent / 100.0));
 	for (int i = 0; i < n; i++)
 		again += ask(i, WORK_UPM_AGAIN).wall / n;
@@ -297,14 +299,14 @@ int main(int argc, char **argv)
 		put("/sys/kernel/mm/ksm/smart_scan", "0");
 		for (int i = 0; i < n; i++)
 			ask(i, WORK_KSM);
-		before = available_mib();
+		before = used_mib();
 		want = (long)(pages * (1 - private_percent / 100.0)) * (n - 1) * 995 / 1000;
 		t0 = now(CLOCK_MONOTONIC), cpu0 = ksmd_cpu();
 		put("/sys/kernel/mm/ksm/run", "1");
 		while (number("/sys/kernel/mm/ksm/%s", "pages_sharing") < want && now(CLOCK_MONOTONIC) - t0 < 300)
 			usleep(2000);
 		printf("  \"ksm.all_ms\": %.2f,\n  \"ksm.cpu_ms\": %.0f,\n  \"ksm.saved_mib\": %.1f,\n", (now(CLOCK_MONOTONIC) - t0) * 1e3,
-		       (ksmd_cpu() - cpu0) * 1e3, available_mib() - before);
+		       (ksmd_cpu() - cpu0) * 1e3, before - used_mib());
 		printf("  \"ksm.time_of_upm\": %.2f,\n", (now(CLOCK_MONOTONIC) - t0) / (first + merging * (n - 1)));
 		put("/sys/kernel/mm/ksm/run", "0");
 		for (int i = 0; i < n; i++)
