@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from bench.merge import environment, models, regions, tables
+from bench.merge import environment, kernel, models, regions, tables
 from bench.merge.machine import RESULTS, BenchError, can_set_ksm
 from bench.merge.regions import METHODS, PATTERNS, Shape
 from bench.merge.shown import shown
@@ -19,6 +19,7 @@ PARTS = {
     "sharing": "what model instances could share, with and without ASLR (Fig. 1)",
     "models": "model instances: memory of each and of all, for 1 to 16 (Fig. 5, 6)",
     "cold": "model instances: cold start, where the time goes (Fig. 8, Table I)",
+    "kernel": "madvise(MADV_UPM) on Mayfly's kernel in a VM, beside ksmd there (builds the kernel)",
     "ksm": "KSM on the same model instances, at its default and at its fastest",
 }
 
@@ -53,6 +54,9 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--prepare", action="store_true", help="make the environment and the models, then stop"
+    )
+    parser.add_argument(
+        "--kernel", type=Path, metavar="FOLDER", help="a kernel that kernel/build has made (default: ask it)"
     )
     parser.add_argument(
         "--json", action="store_true", help="print the results as one JSON object, not as tables"
@@ -148,6 +152,9 @@ class Run:
             print(
                 f"bench: cold.{network} (took {time.monotonic() - begun:.0f} s)", file=sys.stderr, flush=True
             )
+
+    def kernel(self) -> None:
+        self.measure("kernel", kernel.measure, self.options.kernel, self.options.quick)
 
     def ksm(self) -> None:
         if not can_set_ksm():

@@ -145,7 +145,8 @@ def compare(shape: Shape, method: str, ksm_limit_s: float) -> Numbers:
         merged = ksm_merged_pages(pids) if method.startswith("ksm") else 0
         numbers["memory_mib"] = after["anonymous"] - overhead_mib
         if shared:
-            numbers["memory_mib"] += numbers["store_mib"]
+            # The index is among the store's segments; what else the daemon keeps counts too.
+            numbers["memory_mib"] += numbers["store_mib"] + memory_of([shared.pid])["anonymous"]
         elif merged:
             # A page that KSM has merged counts as anonymous in every process that maps it.
             numbers["memory_mib"] = ksm_memory_mib(shape, pids, overhead_mib)

@@ -37,6 +37,7 @@ def print_all(flat: dict) -> None:
     print_regions(flat)
     print_sizes(flat)
     print_where(flat)
+    print_kernel(flat)
     print_sharing(flat)
     print_memory(flat)
     print_cold(flat)
@@ -117,6 +118,30 @@ def print_where(flat: dict) -> None:
     for step, label in STEPS.items():
         rows.append([label, *(figure(share(flat, prefix, step)) for prefix in columns.values())])
     table(rows)
+
+
+def print_kernel(flat: dict) -> None:
+    if "kernel.upm.first_ms" not in flat:
+        return
+    size, count = flat["kernel.size_mib"], flat["kernel.processes"]
+    print(
+        f"\nIn the kernel, {count} processes of {size} MiB in a VM: its times compare with one another only"
+    )
+    rows = [["", "first ms", "merging ms", "again ms", "all ms", "saved MiB"]]
+    keys = ("upm.first_ms", "upm.merging_ms", "upm.again_ms", "upm.all_ms", "upm.saved_mib")
+    rows.append(["madvise(MADV_UPM)", *(figure(flat.get(f"kernel.{key}")) for key in keys)])
+    if "kernel.ksm.all_ms" in flat:
+        ksm = (figure(flat["kernel.ksm.all_ms"]), figure(flat["kernel.ksm.saved_mib"]))
+        rows.append(["ksmd, fastest", "-", "-", "-", *ksm])
+    table(rows)
+    steps = [key.split(".")[3] for key in flat if key.startswith("kernel.upm.first.")]
+    steps = [step.removesuffix("_percent") for step in steps if step.endswith("_percent")]
+    if steps:
+        print("  Where its time goes, in %")
+        rows = [["", *steps]]
+        for which in ("first", "merging"):
+            rows.append([which, *(figure(flat.get(f"kernel.upm.{which}.{step}_percent")) for step in steps)])
+        table(rows)
 
 
 SHARING = {

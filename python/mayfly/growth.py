@@ -33,6 +33,8 @@ def advising(*, min_bytes: int = 1 << 20, heap: bool = False, quiet: bool = Fals
     before = anonymous_mappings(heap)
     advised: list[Region] = []
     yield advised
+    if heap:
+        library.give_back_freed()  # what loading left behind free is not worth sharing
     for region in without(anonymous_mappings(heap), before):
         if region.size_bytes >= min_bytes:
             library.call("mayfly_advise", region.start, region.size_bytes, library.QUIET if quiet else 0)

@@ -118,3 +118,10 @@ def stats() -> dict[str, int]:
 def path() -> str:
     """How the next call will merge: "kernel", "engine", or "none: " and why not."""
     return library().mayfly_merge_path().decode()
+
+
+def give_back_freed() -> None:
+    """glibc keeps freed blocks for the next allocation: hands whole free pages back to the system."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim:
+        trim(0)

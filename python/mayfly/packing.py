@@ -13,6 +13,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
+from mayfly.library import give_back_freed
 from mayfly.regions import is_torch, tensors_of
 
 LINE = 64  # small tensors begin a cache line
@@ -57,13 +58,6 @@ def pack(module: Any) -> Any:
             point_to(torch, tensor, moved, block.start)
     give_back_freed()
     return module
-
-
-def give_back_freed() -> None:
-    """glibc keeps small freed blocks, here the tensors' old memory: hand whole free pages to the system."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim:
-        trim(0)
 
 
 def blocks_of(module: Any) -> list[Block]:
