@@ -2,12 +2,13 @@
 their pages and merge again with the one that takes its place. A step is the entry or exit of a system call
 (programs/kill_at.c) or a fault point inside the library."""
 
+import contextlib
 import os
 import re
 import signal
 import time
 
-from store import Gone, Puppet, Store, check, until
+from store import Puppet, Store, check, until
 
 PAGES = 96
 # What a client does between its first and last step: gives pages, finds pages, changes, keeps, returns, forgets.
@@ -102,17 +103,14 @@ def store_steps(built, options):
         store.start(prefix=[stepper, 10**9, "all"])
         with Puppet(store) as puppet:
             play(puppet, SCENE, may_fail=True)
-        os.kill(child_of(store.pid), signal.SIGTERM)
-        store.process.wait(10)
+        end_stepped(store)
         count = int(re.findall(r"after (\d+) steps", store.said())[-1])
         for step in steps_to_try(built, options, count, "store"):
             store.start(prefix=[stepper, step, "all"], wait=False)
             time.sleep(0.02)
             with Puppet(store) as puppet:
                 play(puppet, SCENE, may_fail=True)
-                if store.process.poll() is None:
-                    os.kill(child_of(store.pid), signal.SIGTERM)
-                store.process.wait(10)
+                end_stepped(store)
                 witness.do("check 1")
                 store.start()
                 puppet.do("advise 1 0", "advise 2 0", "check 1", "check 2")
@@ -129,10 +127,12 @@ def store_steps(built, options):
     return f"{count} steps"
 
 
-def child_of(pid):
-    """kill_at's child, the store itself."""
-    with open(f"/proc/{pid}/task/{pid}/children") as file:
-        return int(file.read().split()[0])
+def end_stepped(store):
+    """Ends a store that runs under kill_at, if it lives."""
+    with open(f"/proc/{store.pid}/task/{store.pid}/children") as file, contextlib.suppress(ProcessLookupError):
+        for child in file.read().split():
+            os.kill(int(child), signal.SIGTERM)
+    store.process.wait(10)
 
 
 def stopped_client(built, options):
