@@ -181,19 +181,7 @@ fn run_in_partition(
         let reason: Option<ExitReason> =
             client.ask(&Command::Wait { instance: instance.clone(), timeout_ms })?;
         // After the end: what was written last.
-        loop {
-            let output: Output = client.ask(&Command::Output { instance: instance.clone(), from })?;
-            from = output.next;
-            if quiet {
-                all.push_str(&output.text);
-            } else {
-                print!("{}", output.text);
-                std::io::stdout().flush()?;
-            }
-            if output.text.is_empty() || output.ended {
-                break;
-            }
-        }
+        while show_more(client, &instance, &mut from, quiet.then_some(&mut all))? == Shown::Something {}
         if let Some(reason) = reason {
             if reason == ExitReason::Overflow {
                 eprintln!("mayfly: {instance} needed more memory than its partition has and was killed");
@@ -204,6 +192,42 @@ fn run_in_partition(
             let _: ExitReason = client.ask(&Command::Stop { instance: instance.clone(), grace_ms: 2000 })?;
         }
     }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Shown {
+    Something,
+    Nothing,
+    All,
+}
+
+/// Prints what an instance wrote since `from`, or adds it to `into`.
+fn show_more(
+    client: &mut Client,
+    instance: &str,
+    from: &mut u64,
+    into: Option<&mut String>,
+) -> Result<Shown> {
+    let output: Output = client.ask(&Command::Output { instance: instance.to_string(), from: *from })?;
+    if output.from > *from {
+        eprintln!(
+            "mayfly: {} bytes of the output of {instance} came too fast and are lost",
+            output.from - *from
+        );
+    }
+    *from = output.next;
+    match into {
+        Some(all) => all.push_str(&output.text),
+        None => {
+            print!("{}", output.text);
+            std::io::stdout().flush()?;
+        }
+    }
+    Ok(match (output.text.is_empty(), output.ended) {
+        (false, _) => Shown::Something,
+        (true, true) => Shown::All,
+        (true, false) => Shown::Nothing,
+    })
 }
 
 fn exit_code(reason: ExitReason) -> i32 {
@@ -237,19 +261,11 @@ impl OutputArguments {
         let mut from = 0;
         let mut all = String::new();
         loop {
-            let output: Output = client.ask(&Command::Output { instance: self.instance.clone(), from })?;
-            from = output.next;
-            if self.which.json {
-                all.push_str(&output.text);
-            } else {
-                print!("{}", output.text);
-                std::io::stdout().flush()?;
-            }
-            if output.text.is_empty() {
-                if output.ended || !self.follow {
-                    break;
-                }
-                std::thread::sleep(POLL);
+            let into = self.which.json.then_some(&mut all);
+            match show_more(&mut client, &self.instance, &mut from, into)? {
+                Shown::Something => {}
+                Shown::Nothing if self.follow => std::thread::sleep(POLL),
+                Shown::Nothing | Shown::All => break,
             }
         }
         if self.which.json {

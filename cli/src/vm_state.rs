@@ -118,11 +118,7 @@ impl StatsArguments {
             );
         }
         println!("pages migrated in the guest since boot: {}", quantity::count(migrated(&memory)));
-        println!(
-            "QEMU: {} resident, {} of it the guest's",
-            size(memory.host_resident_bytes),
-            size(memory.host_guest_bytes)
-        );
+        println!("QEMU: {} resident", size(memory.host_resident_bytes));
         if !instances.is_empty() {
             println!(
                 "{:<20}  {:>9}  {:>8}  {:>9}  {:>10}",

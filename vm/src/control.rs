@@ -83,6 +83,8 @@ pub enum Command {
 pub struct Output {
     /// What it wrote.
     pub text: String,
+    /// Where `text` starts: later than asked for when that is not kept any more.
+    pub from: u64,
     /// Where to go on.
     pub next: u64,
     /// It has ended and this is all.

@@ -4,9 +4,6 @@ use std::fs;
 
 use crate::error::Error;
 
-/// A page of x86-64.
-const PAGE_BYTES: u64 = 4096;
-
 /// What the host has, from `/proc/meminfo`.
 #[derive(Debug, Clone, Copy)]
 pub struct HostMemory {
@@ -46,21 +43,6 @@ impl HostMemory {
 pub fn resident_bytes(pid: u32) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     kib_field(&text, "VmRSS:").unwrap_or(0)
-}
-
-/// What the host has allocated for the memory files (memfd) of a process, by QEMU the guest's memory.
-pub fn memory_file_bytes(pid: u32) -> u64 {
-    use std::os::unix::fs::MetadataExt;
-    let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else { return 0 };
-    descriptors
-        .flatten()
-        .filter(|entry| {
-            fs::read_link(entry.path()).is_ok_and(|target| target.to_string_lossy().starts_with("/memfd:"))
-        })
-        .filter_map(|entry| fs::metadata(entry.path()).ok())
-        .map(|file| file.blocks() * 512)
-        .sum::<u64>()
-        .next_multiple_of(PAGE_BYTES)
 }
 
 fn kib_field(text: &str, name: &str) -> Option<u64> {

@@ -109,7 +109,7 @@ fn arguments(settings: &Settings, accelerator: Accelerator, descriptors: [RawFd;
     let mut list: Vec<String> = Vec::new();
     let mut add = |words: &[&str]| list.extend(words.iter().map(ToString::to_string));
     add(&["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
-    add(&["-name", &format!("mayfly-{},debug-threads=on", settings.name), "-machine", "pc"]);
+    add(&["-name", &format!("mayfly-{},debug-threads=on", settings.name), "-machine", "pc,mem-merge=off"]);
     add(&["-accel", accelerator.option(), "-cpu", accelerator.cpu()]);
     let all = cpus + nodes;
     add(&[
@@ -118,10 +118,7 @@ fn arguments(settings: &Settings, accelerator: Accelerator, descriptors: [RawFd;
         "-m",
         &format!("size={boot_bytes}B{max}"),
     ]);
-    add(&[
-        "-object",
-        &format!("memory-backend-memfd,id=memory-boot,size={boot_bytes}B,share=on,reserve=off"),
-    ]);
+    add(&["-object", &format!("memory-backend-ram,id=memory-boot,size={boot_bytes}B,reserve=off")]);
     add(&["-numa", "node,nodeid=0,memdev=memory-boot"]);
     // QEMU describes an empty node to the guest only if a CPU sits on it: one that is never there.
     for node in 1..=nodes {
@@ -143,7 +140,7 @@ fn arguments(settings: &Settings, accelerator: Accelerator, descriptors: [RawFd;
     for (index, MemoryDevice { device, bytes, node }) in devices.into_iter().enumerate() {
         let (id, slot, function) = (device.id(), FIRST_MEMORY_SLOT + index as u32 / 8, index % 8);
         let first = if function == 0 { ",multifunction=on" } else { "" };
-        add(&["-object", &format!("memory-backend-memfd,id=memory-{id},size={bytes}B,share=on,reserve=off")]);
+        add(&["-object", &format!("memory-backend-ram,id=memory-{id},size={bytes}B,reserve=off")]);
         add(&[
             "-device",
             &format!(

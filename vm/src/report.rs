@@ -96,8 +96,6 @@ pub enum GuestStatus {
 pub struct Memory {
     /// QEMU's resident memory.
     pub host_resident_bytes: u64,
-    /// Of it, the guest's memory: what the host has allocated for the memory files of boot memory and devices.
-    pub host_guest_bytes: u64,
     /// As the guest sees it.
     pub guest: Stats,
 }

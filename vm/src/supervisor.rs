@@ -18,7 +18,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tracing::info;
 
-use crate::control::{Command, Output, Reply, folder, socket};
+use crate::control::{Command, Reply, folder, socket};
 use crate::error::Error;
 use crate::pool::Place;
 use crate::settings::Settings;
@@ -171,8 +171,7 @@ fn carry_out(vm: &Vm, command: Command) -> Result<Value, Error> {
             json!(vm.wait(&instance, Instant::now() + Duration::from_millis(timeout_ms))?)
         }
         Command::Output { instance, from } => {
-            let (text, next, ended) = vm.output(&instance, from)?;
-            json!(Output { text, next, ended })
+            json!(vm.output(&instance, from)?)
         }
         Command::Input { instance, text, close } => json!(vm.input(&instance, &text, close)?),
         Command::Instances => json!(vm.instances()?),

@@ -9,9 +9,10 @@ use vm_protocol::{Answer, ErrorKind, ExitReason, InstanceInfo, Layout, Mode, Ope
 
 use crate::accelerator::Accelerator;
 use crate::book::{Book, Line};
+use crate::control::Output;
 use crate::error::Error;
 use crate::guest::{AskError, Guest};
-use crate::host_memory::{HostMemory, memory_file_bytes, resident_bytes};
+use crate::host_memory::{HostMemory, resident_bytes};
 use crate::keeper;
 use crate::monitor::Monitor;
 use crate::pool::{Machine, Place, Pool};
@@ -182,15 +183,15 @@ impl Vm {
         self.pool.wait(instance, deadline)
     }
 
-    /// What an instance wrote, as [`Answer::Output`]: text, where to ask next, and whether that was all.
+    /// What an instance wrote, from a byte on.
     ///
     /// # Errors
     /// No such instance was started.
-    pub fn output(&self, instance: &str, from: u64) -> Result<(String, u64, bool), Error> {
+    pub fn output(&self, instance: &str, from: u64) -> Result<Output, Error> {
         match self
             .ask(Operation::Output { instance: instance.to_string(), from }, "tell an instance's output")?
         {
-            Answer::Output { text, next, ended, .. } => Ok((text, next, ended)),
+            Answer::Output { text, from, next, ended } => Ok(Output { text, from, next, ended }),
             other => Err(unexpected(&other)),
         }
     }
@@ -232,11 +233,9 @@ impl Vm {
     /// The guest is down.
     pub fn memory(&self) -> Result<Memory, Error> {
         match self.ask(Operation::Stats, "tell its memory")? {
-            Answer::Stats(guest) => Ok(Memory {
-                host_resident_bytes: resident_bytes(self.qemu_pid()),
-                host_guest_bytes: memory_file_bytes(self.qemu_pid()),
-                guest,
-            }),
+            Answer::Stats(guest) => {
+                Ok(Memory { host_resident_bytes: resident_bytes(self.qemu_pid()), guest })
+            }
             other => Err(unexpected(&other)),
         }
     }
