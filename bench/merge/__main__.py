@@ -27,7 +27,7 @@ EPILOG = """
 methods  none; engine (mayfly share and libmayfly_merge.so); ksm_default and ksm_best (the kernel's own
          merging: needs root; its settings are put back afterwards). For model instances also mmap
          (torch.load(mmap=True)), advise (parameters as they lie), pack (parameters in an arena), all (and
-         the libraries' tables).
+         the libraries' tables), process (everything, after the first answer, in processes without ASLR).
 
 examples
   bench/merge/run                           everything (15 minutes; the first run gets PyTorch, 5 GB)

@@ -25,6 +25,7 @@ COLOURS = {
     "advise": "#e8a49c",
     "pack": "#d9705f",
     "all": "#c0392b",
+    "process": "#6d1f16",
     "engine": "#c0392b",
 }
 LABELS = {
@@ -33,6 +34,7 @@ LABELS = {
     "advise": "advise",
     "pack": "pack, advise",
     "all": "pack, advise, libraries' tables too",
+    "process": "all memory, no ASLR",
     "ksm_default": "KSM, default",
     "ksm_best": "KSM, fastest",
 }

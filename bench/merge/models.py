@@ -27,12 +27,15 @@ from bench.merge.store import Store
 
 NETWORKS = {"resnet50": "pt", "alexnet": "pt", "minilm": "pt", "opennsfw": "onnx"}
 METHODS = {
-    "resnet50": ["nothing", "mmap", "advise", "pack", "all"],
-    "alexnet": ["nothing", "mmap", "advise", "pack", "all"],
-    "minilm": ["nothing", "mmap", "advise", "pack", "all"],
-    "opennsfw": ["nothing", "all"],
+    "resnet50": ["nothing", "mmap", "advise", "pack", "all", "process"],
+    "alexnet": ["nothing", "mmap", "advise", "pack", "all", "process"],
+    "minilm": ["nothing", "mmap", "advise", "pack", "all", "process"],
+    "opennsfw": ["nothing", "all", "process"],
 }
-MERGING = ("advise", "pack", "all")
+MERGING = ("advise", "pack", "all", "process")
+# Instances without address space layout randomisation, and with the same order in sets: alike to the last
+# table.
+SAME_LAYOUT = ("setarch", "--addr-no-randomize", "env", "PYTHONHASHSEED=0")
 COUNTS = [1, 2, 4, 8, 16]
 
 
@@ -42,6 +45,8 @@ class Instance:
     ):
         self.name = f"{network} {method} {number}"
         file = environment.model_files() / f"{network}.{NETWORKS[network]}"
+        if method == "process":
+            prefix = SAME_LAYOUT
         command = [*prefix, environment.python(), "-m", "bench.merge.model.instance", network, method, file]
         begun = time.monotonic()
         self.process = subprocess.Popen(
@@ -126,7 +131,8 @@ def run(network: str, method: str, counts: list[int]) -> Numbers:
             if len(started) in counts:
                 for key, value in memory(started, shared, free_before).items():
                     numbers[f"{len(started)}.{key}"] = value
-        numbers["warm_ms"] = median(one.warmed["warm_ms"] for one in started)
+        for key in ("warm_ms", "advise_process_ms"):
+            numbers[key] = median(one.warmed[key] for one in started)
         if shared:
             numbers["daemon_cpu_s"] = shared.cpu_s()
         numbers["answer"] = one_answer(started)

@@ -41,7 +41,7 @@ def shown(flat: dict) -> list[Shown]:
         if rate:
             found.append(at_least(f"engine: {call} call", limit, rate * (1 << 20) / 1e9, " GB/s"))
     for network in ("resnet50", "alexnet", "minilm", "opennsfw"):
-        for method in ("pack", "all"):
+        for method in ("pack", "all", "process"):
             less = reduction_percent(flat, network, method)
             if less is not None:
                 what = f"{network}, {method}: memory of each of 16 instances less by"
@@ -49,9 +49,11 @@ def shown(flat: dict) -> list[Shown]:
             slower = flat.get(f"cold.{network}.{method}.total_longer_percent")
             if slower is not None:
                 found.append(at_most(f"{network}, {method}: cold start longer by", 5, slower, "%"))
-        ours, mmap = (flat.get(f"models.{network}.{method}.16.each_mib") for method in ("all", "mmap"))
-        if ours and mmap:
-            found.append(at_most(f"{network}, all: memory beside torch.load(mmap=True)", 1, ours / mmap, "x"))
+        for method in ("pack", "all", "process"):
+            ours, mmap = (flat.get(f"models.{network}.{name}.16.each_mib") for name in (method, "mmap"))
+            if ours and mmap:
+                what = f"{network}, {method}: memory beside torch.load(mmap=True)"
+                found.append(at_most(what, 1, ours / mmap, "x"))
         if (same := flat.get(f"models.{network}.answers_identical")) is not None:
             found.append(Shown(f"{network}: answers bit-identical", "yes", "yes" if same else "no", same))
     return found

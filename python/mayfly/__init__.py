@@ -9,8 +9,18 @@ A page store must run (`mayfly share`), or a kernel with UPM. docs/merge.md has 
 """
 
 from mayfly.advice import Pending, advise, unadvise
-from mayfly.growth import advising
+from mayfly.growth import advise_process, advising
 from mayfly.library import MergeError, path, stats
 from mayfly.packing import pack
 
-__all__ = ["MergeError", "Pending", "advise", "advising", "pack", "path", "stats", "unadvise"]
+__all__ = [
+    "MergeError",
+    "Pending",
+    "advise",
+    "advise_process",
+    "advising",
+    "pack",
+    "path",
+    "stats",
+    "unadvise",
+]

@@ -6,6 +6,7 @@ mappings that appear while the block runs are those buffers, so they are advised
 """
 
 import contextlib
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,6 +40,30 @@ def advising(*, min_bytes: int = 1 << 20, heap: bool = False, quiet: bool = Fals
         if region.size_bytes >= min_bytes:
             library.call("mayfly_advise", region.start, region.size_bytes, library.QUIET if quiet else 0)
             advised.append(region)
+
+
+def advise_process(*, min_bytes: int = 256 << 10) -> int:
+    """Advises every anonymous mapping of `min_bytes` or more that the process has now, malloc's heap
+    included.
+
+    For an instance at rest, such as a server after its first request: nothing may unmap memory meanwhile.
+    Objects that hold addresses are alike only where instances have the same layout. Without ASLR (`setarch
+    --addr-no-randomize`, and PYTHONHASHSEED=0 for Python) nearly all of a process is, down to its imported
+    modules; where that protection matters more than memory, advise the model alone.
+
+    Gives the number of bytes looked at. What cannot be shared, such as locked memory, is left out.
+    """
+    library.give_back_freed()
+    size = 0
+    for region in anonymous_mappings(heap=True):
+        if region.size_bytes >= min_bytes:
+            try:
+                library.call("mayfly_advise", region.start, region.size_bytes, 0)
+                size += region.size_bytes
+            except library.MergeError as error:
+                if error.errno not in (errno.ENOTSUP, errno.ENOMEM):  # not shareable, or gone meanwhile
+                    raise
+    return size
 
 
 def anonymous_mappings(heap: bool = False, maps: Path = MAPS) -> list[Region]:

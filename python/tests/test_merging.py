@@ -174,3 +174,18 @@ def test_regions_here_are_real():
     data = numpy.ones(100000)
     (where,) = regions_of(data)
     assert where.size_bytes == data.nbytes
+
+
+def test_all_of_a_process(store):
+    ran = run(
+        """
+data = numpy.random.default_rng(12).random(1 << 20)
+copy = data.copy()
+assert mayfly.advise_process() > 16000000
+assert (data == copy).all() and (numpy.random.default_rng(12).random(1 << 20) == copy).all()
+stats = mayfly.stats()
+assert stats["inserted_pages"] + stats["merged_pages"] > 2000
+""",
+        store,
+    )
+    assert ran.returncode == 0, ran.stderr

@@ -8,6 +8,7 @@ requests for every line on standard input. The methods:
   advise      torch.load, then mayfly.advise(model)
   pack        torch.load(mmap=True), mayfly.pack(model), mayfly.advise(model)
   all         as pack, and what importing PyTorch built in memory is advised as well
+  process     as pack, but everything that the process has in memory is advised, after the first answer
   ksm         torch.load, and the whole process is given to KSM (prctl PR_SET_MEMORY_MERGE)
 
 For ONNX Runtime, which loads weights by itself, `all` and `pack` are `with mayfly.advising(heap=True)`
@@ -23,7 +24,8 @@ import time
 from collections.abc import Callable
 
 PR_SET_MEMORY_MERGE = 67
-MERGING = ("advise", "pack", "all")
+MERGING = ("advise", "pack", "all", "process")
+ADVISING = ("advise", "pack", "all")  # before the first answer
 LARGE = (
     32 << 20
 )  # only the libraries' large tables: what is smaller is mostly Python's objects, alike nowhere
@@ -59,13 +61,13 @@ def load_torch(name: str, method: str, file: str, clock: Clock) -> Callable[[int
     with clock.step("load"):
         with torch.device("meta"):  # the weights come from the file: no time and no memory for others before
             model = networks.NETWORKS[name]().eval()
-        state = torch.load(file, mmap=method in ("mmap", "pack", "all"), weights_only=True)
+        state = torch.load(file, mmap=method in ("mmap", "pack", "all", "process"), weights_only=True)
         model.load_state_dict(state, assign=True)
         del state
-    if method in ("pack", "all"):
+    if method in ("pack", "all", "process"):
         with clock.step("pack"):
             mayfly.pack(model)
-    if method in MERGING:
+    if method in ADVISING:
         with clock.step("advise"):
             mayfly.advise(model)
 
@@ -83,7 +85,7 @@ def load_onnx(method: str, file: str, clock: Clock) -> Callable[[int], bytes]:
 
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = 1
-    growth = mayfly.advising(heap=True) if method in MERGING else contextlib.nullcontext()
+    growth = mayfly.advising(heap=True) if method in ADVISING else contextlib.nullcontext()
     growth.__enter__()
     with clock.step("load"):
         session = onnxruntime.InferenceSession(file, settings)
@@ -120,11 +122,15 @@ def main() -> None:
     if method in MERGING:
         report |= {f"stats.{key}": value for key, value in sys.modules["mayfly"].stats().items()}
     print(json.dumps(report), flush=True)
+    if method == "process":
+        with clock.step("advise_process"):
+            sys.modules["mayfly"].advise_process()
     for _ in sys.stdin:
         with clock.step("warm"):
             for number in range(5):
                 answer(1 + seed * 5 + number)
         warm = {"answer": hashlib.sha256(answer(0)).hexdigest(), "warm_ms": clock.steps_ms["warm"] / 5}
+        warm["advise_process_ms"] = clock.steps_ms.get("advise_process", 0)
         print(json.dumps(warm), flush=True)
 
 
