@@ -1,5 +1,5 @@
-"""The page store and its clients as the tests play with them: `Store` is a `mayfly share` of its own on a socket in a
-temporary folder, `Puppet` a client that does as it is told (programs/puppet.c)."""
+"""The page store and its clients as the tests play with them: `Store` is a `mayfly share` of its own on a
+socket in a temporary folder, `Puppet` a client that does as it is told (programs/puppet.c)."""
 
 import contextlib
 import os
@@ -88,7 +88,8 @@ def as_user(uid):
 
 
 class Store:
-    """A `mayfly share` that lives in its own folder. `with Store(built) as store:` ends it and looks for what it left."""
+    """A `mayfly share` that lives in its own folder. `with Store(built) as store:` ends it and looks for
+    what it left."""
 
     def __init__(self, built, *arguments, uid=None, prefix=(), **environment):
         self.built, self.arguments, self.uid, self.prefix = built, arguments, uid, prefix
@@ -120,12 +121,23 @@ class Store:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def start(self, prefix=None, wait=True):
-        command = [*(self.prefix if prefix is None else prefix), self.built.mayfly, "share", "--socket", self.socket,
-                   "--metrics", self.figures]
+        command = [
+            *(self.prefix if prefix is None else prefix),
+            self.built.mayfly,
+            "share",
+            "--socket",
+            self.socket,
+            "--metrics",
+            self.figures,
+        ]
         self.process = subprocess.Popen(
             [str(word) for word in [*command, *self.arguments]],
-            env=self.built.environment(self.socket, **self.extra), stdin=subprocess.DEVNULL, stdout=self.log,
-            stderr=self.log, start_new_session=True, **as_user(self.uid),
+            env=self.built.environment(self.socket, **self.extra),
+            stdin=subprocess.DEVNULL,
+            stdout=self.log,
+            stderr=self.log,
+            start_new_session=True,
+            **as_user(self.uid),
         )
         if wait:
             until(self.answers, f"the store is ready; its log: {self.said()[-500:]}")
@@ -202,8 +214,14 @@ class Puppet:
     def __init__(self, store, uid=None, prefix=(), socket=None, **environment):
         program = store.built.program("puppet")
         self.process = subprocess.Popen(
-            [str(word) for word in [*prefix, program]], env=store.built.environment(socket or store.socket, **environment),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1, **as_user(uid),
+            [str(word) for word in [*prefix, program]],
+            env=store.built.environment(socket or store.socket, **environment),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            **as_user(uid),
         )
 
     def __enter__(self):

@@ -1,5 +1,5 @@
-"""The store's protocol, spoken badly on purpose. What is right is in merge/src/protocol.rs: one datagram a message,
-little-endian words, a file beside it."""
+"""The store's protocol, spoken badly on purpose. What is right is in merge/src/protocol.rs: one datagram a
+message, little-endian words, a file beside it."""
 
 import array
 import fcntl
@@ -30,7 +30,7 @@ def memory(contents, seals=FINAL, name="pages", flags=os.MFD_CLOEXEC | os.MFD_AL
     file = os.memfd_create(name, flags)
     view = memoryview(contents)
     while view:
-        view = view[os.write(file, view):]
+        view = view[os.write(file, view) :]
     if seals:
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
     return file
@@ -110,7 +110,8 @@ class Wire:
 
 
 def index_entries(file):
-    """What the shared index says: [(tag, segment, page)], and how many entries only say that somebody has the page."""
+    """What the shared index says: [(tag, segment, page)], and how many entries only say that somebody has
+    the page."""
     size = os.fstat(file).st_size
     with mmap.mmap(file, size, mmap.MAP_SHARED, mmap.PROT_READ) as table:
         magic, lines = struct.unpack_from("<8sQ", table)

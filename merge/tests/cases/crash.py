@@ -1,6 +1,6 @@
-"""SIGKILL at every step: of a client, which must leave nothing in the store, and of the store, whose clients must keep
-their pages and merge again with the one that takes its place. A step is the entry or exit of a system call
-(programs/kill_at.c) or a fault point inside the library."""
+"""SIGKILL at every step: of a client, which must leave nothing in the store, and of the store, whose
+clients must keep their pages and merge again with the one that takes its place. A step is the entry or exit
+of a system call (programs/kill_at.c)."""
 
 import contextlib
 import os
@@ -11,10 +11,25 @@ import time
 from store import Puppet, Store, check, until
 
 PAGES = 96
-# What a client does between its first and last step: gives pages, finds pages, changes, keeps, returns, forgets.
+# What a client does between its first and last step: gives, finds, changes, keeps, returns, forgets.
 SCENE = [
-    "map 1 96", "fill 1 1", "map 2 96", "fill 2 2", "map 3 96", "fill 3 7", "steps begin", "advise 1 0", "advise 2 0",
-    "touch 2 5 77", "advise 2 0", "begin 3 0", "unadvise 1", "unmap 3", "steps end", "check 1", "check 2",
+    "map 1 96",
+    "fill 1 1",
+    "map 2 96",
+    "fill 2 2",
+    "map 3 96",
+    "fill 3 7",
+    "steps begin",
+    "advise 1 0",
+    "advise 2 0",
+    "touch 2 5 77",
+    "advise 2 0",
+    "begin 3 0",
+    "unadvise 1",
+    "unmap 3",
+    "steps end",
+    "check 1",
+    "check 2",
 ]
 
 
@@ -24,8 +39,12 @@ def play(puppet, scene, may_fail=False):
     for command in scene:
         said = puppet.ask(command)
         if said != "ok":
-            check(may_fail and re.match(r"(advise|begin)", command) and said.split()[0] in ("111", "104", "110", "32"),
-                  f"{command}: {said}")
+            check(
+                may_fail
+                and re.match(r"(advise|begin)", command)
+                and said.split()[0] in ("111", "104", "110", "32"),
+                f"{command}: {said}",
+            )
             failed += 1
     return failed
 
@@ -58,7 +77,10 @@ def client(built, options):
             store.alive(f"after a client was {said}")
             witness.do("check 1", "advise 1 0")
             until(lambda: store.metrics()["clients"] == 1, f"the store notices that a client was {said}")
-            until(lambda: store.metrics()["pages"] <= before["pages"], f"the pages of a client go that was {said}")
+            until(
+                lambda: store.metrics()["pages"] <= before["pages"],
+                f"the pages of a client go that was {said}",
+            )
             until(lambda: store.files() <= files + 1, f"files of a client are closed that was {said}")
         with Puppet(store) as late:
             late.block(1, PAGES, 2)
@@ -69,7 +91,8 @@ def client(built, options):
 
 
 def replaced(built, options):
-    """kill -9 of the store: clients keep their pages; with the next store they merge again and are known to it."""
+    """kill -9 of the store: clients keep their pages; with the next store they merge again and are known to
+    it."""
     with Store(built) as store, Puppet(store) as one, Puppet(store) as two:
         one.block(1, PAGES, 1)
         two.block(1, PAGES, 1)
@@ -86,7 +109,10 @@ def replaced(built, options):
             with Puppet(store) as three:
                 three.block(1, PAGES, 1)
                 check(three.stats()["merged"] == PAGES, f"a newcomer after the restart: {three.stats()}")
-            check(two.private_kib(1) <= 16, f"after the restart the second keeps {two.private_kib(1)} KiB to itself")
+            check(
+                two.private_kib(1) <= 16,
+                f"after the restart the second keeps {two.private_kib(1)} KiB to itself",
+            )
         check(store.metrics().get("identity") == identity, "the store's identity changed with its restart")
         one.end()
         two.end()
@@ -118,7 +144,10 @@ def store_steps(built, options):
                 with Puppet(store) as late:
                     late.block(1, PAGES, 1)
                     merged = late.stats()["merged"]
-                    check(merged == PAGES, f"killed at step {step}, a newcomer then merged {merged} of {PAGES} pages")
+                    check(
+                        merged == PAGES,
+                        f"killed at step {step}, a newcomer then merged {merged} of {PAGES} pages",
+                    )
             witness.do("check 1")
             store.stop()
         store.start()
@@ -129,7 +158,10 @@ def store_steps(built, options):
 
 def end_stepped(store):
     """Ends a store that runs under kill_at, if it lives."""
-    with open(f"/proc/{store.pid}/task/{store.pid}/children") as file, contextlib.suppress(ProcessLookupError):
+    with (
+        open(f"/proc/{store.pid}/task/{store.pid}/children") as file,
+        contextlib.suppress(ProcessLookupError),
+    ):
         for child in file.read().split():
             os.kill(int(child), signal.SIGTERM)
     store.process.wait(10)
@@ -166,6 +198,8 @@ def stopped_client(built, options):
 
 
 TESTS = {
-    "client killed at each step": client, "store replaced": replaced, "store killed at each step": store_steps,
+    "client killed at each step": client,
+    "store replaced": replaced,
+    "store killed at each step": store_steps,
     "clients stopped": stopped_client,
 }

@@ -37,8 +37,12 @@ def ask(built, name, *words, uid=None, socket="/nonexistent/socket", env=None, w
     """Runs programs/errors.c for one case; checks errno and line; returns the line."""
     program = built.program("errors")
     done = subprocess.run(
-        [*prefix, program, name, *words], capture_output=True, text=True, timeout=60,
-        env=built.environment(socket, **(env or {})), **as_user(uid),
+        [*prefix, program, name, *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=built.environment(socket, **(env or {})),
+        **as_user(uid),
     )
     check(done.returncode == 0, f"{name}: {status_text(done.returncode)}: {done.stderr.strip()[-300:]}")
     check(not done.stderr, f"{name}: the library writes to stderr: {done.stderr[:200]!r}")
@@ -59,7 +63,9 @@ def ask(built, name, *words, uid=None, socket="/nonexistent/socket", env=None, w
 
 def refused(built, options):
     with Store(built) as store:
-        skipped = [name for name, want in REFUSED.items() if ask(built, name, socket=store.socket, want=want) is None]
+        skipped = [
+            name for name, want in REFUSED.items() if ask(built, name, socket=store.socket, want=want) is None
+        ]
     return f"not here: {', '.join(skipped)}" if skipped else ""
 
 
@@ -78,7 +84,12 @@ def no_store(built, options):
     want = (errno.ECONNREFUSED, r"mayfly share")
     with Store(built) as store:
         for socket in ("/nonexistent/socket", store.folder, store.folder / "log", "/" + "x" * 200, ""):
-            ask(built, "plain", socket=socket, want=((errno.ECONNREFUSED, errno.EINVAL, errno.ENAMETOOLONG), r"mayfly share|socket|path"))
+            ask(
+                built,
+                "plain",
+                socket=socket,
+                want=((errno.ECONNREFUSED, errno.EINVAL, errno.ENAMETOOLONG), r"mayfly share|socket|path"),
+            )
         store.kill()
         ask(built, "plain", socket=store.socket, want=want)
 
@@ -93,7 +104,13 @@ def no_permission(built, options):
         raise Skip("here everybody may use userfaultfd")
     with Store(built, uid=NOBODY) as store:
         where = {"uid": NOBODY, "socket": store.socket}
-        ask(built, "plain", "threads", **where, want=(errno.EPERM, r"userfaultfd.*(NO_SYSCALLS|QUIET|sysctl|/dev/userfaultfd)"))
+        ask(
+            built,
+            "plain",
+            "threads",
+            **where,
+            want=(errno.EPERM, r"userfaultfd.*(NO_SYSCALLS|QUIET|sysctl|/dev/userfaultfd)"),
+        )
         ask(built, "no_system_calls", "threads", **where, want=(0, ""))
         ask(built, "quiet", "threads", **where, want=(0, ""))
         # Alone, a process that is busy advising writes nothing.

@@ -1,5 +1,6 @@
-"""Fuzzing of both ends: whole sessions with the store in which messages are cut, joined, repeated and altered, files
-exchanged; and answers of a store that are altered on their way to a client. Nothing may crash, hang or change a byte."""
+"""Fuzzing of both ends: whole sessions with the store in which messages are cut, joined, repeated and
+altered, files exchanged; and answers of a store that are altered on their way to a client. Nothing may
+crash, hang or change a byte."""
 
 import contextlib
 import os
@@ -9,8 +10,8 @@ import socket
 import threading
 import time
 
-from store import Gone, Puppet, Store, check
-from wire import ATTACH, FINAL, HELLO, INDEX, OFFER, PRIVATE, STATUS, Wire, memory, page, words
+from store import Gone, Puppet, Skip, Store, check
+from wire import ATTACH, FINAL, HELLO, INDEX, OFFER, PRIVATE, STATUS, TAKEN, Wire, memory, page, words
 
 SECONDS = {"short": 4, "long": 150}
 
@@ -23,12 +24,14 @@ def mutated(chance, message):
         if kind == 0 and data:
             data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
         elif kind == 1:
-            del data[chance.randrange(len(data) + 1):]
+            del data[chance.randrange(len(data) + 1) :]
         elif kind == 2:
             data += chance.randbytes(chance.choice([1, 4, 8, 16, 1000]))
         elif kind == 3 and len(data) >= 4:
             at = chance.randrange(len(data) // 4) * 4
-            data[at : at + 4] = words(chance.choice([0, 1, 2, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 4096, 4097, 1024, 1025]))
+            data[at : at + 4] = words(
+                chance.choice([0, 1, 2, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 4096, 4097, 1024, 1025])
+            )
         elif kind == 4:
             data = data + data
         elif kind == 5 and data:
@@ -61,7 +64,10 @@ def a_file(chance):
 def session(chance, store):
     """One conversation; how many messages it was."""
     sent = 0
-    with Wire(store, hello=False, timeout=5) as wire, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+    with (
+        Wire(store, hello=False, timeout=5) as wire,
+        contextlib.suppress(BrokenPipeError, ConnectionResetError),
+    ):
         if chance.random() < 0.8:
             wire.ask(words(HELLO, 1))
         for _ in range(chance.randrange(1, 12)):
@@ -72,8 +78,13 @@ def session(chance, store):
                 files.append(file)
                 message = words(OFFER, count)
             else:
-                message = [words(HELLO, 1), words(INDEX), words(ATTACH, chance.randrange(40)),
-                           words(PRIVATE) + chance.randbytes(16 * chance.randrange(20)), words(STATUS)][kind - 1]
+                message = [
+                    words(HELLO, 1),
+                    words(INDEX),
+                    words(ATTACH, chance.randrange(40)),
+                    words(PRIVATE) + chance.randbytes(16 * chance.randrange(20)),
+                    words(STATUS),
+                ][kind - 1]
             try:
                 wire.send(mutated(chance, message), *files)
             except OSError as error:
@@ -104,7 +115,10 @@ def requests(built, options):
                 witness.do("check 1", "advise 1 0")
         store.alive(f"while requests were fuzzed, seed {options.seed}")
         witness.do("check 1", "map 2 64", "fill 2 5", "advise 2 0", "check 2")
-        check(store.resident_kib() < resident + 32768, f"the store grew from {resident} to {store.resident_kib()} KiB")
+        check(
+            store.resident_kib() < resident + 32768,
+            f"the store grew from {resident} to {store.resident_kib()} KiB",
+        )
         witness.end()
         store.empty("after fuzzing")
         check(store.files() <= files, f"the store had {files} files open, has {store.files()}")
@@ -114,8 +128,8 @@ def requests(built, options):
 class Between:
     """Stands between clients and a store and alters what the store says."""
 
-    def __init__(self, store, chance):
-        self.store, self.chance, self.altered = store, chance, 0
+    def __init__(self, store, chance, often=0.15, late=None):
+        self.store, self.chance, self.often, self.late, self.altered = store, chance, often, late, 0
         self.path = store.folder / "between.socket"
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.listener.bind(str(self.path))
@@ -139,15 +153,17 @@ class Between:
                     data, files, _, _ = socket.recv_fds(side, 1 << 16, 8)
                     if not data:
                         return
-                    if side is wire.socket and self.chance.random() < 0.15:
+                    if side is wire.socket and self.late and data[:4] == words(TAKEN):
+                        self.late = time.sleep(self.late)
+                    if side is wire.socket and self.chance.random() < self.often:
                         data = mutated(self.chance, data)
                         self.altered += 1
                         if files and self.chance.random() < 0.3:
                             os.close(files.pop())
                         if self.chance.random() < 0.2:
                             files.append(a_file(self.chance)[0])
-                    if data:
-                        socket.send_fds(sides[side], [data], files)
+                    # Never nothing: the client would wait for its whole patience.
+                    socket.send_fds(sides[side], [data or b"?"], files)
                     for file in files:
                         os.close(file)
 
@@ -181,4 +197,21 @@ def answers(built, options):
         return f"{rounds} clients, {between.altered} answers altered, {failed} calls failed"
 
 
-TESTS = {"requests": requests, "answers": answers}
+def late_answer(built, options):
+    """An answer that comes after the client has given up is not taken for the next one."""
+    if not options.soak:
+        raise Skip("takes as long as a client is patient, 20 s: only with --soak")
+    with Store(built) as store:
+        between = Between(store, random.Random(1), often=0, late=21)
+        with Puppet(store, socket=between.path) as puppet:
+            puppet.do("map 1 64", "fill 1 1", "map 2 64", "fill 2 2")
+            said = puppet.ask("advise 1 0", 30)
+            check(said.split()[0] == "110", f"without an answer: {said}")
+            time.sleep(2)
+            puppet.do("check 1", "advise 2 0", "check 2", "advise 1 0", "check 1")
+            check(puppet.private_kib(1) <= 16 and puppet.private_kib(2) <= 16, "afterwards nothing is shared")
+        between.close()
+        store.empty("after a late answer")
+
+
+TESTS = {"requests": requests, "answers": answers, "late answer": late_answer}

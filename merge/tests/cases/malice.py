@@ -1,13 +1,11 @@
-"""Clients that lie, flood, hold on and hide (merge/tests/wire.py). The store stays up, its memory and files bounded; nobody
-else notices, learns of another domain's pages or gets bytes that are not his."""
+"""Clients that lie, flood, hold on and hide (merge/tests/wire.py). The store stays up, its memory and files
+bounded; nobody else notices, learns of another domain's pages or gets bytes that are not his."""
 
 import contextlib
 import ctypes
-import errno
 import fcntl
 import mmap
 import os
-import pathlib
 import pickle
 import random
 import resource
@@ -19,8 +17,30 @@ import traceback
 
 from store import NOBODY, Failed, Puppet, Skip, Store, check, until
 from wire import (
-    ATTACH, ATTACHED, FINAL, F_SEAL_FUTURE_WRITE, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_WRITE, GONE, HELLO,
-    INDEX, INDEX_IS, NOTED, OFFER, PAGE, PRIVATE, REFUSED, STATUS, TAKEN, WELCOME, Wire, index_entries, memory, page, words,
+    ATTACH,
+    F_SEAL_FUTURE_WRITE,
+    F_SEAL_GROW,
+    F_SEAL_SEAL,
+    F_SEAL_SHRINK,
+    F_SEAL_WRITE,
+    FINAL,
+    GONE,
+    HELLO,
+    INDEX,
+    INDEX_IS,
+    NOTED,
+    OFFER,
+    PAGE,
+    PRIVATE,
+    REFUSED,
+    STATUS,
+    TAKEN,
+    WELCOME,
+    Wire,
+    index_entries,
+    memory,
+    page,
+    words,
 )
 
 PAGES = 64
@@ -58,15 +78,20 @@ def as_user(uid, work):
 
 
 @contextlib.contextmanager
-def attacked(built, *arguments, grown_kib=16384, files=4, **environment):
+def attacked(built, *arguments, grown_kib=16384, files=48, **environment):
     """A store with an innocent client of root's; afterwards neither may have noticed anything."""
     with Store(built, *arguments, **environment) as store, Puppet(store) as witness:
         witness.block(1, PAGES, 1)
         opened, resident = store.files(), store.resident_kib()
         yield store, witness
         undisturbed(store, witness)
-        until(lambda: store.files() <= opened + files, f"the store had {opened} files open, has {store.files()}")
-        check(store.resident_kib() < resident + grown_kib, f"the store grew from {resident} to {store.resident_kib()} KiB")
+        until(
+            lambda: store.files() <= opened + files, f"the store had {opened} files open, has {store.files()}"
+        )
+        check(
+            store.resident_kib() < resident + grown_kib,
+            f"the store grew from {resident} to {store.resident_kib()} KiB",
+        )
         witness.end()
         store.empty("after an attack")
 
@@ -85,7 +110,12 @@ def nonsense(built, options):
 
     def one(store):
         whole = [
-            words(HELLO, 1), words(INDEX), words(OFFER, 1), words(ATTACH, 1), words(PRIVATE) + bytes(160), words(STATUS),
+            words(HELLO, 1),
+            words(INDEX),
+            words(OFFER, 1),
+            words(ATTACH, 1),
+            words(PRIVATE) + bytes(160),
+            words(STATUS),
         ]
         for message in whole:
             for cut in [*range(0, min(len(message), 12)), *range(len(message) + 1, len(message) + 9)]:
@@ -97,11 +127,25 @@ def nonsense(built, options):
         for _ in range(200):
             with Wire(store, hello=chance.random() < 0.7) as wire:
                 for _ in range(8):
-                    kind, _ = wire.ask(words(chance.randrange(10)) + chance.randbytes(chance.choice([0, 4, 8, 16, 200, 20000])))
+                    kind, _ = wire.ask(
+                        words(chance.randrange(10))
+                        + chance.randbytes(chance.choice([0, 4, 8, 16, 200, 20000]))
+                    )
                     if not kind:
                         break
-        for numbers in [(HELLO, 0), (HELLO, 2), (HELLO, 0xFFFFFFFF), (OFFER, 0), (OFFER, 0xFFFFFFFF), (OFFER, 4097), (ATTACH, 0),
-                        (ATTACH, 0xFFFFFFFF), (0,), (7,), (0xFFFFFFFF,)]:
+        for numbers in [
+            (HELLO, 0),
+            (HELLO, 2),
+            (HELLO, 0xFFFFFFFF),
+            (OFFER, 0),
+            (OFFER, 0xFFFFFFFF),
+            (OFFER, 4097),
+            (ATTACH, 0),
+            (ATTACH, 0xFFFFFFFF),
+            (0,),
+            (7,),
+            (0xFFFFFFFF,),
+        ]:
             with Wire(store) as wire:
                 kind, body = wire.ask(words(*numbers))
                 check(kind in (0, REFUSED), f"{numbers} was answered with {kind}")
@@ -132,8 +176,14 @@ def strange_files(built, options):
     def one(store):
         for count in (0, 1, 3, 5, 4096, 0x7FFFFFFF, 0xFFFFFFFF):
             refused(store, f"4 pages said to be {count}", memory(data), count)
-        for seals in (0, F_SEAL_WRITE, F_SEAL_SHRINK | F_SEAL_GROW, F_SEAL_FUTURE_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL,
-                      F_SEAL_WRITE | F_SEAL_GROW, F_SEAL_WRITE | F_SEAL_SHRINK & 0):
+        for seals in (
+            0,
+            F_SEAL_WRITE,
+            F_SEAL_SHRINK | F_SEAL_GROW,
+            F_SEAL_FUTURE_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL,
+            F_SEAL_WRITE | F_SEAL_GROW,
+            F_SEAL_WRITE | F_SEAL_SHRINK & 0,
+        ):
             refused(store, f"a file with seals {seals}", memory(data, seals=seals), 4)
         refused(store, "half a page", memory(data[: PAGE // 2]), 1)
         hollow = os.memfd_create("hollow", os.MFD_ALLOW_SEALING)
@@ -144,8 +194,15 @@ def strange_files(built, options):
         os.ftruncate(giant, 1 << 40)
         fcntl.fcntl(giant, fcntl.F_ADD_SEALS, FINAL)
         refused(store, "a terabyte", giant, 1 << 28)
-        for path, flags in (("/dev/zero", os.O_RDWR), ("/dev/null", os.O_RDWR), ("/", os.O_RDONLY), ("/proc/self/mem", os.O_RDONLY),
-                            ("/proc/self/maps", os.O_RDONLY), ("/etc/passwd", os.O_RDONLY), ("/tmp", os.O_PATH)):
+        for path, flags in (
+            ("/dev/zero", os.O_RDWR),
+            ("/dev/null", os.O_RDWR),
+            ("/", os.O_RDONLY),
+            ("/proc/self/mem", os.O_RDONLY),
+            ("/proc/self/maps", os.O_RDONLY),
+            ("/etc/passwd", os.O_RDONLY),
+            ("/tmp", os.O_PATH),
+        ):
             with contextlib.suppress(PermissionError):
                 refused(store, path, os.open(path, flags), 1)
         reader, writer = os.pipe()
@@ -202,14 +259,20 @@ def attempts_to_write(file):
     path = f"/proc/self/fd/{file}"
     size = os.fstat(file).st_size
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype, libc.mmap.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.mmap.restype, libc.mmap.argtypes = (
+        ctypes.c_void_p,
+        [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long],
+    )
     libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     opened = [file]
     for flags in (os.O_RDWR, os.O_WRONLY, os.O_RDWR | os.O_APPEND):
         with contextlib.suppress(OSError):
             opened.append(os.open(path, flags))
-    attempt("open and truncate", lambda: os.close(os.open(path, os.O_RDWR | os.O_TRUNC)) or os.fstat(file).st_size == size or 1 / 0)
+    attempt(
+        "open and truncate",
+        lambda: os.close(os.open(path, os.O_RDWR | os.O_TRUNC)) or os.fstat(file).st_size == size or 1 / 0,
+    )
     for one in opened:
         attempt("pwrite", lambda one=one: os.pwrite(one, b"evil", 0))
         attempt("ftruncate", lambda one=one: os.ftruncate(one, 0))
@@ -258,7 +321,9 @@ def writing(built, options):
             check(len(wire.files) >= 3, f"only {len(wire.files)} files came")
             for file in wire.files:
                 name = os.readlink(f"/proc/self/fd/{file}")
-                check(not (worked := attempts_to_write(file)), f"{name} can be written to: {', '.join(worked)}")
+                check(
+                    not (worked := attempts_to_write(file)), f"{name} can be written to: {', '.join(worked)}"
+                )
             # And the files of the store's own process.
             for target in ("mem", "fd"):
                 with contextlib.suppress(OSError):
@@ -269,7 +334,10 @@ def writing(built, options):
                                 if "memfd" in link and os.geteuid():
                                     stolen = os.open(f"/proc/{store.pid}/fd/{number}", os.O_RDONLY)
                                     worked = attempts_to_write(stolen)
-                                    check(not worked, f"{link} of the store can be written to: {', '.join(worked)}")
+                                    check(
+                                        not worked,
+                                        f"{link} of the store can be written to: {', '.join(worked)}",
+                                    )
 
     with attacked(built) as (store, witness):
         as_user(None, lambda: one(store, 1))
@@ -297,7 +365,10 @@ def other_domains(built, options):
                 check(not found and not elsewhere, f"another's index shows: {len(found)} pages")
                 for segment in [*range(1, 64), number]:
                     kind, body = wire.attach(segment)
-                    check(kind == REFUSED and body[:4] == words(GONE), f"another's segment {segment}: {kind} {body!r}")
+                    check(
+                        kind == REFUSED and body[:4] == words(GONE),
+                        f"another's segment {segment}: {kind} {body!r}",
+                    )
                 check(len(wire.files) == own_files, "a file came with a refusal")
                 kind, (new, *_) = wire.offer(secret)
                 check(kind == TAKEN and new == 600, f"another's pages are known: {new} of 600 new")
@@ -307,7 +378,9 @@ def other_domains(built, options):
 
         text, theirs = as_user(NOBODY, spy)
         check(theirs != owner.secret, "two domains hash with the same secret")
-        check('uid 0"' not in text and '"0"' not in text, f"status tells another user of root's store: {text}")
+        check(
+            'uid 0"' not in text and '"0"' not in text, f"status tells another user of root's store: {text}"
+        )
         kind, body = owner.offer(secret)
         check(kind == TAKEN and body[0] == 0, f"the owner's pages offered again: {body}")
 
@@ -352,7 +425,10 @@ def replays(built, options):
                 kind, _ = wire.ask(words(HELLO, 1))
                 check(kind in (0, WELCOME, REFUSED), f"hello again: {kind}")
         pages = store.metrics()["pages"]
-        until(lambda: store.metrics()["pages"] < pages or store.metrics()["pages"] <= PAGES, "the segment goes with its only client")
+        until(
+            lambda: store.metrics()["pages"] < pages or store.metrics()["pages"] <= PAGES,
+            "the segment goes with its only client",
+        )
         with Wire(store) as wire:
             kind, body = wire.attach(segment)
             check(kind == REFUSED and body[:4] == words(GONE), f"a segment that is gone: {kind} {body!r}")
@@ -409,7 +485,12 @@ def flood_of_requests(built, options):
         with Wire(store) as deaf, Wire(store) as busy:
             deaf.socket.setblocking(False)
             sent = 0
-            for message in (words(INDEX), words(STATUS), words(PRIVATE) + os.urandom(16 * 1024), words(INDEX)):
+            for message in (
+                words(INDEX),
+                words(STATUS),
+                words(PRIVATE) + os.urandom(16 * 1024),
+                words(INDEX),
+            ):
                 for _ in range(20000):
                     try:
                         deaf.send(message)
@@ -449,15 +530,19 @@ def flood_of_requests(built, options):
 def hoard(built, options):
     """A client gives pages until the store takes no more, and holds on to everything."""
     with attacked(built, *QUOTA, grown_kib=32768, files=600) as (store, witness):
+
         def fill():
             with Wire(store) as wire:
-                given, small = 0, 0
+                given = 0
                 for n in range(2000):
                     size = 512 if n % 2 else 3
                     kind, body = wire.offer(b"".join(page(n * 512 + i, b"hoard") for i in range(size)))
                     wire.drop()
                     if kind != TAKEN:
-                        check(kind == REFUSED and body[:4] == words(1), f"refused for another reason: {kind} {body!r}")
+                        check(
+                            kind == REFUSED and body[:4] == words(1),
+                            f"refused for another reason: {kind} {body!r}",
+                        )
                         break
                     given += size
                 check(given * 4 <= 20 * 1024, f"the store took {given * 4} KiB, above its quota")
@@ -527,7 +612,8 @@ def leases(built, options):
 
 
 def lingering_sockets(built, options):
-    """Closing a TCP socket with data that nobody reads can take as long as its owner likes: the store's close is the last."""
+    """Closing a TCP socket with data that nobody reads can take as long as its owner likes: the store's
+    close is the last."""
 
     def one(store):
         listener = socket.create_server(("127.0.0.1", 0))
@@ -587,7 +673,7 @@ def false_store(built, options):
             with contextlib.suppress(BaseException):
                 while True:
                     wire, _ = listener.accept()
-                    data = wire.recv(100)
+                    wire.recv(100)
                     socket.send_fds(wire, [words(WELCOME) + bytes(8 + 192)], [index])
                     while wire.recv(1 << 16):
                         wire.send(words(REFUSED, 1) + b"no")
@@ -598,7 +684,10 @@ def false_store(built, options):
             with Puppet(store, socket=path) as puppet:
                 puppet.do("map 1 64", "fill 1 1")
                 said = puppet.ask("advise 1 0")
-                check(said != "ok" and "uid" in said.lower() or "user" in said.lower(), f"a stranger's store is trusted: {said!r}")
+                check(
+                    said != "ok" and "uid" in said.lower() or "user" in said.lower(),
+                    f"a stranger's store is trusted: {said!r}",
+                )
                 puppet.do("check 1")
         finally:
             os.kill(child, signal.SIGKILL)
@@ -613,11 +702,17 @@ def socket_path(built, options):
             other.socket = store.socket
             other.start(wait=False)
             check(other.process.wait(5) != 0, "a second store takes the first one's place")
-            check("mayfly" in other.said() and len(other.said().strip().splitlines()) <= 2, f"it says {other.said()!r}")
+            check(
+                "mayfly" in other.said() and len(other.said().strip().splitlines()) <= 2,
+                f"it says {other.said()!r}",
+            )
             with Puppet(store) as puppet:
                 puppet.block(1, PAGES, 1)
-            for make in (lambda path: path.write_text("precious"), lambda path: path.symlink_to(other.folder / "log"),
-                         lambda path: path.mkdir()):
+            for make in (
+                lambda path: path.write_text("precious"),
+                lambda path: path.symlink_to(other.folder / "log"),
+                lambda path: path.mkdir(),
+            ):
                 path = other.folder / "taken"
                 make(path)
                 other.socket = path
@@ -628,7 +723,10 @@ def socket_path(built, options):
                     status = None
                     other.kill()
                 check(status not in (None, 0), f"a store starts on a path that is taken by {path.stat()}")
-                check(path.is_symlink() or path.is_dir() or path.read_text() == "precious", "a file was overwritten")
+                check(
+                    path.is_symlink() or path.is_dir() or path.read_text() == "precious",
+                    "a file was overwritten",
+                )
                 path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
         finally:
             other.__exit__(None)
@@ -654,10 +752,51 @@ def ended_in_the_middle(built, options):
         as_user(None, lambda: one(store))
 
 
+def visitors(built, options):
+    """/metrics under visitors who say nothing, nonsense or too much."""
+    with attacked(built) as (store, witness):
+        idle = []
+        for n in range(60):
+            visitor = socket.socket(socket.AF_UNIX)
+            visitor.settimeout(5)
+            visitor.connect(str(store.figures))
+            idle.append(visitor)
+            with contextlib.suppress(OSError):
+                visitor.sendall(
+                    [
+                        b"",
+                        b"GET /met",
+                        b"\xff" * 5000,
+                        b"POST /metrics HTTP/1.1\r\n\r\n",
+                        b"GET /" + b"x" * 3000,
+                    ][n % 5]
+                )
+        undisturbed(store, witness)
+
+        def answers():
+            with contextlib.suppress(OSError, Failed):
+                return store.metrics()
+
+        until(answers, "/metrics answers again", 8)
+        for visitor in idle:
+            visitor.close()
+
+
 TESTS = {
-    "nonsense": nonsense, "strange files": strange_files, "writing": writing, "other domains": other_domains,
-    "inference by time": inference_by_time, "replays": replays, "ended in the middle": ended_in_the_middle,
-    "flood of connections": flood_of_connections, "flood of requests": flood_of_requests, "hoard": hoard,
-    "old indexes": old_indexes, "leases": leases, "lingering sockets": lingering_sockets, "false store": false_store,
+    "visitors": visitors,
+    "nonsense": nonsense,
+    "strange files": strange_files,
+    "writing": writing,
+    "other domains": other_domains,
+    "inference by time": inference_by_time,
+    "replays": replays,
+    "ended in the middle": ended_in_the_middle,
+    "flood of connections": flood_of_connections,
+    "flood of requests": flood_of_requests,
+    "hoard": hoard,
+    "old indexes": old_indexes,
+    "leases": leases,
+    "lingering sockets": lingering_sockets,
+    "false store": false_store,
     "socket path": socket_path,
 }

@@ -4,8 +4,9 @@ import os
 import shutil
 import subprocess
 
-from cases.errors import ask
 from store import BUILD, Puppet, Skip, Store, check, status_text
+
+from cases.errors import ask
 
 
 def last_line(text):
@@ -18,8 +19,11 @@ def program(name, *words, prefix=()):
             raise Skip(f"needs root and {prefix[0]}")
         with Store(built) as store:
             done = subprocess.run(
-                [*prefix, built.program("odd"), name, *words], env=built.environment(store.socket), capture_output=True,
-                text=True, timeout=90,
+                [*prefix, built.program("odd"), name, *words],
+                env=built.environment(store.socket),
+                capture_output=True,
+                text=True,
+                timeout=90,
             )
             check(done.returncode == 0, f"{status_text(done.returncode)}: {last_line(done.stderr)}")
             said = last_line(done.stdout)
@@ -40,7 +44,9 @@ def direct_reads(built, options):
     path.unlink()
     if not said.startswith("0 of"):
         text = (BUILD.parent.parent / "include/mayfly_merge.h").read_text().lower()
-        check("direct" in text or "o_direct" in text, f"{said}, and mayfly_merge.h does not exclude direct I/O")
+        check(
+            "direct" in text or "o_direct" in text, f"{said}, and mayfly_merge.h does not exclude direct I/O"
+        )
     return said
 
 
@@ -54,7 +60,10 @@ def fork_without_store(built, options):
         puppet.ask("advise 1 0")
         puppet.do("check 1", "touch 1 3 9", "check 1")
         puppet.do("unadvise 1", "check 1")
-        check(puppet.private_kib(1) == 256, f"after unadvise the child has {puppet.private_kib(1)} KiB of its own")
+        check(
+            puppet.private_kib(1) == 256,
+            f"after unadvise the child has {puppet.private_kib(1)} KiB of its own",
+        )
         store.start()
         puppet.do("advise 1 0", "check 1")
         puppet.end()
@@ -73,9 +82,20 @@ def without_proc(built, options):
 
 TESTS = {
     name: program(name)
-    for name in ("places", "closed files", "kept from children", "signals", "everything", "few files", "little address space",
-                 "small files")
+    for name in (
+        "places",
+        "closed files",
+        "kept from children",
+        "signals",
+        "everything",
+        "quiet once",
+        "few files",
+        "little address space",
+        "small files",
+    )
 } | {
     "same pid": program("same pid", prefix=("unshare", "--pid", "--fork")),
-    "direct reads": direct_reads, "fork without store": fork_without_store, "without proc": without_proc,
+    "direct reads": direct_reads,
+    "fork without store": fork_without_store,
+    "without proc": without_proc,
 }

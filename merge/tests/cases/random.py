@@ -1,5 +1,6 @@
-"""Random operations in many processes at once (programs/random_worker.c), every byte checked against a model; processes
-are killed and replaced on the way, in one form the store itself, too. At the end nothing may be left."""
+"""Random operations in many processes at once (programs/random_worker.c), every byte checked against a
+model; processes are killed and replaced on the way, in one form the store itself, too. At the end nothing
+may be left."""
 
 import mmap
 import os
@@ -29,10 +30,21 @@ class Workers:
         each = max(100, self.operations // self.processes // 4)
         uid = self.uids[self.started % len(self.uids)]
         self.started += 1
-        command = [self.built.program("random_worker"), str(seed), str(each), f"progress={self.progress}:{slot}", *self.words]
+        command = [
+            self.built.program("random_worker"),
+            str(seed),
+            str(each),
+            f"progress={self.progress}:{slot}",
+            *self.words,
+        ]
         self.running[slot] = subprocess.Popen(
-            command, env=self.built.environment(self.store.socket), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, start_new_session=True, **as_user(uid),
+            command,
+            env=self.built.environment(self.store.socket),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            **as_user(uid),
         )
 
     def reap(self, slot, replace):
@@ -44,7 +56,10 @@ class Workers:
         if worker.returncode == -signal.SIGKILL and worker in self.victims:
             self.killed += 1
         else:
-            check(worker.returncode == 0, f"{' '.join(map(str, worker.args[1:]))}: {status_text(worker.returncode)}\n{err[-3000:]}")
+            check(
+                worker.returncode == 0,
+                f"{' '.join(map(str, worker.args[1:]))}: {status_text(worker.returncode)}\n{err[-3000:]}",
+            )
             for pair in out.split():
                 key, value = pair.split("=")
                 self.sums[key] = self.sums.get(key, 0) + int(value)
@@ -65,7 +80,10 @@ class Workers:
                 for slot in range(self.processes):
                     self.start(slot)
                 while self.done() < self.operations:
-                    check(time.monotonic() < end, f"only {self.done()} of {self.operations} operations in {limit} s")
+                    check(
+                        time.monotonic() < end,
+                        f"only {self.done()} of {self.operations} operations in {limit} s",
+                    )
                     time.sleep(every)
                     for slot, worker in list(self.running.items()):
                         if worker.poll() is not None:
@@ -85,11 +103,16 @@ class Workers:
                     os.killpg(worker.pid, signal.SIGKILL)
                 worker.communicate()
             self.progress.unlink()
-        check(self.sums.get("merged", 0) + self.sums.get("unchanged", 0) > 0, f"nothing was merged: {self.sums}")
+        check(
+            self.sums.get("merged", 0) + self.sums.get("unchanged", 0) > 0, f"nothing was merged: {self.sums}"
+        )
         return operations
 
     def summary(self, operations):
-        shown = " ".join(f"{self.sums.get(k, 0)} {k}" for k in ("counts", "merged", "inserted", "unchanged", "busy", "failed"))
+        shown = " ".join(
+            f"{self.sums.get(k, 0)} {k}"
+            for k in ("counts", "merged", "inserted", "unchanged", "busy", "failed")
+        )
         return f"{operations} operations, {self.started} processes, {self.killed} killed; {shown}"
 
 
@@ -115,8 +138,14 @@ def clean(built, options, words=(), processes=8, share=1.0, uids=(None,)):
         operations = workers.go()
         store.alive("during the random test")
         store.empty("after the random test")
-        until(lambda: store.files() <= files + 1, f"the store's files are closed again: {files}, now {store.files()}")
-        check(store.resident_kib() < resident + 65536, f"the store grew from {resident} to {store.resident_kib()} KiB")
+        until(
+            lambda: store.files() <= files + 1,
+            f"the store's files are closed again: {files}, now {store.files()}",
+        )
+        check(
+            store.resident_kib() < resident + 65536,
+            f"the store grew from {resident} to {store.resident_kib()} KiB",
+        )
     until(lambda: shmem_kib() <= shmem + 2048, f"shared memory is as before: {shmem} KiB, now {shmem_kib()}")
     return workers.summary(operations)
 
@@ -136,7 +165,9 @@ def huge_pages_never(built, options):
 
 
 def two_users(built, options):
-    return clean(built, options, share=0.3, uids=(None, NOBODY) if os.geteuid() == 0 else (None,), words=("stores",))
+    return clean(
+        built, options, share=0.3, uids=(None, NOBODY) if os.geteuid() == 0 else (None,), words=("stores",)
+    )
 
 
 def store_killed(built, options):
@@ -199,7 +230,9 @@ def memory_pressure(built, options):
                 if worker.poll() is None:
                     (group / "cgroup.procs").write_text(str(worker.pid))
 
-        workers = Workers(built, store, options, 8, int(options.operations * 0.1), ("pressure", "outages", "full"))
+        workers = Workers(
+            built, store, options, 8, int(options.operations * 0.1), ("pressure", "outages", "full")
+        )
         operations = workers.go(disturb=join)
         pages = swapped() - before
         check(pages > 1000, f"only {pages} pages were swapped out: no pressure")
@@ -216,6 +249,10 @@ def swapped():
 
 
 TESTS = {
-    "eight processes": plain, "huge pages always": huge_pages_always, "huge pages never": huge_pages_never,
-    "two users": two_users, "store killed": store_killed, "memory pressure": memory_pressure,
+    "eight processes": plain,
+    "huge pages always": huge_pages_always,
+    "huge pages never": huge_pages_never,
+    "two users": two_users,
+    "store killed": store_killed,
+    "memory pressure": memory_pressure,
 }

@@ -1,5 +1,5 @@
-"""What merging promises when nobody misbehaves: pages are shared, each process keeps its own contents, and the store is
-empty when everybody has gone."""
+"""What merging promises when nobody misbehaves: pages are shared, each process keeps its own contents, and
+the store is empty when everybody has gone."""
 
 import pathlib
 import re
@@ -24,16 +24,25 @@ def two_processes(built, options):
     with Store(built) as store, Puppet(store) as one, Puppet(store) as two:
         one.block(1, PAGES, 1)
         two.block(1, PAGES, 1)
-        check(two.stats()["merged"] == PAGES, f"the second process merged {two.stats()['merged']} of {PAGES} pages")
+        check(
+            two.stats()["merged"] == PAGES,
+            f"the second process merged {two.stats()['merged']} of {PAGES} pages",
+        )
         check(one.private_kib(1) <= 16, f"the first keeps {one.private_kib(1)} KiB to itself")
         check(two.private_kib(1) <= 16, f"the second keeps {two.private_kib(1)} KiB to itself")
         check(store_files(one, 1) & store_files(two, 1), "they do not map the same file")
         two.do("touch 1 7 99", "check 1")
         one.do("check 1")
-        check(two.private_kib(1) in range(4, 21), f"after one write the second has {two.private_kib(1)} KiB of its own")
+        check(
+            two.private_kib(1) in range(4, 21),
+            f"after one write the second has {two.private_kib(1)} KiB of its own",
+        )
         two.kill()
         one.do("check 1", "unadvise 1", "check 1")
-        check(one.private_kib(1) == PAGES * 4, f"after unadvise the first has {one.private_kib(1)} KiB of its own")
+        check(
+            one.private_kib(1) == PAGES * 4,
+            f"after unadvise the first has {one.private_kib(1)} KiB of its own",
+        )
         one.end()
         store.empty("after both have gone")
 
@@ -58,7 +67,17 @@ def forks(built, options):
     with Store(built) as store, Puppet(store) as one, Puppet(store) as other:
         one.block(1, PAGES, 1)
         one.ask("fork")
-        one.do("check 1", "touch 1 3 9", "check 1", "advise 1 0", "check 1", "map 2 64", "fill 2 5", "advise 2 0", "check 2")
+        one.do(
+            "check 1",
+            "touch 1 3 9",
+            "check 1",
+            "advise 1 0",
+            "check 1",
+            "map 2 64",
+            "fill 2 5",
+            "advise 2 0",
+            "check 2",
+        )
         other.block(2, 64, 5)
         check(other.stats()["merged"] == 64, f"what the child gave is not found: {other.stats()}")
         one.do("unadvise 1", "check 1", "begin 2 0", "check 2")
@@ -113,6 +132,9 @@ def users_apart(built, options):
 
 
 TESTS = {
-    "two processes": two_processes, "advised again": advised_again, "forks": forks, "crowd of 50": crowd,
+    "two processes": two_processes,
+    "advised again": advised_again,
+    "forks": forks,
+    "crowd of 50": crowd,
     "users apart": users_apart,
 }

@@ -194,6 +194,40 @@ static void limits(int which, rlim_t limit) {
     printf("%s\n", result ? line : "merged all the same");
 }
 
+static unsigned char *counted;
+static unsigned long counts[PAGES];
+
+static void *counter(void *argument) {
+    (void)argument;
+    for (unsigned long n = 0; !stop; n++) {
+        size_t page = n * 7 % PAGES;
+        ++*(volatile uint64_t *)(counted + page * PAGE + 64);
+        counts[page]++;
+    }
+    return NULL;
+}
+
+// "Nobody writes" is a promise about one call of mayfly_advise. Later calls, of unadvise too, must hold writers off.
+static void quiet_once(void) {
+    counted = block_of(PAGES, 1000);
+    for (size_t p = 0; p < PAGES; p++) *(uint64_t *)(counted + p * PAGE + 64) = 0;
+    CHECK(!mayfly_advise(counted, PAGES * PAGE, MAYFLY_ADVISE_QUIET), "%s", mayfly_merge_error());
+    for (int round = 0; round < 150; round++) {
+        stop = false;
+        pthread_t thread;
+        CHECK(!pthread_create(&thread, NULL, counter, NULL), "%m");
+        usleep(300);
+        CHECK(!mayfly_unadvise(counted, PAGES * PAGE), "%s", mayfly_merge_error());
+        stop = true;
+        pthread_join(thread, NULL);
+        for (size_t p = 0; p < PAGES; p++) {
+            uint64_t is = *(uint64_t *)(counted + p * PAGE + 64);
+            CHECK(is == counts[p], "page %zu counted to %lu, not %lu: updates were lost in unadvise", p, is, counts[p]);
+        }
+        CHECK(!mayfly_advise(counted, PAGES * PAGE, MAYFLY_ADVISE_QUIET), "%s", mayfly_merge_error());
+    }
+}
+
 static int direct_file;
 static unsigned char *direct_block;
 static atomic_ulong direct_lost, direct_reads;
@@ -266,6 +300,7 @@ int main(int count, char **words) {
     else if (!strcmp(name, "signals")) signals();
     else if (!strcmp(name, "everything")) everything();
     else if (!strcmp(name, "places")) places();
+    else if (!strcmp(name, "quiet once")) quiet_once();
     else if (!strcmp(name, "few files")) limits(RLIMIT_NOFILE, 6);
     else if (!strcmp(name, "little address space")) limits(RLIMIT_AS, 24 << 20);
     else if (!strcmp(name, "small files")) limits(RLIMIT_FSIZE, 64 << 10);
