@@ -152,6 +152,23 @@ static void case_anon(int node)
 	pthread_join(id, NULL);
 }
 
+/* Nothing of an earlier instance, nor of the host, is ever seen. */
+static void case_zero(int node)
+{
+	size_t size = 160 * MIB;
+	uint64_t *at;
+
+	take(node);
+	at = (uint64_t *)anon(size);
+	for (size_t i = 0; i < size / sizeof(*at); i += 64) {
+		at[i]++; /* a page of its own, not the zero page */
+		if (at[i] != 1 || at[i + 1] || at[i + 63])
+			fail("memory at %zu was not zero", i * sizeof(*at));
+	}
+	memset(at, 0xa5, size);
+	check("zeroed", (char *)at, size, node);
+}
+
 static void case_fork(int node)
 {
 	char *at;
@@ -501,6 +518,7 @@ int main(int argc, char **argv)
 	int node = argc > 2 ? atoi(argv[2]) : -1;
 
 	if (!strcmp(name, "anon")) case_anon(node);
+	else if (!strcmp(name, "zero")) case_zero(node);
 	else if (!strcmp(name, "fork")) case_fork(node);
 	else if (!strcmp(name, "exec")) case_exec(node);
 	else if (!strcmp(name, "execed")) case_execed(node);
