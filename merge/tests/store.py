@@ -17,7 +17,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 BUILD = HERE / "build"
 NOBODY = 65534
-FLAGS = ["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
+FLAGS = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
 
 
 class Failed(Exception):
@@ -224,6 +224,8 @@ class Puppet:
             **as_user(uid),
         )
 
+        self.pid = self.process.pid
+
     def __enter__(self):
         return self
 
@@ -258,6 +260,10 @@ class Puppet:
         """A new block with known contents, advised."""
         self.do(f"map {number} {pages}", f"fill {number} {content}", f"advise {number} {flags}")
 
+    def fork(self):
+        """From now on the child answers."""
+        self.pid = int(self.ask("fork"))
+
     def stats(self):
         return {k: int(v) for k, v in (pair.split("=") for pair in self.ask("stats").split())}
 
@@ -265,7 +271,7 @@ class Puppet:
         """Anonymous memory of a block: what it does not share."""
         start, size = map(int, self.ask(f"where {number}").split())
         total, inside = 0, False
-        for line in pathlib.Path(f"/proc/{self.process.pid}/smaps").read_text().splitlines():
+        for line in pathlib.Path(f"/proc/{self.pid}/smaps").read_text().splitlines():
             if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
                 inside = start <= int(found[1], 16) < start + size
             elif inside and line.startswith("Anonymous:"):

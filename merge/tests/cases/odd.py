@@ -55,7 +55,7 @@ def fork_without_store(built, options):
     with Store(built) as store, Puppet(store) as puppet:
         puppet.block(1, 64, 1)
         store.kill()
-        puppet.ask("fork")
+        puppet.fork()
         puppet.do("check 1")
         puppet.ask("advise 1 0")
         puppet.do("check 1", "touch 1 3 9", "check 1")

@@ -13,7 +13,7 @@ def store_files(puppet, number):
     """The files (device:inode) that a block's mappings belong to."""
     start, size = map(int, puppet.ask(f"where {number}").split())
     files = set()
-    for line in pathlib.Path(f"/proc/{puppet.process.pid}/maps").read_text().splitlines():
+    for line in pathlib.Path(f"/proc/{puppet.pid}/maps").read_text().splitlines():
         found = re.match(r"([0-9a-f]+)-\S+ \S+ \S+ (\S+) (\d+)", line)
         if start <= int(found[1], 16) < start + size and int(found[3]):
             files.add((found[2], int(found[3])))
@@ -66,7 +66,7 @@ def forks(built, options):
     """A child has its parent's pages, whatever becomes of the parent, and can merge by itself."""
     with Store(built) as store, Puppet(store) as one, Puppet(store) as other:
         one.block(1, PAGES, 1)
-        one.ask("fork")
+        one.fork()
         one.do(
             "check 1",
             "touch 1 3 9",

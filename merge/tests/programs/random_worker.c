@@ -65,26 +65,30 @@ static void report(int line) {
 
 static uint64_t pick(uint64_t below) { return next_random(&chance) % below; }
 
-// What a word of a page holds, counters aside. Content 0 is a page of zeros.
-static uint64_t word_of(uint64_t content, size_t word) {
-    if (!content || (word >= FIRST_COUNTER && word < FIRST_COUNTER + THREADS)) return 0;
-    return (content * 0x9e3779b97f4a7c15u) ^ (word * 0xc2b2ae3d27d4eb4fu);
-}
+// What a page holds, counters aside: a value of the content's mixed with one of the word's. Content 0 is zeros.
+static uint64_t word_values[512];
+
+static uint64_t value_of(uint64_t content) { return content * 0x9e3779b97f4a7c15u; }
+
+static bool is_counter(size_t word) { return word >= FIRST_COUNTER && word < FIRST_COUNTER + THREADS; }
 
 static void fill_page(void *page, uint64_t content) {
-    for (size_t i = 0; i < 512; i++) ((uint64_t *)page)[i] = word_of(content, i);
+    uint64_t value = value_of(content), *words = page;
+    if (!content) return (void)memset(page, 0, PAGE);
+    for (size_t i = 0; i < 512; i++) words[i] = value ^ word_values[i];
+    memset(words + FIRST_COUNTER, 0, THREADS * sizeof *words);
 }
 
 static void check_page(struct region *r, size_t p, const char *when) {
+    uint64_t right[512];
     const uint64_t *words = (const uint64_t *)(r->base + p * PAGE);
-    for (size_t i = 0; i < 512; i++) {
-        size_t t = i - FIRST_COUNTER;
-        uint64_t right = t < THREADS ? r->counted[p][t] : word_of(r->content[p], i);
-        if (words[i] != right)
+    fill_page(right, r->content[p]);
+    memcpy(right + FIRST_COUNTER, r->counted[p], THREADS * sizeof *right);
+    for (size_t i = 0; memcmp(words, right, PAGE) && i < 512; i++)
+        if (words[i] != right[i])
             FAIL("%s: region %ld page %zu (%p) word %zu is %#llx, not %#llx%s", when, (long)(r - regions), p,
-                 (void *)words, i, (unsigned long long)words[i], (unsigned long long)right,
-                 t < THREADS ? " (a counter)" : "");
-    }
+                 (void *)words, i, (unsigned long long)words[i], (unsigned long long)right[i],
+                 is_counter(i) ? " (a counter)" : "");
 }
 
 static void check_all(const char *when) {
@@ -420,6 +424,7 @@ int main(int count, char **words) {
     seed = strtoull(words[1], NULL, 10);
     operations = strtoull(words[2], NULL, 10);
     chance = seed;
+    for (size_t i = 0; i < 512; i++) word_values[i] = (i + 1) * 0xc2b2ae3d27d4eb4fu;
     for (int i = 3; i < count; i++) {
         char *value = strchr(words[i], '=');
         trace |= !strcmp(words[i], "trace");
