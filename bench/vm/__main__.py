@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.vm import tables
 from bench.vm.experiments import EXPERIMENTS
-from bench.vm.guest import RESULTS, BenchError, Contender, mayfly
+from bench.vm.guest import RESULTS, BenchError, Contender, Guest, mayfly
 from bench.vm.results import Results
 
 EPILOG = """
@@ -92,7 +92,21 @@ def measure(options: argparse.Namespace) -> Results:
             took = time.monotonic() - start
             what = f"{experiment.name} {contender.name}"
             print(f"bench: {what}: {outcome} (took {took:.0f} s)", file=sys.stderr, flush=True)
+            write(results, options)  # an interrupted run keeps what it has
     return results
+
+
+def write(results: Results, options: argparse.Namespace) -> dict:
+    machine = {
+        "cpus": os.cpu_count(),
+        "kernel": platform.release().split("-")[0],
+        "accelerator": "; ".join(sorted(Guest.accelerators)),
+        "quick": options.quick,
+    }
+    flat = results.flat(machine)
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(flat, indent=1) + "\n")
+    return flat
 
 
 def main() -> int:
@@ -105,14 +119,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print("bench: interrupted", file=sys.stderr)
         return 130
-    machine = {
-        "cpus": os.cpu_count(),
-        "kernel": platform.release().split("-")[0],
-        "quick": options.quick,
-    }
-    flat = results.flat(machine)
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(flat, indent=1) + "\n")
+    flat = write(results, options)
     if options.json:
         print(json.dumps(flat))
     else:

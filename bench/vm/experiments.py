@@ -54,7 +54,7 @@ def sizes(contender: Contender, quick: bool) -> Samples:
     """Figure 5: by size."""
     samples: Samples = {}
     for mib in (128, 256) if quick else (128, 256, 512, 1024):
-        plug_ms, found = unplug_loaded(contender, mib, rounds=2 if quick else 3 if mib > 256 else 5)
+        plug_ms, found = unplug_loaded(contender, mib, rounds=2 if quick else 3)
         samples[f"{mib}mib.plug_ms"] = [plug_ms]
         for numbers in found:
             add(samples, f"{mib}mib.", numbers)
@@ -65,7 +65,7 @@ def zeroing(contender: Contender, quick: bool) -> Samples:
     """256 MiB, with pages zeroed when they are allocated (as Debian does) and without."""
     samples: Samples = {}
     for value in (0, 1):
-        rounds = 2 if quick else 5
+        rounds = 2 if quick else 3
         for numbers in unplug_loaded(contender, 256, rounds, append=f"init_on_alloc={value}")[1]:
             add(samples, f"init_on_alloc_{value}.", numbers)
     return samples
@@ -100,8 +100,8 @@ def steps(contender: Contender, quick: bool) -> Samples:
     samples: Samples = {}
     count = 8 if quick else 32
     with Guest(contender, count, 128) as guest:
-        guest.plug_all()
         guest.serve_unplug_on(1)
+        guest.plug_all()
         guest.fill(list(range(count)), int(128 * FILL), cpus=(0,))
         time.sleep(1)
         before, begin = guest.vcpu_s(1), time.monotonic()
@@ -121,9 +121,9 @@ def interference(contender: Contender, quick: bool) -> Samples:
     mib, probe = 256, 5
     calm_s = 3 if quick else 6
     with Guest(contender, 6, mib) as guest:
-        guest.plug_all()
         if contender.elastic:
             guest.serve_unplug_on(1)
+        guest.plug_all()
         guest.fill(list(range(5)), int(mib * FILL), cpus=(0,))
         guest.spawn("probe", probe, "/opt/mayfly/latency", cpus=(1,))
         time.sleep(1 + calm_s)
@@ -172,18 +172,18 @@ EXPERIMENTS = {
     for one in (
         Experiment("unplug", "unplug latency by size, VM full (Fig. 5)", sizes),
         Experiment("usage", "unplug latency by guest memory use (Fig. 6)", usage),
+        Experiment(
+            "interference",
+            "latency of a CPU-bound instance during unplugs (Fig. 10)",
+            interference,
+            ("static", "plain", "nodes", "hotmem"),
+        ),
         Experiment("steps", "CPU of the vCPU that serves 32 unplugs (Fig. 7)", steps),
         Experiment(
             "zeroing",
             "256 MiB with init_on_alloc=0 and 1, on Mayfly's kernel and on Debian's",
             zeroing,
             ("plain", "nodes", "hotmem", "plain:debian", "nodes:debian"),
-        ),
-        Experiment(
-            "interference",
-            "latency of a CPU-bound instance during unplugs (Fig. 10)",
-            interference,
-            ("static", "plain", "nodes", "hotmem"),
         ),
     )
 }

@@ -8,7 +8,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"
@@ -83,6 +83,8 @@ class Line:
 class Guest:
     """A VM from its boot to the end of a `with` block. Times of its calls are the host's, in milliseconds."""
 
+    accelerators: ClassVar[set[str]] = set()  # what the VMs of this run ran on
+
     def __init__(self, contender: Contender, partitions: int, partition_mib: int, **settings: str):
         self.contender, self.partition_mib, self.partitions = contender, partition_mib, partitions
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed with the VM)
@@ -103,6 +105,7 @@ class Guest:
             said = self.errors.read().strip().splitlines() or ["nothing said"]
             raise BenchError(f"{contender.name}: the VM did not boot: {said[-1]}")
         self.status = json.loads(line)
+        self.accelerators.add(self.status["accelerator"])
         self.pid = self.status["qemu_pid"]
         self.line = self.new_line()
         self.tools = 0
@@ -169,10 +172,13 @@ class Guest:
         return self.ask("memory")["guest"]["vmstat"]["pgmigrate_success"]
 
     def serve_unplug_on(self, cpu: int) -> None:
-        """Directs the virtio-mem interrupts, and with them the driver's work, to one vCPU (HotMem §5.4)."""
+        """Directs the virtio-mem interrupts, and with them the driver's work, to one vCPU (HotMem §5.4).
+
+        Before anything is plugged: the kernel moves an interrupt when it next comes.
+        """
         self.shell(
             "for device in /sys/bus/virtio/drivers/virtio_mem/virtio*; do "
-            'for irq in $(grep -E "${device##*/}-" /proc/interrupts | cut -d: -f1); do '
+            'for irq in $(grep -wE "${device##*/}" /proc/interrupts | cut -d: -f1); do '
             f"echo {1 << cpu:x} >/proc/irq/$irq/smp_affinity; done; done"
         )
 
