@@ -1,21 +1,18 @@
-"""Clients that lie, flood, hold on and hide (merge/tests/wire.py). The store stays up, its memory and files
-bounded; nobody else notices, learns of another domain's pages or gets bytes that are not his."""
+"""Clients that lie and strangers who listen (wire.py speaks for them): the store stays up, nobody learns of
+another domain's pages or gets bytes that are not his."""
 
 import contextlib
 import ctypes
 import fcntl
 import mmap
 import os
-import pickle
 import random
-import resource
 import signal
 import socket
 import struct
 import time
-import traceback
 
-from store import NOBODY, Failed, Puppet, Skip, Store, check, until
+from store import NOBODY, Puppet, Skip, Store, check, until
 from wire import (
     ATTACH,
     F_SEAL_FUTURE_WRITE,
@@ -28,7 +25,6 @@ from wire import (
     HELLO,
     INDEX,
     INDEX_IS,
-    NOTED,
     OFFER,
     PAGE,
     PRIVATE,
@@ -43,65 +39,7 @@ from wire import (
     words,
 )
 
-PAGES = 64
-
-
-def as_user(uid, work):
-    """Runs work() in a process of another user; returns what it returns, raises what it raises."""
-    if uid is None or os.geteuid() != 0:
-        return work()
-    mine, theirs = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(mine)
-        try:
-            os.setgroups([])
-            os.setgid(uid)
-            os.setuid(uid)
-            # What it may do to processes of its own uid it may; being traced again is for those tests, too.
-            outcome = (True, work())
-        except Failed as reason:
-            outcome = (False, str(reason))
-        except BaseException:
-            outcome = (False, traceback.format_exc(limit=-3))
-        with os.fdopen(theirs, "wb") as pipe:
-            pickle.dump(outcome, pipe)
-        os._exit(0)
-    os.close(theirs)
-    with os.fdopen(mine, "rb") as pipe:
-        data = pipe.read()
-    os.waitpid(child, 0)
-    check(data, "an attacker died")
-    right, value = pickle.loads(data)
-    check(right, value)
-    return value
-
-
-@contextlib.contextmanager
-def attacked(built, *arguments, grown_kib=16384, files=48, **environment):
-    """A store with an innocent client of root's; afterwards neither may have noticed anything."""
-    with Store(built, *arguments, **environment) as store, Puppet(store) as witness:
-        witness.block(1, PAGES, 1)
-        opened, resident = store.files(), store.resident_kib()
-        yield store, witness
-        undisturbed(store, witness)
-        until(
-            lambda: store.files() <= opened + files, f"the store had {opened} files open, has {store.files()}"
-        )
-        check(
-            store.resident_kib() < resident + grown_kib,
-            f"the store grew from {resident} to {store.resident_kib()} KiB",
-        )
-        witness.end()
-        store.empty("after an attack")
-
-
-def undisturbed(store, witness, seconds=2.0):
-    store.alive("during an attack")
-    start = time.monotonic()
-    witness.do("check 1", "map 9 64", f"fill 9 {int(start * 1000)}", "advise 9 0", "check 9", "unmap 9")
-    took = time.monotonic() - start
-    check(took < seconds, f"an innocent client had to wait for {took:.1f} s")
+from cases.attack import PAGES, as_user, attacked, undisturbed
 
 
 def nonsense(built, options):
@@ -436,221 +374,6 @@ def replays(built, options):
             check(kind == TAKEN and new == 600 and again != segment, "a segment's number is used twice")
 
 
-def flood_of_connections(built, options):
-    """One user opens all the connections that there are, and says hello on some."""
-    if os.geteuid() != 0:
-        raise Skip("needs root, to be two users")
-
-    def flood(store):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-        wires = []
-        try:
-            for n in range(3000):
-                wires.append(Wire(store, hello=n % 2 == 0, timeout=0.5))
-        except OSError:
-            pass
-        return wires
-
-    with attacked(built, grown_kib=65536) as (store, witness):
-        ready, tell = os.pipe()
-        stop, told = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(told)
-            os.setgroups([])
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
-            kept = flood(store)
-            os.write(tell, struct.pack("i", len(kept)))
-            os.read(stop, 1)
-            os._exit(0)
-        try:
-            count = struct.unpack("i", os.read(ready, 4))[0]
-            undisturbed(store, witness)
-            with Puppet(store) as late:
-                late.block(1, PAGES, 1)
-                check(late.stats()["merged"] == PAGES, f"a newcomer during the flood: {late.stats()}")
-            files = store.files()
-        finally:
-            for pipe in (told, stop, ready, tell):
-                os.close(pipe)
-            os.waitpid(child, 0)
-        return f"{count} connections, the store had {files} files open"
-
-
-def flood_of_requests(built, options):
-    """Requests without end whose answers nobody reads, and large offers back to back."""
-
-    def flood(store):
-        with Wire(store) as deaf, Wire(store) as busy:
-            deaf.socket.setblocking(False)
-            sent = 0
-            for message in (
-                words(INDEX),
-                words(STATUS),
-                words(PRIVATE) + os.urandom(16 * 1024),
-                words(INDEX),
-            ):
-                for _ in range(20000):
-                    try:
-                        deaf.send(message)
-                        sent += 1
-                    except OSError:
-                        break
-            large = b"".join(page(n, b"flood") for n in range(2048)) * 2
-            file = memory(large)
-            end = time.monotonic() + 2
-            while time.monotonic() < end:
-                busy.offer_file(file, 4096)
-                busy.drop()
-            os.close(file)
-            return sent
-
-    def run(store):
-        child = os.fork()
-        if child == 0:
-            with contextlib.suppress(BaseException):
-                as_user(NOBODY, lambda: flood(store))
-            os._exit(0)
-        return child
-
-    with attacked(built, grown_kib=65536) as (store, witness):
-        children = [run(store) for _ in range(3)]
-        slowest = 0.0
-        end = time.monotonic() + 2.5
-        while time.monotonic() < end:
-            start = time.monotonic()
-            undisturbed(store, witness)
-            slowest = max(slowest, time.monotonic() - start)
-        for child in children:
-            os.waitpid(child, 0)
-        return f"the slowest innocent call took {slowest * 1000:.0f} ms"
-
-
-def hoard(built, options):
-    """A client gives pages until the store takes no more, and holds on to everything."""
-    with attacked(built, *QUOTA, grown_kib=32768, files=600) as (store, witness):
-
-        def fill():
-            with Wire(store) as wire:
-                given = 0
-                for n in range(2000):
-                    size = 512 if n % 2 else 3
-                    kind, body = wire.offer(b"".join(page(n * 512 + i, b"hoard") for i in range(size)))
-                    wire.drop()
-                    if kind != TAKEN:
-                        check(
-                            kind == REFUSED and body[:4] == words(1),
-                            f"refused for another reason: {kind} {body!r}",
-                        )
-                        break
-                    given += size
-                check(given * 4 <= 20 * 1024, f"the store took {given * 4} KiB, above its quota")
-                check(given * 4 >= 8 * 1024, f"the store took only {given * 4} KiB")
-                for _ in range(300):
-                    wire.ask(words(PRIVATE) + os.urandom(16 * 1024))
-                return given
-
-        as_user(NOBODY, fill)
-        undisturbed(store, witness)
-
-
-QUOTA = ("--limit", "16MiB")
-
-
-def old_indexes(built, options):
-    """A client keeps every index that the store has had while it makes the store renew it."""
-
-    def churn(store):
-        kept = []
-        with Wire(store, timeout=20) as holder:
-            for _ in range(120):
-                for _ in range(2):
-                    with Wire(store) as wire:
-                        for _ in range(16):
-                            kind, _ = wire.ask(words(PRIVATE) + os.urandom(16 * 1024))
-                            check(kind in (NOTED, REFUSED), f"{kind}")
-                holder.ask(words(INDEX))
-            kept = {os.fstat(file).st_ino: os.fstat(file).st_blocks * 512 for file in holder.files}
-            return sum(kept.values()) >> 10, len(kept)
-
-    with attacked(built, grown_kib=32768) as (store, _):
-        kib, number = as_user(NOBODY, lambda: churn(store))
-        check(kib < 8192, f"a client makes the store keep {number} indexes of {kib} KiB together")
-        return f"{number} indexes, {kib} KiB"
-
-
-def leases(built, options):
-    """A lease on an offered file would make the store wait when it opens the file again (45 s)."""
-
-    def one(store):
-        signal.signal(signal.SIGIO, signal.SIG_IGN)
-        for size in (1, 600):
-            with Wire(store, timeout=3) as wire:
-                file = memory(b"".join(page(n, b"lease") for n in range(size)))
-                try:
-                    fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-                except OSError as error:
-                    raise Failed(f"the test cannot get a lease: {error}") from None
-                with contextlib.suppress(TimeoutError):
-                    wire.offer_file(file, size)
-                os.close(file)
-
-    with attacked(built) as (store, witness):
-        child = os.fork()
-        if child == 0:
-            with contextlib.suppress(BaseException):
-                as_user(NOBODY, lambda: one(store))
-            os._exit(0)
-        try:
-            for _ in range(10):
-                undisturbed(store, witness)
-                time.sleep(0.05)
-        finally:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-
-
-def lingering_sockets(built, options):
-    """Closing a TCP socket with data that nobody reads can take as long as its owner likes: the store's
-    close is the last."""
-
-    def one(store):
-        listener = socket.create_server(("127.0.0.1", 0))
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        for message in (words(OFFER, 1), words(STATUS)):
-            with Wire(store, timeout=1) as wire:
-                heavy = socket.create_connection(listener.getsockname())
-                peer, _ = listener.accept()
-                heavy.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 20))
-                heavy.setblocking(False)
-                with contextlib.suppress(BlockingIOError):
-                    while True:
-                        heavy.send(bytes(65536))
-                wire.send(message, heavy.fileno())
-                os.close(heavy.detach())
-                with contextlib.suppress(OSError):
-                    wire.receive()
-                time.sleep(0.2)
-                peer.detach()
-
-    with attacked(built) as (store, witness):
-        child = os.fork()
-        if child == 0:
-            with contextlib.suppress(BaseException):
-                as_user(NOBODY, lambda: one(store))
-                time.sleep(3)
-            os._exit(0)
-        try:
-            time.sleep(0.2)
-            for _ in range(10):
-                undisturbed(store, witness)
-                time.sleep(0.1)
-        finally:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-
-
 def false_store(built, options):
     """A stranger listens where the store should be, or sends memory that it can still change."""
     if os.geteuid() != 0:
@@ -752,38 +475,7 @@ def ended_in_the_middle(built, options):
         as_user(None, lambda: one(store))
 
 
-def visitors(built, options):
-    """/metrics under visitors who say nothing, nonsense or too much."""
-    with attacked(built) as (store, witness):
-        idle = []
-        for n in range(60):
-            visitor = socket.socket(socket.AF_UNIX)
-            visitor.settimeout(5)
-            visitor.connect(str(store.figures))
-            idle.append(visitor)
-            with contextlib.suppress(OSError):
-                visitor.sendall(
-                    [
-                        b"",
-                        b"GET /met",
-                        b"\xff" * 5000,
-                        b"POST /metrics HTTP/1.1\r\n\r\n",
-                        b"GET /" + b"x" * 3000,
-                    ][n % 5]
-                )
-        undisturbed(store, witness)
-
-        def answers():
-            with contextlib.suppress(OSError, Failed):
-                return store.metrics()
-
-        until(answers, "/metrics answers again", 8)
-        for visitor in idle:
-            visitor.close()
-
-
 TESTS = {
-    "visitors": visitors,
     "nonsense": nonsense,
     "strange files": strange_files,
     "writing": writing,
@@ -791,12 +483,6 @@ TESTS = {
     "inference by time": inference_by_time,
     "replays": replays,
     "ended in the middle": ended_in_the_middle,
-    "flood of connections": flood_of_connections,
-    "flood of requests": flood_of_requests,
-    "hoard": hoard,
-    "old indexes": old_indexes,
-    "leases": leases,
-    "lingering sockets": lingering_sockets,
     "false store": false_store,
     "socket path": socket_path,
 }
