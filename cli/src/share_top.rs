@@ -115,7 +115,7 @@ impl TopArguments {
     /// # Errors
     /// There is no store.
     pub fn execute(self) -> Result<i32> {
-        let mut connection = Connection::open(None)?;
+        let mut connection = Connection::open()?;
         let mut now = sample(&mut connection)?;
         if self.json {
             println!("{}", flat(&now.status));

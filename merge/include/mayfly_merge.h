@@ -12,7 +12,8 @@ extern "C" {
 #endif
 
 /* Flags of mayfly_advise: what the caller promises about writers during the call. With none, any thread may write to the
- * region at any time, system calls such as read(2) included, and no write is lost. */
+ * region at any time, system calls such as read(2) included, and no write is lost. Only what writes past the page table
+ * must not go on during a call: direct I/O (O_DIRECT, io_uring's fixed buffers, RDMA) into the region. */
 enum {
     /* Other threads write by plain stores only: no system call writes into the region during the call. Makes do with the
      * userfaultfd that needs no permission (UFFD_USER_MODE_ONLY). */
@@ -31,7 +32,13 @@ enum {
  *   ECONNREFUSED, ECONNRESET, ETIMEDOUT   no page store, or it went away: start one with `mayfly share`
  *   EPERM       userfaultfd is not permitted: mayfly_merge_error() says what to do
  *   ENOSPC      the store is full: what was in it already is shared, the rest stays private
- * The contents of the region are right whatever is returned. */
+ *   EFBIG, EMFILE   ulimit -f or -n is too low
+ * The contents of the region are right whatever is returned.
+ *
+ * Afterwards the region is a private mapping of the store's pages, and behaves as one. Call mayfly_unadvise before
+ * MADV_DONTNEED or MADV_FREE (which would bring the advised contents back, and not zeros), before mlock, and before mremap makes it
+ * larger. MADV_WIPEONFORK, MADV_DONTFORK, MADV_DONTDUMP and protection keys are lost: do not advise such memory.
+ * A fork waits for calls of other threads to end; the child shares what its parent shared. */
 int mayfly_advise(void *address, size_t length, unsigned flags);
 
 /* Gives every page of the range a private, anonymous copy again. Returns 0, or -1 with errno (EINVAL, ENOMEM, EPERM). */
@@ -60,8 +67,8 @@ struct mayfly_merge_stats {
     uint64_t calls;            /* of mayfly_advise, finished */
     uint64_t pages;            /* advised */
     uint64_t unchanged_pages;  /* shared already, nothing to do (V-B) */
-    uint64_t merged_pages;     /* now share a page that somebody had advised before */
-    uint64_t inserted_pages;   /* first of their contents: given to the store, shared from now on */
+    uint64_t merged_pages;     /* now share a page that somebody had advised before, or an earlier one of the call */
+    uint64_t inserted_pages;   /* first of their contents: given to the store, shared with whoever has them next */
     uint64_t private_pages;    /* first of their contents, between shared ones: kept, and known to the store */
     uint64_t zero_pages;       /* all zero, or never touched: share the kernel's zero page */
     uint64_t busy_pages;       /* written during the call, left private */

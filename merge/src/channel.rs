@@ -1,7 +1,7 @@
 //! Messages with at most one file each, over a Unix socket that keeps their boundaries.
 
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::cmsg_space;
 use rustix::io::{Errno, IoSlice, IoSliceMut, Result};
@@ -26,6 +26,22 @@ pub fn send(socket: impl AsFd, bytes: &[u8], file: Option<BorrowedFd<'_>>, flags
         }
     };
     if sent == bytes.len() { Ok(()) } else { Err(Errno::MSGSIZE) }
+}
+
+/// Process and user at the other end, as the kernel knows them. The process is 0 if it is in another namespace.
+pub fn peer(socket: impl AsFd) -> Result<(i32, u32)> {
+    let mut about = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the kernel fills `about`, of the size that it is told.
+    let failed = unsafe {
+        let (level, name) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
+        libc::getsockopt(socket.as_fd().as_raw_fd(), level, name, (&raw mut about).cast(), &raw mut bytes)
+    } != 0;
+    if failed {
+        let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+        return Err(Errno::from_raw_os_error(errno));
+    }
+    Ok((about.pid, about.uid))
 }
 
 /// What came.

@@ -215,12 +215,27 @@ impl Writer {
 
     /// Lines in which `entries` fit well.
     pub fn lines_for(entries: usize) -> usize {
-        (entries / ENTRIES_PER_LINE * 8 / 7 + 1).next_power_of_two().max(FEWEST_LINES)
+        entries.div_ceil(ENTRIES_PER_LINE * 3 / 4).next_power_of_two().max(FEWEST_LINES)
     }
 
     /// Whether so many more entries should go into a larger or cleaner index.
     pub fn is_full_with(&self, more: usize) -> bool {
-        (self.used + more) * 8 > self.table.lines * ENTRIES_PER_LINE * 7 && self.table.lines < MOST_LINES
+        (self.used + more) * 4 > self.table.lines * ENTRIES_PER_LINE * 3 && self.table.lines < MOST_LINES
+    }
+
+    /// How many lines it has.
+    pub fn lines(&self) -> usize {
+        self.table.lines
+    }
+
+    /// Removes all entries. Clients see what is there then, or nothing, and lose no more than a hit.
+    pub fn clear(&mut self) {
+        for line in 0..self.table.lines {
+            for entry in self.table.line(line) {
+                entry.location.store(EMPTY, Release);
+            }
+        }
+        (self.used, self.removed) = (0, 0);
     }
 
     /// Tells clients to ask for another.
@@ -298,6 +313,24 @@ mod tests {
         let here = Location::Stored { segment: 1, page: 1 };
         let taken = (0..1000).filter(|&n| writer.put(PageHash { place: 5, tag: n }, here)).count();
         assert_eq!(taken, LONGEST_SEARCH * ENTRIES_PER_LINE);
+    }
+
+    #[test]
+    fn as_full_as_it_gets_it_takes_every_page() {
+        let mut writer = Writer::new(FEWEST_LINES).unwrap();
+        let mut state = 1u64;
+        let mut random = || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 32) ^ state << 32
+        };
+        let here = Location::Stored { segment: 1, page: 1 };
+        let mut taken = 0;
+        while !writer.is_full_with(1) {
+            assert!(writer.put(PageHash { place: random(), tag: random() }, here));
+            taken += 1;
+        }
+        assert_eq!(taken, FEWEST_LINES * ENTRIES_PER_LINE * 3 / 4);
+        assert_eq!(Writer::lines_for(taken), FEWEST_LINES);
     }
 
     #[test]

@@ -54,7 +54,7 @@ pub fn check(file: impl AsFd, pages: usize) -> Result<(), Flaw> {
     // First, because it asks no file system: one of somebody else's making might never answer. Only files in memory
     // have seals, and those of a mounted tmpfs cannot have these.
     let seals = rustix::fs::fcntl_get_seals(file).map_err(|_| Flaw::NotMemory)?;
-    if rustix::fs::fstatfs(file).map(|about| about.f_type as i64) != Ok(TMPFS_MAGIC) {
+    if rustix::fs::fstatfs(file).map(|about| about.f_type) != Ok(TMPFS_MAGIC) {
         return Err(Flaw::NotMemory);
     }
     if !seals.contains(FINAL_SEALS) {

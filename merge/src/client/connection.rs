@@ -1,7 +1,7 @@
 //! The client's end: a connection to the store of its trust domain, the store's index, and the segments in use.
 
 use std::collections::{HashMap, HashSet};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::channel;
+use crate::client::descriptor::Descriptor;
 use crate::error::{Error, While};
 use crate::fault;
 use crate::index::Reader;
@@ -28,14 +29,15 @@ const TRUSTED_USER: &str = "MAYFLY_SHARE_UID";
 /// A segment that this process has.
 pub struct Held {
     /// Read-only.
-    pub file: OwnedFd,
+    pub file: Descriptor,
     /// Pages it can hold.
     pub pages: u32,
 }
 
 /// A connection to a store.
 pub struct Connection {
-    socket: OwnedFd,
+    /// None after a fork, and when what was said last is not sure to have been understood.
+    socket: Option<Descriptor>,
     path: PathBuf,
     identity: u64,
     buffer: Vec<u8>,
@@ -45,8 +47,10 @@ pub struct Connection {
     pub index: Reader,
     /// Its segments that this process has.
     pub segments: HashMap<u32, Held>,
-    /// Device and number of all files of stores that this process has mapped, this store's and former ones'.
+    /// Device and number of this store's files that this process may have mapped.
     pub files: HashSet<(u64, u64)>,
+    /// The same of stores that are gone, or have forgotten them.
+    pub former_files: HashSet<(u64, u64)>,
 }
 
 /// What became of an offer.
@@ -65,20 +69,17 @@ fn gone(path: &std::path::Path) -> Error {
 }
 
 impl Connection {
-    /// Connects, again after the store has gone: then `former` is what was known of it.
-    pub fn open(former: Option<Connection>) -> Result<Connection, Error> {
+    /// Connects.
+    ///
+    /// # Errors
+    /// There is no store, it is somebody else's, or what listens is none.
+    pub fn open() -> Result<Connection, Error> {
         let mut last = None;
         // A store that had no client left may close its door in the very moment in which one comes.
         for _ in 0..3 {
             match Connection::try_open() {
-                Ok(mut connection) => {
-                    if let Some(former) = former {
-                        connection.inherit(former);
-                    }
-                    return Ok(connection);
-                }
                 Err(error) if error.errno == libc::ECONNRESET => last = Some(error),
-                Err(error) => return Err(error),
+                other => return other,
             }
         }
         Err(last.unwrap_or_else(|| Error::system("connecting", Errno::CONNRESET)))
@@ -111,18 +112,19 @@ impl Connection {
         check_owner(&socket, &path)?;
         let mut buffer = vec![0; MOST_BYTES];
         let hello = Request::Hello { version: VERSION };
-        let (answer, file) = exchange(&socket, &path, &mut buffer, &hello, None)?;
+        let (answer, file) = exchange(socket.as_fd(), &path, &mut buffer, &hello, None)?;
         fault::point("client.hello");
         match (answer, file) {
             (Answer::Welcome { identity, secret }, Some(index)) => Ok(Connection {
                 index: open_index(&index)?,
-                socket,
+                socket: Some(Descriptor::new(socket).while_doing("the page store's socket")?),
                 path,
                 identity,
                 buffer,
                 secret: Secret::new(*secret),
                 segments: HashMap::new(),
                 files: HashSet::new(),
+                former_files: HashSet::new(),
             }),
             (Answer::Refused { line, .. }, _) => Err(Error::new(libc::EPROTO, line)),
             _ => Err(senseless(&path)),
@@ -131,16 +133,19 @@ impl Connection {
 
     /// Takes over what was known; hands the segments in again if this is another store, or one that has forgotten them.
     pub fn inherit(&mut self, former: Connection) {
-        self.files = former.files;
         if self.identity == former.identity {
             self.segments = former.segments;
+            self.files = former.files;
+            self.former_files = former.former_files;
             return;
         }
+        self.former_files = former.former_files;
+        self.former_files.extend(former.files);
         for held in former.segments.into_values() {
+            let Ok(file) = held.file.get() else { continue };
             // Segments that the store packed itself are not sealed for good before they are full, and refused.
-            let is_final =
-                rustix::fs::fcntl_get_seals(&held.file).is_ok_and(|seals| seals.contains(FINAL_SEALS));
-            if is_final && !matches!(self.offer(held.file.as_fd(), held.pages), Ok(Offered::Taken)) {
+            let is_final = rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(FINAL_SEALS));
+            if is_final && !matches!(self.offer(file, held.pages), Ok(Offered::Taken)) {
                 break;
             }
         }
@@ -148,9 +153,15 @@ impl Connection {
 
     /// Whether the store is still there, as far as can be seen without asking.
     pub fn is_alive(&self) -> bool {
-        let mut watched = [PollFd::new(&self.socket, PollFlags::IN)];
+        let Some(Ok(socket)) = self.socket.as_ref().map(Descriptor::get) else { return false };
+        let mut watched = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
         let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
         matches!(poll(&mut watched, Some(&now)), Ok(0))
+    }
+
+    /// Leaves the connection to the parent, in a forked child.
+    pub fn disconnect(&mut self) {
+        self.socket = None;
     }
 
     /// Gets the index anew if the store has a larger one.
@@ -165,7 +176,7 @@ impl Connection {
     }
 
     /// Offers a sealed segment of so many pages.
-    pub fn offer(&mut self, file: std::os::fd::BorrowedFd<'_>, pages: u32) -> Result<Offered, Error> {
+    pub fn offer(&mut self, file: BorrowedFd<'_>, pages: u32) -> Result<Offered, Error> {
         let answer = self.ask(&Request::Offer { pages }, Some(file))?;
         fault::point("client.taken");
         match answer {
@@ -215,8 +226,9 @@ impl Connection {
 
     /// Closes the segments that are not among `used` files, so that the store can free them.
     pub fn keep_only(&mut self, used: &HashSet<(u64, u64)>) {
-        self.segments.retain(|_, held| identity_of(&held.file).is_ok_and(|file| used.contains(&file)));
+        self.segments.retain(|_, held| used.contains(&held.file.identity()));
         self.files.retain(|file| used.contains(file));
+        self.former_files.retain(|file| used.contains(file));
     }
 
     fn hold(&mut self, segment: u32, pages: u32, file: OwnedFd) -> Result<(), Error> {
@@ -227,7 +239,9 @@ impl Connection {
         if !is_closed || !seals.contains(SealFlags::SHRINK) || bytes < pages as u64 * PAGE_BYTES as u64 {
             return Err(senseless(&self.path));
         }
-        self.files.insert(identity_of(&file)?);
+        let file = Descriptor::new(file).while_doing("a segment of the page store")?;
+        self.files.insert(file.identity());
+        self.former_files.remove(&file.identity());
         self.segments.insert(segment, Held { file, pages });
         Ok(())
     }
@@ -235,16 +249,19 @@ impl Connection {
     fn ask(
         &mut self,
         request: &Request,
-        file: Option<std::os::fd::BorrowedFd<'_>>,
+        file: Option<BorrowedFd<'_>>,
     ) -> Result<(Answer, Option<OwnedFd>), Error> {
-        exchange(&self.socket, &self.path, &mut self.buffer, request, file)
+        let socket = match self.socket.as_ref().map(Descriptor::get) {
+            Some(Ok(socket)) => socket,
+            _ => return Err(gone(&self.path)),
+        };
+        let result = exchange(socket, &self.path, &mut self.buffer, request, file);
+        if result.is_err() {
+            // A late answer would be taken for the next request's.
+            self.socket = None;
+        }
+        result
     }
-}
-
-/// Device and number of a file.
-pub fn identity_of(file: &OwnedFd) -> Result<(u64, u64), Error> {
-    let about = rustix::fs::fstat(file).while_doing("a segment of the page store")?;
-    Ok((about.st_dev, about.st_ino))
 }
 
 fn senseless(path: &std::path::Path) -> Error {
@@ -261,28 +278,27 @@ fn open_index(file: &OwnedFd) -> Result<Reader, Error> {
 
 /// A store of somebody else's could change pages after they were compared.
 fn check_owner(socket: &OwnedFd, path: &std::path::Path) -> Result<(), Error> {
-    let owner = rustix::net::sockopt::socket_peercred(socket).while_doing("whose page store it is")?.uid;
+    let (_, owner) = channel::peer(socket).while_doing("whose page store it is")?;
     let trusted = std::env::var(TRUSTED_USER).ok().and_then(|user| user.parse::<u32>().ok());
-    if owner.is_root() || owner == rustix::process::geteuid() || trusted == Some(owner.as_raw()) {
+    if owner == 0 || owner == rustix::process::geteuid().as_raw() || trusted == Some(owner) {
         return Ok(());
     }
     Err(Error::new(
         libc::EACCES,
         format!(
-            "the page store at {} is uid {}'s, neither root's nor this user's: set {TRUSTED_USER}={} to trust it",
-            path.display(),
-            owner.as_raw(),
-            owner.as_raw()
+            "the page store at {} is uid {owner}'s, neither root's nor this user's: set {TRUSTED_USER}={owner} to \
+             trust it",
+            path.display()
         ),
     ))
 }
 
 fn exchange(
-    socket: &OwnedFd,
+    socket: BorrowedFd<'_>,
     path: &std::path::Path,
     buffer: &mut [u8],
     request: &Request,
-    file: Option<std::os::fd::BorrowedFd<'_>>,
+    file: Option<BorrowedFd<'_>>,
 ) -> Result<(Answer, Option<OwnedFd>), Error> {
     let lost = |errno| match errno {
         Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN => gone(path),
@@ -297,7 +313,7 @@ fn exchange(
         let left = deadline.saturating_duration_since(std::time::Instant::now());
         let wait =
             rustix::time::Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos() as i64 };
-        match poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&wait)) {
+        match poll(&mut [PollFd::from_borrowed_fd(socket, PollFlags::IN)], Some(&wait)) {
             Ok(0) => {
                 return Err(Error::new(
                     libc::ETIMEDOUT,

@@ -3,6 +3,8 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
 
 use crate::client::Flags;
 use crate::client::connection::{Connection, Held, Offered};
@@ -24,14 +26,18 @@ const CHUNK_PAGES: usize = segment::MOST_PAGES;
 const CHUNK_ALIGNMENT: usize = 2 << 20;
 /// Pages whose hashes are made before the index is asked about them, which by then is in the cache.
 const HASHES_AHEAD: usize = 64;
+/// Segments that are not mapped any more are let go at least so often, while there are calls.
+const LET_GO_AFTER: Duration = Duration::from_secs(1);
 
 /// What kind of memory a mapping is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// Anonymous.
     Anonymous,
-    /// Mapped from a store by an earlier call.
+    /// Mapped from the store by an earlier call.
     Store,
+    /// Mapped from a store that is gone or has forgotten it: the store of today may not have these pages.
+    Former,
     /// A private mapping of some file.
     File,
 }
@@ -40,7 +46,11 @@ enum Kind {
 pub struct Engine {
     connection: Connection,
     freezer: Option<Freezer>,
-    page_map: PageMap,
+    page_map: Option<PageMap>,
+    /// The least that was promised about writers so far: what unadvise may rely on.
+    promised: Option<Flags>,
+    /// When segments that are not mapped any more were last let go, and how many were left.
+    let_go: (Instant, usize),
     /// Pages that stayed private, and what they were: address to tag.
     kept: HashMap<usize, u64>,
     /// The hash of a page of zeros.
@@ -60,23 +70,26 @@ struct Work {
 impl Engine {
     /// Connects to the store.
     pub fn new() -> Result<Engine, Error> {
-        let connection = Connection::open(None)?;
+        let connection = Connection::open()?;
         let zero = connection.secret.hash(&[0; PAGE_BYTES]);
         Ok(Engine {
             connection,
             freezer: None,
-            page_map: PageMap::open()?,
+            page_map: None,
+            promised: None,
+            let_go: (Instant::now(), 0),
             kept: HashMap::new(),
             zero,
             room_for_mappings: 0,
         })
     }
 
-    /// Goes on in a forked child: shares what is mapped, has a connection and a userfaultfd of its own.
-    pub fn after_fork(self) -> Result<Engine, Error> {
-        let connection = Connection::open(Some(self.connection))?;
-        let zero = connection.secret.hash(&[0; PAGE_BYTES]);
-        Ok(Engine { connection, freezer: None, page_map: PageMap::open()?, zero, ..self })
+    /// Goes on in a forked child: shares what is mapped, gets a connection and descriptors of its own when it needs
+    /// them. Those of the parent act on the parent's memory.
+    pub fn has_forked(&mut self) {
+        self.connection.disconnect();
+        self.freezer = None;
+        self.page_map = None;
     }
 
     /// Merges a range.
@@ -86,17 +99,21 @@ impl Engine {
         flags: Flags,
         counts: &mut Statistics,
     ) -> Result<(), Error> {
-        if !self.connection.is_alive() {
-            self.reconnect()?;
-        }
         let areas = memory::areas(&range)?;
         for area in &areas {
             self.check(area, flags)?;
         }
         check_locked(&range)?;
+        if !self.connection.is_alive() {
+            self.reconnect()?;
+        }
         if !flags.quiet && areas.iter().any(|area| self.kind(area) != Kind::File || area.writable) {
             self.open_freezer(flags)?;
         }
+        if !self.page_map.as_ref().is_some_and(PageMap::is_there) {
+            self.page_map = Some(PageMap::open()?);
+        }
+        self.promise(flags);
         self.count_mappings()?;
         let mut work = Work {
             entries: Scratch::new(CHUNK_PAGES).while_doing("working memory")?,
@@ -108,22 +125,35 @@ impl Engine {
         for area in &areas {
             self.advise_area(area, flags, &mut work, counts, &mut full)?;
         }
-        fault::point("client.done");
-        match full {
-            None => Ok(()),
-            Some(error) => Err(error),
+        let (when, left) = self.let_go;
+        let replaced = areas.iter().any(|area| matches!(self.kind(area), Kind::Store | Kind::Former));
+        if replaced || self.connection.segments.len() > 2 * left + 8 || when.elapsed() > LET_GO_AFTER {
+            self.let_go()?;
         }
+        fault::point("client.done");
+        full.map_or(Ok(()), Err)
+    }
+
+    fn promise(&mut self, flags: Flags) {
+        let least = self.promised.unwrap_or(flags);
+        self.promised = Some(Flags {
+            quiet: least.quiet && flags.quiet,
+            no_system_calls: (least.no_system_calls || least.quiet) && (flags.no_system_calls || flags.quiet),
+        });
     }
 
     /// Gives a range private copies.
     pub fn unadvise(&mut self, range: Range<usize>, counts: &mut Statistics) -> Result<(), Error> {
         let areas = memory::areas(&range)?;
-        let (ours, _): (Vec<_>, Vec<_>) = areas.iter().partition(|area| self.kind(area) == Kind::Store);
-        if !ours.is_empty() {
-            self.open_freezer(Flags::default())?;
+        let ours: Vec<_> =
+            areas.iter().filter(|area| matches!(self.kind(area), Kind::Store | Kind::Former)).collect();
+        // What was promised when the pages were advised holds for them now.
+        let flags = self.promised.unwrap_or_default();
+        if !ours.is_empty() && !flags.quiet {
+            self.open_freezer(flags)?;
         }
         for area in ours {
-            let freezer = self.freezer.as_ref();
+            let freezer = self.freezer.as_ref().filter(|_| !flags.quiet);
             let writers = freezer.map(|freezer| freezer.register(&area.range)).transpose();
             let writers = writers.map_err(|errno| cannot_hold(area, errno))?;
             let site = Site {
@@ -143,12 +173,13 @@ impl Engine {
     fn let_go(&mut self) -> Result<(), Error> {
         let used: HashSet<_> = memory::all()?.iter().filter_map(|area| area.file).collect();
         self.connection.keep_only(&used);
+        self.let_go = (Instant::now(), self.connection.segments.len());
         Ok(())
     }
 
     fn reconnect(&mut self) -> Result<(), Error> {
         // Opened before the old one is given up: a store that is away leaves things as they are.
-        let mut fresh = Connection::open(None)?;
+        let mut fresh = Connection::open()?;
         std::mem::swap(&mut fresh, &mut self.connection);
         self.connection.inherit(fresh);
         self.zero = self.connection.secret.hash(&[0; PAGE_BYTES]);
@@ -156,7 +187,10 @@ impl Engine {
     }
 
     fn open_freezer(&mut self, flags: Flags) -> Result<(), Error> {
-        let suffices = self.freezer.as_ref().is_some_and(|f| f.holds_system_calls || flags.no_system_calls);
+        let suffices = self
+            .freezer
+            .as_ref()
+            .is_some_and(|f| f.is_there() && (f.holds_system_calls || flags.no_system_calls));
         if !suffices {
             self.freezer = Some(Freezer::open(!flags.no_system_calls)?);
         }
@@ -167,6 +201,7 @@ impl Engine {
         match area.file {
             None => Kind::Anonymous,
             Some(file) if self.connection.files.contains(&file) => Kind::Store,
+            Some(file) if self.connection.former_files.contains(&file) => Kind::Former,
             Some(_) => Kind::File,
         }
     }
@@ -238,6 +273,7 @@ impl Engine {
                 let end = (start + CHUNK_PAGES * PAGE_BYTES) / CHUNK_ALIGNMENT * CHUNK_ALIGNMENT;
                 let end = end.min(area.range.end);
                 let count = (end - start) / PAGE_BYTES;
+                let inserted_before = counts.inserted_pages;
                 self.look_up(area, start, count, work, counts)?;
                 self.give(start, count, work, counts, full)?;
                 let site = Site {
@@ -247,7 +283,10 @@ impl Engine {
                     writers: writers.as_ref(),
                 };
                 self.put_in_place(&site, counts, full)?;
-                self.remember(start, &work.pages[..count], &work.hashes[..count])?;
+                // What was the first of its contents has been merged with nothing yet.
+                let inserted = counts.inserted_pages - inserted_before;
+                counts.merged_pages = counts.merged_pages.saturating_sub(inserted);
+                counts.private_pages += self.remember(start, &work.pages[..count], &work.hashes[..count])?;
                 start = end;
             }
             Ok(())
@@ -270,11 +309,21 @@ impl Engine {
         counts.pages += count as u64;
         self.connection.refresh()?;
         counts.search_ns += clock.lap();
-        self.page_map.read(start, &mut work.entries[..count]).while_doing("/proc/self/pagemap")?;
+        let entries = &mut work.entries[..count];
+        let read =
+            self.page_map.as_ref().ok_or(rustix::io::Errno::BADF).and_then(|map| map.read(start, entries));
+        read.while_doing("/proc/self/pagemap")?;
+        if kind == Kind::File {
+            // Where the file has ended since it was mapped, reading would be a SIGBUS.
+            remap::populate(start, count * PAGE_BYTES).map_err(|_| {
+                let line = format!("{}: beyond the end of {}", place(&area.range), area.name);
+                Error::new(libc::ENOTSUP, line)
+            })?;
+        }
         let is_candidate = |entry: &Entry| match kind {
             Kind::Anonymous => entry.is_there(),
             Kind::Store => entry.is_own(),
-            Kind::File => true,
+            Kind::File | Kind::Former => true,
         };
         counts.known_ns += clock.lap();
         for from in (0..count).step_by(HASHES_AHEAD) {
@@ -351,18 +400,24 @@ impl Engine {
         }
         let mut clock = Clock::start();
         if full.is_none() {
-            match self.write_segment(start, pages, &work.hashes, &mut work.given)? {
-                Offered::Taken => {}
-                Offered::Full(line) => *full = Some(Error::new(libc::ENOSPC, line)),
-            }
+            let written;
+            (*full, written) = match self.write_segment(start, pages, &work.hashes, &mut work.given)? {
+                (Offered::Taken, written) => (None, written as u64),
+                (Offered::Full(line), _) => (Some(Error::new(libc::ENOSPC, line)), 0),
+            };
+            counts.inserted_pages += written;
             self.connection.refresh()?;
         }
-        for i in 0..count {
-            if pages[i] == Page::Given {
-                pages[i] = match self.connection.index.find(work.hashes[i]) {
+        for (page, &hash) in pages.iter_mut().zip(&work.hashes[..count]) {
+            if *page == Page::Given {
+                *page = match self.connection.index.find(hash) {
                     Some(Location::Stored { segment, page }) if self.connection.attach(segment)? => {
-                        counts.inserted_pages += 1;
                         Page::Stored { segment, page }
+                    }
+                    // Written between hash and copy.
+                    _ if full.is_none() => {
+                        counts.busy_pages += 1;
+                        Page::Left
                     }
                     _ => {
                         counts.refused_pages += 1;
@@ -381,7 +436,7 @@ impl Engine {
         pages: &[Page],
         hashes: &[PageHash],
         given: &mut Scratch<u32>,
-    ) -> Result<Offered, Error> {
+    ) -> Result<(Offered, usize), Error> {
         given.fill(0);
         let mask = given.len() - 1;
         let mut is_first = |i: usize| {
@@ -395,6 +450,11 @@ impl Engine {
             given[slot] = i as u32 + 1;
             true
         };
+        let most = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+        if most.is_some_and(|most| most < (pages.len() * PAGE_BYTES) as u64) {
+            let line = "the limit of file sizes (ulimit -f) is too low for the memory files of new pages: 16 MiB will do";
+            return Err(Error::new(libc::EFBIG, line));
+        }
         let file = segment::create().while_doing("a memory file for new pages")?;
         let mut written = 0;
         let mut run: Range<usize> = 0..0;
@@ -411,7 +471,8 @@ impl Engine {
         fault::point("client.written");
         segment::seal(&file).while_doing("sealing new pages")?;
         fault::point("client.sealed");
-        self.connection.offer(std::os::fd::AsFd::as_fd(&file), (written / PAGE_BYTES) as u32)
+        let pages = written / PAGE_BYTES;
+        Ok((self.connection.offer(file.as_fd(), pages as u32)?, pages))
     }
 
     fn put_in_place(
@@ -448,7 +509,8 @@ impl Engine {
     }
 
     /// Keeps the reversed table right, and tells the store of what stays private.
-    fn remember(&mut self, start: usize, pages: &[Page], hashes: &[PageHash]) -> Result<(), Error> {
+    /// Returns how many those are.
+    fn remember(&mut self, start: usize, pages: &[Page], hashes: &[PageHash]) -> Result<u64, Error> {
         let mut private = Vec::new();
         for (i, page) in pages.iter().enumerate() {
             let address = start + i * PAGE_BYTES;
@@ -462,7 +524,8 @@ impl Engine {
                 _ => drop(self.kept.remove(&address)),
             }
         }
-        self.connection.tell_private(&private)
+        self.connection.tell_private(&private)?;
+        Ok(private.len() as u64)
     }
 }
 

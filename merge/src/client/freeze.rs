@@ -3,13 +3,14 @@
 //! (UPM §V-D). Nobody serves the faults: the batch that froze the pages lets them go.
 
 use std::ops::Range;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, Result};
 use rustix::ioctl::{self, Setter, Updater};
 use rustix::mm::{UserfaultfdFlags, userfaultfd};
 
+use crate::client::descriptor::Descriptor;
 use crate::client::memory::{self, Entry, PageMap};
 use crate::error::Error;
 use crate::page::PAGE_BYTES;
@@ -63,7 +64,7 @@ fn span(range: &Range<usize>) -> Span {
 
 /// A userfaultfd of this process.
 pub struct Freezer {
-    file: OwnedFd,
+    file: Descriptor,
     /// Whether writes by system calls wait, too. If not they fail with EFAULT.
     pub holds_system_calls: bool,
     /// For kernels before 6.4, which hold no page that is not there: tells which are held.
@@ -109,6 +110,12 @@ impl Freezer {
             None => (open_user_mode, false),
         };
         let Some(first) = open() else {
+            // Any file will do to find out.
+            if let Err(errno @ (Errno::MFILE | Errno::NFILE)) =
+                rustix::fs::open("/", OFlags::PATH, Mode::empty())
+            {
+                return Err(Error::system("userfaultfd", errno));
+            }
             return Err(Error::new(
                 libc::EPERM,
                 "userfaultfd is not permitted here (a container's seccomp filter, perhaps): allow the system call \
@@ -139,22 +146,30 @@ impl Freezer {
         let file = open().ok_or_else(|| Error::system("userfaultfd", Errno::PERM))?;
         let wanted = needed | there & FEATURE_UNPOPULATED;
         shake_hands(&file, wanted).map_err(too_old)?;
+        let file = Descriptor::new(file).map_err(|errno| Error::system("userfaultfd", errno))?;
         let page_map = if there & FEATURE_UNPOPULATED == 0 { Some(PageMap::open()?) } else { None };
         Ok(Freezer { file, holds_system_calls, page_map })
     }
 
+    /// Whether it can still be used: programs close descriptors that they do not know.
+    pub fn is_there(&self) -> bool {
+        self.file.get().is_ok()
+    }
+
     /// Takes charge of a range, which lies in one mapping.
     pub fn register<'a>(&'a self, range: &Range<usize>) -> Result<Registered<'a>> {
+        let file = self.file.get()?;
         let mut request = Register { span: span(range), mode: MODE_WRITE_PROTECT, ioctls: 0 };
         // SAFETY: `Register` is the structure of this request; write protection changes no contents.
-        unsafe { ioctl::ioctl(&self.file, Updater::<REGISTER, Register>::new(&mut request))? };
-        Ok(Registered { freezer: self, range: range.clone() })
+        unsafe { ioctl::ioctl(file, Updater::<REGISTER, Register>::new(&mut request))? };
+        Ok(Registered { file, page_map: self.page_map.as_ref(), range: range.clone() })
     }
 }
 
 /// A range that can be frozen. Dropped, nothing of it is frozen any more.
 pub struct Registered<'a> {
-    freezer: &'a Freezer,
+    file: BorrowedFd<'a>,
+    page_map: Option<&'a PageMap>,
     range: Range<usize>,
 }
 
@@ -168,7 +183,7 @@ impl Registered<'_> {
     #[inline]
     pub fn freeze(&self, piece: &Range<usize>) -> Result<()> {
         self.protect(piece, MODE_PROTECT)?;
-        match &self.freezer.page_map {
+        match self.page_map {
             None => Ok(()),
             Some(page_map) => self.check_held(page_map, piece),
         }
@@ -197,9 +212,7 @@ impl Registered<'_> {
         let mut request = Protect { span: span(piece), mode };
         loop {
             // SAFETY: `Protect` is the structure of this request; write protection changes no contents.
-            match unsafe {
-                ioctl::ioctl(&self.freezer.file, Updater::<WRITE_PROTECT, Protect>::new(&mut request))
-            } {
+            match unsafe { ioctl::ioctl(self.file, Updater::<WRITE_PROTECT, Protect>::new(&mut request)) } {
                 Err(Errno::AGAIN | Errno::INTR) => {}
                 other => return other,
             }
@@ -210,7 +223,7 @@ impl Registered<'_> {
     #[inline]
     pub fn wake(&self, piece: &Range<usize>) {
         // SAFETY: `Span` is the structure of this request; it changes no memory.
-        let _ = unsafe { ioctl::ioctl(&self.freezer.file, Setter::<WAKE, Span>::new(span(piece))) };
+        let _ = unsafe { ioctl::ioctl(self.file, Setter::<WAKE, Span>::new(span(piece))) };
     }
 }
 
@@ -220,8 +233,7 @@ impl Drop for Registered<'_> {
     fn drop(&mut self) {
         // Parts that have been replaced are not registered any more, which is no error.
         // SAFETY: `Span` is the structure of this request; it changes no contents.
-        let _ =
-            unsafe { ioctl::ioctl(&self.freezer.file, Setter::<UNREGISTER, Span>::new(span(&self.range))) };
+        let _ = unsafe { ioctl::ioctl(self.file, Setter::<UNREGISTER, Span>::new(span(&self.range))) };
         self.wake(&self.range);
     }
 }

@@ -3,12 +3,13 @@
 
 use std::fs::File;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::ProtFlags;
 
+use crate::client::descriptor::Descriptor;
 use crate::error::{Error, While};
 use crate::page::PAGE_BYTES;
 
@@ -247,7 +248,7 @@ pub fn threads() -> usize {
 }
 
 /// Which pages have been touched and written.
-pub struct PageMap(OwnedFd);
+pub struct PageMap(Descriptor);
 
 /// What the page map says about one page.
 #[derive(Clone, Copy, Default)]
@@ -275,7 +276,13 @@ impl PageMap {
     /// Of this process.
     pub fn open() -> Result<PageMap, Error> {
         let file = rustix::fs::open("/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
-        Ok(PageMap(file.while_doing("/proc/self/pagemap, which merging needs")?))
+        let file = file.while_doing("/proc/self/pagemap, which merging needs")?;
+        Ok(PageMap(Descriptor::new(file).while_doing("/proc/self/pagemap")?))
+    }
+
+    /// Whether it can still be read: programs close descriptors that they do not know.
+    pub fn is_there(&self) -> bool {
+        self.0.get().is_ok()
     }
 
     /// Reads the entries of the pages from `start` on.
@@ -284,10 +291,11 @@ impl PageMap {
         let bytes = unsafe {
             std::slice::from_raw_parts_mut(entries.as_mut_ptr().cast::<u8>(), size_of_val(entries))
         };
+        let file = self.0.get()?;
         let (mut filled, at) = (0, (start / PAGE_BYTES * size_of::<Entry>()) as u64);
         // By rustix, which leaves errno alone: it may be frozen.
         while filled < bytes.len() {
-            match rustix::io::pread(&self.0, &mut bytes[filled..], at + filled as u64)? {
+            match rustix::io::pread(file, &mut bytes[filled..], at + filled as u64)? {
                 0 => return Err(Errno::IO),
                 n => filled += n,
             }

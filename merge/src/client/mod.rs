@@ -2,6 +2,7 @@
 
 mod background;
 pub mod connection;
+mod descriptor;
 mod engine;
 mod freeze;
 mod kernel;
@@ -17,6 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock};
 use std::time::Duration;
 
 use crate::error::Error;
+use crate::mapping::Mapping;
 use crate::page::PAGE_BYTES;
 use background::Background;
 pub use background::Ticket;
@@ -49,15 +51,36 @@ const PATH_VARIABLE: &str = "MAYFLY_MERGE_PATH";
 struct State {
     engine: Option<Engine>,
     counts: Statistics,
-    /// The process that the engine is of: a fork makes another.
-    process: u32,
+    /// Tells a forked child from its parent.
+    birthmark: Option<Birthmark>,
     background: Arc<Background>,
+}
+
+/// A page that the kernel clears in a child, however it was forked. (A process id is no proof: in a new namespace the child
+/// may have its parent's.)
+struct Birthmark(Mapping);
+
+impl Birthmark {
+    fn new() -> Option<Birthmark> {
+        let page = Mapping::anonymous(PAGE_BYTES).ok()?;
+        // SAFETY: a page of our own.
+        unsafe {
+            rustix::mm::madvise(page.start().cast(), PAGE_BYTES, rustix::mm::Advice::LinuxWipeOnFork).ok()?;
+            page.start().write(1);
+        }
+        Some(Birthmark(page))
+    }
+
+    fn is_gone(&self) -> bool {
+        // SAFETY: a page of our own, which nobody writes after `new`.
+        unsafe { self.0.start().read_volatile() == 0 }
+    }
 }
 
 static STATE: OnceLock<Mutex<State>> = OnceLock::new();
 
 fn mutex() -> &'static Mutex<State> {
-    STATE.get_or_init(|| Mutex::new(State { process: std::process::id(), ..State::default() }))
+    STATE.get_or_init(|| Mutex::new(State { birthmark: Birthmark::new(), ..State::default() }))
 }
 
 /// The state, held from before a fork to after it, so that the child gets it whole.
@@ -91,12 +114,13 @@ fn state() -> MutexGuard<'static, State> {
         libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork));
     });
     let mut state = lock();
-    if state.process != std::process::id() {
-        state.process = std::process::id();
+    if state.birthmark.as_ref().is_some_and(Birthmark::is_gone) {
+        state.birthmark = Birthmark::new();
         state.background = Arc::new(Background::of_child(&state.background));
         state.counts = Statistics::default();
-        // Without a store the child is one that has not advised yet; what it inherited stays mapped.
-        state.engine = state.engine.take().and_then(|engine| engine.after_fork().ok());
+        if let Some(engine) = &mut state.engine {
+            engine.has_forked();
+        }
     }
     state
 }
@@ -179,7 +203,7 @@ pub fn unadvise(address: usize, length: usize) -> Result<(), Error> {
             match &mut state.engine {
                 Some(engine) => engine.unadvise(range, &mut state.counts),
                 // Nothing was ever shared.
-                None => Ok(()),
+                None => memory::areas(&range).map(drop),
             }
         }
     }

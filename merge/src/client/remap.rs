@@ -114,17 +114,18 @@ impl Drop for Aside {
 fn map_aside(extent: &Extent, held: &Held, target: usize) -> rustix::io::Result<Aside> {
     let (bytes, offset) = (extent.bytes(), extent.at as u64 * PAGE_BYTES as u64);
     let rights = ProtFlags::READ | ProtFlags::WRITE;
+    let file = held.file.get()?;
     // SAFETY: wherever there is room; then inside that room, which is ours.
     unsafe {
         if bytes < BATCH_BYTES {
-            let at = mmap(start_of(0), bytes, rights, MapFlags::PRIVATE, &held.file, offset)? as usize;
+            let at = mmap(start_of(0), bytes, rights, MapFlags::PRIVATE, file, offset)? as usize;
             return Ok(Aside { left: at..at + bytes });
         }
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         let room = mmap_anonymous(start_of(0), bytes + BATCH_BYTES, ProtFlags::empty(), flags)? as usize;
         let at = room + (target.wrapping_sub(room) & (BATCH_BYTES - 1));
         let mut all = Aside { left: room..room + bytes + BATCH_BYTES };
-        mmap(start_of(at), bytes, rights, MapFlags::PRIVATE | MapFlags::FIXED, &held.file, offset)?;
+        mmap(start_of(at), bytes, rights, MapFlags::PRIVATE | MapFlags::FIXED, file, offset)?;
         if at > room {
             munmap(start_of(room), at - room)?;
         }
@@ -135,6 +136,15 @@ fn map_aside(extent: &Extent, held: &Held, target: usize) -> rustix::io::Result<
         all.left.end = at + bytes;
         Ok(all)
     }
+}
+
+/// Reads pages into the page table.
+///
+/// # Errors
+/// `FAULT` where reading would be a SIGBUS.
+pub fn populate(start: usize, bytes: usize) -> rustix::io::Result<()> {
+    // SAFETY: changes no contents.
+    unsafe { madvise(start_of(start), bytes, Advice::LinuxPopulateRead) }
 }
 
 /// What one batch has come to.
@@ -164,11 +174,7 @@ pub fn replace(
     let mut clock = Clock::start();
     let target = site.start + extent.first * PAGE_BYTES;
     let mut aside = map_aside(extent, held, target)?;
-    // SAFETY: reads pages of a mapping of our own. An older kernel's refusal costs faults later, nothing else.
-    match unsafe { madvise(start_of(aside.left.start), extent.bytes(), Advice::LinuxPopulateRead) } {
-        Ok(()) | Err(Errno::INVAL) => {}
-        Err(errno) => return Err(errno),
-    }
+    populate(aside.left.start, extent.bytes())?;
     counts.mappings += 1;
     counts.map_ns += clock.lap();
     fault::point("client.mapped");

@@ -39,7 +39,7 @@ impl fmt::Display for Domain {
 
 /// The process at the other end of a connection, as the kernel tells.
 pub struct Peer {
-    /// Its id.
+    /// Its id; 0 if it is in a namespace that the daemon cannot see.
     pub pid: i32,
     /// Its user.
     pub user: u32,
@@ -69,8 +69,7 @@ pub fn knows_processes() -> bool {
 impl Rule {
     /// Who is at the other end.
     pub fn peer(self, socket: impl AsFd) -> Result<Peer, Error> {
-        let about = rustix::net::sockopt::socket_peercred(&socket).while_doing("who is connecting")?;
-        let (pid, user) = (about.pid.as_raw_nonzero().get(), about.uid.as_raw());
+        let (pid, user) = crate::channel::peer(&socket).while_doing("who is connecting")?;
         let domain = match self {
             Rule::User => Domain::User(user),
             Rule::Everyone => Domain::Everyone,
@@ -81,6 +80,9 @@ impl Rule {
 }
 
 fn cgroup_of(pid: i32, socket: impl AsFd) -> Result<String, Error> {
+    if pid == 0 {
+        return Err(Error::new(libc::ESRCH, "the process is in a namespace whose cgroups cannot be seen"));
+    }
     let process = peer_pidfd(socket)
         .ok_or_else(|| Error::new(libc::ENOTSUP, "domains by cgroup need Linux 6.5 (SO_PEERPIDFD)"))?;
     let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup"))

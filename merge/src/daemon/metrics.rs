@@ -4,8 +4,9 @@ use std::fmt;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Instant;
 
@@ -46,6 +47,15 @@ impl FromStr for Endpoint {
     }
 }
 
+/// Removes a socket that somebody has left behind, and nothing else.
+pub fn remove_socket(path: &Path) -> std::io::Result<()> {
+    match std::fs::symlink_metadata(path) {
+        Ok(about) if about.file_type().is_socket() => std::fs::remove_file(path),
+        Ok(_) => Err(std::io::Error::new(ErrorKind::AlreadyExists, "it exists and is no socket")),
+        Err(_) => Ok(()),
+    }
+}
+
 /// A listening endpoint.
 pub enum Listener {
     /// On TCP.
@@ -64,7 +74,7 @@ impl Listener {
                 Listener::Tcp(listener)
             }
             Endpoint::Socket(path) => {
-                let _ = std::fs::remove_file(path);
+                remove_socket(path)?;
                 let listener = UnixListener::bind(path)?;
                 listener.set_nonblocking(true)?;
                 Listener::Unix(listener)

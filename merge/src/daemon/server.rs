@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -14,7 +14,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::daemon::domain::{self, Domain, Rule};
 use crate::daemon::figures::Board;
-use crate::daemon::metrics::{Endpoint, Listener, Visitor};
+use crate::daemon::metrics::{Endpoint, Listener, Visitor, remove_socket};
 use crate::daemon::service::{self, Door, Newcomer};
 use crate::daemon::store::Store;
 use crate::error::{Error, While};
@@ -50,6 +50,7 @@ pub struct Server {
     doors: HashMap<Domain, Door>,
     board: Arc<Board>,
     most_segments: usize,
+    last_complaint: Option<Instant>,
     /// Held as long as the daemon lives: two on one socket would be none.
     _lock: File,
 }
@@ -87,6 +88,7 @@ impl Server {
             doors: HashMap::new(),
             board: Arc::default(),
             most_segments: files / 4,
+            last_complaint: None,
             _lock: lock,
         })
     }
@@ -174,17 +176,20 @@ impl Server {
     }
 
     /// Closes a connection of nobody's, elsewhere: files that were sent over it close with it, and may take their time.
-    fn turn_away(&self, socket: OwnedFd, why: &str) {
-        tracing::warn!("a connection was refused: {why}");
+    fn turn_away(&mut self, socket: OwnedFd, why: &str) {
+        if self.last_complaint.is_none_or(|last| last.elapsed() > Duration::from_millis(100)) {
+            self.last_complaint = Some(Instant::now());
+            tracing::warn!("a connection was refused: {why}");
+        }
         let _ = std::thread::Builder::new().stack_size(64 * 1024).spawn(move || drop(socket));
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.configuration.socket);
+        let _ = remove_socket(&self.configuration.socket);
         if let Some(Endpoint::Socket(path)) = &self.configuration.metrics {
-            let _ = std::fs::remove_file(path);
+            let _ = remove_socket(path);
         }
     }
 }
@@ -227,9 +232,10 @@ fn lock(configuration: &Configuration) -> Result<File, Error> {
         .create(true)
         .truncate(false)
         .write(true)
+        .custom_flags(libc::O_NOFOLLOW)
         .open(&path)
         .map_err(|error| failed("cannot open the lock of", error))?;
-    match file.try_lock() {
+    match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
         Err(_) => Err(Error::new(
             libc::EADDRINUSE,
@@ -246,7 +252,7 @@ fn listen(configuration: &Configuration) -> Result<OwnedFd, Error> {
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
         .while_doing("cannot make a socket")?;
     // The lock says that nobody serves it.
-    let _ = std::fs::remove_file(path);
+    remove_socket(path).map_err(|error| Error::new(libc::EEXIST, format!("{}: {error}", what())))?;
     rustix::net::bind(&socket, &address).while_doing(what())?;
     let is_for_all = rustix::process::geteuid().is_root() || configuration.rule == Rule::Everyone;
     let mode = if is_for_all { 0o666 } else { 0o600 };

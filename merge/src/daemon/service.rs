@@ -2,9 +2,8 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -24,6 +23,8 @@ use crate::protocol::{Answer, MOST_BYTES, Refusal, Request};
 /// How often segments that nobody maps are looked for.
 const SWEEP: Duration = Duration::from_secs(1);
 const NEWCOMERS: u64 = 0;
+/// Lines about clients from one sweep to the next.
+const MOST_COMPLAINTS: u32 = 10;
 
 /// Somebody who has connected.
 pub struct Newcomer {
@@ -37,14 +38,19 @@ pub struct Newcomer {
 pub struct Door {
     newcomers: Sender<Newcomer>,
     bell: Arc<OwnedFd>,
-    /// Set by the thread when it leaves: the next newcomer needs another.
-    closed: Arc<AtomicBool>,
+    /// Set by the thread when it leaves: the next newcomer needs another. Held while somebody is let in.
+    closed: Arc<Mutex<bool>>,
+}
+
+fn held(closed: &Mutex<bool>) -> MutexGuard<'_, bool> {
+    closed.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 impl Door {
     /// Hands a connection over, or back if the thread has left.
     pub fn let_in(&self, newcomer: Newcomer) -> Result<(), Newcomer> {
-        if self.closed.load(Relaxed) {
+        let closed = held(&self.closed);
+        if *closed {
             return Err(newcomer);
         }
         self.newcomers.send(newcomer).map_err(|returned| returned.0)?;
@@ -54,7 +60,7 @@ impl Door {
 
     /// Whether the thread has left.
     pub fn is_closed(&self) -> bool {
-        self.closed.load(Relaxed)
+        *held(&self.closed)
     }
 
     fn ring(&self) {
@@ -87,6 +93,8 @@ struct Service {
     most_clients: usize,
     figures: Figures,
     next: u64,
+    /// Lines written since the last sweep.
+    complaints: u32,
     buffer: Vec<u8>,
 }
 
@@ -96,7 +104,7 @@ pub fn start(domain: Domain, store: Store, board: Arc<Board>, most_clients: usiz
     let events = epoll::create(epoll::CreateFlags::CLOEXEC).while_doing("epoll")?;
     watch(&events, bell.as_fd(), NEWCOMERS)?;
     let (newcomers, receiver) = channel();
-    let closed = Arc::new(AtomicBool::new(false));
+    let closed = Arc::new(Mutex::new(false));
     let name = domain.to_string();
     let mut service = Service {
         domain,
@@ -109,6 +117,7 @@ pub fn start(domain: Domain, store: Store, board: Arc<Board>, most_clients: usiz
         most_clients,
         figures: Figures::default(),
         next: NEWCOMERS + 1,
+        complaints: 0,
         buffer: vec![0; MOST_BYTES],
     };
     let closes = closed.clone();
@@ -116,7 +125,7 @@ pub fn start(domain: Domain, store: Store, board: Arc<Board>, most_clients: usiz
         if let Err(error) = service.run(&closes) {
             tracing::error!("the store of {} has ended: {error}", service.domain);
         }
-        closes.store(true, Relaxed);
+        *held(&closes) = true;
         service.board.post(&service.domain, None);
     };
     std::thread::Builder::new().name(name.chars().take(15).collect()).spawn(run).map_err(|error| {
@@ -126,7 +135,7 @@ pub fn start(domain: Domain, store: Store, board: Arc<Board>, most_clients: usiz
 }
 
 impl Service {
-    fn run(&mut self, closed: &AtomicBool) -> Result<(), Error> {
+    fn run(&mut self, closed: &Mutex<bool>) -> Result<(), Error> {
         let mut ready = Vec::with_capacity(256);
         let mut next_sweep = Instant::now() + SWEEP;
         loop {
@@ -150,15 +159,14 @@ impl Service {
             }
             if Instant::now() >= next_sweep {
                 next_sweep = Instant::now() + SWEEP;
+                self.complaints = 0;
                 self.figures.dropped_pages_total += self.store.sweep() as u64;
                 if self.clients.is_empty() && self.store.is_empty() {
-                    // Whoever comes between these two lines is let in by the next thread: the door hands them back
-                    // or they lose the connection and try again.
-                    closed.store(true, Relaxed);
+                    let mut closed = held(closed);
                     if !self.welcome() || self.clients.is_empty() {
+                        *closed = true;
                         return Ok(());
                     }
-                    closed.store(false, Relaxed);
                 }
             }
             self.post();
@@ -240,6 +248,14 @@ impl Service {
         Answer::Status { json: self.board.json(if sees_all { None } else { Some(&self.domain) }) }
     }
 
+    /// One line about a client, but not as many as a client might like.
+    fn complain(&mut self, line: std::fmt::Arguments<'_>) {
+        if self.complaints < MOST_COMPLAINTS {
+            self.complaints += 1;
+            tracing::warn!("{}: {line}", self.domain);
+        }
+    }
+
     fn forget(&mut self, token: u64) {
         if let Some(client) = self.clients.remove(&token) {
             tracing::debug!("client {token}, process {}, has gone", client.peer.pid);
@@ -250,7 +266,7 @@ impl Service {
     fn expel(&mut self, token: u64, why: &str) {
         if let Some(client) = self.clients.get(&token) {
             let Peer { pid, user, .. } = client.peer;
-            tracing::warn!("connection of process {pid}, uid {user}, was closed: {why}");
+            self.complain(format_args!("connection of process {pid}, uid {user}, was closed: {why}"));
             self.figures.expelled_total += 1;
             self.forget(token);
         }

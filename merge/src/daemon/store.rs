@@ -295,23 +295,30 @@ impl Store {
             return Ok(());
         }
         let entries = self.index.entries() + more;
-        let mut index = Writer::new(Writer::lines_for(entries + entries / 4))
-            .map_err(|_| (Refusal::Full, "the page store has no memory for its index".to_owned()))?;
+        let lines = Writer::lines_for(entries + entries / 4);
+        let mut found: Vec<(PageHash, Location)> = Vec::with_capacity(entries);
         for (&number, segment) in &self.segments {
             for (page, &hash) in segment.pages.iter().enumerate() {
                 let at = Location::Stored { segment: number, page: page as u32 };
                 if self.index.find(hash) == Some(at) {
-                    index.put(hash, at);
+                    found.push((hash, at));
                 }
             }
         }
-        for &hash in self.elsewhere.values().flatten() {
-            if self.index.find(hash) == Some(Location::Elsewhere) {
-                index.put(hash, Location::Elsewhere);
-            }
+        let elsewhere = self.elsewhere.values().flatten().map(|&hash| (hash, Location::Elsewhere));
+        found.extend(elsewhere.filter(|&(hash, at)| self.index.find(hash) == Some(at)));
+        if lines <= self.index.lines() {
+            // What was removed has filled it. A client that keeps former indexes mapped keeps no more than twice the
+            // memory of the last.
+            self.index.clear();
+        } else {
+            let larger = Writer::new(lines)
+                .map_err(|_| (Refusal::Full, "the page store has no memory for its index".to_owned()))?;
+            std::mem::replace(&mut self.index, larger).supersede();
         }
-        let old = std::mem::replace(&mut self.index, index);
-        old.supersede();
+        for (hash, at) in found {
+            self.index.put(hash, at);
+        }
         fault::point("store.grown");
         Ok(())
     }
