@@ -26,6 +26,7 @@ SPLAT = re.compile(
 )
 STATUS = "guest exit status "
 
+# `stty sane` waits until the console has sent everything: poweroff does not.
 INIT = """#!/bin/sh
 export PATH=/bin HOME=/
 mount -t proc proc /proc
@@ -39,7 +40,8 @@ mount -t cgroup2 cgroup /sys/fs/cgroup 2>/dev/null
 cd /
 /main
 echo "guest exit status $?"
-sync
+stty sane
+sleep 0.2
 poweroff -f
 """
 
