@@ -16,11 +16,11 @@ from bench.merge.shown import shown
 PARTS = {
     "regions": "16 instances with a region each, 5% of it their own: memory, CPU and time of each method",
     "sizes": "time of the first and the second call by size (UPM Fig. 7)",
-    "sharing": "what model instances could share, with and without ASLR (Fig. 1)",
-    "models": "model instances: memory of each and of all, for 1 to 16 (Fig. 5, 6)",
     "cold": "model instances: cold start, where the time goes (Fig. 8, Table I)",
-    "kernel": "madvise(MADV_UPM) on Mayfly's kernel in a VM, beside ksmd there (builds the kernel)",
+    "models": "model instances: memory of each and of all, for 1 to 16 (Fig. 5, 6)",
+    "sharing": "what model instances could share, with and without ASLR (Fig. 1)",
     "ksm": "KSM on the same model instances, at its default and at its fastest",
+    "kernel": "madvise(MADV_UPM) on Mayfly's kernel in a VM, beside ksmd there (builds the kernel)",
 }
 
 EPILOG = """
@@ -94,14 +94,31 @@ class Run:
         for key, value in numbers.items():
             self.flat[f"{prefix}.{key}"] = round(value, 3) if isinstance(value, float) else value
 
+    def save(self) -> dict:
+        """Writes what has been measured so far, with what it shows. A run that is broken off leaves that behind."""
+        machine = {
+            "cpus": os.cpu_count(),
+            "kernel": platform.release().split("-")[0],
+            "quick": self.options.quick,
+        }
+        self.keep("machine", machine)
+        flat = {key: value for key, value in self.flat.items() if not key.startswith("shown.")}
+        for number, one in enumerate(shown(flat)):
+            flat |= {f"shown.{number}.{key}": value for key, value in vars(one).items()}
+        output = self.options.output
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(flat, indent=1) + "\n")
+        return flat
+
     def measure(self, prefix: str, what, *taken) -> None:
         begun = time.monotonic()
         self.keep(prefix, what(*taken))
+        self.save()
         print(f"bench: {prefix} (took {time.monotonic() - begun:.0f} s)", file=sys.stderr, flush=True)
 
     def regions(self) -> None:
         quick = self.options.quick
-        count, mib, limit_s = (4, 32, 5) if quick else (16, 256, 60)
+        count, mib, limit_s = (4, 32, 5) if quick else (16, 256, 40)
         for pattern in PATTERNS:
             for method in METHODS:
                 # The patterns differ in how pages lie, which matters to the engine alone.
@@ -147,7 +164,7 @@ class Run:
     def cold(self) -> None:
         for network in self.networks():
             begun = time.monotonic()
-            for method, numbers in models.cold(network, 2 if self.options.quick else 9).items():
+            for method, numbers in models.cold(network, 2 if self.options.quick else 5).items():
                 self.keep(f"cold.{network}.{method}", numbers)
             print(
                 f"bench: cold.{network} (took {time.monotonic() - begun:.0f} s)", file=sys.stderr, flush=True
@@ -162,7 +179,7 @@ class Run:
             return
         for best in (False, True):
             method = "ksm_best" if best else "ksm_default"
-            count, limit_s = (2, 5) if self.options.quick else (16, 120 if best else 60)
+            count, limit_s = (2, 5) if self.options.quick else (16, 60 if best else 30)
             if self.wants(method):
                 self.measure(f"models.resnet50.{method}", models.run_ksm, "resnet50", best, count, limit_s)
 
@@ -170,6 +187,7 @@ class Run:
 def main() -> int:
     options = arguments()
     run = Run(options)
+    outcome = 0
     try:
         if options.prepare:
             print(environment.model_files())
@@ -181,24 +199,16 @@ def main() -> int:
                 getattr(run, part)()
     except BenchError as error:
         print(f"bench: {error}", file=sys.stderr)
-        return 1
+        outcome = 1
     except KeyboardInterrupt:
-        print("bench: interrupted", file=sys.stderr)
-        return 130
-    run.keep(
-        "machine",
-        {"cpus": os.cpu_count(), "kernel": platform.release().split("-")[0], "quick": options.quick},
-    )
-    flat = {key: value for key, value in run.flat.items() if not key.startswith("shown.")}
-    for number, one in enumerate(shown(flat)):
-        flat |= {f"shown.{number}.{key}": value for key, value in vars(one).items()}
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(flat, indent=1) + "\n")
+        print("bench: interrupted: what was measured until now is kept", file=sys.stderr)
+        outcome = 130
+    flat = run.save()
     if options.json:
         print(json.dumps(flat))
     else:
         tables.print_all(flat)
-    return 0
+    return outcome
 
 
 if __name__ == "__main__":
