@@ -298,9 +298,5 @@ class Gone(Failed):
     """The client's process has ended."""
 
 
-def shmem_kib():
-    return int(re.search(r"Shmem:\s+(\d+)", pathlib.Path("/proc/meminfo").read_text())[1])
-
-
 def status_text(status):
     return f"ended by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"

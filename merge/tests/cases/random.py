@@ -12,7 +12,7 @@ import subprocess
 import time
 from contextlib import contextmanager, suppress
 
-from store import BUILD, NOBODY, Failed, Skip, Store, as_user, check, shmem_kib, status_text, until
+from store import BUILD, NOBODY, Failed, Skip, Store, as_user, check, status_text, until
 
 
 class Workers:
@@ -130,8 +130,7 @@ def transparent_huge_pages(mode):
 
 
 def clean(built, options, words=(), processes=8, share=1.0, uids=(None,)):
-    """One run that must leave nothing: neither in the store nor in the system."""
-    shmem = shmem_kib()
+    """One run that must leave nothing in the store."""
     with Store(built) as store:
         files, resident = store.files(), store.resident_kib()
         workers = Workers(built, store, options, processes, int(options.operations * share), words, uids)
