@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 import time
 from pathlib import Path
@@ -186,6 +187,9 @@ class Run:
 
 def main() -> int:
     options = arguments()
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # unwinds: ends instances and stores, puts KSM back
     run = Run(options)
     outcome = 0
     try:

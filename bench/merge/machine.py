@@ -3,8 +3,6 @@ settings."""
 
 import contextlib
 import os
-import signal
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -94,10 +92,9 @@ def can_set_ksm() -> bool:
 
 @contextlib.contextmanager
 def ksm_running(settings: dict[str, str]):
-    """Runs KSM with these settings while the body runs; then everything is as it was, on an error and on
-    SIGTERM too (both unwind the stack). Pages merged meanwhile are gone with their processes."""
+    """Runs KSM with these settings while the body runs; then everything is as it was, on an error too. Pages
+    merged meanwhile are gone with their processes."""
     before = {}
-    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         for name, value in (settings | {"run": "1"}).items():
             before[name] = (KSM / name).read_text().strip()
@@ -106,4 +103,3 @@ def ksm_running(settings: dict[str, str]):
     finally:
         for name, value in before.items():
             (KSM / name).write_text(value)
-        signal.signal(signal.SIGTERM, previous)
