@@ -96,7 +96,7 @@ class Run:
             self.flat[f"{prefix}.{key}"] = round(value, 3) if isinstance(value, float) else value
 
     def save(self) -> dict:
-        """Writes what has been measured so far, with what it shows. A run that is broken off leaves that behind."""
+        """Writes what has been measured so far, and what it shows: a run that is broken off leaves that."""
         machine = {
             "cpus": os.cpu_count(),
             "kernel": platform.release().split("-")[0],
