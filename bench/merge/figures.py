@@ -260,7 +260,7 @@ def draw_regions(flat: dict, path: Path) -> Path | None:
     memory.invert_yaxis()
     memory.set_xlabel("MiB of all regions (line: ideal)")
     cpu.set_xlabel("CPU seconds of everybody")
-    cpu.legend(frameon=False, fontsize=8, loc="lower right")
+    cpu.legend(frameon=False, fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1))
     return save(figure, path)
 
 
