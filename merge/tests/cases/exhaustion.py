@@ -5,6 +5,7 @@ import contextlib
 import fcntl
 import os
 import resource
+import shutil
 import signal
 import socket
 import struct
@@ -19,26 +20,25 @@ QUOTA = ("--limit", "16MiB")
 
 
 def flood_of_connections(built, options):
-    """One user opens all the connections that there are, and says hello on some."""
-    if os.geteuid() != 0:
-        raise Skip("needs root, to be two users")
+    """One user opens all the connections that there are to a store that may open few files."""
+    if os.geteuid() != 0 or not shutil.which("prlimit"):
+        raise Skip("needs root, to be two users, and prlimit")
+    files = 400
 
     def flood(store):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
         wires = []
-        try:
-            for n in range(3000):
+        for n in range(1500):
+            with contextlib.suppress(OSError):
                 wires.append(Wire(store, hello=n % 2 == 0, timeout=0.5))
-        except OSError:
-            pass
         return wires
 
-    with attacked(built, grown_kib=65536) as (store, witness):
+    with attacked(built, prefix=("prlimit", f"--nofile={files}:{files}"), files=files) as (store, witness):
         ready, tell = os.pipe()
         stop, told = os.pipe()
         child = os.fork()
         if child == 0:
             os.close(told)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
             os.setgroups([])
             os.setgid(NOBODY)
             os.setuid(NOBODY)
@@ -52,12 +52,12 @@ def flood_of_connections(built, options):
             with Puppet(store) as late:
                 late.block(1, PAGES, 1)
                 check(late.stats()["merged"] == PAGES, f"a newcomer during the flood: {late.stats()}")
-            files = store.files()
+            opened = store.files()
         finally:
             for pipe in (told, stop, ready, tell):
                 os.close(pipe)
             os.waitpid(child, 0)
-        return f"{count} connections, the store had {files} files open"
+        return f"{count} connections, the store had {opened} of {files} files open"
 
 
 def flood_of_requests(built, options):
@@ -175,19 +175,25 @@ def leases(built, options):
                     wire.offer_file(file, size)
                 os.close(file)
 
-    with attacked(built) as (store, witness):
-        child = os.fork()
-        if child == 0:
-            with contextlib.suppress(BaseException):
-                as_user(NOBODY, lambda: one(store))
-            os._exit(0)
-        try:
-            for _ in range(10):
-                undisturbed(store, witness)
-                time.sleep(0.05)
-        finally:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+    # As a stranger, and as a process of the innocent client's own user.
+    for user in (NOBODY, None):
+        with attacked(built) as (store, witness):
+            blocked_by(store, witness, lambda store=store: one(store), user)
+
+
+def blocked_by(store, witness, attack, user):
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            as_user(user, attack)
+        os._exit(0)
+    try:
+        for _ in range(10):
+            undisturbed(store, witness)
+            time.sleep(0.05)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def lingering_sockets(built, options):
