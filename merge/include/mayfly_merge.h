@@ -41,7 +41,9 @@ enum {
  * A fork waits for calls of other threads to end; the child shares what its parent shared. */
 int mayfly_advise(void *address, size_t length, unsigned flags);
 
-/* Gives every page of the range a private, anonymous copy again. Returns 0, or -1 with errno (EINVAL, ENOMEM, EPERM). */
+/* Gives every page of the range a private, anonymous copy again; no write is lost. Where the only userfaultfd that is
+ * permitted is the one for user mode, a system call that writes to the range meanwhile fails with EFAULT. Returns 0, or
+ * -1 with errno (EINVAL, ENOMEM, EPERM). */
 int mayfly_unadvise(void *address, size_t length);
 
 /* The same as mayfly_advise on a thread of the library's own (UPM VII). Returns a ticket > 0, or -1 with errno. The range

@@ -2,7 +2,7 @@
 //! COUNT-th time it passes STEP. Compiled in with the feature `fault-points` only.
 
 /// Every step, in the order in which they are passed.
-pub const STEPS: [&str; 20] = [
+pub const STEPS: [&str; 19] = [
     "client.connected",
     "client.hello",
     "client.hashed",
@@ -22,7 +22,6 @@ pub const STEPS: [&str; 20] = [
     "store.answered",
     "store.grown",
     "store.dropping",
-    "store.kept",
 ];
 
 /// Passes a step. Writes no memory unless a test has asked for a fault: the caller's may be frozen.

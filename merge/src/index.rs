@@ -19,7 +19,7 @@ use crate::segment::reopen_read_only;
 const ENTRIES_PER_LINE: usize = 4;
 const LINE_BYTES: usize = ENTRIES_PER_LINE * size_of::<Entry>();
 /// Lines that a search looks at before it gives up.
-const LONGEST_SEARCH: usize = 32;
+const LONGEST_SEARCH: usize = 128;
 /// Lines of a new index: 256 KiB.
 pub const FEWEST_LINES: usize = 4096;
 /// Lines of the largest index: 64 GiB of entries would be silly, 1 TiB of pages is plenty.

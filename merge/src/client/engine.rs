@@ -47,8 +47,6 @@ pub struct Engine {
     connection: Connection,
     freezer: Option<Freezer>,
     page_map: Option<PageMap>,
-    /// The least that was promised about writers so far: what unadvise may rely on.
-    promised: Option<Flags>,
     /// When segments that are not mapped any more were last let go, and how many were left.
     let_go: (Instant, usize),
     /// Pages that stayed private, and what they were: address to tag.
@@ -76,7 +74,6 @@ impl Engine {
             connection,
             freezer: None,
             page_map: None,
-            promised: None,
             let_go: (Instant::now(), 0),
             kept: HashMap::new(),
             zero,
@@ -113,7 +110,6 @@ impl Engine {
         if !self.page_map.as_ref().is_some_and(PageMap::is_there) {
             self.page_map = Some(PageMap::open()?);
         }
-        self.promise(flags);
         self.count_mappings()?;
         let mut work = Work {
             entries: Scratch::new(CHUNK_PAGES).while_doing("working memory")?,
@@ -134,27 +130,19 @@ impl Engine {
         full.map_or(Ok(()), Err)
     }
 
-    fn promise(&mut self, flags: Flags) {
-        let least = self.promised.unwrap_or(flags);
-        self.promised = Some(Flags {
-            quiet: least.quiet && flags.quiet,
-            no_system_calls: (least.no_system_calls || least.quiet) && (flags.no_system_calls || flags.quiet),
-        });
-    }
-
     /// Gives a range private copies.
     pub fn unadvise(&mut self, range: Range<usize>, counts: &mut Statistics) -> Result<(), Error> {
         let areas = memory::areas(&range)?;
         let ours: Vec<_> =
             areas.iter().filter(|area| matches!(self.kind(area), Kind::Store | Kind::Former)).collect();
-        // What was promised when the pages were advised holds for them now.
-        let flags = self.promised.unwrap_or_default();
-        if !ours.is_empty() && !flags.quiet {
-            self.open_freezer(flags)?;
+        // No promise was made for this call: writers are held off as well as they can be.
+        let best = Flags { no_system_calls: true, quiet: false };
+        match if ours.is_empty() { Ok(()) } else { self.open_freezer(best) } {
+            Err(error) if error.errno == libc::EPERM && memory::threads() == 1 => {}
+            result => result?,
         }
         for area in ours {
-            let freezer = self.freezer.as_ref().filter(|_| !flags.quiet);
-            let writers = freezer.map(|freezer| freezer.register(&area.range)).transpose();
+            let writers = self.freezer.as_ref().map(|freezer| freezer.register(&area.range)).transpose();
             let writers = writers.map_err(|errno| cannot_hold(area, errno))?;
             let site = Site {
                 start: area.range.start,
