@@ -49,6 +49,21 @@ def play(puppet, scene, may_fail=False):
     return failed
 
 
+def handed_in_again(built, options):
+    """A client that has to do with a new store gives it what it has from the old one, not only what it
+    advises now."""
+    with Store(built) as store, Puppet(store) as one:
+        one.block(1, 600, 1)
+        one.block(2, 600, 2)
+        store.kill()
+        store.start()
+        one.do("advise 2 0", "check 1", "check 2")
+        with Puppet(store) as late:
+            late.block(1, 600, 1)
+            stats = late.stats()
+            check(stats["merged"] == 600 and not stats["inserted"], f"a newcomer after the restart: {stats}")
+
+
 def steps_to_try(built, options, count, prefix):
     """All, or so many at random."""
     chance = __import__("random").Random(options.seed)
@@ -200,6 +215,7 @@ def stopped_client(built, options):
 TESTS = {
     "client killed at each step": client,
     "store replaced": replaced,
+    "segments handed in again": handed_in_again,
     "store killed at each step": store_steps,
     "clients stopped": stopped_client,
 }
