@@ -30,6 +30,9 @@ class Everything(nn.Module):
         self.norm = nn.BatchNorm1d(128)
         self.register_buffer("mask", torch.ones(40, 40).tril().bool())
         self.register_buffer("nothing", torch.empty(0, 5))
+        self.register_buffer(
+            "tail", torch.arange(1e6)[999_001:]
+        )  # the rest of its storage is not the module's
         self.frozen = nn.Parameter(torch.randn(3, 3), requires_grad=False)
 
     def forward(self, tokens, image):
