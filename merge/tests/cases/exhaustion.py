@@ -11,7 +11,7 @@ import socket
 import struct
 import time
 
-from store import NOBODY, Failed, Puppet, Skip, check, until
+from store import NOBODY, Failed, Puppet, Skip, Store, check, until
 from wire import INDEX, NOTED, OFFER, PRIVATE, REFUSED, STATUS, TAKEN, Wire, memory, page, words
 
 from cases.attack import PAGES, as_user, attacked, undisturbed
@@ -266,6 +266,32 @@ def visitors(built, options):
             visitor.close()
 
 
+def stuck_store(built, options):
+    """A store that does nothing, before which a queue has formed, costs a client its patience and no more."""
+    if not options.soak:
+        raise Skip("takes as long as a client is patient, 20 s: only with --soak")
+    with Store(built) as store, Puppet(store) as one:
+        one.do("map 1 64", "fill 1 1")
+        store.process.send_signal(signal.SIGSTOP)
+        queue = []
+        try:
+            for _ in range(2000):
+                waiting = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                waiting.setblocking(False)
+                queue.append(waiting)
+                if waiting.connect_ex(str(store.socket)):
+                    break
+            said = one.ask("advise 1 0", 50)
+            check(said.split()[0] in ("110", "11"), f"a stuck store: {said}")
+            one.do("check 1")
+        finally:
+            store.process.send_signal(signal.SIGCONT)
+            for waiting in queue:
+                waiting.close()
+        one.do("advise 1 0", "check 1")
+        return f"behind {len(queue)} others: {said}"
+
+
 TESTS = {
     "flood of connections": flood_of_connections,
     "flood of requests": flood_of_requests,
@@ -274,4 +300,5 @@ TESTS = {
     "leases": leases,
     "lingering sockets": lingering_sockets,
     "visitors": visitors,
+    "stuck store": stuck_store,
 }

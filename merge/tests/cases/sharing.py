@@ -1,10 +1,11 @@
 """What merging promises when nobody misbehaves: pages are shared, each process keeps its own contents, and
 the store is empty when everybody has gone."""
 
+import os
 import pathlib
 import re
 
-from store import NOBODY, Puppet, Store, check, until
+from store import NOBODY, Puppet, Skip, Store, check, until
 
 PAGES = 512
 
@@ -119,6 +120,8 @@ def crowd(built, options):
 
 def users_apart(built, options):
     """One store serves two users, who share nothing with one another."""
+    if os.geteuid() != 0:
+        raise Skip("needs root, to be two users")
     with Store(built) as store, Puppet(store) as root, Puppet(store, uid=NOBODY) as nobody:
         root.block(1, PAGES, 1)
         nobody.block(1, PAGES, 1)
@@ -129,10 +132,56 @@ def users_apart(built, options):
             check(second.stats()["inserted"] == 0, f"the same user's pages were not found: {second.stats()}")
 
 
+def everyone(built, options):
+    """Users share with one another only if the operator says so."""
+    if os.geteuid() != 0:
+        raise Skip("needs root, to be two users")
+    with (
+        Store(built, "--domain", "everyone") as store,
+        Puppet(store) as root,
+        Puppet(store, uid=NOBODY) as nobody,
+    ):
+        root.block(1, PAGES, 1)
+        nobody.do(f"map 1 {PAGES}", "fill 1 1", "advise 1 2", "check 1")
+        check(nobody.stats()["inserted"] == 0, f"with --domain everyone: {nobody.stats()}")
+
+
+def containers_apart(built, options):
+    """With --domain cgroup, one user's programs in two cgroups share nothing."""
+    folder = pathlib.Path("/sys/fs/cgroup/memory")
+    if not folder.is_dir():
+        folder = folder.parent
+    if os.geteuid() != 0 or not os.access(folder / "cgroup.procs", os.W_OK):
+        raise Skip("needs root and cgroups")
+    groups = [folder / f"mayfly-merge-{name}" for name in ("one", "two")]
+    try:
+        for group in groups:
+            group.mkdir(exist_ok=True)
+        with (
+            Store(built, "--domain", "cgroup") as store,
+            Puppet(store) as one,
+            Puppet(store) as beside,
+            Puppet(store) as apart,
+        ):
+            for puppet, group in ((one, groups[0]), (beside, groups[0]), (apart, groups[1])):
+                (group / "cgroup.procs").write_text(str(puppet.pid))
+                puppet.block(1, PAGES, 1)
+            check(beside.stats()["inserted"] == 0, f"in the same cgroup: {beside.stats()}")
+            check(apart.stats()["inserted"] == PAGES, f"in another cgroup: {apart.stats()}")
+            check(not store_files(one, 1) & store_files(apart, 1), "two cgroups map the same file")
+    finally:
+        for group in groups:
+            if group.exists():
+                until(lambda group=group: (group / "cgroup.procs").read_text() == "", "a cgroup is empty")
+                group.rmdir()
+
+
 TESTS = {
     "two processes": two_processes,
     "advised again": advised_again,
     "forks": forks,
     "crowd of 50": crowd,
     "users apart": users_apart,
+    "everyone": everyone,
+    "containers apart": containers_apart,
 }
