@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 
 from bench.merge import environment, store, study
@@ -28,8 +29,8 @@ from bench.merge.store import Store
 NETWORKS = {"resnet50": "pt", "alexnet": "pt", "minilm": "pt", "opennsfw": "onnx"}
 METHODS = {
     "resnet50": ["nothing", "mmap", "advise", "pack", "all", "process"],
-    "alexnet": ["nothing", "mmap", "advise", "pack", "all", "process"],
-    "minilm": ["nothing", "mmap", "advise", "pack", "all", "process"],
+    "alexnet": ["nothing", "mmap", "pack", "all", "process"],
+    "minilm": ["nothing", "mmap", "pack", "all", "process"],
     "opennsfw": ["nothing", "all", "process"],
 }
 MERGING = ("advise", "pack", "all", "process")
@@ -118,25 +119,37 @@ def memory(started: list[Instance], shared: Store | None, free_before: float) ->
 
 
 def run(network: str, method: str, counts: list[int]) -> Numbers:
-    """Starts instances one by one, as many as the largest count; measures when a count is reached."""
+    """Starts as many instances as the largest count; measures whenever a count is reached."""
     numbers: Numbers = {}
     with contextlib.ExitStack() as stack:
         shared = stack.enter_context(store.running()) if method in MERGING else None
         free_before = available_mib()
         started = stack.enter_context(fleet())
         extra = shared.environment() if shared else {}
-        for number in range(max(counts)):
-            started.append(Instance(network, method, number, extra))
-            started[-1].warmed = started[-1].warm()
-            if len(started) in counts:
-                for key, value in memory(started, shared, free_before).items():
-                    numbers[f"{len(started)}.{key}"] = value
+        for count in counts:
+            start_until(started, count, network, method, extra)
+            for key, value in memory(started, shared, free_before).items():
+                numbers[f"{count}.{key}"] = value
         for key in ("warm_ms", "advise_process_ms"):
             numbers[key] = median(one.warmed[key] for one in started)
         if shared:
             numbers["daemon_cpu_s"] = shared.cpu_s()
         numbers["answer"] = one_answer(started)
     return numbers
+
+
+def start_until(
+    started: list[Instance], count: int, network: str, method: str, extra: dict[str, str]
+) -> None:
+    """Starts and warms instances until there are `count`, as many at a time as there are processors."""
+
+    def start(number: int) -> None:
+        one = Instance(network, method, number, extra)
+        started.append(one)
+        one.warmed = one.warm()
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(start, range(len(started), count)))
 
 
 def one_answer(started: list[Instance]) -> str:
@@ -205,9 +218,7 @@ def run_ksm(network: str, best: bool, count: int, limit_s: float) -> Numbers:
         stack.enter_context(ksm_running(KSM_BEST if best else KSM_DEFAULT))
         free_before, scanner = available_mib(), cpu_s(ksmd())
         started = stack.enter_context(fleet())
-        for number in range(count):
-            started.append(Instance(network, "ksm", number, {}))
-            started[-1].warmed = started[-1].warm()
+        start_until(started, count, network, "ksm", {})
         pids = [one.pid for one in started]
         begun, most, grew = time.monotonic(), 0, time.monotonic()
         while (now := time.monotonic()) - begun < limit_s and now - grew < (10 if best else limit_s):
