@@ -23,6 +23,9 @@ use crate::vm_quantity::parse_duration;
 /// What is asked of the guest again and again while an instance runs.
 const POLL: Duration = Duration::from_millis(100);
 
+/// One a second, before a partition that cannot be unplugged is left to the user.
+const UNPLUG_ATTEMPTS: u32 = 10;
+
 /// What to start, for `spawn` and `run`.
 #[derive(Args)]
 struct Program {
@@ -150,7 +153,7 @@ impl RunArguments {
         if ran.is_err() {
             let _ = client.ask::<ExitReason>(&Command::Stop { instance, grace_ms: 0 });
         }
-        let unplugged: Result<Unplugged, _> = client.ask(&Command::Unplug { partition });
+        let unplugged = unplug(&mut client, partition);
         let (spawned, reason, text) = ran?;
         let unplugged = unplugged?;
         if json {
@@ -163,6 +166,20 @@ impl RunArguments {
             eprintln!("{}", unplugged_line(&unplugged));
         }
         Ok(exit_code(reason))
+    }
+}
+
+/// Unplugs the partition, also when the agent has just died and must come back first.
+fn unplug(client: &mut Client, partition: u32) -> Result<Unplugged> {
+    let mut attempts = 0;
+    loop {
+        match client.ask(&Command::Unplug { partition }) {
+            Ok(unplugged) => return Ok(unplugged),
+            Err(error @ vm::Error::Ended(_)) => return Err(error.into()),
+            Err(error) if attempts == UNPLUG_ATTEMPTS => return Err(error.into()),
+            Err(_) => std::thread::sleep(Duration::from_secs(1)),
+        }
+        attempts += 1;
     }
 }
 

@@ -22,8 +22,8 @@ const ENDED_KEPT: usize = 1024;
 pub(crate) enum Line {
     /// Not yet, or not any more.
     Down(String),
-    /// One has started and has not been greeted.
-    New(Agent),
+    /// One has opened its port and has not been greeted.
+    New,
     /// Yes.
     Up(Agent),
     /// QEMU has ended.
@@ -84,21 +84,30 @@ impl Book {
             AgentEvent::Ready(agent) => self.write(|page| {
                 match &page.line {
                     Line::Ended(_) => return,
-                    Line::Up(last) if *last == agent => return,
+                    Line::Up(last) if last.agent_id == agent.agent_id => return,
                     Line::Up(_) => page.lose_agent(),
                     _ => {}
                 }
-                page.line = Line::New(agent);
+                page.line = Line::New;
             }),
             AgentEvent::Exited { instance, reason, .. } => self.write(|page| page.exited(&instance, reason)),
             AgentEvent::Notice { message } => info!("guest: {message}"),
         }
     }
 
+    /// An agent opened its port. The agent itself tells that as well, but on another line: whichever comes first.
+    pub(crate) fn agent_came(&self) {
+        self.write(|page| {
+            if let Line::Down(_) = page.line {
+                page.line = Line::New;
+            }
+        });
+    }
+
     /// The agent closed its port: it died.
     pub(crate) fn agent_lost(&self) {
         self.write(|page| {
-            if let Line::Up(_) | Line::New(_) = page.line {
+            if let Line::Up(_) | Line::New = page.line {
                 page.lose_agent();
                 page.line = Line::Down("its agent died and has not come back yet".to_string());
             }
@@ -125,7 +134,7 @@ impl Page {
     pub(crate) fn require_guest(&self) -> Result<(), Error> {
         match &self.line {
             Line::Up(_) => Ok(()),
-            Line::New(_) => Err(Error::GuestDown("its agent has just started".to_string())),
+            Line::New => Err(Error::GuestDown("its agent has just started".to_string())),
             Line::Down(why) => Err(Error::GuestDown(why.clone())),
             Line::Ended(why) => Err(Error::Ended(why.clone())),
         }
@@ -134,7 +143,7 @@ impl Page {
     pub(crate) fn guest_status(&self) -> GuestStatus {
         match &self.line {
             Line::Up(agent) => GuestStatus::Up { kernel: agent.kernel.clone() },
-            Line::New(_) => GuestStatus::Down { why: "its agent has just started".to_string() },
+            Line::New => GuestStatus::Down { why: "its agent has just started".to_string() },
             Line::Down(why) => GuestStatus::Down { why: why.clone() },
             Line::Ended(why) => GuestStatus::Ended { why: why.clone() },
         }

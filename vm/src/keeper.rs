@@ -5,10 +5,11 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
-use vm_protocol::{Agent, Answer, ErrorKind, Mode, Operation, Refusal, VERSION};
+use vm_protocol::{Answer, ErrorKind, Mode, Operation, Refusal, VERSION};
 
 use crate::book::{Book, Line, Page};
 use crate::error::Error;
+use crate::guest::AskError;
 use crate::partition::State;
 use crate::pool::{Machine, Pool};
 
@@ -20,7 +21,7 @@ pub(crate) fn keep<M: Machine>(book: &Arc<Book>, pool: &Weak<Pool<M>>) {
     loop {
         let work = |page: &Page| match &page.line {
             Line::Ended(_) => Some(None),
-            Line::New(agent) => Some(Some(Work::Greet(agent.clone()))),
+            Line::New => Some(Some(Work::Greet)),
             Line::Up(_) => abandoned(page).map(|all| Some(Work::Abandoned(all))),
             Line::Down(_) => None,
         };
@@ -43,7 +44,7 @@ pub(crate) fn keep<M: Machine>(book: &Arc<Book>, pool: &Weak<Pool<M>>) {
 /// What there is to do.
 pub(crate) enum Work {
     /// An agent has started.
-    Greet(Agent),
+    Greet,
     /// Partitions on which nobody is at work.
     Abandoned(Vec<(u32, State)>),
 }
@@ -62,7 +63,7 @@ impl<M: Machine> Pool<M> {
     /// Does what there is to do.
     pub(crate) fn keep_one(&self, work: Work) -> Result<(), Error> {
         match work {
-            Work::Greet(agent) => self.greet(&agent),
+            Work::Greet => self.greet(),
             // Side by side: one that is stuck must not hold up the others.
             Work::Abandoned(all) => std::thread::scope(|scope| {
                 let workers: Vec<_> = all
@@ -92,7 +93,7 @@ impl<M: Machine> Pool<M> {
     }
 
     /// Tells a new agent what the VM is, and which partitions are plugged.
-    pub(crate) fn greet(&self, agent: &Agent) -> Result<(), Error> {
+    pub(crate) fn greet(&self) -> Result<(), Error> {
         let hello = Operation::Hello { version: VERSION, layout: self.layout };
         let mut requests = vec![hello];
         if self.has_nodes() {
@@ -107,26 +108,29 @@ impl<M: Machine> Pool<M> {
                 timeout_ms,
             }));
         }
+        let mut met = None;
         for request in requests {
             match self.machine.ask(request, self.patience) {
-                Ok(Answer::Hello(answer)) if self.layout.mode == Mode::Hotmem && !answer.hotmem => {
-                    let message = format!(
-                        "mode hotmem needs Mayfly's kernel, the guest runs {}: mayfly vm image --kernel hotmem",
-                        answer.kernel
-                    );
-                    return Err(Error::Refused(Refusal { kind: ErrorKind::WrongKernel, message }));
-                }
+                Ok(Answer::Hello(agent)) => met = Some(agent),
                 Ok(_) => {}
-                Err(crate::guest::AskError::Refused(refusal)) => return Err(Error::Refused(refusal)),
+                Err(AskError::Refused(refusal)) => return Err(Error::Refused(refusal)),
                 Err(error) => {
                     return Err(Error::GuestDown(format!("its agent does not greet back ({error:?})")));
                 }
             }
         }
+        let agent = met.ok_or_else(|| Error::Failed("the agent's answer to hello is another".to_string()))?;
+        if self.layout.mode == Mode::Hotmem && !agent.hotmem {
+            let message = format!(
+                "mode hotmem needs Mayfly's kernel, the guest runs {}: mayfly vm image --kernel hotmem",
+                agent.kernel
+            );
+            return Err(Error::Refused(Refusal { kind: ErrorKind::WrongKernel, message }));
+        }
         self.book.write(|page| {
-            if page.line == Line::New(agent.clone()) {
+            if page.line == Line::New {
                 info!(kernel = agent.kernel, "the guest's agent answers");
-                page.line = Line::Up(agent.clone());
+                page.line = Line::Up(agent);
             }
         });
         Ok(())

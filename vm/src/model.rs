@@ -62,6 +62,10 @@ impl Truth {
         self.instances.values().filter(|used| **used == partition).count()
     }
 
+    fn agent(&self) -> Agent {
+        Agent { version: 1, agent_id: self.agent_id, kernel: "6.12".to_string(), hotmem: true, boot_ns: 0 }
+    }
+
     fn refuse(kind: ErrorKind) -> Result<Answer, AskError> {
         Err(AskError::Refused(Refusal { kind, message: format!("{kind:?}") }))
     }
@@ -71,6 +75,7 @@ impl Truth {
         let mut events = Vec::new();
         let online = |bytes: u64| Ok(Answer::Confirmed { online_bytes: bytes, waited_ns: 0 });
         let answer = match op {
+            Operation::Hello { .. } => Ok(Answer::Hello(self.agent())),
             Operation::PlugConfirm { partition: Some(number), bytes, .. } => {
                 let size = self.size.get(number).copied().unwrap_or(0);
                 self.online.insert(*number, size);
@@ -139,9 +144,7 @@ impl Model {
             truth.instances.clear();
             truth.alive = true;
             truth.agent_id += 1;
-            let agent_id = truth.agent_id;
-            let agent = Agent { version: 1, agent_id, kernel: "6.12".to_string(), hotmem: true, boot_ns: 0 };
-            self.book.agent_event(Event::Ready(agent));
+            self.book.agent_event(Event::Ready(truth.agent()));
         }
     }
 
@@ -249,6 +252,8 @@ enum Action {
     Exits(u32),
     AgentDies,
     AgentReturns,
+    /// QEMU's news of the port comes after the new agent's own.
+    LateNews,
     Fault(Fault),
     Pause,
 }
@@ -274,6 +279,7 @@ fn actions() -> impl Strategy<Value = Vec<Action>> {
         2 => instance.prop_map(Action::Exits),
         1 => Just(Action::AgentDies),
         2 => Just(Action::AgentReturns),
+        1 => Just(Action::LateNews),
         3 => fault.prop_map(Action::Fault),
         1 => Just(Action::Pause),
     ];
@@ -306,6 +312,13 @@ fn perform(pool: &Pool<Model>, action: Action) {
         Action::Exits(instance) => model.exits(&name(instance)),
         Action::AgentDies => model.agent_dies(),
         Action::AgentReturns => model.agent_returns(),
+        Action::LateNews => {
+            let truth = model.truth.lock().unwrap();
+            model.book.agent_lost();
+            if truth.alive {
+                model.book.agent_came();
+            }
+        }
         Action::Fault(fault) => model.truth.lock().unwrap().faults.push(fault),
         Action::Pause => std::thread::sleep(Duration::from_millis(3)),
     }

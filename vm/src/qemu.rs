@@ -182,8 +182,8 @@ fn comma_escaped(path: &Path) -> String {
 pub struct Qemu {
     /// Its process.
     pub pid: u32,
-    /// To kill it by: stays its own when it has ended.
-    pub handle: OwnedFd,
+    /// To kill it by.
+    pub handle: Handle,
     /// For [`crate::monitor::Monitor`].
     pub monitor: UnixStream,
     /// For [`crate::guest::Guest`].
@@ -228,7 +228,7 @@ impl Qemu {
                 Err(error) => return drop(started.send(Err(error))),
             };
             drop(theirs);
-            let handle = handle_of(&child);
+            let handle = Handle::new(&child);
             if handle.is_err() {
                 let _ = child.kill();
             }
@@ -241,24 +241,33 @@ impl Qemu {
     }
 }
 
-/// A handle (pidfd) of a child that has not been waited for.
-fn handle_of(child: &Child) -> std::io::Result<OwnedFd> {
-    // SAFETY: takes plain values and returns a new descriptor or -1.
-    let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, child.id() as libc::pid_t, 0) };
-    if descriptor < 0 {
-        return Err(std::io::Error::last_os_error());
+/// Names QEMU's process and no other, also when it has ended (a pidfd). Dropping it kills QEMU.
+pub struct Handle(OwnedFd);
+
+impl Handle {
+    /// For a child that has not been waited for.
+    fn new(child: &Child) -> std::io::Result<Handle> {
+        // SAFETY: takes plain values and returns a new descriptor or -1.
+        let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, child.id() as libc::pid_t, 0) };
+        if descriptor < 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        // SAFETY: the kernel has just made this descriptor, and nobody else knows it.
+        Ok(Handle(unsafe { OwnedFd::from_raw_fd(descriptor as RawFd) }))
     }
-    // SAFETY: the kernel has just made this descriptor, and nobody else knows it.
-    Ok(unsafe { OwnedFd::from_raw_fd(descriptor as RawFd) })
+
+    /// Kills it, if it has not ended.
+    pub fn kill(&self) {
+        let nothing = std::ptr::null::<libc::siginfo_t>();
+        // SAFETY: the descriptor is open, and a null pointer is allowed here.
+        unsafe { libc::syscall(libc::SYS_pidfd_send_signal, self.0.as_raw_fd(), libc::SIGKILL, nothing, 0) };
+    }
 }
 
-/// Kills QEMU, if it has not ended.
-pub fn kill(handle: &OwnedFd) {
-    let no_information = std::ptr::null::<libc::siginfo_t>();
-    // SAFETY: the descriptor is open, and a null pointer is allowed here. It fails if the process has ended: fine.
-    unsafe {
-        libc::syscall(libc::SYS_pidfd_send_signal, handle.as_raw_fd(), libc::SIGKILL, no_information, 0)
-    };
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.kill();
+    }
 }
 
 fn spawn_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Error> {

@@ -128,12 +128,12 @@ fn serve(stream: UnixStream, vm: &Vm, ending: &Sender<Ending>) {
     let Ok(mut writer) = stream.try_clone() else { return };
     let mut reader = BufReader::new(stream);
     loop {
-        let mut text = String::new();
-        match reader.by_ref().take(MAX_REQUEST_BYTES).read_line(&mut text) {
+        let mut text = Vec::new();
+        match reader.by_ref().take(MAX_REQUEST_BYTES).read_until(b'\n', &mut text) {
             Ok(0) | Err(_) => return,
             Ok(_) => {}
         }
-        let reply = match serde_json::from_str(&text) {
+        let reply = match serde_json::from_slice(&text) {
             Err(error) => Reply::Error(format!("not a request: {error}")),
             Ok(Command::Down) => {
                 let _ = ending.send(Ending::Asked("asked to".to_string()));

@@ -1,6 +1,5 @@
 //! A VM: QEMU, the line to its agent, its partitions, and the keeper.
 
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -16,7 +15,7 @@ use crate::host_memory::{HostMemory, resident_bytes};
 use crate::keeper;
 use crate::monitor::Monitor;
 use crate::pool::{Machine, Place, Pool};
-use crate::qemu::{self, Device, Qemu};
+use crate::qemu::{self, Device, Handle, Qemu};
 use crate::report::{GuestStatus, Memory, Plugged, Spawned, Status, Unplugged};
 use crate::settings::Settings;
 
@@ -27,7 +26,7 @@ struct Running {
     monitor: Monitor,
     guest: Arc<Guest>,
     pid: u32,
-    handle: OwnedFd,
+    handle: Handle,
 }
 
 impl Machine for Running {
@@ -84,13 +83,13 @@ impl Vm {
         let guest = Guest::new(agent, move |event| told.agent_event(event));
         let guest = Arc::new(guest.map_err(|error| Error::Failed(format!("the agent's port: {error}")))?);
         let (told, line) = (Arc::clone(&book), Arc::clone(&guest));
-        let monitor = Monitor::new(monitor, move |event| {
-            if let qmp::Event::VSERPORT_CHANGE { data, .. } = event
-                && !data.open
-            {
+        let monitor = Monitor::new(monitor, move |event| match event {
+            qmp::Event::VSERPORT_CHANGE { data, .. } if data.open => told.agent_came(),
+            qmp::Event::VSERPORT_CHANGE { .. } => {
                 told.agent_lost();
                 line.lose_requests();
             }
+            _ => {}
         });
         let monitor = monitor.map_err(|error| why_it_ended(&book).unwrap_or(error))?;
         let machine = Running { monitor, guest, pid, handle };
@@ -116,12 +115,12 @@ impl Vm {
 
     fn wait_for_agent(&self, deadline: Instant) -> Result<(), Error> {
         let met = self.pool.book.wait(deadline, |page| match &page.line {
-            Line::New(agent) => Some(Ok(agent.clone())),
+            Line::New | Line::Up(_) => Some(Ok(())),
             Line::Ended(why) => Some(Err(Error::Ended(why.clone()))),
             _ => None,
         });
         match met {
-            Some(agent) => self.pool.greet(&agent?),
+            Some(met) => met.and_then(|()| self.pool.greet()),
             None => {
                 let console = self.console();
                 let last = console.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("nothing");
@@ -297,7 +296,7 @@ impl Vm {
 
     /// Kills QEMU. [`Vm::wait_for_end`] says when it has ended.
     pub fn kill(&self) {
-        qemu::kill(&self.pool.machine.handle);
+        self.pool.machine.handle.kill();
     }
 
     fn ask(&self, op: Operation, what: &str) -> Result<Answer, Error> {
