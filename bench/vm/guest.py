@@ -174,12 +174,13 @@ class Guest:
     def serve_unplug_on(self, cpu: int) -> None:
         """Directs the virtio-mem interrupts, and with them the driver's work, to one vCPU (HotMem §5.4).
 
-        Before anything is plugged: the kernel moves an interrupt when it next comes.
+        Before anything is plugged: the kernel moves an interrupt when it next comes. The agent goes to vCPU 0.
         """
         self.shell(
             "for device in /sys/bus/virtio/drivers/virtio_mem/virtio*; do "
             'for irq in $(grep -wE "${device##*/}" /proc/interrupts | cut -d: -f1); do '
-            f"echo {1 << cpu:x} >/proc/irq/$irq/smp_affinity; done; done"
+            f"echo {1 << cpu:x} >/proc/irq/$irq/smp_affinity; done; done; "
+            "for agent in $(cat /sys/fs/cgroup/agent/cgroup.procs); do taskset -a -p 1 $agent; done"
         )
 
     def vcpu_s(self, cpu: int) -> float:
