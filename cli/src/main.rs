@@ -2,6 +2,7 @@
 
 use clap::{Parser, Subcommand};
 use mayfly_cli::failure::{Failure, OWN_FAILURE};
+use mayfly_cli::load::LoadArguments;
 use mayfly_cli::record::TraceArguments;
 use mayfly_cli::replay::ReplayArguments;
 use mayfly_cli::run::RunArguments;
@@ -39,6 +40,7 @@ enum Verb {
     Replay(ReplayArguments),
     Share(ShareArguments),
     Up(UpArguments),
+    Load(LoadArguments),
     Vm(VmArguments),
 }
 
@@ -70,6 +72,7 @@ fn main() {
         Verb::Replay(arguments) => (arguments.execute(), 1),
         Verb::Share(arguments) => (arguments.execute(), 1),
         Verb::Up(arguments) => (arguments.execute(), 1),
+        Verb::Load(arguments) => (arguments.execute(), 1),
         Verb::Vm(arguments) => (arguments.execute(), 1),
     };
     std::process::exit(outcome.unwrap_or_else(|error| {

@@ -236,7 +236,7 @@ impl Instance {
             output.say(&report_line(id, &figures));
             outcome.log_tail = output.tail();
         }
-        self.worker.answer(work.request, Ok(outcome));
+        self.worker.answer(self.id, work.request, Ok(outcome));
     }
 
     fn label(&self) -> String {

@@ -19,6 +19,7 @@ pub mod http;
 pub mod instance;
 pub mod invocation;
 pub mod limits;
+pub mod load;
 pub mod name;
 pub mod output;
 pub mod pool;

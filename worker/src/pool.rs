@@ -5,6 +5,9 @@
 //!                 │           │                 ▲                │
 //!              refused     gone: the         dispatch ◄──────────┘
 //!                          oldest request fails
+//!
+//!   An instance that has answered is Finishing until it asks for more, which is soon: a request that comes in
+//!   between waits for it, and starts no other.
 //! ```
 //! Events come in as method calls with the time; what is to be done comes out as [`Action`]s, in order. So every
 //! rule here is tested without a process or a clock. Memory counts from the start of an instance until it is gone,
@@ -68,11 +71,15 @@ pub enum Refusal {
     Removed,
 }
 
+/// For how long an instance that has answered is expected to ask for more.
+const FINISHING: Duration = Duration::from_millis(100);
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Starting,
     Idle(Time),
     Busy(RequestId),
+    Finishing(Time),
     Stopping,
 }
 
@@ -122,12 +129,20 @@ pub struct Pool {
     functions: BTreeMap<FunctionId, Function>,
     instances: BTreeMap<InstanceId, Instance>,
     next_instance: InstanceId,
+    /// Of the latest event that said it.
+    now: Time,
 }
 
 impl Pool {
     /// An empty pool.
     pub fn new(capacity: Capacity) -> Pool {
-        Pool { capacity, functions: BTreeMap::new(), instances: BTreeMap::new(), next_instance: 1 }
+        Pool {
+            capacity,
+            functions: BTreeMap::new(),
+            instances: BTreeMap::new(),
+            next_instance: 1,
+            now: Time::ZERO,
+        }
     }
 
     /// What the worker may use.
@@ -181,6 +196,7 @@ impl Pool {
 
     /// A request has come.
     pub fn request(&mut self, function: FunctionId, request: RequestId, now: Time) -> Vec<Action> {
+        self.now = now;
         let mut actions = Vec::new();
         let refused = |refusal| vec![Action::Refuse { request, refusal }];
         let Some(known) = self.functions.get_mut(&function) else { return refused(Refusal::Removed) };
@@ -208,17 +224,27 @@ impl Pool {
         })
     }
 
+    /// The instance's request has been answered; it may still be busy with the rest.
+    pub fn answered(&mut self, instance: InstanceId, now: Time) {
+        if let Some(known) = self.instances.get_mut(&instance)
+            && matches!(known.phase, Phase::Busy(_))
+        {
+            known.phase = Phase::Finishing(now);
+        }
+    }
+
     /// The instance asks for work: it has started, or has served its request.
     pub fn ready(&mut self, instance: InstanceId, now: Time) -> Vec<Action> {
+        self.now = now;
         let mut actions = Vec::new();
         let Some(known) = self.instances.get_mut(&instance) else { return actions };
         match known.phase {
             Phase::Stopping | Phase::Idle(_) => return actions,
-            Phase::Starting | Phase::Busy(_) if known.retired => {
+            Phase::Starting | Phase::Busy(_) | Phase::Finishing(_) if known.retired => {
                 known.phase = Phase::Stopping;
                 actions.push(Action::Stop { instance });
             }
-            Phase::Starting | Phase::Busy(_) => {
+            Phase::Starting | Phase::Busy(_) | Phase::Finishing(_) => {
                 let function = self.functions.get_mut(&known.function).expect("removed functions' retire");
                 known.phase = Phase::Idle(now);
                 match function.queue.pop_front() {
@@ -241,6 +267,9 @@ impl Pool {
         match self.functions.get_mut(&known.function) {
             Some(function) => match function.idle.pop() {
                 Some(other) => self.dispatch(other, request, &mut actions),
+                None if function.reserved == Some(0) => {
+                    actions.push(Action::Refuse { request, refusal: Refusal::Reserved });
+                }
                 None => function.queue.push_front((request, now)),
             },
             None => actions.push(Action::Refuse { request, refusal: Refusal::Removed }),
@@ -276,7 +305,7 @@ impl Pool {
                     function.idle.retain(|idle| *idle != instance);
                 }
             }
-            Phase::Starting | Phase::Stopping => {}
+            Phase::Starting | Phase::Finishing(_) | Phase::Stopping => {}
         }
         self.schedule(&mut actions);
         actions
@@ -284,6 +313,7 @@ impl Pool {
 
     /// Time has passed: ends instances that were idle for too long, refuses requests that waited for too long.
     pub fn tick(&mut self, now: Time) -> Vec<Action> {
+        self.now = now;
         let mut actions = Vec::new();
         let keep_alive = self.capacity.keep_alive;
         let old: Vec<InstanceId> = self
@@ -319,7 +349,7 @@ impl Pool {
             *match instance.phase {
                 Phase::Starting => &mut census.starting,
                 Phase::Idle(_) => &mut census.idle,
-                Phase::Busy(_) => &mut census.busy,
+                Phase::Busy(_) | Phase::Finishing(_) => &mut census.busy,
                 Phase::Stopping => &mut census.stopping,
             } += 1;
         }
@@ -376,7 +406,7 @@ impl Pool {
             as u32
     }
 
-    /// Whether concurrency is left for one more instance of the function.
+    /// Whether the function's reservation, or what is left to those without, has a place for one more instance.
     fn has_concurrency(&self, function: FunctionId) -> bool {
         match self.functions[&function].reserved {
             Some(reserved) => self.running(|id| id == function) < reserved,
@@ -410,7 +440,13 @@ impl Pool {
                     |i: &&Instance| i.phase == Phase::Starting && which.is_none_or(|id| i.function == id);
                 pool.instances.values().filter(is_one).count()
             };
-            while starting(self, Some(function)) < queued {
+            let now = self.now;
+            let is_finishing = |i: &&Instance| {
+                let soon = matches!(i.phase, Phase::Finishing(since) if now < since + FINISHING);
+                soon && i.function == function && !i.retired
+            };
+            let finishing = self.instances.values().filter(is_finishing).count();
+            while starting(self, Some(function)) + finishing < queued {
                 if starting(self, None) >= self.capacity.starting as usize
                     || !self.make_room(function, actions)
                 {
@@ -430,28 +466,27 @@ impl Pool {
     /// for longest first, until it will fit once they are gone.
     fn make_room(&mut self, function: FunctionId, actions: &mut Vec<Action>) -> bool {
         let wanted = self.functions[&function].memory_mib;
-        let shares = self.functions[&function].reserved.is_none();
         loop {
-            if self.functions[&function].reserved.is_some() && !self.has_concurrency(function) {
+            let own_fits = self.has_concurrency(function);
+            if !own_fits && self.functions[&function].reserved.is_some() {
                 return false;
             }
+            // More can run than the reservations say while one has just been changed.
+            let fits = own_fits && self.running(|_| true) < self.capacity.concurrency;
             let held = self.memory_mib();
             let leaving: u64 = self.instances.values().filter(|i| !i.counts()).map(|i| i.memory_mib).sum();
-            let concurrency_fits = self.has_concurrency(function);
-            if concurrency_fits && held + wanted <= self.capacity.memory_mib {
+            if fits && held + wanted <= self.capacity.memory_mib {
                 return true;
             }
-            if concurrency_fits && held - leaving + wanted <= self.capacity.memory_mib {
+            if fits && held - leaving + wanted <= self.capacity.memory_mib {
                 return false;
             }
             let idle = self.instances.iter().filter_map(|(id, instance)| match instance.phase {
                 Phase::Idle(since) if instance.function != function => Some((since, *id, instance.function)),
                 _ => None,
             });
-            // Ending an instance of a function with a reservation gives no concurrency to the others.
-            let useful = idle.filter(|(_, _, owner)| {
-                concurrency_fits || (shares && self.functions[owner].reserved.is_none())
-            });
+            // Ending an instance of a function with a reservation gives no concurrency to those without.
+            let useful = idle.filter(|(_, _, owner)| own_fits || self.functions[owner].reserved.is_none());
             let Some((_, instance, _)) = useful.min() else { return false };
             self.end(instance);
             actions.push(Action::Stop { instance });

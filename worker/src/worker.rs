@@ -299,9 +299,19 @@ impl Worker {
         answer.await.unwrap_or_else(|_| Err(ApiError::service("the request was lost")))
     }
 
-    /// Answers a request, once.
-    pub(crate) fn answer(&self, request: RequestId, outcome: Result<Outcome, ApiError>) {
-        let waiting = self.lock().waiting.remove(&request);
+    /// Answers a request that the instance has run, once.
+    pub(crate) fn answer(
+        &self,
+        instance: InstanceId,
+        request: RequestId,
+        outcome: Result<Outcome, ApiError>,
+    ) {
+        let waiting = {
+            let mut state = self.lock();
+            let now = self.now();
+            state.pool.answered(instance, now);
+            state.waiting.remove(&request)
+        };
         if let Some(waiting) = waiting {
             self.count.answered(&outcome, waiting.arrived.elapsed());
             // The caller may have gone away.

@@ -24,6 +24,7 @@ enum Event {
     Request(u64),
     /// The instances that could say so, counted round.
     Ready(usize),
+    Answered(usize),
     Gone(usize),
     Undelivered(usize),
     Stop(usize),
@@ -39,6 +40,7 @@ fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         8 => function.clone().prop_map(Event::Request),
         8 => (0..8_usize).prop_map(Event::Ready),
+        4 => (0..8_usize).prop_map(Event::Answered),
         3 => (0..8_usize).prop_map(Event::Gone),
         1 => (0..8_usize).prop_map(Event::Undelivered),
         1 => (0..8_usize).prop_map(Event::Stop),
@@ -64,6 +66,7 @@ struct Model {
     reserved: [Option<u32>; 3],
     owner: BTreeMap<u64, u64>,
     current: BTreeSet<u64>,
+    finishing: BTreeSet<u64>,
 }
 
 impl Model {
@@ -85,6 +88,7 @@ impl Model {
             reserved: [None; 3],
             owner: BTreeMap::new(),
             current: BTreeSet::new(),
+            finishing: BTreeSet::new(),
         }
     }
 
@@ -134,12 +138,21 @@ impl Model {
             }
             Event::Ready(index) => {
                 // An instance that waits for work has nothing to say.
-                let waits = |i: &u64| self.running[i].is_none() && self.current.contains(i);
+                let idle = |i: &u64| self.running[i].is_none() && self.current.contains(i);
+                let waits = |i: &u64| idle(i) && !self.finishing.contains(i);
                 let Some(instance) = self.chosen(index, |i| !waits(i)) else { return };
                 self.running.insert(instance, None);
+                self.finishing.remove(&instance);
                 self.current.insert(instance);
                 let actions = self.pool.ready(instance, self.now);
                 self.carry_out(actions);
+            }
+            Event::Answered(index) => {
+                let busy = |i: &u64| self.running[i].is_some() && !self.stopping.contains(i);
+                let Some(instance) = self.chosen(index, busy) else { return };
+                self.running.insert(instance, None);
+                self.finishing.insert(instance);
+                self.pool.answered(instance, self.now);
             }
             Event::Gone(index) => {
                 let Some(instance) = self.chosen(index, |_| true) else { return };
@@ -167,6 +180,7 @@ impl Model {
                 let Some(instance) = self.chosen(index, |_| true) else { return };
                 // The caller has answered its request.
                 self.running.insert(instance, None);
+                self.finishing.remove(&instance);
                 let actions = self.pool.stop(instance);
                 self.carry_out(actions);
             }
@@ -307,6 +321,22 @@ fn instances_end_when_they_were_idle_for_long() {
     assert_eq!(pool.tick(Duration::from_secs(65)), [Action::Stop { instance: 1 }]);
     assert_eq!(pool.gone(1), []);
     assert!(pool.is_empty());
+}
+
+#[test]
+fn a_request_waits_for_an_instance_that_has_just_answered() {
+    let mut pool = Pool::new(capacity());
+    pool.set_function(1, 128);
+    pool.request(1, 0, Time::ZERO);
+    pool.ready(1, Time::ZERO);
+    pool.answered(1, Duration::from_secs(1));
+    assert_eq!(pool.request(1, 1, Duration::from_secs(1)), []);
+    assert_eq!(pool.request(1, 2, Duration::from_secs(1)), [Action::Start { instance: 2, function: 1 }]);
+    assert_eq!(pool.ready(1, Duration::from_secs(1)), [Action::Dispatch { instance: 1, request: 1 }]);
+    // One that does not ask again is waited for no longer than that.
+    pool.answered(1, Duration::from_secs(2));
+    assert_eq!(pool.request(1, 3, Duration::from_secs(2)), []);
+    assert_eq!(pool.tick(Duration::from_secs(3)), [Action::Start { instance: 3, function: 1 }]);
 }
 
 #[test]

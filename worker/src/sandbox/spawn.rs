@@ -65,19 +65,17 @@ impl Spawner {
         self.orders.send((command, reply)).ok().context("the spawner has ended")?;
         let child =
             answer.await.context("the spawner has ended")?.context("cannot start a sandbox's keeper")?;
-        let text = serde_json::to_vec(spec)?;
-        let mut order = (text.len() as u32).to_le_bytes().to_vec();
-        order.extend(text);
-        // Orders are shorter than a socket's buffer, so this does not block.
-        (&ours).write_all(&order).context("the sandbox's keeper ended at once")?;
-        ours.set_nonblocking(true)?;
-        let ended = system::ending_of(child.id() as libc::pid_t)?;
         let mut sandbox = Sandbox {
+            ended: system::ending_of(child.id() as libc::pid_t)?,
             child,
-            ended,
-            control: Some(tokio::net::UnixStream::from_std(ours)?),
+            control: None,
             output: Some(output),
         };
+        if let Err(error) = sandbox.order(&ours, spec) {
+            sandbox.end().await;
+            return Err(error);
+        }
+        sandbox.control = Some(tokio::net::UnixStream::from_std(ours)?);
         let preparation = tokio::time::timeout(PREPARATION, sandbox.message());
         match preparation.await.unwrap_or_else(|_| Err(anyhow!("the sandbox was not ready in time"))) {
             Ok((LISTENS, _, Some(socket))) => Ok((sandbox, std::net::TcpListener::from(socket))),
@@ -140,6 +138,17 @@ pub struct Sandbox {
 }
 
 impl Sandbox {
+    /// Tells the keeper what to do.
+    fn order(&self, control: &UnixStream, spec: &Spec) -> Result<()> {
+        let text = serde_json::to_vec(spec)?;
+        let mut order = (text.len() as u32).to_le_bytes().to_vec();
+        order.extend(text);
+        // Orders are shorter than a socket's buffer, so this does not block.
+        let mut writer = control;
+        writer.write_all(&order).context("the sandbox's keeper ended at once")?;
+        Ok(control.set_nonblocking(true)?)
+    }
+
     /// What the function prints, stdout and stderr in one.
     pub fn take_output(&mut self) -> pipe::Receiver {
         self.output.take().expect("the output is taken once")

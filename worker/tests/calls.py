@@ -1,0 +1,30 @@
+"""How the tests call functions and make their code."""
+
+import io
+import json
+import zipfile
+
+
+def invoke(client, name, payload=None, **arguments):
+    """The answer's payload, and the error kind or None."""
+    answer = client.invoke(FunctionName=name, Payload=json.dumps(payload), **arguments)
+    return json.loads(answer["Payload"].read() or b"null"), answer.get("FunctionError")
+
+
+def zipped(**files):
+    """A .zip of files; `app_py` stands for app.py."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in files.items():
+            archive.writestr(name.replace("_py", ".py"), text)
+    return content.getvalue()
+
+
+def create(client, name, code, **settings):
+    settings = {
+        "Runtime": "python3.11",
+        "Handler": "app.handler",
+        "Role": "arn:aws:iam::000000000000:role/r",
+        **settings,
+    }
+    return client.create_function(FunctionName=name, Code={"ZipFile": code}, **settings)

@@ -1,0 +1,151 @@
+"""A worker for the tests, started with `mayfly up`, and clients for it."""
+
+import contextlib
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import urllib.request
+
+import boto3
+import botocore.config
+import pytest
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+MAYFLY = os.environ.get("MAYFLY", str(ROOT / "target/release/mayfly"))
+# Instances of the tests are few, however many the machine could hold.
+SETTINGS = [
+    "--listen",
+    "127.0.0.1:0",
+    "--memory",
+    "1500",
+    "--burst",
+    "4",
+    "--queue",
+    "200",
+    "--queue-wait",
+    "20",
+]
+
+
+class Worker:
+    """A running `mayfly up`."""
+
+    def __init__(self, *arguments, environment=None):
+        self.log_path = pathlib.Path(tempfile.mkdtemp(prefix="mayfly-up-"), "log")
+        with self.log_path.open("w") as log:
+            self.process = subprocess.Popen(
+                [MAYFLY, "up", *arguments, *SETTINGS],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                env={**os.environ, "NO_COLOR": "1", **(environment or {})},
+            )
+        self.url = self.wait_for(r"serving Lambda's API on (http://\S+)", 120).group(1)
+        self.port = int(self.url.rsplit(":", 1)[1])
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stop(signal.SIGKILL)
+
+    def log(self):
+        return self.log_path.read_text(errors="replace")
+
+    def wait_for(self, pattern, seconds=10):
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            found = re.search(pattern, self.log())
+            if found:
+                return found
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.02)
+        raise AssertionError(f"{pattern!r} is not in the log:\n{self.log()[-3000:]}")
+
+    def client(self, key="any", secret="any", **settings):
+        settings = {
+            "retries": {"max_attempts": 0},
+            "read_timeout": 40,
+            "max_pool_connections": 32,
+            **settings,
+        }
+        return boto3.client(
+            "lambda",
+            endpoint_url=self.url,
+            region_name="us-east-1",
+            aws_access_key_id=key,
+            aws_secret_access_key=secret,
+            config=botocore.config.Config(**settings),
+        )
+
+    def get(self, path):
+        with urllib.request.urlopen(self.url + path, timeout=10) as answer:
+            return answer.read().decode()
+
+    def figure(self, name):
+        """The sum over all labels of a metric."""
+        lines = [line for line in self.get("/metrics").splitlines() if re.match(rf"{name}(\{{| )", line)]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+    def left(self):
+        """What still runs, for a failure's message."""
+        tree = subprocess.run(
+            ["ps", "-o", "pid,ppid,stat,args", "-p", ",".join(map(str, [1, *self.descendants()]))],
+            capture_output=True,
+            text=True,
+        )
+        return tree.stdout + self.get("/metrics") + self.log()[-3000:]
+
+    def descendants(self):
+        """Processes below the worker: sandboxes and what runs in them."""
+        return descendants(self.process.pid)
+
+    def stop(self, how=signal.SIGTERM):
+        if self.process.poll() is None:
+            self.process.send_signal(how)
+        code = self.process.wait(timeout=20)
+        shutil.rmtree(self.log_path.parent, ignore_errors=True)
+        return code
+
+
+def descendants(parent):
+    found = []
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for task in pathlib.Path(f"/proc/{parent}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                found += [int(child), *descendants(int(child))]
+    return found
+
+
+def lives(process):
+    """Whether it runs; one that has ended and that nobody waits for does not."""
+    try:
+        return pathlib.Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def cgroups_of(worker_pid):
+    """Folders of cgroups that a worker has made."""
+    return [str(path) for path in pathlib.Path("/sys/fs/cgroup").glob(f"**/mayfly-{worker_pid}")]
+
+
+@pytest.fixture(scope="session")
+def worker():
+    running = Worker(str(HERE / "functions/template.yaml"))
+    yield running
+    log = running.log()
+    assert running.stop() == 0, log[-3000:]
+    assert not cgroups_of(running.process.pid)
+
+
+@pytest.fixture(scope="session")
+def client(worker):
+    return worker.client()

@@ -1,0 +1,97 @@
+"""Does what the event says: {"do": NAME, ...}."""
+
+import os
+import subprocess
+import time
+
+print("loaded")
+CALLS = []
+
+
+def echo(event, context):
+    client = context.client_context
+    return {
+        "event": event,
+        "id": context.aws_request_id,
+        "name": context.function_name,
+        "arn": context.invoked_function_arn,
+        "memory": context.memory_limit_in_mb,
+        "left_ms": context.get_remaining_time_in_millis(),
+        "custom": client.custom if client else None,
+        "environment": dict(os.environ),
+    }
+
+
+def count(event, context):
+    CALLS.append(context.aws_request_id)
+    print("ran", context.aws_request_id)
+    time.sleep(event.get("seconds", 0))
+    return {"id": context.aws_request_id, "pid": os.getpid(), "calls": len(CALLS)}
+
+
+def shell(event, context):
+    done = subprocess.run(["sh", "-c", event["command"]], capture_output=True, text=True, timeout=4)
+    return {"code": done.returncode, "out": done.stdout, "err": done.stderr}
+
+
+def fail(event, context):
+    raise ValueError("as asked")
+
+
+def leave(event, context):
+    os._exit(event["code"])
+
+
+def die(event, context):
+    os.kill(os.getpid(), event["signal"])
+    time.sleep(5)
+
+
+def sleep(event, context):
+    time.sleep(event["seconds"])
+    return "slept"
+
+
+def large(event, context):
+    return "x" * event["bytes"]
+
+
+def fill_memory(event, context):
+    held = []
+    while True:
+        held.append(b"x" * (8 << 20))
+
+
+def fill_disk(event, context):
+    with open("/tmp/full", "wb") as file:
+        while True:
+            file.write(b"x" * (1 << 20))
+
+
+def fork_without_end(event, context):
+    while True:
+        try:
+            os.fork()
+        except OSError:
+            time.sleep(0.01)
+
+
+def print_without_end(event, context):
+    while True:
+        print("x" * 1000)
+
+
+def page(event, context):
+    http = event["requestContext"]["http"]
+    return {
+        "statusCode": 201,
+        "headers": {"Content-Type": "text/plain", "X-Path": event["rawPath"]},
+        "cookies": ["a=1", "b=2"],
+        "body": f"{http['method']} {event.get('queryStringParameters')} {event.get('body')}",
+    }
+
+
+def handler(event, context):
+    if "requestContext" in event:
+        return page(event, context)
+    return globals()[event["do"]](event, context)

@@ -1,0 +1,74 @@
+"""Many requests while processes of instances are killed at random: each is answered, none is run twice."""
+
+import collections
+import concurrent.futures
+import json
+import os
+import random
+import re
+import signal
+import threading
+import time
+
+from conftest import HERE, Worker
+
+REQUESTS, CONNECTIONS, SEED = 600, 16, 7
+
+
+def test_each_request_is_answered_or_refused_with_a_reason():
+    with Worker(str(HERE / "functions/template.yaml"), "--keep-alive", "2") as running:
+        client = running.client()
+        choose = random.Random(SEED)
+        over = threading.Event()
+        killed = 0
+
+        def kill_at_random():
+            nonlocal killed
+            while not over.wait(0.1):
+                below = running.descendants()
+                if below:
+                    try:
+                        os.kill(choose.choice(below), signal.SIGKILL)
+                        killed += 1
+                    except ProcessLookupError:
+                        pass
+
+        def ask(number):
+            name = ["probe", "neighbour"][number % 2]
+            try:
+                event = {"do": "count", "seconds": 0.01 * (number % 5)}
+                answer = client.invoke(FunctionName=name, Payload=json.dumps(event))
+            except client.exceptions.ClientError as error:
+                return "refused", error.response["Error"]["Code"]
+            body = json.loads(answer["Payload"].read())
+            request = answer["ResponseMetadata"]["RequestId"]
+            if "FunctionError" in answer:
+                return "failed", body["errorType"]
+            assert body["id"] == request, "an answer to another request"
+            return "answered", request
+
+        killer = threading.Thread(target=kill_at_random)
+        killer.start()
+        try:
+            with concurrent.futures.ThreadPoolExecutor(CONNECTIONS) as threads:
+                outcomes = list(threads.map(ask, range(REQUESTS)))
+        finally:
+            over.set()
+            killer.join()
+        kinds = collections.Counter(kind for kind, _ in outcomes)
+        reasons = {reason for kind, reason in outcomes if kind != "answered"}
+        assert killed >= 5, "the test kills something"
+        assert kinds["answered"] > REQUESTS / 2, kinds
+        assert reasons <= {"Runtime.ExitError", "ServiceException", "TooManyRequestsException"}, reasons
+        answered = [request for kind, request in outcomes if kind == "answered"]
+        assert len(set(answered)) == len(answered)
+        ran = collections.Counter(re.findall(r"ran ([0-9a-f-]{36})", running.log()))
+        assert set(ran) >= set(answered)
+        assert max(ran.values()) == 1, "a request was run twice"
+
+        # Idle instances end, and nothing is left of those that were killed.
+        deadline = time.monotonic() + 15
+        while running.descendants() or running.figure("mayfly_instances"):
+            assert time.monotonic() < deadline, running.left()
+            time.sleep(0.1)
+        assert running.stop() == 0

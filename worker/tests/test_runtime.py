@@ -1,0 +1,88 @@
+"""The Runtime API, as awslambdaric and a runtime of its own use it."""
+
+import base64
+import json
+import re
+import time
+
+from calls import invoke
+
+
+def test_a_function_knows_its_context(client):
+    context = base64.b64encode(json.dumps({"custom": {"k": "é"}}).encode()).decode()
+    answer, error = invoke(client, "probe", {"do": "echo"}, ClientContext=context)
+    assert error is None
+    assert (answer["name"], answer["memory"], answer["custom"]) == ("probe", "128", {"k": "é"})
+    assert answer["arn"].endswith(":function:probe") and 0 < answer["left_ms"] <= 5000
+    environment = answer["environment"]
+    assert environment["GREETING"] == "hello world"
+    assert environment["AWS_LAMBDA_FUNCTION_NAME"] == "probe" and environment["_HANDLER"] == "app.handler"
+    assert re.fullmatch(r"Root=1-[0-9a-f]{8}-[0-9a-f]{24};Sampled=0", environment["_X_AMZN_TRACE_ID"])
+    assert environment["LD_PRELOAD"].endswith("libmayfly_heap.so")
+
+
+def test_failures_are_told_as_lambda_does(client):
+    answer, error = invoke(client, "probe", {"do": "fail"})
+    assert (error, answer["errorType"], answer["errorMessage"]) == ("Unhandled", "ValueError", "as asked")
+    assert "stackTrace" in answer
+    answer, error = invoke(client, "probe", {"do": "leave", "code": 3})
+    assert error == "Unhandled" and answer["errorType"] == "Runtime.ExitError"
+    assert answer["errorMessage"].endswith("Error: Runtime exited with error: exit status 3")
+    answer, error = invoke(client, "probe", {"do": "leave", "code": 0})
+    assert answer["errorMessage"].endswith("Error: Runtime exited without providing a reason")
+    answer, error = invoke(client, "probe", {"do": "die", "signal": 9})
+    assert answer["errorMessage"].endswith("Error: Runtime exited with error: signal: killed")
+
+
+def test_what_cannot_start_says_why_and_is_tried_anew(client):
+    for _ in range(2):
+        answer, error = invoke(client, "unready")
+        assert (error, answer["errorType"]) == ("Unhandled", "Runtime.ImportModuleError")
+        assert "a_package_that_does_not_exist" in answer["errorMessage"]
+        answer, error = invoke(client, "exits")
+        assert (error, answer["errorType"]) == ("Unhandled", "Runtime.ExitError")
+
+
+def test_a_function_that_takes_too_long_is_ended(client):
+    client.update_function_configuration(FunctionName="neighbour", Timeout=1)
+    began = time.monotonic()
+    answer, error = invoke(client, "neighbour", {"do": "sleep", "seconds": 30})
+    assert (error, answer["errorType"]) == ("Unhandled", "Sandbox.Timedout")
+    assert answer["errorMessage"].endswith("Error: Task timed out after 1.00 seconds")
+    assert 1 <= time.monotonic() - began < 4
+    assert invoke(client, "neighbour", {"do": "sleep", "seconds": 0}) == ("slept", None)
+    client.update_function_configuration(FunctionName="neighbour", Timeout=5)
+
+
+def test_an_answer_may_be_large_but_not_too_large(client):
+    answer, error = invoke(client, "probe", {"do": "large", "bytes": 6 * 1024 * 1024 - 2})
+    assert error is None and len(answer) == 6 * 1024 * 1024 - 2
+    answer, error = invoke(client, "probe", {"do": "large", "bytes": 6 * 1024 * 1024 - 1})
+    assert (error, answer["errorType"]) == ("Unhandled", "Function.ResponseSizeTooLarge")
+
+
+def test_an_instance_is_used_again(client):
+    first, _ = invoke(client, "single", {"do": "count"})
+    second, _ = invoke(client, "single", {"do": "count"})
+    assert (second["pid"], second["calls"]) == (first["pid"], first["calls"] + 1)
+
+
+def test_calls_out_of_turn_are_refused(client):
+    answer, error = invoke(client, "raw", {})
+    assert error is None
+    assert answer["early"] == {"response": [403, "InvalidStateTransition"], "unknown": [404, "UnknownPath"]}
+    state = [403, "InvalidStateTransition"]
+    assert answer["late"] == {"next": state, "init": state, "other": [400, "InvalidRequestID"]}
+    headers = answer["headers"]
+    assert headers["lambda-runtime-invoked-function-arn"].endswith(":function:raw")
+    assert 0 < int(headers["lambda-runtime-deadline-ms"]) - time.time() * 1000 <= 5000
+    assert "lambda-runtime-client-context" not in headers
+
+
+def test_a_runtime_of_its_own_may_fail_in_its_own_ways(client):
+    assert invoke(client, "raw", "error") == ({"errorType": "Own", "errorMessage": "mine"}, "Unhandled")
+    assert invoke(client, "raw", "unnamed error") == ({"errorType": "Own.Kind"}, "Unhandled")
+    answer, error = invoke(client, "raw", "too large")
+    assert (error, answer["errorType"]) == ("Unhandled", "Function.ResponseSizeTooLarge")
+    answer, error = invoke(client, "raw", "cut")
+    assert error is None and "late" in answer, "half an answer is none"

@@ -1,0 +1,154 @@
+"""What a function cannot do from inside, and what it cannot do to its neighbours."""
+
+import concurrent.futures
+import os
+import pathlib
+import signal
+import time
+
+import pytest
+from calls import invoke
+from conftest import HERE, MAYFLY, Worker, cgroups_of, descendants, lives
+
+
+def shell(client, command, name="probe"):
+    answer, error = invoke(client, name, {"do": "shell", "command": command})
+    assert error is None, answer
+    return answer
+
+
+def test_nothing_but_tmp_can_be_written(client):
+    for place in [
+        "/x",
+        "/usr/x",
+        "/etc/x",
+        "/var/task/x",
+        "/var/runtime/x",
+        "/opt/x",
+        "/dev/x",
+        "/proc/sys/kernel/x",
+    ]:
+        assert shell(client, f"touch {place}")["code"] != 0, place
+    assert shell(client, "touch /tmp/x && rm /tmp/x && echo x >/dev/null")["code"] == 0
+
+
+def test_files_and_processes_of_others_are_not_there(client, worker):
+    assert sorted(shell(client, "ls /")["out"].split()) == sorted(
+        ["bin", "dev", "etc", "lib", "lib64", "opt", "proc", "sbin", "tmp", "usr", "var"]
+        + [name for name in ["lib32"] if os.path.islink(f"/{name}")]
+    )
+    for place in ["/root", "/home", "/etc/shadow", "/sys", "/run", "/var/lib", str(HERE)]:
+        assert shell(client, f"ls {place}")["code"] != 0, place
+    processes = shell(client, "cat /proc/[0-9]*/comm")["out"].split()
+    assert set(processes) <= {pathlib.Path(MAYFLY).name[:15], "python3.11", "sh", "cat"}, processes
+    assert shell(client, "cat /proc/1/environ /proc/1/mem /proc/1/root/etc/passwd")["out"] == ""
+    assert invoke(client, "neighbour", {"do": "shell", "command": "echo secret > /tmp/secret"})[1] is None
+    assert shell(client, "cat /tmp/secret")["code"] != 0
+    everything = shell(client, "cat /proc/*/environ; env")["out"]
+    assert "of-the-neighbour" not in everything and "GREETING" in everything
+
+
+def test_there_is_no_privilege_and_no_way_to_gain_one(client):
+    status = dict(
+        line.split(":\t", 1)
+        for line in shell(client, "cat /proc/self/status")["out"].splitlines()
+        if ":\t" in line
+    )
+    assert status["NoNewPrivs"] == "1" and status["Seccomp"] == "2"
+    for name in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"]:
+        assert int(status[name], 16) == 0, name
+    assert status["Uid"].split()[0] != "0"
+    for command in [
+        "unshare -r true",
+        "mount -t tmpfs none /tmp",
+        "chroot / true",
+        "su -c true",
+        "nsenter -t 1 -a true",
+    ]:
+        assert shell(client, command)["code"] != 0, command
+    trace = "python3.11 -c 'import ctypes; exit(ctypes.CDLL(None).ptrace(16, 1, 0, 0) != -1)'"
+    assert shell(client, trace)["code"] == 0, "process 1 cannot be traced"
+    assert shell(client, "kill -9 1; sleep 0.1; echo here")["out"] == "here\n"
+
+
+def test_the_network_is_only_the_own_loopback(client, worker):
+    connect = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2)"
+    for address, port in [("127.0.0.1", worker.port), ("10.0.0.1", 80), ("192.0.2.1", 80)]:
+        assert shell(client, f'python3.11 -c "{connect}" {address} {port}')["code"] != 0, address
+    assert shell(client, f'python3.11 -c "{connect}" 127.0.0.1 9001')["code"] == 0, "the Runtime API is there"
+    assert shell(client, "cat /proc/net/dev")["out"].count(":") == 1
+
+
+@pytest.mark.parametrize(
+    "do, errors, log",
+    [
+        ("fill_memory", ["Runtime.ExitError"], "memory of 128 MB used up"),
+        # A full /tmp is the function's to handle, or its memory is used up first: /tmp is memory.
+        ("fill_disk", ["OSError", "Runtime.ExitError"], ""),
+        # Processes take memory too, and whichever limit is met first ends it.
+        ("fork_without_end", ["Sandbox.Timedout", "Runtime.ExitError"], ""),
+        ("print_without_end", ["Sandbox.Timedout"], "prints too much"),
+        ("sleep", ["Sandbox.Timedout"], "did not answer in 5 s"),
+    ],
+)
+def test_neighbours_hold_while_one_runs_wild(client, worker, do, errors, log):
+    invoke(client, "neighbour", {"do": "count"})
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        wild = threads.submit(invoke, client, "probe", {"do": do, "seconds": 60})
+        slowest = 0
+        while not wild.done():
+            began = time.monotonic()
+            answer, error = invoke(client, "neighbour", {"do": "count"})
+            assert error is None, answer
+            slowest = max(slowest, time.monotonic() - began)
+            time.sleep(0.02)
+        answer, error = wild.result()
+    assert error == "Unhandled", answer
+    assert answer["errorType"] in errors, answer
+    worker.wait_for(rf"\[probe#\d+\].*{log}")
+    assert slowest < 2, f"the neighbour was answered after {slowest:.2f} s"
+    assert invoke(client, "probe", {"do": "count"})[1] is None
+
+
+def test_nothing_is_left_when_the_worker_ends():
+    with Worker(str(HERE / "functions/template.yaml")) as running:
+        client = running.client()
+        for name in ["probe", "neighbour"]:
+            invoke(client, name, {"do": "count"})
+        below = running.descendants()
+        assert len(below) >= 6, "a keeper, a process 1 and a runtime each"
+        assert cgroups_of(running.process.pid)
+        assert running.stop(signal.SIGTERM) == 0
+        assert not [pid for pid in below if lives(pid)]
+        assert not cgroups_of(running.process.pid)
+
+
+def test_nothing_survives_a_worker_that_is_killed():
+    with Worker(str(HERE / "functions/template.yaml")) as running:
+        client = running.client()
+        with concurrent.futures.ThreadPoolExecutor(2) as threads:
+            for name in ["probe", "neighbour"]:
+                threads.submit(invoke, client, name, {"do": "fork_without_end"})
+            running.wait_for(r"(?s)START.*START")
+            time.sleep(0.3)
+            below = descendants(running.process.pid)
+            assert len(below) > 20
+            running.stop(signal.SIGKILL)
+            deadline = time.monotonic() + 5
+            while left := [pid for pid in below if lives(pid)]:
+                assert time.monotonic() < deadline, f"{len(left)} processes are left"
+                time.sleep(0.02)
+        assert cgroups_of(running.process.pid), "empty ones stay"
+        Worker().stop()
+        assert not cgroups_of(running.process.pid), "until the next worker comes"
+
+
+def test_instances_end_when_they_are_not_used(worker, client):
+    before = len(worker.descendants())
+    client.update_function_configuration(FunctionName="probe", Description="changed")
+    invoke(client, "probe", {"do": "count"})
+    client.delete_function(FunctionName="exits")
+    deadline = time.monotonic() + 5
+    while len(worker.descendants()) > before + 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
