@@ -174,7 +174,7 @@ class Guest:
     def serve_unplug_on(self, cpu: int) -> None:
         """Directs the virtio-mem interrupts, and with them the driver's work, to one vCPU (HotMem §5.4).
 
-        Before anything is plugged: the kernel moves an interrupt when it next comes. The agent goes to vCPU 0.
+        Before anything is plugged: the kernel moves an interrupt when it next comes. The agent goes to CPU 0.
         """
         self.shell(
             "for device in /sys/bus/virtio/drivers/virtio_mem/virtio*; do "
