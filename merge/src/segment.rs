@@ -70,17 +70,29 @@ pub fn check(file: impl AsFd, pages: usize) -> Result<(), Flaw> {
     Ok(())
 }
 
+/// What the kernel says about a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// Somebody else has it open or mapped.
+    Used,
+    /// Nobody else has.
+    Unused,
+    /// It does not tell: the file is another user's, and the caller has no `CAP_LEASE`.
+    Unknown,
+}
+
 /// Whether anybody but the caller has the file open or mapped. `probe` must be the caller's only read-only opening of
 /// it: the kernel grants a write lease exactly if no other opening exists, and every mapping keeps its opening.
-pub fn is_in_use(probe: &OwnedFd) -> bool {
+pub fn usage(probe: &OwnedFd) -> Use {
     // SAFETY: plain system calls on a descriptor that lives.
     unsafe {
         if libc::fcntl(probe.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) == -1 {
-            return true;
+            let denied = std::io::Error::last_os_error().raw_os_error() == Some(libc::EACCES);
+            return if denied { Use::Unknown } else { Use::Used };
         }
         libc::fcntl(probe.as_raw_fd(), libc::F_SETLEASE, libc::F_UNLCK);
     }
-    false
+    Use::Unused
 }
 
 #[cfg(test)]
@@ -139,13 +151,13 @@ mod tests {
         seal(&file).unwrap();
         let probe = reopen_read_only(&file).unwrap();
         drop(file);
-        assert!(!is_in_use(&probe));
+        assert_eq!(usage(&probe), Use::Unused);
         let other = reopen_read_only(&probe).unwrap();
-        assert!(is_in_use(&probe));
+        assert_eq!(usage(&probe), Use::Used);
         let map = Mapping::shared(&other, PAGE_BYTES, false).unwrap();
         drop(other);
-        assert!(is_in_use(&probe), "a mapping alone counts");
+        assert_eq!(usage(&probe), Use::Used, "a mapping alone counts");
         drop(map);
-        assert!(!is_in_use(&probe));
+        assert_eq!(usage(&probe), Use::Unused);
     }
 }

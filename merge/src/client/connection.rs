@@ -92,10 +92,18 @@ impl Connection {
         let flags = SocketFlags::CLOEXEC;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
             .while_doing("a socket for the page store")?;
+        // A store that does not accept and has its queue full is one that does not answer.
+        rustix::net::sockopt::set_socket_timeout(
+            &socket,
+            rustix::net::sockopt::Timeout::Send,
+            Some(PATIENCE),
+        )
+        .while_doing("a socket for the page store")?;
         loop {
             match rustix::net::connect(&socket, &address) {
                 Ok(()) => break,
                 Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Err(silent(&path)),
                 Err(errno) => {
                     let why = std::io::Error::from(errno);
                     let line = format!(
@@ -264,6 +272,11 @@ impl Connection {
     }
 }
 
+fn silent(path: &std::path::Path) -> Error {
+    let line = format!("the page store at {} has not answered for {PATIENCE:?}", path.display());
+    Error::new(libc::ETIMEDOUT, line)
+}
+
 fn senseless(path: &std::path::Path) -> Error {
     Error::new(libc::EPROTO, format!("what listens at {} does not answer like a page store", path.display()))
 }
@@ -302,6 +315,7 @@ fn exchange(
 ) -> Result<(Answer, Option<OwnedFd>), Error> {
     let lost = |errno| match errno {
         Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN => gone(path),
+        Errno::AGAIN => silent(path),
         errno => Error::system(format!("the page store at {}", path.display()), errno),
     };
     channel::send(socket, &request.encode(), file, SendFlags::empty()).map_err(lost)?;
@@ -315,10 +329,7 @@ fn exchange(
             rustix::time::Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos() as i64 };
         match poll(&mut [PollFd::from_borrowed_fd(socket, PollFlags::IN)], Some(&wait)) {
             Ok(0) => {
-                return Err(Error::new(
-                    libc::ETIMEDOUT,
-                    format!("the page store at {} has not answered for {PATIENCE:?}", path.display()),
-                ));
+                return Err(silent(path));
             }
             Ok(_) => break,
             Err(Errno::INTR) => {}

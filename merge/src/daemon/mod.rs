@@ -7,6 +7,7 @@
 mod answers;
 mod domain;
 mod figures;
+mod keeper;
 mod metrics;
 mod packed;
 mod server;

@@ -14,9 +14,10 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::daemon::domain::{self, Domain, Rule};
 use crate::daemon::figures::Board;
+use crate::daemon::keeper::{self, Keeper};
 use crate::daemon::metrics::{Endpoint, Listener, Visitor, remove_socket};
 use crate::daemon::service::{self, Door, Newcomer};
-use crate::daemon::store::Store;
+use crate::daemon::store::{Limits, Store};
 use crate::error::{Error, While};
 use crate::fault;
 use crate::page::PAGE_BYTES;
@@ -49,7 +50,8 @@ pub struct Server {
     visitors: Vec<Visitor>,
     doors: HashMap<Domain, Door>,
     board: Arc<Board>,
-    most_segments: usize,
+    limits: Limits,
+    keeper: Arc<Keeper>,
     last_complaint: Option<Instant>,
     /// Held as long as the daemon lives: two on one socket would be none.
     _lock: File,
@@ -80,17 +82,28 @@ impl Server {
                 Error::new(errno, format!("cannot serve metrics on {endpoint}: {error}"))
             })?),
         };
-        Ok(Server {
+        let limits =
+            Limits { pages: (configuration.most_bytes / PAGE_BYTES as u64) as usize, segments: files / 4 };
+        let mut server = Server {
             configuration,
             listener,
             metrics,
             visitors: Vec::new(),
             doors: HashMap::new(),
             board: Arc::default(),
-            most_segments: files / 4,
+            limits,
+            keeper: Arc::new(Keeper::from_environment()),
             last_complaint: None,
             _lock: lock,
-        })
+        };
+        for kept in keeper::kept() {
+            let domain = kept.0.domain.clone();
+            let store = Store::restore(kept, limits, server.keeper.clone())?;
+            let door = server.start(&domain, store)?;
+            server.doors.insert(domain, door);
+        }
+        server.keeper.ready();
+        Ok(server)
     }
 
     /// Serves until `stop` is readable.
@@ -170,8 +183,10 @@ impl Server {
         if self.doors.len() >= MOST_DOMAINS {
             return Err(Error::new(libc::EAGAIN, format!("no store for {domain}: there are {MOST_DOMAINS}")));
         }
-        let most_pages = (self.configuration.most_bytes / PAGE_BYTES as u64) as usize;
-        let store = Store::new(most_pages, self.most_segments)?;
+        self.start(domain, Store::new(domain.clone(), self.limits, self.keeper.clone())?)
+    }
+
+    fn start(&self, domain: &Domain, store: Store) -> Result<Door, Error> {
         service::start(domain.clone(), store, self.board.clone(), self.configuration.most_clients)
     }
 

@@ -2,15 +2,18 @@
 
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
+use crate::daemon::domain::Domain;
 use crate::daemon::figures::Figures;
+use crate::daemon::keeper::{Keeper, Kept, Passport};
 use crate::daemon::packed::Packed;
 use crate::error::{Error, While};
 use crate::fault;
 use crate::index::{FEWEST_LINES, Location, Writer};
 use crate::page::{PAGE_BYTES, PageHash, SECRET_BYTES, Secret};
 use crate::protocol::Refusal;
-use crate::segment::{self, MOST_PAGES};
+use crate::segment::{self, MOST_PAGES, Use};
 
 /// Offers of fewer pages are copied into a segment that they share with others.
 const PACK_BELOW: usize = 512;
@@ -22,6 +25,15 @@ struct Segment {
     file: OwnedFd,
     pages: Vec<PageHash>,
     room: u32,
+}
+
+/// How much a store may hold.
+#[derive(Clone, Copy)]
+pub struct Limits {
+    /// Pages.
+    pub pages: usize,
+    /// Segments: each is a file of the daemon's.
+    pub segments: usize,
 }
 
 /// What became of an offer.
@@ -37,6 +49,8 @@ pub type Refused = (Refusal, String);
 
 /// A domain's store.
 pub struct Store {
+    keeper: Arc<Keeper>,
+    has_complained: bool,
     identity: u64,
     secret: Secret,
     index: Writer,
@@ -54,7 +68,7 @@ pub struct Store {
 
 impl Store {
     /// An empty store of at most so many pages in so many segments.
-    pub fn new(most_pages: usize, most_segments: usize) -> Result<Store, Error> {
+    pub fn new(domain: Domain, limits: Limits, keeper: Arc<Keeper>) -> Result<Store, Error> {
         let mut secret = [0; SECRET_BYTES];
         let mut identity = [0; 8];
         for part in [&mut secret[..], &mut identity[..]] {
@@ -64,20 +78,57 @@ impl Store {
                     .while_doing("random bytes for a store's secret")?;
             }
         }
+        let passport = Passport { domain, identity: u64::from_le_bytes(identity), secret };
+        keeper.keep_passport(&passport);
+        Store::of(&passport, limits, keeper)
+    }
+
+    fn of(passport: &Passport, limits: Limits, keeper: Arc<Keeper>) -> Result<Store, Error> {
         Ok(Store {
-            identity: u64::from_le_bytes(identity),
-            secret: Secret::new(secret),
+            keeper,
+            has_complained: false,
+            identity: passport.identity,
+            secret: Secret::new(passport.secret),
             index: Writer::new(FEWEST_LINES).while_doing("memory for a store's index")?,
             segments: HashMap::new(),
             next_segment: 1,
             packed: None,
             elsewhere: HashMap::new(),
             elsewhere_pages: 0,
-            most_pages,
-            most_segments,
+            most_pages: limits.pages,
+            most_segments: limits.segments,
             pages: 0,
             buffer: Vec::new(),
         })
+    }
+
+    /// A store that was kept while the daemon was away. Its pages are hashed again.
+    pub fn restore((passport, files): Kept, limits: Limits, keeper: Arc<Keeper>) -> Result<Store, Error> {
+        let mut store = Store::of(&passport, limits, keeper)?;
+        for (number, file) in files {
+            store.next_segment = store.next_segment.max(number.saturating_add(1));
+            if let Err((_, line)) = store.take_back(number, file) {
+                tracing::warn!("segment {number} of {} is lost: {line}", passport.domain);
+            }
+        }
+        Ok(store)
+    }
+
+    fn take_back(&mut self, number: u32, file: OwnedFd) -> Result<(), Refused> {
+        let about = rustix::fs::fstat(&file).map_err(no_file)?;
+        let room = (about.st_size as usize / PAGE_BYTES).min(MOST_PAGES);
+        // A common segment that was not full ends where its memory ends. Nobody can write to it any more.
+        let filled = (about.st_blocks as usize / (PAGE_BYTES / 512)).min(room);
+        let hashes = self.hash_all(&file, filled)?;
+        self.make_room(filled)?;
+        for (page, &hash) in hashes.iter().enumerate() {
+            if !self.has(hash) {
+                self.index.put(hash, Location::Stored { segment: number, page: page as u32 });
+            }
+        }
+        self.pages += filled;
+        self.segments.insert(number, Segment { file, pages: hashes, room: room as u32 });
+        Ok(())
     }
 
     /// What can be counted about it.
@@ -167,8 +218,20 @@ impl Store {
 
     /// Drops the segments that nobody has open or mapped; says how many pages they held.
     pub fn sweep(&mut self) -> usize {
-        let dead: Vec<u32> =
-            self.segments.iter().filter(|(_, s)| !segment::is_in_use(&s.file)).map(|(&n, _)| n).collect();
+        let mut dead = Vec::new();
+        for (&number, segment) in &self.segments {
+            match segment::usage(&segment.file) {
+                Use::Used => {}
+                Use::Unused => dead.push(number),
+                Use::Unknown if self.has_complained => {}
+                Use::Unknown => {
+                    self.has_complained = true;
+                    tracing::error!(
+                        "cannot tell which segments are in use, so none is freed: CAP_LEASE is missing"
+                    );
+                }
+            }
+        }
         let before = self.pages;
         for number in dead {
             fault::point("store.dropping");
@@ -176,6 +239,7 @@ impl Store {
                 self.packed = None;
             }
             let Some(segment) = self.segments.remove(&number) else { continue };
+            self.keeper.drop_segment(self.identity, number);
             self.pages -= segment.pages.len();
             for (page, hash) in segment.pages.into_iter().enumerate() {
                 self.index.remove(hash, Location::Stored { segment: number, page: page as u32 });
@@ -228,6 +292,7 @@ impl Store {
         }
         self.pages += hashes.len();
         let room = hashes.len() as u32;
+        self.keeper.keep_segment(self.identity, number, &file);
         self.segments.insert(number, Segment { file, pages: hashes, room });
         Ok((number, new_pages))
     }
@@ -271,6 +336,7 @@ impl Store {
         if self.packed.is_none() {
             let (packed, file) = Packed::new().map_err(no_file)?;
             let number = self.number()?;
+            self.keeper.keep_segment(self.identity, number, &file);
             self.segments.insert(number, Segment { file, pages: Vec::new(), room: MOST_PAGES as u32 });
             self.packed = Some((number, packed));
         }
@@ -321,6 +387,14 @@ impl Store {
         }
         fault::point("store.grown");
         Ok(())
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        if self.segments.is_empty() {
+            self.keeper.drop_passport(self.identity);
+        }
     }
 }
 
