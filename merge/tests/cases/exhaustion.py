@@ -159,6 +159,15 @@ def old_indexes(built, options):
         return f"{number} indexes, {kib} KiB"
 
 
+def leased(pages):
+    """A segment that is open once, with a lease on it: whoever opens it has to wait for this process."""
+    written = memory(b"".join(page(n, b"lease") for n in range(pages)))
+    file = os.open(f"/proc/self/fd/{written}", os.O_RDONLY)
+    os.close(written)
+    fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    return file
+
+
 def leases(built, options):
     """A lease on an offered file would make the store wait when it opens the file again (45 s)."""
 
@@ -166,15 +175,13 @@ def leases(built, options):
         signal.signal(signal.SIGIO, signal.SIG_IGN)
         for size in (1, 600):
             with Wire(store, timeout=3) as wire:
-                file = memory(b"".join(page(n, b"lease") for n in range(size)))
-                try:
-                    fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-                except OSError as error:
-                    raise Failed(f"the test cannot get a lease: {error}") from None
+                file = leased(size)
                 with contextlib.suppress(TimeoutError):
                     wire.offer_file(file, size)
                 os.close(file)
 
+    # Here rather than in the attacker: a test without a lease would prove nothing.
+    os.close(leased(1))
     # As a stranger, and as a process of the innocent client's own user.
     for user in (NOBODY, None):
         with attacked(built) as (store, witness):

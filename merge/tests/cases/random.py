@@ -27,7 +27,7 @@ class Workers:
 
     def start(self, slot):
         seed = self.chance.randrange(1 << 40)
-        each = max(100, self.operations // self.processes // 4)
+        each = min(600, max(100, self.operations // self.processes // 4))
         uid = self.uids[self.started % len(self.uids)]
         self.started += 1
         command = [
@@ -49,7 +49,10 @@ class Workers:
 
     def reap(self, slot, replace):
         worker = self.running[slot]
-        out, err = worker.communicate(timeout=120)
+        try:
+            out, err = worker.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"{' '.join(map(str, worker.args[1:]))}: hangs") from None
         # Children that it forked and left.
         with suppress(ProcessLookupError):
             os.killpg(worker.pid, signal.SIGKILL)
@@ -80,6 +83,7 @@ class Workers:
             with open(self.progress, "r+b") as file, mmap.mmap(file.fileno(), mmap.PAGESIZE) as self.shared:
                 for slot in range(self.processes):
                     self.start(slot)
+                now = (0,) * self.processes
                 while self.done() < self.operations:
                     check(
                         time.monotonic() < end,
@@ -89,8 +93,12 @@ class Workers:
                     for slot, worker in list(self.running.items()):
                         if worker.poll() is not None:
                             self.reap(slot, True)
-                    victim = self.running[self.chance.randrange(self.processes)]
-                    if self.chance.random() < 0.4 and victim.poll() is None:
+                    # One that gets on: one that hangs must be found out, not put out of its misery.
+                    before, now = now, struct.unpack(f"{self.processes}Q", self.shared[: 8 * self.processes])
+                    slot = self.chance.randrange(self.processes)
+                    victim = self.running[slot]
+                    is_moving = now[slot] != before[slot] and victim.poll() is None
+                    if self.chance.random() < 0.25 and is_moving:
                         self.victims.add(victim)
                         os.killpg(victim.pid, signal.SIGKILL)
                     if disturb:
