@@ -28,10 +28,7 @@ pub fn to_serve() -> PathBuf {
     }
 }
 
-/// Where a program looks, and whether it was told so.
-pub fn to_reach() -> (PathBuf, bool) {
-    match set() {
-        Some(path) => (path, true),
-        None => (of_user().filter(|path| path.exists()).unwrap_or_else(|| SYSTEM.into()), false),
-    }
+/// Where a program looks.
+pub fn to_reach() -> PathBuf {
+    set().unwrap_or_else(|| of_user().filter(|path| path.exists()).unwrap_or_else(|| SYSTEM.into()))
 }

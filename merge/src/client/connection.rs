@@ -86,7 +86,7 @@ impl Connection {
     }
 
     fn try_open() -> Result<Connection, Error> {
-        let (path, _) = socket_path::to_reach();
+        let path = socket_path::to_reach();
         let address =
             SocketAddrUnix::new(&path).while_doing(format!("the socket's path {}", path.display()))?;
         let flags = SocketFlags::CLOEXEC;

@@ -1,22 +1,22 @@
 //! The engine: takes a range through the store, chunk by chunk (UPM §IV-C, Fig. 3). What was advised before is known from
 //! the page table, and for pages that stayed private from a table by address (the reversed table of §V-B).
 
+mod chunk;
+
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
-use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use crate::client::Flags;
-use crate::client::connection::{Connection, Held, Offered};
+use crate::client::connection::Connection;
 use crate::client::freeze::Freezer;
 use crate::client::memory::{self, Area, Entry, PageMap};
-use crate::client::plan::{self, Page};
+use crate::client::plan::Page;
 use crate::client::remap::{self, Site};
 use crate::client::scratch::Scratch;
-use crate::client::statistics::{Clock, Statistics};
+use crate::client::statistics::Statistics;
 use crate::error::{Error, While};
 use crate::fault;
-use crate::index::Location;
 use crate::page::{PAGE_BYTES, PageHash};
 use crate::segment;
 
@@ -282,248 +282,10 @@ impl Engine {
         self.freezer = freezer;
         result
     }
-
-    /// Finds out about every page of a chunk.
-    fn look_up(
-        &mut self,
-        area: &Area,
-        start: usize,
-        count: usize,
-        work: &mut Work,
-        counts: &mut Statistics,
-    ) -> Result<(), Error> {
-        let mut clock = Clock::start();
-        let kind = self.kind(area);
-        counts.pages += count as u64;
-        self.connection.refresh()?;
-        counts.search_ns += clock.lap();
-        let entries = &mut work.entries[..count];
-        let read =
-            self.page_map.as_ref().ok_or(rustix::io::Errno::BADF).and_then(|map| map.read(start, entries));
-        read.while_doing("/proc/self/pagemap")?;
-        if kind == Kind::File {
-            // Where the file has ended since it was mapped, reading would be a SIGBUS.
-            remap::populate(start, count * PAGE_BYTES).map_err(|_| {
-                let line = format!("{}: beyond the end of {}", place(&area.range), area.name);
-                Error::new(libc::ENOTSUP, line)
-            })?;
-        }
-        let is_candidate = |entry: &Entry| match kind {
-            Kind::Anonymous => entry.is_there(),
-            Kind::Store => entry.is_own(),
-            Kind::File | Kind::Former => true,
-        };
-        counts.known_ns += clock.lap();
-        for from in (0..count).step_by(HASHES_AHEAD) {
-            let to = (from + HASHES_AHEAD).min(count);
-            for i in from..to {
-                if is_candidate(&work.entries[i]) {
-                    // SAFETY: a readable page of the caller's. Another thread may write it meanwhile: then the hash is
-                    // of no page, and the comparison tells.
-                    let page = unsafe {
-                        std::slice::from_raw_parts((start + i * PAGE_BYTES) as *const u8, PAGE_BYTES)
-                    };
-                    work.hashes[i] = self.connection.secret.hash(page);
-                    self.connection.index.prefetch(work.hashes[i]);
-                }
-            }
-            counts.hash_ns += clock.lap();
-            for i in from..to {
-                let page = if is_candidate(&work.entries[i]) {
-                    self.classify(start + i * PAGE_BYTES, work.hashes[i], kind)
-                } else {
-                    match kind {
-                        Kind::Anonymous => counts.zero_pages += 1,
-                        _ => counts.unchanged_pages += 1,
-                    }
-                    Page::Same
-                };
-                work.pages[i] = page;
-            }
-            counts.search_ns += clock.lap();
-        }
-        fault::point("client.hashed");
-        for i in 0..count {
-            let unchanged = is_candidate(&work.entries[i]) && work.pages[i] == Page::Same;
-            counts.unchanged_pages += unchanged as u64;
-            if let Page::Stored { segment, .. } = work.pages[i]
-                && !self.connection.segments.contains_key(&segment)
-                && !self.connection.attach(segment)?
-            {
-                // Dropped since: nobody has it any more.
-                work.pages[i] = Page::New;
-            }
-        }
-        plan::decide(&mut work.pages[..count], kind == Kind::Store);
-        counts.search_ns += clock.lap();
-        Ok(())
-    }
-
-    fn classify(&self, address: usize, hash: PageHash, kind: Kind) -> Page {
-        if hash == self.zero && kind == Kind::Anonymous {
-            return Page::Zero;
-        }
-        let is_kept_as_it_is = || self.kept.get(&address) == Some(&hash.tag);
-        match self.connection.index.find(hash) {
-            Some(Location::Stored { segment, page }) => Page::Stored { segment, page },
-            Some(Location::Elsewhere) if is_kept_as_it_is() => Page::Same,
-            // Somebody has it privately: now that there are two, it goes to the store.
-            Some(Location::Elsewhere) => Page::Given,
-            None => Page::New,
-        }
-    }
-
-    /// Gives the store what it does not have, and looks up where that is.
-    fn give(
-        &mut self,
-        start: usize,
-        count: usize,
-        work: &mut Work,
-        counts: &mut Statistics,
-        full: &mut Option<Error>,
-    ) -> Result<(), Error> {
-        let pages = &mut work.pages[..count];
-        if !pages.contains(&Page::Given) {
-            return Ok(());
-        }
-        let mut clock = Clock::start();
-        if full.is_none() {
-            let written;
-            (*full, written) = match self.write_segment(start, pages, &work.hashes, &mut work.given)? {
-                (Offered::Taken, written) => (None, written as u64),
-                (Offered::Full(line), _) => (Some(Error::new(libc::ENOSPC, line)), 0),
-            };
-            counts.inserted_pages += written;
-            self.connection.refresh()?;
-        }
-        for (page, &hash) in pages.iter_mut().zip(&work.hashes[..count]) {
-            if *page == Page::Given {
-                *page = match self.connection.index.find(hash) {
-                    Some(Location::Stored { segment, page }) if self.connection.attach(segment)? => {
-                        Page::Stored { segment, page }
-                    }
-                    // Written between hash and copy.
-                    _ if full.is_none() => {
-                        counts.busy_pages += 1;
-                        Page::Left
-                    }
-                    _ => {
-                        counts.refused_pages += 1;
-                        Page::Left
-                    }
-                };
-            }
-        }
-        counts.insert_ns += clock.lap();
-        Ok(())
-    }
-
-    fn write_segment(
-        &mut self,
-        start: usize,
-        pages: &[Page],
-        hashes: &[PageHash],
-        given: &mut Scratch<u32>,
-    ) -> Result<(Offered, usize), Error> {
-        given.fill(0);
-        let mask = given.len() - 1;
-        let mut is_first = |i: usize| {
-            let mut slot = hashes[i].place as usize & mask;
-            while given[slot] != 0 {
-                if hashes[given[slot] as usize - 1] == hashes[i] {
-                    return false;
-                }
-                slot = (slot + 1) & mask;
-            }
-            given[slot] = i as u32 + 1;
-            true
-        };
-        let most = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
-        if most.is_some_and(|most| most < (pages.len() * PAGE_BYTES) as u64) {
-            let line = "the limit of file sizes (ulimit -f) is too low for the memory files of new pages: 16 MiB will do";
-            return Err(Error::new(libc::EFBIG, line));
-        }
-        let file = segment::create().while_doing("a memory file for new pages")?;
-        let mut written = 0;
-        let mut run: Range<usize> = 0..0;
-        for i in 0..=pages.len() {
-            if i < pages.len() && pages[i] == Page::Given && is_first(i) {
-                if run.end != i {
-                    write(&file, start, &run, &mut written)?;
-                    run = i..i;
-                }
-                run.end = i + 1;
-            }
-        }
-        write(&file, start, &run, &mut written)?;
-        fault::point("client.written");
-        segment::seal(&file).while_doing("sealing new pages")?;
-        fault::point("client.sealed");
-        let pages = written / PAGE_BYTES;
-        Ok((self.connection.offer(file.as_fd(), pages as u32)?, pages))
-    }
-
-    fn put_in_place(
-        &mut self,
-        site: &Site<'_>,
-        counts: &mut Statistics,
-        full: &mut Option<Error>,
-    ) -> Result<(), Error> {
-        for extent in plan::extents(site.pages) {
-            // An extent splits the mapping that it lies in.
-            self.room_for_mappings -= 2;
-            let held: Option<&Held> = self.connection.segments.get(&extent.segment);
-            let (Some(held), true) = (held, self.room_for_mappings > 0) else {
-                counts.refused_pages += extent.pages as u64;
-                full.get_or_insert_with(|| {
-                    Error::new(
-                        libc::ENOMEM,
-                        format!(
-                            "{}: too many mappings to share every page (vm.max_map_count)",
-                            place_of(site, &extent)
-                        ),
-                    )
-                });
-                continue;
-            };
-            remap::replace(site, &extent, held, counts).map_err(|errno| {
-                Error::system(format!("{}: mapping shared pages", place_of(site, &extent)), errno)
-            })?;
-        }
-        for run in plan::runs(site.pages, Page::Zero) {
-            remap::drop_zeros(site, run, counts).while_doing("dropping pages of zeros")?;
-        }
-        Ok(())
-    }
-
-    /// Keeps the reversed table right, and tells the store of what stays private.
-    /// Returns how many those are.
-    fn remember(&mut self, start: usize, pages: &[Page], hashes: &[PageHash]) -> Result<u64, Error> {
-        let mut private = Vec::new();
-        for (i, page) in pages.iter().enumerate() {
-            let address = start + i * PAGE_BYTES;
-            match page {
-                Page::Kept => {
-                    self.kept.insert(address, hashes[i].tag);
-                    private.push(hashes[i]);
-                }
-                Page::Same => {}
-                _ if self.kept.is_empty() => {}
-                _ => drop(self.kept.remove(&address)),
-            }
-        }
-        self.connection.tell_private(&private)?;
-        Ok(private.len() as u64)
-    }
 }
 
 fn place(range: &Range<usize>) -> String {
     format!("{:#x}-{:#x}", range.start, range.end)
-}
-
-fn place_of(site: &Site<'_>, extent: &plan::Extent) -> String {
-    let start = site.start + extent.first * PAGE_BYTES;
-    place(&(start..start + extent.bytes()))
 }
 
 fn cannot_hold(area: &Area, errno: rustix::io::Errno) -> Error {
@@ -554,28 +316,5 @@ fn check_locked(range: &Range<usize>) -> Result<(), Error> {
             ),
         ));
     }
-    Ok(())
-}
-
-/// Appends a run of the caller's pages to a new segment.
-fn write(
-    file: &std::os::fd::OwnedFd,
-    start: usize,
-    run: &Range<usize>,
-    written: &mut usize,
-) -> Result<(), Error> {
-    let bytes = run.len() * PAGE_BYTES;
-    let from = start + run.start * PAGE_BYTES;
-    let mut done = 0;
-    while done < bytes {
-        // SAFETY: readable pages of the caller's; the kernel copies them, whoever writes them meanwhile.
-        let piece = unsafe { std::slice::from_raw_parts((from + done) as *const u8, bytes - done) };
-        match rustix::io::pwrite(file, piece, (*written + done) as u64) {
-            Err(rustix::io::Errno::INTR) => {}
-            Ok(0) => return Err(Error::new(libc::EIO, "copying new pages: nothing was written")),
-            other => done += other.while_doing("copying new pages")?,
-        }
-    }
-    *written += bytes;
     Ok(())
 }
