@@ -120,7 +120,7 @@ class Store:
             self.log.close()
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def start(self, prefix=None, wait=True):
+    def start(self, prefix=None, wait=True, files=()):
         command = [
             *(self.prefix if prefix is None else prefix),
             self.built.mayfly,
@@ -137,6 +137,7 @@ class Store:
             stdout=self.log,
             stderr=self.log,
             start_new_session=True,
+            pass_fds=files,
             **as_user(self.uid),
         )
         if wait:

@@ -3,12 +3,18 @@ clients must keep their pages and merge again with the one that takes its place.
 of a system call (programs/kill_at.c)."""
 
 import contextlib
+import fcntl
 import os
+import pathlib
 import re
+import shutil
 import signal
+import socket
+import tempfile
 import time
 
 from store import Puppet, Store, check, until
+from wire import Wire
 
 PAGES = 96
 # What a client does between its first and last step: gives, finds, changes, keeps, returns, forgets.
@@ -62,6 +68,86 @@ def handed_in_again(built, options):
             late.block(1, 600, 1)
             stats = late.stats()
             check(stats["merged"] == 600 and not stats["inserted"], f"a newcomer after the restart: {stats}")
+
+
+class Manager:
+    """Keeps files for a service, as systemd does (FDSTORE=1), and gives them to the next one."""
+
+    def __init__(self, folder):
+        self.path, self.files = folder / "notify", []
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(str(self.path))
+        self.socket.setblocking(False)
+
+    def listen(self):
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                text, files, _, _ = socket.recv_fds(self.socket, 4096, 8)
+                said = dict(line.split("=", 1) for line in text.decode().splitlines())
+                name = said.get("FDNAME", "")
+                if said.get("FDSTORE") == "1":
+                    for file in files:
+                        self.files.append((name, fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 200)))
+                        os.close(file)
+                elif said.get("FDSTOREREMOVE") == "1":
+                    for kept in [kept for kept in self.files if kept[0] == name]:
+                        self.files.remove(kept)
+                        os.close(kept[1])
+
+    def start(self, store):
+        names = ":".join(name for name, _ in self.files)
+        numbers = " ".join(f"{3 + i}<&{file}" for i, (_, file) in enumerate(self.files))
+        count = len(self.files)
+        script = (
+            f'exec {numbers}; export LISTEN_PID=$$ LISTEN_FDS={count} LISTEN_FDNAMES="{names}"; exec "$@"'
+        )
+        store.start(prefix=["bash", "-c", script, "bash"], files=[file for _, file in self.files])
+
+    def end(self):
+        for _, file in self.files:
+            os.close(file)
+        self.socket.close()
+
+
+def kept_by_manager(built, options):
+    """With a service manager that keeps files, a store that is killed comes back as the one that it was, with
+    its pages, before any client has said a word. What is not its own among the files does it no harm."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="mayfly-merge-manager-"))
+    manager = Manager(folder)
+    try:
+        with Store(built, NOTIFY_SOCKET=str(manager.path)) as store, Puppet(store) as one:
+            one.block(1, 600, 1)
+            with Wire(store) as wire:
+                identity = wire.identity
+            manager.listen()
+            check(len(manager.files) >= 2, f"it has left {[name for name, _ in manager.files]}")
+            store.kill()
+            false = os.open("/dev/null", os.O_RDONLY)
+            for name in ("nonsense", f"mayfly-segment-{identity:016x}-77", "mayfly-store-0123456789abcdef"):
+                manager.files.append((name, fcntl.fcntl(false, fcntl.F_DUPFD_CLOEXEC, 200)))
+            os.close(false)
+            manager.start(store)
+            with Puppet(store) as late:
+                late.block(1, 600, 1)
+                stats = late.stats()
+                check(
+                    stats["merged"] == 600 and not stats["inserted"], f"a newcomer after the restart: {stats}"
+                )
+            with Wire(store) as wire:
+                check(wire.identity == identity, "the store's identity changed with its restart")
+            one.do("check 1", "advise 1 0", "check 1")
+            check(one.stats()["unchanged"] == 600, f"to a client it is another store: {one.stats()}")
+            one.end()
+            manager.listen()
+            store.empty("after all have gone")
+            manager.listen()
+            left = [
+                name for name, _ in manager.files if name.startswith("mayfly-segment") and "77" not in name
+            ]
+            check(not left, f"the manager still keeps {left}")
+    finally:
+        manager.end()
+        shutil.rmtree(folder)
 
 
 def steps_to_try(built, options, count, prefix):
@@ -215,6 +301,7 @@ def stopped_client(built, options):
 TESTS = {
     "client killed at each step": client,
     "store replaced": replaced,
+    "kept by a service manager": kept_by_manager,
     "segments handed in again": handed_in_again,
     "store killed at each step": store_steps,
     "clients stopped": stopped_client,

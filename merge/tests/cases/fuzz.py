@@ -151,21 +151,28 @@ class Between:
             while True:
                 for side in select.select(list(sides), [], [], 10)[0]:
                     data, files, _, _ = socket.recv_fds(side, 1 << 16, 8)
-                    if not data:
-                        return
-                    if side is wire.socket and self.late and data[:4] == words(TAKEN):
-                        self.late = time.sleep(self.late)
-                    if side is wire.socket and self.chance.random() < self.often:
-                        data = mutated(self.chance, data)
-                        self.altered += 1
-                        if files and self.chance.random() < 0.3:
-                            os.close(files.pop())
-                        if self.chance.random() < 0.2:
-                            files.append(a_file(self.chance)[0])
-                    # Never nothing: the client would wait for its whole patience.
-                    socket.send_fds(sides[side], [data or b"?"], files)
-                    for file in files:
-                        os.close(file)
+                    try:
+                        if not data:
+                            return
+                        if side is wire.socket:
+                            data = self.alter(data, files)
+                        socket.send_fds(sides[side], [data], files)
+                    finally:
+                        for file in files:
+                            os.close(file)
+
+    def alter(self, data, files):
+        if self.late and data[:4] == words(TAKEN):
+            self.late = time.sleep(self.late)
+        if self.chance.random() >= self.often:
+            return data
+        self.altered += 1
+        if files and self.chance.random() < 0.3:
+            os.close(files.pop())
+        if self.chance.random() < 0.2:
+            files.append(a_file(self.chance)[0])
+        # Never nothing: the client would wait for its whole patience.
+        return mutated(self.chance, data) or b"?"
 
     def close(self):
         self.listener.shutdown(socket.SHUT_RDWR)
