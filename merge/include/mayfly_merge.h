@@ -1,6 +1,6 @@
 /* Mayfly's page merging (UPM): one call shares a region's pages, copy-on-write, with every identical page that a program
  * of the same trust domain has advised before. docs/merge.md says how. Link with -lmayfly_merge, or load the library and
- * look the functions up. Every function may be called from any thread, and after fork. */
+ * look the functions up. Every function may be called from any thread, and after fork, but not from a signal handler. */
 #ifndef MAYFLY_MERGE_H
 #define MAYFLY_MERGE_H
 

@@ -109,7 +109,7 @@ extern "C" fn after_fork() {
 /// The state, made ready for this process.
 fn state() -> MutexGuard<'static, State> {
     static ONCE: Once = Once::new();
-    // SAFETY: the functions stay as long as the library, which is never unloaded (see `interface`).
+    // SAFETY: the functions stay as long as the library, which is linked not to be unloaded (library/build.rs).
     ONCE.call_once(|| unsafe {
         libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork));
     });
