@@ -123,7 +123,7 @@ def kept_by_manager(built, options):
             check(len(manager.files) >= 2, f"it has left {[name for name, _ in manager.files]}")
             store.kill()
             false = os.open("/dev/null", os.O_RDONLY)
-            for name in ("nonsense", f"mayfly-segment-{identity:016x}-77", "mayfly-store-0123456789abcdef"):
+            for name in ("nonsense", "mayfly-segment-0123456789abcdef-7", "mayfly-store-0123456789abcdef"):
                 manager.files.append((name, fcntl.fcntl(false, fcntl.F_DUPFD_CLOEXEC, 200)))
             os.close(false)
             manager.start(store)
@@ -141,9 +141,7 @@ def kept_by_manager(built, options):
             manager.listen()
             store.empty("after all have gone")
             manager.listen()
-            left = [
-                name for name, _ in manager.files if name.startswith("mayfly-segment") and "77" not in name
-            ]
+            left = [name for name, _ in manager.files if f"{identity:016x}" in name and "segment" in name]
             check(not left, f"the manager still keeps {left}")
     finally:
         manager.end()

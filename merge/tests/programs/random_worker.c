@@ -323,7 +323,8 @@ static void operation(void) {
     unsigned char *at = r->base + first * PAGE;
     unsigned kind = (unsigned)pick(100), pattern = (unsigned)pick(6);
     size = pages * PAGE;
-    bool apart = kind >= 44 || r->file;  // writers and the adviser hold still
+    // In most operations writers and the adviser hold still; not while the process forks.
+    bool forks = kind >= 92 && kind < 95 && !in_child, apart = !forks && (kind >= 44 || r->file);
     if (apart) pthread_rwlock_wrlock(&layout);
     if (kind < 32) {
         say("advise region %ld pages %zu+%zu", (long)(r - regions), first, pages);
@@ -389,9 +390,7 @@ static void operation(void) {
         char *words[] = {"true", NULL};
         pid_t pid;
         if (posix_spawn(&pid, "/bin/true", NULL, NULL, words, NULL) == 0) waitpid(pid, NULL, 0);
-    } else if (kind < 95 && !in_child) {
-        apart = false;
-        pthread_rwlock_unlock(&layout);
+    } else if (forks) {
         say("fork");
         fork_child();
     } else if (kind < 97 && !in_child && writers) {
