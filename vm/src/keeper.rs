@@ -110,9 +110,12 @@ impl<M: Machine> Pool<M> {
         }
         let mut met = None;
         for request in requests {
+            let greeting = matches!(request, Operation::Hello { .. });
             match self.machine.ask(request, self.patience) {
                 Ok(Answer::Hello(agent)) => met = Some(agent),
                 Ok(_) => {}
+                // One partition that is not as it should be must not keep the others from being used.
+                Err(AskError::Refused(refusal)) if !greeting => warn!("{}", refusal.message),
                 Err(AskError::Refused(refusal)) => return Err(Error::Refused(refusal)),
                 Err(error) => {
                     return Err(Error::GuestDown(format!("its agent does not greet back ({error:?})")));

@@ -102,7 +102,10 @@ impl Vm {
             pool: Arc::clone(&pool),
             console,
         };
-        vm.wait_for_agent(started + settings.patience)?;
+        // Each partition's node and device takes part of a second of boot under translation.
+        vm.wait_for_agent(
+            started + settings.patience + Duration::from_secs(settings.layout.partitions.into()),
+        )?;
         vm.boot = started.elapsed();
         let kept = Arc::downgrade(&pool);
         std::thread::Builder::new()
