@@ -203,7 +203,11 @@ class Store:
             time.sleep(0.05)
 
     def files(self):
-        return len(os.listdir(f"/proc/{self.pid}/fd"))
+        """How many it has open; 0 if only root may look (the store is not dumpable)."""
+        try:
+            return len(os.listdir(f"/proc/{self.pid}/fd"))
+        except PermissionError:
+            return 0
 
     def resident_kib(self, kind="RssAnon"):
         return int(re.search(rf"{kind}:\s+(\d+)", pathlib.Path(f"/proc/{self.pid}/status").read_text())[1])

@@ -74,7 +74,7 @@ class Workers:
     def done(self):
         return sum(struct.unpack(f"{self.processes}Q", self.shared[: 8 * self.processes]))
 
-    def go(self, every=0.3, disturb=None, limit=600):
+    def go(self, every=0.3, disturb=None, limit=1800):
         self.victims = set()
         self.progress.write_bytes(bytes(mmap.PAGESIZE))
         self.progress.chmod(0o666)
