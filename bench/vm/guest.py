@@ -160,12 +160,16 @@ class Guest:
         """Starts a memhog in each of these partitions, all at one time, and waits until all hold `mib`."""
         for partition in partitions:
             self.spawn(f"hog-{partition}", partition, "/opt/mayfly/memhog", str(mib), cpus=cpus)
-        deadline = time.monotonic() + PATIENCE_S
         for partition in partitions:
-            while "filled" not in self.output(f"hog-{partition}")[0]:
-                if time.monotonic() > deadline:
-                    raise BenchError(f"{self.contender.name}: memhog did not fill {mib} MiB in time")
-                time.sleep(0.1)
+            self.wait_filled(f"hog-{partition}")
+
+    def wait_filled(self, hog: str) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while "filled" not in self.output(hog)[0]:
+            ended = self.ask("wait", instance=hog, timeout_ms=100)
+            if ended or time.monotonic() > deadline:
+                why = f"ended: {ended}" if ended else f"not done after {PATIENCE_S} s"
+                raise BenchError(f"{self.contender.name}: {hog} did not fill its memory: {why}")
 
     def migrated_pages(self) -> int:
         """Pages that the guest's kernel has moved since boot."""
