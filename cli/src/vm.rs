@@ -11,9 +11,9 @@ use crate::vm_partitions::{PlugArguments, UnplugArguments};
 use crate::vm_state::{ConsoleArguments, DownArguments, ListArguments, StatsArguments};
 
 const EXAMPLES: &str = "\
-A VM has N partitions (the concurrency factor). A partition has no memory until it is plugged; one instance
-lives in it with all its processes; once it is empty its memory goes back to the host in one step, and no page
-of another instance is moved.
+A VM has N partitions (the concurrency factor). A partition has no memory until it is plugged; one
+instance lives in it with all its processes; once it is empty its memory goes back to the host in
+one step, and no page of another instance is moved.
 
 From nothing:
   mayfly vm image                           build what VMs boot: Debian, a kernel, an agent

@@ -90,12 +90,13 @@ impl ImageArguments {
 
 const BOOT_EXAMPLES: &str = "\
 Examples:
-  mayfly vm boot                                          stays in the foreground; Ctrl-C ends the VM
+  mayfly vm boot                                        in the foreground; Ctrl-C ends the VM
   mayfly vm boot --detach --partitions 64 --partition-size 384MiB
-  mayfly vm boot --detach --mode hotmem --name a          needs: mayfly vm image --kernel hotmem
-  mayfly vm boot --mode plain --append init_on_alloc=0    the paper's baseline, kernel parameters added
+  mayfly vm boot --detach --mode hotmem --name a        needs: mayfly vm image --kernel hotmem
+  mayfly vm boot --mode plain --append init_on_alloc=0  the paper's baseline, kernel words added
 
-Sizes are multiples of 128MiB, the block in which Linux plugs memory. Killing this process kills the VM.";
+Sizes are multiples of 128MiB, the block in which Linux plugs memory. Killing this process kills
+the VM.";
 
 /// Start a VM, and own it until it ends
 #[derive(Args)]

@@ -109,10 +109,10 @@ impl SpawnArguments {
 const RUN_EXAMPLES: &str = "\
 Examples:
   mayfly vm run -- python3 -c 'print(6*7)'
-  mayfly vm run --times -- /opt/mayfly/memhog 200     and how long plugging and unplugging took, on stderr
+  mayfly vm run --times -- python3 -c 'print(6*7)'    and how long each step took, on stderr
 
-Exit code: the program's, 128 + the signal that ended it, 137 if it needed more than its partition has; 125 if
-mayfly itself fails.";
+Exit code: the program's, 128 + the signal that ended it, 137 if it needed more than its partition
+has; 125 if mayfly itself fails.";
 
 /// Plug a partition, run a program in it, and unplug it
 #[derive(Args)]
