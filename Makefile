@@ -2,7 +2,7 @@
 export PATH := $(CURDIR)/.venv/bin:$(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build format lint test suites bench demo figures
+.PHONY: help setup build format lint test suites soak bench demo figures
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -10,7 +10,7 @@ help: ## show this list
 setup: ## install what is missing: Debian packages, .venv, Rust (fast when nothing is)
 	@./setup
 
-build: setup ## target/release/mayfly and libmayfly_heap.so
+build: setup ## target/release/mayfly, libmayfly_heap.so and libmayfly_merge.so
 	cargo build --release --workspace
 
 format: setup ## rewrite Rust and Python sources in the repository's style
@@ -26,17 +26,33 @@ lint: setup ## formatting and lints; every warning is an error
 test: lint build ## all tests that fit in minutes
 	cargo test --workspace
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p heap --release --test loom_remote --test loom_available
-	if [ -x heap/tests/run ]; then heap/tests/run; fi
-	if [ -x bench/heap/smoke ]; then bench/heap/smoke; fi
+	heap/tests/run
+	bench/heap/smoke
+	merge/tests/run
+	merge/auto/tests/run
+	python/tests/run
+	bench/merge/smoke
+	kernel/tests/run
+	vm/tests/run
 
 suites: build ## other projects' test suites, with and without the heap (long)
 	heap/tests/suites
 
+soak: build ## random operations for long: heap, page store, and VMs on kernels that check themselves (hours)
+	heap/tests/stress --seconds 1800
+	merge/tests/run --soak
+	kernel/tests/run --soak
+	bench/vm/soak
+
 demo: build ## Redis on tcmalloc and on Mayfly, side by side
 	bench/heap/demo
 
-bench: build ## every comparison with other allocators; results in bench/results
+bench: build ## every comparison with other systems; results in bench/results
 	bench/heap/run
+	bench/merge/run
+	bench/vm/run
 
 figures: build ## draw the figures in docs from bench/results
 	bench/heap/figures
+	bench/merge/figures
+	bench/vm/figures

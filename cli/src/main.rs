@@ -1,4 +1,4 @@
-//! `mayfly`: run programs on the lifetime-aware heap, record their allocations, and replay them.
+//! `mayfly`: memory for programs that live briefly, verb by verb: objects, pages, virtual machines, functions.
 
 use clap::{Parser, Subcommand};
 use mayfly_cli::failure::{Failure, OWN_FAILURE};
@@ -12,17 +12,23 @@ use mayfly_cli::vm::VmArguments;
 use mayfly_cli::{heap_driver, heap_replay};
 
 const EXAMPLES: &str = "\
-Begin with:
-  mayfly run -- redis-server                  the server on Mayfly's heap
+Objects: a heap that packs them by when they will die
   mayfly run --stats -- python3 script.py     and what the heap did, as a table
-
-Look closer:
   mayfly trace -o app.trace -- ./app          record every allocation
   mayfly replay app.trace --plot memory.svg   which pages they kept, over time
 
+Pages: one copy of what is the same in several processes
+  mayfly share                                the page store; programs call mayfly_advise
+
+Virtual machines: memory that comes back at once
+  mayfly vm boot --detach && mayfly vm run -- CMD
+
+Functions: AWS Lambda's interfaces on one machine
+  mayfly up template.yaml
+
 `mayfly VERB --help` explains each verb with examples.";
 
-/// Memory for programs that live briefly: a heap that packs objects by when they will die
+/// Memory for programs that live briefly
 #[derive(Parser)]
 #[command(name = "mayfly", version, after_help = EXAMPLES, arg_required_else_help = true)]
 struct Mayfly {
