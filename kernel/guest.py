@@ -172,13 +172,20 @@ class Guest:
         )
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
+        try:
+            self._start(at, drive)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self, at: Path, drive: bool) -> None:
         self.qmp_socket = self._connect(at / "qmp")
         self.qmp_file = self.qmp_socket.makefile("rwb")
         self.qmp_file.readline()
         self.qmp("qmp_capabilities")
         if drive:
             self.port = self._connect(at / "port")
-            self.port.settimeout(300)
+            self.port.settimeout(900)
             self.port_file = self.port.makefile("rwb")
             line = b""
             while b"ready" not in line:
@@ -226,7 +233,7 @@ class Guest:
     def request(self, device: str, size: int) -> None:
         self.qmp("qom-set", path=f"/machine/peripheral/{device}", property="requested-size", value=size)
 
-    def resize(self, device: str, size: int, timeout: float = 60) -> float:
+    def resize(self, device: str, size: int, timeout: float = 300) -> float:
         """Seconds until the hypervisor sees the new size."""
         start = time.monotonic()
         self.request(device, size)

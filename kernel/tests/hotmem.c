@@ -426,6 +426,26 @@ static void case_escape(int node)
 		fail("vmsplice: %s", strerror(errno));
 }
 
+/* NODE MIB: use that much, in two threads, and end. */
+static void *fill(void *mib)
+{
+	size_t size = (size_t)mib * MIB / 2;
+
+	touch(anon(size), size);
+	return NULL;
+}
+
+static void case_fill(int node, const char *mib)
+{
+	void *size = (void *)strtoul(mib, NULL, 0);
+	pthread_t id;
+
+	take(node);
+	pthread_create(&id, NULL, fill, size);
+	fill(size);
+	pthread_join(id, NULL);
+}
+
 /* NODE MIB: hold that much until killed. */
 static void case_hold(int node, const char *mib)
 {
@@ -527,6 +547,7 @@ int main(int argc, char **argv)
 	else if (!strcmp(name, "disk")) case_disk(node, arg);
 	else if (!strcmp(name, "swap")) case_swap(node);
 	else if (!strcmp(name, "escape")) case_escape(node);
+	else if (!strcmp(name, "fill")) case_fill(node, arg);
 	else if (!strcmp(name, "hold")) case_hold(node, arg);
 	else if (!strcmp(name, "overflow")) case_overflow(node, arg);
 	else if (!strcmp(name, "wait")) case_wait(node);
