@@ -91,8 +91,10 @@ def anonymous_mib(process):
 
 
 def test_programs_share_what_is_alike(store):
-    with program(store, 1) as one, program(store, 2) as two:
+    with contextlib.ExitStack() as stack:
+        one = stack.enter_context(program(store, 1))
         assert one.stdout.readline().split()[0] == "engine"
+        two = stack.enter_context(program(store, 2))  # only now: two at once would both be the first
         path, merged = two.stdout.readline().split()
         assert path == "engine" and int(merged) >= 4000
         idle = [anonymous_mib(process) for process in (one, two)]
