@@ -223,20 +223,15 @@ fn traces_of_started_processes_are_left_out_or_kept() {
 
 #[test]
 fn every_verb_teaches() {
-    for verb in ["run", "trace", "replay"] {
+    let all = text(&mayfly().arg("--help").output().unwrap().stdout);
+    for verb in ["run", "trace", "replay", "share", "up", "load"] {
         let output = mayfly().args([verb, "--help"]).output().unwrap();
         let help = text(&output.stdout);
-        assert!(
-            output.status.success()
-                && help.contains("Examples:")
-                && help.contains(&format!("mayfly {verb} "))
-        );
+        assert!(output.status.success() && help.contains("Examples"), "{verb}");
+        assert!(help.contains(&format!("mayfly {verb}")), "{verb}");
+        assert!(all.contains(&format!("\n  {verb} ")), "{verb} is not listed");
     }
-    let help = text(&mayfly().arg("--help").output().unwrap().stdout);
-    assert!(
-        help.contains("run")
-            && help.contains("trace")
-            && help.contains("replay")
-            && help.contains("Begin with:")
-    );
+    for layer in ["Objects:", "Pages:", "Virtual machines:", "Functions:"] {
+        assert!(all.contains(layer), "{layer}");
+    }
 }
