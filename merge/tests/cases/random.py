@@ -184,7 +184,7 @@ def store_killed(built, options):
 
         def disturb(workers):
             nonlocal kills
-            if workers.chance.random() < 0.4:
+            if not kills or workers.chance.random() < 0.4:
                 store.kill()
                 time.sleep(workers.chance.random() * 0.2)
                 store.start()
