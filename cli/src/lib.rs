@@ -9,6 +9,7 @@ pub mod live_objects;
 pub mod oracle;
 pub mod pages;
 pub mod plot;
+pub mod profile;
 pub mod program;
 pub mod progress;
 pub mod quantity;

@@ -2,6 +2,7 @@
 
 use clap::{Parser, Subcommand};
 use mayfly_cli::failure::{Failure, OWN_FAILURE};
+use mayfly_cli::profile::ProfileArguments;
 use mayfly_cli::record::TraceArguments;
 use mayfly_cli::replay::ReplayArguments;
 use mayfly_cli::run::RunArguments;
@@ -14,6 +15,7 @@ Begin with:
   mayfly run --stats -- python3 script.py     and what the heap did, as a table
 
 Look closer:
+  mayfly profile -- ./app                     how long objects of each calling context live
   mayfly trace -o app.trace -- ./app          record every allocation
   mayfly replay app.trace --plot memory.svg   which pages they kept, over time
 
@@ -33,6 +35,7 @@ struct Mayfly {
 #[derive(Subcommand)]
 enum Verb {
     Run(RunArguments),
+    Profile(ProfileArguments),
     Trace(TraceArguments),
     Replay(ReplayArguments),
     Vm(VmArguments),
@@ -51,6 +54,7 @@ fn main() {
     tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).without_time().init();
     let (outcome, failure_code) = match mayfly.verb {
         Verb::Run(arguments) => (arguments.execute(), OWN_FAILURE),
+        Verb::Profile(arguments) => (arguments.execute(), OWN_FAILURE),
         Verb::Trace(arguments) => (arguments.execute(), OWN_FAILURE),
         Verb::Replay(arguments) => (arguments.execute(), 1),
         Verb::Vm(arguments) => (arguments.execute(), 1),
