@@ -10,6 +10,7 @@ pub mod load;
 pub mod oracle;
 pub mod pages;
 pub mod plot;
+pub mod profile;
 pub mod program;
 pub mod progress;
 pub mod quantity;

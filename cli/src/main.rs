@@ -3,6 +3,7 @@
 use clap::{Parser, Subcommand};
 use mayfly_cli::failure::{Failure, OWN_FAILURE};
 use mayfly_cli::load::LoadArguments;
+use mayfly_cli::profile::ProfileArguments;
 use mayfly_cli::record::TraceArguments;
 use mayfly_cli::replay::ReplayArguments;
 use mayfly_cli::run::RunArguments;
@@ -14,6 +15,7 @@ use mayfly_cli::{heap_driver, heap_replay};
 const EXAMPLES: &str = "\
 Objects: a heap that packs them by when they will die
   mayfly run --stats -- python3 script.py     and what the heap did, as a table
+  mayfly profile -- ./app                     how long objects of each calling context live
   mayfly trace -o app.trace -- ./app          record every allocation
   mayfly replay app.trace --plot memory.svg   which pages they kept, over time
 
@@ -42,6 +44,7 @@ struct Mayfly {
 #[derive(Subcommand)]
 enum Verb {
     Run(RunArguments),
+    Profile(ProfileArguments),
     Trace(TraceArguments),
     Replay(ReplayArguments),
     Share(ShareArguments),
@@ -74,6 +77,7 @@ fn main() {
     tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).without_time().init();
     let (outcome, failure_code) = match mayfly.verb {
         Verb::Run(arguments) => (arguments.execute(), OWN_FAILURE),
+        Verb::Profile(arguments) => (arguments.execute(), OWN_FAILURE),
         Verb::Trace(arguments) => (arguments.execute(), OWN_FAILURE),
         Verb::Replay(arguments) => (arguments.execute(), 1),
         Verb::Share(arguments) => (arguments.execute(), 1),

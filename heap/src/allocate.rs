@@ -14,7 +14,9 @@ use crate::sites::{self, Site};
 use crate::size_class::{self, GRANULE_BYTES};
 use crate::span::{Place, Span};
 use crate::text::misuse;
-use crate::{direct, global, large, large_blocks, lines, maintenance, os, region, remote, thread, trace};
+use crate::{
+    direct, global, large, large_blocks, lines, maintenance, os, profile, region, remote, thread, trace,
+};
 
 /// An object of `call.size` bytes, or null, with errno set, when memory ran out.
 #[inline(always)]
@@ -46,6 +48,7 @@ fn find_place(call: Call) -> usize {
         return cell;
     }
     if call.size > MAX_SMALL_BYTES
+        && !profile::on()
         && let Some(address) = large::allocate_fast(heap, &call)
     {
         return address;
@@ -55,7 +58,7 @@ fn find_place(call: Call) -> usize {
     let _pass = fork::pass(heap);
     maintenance::tick(heap);
     let prediction = predict::classify(heap, &call);
-    allocated(heap, &call, place(heap, &call, &prediction, MIN_ALIGNMENT), &prediction)
+    allocated(heap, &call, &prediction, MIN_ALIGNMENT)
 }
 
 /// An object whose address is a multiple of `alignment`, a power of two.
@@ -96,11 +99,12 @@ fn find_place_as(call: Call, alignment: usize, class: Option<usize>) -> usize {
         Some(class) => Prediction { class, cacheable: false, site: None },
         None => Prediction { cacheable: false, ..predict::classify(heap, &call) },
     };
-    allocated(heap, &call, place(heap, &call, &prediction, alignment), &prediction)
+    allocated(heap, &call, &prediction, alignment)
 }
 
-/// What is done for each allocation that is not on the fast path, once it has its address.
-fn allocated(heap: &'static Heap, call: &Call, placed: Placed, prediction: &Prediction) -> usize {
+/// An allocation that is not on the fast path: finds its place, and tells who wants to know.
+fn allocated(heap: &'static Heap, call: &Call, prediction: &Prediction, alignment: usize) -> usize {
+    let placed = place(heap, call, prediction, alignment);
     if placed.address == 0 {
         return 0;
     }
@@ -108,9 +112,13 @@ fn allocated(heap: &'static Heap, call: &Call, placed: Placed, prediction: &Pred
         trace::allocated(heap, call, placed.address);
     }
     heap.sequence.set(heap.sequence.get().wrapping_add(1));
+    if placed.sampled {
+        let watched = placed.is_direct() || watch_until_freed(heap, call, placed.address);
+        profile::allocated(heap, call, alignment, placed.address, watched);
+    }
     if let Some(site) = prediction.site {
         site.charge(placed.charged_bytes);
-        watch(heap, site, call, placed.address);
+        watch(heap, site, call, &placed);
     }
     placed.address
 }
@@ -118,6 +126,15 @@ fn allocated(heap: &'static Heap, call: &Call, placed: Placed, prediction: &Pred
 struct Placed {
     address: usize,
     charged_bytes: usize,
+    /// It was chosen for the profile.
+    sampled: bool,
+}
+
+impl Placed {
+    /// It has a mapping of its own.
+    fn is_direct(&self) -> bool {
+        !region::holds(self.address)
+    }
 }
 
 /// Finds the object's place.
@@ -128,6 +145,7 @@ fn place(heap: &'static Heap, call: &Call, prediction: &Prediction, alignment: u
         return Placed {
             address: lines::allocate(heap, class, size, alignment).unwrap_or(0),
             charged_bytes: size,
+            sampled: false,
         };
     }
     let size_class = if alignment <= MIN_ALIGNMENT {
@@ -146,34 +164,59 @@ fn place(heap: &'static Heap, call: &Call, prediction: &Prediction, alignment: u
         None => Placed {
             address: large::allocate(heap, class, size, alignment).unwrap_or(0),
             charged_bytes: size,
+            sampled: profile::large_is_due(heap, size),
         },
     }
 }
 
 fn place_small(heap: &'static Heap, bin: &'static Bin) -> Placed {
     if let Some(address) = bin.allocate() {
-        return Placed { address, charged_bytes: 0 };
+        return Placed { address, charged_bytes: 0, sampled: false };
+    }
+    let sampled = bin.before_sample.get() == 0;
+    if sampled {
+        let next = profile::cells_before_sample(bin.cell_bytes());
+        bin.before_sample.set(next.saturating_add(1)); // this one is taken in hand too
     }
     let refill = refill::refill(heap, bin);
-    Placed { address: refill.cell.unwrap_or(0), charged_bytes: if refill.new_span { SPAN_BYTES } else { 0 } }
+    let charged_bytes = if refill.new_span { SPAN_BYTES } else { 0 };
+    Placed { address: refill.cell.unwrap_or(0), charged_bytes, sampled }
 }
 
 /// Watches some of the objects of a site until they are freed.
-fn watch(heap: &Heap, site: &'static Site, call: &Call, address: usize) {
+fn watch(heap: &Heap, site: &'static Site, call: &Call, placed: &Placed) {
     if !site.wants_sample(heap.visits.get()) || lines::chosen() || trace::on() {
         return;
     }
-    if !region::holds(address) {
+    if placed.is_direct() {
         return; // objects with a mapping of their own pack with nobody
     }
+    // A span has room for two: the profile's samples are rarer and go first.
+    if placed.sampled || profile::on() && region::span(placed.address).any_watched() {
+        return;
+    }
+    if watch_until_freed(heap, call, placed.address) && !sites::watch(site, placed.address) {
+        unwatch(call, placed.address);
+    }
+}
+
+/// Sends the free of an object of the thread's own down the slow path; whether there was room for one more.
+fn watch_until_freed(heap: &Heap, call: &Call, address: usize) -> bool {
     let span = region::span(address);
     if span.owner() == heap.id.get() {
-        let Some(cell) = span.cell_at(address) else { return };
-        if span.watch(cell) && !sites::watch(site, address) {
-            span.unwatch(cell);
-        }
-    } else if call.size > MAX_SMALL_BYTES && sites::watch(site, address) {
+        return span.cell_at(address).is_some_and(|cell| span.watch(cell));
+    }
+    if call.size > MAX_SMALL_BYTES {
         large::set_sampled(address, true);
+    }
+    call.size > MAX_SMALL_BYTES
+}
+
+fn unwatch(call: &Call, address: usize) {
+    if call.size > MAX_SMALL_BYTES {
+        large::set_sampled(address, false);
+    } else if let Some(cell) = region::span(address).cell_at(address) {
+        region::span(address).unwatch(cell);
     }
 }
 
@@ -211,6 +254,9 @@ fn free_slow(address: usize, caller: usize) {
     let span =
         region::span_if_plain(address).or_else(|| region::holds(address).then(|| region::span(address)));
     let Some(span) = span else {
+        if profile::on() {
+            profile::freed(heap, address);
+        }
         if direct::free(address).is_none() {
             not_of_this_heap(address, caller);
         }
@@ -233,6 +279,14 @@ fn not_of_this_heap(address: usize, caller: usize) -> ! {
     }
 }
 
+/// A watched object is about to be freed.
+pub(crate) fn watched_is_freed(heap: &Heap, address: usize) {
+    sites::freed(address);
+    if profile::on() {
+        profile::freed(heap, address);
+    }
+}
+
 fn free_cell(heap: &'static Heap, span: &'static Span, owner: u32, address: usize, caller: usize) {
     let cell_bytes = span.cell_bytes.load(Relaxed) as usize;
     let Some(cell) = span.cell_at(address) else {
@@ -244,7 +298,7 @@ fn free_cell(heap: &'static Heap, span: &'static Span, owner: u32, address: usiz
     }
     let watched = span.is_watched(cell);
     if watched {
-        sites::freed(address);
+        watched_is_freed(heap, address);
     }
     if own {
         if watched {
@@ -339,7 +393,12 @@ pub fn resize_in_place(address: usize, call: &Call) -> Option<*mut u8> {
             (wanted == count || large_blocks::resize(address, count, wanted)).then_some(address as *mut u8)
         }
         Extent::Direct(_) if size < MIN_DIRECT_BYTES || size > isize::MAX as usize => None,
-        Extent::Direct(_) => direct::resize(address, size).map(|moved| moved as *mut u8),
+        Extent::Direct(_) => direct::resize(address, size).map(|moved| {
+            if profile::on() && moved != address {
+                profile::moved(address, moved);
+            }
+            moved as *mut u8
+        }),
     }
 }
 

@@ -6,7 +6,7 @@ use crate::lifetime;
 use crate::os::{self, Pages};
 use crate::predict::{self, Source};
 use crate::text::warn;
-use crate::{lines, report, retained, trace};
+use crate::{lines, profile, report, retained, trace};
 
 /// The longest path that is accepted, its final NUL included.
 pub const PATH_BYTES: usize = 1024;
@@ -37,6 +37,10 @@ pub fn load() {
             b"RETAIN" => retain = number(name, value, 0, 1 << 20).unwrap_or(retain),
             b"STATS" => report::set_path(value),
             b"TRACE" => trace::start(value),
+            b"PROFILE" => profile::start(value),
+            b"PROFILE_BYTES" => {
+                profile::set_mean_bytes(number(name, value, 1, 1 << 40).unwrap_or(profile::MEAN_BYTES));
+            }
             b"LIB" => {} // the command's: where the library is
             _ => warn(format_args!("unknown variable MAYFLY_HEAP_{}, ignored", text(name))),
         });

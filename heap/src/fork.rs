@@ -104,6 +104,7 @@ pub extern "C" fn after_in_child() {
     thread::EMPTY.busy.store(0, SeqCst);
     registry::only_survivor(thread::current());
     crate::trace::stop_in_child();
+    crate::profile::stop_in_child();
     registry::lock().release_alone();
     SHUT.store(false, SeqCst);
     FORKING.store(0, SeqCst);

@@ -12,6 +12,7 @@ use crate::geometry::{MAX_SMALL_BYTES, SPAN_BYTES};
 use crate::large::LargeCache;
 use crate::lifetime::CLASSES;
 use crate::outbox::Outbox;
+use crate::profile;
 use crate::refill::Hand;
 use crate::region;
 use crate::remote::{RemoteList, Tenancy};
@@ -72,6 +73,8 @@ pub struct Bin {
     pub size_class: Cell<u8>,
     /// Lifetime class.
     pub class: Cell<u8>,
+    /// Cells to take in hand before the next object is sampled, see [`crate::profile`].
+    pub before_sample: Cell<u32>,
     /// The span that is being allocated from.
     pub open: Cell<Option<&'static Span>>,
     /// The other spans of the bin, full or not; see [`crate::refill`].
@@ -92,16 +95,23 @@ impl Bin {
             cell_bytes: Cell::new(0),
             size_class: Cell::new(0),
             class: Cell::new(0),
+            before_sample: Cell::new(0),
             open: Cell::new(None),
             queue: SpanList::new(),
             patience: Cell::new(0),
         }
     }
 
+    /// Bytes of a cell.
+    pub fn cell_bytes(&self) -> usize {
+        self.cell_bytes.get() as usize
+    }
+
     fn prepare(&self, class: usize, size_class: usize) {
         self.size_class.set(size_class as u8);
         self.class.set(class as u8);
         self.cell_bytes.set(size_class::CELL_BYTES[size_class] as u32);
+        self.before_sample.set(profile::cells_before_sample(self.cell_bytes.get() as usize));
         self.pending.set(Some(&NONE_PENDING));
         self.word.set(Some(&NONE_PENDING));
     }
@@ -125,10 +135,15 @@ impl Bin {
         Some(address)
     }
 
-    /// Takes a word of the open span in hand that has free cells; whether there is one.
+    /// Takes a word of the open span in hand that has free cells; whether there is one. Never when an object is to be
+    /// sampled: the slow path sees to that.
     pub fn advance(&self) -> bool {
         let Some(span) = self.open.get() else { return false };
-        let Some(word) = span.take_word() else { return false };
+        let before_sample = self.before_sample.get();
+        let Some(word) = span.take_word(before_sample) else { return false };
+        if before_sample != profile::NEVER {
+            self.before_sample.set(before_sample - span.pending().load(Relaxed).count_ones());
+        }
         self.pending.set(Some(span.pending()));
         self.word.set(Some(span.live_word(word)));
         self.base.set(span_address(span) + word * 64 * self.cell_bytes.get() as usize);
@@ -138,6 +153,10 @@ impl Bin {
     /// Has no open span any more.
     pub fn close(&self) -> Option<&'static Span> {
         let span = self.open.take()?;
+        if self.before_sample.get() != profile::NEVER {
+            let not_used = span.pending().load(Relaxed).count_ones();
+            self.before_sample.set(self.before_sample.get() + not_used);
+        }
         span.return_word();
         self.pending.set(Some(&NONE_PENDING));
         Some(span)
@@ -195,6 +214,8 @@ pub struct Heap {
     pub outbox: Outbox,
     /// Large objects in hand.
     pub large: LargeCache,
+    /// Bytes of large objects before the next one is sampled; 0: not drawn yet.
+    pub large_before_sample: Cell<u64>,
     /// What the thread counts, see [`crate::stats`].
     pub counts: [AtomicU64; EVENTS],
     /// Spans divided by lines, by lifetime class.
@@ -233,6 +254,7 @@ impl Heap {
             known_sites: KnownSites::new(),
             outbox: Outbox::new(),
             large: LargeCache::new(),
+            large_before_sample: Cell::new(0),
             counts: [const { AtomicU64::new(0) }; EVENTS],
             lines: [const { crate::lines::OpenSpans::new() }; CLASSES],
             predictions: [const { Entry { key: Cell::new(0), bin: Cell::new(None) } }; PREDICTIONS],

@@ -11,12 +11,12 @@ use core::sync::atomic::{
     Ordering::{Acquire, Release},
 };
 
+use crate::allocate;
 use crate::bits;
 use crate::geometry::*;
 use crate::heap::{Call, Heap};
 use crate::large_blocks;
 use crate::region;
-use crate::sites;
 use crate::stats::{self, Event};
 use crate::text::misuse;
 use crate::{direct, trace};
@@ -158,7 +158,7 @@ pub fn free(heap: &Heap, address: usize, caller: usize) {
     };
     let page = region::huge_page(address);
     if page.sampled.get(block_index(address)) {
-        sites::freed(address);
+        allocate::watched_is_freed(heap, address);
         set_sampled(address, false);
     }
     let mut gone = Some((address, blocks));

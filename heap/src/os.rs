@@ -193,6 +193,47 @@ pub fn create(path_with_nul: &[u8]) -> Option<i32> {
     (fd >= 0).then_some(fd)
 }
 
+/// Creates or truncates a file and maps `bytes` zeros of it, shared; not for forked children. `None`, and no file is left
+/// open, if either fails.
+pub fn create_mapped(path_with_nul: &[u8], bytes: usize) -> Option<usize> {
+    debug_assert_eq!(path_with_nul.last(), Some(&0));
+    let flags = libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC | libc::O_CLOEXEC;
+    keep_errno(|| {
+        // SAFETY: the path ends in NUL; the descriptor is closed once, after use; the mapping is fresh.
+        unsafe {
+            let fd = libc::open(path_with_nul.as_ptr().cast(), flags, 0o600);
+            if fd < 0 {
+                return None;
+            }
+            let at = if libc::ftruncate(fd, bytes as libc::off_t) == 0 {
+                let access = libc::PROT_READ | libc::PROT_WRITE;
+                libc::mmap(core::ptr::null_mut(), bytes, access, libc::MAP_SHARED, fd, 0)
+            } else {
+                libc::MAP_FAILED
+            };
+            libc::close(fd);
+            if at == libc::MAP_FAILED {
+                return None;
+            }
+            libc::madvise(at, bytes, libc::MADV_DONTFORK);
+            Some(at as usize)
+        }
+    })
+}
+
+/// Writes the path of the program that runs; how many bytes.
+pub fn program_path(out: &mut [u8]) -> usize {
+    // SAFETY: the path ends in NUL; `out` is valid for its length.
+    let bytes = unsafe { libc::readlink(c"/proc/self/exe".as_ptr(), out.as_mut_ptr().cast(), out.len()) };
+    bytes.max(0) as usize
+}
+
+/// The CPU that the calling thread runs on.
+pub fn cpu() -> u32 {
+    // SAFETY: always allowed.
+    unsafe { libc::sched_getcpu() as u32 }
+}
+
 /// Maps a file for reading: address and length.
 pub fn map_file(path_with_nul: &[u8]) -> Option<(usize, usize)> {
     debug_assert_eq!(path_with_nul.last(), Some(&0));

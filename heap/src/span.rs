@@ -143,12 +143,18 @@ impl Span {
         if cells >= 64 { u64::MAX } else { (1 << cells) - 1 }
     }
 
-    /// Takes a word with room in hand, its free cells becoming pending; its index. The owner only, while no cell is
-    /// pending.
-    pub fn take_word(&self) -> Option<usize> {
+    /// Takes a word with room in hand, its free cells becoming pending, the first `most` of them; its index. The owner only,
+    /// while no cell is pending.
+    pub fn take_word(&self, most: u32) -> Option<usize> {
+        if most == 0 {
+            return None;
+        }
         let i = self.word_with_room()?;
         let live = self.live.0[i].load(Relaxed);
-        let free = !self.live_cells_of(i) & self.mask(i);
+        let mut free = !self.live_cells_of(i) & self.mask(i);
+        while free.count_ones() > most {
+            free &= !(1 << free.ilog2());
+        }
         self.live.0[i].store(live | free, Relaxed);
         self.word_at_hand.store(i as u8 + 1, Relaxed);
         self.pending.store(free, Relaxed);
@@ -270,6 +276,11 @@ impl Span {
         // SAFETY: offsets are below 2^14, and the reciprocal of the smallest cell, 16 B, is 2^28.
         unsafe { core::hint::assert_unchecked(cell < WORDS * 64) };
         Some(cell)
+    }
+
+    /// Whether a cell is watched already.
+    pub fn any_watched(&self) -> bool {
+        self.watched.load(Relaxed) != 0
     }
 
     /// Watches a live cell; `false`: there is no room. Its live bit is cleared: so the fast path of freeing need not ask

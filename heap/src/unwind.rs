@@ -1,0 +1,159 @@
+//! The calling context of an allocation: return addresses, and the modules (program, libraries) that they lie in.
+//!
+//! libgcc's unwinder is linked in. It reads the tables that every x86-64 program carries for exceptions, so code without
+//! frame pointers is no obstacle, and finds them through glibc's `_dl_find_object`, which takes no lock and allocates
+//! nothing.
+
+use core::ffi::{c_char, c_int, c_void};
+
+/// Frames kept of a context, the allocation's caller first.
+pub const MAX_FRAMES: usize = 64;
+
+/// Return addresses.
+pub struct Stack {
+    frames: [usize; MAX_FRAMES],
+    depth: usize,
+    /// The caller of the allocation, with which the context begins.
+    first: usize,
+    /// Frames of the allocator itself that were passed over.
+    skipped: usize,
+}
+
+impl Default for Stack {
+    fn default() -> Self {
+        Self { frames: [0; MAX_FRAMES], depth: 0, first: 0, skipped: 0 }
+    }
+}
+
+impl Stack {
+    /// The return addresses, innermost first.
+    pub fn frames(&self) -> &[usize] {
+        &self.frames[..self.depth]
+    }
+}
+
+/// Frames of the allocator that may lie above the caller; when it is not found among them, it alone is the context.
+const MOST_SKIPPED: usize = 16;
+
+const NO_REASON: c_int = 0;
+const END_OF_STACK: c_int = 5;
+
+unsafe extern "C" {
+    fn _Unwind_Backtrace(
+        step: extern "C" fn(*mut c_void, *mut c_void) -> c_int,
+        argument: *mut c_void,
+    ) -> c_int;
+    fn _Unwind_GetIP(context: *mut c_void) -> usize;
+    fn _dl_find_object(address: *const c_void, found: *mut FoundObject) -> c_int;
+}
+
+/// Unwinds from the function that `caller` returns to.
+pub fn from(caller: usize, stack: &mut Stack) {
+    stack.first = caller;
+    // SAFETY: `step` gets the pointer to `stack` back, which outlives the call.
+    unsafe { _Unwind_Backtrace(step, core::ptr::from_mut(stack).cast()) };
+    if stack.depth == 0 {
+        (stack.frames[0], stack.depth) = (caller, 1);
+    }
+}
+
+extern "C" fn step(context: *mut c_void, argument: *mut c_void) -> c_int {
+    // SAFETY: the context is the unwinder's; the argument is the stack of `from`.
+    let (address, stack) = unsafe { (_Unwind_GetIP(context), &mut *argument.cast::<Stack>()) };
+    if stack.depth == 0 && address != stack.first {
+        stack.skipped += 1;
+        return if stack.skipped < MOST_SKIPPED { NO_REASON } else { END_OF_STACK };
+    }
+    if address == 0 || stack.depth == MAX_FRAMES {
+        return END_OF_STACK;
+    }
+    stack.frames[stack.depth] = address;
+    stack.depth += 1;
+    NO_REASON
+}
+
+/// glibc's `struct dl_find_object` of x86-64.
+#[repr(C)]
+struct FoundObject {
+    flags: u64,
+    map_start: usize,
+    map_end: usize,
+    link_map: *const LinkMap,
+    eh_frame: usize,
+    reserved: [u64; 7],
+}
+
+/// The public beginning of glibc's `struct link_map`.
+#[repr(C)]
+struct LinkMap {
+    load_address: usize,
+    name: *const c_char,
+}
+
+/// A program or library.
+pub struct Module {
+    /// Where it is mapped.
+    pub start: usize,
+    /// As above.
+    pub end: usize,
+    /// What was added to the addresses in its file.
+    pub load_address: usize,
+    /// Its path, empty for the program itself; without the final NUL.
+    pub path: &'static [u8],
+}
+
+/// The module that `address` lies in; `None` for code that was made at run time.
+pub fn module(address: usize) -> Option<Module> {
+    // SAFETY: plain numbers and pointers, for which zero is a value.
+    let mut found: FoundObject = unsafe { core::mem::zeroed() };
+    // SAFETY: `found` is valid; any address may be asked for.
+    if unsafe { _dl_find_object(address as *const c_void, &raw mut found) } != 0 || found.link_map.is_null() {
+        return None;
+    }
+    // SAFETY: code at `address` is on the calling thread's stack, so its module stays loaded for now; the callers copy the
+    // path at once.
+    let (load_address, path) = unsafe {
+        let map = &*found.link_map;
+        (
+            map.load_address,
+            if map.name.is_null() { &[][..] } else { core::ffi::CStr::from_ptr(map.name).to_bytes() },
+        )
+    };
+    Some(Module { start: found.map_start, end: found.map_end, load_address, path })
+}
+
+/// The build-id of a module (its `NT_GNU_BUILD_ID` note), if its ELF header is mapped.
+pub fn build_id(module: &Module) -> Option<&'static [u8]> {
+    const PT_NOTE: u32 = 4;
+    const NT_GNU_BUILD_ID: u32 = 3;
+    let mapped = |at: usize, bytes: usize| {
+        let whole = at >= module.start && at.checked_add(bytes)? <= module.end;
+        // SAFETY: within the module's mapping, which begins with readable pages (its headers and notes).
+        whole.then(|| unsafe { core::slice::from_raw_parts(at as *const u8, bytes) })
+    };
+    let u16_at = |bytes: &[u8], at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]) as usize;
+    let u32_at =
+        |bytes: &[u8], at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap_or_default());
+    let u64_at =
+        |bytes: &[u8], at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap_or_default());
+    let header = mapped(module.start, 64).filter(|header| header.starts_with(b"\x7fELF"))?;
+    let (table, size, count) = (u64_at(header, 32) as usize, u16_at(header, 54), u16_at(header, 56));
+    for i in 0..count {
+        let segment = mapped(module.start.checked_add(table)?.checked_add(i * size)?, 56)?;
+        if u32_at(segment, 0) != PT_NOTE {
+            continue;
+        }
+        let at = module.load_address.wrapping_add(u64_at(segment, 16) as usize);
+        let mut notes = mapped(at, u64_at(segment, 40) as usize)?;
+        while notes.len() >= 12 {
+            let (name, value) = (u32_at(notes, 0) as usize, u32_at(notes, 4) as usize);
+            let value_at = 12 + name.next_multiple_of(4);
+            let end = value_at.checked_add(value.next_multiple_of(4))?;
+            if u32_at(notes, 8) == NT_GNU_BUILD_ID {
+                return notes.get(value_at..value_at + value);
+            }
+            notes = notes.get(end..)?;
+        }
+    }
+    None
+}

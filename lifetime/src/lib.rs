@@ -1,0 +1,10 @@
+//! Profiles of object lifetimes by calling context (LLAMA §4): what `mayfly profile` leaves, read, named and handed on.
+//!
+//! The heap writes addresses ([`profile`] reads them); names are found afterwards, outside the program ([`symbols`]); the
+//! result goes to people's tools ([`pprof`]) and to training ([`table`]).
+
+pub mod label;
+pub mod pprof;
+pub mod profile;
+pub mod symbols;
+pub mod table;

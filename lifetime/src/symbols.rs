@@ -1,0 +1,111 @@
+//! Names for return addresses: from symbol tables and DWARF, inlined functions included, demangled. Files are found by
+//! path and known by build-id, so a library that was replaced since is not taken for the one that ran.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use addr2line::{Loader, demangle_auto};
+use object::{Object, read::elf::ElfFile64};
+
+use crate::profile::{Frame, Module, Profile};
+
+/// A function on the stack.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Function {
+    /// Demangled; `module+0xoffset` when nothing is known.
+    pub name: String,
+    /// Its source file; empty when it is not known.
+    pub file: String,
+    /// The line of the call, 0 when it is not known.
+    pub line: u32,
+}
+
+/// Finds and keeps names.
+pub struct Symbols<'a> {
+    profile: &'a Profile,
+    loaders: Vec<Option<Loader>>,
+    known: HashMap<Frame, Vec<Function>>,
+    /// Modules whose file is not what ran, and why.
+    pub missing: Vec<String>,
+}
+
+impl<'a> Symbols<'a> {
+    /// Opens the files of a profile's modules.
+    pub fn new(profile: &'a Profile) -> Self {
+        let mut missing = Vec::new();
+        let loaders = profile
+            .modules
+            .iter()
+            .map(|module| {
+                open(module).map_err(|why| missing.push(format!("{}: {why}", module.path.display()))).ok()
+            })
+            .collect();
+        Self { profile, loaders, known: HashMap::new(), missing }
+    }
+
+    /// The functions of a frame, innermost first: more than one where calls were inlined.
+    pub fn of(&mut self, frame: Frame) -> &[Function] {
+        let (profile, loaders) = (self.profile, &self.loaders);
+        self.known.entry(frame).or_insert_with(|| {
+            let loader = frame.module.and_then(|number| loaders[number].as_ref());
+            let found = loader.map(|loader| functions(loader, frame.offset)).unwrap_or_default();
+            if found.is_empty() { vec![unknown(profile, frame)] } else { found }
+        })
+    }
+}
+
+fn unknown(profile: &Profile, frame: Frame) -> Function {
+    let module = frame.module.and_then(|number| profile.modules[number].path.file_name());
+    let module = module.map_or(Cow::Borrowed("anonymous"), |name| name.to_string_lossy());
+    Function { name: format!("{module}+{:#x}", frame.offset), file: String::new(), line: 0 }
+}
+
+fn functions(loader: &Loader, return_address: u64) -> Vec<Function> {
+    // The call is before the address that it returns to.
+    let address = return_address.wrapping_sub(1);
+    let mut functions = Vec::new();
+    if let Ok(mut frames) = loader.find_frames(address) {
+        while let Ok(Some(frame)) = frames.next() {
+            let Some(function) = frame.function else { continue };
+            let Ok(name) = function.demangle() else { continue };
+            let (file, line) = frame.location.map_or((None, None), |location| (location.file, location.line));
+            functions.push(Function {
+                name: name.into_owned(),
+                file: file.unwrap_or_default().to_owned(),
+                line: line.unwrap_or_default(),
+            });
+        }
+    }
+    if functions.is_empty()
+        && let Some(symbol) = loader.find_symbol(address)
+    {
+        let name = demangle_auto(Cow::Borrowed(symbol), None).into_owned();
+        functions.push(Function { name, file: String::new(), line: 0 });
+    }
+    functions
+}
+
+/// The file with a module's symbols: the separate one for its build-id if there is one, else its own.
+fn open(module: &Module) -> Result<Loader, String> {
+    let separate = separate_file(&module.build_id).filter(|path| path.is_file());
+    let path = separate.as_deref().unwrap_or(&module.path);
+    if build_id(path)? != module.build_id {
+        return Err("its build-id is not that of the file that ran; rebuilt or upgraded since?".into());
+    }
+    Loader::new(path).map_err(|error| error.to_string())
+}
+
+/// Where distributions put debug files.
+fn separate_file(build_id: &[u8]) -> Option<PathBuf> {
+    let hex: String = build_id.iter().map(|byte| format!("{byte:02x}")).collect();
+    let (first, rest) = hex.split_at_checked(2)?;
+    Some(PathBuf::from(format!("/usr/lib/debug/.build-id/{first}/{rest}.debug")))
+}
+
+fn build_id(path: &Path) -> Result<Vec<u8>, String> {
+    let bytes = std::fs::read(path).map_err(|error| error.to_string())?;
+    let file: ElfFile64 = ElfFile64::parse(&*bytes).map_err(|error| error.to_string())?;
+    let id = file.build_id().map_err(|error| error.to_string())?;
+    Ok(id.unwrap_or_default().to_vec())
+}
