@@ -32,6 +32,15 @@ def waves(chance):
     return (round(60 + 55 * math.sin(minute / 2.2) + chance.uniform(-5, 5)) for minute in range(MINUTES))
 
 
+def model_bursts(chance):
+    """As bursts, but of requests that take ten times as long."""
+    return (count // 4 for count in bursts(chance))
+
+
+def model_waves(chance):
+    return (count // 2 for count in waves(chance))
+
+
 def steady(chance):
     return (chance.randint(25, 35) for _ in range(MINUTES))
 
@@ -60,6 +69,8 @@ ROWS = [
     ("laboratory", "sequences", "dna", "queue", drop),
     ("shop", "reports", "rare-report", "http", rare),
     ("maps", "tiles", "nightly-tiles", "timer", timer),
+    ("shop", "pictures", "image", "queue", model_bursts),
+    ("shop", "mail", "text", "http", model_waves),
 ]
 
 

@@ -9,11 +9,12 @@ import time
 from pathlib import Path
 
 from bench.heap import allocators, tables
-from bench.heap.machine import RESULTS, BenchError, thp_setting
+from bench.heap.machine import thp_setting
 from bench.heap.measure import RunFailed
 from bench.heap.results import Results
 from bench.heap.shown import shown
 from bench.heap.workload_list import WORKLOADS
+from bench.outcome import RESULTS, BenchError, write
 
 EPILOG = """
 allocators  glibc jemalloc tcmalloc mimalloc (Debian's packages) and mayfly, preloaded. Variants:
@@ -144,11 +145,7 @@ def main() -> int:
         "transparent_huge_pages": thp_setting(),
         "quick": options.quick,
     }
-    flat = results.flat(machine)
-    for number, one in enumerate(shown(results)):
-        flat |= {f"shown.{number}.{key}": value for key, value in vars(one).items()}
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(flat, indent=1) + "\n")
+    flat = write(options.output, results.flat(machine), shown(results))
     if options.json:
         print(json.dumps(flat))
     else:

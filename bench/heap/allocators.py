@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.heap.machine import ROOT, BenchError
+from bench.outcome import ROOT, BenchError
 
 LIBRARY_FOLDERS = [Path("/usr/lib/x86_64-linux-gnu"), Path("/usr/lib/aarch64-linux-gnu"), Path("/usr/lib")]
 PEERS = ["glibc", "jemalloc", "tcmalloc", "mimalloc"]

@@ -9,10 +9,11 @@ import os
 import sys
 
 from bench.heap import allocators, redis
-from bench.heap.machine import RESULTS, BenchError, thp_setting
+from bench.heap.machine import thp_setting
 from bench.heap.measure import RunFailed
 from bench.heap.tables import figure, table
 from bench.heap.terminal_plot import plot
+from bench.outcome import RESULTS, BenchError
 
 PEER, OURS = "tcmalloc", "mayfly"
 

@@ -1,17 +1,14 @@
 """Draws the results as SVG: swing beside the paper's Fig. 12b, ratios by workload, Redis over time."""
 
-import json
 import re
 import sys
 from pathlib import Path
 
-import matplotlib
+from matplotlib import pyplot
 
-matplotlib.use("svg")
-from matplotlib import pyplot  # noqa: E402
-
-from bench.heap.machine import RESULTS  # noqa: E402
-from bench.heap.workload_list import WORKLOADS  # noqa: E402
+from bench.drawing import draw_all, save
+from bench.heap.workload_list import WORKLOADS
+from bench.outcome import RESULTS
 
 # What LLAMA §9.6 says in its text of its own runs: MB at the end with 4 KB and with 2 MB pages.
 PAPER = {"TCMalloc (paper, about)": (512, 1024), "Mesh (paper)": (91.7, 558), "LLAMA (paper)": (22, 22)}
@@ -25,23 +22,6 @@ COLOURS = {
     "mayfly": "#c0392b",
 }
 OTHERS = ["#7d5ba6", "#3a9a9a", "#b07aa1", "#9c755f"]
-
-# The same input gives the same file, byte by byte, so that a figure changes only when a number does.
-matplotlib.rcParams.update(
-    {
-        "svg.hashsalt": "mayfly",
-        "svg.fonttype": "none",
-        "font.size": 9,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-    }
-)
-
-
-def save(figure, path: Path) -> Path:
-    figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
-    pyplot.close(figure)
-    return path
 
 
 def colour(name: str) -> str:
@@ -147,31 +127,13 @@ def draw_redis(results: dict, path: Path) -> Path | None:
     return draw_over_time(curves, live / (1 << 20), path) if curves and live else None
 
 
-def main() -> int:
-    source = RESULTS / "heap.json"
-    if len(sys.argv) > 1:
-        print(
-            "usage: make figures    draws bench/results/*.svg from bench/results/heap.json", file=sys.stderr
-        )
-        return 0 if sys.argv[1] in ("-h", "--help") else 2
-    try:
-        results = json.loads(source.read_text())
-    except FileNotFoundError:
-        print(f"figures: {source}: not there; 'make bench' writes it", file=sys.stderr)
-        return 1
-    except ValueError as error:
-        print(f"figures: {source}: not a result file: {error}", file=sys.stderr)
-        return 1
-    drawn = [
+def draw(results: dict) -> list[Path | None]:
+    return [
         draw_swing(results, RESULTS / "heap-swing.svg"),
         draw_ratios(results, RESULTS / "heap-ratios.svg"),
         draw_redis(results, RESULTS / "heap-redis.svg"),
     ]
-    for path in drawn:
-        if path:
-            print(path.relative_to(RESULTS.parents[1]))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(draw_all("heap", draw))

@@ -1,4 +1,4 @@
-"""Where things are in the repository, and what the kernel says of memory: huge-page settings and /proc."""
+"""What the kernel says of memory: huge-page settings and /proc."""
 
 import contextlib
 import os
@@ -6,14 +6,9 @@ import signal
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "bench" / "results"
-BUILD = ROOT / "target" / "bench"
+from bench.outcome import BenchError
+
 THP = Path("/sys/kernel/mm/transparent_hugepage")
-
-
-class BenchError(Exception):
-    """Something the user can act on: printed as one line, and the command exits with 1."""
 
 
 def thp_setting() -> str:

@@ -6,9 +6,10 @@ import subprocess
 import time
 from pathlib import Path
 
+from bench.compiled import BUILD
 from bench.heap import build
 from bench.heap.allocators import Allocator
-from bench.heap.machine import BUILD, maps_name
+from bench.heap.machine import maps_name
 from bench.heap.measure import Numbers, RunFailed, run, run_reporting
 from bench.heap.server import scratch_folder, serving, tool
 

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.heap.allocators import Allocator
-from bench.heap.machine import BenchError, maps_name, memory_of, peak_rss_kib, resident_huge_ranges
+from bench.heap.machine import maps_name, memory_of, peak_rss_kib, resident_huge_ranges
 from bench.heap.measure import RunFailed, pages_for
+from bench.outcome import BenchError
 
 SAMPLE_S = 0.1
 

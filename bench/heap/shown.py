@@ -1,20 +1,7 @@
 """What the heap is to show beside its peers, and whether one run shows it: enough, or falling short."""
 
-from dataclasses import dataclass
-
 from bench.heap.results import Results
-
-
-@dataclass
-class Shown:
-    what: str
-    wanted: str
-    measured: str
-    met: bool
-
-
-def at_most(what: str, limit: float, value: float, unit: str) -> Shown:
-    return Shown(what, f"<= {limit:g}{unit}", f"{value:.2f}{unit}", value <= limit)
+from bench.outcome import Shown, at_most
 
 
 def shown(results: Results) -> list[Shown]:

@@ -1,26 +1,11 @@
 """The results as tables: one for each workload, then the means, then what is enough and what falls short."""
 
-import sys
-from collections.abc import Sequence
-
 from bench.heap.results import Results
 from bench.heap.shown import shown
 from bench.heap.workload_list import WORKLOADS
+from bench.outcome import figure, print_shown, table
 
 MIB = 1 << 20
-
-
-def table(rows: Sequence[Sequence[str]], out=sys.stdout) -> None:
-    """The first row is the heading; the first column goes left, the others right."""
-    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
-    for row in rows:
-        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-        cells[0] = row[0].ljust(widths[0])
-        print("  " + "  ".join(cells).rstrip(), file=out)
-
-
-def figure(value: float | None, digits: int = 1) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def times(ratio: float | None) -> str:
@@ -44,7 +29,8 @@ def print_all(results: Results) -> None:
         if workload == "redis":
             print_redis(results)
     print_means(results)
-    print_shown(results)
+    print_shown(shown(results))
+    print_failures(results)
 
 
 def print_workload(results: Results, workload: str) -> None:
@@ -142,13 +128,7 @@ def print_means(results: Results) -> None:
         table(rows)
 
 
-def print_shown(results: Results) -> None:
-    rows = [
-        [one.what, one.wanted, one.measured, "met" if one.met else "FALLS SHORT"] for one in shown(results)
-    ]
-    if rows:
-        print("\nTo be shown")
-        table([["", "wanted", "measured", ""], *rows])
+def print_failures(results: Results) -> None:
     if results.failures:
         print("\nFailed")
         for (workload, name), why in results.failures.items():

@@ -10,9 +10,10 @@ import time
 from pathlib import Path
 
 from bench.merge import environment, kernel, models, regions, tables
-from bench.merge.machine import RESULTS, BenchError, can_set_ksm
+from bench.merge.machine import can_set_ksm
 from bench.merge.regions import METHODS, PATTERNS, Shape
 from bench.merge.shown import shown
+from bench.outcome import RESULTS, BenchError, print_shown, write
 
 PARTS = {
     "regions": "16 instances with a region each, 5% of it their own: memory, CPU and time of each method",
@@ -103,13 +104,7 @@ class Run:
             "quick": self.options.quick,
         }
         self.keep("machine", machine)
-        flat = {key: value for key, value in self.flat.items() if not key.startswith("shown.")}
-        for number, one in enumerate(shown(flat)):
-            flat |= {f"shown.{number}.{key}": value for key, value in vars(one).items()}
-        output = self.options.output
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(flat, indent=1) + "\n")
-        return flat
+        return write(self.options.output, self.flat, shown(self.flat))
 
     def measure(self, prefix: str, what, *taken) -> None:
         begun = time.monotonic()
@@ -212,6 +207,7 @@ def main() -> int:
         print(json.dumps(flat))
     else:
         tables.print_all(flat)
+        print_shown(shown(flat))
     return outcome
 
 

@@ -9,7 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.merge.machine import CACHE, ROOT, BenchError
+from bench.merge.machine import CACHE
+from bench.outcome import ROOT, BenchError
 
 HERE = Path(__file__).parent
 PLACE = CACHE / "bench-merge"

@@ -2,18 +2,15 @@
 of an instance (5) and of all (6), time by size (7), cold start (8), where the time goes (Table I); and the
 regions."""
 
-import json
 import sys
 from pathlib import Path
 
-import matplotlib
+from matplotlib import pyplot
 
-matplotlib.use("svg")
-from matplotlib import pyplot  # noqa: E402
-
-from bench.merge import models, tables  # noqa: E402
-from bench.merge.machine import RESULTS  # noqa: E402
-from bench.merge.regions import METHODS, PATTERNS  # noqa: E402
+from bench.drawing import draw_all, save
+from bench.merge import models, tables
+from bench.merge.regions import METHODS, PATTERNS
+from bench.outcome import RESULTS
 
 # One colour for each method wherever it appears.
 COLOURS = {
@@ -55,23 +52,6 @@ STEP_COLOURS = [
     "#c0392b",
     "#bbbbbb",
 ]
-
-# The same input gives the same file, byte by byte, so that a figure changes only when a number does.
-matplotlib.rcParams.update(
-    {
-        "svg.hashsalt": "mayfly",
-        "svg.fonttype": "none",
-        "font.size": 9,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-    }
-)
-
-
-def save(figure, path: Path) -> Path:
-    figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
-    pyplot.close(figure)
-    return path
 
 
 def draw_sharing(flat: dict, path: Path) -> Path | None:
@@ -264,23 +244,8 @@ def draw_regions(flat: dict, path: Path) -> Path | None:
     return save(figure, path)
 
 
-def main() -> int:
-    source = RESULTS / "merge.json"
-    if len(sys.argv) > 1:
-        print(
-            "usage: make figures    draws bench/results/merge-*.svg from bench/results/merge.json",
-            file=sys.stderr,
-        )
-        return 0 if sys.argv[1] in ("-h", "--help") else 2
-    try:
-        flat = json.loads(source.read_text())
-    except FileNotFoundError:
-        print(f"figures: {source}: not there; 'make bench' writes it", file=sys.stderr)
-        return 1
-    except ValueError as error:
-        print(f"figures: {source}: not a result file: {error}", file=sys.stderr)
-        return 1
-    drawn = [
+def draw(flat: dict) -> list[Path | None]:
+    return [
         draw_sharing(flat, RESULTS / "merge-sharing.svg"),
         draw_by_count(flat, "each_mib", "MiB an instance (PSS; UPM Fig. 5)", RESULTS / "merge-memory.svg"),
         draw_by_count(flat, "system_mib", "MiB of all together (UPM Fig. 6)", RESULTS / "merge-system.svg"),
@@ -289,11 +254,7 @@ def main() -> int:
         draw_where(flat, RESULTS / "merge-where.svg"),
         draw_regions(flat, RESULTS / "merge-regions.svg"),
     ]
-    for path in drawn:
-        if path:
-            print(path.relative_to(RESULTS.parents[1]))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(draw_all("merge", draw))

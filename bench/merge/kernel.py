@@ -6,7 +6,7 @@ import json
 import subprocess
 from pathlib import Path
 
-from bench.merge.machine import ROOT, BenchError
+from bench.outcome import ROOT, BenchError
 
 BUILD = ROOT / "kernel" / "build"
 TESTS = ROOT / "kernel" / "upm" / "tests" / "run"

@@ -6,9 +6,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "bench" / "results"
-BUILD = ROOT / "target" / "bench"
+from bench.outcome import ROOT, BenchError
+
 LIBRARY = Path(os.environ.get("MAYFLY_MERGE_LIBRARY") or ROOT / "target" / "release" / "libmayfly_merge.so")
 MAYFLY = Path(os.environ.get("MAYFLY_COMMAND") or ROOT / "target" / "release" / "mayfly")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mayfly"
@@ -20,10 +19,6 @@ KSM = Path("/sys/kernel/mm/ksm")
 # own advisor (advisor_mode scan-time) only ever slows it down to a target time, 200 s by default.
 KSM_DEFAULT = {"sleep_millisecs": "20", "pages_to_scan": "100"}
 KSM_BEST = {"sleep_millisecs": "0", "pages_to_scan": "100000"}
-
-
-class BenchError(Exception):
-    """Something the user can act on: printed as one line, and the command exits with 1."""
 
 
 def kib_lines(path: str) -> dict[str, int]:

@@ -15,7 +15,6 @@ from bench.merge import environment, store, study
 from bench.merge.machine import (
     KSM_BEST,
     KSM_DEFAULT,
-    BenchError,
     available_mib,
     cpu_s,
     ksm_merged_pages,
@@ -25,6 +24,7 @@ from bench.merge.machine import (
 )
 from bench.merge.regions import PHASES, Numbers
 from bench.merge.store import Store
+from bench.outcome import BenchError
 
 NETWORKS = {"resnet50": "pt", "alexnet": "pt", "minilm": "pt", "opennsfw": "onnx"}
 METHODS = {

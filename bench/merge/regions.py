@@ -20,7 +20,6 @@ from bench.merge.machine import (
     LIBRARY,
     MIB,
     PAGE,
-    BenchError,
     available_mib,
     cpu_s,
     ksm_merged_pages,
@@ -29,6 +28,7 @@ from bench.merge.machine import (
     mappings_of,
     memory_of,
 )
+from bench.outcome import BenchError
 
 METHODS = ["none", "engine", "ksm_default", "ksm_best"]
 PATTERNS = ["contiguous", "scattered", "alternating"]

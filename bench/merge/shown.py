@@ -1,22 +1,6 @@
 """What merging is to show, and whether one run shows it: enough, or falling short."""
 
-from dataclasses import dataclass
-
-
-@dataclass
-class Shown:
-    what: str
-    wanted: str
-    measured: str
-    met: bool
-
-
-def at_most(what: str, limit: float, value: float, unit: str) -> Shown:
-    return Shown(what, f"<= {limit:g}{unit}", f"{value:.3g}{unit}", value <= limit)
-
-
-def at_least(what: str, limit: float, value: float, unit: str) -> Shown:
-    return Shown(what, f">= {limit:g}{unit}", f"{value:.3g}{unit}", value >= limit)
+from bench.outcome import Shown, at_least, at_most
 
 
 def reduction_percent(flat: dict, network: str, method: str, metric: str = "16.each_mib") -> float | None:

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.merge.machine import LIBRARY, MAYFLY, MIB, BenchError, cpu_s
+from bench.merge.machine import LIBRARY, MAYFLY, MIB, cpu_s
+from bench.outcome import BenchError
 
 
 @dataclass

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 
 import numpy
 
-from bench.merge.machine import PAGE, BenchError
+from bench.merge.machine import PAGE
+from bench.outcome import BenchError
 
 PRESENT, FRAME = numpy.uint64(1 << 63), numpy.uint64((1 << 55) - 1)
 CHUNK = 1024  # sub-page sharing is looked for in quarters of a page

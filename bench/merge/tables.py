@@ -1,11 +1,9 @@
 """The results as tables: one for each part, then what is enough and what falls short."""
 
-import sys
-from collections.abc import Sequence
-
 from bench.merge import models
 from bench.merge.regions import METHODS, PATTERNS, PHASES
 from bench.merge.shown import reduction_percent
+from bench.outcome import figure, table
 
 STEPS = {
     "hash": "calculate hash",
@@ -20,19 +18,6 @@ STEPS = {
 }
 
 
-def table(rows: Sequence[Sequence[str]], out=sys.stdout) -> None:
-    """The first row is the heading; the first column goes left, the others right."""
-    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
-    for row in rows:
-        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-        cells[0] = row[0].ljust(widths[0])
-        print("  " + "  ".join(cells).rstrip(), file=out)
-
-
-def figure(value: float | None, digits: int = 1) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
 def print_all(flat: dict) -> None:
     print_regions(flat)
     print_sizes(flat)
@@ -41,7 +26,6 @@ def print_all(flat: dict) -> None:
     print_sharing(flat)
     print_memory(flat)
     print_cold(flat)
-    print_shown(flat)
 
 
 def print_regions(flat: dict) -> None:
@@ -226,17 +210,3 @@ def print_cold(flat: dict) -> None:
         print("\nCold start in ms: medians of the instances after the first, and the first's (UPM Fig. 8);")
         print("  longer: than a plain instance started in the same round, median of the rounds")
         table(rows)
-
-
-def print_shown(flat: dict) -> None:
-    numbers = sorted({int(key.split(".")[1]) for key in flat if key.startswith("shown.")})
-    rows = [
-        [
-            *(flat[f"shown.{n}.{key}"] for key in ("what", "wanted", "measured")),
-            "met" if flat[f"shown.{n}.met"] else "FALLS SHORT",
-        ]
-        for n in numbers
-    ]
-    if rows:
-        print("\nTo be shown")
-        table([["", "wanted", "measured", ""], *rows])

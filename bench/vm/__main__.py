@@ -9,9 +9,11 @@ import sys
 import time
 from pathlib import Path
 
+from bench.outcome import RESULTS, BenchError
+from bench.outcome import write as write_results
 from bench.vm import tables
 from bench.vm.experiments import EXPERIMENTS
-from bench.vm.guest import RESULTS, BenchError, Contender, Guest, mayfly
+from bench.vm.guest import Contender, Guest, mayfly
 from bench.vm.results import Results
 
 EPILOG = """
@@ -103,10 +105,7 @@ def write(results: Results, options: argparse.Namespace) -> dict:
         "accelerator": "; ".join(sorted(Guest.accelerators)),
         "quick": options.quick,
     }
-    flat = results.flat(machine)
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(flat, indent=1) + "\n")
-    return flat
+    return write_results(options.output, results.flat(machine))
 
 
 def main() -> int:

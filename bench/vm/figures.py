@@ -1,35 +1,15 @@
 """Draws the results as SVG beside the paper's figures 5, 6, 7 and 10."""
 
-import json
 import re
 import sys
 from pathlib import Path
 
-import matplotlib
+from matplotlib import pyplot
 
-matplotlib.use("svg")
-from matplotlib import pyplot  # noqa: E402
-
-from bench.vm.guest import RESULTS  # noqa: E402
+from bench.drawing import draw_all, save
+from bench.outcome import RESULTS
 
 COLOURS = {"static": "#8c8c8c", "plain": "#c98b2e", "nodes": "#4c78a8", "hotmem": "#c0392b"}
-
-# The same input gives the same file, byte by byte, so that a figure changes only when a number does.
-matplotlib.rcParams.update(
-    {
-        "svg.hashsalt": "mayfly",
-        "svg.fonttype": "none",
-        "font.size": 9,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-    }
-)
-
-
-def save(figure, path: Path) -> Path:
-    figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
-    pyplot.close(figure)
-    return path
 
 
 def series(results: dict, pattern: str) -> dict[str, list[tuple[float, float]]]:
@@ -101,35 +81,13 @@ def draw_interference(results: dict, path: Path) -> Path | None:
     return save(figure, path)
 
 
-def draw_all(results: dict) -> list[Path]:
-    drawn = [
+def draw(results: dict) -> list[Path | None]:
+    return [
         draw_latency(results, RESULTS / "vm-latency.svg"),
         draw_steps(results, RESULTS / "vm-steps.svg"),
         draw_interference(results, RESULTS / "vm-interference.svg"),
     ]
-    return [path for path in drawn if path]
-
-
-def main() -> int:
-    source = RESULTS / "vm.json"
-    if len(sys.argv) > 1:
-        print(
-            "usage: bench/vm/figures    draws bench/results/vm-*.svg from bench/results/vm.json",
-            file=sys.stderr,
-        )
-        return 0 if sys.argv[1] in ("-h", "--help") else 2
-    try:
-        results = json.loads(source.read_text())
-    except FileNotFoundError:
-        print(f"figures: {source}: not there; bench/vm/run writes it", file=sys.stderr)
-        return 1
-    except ValueError as error:
-        print(f"figures: {source}: not a result file: {error}", file=sys.stderr)
-        return 1
-    for path in draw_all(results):
-        print(path.relative_to(RESULTS.parents[1]))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(draw_all("vm", draw))

@@ -10,14 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "bench" / "results"
+from bench.outcome import ROOT, BenchError
+
 MIB = 1 << 20
 PATIENCE_S = 300
-
-
-class BenchError(Exception):
-    """Something the user can act on: printed as one line, and the command exits with 1."""
 
 
 @dataclass(frozen=True)

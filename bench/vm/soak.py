@@ -14,7 +14,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from bench.vm.guest import MIB, BenchError, Contender, Guest, Line, mayfly
+from bench.outcome import BenchError
+from bench.vm.guest import MIB, Contender, Guest, Line, mayfly
 
 PARTITION_MIB = 128
 # What `chaos` may use, so that only those which are to overflow do.

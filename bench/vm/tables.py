@@ -1,18 +1,8 @@
 """The results as tables: one for each experiment, then what is enough and what falls short."""
 
-from collections.abc import Sequence
-
+from bench.outcome import table
 from bench.vm.experiments import EXPERIMENTS
 from bench.vm.results import Results, aims
-
-
-def table(rows: Sequence[Sequence[str]]) -> None:
-    """The first row is the heading; the first column goes left, the others right."""
-    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
-    for row in rows:
-        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-        cells[0] = row[0].ljust(widths[0])
-        print("  " + "  ".join(cells).rstrip())
 
 
 def figure(value: float | None, digits: int = 0) -> str:

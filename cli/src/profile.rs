@@ -11,7 +11,7 @@ use lifetime::symbols::Symbols;
 use serde_json::{Value, json};
 
 use crate::child::Preloaded;
-use crate::quantity::{bytes, count, duration, parse_bytes};
+use crate::quantity::{bytes, count, duration, parse_page_bytes};
 use crate::settings::HeapSettings;
 
 const EXAMPLES: &str = "\
@@ -32,7 +32,7 @@ pub struct ProfileArguments {
     #[arg(short, long, value_name = "NAME")]
     output: Option<PathBuf>,
     /// Bytes between two samples, on average
-    #[arg(long, value_name = "BYTES", default_value = "512k", value_parser = parse_bytes)]
+    #[arg(long, value_name = "BYTES", default_value = "512k", value_parser = parse_page_bytes)]
     every: u64,
     /// How many contexts the table shows
     #[arg(long, value_name = "N", default_value_t = 15)]

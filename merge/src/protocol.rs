@@ -244,61 +244,9 @@ impl Answer {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
 
-    fn requests() -> impl Strategy<Value = Request> {
-        let hashes = (any::<u64>(), any::<u64>()).prop_map(|(place, tag)| PageHash { place, tag });
-        prop_oneof![
-            any::<u32>().prop_map(|version| Request::Hello { version }),
-            Just(Request::Index),
-            any::<u32>().prop_map(|pages| Request::Offer { pages }),
-            any::<u32>().prop_map(|segment| Request::Attach { segment }),
-            proptest::collection::vec(hashes, 0..40).prop_map(|pages| Request::Private { pages }),
-            Just(Request::Status),
-        ]
-    }
-
-    fn answers() -> impl Strategy<Value = Answer> {
-        prop_oneof![
-            (any::<u64>(), any::<u8>())
-                .prop_map(|(identity, b)| Answer::Welcome { identity, secret: Box::new([b; SECRET_BYTES]) }),
-            Just(Answer::Index),
-            any::<[u32; 3]>().prop_map(|[new_pages, segment, segment_pages]| Answer::Taken {
-                new_pages,
-                segment,
-                segment_pages
-            }),
-            any::<u32>().prop_map(|segment_pages| Answer::Attached { segment_pages }),
-            Just(Answer::Noted),
-            ".{0,40}".prop_map(|json| Answer::Status { json }),
-            ".{0,40}".prop_map(|line| Answer::Refused { reason: Refusal::Gone, line }),
-        ]
-    }
-
-    proptest! {
-        #[test]
-        fn requests_survive(request in requests()) {
-            prop_assert_eq!(Request::decode(&request.encode()), Ok(request));
-        }
-
-        #[test]
-        fn answers_survive(answer in answers()) {
-            prop_assert_eq!(Answer::decode(&answer.encode()), Ok(answer));
-        }
-
-        #[test]
-        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            if let Ok(request) = Request::decode(&bytes) {
-                prop_assert_eq!(request.encode(), bytes.clone());
-            }
-            if let Ok(answer) = Answer::decode(&bytes) {
-                prop_assert_eq!(answer.encode(), bytes);
-            }
-        }
-    }
-
+    // What any message and any bytes are read as: merge/tests/messages.rs.
     #[test]
     fn the_longest_message_fits() {
         let pages = vec![PageHash::default(); MOST_HASHES];

@@ -70,6 +70,15 @@ pub fn check(file: impl AsFd, pages: usize) -> Result<(), Flaw> {
     Ok(())
 }
 
+/// Whether nobody can change a file that the daemon wrote itself. Without the seal against mappings made before: these
+/// were the daemon's own and ended with it.
+pub fn is_unchanging(file: impl AsFd) -> bool {
+    let size = SealFlags::SHRINK | SealFlags::GROW;
+    rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| {
+        seals.contains(size) && seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE)
+    })
+}
+
 /// What the kernel says about a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {

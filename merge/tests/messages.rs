@@ -90,6 +90,7 @@ proptest! {
             Ok(read) => {
                 prop_assert_eq!(read.encode(), bytes.clone());
                 prop_assert!(bytes.len() <= MOST_BYTES);
+                prop_assert!(!changes.is_empty() || read == request);
             }
             Err(_) => prop_assert!(!changes.is_empty()),
         }
@@ -99,8 +100,21 @@ proptest! {
     fn answers_are_read_or_refused(answer in answers(), changes in proptest::collection::vec(change(), 0..6)) {
         let bytes = changed(answer.encode(), &changes);
         match Answer::decode(&bytes) {
-            Ok(read) => prop_assert_eq!(read.encode(), bytes),
+            Ok(read) => {
+                prop_assert_eq!(read.encode(), bytes);
+                prop_assert!(!changes.is_empty() || read == answer);
+            }
             Err(_) => prop_assert!(!changes.is_empty()),
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        if let Ok(request) = Request::decode(&bytes) {
+            prop_assert_eq!(request.encode(), bytes.clone());
+        }
+        if let Ok(answer) = Answer::decode(&bytes) {
+            prop_assert_eq!(answer.encode(), bytes);
         }
     }
 }

@@ -115,6 +115,9 @@ impl Store {
     }
 
     fn take_back(&mut self, number: u32, file: OwnedFd) -> Result<(), Refused> {
+        if !segment::is_unchanging(&file) {
+            return Err((Refusal::Wrong, "it is not sealed".to_string()));
+        }
         let about = rustix::fs::fstat(&file).map_err(no_file)?;
         let room = (about.st_size as usize / PAGE_BYTES).min(MOST_PAGES);
         // A common segment that was not full ends where its memory ends. Nobody can write to it any more.
@@ -401,4 +404,27 @@ impl Drop for Store {
 fn no_file(errno: rustix::io::Errno) -> Refused {
     let why = std::io::Error::from(errno);
     (Refusal::Full, format!("the page store cannot take another segment: {why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_sealed_files_come_back() {
+        let limits = Limits { pages: 16, segments: 4 };
+        let passport = Passport { domain: Domain::User(0), identity: 7, secret: [1; SECRET_BYTES] };
+        let file = |sealed: bool| {
+            let file = segment::create().unwrap();
+            rustix::io::write(&file, &[5; PAGE_BYTES]).unwrap();
+            if sealed {
+                segment::seal(&file).unwrap();
+            }
+            file
+        };
+        let store =
+            Store::restore((passport, [(1, file(true)), (2, file(false))].into()), limits, Arc::default());
+        let store = store.unwrap();
+        assert_eq!(store.segments.keys().collect::<Vec<_>>(), [&1]);
+    }
 }
