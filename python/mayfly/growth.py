@@ -33,7 +33,8 @@ def advising(*, min_bytes: int = 1 << 20, heap: bool = False, quiet: bool = Fals
     library.library()  # its own memory must not be among what is new
     before = anonymous_mappings(heap)
     advised: list[Region] = []
-    yield advised
+    with library.large_blocks_apart() if heap else contextlib.nullcontext():
+        yield advised
     if heap:
         library.give_back_freed()  # what loading left behind free is not worth sharing
     for region in without(anonymous_mappings(heap), before):

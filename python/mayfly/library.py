@@ -1,10 +1,12 @@
 """Finds libmayfly_merge.so and calls it (merge/include/mayfly_merge.h); every failure becomes a
 MergeError."""
 
+import contextlib
 import ctypes
 import errno
 import functools
 import os
+from collections.abc import Iterator
 from ctypes import c_char_p, c_int, c_int64, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 
@@ -118,6 +120,32 @@ def stats() -> dict[str, int]:
 def path() -> str:
     """How the next call will merge: "kernel", "engine", or "none: " and why not."""
     return library().mayfly_merge_path().decode()
+
+
+M_MMAP_THRESHOLD = -3  # mallopt
+APART = 64 << 10
+GLIBC_MMAP_THRESHOLD = 128 << 10
+
+
+@contextlib.contextmanager
+def large_blocks_apart() -> Iterator[None]:
+    """Large blocks that glibc's malloc gives meanwhile get mappings of their own.
+
+    In malloc's heap they would lie at another offset in each instance, since what Python allocates before
+    differs a little from run to run, and pages with equal contents at unequal offsets do not merge. Only a
+    heap with room at its end is still used, so that room is given back first. Afterwards the limit is what it
+    is at first, but no longer grows. Mayfly's heap ignores this.
+    """
+    set_limit = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_limit is None:
+        yield
+        return
+    give_back_freed()
+    set_limit(M_MMAP_THRESHOLD, APART)
+    try:
+        yield
+    finally:
+        set_limit(M_MMAP_THRESHOLD, GLIBC_MMAP_THRESHOLD)
 
 
 def give_back_freed() -> None:

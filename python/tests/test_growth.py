@@ -1,9 +1,11 @@
 """Which mappings are new: interval arithmetic against a set of pages, and the kernel's own list."""
 
+import ctypes
 import mmap
 
 from hypothesis import given
 from hypothesis import strategies as st
+from mayfly import library
 from mayfly.growth import anonymous_mappings, without
 from mayfly.regions import Region, regions_of
 
@@ -33,3 +35,26 @@ def test_a_new_mapping_is_seen_and_a_shared_one_is_not():
     (wanted,), (unwanted,) = list(regions_of(private)), list(regions_of(shared))
     assert set(range(wanted.start >> 12, wanted.end >> 12)) <= new
     assert not set(range(unwanted.start >> 12, unwanted.end >> 12)) & new
+
+
+def test_a_large_block_of_malloc_begins_a_mapping_while_blocks_lie_apart():
+    """The header of a block with a mapping of its own is the mapping's first 16 bytes."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    libc.free(libc.malloc(4 << 20))  # from now on glibc would put smaller ones into its heap
+
+    def offset():
+        block = libc.malloc(1 << 20)
+        try:
+            return block % mmap.PAGESIZE, any(start <= block < end for start, end in heaps())
+        finally:
+            libc.free(block)
+
+    def heaps():
+        return without(anonymous_mappings(heap=True), anonymous_mappings())
+
+    libc.malloc(100)  # the heap's end is not at a page's begin
+    assert offset()[1]
+    with library.large_blocks_apart():
+        assert offset() == (16, False)
