@@ -51,7 +51,8 @@ impl Output {
     /// Reads until nobody can write any more.
     pub async fn follow(&self) {
         while self.receiver.readable().await.is_ok() {
-            if !self.read_at_most(READ_BYTES_A_SECOND) {
+            let read = self.lock().read;
+            if !self.read_at_most(READ_BYTES_A_SECOND.saturating_sub(read)) {
                 return;
             }
             let pause = {

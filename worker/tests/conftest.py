@@ -58,7 +58,7 @@ class Worker:
     def log(self):
         return self.log_path.read_text(errors="replace")
 
-    def wait_for(self, pattern, seconds=10):
+    def wait_for(self, pattern, seconds=60):
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             found = re.search(pattern, self.log())
@@ -72,7 +72,7 @@ class Worker:
     def client(self, key="any", secret="any", **settings):
         settings = {
             "retries": {"max_attempts": 0},
-            "read_timeout": 40,
+            "read_timeout": 120,
             "max_pool_connections": 32,
             **settings,
         }
@@ -86,7 +86,7 @@ class Worker:
         )
 
     def get(self, path):
-        with urllib.request.urlopen(self.url + path, timeout=10) as answer:
+        with urllib.request.urlopen(self.url + path, timeout=60) as answer:
             return answer.read().decode()
 
     def figure(self, name):
@@ -110,7 +110,7 @@ class Worker:
     def stop(self, how=signal.SIGTERM):
         if self.process.poll() is None:
             self.process.send_signal(how)
-        code = self.process.wait(timeout=20)
+        code = self.process.wait(timeout=60)
         shutil.rmtree(self.log_path.parent, ignore_errors=True)
         return code
 

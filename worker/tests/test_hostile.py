@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 def talk(worker, data, until_closed=True):
     """Sends bytes; what comes back until the other side closes, or something does."""
-    with socket.create_connection(("127.0.0.1", worker.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", worker.port), timeout=60) as connection:
         answer = b""
         try:
             connection.sendall(data)
@@ -32,7 +32,7 @@ def status(answer):
 
 
 def request(worker, method, path, body=b"", headers=None):
-    connection = http.client.HTTPConnection("127.0.0.1", worker.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", worker.port, timeout=60)
     try:
         connection.request(method, path, body, headers or {})
         answer = connection.getresponse()
@@ -75,7 +75,7 @@ def test_what_is_not_http_is_refused(worker):
 def test_slow_senders_hold_up_nobody(worker, client):
     slow = []
     for index in range(200):
-        connection = socket.create_connection(("127.0.0.1", worker.port), timeout=10)
+        connection = socket.create_connection(("127.0.0.1", worker.port), timeout=60)
         if index % 2:
             connection.sendall(b"GET / HT")
         else:

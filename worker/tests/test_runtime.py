@@ -49,7 +49,7 @@ def test_a_function_that_takes_too_long_is_ended(client):
     answer, error = invoke(client, "neighbour", {"do": "sleep", "seconds": 30})
     assert (error, answer["errorType"]) == ("Unhandled", "Sandbox.Timedout")
     assert answer["errorMessage"].endswith("Error: Task timed out after 1.00 seconds")
-    assert 1 <= time.monotonic() - began < 4
+    assert 1 <= time.monotonic() - began < 20
     assert invoke(client, "neighbour", {"do": "sleep", "seconds": 0}) == ("slept", None)
     client.update_function_configuration(FunctionName="neighbour", Timeout=5)
 

@@ -106,7 +106,7 @@ def test_neighbours_hold_while_one_runs_wild(client, worker, do, errors, log):
     assert error == "Unhandled", answer
     assert answer["errorType"] in errors, answer
     worker.wait_for(rf"\[probe#\d+\].*{log}")
-    assert slowest < 2, f"the neighbour was answered after {slowest:.2f} s"
+    assert slowest < 4, f"the neighbour was answered after {slowest:.2f} s"
     assert invoke(client, "probe", {"do": "count"})[1] is None
 
 
@@ -130,11 +130,12 @@ def test_nothing_survives_a_worker_that_is_killed():
             for name in ["probe", "neighbour"]:
                 threads.submit(invoke, client, name, {"do": "fork_without_end"})
             running.wait_for(r"(?s)START.*START")
-            time.sleep(0.3)
-            below = descendants(running.process.pid)
-            assert len(below) > 20
+            deadline = time.monotonic() + 60
+            while len(below := descendants(running.process.pid)) <= 20:
+                assert time.monotonic() < deadline, "they fork"
+                time.sleep(0.02)
             running.stop(signal.SIGKILL)
-            deadline = time.monotonic() + 5
+            deadline = time.monotonic() + 60
             while left := [pid for pid in below if lives(pid)]:
                 assert time.monotonic() < deadline, f"{len(left)} processes are left"
                 time.sleep(0.02)
@@ -148,7 +149,7 @@ def test_instances_end_when_they_are_not_used(worker, client):
     client.update_function_configuration(FunctionName="probe", Description="changed")
     invoke(client, "probe", {"do": "count"})
     client.delete_function(FunctionName="exits")
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while len(worker.descendants()) > before + 3:
         assert time.monotonic() < deadline
         time.sleep(0.05)

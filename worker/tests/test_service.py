@@ -34,7 +34,7 @@ def test_the_sample_functions_serve_a_trace():
         assert error is None and dna["bases"] == 12 and len(dna["line"]) == 25
         load = [MAYFLY, "load", "--trace", FUNCTIONS / "trace.csv", "--worker", f"127.0.0.1:{running.port}"]
         done = subprocess.run(
-            [*load, "--seconds", "60", "--speed", "12", "--json"], capture_output=True, text=True, timeout=90
+            [*load, "--seconds", "60", "--speed", "12", "--json"], capture_output=True, text=True, timeout=180
         )
         assert done.returncode == 0, done.stderr
         result = json.loads(done.stdout)
@@ -42,7 +42,7 @@ def test_the_sample_functions_serve_a_trace():
         assert result["all.sent"] == sum(int(row[4]) for row in rows)
         assert result["all.succeeded"] == result["all.sent"], result
         assert 0 < result["all.latency.p50_ms"] <= result["all.latency.p99_ms"]
-        assert 4 < result["elapsed_s"] < 60
+        assert 4 < result["elapsed_s"] < 90
 
 
 def test_the_page_and_the_figures_tell_what_is_served(worker, client):

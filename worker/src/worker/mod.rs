@@ -1,23 +1,25 @@
 //! The worker: functions, their pool, and the requests on their way. Carries out what the pool decides.
 
+mod actions;
+mod functions;
+
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use tempfile::TempDir;
 use tokio::sync::{Notify, oneshot};
 
-use crate::code::Code;
 use crate::count::Count;
 use crate::error::ApiError;
-use crate::function::{Deployment, Function, FunctionUrl, Settings};
+use crate::function::{Deployment, Function};
 use crate::instance::Instance;
 use crate::invocation::{Invocation, Outcome};
-use crate::pool::{Action, Capacity, Census, FunctionId, InstanceId, Pool, Refusal, RequestId, Time};
+use crate::pool::{Action, Capacity, Census, FunctionId, InstanceId, Pool, RequestId, Time};
 use crate::sandbox::{Hierarchy, Spawner};
 use crate::sigv4::Credentials;
 
@@ -137,143 +139,6 @@ impl Worker {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    // ---- functions ----
-
-    /// Adds a function.
-    ///
-    /// # Errors
-    /// There is one of this name, or it needs more memory than the worker has.
-    pub fn create(
-        self: &Arc<Self>,
-        name: &str,
-        settings: Settings,
-        code: Code,
-        layer: Option<PathBuf>,
-    ) -> Result<Arc<Deployment>, ApiError> {
-        let mut state = self.lock();
-        if state.functions.contains_key(name) {
-            return Err(ApiError::conflict(format!("Function already exist: {name}")));
-        }
-        let id = state.next_function;
-        state.next_function += 1;
-        self.deploy(&mut state, id, name, settings, code, layer)
-    }
-
-    /// Changes a function's settings, code or both; instances of the old kind finish what they have.
-    ///
-    /// # Errors
-    /// No such function, or what `change` says.
-    pub fn update(
-        self: &Arc<Self>,
-        name: &str,
-        change: impl FnOnce(&Deployment) -> Result<(Settings, Code), ApiError>,
-    ) -> Result<Arc<Deployment>, ApiError> {
-        let mut state = self.lock();
-        let known = state.function(name)?.deployment.clone();
-        let (settings, code) = change(&known)?;
-        self.deploy(&mut state, known.function, name, settings, code, known.layer.clone())
-    }
-
-    fn deploy(
-        self: &Arc<Self>,
-        state: &mut State,
-        id: FunctionId,
-        name: &str,
-        settings: Settings,
-        code: Code,
-        layer: Option<PathBuf>,
-    ) -> Result<Arc<Deployment>, ApiError> {
-        let (wanted, most) = (settings.memory_mib, self.options.capacity.memory_mib);
-        if u64::from(wanted) > most {
-            return Err(ApiError::invalid_parameter(format!(
-                "MemorySize is {wanted} MB, but this worker has only {most} MB for all instances"
-            )));
-        }
-        let deployment = Arc::new(Deployment {
-            function: id,
-            name: name.to_string(),
-            settings,
-            code,
-            layer,
-            revision: uuid::Uuid::new_v4().to_string(),
-            modified: SystemTime::now(),
-        });
-        state.deployments.insert(id, deployment.clone());
-        match state.functions.get_mut(name) {
-            Some(function) => function.deployment = deployment.clone(),
-            None => {
-                let new = Function { deployment: deployment.clone(), reserved: None, url: None };
-                state.functions.insert(name.to_string(), new);
-            }
-        }
-        let actions = state.pool.set_function(id, wanted);
-        self.carry_out(state, actions);
-        Ok(deployment)
-    }
-
-    /// Deletes a function: what waits is refused, what runs may finish.
-    ///
-    /// # Errors
-    /// No such function.
-    pub fn delete(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
-        let mut state = self.lock();
-        let function = state.functions.remove(name).ok_or_else(|| ApiError::no_such_function(name))?;
-        let id = function.deployment.function;
-        let actions = state.pool.remove_function(id);
-        state.deployments.remove(&id);
-        self.carry_out(&mut state, actions);
-        Ok(())
-    }
-
-    /// A function.
-    ///
-    /// # Errors
-    /// No such function.
-    pub fn function(&self, name: &str) -> Result<Function, ApiError> {
-        self.lock().function(name).cloned()
-    }
-
-    /// All functions, by name.
-    pub fn functions(&self) -> Vec<Function> {
-        self.lock().functions.values().cloned().collect()
-    }
-
-    /// Reserves concurrency, or gives it back.
-    ///
-    /// # Errors
-    /// No such function, or other functions have reserved it.
-    pub fn reserve(self: &Arc<Self>, name: &str, reserved: Option<u32>) -> Result<(), ApiError> {
-        let mut state = self.lock();
-        let id = state.function(name)?.deployment.function;
-        let free = state.pool.unreserved(Some(id));
-        if reserved.is_some_and(|wanted| wanted > free) {
-            return Err(ApiError::invalid_parameter(format!(
-                "ReservedConcurrentExecutions: only {free} of the worker's {} are not reserved",
-                self.options.capacity.concurrency
-            )));
-        }
-        state.functions.get_mut(name).expect("found above").reserved = reserved;
-        let actions = state.pool.reserve(id, reserved);
-        self.carry_out(&mut state, actions);
-        Ok(())
-    }
-
-    /// Changes a function's URL with what `change` makes of the one it has.
-    ///
-    /// # Errors
-    /// No such function, or what `change` says.
-    pub fn change_url(
-        &self,
-        name: &str,
-        change: impl FnOnce(Option<FunctionUrl>) -> Result<Option<FunctionUrl>, ApiError>,
-    ) -> Result<Option<FunctionUrl>, ApiError> {
-        let mut state = self.lock();
-        state.function(name)?;
-        let function = state.functions.get_mut(name).expect("found above");
-        function.url = change(function.url.clone())?;
-        Ok(function.url.clone())
-    }
-
     // ---- requests ----
 
     /// Runs a function, waiting for an instance if there is none.
@@ -360,52 +225,6 @@ impl Worker {
         self.carry_out(&mut state, actions);
     }
 
-    fn carry_out(self: &Arc<Self>, state: &mut State, actions: Vec<Action>) {
-        for action in actions {
-            match action {
-                Action::Start { instance, function } => {
-                    let Some(deployment) = state.deployments.get(&function) else { continue };
-                    let started = Arc::new(Instance::new(instance, deployment.clone(), self.clone()));
-                    state.instances.insert(instance, started.clone());
-                    tokio::spawn(started.live());
-                }
-                Action::Dispatch { instance, request } => {
-                    let invocation = state.waiting.get(&request).map(|waiting| waiting.invocation.clone());
-                    let known = state.instances.get(&instance).cloned();
-                    if let (Some(invocation), Some(known)) = (invocation, known)
-                        && !known.dispatch(request, invocation)
-                    {
-                        // It never reached the function, so another instance may have it.
-                        let now = self.now();
-                        let actions = state.pool.undelivered(instance, now);
-                        self.carry_out(state, actions);
-                    }
-                }
-                Action::Refuse { request, refusal } => {
-                    if let Some(waiting) = state.waiting.remove(&request) {
-                        let refused = Err(refusal_error(refusal, &waiting.invocation));
-                        self.count.answered(&refused, waiting.arrived.elapsed());
-                        let _ = waiting.reply.send(refused);
-                    }
-                }
-                Action::Lost { request, .. } => {
-                    // Answered already if the runtime ended by itself; otherwise its sandbox failed.
-                    if let Some(waiting) = state.waiting.remove(&request) {
-                        let lost = Err(ApiError::service("the instance ended while it ran the request"));
-                        self.count.answered(&lost, waiting.arrived.elapsed());
-                        let _ = waiting.reply.send(lost);
-                    }
-                }
-                Action::Stop { instance } => {
-                    if let Some(known) = state.instances.get(&instance) {
-                        known.stop();
-                    }
-                }
-                Action::FailedStart { .. } => {}
-            }
-        }
-    }
-
     /// How many instances are in which phase, of one function or of all.
     pub fn census(&self, function: Option<FunctionId>) -> Census {
         self.lock().pool.census(function)
@@ -445,16 +264,6 @@ impl Worker {
 impl State {
     fn function(&self, name: &str) -> Result<&Function, ApiError> {
         self.functions.get(name).ok_or_else(|| ApiError::no_such_function(name))
-    }
-}
-
-fn refusal_error(refusal: Refusal, invocation: &Invocation) -> ApiError {
-    match refusal {
-        Refusal::Reserved => {
-            ApiError::throttled("ReservedFunctionConcurrentInvocationLimitExceeded", "Rate Exceeded.")
-        }
-        Refusal::Capacity => ApiError::throttled("ConcurrentInvocationLimitExceeded", "Rate Exceeded."),
-        Refusal::Removed => ApiError::not_found(format!("Function not found: {}", invocation.arn)),
     }
 }
 

@@ -1,0 +1,148 @@
+//! The worker's functions: created, changed, deleted; their reservations and URLs.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use super::{State, Worker};
+use crate::code::Code;
+use crate::error::ApiError;
+use crate::function::{Deployment, Function, FunctionUrl, Settings};
+use crate::pool::FunctionId;
+
+impl Worker {
+    /// Adds a function.
+    ///
+    /// # Errors
+    /// There is one of this name, or it needs more memory than the worker has.
+    pub fn create(
+        self: &Arc<Self>,
+        name: &str,
+        settings: Settings,
+        code: Code,
+        layer: Option<PathBuf>,
+    ) -> Result<Arc<Deployment>, ApiError> {
+        let mut state = self.lock();
+        if state.functions.contains_key(name) {
+            return Err(ApiError::conflict(format!("Function already exist: {name}")));
+        }
+        let id = state.next_function;
+        state.next_function += 1;
+        self.deploy(&mut state, id, name, settings, code, layer)
+    }
+
+    /// Changes a function's settings, code or both; instances of the old kind finish what they have.
+    ///
+    /// # Errors
+    /// No such function, or what `change` says.
+    pub fn update(
+        self: &Arc<Self>,
+        name: &str,
+        change: impl FnOnce(&Deployment) -> Result<(Settings, Code), ApiError>,
+    ) -> Result<Arc<Deployment>, ApiError> {
+        let mut state = self.lock();
+        let known = state.function(name)?.deployment.clone();
+        let (settings, code) = change(&known)?;
+        self.deploy(&mut state, known.function, name, settings, code, known.layer.clone())
+    }
+
+    fn deploy(
+        self: &Arc<Self>,
+        state: &mut State,
+        id: FunctionId,
+        name: &str,
+        settings: Settings,
+        code: Code,
+        layer: Option<PathBuf>,
+    ) -> Result<Arc<Deployment>, ApiError> {
+        let (wanted, most) = (settings.memory_mib, self.options.capacity.memory_mib);
+        if u64::from(wanted) > most {
+            return Err(ApiError::invalid_parameter(format!(
+                "MemorySize is {wanted} MB, but this worker has only {most} MB for all instances"
+            )));
+        }
+        let deployment = Arc::new(Deployment {
+            function: id,
+            name: name.to_string(),
+            settings,
+            code,
+            layer,
+            revision: uuid::Uuid::new_v4().to_string(),
+            modified: SystemTime::now(),
+        });
+        state.deployments.insert(id, deployment.clone());
+        match state.functions.get_mut(name) {
+            Some(function) => function.deployment = deployment.clone(),
+            None => {
+                let new = Function { deployment: deployment.clone(), reserved: None, url: None };
+                state.functions.insert(name.to_string(), new);
+            }
+        }
+        let actions = state.pool.set_function(id, wanted);
+        self.carry_out(state, actions);
+        Ok(deployment)
+    }
+
+    /// Deletes a function: what waits is refused, what runs may finish.
+    ///
+    /// # Errors
+    /// No such function.
+    pub fn delete(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
+        let mut state = self.lock();
+        let function = state.functions.remove(name).ok_or_else(|| ApiError::no_such_function(name))?;
+        let id = function.deployment.function;
+        let actions = state.pool.remove_function(id);
+        state.deployments.remove(&id);
+        self.carry_out(&mut state, actions);
+        Ok(())
+    }
+
+    /// A function.
+    ///
+    /// # Errors
+    /// No such function.
+    pub fn function(&self, name: &str) -> Result<Function, ApiError> {
+        self.lock().function(name).cloned()
+    }
+
+    /// All functions, by name.
+    pub fn functions(&self) -> Vec<Function> {
+        self.lock().functions.values().cloned().collect()
+    }
+
+    /// Reserves concurrency, or gives it back.
+    ///
+    /// # Errors
+    /// No such function, or other functions have reserved it.
+    pub fn reserve(self: &Arc<Self>, name: &str, reserved: Option<u32>) -> Result<(), ApiError> {
+        let mut state = self.lock();
+        let id = state.function(name)?.deployment.function;
+        let free = state.pool.unreserved(Some(id));
+        if reserved.is_some_and(|wanted| wanted > free) {
+            return Err(ApiError::invalid_parameter(format!(
+                "ReservedConcurrentExecutions: only {free} of the worker's {} are not reserved",
+                self.options.capacity.concurrency
+            )));
+        }
+        state.functions.get_mut(name).expect("found above").reserved = reserved;
+        let actions = state.pool.reserve(id, reserved);
+        self.carry_out(&mut state, actions);
+        Ok(())
+    }
+
+    /// Changes a function's URL with what `change` makes of the one it has.
+    ///
+    /// # Errors
+    /// No such function, or what `change` says.
+    pub fn change_url(
+        &self,
+        name: &str,
+        change: impl FnOnce(Option<FunctionUrl>) -> Result<Option<FunctionUrl>, ApiError>,
+    ) -> Result<Option<FunctionUrl>, ApiError> {
+        let mut state = self.lock();
+        state.function(name)?;
+        let function = state.functions.get_mut(name).expect("found above");
+        function.url = change(function.url.clone())?;
+        Ok(function.url.clone())
+    }
+}
