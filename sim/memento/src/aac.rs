@@ -1,0 +1,44 @@
+//! The Arena Allocation Cache (§3.2): next to the page allocator, one direct-mapped entry for each core, which holds the
+//! bump pointers of the few size classes that a workload uses.
+
+use crate::layout::PAGE_BYTES;
+use crate::statistics::Statistics;
+
+/// An entry: physical addresses of the pointers it holds, the latest first.
+type Entry = Vec<u64>;
+
+/// The cache. The pointers' values are kept in the threads' blocks; this says which of them are on the chip.
+#[derive(Debug)]
+pub struct ArenaAllocationCache {
+    entries: Vec<Entry>,
+    pointers: usize,
+}
+
+impl ArenaAllocationCache {
+    /// With `entries` entries of `pointers` pointers each.
+    pub fn new(entries: usize, pointers: usize) -> ArenaAllocationCache {
+        ArenaAllocationCache { entries: vec![Entry::new(); entries], pointers }
+    }
+
+    /// Looks up a bump pointer for a core and brings it in if it is missing; true on a hit.
+    pub fn access(&mut self, core: usize, pointer: u64, statistics: &mut Statistics) -> bool {
+        let which = core % self.entries.len();
+        let entry = &mut self.entries[which];
+        let found = entry.iter().position(|&held| held == pointer);
+        if let Some(place) = found {
+            entry.remove(place);
+        } else if entry.len() == self.pointers {
+            entry.pop();
+            statistics.aac_write_backs += 1;
+        }
+        entry.insert(0, pointer);
+        found.is_some()
+    }
+
+    /// A thread's block is gone.
+    pub fn drop_block(&mut self, block: u64) {
+        for entry in &mut self.entries {
+            entry.retain(|pointer| pointer / PAGE_BYTES != block / PAGE_BYTES);
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Where things lie in a process's Memento region (§3.1, §3.2). Class, lane, arena and object follow from an address by
+//! shifts and by divisions through constants. `sim/shim/layout.h` says the same in C; a test compares the two.
+//!
+//! Left open by the paper, taken here: a class's range is divided evenly among the threads' *lanes*, since each thread has
+//! arenas of its own whose range the hardware knows (§4); ranges are so wide (1 GiB) that the bump pointers, which
+//! never hand an address out twice, do not run out; an arena's header is one cache line, followed by the objects.
+
+use crate::Exception;
+
+/// Size classes: 8 to 512 bytes in steps of 8.
+pub const CLASSES: usize = 64;
+/// Bytes between one size class and the next.
+pub const CLASS_STEP_BYTES: u64 = 8;
+/// The largest object that the hardware allocates.
+pub const LARGEST_BYTES: u64 = CLASSES as u64 * CLASS_STEP_BYTES;
+/// Objects in an arena, and bits in its bitmap.
+pub const OBJECTS: usize = 256;
+/// An arena's header: VA 8 B, bitmap 32, bypass counter 2 (and 6 unused), prev 8, next 8.
+pub const HEADER_BYTES: u64 = 64;
+/// Bytes of a cache line.
+pub const LINE_BYTES: u64 = 64;
+/// Bytes of a page.
+pub const PAGE_BYTES: u64 = 4096;
+/// Threads of a process that can have arenas of their own.
+pub const LANES: usize = 32;
+/// log2 of the bytes of one class of one lane.
+pub const LANE_SHIFT: u32 = 30;
+/// log2 of the bytes of one class.
+pub const CLASS_SHIFT: u32 = LANE_SHIFT + LANES.trailing_zeros();
+/// Bytes of a whole region.
+pub const REGION_BYTES: u64 = (CLASSES as u64) << CLASS_SHIFT;
+/// Where the shim asks the kernel for the region.
+pub const REGION_START: u64 = 0x6000_0000_0000;
+
+/// Bytes of a class's objects.
+#[inline]
+pub const fn object_bytes(class: usize) -> u64 {
+    (class as u64 + 1) * CLASS_STEP_BYTES
+}
+
+/// Bytes of a class's arenas: header and objects, rounded up to pages.
+#[inline]
+pub const fn arena_bytes(class: usize) -> u64 {
+    (HEADER_BYTES + OBJECTS as u64 * object_bytes(class)).next_multiple_of(PAGE_BYTES)
+}
+
+/// The class of a request, by rounding up to the next 8 bytes.
+#[inline]
+pub fn class_of(size: u64) -> Result<usize, Exception> {
+    if (1..=LARGEST_BYTES).contains(&size) {
+        Ok(((size - 1) / CLASS_STEP_BYTES) as usize)
+    } else {
+        Err(Exception::Size)
+    }
+}
+
+/// Where a lane's arenas of a class begin, from the region's start.
+#[inline]
+pub const fn lane_offset(class: usize, lane: usize) -> u64 {
+    (class as u64) << CLASS_SHIFT | (lane as u64) << LANE_SHIFT
+}
+
+/// What an object's address says about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Its size class.
+    pub class: usize,
+    /// The thread whose arena it is in.
+    pub lane: usize,
+    /// The arena's virtual address.
+    pub arena: u64,
+    /// Which of the arena's objects it is.
+    pub index: usize,
+}
+
+/// Finds class, lane, arena and index of the object at `address` in the region that starts at `start`.
+#[inline]
+pub fn locate(start: u64, address: u64) -> Result<Place, Exception> {
+    let offset = address.wrapping_sub(start);
+    if offset >= REGION_BYTES {
+        return Err(Exception::NotInRegion);
+    }
+    let class = (offset >> CLASS_SHIFT) as usize;
+    let lane = (offset >> LANE_SHIFT) as usize % LANES;
+    let in_lane = offset & ((1 << LANE_SHIFT) - 1);
+    let in_arena = in_lane % arena_bytes(class);
+    let body = in_arena.wrapping_sub(HEADER_BYTES);
+    let size = object_bytes(class);
+    if in_arena < HEADER_BYTES || !body.is_multiple_of(size) || body / size >= OBJECTS as u64 {
+        return Err(Exception::NotAnObject);
+    }
+    Ok(Place { class, lane, arena: address - in_arena, index: (body / size) as usize })
+}

@@ -1,0 +1,306 @@
+//! The hardware page allocator at the memory controller (§3.2): hands out arenas' virtual addresses by bump pointers, one
+//! for each class and thread, cached in the AAC; keeps a pool of physical pages, which the OS refills; builds the Memento
+//! page table as walks ask for it; takes pages and tables back with the arena.
+//!
+//! Left open by the paper, taken here: a walk reads valid entries through the caches, as any walk, and only an invalid
+//! one needs the page allocator (a message and its work); the pool is last in, first out, so that a page that was freed
+//! is used again while the caches still hold it; the OS refills the pool when it is empty, and the operation that found
+//! it so waits; refilled pages are not cleared, since new lines are instantiated with zeros (§3.3).
+
+use crate::aac::ArenaAllocationCache;
+use crate::config::Config;
+use crate::layout::{LANE_SHIFT, LINE_BYTES, PAGE_BYTES, arena_bytes, lane_offset};
+use crate::machine::{Access, Machine, Port};
+use crate::page_table::{PageTables, entry_address};
+use crate::region::{Lane, Process};
+use crate::statistics::{PageKind, Statistics};
+use crate::walk_cache::WalkCache;
+use crate::{Exception, Work};
+
+/// The page allocator and what it manages.
+pub struct PageAllocator {
+    pool: Vec<u64>,
+    next_from_os: u64,
+    end_of_memory: u64,
+    aac: ArenaAllocationCache,
+    /// The Memento page tables of all processes.
+    pub tables: PageTables,
+    walk_caches: Vec<WalkCache>,
+}
+
+impl PageAllocator {
+    /// Manages pages of the physical addresses `pool`, which the OS hands over as they are needed.
+    pub fn new(config: &Config, cores: usize, pool: std::ops::Range<u64>) -> PageAllocator {
+        assert!(
+            pool.start > 0 && pool.start.is_multiple_of(PAGE_BYTES),
+            "the pool starts at a page, not at 0"
+        );
+        PageAllocator {
+            pool: Vec::new(),
+            next_from_os: pool.start,
+            end_of_memory: pool.end / PAGE_BYTES * PAGE_BYTES,
+            aac: ArenaAllocationCache::new(config.aac_entries, config.aac_pointers),
+            tables: PageTables::new(pool.start),
+            walk_caches: (0..cores).map(|_| WalkCache::new(config.walk_cache_entries)).collect(),
+        }
+    }
+
+    /// Pages that the OS has handed over and nobody uses.
+    pub fn pool_pages(&self) -> u64 {
+        self.pool.len() as u64
+    }
+
+    /// Takes a page from the pool.
+    pub fn take(&mut self, kind: PageKind, work: &mut Work<impl Machine>) -> Result<u64, Exception> {
+        if self.pool.is_empty() {
+            self.refill(work);
+        }
+        work.at += work.config.pool_cycles;
+        let page = self.pool.pop().ok_or(Exception::OutOfMemory)?;
+        work.statistics.pages_allocated[kind as usize] += 1;
+        Ok(page)
+    }
+
+    fn refill(&mut self, work: &mut Work<impl Machine>) {
+        let pages = work.config.refill_pages.min((self.end_of_memory - self.next_from_os) / PAGE_BYTES);
+        let refilled = self.next_from_os..self.next_from_os + pages * PAGE_BYTES;
+        self.next_from_os = refilled.end;
+        // The lowest page is on top.
+        self.pool.extend(refilled.step_by(PAGE_BYTES as usize).collect::<Vec<_>>().iter().rev());
+        let cycles = work.config.refill_cycles + pages * work.config.refill_page_cycles;
+        work.at += cycles;
+        work.statistics.refills += 1;
+        work.statistics.refilled_pages += pages;
+        work.statistics.refill_cycles += cycles;
+    }
+
+    fn give_back(&mut self, page: u64, kind: PageKind, statistics: &mut Statistics) {
+        self.pool.push(page);
+        statistics.pages_freed[kind as usize] += 1;
+    }
+
+    fn take_table(&mut self, work: &mut Work<impl Machine>) -> Result<u64, Exception> {
+        let page = self.take(PageKind::Table, work)?;
+        self.tables.create(page);
+        // Zeroed out: whole lines, written side by side.
+        let start = work.at;
+        for line in 0..PAGE_BYTES / LINE_BYTES {
+            let done = work.machine.instantiate(work.core, Port::Controller, page + line * LINE_BYTES, start);
+            work.at = work.at.max(done);
+        }
+        Ok(page)
+    }
+
+    /// The root of a new process's page table: its MPTR.
+    pub fn new_root(&mut self, work: &mut Work<impl Machine>) -> Result<u64, Exception> {
+        self.take_table(work)
+    }
+
+    /// A page of the reserved memory block, for a thread.
+    pub fn new_lane(
+        &mut self,
+        process: &mut Process,
+        lane: usize,
+        work: &mut Work<impl Machine>,
+    ) -> Result<(), Exception> {
+        let block = self.take(PageKind::Block, work)?;
+        process.lanes[lane] = Some(Box::new(Lane::new(process.start, lane, block)));
+        Ok(())
+    }
+
+    /// A new arena for the object allocator: its address by the bump pointer, its first page at once, the others when they
+    /// are touched. Returns its virtual and physical address.
+    pub fn new_arena(
+        &mut self,
+        process: &mut Process,
+        lane: usize,
+        class: usize,
+        work: &mut Work<impl Machine>,
+    ) -> Result<(u64, u64), Exception> {
+        let range_start = process.start + lane_offset(class, lane);
+        let pointers = process.lanes[lane].as_mut().expect("a thread that allocates has its block");
+        let arena = pointers.next[class];
+        if arena + arena_bytes(class) > range_start + (1 << LANE_SHIFT) {
+            return Err(Exception::RegionFull);
+        }
+        work.at += work.config.request_cycles + work.config.aac_cycles;
+        let pointer = pointers.pointer_address(class);
+        if self.aac.access(work.core, pointer, work.statistics) {
+            work.statistics.aac_hits += 1;
+        } else {
+            work.statistics.aac_misses += 1;
+            work.access(Port::Controller, Access::Read, pointer);
+        }
+        let physical = self.map(process, arena, work)?;
+        process.lanes[lane].as_mut().expect("as above").next[class] += arena_bytes(class);
+        work.statistics.arenas_allocated += 1;
+        Ok((arena, physical))
+    }
+
+    /// Maps a page, with the tables it needs; all by the page allocator itself.
+    fn map(
+        &mut self,
+        process: &Process,
+        address: u64,
+        work: &mut Work<impl Machine>,
+    ) -> Result<u64, Exception> {
+        let mut table = process.root;
+        for level in (1..4).rev() {
+            let entry = entry_address(table, level, address);
+            work.access(Port::Controller, Access::Read, entry);
+            table = match self.tables.entry(table, level, address) {
+                Some(next) => next,
+                None => self.expand(table, level, address, work)?,
+            };
+        }
+        self.back(table, address, work)
+    }
+
+    /// The next table below an invalid entry.
+    fn expand(
+        &mut self,
+        table: u64,
+        level: u32,
+        address: u64,
+        work: &mut Work<impl Machine>,
+    ) -> Result<u64, Exception> {
+        let next = self.take_table(work)?;
+        self.tables.set(table, level, address, next);
+        work.access(Port::Controller, Access::Write, entry_address(table, level, address));
+        Ok(next)
+    }
+
+    /// A page for an invalid leaf entry.
+    fn back(&mut self, table: u64, address: u64, work: &mut Work<impl Machine>) -> Result<u64, Exception> {
+        let page = self.take(PageKind::Data, work)?;
+        self.tables.set(table, 0, address, page);
+        work.access(Port::Controller, Access::Write, entry_address(table, 0, address));
+        Ok(page)
+    }
+
+    /// A page walk that the MMU marked as Memento's: from MPTR, through entries that may have to be made first.
+    pub fn walk(
+        &mut self,
+        process: &mut Process,
+        address: u64,
+        work: &mut Work<impl Machine>,
+    ) -> Result<u64, Exception> {
+        process.shootdown |= 1 << work.core;
+        work.statistics.walks += 1;
+        let (mut table, levels) = match self.walk_caches[work.core].find(process.root, address) {
+            Some(leaf_table) => (leaf_table, 0..1),
+            None => (process.root, 0..4),
+        };
+        for level in levels.rev() {
+            work.access(Port::Core, Access::Read, entry_address(table, level, address));
+            let found = self.tables.entry(table, level, address);
+            if found.is_none() && work.config.page_management {
+                work.at += work.config.request_cycles;
+            }
+            let next = match (found, level) {
+                (Some(next), _) => next,
+                (None, 0) => {
+                    work.statistics.first_touches += 1;
+                    self.back_on_touch(table, address, work)?
+                }
+                (None, _) => self.expand(table, level, address, work)?,
+            };
+            if level == 0 {
+                return Ok(next + address % PAGE_BYTES);
+            }
+            if level == 1 {
+                self.walk_caches[work.core].insert(process.root, address, next);
+            }
+            table = next;
+        }
+        unreachable!("a walk ends at the leaf")
+    }
+
+    /// Without the page allocator (Fig. 9), the kernel's fault path takes its time instead.
+    fn back_on_touch(
+        &mut self,
+        table: u64,
+        address: u64,
+        work: &mut Work<impl Machine>,
+    ) -> Result<u64, Exception> {
+        let started = work.at;
+        let page = self.back(table, address, work)?;
+        if !work.config.page_management {
+            work.at = started + work.config.software_page_fault_cycles;
+        }
+        Ok(page)
+    }
+
+    /// Takes back an arena's pages, and the tables that become empty; cores that have walked this process's table drop
+    /// the pages from their TLBs.
+    pub fn free_arena(&mut self, process: &Process, arena: u64, class: usize, work: &mut Work<impl Machine>) {
+        work.at += work.config.request_cycles;
+        let mut last_line = None;
+        for address in (arena..arena + arena_bytes(class)).step_by(PAGE_BYTES as usize) {
+            let path = self.tables.path(process.root, address);
+            let Some(leaf) = path[0] else { continue };
+            let Some(page) = self.tables.entry(leaf, 0, address) else { continue };
+            let entry = entry_address(leaf, 0, address);
+            // Entries in one line are read and written together.
+            if last_line != Some(entry / LINE_BYTES) {
+                last_line = Some(entry / LINE_BYTES);
+                work.access(Port::Controller, Access::Write, entry);
+            }
+            work.at += work.config.pool_cycles;
+            self.give_back(page, PageKind::Data, work.statistics);
+            for core in (0..self.walk_caches.len()).filter(|core| process.shootdown >> core & 1 == 1) {
+                work.machine.shootdown(core, address);
+                work.statistics.shootdowns += 1;
+            }
+            self.unmap(&path, address, work);
+        }
+        work.at += work.config.shootdown_cycles * u64::from(process.shootdown != 0);
+        work.statistics.arenas_freed += 1;
+    }
+
+    fn unmap(&mut self, path: &[Option<u64>; 4], address: u64, work: &mut Work<impl Machine>) {
+        for level in 0..4 {
+            let table = path[level as usize].expect("the path to a mapped page is whole");
+            if !self.tables.clear(table, level, address) || level == 3 {
+                return;
+            }
+            self.tables.destroy(table);
+            self.give_back(table, PageKind::Table, work.statistics);
+            work.access(
+                Port::Controller,
+                Access::Write,
+                entry_address(path[level as usize + 1].expect("as above"), level + 1, address),
+            );
+            for cache in &mut self.walk_caches {
+                cache.drop_table(table);
+            }
+        }
+    }
+
+    /// A process is gone: all its pages go back to the pool at once (§2.2: batch-freed when the function exits). Returns
+    /// how many arenas' worth of table entries were walked, in pages.
+    pub fn release(&mut self, process: &Process, work: &mut Work<impl Machine>) -> u64 {
+        let (data, tables) = self.tables.pages_below(process.root, 3);
+        work.at += work.config.request_cycles;
+        for table in tables.iter().chain([&process.root]) {
+            for line in 0..PAGE_BYTES / LINE_BYTES {
+                work.access(Port::Controller, Access::Read, table + line * LINE_BYTES);
+            }
+            self.tables.destroy(*table);
+            self.give_back(*table, PageKind::Table, work.statistics);
+        }
+        for page in &data {
+            work.at += work.config.pool_cycles;
+            self.give_back(*page, PageKind::Data, work.statistics);
+        }
+        for lane in process.lanes.iter().flatten() {
+            self.give_back(lane.block, PageKind::Block, work.statistics);
+            self.aac.drop_block(lane.block);
+        }
+        self.tables.forget(process.root);
+        for cache in &mut self.walk_caches {
+            cache.drop_process(process.root);
+        }
+        data.len() as u64
+    }
+}

@@ -1,0 +1,130 @@
+//! What the units count, each with its unit in the name, and the sums that must hold whatever the program does.
+
+use serde::Serialize;
+
+/// What a page from the pool is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageKind {
+    /// Arenas.
+    Data = 0,
+    /// The Memento page table.
+    Table = 1,
+    /// Threads' bump pointers and list heads.
+    Block = 2,
+}
+
+/// Counters since the units were made. Operations unless the name says otherwise; pages by [`PageKind`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[allow(missing_docs)] // the names say it
+pub struct Statistics {
+    pub allocations: u64,
+    pub allocation_hits: u64,
+    pub allocation_misses: u64,
+    pub allocation_exceptions: u64,
+    pub allocated_bytes: u64,
+    pub frees: u64,
+    pub free_hits: u64,
+    pub free_misses: u64,
+    pub free_exceptions: u64,
+    pub non_local_frees: u64,
+    pub batched_frees: u64,
+    pub batched_frees_done: u64,
+    pub batches: u64,
+    pub double_frees: u64,
+    /// Of operations that looked into an arena for an object: bits set and bits cleared.
+    pub objects_allocated: u64,
+    pub objects_freed: u64,
+    /// Objects of processes that exited, freed with their arenas.
+    pub objects_released: u64,
+    pub allocations_with_list_operations: u64,
+    pub frees_with_list_operations: u64,
+    pub eager_loads: u64,
+    pub hot_loads: u64,
+    pub hot_write_backs: u64,
+    pub hot_flushes: u64,
+    pub hot_flushed_entries: u64,
+    pub hot_flush_cycles: u64,
+    pub hot_invalidations: u64,
+    pub aac_hits: u64,
+    pub aac_misses: u64,
+    pub aac_write_backs: u64,
+    pub arenas_allocated: u64,
+    pub arenas_freed: u64,
+    pub arenas_released: u64,
+    pub pages_allocated: [u64; 3],
+    pub pages_freed: [u64; 3],
+    pub refills: u64,
+    pub refilled_pages: u64,
+    pub refill_cycles: u64,
+    pub walks: u64,
+    pub first_touches: u64,
+    pub shootdowns: u64,
+    /// Accesses to lines that were new: if such a line is in no cache, the LLC instantiates it.
+    pub new_lines: u64,
+    pub alloc_cycles: u64,
+    pub free_cycles: u64,
+    pub background_cycles: u64,
+    pub walk_cycles: u64,
+}
+
+impl Statistics {
+    /// Share of allocations that hit in the HOT (Fig. 12).
+    pub fn allocation_hit_rate(&self) -> f64 {
+        ratio(self.allocation_hits, self.allocation_hits + self.allocation_misses)
+    }
+
+    /// Share of frees that hit in the HOT (Fig. 12).
+    pub fn free_hit_rate(&self) -> f64 {
+        ratio(self.free_hits, self.free_hits + self.free_misses)
+    }
+
+    /// Share of look-ups of bump pointers that the AAC answered (§6.4).
+    pub fn aac_hit_rate(&self) -> f64 {
+        ratio(self.aac_hits, self.aac_hits + self.aac_misses)
+    }
+
+    /// Pages taken from the pool and not yet returned.
+    pub fn pages_held(&self) -> u64 {
+        self.pages_allocated.iter().sum::<u64>() - self.pages_freed.iter().sum::<u64>()
+    }
+
+    /// The sums that follow from counters alone; [`crate::Units::check`] compares them with what the units hold.
+    pub fn check(&self) -> Result<(), String> {
+        let equal = |what: &str, left: u64, right: u64| {
+            if left == right { Ok(()) } else { Err(format!("{what}: {left} is not {right}")) }
+        };
+        equal(
+            "allocations = HOT hits + misses + exceptions",
+            self.allocations,
+            self.allocation_hits + self.allocation_misses + self.allocation_exceptions,
+        )?;
+        equal(
+            "frees = HOT hits + misses + non-local + batched + exceptions",
+            self.frees,
+            self.free_hits
+                + self.free_misses
+                + self.non_local_frees
+                + self.batched_frees
+                + self.free_exceptions,
+        )?;
+        equal(
+            "objects allocated = HOT hits + misses",
+            self.objects_allocated,
+            self.allocation_hits + self.allocation_misses,
+        )?;
+        equal(
+            "objects freed = HOT hits + misses + non-local + batches' frees",
+            self.objects_freed,
+            self.free_hits + self.free_misses + self.non_local_frees + self.batched_frees_done,
+        )?;
+        let used: u64 = self.pages_held();
+        if used > self.refilled_pages {
+            return Err(format!("{used} pages are held, but the OS handed over {}", self.refilled_pages));
+        }
+        Ok(())
+    }
+}
+
+fn ratio(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 1.0 } else { part as f64 / whole as f64 }
+}

@@ -1,0 +1,458 @@
+//! The units of one machine put together (Fig. 7), and the calls that the machine makes: the two instructions, the page
+//! walk, every access's look at the bypass counter, and what the OS does (regions, context switches, exits).
+
+use std::ops::Range;
+
+use crate::config::{Config, NonLocalFree};
+use crate::hot::Owner;
+use crate::layout::{LANES, Place, REGION_BYTES, class_of, locate};
+use crate::machine::Machine;
+use crate::object_allocator::{Caller, ObjectAllocator, Outcome};
+use crate::page_allocator::PageAllocator;
+use crate::region::Process;
+use crate::statistics::Statistics;
+use crate::{Exception, Work, bypass};
+
+/// What an instruction gives back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Done {
+    /// The cycle at which the result can be used.
+    pub at: u64,
+    /// obj-alloc: the object's address; otherwise 0.
+    pub address: u64,
+    /// Why the operation was refused, if it was.
+    pub exception: Option<Exception>,
+}
+
+/// Everything that Memento adds to a machine.
+pub struct Units {
+    config: Config,
+    pub(crate) objects: ObjectAllocator,
+    pub(crate) pages: PageAllocator,
+    pub(crate) processes: Vec<Option<Process>>,
+    /// By core: whose MRS, MRE and MPTR are loaded.
+    registers: Vec<Option<usize>>,
+    pub(crate) statistics: Statistics,
+}
+
+macro_rules! work {
+    ($units:ident, $core:expr, $at:expr, $machine:expr) => {
+        Work {
+            machine: $machine,
+            config: &$units.config,
+            statistics: &mut $units.statistics,
+            core: $core,
+            at: $at,
+        }
+    };
+}
+
+impl Units {
+    /// Units for a machine of `cores` cores, whose pool gets its pages from the physical addresses `pool`.
+    pub fn new(config: &Config, cores: usize, pool: Range<u64>) -> Units {
+        assert!((1..=64).contains(&cores), "the shootdown vector has a bit for each of 64 cores");
+        Units {
+            config: config.clone(),
+            objects: ObjectAllocator::new(cores, pool.start),
+            pages: PageAllocator::new(config, cores, pool),
+            processes: Vec::new(),
+            registers: vec![None; cores],
+            statistics: Statistics::default(),
+        }
+    }
+
+    /// The parameters.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The counters.
+    pub fn statistics(&self) -> &Statistics {
+        &self.statistics
+    }
+
+    fn number_of(&self, key: u64) -> Option<usize> {
+        self.processes.iter().position(|process| process.as_ref().is_some_and(|p| p.key == key))
+    }
+
+    /// The OS gives the process `key`, which runs on `core`, the region `start..end` (§3.2). A process that had one before
+    /// (its program was replaced) starts anew.
+    pub fn set_region<M: Machine>(
+        &mut self,
+        core: usize,
+        key: u64,
+        region: Range<u64>,
+        at: u64,
+        machine: &mut M,
+    ) -> Result<(), Exception> {
+        if region.end.wrapping_sub(region.start) != REGION_BYTES {
+            return Err(Exception::NoRegion);
+        }
+        self.process_exit(key, at, machine);
+        self.context_switch(core, key, at, machine);
+        let root = self.pages.new_root(&mut work!(self, core, at, machine))?;
+        let process = Process {
+            key,
+            start: region.start,
+            end: region.end,
+            root,
+            shootdown: 0,
+            lanes: [const { None }; LANES],
+        };
+        let number = self.processes.iter().position(Option::is_none).unwrap_or(self.processes.len());
+        if number == self.processes.len() {
+            self.processes.push(None);
+        }
+        self.processes[number] = Some(process);
+        self.registers[core] = Some(number);
+        Ok(())
+    }
+
+    /// The OS switches `core` to the process `key`: it flushes the HOT and loads the region registers (§3.2, §4). Returns
+    /// when that is done.
+    pub fn context_switch<M: Machine>(&mut self, core: usize, key: u64, at: u64, machine: &mut M) -> u64 {
+        let next = self.number_of(key);
+        if next.is_some() && next == self.registers[core] {
+            return at;
+        }
+        let at = match self.objects.hots[core].owner {
+            Some(owner) if self.config.drain_at_switch => self.drain(core, owner.lane, at, machine).at,
+            _ => at,
+        };
+        let at = self.flush(core, at, machine);
+        self.registers[core] = next;
+        at
+    }
+
+    fn flush<M: Machine>(&mut self, core: usize, at: u64, machine: &mut M) -> u64 {
+        let Some(owner) = self.objects.hots[core].owner else { return at };
+        let process = self.processes[owner.process].as_mut().expect("a HOT's owner lives");
+        let mut work = work!(self, core, at, machine);
+        self.objects.flush(process, &mut work);
+        work.at
+    }
+
+    /// The process is gone; its pages go back to the pool.
+    pub fn process_exit<M: Machine>(&mut self, key: u64, at: u64, machine: &mut M) -> u64 {
+        let Some(number) = self.number_of(key) else { return at };
+        for core in 0..self.registers.len() {
+            if self.objects.hots[core].owner.is_some_and(|owner| owner.process == number) {
+                self.objects.hots[core] = crate::hot::Hot::new();
+            }
+            if self.registers[core] == Some(number) {
+                self.registers[core] = None;
+            }
+        }
+        let process = self.processes[number].take().expect("it was just found");
+        let mut work = work!(self, 0, at, machine);
+        self.pages.release(&process, &mut work);
+        let done = work.at;
+        // What the program never freed leaves with its arenas.
+        self.statistics.objects_released = self.statistics.objects_allocated - self.statistics.objects_freed;
+        self.statistics.objects_released -= self.live_objects();
+        self.statistics.arenas_released =
+            self.statistics.arenas_allocated - self.statistics.arenas_freed - self.live_arenas();
+        done
+    }
+
+    /// obj-alloc by the thread `lane` of the process that runs on `core`.
+    pub fn obj_alloc<M: Machine>(
+        &mut self,
+        core: usize,
+        lane: usize,
+        size: u64,
+        at: u64,
+        machine: &mut M,
+    ) -> Done {
+        self.statistics.allocations += 1;
+        let mut now = at;
+        let result = self.try_alloc(core, lane, size, &mut now, machine);
+        if !self.config.object_alloc {
+            now = at + self.config.software_alloc_cycles;
+        }
+        self.statistics.alloc_cycles += now - at;
+        match result {
+            Ok((address, outcome)) => {
+                self.statistics.objects_allocated += 1;
+                self.statistics.allocated_bytes += size;
+                match outcome {
+                    Outcome::Hit => self.statistics.allocation_hits += 1,
+                    Outcome::Miss => self.statistics.allocation_misses += 1,
+                }
+                Done { at: now, address, exception: None }
+            }
+            Err(exception) => {
+                self.statistics.allocation_exceptions += 1;
+                Done { at: now, address: 0, exception: Some(exception) }
+            }
+        }
+    }
+
+    fn try_alloc<M: Machine>(
+        &mut self,
+        core: usize,
+        lane: usize,
+        size: u64,
+        now: &mut u64,
+        machine: &mut M,
+    ) -> Result<(u64, Outcome), Exception> {
+        let class = class_of(size)?;
+        let owner = self.enter(core, lane, now, machine)?;
+        let process = self.processes[owner.process].as_mut().expect("enter found it");
+        let mut work = work!(self, core, *now, machine);
+        let mut caller = Caller { owner, process, pages: &mut self.pages };
+        let result = self.objects.allocate(&mut caller, class, &mut work);
+        *now = work.at;
+        result
+    }
+
+    /// Makes the HOT of `core` the thread's: flushes another's entries; a thread that is new gets its arenas.
+    fn enter<M: Machine>(
+        &mut self,
+        core: usize,
+        lane: usize,
+        now: &mut u64,
+        machine: &mut M,
+    ) -> Result<Owner, Exception> {
+        let process = self.registers[core].filter(|_| lane < LANES).ok_or(Exception::NoRegion)?;
+        let owner = Owner { process, lane };
+        if self.objects.hots[core].owner == Some(owner) {
+            return Ok(owner);
+        }
+        *now = self.flush(core, *now, machine);
+        // A thread that comes from another core has been switched out there.
+        if let Some(other) = self.objects.hots.iter().position(|hot| hot.owner == Some(owner)) {
+            *now = self.flush(other, *now, machine);
+        }
+        self.objects.hots[core].owner = Some(owner);
+        let its_process = self.processes[process].as_mut().expect("a register names a process that lives");
+        if its_process.lanes[lane].is_none() {
+            let mut work = work!(self, core, *now, machine);
+            let mut caller = Caller { owner, process: its_process, pages: &mut self.pages };
+            let result = self.objects.initialise(&mut caller, &mut work);
+            *now = work.at;
+            if result.is_err() && caller.process.lanes[lane].is_none() {
+                self.objects.hots[core].owner = None;
+            }
+            result?;
+        }
+        Ok(owner)
+    }
+
+    /// obj-free by the thread `lane` of the process that runs on `core`.
+    pub fn obj_free<M: Machine>(
+        &mut self,
+        core: usize,
+        lane: usize,
+        address: u64,
+        at: u64,
+        machine: &mut M,
+    ) -> Done {
+        self.statistics.frees += 1;
+        let mut now = at;
+        let result = self.try_free(core, lane, address, &mut now, machine);
+        if !self.config.object_free {
+            now = at + self.config.software_free_cycles;
+        }
+        self.statistics.free_cycles += now - at;
+        if let Err(exception) = result {
+            self.statistics.double_frees += u64::from(exception == Exception::DoubleFree);
+        }
+        Done { at: now, address: 0, exception: result.err() }
+    }
+
+    fn try_free<M: Machine>(
+        &mut self,
+        core: usize,
+        lane: usize,
+        address: u64,
+        now: &mut u64,
+        machine: &mut M,
+    ) -> Result<(), Exception> {
+        let found = self.enter(core, lane, now, machine).and_then(|owner| {
+            let start = self.processes[owner.process].as_ref().expect("enter found it").start;
+            Ok((owner, locate(start, address)?))
+        });
+        let (owner, place) = found.inspect_err(|_| self.statistics.free_exceptions += 1)?;
+        if place.lane == lane {
+            return self.free_local(owner, core, address, place, now, machine);
+        }
+        match self.config.non_local_free {
+            NonLocalFree::Hardware => {
+                let result = self.free_non_local(owner, core, address, place, now, machine);
+                match result {
+                    Ok(()) => self.statistics.non_local_frees += 1,
+                    Err(_) => self.statistics.free_exceptions += 1,
+                }
+                result
+            }
+            NonLocalFree::Batch => {
+                self.statistics.batched_frees += 1;
+                *now += self.config.hot_cycles;
+                let process = self.processes[owner.process].as_mut().expect("enter found it");
+                let batch = &mut process.lanes[lane].as_mut().expect("enter made it").batch;
+                batch.push(address);
+                if batch.len() < self.config.batch_objects {
+                    return Ok(());
+                }
+                let done = self.drain(core, lane, *now, machine);
+                *now = done.at;
+                done.exception.map_or(Ok(()), Err)
+            }
+        }
+    }
+
+    fn free_local<M: Machine>(
+        &mut self,
+        owner: Owner,
+        core: usize,
+        address: u64,
+        place: Place,
+        now: &mut u64,
+        machine: &mut M,
+    ) -> Result<(), Exception> {
+        let process = self.processes[owner.process].as_mut().expect("the caller found it");
+        let mut work = work!(self, core, *now, machine);
+        let mut caller = Caller { owner, process, pages: &mut self.pages };
+        let result = self.objects.free(&mut caller, address, place, &mut work);
+        *now = work.at;
+        match result {
+            Ok(Outcome::Hit) => self.statistics.free_hits += 1,
+            Ok(Outcome::Miss) => self.statistics.free_misses += 1,
+            Err(_) => self.statistics.free_exceptions += 1,
+        }
+        self.statistics.objects_freed += u64::from(result.is_ok());
+        result.map(|_| ())
+    }
+
+    fn free_non_local<M: Machine>(
+        &mut self,
+        owner: Owner,
+        core: usize,
+        address: u64,
+        place: Place,
+        now: &mut u64,
+        machine: &mut M,
+    ) -> Result<(), Exception> {
+        let process = self.processes[owner.process].as_mut().expect("the caller found it");
+        let mut work = work!(self, core, *now, machine);
+        let mut caller = Caller { owner, process, pages: &mut self.pages };
+        let result = self.objects.free_non_local(&mut caller, address, place, &mut work);
+        *now = work.at;
+        self.statistics.objects_freed += u64::from(result.is_ok());
+        result
+    }
+
+    /// The software handler does a thread's batch of non-local frees (§4); the first of its exceptions is returned.
+    pub fn drain<M: Machine>(&mut self, core: usize, lane: usize, at: u64, machine: &mut M) -> Done {
+        let mut done = Done { at, address: 0, exception: None };
+        let Some(process) = self.registers[core] else { return done };
+        let Some(its_lane) = self.processes[process].as_mut().and_then(|p| p.lanes[lane].as_mut()) else {
+            return done;
+        };
+        let batch = std::mem::take(&mut its_lane.batch);
+        if batch.is_empty() {
+            return done;
+        }
+        self.statistics.batches += 1;
+        done.at += self.config.batch_signal_cycles;
+        let owner = Owner { process, lane };
+        let start = self.processes[process].as_ref().expect("it was just found").start;
+        for address in batch {
+            done.at += self.config.software_free_cycles;
+            let place = locate(start, address).expect("only objects' addresses are put into a batch");
+            match self.free_non_local(owner, core, address, place, &mut done.at, machine) {
+                Ok(()) => self.statistics.batched_frees_done += 1,
+                Err(exception) => {
+                    self.statistics.double_frees += u64::from(exception == Exception::DoubleFree);
+                    done.exception = done.exception.or(Some(exception));
+                }
+            }
+        }
+        done
+    }
+
+    /// Whether an address belongs to the region of the process on `core`.
+    #[inline]
+    pub fn contains(&self, core: usize, address: u64) -> bool {
+        self.process_on(core).is_some_and(|process| process.contains(address))
+    }
+
+    fn process_on(&self, core: usize) -> Option<&Process> {
+        self.processes[self.registers[core]?].as_ref()
+    }
+
+    /// The physical address of an address in the region, if its page has been touched; takes no time, changes nothing.
+    #[inline]
+    pub fn lookup(&self, core: usize, address: u64) -> Option<u64> {
+        let process = self.process_on(core)?;
+        if process.contains(address) { self.pages.tables.lookup(process.root, address) } else { None }
+    }
+
+    /// The Memento page table's leaf entry for an address, with its permissions, if it is valid.
+    pub fn leaf_entry(&self, core: usize, address: u64) -> Option<u64> {
+        let process = self.process_on(core)?;
+        let leaf = self.pages.tables.path(process.root, address)[0]?;
+        Some(self.pages.tables.raw_entry(leaf, 0, address)).filter(|&entry| entry != 0)
+    }
+
+    /// The MMU's walk for an address in the region (§3.2): from MPTR, with the page allocator's help where an entry is
+    /// invalid. Returns the physical address and when it is known.
+    pub fn walk<M: Machine>(
+        &mut self,
+        core: usize,
+        address: u64,
+        at: u64,
+        machine: &mut M,
+    ) -> Result<(u64, u64), Exception> {
+        let number = self.registers[core].ok_or(Exception::NoRegion)?;
+        let process = self.processes[number].as_mut().expect("a register names a process that lives");
+        if !process.contains(address) {
+            return Err(Exception::NotInRegion);
+        }
+        let mut work = work!(self, core, at, machine);
+        let physical = self.pages.walk(process, address, &mut work)?;
+        let done = work.at;
+        self.statistics.walk_cycles += done - at;
+        Ok((physical, done))
+    }
+
+    /// Every access to the region, before its look-up in L1 (§3.3): true if the line is new, so that, if no cache has it,
+    /// the LLC instantiates it.
+    #[inline]
+    pub fn touch(&mut self, core: usize, address: u64) -> bool {
+        let Some(number) = self.registers[core] else { return false };
+        let start = self.processes[number].as_ref().map_or(0, |process| process.start);
+        let (held, is_new) = bypass::touch(&mut self.objects.hots[core], start, address);
+        if !held && self.objects.hots.len() > 1 {
+            for other in
+                self.objects.hots.iter_mut().filter(|hot| hot.owner.is_some_and(|o| o.process == number))
+            {
+                bypass::touch(other, start, address);
+            }
+        }
+        self.statistics.new_lines += u64::from(is_new);
+        is_new && self.config.bypass
+    }
+
+    /// Frees that wait in a thread's buffer.
+    pub fn batched(&self, key: u64, lane: usize) -> usize {
+        let process = self.number_of(key).and_then(|number| self.processes[number].as_ref());
+        process.and_then(|process| process.lanes[lane].as_ref()).map_or(0, |lane| lane.batch.len())
+    }
+
+    /// Objects that are allocated now, counted in all bitmaps.
+    pub fn live_objects(&self) -> u64 {
+        self.arenas().map(|header| header.live()).sum()
+    }
+
+    pub(crate) fn live_arenas(&self) -> u64 {
+        self.arenas().count() as u64
+    }
+
+    /// Share of the slots of allocated arenas that hold no object (§6.6, Fragmentation).
+    pub fn inactive_slots(&self) -> f64 {
+        let slots = self.live_arenas() * crate::layout::OBJECTS as u64;
+        if slots == 0 { 0.0 } else { 1.0 - self.live_objects() as f64 / slots as f64 }
+    }
+}

@@ -1,0 +1,391 @@
+//! Each unit's own promises, one test each: latencies, what reaches memory, what is given back.
+
+mod machine;
+
+use machine::{CONTROLLER_CYCLES, CORE_CYCLES, Plain};
+use memento::layout::{LANE_SHIFT, PAGE_BYTES, REGION_BYTES, REGION_START, arena_bytes, object_bytes};
+use memento::page_table::READ_WRITE_NO_EXECUTE;
+use memento::{Access, Config, Exception, NonLocalFree, Port, Units};
+
+const POOL: std::ops::Range<u64> = 1 << 36..1 << 37;
+const REGION: std::ops::Range<u64> = REGION_START..REGION_START + REGION_BYTES;
+const PROCESS: u64 = 0x1000;
+
+fn one_core(config: Config) -> (Units, Plain) {
+    let (mut units, mut machine) = (Units::new(&config, 2, POOL), Plain::default());
+    units.set_region(0, PROCESS, REGION, 0, &mut machine).unwrap();
+    (units, machine)
+}
+
+/// A machine whose classes have no arena before their first object, which is simpler to count.
+fn lazy() -> Config {
+    Config { initialise_all_classes: false, ..Config::default() }
+}
+
+fn allocate(units: &mut Units, machine: &mut Plain, size: u64, many: usize) -> Vec<u64> {
+    (0..many)
+        .map(|_| {
+            let done = units.obj_alloc(0, 0, size, 0, machine);
+            assert_eq!(done.exception, None);
+            done.address
+        })
+        .collect()
+}
+
+#[test]
+fn a_hit_takes_two_cycles_and_no_access() {
+    let (mut units, mut machine) = one_core(Config::default());
+    let first = units.obj_alloc(0, 0, 24, 0, &mut machine);
+    machine.recording = true;
+    let second = units.obj_alloc(0, 0, 24, 1_000_000, &mut machine);
+    assert_eq!((second.at, second.address), (1_000_002, first.address + 24));
+    let freed = units.obj_free(0, 0, second.address, 2_000_000, &mut machine);
+    assert_eq!((freed.at, freed.exception), (2_000_002, None));
+    assert!(machine.accesses.is_empty());
+    assert_eq!(units.obj_alloc(0, 0, 17, 0, &mut machine).address, second.address, "the lowest free object");
+    units.check().unwrap();
+}
+
+#[test]
+fn sizes_are_rounded_up_to_eight_bytes_and_refused_beyond_512() {
+    let (mut units, mut machine) = one_core(Config::default());
+    for size in 1..=512u64 {
+        let at = units.obj_alloc(0, 0, size, 0, &mut machine).address - REGION_START;
+        assert_eq!(at >> (LANE_SHIFT + 5), (size - 1) / 8);
+    }
+    for size in [0, 513, u64::MAX] {
+        assert_eq!(units.obj_alloc(0, 0, size, 0, &mut machine).exception, Some(Exception::Size));
+    }
+    assert_eq!(units.statistics().allocation_exceptions, 3);
+    units.check().unwrap();
+}
+
+#[test]
+fn a_new_thread_gets_an_arena_for_each_class_with_one_page() {
+    let (mut units, mut machine) = one_core(Config::default());
+    allocate(&mut units, &mut machine, 8, 1);
+    assert_eq!(units.statistics().arenas_allocated, 64);
+    // A leaf table and the one above for each class, and one or more above those; the root.
+    let [data, tables, blocks] = units.statistics().pages_allocated;
+    assert_eq!((data, blocks), (64, 1));
+    assert_eq!(tables, 64 + 64 + REGION_BYTES.div_ceil(512 << 30) + 1);
+    let (mut units, mut machine) = one_core(lazy());
+    allocate(&mut units, &mut machine, 8, 1);
+    assert_eq!(units.statistics().pages_allocated, [1, 4, 1]);
+}
+
+#[test]
+fn eager_loading_hides_the_next_arena_from_the_program() {
+    for (eager, misses) in [(true, 0), (false, 1)] {
+        let (mut units, mut machine) = one_core(Config { eager, ..Config::default() });
+        allocate(&mut units, &mut machine, 64, 1);
+        let late: u64 = 1 << 40;
+        for object in 1..256 {
+            let done = units.obj_alloc(0, 0, 64, late + object * 1000, &mut machine);
+            assert_eq!(done.at - late - object * 1000, 2, "object {object}");
+        }
+        let far = late + 1_000_000;
+        let next = units.obj_alloc(0, 0, 64, far, &mut machine);
+        assert_eq!(next.at - far > 2, !eager, "the 257th object waits only without eager loading");
+        assert_eq!(next.address, REGION_START + (7 << 35) + arena_bytes(7) + 64);
+        assert_eq!(units.statistics().allocation_misses, misses);
+        units.check().unwrap();
+        // Asked for at once, it is not there yet.
+        let rest = allocate(&mut units, &mut machine, 64, 254);
+        assert_eq!(rest.len(), 254);
+        let last = units.obj_alloc(0, 0, 64, far, &mut machine);
+        assert_eq!(last.at, far + 2);
+        let soon = units.obj_alloc(0, 0, 64, last.at, &mut machine);
+        assert!(soon.at > last.at + CONTROLLER_CYCLES, "the page allocator works for some time");
+    }
+}
+
+#[test]
+fn a_free_in_another_arena_works_in_the_background() {
+    for (background, waits) in [(true, false), (false, true)] {
+        let config = Config { background_free_misses: background, ..Config::default() };
+        let (mut units, mut machine) = one_core(config);
+        let objects = allocate(&mut units, &mut machine, 32, 300);
+        machine.recording = true;
+        let done = units.obj_free(0, 0, objects[0], 5_000_000, &mut machine);
+        assert_eq!(done.at > 5_000_002, waits);
+        let header = units.lookup(0, objects[0] & !0xfff).unwrap();
+        assert!(machine.accesses.contains(&(Port::Core, Access::Read, header)));
+        assert!(machine.accesses.contains(&(Port::Core, Access::Write, header)));
+        assert_eq!((units.statistics().free_misses, units.statistics().frees_with_list_operations), (1, 1));
+        units.check().unwrap();
+    }
+}
+
+#[test]
+fn an_arena_that_was_full_is_allocated_from_before_a_new_one() {
+    let (mut units, mut machine) = one_core(Config::default());
+    let objects = allocate(&mut units, &mut machine, 48, 512);
+    units.obj_free(0, 0, objects[100], 0, &mut machine);
+    units.obj_free(0, 0, objects[300], 0, &mut machine);
+    let rest = allocate(&mut units, &mut machine, 48, 256);
+    let refilled = allocate(&mut units, &mut machine, 48, 2);
+    assert!(!rest.contains(&objects[100]));
+    assert_eq!(refilled, [objects[300], objects[100]], "the latest in the list comes first");
+    units.check().unwrap();
+}
+
+#[test]
+fn an_empty_arena_goes_back_with_its_pages_and_tables() {
+    let (mut units, mut machine) = one_core(lazy());
+    let first = allocate(&mut units, &mut machine, 512, 256);
+    let before = units.statistics().clone();
+    for &object in &first {
+        units.walk(0, object, 0, &mut machine).unwrap();
+        units.walk(0, object + 511, 0, &mut machine).unwrap();
+    }
+    assert_eq!(units.statistics().first_touches, 32, "all pages of the arena but the first");
+    // A second arena, far enough away to need a leaf table of its own, keeps the first one's table from being empty.
+    for &object in &first {
+        units.obj_free(0, 0, object, 0, &mut machine);
+    }
+    assert_eq!(units.statistics().arenas_freed, 1);
+    assert_eq!(units.statistics().pages_freed[0], 33);
+    assert_eq!(units.statistics().pages_held(), before.pages_held() - 1);
+    assert_eq!(units.lookup(0, first[0]), None);
+    assert_eq!(units.obj_free(0, 0, first[0], 0, &mut machine).exception, Some(Exception::NoArena));
+    units.check().unwrap();
+}
+
+#[test]
+fn page_tables_without_valid_entries_are_freed() {
+    let (mut units, mut machine) = one_core(lazy());
+    // 33 pages an arena: the 16th crosses into the second leaf table.
+    let objects = allocate(&mut units, &mut machine, 512, 256 * 40);
+    let tables = units.statistics().pages_allocated[1];
+    for &object in &objects {
+        assert_eq!(units.obj_free(0, 0, object, 0, &mut machine).exception, None);
+    }
+    assert!(tables > 5);
+    assert_eq!(tables - units.statistics().pages_freed[1], 4, "a path to the arena in the HOT is left");
+    units.check().unwrap();
+}
+
+#[test]
+fn freed_pages_are_the_next_to_be_used() {
+    let (mut units, mut machine) = one_core(lazy());
+    let objects = allocate(&mut units, &mut machine, 8, 256);
+    let page = units.lookup(0, objects[0]).unwrap() & !0xfff;
+    for &object in &objects {
+        units.obj_free(0, 0, object, 0, &mut machine);
+    }
+    let other = allocate(&mut units, &mut machine, 8, 256);
+    let reused = allocate(&mut units, &mut machine, 8, 1);
+    assert_ne!(other[0], objects[0]);
+    assert_eq!(units.lookup(0, reused[0]).unwrap() & !0xfff, page);
+}
+
+#[test]
+fn every_page_is_readable_writable_and_not_executable() {
+    let (mut units, mut machine) = one_core(lazy());
+    let object = allocate(&mut units, &mut machine, 512, 9)[8];
+    let (physical, _) = units.walk(0, object, 0, &mut machine).unwrap();
+    assert_eq!(physical % PAGE_BYTES, object % PAGE_BYTES);
+    let entry = units.leaf_entry(0, object).unwrap();
+    assert_eq!(entry, physical & !0xfff | READ_WRITE_NO_EXECUTE);
+    assert_eq!(entry >> 63, 1);
+}
+
+#[test]
+fn only_cores_that_walked_are_shot_down() {
+    let (mut units, mut machine) = one_core(lazy());
+    units.context_switch(1, PROCESS, 0, &mut machine);
+    let objects = allocate(&mut units, &mut machine, 64, 512);
+    let page = objects[0] & !0xfff;
+    for (core, lane) in [(0, 0), (1, 1)] {
+        if core == 1 {
+            let (physical, _) = units.walk(core, page, 0, &mut machine).unwrap();
+            memento::Machine::tlb_fill(&mut machine, core, page, physical);
+            units.obj_alloc(core, lane, 8, 0, &mut machine);
+        }
+    }
+    for &object in &objects[..256] {
+        units.obj_free(0, 0, object, 0, &mut machine);
+    }
+    assert!(!machine.tlbs.contains_key(&(1, page / 4096)));
+    // Core 0 walked for its free's translation, core 1 for its access.
+    assert_eq!(units.statistics().shootdowns, 2 * units.statistics().pages_freed[0]);
+    units.check().unwrap();
+}
+
+#[test]
+fn a_context_switch_writes_entries_back_and_loads_them_again() {
+    let (mut units, mut machine) = one_core(lazy());
+    units.set_region(1, 0x2000, REGION, 0, &mut machine).unwrap();
+    let objects = allocate(&mut units, &mut machine, 64, 3);
+    let header = units.lookup(0, objects[0]).unwrap() & !0xfff;
+    machine.recording = true;
+    assert!(units.context_switch(0, 0x2000, 100, &mut machine) > 100);
+    assert!(machine.accesses.contains(&(Port::Core, Access::Write, header)));
+    assert_eq!(units.statistics().hot_flushed_entries, 1);
+    assert_eq!(units.context_switch(0, 0x2000, 100, &mut machine), 100, "the same process: nothing to do");
+    units.context_switch(0, PROCESS, 0, &mut machine);
+    machine.accesses.clear();
+    let done = units.obj_alloc(0, 0, 64, 1000, &mut machine);
+    assert_eq!((done.address, done.at), (objects[2] + 64, 1000 + 2 * CORE_CYCLES + 2));
+    assert_eq!(machine.accesses.len(), 2, "list heads, header");
+    units.check().unwrap();
+}
+
+#[test]
+fn double_frees_raise_an_exception_hit_or_miss() {
+    let (mut units, mut machine) = one_core(Config::default());
+    let objects = allocate(&mut units, &mut machine, 40, 300);
+    for object in [objects[299], objects[5]] {
+        assert_eq!(units.obj_free(0, 0, object, 0, &mut machine).exception, None);
+        assert_eq!(units.obj_free(0, 0, object, 0, &mut machine).exception, Some(Exception::DoubleFree));
+    }
+    for (wrong, why) in [
+        (objects[7] + 8, Exception::NotAnObject),
+        (REGION_START, Exception::NotAnObject),
+        (REGION_START - 1, Exception::NotInRegion),
+        (REGION.end, Exception::NotInRegion),
+        (objects[7] + 16 * arena_bytes(4), Exception::NoArena),
+    ] {
+        assert_eq!(units.obj_free(0, 0, wrong, 0, &mut machine).exception, Some(why), "{wrong:#x}");
+    }
+    assert_eq!(units.statistics().double_frees, 2);
+    units.check().unwrap();
+}
+
+#[test]
+fn another_cores_free_takes_the_header_out_of_the_owners_hot() {
+    let (mut units, mut machine) = one_core(Config::default());
+    units.context_switch(1, PROCESS, 0, &mut machine);
+    let objects = allocate(&mut units, &mut machine, 64, 300);
+    let header = units.lookup(0, objects[299] & !0xfff).map(|at| at & !0xfff);
+    machine.recording = true;
+    assert_eq!(units.obj_free(1, 1, objects[299], 0, &mut machine).exception, None);
+    let exclusive: Vec<_> = machine.accesses.iter().filter(|access| access.1 == Access::Exclusive).collect();
+    assert_eq!(exclusive.len(), 1);
+    assert!(header.is_some());
+    assert_eq!((units.statistics().non_local_frees, units.statistics().hot_invalidations), (1, 1));
+    // The owner sees the free.
+    assert_eq!(allocate(&mut units, &mut machine, 64, 1)[0], objects[299]);
+    // And an arena that was full comes back to its owner's list.
+    assert_eq!(units.obj_free(1, 1, objects[9], 0, &mut machine).exception, None);
+    allocate(&mut units, &mut machine, 64, 212);
+    assert_eq!(allocate(&mut units, &mut machine, 64, 1)[0], objects[9]);
+    units.check().unwrap();
+}
+
+#[test]
+fn batched_frees_wait_for_a_full_buffer_or_a_context_switch() {
+    let config = Config { non_local_free: NonLocalFree::Batch, batch_objects: 4, ..lazy() };
+    let (mut units, mut machine) = one_core(config);
+    units.set_region(1, 0x2000, REGION, 0, &mut machine).unwrap();
+    units.context_switch(1, PROCESS, 0, &mut machine);
+    let objects = allocate(&mut units, &mut machine, 64, 10);
+    for &object in &objects[..3] {
+        units.obj_free(1, 1, object, 0, &mut machine);
+    }
+    assert_eq!((units.live_objects(), units.batched(PROCESS, 1)), (10, 3));
+    let full = units.obj_free(1, 1, objects[3], 0, &mut machine);
+    assert!(full.at > units.config().batch_signal_cycles);
+    assert_eq!((units.live_objects(), units.statistics().batches), (6, 1));
+    units.obj_free(1, 1, objects[4], 0, &mut machine);
+    units.context_switch(1, 0x2000, 0, &mut machine);
+    assert_eq!((units.live_objects(), units.statistics().batches), (5, 2));
+    units.check().unwrap();
+}
+
+#[test]
+fn new_lines_bypass_memory_once() {
+    let (mut units, mut machine) = one_core(Config::default());
+    let objects = allocate(&mut units, &mut machine, 64, 4);
+    assert!(
+        units.touch(0, objects[0]) && !units.touch(0, objects[0] + 63),
+        "the first body line is new, once"
+    );
+    assert!(units.touch(0, objects[2]));
+    assert!(!units.touch(0, objects[1]), "lines below the counter are not known to be new");
+    // Freed and allocated again, the highest line is new again; a lower one is not.
+    for object in [objects[2], objects[0]] {
+        units.obj_free(0, 0, object, 0, &mut machine);
+        allocate(&mut units, &mut machine, 64, 1);
+    }
+    assert!(units.touch(0, objects[2]));
+    assert!(!units.touch(0, objects[0]));
+    assert!(!units.touch(0, REGION_START - 64));
+}
+
+#[test]
+fn a_line_with_a_live_neighbour_is_not_new_after_a_free() {
+    let (mut units, mut machine) = one_core(Config::default());
+    let objects = allocate(&mut units, &mut machine, 16, 4);
+    assert!(units.touch(0, objects[1]));
+    units.obj_free(0, 0, objects[1], 0, &mut machine);
+    allocate(&mut units, &mut machine, 16, 1);
+    assert!(!units.touch(0, objects[1]), "objects 0, 2 and 3 share the line");
+}
+
+#[test]
+fn the_last_line_of_the_largest_class_never_bypasses() {
+    let (mut units, mut machine) = one_core(Config { eager: false, ..Config::default() });
+    let objects = allocate(&mut units, &mut machine, 512, 256);
+    let end = objects[255] + object_bytes(63);
+    assert!(!units.touch(0, end - 64), "line 2048 does not fit 11 bits");
+    assert!(units.touch(0, end - 128));
+}
+
+#[test]
+fn switches_replace_hardware_time_by_softwares() {
+    let config = Config { object_alloc: false, object_free: false, bypass: false, ..Config::default() };
+    let (mut units, mut machine) = one_core(config.clone());
+    let done = units.obj_alloc(0, 0, 64, 100, &mut machine);
+    assert_eq!(done.at, 100 + config.software_alloc_cycles);
+    assert!(!units.touch(0, done.address));
+    assert_eq!(units.obj_free(0, 0, done.address, 100, &mut machine).at, 100 + config.software_free_cycles);
+    let (mut units, mut machine) = one_core(Config { page_management: false, ..Config::default() });
+    let object = allocate(&mut units, &mut machine, 512, 20)[19];
+    let (_, done) = units.walk(0, object, 0, &mut machine).unwrap();
+    assert!(
+        done >= config.software_page_fault_cycles
+            && done < config.software_page_fault_cycles + 10 * CORE_CYCLES
+    );
+}
+
+#[test]
+fn a_process_that_exits_gives_everything_back() {
+    let (mut units, mut machine) = one_core(Config::default());
+    allocate(&mut units, &mut machine, 100, 5000);
+    units.process_exit(PROCESS, 0, &mut machine);
+    assert_eq!((units.statistics().pages_held(), units.live_objects()), (0, 0));
+    assert_eq!(units.statistics().objects_released, 5000);
+    assert_eq!(units.obj_alloc(0, 0, 8, 0, &mut machine).exception, Some(Exception::NoRegion));
+    units.check().unwrap();
+}
+
+#[test]
+fn memory_and_addresses_run_out_with_an_exception() {
+    let config = lazy();
+    let (mut units, mut machine) =
+        (Units::new(&config, 1, 1 << 36..(1 << 36) + 8 * PAGE_BYTES), Plain::default());
+    units.set_region(0, PROCESS, REGION, 0, &mut machine).unwrap();
+    assert_eq!(units.obj_alloc(0, 0, 8, 0, &mut machine).exception, None);
+    assert_eq!(units.obj_alloc(0, 0, 512, 0, &mut machine).exception, Some(Exception::OutOfMemory));
+    units.check().unwrap();
+    let (mut units, mut machine) = one_core(lazy());
+    let arenas = (1 << LANE_SHIFT) / arena_bytes(63) as usize;
+    allocate(&mut units, &mut machine, 512, arenas * 256);
+    assert_eq!(units.obj_alloc(0, 0, 512, 0, &mut machine).exception, Some(Exception::RegionFull));
+    assert_eq!(units.set_region(0, 9, 0..4096, 0, &mut machine), Err(Exception::NoRegion));
+}
+
+#[test]
+fn the_aac_holds_the_pointers_in_use() {
+    let (mut units, mut machine) = one_core(lazy());
+    for size in [8, 16, 24, 32, 8, 16, 24, 32, 40, 48] {
+        allocate(&mut units, &mut machine, size, 256);
+    }
+    let counted = units.statistics();
+    // The first four classes: a miss for the first arena, hits for the eager ones.
+    assert_eq!(counted.aac_misses, 6);
+    assert_eq!(counted.aac_hits + counted.aac_misses, counted.arenas_allocated);
+    assert_eq!(counted.aac_write_backs, 2);
+}
