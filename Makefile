@@ -32,6 +32,7 @@ test: lint build ## all tests that fit in minutes
 	merge/auto/tests/run
 	python/tests/run
 	bench/merge/smoke
+	worker/tests/run
 	kernel/tests/run
 	vm/tests/run
 
