@@ -1,0 +1,60 @@
+"""`python -m train`, which `mayfly train` starts: learn a model from profiles, compare encoders, or measure
+a model."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from train.errors import TrainError
+
+ENCODERS = ("lstm-tokens", "lstm-frames")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="mayfly train",
+        description="Learns lifetimes from profiles of 'mayfly profile'.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("profiles", nargs="+", metavar="PROFILE.parquet")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("-o", "--output", metavar="MODEL", help="the model file to write")
+    what.add_argument("--compare", action="store_true", help="train every encoder and compare")
+    what.add_argument("--measure", metavar="MODEL", help="measure this model on the profiles")
+    parser.add_argument("--encoder", choices=ENCODERS, default="lstm-frames")
+    parser.add_argument("--hidden", type=int, choices=(16, 64), default=64)
+    parser.add_argument("--vocabulary", type=int, default=5000)
+    parser.add_argument("--epochs", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--engine", choices=("duckdb", "spark"), default="duckdb")
+    parser.add_argument("--plot", metavar="FILE.svg", help="draw the confusion matrix")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser.parse_args()
+
+
+def main() -> int:
+    given = arguments()
+    # A shell's *.parquet names the tables of functions, too: they are found by their profiles.
+    given.profiles = [path for path in given.profiles if not path.endswith(".symbols.parquet")]
+    if not given.profiles:
+        raise TrainError("only tables of functions given: name the .parquet files without '.symbols'")
+    for path in (given.output, given.plot):
+        if path and not Path(path).absolute().parent.is_dir():
+            raise TrainError(f"{path}: no such directory")
+    # Not before the arguments are known to be good: JAX takes a second to load.
+    from train import commands
+
+    if given.compare:
+        return commands.compare(given)
+    if given.measure:
+        return commands.measure_model(given)
+    return commands.train(given)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except TrainError as error:
+        sys.exit(f"mayfly: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)

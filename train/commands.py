@@ -1,0 +1,143 @@
+"""What `mayfly train` does and prints: a table for people, one object of flat keys for programs."""
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from train import boosting, contexts, export, fit, measure, model_file, symbols
+from train.contexts import Contexts
+from train.dataset import CLASS_NAMES, HELD_OUT, TRAIN
+from train.encoders import ENCODERS
+from train.fit import MOST_FRAMES, Recipe
+from train.measure import Accuracy
+
+
+@dataclass
+class Row:
+    """A line of the table."""
+
+    name: str
+    accuracy: Accuracy | None
+    seconds: float | None = None
+
+
+def train(given: argparse.Namespace) -> int:
+    """Makes a model file and says how good it is."""
+    begun = time.monotonic()
+    recipe = Recipe(given.encoder, given.hidden, given.vocabulary, given.epochs, given.seed)
+    made = fit.make(given.engine, given.profiles, recipe, _shows_progress())
+    size = model_file.write(made.model, given.output)
+    if given.plot and made.held_out:
+        measure.plot(made.held_out, given.plot, f"{given.encoder} on contexts held out of training")
+    rows = [Row("held_out", made.held_out), Row("held_out_before_rounding", made.trained.held_out)]
+    if given.json:
+        about = {
+            "contexts": len(made.data),
+            "epochs": made.trained.outcome.best_epoch,
+            "seconds": round(time.monotonic() - begun, 1),
+            "model_bytes": size,
+            "ranges": len(made.model.starts),
+        }
+        _print_json("train", rows, about)
+        return 0
+    _print_contexts(made.data)
+    epochs, width = made.trained.outcome.best_epoch, recipe.hidden
+    _print_table(f"{given.encoder} of width {width}, {epochs} epochs", rows[:1])
+    print(f"{given.output}: {size / 2**20:.1f} MiB, for {_count(len(made.model.modules), 'file')} with code")
+    return 0
+
+
+def compare(given: argparse.Namespace) -> int:
+    """Trains every encoder on the same contexts, and says how good each is before it is rounded to 8 bits."""
+    data = contexts.load(given.engine, given.profiles)
+    contexts.refuse_too_little(data)
+    rows = [Row("most_common_class", _most_common_class(data))]
+    begun = time.monotonic()
+    boosted = boosting.held_out_accuracy(data, given.seed, MOST_FRAMES)
+    rows.append(Row("ngrams-boosting", boosted, time.monotonic() - begun))
+    for hidden in (64, 16):
+        for name in ENCODERS:
+            recipe = Recipe(name, hidden, given.vocabulary, given.epochs, given.seed)
+            trained = fit.train_encoder(data, recipe, _shows_progress())
+            rows.append(Row(f"{name}-{hidden}", trained.held_out, trained.outcome.seconds))
+    if given.json:
+        _print_json("compare", rows, {"contexts": len(data)})
+        return 0
+    _print_contexts(data)
+    _print_table("encoder", rows)
+    return 0
+
+
+def measure_model(given: argparse.Namespace) -> int:
+    """Says how good a model is on other profiles: of other runs, revisions or builds (LLAMA §9.2)."""
+    model = model_file.read(given.measure)
+    data = contexts.load(given.engine, given.profiles)
+    frames = export.link(model, symbols.load(given.engine, given.profiles))
+    predicted = fit.predict(model, frames, data)
+    held_out = data.splits == HELD_OUT
+    rows = [
+        Row("all", measure.accuracy(data.labels, predicted, data.weights)),
+        Row(
+            "held_out",
+            measure.accuracy(data.labels[held_out], predicted[held_out], data.weights[held_out]),
+        ),
+    ]
+    if given.plot:
+        measure.plot(rows[0].accuracy, given.plot, f"{given.measure} on {len(data)} contexts")
+    if given.json:
+        _print_json("measure", rows, {"contexts": len(data)})
+        return 0
+    _print_contexts(data)
+    _print_table(given.measure, rows)
+    return 0
+
+
+def _most_common_class(data: Contexts) -> Accuracy | None:
+    learned, held_out = data.part(TRAIN), data.part(HELD_OUT)
+    common = np.bincount(learned.labels, learned.weights).argmax() if len(learned) else 0
+    return measure.accuracy(held_out.labels, np.full(len(held_out), common), held_out.weights)
+
+
+def _shows_progress() -> bool:
+    return sys.stderr.isatty()
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _print_contexts(data: Contexts) -> None:
+    shares = np.bincount(data.labels, data.weights, len(CLASS_NAMES)) / data.weights.sum()
+    print(f"{_count(len(data), 'context')}, {len(data.part(HELD_OUT)):,} of them held out of training")
+    print("  class          " + "".join(f"{name:>9}" for name in CLASS_NAMES))
+    counts = np.bincount(data.labels, minlength=len(CLASS_NAMES))
+    print("  contexts       " + "".join(f"{count:>9,}" for count in counts))
+    print("  of allocations " + "".join(f"{100 * share:>8.1f}%" for share in shares))
+
+
+def _print_table(title: str, rows: list[Row]) -> None:
+    width = max(len(title), *(len(row.name) for row in rows))
+    print(f"{title:<{width}}  weighted  unweighted   off by one: weighted  unweighted")
+    for row in rows:
+        name = row.name.replace("_", " ")
+        if not row.accuracy:
+            print(f"{name:<{width}}  no contexts to measure on")
+            continue
+        a = row.accuracy
+        shares = [100 * share for share in (a.weighted, a.unweighted, a.weighted_near, a.unweighted_near)]
+        text = "  {:7.1f}%  {:9.1f}%  {:20.1f}%  {:9.1f}%".format(*shares)
+        print(f"{name:<{width}}{text}" + (f"  {row.seconds:.0f} s" if row.seconds is not None else ""))
+
+
+def _print_json(prefix: str, rows: list[Row], about: dict) -> None:
+    found = {f"{prefix}.{key}": value for key, value in about.items()}
+    for row in rows:
+        measured = row.accuracy.as_dict() if row.accuracy else {"contexts": 0}
+        found |= {f"{prefix}.{row.name}.{key}": value for key, value in measured.items()}
+        if row.seconds is not None:
+            found[f"{prefix}.{row.name}.seconds"] = round(row.seconds, 1)
+    print(json.dumps(found))

@@ -1,0 +1,235 @@
+"""Networks from a calling context to lifetime classes, in JAX. Each is a set of initial weights and a
+function from steps to scores; whatever depends on one step alone is a row of a table (LLAMA §10's partial
+evaluation): training computes the table once a batch, the model file holds it multiplied out."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from train.stacks import FrameSteps, TokenSteps
+
+EMBEDDING = 32
+"""Length of the vector that stands for a token (§5.2)."""
+CLASSES = 7
+# How often a frame seen in training is shown as if it were new, so that its tokens learn to stand for it.
+FORGET_FRAME = 0.3
+# Places from the innermost frame that have a weight of their own; what is further out shares the last one.
+PLACES = 16
+
+Weights = dict[str, jax.Array]
+
+
+def _glorot(key: jax.Array, rows: int, columns: int) -> jax.Array:
+    return jax.nn.initializers.glorot_uniform()(key, (rows, columns))
+
+
+def _embedding(key: jax.Array, rows: int, columns: int = EMBEDDING) -> jax.Array:
+    return jax.random.normal(key, (rows, columns)) * 0.1
+
+
+# What a step is.
+
+
+@dataclass
+class TokenTable:
+    """A step is a token: its vector is its row of the embedding matrix A (§5.2)."""
+
+    steps: TokenSteps
+
+    def initial(self, key: jax.Array) -> Weights:
+        return {"tokens": _embedding(key, len(self.steps.vocabulary))}
+
+    def constants(self) -> tuple:
+        return ()
+
+    def vectors(self, weights: Weights, constants: tuple, key: jax.Array | None) -> jax.Array:
+        return weights["tokens"]
+
+
+@dataclass
+class FrameTable:
+    """A step is a frame: its vector is the sum of its tokens' vectors, and of its own if training saw it. A
+    sum, so that the model file needs rows for tokens and for frames seen, and none for all other
+    functions."""
+
+    steps: FrameSteps
+
+    def initial(self, key: jax.Array) -> Weights:
+        return {
+            "tokens": _embedding(key, len(self.steps.vocabulary)),
+            "frames": jnp.zeros((self.steps.seen, EMBEDDING)),
+        }
+
+    def constants(self) -> tuple:
+        return tuple(map(jnp.asarray, self.steps.tokens()))
+
+    def vectors(self, weights: Weights, constants: tuple, key: jax.Array | None) -> jax.Array:
+        tokens, counts = constants
+        shown = jnp.arange(tokens.shape[1]) < counts[:, None]
+        meaning = jnp.sum(weights["tokens"][tokens] * shown[..., None], axis=1)
+        own = weights["frames"]
+        if key is not None:
+            own = own * jax.random.bernoulli(key, 1 - FORGET_FRAME, (own.shape[0], 1))
+        return meaning + jnp.pad(own, ((0, tokens.shape[0] - own.shape[0]), (0, 0)))
+
+
+# What becomes of the steps.
+
+
+@dataclass
+class Recurrence:
+    """A single-layer LSTM whose last state goes through a fully connected layer (§5.2). Gates: input,
+    forget, cell, output."""
+
+    hidden: int
+
+    def initial(self, key: jax.Array) -> Weights:
+        inputs, recurrent, dense = jax.random.split(key, 3)
+        bias = jnp.zeros(4 * self.hidden).at[self.hidden : 2 * self.hidden].set(1.0)
+        return {
+            "inputs": _glorot(inputs, EMBEDDING, 4 * self.hidden),
+            "bias": bias,
+            "recurrent": jax.nn.initializers.orthogonal()(recurrent, (self.hidden, 4 * self.hidden)),
+            "dense": _glorot(dense, self.hidden, CLASSES),
+            "dense_bias": jnp.zeros(CLASSES),
+        }
+
+    def rows(self, weights: Weights, vectors: jax.Array) -> jax.Array:
+        """The input half of the gates for every step there is."""
+        return vectors @ weights["inputs"]
+
+    def scores(self, weights: Weights, rows: jax.Array, steps: jax.Array, lengths: jax.Array) -> jax.Array:
+        def advance(state, now):
+            hidden, cell = state
+            step, live = now
+            gates = rows[step] + weights["bias"] + hidden @ weights["recurrent"]
+            opened, kept, new, shown = jnp.split(gates, 4, axis=1)
+            cell_next = jax.nn.sigmoid(kept) * cell + jax.nn.sigmoid(opened) * jnp.tanh(new)
+            hidden_next = jax.nn.sigmoid(shown) * jnp.tanh(cell_next)
+            live = live[:, None]
+            return (jnp.where(live, hidden_next, hidden), jnp.where(live, cell_next, cell)), None
+
+        start = jnp.zeros((steps.shape[0], self.hidden))
+        live = jnp.arange(steps.shape[1]) < lengths[:, None]
+        (hidden, _), _ = jax.lax.scan(advance, (start, start), (steps.T, live.T))
+        return hidden @ weights["dense"] + weights["dense_bias"]
+
+
+@dataclass
+class Convolution:
+    """Each three neighbouring frames and their place are looked at together, and the strongest of each
+    pattern goes through two fully connected layers. Nothing waits for the frame before, so it is several
+    times faster than a recurrence."""
+
+    hidden: int
+
+    def initial(self, key: jax.Array) -> Weights:
+        taps, places, first, second = jax.random.split(key, 4)
+        return {
+            "taps": _glorot(taps, EMBEDDING, 3 * self.hidden),
+            "places": _embedding(places, PLACES, self.hidden),
+            "first": _glorot(first, 2 * self.hidden, self.hidden),
+            "first_bias": jnp.zeros(self.hidden),
+            "dense": _glorot(second, self.hidden, CLASSES),
+            "dense_bias": jnp.zeros(CLASSES),
+        }
+
+    def rows(self, weights: Weights, vectors: jax.Array) -> jax.Array:
+        return vectors @ weights["taps"]
+
+    def scores(self, weights: Weights, rows: jax.Array, steps: jax.Array, lengths: jax.Array) -> jax.Array:
+        depth = steps.shape[1]
+        live = jnp.arange(depth) < lengths[:, None]
+        here, next_out, after = jnp.split(rows[steps] * live[..., None], 3, axis=2)
+        shift = lambda x, by: jnp.pad(x, ((0, 0), (0, by), (0, 0)))[:, by:]  # noqa: E731
+        places = weights["places"][jnp.minimum(jnp.arange(depth), PLACES - 1)]
+        found = jax.nn.relu(here + shift(next_out, 1) + shift(after, 2) + places) * live[..., None]
+        pooled = jnp.concatenate([found.max(axis=1), found.sum(axis=1) / lengths[:, None]], axis=1)
+        return (
+            jax.nn.relu(pooled @ weights["first"] + weights["first_bias"]) @ weights["dense"]
+            + weights["dense_bias"]
+        )
+
+
+@dataclass
+class Attention:
+    """Four queries each take a weighted mean of the frames, by what they are and where they stand."""
+
+    hidden: int
+    heads: int = 4
+
+    def initial(self, key: jax.Array) -> Weights:
+        values, asks, places, first, second = jax.random.split(key, 5)
+        return {
+            "values": _glorot(values, EMBEDDING, self.hidden),
+            "asks": _glorot(asks, EMBEDDING, self.heads),
+            "places": _embedding(places, PLACES, self.heads),
+            "first": _glorot(first, self.heads * self.hidden, self.hidden),
+            "first_bias": jnp.zeros(self.hidden),
+            "dense": _glorot(second, self.hidden, CLASSES),
+            "dense_bias": jnp.zeros(CLASSES),
+        }
+
+    def rows(self, weights: Weights, vectors: jax.Array) -> jax.Array:
+        return jnp.concatenate([vectors @ weights["values"], vectors @ weights["asks"]], axis=1)
+
+    def scores(self, weights: Weights, rows: jax.Array, steps: jax.Array, lengths: jax.Array) -> jax.Array:
+        depth = steps.shape[1]
+        live = jnp.arange(depth) < lengths[:, None]
+        values, asks = rows[steps][..., : self.hidden], rows[steps][..., self.hidden :]
+        asks = asks + weights["places"][jnp.minimum(jnp.arange(depth), PLACES - 1)]
+        shares = jax.nn.softmax(jnp.where(live[..., None], asks, -1e9), axis=1)
+        heard = jnp.einsum("bth,btv->bhv", shares, values).reshape(steps.shape[0], -1)
+        return (
+            jax.nn.relu(heard @ weights["first"] + weights["first_bias"]) @ weights["dense"]
+            + weights["dense_bias"]
+        )
+
+
+@dataclass
+class Encoder:
+    """A kind of step and what becomes of the steps."""
+
+    name: str
+    table: TokenTable | FrameTable
+    shape: Recurrence | Convolution | Attention
+
+    def initial(self, seed: int) -> Weights:
+        table, shape = jax.random.split(jax.random.key(seed))
+        return self.table.initial(table) | self.shape.initial(shape)
+
+    def rows(self, weights: Weights, constants: tuple, key: jax.Array | None = None) -> jax.Array:
+        """What the model file holds of every step; with a key, as training varies it."""
+        return self.shape.rows(weights, self.table.vectors(weights, constants, key))
+
+    def scores(self, weights, constants, steps, lengths, key=None) -> jax.Array:
+        return self.shape.scores(weights, self.rows(weights, constants, key), steps, lengths)
+
+
+def _of_tokens(name: str, shape) -> Callable:
+    return lambda vocabulary, seen, hidden: Encoder(name, TokenTable(TokenSteps(vocabulary)), shape(hidden))
+
+
+def _of_frames(name: str, shape) -> Callable:
+    return lambda vocabulary, seen, hidden: Encoder(
+        name, FrameTable(FrameSteps(vocabulary, seen)), shape(hidden)
+    )
+
+
+ENCODERS: dict[str, Callable[..., Encoder]] = {
+    "lstm-tokens": _of_tokens("lstm-tokens", Recurrence),
+    "lstm-frames": _of_frames("lstm-frames", Recurrence),
+    "conv-frames": _of_frames("conv-frames", Convolution),
+    "attention-frames": _of_frames("attention-frames", Attention),
+}
+
+
+def padded(steps: list[np.ndarray], width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sequences as one array of rows of `width`, and their lengths."""
+    rows = np.zeros((len(steps), width), np.int32)
+    for row, sequence in zip(rows, steps, strict=True):
+        row[: len(sequence)] = sequence
+    return rows, np.array([len(sequence) for sequence in steps], np.int32)

@@ -1,0 +1,140 @@
+"""From trained weights to a model file: what depends on a function alone is multiplied out (LLAMA §10),
+weights are rounded to 8 bits, and every function of every build in the profiles gets its steps, by
+address."""
+
+import json
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from train import model_file
+from train.encoders import EMBEDDING, Encoder, FrameTable, Recurrence, Weights
+from train.errors import TrainError
+from train.model_file import STEP_ENDS, Model, Module
+from train.stacks import FrameSteps, TokenSteps
+from train.symbols import Ranges
+from train.tokens import RESERVED, Vocabulary
+
+LIMITS_MS = np.array([10, 100, 1000, 10_000, 100_000, 1_000_000, 2**64 - 1], np.uint64)
+UNKNOWN_FRAME = 0
+"""Stands for code that no table knows."""
+
+
+@dataclass
+class Names:
+    """What a model knows of names, kept in its file: with it, functions of other builds get their steps."""
+
+    encoder: str
+    tokens: list[str]
+    frames: list[str]
+
+    def packed(self) -> np.ndarray:
+        text = json.dumps([self.encoder, self.tokens, self.frames], ensure_ascii=False)
+        return np.frombuffer(zlib.compress(text.encode(), 9), np.uint8)
+
+    @classmethod
+    def of(cls, model: Model) -> "Names":
+        return cls(*json.loads(zlib.decompress(model.names.tobytes())))
+
+    def entries(self) -> Callable[[str], tuple[int, ...]]:
+        """A function from a frame's name to its entries in the file's `steps`."""
+        vocabulary = Vocabulary(self.tokens[len(RESERVED) :])
+        if self.encoder == "lstm-tokens":
+            by_token = TokenSteps(vocabulary)
+            return lambda frame: tuple(int(row) | STEP_ENDS for row in by_token.of_frame(frame))
+        by_frame = FrameSteps(vocabulary, self.frames)
+
+        def of_frame(frame: str) -> tuple[int, ...]:
+            own = by_frame.frames.get(frame)
+            rows = by_frame.tokens_of(frame) if own is None else [len(vocabulary) + own]
+            return (*rows[:-1], rows[-1] | STEP_ENDS)
+
+        return of_frame
+
+
+def export(
+    encoder: Encoder, weights: Weights, files: Iterable[Ranges], most_frames: int
+) -> tuple[Model, dict[str, int]]:
+    """The model file of a trained encoder, for the functions of these files; and the frame of each name."""
+    if not isinstance(encoder.shape, Recurrence):
+        raise TrainError(f"encoder {encoder.name} is for comparison only: the heap cannot run it")
+    weights = {name: np.asarray(value, np.float32) for name, value in weights.items()}
+    steps = encoder.table.steps
+    names = Names(encoder.name, steps.vocabulary.tokens, [])
+    vectors = weights["tokens"]
+    if isinstance(encoder.table, FrameTable):
+        names.frames = list(steps.frames)[: steps.seen]
+        # A frame that was seen: its tokens' vectors and its own, added up here once and for all.
+        tokens = [vectors[steps.tokens_of(frame)].sum(axis=0) for frame in names.frames]
+        vectors = np.concatenate([vectors, np.reshape(tokens, (-1, EMBEDDING)) + weights["frames"]])
+    rows, row_scales = quantised(vectors @ weights["inputs"])
+    recurrent, recurrent_scales = quantised(weights["recurrent"].T)
+    model = Model(
+        encoder=model_file.RECURRENT,
+        hidden=encoder.shape.hidden,
+        most_frames=most_frames,
+        outermost_first=False,
+        metadata={},
+        modules=[],
+        limits=LIMITS_MS,
+        starts=np.zeros(0, np.uint32),
+        range_frames=np.zeros(0, np.uint32),
+        frames=np.zeros(0, np.uint32),
+        steps=np.zeros(0, np.uint16),
+        rows=rows,
+        row_scales=row_scales,
+        bias=weights["bias"],
+        recurrent=recurrent,
+        recurrent_scales=recurrent_scales,
+        dense=np.ascontiguousarray(weights["dense"].T),
+        dense_bias=weights["dense_bias"],
+        names=names.packed(),
+    )
+    return model, link(model, files)
+
+
+def link(model: Model, files: Iterable[Ranges]) -> dict[str, int]:
+    """Gives a model the functions of these files, in place of those that it has; returns the frame of each
+    name."""
+    entries_of = Names.of(model).entries()
+    # Frames of the same steps are one; the first is what stands for unknown code.
+    numbers = {entries_of(""): UNKNOWN_FRAME}
+    by_name: dict[str, int] = {}
+    modules, starts, range_frames = [], [], []
+    for file in files:
+        first, reached, before = len(starts), 0, None
+        for start, end, name in zip(file.starts.tolist(), file.ends.tolist(), file.names, strict=True):
+            if start < reached:
+                continue  # a second name for the same code
+            if name not in by_name:
+                entries = entries_of(name)
+                by_name[name] = numbers.setdefault(entries, len(numbers))
+            frame = by_name[name]
+            if start > reached and before not in (None, UNKNOWN_FRAME):
+                starts.append(reached)
+                range_frames.append(UNKNOWN_FRAME)
+                before = UNKNOWN_FRAME
+            if frame != before:
+                starts.append(start)
+                range_frames.append(frame)
+            reached, before = end, frame
+        if before not in (None, UNKNOWN_FRAME) and reached < 1 << 32:
+            starts.append(reached)
+            range_frames.append(UNKNOWN_FRAME)
+        modules.append(Module(file.build_id, first, len(starts) - first))
+    lengths = [len(entries) for entries in numbers]
+    model.modules = modules
+    model.starts = np.array(starts, np.uint32)
+    model.range_frames = np.array(range_frames, np.uint32)
+    model.frames = np.concatenate([[0], np.cumsum(lengths)]).astype(np.uint32)
+    model.steps = np.array([entry for entries in numbers for entry in entries], np.uint16)
+    return by_name
+
+
+def quantised(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """8-bit rows, and what each is to be multiplied by."""
+    largest = np.abs(weights).max(axis=1)
+    scales = np.where(largest > 0, largest / 127, 1).astype(np.float32)
+    return np.clip(np.rint(weights / scales[:, None]), -127, 127).astype(np.int8), scales

@@ -1,0 +1,189 @@
+"""The model file, byte by byte: written here, mapped by the heap (docs/lifetime.md has the layout).
+Everything is little endian and at multiples of 64 bytes; a checksum covers all that follows it."""
+
+import json
+import os
+import struct
+import tempfile
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from train.errors import TrainError
+
+MAGIC = b"MAYFLYLM"
+VERSION = 1
+RECURRENT = 1
+MOST_ROWS = 32767
+STEP_ENDS = 0x8000
+"""Set in an entry of `steps` that is the last of its step."""
+
+_HEADER = struct.Struct("<8sIIQQIIIIIIQ")
+_SECTION = struct.Struct("<IIQQQ")
+_MODULE = struct.Struct("<32sIIII16x")
+_ALIGNMENT = 64
+_CHECKED_FROM = 32
+
+
+@dataclass
+class Module:
+    """A file with code, by build-id: its ranges are `first` to `first + ranges` of `starts`."""
+
+    build_id: bytes
+    first: int
+    ranges: int
+
+
+def _section(kind: int, dtype: str):
+    return field(metadata={"kind": kind, "dtype": dtype})
+
+
+@dataclass
+class Model:
+    """What a model file holds. Class o means that an object dies within `limits[o]` ms.
+
+    A context becomes steps: each return address, less one, falls into a range, which has a frame, which has
+    entries in `steps`; entries up to one marked `STEP_ENDS` are rows that are added up for one step of the
+    recurrence.
+    """
+
+    encoder: int
+    hidden: int
+    most_frames: int
+    outermost_first: bool
+    metadata: dict
+    modules: list[Module]
+    limits: np.ndarray = _section(2, "<u8")
+    starts: np.ndarray = _section(4, "<u4")
+    range_frames: np.ndarray = _section(5, "<u4")
+    frames: np.ndarray = _section(6, "<u4")
+    steps: np.ndarray = _section(7, "<u2")
+    rows: np.ndarray = _section(8, "<i1")
+    row_scales: np.ndarray = _section(9, "<f4")
+    bias: np.ndarray = _section(10, "<f4")
+    recurrent: np.ndarray = _section(11, "<i1")
+    recurrent_scales: np.ndarray = _section(12, "<f4")
+    dense: np.ndarray = _section(13, "<f4")
+    dense_bias: np.ndarray = _section(14, "<f4")
+    names: np.ndarray = _section(1000, "u1")
+    """Not read by the heap: train/export.py's own."""
+
+
+_METADATA, _MODULES = 1, 3
+_ARRAYS = {each.name: each.metadata for each in fields(Model) if "kind" in each.metadata}
+
+
+def to_bytes(model: Model) -> bytes:
+    """The whole file."""
+    outputs, row_count = len(model.limits), len(model.row_scales)
+    if not 1 <= row_count <= MOST_ROWS:
+        raise ValueError(f"{row_count} rows")
+    for name in ("row_scales", "bias", "recurrent_scales", "dense", "dense_bias"):
+        if not np.isfinite(getattr(model, name)).all():
+            raise ValueError(f"{name} is not finite")
+    metadata = json.dumps(model.metadata, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    modules = b"".join(
+        _MODULE.pack(module.build_id, len(module.build_id), module.first, module.ranges, 0)
+        for module in model.modules
+    )
+    sections = [(_METADATA, metadata, len(metadata)), (_MODULES, modules, len(model.modules))]
+    for name, about in _ARRAYS.items():
+        array = np.ascontiguousarray(getattr(model, name), about["dtype"])
+        if name == "recurrent":
+            array = interleaved(array.reshape(4 * model.hidden, model.hidden))
+        sections.append((about["kind"], array.tobytes(), array.size))
+    sections.sort(key=lambda section: section[0])
+    at = _aligned(_ALIGNMENT + _SECTION.size * len(sections))
+    table, body = b"", b""
+    for kind, content, count in sections:
+        table += _SECTION.pack(kind, 0, at + len(body), len(content), count)
+        body += content + bytes(-len(content) % _ALIGNMENT)
+    whole = bytes(_ALIGNMENT) + table
+    whole += bytes(at - len(whole)) + body
+    shape = (
+        model.encoder,
+        model.hidden,
+        outputs,
+        row_count,
+        model.most_frames,
+        int(model.outermost_first),
+        0,
+    )
+    whole = _HEADER.pack(MAGIC, VERSION, len(sections), len(whole), 0, *shape) + whole[_ALIGNMENT:]
+    checksum = xxhash.xxh3_64_intdigest(whole[_CHECKED_FROM:])
+    return whole[:24] + struct.pack("<Q", checksum) + whole[_CHECKED_FROM:]
+
+
+def write(model: Model, path: str | Path) -> int:
+    """Writes the file whole or not at all; returns its bytes."""
+    content = to_bytes(model)
+    folder = Path(path).absolute().parent
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{Path(path).name}.", delete=False) as file:
+            try:
+                file.write(content)
+                os.fchmod(file.fileno(), 0o666 & ~_umask())
+                os.replace(file.name, path)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+    except OSError as error:
+        raise TrainError(f"{path}: cannot be written: {error.strerror}") from None
+    return len(content)
+
+
+def read(path: str | Path) -> Model:
+    """Reads a file that `write` wrote; anything else is refused."""
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise TrainError(f"{path}: {error.strerror}") from None
+    if len(content) < _ALIGNMENT or content[:8] != MAGIC:
+        raise TrainError(f"{path}: not a model of 'mayfly train'")
+    _, version, count, length, checksum, *shape, _ = _HEADER.unpack_from(content)
+    if version != VERSION:
+        raise TrainError(
+            f"{path}: a model of version {version}, this program reads {VERSION}: train it again"
+        )
+    if length != len(content):
+        raise TrainError(f"{path}: {len(content)} bytes of {length}: the file is truncated")
+    if checksum != xxhash.xxh3_64_intdigest(content[_CHECKED_FROM:]):
+        raise TrainError(f"{path}: the checksum is wrong: the file is damaged")
+    encoder, hidden, _, _, most_frames, order = shape
+    found = {}
+    for number in range(count):
+        kind, _, offset, size, entries = _SECTION.unpack_from(content, _ALIGNMENT + number * _SECTION.size)
+        found[kind] = (content[offset : offset + size], entries)
+    arrays = {name: np.frombuffer(found[a["kind"]][0], a["dtype"]) for name, a in _ARRAYS.items()}
+    width = 4 * hidden
+    arrays["rows"] = arrays["rows"].reshape(-1, width)
+    arrays["recurrent"] = (
+        arrays["recurrent"].reshape(hidden // 4, width, 4).transpose(1, 0, 2).reshape(width, hidden)
+    )
+    arrays["dense"] = arrays["dense"].reshape(-1, hidden)
+    modules = [
+        Module(build_id[:size], first, ranges)
+        for build_id, size, first, ranges, _ in _MODULE.iter_unpack(found[_MODULES][0])
+    ]
+    return Model(
+        encoder, hidden, most_frames, bool(order), json.loads(found[_METADATA][0]), modules, **arrays
+    )
+
+
+def interleaved(weights: np.ndarray) -> np.ndarray:
+    """Recurrent weights, a row for each gate and unit, so that a processor multiplies four columns of many
+    rows at once: [H/4][4H][4]."""
+    rows, columns = weights.shape
+    return weights.reshape(rows, columns // 4, 4).transpose(1, 0, 2)
+
+
+def _aligned(at: int) -> int:
+    return at + -at % _ALIGNMENT
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

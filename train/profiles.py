@@ -1,0 +1,140 @@
+"""Reads what `mayfly profile` wrote, with DuckDB or Spark, and refuses what cannot be trained on before
+anything is computed."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import ibis
+import ibis.expr.types as ir
+import pyarrow
+import pyarrow.parquet
+from ibis.backends import BaseBackend
+
+from train.errors import TrainError
+
+FREED = ("freed_10ms", "freed_100ms", "freed_1s", "freed_10s", "freed_100s", "freed_1000s", "freed_later")
+"""Columns with the sampled objects that died within each class, the last one later than 1000 s."""
+
+NEEDED = {"stack": "text", "allocations": "numbers"} | dict.fromkeys(("live", *FREED), "numbers")
+VERSION = "2"
+ENGINES = ("duckdb", "spark")
+
+
+@contextlib.contextmanager
+def engine(name: str) -> Iterator[BaseBackend]:
+    """A connection to what computes the dataset; ends with the block."""
+    if name == "duckdb":
+        connection = ibis.duckdb.connect()
+        try:
+            yield connection
+        finally:
+            connection.disconnect()
+        return
+    session = _spark_session()
+    try:
+        yield ibis.pyspark.connect(session)
+    finally:
+        session.stop()
+
+
+def _spark_session():
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise TrainError("Spark is not installed: run 'train/environment more' once") from None
+    builder = SparkSession.builder.appName("mayfly train")
+    if "SPARK_REMOTE" not in os.environ and "MASTER" not in os.environ:
+        # On this machine, without the web page: a cluster is named by Spark's own variables.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        builder = builder.master("local[2]").config("spark.ui.enabled", "false")
+        builder = builder.config("spark.sql.shuffle.partitions", "4").config("spark.log.level", "ERROR")
+    # Overflow is an error, as it is with DuckDB.
+    builder = builder.config("spark.sql.ansi.enabled", "true").config("spark.sql.session.timeZone", "UTC")
+    try:
+        return builder.getOrCreate()
+    except Exception as error:
+        raise TrainError(
+            f"Spark does not start ({_first_line(error)}): is Java 17 or later installed?"
+        ) from None
+
+
+def read(connection: BaseBackend, paths: list[str]) -> ir.Table:
+    """The contexts of several profiles as one table with the columns in `NEEDED`."""
+    tables = [_read_one(connection, path) for path in paths]
+    return tables[0] if len(tables) == 1 else ibis.union(*tables)
+
+
+def open_table(connection: BaseBackend, path: str, needed: dict[str, str], hint: str) -> ir.Table:
+    """A Parquet file that has these columns, of these kinds."""
+    if "://" not in path:
+        _refuse_other_files(path, hint)
+    try:
+        table = connection.read_parquet(path)
+        schema = table.schema()
+    except Exception as error:
+        raise TrainError(f"{path}: cannot be read: {_first_line(error)}") from None
+    missing = [name for name in needed if name not in schema]
+    if missing:
+        raise TrainError(f"{path}: no column {', '.join(missing)}: not a table of 'mayfly profile'")
+    for name, wanted in needed.items():
+        kind = schema[name]
+        if not (kind.is_string() if wanted == "text" else kind.is_numeric()):
+            raise TrainError(f"{path}: column {name} is {kind}, not {wanted}")
+    return table
+
+
+def _refuse_other_files(path: str, hint: str) -> None:
+    if not Path(path).is_file():
+        raise TrainError(f"{path}: {'is a directory' if Path(path).is_dir() else 'no such file'}: {hint}")
+    try:
+        metadata = pyarrow.parquet.read_metadata(path).metadata or {}
+    except Exception:
+        raise TrainError(f"{path}: not a Parquet file, or a damaged one: {hint}") from None
+    version = metadata.get(b"mayfly.version", b"none").decode(errors="replace")
+    if version != VERSION:
+        raise TrainError(f"{path}: version {version} of a profile's table, not {VERSION}: profile again")
+
+
+def _read_one(connection: BaseBackend, path: str) -> ir.Table:
+    table = open_table(connection, path, NEEDED, "name the .parquet file that 'mayfly profile' wrote")
+    table = table.select(
+        "stack",
+        allocations=table.allocations.cast("float64"),
+        **{name: table[name].cast("int64") for name in ("live", *FREED)},
+    )
+    _refuse_bad_rows(path, table)
+    return table
+
+
+def collect(expression: ir.Table, paths: list[str]) -> pyarrow.Table:
+    """Computes an expression over these files."""
+    try:
+        return expression.to_pyarrow()
+    except Exception as error:
+        raise TrainError(f"{', '.join(paths)}: cannot be computed: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _refuse_bad_rows(path: str, table: ir.Table) -> None:
+    numbers = [table[name] for name in ("allocations", "live", *FREED)]
+    checks = {"rows": table.count(), "stack": table.stack.isnull().sum()}
+    for column in numbers:
+        bad = column.isnull() | (column < 0)
+        if column.type().is_floating():
+            bad = bad | column.isnan() | column.isinf()
+        checks[column.get_name()] = bad.sum()
+    found = collect(table.aggregate(**checks), [path]).to_pylist()[0]
+    if not found.pop("rows"):
+        raise TrainError(
+            f"{path}: no contexts: the program allocated less than one sample; "
+            "profile it for longer or with a smaller --every"
+        )
+    for name, count in found.items():
+        if count:
+            what = "no value" if name == "stack" else "a value that is not a number of 0 or more"
+            raise TrainError(f"{path}: column {name} has {what} in {count} rows: the file is damaged")

@@ -1,0 +1,72 @@
+"""The functions of every program and library in the profiles, from the tables beside them: what an address
+is called, whether its function was seen allocating or not."""
+
+from dataclasses import dataclass
+
+import ibis.expr.types as ir
+import numpy as np
+from ibis.backends import BaseBackend
+
+from train import profiles
+from train.errors import TrainError
+
+NEEDED = {"build_id": "text", "start": "numbers", "end": "numbers", "names": "text"}
+# Addresses in the model file have 32 bits; what lies further in a file is unknown to it.
+_ADDRESSES = 1 << 32
+
+
+@dataclass
+class Ranges:
+    """The code of one file: `names[i]` is what lies from `starts[i]` to before `ends[i]`, ascending."""
+
+    build_id: bytes
+    starts: np.ndarray
+    ends: np.ndarray
+    names: list[str]
+
+
+def load(engine: str, paths: list[str]) -> list[Ranges]:
+    """The functions of all files with a build-id that these profiles name, each once, by build-id."""
+    with profiles.engine(engine) as connection:
+        table = profiles.collect(functions(connection, paths), paths)
+    build_ids = np.array(table["build_id"].to_pylist(), dtype=object)
+    starts, ends = table["start"].to_numpy(), table["end"].to_numpy()
+    names = table["names"].to_pylist()
+    edges = np.flatnonzero(build_ids[1:] != build_ids[:-1]) + 1 if len(build_ids) else []
+    found = []
+    for first, last in zip([0, *edges], [*edges, len(build_ids)], strict=True):
+        if first == last:
+            continue
+        try:
+            build_id = bytes.fromhex(build_ids[first])
+        except ValueError:
+            raise TrainError(
+                f"build_id {build_ids[first]!r} is not in hexadecimal: the file is damaged"
+            ) from None
+        if not 1 <= len(build_id) <= 32:
+            raise TrainError(f"build_id {build_ids[first]} has {len(build_id)} bytes, 32 are the most")
+        found.append(Ranges(build_id, starts[first:last], ends[first:last], names[first:last]))
+    return found
+
+
+def functions(connection: BaseBackend, paths: list[str]) -> ir.Table:
+    """The rows of all tables of functions, each once, by build-id and address."""
+    tables = [
+        profiles.open_table(connection, beside(path), NEEDED, f"it belongs to {path}") for path in paths
+    ]
+    first, *others = [
+        table.select(
+            "build_id", start=table.start.cast("int64"), end=table.end.cast("int64"), names=table.names
+        )
+        for table in tables
+    ]
+    whole = first.union(*others) if others else first
+    whole = whole.filter(
+        whole.build_id != "", whole.start >= 0, whole.start < whole.end, whole.end <= _ADDRESSES
+    )
+    return whole.distinct().order_by("build_id", "start", "end", "names")
+
+
+def beside(profile: str) -> str:
+    """Where the functions of a profile's programs are."""
+    return profile.removesuffix(".parquet") + ".symbols.parquet"

@@ -1,0 +1,100 @@
+"""The dataset on DuckDB against the definition of T95 written out, and on Spark against DuckDB."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from train import profiles
+from train.dataset import HELD_OUT, TRAIN, VALIDATION, labelled_contexts
+from train.profiles import FREED
+from train.tests import synthetic
+
+
+def rows_of(engine: str, paths) -> list[dict]:
+    with profiles.engine(engine) as connection:
+        table = labelled_contexts(profiles.read(connection, [str(path) for path in paths]))
+        return profiles.collect(table, ["profile"]).to_pylist()
+
+
+def row(stack: str, counts: list[int], live: int = 0, allocations: float = 1.0) -> dict:
+    return {"stack": stack, "allocations": allocations, "live": live} | dict(zip(FREED, counts, strict=True))
+
+
+def t95(counts: list[int], live: int) -> int:
+    """§5.1: the first class within which at least 95% of the objects died."""
+    lifetimes = [number for number, count in enumerate([*counts[:6], counts[6] + live]) for _ in range(count)]
+    return next(
+        c for c in range(7) if c == 6 or sum(x <= c for x in lifetimes) >= 0.95 * len(lifetimes) - 1e-9
+    )
+
+
+def test_the_label_is_the_class_by_which_95_percent_have_died(tmp_path):
+    cases = {
+        "exactly": ([95, 0, 5, 0, 0, 0, 0], 0, 0),
+        "one less": ([94, 0, 6, 0, 0, 0, 0], 0, 2),
+        "live ones never died": ([94, 0, 0, 0, 0, 0, 0], 6, 6),
+        "but 5% may": ([94, 1, 0, 0, 0, 0, 0], 5, 1),
+        "later than 1000 s": ([0, 0, 0, 0, 0, 0, 3], 0, 6),
+    }
+    synthetic.write(tmp_path / "p", [row(name, counts, live) for name, (counts, live, _) in cases.items()])
+    found = {each["stack"]: each["label"] for each in rows_of("duckdb", [tmp_path / "p"])}
+    assert found == {name: label for name, (_, _, label) in cases.items()}
+
+
+def test_contexts_of_several_profiles_are_one_and_unknown_ones_none(tmp_path):
+    synthetic.write(
+        tmp_path / "a", [row("f@main", [90, 0, 0, 0, 0, 0, 0], allocations=10.4), row("g", [0] * 7)]
+    )
+    synthetic.write(tmp_path / "b", [row("f@main", [0, 0, 0, 10, 0, 0, 0], allocations=5.0)])
+    [found] = rows_of("duckdb", [tmp_path / "a", tmp_path / "b"])
+    split = found.pop("split")
+    assert found == {"stack": "f@main", "label": 3, "weight": 15, "samples": 100}
+    assert split in (TRAIN, VALIDATION, HELD_OUT)
+
+
+counts = st.lists(st.integers(0, 40), min_size=7, max_size=7)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@given(
+    st.dictionaries(
+        st.text(st.characters(codec="utf-8"), min_size=1, max_size=20),
+        st.tuples(counts, st.integers(0, 9)),
+        min_size=1,
+    )
+)
+def test_any_counts_have_the_label_of_the_definition(tmp_path, contexts):
+    synthetic.write(tmp_path / "p", [row(stack, counts, live) for stack, (counts, live) in contexts.items()])
+    found = {each["stack"]: each["label"] for each in rows_of("duckdb", [tmp_path / "p"])}
+    known = {stack: (counts, live) for stack, (counts, live) in contexts.items() if sum(counts) + live}
+    assert found == {stack: t95(counts, live) for stack, (counts, live) in known.items()}
+
+
+def test_a_context_falls_into_the_same_part_in_every_profile(tmp_path):
+    rows = synthetic.contexts(3000, seed=5)
+    synthetic.write(tmp_path / "whole", rows)
+    synthetic.write(tmp_path / "some", rows[::3])
+    whole = {each["stack"]: each["split"] for each in rows_of("duckdb", [tmp_path / "whole"])}
+    some = {each["stack"]: each["split"] for each in rows_of("duckdb", [tmp_path / "some"])}
+    assert some.items() <= whole.items()
+    shares = {part: list(whole.values()).count(part) / len(whole) for part in (TRAIN, VALIDATION, HELD_OUT)}
+    assert abs(shares[HELD_OUT] - 0.20) < 0.03 and abs(shares[VALIDATION] - 0.08) < 0.03
+
+
+def test_spark_gives_the_same_rows_as_duckdb(tmp_path):
+    pytest.importorskip("pyspark", reason="train/environment more")
+    # Twice the same contexts in part, values at the edges, names beyond ASCII.
+    edges = [
+        row("größe@日本@main", [19, 1, 0, 0, 0, 0, 0], 0, 0.5),
+        row("", [0] * 7, 1, 2.5),
+        row("x", [0] * 7, 0, 1.0),
+    ]
+    synthetic.write(tmp_path / "a.parquet", synthetic.contexts(1500, seed=1) + edges)
+    synthetic.write(
+        tmp_path / "b.parquet",
+        synthetic.contexts(1500, seed=1)[:700] + synthetic.contexts(500, seed=2) + edges,
+    )
+    paths = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
+    duckdb, spark = rows_of("duckdb", paths), rows_of("spark", paths)
+    assert len(duckdb) > 1000
+    assert spark == duckdb
