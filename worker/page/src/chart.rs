@@ -1,0 +1,373 @@
+//! A chart over time as HTML: areas on one another, lines over them, and events as dots.
+//!
+//! The SVG is stretched to whatever room there is; labels are HTML beside it, so that they keep their size. Colours are
+//! classes (`c-private`), which the style sheet gives for a light and a dark page.
+
+use std::fmt::Write;
+
+use crate::text::{Unit, escape};
+
+/// Points that a chart has at most: more would not be seen.
+const POINTS: usize = 240;
+/// The SVG's own width and height, whatever they become on the screen.
+const WIDE: f64 = 1000.0;
+const HIGH: f64 = 100.0;
+
+/// Values over time.
+pub struct Series {
+    /// In the legend.
+    pub name: String,
+    /// Its colour, as the style sheet calls it.
+    pub colour: &'static str,
+    /// One for each moment of the chart.
+    pub values: Vec<f64>,
+}
+
+/// The stretch of time that a chart shows, in milliseconds since the worker began.
+#[derive(Clone, Copy, Debug)]
+pub struct Span {
+    /// Its left edge.
+    pub from_ms: u64,
+    /// Its right edge, later than the left.
+    pub to_ms: u64,
+    /// Whether the right edge is now: then times are told backwards from there.
+    pub live: bool,
+}
+
+impl Span {
+    /// Where a moment lies, from 0 to 1.
+    pub fn place(&self, at_ms: f64) -> f64 {
+        (at_ms - self.from_ms as f64) / (self.to_ms - self.from_ms) as f64
+    }
+
+    /// Labels below a chart, with their places.
+    fn labels(&self) -> Vec<(f64, String)> {
+        let seconds = (self.to_ms - self.from_ms) as f64 / 1e3;
+        let steps = [1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0];
+        let step = steps.into_iter().find(|step| seconds / step <= 6.0).unwrap_or(7200.0);
+        let tell = |value: f64| match step {
+            short if short < 60.0 => format!("{value:.0} s"),
+            _ => format!("{:.0} min", value / 60.0),
+        };
+        let mut labels = Vec::new();
+        for number in 0..=(seconds / step) as u32 {
+            let value = f64::from(number) * step;
+            match (self.live, number) {
+                (true, 0) => labels.push((1.0, "now".into())),
+                (true, _) => labels.push((1.0 - value / seconds, format!("−{}", tell(value)))),
+                (false, _) => labels.push((value / seconds, tell(value))),
+            }
+        }
+        labels
+    }
+}
+
+/// Values over time, drawn.
+pub struct Chart {
+    /// A few words.
+    pub title: String,
+    /// A sentence on how to read it.
+    pub note: String,
+    /// What the values count.
+    pub unit: Unit,
+    /// The time that is shown.
+    pub span: Span,
+    /// Moments, in milliseconds since the worker began, in order.
+    pub at_ms: Vec<u64>,
+    /// Drawn on one another, the first at the bottom.
+    pub areas: Vec<Series>,
+    /// Drawn over them, each from zero.
+    pub lines: Vec<Series>,
+    /// Whether ten times as much is one step up.
+    pub logarithmic: bool,
+}
+
+impl Chart {
+    /// The chart as HTML.
+    pub fn html(&self) -> String {
+        let kept = self.kept();
+        let at: Vec<f64> = kept.iter().map(|group| self.span.place(self.at_ms[group.1] as f64)).collect();
+        let reduce = |series: &Series| -> Vec<f64> {
+            kept.iter()
+                .map(|&(first, last)| series.values[first..=last].iter().copied().fold(0.0, f64::max))
+                .collect()
+        };
+        let areas: Vec<Vec<f64>> = self.areas.iter().map(reduce).collect();
+        let lines: Vec<Vec<f64>> = self.lines.iter().map(reduce).collect();
+        let sums = (0..at.len()).map(|n| areas.iter().map(|values| values[n]).sum::<f64>());
+        let most = lines.iter().flatten().copied().chain(sums).fold(0.0, f64::max);
+        let scale = Scale::new(self.unit, most, self.logarithmic);
+
+        let mut legend = String::new();
+        let all = self.areas.iter().zip(&areas).map(|pair| (pair, "area"));
+        let over = self.lines.iter().zip(&lines).map(|pair| (pair, "line"));
+        for ((series, values), kind) in all.clone().chain(over.clone()) {
+            let told = values.last().map_or_else(|| "–".into(), |value| self.unit.tell(*value));
+            let numbers: Vec<String> = values.iter().map(|value| short(*value)).collect();
+            write!(
+                legend,
+                "<li class=\"{kind} c-{}\" data-values=\"{}\"><i></i>{} <b>{told}</b>",
+                series.colour,
+                numbers.join(" "),
+                escape(&series.name)
+            )
+            .expect("strings take all");
+        }
+        let mut drawing = String::new();
+        for (_, place) in &scale.ticks {
+            write!(drawing, "<path class=grid d=\"M0 {0}H{WIDE}\"/>", short(HIGH - place * HIGH))
+                .expect("strings take all");
+        }
+        let mut below = vec![0.0; at.len()];
+        for ((series, values), _) in all {
+            let above: Vec<f64> = below.iter().zip(values).map(|(low, value)| low + value).collect();
+            let upper = points(&at, &above, &scale);
+            let lower: Vec<String> = points(&at, &below, &scale).into_iter().rev().collect();
+            if !at.is_empty() {
+                let outline = format!("M{}L{}Z", upper.join("L"), lower.join("L"));
+                write!(drawing, "<path class=\"area c-{}\" d=\"{outline}\"/>", series.colour)
+                    .expect("strings take all");
+            }
+            below = above;
+        }
+        for ((series, values), _) in over {
+            if !at.is_empty() {
+                let outline = points(&at, values, &scale).join("L");
+                write!(drawing, "<path class=\"line c-{}\" d=\"M{outline}\"/>", series.colour)
+                    .expect("strings take all");
+            }
+        }
+        let mut labels = String::new();
+        for (told, place) in &scale.ticks {
+            write!(labels, "<span class=y style=\"bottom:{}%\">{told}</span>", short(place * 100.0))
+                .expect("strings take all");
+        }
+        labels += &time_labels(&self.span);
+        let moments: Vec<String> = at.iter().map(|place| short(*place)).collect();
+        format!(
+            "<figure class=card><figcaption><h2>{}</h2><p>{}</p><ul class=legend>{legend}</ul></figcaption>\
+             <div class=plot data-unit={} data-at=\"{}\"><svg viewBox=\"0 0 {WIDE} {HIGH}\" preserveAspectRatio=none \
+             role=img aria-label=\"{}\">{drawing}</svg>{labels}</div></figure>\n",
+            escape(&self.title),
+            escape(&self.note),
+            self.unit.name(),
+            moments.join(" "),
+            escape(&self.title),
+        )
+    }
+
+    /// Neighbouring moments that become one point, first and last of each: its value is their highest.
+    fn kept(&self) -> Vec<(usize, usize)> {
+        let shown: Vec<usize> = (0..self.at_ms.len())
+            .filter(|n| (self.span.from_ms..=self.span.to_ms).contains(&self.at_ms[*n]))
+            .collect();
+        shown
+            .chunks(shown.len().div_ceil(POINTS).max(1))
+            .map(|group| (group[0], group[group.len() - 1]))
+            .collect()
+    }
+}
+
+/// From values to heights, and the labels at the left.
+struct Scale {
+    top: f64,
+    /// The lowest value that is told apart, on a logarithmic scale.
+    bottom: Option<f64>,
+    ticks: Vec<(String, f64)>,
+}
+
+impl Scale {
+    fn new(unit: Unit, most: f64, logarithmic: bool) -> Scale {
+        if logarithmic {
+            let (bottom, top) = (0.1_f64, 10_f64.powf(most.max(1.0).log10().ceil().max(1.0)));
+            let mut scale = Scale { top, bottom: Some(bottom), ticks: Vec::new() };
+            let mut value = bottom;
+            while value <= top * 1.001 {
+                scale.ticks.push((unit.tell(value), scale.place(value)));
+                value *= 10.0;
+            }
+            return scale;
+        }
+        let step = step(unit, most);
+        let top = (most / step).ceil().max(1.0) * step;
+        let mut scale = Scale { top, bottom: None, ticks: Vec::new() };
+        for number in 0..=(top / step).round() as u32 {
+            let value = f64::from(number) * step;
+            scale.ticks.push((unit.tell(value), scale.place(value)));
+        }
+        scale
+    }
+
+    fn place(&self, value: f64) -> f64 {
+        match self.bottom {
+            Some(bottom) => (value.max(bottom) / bottom).log10() / (self.top / bottom).log10(),
+            None => value / self.top,
+        }
+    }
+}
+
+/// A round distance between labels, so that there are at most five: powers of two for bytes, 1, 2 or 5 for others.
+fn step(unit: Unit, most: f64) -> f64 {
+    let mut step = if unit == Unit::Bytes { f64::from(1 << 20) } else { 1.0 };
+    let factors: &[f64] = if unit == Unit::Bytes { &[2.0] } else { &[2.0, 2.5, 2.0] };
+    let mut turns = factors.iter().cycle();
+    while most / step > 5.0 {
+        step *= turns.next().expect("it never ends");
+    }
+    step
+}
+
+fn points(at: &[f64], values: &[f64], scale: &Scale) -> Vec<String> {
+    at.iter()
+        .zip(values)
+        .map(|(place, value)| format!("{} {}", short(place * WIDE), short(HIGH - scale.place(*value) * HIGH)))
+        .collect()
+}
+
+fn time_labels(span: &Span) -> String {
+    let mut labels = String::new();
+    for (place, told) in span.labels() {
+        write!(labels, "<span class=x style=\"left:{}%\">{told}</span>", short(place * 100.0))
+            .expect("strings take all");
+    }
+    labels
+}
+
+/// As few digits as a screen can show.
+fn short(value: f64) -> String {
+    let text = format!("{value:.3}");
+    text.trim_end_matches('0').trim_end_matches('.').to_string()
+}
+
+/// Events of one kind over time.
+pub struct Lane {
+    /// At the left.
+    pub name: String,
+    /// As the style sheet calls it.
+    pub colour: &'static str,
+    /// When, in milliseconds since the worker began, and what.
+    pub events: Vec<(u64, String)>,
+}
+
+/// Events as dots on lanes, with the time of `span` from left to right. Events close together become one larger dot.
+pub fn lanes(title: &str, note: &str, span: Span, lanes: &[Lane]) -> String {
+    const PLACES: f64 = 120.0;
+    let mut body = String::new();
+    for lane in lanes {
+        let mut dots: Vec<(u64, Vec<&(u64, String)>)> = Vec::new();
+        for event in lane.events.iter().filter(|(at, _)| (span.from_ms..=span.to_ms).contains(at)) {
+            let place = (span.place(event.0 as f64) * PLACES) as u64;
+            match dots.last_mut() {
+                Some((last, group)) if *last == place => group.push(event),
+                _ => dots.push((place, vec![event])),
+            }
+        }
+        write!(body, "<div class=lane><span class=name>{}</span>", escape(&lane.name))
+            .expect("strings take all");
+        for (_, group) in dots {
+            let size = 6.0 + 2.0 * (group.len() as f64).log2();
+            let told = match &group[..] {
+                [one] => one.1.clone(),
+                [first, ..] => format!("{} times, first: {}", group.len(), first.1),
+                [] => unreachable!("a dot stands for an event"),
+            };
+            write!(
+                body,
+                "<i class=c-{} style=\"left:{}%;width:{size:.0}px;height:{size:.0}px\" title=\"{}\"></i>",
+                lane.colour,
+                short(span.place(group[0].0 as f64) * 100.0),
+                escape(&told)
+            )
+            .expect("strings take all");
+        }
+        body += "</div>";
+    }
+    format!(
+        "<figure class=card><figcaption><h2>{}</h2><p>{}</p></figcaption><div class=lanes>{body}{}</div></figure>\n",
+        escape(title),
+        escape(note),
+        time_labels(&span)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chart(at_ms: Vec<u64>, values: Vec<f64>, unit: Unit) -> Chart {
+        let span = Span { from_ms: 0, to_ms: 10_000, live: true };
+        let areas = vec![Series { name: "<mine>".into(), colour: "private", values }];
+        Chart {
+            title: "t".into(),
+            note: "n".into(),
+            unit,
+            span,
+            at_ms,
+            areas,
+            lines: vec![],
+            logarithmic: false,
+        }
+    }
+
+    #[test]
+    fn an_area_goes_from_zero_to_its_value() {
+        let html = chart(vec![0, 10_000], vec![4.0, 2.0], Unit::Count).html();
+        assert!(html.contains("d=\"M0 0L1000 50L1000 100L0 100Z\""), "{html}");
+        assert!(
+            html.contains("&lt;mine&gt; <b>2</b>") && html.contains("style=\"bottom:100%\">4<"),
+            "{html}"
+        );
+    }
+
+    #[test]
+    fn many_moments_become_few_points_and_the_highest_stays() {
+        let mut values = vec![1.0; 5000];
+        values[1234] = 77.0;
+        let html = chart((0..5000).map(|n| n * 2).collect(), values, Unit::Count).html();
+        assert!(
+            html.split("data-at=\"").nth(1).unwrap().split('"').next().unwrap().split(' ').count() <= POINTS
+        );
+        assert!(html.contains(" 77 "), "{html}");
+    }
+
+    #[test]
+    fn a_chart_without_moments_is_empty_but_there() {
+        let html = chart(vec![], vec![], Unit::Bytes).html();
+        assert!(html.contains("–") && html.contains("1 MiB") && !html.contains("NaN"), "{html}");
+    }
+
+    #[test]
+    fn at_most_six_labels_whatever_the_values() {
+        for exponent in 0..50 {
+            let most = 1.7_f64.powi(exponent);
+            for unit in [Unit::Bytes, Unit::Count, Unit::Milliseconds] {
+                let scale = Scale::new(unit, most, false);
+                assert!((2..=6).contains(&scale.ticks.len()) && scale.top >= most, "{most}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_logarithmic_scale_has_a_label_for_each_power_of_ten() {
+        let scale = Scale::new(Unit::Milliseconds, 430.0, true);
+        let told: Vec<&str> = scale.ticks.iter().map(|(told, _)| told.as_str()).collect();
+        assert_eq!(told, ["100 µs", "1 ms", "10 ms", "100 ms", "1 s"]);
+        assert!((scale.place(1.0) - 0.25).abs() < 1e-9);
+    }
+
+    #[test]
+    fn events_close_together_are_one_dot() {
+        let span = Span { from_ms: 0, to_ms: 100_000, live: false };
+        let event = |at| (at, format!("at {at}"));
+        let lane = Lane {
+            name: "x".into(),
+            colour: "merge",
+            events: vec![event(10), event(20), event(50_000), event(200_000)],
+        };
+        let html = lanes("t", "n", span, &[lane]);
+        assert_eq!(html.matches("<i ").count(), 2, "{html}");
+        assert!(
+            html.contains("2 times, first: at 10") && html.contains("left:50%") && !html.contains("200000")
+        );
+    }
+}

@@ -1,0 +1,217 @@
+//! What a worker tells of itself: its layers, samples of memory and latency over time, events, instances. The same
+//! shapes are published as JSON (`/history`, `/events`, `/instances`) and read back by `mayfly report`.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// `/history`: samples at equal distances, the oldest first.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct History {
+    /// Between two samples, in milliseconds.
+    pub interval_ms: u64,
+    /// Since the worker began, when this was asked for.
+    pub now_ms: u64,
+    /// What is switched on.
+    pub layers: Layers,
+    /// The last hour's.
+    pub samples: Vec<Sample>,
+}
+
+/// Which of Mayfly's layers the worker uses.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Layers {
+    /// `process` or `vm`.
+    pub sandbox: String,
+    /// Instances run on libmayfly_heap.so.
+    pub heap: bool,
+    /// Instances may share pages.
+    pub merge: bool,
+    /// How a VM's memory grows and shrinks: `hotmem`, `nodes`, `plain`, `static`, or `none` without a VM.
+    pub partitions: String,
+}
+
+/// The worker at one moment. Amounts are bytes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Sample {
+    /// Since the worker began.
+    pub at_ms: u64,
+    /// The machine.
+    pub host: Host,
+    /// The page store.
+    pub store: Store,
+    /// The virtual machine, if instances run in one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vm: Option<Vm>,
+    /// Of the requests that were answered since the last sample.
+    pub latency: Latency,
+    /// Requests that wait for an instance.
+    pub queued: u64,
+    /// By name.
+    pub functions: BTreeMap<String, FunctionSample>,
+}
+
+/// The machine's memory.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Host {
+    /// `MemAvailable`.
+    pub available_bytes: u64,
+}
+
+/// Memory of all page stores together.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Store {
+    /// What they occupy, each page once.
+    pub bytes: u64,
+    /// One for each domain.
+    pub stores: u64,
+}
+
+/// A virtual machine and its partitions.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Vm {
+    /// What the host has given to it.
+    pub resident_bytes: u64,
+    /// How many it can have.
+    pub partitions: u64,
+    /// How many are plugged.
+    pub plugged: u64,
+    /// How many of those have an instance.
+    pub used: u64,
+    /// Their size together.
+    pub plugged_bytes: u64,
+}
+
+/// Latencies, from a request's arrival to its answer.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Latency {
+    /// How many were answered.
+    pub requests: u64,
+    /// Half took at most so long.
+    pub p50_ms: f64,
+    /// 99 of 100 took at most so long.
+    pub p99_ms: f64,
+}
+
+/// The instances of one function together. Amounts are bytes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FunctionSample {
+    /// Instances that are being started.
+    pub starting: u64,
+    /// Instances that wait for a request.
+    pub idle: u64,
+    /// Instances that run one.
+    pub busy: u64,
+    /// Instances that are being ended.
+    pub stopping: u64,
+    /// As the cgroups count.
+    pub cgroup_bytes: u64,
+    /// Proportional set size: shared pages are divided among those that map them.
+    pub pss_bytes: u64,
+    /// Of that, anonymous memory that nobody shares.
+    pub private_bytes: u64,
+    /// Of that, the part of the page store.
+    pub shared_bytes: u64,
+    /// Pages of the store that are mapped, before dividing.
+    pub mapped_shared_bytes: u64,
+}
+
+/// `/events`: what has happened, the oldest first.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Events {
+    /// Ask for those after this number.
+    pub next: u64,
+    /// The last ten thousand.
+    pub events: Vec<Event>,
+}
+
+/// Something that has happened. Which fields are there depends on the kind.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Event {
+    /// Its number.
+    pub seq: u64,
+    /// Since the worker began.
+    pub at_ms: u64,
+    /// `start`, `ready`, `rest`, `merge`, `stop`, `gone`, `ended`, `refuse`, `fail`, `plug`, `unplug`, `vm`, `store`.
+    pub kind: String,
+    /// Whose instance.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub function: Option<String>,
+    /// Which instance.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub instance: Option<u64>,
+    /// Which partition of the VM.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub partition: Option<u64>,
+    /// How long it took.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ms: Option<f64>,
+    /// Of that, until the device had let go of the memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device_ms: Option<f64>,
+    /// How much memory it was about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+    /// Of that, merged.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub merged_bytes: Option<u64>,
+    /// What an idle instance gave back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trimmed_bytes: Option<u64>,
+    /// Why a request was refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// What was said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
+
+/// `/instances`: those that are there now.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Instances {
+    /// By number.
+    pub instances: Vec<Instance>,
+}
+
+/// An instance. Amounts are bytes, as in [`FunctionSample`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Instance {
+    /// Its number.
+    pub id: u64,
+    /// Whose.
+    pub function: String,
+    /// `starting`, `idle`, `busy` or `stopping`.
+    pub phase: String,
+    /// Since it was started.
+    pub age_ms: u64,
+    /// What the function may use, in MiB.
+    pub memory_mib: u64,
+    /// As its cgroup counts.
+    pub cgroup_bytes: u64,
+    /// The most that its cgroup has counted.
+    pub peak_bytes: u64,
+    /// Proportional set size.
+    pub pss_bytes: u64,
+    /// Anonymous memory that nobody shares.
+    pub private_bytes: u64,
+    /// Its part of the page store.
+    pub shared_bytes: u64,
+    /// Pages of the store that it maps.
+    pub mapped_shared_bytes: u64,
+    /// Where it lives in the VM.
+    pub partition: Option<u64>,
+    /// How long it took to start.
+    pub init_ms: Option<f64>,
+}

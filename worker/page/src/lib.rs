@@ -1,0 +1,16 @@
+//! What people see of a worker: the page at `/` and the file that `mayfly report` writes.
+//!
+//! Pages are rendered here, whole, with charts as inline SVG. They need no network. The page's script only fetches it
+//! anew and shows numbers under the pointer; without it the page is as complete.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`data`] | what a worker tells of itself, as types and as JSON |
+//! | [`chart`] | a chart over time: areas on one another, lines, and events |
+//! | [`page`] | the page at `/` |
+//! | [`text`] | amounts and times in words, and text in HTML |
+
+pub mod chart;
+pub mod data;
+pub mod page;
+pub mod text;

@@ -1,0 +1,524 @@
+//! The page at `/`: what is served, what it takes, what has happened.
+
+use std::fmt::Write;
+
+use crate::chart::{Chart, Lane, Series, Span, lanes};
+use crate::data::{Event, FunctionSample, Instance, Layers, Sample};
+use crate::text::{Unit, count, escape, span};
+
+/// The style of every page.
+pub const STYLE: &str = include_str!("../assets/style.css");
+/// Shows a chart's numbers under the pointer.
+pub const POINTER: &str = include_str!("../assets/pointer.js");
+/// Fetches the page anew.
+const REFRESH: &str = include_str!("../assets/refresh.js");
+
+/// What a page is made from.
+pub struct View<'a> {
+    /// How long the worker has run.
+    pub uptime_ms: u64,
+    /// The minutes that charts show.
+    pub minutes: u64,
+    /// What is switched on.
+    pub layers: &'a Layers,
+    /// Oldest first.
+    pub samples: &'a [Sample],
+    /// Oldest first.
+    pub events: &'a [Event],
+    /// Those that are there now.
+    pub instances: &'a [Instance],
+    /// All functions, with or without instances.
+    pub functions: &'a [Function],
+    /// Since the worker began.
+    pub counts: Counts,
+}
+
+/// A function as it is declared.
+pub struct Function {
+    /// Its name.
+    pub name: String,
+    /// Such as `python3.11`.
+    pub runtime: String,
+    /// What an instance may use, in MiB.
+    pub memory_mib: u64,
+    /// Reserved concurrency.
+    pub reserved: Option<u64>,
+    /// Requests that wait for an instance.
+    pub queued: u64,
+}
+
+/// What has been counted since the worker began.
+#[derive(Clone, Debug, Default)]
+pub struct Counts {
+    /// Answered by the function.
+    pub succeeded: u64,
+    /// The function failed.
+    pub failed: u64,
+    /// Refused with 429.
+    pub throttled: u64,
+    /// Refused for another reason.
+    pub refused: u64,
+    /// Instances that were started.
+    pub cold_starts: u64,
+    /// Of answered requests.
+    pub latency: Percentiles,
+    /// Of instances' starts.
+    pub cold_start: Percentiles,
+}
+
+/// Times that so many of a hundred stay below; none where nothing was counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Percentiles {
+    /// Half.
+    pub p50_ms: Option<f64>,
+    /// 90 of 100.
+    pub p90_ms: Option<f64>,
+    /// 99 of 100.
+    pub p99_ms: Option<f64>,
+    /// 999 of 1000.
+    pub p999_ms: Option<f64>,
+}
+
+/// The stretches that the page offers, in minutes.
+pub const MINUTES: [u64; 4] = [1, 5, 15, 60];
+
+/// The page. `nonce` lets its own style and scripts through a Content-Security-Policy.
+pub fn page(view: &View, nonce: &str) -> String {
+    let to_ms = view.uptime_ms.max(1);
+    // A young worker's charts begin where it began.
+    let from_ms = to_ms.saturating_sub(view.minutes * 60_000);
+    let span = Span { from_ms, to_ms: to_ms.max(from_ms + 10_000), live: true };
+    let charts = [
+        memory(view.samples, view.layers, span).html(),
+        instances_chart(view.samples, span).html(),
+        latency(view.samples, span).html(),
+        event_lanes(view.events, span),
+    ];
+    format!(
+        "<!doctype html>\n<html lang=en><meta charset=utf-8><meta name=viewport content=\"width=device-width\">\
+         <link rel=icon href=\"data:,\"><title>Mayfly worker</title><style nonce={nonce}>{STYLE}</style>\n\
+         <body><main>{}{}\n<section class=charts>{}</section>{}{}{}\
+         <footer>Figures for Prometheus: <a href=\"/metrics\">/metrics</a>. As JSON: <a href=\"/history\">/history</a>, \
+         <a href=\"/events\">/events</a>, <a href=\"/instances\">/instances</a>.</footer></main>\n\
+         <script nonce={nonce}>{POINTER}{REFRESH}</script></html>\n",
+        header(view),
+        tiles(view),
+        charts.concat(),
+        functions(view),
+        last_events(view),
+        instances(view.instances),
+    )
+}
+
+fn header(view: &View) -> String {
+    let mut chips = String::new();
+    for (name, on) in layer_states(view.layers) {
+        let state = if on { "on" } else { "off" };
+        write!(chips, "<li class={state} title=\"{} is {state}\">{}", escape(&name), escape(&name))
+            .expect(STRING);
+    }
+    let mut links = String::new();
+    for minutes in MINUTES {
+        let current = if minutes == view.minutes { " aria-current=true" } else { "" };
+        write!(links, "<a href=\"/?minutes={minutes}\"{current}>{minutes} min</a>").expect(STRING);
+    }
+    format!(
+        "<header><h1>Mayfly <span>worker</span></h1><p id=live>up for {}</p><ul class=chips>{chips}</ul>\
+         <nav aria-label=\"time that is shown\">{links}</nav></header>",
+        span(view.uptime_ms)
+    )
+}
+
+const STRING: &str = "strings take all";
+
+/// Each layer in a word or two, and whether it is on.
+pub fn layer_states(layers: &Layers) -> Vec<(String, bool)> {
+    let partitions = match layers.partitions.as_str() {
+        "" | "none" => ("partitions".to_string(), false),
+        kind => (format!("partitions: {kind}"), kind == "hotmem" || kind == "nodes"),
+    };
+    let sandbox = if layers.sandbox.is_empty() { "process" } else { &layers.sandbox };
+    vec![
+        ("heap".into(), layers.heap),
+        ("merge".into(), layers.merge),
+        partitions,
+        (format!("sandbox: {sandbox}"), true),
+    ]
+}
+
+fn tiles(view: &View) -> String {
+    let phase = |name: &str| view.instances.iter().filter(|one| one.phase == name).count();
+    let now = Memory::of(view.samples.last().unwrap_or(&Sample::default()));
+    let counts = &view.counts;
+    let told = |value: Option<f64>| value.map_or_else(|| "–".to_string(), |ms| Unit::Milliseconds.tell(ms));
+    let alive = phase("idle") + phase("busy");
+    let density = if now.used > 0.0 && alive > 0 {
+        format!("{} instances per GiB", count((alive as f64 / (now.used / GIB) * 10.0).round() / 10.0))
+    } else {
+        "no instance".into()
+    };
+    let saved = if now.without_merging > 0.0 { 100.0 * now.saved() / now.without_merging } else { 0.0 };
+    let back = given_back(view.events);
+    let tiles = [
+        (
+            "instances",
+            count(view.instances.len() as f64),
+            format!(
+                "{} busy, {} idle, {} coming or going",
+                phase("busy"),
+                phase("idle"),
+                phase("starting") + phase("stopping")
+            ),
+        ),
+        (
+            "answered",
+            count((counts.succeeded + counts.failed) as f64),
+            format!("{} failed, {} throttled, {} refused", counts.failed, counts.throttled, counts.refused),
+        ),
+        (
+            "latency P99",
+            told(counts.latency.p99_ms),
+            format!(
+                "P50 {}, P90 {}, P99.9 {}",
+                told(counts.latency.p50_ms),
+                told(counts.latency.p90_ms),
+                told(counts.latency.p999_ms)
+            ),
+        ),
+        (
+            "cold start P50",
+            told(counts.cold_start.p50_ms),
+            format!("{} started, P99 {}", counts.cold_starts, told(counts.cold_start.p99_ms)),
+        ),
+        ("memory", Unit::Bytes.tell(now.used), density),
+        ("saved by merging", Unit::Bytes.tell(now.saved()), format!("{saved:.0} % less than without")),
+        ("given back", Unit::Bytes.tell(back.bytes), back.told()),
+    ];
+    let mut html = "<section class=tiles>".to_string();
+    for (name, value, more) in tiles {
+        write!(html, "<div class=card><h2>{name}</h2><strong>{value}</strong><p>{more}</p></div>")
+            .expect(STRING);
+    }
+    html + "</section>"
+}
+
+const GIB: f64 = (1_u64 << 30) as f64;
+
+/// What the instances of a sample take together, by layer, in bytes.
+pub struct Memory {
+    /// Anonymous memory that nobody shares.
+    pub private: f64,
+    /// Programs and libraries, which the page cache shares.
+    pub files: f64,
+    /// The page stores, each page once.
+    pub store: f64,
+    /// All of that.
+    pub used: f64,
+    /// What it would be if each instance had its own copy of what it maps from the store.
+    pub without_merging: f64,
+}
+
+impl Memory {
+    /// Adds up a sample.
+    pub fn of(sample: &Sample) -> Memory {
+        let sum =
+            |field: fn(&FunctionSample) -> u64| sample.functions.values().map(field).sum::<u64>() as f64;
+        let (pss, private, shared) =
+            (sum(|f| f.pss_bytes), sum(|f| f.private_bytes), sum(|f| f.shared_bytes));
+        let files = (pss - private - shared).max(0.0);
+        let store = sample.store.bytes as f64;
+        let used = private + files + store;
+        let without_merging =
+            (private + files + sum(|f| f.mapped_shared_bytes)).max(if shared > 0.0 { 0.0 } else { used });
+        Memory { private, files, store, used, without_merging }
+    }
+
+    /// What merging saves; nothing where the store holds more than it spares.
+    pub fn saved(&self) -> f64 {
+        (self.without_merging - self.used).max(0.0)
+    }
+}
+
+/// Memory over time, by layer.
+pub fn memory(samples: &[Sample], layers: &Layers, span: Span) -> Chart {
+    let series = |name: &str, colour, value: fn(&Sample) -> f64| Series {
+        name: name.into(),
+        colour,
+        values: samples.iter().map(value).collect(),
+    };
+    let mut lines = Vec::new();
+    if layers.merge {
+        lines.push(series("without merging", "without", |sample| Memory::of(sample).without_merging));
+    }
+    if samples.iter().any(|sample| sample.vm.is_some()) {
+        lines.push(series("plugged into the VM", "plugged", |sample| {
+            sample.vm.as_ref().map_or(0.0, |vm| vm.plugged_bytes as f64)
+        }));
+        lines.push(series("taken from the host by the VM", "resident", |sample| {
+            sample.vm.as_ref().map_or(0.0, |vm| vm.resident_bytes as f64)
+        }));
+    }
+    let mut areas = vec![series("own", "private", |sample| Memory::of(sample).private)];
+    areas.push(series("programs and libraries", "files", |sample| Memory::of(sample).files));
+    if layers.merge {
+        areas.push(series("merged pages, once", "store", |sample| Memory::of(sample).store));
+    }
+    Chart {
+        title: "Memory by layer".into(),
+        note: "Of all instances together, what several share counted once.".into(),
+        unit: Unit::Bytes,
+        span,
+        at_ms: samples.iter().map(|sample| sample.at_ms).collect(),
+        areas,
+        lines,
+        logarithmic: false,
+    }
+}
+
+/// Instances over time, by phase.
+pub fn instances_chart(samples: &[Sample], span: Span) -> Chart {
+    let series = |name: &str, colour, value: fn(&FunctionSample) -> u64| Series {
+        name: name.into(),
+        colour,
+        values: samples
+            .iter()
+            .map(|sample| sample.functions.values().map(value).sum::<u64>() as f64)
+            .collect(),
+    };
+    let waiting = samples.iter().map(|sample| sample.queued as f64).collect();
+    Chart {
+        title: "Instances".into(),
+        note: "What they do, and the requests that wait for one.".into(),
+        unit: Unit::Count,
+        span,
+        at_ms: samples.iter().map(|sample| sample.at_ms).collect(),
+        areas: vec![
+            series("busy", "busy", |f| f.busy),
+            series("idle", "idle", |f| f.idle),
+            series("starting", "starting", |f| f.starting),
+            series("stopping", "stopping", |f| f.stopping),
+        ],
+        lines: vec![Series { name: "requests waiting".into(), colour: "waiting", values: waiting }],
+        logarithmic: false,
+    }
+}
+
+/// Latency percentiles over time.
+pub fn latency(samples: &[Sample], span: Span) -> Chart {
+    // Where nothing was answered, the last value stands.
+    let series = |name: &str, colour, value: fn(&Sample) -> f64| {
+        let mut last = 0.0;
+        let values = samples.iter().map(|sample| {
+            if sample.latency.requests > 0 {
+                last = value(sample);
+            }
+            last
+        });
+        Series { name: name.into(), colour, values: values.collect() }
+    };
+    Chart {
+        title: "Latency".into(),
+        note: "From a request's arrival to its answer, cold starts and waiting included; ten times as much is one step up.".into(),
+        unit: Unit::Milliseconds,
+        span,
+        at_ms: samples.iter().map(|sample| sample.at_ms).collect(),
+        areas: vec![],
+        lines: vec![series("P99", "p99", |sample| sample.latency.p99_ms), series("P50", "p50", |sample| sample.latency.p50_ms)],
+        logarithmic: true,
+    }
+}
+
+/// Kinds of events that are a lane, its colour, and how it is called.
+const LANES: [(&str, &str, &[&str]); 6] = [
+    ("started", "starting", &["ready"]),
+    ("merged", "store", &["merge"]),
+    ("rested", "idle", &["rest"]),
+    ("plugged", "plugged", &["plug"]),
+    ("unplugged", "resident", &["unplug"]),
+    ("ended", "stopping", &["gone", "ended"]),
+];
+/// Kinds of events that somebody should look at.
+const TROUBLE: [&str; 5] = ["refuse", "fail", "ended", "vm", "store"];
+
+/// Events over time. Lanes on which nothing ever happened are left out.
+pub fn event_lanes(events: &[Event], span: Span) -> String {
+    let lane = |name: &str, colour, kinds: &[&str]| {
+        let own = events.iter().filter(|event| kinds.contains(&event.kind.as_str()));
+        Lane { name: name.into(), colour, events: own.map(|event| (event.at_ms, told(event))).collect() }
+    };
+    let all = LANES.iter().map(|(name, colour, kinds)| lane(name, colour, kinds));
+    let kept: Vec<Lane> =
+        all.chain([lane("trouble", "trouble", &TROUBLE)]).filter(|lane| !lane.events.is_empty()).collect();
+    lanes(
+        "Merging, partitions, instances",
+        "Each dot is an event, a larger one several; point at it to read it.",
+        span,
+        &kept,
+    )
+}
+
+/// An event in a sentence.
+pub fn told(event: &Event) -> String {
+    let ms = |value: Option<f64>| {
+        value.map_or_else(String::new, |ms| format!(" in {}", Unit::Milliseconds.tell(ms)))
+    };
+    let bytes = |value: Option<u64>| Unit::Bytes.tell(value.unwrap_or(0) as f64);
+    let who = match (&event.function, event.instance) {
+        (Some(function), Some(number)) => format!("{function} {number}"),
+        (Some(function), None) => function.clone(),
+        (None, Some(number)) => format!("instance {number}"),
+        (None, None) => String::new(),
+    };
+    let partition =
+        event.partition.map_or_else(|| "memory".to_string(), |number| format!("partition {number}"));
+    let message = event.message.as_deref().or(event.reason.as_deref()).unwrap_or_default();
+    let text = match event.kind.as_str() {
+        "start" => format!("{who} is being started"),
+        "ready" => format!("{who} started{}", ms(event.ms)),
+        "rest" => format!("{who} at rest gave back {}{}", bytes(event.trimmed_bytes), ms(event.ms)),
+        "merge" => {
+            format!("{who} merged {} of {}{}", bytes(event.merged_bytes), bytes(event.bytes), ms(event.ms))
+        }
+        "stop" => format!("{who} is being ended"),
+        "gone" => format!("{who} is gone{}", ms(event.ms)),
+        "ended" => format!("{who} ended by itself: {message}"),
+        "refuse" => format!("{who}: a request was refused: {message}"),
+        "fail" => format!("{who} did not start: {message}"),
+        "plug" => format!("{partition} plugged, {}{}", bytes(event.bytes), ms(event.ms)),
+        "unplug" => format!("{partition} unplugged, {}{}", bytes(event.bytes), ms(event.ms)),
+        "vm" => format!("virtual machine: {message}"),
+        "store" => format!("page store: {message}"),
+        kind => format!("{kind}: {who} {message}"),
+    };
+    text.trim().to_string()
+}
+
+/// Memory that went back, to the machine or to the host of the VM.
+struct GivenBack {
+    bytes: f64,
+    unplugs: usize,
+    median_ms: f64,
+}
+
+fn given_back(events: &[Event]) -> GivenBack {
+    let of = |kind: &'static str| events.iter().filter(move |event| event.kind == kind);
+    let mut times: Vec<f64> = of("unplug").filter_map(|event| event.ms).collect();
+    times.sort_by(f64::total_cmp);
+    let bytes: u64 =
+        of("unplug").filter_map(|event| event.bytes).chain(of("rest").filter_map(|e| e.trimmed_bytes)).sum();
+    GivenBack {
+        bytes: bytes as f64,
+        unplugs: times.len(),
+        median_ms: times.get(times.len() / 2).copied().unwrap_or(0.0),
+    }
+}
+
+impl GivenBack {
+    fn told(&self) -> String {
+        match self.unplugs {
+            0 => "by instances at rest".into(),
+            number => format!("{number} unplugs, half within {}", Unit::Milliseconds.tell(self.median_ms)),
+        }
+    }
+}
+
+fn functions(view: &View) -> String {
+    let mut rows = String::new();
+    for function in view.functions {
+        let own: Vec<&Instance> = view.instances.iter().filter(|one| one.function == function.name).collect();
+        let phase = |name: &str| own.iter().filter(|one| one.phase == name).count();
+        let sum = |field: fn(&Instance) -> u64| own.iter().map(|one| field(one)).sum::<u64>() as f64;
+        let each = |total: f64| {
+            if own.is_empty() { "–".into() } else { Unit::Bytes.tell(total / own.len() as f64) }
+        };
+        let reserved = function.reserved.map_or_else(|| "–".to_string(), |number| number.to_string());
+        write!(
+            rows,
+            "<tr><th scope=row>{}<td>{}<td>{} MiB<td>{reserved}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}",
+            escape(&function.name),
+            escape(&function.runtime),
+            function.memory_mib,
+            phase("busy"),
+            phase("idle"),
+            phase("starting") + phase("stopping"),
+            function.queued,
+            each(sum(|one| one.pss_bytes)),
+            each(sum(|one| one.private_bytes)),
+            each(sum(|one| one.mapped_shared_bytes)),
+        )
+        .expect(STRING);
+    }
+    let heads = [
+        "function",
+        "runtime",
+        "limit",
+        "reserved",
+        "busy",
+        "idle",
+        "coming or going",
+        "waiting",
+        "PSS each",
+        "own each",
+        "mapped from store",
+    ];
+    table("Functions", "functions", &heads, &rows)
+}
+
+fn table(title: &str, id: &str, heads: &[&str], rows: &str) -> String {
+    let heads: String = heads.iter().map(|head| format!("<th scope=col>{head}")).collect();
+    format!(
+        "<section class=card><h2>{title}</h2><div class=table><table id={id}><thead><tr>{heads}<tbody>{rows}</table></div></section>\n"
+    )
+}
+
+fn last_events(view: &View) -> String {
+    const SHOWN: usize = 12;
+    let wanted = |event: &&Event| !matches!(event.kind.as_str(), "start" | "stop");
+    let mut rows = String::new();
+    for event in view.events.iter().rev().filter(wanted).take(SHOWN) {
+        let trouble = if TROUBLE.contains(&event.kind.as_str()) { " class=trouble" } else { "" };
+        let ago = span(view.uptime_ms.saturating_sub(event.at_ms));
+        write!(rows, "<tr{trouble}><td>{ago} ago<td class=words>{}", escape(&told(event))).expect(STRING);
+    }
+    if rows.is_empty() {
+        rows += "<tr><td class=words>nothing yet";
+    }
+    format!(
+        "<section class=card><h2>Last events</h2><div class=table><table id=events><tbody>{rows}</table></div></section>\n"
+    )
+}
+
+fn instances(instances: &[Instance]) -> String {
+    let mut rows = String::new();
+    for one in instances {
+        let bytes = |value: u64| Unit::Bytes.tell(value as f64);
+        write!(
+            rows,
+            "<tr><th scope=row>{} {}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}",
+            escape(&one.function),
+            one.id,
+            escape(&one.phase),
+            span(one.age_ms),
+            one.init_ms.map_or_else(|| "–".into(), |ms| Unit::Milliseconds.tell(ms)),
+            one.partition.map_or_else(|| "–".into(), |number| number.to_string()),
+            bytes(one.pss_bytes),
+            bytes(one.private_bytes),
+            bytes(one.mapped_shared_bytes),
+            bytes(one.peak_bytes),
+        )
+        .expect(STRING);
+    }
+    let heads = [
+        "instance",
+        "phase",
+        "age",
+        "start took",
+        "partition",
+        "PSS",
+        "own",
+        "mapped from store",
+        "most ever",
+    ];
+    let inner = table("Instances", "instances", &heads, &rows);
+    format!("<details><summary>All {} instances</summary>{inner}</details>\n", instances.len())
+}
