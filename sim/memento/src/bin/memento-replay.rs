@@ -1,0 +1,188 @@
+//! Replays a journal of libmemento.so (MEMENTO_JOURNAL=FILE) through the hardware units and through the reference model.
+//! The shim's addresses and outcomes, the units' and the reference's must all be the same; the first difference is shown
+//! with the number of its operation, and the exit status is 1.
+
+use std::fs::File;
+use std::io::{BufReader, Read};
+use std::process::ExitCode;
+
+use memento::layout::{REGION_BYTES, REGION_START, locate};
+use memento::reference::Reference;
+use memento::{Access, Config, Exception, Machine, NonLocalFree, Port, Units};
+
+const PROCESS: u64 = 1;
+const CORES: usize = 4;
+const POOL: std::ops::Range<u64> = 1 << 36..1 << 40;
+
+const ALLOC: u8 = 1;
+const FREE: u8 = 2;
+const BATCH: u8 = 3;
+
+struct Record {
+    operation: u8,
+    lane: usize,
+    size: u64,
+    outcome: u32,
+    address: u64,
+}
+
+/// Latencies do not matter here.
+struct Timeless;
+
+impl Machine for Timeless {
+    fn access(&mut self, _: usize, _: Port, _: Access, _: u64, at: u64) -> u64 {
+        at + 1
+    }
+    fn instantiate(&mut self, _: usize, _: Port, _: u64, at: u64) -> u64 {
+        at + 1
+    }
+    fn tlb_lookup(&mut self, _: usize, _: u64, at: u64) -> (Option<u64>, u64) {
+        (None, at)
+    }
+    fn tlb_fill(&mut self, _: usize, _: u64, _: u64) {}
+    fn shootdown(&mut self, _: usize, _: u64) {}
+}
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    let (Some(path), None) = (arguments.next(), arguments.next()) else {
+        eprintln!(
+            "usage: memento-replay JOURNAL   (made by MEMENTO_JOURNAL=FILE LD_PRELOAD=libmemento.so PROGRAM)"
+        );
+        return ExitCode::from(2);
+    };
+    match replay(&path) {
+        Ok(text) => {
+            println!("{text}");
+            ExitCode::SUCCESS
+        }
+        Err(why) => {
+            eprintln!("memento-replay: {path}: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn words<const N: usize>(file: &mut impl Read) -> Result<[u64; N], String> {
+    let mut words = [0; N];
+    for word in &mut words {
+        let mut bytes = [0; 8];
+        file.read_exact(&mut bytes).map_err(|error| format!("cut short: {error}"))?;
+        *word = u64::from_le_bytes(bytes);
+    }
+    Ok(words)
+}
+
+fn replay(path: &str) -> Result<String, String> {
+    let mut file = BufReader::new(File::open(path).map_err(|error| error.to_string())?);
+    let [magic, records, eager, batch] = words(&mut file)?;
+    if magic != u64::from_le_bytes(*b"memento1") {
+        return Err("not a journal of libmemento.so".to_owned());
+    }
+    let config = Config {
+        eager: eager != 0,
+        non_local_free: if batch == 0 { NonLocalFree::Hardware } else { NonLocalFree::Batch },
+        batch_objects: batch as usize,
+        drain_at_switch: false,
+        ..Config::default()
+    };
+    let mut replay = Replay {
+        units: Units::new(&config, CORES, POOL),
+        reference: Reference::new(REGION_START, config.eager),
+        batches: vec![Vec::new(); memento::layout::LANES],
+        batching: batch != 0,
+    };
+    let region = REGION_START..REGION_START + REGION_BYTES;
+    replay.units.set_region(0, PROCESS, region, 0, &mut Timeless).map_err(|why| why.to_string())?;
+    for core in 1..CORES {
+        replay.units.context_switch(core, PROCESS, 0, &mut Timeless);
+    }
+    for number in 0..records {
+        let [head, address] = words(&mut file)?;
+        let record = Record {
+            operation: head as u8,
+            lane: (head >> 8) as usize & 0xff,
+            size: head >> 16 & 0xffff,
+            outcome: (head >> 32) as u32,
+            address,
+        };
+        replay.one(&record).map_err(|why| format!("operation {number}: {why}"))?;
+    }
+    replay.units.check()?;
+    let counted = replay.units.statistics();
+    let live = replay.reference.live_objects() as u64;
+    if live != replay.units.live_objects() {
+        return Err(format!("{live} objects are live, the units hold {}", replay.units.live_objects()));
+    }
+    Ok(format!(
+        "{records} operations agree: {} allocations ({:.2}% HOT hits), {} frees ({:.2}% HOT hits, {} non-local), {live} live",
+        counted.allocations,
+        100.0 * counted.allocation_hit_rate(),
+        counted.frees,
+        100.0 * counted.free_hit_rate(),
+        counted.non_local_frees + counted.batched_frees,
+    ))
+}
+
+struct Replay {
+    units: Units,
+    reference: Reference,
+    batches: Vec<Vec<u64>>,
+    batching: bool,
+}
+
+impl Replay {
+    fn one(&mut self, record: &Record) -> Result<(), String> {
+        let Record { operation, lane, size, outcome, address } = *record;
+        let core = lane % CORES;
+        match operation {
+            ALLOC => {
+                let units = self.units.obj_alloc(core, lane, size, 0, &mut Timeless).address;
+                let reference = self.reference.allocate(lane, size).unwrap_or(0);
+                if [units, reference] != [address; 2] {
+                    return Err(format!(
+                        "obj-alloc of {size} bytes by lane {lane}: the shim returned {address:#x}, the units {units:#x}, the \
+                         reference {reference:#x}"
+                    ));
+                }
+            }
+            FREE => {
+                let place = locate(REGION_START, address);
+                if self.batching && place.is_ok_and(|place| place.lane != lane) {
+                    // The units drain by themselves with the last of a batch; the reference with the batch's own record.
+                    self.batches[lane].push(address);
+                    self.units.obj_free(core, lane, address, 0, &mut Timeless);
+                    return Ok(());
+                }
+                let units = code(self.units.obj_free(core, lane, address, 0, &mut Timeless).exception);
+                let reference = code(self.reference.free(address).err());
+                if [units, reference] != [outcome; 2] {
+                    return Err(format!(
+                        "obj-free of {address:#x} by lane {lane}: outcomes {outcome} (shim), {units} (units), {reference} \
+                         (reference)"
+                    ));
+                }
+            }
+            BATCH => {
+                self.units.drain(core, lane, 0, &mut Timeless);
+                for address in std::mem::take(&mut self.batches[lane]) {
+                    self.reference
+                        .free(address)
+                        .map_err(|why| format!("batched free of {address:#x}: {why}"))?;
+                }
+            }
+            other => return Err(format!("unknown operation {other}")),
+        }
+        Ok(())
+    }
+}
+
+/// The shim's number for an outcome.
+fn code(exception: Option<Exception>) -> u32 {
+    match exception {
+        None => 0,
+        Some(Exception::NotAnObject | Exception::NotInRegion) => 1,
+        Some(Exception::DoubleFree) => 3,
+        Some(_) => 2,
+    }
+}

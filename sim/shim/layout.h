@@ -1,0 +1,35 @@
+/* Where things lie in the Memento region: what sim/memento/src/layout.rs says, in C. sim/shim/tests/run compares the two
+ * by replaying what this library did through the model. */
+#ifndef MEMENTO_LAYOUT_H
+#define MEMENTO_LAYOUT_H
+
+#include <stdint.h>
+
+enum {
+    CLASSES = 64,
+    CLASS_STEP_BYTES = 8,
+    LARGEST_BYTES = CLASSES * CLASS_STEP_BYTES,
+    OBJECTS = 256,
+    HEADER_BYTES = 64,
+    PAGE_BYTES = 4096,
+    LANES = 32,
+    LANE_SHIFT = 30,
+    CLASS_SHIFT = LANE_SHIFT + 5,
+};
+
+#define REGION_START UINT64_C(0x600000000000)
+#define REGION_BYTES ((uint64_t)CLASSES << CLASS_SHIFT)
+
+static inline uint64_t object_bytes(unsigned class) { return (class + 1) * (uint64_t)CLASS_STEP_BYTES; }
+
+static inline uint64_t arena_bytes(unsigned class) {
+    return (HEADER_BYTES + OBJECTS * object_bytes(class) + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
+}
+
+static inline uint64_t lane_start(unsigned class, unsigned lane) {
+    return REGION_START + ((uint64_t)class << CLASS_SHIFT | (uint64_t)lane << LANE_SHIFT);
+}
+
+static inline int in_region(const void *address) { return (uint64_t)address - REGION_START < REGION_BYTES; }
+
+#endif

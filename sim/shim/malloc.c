@@ -1,0 +1,260 @@
+/* libmemento.so: malloc and its family on Memento's two instructions (§4): objects of up to 512 bytes are the hardware's,
+ * larger ones the software allocator's beneath. Each operation on the hardware is work that the simulator does not
+ * charge, closed by a mark that it charges as one instruction; without the simulator it is just an allocator.
+ *
+ * Sizes above 8 bytes are rounded up to 16, since C's malloc promises that alignment and compilers rely on it.
+ * Threads: each has a lane of its own, so that only its own core allocates there (§4); the 32nd and later share the
+ * last. Fork: the child has a copy of the arenas and no region of its own, so it allocates in software until it runs
+ * another program, and what it frees of its parent's objects stays.
+ *
+ * Settings: MEMENTO_EAGER=0 takes the next arena when it is needed and not when the last object is taken;
+ * MEMENTO_REMOTE=batch frees other threads' objects 32 at a time (§4, software-assisted); MEMENTO_JOURNAL=FILE. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "arenas.h"
+#include "journal.h"
+#include "layout.h"
+#include "marks.h"
+#include "software.h"
+
+enum { NO_LANE = -1, BATCH_OBJECTS = 32, LARGEST_ALIGNMENT = 64 };
+
+struct batch {
+    unsigned many;
+    void *objects[BATCH_OBJECTS];
+};
+
+static enum { UNOPENED, OPEN, SOFTWARE } state;
+static int batching;
+static pthread_key_t thread_end;
+static pthread_mutex_t lane_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t shared_batch_lock = PTHREAD_MUTEX_INITIALIZER; /* the last lane's, if several threads share it */
+static uint32_t lanes_in_use;
+static struct batch batches[LANES];
+static __thread int own_lane __attribute__((tls_model("initial-exec"))) = NO_LANE;
+
+static void thread_ends(void *);
+
+static void before_fork(void) {
+    pthread_mutex_lock(&lane_lock);
+    journal_begin();
+    arenas_lock_all();
+}
+
+static void after_fork(void) {
+    arenas_unlock_all();
+    journal_skip();
+    pthread_mutex_unlock(&lane_lock);
+}
+
+static void in_child(void) {
+    arenas_unlock_all();
+    journal_close_in_child();
+    pthread_mutex_unlock(&lane_lock);
+    if (state == OPEN) state = SOFTWARE;
+}
+
+/* At the first allocation of the process, when it has one thread. */
+static void open_hardware(void) {
+    state = SOFTWARE; /* what is allocated meanwhile */
+    const char *eager = getenv("MEMENTO_EAGER"), *remote = getenv("MEMENTO_REMOTE");
+    const char *journal = getenv("MEMENTO_JOURNAL");
+    int is_eager = !eager || strcmp(eager, "0") != 0;
+    batching = remote && strcmp(remote, "batch") == 0;
+    if (!arenas_open(is_eager)) return;
+    if (journal && *journal) journal_open(journal, is_eager, batching ? BATCH_OBJECTS : 0);
+    pthread_key_create(&thread_end, thread_ends);
+    pthread_atfork(before_fork, after_fork, in_child);
+    state = OPEN;
+}
+
+static unsigned take_lane(void) {
+    pthread_mutex_lock(&lane_lock);
+    unsigned lane = lanes_in_use == UINT32_MAX ? LANES - 1 : (unsigned)__builtin_ctz(~lanes_in_use);
+    lanes_in_use |= UINT32_C(1) << lane;
+    pthread_mutex_unlock(&lane_lock);
+    own_lane = lane;
+    /* Last: it may allocate. */
+    if (lane < LANES - 1) pthread_setspecific(thread_end, &batches[lane]);
+    return lane;
+}
+
+static inline unsigned lane(void) { return own_lane >= 0 ? (unsigned)own_lane : take_lane(); }
+
+static void drain(unsigned lane);
+
+/* The lane, with its arenas, is the next new thread's. */
+static void thread_ends(void *ignored) {
+    (void)ignored;
+    unsigned lane = own_lane;
+    if (batches[lane].many) drain(lane);
+    pthread_mutex_lock(&lane_lock);
+    lanes_in_use &= ~(UINT32_C(1) << lane);
+    pthread_mutex_unlock(&lane_lock);
+    own_lane = NO_LANE;
+}
+
+static void *hardware_allocate(size_t size) {
+    unsigned own = lane();
+    MARK(MARK_OP_BEGIN, 0, 0);
+    journal_begin();
+    void *object = arenas_allocate(own, (size - 1) / CLASS_STEP_BYTES);
+    journal_end(JOURNAL_ALLOC, own, size, object == NULL, object);
+    MARK(MARK_OBJ_ALLOC, size | (uint64_t)own << 32, object);
+    return object;
+}
+
+static void refuse(const void *object, enum outcome outcome) {
+    static const char *const why[] = {[NOT_AN_OBJECT] = "no object starts there", [NO_ARENA] = "no arena is there",
+                                      [DOUBLE_FREE] = "it is free already (double free)"};
+    dprintf(2, "libmemento: free(%p): %s\n", object, why[outcome]);
+    abort();
+}
+
+/* The software handler of a full buffer: to the simulator it is one mark, which does the same to the model. */
+static void drain(unsigned own) {
+    MARK(MARK_OP_BEGIN, 0, 0);
+    journal_begin();
+    enum outcome worst = DONE;
+    void *wrong = NULL;
+    for (unsigned i = 0; i < batches[own].many; i++) {
+        enum outcome outcome = arenas_free(batches[own].objects[i]);
+        if (outcome != DONE) worst = outcome, wrong = batches[own].objects[i];
+    }
+    batches[own].many = 0;
+    journal_end(JOURNAL_BATCH, own, 0, worst, NULL);
+    MARK(MARK_FREE_BATCH, own, 0);
+    if (worst != DONE) refuse(wrong, worst);
+}
+
+static void hardware_free(void *object) {
+    unsigned own = lane();
+    int batched = batching && arenas_lane(object) != own;
+    MARK(MARK_OP_BEGIN, 0, 0);
+    journal_begin();
+    enum outcome outcome = batched ? DONE : arenas_free(object);
+    journal_end(JOURNAL_FREE, own, 0, outcome, object);
+    if (outcome != DONE) {
+        MARK(MARK_DOUBLE_FREE, object, own);
+        refuse(object, outcome);
+    }
+    MARK(MARK_OBJ_FREE, object, own);
+    if (!batched) return;
+    int shared = own == LANES - 1;
+    if (shared) pthread_mutex_lock(&shared_batch_lock);
+    batches[own].objects[batches[own].many++] = object;
+    if (batches[own].many == BATCH_OBJECTS) drain(own);
+    if (shared) pthread_mutex_unlock(&shared_batch_lock);
+}
+
+static inline int is_small(size_t size) {
+    if (__builtin_expect(state == UNOPENED, 0)) open_hardware();
+    return size <= LARGEST_BYTES && state == OPEN;
+}
+
+static inline size_t rounded(size_t size) { return size <= 8 ? 8 : (size + 15) & ~(size_t)15; }
+
+void *malloc(size_t size) {
+    if (is_small(size)) {
+        void *object = hardware_allocate(rounded(size));
+        if (object) return object;
+    }
+    return software_malloc(size);
+}
+
+void free(void *object) {
+    if (in_region(object)) {
+        /* A child's copy of its parent's objects stays. */
+        if (state == OPEN) hardware_free(object);
+    } else {
+        software_free(object);
+    }
+}
+
+void *calloc(size_t many, size_t size) {
+    size_t bytes;
+    if (__builtin_mul_overflow(many, size, &bytes)) {
+        errno = ENOMEM;
+        return NULL;
+    }
+    if (is_small(bytes)) {
+        void *object = hardware_allocate(rounded(bytes));
+        if (object) return memset(object, 0, bytes);
+    }
+    return software_calloc(many, size);
+}
+
+void *realloc(void *object, size_t size) {
+    if (!object) return malloc(size);
+    if (!in_region(object)) {
+        if (!is_small(size) || size == 0) return software_realloc(object, size);
+        size_t old = software_usable_size(object);
+        void *moved = malloc(size);
+        if (moved) {
+            memcpy(moved, object, old < size ? old : size);
+            software_free(object);
+        }
+        return moved;
+    }
+    if (size == 0) {
+        free(object);
+        return NULL;
+    }
+    size_t old = arenas_size(object);
+    if (old == 0) refuse(object, DOUBLE_FREE);
+    if (state == OPEN && size <= LARGEST_BYTES && rounded(size) == old) return object;
+    void *moved = malloc(size);
+    if (moved) {
+        memcpy(moved, object, old < size ? old : size);
+        free(object);
+    }
+    return moved;
+}
+
+static void *allocate_aligned(size_t alignment, size_t size) {
+    size_t bytes = (size + alignment - 1) & -alignment;
+    /* Objects start a line after their arena, so a multiple of the alignment is aligned up to a line. */
+    if (alignment <= LARGEST_ALIGNMENT && bytes >= size && bytes > 0 && is_small(bytes)) {
+        void *object = hardware_allocate(rounded(bytes));
+        if (object) return object;
+    }
+    return software_memalign(alignment, size);
+}
+
+static int is_power_of_two(size_t number) { return number != 0 && (number & (number - 1)) == 0; }
+
+int posix_memalign(void **result, size_t alignment, size_t size) {
+    if (!is_power_of_two(alignment) || alignment % sizeof(void *) != 0) return EINVAL;
+    int before = errno;
+    void *object = allocate_aligned(alignment, size);
+    errno = before;
+    if (!object) return ENOMEM;
+    *result = object;
+    return 0;
+}
+
+void *memalign(size_t alignment, size_t size) {
+    if (!is_power_of_two(alignment)) {
+        errno = EINVAL;
+        return NULL;
+    }
+    return allocate_aligned(alignment, size);
+}
+
+void *aligned_alloc(size_t alignment, size_t size) { return memalign(alignment, size); }
+
+void *valloc(size_t size) { return software_memalign(PAGE_BYTES, size); }
+
+void *pvalloc(size_t size) { return software_memalign(PAGE_BYTES, (size + PAGE_BYTES - 1) & -(size_t)PAGE_BYTES); }
+
+size_t malloc_usable_size(void *object) {
+    if (!object) return 0;
+    return in_region(object) ? arenas_size(object) : software_usable_size(object);
+}
