@@ -7,10 +7,12 @@
 //! |---|---|
 //! | [`data`] | what a worker tells of itself, as types and as JSON |
 //! | [`chart`] | a chart over time: areas on one another, lines, and events |
+//! | [`figures`] | what samples and events come to |
 //! | [`page`] | the page at `/` |
 //! | [`text`] | amounts and times in words, and text in HTML |
 
 pub mod chart;
 pub mod data;
+pub mod figures;
 pub mod page;
 pub mod text;

@@ -2,8 +2,9 @@
 
 use std::fmt::Write;
 
-use crate::chart::{Chart, Lane, Series, Span, lanes};
-use crate::data::{Event, FunctionSample, Instance, Layers, Sample};
+use crate::chart::Span;
+use crate::data::{Event, Instance, Layers, Sample};
+use crate::figures::{Memory, TROUBLE, event_lanes, given_back, instances_chart, latency, memory, told};
 use crate::text::{Unit, count, escape, span};
 
 /// The style of every page.
@@ -129,6 +130,7 @@ fn header(view: &View) -> String {
     )
 }
 
+const GIB: f64 = (1_u64 << 30) as f64;
 const STRING: &str = "strings take all";
 
 /// Each layer in a word or two, and whether it is on.
@@ -150,7 +152,7 @@ fn tiles(view: &View) -> String {
     let phase = |name: &str| view.instances.iter().filter(|one| one.phase == name).count();
     let now = Memory::of(view.samples.last().unwrap_or(&Sample::default()));
     let counts = &view.counts;
-    let told = |value: Option<f64>| value.map_or_else(|| "–".to_string(), |ms| Unit::Milliseconds.tell(ms));
+    let time = |value: Option<f64>| value.map_or_else(|| "–".to_string(), |ms| Unit::Milliseconds.tell(ms));
     let alive = phase("idle") + phase("busy");
     let density = if now.used > 0.0 && alive > 0 {
         format!("{} instances per GiB", count((alive as f64 / (now.used / GIB) * 10.0).round() / 10.0))
@@ -177,18 +179,18 @@ fn tiles(view: &View) -> String {
         ),
         (
             "latency P99",
-            told(counts.latency.p99_ms),
+            time(counts.latency.p99_ms),
             format!(
                 "P50 {}, P90 {}, P99.9 {}",
-                told(counts.latency.p50_ms),
-                told(counts.latency.p90_ms),
-                told(counts.latency.p999_ms)
+                time(counts.latency.p50_ms),
+                time(counts.latency.p90_ms),
+                time(counts.latency.p999_ms)
             ),
         ),
         (
             "cold start P50",
-            told(counts.cold_start.p50_ms),
-            format!("{} started, P99 {}", counts.cold_starts, told(counts.cold_start.p99_ms)),
+            time(counts.cold_start.p50_ms),
+            format!("{} started, P99 {}", counts.cold_starts, time(counts.cold_start.p99_ms)),
         ),
         ("memory", Unit::Bytes.tell(now.used), density),
         ("saved by merging", Unit::Bytes.tell(now.saved()), format!("{saved:.0} % less than without")),
@@ -200,226 +202,6 @@ fn tiles(view: &View) -> String {
             .expect(STRING);
     }
     html + "</section>"
-}
-
-const GIB: f64 = (1_u64 << 30) as f64;
-
-/// What the instances of a sample take together, by layer, in bytes.
-pub struct Memory {
-    /// Anonymous memory that nobody shares.
-    pub private: f64,
-    /// Programs and libraries, which the page cache shares.
-    pub files: f64,
-    /// The page stores, each page once.
-    pub store: f64,
-    /// All of that.
-    pub used: f64,
-    /// What it would be if each instance had its own copy of what it maps from the store.
-    pub without_merging: f64,
-}
-
-impl Memory {
-    /// Adds up a sample.
-    pub fn of(sample: &Sample) -> Memory {
-        let sum =
-            |field: fn(&FunctionSample) -> u64| sample.functions.values().map(field).sum::<u64>() as f64;
-        let (pss, private, shared) =
-            (sum(|f| f.pss_bytes), sum(|f| f.private_bytes), sum(|f| f.shared_bytes));
-        let files = (pss - private - shared).max(0.0);
-        let store = sample.store.bytes as f64;
-        let used = private + files + store;
-        let without_merging =
-            (private + files + sum(|f| f.mapped_shared_bytes)).max(if shared > 0.0 { 0.0 } else { used });
-        Memory { private, files, store, used, without_merging }
-    }
-
-    /// What merging saves; nothing where the store holds more than it spares.
-    pub fn saved(&self) -> f64 {
-        (self.without_merging - self.used).max(0.0)
-    }
-}
-
-/// Memory over time, by layer.
-pub fn memory(samples: &[Sample], layers: &Layers, span: Span) -> Chart {
-    let series = |name: &str, colour, value: fn(&Sample) -> f64| Series {
-        name: name.into(),
-        colour,
-        values: samples.iter().map(value).collect(),
-    };
-    let mut lines = Vec::new();
-    if layers.merge {
-        lines.push(series("without merging", "without", |sample| Memory::of(sample).without_merging));
-    }
-    if samples.iter().any(|sample| sample.vm.is_some()) {
-        lines.push(series("plugged into the VM", "plugged", |sample| {
-            sample.vm.as_ref().map_or(0.0, |vm| vm.plugged_bytes as f64)
-        }));
-        lines.push(series("taken from the host by the VM", "resident", |sample| {
-            sample.vm.as_ref().map_or(0.0, |vm| vm.resident_bytes as f64)
-        }));
-    }
-    let mut areas = vec![series("own", "private", |sample| Memory::of(sample).private)];
-    areas.push(series("programs and libraries", "files", |sample| Memory::of(sample).files));
-    if layers.merge {
-        areas.push(series("merged pages, once", "store", |sample| Memory::of(sample).store));
-    }
-    Chart {
-        title: "Memory by layer".into(),
-        note: "Of all instances together, what several share counted once.".into(),
-        unit: Unit::Bytes,
-        span,
-        at_ms: samples.iter().map(|sample| sample.at_ms).collect(),
-        areas,
-        lines,
-        logarithmic: false,
-    }
-}
-
-/// Instances over time, by phase.
-pub fn instances_chart(samples: &[Sample], span: Span) -> Chart {
-    let series = |name: &str, colour, value: fn(&FunctionSample) -> u64| Series {
-        name: name.into(),
-        colour,
-        values: samples
-            .iter()
-            .map(|sample| sample.functions.values().map(value).sum::<u64>() as f64)
-            .collect(),
-    };
-    let waiting = samples.iter().map(|sample| sample.queued as f64).collect();
-    Chart {
-        title: "Instances".into(),
-        note: "What they do, and the requests that wait for one.".into(),
-        unit: Unit::Count,
-        span,
-        at_ms: samples.iter().map(|sample| sample.at_ms).collect(),
-        areas: vec![
-            series("busy", "busy", |f| f.busy),
-            series("idle", "idle", |f| f.idle),
-            series("starting", "starting", |f| f.starting),
-            series("stopping", "stopping", |f| f.stopping),
-        ],
-        lines: vec![Series { name: "requests waiting".into(), colour: "waiting", values: waiting }],
-        logarithmic: false,
-    }
-}
-
-/// Latency percentiles over time.
-pub fn latency(samples: &[Sample], span: Span) -> Chart {
-    // Where nothing was answered, the last value stands.
-    let series = |name: &str, colour, value: fn(&Sample) -> f64| {
-        let mut last = 0.0;
-        let values = samples.iter().map(|sample| {
-            if sample.latency.requests > 0 {
-                last = value(sample);
-            }
-            last
-        });
-        Series { name: name.into(), colour, values: values.collect() }
-    };
-    Chart {
-        title: "Latency".into(),
-        note: "From a request's arrival to its answer, cold starts and waiting included; ten times as much is one step up.".into(),
-        unit: Unit::Milliseconds,
-        span,
-        at_ms: samples.iter().map(|sample| sample.at_ms).collect(),
-        areas: vec![],
-        lines: vec![series("P99", "p99", |sample| sample.latency.p99_ms), series("P50", "p50", |sample| sample.latency.p50_ms)],
-        logarithmic: true,
-    }
-}
-
-/// Kinds of events that are a lane, its colour, and how it is called.
-const LANES: [(&str, &str, &[&str]); 6] = [
-    ("started", "starting", &["ready"]),
-    ("merged", "store", &["merge"]),
-    ("rested", "idle", &["rest"]),
-    ("plugged", "plugged", &["plug"]),
-    ("unplugged", "resident", &["unplug"]),
-    ("ended", "stopping", &["gone", "ended"]),
-];
-/// Kinds of events that somebody should look at.
-const TROUBLE: [&str; 5] = ["refuse", "fail", "ended", "vm", "store"];
-
-/// Events over time. Lanes on which nothing ever happened are left out.
-pub fn event_lanes(events: &[Event], span: Span) -> String {
-    let lane = |name: &str, colour, kinds: &[&str]| {
-        let own = events.iter().filter(|event| kinds.contains(&event.kind.as_str()));
-        Lane { name: name.into(), colour, events: own.map(|event| (event.at_ms, told(event))).collect() }
-    };
-    let all = LANES.iter().map(|(name, colour, kinds)| lane(name, colour, kinds));
-    let kept: Vec<Lane> =
-        all.chain([lane("trouble", "trouble", &TROUBLE)]).filter(|lane| !lane.events.is_empty()).collect();
-    lanes(
-        "Merging, partitions, instances",
-        "Each dot is an event, a larger one several; point at it to read it.",
-        span,
-        &kept,
-    )
-}
-
-/// An event in a sentence.
-pub fn told(event: &Event) -> String {
-    let ms = |value: Option<f64>| {
-        value.map_or_else(String::new, |ms| format!(" in {}", Unit::Milliseconds.tell(ms)))
-    };
-    let bytes = |value: Option<u64>| Unit::Bytes.tell(value.unwrap_or(0) as f64);
-    let who = match (&event.function, event.instance) {
-        (Some(function), Some(number)) => format!("{function} {number}"),
-        (Some(function), None) => function.clone(),
-        (None, Some(number)) => format!("instance {number}"),
-        (None, None) => String::new(),
-    };
-    let partition =
-        event.partition.map_or_else(|| "memory".to_string(), |number| format!("partition {number}"));
-    let message = event.message.as_deref().or(event.reason.as_deref()).unwrap_or_default();
-    let text = match event.kind.as_str() {
-        "start" => format!("{who} is being started"),
-        "ready" => format!("{who} started{}", ms(event.ms)),
-        "rest" => format!("{who} at rest gave back {}{}", bytes(event.trimmed_bytes), ms(event.ms)),
-        "merge" => {
-            format!("{who} merged {} of {}{}", bytes(event.merged_bytes), bytes(event.bytes), ms(event.ms))
-        }
-        "stop" => format!("{who} is being ended"),
-        "gone" => format!("{who} is gone{}", ms(event.ms)),
-        "ended" => format!("{who} ended by itself: {message}"),
-        "refuse" => format!("{who}: a request was refused: {message}"),
-        "fail" => format!("{who} did not start: {message}"),
-        "plug" => format!("{partition} plugged, {}{}", bytes(event.bytes), ms(event.ms)),
-        "unplug" => format!("{partition} unplugged, {}{}", bytes(event.bytes), ms(event.ms)),
-        "vm" => format!("virtual machine: {message}"),
-        "store" => format!("page store: {message}"),
-        kind => format!("{kind}: {who} {message}"),
-    };
-    text.trim().to_string()
-}
-
-/// Memory that went back, to the machine or to the host of the VM.
-struct GivenBack {
-    bytes: f64,
-    unplugs: usize,
-    median_ms: f64,
-}
-
-fn given_back(events: &[Event]) -> GivenBack {
-    let of = |kind: &'static str| events.iter().filter(move |event| event.kind == kind);
-    let mut times: Vec<f64> = of("unplug").filter_map(|event| event.ms).collect();
-    times.sort_by(f64::total_cmp);
-    let bytes: u64 =
-        of("unplug").filter_map(|event| event.bytes).chain(of("rest").filter_map(|e| e.trimmed_bytes)).sum();
-    GivenBack {
-        bytes: bytes as f64,
-        unplugs: times.len(),
-        median_ms: times.get(times.len() / 2).copied().unwrap_or(0.0),
-    }
-}
-
-impl GivenBack {
-    fn told(&self) -> String {
-        match self.unplugs {
-            0 => "by instances at rest".into(),
-            number => format!("{number} unplugs, half within {}", Unit::Milliseconds.tell(self.median_ms)),
-        }
-    }
 }
 
 fn functions(view: &View) -> String {

@@ -1,0 +1,299 @@
+//! What a worker's samples and events come to: memory by layer, instances, latency and events, as charts and in words.
+
+use crate::chart::{Chart, Lane, Series, Span, lanes};
+use crate::data::{Event, FunctionSample, Layers, Sample};
+use crate::text::Unit;
+
+/// What the instances of a sample take together, by layer, in bytes.
+pub struct Memory {
+    /// Anonymous memory that nobody shares.
+    pub private: f64,
+    /// Programs and libraries, which the page cache shares.
+    pub files: f64,
+    /// The page stores, each page once.
+    pub store: f64,
+    /// All of that.
+    pub used: f64,
+    /// What it would be if each instance had its own copy of what it maps from the store.
+    pub without_merging: f64,
+}
+
+impl Memory {
+    /// Adds up a sample.
+    pub fn of(sample: &Sample) -> Memory {
+        let sum =
+            |field: fn(&FunctionSample) -> u64| sample.functions.values().map(field).sum::<u64>() as f64;
+        let (pss, private, shared) =
+            (sum(|f| f.pss_bytes), sum(|f| f.private_bytes), sum(|f| f.shared_bytes));
+        let files = (pss - private - shared).max(0.0);
+        let store = sample.store.bytes as f64;
+        let used = private + files + store;
+        let without_merging =
+            (private + files + sum(|f| f.mapped_shared_bytes)).max(if shared > 0.0 { 0.0 } else { used });
+        Memory { private, files, store, used, without_merging }
+    }
+
+    /// What merging saves; nothing where the store holds more than it spares.
+    pub fn saved(&self) -> f64 {
+        (self.without_merging - self.used).max(0.0)
+    }
+}
+
+/// Memory over time, by layer.
+pub fn memory(samples: &[Sample], layers: &Layers, span: Span) -> Chart {
+    let series = |name: &str, colour, value: fn(&Sample) -> f64| Series {
+        name: name.into(),
+        colour,
+        values: samples.iter().map(value).collect(),
+    };
+    let mut lines = Vec::new();
+    if layers.merge {
+        lines.push(series("without merging", "without", |sample| Memory::of(sample).without_merging));
+    }
+    if samples.iter().any(|sample| sample.vm.is_some()) {
+        lines.push(series("plugged into the VM", "plugged", |sample| {
+            sample.vm.as_ref().map_or(0.0, |vm| vm.plugged_bytes as f64)
+        }));
+        lines.push(series("taken from the host by the VM", "resident", |sample| {
+            sample.vm.as_ref().map_or(0.0, |vm| vm.resident_bytes as f64)
+        }));
+    }
+    let mut areas = vec![series("own", "private", |sample| Memory::of(sample).private)];
+    areas.push(series("programs and libraries", "files", |sample| Memory::of(sample).files));
+    if layers.merge {
+        areas.push(series("merged pages, once", "store", |sample| Memory::of(sample).store));
+    }
+    Chart {
+        title: "Memory by layer".into(),
+        note: "Of all instances together, what several share counted once.".into(),
+        unit: Unit::Bytes,
+        span,
+        at_ms: samples.iter().map(|sample| sample.at_ms).collect(),
+        areas,
+        lines,
+        logarithmic: false,
+    }
+}
+
+/// Instances over time, by phase.
+pub fn instances_chart(samples: &[Sample], span: Span) -> Chart {
+    let series = |name: &str, colour, value: fn(&FunctionSample) -> u64| Series {
+        name: name.into(),
+        colour,
+        values: samples
+            .iter()
+            .map(|sample| sample.functions.values().map(value).sum::<u64>() as f64)
+            .collect(),
+    };
+    let waiting = samples.iter().map(|sample| sample.queued as f64).collect();
+    Chart {
+        title: "Instances".into(),
+        note: "What they do, and the requests that wait for one.".into(),
+        unit: Unit::Count,
+        span,
+        at_ms: samples.iter().map(|sample| sample.at_ms).collect(),
+        areas: vec![
+            series("busy", "busy", |f| f.busy),
+            series("idle", "idle", |f| f.idle),
+            series("starting", "starting", |f| f.starting),
+            series("stopping", "stopping", |f| f.stopping),
+        ],
+        lines: vec![Series { name: "requests waiting".into(), colour: "waiting", values: waiting }],
+        logarithmic: false,
+    }
+}
+
+/// Latency percentiles over time.
+pub fn latency(samples: &[Sample], span: Span) -> Chart {
+    // Where nothing was answered, the last value stands.
+    let series = |name: &str, colour, value: fn(&Sample) -> f64| {
+        let mut last = 0.0;
+        let values = samples.iter().map(|sample| {
+            if sample.latency.requests > 0 {
+                last = value(sample);
+            }
+            last
+        });
+        Series { name: name.into(), colour, values: values.collect() }
+    };
+    Chart {
+        title: "Latency".into(),
+        note: "From a request's arrival to its answer, cold starts and waiting included; ten times as much is one step up.".into(),
+        unit: Unit::Milliseconds,
+        span,
+        at_ms: samples.iter().map(|sample| sample.at_ms).collect(),
+        areas: vec![],
+        lines: vec![series("P99", "p99", |sample| sample.latency.p99_ms), series("P50", "p50", |sample| sample.latency.p50_ms)],
+        logarithmic: true,
+    }
+}
+
+/// Kinds of events that are a lane, its colour, and how it is called.
+const LANES: [(&str, &str, &[&str]); 6] = [
+    ("started", "starting", &["ready"]),
+    ("merged", "store", &["merge"]),
+    ("rested", "idle", &["rest"]),
+    ("plugged", "plugged", &["plug"]),
+    ("unplugged", "resident", &["unplug"]),
+    ("ended", "stopping", &["gone", "ended"]),
+];
+/// Kinds of events that somebody should look at.
+pub const TROUBLE: [&str; 5] = ["refuse", "fail", "ended", "vm", "store"];
+
+/// Events over time. Lanes on which nothing ever happened are left out.
+pub fn event_lanes(events: &[Event], span: Span) -> String {
+    let lane = |name: &str, colour, kinds: &[&str]| {
+        let own = events.iter().filter(|event| kinds.contains(&event.kind.as_str()));
+        Lane { name: name.into(), colour, events: own.map(|event| (event.at_ms, told(event))).collect() }
+    };
+    let all = LANES.iter().map(|(name, colour, kinds)| lane(name, colour, kinds));
+    let kept: Vec<Lane> =
+        all.chain([lane("trouble", "trouble", &TROUBLE)]).filter(|lane| !lane.events.is_empty()).collect();
+    lanes(
+        "Merging, partitions, instances",
+        "Each dot is an event, a larger one several; point at it to read it.",
+        span,
+        &kept,
+    )
+}
+
+/// An event in a sentence.
+pub fn told(event: &Event) -> String {
+    let ms = |value: Option<f64>| {
+        value.map_or_else(String::new, |ms| format!(" in {}", Unit::Milliseconds.tell(ms)))
+    };
+    let bytes = |value: Option<u64>| Unit::Bytes.tell(value.unwrap_or(0) as f64);
+    let who = match (&event.function, event.instance) {
+        (Some(function), Some(number)) => format!("{function} {number}"),
+        (Some(function), None) => function.clone(),
+        (None, Some(number)) => format!("instance {number}"),
+        (None, None) => String::new(),
+    };
+    let partition =
+        event.partition.map_or_else(|| "memory".to_string(), |number| format!("partition {number}"));
+    let message = event.message.as_deref().or(event.reason.as_deref()).unwrap_or_default();
+    let text = match event.kind.as_str() {
+        "start" => format!("{who} is being started"),
+        "ready" => format!("{who} started{}", ms(event.ms)),
+        "rest" => format!("{who} at rest gave back {}{}", bytes(event.trimmed_bytes), ms(event.ms)),
+        "merge" => {
+            format!("{who} merged {} of {}{}", bytes(event.merged_bytes), bytes(event.bytes), ms(event.ms))
+        }
+        "stop" => format!("{who} is being ended"),
+        "gone" => format!("{who} is gone{}", ms(event.ms)),
+        "ended" => format!("{who} ended by itself: {message}"),
+        "refuse" => format!("{who}: a request was refused: {message}"),
+        "fail" => format!("{who} did not start: {message}"),
+        "plug" => format!("{partition} plugged, {}{}", bytes(event.bytes), ms(event.ms)),
+        "unplug" => format!("{partition} unplugged, {}{}", bytes(event.bytes), ms(event.ms)),
+        "vm" => format!("virtual machine: {message}"),
+        "store" => format!("page store: {message}"),
+        kind => format!("{kind}: {who} {message}"),
+    };
+    text.trim().to_string()
+}
+
+/// Memory that went back, to the machine or to the host of the VM.
+pub struct GivenBack {
+    /// By unplugging and by instances at rest.
+    pub bytes: f64,
+    /// How often a partition was unplugged.
+    pub unplugs: usize,
+    /// Half of them took at most so long.
+    pub median_ms: f64,
+}
+
+/// Adds up what went back.
+pub fn given_back(events: &[Event]) -> GivenBack {
+    let of = |kind: &'static str| events.iter().filter(move |event| event.kind == kind);
+    let mut times: Vec<f64> = of("unplug").filter_map(|event| event.ms).collect();
+    times.sort_by(f64::total_cmp);
+    let bytes: u64 =
+        of("unplug").filter_map(|event| event.bytes).chain(of("rest").filter_map(|e| e.trimmed_bytes)).sum();
+    GivenBack {
+        bytes: bytes as f64,
+        unplugs: times.len(),
+        median_ms: times.get(times.len() / 2).copied().unwrap_or(0.0),
+    }
+}
+
+impl GivenBack {
+    /// In a few words.
+    pub fn told(&self) -> String {
+        match self.unplugs {
+            0 => "by instances at rest".into(),
+            number => format!("{number} unplugs, half within {}", Unit::Milliseconds.tell(self.median_ms)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn sample(instances: u64, merged: bool) -> Sample {
+        // Each has 10 of its own, 4 of files shared by two, and 30 that may be merged.
+        let function = FunctionSample {
+            idle: instances,
+            pss_bytes: instances * MIB * if merged { 10 + 2 + 30 / instances } else { 42 },
+            private_bytes: instances * MIB * if merged { 10 } else { 40 },
+            shared_bytes: if merged { 30 * MIB } else { 0 },
+            mapped_shared_bytes: if merged { instances * 30 * MIB } else { 0 },
+            ..FunctionSample::default()
+        };
+        let mut sample = Sample { functions: [("f".into(), function)].into(), ..Sample::default() };
+        sample.store.bytes = if merged { 30 * MIB } else { 0 };
+        sample
+    }
+
+    #[test]
+    fn merging_saves_all_copies_but_one() {
+        let (plain, merged) = (Memory::of(&sample(3, false)), Memory::of(&sample(3, true)));
+        assert_eq!((plain.used, plain.saved()), ((3 * 42 * MIB) as f64, 0.0));
+        assert_eq!(merged.used, ((3 * 12 + 30) * MIB) as f64);
+        assert_eq!((merged.without_merging, merged.saved()), (plain.used, (60 * MIB) as f64));
+    }
+
+    #[test]
+    fn a_store_whose_pages_nobody_maps_saves_nothing() {
+        let mut sample = sample(3, false);
+        sample.store.bytes = 30 * MIB;
+        assert_eq!(Memory::of(&sample).saved(), 0.0);
+    }
+
+    #[test]
+    fn every_kind_of_event_is_told_in_its_own_words() {
+        let kinds = [
+            "start", "ready", "rest", "merge", "stop", "gone", "ended", "refuse", "fail", "plug", "unplug",
+            "vm", "store",
+        ];
+        let mut said: Vec<String> = kinds
+            .iter()
+            .map(|kind| {
+                let function = Some("page".into());
+                told(&Event {
+                    kind: (*kind).into(),
+                    function,
+                    instance: Some(7),
+                    ms: Some(2.0),
+                    ..Event::default()
+                })
+            })
+            .collect();
+        assert!(said.iter().all(|text| !text.is_empty() && !text.contains("None")), "{said:?}");
+        said.sort();
+        said.dedup();
+        assert_eq!(said.len(), kinds.len());
+    }
+
+    #[test]
+    fn unplugged_and_rested_memory_is_added_up() {
+        let unplug =
+            |ms| Event { kind: "unplug".into(), bytes: Some(128 * MIB), ms: Some(ms), ..Event::default() };
+        let rest = Event { kind: "rest".into(), trimmed_bytes: Some(MIB), ..Event::default() };
+        let back = given_back(&[unplug(5.0), rest, unplug(9.0), unplug(7.0)]);
+        assert_eq!((back.bytes, back.unplugs, back.median_ms), ((385 * MIB) as f64, 3, 7.0));
+    }
+}
