@@ -24,6 +24,7 @@ pub mod simulation;
 pub mod statistics;
 pub mod timeline;
 pub mod trace_file;
+pub mod train;
 pub mod up;
 pub mod vm;
 pub mod vm_boot;

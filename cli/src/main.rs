@@ -8,6 +8,7 @@ use mayfly_cli::record::TraceArguments;
 use mayfly_cli::replay::ReplayArguments;
 use mayfly_cli::run::RunArguments;
 use mayfly_cli::share::ShareArguments;
+use mayfly_cli::train::TrainArguments;
 use mayfly_cli::up::UpArguments;
 use mayfly_cli::vm::VmArguments;
 use mayfly_cli::{heap_driver, heap_replay};
@@ -16,6 +17,7 @@ const EXAMPLES: &str = "\
 Objects: a heap that packs them by when they will die
   mayfly run --stats -- python3 script.py     and what the heap did, as a table
   mayfly profile -- ./app                     how long objects of each calling context live
+  mayfly train app.parquet -o app.model       learn from that
   mayfly trace -o app.trace -- ./app          record every allocation
   mayfly replay app.trace --plot memory.svg   which pages they kept, over time
 
@@ -45,6 +47,7 @@ struct Mayfly {
 enum Verb {
     Run(RunArguments),
     Profile(ProfileArguments),
+    Train(TrainArguments),
     Trace(TraceArguments),
     Replay(ReplayArguments),
     Share(ShareArguments),
@@ -79,6 +82,7 @@ fn main() {
         Verb::Run(arguments) => (arguments.execute(), OWN_FAILURE),
         Verb::Profile(arguments) => (arguments.execute(), OWN_FAILURE),
         Verb::Trace(arguments) => (arguments.execute(), OWN_FAILURE),
+        Verb::Train(arguments) => (arguments.execute(), 1),
         Verb::Replay(arguments) => (arguments.execute(), 1),
         Verb::Share(arguments) => (arguments.execute(), 1),
         Verb::Up(arguments) => (arguments.execute(), 1),

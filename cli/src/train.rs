@@ -1,0 +1,151 @@
+//! `mayfly train`: from profiles to a model file (LLAMA §5). The program that trains is `train/`, in Python with JAX; this
+//! checks the arguments, finds it and takes its place.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, anyhow, bail};
+use clap::{Args, ValueEnum};
+
+const EXAMPLES: &str = "\
+Examples:
+  mayfly profile -o server -- ./server
+  mayfly train server.parquet -o server.model       learn, and say how well
+  mayfly run --model server.model -- ./server       use it
+  mayfly train monday.parquet tuesday.parquet -o server.model --plot confusion.svg
+  mayfly train server.parquet --compare             every encoder on the same contexts; writes no model
+  mayfly train other.parquet --measure server.model how well a model does on another profile
+  MASTER=spark://host:7077 mayfly train hdfs://host/server.parquet --engine spark -o server.model
+
+The first run installs JAX and what else it needs into ~/.cache/mayfly/train (a few minutes).
+A fifth of the contexts is held out of training: accuracies are of those. The same profiles, options
+and seed give the same file. A GPU is used when there is one.";
+
+/// What the model is made of
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Encoder {
+    /// A step a frame: as accurate and many times faster (LLAMA §10)
+    LstmFrames,
+    /// A step a token: the paper's (LLAMA §5.2)
+    LstmTokens,
+}
+
+/// What computes the dataset
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Engine {
+    /// This machine
+    Duckdb,
+    /// Apache Spark, here or where MASTER or SPARK_REMOTE says
+    Spark,
+}
+
+/// Learn lifetimes from profiles: write a model that the heap predicts with
+#[derive(Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct TrainArguments {
+    /// Tables that `mayfly profile` wrote
+    #[arg(value_name = "PROFILE.parquet", required = true)]
+    profiles: Vec<OsString>,
+    /// The model file to write
+    #[arg(short, long, value_name = "MODEL", required_unless_present_any = ["compare", "measure"])]
+    output: Option<PathBuf>,
+    /// What the model is made of
+    #[arg(long, value_enum, default_value_t = Encoder::LstmFrames)]
+    encoder: Encoder,
+    /// Length of the encoder's state: 64, or 16 for a smaller and faster model
+    #[arg(long, value_name = "LENGTH", default_value = "64", value_parser = ["16", "64"])]
+    hidden: String,
+    /// Tokens that have a number of their own
+    #[arg(long, value_name = "TOKENS", default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    vocabulary: u32,
+    /// Passes over the contexts at most; training ends earlier when it no longer helps
+    #[arg(long, value_name = "NUMBER", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    epochs: u32,
+    /// Where chance begins
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    seed: u32,
+    /// What computes the dataset
+    #[arg(long, value_enum, default_value_t = Engine::Duckdb)]
+    engine: Engine,
+    /// Draw the confusion matrix
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+    /// Train every encoder and compare
+    #[arg(long, conflicts_with_all = ["output", "measure", "plot"])]
+    compare: bool,
+    /// Measure this model on the profiles instead of training one
+    #[arg(long, value_name = "MODEL", conflicts_with = "output")]
+    measure: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl TrainArguments {
+    /// Becomes the Python program.
+    ///
+    /// # Errors
+    /// That program is not found.
+    pub fn execute(self) -> Result<i32> {
+        let program = find()?;
+        tracing::debug!(program = %program.display(), "train");
+        let error = Command::new(&program).args(self.passed_on()).exec();
+        Err(error).with_context(|| format!("{}: cannot be started", program.display()))
+    }
+
+    fn passed_on(self) -> Vec<OsString> {
+        let name =
+            |value: Option<clap::builder::PossibleValue>| value.map(|value| value.get_name().to_owned());
+        let mut arguments: Vec<OsString> = Vec::new();
+        let mut option = |flag: &str, value: Option<OsString>| {
+            if let Some(value) = value {
+                let mut argument = OsString::from(flag);
+                argument.push("=");
+                argument.push(value);
+                arguments.push(argument);
+            }
+        };
+        option("--output", self.output.map(Into::into));
+        option("--encoder", name(self.encoder.to_possible_value()).map(Into::into));
+        option("--hidden", Some(self.hidden.into()));
+        option("--vocabulary", Some(self.vocabulary.to_string().into()));
+        option("--epochs", Some(self.epochs.to_string().into()));
+        option("--seed", Some(self.seed.to_string().into()));
+        option("--engine", name(self.engine.to_possible_value()).map(Into::into));
+        option("--plot", self.plot.map(Into::into));
+        option("--measure", self.measure.map(Into::into));
+        arguments.extend(
+            [(self.compare, "--compare"), (self.json, "--json")]
+                .iter()
+                .filter(|flag| flag.0)
+                .map(|flag| flag.1.into()),
+        );
+        arguments.push("--".into());
+        arguments.extend(self.profiles);
+        arguments
+    }
+}
+
+/// `train/run`: under `MAYFLY_TRAIN`, else in the repository that the running program was built in, or in
+/// `../lib/mayfly/train`.
+fn find() -> Result<PathBuf> {
+    if let Some(folder) = std::env::var_os("MAYFLY_TRAIN").filter(|value| !value.is_empty()) {
+        let program = Path::new(&folder).join("run");
+        if !program.is_file() {
+            bail!("MAYFLY_TRAIN={}: no program 'run' in it", folder.display());
+        }
+        return std::path::absolute(program).context("MAYFLY_TRAIN");
+    }
+    let own = std::env::current_exe().context("cannot tell where this program is")?;
+    let prefixes: Vec<&Path> = own.ancestors().skip(2).take(2).collect();
+    let places =
+        prefixes.iter().flat_map(|prefix| [prefix.join("train/run"), prefix.join("lib/mayfly/train/run")]);
+    places.into_iter().find(|path| path.is_file()).ok_or_else(|| {
+        anyhow!(
+            "train/run is not beside {}: set MAYFLY_TRAIN to the folder 'train' of Mayfly's sources",
+            own.display()
+        )
+    })
+}
