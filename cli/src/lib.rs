@@ -30,5 +30,4 @@ pub mod vm;
 pub mod vm_boot;
 pub mod vm_instances;
 pub mod vm_partitions;
-pub mod vm_quantity;
 pub mod vm_state;

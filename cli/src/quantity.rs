@@ -1,4 +1,6 @@
-//! Numbers as people read them, and page sizes as people write them.
+//! Numbers as people read them, and sizes and times as people write them.
+
+use std::time::Duration;
 
 /// "12.5 MiB": binary units, three digits.
 pub fn bytes(value: f64) -> String {
@@ -33,26 +35,53 @@ fn scaled(mut value: f64, step: f64, units: &[&str]) -> String {
     format!("{value:.decimals$} {}", units[unit])
 }
 
-/// A page size written as `4096`, `4KiB`, `2MiB` or `1GiB`; a power of two from 1 KiB to 1 TiB.
+/// A size like `4096`, `64k`, `256MiB` or `1.5GiB`, in bytes. Units are binary.
+///
+/// # Errors
+/// One line that tells what is allowed.
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let shift = match &text[digits..] {
+        "" | "B" => Some(0),
+        "K" | "k" | "KiB" | "kiB" => Some(10),
+        "M" | "MiB" => Some(20),
+        "G" | "GiB" => Some(30),
+        "T" | "TiB" => Some(40),
+        _ => None,
+    };
+    // Exact: a double holds all whole numbers up to 9e15.
+    let number = text[..digits].parse::<f64>().ok();
+    number
+        .zip(shift)
+        .map(|(number, shift)| number * (1u64 << shift) as f64)
+        .filter(|bytes| (0.0..9e15).contains(bytes) && bytes.fract() == 0.0)
+        .map(|bytes| bytes as u64)
+        .ok_or_else(|| "a size is a number of bytes, or like 64KiB, 256MiB or 2GiB".to_string())
+}
+
+/// A page size: a power of two from 1 KiB to 1 TiB.
 ///
 /// # Errors
 /// One line that tells what is allowed.
 pub fn parse_page_bytes(text: &str) -> Result<u64, String> {
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let shift = match &text[digits..] {
-        "" | "B" => 0,
-        "K" | "k" | "KiB" | "kiB" => 10,
-        "M" | "MiB" => 20,
-        "G" | "GiB" => 30,
-        _ => 64,
-    };
-    text[..digits]
-        .parse::<u64>()
+    parse_bytes(text)
         .ok()
-        .filter(|number| shift < 64 && *number <= u64::MAX >> shift)
-        .map(|number| number << shift)
         .filter(|bytes| bytes.is_power_of_two() && (1 << 10..=1 << 40).contains(bytes))
         .ok_or_else(|| "a page is a power of two from 1KiB up, like 4KiB, 2MiB or 1GiB".to_string())
+}
+
+/// A time like `30s`, `500ms` or `2m`.
+///
+/// # Errors
+/// One line that tells what is allowed.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let units = [("ms", 0.001), ("s", 1.0), ("m", 60.0)];
+    units
+        .iter()
+        .find_map(|(unit, seconds)| Some(text.strip_suffix(unit)?.parse::<f64>().ok()? * seconds))
+        .filter(|seconds| (0.0..1e6).contains(seconds))
+        .map(Duration::from_secs_f64)
+        .ok_or_else(|| "a time is like 30s, 500ms or 2m".to_string())
 }
 
 /// "4KiB", "2MiB": the name of a page size in keys and legends.
@@ -79,6 +108,28 @@ mod tests {
         assert_eq!(duration(4480e9), "4480 s");
         assert_eq!(count(1), "1");
         assert_eq!(count(12_345_678), "12,345,678");
+    }
+
+    #[test]
+    fn sizes_and_times() {
+        for (text, size) in [
+            ("0", 0),
+            ("3k", 3072),
+            ("256MiB", 256 << 20),
+            ("1.5GiB", 1536 << 20),
+            ("134217728B", 128 << 20),
+            ("2T", 2 << 40),
+        ] {
+            assert_eq!(parse_bytes(text), Ok(size));
+        }
+        for text in ["", "MiB", ".", "-1", "1.5", "nan", "1e30", "256 MB", "inf", "1..5M"] {
+            assert!(parse_bytes(text).is_err(), "{text}");
+        }
+        assert_eq!(parse_duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(parse_duration("1.5s"), Ok(Duration::from_millis(1500)));
+        for text in ["", "5", "s", "-1s", "nans", "1e9s"] {
+            assert!(parse_duration(text).is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -17,7 +17,6 @@ use vm::{Settings, Vm, control, supervisor};
 
 use crate::quantity;
 use crate::vm::print_json;
-use crate::vm_quantity::{parse_bytes, parse_duration};
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum KernelName {
@@ -112,16 +111,16 @@ pub struct BootArguments {
     #[arg(short = 'n', long, value_name = "N", default_value_t = 4)]
     partitions: u32,
     /// What one instance may use
-    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_bytes)]
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = quantity::parse_bytes)]
     partition_size: u64,
     /// What instances share: files, once for all; 0: they share boot memory
-    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_bytes)]
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = quantity::parse_bytes)]
     shared_size: u64,
     /// The most memory the VM may have plugged at one time [default: all of it]
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = quantity::parse_bytes)]
     limit: Option<u64>,
     /// Memory at boot [default: enough to describe everything that can be plugged]
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = quantity::parse_bytes)]
     memory: Option<u64>,
     /// Virtual CPUs
     #[arg(long, value_name = "N", default_value_t = 2)]
@@ -139,7 +138,7 @@ pub struct BootArguments {
     #[arg(long, value_name = "WORDS", default_value = "")]
     append: String,
     /// How long to wait for the guest at any one step
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = quantity::parse_duration)]
     patience: Duration,
     /// Return when the VM is ready; it goes on in the background until `mayfly vm down`
     #[arg(long)]

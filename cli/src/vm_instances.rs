@@ -18,7 +18,6 @@ use crate::failure::{Failure, OWN_FAILURE};
 use crate::quantity;
 use crate::vm::{Which, print_json};
 use crate::vm_partitions::unplugged_line;
-use crate::vm_quantity::parse_duration;
 
 /// What is asked of the guest again and again while an instance runs.
 const POLL: Duration = Duration::from_millis(100);
@@ -298,7 +297,7 @@ pub struct StopArguments {
     /// Its name
     instance: String,
     /// Between SIGTERM and SIGKILL
-    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = quantity::parse_duration)]
     grace: Duration,
     #[command(flatten)]
     which: Which,
