@@ -17,10 +17,12 @@ pub mod image;
 mod keeper;
 mod monitor;
 pub mod partition;
+mod plug;
 mod pool;
 mod qemu;
 pub mod report;
 pub mod settings;
+mod spawn;
 pub mod supervisor;
 mod vm;
 
@@ -31,5 +33,7 @@ pub use settings::Settings;
 pub use vm::Vm;
 pub use vm_protocol as protocol;
 
+#[cfg(test)]
+mod at_random;
 #[cfg(test)]
 mod model;

@@ -1,0 +1,210 @@
+//! Random plugs, spawns, stops, unplugs, exits, deaths and failures, from one and from three threads, against a guest
+//! that is only a model: whatever happens, the host never asks for a used partition, and nothing leaks.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use vm_protocol::{Layout, Mode, Spawn};
+
+use crate::book::Book;
+use crate::error::Error;
+use crate::keeper;
+use crate::model::{BYTES, Fault, Model};
+use crate::partition::State;
+use crate::pool::{Place, Pool};
+
+const PARTITIONS: u32 = 4;
+const PATIENCE: Duration = Duration::from_millis(25);
+
+/// What somebody does, or what happens.
+#[derive(Debug, Clone)]
+enum Action {
+    Plug(Option<u32>),
+    Unplug(u32),
+    Spawn(Option<u32>, u32),
+    Stop(u32),
+    Exits(u32),
+    AgentDies,
+    AgentReturns,
+    /// QEMU's news of the port comes after the new agent's own.
+    LateNews,
+    Fault(Fault),
+    Pause,
+}
+
+fn actions() -> impl Strategy<Value = Vec<Action>> {
+    let partition = 0..PARTITIONS;
+    let instance = 0..PARTITIONS + 2;
+    let fault = prop_oneof![
+        Just(Fault::Refused),
+        Just(Fault::NotDone),
+        Just(Fault::NoAnswer),
+        Just(Fault::Late),
+        Just(Fault::DiesBefore),
+        Just(Fault::DiesAfter),
+        Just(Fault::Stuck),
+        Just(Fault::Monitor),
+    ];
+    let action = prop_oneof![
+        4 => prop::option::of(partition.clone()).prop_map(Action::Plug),
+        4 => partition.clone().prop_map(Action::Unplug),
+        5 => (prop::option::of(partition), instance.clone()).prop_map(|(place, name)| Action::Spawn(place, name)),
+        3 => instance.clone().prop_map(Action::Stop),
+        2 => instance.prop_map(Action::Exits),
+        1 => Just(Action::AgentDies),
+        2 => Just(Action::AgentReturns),
+        1 => Just(Action::LateNews),
+        3 => fault.prop_map(Action::Fault),
+        1 => Just(Action::Pause),
+    ];
+    prop::collection::vec(action, 1..60)
+}
+
+fn name(instance: u32) -> String {
+    format!("i{instance}")
+}
+
+fn perform(pool: &Pool<Model>, action: Action) {
+    let model = &pool.machine;
+    // Every outcome is allowed; what must hold is looked at afterwards.
+    match action {
+        Action::Plug(number) => drop(pool.plug(number)),
+        Action::Unplug(number) => drop(pool.unplug(number)),
+        Action::Spawn(place, instance) => {
+            let argv = vec!["true".to_string()];
+            let spawn = Spawn {
+                instance: name(instance),
+                partition: None,
+                argv,
+                env: BTreeMap::new(),
+                cwd: None,
+                cpus: vec![],
+            };
+            drop(pool.spawn(place.map_or(Place::Any, Place::Partition), spawn));
+        }
+        Action::Stop(instance) => drop(pool.stop(&name(instance), Duration::ZERO)),
+        Action::Exits(instance) => model.exits(&name(instance)),
+        Action::AgentDies => model.agent_dies(),
+        Action::AgentReturns => model.agent_returns(),
+        Action::LateNews => {
+            let truth = model.truth.lock().unwrap();
+            model.book.agent_lost();
+            if truth.alive {
+                model.book.agent_came();
+            }
+        }
+        Action::Fault(fault) => model.truth.lock().unwrap().faults.push(fault),
+        Action::Pause => std::thread::sleep(Duration::from_millis(3)),
+    }
+}
+
+/// A pool over a model, with its keeper.
+fn start() -> (Arc<Pool<Model>>, std::thread::JoinHandle<()>) {
+    let book = Arc::new(Book::new(PARTITIONS));
+    let model = Model { truth: Mutex::default(), book: Arc::clone(&book) };
+    let layout =
+        Layout { mode: Mode::Nodes, partitions: PARTITIONS, partition_bytes: BYTES, shared_bytes: BYTES };
+    let pool = Arc::new(Pool::new(model, Arc::clone(&book), layout, u64::MAX, PATIENCE));
+    let kept = Arc::downgrade(&pool);
+    let keeper = std::thread::spawn(move || keeper::keep(&book, &kept));
+    pool.machine.agent_returns();
+    (pool, keeper)
+}
+
+/// The faults are over. Waits until nothing is on its way, then compares what the host believes with the truth.
+fn settle(pool: &Pool<Model>) -> Result<(), TestCaseError> {
+    pool.machine.truth.lock().unwrap().faults.clear();
+    pool.machine.agent_returns();
+    let quiet = pool.book.wait(Instant::now() + Duration::from_secs(20), |page| {
+        let settled = page.require_guest().is_ok()
+            && page.partitions.iter().all(|partition| {
+                !partition.driven
+                    && matches!(partition.state, State::Absent | State::Ready | State::InUse { .. })
+            });
+        settled.then_some(())
+    });
+    let page = pool.book.read();
+    let states: Vec<_> = page.partitions.iter().map(|partition| partition.state.clone()).collect();
+    prop_assert!(quiet.is_some(), "never settled: {states:?}, {:?}", page.line);
+    let truth = pool.machine.truth.lock().unwrap();
+    prop_assert!(truth.wrong.is_empty(), "{:?}", truth.wrong);
+    for (number, state) in (0..).zip(&states) {
+        let value = |map: &BTreeMap<u32, u64>| map.get(&number).copied().unwrap_or(0);
+        let whole = if *state == State::Absent { 0 } else { BYTES };
+        let (requested, size, online) = (value(&truth.requested), value(&truth.size), value(&truth.online));
+        prop_assert_eq!(
+            (requested, size, online),
+            (whole, whole, whole),
+            "partition {} is {}",
+            number,
+            state
+        );
+        let lives: Vec<_> = truth
+            .instances
+            .iter()
+            .filter(|(_, used)| **used == number)
+            .map(|(name, _)| name.as_str())
+            .collect();
+        let believed: Vec<_> = state.instance().into_iter().collect();
+        prop_assert_eq!(lives, believed, "partition {} is {}", number, state);
+    }
+    Ok(())
+}
+
+/// Everything can still be stopped and given back.
+fn give_back(pool: &Pool<Model>) -> Result<(), TestCaseError> {
+    let running: Vec<_> = pool.machine.truth.lock().unwrap().instances.keys().cloned().collect();
+    for instance in running {
+        prop_assert!(pool.stop(&instance, Duration::ZERO).is_ok());
+    }
+    for number in 0..PARTITIONS {
+        let unplugged = pool.unplug(number);
+        prop_assert!(matches!(unplugged, Ok(_) | Err(Error::Absent(_))), "{unplugged:?}");
+    }
+    settle(pool)?;
+    let truth = pool.machine.truth.lock().unwrap();
+    prop_assert!(truth.size.values().all(|size| *size == 0), "leaked: {:?}", truth.size);
+    Ok(())
+}
+
+fn end(pool: Arc<Pool<Model>>, keeper: std::thread::JoinHandle<()>) -> Result<(), TestCaseError> {
+    pool.book.ended("test".to_string());
+    prop_assert!(pool.book.read().partitions.iter().all(|partition| partition.state == State::Absent));
+    prop_assert_eq!(pool.plug(None), Err(Error::Ended("test".to_string())));
+    drop(pool);
+    keeper.join().unwrap();
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn one_after_the_other(actions in actions()) {
+        let (pool, keeper) = start();
+        for action in actions {
+            perform(&pool, action);
+            let truth = pool.machine.truth.lock().unwrap();
+            prop_assert!(truth.wrong.is_empty(), "{:?}", truth.wrong);
+        }
+        settle(&pool)?;
+        give_back(&pool)?;
+        end(pool, keeper)?;
+    }
+
+    #[test]
+    fn side_by_side(first in actions(), second in actions(), third in actions()) {
+        let (pool, keeper) = start();
+        std::thread::scope(|scope| {
+            for actions in [first, second, third] {
+                let pool = &pool;
+                scope.spawn(move || actions.into_iter().for_each(|action| perform(pool, action)));
+            }
+        });
+        settle(&pool)?;
+        give_back(&pool)?;
+        end(pool, keeper)?;
+    }
+}

@@ -1,0 +1,148 @@
+//! An instance's life in a partition: spawn, stop, wait. The host names the partition; what an unclear answer leaves
+//! behind is for the keeper to find out.
+
+use std::time::{Duration, Instant};
+
+use vm_protocol::{Answer, ErrorKind, ExitReason, Operation, Spawn};
+
+use crate::book::Page;
+use crate::error::Error;
+use crate::guest::AskError;
+use crate::partition::{Event, State};
+use crate::pool::{Machine, Place, Pool, elapsed_ns};
+use crate::report::Spawned;
+
+impl<M: Machine> Pool<M> {
+    /// Starts an instance.
+    pub(crate) fn spawn(&self, place: Place, mut spawn: Spawn) -> Result<Spawned, Error> {
+        check_instance_name(&spawn.instance)?;
+        let name = spawn.instance.clone();
+        let started = Instant::now();
+        let claim = |page: &mut Page| {
+            page.require_guest()?;
+            if page.runs(&name) {
+                return Err(Error::InstanceExists(name.clone()));
+            }
+            Ok(())
+        };
+        let turn = match place {
+            Place::Outside => {
+                self.book.write(|page| {
+                    claim(page)?;
+                    page.outside.insert(name.clone());
+                    Ok(())
+                })?;
+                None
+            }
+            place => Some(self.begin(|page| {
+                claim(page)?;
+                let ready = page
+                    .partitions
+                    .iter()
+                    .find(|partition| partition.state == State::Ready && !partition.driven);
+                let number = match place {
+                    Place::Partition(number) => number,
+                    _ => ready.ok_or(Error::NoneReady)?.number,
+                };
+                page.partition(number)?;
+                Ok((number, Event::Spawn(name.as_str())))
+            })?),
+        };
+        spawn.partition = turn.as_ref().map(|turn| turn.number);
+        let partition = spawn.partition;
+        let outcome = self.machine.ask(Operation::Spawn(spawn), self.patience);
+        let enter = |event: Event, runs: bool| match &turn {
+            Some(turn) => turn.enter(event),
+            None if !runs => self.book.write(|page| {
+                page.outside.remove(&name);
+            }),
+            None => {}
+        };
+        match outcome {
+            Ok(Answer::Spawned { pid }) => {
+                Ok(Spawned { instance: name, partition, pid, total_ns: elapsed_ns(started) })
+            }
+            Ok(other) => {
+                enter(Event::SpawnUnsure(&name), true);
+                Err(Error::Failed(format!("the agent's answer to spawn is {other:?}")))
+            }
+            Err(AskError::Refused(refusal)) => {
+                enter(Event::SpawnRefused(&name), false);
+                Err(Error::Refused(refusal))
+            }
+            Err(AskError::Unsendable(why)) => {
+                enter(Event::SpawnRefused(&name), false);
+                Err(Error::Failed(why))
+            }
+            // The agent's death, or the VM's, was entered by those who saw it, or soon will be.
+            Err(AskError::Lost) => {
+                enter(Event::SpawnUnsure(&name), true);
+                self.book.read().require_guest()?;
+                Err(Error::AgentLost(format!("start {name}")))
+            }
+            Err(AskError::TimedOut) => {
+                enter(Event::SpawnUnsure(&name), true);
+                let consequence = "; if it was started, it is being stopped";
+                Err(Error::TimedOut { what: format!("starting {name}"), after: self.patience, consequence })
+            }
+        }
+    }
+
+    /// Ends an instance; returns when all its processes are gone.
+    pub(crate) fn stop(&self, instance: &str, grace: Duration) -> Result<ExitReason, Error> {
+        let number = {
+            let page = self.book.read();
+            page.require_guest()?;
+            if !page.runs(instance) {
+                return Err(Error::NoSuchInstance(instance.to_string()));
+            }
+            page.partition_of(instance)
+        };
+        let turn = match number {
+            Some(number) => Some(self.begin(|_| Ok((number, Event::Stop(instance))))?),
+            None => None,
+        };
+        let op = Operation::Stop { instance: instance.to_string(), grace_ms: grace.as_millis() as u64 };
+        let reason = match self.ask_until(op, Instant::now() + grace + self.patience, "stop an instance") {
+            Ok(Answer::Stopped { reason }) => reason,
+            Ok(other) => return Err(Error::Failed(format!("the agent's answer to stop is {other:?}"))),
+            // It ended by itself, or with the agent.
+            Err(error) if error.is_refusal(ErrorKind::NoSuchInstance) => {
+                self.book.read().reason(instance).unwrap_or(ExitReason::AgentLost)
+            }
+            Err(error) => return Err(error),
+        };
+        // The event that it exited came before the answer. If it did not, its agent died; and then only this partition
+        // may be touched: by now another instance may have the name.
+        self.book.write(|page| match number {
+            Some(number) if page.partitions[number as usize].state.instance() == Some(instance) => {
+                page.exited(instance, reason);
+            }
+            Some(_) => {}
+            None => {
+                page.outside.remove(instance);
+            }
+        });
+        drop(turn);
+        Ok(reason)
+    }
+
+    /// Waits until an instance has ended.
+    pub(crate) fn wait(&self, instance: &str, deadline: Instant) -> Result<Option<ExitReason>, Error> {
+        let over = |page: &Page| match page.runs(instance) {
+            true => None,
+            false => Some(page.reason(instance).ok_or(Error::NoSuchInstance(instance.to_string()))),
+        };
+        self.book.wait(deadline, over).transpose()
+    }
+}
+
+fn check_instance_name(name: &str) -> Result<(), Error> {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    if (1..=64).contains(&name.len()) && name.bytes().all(allowed) && !name.starts_with('.') {
+        return Ok(());
+    }
+    Err(Error::Setting(format!(
+        "an instance's name has 1 to 64 letters, digits, '-', '_' and '.', unlike {name:?}"
+    )))
+}
