@@ -74,9 +74,6 @@ fn mount_rest() {
 fn set_up_kernel() {
     set("/proc/sys/kernel/numa_balancing", "0");
     set("/proc/sys/vm/compaction_proactiveness", "0");
-    // Free pages that one CPU keeps for itself are lost to an instance on another, and a partition is small: with the
-    // kernel's own choice a second instance overflowed a partition that it did not fill.
-    set("/proc/sys/vm/percpu_pagelist_high_fraction", "512");
     set("/proc/sys/kernel/hostname", "mayfly");
 }
 
@@ -98,6 +95,13 @@ fn make_folders(paths: &[&str]) {
     for path in paths {
         must(path, fs::create_dir_all(path));
     }
+}
+
+/// Mode `nodes`: free pages that one CPU keeps for itself are lost to an instance on another, and a partition is small.
+/// With the kernel's own choice a second instance overflowed a partition that it did not fill. Mayfly's kernel empties
+/// the lists of all CPUs before it calls a partition full.
+pub fn hoard_no_pages() {
+    set("/proc/sys/vm/percpu_pagelist_high_fraction", "512");
 }
 
 /// Writes a setting that not every kernel has.

@@ -12,6 +12,7 @@ use vm_protocol::{
     Request, Spawn, Stats,
 };
 
+use crate::boot::hoard_no_pages;
 use crate::cgroup;
 use crate::confine::{Source, bind_to_node};
 use crate::instance::{Allowance, Instances, hotmem_device, refusal};
@@ -137,9 +138,12 @@ impl Server {
         match layout.mode {
             Mode::Hotmem => drop(hotmem_device()?),
             // The agent and what it reads stay out of the partitions.
-            Mode::Nodes => bind_to_node(&[0, layout.shared_node()]).map_err(|error| {
-                refusal(ErrorKind::WrongKernel, format!("the kernel refuses memory policies: {error}"))
-            })?,
+            Mode::Nodes => {
+                bind_to_node(&[0, layout.shared_node()]).map_err(|error| {
+                    refusal(ErrorKind::WrongKernel, format!("the kernel refuses memory policies: {error}"))
+                })?;
+                hoard_no_pages();
+            }
             Mode::Plain | Mode::Static => {}
         }
         let former = self.layout.lock().expect("not poisoned").replace(layout);
