@@ -15,6 +15,7 @@ from bench.vm import tables
 from bench.vm.experiments import EXPERIMENTS
 from bench.vm.guest import Contender, Guest, mayfly
 from bench.vm.results import Results
+from bench.vm.shown import shown
 
 EPILOG = """
 modes       static  all memory from boot (the paper's statically over-provisioned VM); gives nothing back
@@ -105,7 +106,7 @@ def write(results: Results, options: argparse.Namespace) -> dict:
         "accelerator": "; ".join(sorted(Guest.accelerators)),
         "quick": options.quick,
     }
-    return write_results(options.output, results.flat(machine))
+    return write_results(options.output, results.flat(machine), shown(results))
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""From samples to results: medians and spreads, the figures that the aims are about, flat JSON."""
+"""From samples to results: medians and spreads, ratios between modes, flat JSON."""
 
 import math
 import statistics
@@ -82,9 +82,6 @@ class Results:
                 flat[f"all.{one.key}.migrated_pages"] = moved
             if (flatness := self.flatness(one.name)) is not None:
                 flat[f"usage.{one.key}.most_off_median_ratio"] = rounded(flatness)
-        for aim in aims(self):
-            flat[f"aim.{aim.key}"] = rounded(aim.value)
-            flat[f"aim.{aim.key}_reached"] = aim.reached
         for (experiment, name), why in self.failures.items():
             flat[f"failed.{experiment}.{name.replace(':', '_')}"] = why
         return flat
@@ -95,63 +92,3 @@ def rounded(value: float) -> float:
     if value == 0 or not math.isfinite(value):
         return 0.0 if value == 0 else value
     return round(value, max(0, 3 - math.floor(math.log10(abs(value)))))
-
-
-@dataclass(frozen=True)
-class Aim:
-    """Something that the room must show: the figure, and whether it is good enough."""
-
-    key: str
-    text: str
-    value: float
-    reached: bool
-
-
-def aims(results: Results) -> list[Aim]:
-    found: list[Aim] = []
-
-    def add(key: str, text: str, value: float | None, reached) -> None:
-        if value is not None:
-            found.append(Aim(key, text, value, bool(reached(value))))
-
-    for name in ("nodes", "hotmem"):
-        add(
-            f"{name}_migrated_pages",
-            f"{name}: pages migrated in all unplugs; aim 0",
-            results.migrated(name),
-            lambda v: v == 0,
-        )
-    for point in results.points("unplug"):
-        ratio = results.ratio("unplug", f"{point}.unplug_ms", "plain", "hotmem")
-        add(
-            f"speedup_{point}",
-            f"hotmem faster than plain, {point}, full VM; aim 15x",
-            ratio,
-            lambda v: v >= 15,
-        )
-    add(
-        "flat",
-        "hotmem: farthest from its median at any memory use; aim 0.20",
-        results.flatness("hotmem"),
-        lambda v: v <= 0.2,
-    )
-    returned = results.median("unplug", "hotmem", f"{LOADED}.returned_share")
-    add(
-        "returned",
-        "hotmem: share of unplugged bytes gone from the host's RSS; aim 0.95",
-        returned,
-        lambda v: v >= 0.95,
-    )
-    on, off = (results.median("zeroing", "hotmem", f"init_on_alloc_{n}.unplug_ms") for n in (1, 0))
-    add(
-        "zeroing",
-        "hotmem: init_on_alloc=1 over 0; aim 1.3x",
-        on / off if on and off else None,
-        lambda v: v <= 1.3,
-    )
-    worst = results.median("interference", "hotmem", "worst_second_ratio")
-    calm = results.median("interference", "hotmem", "calm_spread_ratio")
-    if worst and calm:
-        text = f"hotmem: worst second of a co-located instance over calm; its noise reaches {calm:.2f}x"
-        add("interference", text, worst, lambda v: v <= max(calm, 1.1))
-    return found

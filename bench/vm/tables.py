@@ -1,8 +1,9 @@
 """The results as tables: one for each experiment, then what is enough and what falls short."""
 
-from bench.outcome import table
+from bench.outcome import print_shown, table
 from bench.vm.experiments import EXPERIMENTS
-from bench.vm.results import Results, aims
+from bench.vm.results import Results
+from bench.vm.shown import shown
 
 
 def figure(value: float | None, digits: int = 0) -> str:
@@ -30,9 +31,7 @@ def print_all(results: Results) -> None:
             print_steps(results)
         else:
             print_interference(results)
-    print("\naims")
-    for aim in aims(results):
-        print(f"  {'reached' if aim.reached else 'MISSED '}  {aim.value:8.2f}  {aim.text}")
+    print_shown(shown(results))
     for (experiment, contender), why in results.failures.items():
         print(f"  FAILED   {experiment}, {contender}: {why}")
 

@@ -1,0 +1,34 @@
+"""What partitions are to show, and whether one run shows it: enough, or falling short."""
+
+from bench.outcome import Shown, at_least, at_most
+from bench.vm.results import LOADED, Results
+
+
+def shown(results: Results) -> list[Shown]:
+    """Only what this run measured."""
+    found = []
+    for name in ("nodes", "hotmem"):
+        if (migrated := results.migrated(name)) is not None:
+            found.append(at_most(f"{name}: pages migrated in all unplugs", 0, migrated, ""))
+    for point in results.points("unplug"):
+        if ratio := results.ratio("unplug", f"{point}.unplug_ms", "plain", "hotmem"):
+            found.append(at_least(f"hotmem: unplug faster than plain, {point}, full VM", 15, ratio, "x"))
+    if (flatness := results.flatness("hotmem")) is not None:
+        what = "hotmem: unplug at 10% ... 90% memory use, farthest from the median"
+        found.append(at_most(what, 20, 100 * flatness, "%"))
+    if returned := results.median("unplug", "hotmem", f"{LOADED}.returned_share"):
+        what = "hotmem: of the unplugged bytes gone from the host's RSS"
+        found.append(at_least(what, 95, 100 * returned, "%"))
+    on, off = (results.median("zeroing", "hotmem", f"init_on_alloc_{n}.unplug_ms") for n in (1, 0))
+    if on and off:
+        found.append(at_most("hotmem: unplug with init_on_alloc=1, over 0", 1.3, on / off, "x"))
+    worst = {
+        name: results.median("interference", name, "worst_second_ratio")
+        for name in results.names("interference")
+    }
+    noise = max((max(results.of("interference", name, "calm_spread_ratio")) for name in worst), default=0)
+    if worst.get("hotmem") and worst.get("static"):
+        # Evictions without any unplug cost something, too.
+        what = "hotmem: a co-located instance's worst second, over its calm; static's, or the noise of calm"
+        found.append(at_most(what, round(max(worst["static"], noise), 2), worst["hotmem"], "x"))
+    return found
