@@ -94,6 +94,8 @@ impl ProfileArguments {
         let (pprof, table) = (with_suffix(&stem, "pb.gz"), with_suffix(&stem, "parquet"));
         lifetime::pprof::write(&profile, &mut symbols, &pprof)?;
         lifetime::table::write(&profile, &mut symbols, &table)?;
+        let code = with_suffix(&stem, "symbols.parquet");
+        lifetime::table::write_code(&profile, &mut symbols, &code)?;
         for missing in &symbols.missing {
             eprintln!("mayfly: no names for {missing}");
         }

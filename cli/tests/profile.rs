@@ -5,6 +5,7 @@ mod synthetic;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use lifetime::code;
 use lifetime::label::{CLASS_NAMES, t95};
 use lifetime::profile::{Context, Profile};
 use lifetime::symbols::Symbols;
@@ -37,8 +38,12 @@ FUNCTION void crossing(void) {
 }
 FUNCTION void aligned(void) { for (int i = 0; i < 20000; i++) { void *p = aligned_alloc(256, 1024); touch(p); free(p); } }
 FUNCTION void vast(void) { char *p = malloc(40 << 20); p = realloc(p, 200 << 20); usleep(20000); touch(p); free(p); }
+FUNCTION void unseen(void) { touch(malloc(10)); }
+static inline __attribute__((always_inline)) void inlined(void) { for (int i = 0; i < 20000; i++) free(malloc(500)); }
+FUNCTION void outer(void) { inlined(); }
 int main(int count, char **arguments) {
-    brief(); permanent(); second(); crossing(); aligned(); vast();
+    if (count > 2) unseen();
+    outer(); brief(); permanent(); second(); crossing(); aligned(); vast();
     if (count > 1) raise(SIGKILL);
     return 7;
 }
@@ -114,9 +119,47 @@ fn says_of_each_context_how_much_it_allocates_and_how_long_it_lives() {
     assert_eq!((permanent.freed, permanent.live), (0, permanent.sampled - permanent.unwatched));
     let vast = of(&profile, "vast");
     assert_eq!((vast.sampled, vast.freed, vast.live), (1, 1, 0), "moved by realloc, and found again");
-    for file in ["out.pb.gz", "out.parquet"] {
+    for file in ["out.pb.gz", "out.parquet", "out.symbols.parquet"] {
         assert!(std::fs::metadata(folder.path().join(file)).unwrap().len() > 500, "{file}");
     }
+}
+
+#[test]
+fn all_code_has_the_names_that_stacks_have() {
+    let folder = tempdir().unwrap();
+    let program = program(folder.path());
+    let mut command = mayfly();
+    command
+        .args(["profile", "--json", "--every", "32k", "-o"])
+        .arg(folder.path().join("out"))
+        .arg("--")
+        .arg(&program);
+    assert_eq!(command.env("MAYFLY_HEAP_LIB", heap_library()).output().unwrap().status.code(), Some(7));
+    let profile = Profile::read(&folder.path().join("out.profile")).unwrap();
+    let mut symbols = Symbols::new(&profile);
+    let frames: Vec<_> = profile.contexts.iter().flat_map(|context| context.frames.clone()).collect();
+    for (number, module) in profile.modules.iter().enumerate() {
+        let calls: Vec<_> = frames.iter().filter(|frame| frame.module == Some(number)).copied().collect();
+        let ranges = code::ranges(&mut symbols, module, number, &calls);
+        assert!(ranges.windows(2).all(|pair| pair[0].end <= pair[1].start), "ascending, without overlaps");
+        for call in calls {
+            let address = call.offset - 1;
+            let range = ranges.iter().find(|range| (range.start..range.end).contains(&address)).unwrap();
+            assert_eq!(range.names, symbols.text_of(call));
+        }
+        if module.path == program {
+            let has = |names: &str| ranges.iter().any(|range| range.names == names);
+            assert!(has("unseen") && has("inlined;outer") && has("main"));
+        } else {
+            assert!(
+                ranges
+                    .iter()
+                    .any(|range| range.names.starts_with("malloc_usable_size")
+                        || range.names.contains("start"))
+            );
+        }
+    }
+    assert!(frames.iter().any(|&frame| symbols.text_of(frame) == "inlined;outer"));
 }
 
 fn place(class: &str) -> usize {

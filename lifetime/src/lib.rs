@@ -3,6 +3,7 @@
 //! The heap writes addresses ([`profile`] reads them); names are found afterwards, outside the program ([`symbols`]); the
 //! result goes to people's tools ([`pprof`]) and to training ([`table`]).
 
+pub mod code;
 pub mod label;
 pub mod pprof;
 pub mod profile;

@@ -57,6 +57,13 @@ pub struct Frame {
     pub offset: u64,
 }
 
+impl Frame {
+    /// The frame as one number: its module's number plus one above 48 bits of offset.
+    pub fn place(&self) -> u64 {
+        self.module.map_or(self.offset, |number| (number as u64 + 1) << OFFSET_BITS | self.offset)
+    }
+}
+
 /// A running tally; the mean and variance follow from it and the count.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {

@@ -21,10 +21,13 @@ pub struct Function {
     pub line: u32,
 }
 
+/// Stands between the functions of one frame, where calls were inlined.
+pub const INLINED_SEPARATOR: &str = ";";
+
 /// Finds and keeps names.
 pub struct Symbols<'a> {
     profile: &'a Profile,
-    loaders: Vec<Option<Loader>>,
+    loaders: Vec<Option<(Loader, PathBuf)>>,
     known: HashMap<Frame, Vec<Function>>,
     /// Modules whose file is not what ran, and why.
     pub missing: Vec<String>,
@@ -49,10 +52,28 @@ impl<'a> Symbols<'a> {
         let (profile, loaders) = (self.profile, &self.loaders);
         self.known.entry(frame).or_insert_with(|| {
             let loader = frame.module.and_then(|number| loaders[number].as_ref());
-            let found = loader.map(|loader| functions(loader, frame.offset)).unwrap_or_default();
+            // The call is before the address that it returns to.
+            let found =
+                loader.map(|(loader, _)| functions(loader, frame.offset.wrapping_sub(1))).unwrap_or_default();
             if found.is_empty() { vec![unknown(profile, frame)] } else { found }
         })
     }
+
+    /// What training knows a frame by: the names of its functions, innermost first.
+    pub fn text_of(&mut self, frame: Frame) -> String {
+        let names: Vec<&str> = self.of(frame).iter().map(|function| plain(&function.name)).collect();
+        names.join(INLINED_SEPARATOR)
+    }
+
+    /// A module's file with the names, and what finds them in it.
+    pub(crate) fn loader(&self, module: usize) -> Option<(&Loader, &Path)> {
+        self.loaders[module].as_ref().map(|(loader, path)| (loader, path.as_path()))
+    }
+}
+
+/// A name without its version: `@` separates frames.
+pub(crate) fn plain(name: &str) -> &str {
+    name.split('@').next().unwrap_or(name)
 }
 
 fn unknown(profile: &Profile, frame: Frame) -> Function {
@@ -61,9 +82,8 @@ fn unknown(profile: &Profile, frame: Frame) -> Function {
     Function { name: format!("{module}+{:#x}", frame.offset), file: String::new(), line: 0 }
 }
 
-fn functions(loader: &Loader, return_address: u64) -> Vec<Function> {
-    // The call is before the address that it returns to.
-    let address = return_address.wrapping_sub(1);
+/// The functions at an address, innermost first; none if nothing is known.
+pub(crate) fn functions(loader: &Loader, address: u64) -> Vec<Function> {
     let mut functions = Vec::new();
     if let Ok(mut frames) = loader.find_frames(address) {
         while let Ok(Some(frame)) = frames.next() {
@@ -87,13 +107,14 @@ fn functions(loader: &Loader, return_address: u64) -> Vec<Function> {
 }
 
 /// The file with a module's symbols: the separate one for its build-id if there is one, else its own.
-fn open(module: &Module) -> Result<Loader, String> {
+fn open(module: &Module) -> Result<(Loader, PathBuf), String> {
     let separate = separate_file(&module.build_id).filter(|path| path.is_file());
     let path = separate.as_deref().unwrap_or(&module.path);
     if build_id(path)? != module.build_id {
         return Err("its build-id is not that of the file that ran; rebuilt or upgraded since?".into());
     }
-    Loader::new(path).map_err(|error| error.to_string())
+    let loader = Loader::new(path).map_err(|error| error.to_string())?;
+    Ok((loader, path.to_owned()))
 }
 
 /// Where distributions put debug files.

@@ -1,19 +1,25 @@
-//! A profile as a Parquet table, one row a calling context: what the dataset for training is made of (LLAMA §5.1).
+//! A profile as two Parquet tables, for training: one row a calling context (LLAMA §5.1), and one row a range of code, of all
+//! the modules: so that a model can be given the names of functions that were never seen on a stack.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
+use parquet::file::metadata::KeyValue;
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::record::RecordWriter;
 use parquet_derive::ParquetRecordWriter;
 
+use crate::code;
 use crate::label::{CLASS_NAMES, t95};
-use crate::profile::{CLASSES, Profile};
+use crate::profile::{CLASSES, Frame, Profile};
 use crate::symbols::Symbols;
 
-/// What stands between two frames of a stack, innermost first; also a token of its own to the model (LLAMA §5.2).
+/// Version of the tables, in their metadata as `mayfly.version`.
+const VERSION: &str = "2";
+
+/// What stands between two frames of a stack, which begins with the innermost; also a token of its own to the model (LLAMA §5.2).
 pub const FRAME_SEPARATOR: &str = "@";
 
 #[derive(ParquetRecordWriter)]
@@ -21,7 +27,9 @@ struct Row {
     program: String,
     program_build_id: String,
     context: u64,
+    profile: String,
     stack: String,
+    frames: Vec<u8>,
     depth: u32,
     sampled: u64,
     unwatched: u64,
@@ -53,34 +61,44 @@ struct Row {
     t95: Option<String>,
 }
 
-/// Writes the profile to `path`.
+#[derive(ParquetRecordWriter)]
+struct CodeRow {
+    module: u32,
+    path: String,
+    build_id: String,
+    start: u64,
+    end: u64,
+    names: String,
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Writes the contexts to `path`.
 ///
 /// # Errors
 /// The file cannot be written.
 pub fn write<'a>(profile: &'a Profile, symbols: &mut Symbols<'a>, path: &Path) -> Result<()> {
     let program = profile.modules.iter().find(|module| !module.path.to_string_lossy().contains(".so"));
     let name = program.map_or(String::new(), |module| module.path.display().to_string());
-    let build_id = program
-        .map_or(String::new(), |module| module.build_id.iter().map(|byte| format!("{byte:02x}")).collect());
+    let build_id = program.map_or(String::new(), |module| hex(&module.build_id));
+    let run = format!("{}-{}", profile.pid, profile.start_unix_ns);
     let rows: Vec<Row> = profile
         .contexts
         .iter()
         .map(|context| {
-            let frames: Vec<_> = context
-                .frames
-                .iter()
-                .flat_map(|&frame| {
-                    symbols.of(frame).iter().map(|function| function.name.clone()).collect::<Vec<_>>()
-                })
-                .collect();
+            let stack: Vec<String> = context.frames.iter().map(|&frame| symbols.text_of(frame)).collect();
             let [freed_10ms, freed_100ms, freed_1s, freed_10s, freed_100s, freed_1000s, freed_later]: [u64;
                 CLASSES] = context.classes;
             Row {
                 program: name.clone(),
                 program_build_id: build_id.clone(),
                 context: context.id,
-                stack: frames.join(FRAME_SEPARATOR),
-                depth: frames.len() as u32,
+                profile: run.clone(),
+                stack: stack.join(FRAME_SEPARATOR),
+                frames: context.frames.iter().flat_map(|frame| frame.place().to_le_bytes()).collect(),
+                depth: stack.len() as u32,
                 sampled: context.sampled,
                 unwatched: context.unwatched,
                 allocations: context.allocations,
@@ -112,10 +130,42 @@ pub fn write<'a>(profile: &'a Profile, symbols: &mut Symbols<'a>, path: &Path) -
             }
         })
         .collect();
+    write_rows(&rows, path)
+}
+
+/// Writes the names of all the code of the profile's modules to `path`.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn write_code<'a>(profile: &'a Profile, symbols: &mut Symbols<'a>, path: &Path) -> Result<()> {
+    let mut rows = Vec::new();
+    for (number, module) in profile.modules.iter().enumerate() {
+        let calls = profile.contexts.iter().flat_map(|context| &context.frames);
+        let calls: Vec<Frame> = calls.filter(|frame| frame.module == Some(number)).copied().collect();
+        for range in code::ranges(symbols, module, number, &calls) {
+            rows.push(CodeRow {
+                module: number as u32 + 1,
+                path: module.path.display().to_string(),
+                build_id: hex(&module.build_id),
+                start: range.start,
+                end: range.end,
+                names: range.names,
+            });
+        }
+    }
+    write_rows(&rows, path)
+}
+
+fn write_rows<T>(rows: &[T], path: &Path) -> Result<()>
+where
+    for<'a> &'a [T]: RecordWriter<T>,
+{
     let cannot = || format!("cannot write {}", path.display());
     let file = std::fs::File::create(path).with_context(cannot)?;
-    let rows = rows.as_slice();
-    let properties = WriterProperties::builder().set_compression(parquet::basic::Compression::SNAPPY).build();
+    let properties = WriterProperties::builder()
+        .set_compression(parquet::basic::Compression::SNAPPY)
+        .set_key_value_metadata(Some(vec![KeyValue::new("mayfly.version".to_owned(), VERSION.to_owned())]))
+        .build();
     let mut writer =
         SerializedFileWriter::new(file, rows.schema()?, Arc::new(properties)).with_context(cannot)?;
     let mut group = writer.next_row_group()?;

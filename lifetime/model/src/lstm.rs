@@ -1,0 +1,126 @@
+//! The recurrent network (LLAMA §5.2): a context's frames become steps, each step goes through one LSTM cell, and the last
+//! state through a fully connected layer. A step is a token (the paper's model) or a whole frame (§10): the file decides.
+
+use crate::activation::{sigmoid, tanh, to_i8};
+use crate::file::{MAX_HIDDEN, MAX_OUTPUTS, Model, STEP_END};
+use crate::kernel::{self, Kernel, State, Sums};
+
+impl Model<'_> {
+    /// The output for a context: its frames' numbers, innermost first. Frames beyond [`Model::max_frames`] are not read.
+    ///
+    /// The result is the same with every kernel. It takes about 5 KiB of stack.
+    pub fn classify(&self, kernel: Kernel, frames: &[u32]) -> usize {
+        let frames = &frames[..frames.len().min(self.max_frames)];
+        match kernel {
+            // SAFETY: the processor has what the kernel needs.
+            Kernel::Avx512 if kernel.works() => unsafe { self.classify_avx512(frames) },
+            // SAFETY: as above.
+            Kernel::Avx2 if kernel.works() => unsafe { self.classify_avx2(frames) },
+            _ => self.run(frames, |state, sums| kernel::plain(self.recurrent, self.hidden, state, sums)),
+        }
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+    fn classify_avx512(&self, frames: &[u32]) -> usize {
+        let product = |state: &State, sums: &mut Sums| {
+            kernel::avx512(self.recurrent, self.hidden, state, &self.correction, sums);
+        };
+        self.run(frames, product)
+    }
+
+    #[target_feature(enable = "avx2")]
+    fn classify_avx2(&self, frames: &[u32]) -> usize {
+        self.run(frames, |state, sums| kernel::avx2(self.recurrent, self.hidden, state, sums))
+    }
+
+    /// Inlined into each of the above, so that the loops here are compiled for its instructions.
+    #[inline(always)]
+    fn run(&self, frames: &[u32], product: impl Fn(&State, &mut Sums)) -> usize {
+        let mut cell = Cell::new();
+        let forward = |i: usize| if self.outermost_first { frames.len() - 1 - i } else { i };
+        for i in 0..frames.len() {
+            let rows = self.steps_of(frames[forward(i)]);
+            let mut step = 0;
+            for (at, row) in rows.iter().enumerate() {
+                if row & STEP_END != 0 {
+                    cell.step(self, &rows[step..=at], &product);
+                    step = at + 1;
+                }
+            }
+        }
+        self.output(&cell.hidden)
+    }
+
+    /// The likeliest output; the first of equals.
+    #[inline(always)]
+    fn output(&self, hidden: &[f32; MAX_HIDDEN]) -> usize {
+        let mut logits = [f32::NEG_INFINITY; MAX_OUTPUTS];
+        for ((logit, weights), bias) in
+            logits.iter_mut().zip(self.dense.chunks_exact(self.hidden)).zip(self.dense_bias)
+        {
+            *logit = weights.iter().zip(hidden).fold(0.0, |sum, (weight, unit)| sum + weight * unit) + bias;
+        }
+        (1..self.limits.len()).fold(0, |best, i| if logits[i] > logits[best] { i } else { best })
+    }
+}
+
+/// Units that are worked on at once, which divide every hidden size.
+const LANES: usize = 16;
+
+struct Cell {
+    gates: [f32; 4 * MAX_HIDDEN],
+    memory: [f32; MAX_HIDDEN],
+    hidden: [f32; MAX_HIDDEN],
+    state: State,
+    sums: Sums,
+    /// The state is still all zeros, and its product too.
+    fresh: bool,
+}
+
+impl Cell {
+    #[inline(always)]
+    fn new() -> Self {
+        Self {
+            gates: [0.0; 4 * MAX_HIDDEN],
+            memory: [0.0; MAX_HIDDEN],
+            hidden: [0.0; MAX_HIDDEN],
+            state: [0; MAX_HIDDEN],
+            sums: [0; 4 * MAX_HIDDEN],
+            fresh: true,
+        }
+    }
+
+    #[inline(always)]
+    fn step(&mut self, model: &Model, rows: &[u16], product: &impl Fn(&State, &mut Sums)) {
+        let hidden = model.hidden;
+        let gates = &mut self.gates[..4 * hidden];
+        gates.copy_from_slice(model.bias);
+        for row in rows {
+            let row = usize::from(row & !STEP_END);
+            let (weights, scale) = (&model.rows[row * 4 * hidden..][..4 * hidden], model.row_scales[row]);
+            gates.iter_mut().zip(weights).for_each(|(gate, &weight)| *gate += f32::from(weight) * scale);
+        }
+        if !self.fresh {
+            product(&self.state, &mut self.sums);
+        }
+        self.fresh = false;
+        let scales = model.recurrent_scales.iter().zip(&self.sums);
+        gates.iter_mut().zip(scales).for_each(|(gate, (scale, &sum))| *gate += sum as f32 * (scale / 127.0));
+        let of_gate = |number: usize| self.gates[number * hidden..][..hidden].as_chunks::<LANES>().0;
+        let gates = of_gate(0).iter().zip(of_gate(1)).zip(of_gate(2)).zip(of_gate(3));
+        let memory = self.memory.as_chunks_mut::<LANES>().0.iter_mut();
+        let state =
+            self.hidden.as_chunks_mut::<LANES>().0.iter_mut().zip(self.state.as_chunks_mut::<LANES>().0);
+        for ((((input, forget), candidate), output), (memory, (hidden, state))) in
+            gates.zip(memory.zip(state))
+        {
+            for i in 0..LANES {
+                memory[i] = sigmoid(forget[i]) * memory[i] + sigmoid(input[i]) * tanh(candidate[i]);
+            }
+            for i in 0..LANES {
+                hidden[i] = sigmoid(output[i]) * tanh(memory[i]);
+                state[i] = to_i8(hidden[i]);
+            }
+        }
+    }
+}

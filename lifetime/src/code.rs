@@ -1,0 +1,130 @@
+//! Names for all the code of a module, whether it was seen on a stack or not: a model that knows functions by the tokens of
+//! their names can then predict for contexts that no profile held (LLAMA §5.2).
+
+use std::path::Path;
+
+use addr2line::Loader;
+use object::{Object, ObjectSegment, ObjectSymbol, SegmentFlags, SymbolKind};
+
+use crate::profile::{Frame, Module};
+use crate::symbols::{INLINED_SEPARATOR, Symbols, functions, plain};
+
+/// Code of one function, or of one inlined into others.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Range {
+    /// Address in the module's file.
+    pub start: u64,
+    /// The first behind it.
+    pub end: u64,
+    /// Its names as in a stack's text, innermost first; the module's file name where there is no function.
+    pub names: String,
+}
+
+/// All the code of a module, ascending, without overlaps. What `calls` return to is in it as it is in the stacks' text.
+pub fn ranges(symbols: &mut Symbols<'_>, module: &Module, number: usize, calls: &[Frame]) -> Vec<Range> {
+    let file_name = module.path.file_name().unwrap_or_default().to_string_lossy();
+    let anonymous = plain(&file_name).to_owned();
+    let mut ranges = Vec::new();
+    if let Some((loader, path)) = symbols.loader(number) {
+        let edges = edges(loader, path).unwrap_or_default();
+        for pair in edges.windows(2) {
+            let names: Vec<String> =
+                functions(loader, pair[0]).into_iter().map(|function| function.name).collect();
+            let names: Vec<&str> = names.iter().map(|name| plain(name)).collect();
+            let names = if names.is_empty() { anonymous.clone() } else { names.join(INLINED_SEPARATOR) };
+            ranges.push(Range { start: pair[0], end: pair[1], names });
+        }
+    }
+    ranges.dedup_by(|next, last| {
+        let same = last.names == next.names && last.end == next.start;
+        if same {
+            last.end = next.end;
+        }
+        same
+    });
+    let mut calls: Vec<_> =
+        calls.iter().map(|&frame| (frame.offset.wrapping_sub(1), symbols.text_of(frame))).collect();
+    calls.sort();
+    calls.dedup();
+    calls.into_iter().for_each(|(address, names)| name_one(&mut ranges, address, names));
+    ranges
+}
+
+/// Gives one address its names, where its range has others.
+fn name_one(ranges: &mut Vec<Range>, address: u64, names: String) {
+    let at = ranges.partition_point(|range| range.end <= address);
+    let one = Range { start: address, end: address + 1, names };
+    match ranges.get_mut(at) {
+        Some(range) if range.start <= address => {
+            if range.names == one.names {
+                return;
+            }
+            let before = Range { start: range.start, end: address, names: range.names.clone() };
+            range.start = address + 1;
+            let is_empty = range.start == range.end;
+            let with = if before.start == address { vec![one] } else { vec![before, one] };
+            ranges.splice(at..at + usize::from(is_empty), with);
+        }
+        _ => ranges.insert(at, one),
+    }
+}
+
+/// Where names may change within the code: symbols' beginnings and ends, and every row of the line table, at which inlined
+/// functions begin and end.
+fn edges(loader: &Loader, path: &Path) -> Option<Vec<u64>> {
+    let bytes = std::fs::read(path).ok()?;
+    let file = object::File::parse(&*bytes).ok()?;
+    let executable =
+        |flags| matches!(flags, SegmentFlags::Elf { p_flags, .. } if p_flags.contains(object::elf::PF_X));
+    let mut edges = Vec::new();
+    for segment in file.segments().filter(|segment| executable(segment.flags())) {
+        let (start, end) = (segment.address(), segment.address() + segment.size());
+        edges.extend([start, end]);
+        let inside = start..end;
+        let text =
+            file.symbols().chain(file.dynamic_symbols()).filter(|symbol| symbol.kind() == SymbolKind::Text);
+        for symbol in text.filter(|symbol| inside.contains(&symbol.address())) {
+            edges.extend([symbol.address(), symbol.address().saturating_add(symbol.size()).min(end)]);
+        }
+        if let Ok(rows) = loader.find_location_range(start, end) {
+            edges.extend(rows.map(|(address, _, _)| address).filter(|address| inside.contains(address)));
+        }
+    }
+    edges.sort_unstable();
+    edges.dedup();
+    Some(edges)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(start: u64, end: u64, names: &str) -> Range {
+        Range { start, end, names: names.into() }
+    }
+
+    #[test]
+    fn an_observed_call_has_the_names_of_its_stack() {
+        let mut ranges = vec![range(10, 20, "a"), range(20, 30, "b")];
+        name_one(&mut ranges, 15, "a".into());
+        assert_eq!(ranges.len(), 2);
+        name_one(&mut ranges, 15, "x".into());
+        assert_eq!(ranges, [range(10, 15, "a"), range(15, 16, "x"), range(16, 20, "a"), range(20, 30, "b")]);
+        name_one(&mut ranges, 20, "y".into());
+        name_one(&mut ranges, 29, "z".into());
+        name_one(&mut ranges, 15, "w".into());
+        name_one(&mut ranges, 40, "v".into());
+        let starts: Vec<_> =
+            ranges.iter().map(|range| (range.start, range.end, range.names.as_str())).collect();
+        let wanted = [
+            (10, 15, "a"),
+            (15, 16, "w"),
+            (16, 20, "a"),
+            (20, 21, "y"),
+            (21, 29, "b"),
+            (29, 30, "z"),
+            (40, 41, "v"),
+        ];
+        assert_eq!(starts, wanted);
+    }
+}
