@@ -16,6 +16,7 @@ pub mod progress;
 pub mod quantity;
 pub mod record;
 pub mod replay;
+pub mod report;
 pub mod run;
 pub mod settings;
 pub mod share;

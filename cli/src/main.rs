@@ -6,6 +6,7 @@ use mayfly_cli::load::LoadArguments;
 use mayfly_cli::profile::ProfileArguments;
 use mayfly_cli::record::TraceArguments;
 use mayfly_cli::replay::ReplayArguments;
+use mayfly_cli::report::ReportArguments;
 use mayfly_cli::run::RunArguments;
 use mayfly_cli::share::ShareArguments;
 use mayfly_cli::train::TrainArguments;
@@ -53,6 +54,7 @@ enum Verb {
     Share(ShareArguments),
     Up(UpArguments),
     Load(LoadArguments),
+    Report(ReportArguments),
     Vm(VmArguments),
 }
 
@@ -87,6 +89,7 @@ fn main() {
         Verb::Share(arguments) => (arguments.execute(), 1),
         Verb::Up(arguments) => (arguments.execute(), 1),
         Verb::Load(arguments) => (arguments.execute(), 1),
+        Verb::Report(arguments) => (arguments.execute(), 1),
         Verb::Vm(arguments) => (arguments.execute(), 1),
     };
     std::process::exit(outcome.unwrap_or_else(|error| {

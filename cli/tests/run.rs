@@ -224,7 +224,7 @@ fn traces_of_started_processes_are_left_out_or_kept() {
 #[test]
 fn every_verb_teaches() {
     let all = text(&mayfly().arg("--help").output().unwrap().stdout);
-    for verb in ["run", "trace", "replay", "share", "up", "load"] {
+    for verb in ["run", "trace", "replay", "share", "up", "load", "report"] {
         let output = mayfly().args([verb, "--help"]).output().unwrap();
         let help = text(&output.stdout);
         assert!(output.status.success() && help.contains("Examples"), "{verb}");

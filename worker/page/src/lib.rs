@@ -9,10 +9,14 @@
 //! | [`chart`] | a chart over time: areas on one another, lines, and events |
 //! | [`figures`] | what samples and events come to |
 //! | [`page`] | the page at `/` |
+//! | [`run`] | a run kept in a file, and what it comes to in numbers |
+//! | [`report`] | runs beside one another, as one file |
 //! | [`text`] | amounts and times in words, and text in HTML |
 
 pub mod chart;
 pub mod data;
 pub mod figures;
 pub mod page;
+pub mod report;
+pub mod run;
 pub mod text;
