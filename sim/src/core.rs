@@ -1,0 +1,490 @@
+//! The out-of-order core, one instruction after the other in program order: when each is fetched, dispatched, issued,
+//! completed and committed.
+//!
+//! *Instruction-window-centric*: what bounds an instruction is the window (its slot of the ROB and LSQ must have been
+//! freed), its operands, a port, memory, and the commit of those before. Cycles are attributed as they pass at commit: to
+//! the reason why the instruction that was waited for was late. So they sum to the total.
+
+use crate::block::*;
+use crate::branch::{Outcome, Predictor};
+use crate::calendar::Calendar;
+use crate::description::Description;
+use crate::hierarchy::{Hierarchy, Level};
+use crate::tlb::{PageTables, Side, Tlbs};
+
+/// Why a cycle passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Cause {
+    /// Something was committed.
+    Commit = 0,
+    /// Instructions came late from the caches.
+    InstructionCache,
+    /// A page walk or the L2 TLB, for an instruction.
+    InstructionTlb,
+    /// A branch went otherwise than predicted.
+    Branch,
+    /// Operands: chains of dependent instructions, ports, L1d hits.
+    Execution,
+    /// A load from the L2.
+    L2,
+    /// From the LLC.
+    Llc,
+    /// From memory.
+    Dram,
+    /// The L2 TLB or a page walk, for data.
+    DataTlb,
+    /// An instruction that lets nothing pass.
+    Serial,
+    /// Entering the kernel by exception or interrupt.
+    Exception,
+    /// obj-alloc and obj-free.
+    Memento,
+}
+
+/// How many causes there are.
+pub const CAUSES: usize = 12;
+/// Their names in statistics.
+pub const CAUSE_NAMES: [&str; CAUSES] = [
+    "commit",
+    "instruction_cache",
+    "instruction_tlb",
+    "branch",
+    "execution",
+    "l2",
+    "llc",
+    "dram",
+    "data_tlb",
+    "serial",
+    "exception",
+    "memento",
+];
+
+/// For whom a cycle passed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Owner {
+    /// The program.
+    #[default]
+    User = 0,
+    /// The program's allocator: between the marks of malloc.
+    Allocate,
+    /// Between the marks of free.
+    Free,
+    /// The kernel's page fault path.
+    Fault,
+    /// mmap, munmap, brk, mremap, madvise.
+    MemoryCall,
+    /// The kernel otherwise.
+    Kernel,
+}
+
+/// How many owners there are.
+pub const OWNERS: usize = 6;
+/// Their names in statistics.
+pub const OWNER_NAMES: [&str; OWNERS] = ["user", "allocate", "free", "page_fault", "memory_call", "kernel"];
+
+const FORWARDS: usize = 512;
+
+/// A store that may still be in the queue.
+#[derive(Clone, Copy, Default)]
+struct QueuedStore {
+    granule: u64,
+    ready: u64,
+    drained: u64,
+}
+
+/// What is behind the core.
+pub struct Behind<'a, T: PageTables> {
+    /// Caches and memory.
+    pub hierarchy: &'a mut Hierarchy,
+    /// Translation.
+    pub tlbs: &'a mut Tlbs,
+    /// The guest's page table.
+    pub tables: &'a T,
+}
+
+/// The core's state, in cycles.
+pub struct Core {
+    width: u32,
+    frontend: u64,
+    ahead: u64,
+    forward: u64,
+    exception: u64,
+    late_target: u64,
+    l1i_cycles: u64,
+    /// Of each unit: how many may start in a cycle.
+    ports: [u64; 6],
+    fetch: u64,
+    fetched: u32,
+    fetch_cause: Cause,
+    fetch_line: u64,
+    dispatch: u64,
+    dispatched: u32,
+    commit: u64,
+    committed: u32,
+    serial_until: u64,
+    unpipelined_until: u64,
+    drained: u64,
+    completed: u64,
+    registers: [u64; REGISTERS],
+    rob: Box<[u64]>,
+    rob_next: usize,
+    lsq: Box<[u64]>,
+    lsq_next: usize,
+    issue: Calendar,
+    stores: Box<[QueuedStore; FORWARDS]>,
+    /// Of each owner and cause: the cycles.
+    pub cycles: [[u64; CAUSES]; OWNERS],
+    /// Loads that took their data from a store in the queue.
+    pub forwards: u64,
+}
+
+impl Core {
+    /// At cycle 0, with nothing on its way.
+    pub fn new(description: &Description) -> Core {
+        let core = &description.core;
+        let width = u64::from(core.width);
+        let ports =
+            [core.load_ports, core.store_ports, core.branch_ports, core.multiply_ports, core.vector_ports]
+                .map(u64::from);
+        Core {
+            width: core.width,
+            frontend: core.frontend_cycles,
+            ahead: core.frontend_cycles + core.fetch_ahead_cycles,
+            forward: core.store_forward_cycles,
+            exception: core.exception_cycles,
+            late_target: description.branch.btb_miss_cycles,
+            l1i_cycles: description.l1i.latency_cycles,
+            ports: [width, ports[0], ports[1], ports[2], ports[3], ports[4]],
+            fetch: 1,
+            fetched: 0,
+            fetch_cause: Cause::InstructionCache,
+            fetch_line: u64::MAX,
+            dispatch: 0,
+            dispatched: 0,
+            commit: 0,
+            committed: 0,
+            serial_until: 0,
+            unpipelined_until: 0,
+            drained: 0,
+            completed: 0,
+            registers: [0; REGISTERS],
+            rob: vec![0; core.rob_entries].into(),
+            rob_next: 0,
+            lsq: vec![0; core.lsq_entries].into(),
+            lsq_next: 0,
+            issue: Calendar::new(),
+            stores: Box::new([QueuedStore::default(); FORWARDS]),
+            cycles: [[0; CAUSES]; OWNERS],
+            forwards: 0,
+        }
+    }
+
+    /// The cycle of the last commit: how far time has come.
+    pub fn now(&self) -> u64 {
+        self.commit
+    }
+
+    /// Executes one instruction of `block`; `accesses` are its own.
+    #[inline(always)]
+    pub fn operation<T: PageTables>(
+        &mut self,
+        block: &Block,
+        operation: &Operation,
+        accesses: &[Access],
+        owner: Owner,
+        behind: &mut Behind<T>,
+    ) {
+        self.fetch(block, operation.offset, behind);
+        let memory = operation.flags & (LOAD | STORE) != 0;
+        let (dispatch, by_fetch) = self.dispatch(memory, operation.flags & SERIAL != 0);
+        let start = dispatch + 1;
+        let [a, b] = operation.address.map(|register| self.registers[register as usize]);
+        let [x, y, z] = operation.sources.map(|register| self.registers[register as usize]);
+        let operands = start.max(x).max(y).max(z);
+        let address = start.max(a).max(b);
+        let mut cause =
+            if by_fetch && operands.max(address) == start { self.fetch_cause } else { Cause::Execution };
+        let latency = u64::from(operation.latency);
+        let mut complete;
+        let mut store_at = 0;
+        if operation.flags & LOAD != 0 {
+            let issued = self.issue(address, Unit::Load);
+            let (done, late) = self.load(accesses, issued, behind);
+            if done >= operands
+                && let Some(late) = late
+            {
+                cause = late;
+            }
+            complete = done.max(operands) + latency;
+            if operation.flags & STORE != 0 {
+                store_at = self.issue(complete, Unit::Store);
+                complete = complete.max(store_at + 1);
+            }
+        } else {
+            let mut ready = operands.max(address);
+            if operation.flags & UNPIPELINED != 0 {
+                ready = ready.max(self.unpipelined_until);
+            }
+            store_at = self.issue(ready, operation.unit);
+            complete = store_at + latency;
+            if operation.flags & UNPIPELINED != 0 {
+                self.unpipelined_until = complete;
+            }
+        }
+        for result in operation.results {
+            self.registers[result as usize] = complete;
+        }
+        if operation.flags & SERIAL != 0 {
+            cause = Cause::Serial;
+            self.serial_until = complete;
+            self.redirect(complete, Cause::Serial);
+        }
+        self.commit(complete, owner, cause);
+        let mut free = self.commit;
+        if operation.flags & STORE != 0 {
+            free = self.store(accesses, store_at, behind);
+        }
+        if memory {
+            self.lsq[self.lsq_next] = free;
+            self.lsq_next = if self.lsq_next + 1 == self.lsq.len() { 0 } else { self.lsq_next + 1 };
+        }
+    }
+
+    /// An instruction of the Memento extension: `work` is told when it issues and says when it is done. Its operand is in
+    /// RDI, its result in RAX.
+    pub fn unit_operation(&mut self, owner: Owner, operand: u8, work: impl FnOnce(u64) -> u64) {
+        let fetched = self.fetch;
+        self.count_fetch();
+        let _ = fetched;
+        let (dispatch, _) = self.dispatch(true, false);
+        let issued = self.issue((dispatch + 1).max(self.registers[operand as usize]), Unit::Load);
+        let complete = work(issued);
+        self.registers[RAX as usize] = complete;
+        self.commit(complete, owner, Cause::Memento);
+        self.lsq[self.lsq_next] = self.commit;
+        self.lsq_next = if self.lsq_next + 1 == self.lsq.len() { 0 } else { self.lsq_next + 1 };
+    }
+
+    #[inline(always)]
+    fn fetch<T: PageTables>(&mut self, block: &Block, offset: u16, behind: &mut Behind<T>) {
+        let physical = block.physical_at(offset);
+        let line = physical >> 6;
+        if line != self.fetch_line {
+            self.fetch_line = line;
+            let address = block.start + u64::from(offset);
+            if !behind.tlbs.quick(Side::Instruction, address, physical) {
+                let (tables, hierarchy) = (behind.tables, &mut *behind.hierarchy);
+                let translated =
+                    behind.tlbs.slow(Side::Instruction, address, physical, self.fetch, hierarchy, tables);
+                self.redirect(translated.at, Cause::InstructionTlb);
+                self.fetch_line = line;
+            }
+            let (done, _) = behind.hierarchy.access(Level::L1i, line, false, false, self.fetch);
+            // A hit is part of the pipeline's depth; what is longer is a bubble.
+            if done > self.fetch + self.l1i_cycles {
+                self.redirect(done - self.l1i_cycles, Cause::InstructionCache);
+                self.fetch_line = line;
+            }
+        }
+        self.count_fetch();
+    }
+
+    #[inline(always)]
+    fn count_fetch(&mut self) {
+        if self.fetched == self.width {
+            self.fetch += 1;
+            self.fetched = 0;
+        }
+        self.fetched += 1;
+    }
+
+    /// Fetch goes on at `cycle`, and not earlier because of `cause`.
+    fn redirect(&mut self, cycle: u64, cause: Cause) {
+        if cycle > self.fetch {
+            self.fetch = cycle;
+            self.fetched = 0;
+            self.fetch_cause = cause;
+        }
+        self.fetch_line = u64::MAX;
+    }
+
+    /// The cycle of dispatch, and whether fetch alone determined it.
+    #[inline(always)]
+    fn dispatch(&mut self, memory: bool, serial: bool) -> (u64, bool) {
+        let by_fetch = self.fetch + self.frontend;
+        let mut window = (self.rob[self.rob_next] + 1).max(self.serial_until);
+        if memory {
+            window = window.max(self.lsq[self.lsq_next] + 1);
+        }
+        if serial {
+            window = window.max(self.commit + 1);
+        }
+        let at = by_fetch.max(window);
+        if at > self.dispatch {
+            self.dispatch = at;
+            self.dispatched = 0;
+        } else if self.dispatched == self.width {
+            self.dispatch += 1;
+            self.dispatched = 0;
+        }
+        self.dispatched += 1;
+        // Fetch cannot run further ahead than its buffers.
+        if self.fetch + self.ahead < self.dispatch {
+            self.fetch = self.dispatch - self.ahead;
+            self.fetched = 1;
+        }
+        (self.dispatch, by_fetch >= self.dispatch)
+    }
+
+    #[inline(always)]
+    fn issue(&mut self, ready: u64, unit: Unit) -> u64 {
+        self.issue.take(ready, unit as u32, self.ports[unit as usize], u64::from(self.width))
+    }
+
+    /// When the data of all its loads is there, and why not at once.
+    #[inline(always)]
+    fn load<T: PageTables>(
+        &mut self,
+        accesses: &[Access],
+        issued: u64,
+        behind: &mut Behind<T>,
+    ) -> (u64, Option<Cause>) {
+        let mut all = issued + 1;
+        let mut cause = None;
+        for access in accesses.iter().filter(|access| !access.store) {
+            let (done, late) = self.load_one(access, issued, behind);
+            if done > all {
+                (all, cause) = (done, late);
+            }
+        }
+        (all, cause)
+    }
+
+    #[inline(always)]
+    fn load_one<T: PageTables>(
+        &mut self,
+        access: &Access,
+        issued: u64,
+        behind: &mut Behind<T>,
+    ) -> (u64, Option<Cause>) {
+        if access.device {
+            return (issued + DEVICE_CYCLES, Some(Cause::Serial));
+        }
+        let (translated, mut late) = translate(access, issued, behind);
+        let last = access.physical + u64::from(access.size) - 1;
+        for granule in [access.physical >> 3, last >> 3] {
+            let store = &self.stores[granule as usize & (FORWARDS - 1)];
+            if store.granule == granule && translated < store.drained {
+                self.forwards += 1;
+                return (translated.max(store.ready) + self.forward, late);
+            }
+        }
+        let (mut done, mut level) =
+            behind.hierarchy.access(Level::L1d, access.physical >> 6, false, false, translated);
+        if last >> 6 != access.physical >> 6 {
+            let (second, from) = behind.hierarchy.access(Level::L1d, last >> 6, false, false, translated);
+            (done, level) = (done.max(second), level.max(from));
+        }
+        if late.is_none() || level == Level::Dram {
+            late = match level {
+                Level::L1i | Level::L1d => late,
+                Level::L2 => Some(Cause::L2),
+                Level::Llc => Some(Cause::Llc),
+                Level::Dram => Some(Cause::Dram),
+            };
+        }
+        (done, late)
+    }
+
+    /// Stores leave the queue in order, once committed and once the line is owned, which is asked for at issue. When this
+    /// one has left.
+    #[inline(always)]
+    fn store<T: PageTables>(&mut self, accesses: &[Access], issued: u64, behind: &mut Behind<T>) -> u64 {
+        let mut drained = self.commit.max(self.drained);
+        for access in accesses.iter().filter(|access| access.store) {
+            if access.device {
+                drained += DEVICE_CYCLES;
+                continue;
+            }
+            let (translated, _) = translate(access, issued, behind);
+            let last = access.physical + u64::from(access.size) - 1;
+            let (mut owned, _) =
+                behind.hierarchy.access(Level::L1d, access.physical >> 6, true, false, translated);
+            if last >> 6 != access.physical >> 6 {
+                owned = owned.max(behind.hierarchy.access(Level::L1d, last >> 6, true, false, translated).0);
+            }
+            drained = drained.max(owned);
+            for granule in access.physical >> 3..=last >> 3 {
+                self.stores[granule as usize & (FORWARDS - 1)] =
+                    QueuedStore { granule, ready: issued, drained };
+            }
+        }
+        self.drained = drained;
+        drained
+    }
+
+    #[inline(always)]
+    fn commit(&mut self, complete: u64, owner: Owner, cause: Cause) {
+        self.completed = complete;
+        let before = self.commit;
+        if complete > self.commit {
+            self.commit = complete;
+            self.committed = 0;
+        } else if self.committed == self.width {
+            self.commit += 1;
+            self.committed = 0;
+        }
+        self.committed += 1;
+        let passed = self.commit - before;
+        if passed > 0 {
+            let cycles = &mut self.cycles[owner as usize];
+            cycles[Cause::Commit as usize] += 1;
+            cycles[cause as usize] += passed - 1;
+        }
+        self.rob[self.rob_next] = self.commit;
+        self.rob_next = if self.rob_next + 1 == self.rob.len() { 0 } else { self.rob_next + 1 };
+    }
+
+    /// The block's last instruction was executed and the program went on at `target`.
+    #[inline(always)]
+    pub fn control(&mut self, block: &Block, predictor: &mut Predictor, target: u64) {
+        let offset = block.operations.last().map_or(0, |operation| operation.offset);
+        match predictor.resolve(block.start + u64::from(offset), block.end, block.ends, target) {
+            Outcome::Right if target == block.end => return,
+            // A taken branch ends what is fetched in one cycle.
+            Outcome::Right => {
+                self.fetched = self.width;
+                self.fetch_line = u64::MAX;
+                return;
+            }
+            Outcome::LateTarget => self.redirect(self.fetch + self.late_target, Cause::Branch),
+            Outcome::Wrong => self.redirect(self.completed + 1, Cause::Branch),
+        }
+    }
+
+    /// The program was interrupted behind what was committed last.
+    pub fn exception(&mut self) {
+        self.redirect(self.commit + self.exception, Cause::Exception);
+    }
+
+    /// Counts from zero.
+    pub fn reset_counts(&mut self) {
+        self.cycles = [[0; CAUSES]; OWNERS];
+        self.forwards = 0;
+    }
+}
+
+/// A register of a device: outside of what the paper looks at.
+const DEVICE_CYCLES: u64 = 300;
+
+#[inline(always)]
+fn translate<T: PageTables>(access: &Access, at: u64, behind: &mut Behind<T>) -> (u64, Option<Cause>) {
+    if behind.tlbs.quick(Side::Data, access.address, access.physical) {
+        return (at, None);
+    }
+    let translated =
+        behind.tlbs.slow(Side::Data, access.address, access.physical, at, behind.hierarchy, behind.tables);
+    (translated.at, Some(Cause::DataTlb))
+}

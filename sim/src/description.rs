@@ -1,0 +1,239 @@
+//! What a machine is made of: a TOML file, of which every number can be overridden.
+
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// The machines that come with the program, by name.
+pub const MACHINES: &[(&str, &str)] = &[("table3", include_str!("../machines/table3.toml"))];
+
+/// A whole machine. The names are those of the TOML file; units are in the names.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct Description {
+    pub name: String,
+    pub core: CoreDescription,
+    pub branch: BranchDescription,
+    pub l1i: CacheDescription,
+    pub l1d: CacheDescription,
+    pub l2: CacheDescription,
+    pub llc: CacheDescription,
+    pub tlb: TlbDescription,
+    pub dram: DramDescription,
+}
+
+/// The out-of-order core.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct CoreDescription {
+    pub frequency_mhz: u64,
+    pub width: u32,
+    pub rob_entries: usize,
+    pub lsq_entries: usize,
+    pub frontend_cycles: u64,
+    pub fetch_ahead_cycles: u64,
+    pub load_ports: u8,
+    pub store_ports: u8,
+    pub branch_ports: u8,
+    pub multiply_ports: u8,
+    pub vector_ports: u8,
+    pub store_forward_cycles: u64,
+    pub exception_cycles: u64,
+}
+
+/// Branch prediction.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct BranchDescription {
+    pub base_entries: usize,
+    pub tagged_entries: usize,
+    pub btb_entries: usize,
+    pub indirect_entries: usize,
+    pub return_entries: usize,
+    pub btb_miss_cycles: u64,
+}
+
+/// One level of cache, lines of 64 bytes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct CacheDescription {
+    pub sets: usize,
+    pub ways: usize,
+    /// From a load's issue to its use when this level has the line.
+    pub latency_cycles: u64,
+    pub mshrs: usize,
+    /// One access starts every so many cycles; 0: as many as come.
+    pub cycles_per_access: u64,
+}
+
+/// Both levels of TLB, and the page walker.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct TlbDescription {
+    pub l1_sets: usize,
+    pub l1_ways: usize,
+    pub l2_sets: usize,
+    pub l2_ways: usize,
+    pub l2_latency_cycles: u64,
+    pub walk_cache_entries: usize,
+}
+
+/// One channel, one rank of DDR4; times in memory clocks, by JEDEC's names without the t.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct DramDescription {
+    pub clock_mhz: u64,
+    pub bank_groups: usize,
+    pub banks_per_group: usize,
+    pub row_bytes: u64,
+    pub cl: u64,
+    pub cwl: u64,
+    pub rcd: u64,
+    pub rp: u64,
+    pub ras: u64,
+    pub rrd_s: u64,
+    pub rrd_l: u64,
+    pub faw: u64,
+    pub ccd_s: u64,
+    pub ccd_l: u64,
+    pub wr: u64,
+    pub wtr_s: u64,
+    pub wtr_l: u64,
+    pub rtp: u64,
+    pub rfc: u64,
+    pub refi: u64,
+    pub burst: u64,
+    pub write_queue: usize,
+    pub row_hit_limit: u32,
+}
+
+impl Description {
+    /// The machine of that name, or of that file, with `KEY=VALUE` overrides such as `l1d.ways=9`. Errors are one line.
+    pub fn load(machine: &str, overrides: &[String]) -> Result<Description, String> {
+        let text = match MACHINES.iter().find(|(name, _)| *name == machine) {
+            Some((_, text)) => (*text).to_owned(),
+            None if Path::new(machine).extension().is_some() || machine.contains('/') => {
+                std::fs::read_to_string(machine)
+                    .map_err(|error| format!("machine file {machine}: {error}"))?
+            }
+            None => {
+                let known: Vec<_> = MACHINES.iter().map(|(name, _)| *name).collect();
+                return Err(format!(
+                    "no machine {machine}: there are {}, or name a .toml file",
+                    known.join(", ")
+                ));
+            }
+        };
+        Description::parse(&text, overrides).map_err(|error| format!("machine {machine}: {error}"))
+    }
+
+    /// As [`Description::load`], of a TOML text.
+    pub fn parse(text: &str, overrides: &[String]) -> Result<Description, String> {
+        let mut table: toml::Table = text.parse().map_err(|error| one_line(&error))?;
+        for item in overrides {
+            let (key, value) = item
+                .split_once('=')
+                .ok_or_else(|| format!("`{item}` is not KEY=VALUE, such as l1d.ways=9"))?;
+            replace(&mut table, key.trim(), value.trim())?;
+        }
+        let description: Description = table.try_into().map_err(|error| one_line(&error))?;
+        description.check()?;
+        Ok(description)
+    }
+
+    /// What no machine can be built from.
+    fn check(&self) -> Result<(), String> {
+        let caches = [("l1i", &self.l1i), ("l1d", &self.l1d), ("l2", &self.l2), ("llc", &self.llc)];
+        for (name, cache) in caches {
+            require(cache.sets.is_power_of_two(), || {
+                format!("{name}.sets = {}: a power of two is needed", cache.sets)
+            })?;
+            require((1..=64).contains(&cache.ways), || format!("{name}.ways = {}: 1 to 64", cache.ways))?;
+            require(cache.mshrs > 0, || format!("{name}.mshrs = 0: at least 1 is needed"))?;
+        }
+        for (inner, outer) in [(&caches[0], &caches[2]), (&caches[1], &caches[2]), (&caches[2], &caches[3])] {
+            require(inner.1.latency_cycles <= outer.1.latency_cycles, || {
+                format!(
+                    "{}.latency_cycles is less than {}.latency_cycles, though it lies behind it",
+                    outer.0, inner.0
+                )
+            })?;
+        }
+        let core = &self.core;
+        let at_least_one = [
+            ("core.width", u64::from(core.width)),
+            ("core.rob_entries", core.rob_entries as u64),
+            ("core.lsq_entries", core.lsq_entries as u64),
+            ("core.load_ports", core.load_ports.into()),
+            ("core.store_ports", core.store_ports.into()),
+            ("core.branch_ports", core.branch_ports.into()),
+            ("core.multiply_ports", core.multiply_ports.into()),
+            ("core.vector_ports", core.vector_ports.into()),
+            ("core.frequency_mhz", core.frequency_mhz),
+            ("tlb.l1_sets", self.tlb.l1_sets as u64),
+            ("tlb.l1_ways", self.tlb.l1_ways as u64),
+            ("tlb.l2_sets", self.tlb.l2_sets as u64),
+            ("tlb.l2_ways", self.tlb.l2_ways as u64),
+            ("branch.return_entries", self.branch.return_entries as u64),
+            ("dram.clock_mhz", self.dram.clock_mhz),
+            ("dram.burst", self.dram.burst),
+            ("dram.refi", self.dram.refi),
+            ("dram.write_queue", self.dram.write_queue as u64),
+        ];
+        for (name, value) in at_least_one {
+            require(value > 0, || format!("{name} = 0: at least 1 is needed"))?;
+        }
+        require(core.width < 16, || format!("core.width = {}: at most 15", core.width))?;
+        let powers = [
+            ("branch.base_entries", self.branch.base_entries),
+            ("branch.tagged_entries", self.branch.tagged_entries),
+            ("branch.btb_entries", self.branch.btb_entries),
+            ("branch.indirect_entries", self.branch.indirect_entries),
+            ("dram.bank_groups", self.dram.bank_groups),
+            ("dram.banks_per_group", self.dram.banks_per_group),
+            ("dram.row_bytes", self.dram.row_bytes as usize),
+        ];
+        for (name, value) in powers {
+            require(value.is_power_of_two(), || format!("{name} = {value}: a power of two is needed"))?;
+        }
+        require(self.dram.row_bytes >= 64, || "dram.row_bytes: at least one line of 64".to_owned())
+    }
+}
+
+fn require(condition: bool, message: impl Fn() -> String) -> Result<(), String> {
+    if condition { Ok(()) } else { Err(message()) }
+}
+
+/// `table.a.b = value`, where the key must be there already.
+fn replace(table: &mut toml::Table, key: &str, value: &str) -> Result<(), String> {
+    let (section, name) = match key.split_once('.') {
+        Some((section, name)) => {
+            let names: Vec<_> = table.iter().filter(|(_, v)| v.is_table()).map(|(k, _)| k.clone()).collect();
+            let inner = table.get_mut(section).and_then(toml::Value::as_table_mut);
+            (inner.ok_or_else(|| format!("unknown key {key}: there are {}", names.join(", ")))?, name)
+        }
+        None => (table, key),
+    };
+    let names: Vec<_> = section.keys().cloned().collect();
+    let old =
+        section.get_mut(name).ok_or_else(|| format!("unknown key {key}: there are {}", names.join(", ")))?;
+    *old = match old {
+        toml::Value::Integer(_) => value
+            .parse()
+            .map(toml::Value::Integer)
+            .map_err(|_| format!("{key}={value}: a whole number is needed"))?,
+        toml::Value::String(_) => toml::Value::String(value.to_owned()),
+        _ => return Err(format!("{key} is a section: name one of its keys")),
+    };
+    Ok(())
+}
+
+/// TOML's errors show the line with a pointer below; users get one line.
+fn one_line(error: &toml::de::Error) -> String {
+    error.message().split_whitespace().collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,134 @@
+//! The caches in their order, and DRAM behind them.
+
+use crate::cache::{Cache, CacheCounts, Line};
+use crate::description::Description;
+use crate::dram::{Dram, DramCounts};
+
+/// Who served an access, from near to far. The first four are also the indices of the caches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Level {
+    /// The instruction cache.
+    L1i,
+    /// The data cache.
+    L1d,
+    /// The second level, for both.
+    L2,
+    /// The last level.
+    Llc,
+    /// Memory.
+    Dram,
+}
+
+/// L1i and L1d, which share L2, LLC and memory. Neither inclusive nor exclusive: a victim goes on only when dirty.
+pub struct Hierarchy {
+    caches: [Cache; 4],
+    dram: Dram,
+    /// Lines that were filled with zeroes at the LLC instead of being read (Memento §3.3).
+    pub bypasses: u64,
+}
+
+/// All that the memory system counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+#[allow(missing_docs)]
+pub struct MemoryCounts {
+    pub l1i: CacheCounts,
+    pub l1d: CacheCounts,
+    pub l2: CacheCounts,
+    pub llc: CacheCounts,
+    pub dram: DramCounts,
+    pub llc_bypasses: u64,
+}
+
+impl Hierarchy {
+    /// All empty.
+    pub fn new(description: &Description) -> Hierarchy {
+        let d = description;
+        Hierarchy {
+            caches: [
+                Cache::new(&d.l1i, 0),
+                Cache::new(&d.l1d, 0),
+                Cache::new(&d.l2, d.l1d.latency_cycles.max(d.l1i.latency_cycles)),
+                Cache::new(&d.llc, d.l2.latency_cycles),
+            ],
+            dram: Dram::new(&d.dram, d.core.frequency_mhz),
+            bypasses: 0,
+        }
+    }
+
+    /// An access to a line that enters at `level` at cycle `at`: when its data is there, and who had it. `fresh`: the
+    /// line was never used since it was allocated, so the LLC makes one of zeroes instead of reading DRAM.
+    #[inline]
+    pub fn access(&mut self, level: Level, line: Line, write: bool, fresh: bool, at: u64) -> (u64, Level) {
+        let cache = &mut self.caches[level as usize];
+        let start = cache.start(at);
+        let there = start + cache.own_cycles;
+        if let Some(ready) = cache.lookup(line, write, there) {
+            return (ready.max(there), level);
+        }
+        self.miss(level, line, write, fresh, there)
+    }
+
+    #[inline(never)]
+    fn miss(&mut self, level: Level, line: Line, write: bool, fresh: bool, at: u64) -> (u64, Level) {
+        let (mshr, from) = self.caches[level as usize].reserve(at);
+        let (done, served) = match next(level) {
+            Level::Dram if fresh => {
+                self.bypasses += 1;
+                (from, Level::Llc)
+            }
+            Level::Dram => (self.dram.read(line, from), Level::Dram),
+            behind => self.access(behind, line, false, fresh, from),
+        };
+        let cache = &mut self.caches[level as usize];
+        cache.hold(mshr, at, done);
+        if let Some(victim) = cache.insert(line, write, done)
+            && victim.dirty
+        {
+            self.write_back(next(level), victim.line, from);
+        }
+        (done, served)
+    }
+
+    /// A dirty line arrives from the level before: kept here, whoever has to go for it.
+    fn write_back(&mut self, level: Level, line: Line, at: u64) {
+        if level == Level::Dram {
+            return self.dram.write(line, at);
+        }
+        let cache = &mut self.caches[level as usize];
+        if !cache.mark_dirty(line)
+            && let Some(victim) = cache.insert(line, true, at)
+            && victim.dirty
+        {
+            self.write_back(next(level), victim.line, at);
+        }
+    }
+
+    /// Whether this level has the line.
+    pub fn holds(&self, level: Level, line: Line) -> bool {
+        self.caches[level as usize].holds(line)
+    }
+
+    /// What was counted so far.
+    pub fn counts(&self) -> MemoryCounts {
+        let [l1i, l1d, l2, llc] = [0, 1, 2, 3].map(|level| self.caches[level].counts);
+        MemoryCounts { l1i, l1d, l2, llc, dram: self.dram.counts, llc_bypasses: self.bypasses }
+    }
+
+    /// Counts from zero; what the caches hold stays.
+    pub fn reset_counts(&mut self) {
+        for cache in &mut self.caches {
+            cache.counts = CacheCounts::default();
+        }
+        self.dram.counts = DramCounts::default();
+        self.bypasses = 0;
+    }
+}
+
+fn next(level: Level) -> Level {
+    match level {
+        Level::L1i | Level::L1d => Level::L2,
+        Level::L2 => Level::Llc,
+        Level::Llc | Level::Dram => Level::Dram,
+    }
+}

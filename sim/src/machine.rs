@@ -1,0 +1,319 @@
+//! The whole machine, and how it is fed: a block is entered, its accesses and marks follow, the next block is entered.
+//!
+//! A block is timed when the next one is entered, because only then it is known how far it came (an instruction that
+//! faults ends it early) and where its branch went.
+
+use crate::block::*;
+use crate::branch::Predictor;
+use crate::core::{Behind, Core, Owner};
+use crate::description::Description;
+use crate::hierarchy::Hierarchy;
+use crate::tlb::{PageTables, Tlbs};
+
+/// What the machine counts of the program itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+pub struct ProgramCounts {
+    /// Instructions executed in user mode.
+    pub user_instructions: u64,
+    /// In the kernel.
+    pub kernel_instructions: u64,
+    /// Loads.
+    pub loads: u64,
+    /// Stores.
+    pub stores: u64,
+    /// Accesses to devices.
+    pub device_accesses: u64,
+    /// Repetitions of string instructions, which count as one instruction.
+    pub repetitions: u64,
+    /// Blocks entered.
+    pub blocks: u64,
+    /// Instructions that raised a page fault.
+    pub faults: u64,
+    /// Interrupts and exceptions of other kinds.
+    pub interrupts: u64,
+    /// System calls.
+    pub system_calls: u64,
+    /// Changes of the address space.
+    pub process_switches: u64,
+    /// Instructions that were executed but not charged, as hardware does their work.
+    pub uncharged_instructions: u64,
+}
+
+/// A core, its memory, and the block it is in.
+pub struct Machine {
+    core: Core,
+    hierarchy: Hierarchy,
+    tlbs: Tlbs,
+    predictor: Predictor,
+    blocks: Vec<Block>,
+    /// The block being executed and the first of its instructions that is not yet timed.
+    current: Option<(usize, usize)>,
+    accesses: Vec<Access>,
+    /// The page fault or the system call about memory that the kernel works on.
+    kernel_work: Owner,
+    /// The address space in which nothing is charged until the closing mark.
+    uncharged: Option<u64>,
+    /// Who owns user cycles: the program or its allocator.
+    user_owner: Owner,
+    /// The last repetition: its instruction, the line it read and the line it wrote.
+    repeated: (u64, u64, u64),
+    start: u64,
+    /// Counters.
+    pub counts: ProgramCounts,
+}
+
+impl Machine {
+    /// With empty caches, at cycle 0.
+    pub fn new(description: &Description) -> Machine {
+        Machine {
+            core: Core::new(description),
+            hierarchy: Hierarchy::new(description),
+            tlbs: Tlbs::new(&description.tlb),
+            predictor: Predictor::new(&description.branch),
+            blocks: Vec::new(),
+            current: None,
+            accesses: Vec::with_capacity(4096),
+            kernel_work: Owner::Kernel,
+            uncharged: None,
+            user_owner: Owner::User,
+            repeated: (0, 0, 0),
+            start: 0,
+            counts: ProgramCounts::default(),
+        }
+    }
+
+    /// Makes a block known; its number is what [`Machine::enter`] takes.
+    pub fn add_block(&mut self, block: Block) -> usize {
+        self.blocks.push(block);
+        self.blocks.len() - 1
+    }
+
+    /// The block of this number.
+    pub fn block(&self, number: usize) -> &Block {
+        &self.blocks[number]
+    }
+
+    /// Execution enters this block; so the one before is over.
+    #[inline]
+    pub fn enter(&mut self, number: usize, tables: &impl PageTables) {
+        self.finish(Some(self.blocks[number].start), tables);
+        self.current = Some((number, 0));
+        self.counts.blocks += 1;
+    }
+
+    /// An access of the current block's instruction `access.index`.
+    #[inline]
+    pub fn access(&mut self, access: Access) {
+        self.accesses.push(access);
+    }
+
+    /// The current block's instruction `index` is a mark: times what is before it, so that what the mark changes
+    /// holds for what is behind it.
+    pub fn before_mark(&mut self, index: usize, tables: &impl PageTables) {
+        if let Some((number, from)) = self.current {
+            self.run(number, from, index, tables);
+            self.accesses.clear();
+            self.current = Some((number, index + 1));
+        }
+    }
+
+    /// Execution stops here for now: times what is left.
+    pub fn pause(&mut self, tables: &impl PageTables) {
+        self.finish(None, tables);
+        self.current = None;
+    }
+
+    /// Another address space.
+    pub fn set_root(&mut self, cr3: u64) {
+        if self.tlbs.root() != cr3 & 0x000f_ffff_ffff_f000 {
+            self.counts.process_switches += 1;
+        }
+        self.tlbs.set_root(cr3);
+    }
+
+    /// The address space.
+    pub fn root(&self) -> u64 {
+        self.tlbs.root()
+    }
+
+    /// From here until [`Machine::charge_again`], what this address space executes costs nothing.
+    pub fn stop_charging(&mut self) {
+        self.uncharged = Some(self.tlbs.root());
+    }
+
+    /// The end of an uncharged section.
+    pub fn charge_again(&mut self) {
+        self.uncharged = None;
+    }
+
+    /// Whose user cycles are from now on.
+    pub fn set_user_owner(&mut self, owner: Owner) {
+        self.user_owner = owner;
+    }
+
+    /// The program calls the kernel with this number (x86-64 Linux).
+    pub fn system_call(&mut self, number: u64) {
+        self.counts.system_calls += 1;
+        // mmap, munmap, brk, mremap, madvise
+        let memory = matches!(number, 9 | 11 | 12 | 25 | 28);
+        self.kernel_work = if memory { Owner::MemoryCall } else { Owner::Kernel };
+    }
+
+    /// Cycles since the region's start.
+    pub fn cycles(&self) -> u64 {
+        self.core.now() - self.start
+    }
+
+    /// Instructions since the region's start.
+    pub fn instructions(&self) -> u64 {
+        self.counts.user_instructions + self.counts.kernel_instructions
+    }
+
+    /// The region starts: everything is counted from zero, and the caches keep what they hold.
+    pub fn start_region(&mut self) {
+        self.start = self.core.now();
+        self.core.reset_counts();
+        self.hierarchy.reset_counts();
+        self.tlbs.counts = Default::default();
+        self.predictor.counts = Default::default();
+        self.counts = ProgramCounts::default();
+    }
+
+    /// The parts, for statistics and tests.
+    pub fn parts(&self) -> (&Core, &Hierarchy, &Tlbs, &Predictor) {
+        (&self.core, &self.hierarchy, &self.tlbs, &self.predictor)
+    }
+
+    fn finish(&mut self, next: Option<u64>, tables: &impl PageTables) {
+        let Some((number, from)) = self.current else { return };
+        let block = &self.blocks[number];
+        let last = block.operations.len() - 1;
+        if block.operations[last].flags & REPEAT != 0 && self.repetition(number, from, next, tables) {
+            self.accesses.clear();
+            return;
+        }
+        let block = &self.blocks[number];
+        let kernel = block.is_kernel();
+        let executed = executed(block, from, &self.accesses);
+        let whole = executed == block.operations.len();
+        self.run(number, from, executed, tables);
+        self.accesses.clear();
+        let Some(next) = next else { return };
+        let block = &self.blocks[number];
+        let next_is_kernel = next >> 63 == 1;
+        let plausible = match block.ends {
+            End::Fallthrough => next == block.end,
+            End::Conditional(target) => next == target || next == block.end,
+            End::Jump(target) | End::Call(target) => next == target,
+            End::IndirectJump | End::IndirectCall | End::Return => kernel == next_is_kernel,
+            End::System => true,
+        };
+        if whole && plausible {
+            if self.uncharged.is_none() && !block.operations.is_empty() {
+                self.core.control(block, &mut self.predictor, next);
+            }
+        } else if self.uncharged.is_none() {
+            self.core.exception();
+            if whole {
+                self.counts.interrupts += 1
+            } else {
+                self.counts.faults += 1
+            };
+        }
+        if !kernel && next_is_kernel && !(whole && block.ends == End::System) {
+            self.kernel_work = if whole { Owner::Kernel } else { Owner::Fault };
+        }
+    }
+
+    /// Times the block's instructions `from..to`.
+    #[inline]
+    fn run(&mut self, number: usize, from: usize, to: usize, tables: &impl PageTables) {
+        let block = &self.blocks[number];
+        let kernel = block.is_kernel();
+        if self.uncharged.is_some() && self.uncharged == Some(self.tlbs.root()) {
+            self.counts.uncharged_instructions += to.saturating_sub(from) as u64;
+            return;
+        }
+        let owner = if kernel { self.kernel_work } else { self.user_owner };
+        let mut behind = Behind { hierarchy: &mut self.hierarchy, tlbs: &mut self.tlbs, tables };
+        let mut taken = 0;
+        let mut marks = 0;
+        for index in from..to {
+            let operation = &block.operations[index];
+            if operation.flags & MARK != 0 {
+                marks += 1;
+                continue;
+            }
+            let first = taken;
+            while taken < self.accesses.len() && self.accesses[taken].index as usize <= index {
+                taken += 1;
+            }
+            let accesses = &self.accesses[first..taken];
+            self.core.operation(block, operation, accesses, owner, &mut behind);
+        }
+        let stores = self.accesses[..taken].iter().filter(|access| access.store).count();
+        let devices = self.accesses[..taken].iter().filter(|access| access.device).count();
+        let counts = &mut self.counts;
+        counts.stores += stores as u64;
+        counts.loads += (taken - stores) as u64;
+        counts.device_accesses += devices as u64;
+        let instructions = (to.saturating_sub(from) - marks) as u64;
+        *(if kernel { &mut counts.kernel_instructions } else { &mut counts.user_instructions }) +=
+            instructions;
+    }
+
+    /// A string instruction's second and later elements: entered as blocks of that one instruction. They count as part
+    /// of the first, and cost what the lines they touch cost: an access a line. True if this was one.
+    fn repetition(
+        &mut self,
+        number: usize,
+        from: usize,
+        next: Option<u64>,
+        tables: &impl PageTables,
+    ) -> bool {
+        let block = &self.blocks[number];
+        let last = block.operations.len() - 1;
+        let at = block.start + u64::from(block.operations[last].offset);
+        let again = block.operations.len() == 1 && self.repeated.0 == at;
+        let (mut read, mut written) =
+            if again { (self.repeated.1, self.repeated.2) } else { (u64::MAX, u64::MAX) };
+        // Keep one access a line.
+        self.accesses.retain(|access| {
+            let line = if access.store { &mut written } else { &mut read };
+            if usize::from(access.index) != last {
+                return true;
+            }
+            let new = access.physical >> 6 != *line;
+            *line = access.physical >> 6;
+            new
+        });
+        self.repeated = if next == Some(at) { (at, read, written) } else { (0, 0, 0) };
+        if !again {
+            return false;
+        }
+        self.counts.repetitions += 1;
+        if !self.accesses.is_empty() {
+            let before = (self.counts.user_instructions, self.counts.kernel_instructions);
+            self.run(number, from, 1, tables);
+            (self.counts.user_instructions, self.counts.kernel_instructions) = before;
+        }
+        true
+    }
+}
+
+/// How many of the block's instructions were executed: up to the first that must have touched memory and did not.
+#[inline]
+fn executed(block: &Block, from: usize, accesses: &[Access]) -> usize {
+    let mut taken = 0;
+    for index in from..block.operations.len() {
+        let mut touched = false;
+        while taken < accesses.len() && accesses[taken].index as usize <= index {
+            taken += 1;
+            touched = true;
+        }
+        if block.operations[index].flags & CERTAIN != 0 && !touched {
+            return index;
+        }
+    }
+    block.operations.len()
+}

@@ -1,0 +1,282 @@
+//! Every number of a run with its name, unit and meaning: as JSON for programs and as a table for people.
+
+use crate::core::{CAUSE_NAMES, CAUSES, OWNER_NAMES, OWNERS};
+use crate::description::Description;
+use crate::machine::Machine;
+use std::fmt::Write;
+
+/// A statistic's value.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Value {
+    /// A count.
+    Count(u64),
+    /// A ratio or a rate.
+    Ratio(f64),
+}
+
+/// One statistic.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Statistic {
+    /// Dotted, with the unit at its end.
+    pub name: String,
+    /// Its value.
+    pub value: Value,
+    /// Its unit in words.
+    pub unit: &'static str,
+    /// What it means.
+    pub about: &'static str,
+}
+
+/// All of a run, in the order in which people read them.
+#[derive(Clone, Debug, Default)]
+pub struct Statistics {
+    /// Them.
+    pub list: Vec<Statistic>,
+    /// Conservation laws that do not hold; empty unless the simulator is wrong.
+    pub broken: Vec<String>,
+}
+
+impl Statistics {
+    /// Adds a count.
+    pub fn count(&mut self, name: impl Into<String>, value: u64, unit: &'static str, about: &'static str) {
+        self.list.push(Statistic { name: name.into(), value: Value::Count(value), unit, about });
+    }
+
+    /// Adds a ratio; of nothing, it is 0.
+    pub fn ratio(
+        &mut self,
+        name: impl Into<String>,
+        over: f64,
+        under: f64,
+        unit: &'static str,
+        about: &'static str,
+    ) {
+        let value = Value::Ratio(if under == 0.0 { 0.0 } else { over / under });
+        self.list.push(Statistic { name: name.into(), value, unit, about });
+    }
+
+    /// The value of that name.
+    pub fn get(&self, name: &str) -> Option<f64> {
+        self.list.iter().find(|statistic| statistic.name == name).map(|statistic| match statistic.value {
+            Value::Count(count) => count as f64,
+            Value::Ratio(ratio) => ratio,
+        })
+    }
+
+    /// One flat object with dotted keys.
+    pub fn json(&self) -> serde_json::Map<String, serde_json::Value> {
+        let value = |value: &Value| match value {
+            Value::Count(count) => (*count).into(),
+            Value::Ratio(ratio) => (*ratio).into(),
+        };
+        self.list.iter().map(|statistic| (statistic.name.clone(), value(&statistic.value))).collect()
+    }
+
+    /// A line each: name, value, unit, meaning.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        for statistic in &self.list {
+            let value = match statistic.value {
+                Value::Count(count) => count.to_string(),
+                Value::Ratio(ratio) => format!("{ratio:.4}"),
+            };
+            let _ = writeln!(
+                text,
+                "{:<44} {value:>16} {:<16} # {}",
+                statistic.name, statistic.unit, statistic.about
+            );
+        }
+        for law in &self.broken {
+            let _ = writeln!(text, "BROKEN {law}");
+        }
+        text
+    }
+
+    fn must(&mut self, law: &str, left: u64, right: u64) {
+        if left != right {
+            self.broken.push(format!("{law}: {left} and not {right}"));
+        }
+    }
+
+    /// What the machine has counted since the region's start.
+    pub fn of(machine: &Machine, description: &Description) -> Statistics {
+        let mut all = Statistics::default();
+        all.of_program(machine, description);
+        all.of_cycles(machine);
+        all.of_branches(machine);
+        all.of_translation(machine);
+        all.of_memory(machine, description);
+        all
+    }
+
+    fn of_program(&mut self, machine: &Machine, description: &Description) {
+        let counts = &machine.counts;
+        let (cycles, instructions) = (machine.cycles(), machine.instructions());
+        let mhz = description.core.frequency_mhz as f64;
+        self.count("cycles", cycles, "cycles", "core cycles of the region");
+        self.ratio("time_us", cycles as f64, mhz, "microseconds", "the same as time");
+        self.count(
+            "instructions",
+            instructions,
+            "instructions",
+            "executed in the region, by all processes and the kernel",
+        );
+        self.ratio("ipc", instructions as f64, cycles as f64, "instructions/cycle", "instructions per cycle");
+        let lines = [
+            ("user_instructions", counts.user_instructions, "instructions", "in user mode"),
+            ("kernel_instructions", counts.kernel_instructions, "instructions", "in the kernel"),
+            (
+                "repetitions",
+                counts.repetitions,
+                "elements",
+                "further elements of string instructions, not counted as instructions",
+            ),
+            (
+                "uncharged_instructions",
+                counts.uncharged_instructions,
+                "instructions",
+                "executed where hardware does the work",
+            ),
+            ("loads", counts.loads, "accesses", "reads of memory"),
+            ("stores", counts.stores, "accesses", "writes to memory"),
+            ("device_accesses", counts.device_accesses, "accesses", "of which to devices"),
+            ("blocks", counts.blocks, "blocks", "straight pieces of code entered"),
+            ("page_faults", counts.faults, "faults", "instructions that faulted on memory"),
+            ("interrupts", counts.interrupts, "interrupts", "interrupts and other exceptions"),
+            ("system_calls", counts.system_calls, "calls", "system calls"),
+            ("process_switches", counts.process_switches, "switches", "changes of the address space"),
+        ];
+        for (name, value, unit, about) in lines {
+            self.count(name, value, unit, about);
+        }
+    }
+
+    fn of_cycles(&mut self, machine: &Machine) {
+        let cycles = &machine.parts().0.cycles;
+        let mut total = 0;
+        for cause in 0..CAUSES {
+            let sum = (0..OWNERS).map(|owner| cycles[owner][cause]).sum();
+            total += sum;
+            self.count(format!("cycles_by_cause.{}", CAUSE_NAMES[cause]), sum, "cycles", "why they passed");
+        }
+        for owner in 0..OWNERS {
+            let sum = cycles[owner].iter().sum();
+            self.count(
+                format!("cycles_by_owner.{}", OWNER_NAMES[owner]),
+                sum,
+                "cycles",
+                "for whom they passed",
+            );
+        }
+        self.must("cycles by cause sum to the total", total, machine.cycles());
+    }
+
+    fn of_branches(&mut self, machine: &Machine) {
+        let counts = machine.parts().3.counts;
+        let lines = [
+            ("branch.conditional", counts.conditional, "conditional branches"),
+            ("branch.conditional_mispredicted", counts.conditional_mispredicted, "which went the other way"),
+            ("branch.indirect", counts.indirect, "jumps and calls through a register or memory"),
+            ("branch.indirect_mispredicted", counts.indirect_mispredicted, "which went elsewhere"),
+            ("branch.returns", counts.returns, "returns"),
+            ("branch.returns_mispredicted", counts.returns_mispredicted, "which went elsewhere"),
+            ("branch.btb_misses", counts.btb_misses, "taken branches whose target came from decoding"),
+        ];
+        for (name, value, about) in lines {
+            self.count(name, value, "branches", about);
+        }
+        let wrong =
+            counts.conditional_mispredicted + counts.indirect_mispredicted + counts.returns_mispredicted;
+        let kilo = machine.instructions() as f64 / 1000.0;
+        self.ratio(
+            "branch.mispredicted_per_1000",
+            wrong as f64,
+            kilo,
+            "branches",
+            "mispredicted, per 1000 instructions",
+        );
+    }
+
+    fn of_translation(&mut self, machine: &Machine) {
+        let counts = machine.parts().2.counts;
+        let lines = [
+            ("tlb.instruction_lookups", counts.instruction_lookups, "lookups", "of the L1 instruction TLB"),
+            ("tlb.instruction_misses", counts.instruction_misses, "misses", "of the L1 instruction TLB"),
+            ("tlb.data_lookups", counts.data_lookups, "lookups", "of the L1 data TLB"),
+            ("tlb.data_misses", counts.data_misses, "misses", "of the L1 data TLB"),
+            ("tlb.walks", counts.walks, "walks", "misses of the L2 TLB"),
+            ("tlb.walk_reads", counts.walk_reads, "accesses", "page table entries read by walks"),
+            ("tlb.walk_cycles", counts.walk_cycles, "cycles", "from a walk's start to its end, all walks"),
+            (
+                "tlb.walk_disagreements",
+                counts.walk_disagreements,
+                "walks",
+                "which ended elsewhere than the access went",
+            ),
+        ];
+        for (name, value, unit, about) in lines {
+            self.count(name, value, unit, about);
+        }
+    }
+
+    fn of_memory(&mut self, machine: &Machine, description: &Description) {
+        let counts = machine.parts().1.counts();
+        let kilo = machine.instructions() as f64 / 1000.0;
+        for (name, cache) in
+            [("l1i", counts.l1i), ("l1d", counts.l1d), ("l2", counts.l2), ("llc", counts.llc)]
+        {
+            self.count(format!("{name}.hits"), cache.hits, "accesses", "found there, or on their way");
+            self.count(format!("{name}.misses"), cache.misses, "accesses", "sent on to the next level");
+            self.count(
+                format!("{name}.merges"),
+                cache.merges,
+                "accesses",
+                "hits which waited for an earlier miss",
+            );
+            self.count(format!("{name}.writebacks"), cache.writebacks, "lines", "written to the next level");
+            self.count(
+                format!("{name}.mshr_wait_cycles"),
+                cache.mshr_wait_cycles,
+                "cycles",
+                "misses waited for an MSHR",
+            );
+            self.ratio(
+                format!("{name}.misses_per_1000"),
+                cache.misses as f64,
+                kilo,
+                "accesses",
+                "misses per 1000 instructions",
+            );
+        }
+        let dram = counts.dram;
+        self.count("llc.bypasses", counts.llc_bypasses, "lines", "made of zeroes instead of read from DRAM");
+        let lines = [
+            ("dram.reads", dram.reads, "lines", "of 64 bytes"),
+            ("dram.writes", dram.writes, "lines", "of 64 bytes"),
+            ("dram.read_row_hits", dram.read_row_hits, "lines", "read from an open row"),
+            ("dram.write_row_hits", dram.write_row_hits, "lines", "written to an open row"),
+            ("dram.forwards", dram.forwards, "lines", "answered from the queue of writes"),
+            ("dram.refreshes", dram.refreshes, "refreshes", "of all banks"),
+        ];
+        for (name, value, unit, about) in lines {
+            self.count(name, value, unit, about);
+        }
+        let nanoseconds = dram.read_clocks as f64 * 1000.0 / description.dram.clock_mhz as f64;
+        self.ratio(
+            "dram.read_latency_ns",
+            nanoseconds,
+            dram.reads as f64,
+            "nanoseconds",
+            "from a read's arrival to its data",
+        );
+        self.count("dram.traffic_bytes", (dram.reads + dram.writes) * 64, "bytes", "read and written");
+        let bytes = ((dram.reads + dram.writes) * 64) as f64;
+        let seconds = machine.cycles() as f64 / (description.core.frequency_mhz as f64 * 1e6);
+        self.ratio("dram.bandwidth_mb_s", bytes / 1e6, seconds, "MB/s", "traffic over time");
+        self.must(
+            "DRAM reads are LLC misses less bypasses",
+            dram.reads,
+            counts.llc.misses - counts.llc_bypasses,
+        );
+    }
+}

@@ -1,0 +1,67 @@
+//! Machine descriptions: every number can be overridden, and what cannot be built is refused with one line.
+
+use sim::Description;
+
+fn load(overrides: &[&str]) -> Result<Description, String> {
+    Description::load("table3", &overrides.iter().map(|item| item.to_string()).collect::<Vec<_>>())
+}
+
+#[test]
+fn the_table_of_the_paper() {
+    let machine = load(&[]).unwrap();
+    let kib = |cache: &sim::description::CacheDescription| cache.sets * cache.ways * 64 / 1024;
+    assert_eq!((machine.core.frequency_mhz, machine.core.width), (3000, 4));
+    assert_eq!((machine.core.rob_entries, machine.core.lsq_entries), (256, 64));
+    assert_eq!((kib(&machine.l1d), machine.l1d.ways, machine.l1d.latency_cycles), (32, 8, 2));
+    assert_eq!((kib(&machine.l1i), machine.l1i.ways, machine.l1i.latency_cycles), (32, 8, 2));
+    assert_eq!((kib(&machine.l2), machine.l2.ways, machine.l2.latency_cycles), (256, 8, 14));
+    assert_eq!((kib(&machine.llc), machine.llc.ways, machine.llc.latency_cycles), (2048, 16, 40));
+    assert_eq!((machine.tlb.l1_sets * machine.tlb.l1_ways, machine.tlb.l1_ways), (64, 4));
+    assert_eq!((machine.tlb.l2_sets * machine.tlb.l2_ways, machine.tlb.l2_ways), (2040, 12));
+    assert_eq!((machine.dram.clock_mhz, machine.dram.bank_groups * machine.dram.banks_per_group), (1600, 16));
+}
+
+#[test]
+fn every_number_can_be_overridden() {
+    let text = sim::description::MACHINES.iter().find(|(name, _)| *name == "table3").unwrap().1;
+    let table: toml::Table = text.parse().unwrap();
+    let mut seen = 0;
+    for (section, inner) in table.iter().filter_map(|(name, value)| Some((name, value.as_table()?))) {
+        for (key, value) in inner {
+            let new = value.as_integer().unwrap() * 2;
+            let changed = load(&[&format!("{section}.{key}={new}")]);
+            if let Ok(changed) = changed {
+                let changed = toml::Table::try_from(&changed).unwrap();
+                assert_eq!(changed[section][key].as_integer(), Some(new), "{section}.{key}");
+                seen += 1;
+            }
+        }
+    }
+    assert!(seen > 60, "{seen} keys took twice their value");
+    assert_eq!(load(&["l1d.ways=9"]).unwrap().l1d.ways, 9);
+}
+
+#[test]
+fn mistakes_get_one_line() {
+    let cases: &[(&[&str], &str)] = &[
+        (&["l1d.wayz=9"], "unknown key l1d.wayz: there are cycles_per_access, latency_cycles"),
+        (&["l1x.ways=9"], "unknown key l1x.ways: there are branch, core"),
+        (&["l1d=9"], "l1d is a section"),
+        (&["l1d.ways"], "`l1d.ways` is not KEY=VALUE"),
+        (&["l1d.ways=many"], "l1d.ways=many: a whole number is needed"),
+        (&["l1d.ways=0"], "l1d.ways = 0"),
+        (&["l1d.sets=48"], "l1d.sets = 48: a power of two"),
+        (&["l2.latency_cycles=1"], "l2.latency_cycles is less than"),
+        (&["core.width=-1"], "integer `-1`"),
+        (&["core.rob_entries=0"], "core.rob_entries = 0"),
+    ];
+    for (overrides, expected) in cases {
+        let message = load(overrides).unwrap_err();
+        assert!(message.contains(expected), "{overrides:?}: {message}");
+        assert!(!message.contains('\n'), "{message}");
+    }
+    assert!(Description::load("table4", &[]).unwrap_err().starts_with("no machine table4: there are table3"));
+    assert!(Description::load("no/such.toml", &[]).unwrap_err().starts_with("machine file no/such.toml: "));
+    let message = Description::parse("name = 'x'\n[core]\nspeed = 3", &[]).unwrap_err();
+    assert!(message.contains("unknown field `speed`") && !message.contains('\n'), "{message}");
+}
