@@ -1,0 +1,60 @@
+"""From a profile to a model and its accuracy, and from a trace to what right lifetimes would give: by the
+commands that users have."""
+
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.compiled import BUILD
+from bench.heap.measure import RunFailed
+from bench.lifetime import variants
+from bench.lifetime.workloads import Size, Workload
+
+FOLDER = BUILD / "lifetime"
+
+
+@dataclass
+class Model:
+    path: Path
+    accuracy: dict[str, float]  # `train.*` of `mayfly train --json`
+
+
+def mayfly(*arguments, timeout_s: float) -> str:
+    """Standard output of a command of ours; RunFailed with its last words when it fails."""
+    command = [str(variants.mayfly()), *map(str, arguments)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+    except subprocess.TimeoutExpired as error:
+        raise RunFailed(f"mayfly {arguments[0]} did not end in {timeout_s:.0f} s") from error
+    if done.returncode:
+        said = [line for line in done.stderr.strip().splitlines() if line]
+        raise RunFailed(f"mayfly {arguments[0]}: {said[-1] if said else done.returncode}")
+    return done.stdout
+
+
+def profile(workload: Workload, size: Size, seed: int, every: str) -> Path:
+    """Runs the workload under `mayfly profile`; the table of its contexts."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    output = FOLDER / workload.name
+    workload.run(variants.profiled(output, every), size, seed)
+    return output.with_suffix(".parquet")
+
+
+def train(workload: Workload, profiles: list[Path], hidden: int = 64) -> Model:
+    """A model of the profiles, with its accuracy on contexts held out of training."""
+    path = FOLDER / f"{workload.name}-{hidden}.mayfly-model"
+    text = mayfly("train", "--json", "-o", path, "--hidden", hidden, *profiles, timeout_s=1200)
+    return Model(path, json.loads(text.strip().splitlines()[-1]))
+
+
+def oracle(workload: Workload, size: Size, seed: int) -> dict:
+    """What `mayfly replay` says of a traced run: Figs. 1, 2 and 9. The trace is large and not kept."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    trace = FOLDER / f"{workload.name}.trace"
+    try:
+        workload.run(variants.traced(trace), size, seed)
+        text = mayfly("replay", trace, "--allocator", "recorded,mayfly,packed", "--json", timeout_s=1200)
+    finally:
+        trace.unlink(missing_ok=True)
+    return json.loads(text)

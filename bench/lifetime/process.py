@@ -1,0 +1,165 @@
+"""A program of a workload while it runs: started on a variant, its memory sampled, what it says read."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.heap.machine import maps_name, memory_of
+from bench.heap.measure import RunFailed, pages_for
+from bench.lifetime import heap_memory
+from bench.lifetime.variants import Variant
+
+SAMPLE_S = 0.1
+MIB = 1 << 20
+
+
+@dataclass
+class Memory:
+    """Resident and live MiB over time, (seconds since the start, MiB), and when each phase began."""
+
+    resident: list[tuple[float, float]] = field(default_factory=list)
+    live: list[tuple[float, float]] = field(default_factory=list)
+    phases: list[tuple[float, str]] = field(default_factory=list)
+
+
+class Program:
+    def __init__(self, variant: Variant, process: subprocess.Popen, folder: Path):
+        self.variant, self.process, self.folder = variant, process, folder
+        self.socket_path = folder / "socket"
+        self.memory_over_time = Memory()
+        self.started = time.monotonic()
+        self._stop = threading.Event()
+        self._sampler = threading.Thread(target=self._sample, daemon=True)
+        self._sampler.start()
+
+    @property
+    def pid(self) -> int:
+        """The program's own process: its watcher says which, as a prefix may have started it."""
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            return int((self.folder / "watch").read_text().splitlines()[0])
+        return self.process.pid
+
+    def resident_mib(self) -> float:
+        measure = heap_memory.occupied_mib if self.variant.counts_ranges else heap_memory.resident_mib
+        return measure(self.pid)
+
+    def _sample(self) -> None:
+        while not self._stop.wait(SAMPLE_S):
+            with contextlib.suppress(OSError):
+                self.memory_over_time.resident.append((self.seconds(), self.resident_mib()))
+
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    # These two are what bench.heap.redis asks of a server.
+    def memory(self) -> dict[str, float]:
+        return memory_of(self.pid)
+
+    def resident_huge_ranges(self) -> int:
+        return 0
+
+    def phase(self, name: str) -> None:
+        self.memory_over_time.phases.append((self.seconds(), name))
+
+    def live(self) -> list[tuple[float, float]]:
+        """What the allocator said was live, since the start."""
+        lines = (self.folder / "watch").read_text().splitlines()[1:]
+        samples = []
+        for line in lines:
+            words = line.split()
+            if len(words) == 2:
+                samples.append((int(words[0]) / 1000 - self.started, int(words[1]) / MIB))
+        return samples
+
+    def rest(self, settle_s: float) -> tuple[float, float]:
+        """Resident and live MiB after a pause: the steady state."""
+        time.sleep(settle_s)
+        resident = sorted(self.resident_mib() for _ in range(3))[1]
+        live = self.live()
+        return resident, live[-1][1] if live else 0.0
+
+    def stop(self) -> None:
+        """Ends the program as its users do, so that it runs to its end."""
+        self._stop.set()
+        self._sampler.join()
+        with contextlib.suppress(OSError):
+            self.memory_over_time.live = self.live()
+        if self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
+        try:
+            self.process.wait(120)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+@contextlib.contextmanager
+def running(variant: Variant, command: list, folder: Path, **options) -> Iterator[Program]:
+    """Runs `command` on a variant until the body ends. When the program fails, so does the run."""
+    full = [*variant.prefix, *map(str, command)]
+    with (folder / "stderr").open("w+") as stderr, pages_for(variant):
+        process = subprocess.Popen(
+            full,
+            env=variant.watched(folder / "watch"),
+            cwd=folder,
+            stderr=stderr,
+            **({"stdin": subprocess.DEVNULL, "stdout": stderr} | options),
+        )
+        program = Program(variant, process, folder)
+        try:
+            yield program
+            program.stop()
+            if process.returncode not in (0, -signal.SIGTERM, 128 + signal.SIGTERM):
+                raise RunFailed(f"{Path(command[0]).name} ended with {process.returncode}")
+        except (RunFailed, OSError, ValueError) as error:
+            stderr.seek(0)
+            said = [line for line in stderr.read().strip().splitlines() if line]
+            raise RunFailed(f"{error} (it said last: {said[-1] if said else 'nothing'})") from error
+        finally:
+            program.stop()
+
+
+def wait_for_socket(program: Program) -> None:
+    """Until the server listens; then it must have the variant's allocator."""
+    deadline = time.monotonic() + 60
+    while not program.socket_path.exists():
+        if program.process.poll() is not None:
+            raise RunFailed("the server did not start")
+        if time.monotonic() > deadline:
+            raise RunFailed(f"no socket {program.socket_path} after 60 s")
+        time.sleep(0.02)
+
+
+def complain_about_allocator(program: Program) -> None:
+    if not maps_name(program.pid, program.variant.library):
+        raise RunFailed(f"the program does not have {program.variant.library} loaded")
+
+
+def follow(program: Program, speaker: subprocess.Popen, settle_s: float) -> tuple[dict, tuple[float, float]]:
+    """Reads what a load generator (or a program that needs none) says: phases, the moment at which memory is
+    to be looked at, and at the end one JSON line. Gives that, and resident and live MiB at the moment."""
+    at_end, report = (0.0, 0.0), None
+    assert speaker.stdout and speaker.stdin
+    for line in speaker.stdout:
+        kind, _, rest = line.strip().partition(" ")
+        if kind == "phase":
+            if not program.memory_over_time.phases:
+                complain_about_allocator(program)
+            program.phase(rest)
+        elif kind == "moment":
+            at_end = program.rest(settle_s)
+            speaker.stdin.write("\n")
+            speaker.stdin.flush()
+        elif line.startswith("{"):
+            report = json.loads(line)
+    if report is None:
+        raise RunFailed("the load ended without its report")
+    return report, at_end

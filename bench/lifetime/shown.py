@@ -1,0 +1,42 @@
+"""What learned lifetimes are to show (LLAMA Table 3), and whether one run does: enough, or falling short."""
+
+from bench.lifetime.results import PAPER, Results
+from bench.outcome import Shown, at_least, at_most
+
+STEADY_MOST = {"image": 1.2, "inference": 1.2, "pipeline": 1.2}
+SLOWER_MOST_PERCENT = 3
+ORACLE_MOST = 1.1
+
+
+def shown(results: Results) -> list[Shown]:
+    """Only what this run measured."""
+    found: list[Shown] = []
+    for workload in results.workloads():
+        ours, wanted = results.best(workload), PAPER[workload]
+        for beside, label in (
+            ("tcmalloc", "tcmalloc on huge pages"),
+            ("tcmalloc_returning", "tcmalloc as the paper counts it"),
+        ):
+            reduction = results.reduction(workload, ours, beside)
+            if reduction is not None:
+                what = f"{workload}: less fragmentation than {label}"
+                found.append(at_least(what, wanted["reduction"], 100 * reduction, "%"))
+        steady = results.fragmentation(workload, ours)
+        if steady and workload in STEADY_MOST:
+            found.append(at_most(f"{workload}: steady memory by live", STEADY_MOST[workload], steady, "x"))
+        oracle = results.oracle.get(workload, {}).get("mayfly.2MiB.average_ratio")
+        if oracle:
+            found.append(
+                at_most(f"{workload}: right lifetimes, average memory by live", ORACLE_MOST, oracle, "x")
+            )
+        accuracy = results.accuracy.get(workload, {}).get("train.held_out.weighted_percent")
+        if accuracy is not None:
+            found.append(
+                at_least(
+                    f"{workload}: weighted accuracy, contexts held out", wanted["weighted"], accuracy, "%"
+                )
+            )
+        slower = results.slowdown(workload, ours)
+        if slower is not None:
+            found.append(at_most(f"{workload}: slower than tcmalloc", SLOWER_MOST_PERCENT, 100 * slower, "%"))
+    return found

@@ -1,0 +1,80 @@
+"""The tables that the command prints: every variant of every workload, and Table 3 beside the paper's."""
+
+from bench.lifetime.results import PAPER, Results
+from bench.lifetime.workloads import WORKLOADS
+from bench.outcome import figure, print_shown, table
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f}%"
+
+
+def print_all(results: Results, found: list) -> None:
+    for workload in results.workloads():
+        print_variants(results, workload)
+    print_table_3(results)
+    print_shown(found)
+    for (workload, variant), why in results.failures.items():
+        print(f"\n  FAILED: {workload} on {variant}: {why}")
+
+
+def print_variants(results: Results, workload: str) -> None:
+    print(f"\n{WORKLOADS[workload].title}: {WORKLOADS[workload].about}")
+    rows = [["", "requests/s", "p50 ms", "p99 ms", "peak MiB", "peak/live", "end MiB", "end/live"]]
+    for variant in results.variants(workload):
+        of = lambda what, variant=variant: results.of(workload, variant, what)  # noqa: E731
+        rows.append(
+            [
+                variant,
+                figure(of("requests_per_s"), 0),
+                figure(of("p50_ms")),
+                figure(of("p99_ms")),
+                figure(of("peak_resident_mib"), 0),
+                figure(results.fragmentation(workload, variant, "peak"), 2),
+                figure(of("end_resident_mib"), 0),
+                figure(results.fragmentation(workload, variant), 2),
+            ]
+        )
+    table(rows)
+    oracle = results.oracle.get(workload, {})
+    if oracle:
+        print(
+            f"  right lifetimes, replayed: {figure(oracle.get('mayfly.2MiB.average_ratio'), 2)}x live on"
+            f" average; {oracle['trace.allocations']:,} allocations"
+        )
+
+
+def print_table_3(results: Results) -> None:
+    """LLAMA Table 3; ours / the paper's."""
+    print("\nTable 3, ours / the paper's (MiB / MB; 'counted': tcmalloc's pages as the paper counts them)")
+    rows = [
+        [
+            "",
+            "weighted",
+            "unweighted",
+            "tcmalloc",
+            "counted",
+            "Mayfly",
+            "live",
+            "less than tcmalloc",
+            "than counted",
+        ]
+    ]
+    for workload in results.workloads():
+        paper, ours = PAPER[workload], results.best(workload)
+        accuracy = results.accuracy.get(workload, {})
+        end = lambda variant, workload=workload: figure(results.of(workload, variant, "end_resident_mib"), 0)  # noqa: E731
+        rows.append(
+            [
+                f"{WORKLOADS[workload].title} ({ours})",
+                f"{figure(accuracy.get('train.held_out.weighted_percent'), 0)} / {paper['weighted']}%",
+                f"{figure(accuracy.get('train.held_out.unweighted_percent'), 0)} / {paper['unweighted']}%",
+                end("tcmalloc"),
+                f"{end('tcmalloc_returning')} / {paper['tcmalloc']}",
+                f"{end(ours)} / {paper['llama']}",
+                f"{figure(results.live_mib(workload, 'end'), 0)} / {paper['live']}",
+                percent(results.reduction(workload, ours, "tcmalloc")),
+                f"{percent(results.reduction(workload, ours, 'tcmalloc_returning'))} / {paper['reduction']}%",
+            ]
+        )
+    table(rows)

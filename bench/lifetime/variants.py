@@ -1,0 +1,79 @@
+"""What a workload runs on: the allocators that are compared, and the runs that record instead."""
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bench.heap.allocators import Allocator, find
+from bench.lifetime import build
+from bench.merge.machine import MAYFLY
+from bench.outcome import BenchError
+
+# GSlice would keep small objects from the allocator: glib below 2.76 has an allocator of its own.
+EVERYWHERE = {"G_SLICE": "always-malloc", "OMP_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True)
+class Variant(Allocator):
+    """An allocator with the watcher beside it. `prefix`: the command that starts the program, if it is not
+    started directly; such a command preloads the allocator itself. `counts_ranges`: what is sampled is the
+    2 MiB ranges with anything resident."""
+
+    label: str = ""
+    prefix: tuple[str, ...] = ()
+    counts_ranges: bool = False
+
+    def watched(self, watch: Path) -> dict[str, str]:
+        """The environment of the program, which is to write what is live to `watch`."""
+        preload = [str(build.watcher())] if self.prefix else [str(self.library), str(build.watcher())]
+        return (
+            self.environment() | EVERYWHERE | {"LD_PRELOAD": ":".join(preload), "LIFETIME_WATCH": str(watch)}
+        )
+
+
+def made_from(name: str, label: str, base: str, settings: dict[str, str] | None = None, **more) -> Variant:
+    one = find(base, {})
+    return Variant(name, one.library, one.settings | (settings or {}), one.thp_always, label, **more)
+
+
+def tcmalloc() -> Variant:
+    return made_from("tcmalloc", "tcmalloc, huge pages", "tcmalloc:huge")
+
+
+def tcmalloc_returning() -> Variant:
+    """The paper's count of tcmalloc's pages (§9.1): every free span is taken to be returned at once, and a
+    huge page is occupied while anything on it is. Aggressive decommit on small pages leaves exactly what is
+    not in free spans."""
+    settings = {"TCMALLOC_AGGRESSIVE_DECOMMIT": "1"}
+    return made_from(
+        "tcmalloc_returning", "tcmalloc, as the paper counts", "tcmalloc", settings, counts_ranges=True
+    )
+
+
+def online() -> Variant:
+    return made_from("online", "Mayfly, online", "mayfly")
+
+
+def with_model(model: Path) -> Variant:
+    settings = {"MAYFLY_HEAP_MODEL": str(model)}
+    return made_from("model", "Mayfly, model and online", "mayfly", settings)
+
+
+def model_only(model: Path) -> Variant:
+    settings = {"MAYFLY_HEAP_MODEL": str(model), "MAYFLY_HEAP_LIFETIMES": "model"}
+    return made_from("model_only", "Mayfly, model only", "mayfly", settings)
+
+
+def profiled(output: Path, every: str) -> Variant:
+    command = (str(mayfly()), "profile", "-o", str(output), "--every", every, "--json", "--")
+    return replace(online(), name="profile", prefix=command)
+
+
+def traced(output: Path) -> Variant:
+    return replace(online(), name="trace", settings={"MAYFLY_HEAP_TRACE": str(output)})
+
+
+def mayfly() -> Path:
+    if not MAYFLY.exists() or not os.access(MAYFLY, os.X_OK):
+        raise BenchError(f"{MAYFLY}: not there; build it with 'make build'")
+    return MAYFLY

@@ -1,0 +1,209 @@
+"""The four workloads of LLAMA §9, as they are here. Each runs on a variant, checks every answer, and gives
+its speed and its memory over time."""
+
+import contextlib
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bench.compiled import BUILD
+from bench.heap import redis
+from bench.heap.measure import RunFailed
+from bench.heap.server import scratch_folder, tool
+from bench.lifetime import build
+from bench.lifetime.network import network
+from bench.lifetime.process import Memory, Program, follow, running, wait_for_socket
+from bench.lifetime.variants import Variant
+
+LOAD_TIMEOUT_S = 400
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of a workload: a fraction of the full one, and the rest before memory is measured."""
+
+    scale: float
+    settle_s: float
+
+
+FULL, QUICK = Size(1.0, 3.0), Size(0.05, 0.5)
+
+
+@dataclass
+class Run:
+    """What one run of a workload showed. `speed`: requests_per_s, and p50_ms and p99_ms of timed requests."""
+
+    speed: dict[str, float]
+    memory: Memory
+    end_resident_mib: float
+    end_live_mib: float
+
+    @property
+    def peak_resident_mib(self) -> float:
+        return max((mib for _, mib in self.memory.resident), default=0.0)
+
+    @property
+    def peak_live_mib(self) -> float:
+        return max((mib for _, mib in self.memory.live), default=0.0)
+
+
+@dataclass(frozen=True)
+class Workload:
+    name: str
+    title: str
+    about: str
+    run: Callable[[Variant, Size, int], Run]
+    traced: Size = Size(1.0, 1.0)  # of the run that is traced: 96 bytes an allocation and its free
+
+
+@contextlib.contextmanager
+def load_generator(command: list) -> Iterator[subprocess.Popen]:
+    """A load generator, on the system's own allocator. It must end well, and in time."""
+    process = subprocess.Popen(
+        list(map(str, command)),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+        process.wait(LOAD_TIMEOUT_S)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        said = process.stderr.read().strip().splitlines()
+        process.wait()
+        if process.returncode:
+            raise RunFailed(f"{Path(command[0]).name}: {said[-1] if said else process.returncode}")
+
+
+def served(name: str, server_arguments: list, variant: Variant, size: Size, seed: int) -> Run:
+    with scratch_folder() as folder:
+        command = [build.program(f"{name}_server"), Path(folder) / "socket", *server_arguments]
+        with running(variant, command, Path(folder)) as program:
+            wait_for_socket(program)
+            load = [build.program(f"{name}_load"), program.socket_path, seed, size.scale, *server_arguments]
+            with load_generator(load) as speaker:
+                speed, (resident, live) = follow(program, speaker, size.settle_s)
+        return Run(speed, program.memory_over_time, resident, live)
+
+
+def image(variant: Variant, size: Size, seed: int) -> Run:
+    return served("image", [], variant, size, seed)
+
+
+def inference(variant: Variant, size: Size, seed: int) -> Run:
+    return served("inference", [network()], variant, size, seed)
+
+
+def pipeline(variant: Variant, size: Size, seed: int) -> Run:
+    """Word count over three files; the counts must be those that the generator wrote beside them."""
+    words, threads = max(2000, int(3_000_000 * size.scale)), 64
+    texts = [text(words, seed * 10 + file) for file in range(3)]
+    with scratch_folder() as name:
+        folder = Path(name)
+        command = [build.program("pipeline"), folder / "counts", threads, *texts]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        with running(variant, command, folder, **pipes) as program:
+            speed, (resident, live) = follow(program, program.process, size.settle_s)
+        compare_counts(folder / "counts", [path.with_suffix(".counts") for path in texts])
+        return Run(speed, program.memory_over_time, resident, live)
+
+
+def text(words: int, seed: int) -> Path:
+    """A file of words, made once for each length and seed."""
+    path = BUILD / "texts" / f"{words}-{seed}.txt"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_suffix(".new")
+        subprocess.run(
+            [build.program("text"), new, path.with_suffix(".counts"), str(words), str(seed)], check=True
+        )
+        new.rename(path)
+    return path
+
+
+def compare_counts(found: Path, wanted: list[Path]) -> None:
+    counts: Counter[str] = Counter()
+    for path in wanted:
+        for line in path.read_text().splitlines():
+            word, _, count = line.partition(" ")
+            counts[word] += int(count)
+    if found.read_text() != "".join(f"{word} {counts[word]}\n" for word in sorted(counts)):
+        raise RunFailed("the counts are not those of the text")
+
+
+def redis_run(variant: Variant, size: Size, seed: int) -> Run:
+    full = redis.FULL
+    scale = replace(
+        full,
+        connections=max(100, int(full.connections * min(1.0, size.scale * 2))),
+        sets=int(full.sets * size.scale),
+        gets=0,
+        ranges=int(full.ranges * size.scale),
+        second_keys=int(full.second_keys * size.scale),
+        settle_s=size.settle_s,
+    )
+    command = [
+        tool("redis-server"),
+        "--port",
+        "0",
+        "--unixsocket",
+        "{socket}",
+        "--save",
+        "",
+        "--appendonly",
+        "no",
+    ]
+    command += ["--maxclients", "10000", "--loglevel", "warning", "--disable-thp", "no"]
+    with scratch_folder() as folder:
+        command = [part.replace("{socket}", f"{folder}/socket") for part in command]
+        with running(variant, command, Path(folder)) as program:
+            wait_for_socket(program)
+            load = RedisLoad(program, scale, seed)
+            load.everything()
+        numbers = load.numbers
+        speed = {"requests_per_s": (scale.sets + scale.ranges) / numbers["time_ms"] * 1000}
+        speed |= {name: numbers[name] for name in ("set_per_s", "lrange_100_per_s", "second_set_per_s")}
+        return Run(speed, program.memory_over_time, *load.at_end)
+
+
+class RedisLoad(redis.Load):
+    """bench/heap's load, which looks at this comparison's numbers when it looks at its own."""
+
+    at_end = (0.0, 0.0)
+
+    def __init__(self, program: Program, scale: redis.Scale, seed: int):
+        super().__init__(program, scale)
+        self.random.seed(seed)
+
+    def phase(self, name: str) -> None:
+        self.server.phase(name)
+
+    def note(self, moment: str) -> None:
+        super().note(moment)
+        self.at_end = self.server.rest(0)
+
+
+WORKLOADS = {
+    one.name: one
+    for one in [
+        Workload(
+            "image",
+            "Image server",
+            "libvips: small and large images in shifting phases",
+            image,
+            Size(0.125, 1.0),
+        ),
+        Workload(
+            "inference", "Inference server", "OpenCV's DNN: open_nsfw, batches and new models", inference
+        ),
+        Workload(
+            "pipeline", "Data pipeline", "word count in stages by 64 threads", pipeline, Size(0.25, 1.0)
+        ),
+        Workload("redis", "Redis", "5,000 connections, 1000-byte values, most of them deleted", redis_run),
+    ]
+}
