@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -10,6 +10,7 @@ use clap::{Args, ValueEnum};
 use worker::Service;
 use worker::pool::Capacity;
 use worker::sigv4::Credentials;
+use worker::worker::Layers;
 
 use crate::settings;
 
@@ -19,6 +20,7 @@ Examples:
   aws --endpoint-url http://127.0.0.1:8080 lambda invoke --function-name page answer.html
   mayfly up                                     no functions yet: CreateFunction makes them
   mayfly up template.yaml --without heap        instances on the system's malloc
+  mayfly up template.yaml --without heap,merge  plain instances, to compare with
 
 Clients are Lambda's own: boto3.client('lambda', endpoint_url='http://127.0.0.1:8080') or the aws
 command. Any credentials will do, unless MAYFLY_ACCESS_KEY_ID and MAYFLY_SECRET_ACCESS_KEY are set:
@@ -32,6 +34,8 @@ SIGTERM or Ctrl-C ends it: requests that run are given 5 seconds.";
 enum Layer {
     /// libmayfly_heap.so in every instance.
     Heap,
+    /// Pages that instances of a function have in common, once.
+    Merge,
 }
 
 /// Serve functions written for AWS Lambda, each instance in a sandbox
@@ -77,10 +81,7 @@ impl UpArguments {
             Some(given) => given,
             None => machine_memory_mib()? / 4 * 3,
         };
-        let heap = match self.without.contains(&Layer::Heap) {
-            true => None,
-            false => Some(settings::find_library().context("--without heap does without it")?),
-        };
+        let layers = layers(&self.without)?;
         let service = Service {
             template: self.template,
             address: self.listen,
@@ -93,7 +94,7 @@ impl UpArguments {
                 keep_alive: Duration::from_secs(self.keep_alive),
             },
             credentials: credentials()?,
-            heap,
+            layers,
             program: std::env::current_exe().context("cannot tell where this program is")?,
             cache: cache()?,
         };
@@ -103,6 +104,30 @@ impl UpArguments {
         })?;
         Ok(0)
     }
+}
+
+/// The libraries for instances, which lie beside this program.
+fn layers(without: &[Layer]) -> Result<Layers> {
+    let mut layers = Layers::default();
+    if !without.contains(&Layer::Heap) {
+        layers.heap = Some(settings::find_library().context("--without heap does without it")?);
+    }
+    if !without.contains(&Layer::Merge) {
+        layers.merge = Some(beside("libmayfly_merge.so").context("--without merge does without it")?);
+    }
+    if layers.heap.is_some() || layers.merge.is_some() {
+        layers.rest = Some(beside("libmayfly_rest.so").context("--without heap,merge does without it")?);
+    }
+    Ok(layers)
+}
+
+fn beside(name: &str) -> Result<PathBuf> {
+    let program = std::env::current_exe().context("cannot tell where this program is")?;
+    let folder = program.parent().unwrap_or(Path::new("/"));
+    let prefix = folder.parent().unwrap_or(folder);
+    let places = [folder.to_path_buf(), prefix.join("lib"), prefix.join("lib/mayfly")];
+    let found = places.iter().map(|place| place.join(name)).find(|path| path.is_file());
+    found.with_context(|| format!("{name} is not in {}, ../lib or ../lib/mayfly", folder.display()))
 }
 
 fn credentials() -> Result<Option<Credentials>> {

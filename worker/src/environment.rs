@@ -2,15 +2,24 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::function::Runtime;
+use crate::function::{Runtime, Settings};
 use crate::instance::Instance;
 use crate::name::REGION;
+use crate::runtime_files;
 use crate::sandbox::{Bind, Cgroup, RUNTIME_PORT, Spec};
+use crate::store::Door;
 use crate::worker::Options;
 
+/// Files of the worker's own, inside.
+const BOOTSTRAP: &str = "/var/mayfly/bootstrap.py";
+const PACKAGES: &str = "/var/mayfly/python";
 const TASK: &str = "/var/task";
 const RUNTIME: &str = "/var/runtime";
-const HEAP: &str = "/var/mayfly/libmayfly_heap.so";
+const HEAP: &str = "/var/mayfly/lib/libmayfly_heap.so";
+const MERGE: &str = "/var/mayfly/lib/libmayfly_merge.so";
+const REST: &str = "/var/mayfly/lib/libmayfly_rest.so";
+/// The folder with the page store's socket.
+const STORE: &str = "/var/mayfly/store";
 /// The first host user that instances run as, where the worker is root; far from those that people have.
 const FIRST_USER: u32 = 2_000_000_000;
 const USERS: u64 = 1_000_000;
@@ -23,6 +32,7 @@ pub(crate) fn sandbox_of(
     options: &Options,
     mount_point: PathBuf,
     cgroup: &Cgroup,
+    store: Option<&Door>,
 ) -> Spec {
     let deployment = &instance.deployment;
     let settings = &deployment.settings;
@@ -30,7 +40,11 @@ pub(crate) fn sandbox_of(
     let mut binds = vec![bind(&deployment.code.folder, TASK)];
     let mut hidden = Vec::new();
     binds.extend(deployment.layer.iter().map(|folder| bind(folder, "/opt")));
-    binds.extend(options.heap.iter().map(|library| bind(library, HEAP)));
+    let layers = &options.layers;
+    for (library, target) in [(&layers.heap, HEAP), (&layers.merge, MERGE), (&layers.rest, REST)] {
+        binds.extend(library.iter().map(|library| bind(library, target)));
+    }
+    binds.extend(store.map(|door| bind(&door.folder, STORE)));
     let command = match &settings.runtime {
         Runtime::Provided(_) => vec![format!("{TASK}/bootstrap")],
         Runtime::Python(program, name) => {
@@ -38,9 +52,17 @@ pub(crate) fn sandbox_of(
             hidden.push(Path::new("/usr/lib/python3").join(HOST_PACKAGES));
             hidden.push(Path::new("/usr/local/lib").join(name).join(HOST_PACKAGES));
             let program = program.to_string_lossy().into_owned();
-            vec![program, "-m".into(), "awslambdaric".into(), settings.handler.clone()]
+            if layers.rest.is_some() {
+                binds.push(bind(&instance.worker_files(runtime_files::BOOTSTRAP), BOOTSTRAP));
+                vec![program, BOOTSTRAP.into(), settings.handler.clone()]
+            } else {
+                vec![program, "-m".into(), "awslambdaric".into(), settings.handler.clone()]
+            }
         }
     };
+    if layers.merge.is_some() && is_python(settings) {
+        binds.push(bind(&instance.worker_files(runtime_files::PACKAGES), PACKAGES));
+    }
     Spec {
         worker: std::process::id(),
         mount_point,
@@ -50,15 +72,21 @@ pub(crate) fn sandbox_of(
         user: FIRST_USER + (instance.id % USERS) as u32,
         host_name: format!("instance-{}", instance.id),
         cgroup_procs: cgroup.procs_files(),
+        fixed_layout: layers.merge.is_some(),
         command,
-        environment: variables(instance, options),
+        environment: variables(instance, options, store),
     }
 }
 
-fn variables(instance: &Instance, options: &Options) -> Vec<(String, String)> {
+fn is_python(settings: &Settings) -> bool {
+    matches!(settings.runtime, Runtime::Python(..))
+}
+
+fn variables(instance: &Instance, options: &Options, store: Option<&Door>) -> Vec<(String, String)> {
     let deployment = &instance.deployment;
     let settings = &deployment.settings;
-    let python = matches!(settings.runtime, Runtime::Python(..));
+    let layers = &options.layers;
+    let python = is_python(settings);
     let stream = format!("[$LATEST]{}-{}", deployment.revision, instance.id);
     let mut variables: Vec<(String, String)> = [
         ("PATH", "/usr/local/bin:/usr/bin:/bin:/opt/bin".to_string()),
@@ -82,11 +110,32 @@ fn variables(instance: &Instance, options: &Options) -> Vec<(String, String)> {
     ]
     .map(|(name, value)| (name.to_string(), value))
     .to_vec();
-    if python {
-        variables.push(("PYTHONPATH".into(), format!("/opt/python:{RUNTIME}")));
+    let mut add = |name: &str, value: String| variables.push((name.to_string(), value));
+    let mut path = format!("/opt/python:{RUNTIME}");
+    let mut preloaded = Vec::new();
+    if let Some(door) = store {
+        add("MAYFLY_MERGE_LIBRARY", MERGE.into());
+        add("MAYFLY_SHARE_SOCKET", format!("{STORE}/{}", door.socket));
+        if let Some(user) = door.user {
+            add("MAYFLY_SHARE_UID", user.to_string());
+        }
+        path = format!("{path}:{PACKAGES}");
+        preloaded.push(REST);
+        // Strings hash alike in all instances of the function, so dicts are alike; callers cannot tell how.
+        let seed = u32::from_str_radix(&deployment.revision[..8], 16).unwrap_or(1);
+        add("PYTHONHASHSEED", seed.to_string());
     }
-    if options.heap.is_some() {
-        variables.push(("LD_PRELOAD".into(), HEAP.into()));
+    if layers.heap.is_some() {
+        preloaded.push(HEAP);
+    }
+    if layers.rest.is_some() {
+        add("MAYFLY_REST_LIBRARY", REST.into());
+    }
+    if python {
+        add("PYTHONPATH", path);
+    }
+    if !preloaded.is_empty() {
+        add("LD_PRELOAD", preloaded.join(":"));
     }
     // The function's own may replace those that Lambda does not reserve.
     variables.retain(|(name, _)| !settings.environment.contains_key(name));

@@ -100,7 +100,7 @@ pub struct EphemeralStorage {
 }
 
 /// Checked settings.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// Free text.
     pub description: String,
@@ -118,6 +118,8 @@ pub struct Settings {
     pub ephemeral_mib: u32,
     /// As given.
     pub role: String,
+    /// Processors it may use at most: `Metadata.Mayfly.Cpus` of its resource in a template.
+    pub processors: Option<f64>,
 }
 
 /// Variables that Lambda sets and a function may not (Lambda's guide, "Defined runtime environment variables").
@@ -158,6 +160,7 @@ impl Settings {
             environment: BTreeMap::new(),
             ephemeral_mib: *limits::EPHEMERAL_MIB.start(),
             role: String::new(),
+            processors: None,
         };
         defaults.changed(wanted)
     }

@@ -7,12 +7,17 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result};
 use bytes::Bytes;
+use serde::Deserialize;
 use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
+use worker_page::data::Event;
 
+use crate::code::plain_reason;
 use crate::error::ApiError;
 use crate::function::Deployment;
+use crate::history;
 use crate::invocation::{Figures, Invocation, Outcome, report_line};
+use crate::memory::Memory;
 use crate::output::Output;
 use crate::pool::{InstanceId, RequestId};
 use crate::sandbox::{Cgroup, Ending, Limits};
@@ -54,11 +59,31 @@ pub struct Instance {
     phase: Mutex<Phase>,
     /// Set when it first asks for work, taken by the first report.
     init: Mutex<Option<Duration>>,
+    started_in: OnceLock<Duration>,
+    /// When it last told of a rest.
+    rested: Mutex<Option<Instant>>,
     output: OnceLock<Output>,
     cgroup: OnceLock<Cgroup>,
     /// Why it could not start: the answer for the request that waited for it.
     failure: Mutex<Option<Result<Outcome, ApiError>>>,
     stop: Notify,
+}
+
+/// What an instance tells of a rest. Nothing depends on its truth.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Rest {
+    /// Resident memory that fell when the heap gave back what it held free.
+    trimmed_bytes: u64,
+    /// Looked at for merging.
+    advised_bytes: u64,
+    /// Shared since.
+    shared_pages: u64,
+    /// Whether it merged at all.
+    merges: bool,
+    /// Why merging ended early; 0: it did not.
+    errno: i32,
+    /// How long it took.
+    ms: f64,
 }
 
 /// A request of the runtime that does not fit what it is doing.
@@ -84,6 +109,8 @@ impl Instance {
             started: Instant::now(),
             phase: Mutex::new(Phase::Init),
             init: Mutex::new(None),
+            started_in: OnceLock::new(),
+            rested: Mutex::new(None),
             output: OnceLock::new(),
             cgroup: OnceLock::new(),
             failure: Mutex::new(None),
@@ -94,6 +121,31 @@ impl Instance {
     /// The memory it uses now.
     pub fn memory_bytes(&self) -> Option<u64> {
         self.cgroup.get().and_then(Cgroup::bytes)
+    }
+
+    /// The most memory that it has used.
+    pub fn peak_bytes(&self) -> Option<u64> {
+        self.cgroup.get().and_then(Cgroup::peak_bytes)
+    }
+
+    /// Its memory, by whose it is. Reads page tables: milliseconds.
+    pub fn memory(&self) -> Memory {
+        Memory::of_processes(self.cgroup.get().map(Cgroup::processes).unwrap_or_default())
+    }
+
+    /// Since its start.
+    pub fn age(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// How long it took to start, once it has.
+    pub fn start_time(&self) -> Option<Duration> {
+        self.started_in.get().copied()
+    }
+
+    /// A file or folder of the worker's own that it is shown.
+    pub(crate) fn worker_files(&self, name: &str) -> PathBuf {
+        self.worker.folder().join(name)
     }
 
     /// Why it could not start, once it is gone.
@@ -117,7 +169,9 @@ impl Instance {
                 Phase::Init => {
                     let init = self.started.elapsed();
                     *lock(&self.init) = Some(init);
+                    let _ = self.started_in.set(init);
                     self.worker.count.started(init);
+                    self.note(Event { ms: history::ms(init), ..self.event("ready") });
                     tracing::debug!("{}: started in {:.1} ms", self.label(), init.as_secs_f64() * 1e3);
                 }
                 Phase::Answered(timer) => timer.abort(),
@@ -239,6 +293,36 @@ impl Instance {
         self.worker.answer(self.id, work.request, Ok(outcome));
     }
 
+    fn event(&self, kind: &str) -> Event {
+        history::of_instance(kind, &self.deployment, self.id)
+    }
+
+    fn note(&self, event: Event) {
+        self.worker.history.note(event);
+    }
+
+    /// The instance tells of a rest: only noted, for those who look. Of a chatty one, five a second.
+    pub(crate) fn rested(&self, rest: &Rest) {
+        {
+            let mut last = lock(&self.rested);
+            if last.is_some_and(|last| last.elapsed() < Duration::from_millis(200)) {
+                return;
+            }
+            *last = Some(Instant::now());
+        }
+        let ms = Some(rest.ms).filter(|ms| ms.is_finite());
+        if rest.merges {
+            let error = std::io::Error::from_raw_os_error(rest.errno);
+            let message = (rest.errno != 0).then(|| format!("not merged: {}", plain_reason(&error)));
+            let (bytes, merged_bytes) =
+                (Some(rest.advised_bytes), Some(rest.shared_pages.saturating_mul(4096)));
+            self.note(Event { ms, bytes, merged_bytes, message, ..self.event("merge") });
+        }
+        if !rest.merges || rest.trimmed_bytes > 0 {
+            self.note(Event { ms, trimmed_bytes: Some(rest.trimmed_bytes), ..self.event("rest") });
+        }
+    }
+
     fn label(&self) -> String {
         format!("[{}#{}]", self.deployment.name, self.id)
     }
@@ -247,6 +331,7 @@ impl Instance {
     pub(crate) async fn live(self: Arc<Self>) {
         if let Err(error) = self.try_to_live().await {
             tracing::error!("{}: {error:#}", self.label());
+            self.note(Event { message: Some(format!("{error:#}")), ..self.event("fail") });
             *lock(&self.failure) =
                 Some(Err(ApiError::service(format!("no instance could be started: {error:#}"))));
         }
@@ -258,13 +343,22 @@ impl Instance {
 
     async fn try_to_live(self: &Arc<Self>) -> Result<()> {
         let settings = &self.deployment.settings;
-        let limits = Limits { memory_mib: settings.memory_mib, processes: limits::PROCESSES };
+        let limits = Limits {
+            memory_mib: settings.memory_mib,
+            processes: limits::PROCESSES,
+            processors: settings.processors,
+        };
         let cgroup = self.worker.cgroups.create(&format!("instance-{}", self.id), limits)?;
         let cgroup = self.cgroup.get_or_init(|| cgroup);
         let mount_point: PathBuf = self.worker.folder().join(format!("root-{}", self.id));
         std::fs::create_dir(&mount_point)
             .with_context(|| format!("cannot make {}", mount_point.display()))?;
-        let spec = environment::sandbox_of(self, &self.worker.options, mount_point.clone(), cgroup);
+        let door = match &self.worker.options.layers.merge {
+            Some(_) => Some(self.worker.stores.door(self.deployment.function).await?),
+            None => None,
+        };
+        let spec =
+            environment::sandbox_of(self, &self.worker.options, mount_point.clone(), cgroup, door.as_ref());
         let lived = self.live_inside(&spec).await;
         // Empty for us: what is mounted there is seen by the sandbox alone.
         std::fs::remove_dir(&mount_point)
@@ -310,6 +404,7 @@ impl Instance {
         let memory = self.deployment.settings.memory_mib;
         let cause = if out_of_memory { format!(" (memory of {memory} MB used up)") } else { String::new() };
         tracing::warn!("{}: {ending}{cause}", self.label());
+        self.note(Event { message: Some(format!("{ending}{cause}")), ..self.event("ended") });
         match phase {
             Phase::Busy(work) => {
                 work.timer.abort();

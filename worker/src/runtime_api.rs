@@ -16,17 +16,19 @@ use crate::limits;
 
 /// Errors are answered with a longer description than this cut off.
 const ERROR_BYTES: usize = 256 * 1024;
+const REST_BYTES: usize = 4096;
 
 /// Answers one request of the runtime.
 pub(crate) async fn handle(instance: Arc<Instance>, request: Request<Incoming>) -> Answer {
     let path = request.uri().path().to_string();
-    let Some(rest) = path.strip_prefix("/2018-06-01/runtime/") else { return unknown(&path) };
-    let parts: Vec<&str> = rest.split('/').collect();
+    let Some(below) = path.strip_prefix("/2018-06-01/runtime/") else { return unknown(&path) };
+    let parts: Vec<&str> = below.split('/').collect();
     match (request.method(), &parts[..]) {
         (&Method::GET, ["invocation", "next"]) => next(&instance).await,
         (&Method::POST, ["invocation", id, "response"]) => response(&instance, id, request).await,
         (&Method::POST, ["invocation", id, "error"]) => error(&instance, id, request).await,
         (&Method::POST, ["init", "error"]) => init_error(&instance, request).await,
+        (&Method::POST, ["mayfly", "rest"]) => rest(&instance, request).await,
         _ => unknown(&path),
     }
 }
@@ -83,6 +85,18 @@ async fn init_error(instance: &Instance, request: Request<Incoming>) -> Answer {
     match described_error(request).await {
         Ok(payload) => accepted(instance.init_failed(payload)),
         Err(answer) => answer,
+    }
+}
+
+/// Not Lambda's: Mayfly's bootstrap tells of a rest.
+async fn rest(instance: &Instance, request: Request<Incoming>) -> Answer {
+    let body = http::read_alone(request.into_body(), REST_BYTES).await.unwrap_or_default();
+    match serde_json::from_slice(&body) {
+        Ok(rest) => {
+            instance.rested(&rest);
+            http::empty(204)
+        }
+        Err(_) => message(400, "InvalidRequest", "not a rest"),
     }
 }
 

@@ -13,9 +13,10 @@ use crate::code::Code;
 use crate::function::Runtime;
 use crate::pool::Capacity;
 use crate::python;
+use crate::sampler;
 use crate::sigv4::Credentials;
 use crate::template::{self, Declared};
-use crate::worker::{Options, Worker};
+use crate::worker::{Layers, Options, Worker};
 
 /// How requests that run are given time when the service ends.
 const GRACE: Duration = Duration::from_secs(5);
@@ -33,8 +34,8 @@ pub struct Service {
     pub capacity: Capacity,
     /// Requests must be signed with these, if given.
     pub credentials: Option<Credentials>,
-    /// `libmayfly_heap.so` for the instances, if they shall have it.
-    pub heap: Option<PathBuf>,
+    /// What instances are given to save memory.
+    pub layers: Layers,
     /// `mayfly` itself.
     pub program: PathBuf,
     /// Installed packages stay here.
@@ -64,7 +65,7 @@ pub fn run(service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
             address: service.address,
             capacity: service.capacity,
             credentials: service.credentials,
-            heap: service.heap,
+            layers: service.layers,
             python_client,
             program: service.program,
             cache: service.cache,
@@ -81,6 +82,7 @@ pub fn run(service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
                 ticking.tick();
             }
         });
+        tokio::spawn(sampler::run(worker.clone()));
         let (mut terminate, mut interrupt) =
             (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         let outcome = tokio::select! {

@@ -81,7 +81,8 @@ fn declared(template: &Yaml, folder: &Path) -> Result<Vec<Declared>> {
         for (key, value) in object(own, &parameters).with_context(place)? {
             merge(&mut properties, key, value);
         }
-        let function = function(name, properties, folder).with_context(place)?;
+        let mut function = function(name, properties, folder).with_context(place)?;
+        function.settings.processors = processors(resource).with_context(|| format!("Resources.{name}"))?;
         if functions.iter().any(|other| other.name == function.name) {
             bail!("{}: FunctionName '{}' is there twice", place(), function.name);
         }
@@ -89,6 +90,15 @@ fn declared(template: &Yaml, folder: &Path) -> Result<Vec<Declared>> {
     }
     ensure!(!functions.is_empty(), "Resources: none is an {FUNCTION}");
     Ok(functions)
+}
+
+/// The ceiling that SAM has no property for, and HotMem's functions have (HotMem Table 1).
+fn processors(resource: &Yaml) -> Result<Option<f64>> {
+    let Some(value) = resource.get("Metadata").and_then(|m| m.get("Mayfly")?.get("Cpus")) else {
+        return Ok(None);
+    };
+    let number = value.as_f64().filter(|number| (0.01..=256.0).contains(number));
+    number.map(Some).context("Metadata.Mayfly.Cpus must be a number of processors, 0.01 to 256")
 }
 
 fn function(resource: &str, mut properties: Map<String, Json>, folder: &Path) -> Result<Declared> {

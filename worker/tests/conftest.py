@@ -1,6 +1,7 @@
 """A worker for the tests, started with `mayfly up`, and clients for it."""
 
 import contextlib
+import json
 import os
 import pathlib
 import re
@@ -104,8 +105,18 @@ class Worker:
         return tree.stdout + self.get("/metrics") + self.log()[-3000:]
 
     def descendants(self):
-        """Processes below the worker: sandboxes and what runs in them."""
-        return descendants(self.process.pid)
+        """Processes below the worker: sandboxes and what runs in them, page stores left out."""
+        return [process for process in descendants(self.process.pid) if not is_store(process)]
+
+    def stores(self):
+        return [process for process in descendants(self.process.pid) if is_store(process)]
+
+    def sample(self):
+        """The latest sample of memory."""
+        return json.loads(self.get("/history"))["samples"][-1]
+
+    def events(self, kind):
+        return [event for event in json.loads(self.get("/events"))["events"] if event["kind"] == kind]
 
     def stop(self, how=signal.SIGTERM):
         if self.process.poll() is None:
@@ -122,6 +133,12 @@ def descendants(parent):
             for child in (task / "children").read_text().split():
                 found += [int(child), *descendants(int(child))]
     return found
+
+
+def is_store(process):
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return pathlib.Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")[1:2] == [b"share"]
+    return False
 
 
 def lives(process):

@@ -25,7 +25,7 @@ def test_each_request_is_answered_or_refused_with_a_reason():
         def kill_at_random():
             nonlocal killed
             while not over.wait(0.1):
-                below = running.descendants()
+                below = running.descendants() + running.stores()
                 if below:
                     try:
                         os.kill(choose.choice(below), signal.SIGKILL)
@@ -68,7 +68,9 @@ def test_each_request_is_answered_or_refused_with_a_reason():
 
         # Idle instances end, and nothing is left of those that were killed.
         deadline = time.monotonic() + 60
-        while running.descendants() or running.figure("mayfly_instances"):
+        while (
+            running.descendants() or running.figure("mayfly_instances") or running.sample()["store"]["bytes"]
+        ):
             assert time.monotonic() < deadline, running.left()
             time.sleep(0.1)
         assert running.stop() == 0

@@ -11,7 +11,7 @@ from calls import invoke
 def test_a_function_knows_its_context(client):
     context = base64.b64encode(json.dumps({"custom": {"k": "é"}}).encode()).decode()
     answer, error = invoke(client, "probe", {"do": "echo"}, ClientContext=context)
-    assert error is None
+    assert error is None, answer
     assert (answer["name"], answer["memory"], answer["custom"]) == ("probe", "128", {"k": "é"})
     assert answer["arn"].endswith(":function:probe") and 0 < answer["left_ms"] <= 5000
     environment = answer["environment"]
@@ -69,7 +69,7 @@ def test_an_instance_is_used_again(client):
 
 def test_calls_out_of_turn_are_refused(client):
     answer, error = invoke(client, "raw", {})
-    assert error is None
+    assert error is None, answer
     assert answer["early"] == {"response": [403, "InvalidStateTransition"], "unknown": [404, "UnknownPath"]}
     state = [403, "InvalidStateTransition"]
     assert answer["late"] == {"next": state, "init": state, "other": [400, "InvalidRequestID"]}

@@ -1,7 +1,9 @@
 //! The Lambda API: which call a request is, and the checks that come before any.
 
 mod functions;
+mod history;
 mod invoke;
+mod metrics;
 mod page;
 mod urls;
 
@@ -134,8 +136,15 @@ impl Api {
         let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
         match (&parts.method, &segments[..]) {
             (&Method::GET, ["healthz"]) => return Ok(http::answer(200, "text/plain", "ok\n")),
-            (&Method::GET, [""]) => return Ok(page::page(self)),
-            (&Method::GET, ["metrics"]) => return Ok(page::metrics(self)),
+            (&Method::GET, [""]) => return Ok(page::page(self, parts.uri.query()).await),
+            (&Method::GET, ["metrics"]) => return Ok(metrics::metrics(self)),
+            (&Method::GET, ["history"]) => {
+                return Ok(history::history(self, history::after(parts.uri.query())));
+            }
+            (&Method::GET, ["events"]) => {
+                return Ok(history::events(self, history::after(parts.uri.query())));
+            }
+            (&Method::GET, ["instances"]) => return Ok(history::instances(self).await),
             _ => {}
         }
         let (_, segment) = (&segments, segments.first().copied());

@@ -1,130 +1,128 @@
-//! The page at `/` and the figures at `/metrics`.
+//! The page at `/`: gathers what it shows; `worker_page` lays it out.
 
-use std::fmt::Write;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::Api;
+use hyper::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderName, HeaderValue};
+use worker_page::page::{self, Counts, Function, MINUTES, Percentiles, View};
+
+use super::{Api, history};
 use crate::count::{BUCKETS_S, Histogram};
 use crate::http::{self, Answer};
+use crate::sampler;
+use crate::worker::Worker;
 
-/// What is served now, as a page that works without a network and without a script.
-pub fn page(api: &Api) -> Answer {
-    let worker = &api.worker;
-    let instances = worker.instances();
-    let mut rows = String::new();
-    for function in worker.functions() {
-        let deployment = &function.deployment;
-        let census = worker.census(Some(deployment.function));
-        let own = instances.iter().filter(|instance| instance.deployment.function == deployment.function);
-        let bytes: u64 = own.filter_map(|instance| instance.memory_bytes()).sum();
-        let reserved = function.reserved.map_or_else(|| "–".to_string(), |number| number.to_string());
-        writeln!(
-            rows,
-            "<tr><th scope=row>{}<td>{}<td>{}<td>{reserved}<td>{}<td>{}<td>{}<td>{}<td>{:.1}",
-            escape(&deployment.name),
-            deployment.settings.runtime.name(),
-            deployment.settings.memory_mib,
-            census.busy,
-            census.idle,
-            census.starting + census.stopping,
-            census.queued,
-            bytes as f64 / f64::from(1 << 20),
-        )
-        .expect("strings take all");
+/// The page, with charts over the minutes that the query asks for.
+pub async fn page(api: &Api, query: Option<&str>) -> Answer {
+    let minutes = minutes(query);
+    let nonce = uuid::Uuid::new_v4().simple().to_string();
+    let (worker, own_nonce) = (api.worker.clone(), nonce.clone());
+    // It reads page tables and draws: milliseconds that no request should wait for.
+    let drawn = tokio::task::spawn_blocking(move || draw(&worker, minutes, &own_nonce)).await;
+    let mut answer = http::answer(200, "text/html; charset=utf-8", drawn.unwrap_or_default());
+    let policy = format!(
+        "default-src 'none'; style-src 'nonce-{nonce}'; style-src-attr 'unsafe-inline'; script-src 'nonce-{nonce}'; \
+         connect-src 'self'; img-src data:; base-uri 'none'; frame-ancestors 'none'"
+    );
+    let headers = answer.headers_mut();
+    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_str(&policy).expect("plain letters"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(HeaderName::from_static("referrer-policy"), HeaderValue::from_static("no-referrer"));
+    answer
+}
+
+/// The stretch of time that `minutes=` in the query names, if it is one that the page offers.
+fn minutes(query: Option<&str>) -> u64 {
+    let given =
+        query.into_iter().flat_map(|query| query.split('&')).find_map(|pair| pair.strip_prefix("minutes="));
+    given.and_then(|text| text.parse().ok()).filter(|minutes| MINUTES.contains(minutes)).unwrap_or(5)
+}
+
+fn draw(worker: &Arc<Worker>, minutes: u64, nonce: &str) -> String {
+    let now_ms = worker.history.now_ms();
+    let functions: Vec<Function> =
+        worker.functions().iter().map(|function| described(worker, function)).collect();
+    let view = View {
+        uptime_ms: now_ms,
+        minutes,
+        layers: &history::layers(worker),
+        samples: &worker.history.samples(now_ms.checked_sub(minutes * 60_000)),
+        events: &worker.history.events(None).events,
+        instances: &sampler::instances(worker).instances,
+        functions: &functions,
+        counts: counts(worker),
+    };
+    page::page(&view, nonce)
+}
+
+fn described(worker: &Worker, function: &crate::function::Function) -> Function {
+    let deployment = &function.deployment;
+    Function {
+        name: deployment.name.clone(),
+        runtime: deployment.settings.runtime.name().to_string(),
+        memory_mib: deployment.settings.memory_mib.into(),
+        reserved: function.reserved.map(u64::from),
+        queued: worker.census(Some(deployment.function)).queued.into(),
     }
+}
+
+fn counts(worker: &Worker) -> Counts {
+    let count = &worker.count;
     let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    let count = &worker.count;
-    let text = include_str!("page.html")
-        .replace("{uptime}", &worker.uptime().as_secs().to_string())
-        .replace("{succeeded}", &read(&count.succeeded).to_string())
-        .replace("{failed}", &read(&count.failed).to_string())
-        .replace("{throttled}", &read(&count.throttled).to_string())
-        .replace("{refused}", &read(&count.refused).to_string())
-        .replace("{cold_starts}", &count.cold_start.cumulative().last().copied().unwrap_or(0).to_string())
-        .replace("{rows}", &rows);
-    http::answer(200, "text/html; charset=utf-8", text)
-}
-
-/// The figures in Prometheus' text format.
-pub fn metrics(api: &Api) -> Answer {
-    let worker = &api.worker;
-    let mut text = Metrics(String::new());
-    let count = &worker.count;
-    text.about("mayfly_invocations_total", "counter", "Requests that were answered, by outcome");
-    for (outcome, counter) in [
-        ("succeeded", &count.succeeded),
-        ("failed", &count.failed),
-        ("throttled", &count.throttled),
-        ("refused", &count.refused),
-    ] {
-        let labels = format!("outcome=\"{outcome}\"");
-        text.value("mayfly_invocations_total", &labels, counter.load(Ordering::Relaxed));
-    }
-    text.about("mayfly_instances", "gauge", "Instances, by function and phase");
-    for function in worker.functions() {
-        let census = worker.census(Some(function.deployment.function));
-        for (phase, number) in [
-            ("starting", census.starting),
-            ("idle", census.idle),
-            ("busy", census.busy),
-            ("stopping", census.stopping),
-        ] {
-            let labels = format!("function=\"{}\",phase=\"{phase}\"", function.deployment.name);
-            text.value("mayfly_instances", &labels, number.into());
-        }
-    }
-    text.about(
-        "mayfly_instance_memory_bytes",
-        "gauge",
-        "Memory in use, by function, as its cgroups count it",
-    );
-    let instances = worker.instances();
-    for function in worker.functions() {
-        let own = instances.iter().filter(|one| one.deployment.function == function.deployment.function);
-        let bytes = own.filter_map(|instance| instance.memory_bytes()).sum();
-        text.value(
-            "mayfly_instance_memory_bytes",
-            &format!("function=\"{}\"", function.deployment.name),
-            bytes,
-        );
-    }
-    text.about("mayfly_queued_requests", "gauge", "Requests that wait for an instance");
-    text.value("mayfly_queued_requests", "", worker.census(None).queued.into());
-    text.histogram("mayfly_latency_seconds", "From arrival to answer, of requests that ran", &count.latency);
-    text.histogram(
-        "mayfly_cold_start_seconds",
-        "From an instance's start until it asks for work",
-        &count.cold_start,
-    );
-    http::answer(200, "text/plain; version=0.0.4", text.0)
-}
-
-struct Metrics(String);
-
-impl Metrics {
-    fn about(&mut self, name: &str, kind: &str, help: &str) {
-        writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}").expect("strings take all");
-    }
-
-    fn value(&mut self, name: &str, labels: &str, value: u64) {
-        let labels = if labels.is_empty() { String::new() } else { format!("{{{labels}}}") };
-        writeln!(self.0, "{name}{labels} {value}").expect("strings take all");
-    }
-
-    fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
-        self.about(name, "histogram", help);
-        let counts = histogram.cumulative();
-        for (count, bound) in
-            counts.iter().zip(BUCKETS_S.map(|s| s.to_string()).into_iter().chain(["+Inf".into()]))
-        {
-            self.value(&format!("{name}_bucket"), &format!("le=\"{bound}\""), *count);
-        }
-        let sum = histogram.sum().as_secs_f64();
-        writeln!(self.0, "{name}_sum {sum}\n{name}_count {}", counts.last().unwrap_or(&0))
-            .expect("strings take all");
+    Counts {
+        succeeded: read(&count.succeeded),
+        failed: read(&count.failed),
+        throttled: read(&count.throttled),
+        refused: read(&count.refused),
+        cold_starts: count.cold_start.cumulative().last().copied().unwrap_or(0),
+        latency: percentiles(&count.latency),
+        cold_start: percentiles(&count.cold_start),
     }
 }
 
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+fn percentiles(histogram: &Histogram) -> Percentiles {
+    let counts = histogram.cumulative();
+    let at = |quantile| quantile_ms(&counts, quantile);
+    Percentiles { p50_ms: at(0.5), p90_ms: at(0.9), p99_ms: at(0.99), p999_ms: at(0.999) }
+}
+
+/// A quantile estimated as Prometheus does it: durations lie evenly in their bucket. What is in the last, endless
+/// bucket counts as its lower bound.
+fn quantile_ms(cumulative: &[u64], quantile: f64) -> Option<f64> {
+    let all = *cumulative.last().filter(|all| **all > 0)?;
+    let rank = quantile * all as f64;
+    let bucket = cumulative.iter().position(|count| *count as f64 >= rank)?;
+    let upper_s = *BUCKETS_S.get(bucket).unwrap_or(BUCKETS_S.last()?);
+    let (lower_s, before) = match bucket {
+        0 => (0.0, 0),
+        _ => (BUCKETS_S[bucket - 1], cumulative[bucket - 1]),
+    };
+    let inside = (cumulative[bucket] - before).max(1) as f64;
+    Some((lower_s + (upper_s - lower_s).max(0.0) * (rank - before as f64) / inside) * 1e3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_lie_in_their_bucket() {
+        // 50 of at most 1 ms, 50 more of 2 to 5 ms, as there are buckets 1, 2, 5, ...
+        let mut cumulative = vec![50, 50, 100];
+        cumulative.resize(BUCKETS_S.len() + 1, 100);
+        assert_eq!(quantile_ms(&cumulative, 0.5), Some(1.0));
+        assert_eq!(quantile_ms(&cumulative, 0.75), Some(3.5));
+        assert_eq!(quantile_ms(&cumulative, 1.0), Some(5.0));
+        let mut endless = vec![0; BUCKETS_S.len()];
+        endless.push(7);
+        assert_eq!(quantile_ms(&endless, 0.5), Some(10_000.0));
+        assert_eq!(quantile_ms(&[0; BUCKETS_S.len() + 1], 0.5), None);
+    }
+
+    #[test]
+    fn only_stretches_that_the_page_offers_are_taken() {
+        let taken = [None, Some("minutes=15"), Some("x=1&minutes=60"), Some("minutes=7"), Some("minutes=x")]
+            .map(minutes);
+        assert_eq!(taken, [5, 15, 60, 5, 5]);
+    }
 }

@@ -340,6 +340,16 @@ impl Pool {
         actions
     }
 
+    /// What an instance is doing, in a word.
+    pub fn phase(&self, instance: InstanceId) -> &'static str {
+        match self.instances.get(&instance).map(|known| known.phase) {
+            Some(Phase::Starting) => "starting",
+            Some(Phase::Idle(_)) => "idle",
+            Some(Phase::Busy(_) | Phase::Finishing(_)) => "busy",
+            Some(Phase::Stopping) | None => "stopping",
+        }
+    }
+
     /// How many instances are in which phase, of one function or of all.
     pub fn census(&self, function: Option<FunctionId>) -> Census {
         let mut census = Census::default();

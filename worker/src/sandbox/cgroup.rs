@@ -13,6 +13,8 @@ use anyhow::{Context, Result, bail};
 use crate::limits::MIB_PER_PROCESSOR;
 
 const PREFIX: &str = "mayfly-";
+/// The kernel's default period of a processor quota.
+const PERIOD_US: u64 = 100_000;
 const HOW_TO_GET_ONE: &str = "run as root, or: systemd-run --user --scope -p Delegate=yes mayfly up TEMPLATE";
 
 /// Which files hold what.
@@ -29,6 +31,8 @@ pub struct Limits {
     pub memory_mib: u32,
     /// Processes and threads.
     pub processes: u64,
+    /// Processors it may use at most, where its function says so.
+    pub processors: Option<f64>,
 }
 
 /// The folder of a worker, one per controller in version 1.
@@ -126,7 +130,9 @@ fn settings(version: Version, limits: Limits) -> Vec<(&'static str, String, bool
             .clamp(least, 10_000)
             .to_string()
     };
-    match version {
+    // A quota in each period, as Lambda's own ceiling works.
+    let quota = limits.processors.map(|processors| (processors * PERIOD_US as f64).max(1000.0) as u64);
+    let mut settings = match version {
         Version::One => vec![
             ("memory.limit_in_bytes", memory.clone(), true),
             // Absent where the kernel does not account for swap.
@@ -142,7 +148,12 @@ fn settings(version: Version, limits: Limits) -> Vec<(&'static str, String, bool
             ("pids.max", processes, true),
             ("cpu.weight", share(100, 1), false),
         ],
-    }
+    };
+    settings.extend(quota.map(|quota| match version {
+        Version::One => ("cpu.cfs_quota_us", quota.to_string(), true),
+        Version::Two => ("cpu.max", format!("{quota} {PERIOD_US}"), true),
+    }));
+    settings
 }
 
 impl Cgroup {
@@ -195,7 +206,8 @@ impl Cgroup {
         }
     }
 
-    fn processes(&self) -> Vec<i32> {
+    /// The processes in it.
+    pub fn processes(&self) -> Vec<i32> {
         let text = fs::read_to_string(self.folders[0].join("cgroup.procs")).unwrap_or_default();
         text.lines().filter_map(|line| line.parse().ok()).collect()
     }
@@ -328,7 +340,7 @@ mod tests {
 
     #[test]
     fn limits_are_written_as_each_version_names_them() {
-        let limits = Limits { memory_mib: 1769, processes: 10 };
+        let limits = Limits { memory_mib: 1769, processes: 10, processors: Some(0.5) };
         let value = |version, file| {
             settings(version, limits).into_iter().find(|setting| setting.0 == file).map(|setting| setting.1)
         };
@@ -337,6 +349,8 @@ mod tests {
         assert_eq!(value(Version::One, "cpu.shares").as_deref(), Some("1024"));
         assert_eq!(value(Version::Two, "cpu.weight").as_deref(), Some("100"));
         assert_eq!(value(Version::Two, "memory.swap.max").as_deref(), Some("0"));
+        assert_eq!(value(Version::One, "cpu.cfs_quota_us").as_deref(), Some("50000"));
+        assert_eq!(value(Version::Two, "cpu.max").as_deref(), Some("50000 100000"));
     }
 
     #[test]
@@ -350,7 +364,8 @@ mod tests {
         for file in ["memory.max", "pids.max", "cpu.weight"] {
             fs::write(inside.join(file), "").unwrap();
         }
-        let cgroup = hierarchy.create("7", Limits { memory_mib: 128, processes: 9 }).unwrap();
+        let cgroup =
+            hierarchy.create("7", Limits { memory_mib: 128, processes: 9, processors: None }).unwrap();
         assert_eq!(fs::read_to_string(inside.join("memory.max")).unwrap(), "134217728");
         assert_eq!(fs::read_to_string(inside.join("pids.max")).unwrap(), "9");
         assert_eq!(cgroup.procs_files(), [inside.join("cgroup.procs")]);

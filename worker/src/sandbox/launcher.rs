@@ -110,6 +110,9 @@ fn run_inside(spec: &Spec) -> Result<()> {
     system::drop_privileges()?;
     // A change of user has cleared it.
     system::die_with_parent()?;
+    if spec.fixed_layout {
+        system::fix_layout().context("cannot fix the layout")?;
+    }
     syscalls::confine().context("cannot confine the system calls")?;
     let Some(runtime) = system::fork()? else {
         system::new_session()?;

@@ -20,6 +20,7 @@ mod system;
 pub use cgroup::{Cgroup, Hierarchy, Limits};
 pub use launcher::launch;
 pub use spawn::{Ending, Sandbox, Spawner};
+pub use system::own_user_with_leases;
 
 use std::path::PathBuf;
 
@@ -60,8 +61,15 @@ pub struct Spec {
     pub host_name: String,
     /// The `cgroup.procs` files that the keeper writes itself into.
     pub cgroup_procs: Vec<PathBuf>,
+    /// Whether all instances have the same addresses (no ASLR), so that pages with pointers are alike.
+    pub fixed_layout: bool,
     /// Program and arguments, started in /var/task.
     pub command: Vec<String>,
     /// All of its environment.
     pub environment: Vec<(String, String)>,
+}
+
+/// Whether this process may give others a user of their own.
+pub fn worker_is_root() -> bool {
+    system::effective_user() == 0
 }

@@ -47,6 +47,16 @@ impl Spawner {
         Ok(Spawner { orders, program })
     }
 
+    /// Starts another program of the worker's, which ends with it if it has asked for that.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub async fn run(&self, command: Command) -> Result<Child> {
+        let (reply, answer) = oneshot::channel();
+        self.orders.send((command, reply)).ok().context("the spawner has ended")?;
+        Ok(answer.await.context("the spawner has ended")??)
+    }
+
     /// Starts a sandbox; the function's runtime runs when this returns.
     ///
     /// # Errors
@@ -61,10 +71,7 @@ impl Spawner {
             .stdin(OwnedFd::from(theirs))
             .stdout(output_in.try_clone()?)
             .stderr(Stdio::from(output_in));
-        let (reply, answer) = oneshot::channel();
-        self.orders.send((command, reply)).ok().context("the spawner has ended")?;
-        let child =
-            answer.await.context("the spawner has ended")?.context("cannot start a sandbox's keeper")?;
+        let child = self.run(command).await.context("cannot start a sandbox's keeper")?;
         let mut sandbox = Sandbox {
             ended: system::ending_of(child.id() as libc::pid_t)?,
             child,

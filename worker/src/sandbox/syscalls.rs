@@ -1,8 +1,11 @@
 //! The system calls that a function may make: what programs ordinarily use, nothing that manages the machine.
 //!
 //! Everything not listed fails with ENOSYS, as on an older kernel, so that libraries fall back. Left out on
-//! purpose: ptrace and reading other processes' memory, keyrings, bpf, perf, userfaultfd, io_uring, mounting,
-//! namespaces, modules, clocks, and new address families beyond Unix and IP.
+//! purpose: ptrace and reading other processes' memory, keyrings, bpf, perf, io_uring, mounting, namespaces, modules,
+//! clocks, and new address families beyond Unix and IP.
+//!
+//! Merging pages needs userfaultfd. Only the kind that stops no system call is allowed (`UFFD_USER_MODE_ONLY`): with the
+//! other a function could hold the kernel up in the middle of copying, which many exploits of races are built on.
 
 use std::collections::BTreeMap;
 
@@ -72,6 +75,8 @@ const NAMESPACES: u64 = (CLONE_NEWNS
     | CLONE_NEWPID
     | CLONE_NEWNET
     | CLONE_NEWCGROUP) as u64;
+/// `UFFD_USER_MODE_ONLY` of linux/userfaultfd.h.
+const USER_MODE_ONLY: u64 = 1;
 /// Input that a terminal would take as typed by its user.
 const TYPE_INTO_TERMINAL: u64 = 0x5412;
 
@@ -85,6 +90,10 @@ pub fn confine() -> Result<()> {
         .map(|call| (*call, Vec::new()))
         .chain([
             (SYS_clone, vec![rule(0, Length::Qword, Compare::MaskedEq(NAMESPACES), 0)?]),
+            (
+                SYS_userfaultfd,
+                vec![rule(0, Length::Dword, Compare::MaskedEq(USER_MODE_ONLY), USER_MODE_ONLY)?],
+            ),
             (SYS_ioctl, vec![rule(1, Length::Dword, Compare::Ne, TYPE_INTO_TERMINAL)?]),
             (
                 SYS_socket,

@@ -5,7 +5,9 @@ use std::io::{Error, Result};
 use std::mem::{size_of, zeroed};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::Command;
 use std::ptr::{null, null_mut};
 
 use tokio::io::Interest;
@@ -212,6 +214,40 @@ pub fn drop_privileges() -> Result<()> {
     // SAFETY: version 3 of the header takes two sets of three words, which `none` has; both outlive the call.
     checked(unsafe { libc::syscall(libc::SYS_capset, &raw const header, none.as_ptr()) } as libc::c_int)
         .map(drop)
+}
+
+/// Programs that are executed from now on have the same addresses each time.
+pub fn fix_layout() -> Result<()> {
+    // SAFETY: passes a number.
+    checked(unsafe { libc::personality(libc::ADDR_NO_RANDOMIZE as libc::c_ulong) }).map(drop)
+}
+
+/// CAP_LEASE of linux/capability.h.
+const LEASES: u32 = 28;
+
+/// Has a program run as this user, if given, with the one right to ask who uses files that are not its own
+/// (CAP_LEASE), and end with the thread that starts it.
+pub fn own_user_with_leases(command: &mut Command, user: Option<u32>) {
+    let prepare = move || {
+        if let Some(user) = user {
+            // SAFETY: passes numbers only; nothing is allocated.
+            checked(unsafe { libc::prctl(libc::PR_SET_KEEPCAPS, 1, 0, 0, 0) })?;
+            become_user(user)?;
+            let header = CapabilityHeader { version: 0x2008_0522, process: 0 };
+            let sets = [1 << LEASES, 1 << LEASES, 1 << LEASES, 0_u32, 0, 0];
+            // SAFETY: version 3 of the header takes two sets of three words, which `sets` has; both outlive the call.
+            checked(
+                unsafe { libc::syscall(libc::SYS_capset, &raw const header, sets.as_ptr()) } as libc::c_int
+            )?;
+            // SAFETY: passes numbers only.
+            checked(unsafe { libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_RAISE, LEASES, 0, 0) })?;
+        }
+        // SAFETY: passes numbers only.
+        checked(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
+        die_with_parent()
+    };
+    // SAFETY: between fork and exec only system calls are made: nothing is allocated and no lock is taken.
+    unsafe { command.pre_exec(prepare) };
 }
 
 /// A new session, so that no signal of a terminal reaches it.

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use super::{State, Worker};
+use worker_page::data::Event;
+
 use crate::error::ApiError;
+use crate::history;
 use crate::instance::Instance;
 use crate::invocation::Invocation;
 use crate::pool::{Action, Refusal};
@@ -15,6 +18,7 @@ impl Worker {
                 Action::Start { instance, function } => {
                     let Some(deployment) = state.deployments.get(&function) else { continue };
                     let started = Arc::new(Instance::new(instance, deployment.clone(), self.clone()));
+                    self.history.note(history::of_instance("start", deployment, instance));
                     state.instances.insert(instance, started.clone());
                     tokio::spawn(started.live());
                 }
@@ -32,7 +36,13 @@ impl Worker {
                 }
                 Action::Refuse { request, refusal } => {
                     if let Some(waiting) = state.waiting.remove(&request) {
-                        let refused = Err(refusal_error(refusal, &waiting.invocation));
+                        let error = refusal_error(refusal, &waiting.invocation);
+                        self.history.note(Event {
+                            function: waiting.invocation.arn.rsplit(':').next().map(str::to_string),
+                            reason: Some(error.reason.unwrap_or(error.name).to_string()),
+                            ..history::event("refuse")
+                        });
+                        let refused = Err(error);
                         self.count.answered(&refused, waiting.arrived.elapsed());
                         let _ = waiting.reply.send(refused);
                     }
@@ -47,6 +57,7 @@ impl Worker {
                 }
                 Action::Stop { instance } => {
                     if let Some(known) = state.instances.get(&instance) {
+                        self.history.note(history::of_instance("stop", &known.deployment, instance));
                         known.stop();
                     }
                 }

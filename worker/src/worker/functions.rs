@@ -93,6 +93,9 @@ impl Worker {
         let id = function.deployment.function;
         let actions = state.pool.remove_function(id);
         state.deployments.remove(&id);
+        if !state.instances.values().any(|instance| instance.deployment.function == id) {
+            self.stores.end(id);
+        }
         self.carry_out(&mut state, actions);
         Ok(())
     }

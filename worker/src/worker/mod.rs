@@ -5,6 +5,7 @@ mod functions;
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,11 +18,15 @@ use tokio::sync::{Notify, oneshot};
 use crate::count::Count;
 use crate::error::ApiError;
 use crate::function::{Deployment, Function};
+use crate::history::{self, History};
 use crate::instance::Instance;
 use crate::invocation::{Invocation, Outcome};
 use crate::pool::{Action, Capacity, Census, FunctionId, InstanceId, Pool, RequestId, Time};
-use crate::sandbox::{Hierarchy, Spawner};
+use crate::runtime_files;
+use crate::sandbox::{Hierarchy, Spawner, worker_is_root};
 use crate::sigv4::Credentials;
+use crate::store::Stores;
+use worker_page::data::Event;
 
 /// How the worker is set up.
 #[derive(Debug)]
@@ -32,8 +37,8 @@ pub struct Options {
     pub capacity: Capacity,
     /// Requests must be signed with these, if given.
     pub credentials: Option<Credentials>,
-    /// `libmayfly_heap.so`, preloaded into every instance, if given.
-    pub heap: Option<PathBuf>,
+    /// What instances are given to save memory.
+    pub layers: Layers,
     /// The folder with `awslambdaric`, needed for functions in Python.
     pub python_client: Option<PathBuf>,
     /// `mayfly` itself, which becomes the keeper of each sandbox.
@@ -42,12 +47,26 @@ pub struct Options {
     pub cache: PathBuf,
 }
 
+/// Mayfly's libraries for instances; what is absent is left out.
+#[derive(Clone, Debug, Default)]
+pub struct Layers {
+    /// `libmayfly_heap.so`, preloaded.
+    pub heap: Option<PathBuf>,
+    /// `libmayfly_merge.so`: instances of a function share pages.
+    pub merge: Option<PathBuf>,
+    /// `libmayfly_rest.so`, which makes use of both while an instance is idle.
+    pub rest: Option<PathBuf>,
+}
+
 /// The worker.
 pub struct Worker {
     /// How it is set up.
     pub options: Options,
     /// What has happened so far.
     pub count: Count,
+    /// What has happened, and how memory has developed.
+    pub history: History,
+    pub(crate) stores: Stores,
     pub(crate) cgroups: Hierarchy,
     pub(crate) spawner: Spawner,
     folder: TempDir,
@@ -94,11 +113,9 @@ impl Worker {
     pub fn new(options: Options) -> Result<Arc<Worker>> {
         std::fs::create_dir_all(&options.cache)
             .with_context(|| format!("cannot make {}", options.cache.display()))?;
-        remove_left_behind(&options.cache);
-        let folder = tempfile::Builder::new()
-            .prefix(&format!("{FOLDER_PREFIX}{}-", std::process::id()))
-            .tempdir_in(&options.cache)
-            .with_context(|| format!("cannot make a folder in {}", options.cache.display()))?;
+        let folder = own_folder(&options.cache)?;
+        // Stores are users of their own where the worker is root, whose cache is closed to others.
+        let stores = own_folder(if worker_is_root() { Path::new("/run") } else { &options.cache })?;
         let state = State {
             pool: Pool::new(options.capacity.clone()),
             functions: BTreeMap::new(),
@@ -108,13 +125,19 @@ impl Worker {
             next_function: 1,
             closing: false,
         };
+        runtime_files::write(folder.path())?;
+        let spawner = Spawner::new(options.program.clone())?;
+        let began = Instant::now();
+        let (program, memory_mib) = (options.program.clone(), options.capacity.memory_mib);
         Ok(Arc::new(Worker {
             cgroups: Hierarchy::new()?,
-            spawner: Spawner::new(options.program.clone())?,
+            stores: Stores::new(program, spawner.clone(), stores, memory_mib),
+            spawner,
             options,
             count: Count::default(),
+            history: History::new(began),
             folder,
-            began: Instant::now(),
+            began,
             state: Mutex::new(state),
             next_request: AtomicU64::new(1),
             emptier: Notify::new(),
@@ -178,7 +201,9 @@ impl Worker {
             state.waiting.remove(&request)
         };
         if let Some(waiting) = waiting {
-            self.count.answered(&outcome, waiting.arrived.elapsed());
+            let latency = waiting.arrived.elapsed();
+            self.count.answered(&outcome, latency);
+            self.history.answered(latency);
             // The caller may have gone away.
             let _ = waiting.reply.send(outcome);
         }
@@ -202,6 +227,17 @@ impl Worker {
     pub(crate) fn gone(self: &Arc<Self>, instance: InstanceId) {
         let mut state = self.lock();
         let known = state.instances.remove(&instance);
+        if let Some(known) = &known {
+            self.history.note(Event {
+                ms: history::ms(known.age()),
+                ..history::of_instance("gone", &known.deployment, instance)
+            });
+            let function = known.deployment.function;
+            let deleted = !state.deployments.contains_key(&function);
+            if deleted && !state.instances.values().any(|other| other.deployment.function == function) {
+                self.stores.end(function);
+            }
+        }
         let actions = state.pool.gone(instance);
         for action in &actions {
             if let (Action::FailedStart { request, .. }, Some(known)) = (action, &known)
@@ -228,6 +264,11 @@ impl Worker {
     /// How many instances are in which phase, of one function or of all.
     pub fn census(&self, function: Option<FunctionId>) -> Census {
         self.lock().pool.census(function)
+    }
+
+    /// What an instance is doing: `starting`, `idle`, `busy` or `stopping`.
+    pub fn phase(&self, instance: InstanceId) -> &'static str {
+        self.lock().pool.phase(instance)
     }
 
     /// All instances that are not gone.
@@ -267,7 +308,17 @@ impl State {
     }
 }
 
-const FOLDER_PREFIX: &str = "worker-";
+const FOLDER_PREFIX: &str = "mayfly-worker-";
+
+/// A folder that is gone when the worker is. Others may pass through, to what is theirs.
+fn own_folder(place: &Path) -> Result<TempDir> {
+    remove_left_behind(place);
+    tempfile::Builder::new()
+        .prefix(&format!("{FOLDER_PREFIX}{}-", std::process::id()))
+        .permissions(std::fs::Permissions::from_mode(0o711))
+        .tempdir_in(place)
+        .with_context(|| format!("cannot make a folder in {}", place.display()))
+}
 
 /// Removes the folders of workers that were killed.
 fn remove_left_behind(cache: &Path) {

@@ -1,7 +1,9 @@
 """Does what the event says: {"do": NAME, ...}."""
 
 import os
+import socket
 import subprocess
+import threading
 import time
 
 print("loaded")
@@ -54,6 +56,38 @@ def sleep(event, context):
 
 def large(event, context):
     return "x" * event["bytes"]
+
+
+HELD = []
+
+
+def hold(event, context):
+    """Memory that is alike in all instances."""
+    table = bytearray(event["mib"] << 20)
+    for at in range(0, len(table), 4096):
+        table[at : at + 8] = (at + 1).to_bytes(8, "little")
+    HELD.append(table)
+    time.sleep(event["seconds"])
+
+
+def check(event, context):
+    """Whether what is held is as it was; what is written now is nobody else's."""
+    right = all(
+        int.from_bytes(table[at : at + 8], "little") == at + 1
+        for table in HELD
+        for at in range(4096, len(table), 4096)
+    )
+    for table in HELD:
+        table[0:4096] = os.urandom(4096)
+    time.sleep(0.3)
+    return right
+
+
+def start_thread(event, context):
+    """A thread that waits in a system call which writes to memory when it returns."""
+    ours, theirs = socket.socketpair()
+    HELD.append(theirs)
+    threading.Thread(target=ours.recv, args=[10], daemon=True).start()
 
 
 def fill_memory(event, context):

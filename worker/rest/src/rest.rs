@@ -1,0 +1,89 @@
+//! All anonymous memory of the process is advised, piece by piece.
+//!
+//! Only the userfaultfd that needs no permission is to be had in a sandbox. It holds writers of plain stores, but fails
+//! a system call that writes to a frozen page. So all other threads must wait where none is made: for each other
+//! (futex), or for time to pass. A process with a thread elsewhere is left as it is.
+
+use std::ffi::{c_int, c_uint};
+use std::fs;
+use std::ops::Range;
+
+use crate::library::NO_SYSCALLS;
+use crate::{Rest, advised, library};
+
+/// Mappings smaller than this hold little.
+const SMALLEST: usize = 256 << 10;
+/// Advised at once: some milliseconds' worth, so that work that comes in does not wait longer.
+const PIECE: usize = 8 << 20;
+
+/// Advises until all is looked at or `work` is readable.
+pub fn merge(work: c_int) -> Rest {
+    let before = library::shared_pages();
+    let mut rest = Rest { complete: 1, ..Rest::default() };
+    let Some(flags) = flags() else {
+        rest.errno = libc::EBUSY;
+        return rest;
+    };
+    let Ok(maps) = fs::read_to_string("/proc/self/maps") else { return rest };
+    for mapping in maps.lines().filter_map(anonymous).filter(|mapping| mapping.len() >= SMALLEST) {
+        for start in mapping.clone().step_by(PIECE) {
+            let piece = start..mapping.end.min(start + PIECE);
+            if is_readable(work) {
+                rest.complete = 0;
+            } else if !advised::add(&piece) {
+                rest.errno = libc::ENOSPC;
+            } else {
+                match library::advise(&piece, flags) {
+                    // Locked memory, or what cannot be shared: the rest can.
+                    Ok(()) | Err(libc::ENOTSUP | libc::ENOMEM) => rest.advised_bytes += piece.len() as u64,
+                    Err(errno) => rest.errno = errno,
+                }
+            }
+            if rest.complete == 0 || rest.errno != 0 {
+                rest.complete = 0;
+                rest.shared_pages = library::shared_pages().saturating_sub(before);
+                return rest;
+            }
+        }
+    }
+    rest.shared_pages = library::shared_pages().saturating_sub(before);
+    rest
+}
+
+/// What may be promised about the other threads; `None` if nothing.
+fn flags() -> Option<c_uint> {
+    // SAFETY: takes nothing.
+    let own = unsafe { libc::gettid() }.to_string();
+    let mut others = 0;
+    for task in fs::read_dir("/proc/self/task").ok()?.flatten() {
+        if task.file_name().to_string_lossy() == own {
+            continue;
+        }
+        others += 1;
+        let call = fs::read_to_string(task.path().join("syscall")).ok()?;
+        let number = call.split(' ').next()?.trim().parse::<i64>().ok()?;
+        if !matches!(number, libc::SYS_futex | libc::SYS_nanosleep | libc::SYS_clock_nanosleep) {
+            return None;
+        }
+    }
+    Some(if others == 0 { 0 } else { NO_SYSCALLS })
+}
+
+/// A line of /proc/self/maps that is private, writable memory of no file: a mapping without a name, or malloc's heap.
+fn anonymous(line: &str) -> Option<Range<usize>> {
+    let mut fields = line.split_ascii_whitespace();
+    let (place, rights) = (fields.next()?, fields.next()?);
+    let inode = fields.nth(2)?;
+    let name = fields.next();
+    if !rights.starts_with("rw-p") || inode != "0" || name.is_some_and(|name| name != "[heap]") {
+        return None;
+    }
+    let (start, end) = place.split_once('-')?;
+    Some(usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?)
+}
+
+fn is_readable(descriptor: c_int) -> bool {
+    let mut wanted = libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one structure that outlives the call.
+    unsafe { libc::poll(&mut wanted, 1, 0) > 0 }
+}

@@ -1,0 +1,123 @@
+"""Runs a function with Lambda's own runtime client, and lets the instance rest while it has no work.
+
+Asking for work is what the worker replaces: an instance that got none for a while first gives back what its heap holds
+free, and shares its pages with the function's other instances. Work that comes in meanwhile ends the rest.
+"""
+
+import ctypes
+import gc
+import json
+import os
+import select
+import socket
+import sys
+import time
+
+# Of the interpreter, not of this file's folder: what `python -m awslambdaric` has there.
+sys.path[0] = os.getcwd()
+
+import runtime_client
+from awslambdaric import __main__ as client
+
+NEXT = b"GET /2018-06-01/runtime/invocation/next HTTP/1.1\r\nHost: runtime\r\n\r\n"
+REST = (
+    "POST /2018-06-01/runtime/mayfly/rest HTTP/1.1\r\nHost: runtime\r\nConnection: close\r\nContent-Length: "
+)
+# Without work for so long, an instance rests.
+IDLE_S = 0.3
+# One that is never idle rests once in between, so long after it has started: its pages are shared too.
+BUSY_S = 5.0
+
+
+class Outcome(ctypes.Structure):
+    """struct Rest of libmayfly_rest.so."""
+
+    _fields_ = [
+        ("advised_bytes", ctypes.c_uint64),
+        ("shared_pages", ctypes.c_uint64),
+        ("trimmed_bytes", ctypes.c_uint64),
+        ("complete", ctypes.c_uint32),
+        ("errno", ctypes.c_int32),
+    ]
+
+
+class Work:
+    """Asks the worker for work, and rests meanwhile."""
+
+    def __init__(self, address, merges):
+        host, _, port = address.rpartition(":")
+        self.address = (host, int(port))
+        # A PyDLL holds the interpreter's lock, so that no other thread of Python's runs meanwhile.
+        self.library = ctypes.PyDLL(os.environ["MAYFLY_REST_LIBRARY"])
+        self.merges = merges
+        self.asked = 0
+        self.rest_when_asked = 2  # after the first answer: then all that the function loads late is there
+        self.started = time.monotonic()
+        self.has_rested = False
+
+    def next(self):
+        """What runtime_client.next gives: the event and its headers."""
+        self.asked += 1
+        with socket.create_connection(self.address) as connection:
+            connection.sendall(NEXT)
+            busy = not self.has_rested and self.asked > 2 and time.monotonic() - self.started > BUSY_S
+            if not select.select([connection], [], [], 0 if busy else IDLE_S)[0] or busy:
+                self.rest(connection.fileno())
+            return read(connection)
+
+    def rest(self, work):
+        began = time.monotonic()
+        merges = self.merges and self.asked >= self.rest_when_asked
+        if merges and not self.has_rested:
+            # Collections write to every object that they look at: they leave alone what is there now.
+            gc.collect()
+            gc.freeze()
+        outcome = Outcome()
+        self.library.mayfly_rest(int(merges), work, ctypes.byref(outcome))
+        if merges and outcome.complete:
+            self.has_rested = True
+            # What has changed since is worth looking at ever more seldom.
+            self.rest_when_asked = 2 * self.asked
+        told = {name: getattr(outcome, name) for name, _ in Outcome._fields_}
+        self.tell({**told, "merges": merges, "ms": (time.monotonic() - began) * 1000})
+
+    def tell(self, what):
+        body = json.dumps(what)
+        try:
+            with socket.create_connection(self.address, timeout=1) as connection:
+                connection.sendall(f"{REST}{len(body)}\r\n\r\n{body}".encode())
+                connection.recv(1)
+        except OSError:
+            pass  # the worker only shows it
+
+
+def read(connection):
+    """The event and its headers."""
+    answer = b""
+    while (end := answer.find(b"\r\n\r\n")) < 0:
+        answer += more(connection)
+    status, *lines = answer[:end].decode().split("\r\n")
+    headers = {}
+    for line in lines:
+        name, _, value = line.partition(": ")
+        headers[name.title()] = value
+    length = int(headers["Content-Length"])
+    parts, left = [answer[end + 4 :]], length - (len(answer) - end - 4)
+    while left > 0:
+        parts.append(more(connection))
+        left -= len(parts[-1])
+    if status.split(" ")[1] != "200":
+        raise RuntimeError(f"Failed to get next: {status}")
+    headers["Lambda-Runtime-Deadline-Ms"] = int(headers["Lambda-Runtime-Deadline-Ms"])
+    return b"".join(parts), headers
+
+
+def more(connection):
+    part = connection.recv(1 << 20)
+    if not part:
+        raise RuntimeError("Failed to get next: the worker closed the connection")
+    return part
+
+
+runtime_client.next = Work(os.environ["AWS_LAMBDA_RUNTIME_API"], "MAYFLY_MERGE_LIBRARY" in os.environ).next
+client.main(sys.argv)

@@ -1,0 +1,53 @@
+//! What the worker tells of itself as JSON: `/history`, `/events`, `/instances`.
+
+use serde::Serialize;
+use worker_page::data::{History, Layers};
+
+use super::Api;
+use crate::history::INTERVAL;
+use crate::http::{self, Answer};
+use crate::sampler;
+use crate::worker::Worker;
+
+/// The number after `after=` in the query.
+pub fn after(query: Option<&str>) -> Option<u64> {
+    query?.split('&').find_map(|pair| pair.strip_prefix("after="))?.parse().ok()
+}
+
+/// Samples after a time.
+pub fn history(api: &Api, after: Option<u64>) -> Answer {
+    let history = &api.worker.history;
+    answer(&History {
+        interval_ms: INTERVAL.as_millis() as u64,
+        now_ms: history.now_ms(),
+        layers: layers(&api.worker),
+        samples: history.samples(after),
+    })
+}
+
+/// Which layers the worker uses.
+pub fn layers(worker: &Worker) -> Layers {
+    let layers = &worker.options.layers;
+    Layers {
+        sandbox: "process".into(),
+        heap: layers.heap.is_some(),
+        merge: layers.merge.is_some(),
+        partitions: "none".into(),
+    }
+}
+
+/// Events after a number.
+pub fn events(api: &Api, after: Option<u64>) -> Answer {
+    answer(&api.worker.history.events(after))
+}
+
+/// Instances, as they are now.
+pub async fn instances(api: &Api) -> Answer {
+    let worker = api.worker.clone();
+    let described = tokio::task::spawn_blocking(move || sampler::instances(&worker)).await;
+    answer(&described.unwrap_or_default())
+}
+
+fn answer(value: &impl Serialize) -> Answer {
+    http::answer(200, "application/json", serde_json::to_vec(value).expect("plain data"))
+}

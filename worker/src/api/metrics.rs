@@ -1,0 +1,231 @@
+//! The figures at `/metrics`, in Prometheus' text format. deploy/grafana shows them.
+
+use std::fmt::{Display, Write};
+use std::sync::atomic::Ordering;
+
+use worker_page::data::{FunctionSample, Sample, Vm};
+use worker_page::figures::Memory;
+
+use super::{Api, history};
+use crate::count::{BUCKETS_S, Histogram};
+use crate::http::{self, Answer};
+use crate::worker::Worker;
+
+/// All figures. Memory is as the last sample found it, at most some seconds ago.
+pub fn metrics(api: &Api) -> Answer {
+    let worker = &api.worker;
+    let mut text = Metrics(String::new());
+    let sample = worker.history.last_sample().unwrap_or_default();
+    requests(&mut text, worker);
+    instances(&mut text, worker);
+    memory(&mut text, worker, &sample);
+    virtual_machine(&mut text, &sample.vm.clone().unwrap_or_default());
+    events(&mut text, worker);
+    settings(&mut text, worker);
+    http::answer(200, "text/plain; version=0.0.4", text.0)
+}
+
+fn requests(text: &mut Metrics, worker: &Worker) {
+    let count = &worker.count;
+    text.about("mayfly_invocations_total", "counter", "Requests that were answered, by outcome");
+    for (outcome, counter) in [
+        ("succeeded", &count.succeeded),
+        ("failed", &count.failed),
+        ("throttled", &count.throttled),
+        ("refused", &count.refused),
+    ] {
+        text.value("mayfly_invocations_total", &[("outcome", outcome)], counter.load(Ordering::Relaxed));
+    }
+    text.alone(
+        "mayfly_queued_requests",
+        "gauge",
+        "Requests that wait for an instance",
+        worker.census(None).queued,
+    );
+    text.histogram("mayfly_latency_seconds", "From arrival to answer, of requests that ran", &count.latency);
+    let help = "From an instance's start until it asks for work";
+    text.histogram("mayfly_cold_start_seconds", help, &count.cold_start);
+}
+
+fn instances(text: &mut Metrics, worker: &Worker) {
+    text.about("mayfly_instances", "gauge", "Instances, by function and phase");
+    for function in worker.functions() {
+        let census = worker.census(Some(function.deployment.function));
+        for (phase, number) in [
+            ("starting", census.starting),
+            ("idle", census.idle),
+            ("busy", census.busy),
+            ("stopping", census.stopping),
+        ] {
+            let labels = [("function", function.deployment.name.as_str()), ("phase", phase)];
+            text.value("mayfly_instances", &labels, number);
+        }
+    }
+}
+
+/// A figure of each function's instances together, and what it is.
+type OfFunction = (&'static str, &'static str, fn(&FunctionSample) -> u64);
+
+const OF_FUNCTIONS: [OfFunction; 4] = [
+    (
+        "mayfly_instance_pss_bytes",
+        "Proportional set size of instances, by function: shared pages are divided among those that map them",
+        |f| f.pss_bytes,
+    ),
+    ("mayfly_instance_private_bytes", "Of that, anonymous memory that nobody shares", |f| f.private_bytes),
+    ("mayfly_instance_shared_bytes", "Of that, the part of the page stores", |f| f.shared_bytes),
+    ("mayfly_instance_mapped_shared_bytes", "Pages of the stores that instances map, before dividing", |f| {
+        f.mapped_shared_bytes
+    }),
+];
+
+fn memory(text: &mut Metrics, worker: &Worker, sample: &Sample) {
+    let help = "Memory in use, by function, as its cgroups count it";
+    text.about("mayfly_instance_memory_bytes", "gauge", help);
+    let instances = worker.instances();
+    for function in worker.functions() {
+        let own = instances.iter().filter(|one| one.deployment.function == function.deployment.function);
+        let bytes: u64 = own.filter_map(|instance| instance.memory_bytes()).sum();
+        text.value("mayfly_instance_memory_bytes", &[("function", &function.deployment.name)], bytes);
+    }
+    for (name, help, value) in OF_FUNCTIONS {
+        text.about(name, "gauge", help);
+        for (function, of_function) in &sample.functions {
+            text.value(name, &[("function", function)], value(of_function));
+        }
+    }
+    let memory = Memory::of(sample);
+    text.alone(
+        "mayfly_used_bytes",
+        "gauge",
+        "Memory of all instances and page stores, each page once",
+        memory.used,
+    );
+    text.alone("mayfly_stores", "gauge", "Page stores", sample.store.stores);
+    text.alone(
+        "mayfly_store_bytes",
+        "gauge",
+        "What the page stores occupy, each page once",
+        sample.store.bytes,
+    );
+    text.alone(
+        "mayfly_merge_saved_bytes",
+        "gauge",
+        "What instances would take more without merging",
+        memory.saved(),
+    );
+    text.alone(
+        "mayfly_host_available_bytes",
+        "gauge",
+        "MemAvailable of the machine",
+        sample.host.available_bytes,
+    );
+}
+
+fn virtual_machine(text: &mut Metrics, vm: &Vm) {
+    let name = "mayfly_vm_partitions";
+    text.about(
+        name,
+        "gauge",
+        "Partitions of the virtual machine: there can be, are plugged, have an instance; 0 without a VM",
+    );
+    for (state, number) in [("possible", vm.partitions), ("plugged", vm.plugged), ("used", vm.used)] {
+        text.value(name, &[("state", state)], number);
+    }
+    text.alone(
+        "mayfly_vm_plugged_bytes",
+        "gauge",
+        "Memory that is plugged into the virtual machine",
+        vm.plugged_bytes,
+    );
+    text.alone(
+        "mayfly_vm_resident_bytes",
+        "gauge",
+        "Memory that the host has given to the VM",
+        vm.resident_bytes,
+    );
+}
+
+fn events(text: &mut Metrics, worker: &Worker) {
+    let totals = worker.history.totals();
+    text.about("mayfly_events_total", "counter", "What has happened, by kind; /events tells more");
+    for (kind, total) in &totals {
+        text.value("mayfly_events_total", &[("kind", kind)], total.count);
+    }
+    let of = |kind: &str| totals.get(kind).cloned().unwrap_or_default();
+    let (merge, rest, unplug) = (of("merge"), of("rest"), of("unplug"));
+    text.alone("mayfly_merged_bytes_total", "counter", "Memory that was merged", merge.bytes);
+    text.alone("mayfly_merge_seconds_total", "counter", "Time that merging took", merge.ms / 1e3);
+    text.about(
+        "mayfly_returned_bytes_total",
+        "counter",
+        "Memory that was given back, by idle instances or by unplugging",
+    );
+    text.value("mayfly_returned_bytes_total", &[("by", "rest")], rest.bytes);
+    text.value("mayfly_returned_bytes_total", &[("by", "unplug")], unplug.bytes);
+    text.alone("mayfly_unplug_seconds_total", "counter", "Time that unplugging took", unplug.ms / 1e3);
+}
+
+fn settings(text: &mut Metrics, worker: &Worker) {
+    let layers = history::layers(worker);
+    text.about("mayfly_layer", "gauge", "1 for layers that are switched on");
+    let partitions = !matches!(layers.partitions.as_str(), "" | "none");
+    for (layer, on) in [("heap", layers.heap), ("merge", layers.merge), ("partitions", partitions)] {
+        text.value("mayfly_layer", &[("layer", layer)], u8::from(on));
+    }
+    let capacity = &worker.options.capacity;
+    let help = "Memory that all instances together may have";
+    text.alone("mayfly_memory_limit_bytes", "gauge", help, capacity.memory_mib << 20);
+    text.alone(
+        "mayfly_concurrency_limit",
+        "gauge",
+        "Instances that may be there at once",
+        capacity.concurrency,
+    );
+    text.about(
+        "mayfly_function_memory_limit_bytes",
+        "gauge",
+        "Memory that an instance may have, by function",
+    );
+    for function in worker.functions() {
+        let bytes = u64::from(function.deployment.settings.memory_mib) << 20;
+        text.value("mayfly_function_memory_limit_bytes", &[("function", &function.deployment.name)], bytes);
+    }
+    text.alone("mayfly_uptime_seconds", "gauge", "Since the worker began", worker.uptime().as_secs_f64());
+}
+
+struct Metrics(String);
+
+impl Metrics {
+    fn about(&mut self, name: &str, kind: &str, help: &str) {
+        writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}").expect("strings take all");
+    }
+
+    fn value(&mut self, name: &str, labels: &[(&str, &str)], value: impl Display) {
+        let labels: Vec<String> =
+            labels.iter().map(|(label, text)| format!("{label}=\"{}\"", escape(text))).collect();
+        let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
+        writeln!(self.0, "{name}{labels} {value}").expect("strings take all");
+    }
+
+    fn alone(&mut self, name: &str, kind: &str, help: &str, value: impl Display) {
+        self.about(name, kind, help);
+        self.value(name, &[], value);
+    }
+
+    fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
+        self.about(name, "histogram", help);
+        let counts = histogram.cumulative();
+        let bounds = BUCKETS_S.map(|bound| bound.to_string()).into_iter().chain(["+Inf".into()]);
+        for (count, bound) in counts.iter().zip(bounds) {
+            self.value(&format!("{name}_bucket"), &[("le", &bound)], count);
+        }
+        self.value(&format!("{name}_sum"), &[], histogram.sum().as_secs_f64());
+        self.value(&format!("{name}_count"), &[], counts.last().unwrap_or(&0));
+    }
+}
+
+/// A label's value, as the format wants it.
+fn escape(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}

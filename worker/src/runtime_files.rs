@@ -1,0 +1,42 @@
+//! Files of the worker's own that instances see: the bootstrap of Python functions, and the package `mayfly`. They are in
+//! this program, and written out when the worker starts.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+/// Below `/var/mayfly` in an instance.
+pub const BOOTSTRAP: &str = "bootstrap.py";
+/// On `PYTHONPATH` where pages are merged.
+pub const PACKAGES: &str = "python";
+
+const FILES: [(&str, &str); 7] = [
+    (BOOTSTRAP, include_str!("../runtime/bootstrap.py")),
+    ("python/mayfly/__init__.py", include_str!("../../python/mayfly/__init__.py")),
+    ("python/mayfly/advice.py", include_str!("../../python/mayfly/advice.py")),
+    ("python/mayfly/growth.py", include_str!("../../python/mayfly/growth.py")),
+    ("python/mayfly/library.py", include_str!("../../python/mayfly/library.py")),
+    ("python/mayfly/packing.py", include_str!("../../python/mayfly/packing.py")),
+    ("python/mayfly/regions.py", include_str!("../../python/mayfly/regions.py")),
+];
+
+/// Writes them into a folder, for all to read.
+///
+/// # Errors
+/// A file that cannot be written.
+pub fn write(folder: &Path) -> Result<()> {
+    for (name, text) in FILES {
+        let path = folder.join(name);
+        let failed = || format!("cannot write {}", path.display());
+        let parent = path.parent().unwrap_or(folder);
+        fs::create_dir_all(parent).with_context(failed)?;
+        fs::write(&path, text).with_context(failed)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).with_context(failed)?;
+        for above in parent.ancestors().take_while(|above| above.starts_with(folder)) {
+            fs::set_permissions(above, fs::Permissions::from_mode(0o755)).with_context(failed)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,191 @@
+//! Page stores: one for each function, so that no function can read or time the pages of another (UPM §IV-E).
+//!
+//! A store is a `mayfly share` of its own, started with the function's first instance. Its socket lies in a folder that
+//! only that function's sandboxes show. All their users may call it (`--domain everyone`): who sees the folder is the
+//! trust domain. Where the worker is root, the store is a user of its own, whose only right is to ask who still uses a
+//! segment (CAP_LEASE).
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tempfile::TempDir;
+
+use crate::pool::FunctionId;
+use crate::sandbox::{Spawner, own_user_with_leases, worker_is_root};
+
+/// The first host user of stores; instances' users end below.
+const FIRST_USER: u32 = 2_001_000_000;
+const SOCKET: &str = "share.socket";
+/// Not in the folder that instances see.
+const FIGURES: &str = "figures.socket";
+/// A store answers at once; one that is stuck must not hold up a sample.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// All page stores of a worker.
+pub struct Stores {
+    program: PathBuf,
+    spawner: Spawner,
+    folder: TempDir,
+    limit_mib: u64,
+    stores: Mutex<BTreeMap<FunctionId, Store>>,
+}
+
+struct Store {
+    /// `None` while it is being started.
+    child: Option<Child>,
+}
+
+/// What an instance must know of its store.
+pub struct Door {
+    /// To be shown inside.
+    pub folder: PathBuf,
+    /// The name of the socket in it.
+    pub socket: &'static str,
+    /// The store's user, where it has one of its own.
+    pub user: Option<u32>,
+}
+
+impl Stores {
+    /// No store yet. Each may hold `limit_mib`.
+    pub fn new(program: PathBuf, spawner: Spawner, folder: TempDir, limit_mib: u64) -> Stores {
+        Stores { program, spawner, folder, limit_mib, stores: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<FunctionId, Store>> {
+        self.stores.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn place(&self, function: FunctionId) -> PathBuf {
+        self.folder.path().join(format!("store-{function}"))
+    }
+
+    /// The way to a function's store, which is started if it does not run.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub async fn door(&self, function: FunctionId) -> Result<Door> {
+        let place = self.place(function);
+        let user = worker_is_root().then(|| FIRST_USER + (function % 1_000_000) as u32);
+        let door = Door { folder: place.join("door"), socket: SOCKET, user };
+        {
+            let mut stores = self.lock();
+            let runs = |store: &mut Store| match &mut store.child {
+                Some(child) => matches!(child.try_wait(), Ok(None)),
+                None => true,
+            };
+            if stores.get_mut(&function).is_some_and(runs) {
+                return Ok(door);
+            }
+            stores.insert(function, Store { child: None });
+        }
+        let started = self.start(&place, &door).await;
+        let mut stores = self.lock();
+        match (started, stores.get_mut(&function)) {
+            (Ok(child), Some(store)) => store.child = Some(child),
+            // The function was deleted meanwhile.
+            (Ok(child), None) => end(child, &place),
+            (Err(error), _) => {
+                stores.remove(&function);
+                return Err(error);
+            }
+        }
+        Ok(door)
+    }
+
+    async fn start(&self, place: &Path, door: &Door) -> Result<Child> {
+        std::fs::create_dir_all(&door.folder)
+            .with_context(|| format!("cannot make {}", door.folder.display()))?;
+        let mut command = Command::new(&self.program);
+        command
+            .arg("share")
+            .arg("--socket")
+            .arg(door.folder.join(SOCKET))
+            .args(["--domain", "everyone", "--limit", &format!("{}MiB", self.limit_mib)])
+            .arg("--metrics")
+            .arg(place.join(FIGURES))
+            .env_clear()
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .process_group(0);
+        if let Some(user) = door.user {
+            // Closed to all others; a sandbox shows the inner one.
+            std::fs::set_permissions(place, std::fs::Permissions::from_mode(0o700))?;
+            for folder in [place, &door.folder] {
+                std::os::unix::fs::chown(folder, Some(user), Some(user))
+                    .with_context(|| format!("cannot give {} to its store", folder.display()))?;
+            }
+        }
+        own_user_with_leases(&mut command, door.user);
+        self.spawner.run(command).await.context("cannot start a page store")
+    }
+
+    /// Ends a function's store: it was deleted, and its last instance is gone.
+    pub fn end(&self, function: FunctionId) {
+        if let Some(Store { child: Some(child) }) = self.lock().remove(&function) {
+            end(child, &self.place(function));
+        }
+    }
+
+    /// How many stores there are, and what their pages occupy.
+    pub fn figures(&self) -> (u64, u64) {
+        let functions: Vec<FunctionId> = self.lock().keys().copied().collect();
+        let pages: u64 =
+            functions.iter().filter_map(|function| pages_of(&self.place(*function).join(FIGURES))).sum();
+        (functions.len() as u64, pages * 4096)
+    }
+}
+
+impl Drop for Stores {
+    fn drop(&mut self) {
+        let stores = std::mem::take(&mut *self.lock());
+        for (function, store) in stores {
+            if let Some(child) = store.child {
+                end(child, &self.place(function));
+            }
+        }
+    }
+}
+
+fn end(mut child: Child, place: &Path) {
+    // It keeps nothing that must be written: what instances share stays theirs.
+    let _ = child.kill();
+    let _ = child.wait();
+    let _ = std::fs::remove_dir_all(place);
+}
+
+/// What the store says of itself.
+fn pages_of(socket: &Path) -> Option<u64> {
+    let mut stream = UnixStream::connect(socket).ok()?;
+    stream.set_read_timeout(Some(PATIENCE)).ok()?;
+    stream.set_write_timeout(Some(PATIENCE)).ok()?;
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: store\r\n\r\n").ok()?;
+    let mut text = String::new();
+    stream.take(1 << 20).read_to_string(&mut text).ok()?;
+    Some(store_pages(&text))
+}
+
+/// The sum over the store's domains; there is one, or none before the first call.
+fn store_pages(figures: &str) -> u64 {
+    let lines = figures.lines().filter(|line| line.starts_with("mayfly_share_store_pages{"));
+    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_read_from_the_figures() {
+        let text = "# TYPE mayfly_share_store_pages gauge\nmayfly_share_store_pages{domain=\"everyone\"} 12\n\
+                    mayfly_share_store_pages_other{} 5\n";
+        assert_eq!((store_pages(text), store_pages("")), (12, 0));
+    }
+}

@@ -1,0 +1,123 @@
+"""What each layer does in an instance: heap, merging; who shares with whom; what a rest may not break."""
+
+import concurrent.futures
+import json
+import pathlib
+import time
+
+import pytest
+from calls import invoke
+from conftest import HERE, Worker
+
+TEMPLATE = str(HERE / "functions/template.yaml")
+
+
+def until(condition, what, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, what() if callable(what) else what
+        time.sleep(0.1)
+    return found
+
+
+def several(client, name, event, count):
+    with concurrent.futures.ThreadPoolExecutor(count) as threads:
+        return list(threads.map(lambda _: invoke(client, name, event), range(count)))
+
+
+def shell(client, command, name="probe"):
+    answer, error = invoke(client, name, {"do": "shell", "command": command})
+    assert error is None, answer
+    return answer["out"]
+
+
+def test_idle_instances_of_a_function_share_their_pages():
+    with Worker(TEMPLATE) as running:
+        client = running.client()
+        table = {"do": "hold", "mib": 24, "seconds": 1}
+        assert [error for _, error in several(client, "probe", table, 3)] == [None] * 3
+        until(lambda: len({event["instance"] for event in running.events("merge")}) == 3, running.log())
+
+        def merged():
+            function = running.sample()["functions"]["probe"]
+            # Three tables of 24 MiB, and one of them in the store.
+            return function["mapped_shared_bytes"] > 3 * 24 << 20 and function["pss_bytes"] < 4 * 24 << 20
+
+        until(merged, lambda: running.sample())
+        store = running.sample()["store"]
+        assert store["stores"] == 1 and 24 << 20 <= store["bytes"] < 48 << 20
+        # What was shared is as it was, and may be written.
+        assert [answer for answer, _ in several(client, "probe", {"do": "check"}, 3)] == [True] * 3
+        client.delete_function(FunctionName="probe")
+        until(lambda: running.sample()["store"] == {"bytes": 0, "stores": 0}, lambda: running.sample())
+        assert not running.stores()
+        assert running.stop() == 0
+
+
+def test_functions_share_with_no_other(client, worker):
+    for name in ["probe", "neighbour"]:
+        assert invoke(client, name, {"do": "count"})[1] is None
+    assert len(worker.stores()) >= 2, "one each"
+    # Only the own one is there, and its folder cannot be written.
+    assert shell(client, "ls /var/mayfly/store").split() == ["share.lock", "share.socket"]
+    assert shell(client, "touch /var/mayfly/store/x || echo no").strip() == "no"
+    assert shell(client, "rm /var/mayfly/store/share.socket || echo no").strip() == "no"
+    for store in worker.stores():
+        status = pathlib.Path(f"/proc/{store}/status").read_text()
+        fields = dict(line.split(":", 1) for line in status.splitlines())
+        if pathlib.Path("/proc/self").stat().st_uid == 0:
+            assert int(fields["Uid"].split()[0]) > 2_000_000_000
+            assert int(fields["CapEff"], 16) == 1 << 28, "the right to ask for leases, and no other"
+
+
+def test_a_store_that_dies_is_replaced(client, worker):
+    invoke(client, "single", {"do": "count"})
+    before = set(worker.stores())
+    shell(client, "true", "single")
+    for store in before:
+        pathlib.Path(f"/proc/{store}").exists() and __import__("os").kill(store, 9)
+    client.update_function_configuration(FunctionName="single", Description="anew")
+    assert invoke(client, "single", {"do": "count"})[1] is None
+    until(lambda: set(worker.stores()) - before, "a new store")
+
+
+def test_only_the_userfaultfd_that_stops_no_system_call_is_allowed(client):
+    call = "import ctypes; libc = ctypes.CDLL(None, use_errno=True); print(libc.syscall(323, {}), ctypes.get_errno())"
+    assert shell(client, f'python3.11 -c "{call.format(0)}"').split() == ["-1", "38"]
+    assert int(shell(client, f'python3.11 -c "{call.format(1)}"').split()[0]) >= 0
+
+
+@pytest.mark.parametrize("without", ["heap", "merge", "heap,merge"])
+def test_each_layer_can_be_left_out(without):
+    with Worker(TEMPLATE, "--without", without) as running:
+        client = running.client()
+        libraries = shell(client, "cat /proc/$PPID/maps")
+        layers = json.loads(running.get("/history"))["layers"]
+        for layer in ["heap", "merge"]:
+            there = layer not in without
+            assert (f"libmayfly_{layer}.so" in shell(client, "ls /var/mayfly/lib 2>/dev/null")) == there
+            assert layers[layer] == there
+        assert ("libmayfly_heap.so" in libraries) == ("heap" not in without)
+        imported = shell(client, "python3.11 -c 'import mayfly' 2>/dev/null && echo yes")
+        assert imported == ("" if "merge" in without else "yes\n")
+        assert len(running.stores()) == (0 if "merge" in without else 1)
+        assert running.stop() == 0
+
+
+def test_work_that_comes_during_a_rest_is_not_lost(client):
+    # Longer pauses than an instance waits before it rests, and shorter ones.
+    for pause in [0.28, 0.3, 0.31, 0.32, 0.35, 0.4]:
+        for _ in range(3):
+            assert invoke(client, "single", {"do": "count"})[1] is None
+            time.sleep(pause)
+
+
+def test_an_instance_with_a_thread_at_work_is_left_as_it_is(worker, client):
+    client.update_function_configuration(FunctionName="neighbour", Description="threads")
+    invoke(client, "neighbour", {"do": "start_thread"})
+    invoke(client, "neighbour", {"do": "count"})
+    mine = lambda: [
+        e for e in worker.events("merge") if e["function"] == "neighbour" and "busy" in e.get("message", "")
+    ]
+    until(mine, worker.events("merge"))
+    assert invoke(client, "neighbour", {"do": "count"})[1] is None
