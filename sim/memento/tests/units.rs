@@ -379,7 +379,7 @@ fn memory_and_addresses_run_out_with_an_exception() {
 
 #[test]
 fn the_aac_holds_the_pointers_in_use() {
-    let (mut units, mut machine) = one_core(lazy());
+    let (mut units, mut machine) = one_core(Config { aac_pointers: 4, ..lazy() });
     for size in [8, 16, 24, 32, 8, 16, 24, 32, 40, 48] {
         allocate(&mut units, &mut machine, size, 256);
     }
