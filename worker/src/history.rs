@@ -151,6 +151,7 @@ mod tests {
         }
         let all = history.events(None);
         assert_eq!((all.events.len(), all.events[0].seq, all.next), (EVENTS, 5, EVENTS as u64 + 4));
+        assert_eq!(history.totals()["start"].count, EVENTS as u64 + 5, "those that have gone count");
         assert_eq!(history.events(Some(all.next - 2)).events.len(), 2);
         assert!(history.events(Some(all.next)).events.is_empty());
     }

@@ -180,7 +180,7 @@ pub fn told(event: &Event) -> String {
             format!("{who} merged {} of {}{}", bytes(event.merged_bytes), bytes(event.bytes), ms(event.ms))
         }
         "stop" => format!("{who} is being ended"),
-        "gone" => format!("{who} is gone{}", ms(event.ms)),
+        "gone" => format!("{who} is gone after {}", Unit::Milliseconds.tell(event.ms.unwrap_or(0.0))),
         "ended" => format!("{who} ended by itself: {message}"),
         "refuse" => format!("{who}: a request was refused: {message}"),
         "fail" => format!("{who} did not start: {message}"),
