@@ -10,7 +10,7 @@ from train.errors import TrainError
 ENCODERS = ("lstm-tokens", "lstm-frames")
 
 
-def arguments() -> argparse.Namespace:
+def arguments(given: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="mayfly train",
         description="Learns lifetimes from profiles of 'mayfly profile'.",
@@ -29,11 +29,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--engine", choices=("duckdb", "spark"), default="duckdb")
     parser.add_argument("--plot", metavar="FILE.svg", help="draw the confusion matrix")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    return parser.parse_args()
+    return parser.parse_args(given)
 
 
-def main() -> int:
-    given = arguments()
+def main(command_line: list[str]) -> int:
+    given = arguments(command_line)
     # A shell's *.parquet names the tables of functions, too: they are found by their profiles.
     given.profiles = [path for path in given.profiles if not path.endswith(".symbols.parquet")]
     if not given.profiles:
@@ -53,7 +53,7 @@ def main() -> int:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        sys.exit(main(sys.argv[1:]))
     except TrainError as error:
         sys.exit(f"mayfly: {error}")
     except KeyboardInterrupt:

@@ -140,6 +140,11 @@ def read(path: str | Path) -> Model:
         content = Path(path).read_bytes()
     except OSError as error:
         raise TrainError(f"{path}: {error.strerror}") from None
+    return from_bytes(content, path)
+
+
+def from_bytes(content: bytes, path: str | Path) -> Model:
+    """The model in a file's bytes."""
     if len(content) < _ALIGNMENT or content[:8] != MAGIC:
         raise TrainError(f"{path}: not a model of 'mayfly train'")
     _, version, count, length, checksum, *shape, _ = _HEADER.unpack_from(content)
@@ -148,7 +153,7 @@ def read(path: str | Path) -> Model:
             f"{path}: a model of version {version}, this program reads {VERSION}: train it again"
         )
     if length != len(content):
-        raise TrainError(f"{path}: {len(content)} bytes of {length}: the file is truncated")
+        raise TrainError(f"{path}: {len(content)} bytes, not {length}: the file is truncated")
     if checksum != xxhash.xxh3_64_intdigest(content[_CHECKED_FROM:]):
         raise TrainError(f"{path}: the checksum is wrong: the file is damaged")
     encoder, hidden, _, _, most_frames, order = shape

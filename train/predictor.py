@@ -18,7 +18,7 @@ class Predictor:
         self.model = model
         self._inputs = [self._steps_of(frame) for frame in range(len(model.frames) - 1)]
         self._recurrent = model.recurrent.astype(np.int32)
-        self._scales = (model.recurrent_scales / _F32(127)).astype(_F32)
+        self._scales = model.recurrent_scales / _F32(127)
         self._ranges = {bytes(module.build_id): module for module in model.modules}
 
     def frame_at(self, build_id: bytes, address: int) -> int:
@@ -60,10 +60,32 @@ class Predictor:
             quantised = np.rint(hidden[live] * _F32(127)).astype(np.int32)
             gates = inputs + (quantised @ self._recurrent.T).astype(_F32) * self._scales
             opened, kept, new, shown = np.split(gates, 4, axis=1)
-            cell[live] = _sigmoid(kept) * cell[live] + _sigmoid(opened) * np.tanh(new)
-            hidden[live] = _sigmoid(shown) * np.tanh(cell[live])
-        return hidden @ model.dense.T + model.dense_bias
+            cell[live] = _sigmoid(kept) * cell[live] + _sigmoid(opened) * _tanh(new)
+            hidden[live] = _sigmoid(shown) * _tanh(cell[live])
+        scores = np.zeros((len(sequences), len(model.limits)), _F32)
+        for unit in range(model.hidden):
+            scores += model.dense[:, unit] * hidden[:, unit, None]
+        return scores + model.dense_bias
+
+
+# Activations as the heap computes them, operation by operation (lifetime/model/src/activation.rs).
+_LARGEST = _F32(10)
+_TWICE_LOG2_E = _F32(2 * np.log2(np.e))
+_LN_2 = _F32(np.log(2))
+_ROUNDING = _F32(12582912)
+_EXPONENTIAL = [_F32(1 / factor) for factor in (5040, 720, 120, 24, 6, 2, 1, 1)]
+
+
+def _tanh(x: np.ndarray) -> np.ndarray:
+    power = np.clip(x, -_LARGEST, _LARGEST) * _TWICE_LOG2_E
+    whole = (power + _ROUNDING) - _ROUNDING
+    y = (power - whole) * _LN_2
+    p = np.full_like(y, _EXPONENTIAL[0])
+    for factor in _EXPONENTIAL[1:]:
+        p = p * y + factor
+    e = np.ldexp(p, whole.astype(np.int32))
+    return (e - _F32(1)) / (e + _F32(1))
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return _F32(0.5) * np.tanh(_F32(0.5) * x) + _F32(0.5)
+    return _tanh(x * _F32(0.5)) * _F32(0.5) + _F32(0.5)

@@ -14,7 +14,9 @@ RESERVED = ("UNK", "@")
 
 _WORD = re.compile(r"~?\w+")
 # What a compiler adds to a name, different in each build: rustc's hash, and the numbers of GCC's clones.
-_BUILD_SPECIFIC = re.compile(r"::h[0-9a-f]{16}\b|\.(?:isra|constprop|part|cold|lto_priv|llvm)(?:\.\d+)*")
+_BUILD_SPECIFIC = re.compile(
+    r"::h[0-9a-f]{16}\b| \[clone [^]]*\]|\.(?:isra|constprop|part|cold|lto_priv|llvm)(?:\.\d+)*"
+)
 
 
 def tokenize(frame: str) -> list[str]:
