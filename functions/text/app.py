@@ -45,7 +45,7 @@ def weights():
     found = safetensors.numpy.load_file(MODEL / "model.safetensors")
     if mayfly:
         try:
-            mayfly.advise(found)
+            mayfly.advise(found, quiet=True)  # nothing else runs yet, so nobody writes there meanwhile
         except OSError as error:
             print(f"weights are not shared: {error}")
     return found

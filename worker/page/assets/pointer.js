@@ -4,7 +4,7 @@ const tell = {
     const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
     let unit = value === 0 ? 2 : 0;
     while (value >= 1000 && unit < 4) { value /= 1024; unit++; }
-    return `${value < 9.95 ? +value.toFixed(1) : value.toFixed(0)} ${units[unit]}`;
+    return `${value < 9.95 ? +value.toFixed(unit === 3 ? 2 : 1) : value.toFixed(0)} ${units[unit]}`;
   },
   ms(value) {
     const [number, unit] = value >= 1000 ? [value / 1000, 's'] : value < 1 && value > 0 ? [value * 1000, 'µs'] : [value, 'ms'];
@@ -16,7 +16,7 @@ const show = (plot, index) => {
   for (const item of plot.parentElement.querySelectorAll('[data-values]')) {
     const values = item.dataset.values.split(' ');
     const value = values[index ?? values.length - 1];
-    if (value) item.querySelector('b').textContent = tell[plot.dataset.unit](+value);
+    if (value) item.querySelector('b').textContent = value === '-' ? '–' : tell[plot.dataset.unit](+value);
   }
 };
 let pointed = null;

@@ -19,7 +19,7 @@ pub struct Series {
     pub name: String,
     /// Its colour, as the style sheet calls it.
     pub colour: &'static str,
-    /// One for each moment of the chart.
+    /// One for each moment of the chart; NaN where a line has none yet.
     pub values: Vec<f64>,
 }
 
@@ -89,20 +89,27 @@ impl Chart {
         let at: Vec<f64> = kept.iter().map(|group| self.span.place(self.at_ms[group.1] as f64)).collect();
         let reduce = |series: &Series| -> Vec<f64> {
             kept.iter()
-                .map(|&(first, last)| series.values[first..=last].iter().copied().fold(0.0, f64::max))
+                .map(|&(first, last)| series.values[first..=last].iter().copied().fold(f64::NAN, f64::max))
                 .collect()
         };
         let areas: Vec<Vec<f64>> = self.areas.iter().map(reduce).collect();
         let lines: Vec<Vec<f64>> = self.lines.iter().map(reduce).collect();
         let sums = (0..at.len()).map(|n| areas.iter().map(|values| values[n]).sum::<f64>());
         let most = lines.iter().flatten().copied().chain(sums).fold(0.0, f64::max);
-        let scale = Scale::new(self.unit, most, self.logarithmic);
+        let scale = match self.logarithmic {
+            true => {
+                let positive = lines.iter().flatten().copied().filter(|value| *value > 0.0);
+                Scale::logarithmic(self.unit, positive.fold(most.max(1.0), f64::min), most)
+            }
+            false => Scale::linear(self.unit, most),
+        };
 
         let mut legend = String::new();
         let all = self.areas.iter().zip(&areas).map(|pair| (pair, "area"));
         let over = self.lines.iter().zip(&lines).map(|pair| (pair, "line"));
         for ((series, values), kind) in all.clone().chain(over.clone()) {
-            let told = values.last().map_or_else(|| "–".into(), |value| self.unit.tell(*value));
+            let last = values.last().filter(|value| !value.is_nan());
+            let told = last.map_or_else(|| "–".into(), |value| self.unit.tell(*value));
             let numbers: Vec<String> = values.iter().map(|value| short(*value)).collect();
             write!(
                 legend,
@@ -131,9 +138,9 @@ impl Chart {
             below = above;
         }
         for ((series, values), _) in over {
-            if !at.is_empty() {
-                let outline = points(&at, values, &scale).join("L");
-                write!(drawing, "<path class=\"line c-{}\" d=\"M{outline}\"/>", series.colour)
+            let outline = polyline(&at, values, &scale);
+            if !outline.is_empty() {
+                write!(drawing, "<path class=\"line c-{}\" d=\"{outline}\"/>", series.colour)
                     .expect("strings take all");
             }
         }
@@ -177,22 +184,25 @@ struct Scale {
 }
 
 impl Scale {
-    fn new(unit: Unit, most: f64, logarithmic: bool) -> Scale {
-        if logarithmic {
-            let (bottom, top) = (0.1_f64, 10_f64.powf(most.max(1.0).log10().ceil().max(1.0)));
-            let mut scale = Scale { top, bottom: Some(bottom), ticks: Vec::new() };
-            let mut value = bottom;
-            while value <= top * 1.001 {
-                scale.ticks.push((unit.tell(value), scale.place(value)));
-                value *= 10.0;
-            }
-            return scale;
-        }
+    /// From zero to a round number.
+    fn linear(unit: Unit, most: f64) -> Scale {
         let step = step(unit, most);
         let top = (most / step).ceil().max(1.0) * step;
         let mut scale = Scale { top, bottom: None, ticks: Vec::new() };
         for number in 0..=(top / step).round() as u32 {
             let value = f64::from(number) * step;
+            scale.ticks.push((unit.tell(value), scale.place(value)));
+        }
+        scale
+    }
+
+    /// From the power of ten below the least to the one above the most, two at least.
+    fn logarithmic(unit: Unit, least: f64, most: f64) -> Scale {
+        let low = least.max(1e-3).log10().floor() as i32;
+        let high = (most.max(1e-3).log10().ceil() as i32).max(low + 2);
+        let mut scale = Scale { top: 10_f64.powi(high), bottom: Some(10_f64.powi(low)), ticks: Vec::new() };
+        for exponent in low..=high {
+            let value = 10_f64.powi(exponent);
             scale.ticks.push((unit.tell(value), scale.place(value)));
         }
         scale
@@ -224,6 +234,19 @@ fn points(at: &[f64], values: &[f64], scale: &Scale) -> Vec<String> {
         .collect()
 }
 
+/// A line with gaps where there are no values.
+fn polyline(at: &[f64], values: &[f64], scale: &Scale) -> String {
+    let (mut path, mut goes_on) = (String::new(), false);
+    for (point, value) in points(at, values, scale).into_iter().zip(values) {
+        if !value.is_nan() {
+            path.push(if goes_on { 'L' } else { 'M' });
+            path += &point;
+        }
+        goes_on = !value.is_nan();
+    }
+    path
+}
+
 fn time_labels(span: &Span) -> String {
     let mut labels = String::new();
     for (place, told) in span.labels() {
@@ -235,6 +258,9 @@ fn time_labels(span: &Span) -> String {
 
 /// As few digits as a screen can show.
 fn short(value: f64) -> String {
+    if value.is_nan() {
+        return "-".into();
+    }
     let text = format!("{value:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_string()
 }
@@ -265,7 +291,7 @@ pub fn lanes(title: &str, note: &str, span: Span, lanes: &[Lane]) -> String {
         write!(body, "<div class=lane><span class=name>{}</span>", escape(&lane.name))
             .expect("strings take all");
         for (_, group) in dots {
-            let size = 6.0 + 2.0 * (group.len() as f64).log2();
+            let size = (6.0 + 1.5 * (group.len() as f64).log2()).min(12.0);
             let told = match &group[..] {
                 [one] => one.1.clone(),
                 [first, ..] => format!("{} times, first: {}", group.len(), first.1),
@@ -341,7 +367,7 @@ mod tests {
         for exponent in 0..50 {
             let most = 1.7_f64.powi(exponent);
             for unit in [Unit::Bytes, Unit::Count, Unit::Milliseconds] {
-                let scale = Scale::new(unit, most, false);
+                let scale = Scale::linear(unit, most);
                 assert!((2..=6).contains(&scale.ticks.len()) && scale.top >= most, "{most}");
             }
         }
@@ -349,10 +375,23 @@ mod tests {
 
     #[test]
     fn a_logarithmic_scale_has_a_label_for_each_power_of_ten() {
-        let scale = Scale::new(Unit::Milliseconds, 430.0, true);
+        let scale = Scale::logarithmic(Unit::Milliseconds, 0.3, 430.0);
         let told: Vec<&str> = scale.ticks.iter().map(|(told, _)| told.as_str()).collect();
         assert_eq!(told, ["100 µs", "1 ms", "10 ms", "100 ms", "1 s"]);
         assert!((scale.place(1.0) - 0.25).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_line_is_only_where_its_values_are() {
+        let mut late = chart(vec![0, 2000, 4000, 5000, 10_000], vec![], Unit::Count);
+        late.areas.clear();
+        late.lines =
+            vec![Series { name: "l".into(), colour: "p99", values: vec![1.0, 1.0, f64::NAN, 1.0, 2.0] }];
+        let html = late.html();
+        assert!(
+            html.contains("d=\"M0 50L200 50M500 50L1000 0\"") && html.contains("data-values=\"1 1 - 1 2\""),
+            "{html}"
+        );
     }
 
     #[test]

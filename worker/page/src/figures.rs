@@ -1,5 +1,7 @@
 //! What a worker's samples and events come to: memory by layer, instances, latency and events, as charts and in words.
 
+use std::collections::BTreeSet;
+
 use crate::chart::{Chart, Lane, Series, Span, lanes};
 use crate::data::{Event, FunctionSample, Layers, Sample};
 use crate::text::Unit;
@@ -85,10 +87,9 @@ pub fn instances_chart(samples: &[Sample], span: Span) -> Chart {
             .map(|sample| sample.functions.values().map(value).sum::<u64>() as f64)
             .collect(),
     };
-    let waiting = samples.iter().map(|sample| sample.queued as f64).collect();
     Chart {
         title: "Instances".into(),
-        note: "What they do, and the requests that wait for one.".into(),
+        note: "What they do.".into(),
         unit: Unit::Count,
         span,
         at_ms: samples.iter().map(|sample| sample.at_ms).collect(),
@@ -98,16 +99,64 @@ pub fn instances_chart(samples: &[Sample], span: Span) -> Chart {
             series("starting", "starting", |f| f.starting),
             series("stopping", "stopping", |f| f.stopping),
         ],
-        lines: vec![Series { name: "requests waiting".into(), colour: "waiting", values: waiting }],
+        lines: vec![],
+        logarithmic: false,
+    }
+}
+
+/// Requests over time: answered in each second, and waiting.
+pub fn requests(samples: &[Sample], span: Span) -> Chart {
+    let per_second = |pair: &[Sample]| {
+        let seconds = (pair[1].at_ms - pair[0].at_ms).max(1) as f64 / 1e3;
+        (pair[1].latency.requests as f64 / seconds * 10.0).round() / 10.0
+    };
+    let mut answered: Vec<f64> =
+        samples.first().map(|first| first.latency.requests as f64).into_iter().collect();
+    answered.extend(samples.windows(2).map(per_second));
+    let waiting = samples.iter().map(|sample| sample.queued as f64).collect();
+    Chart {
+        title: "Requests".into(),
+        note: "Those that were answered, and those that wait for an instance.".into(),
+        unit: Unit::Count,
+        span,
+        at_ms: samples.iter().map(|sample| sample.at_ms).collect(),
+        areas: vec![Series { name: "answered per second".into(), colour: "files", values: answered }],
+        lines: vec![Series { name: "waiting".into(), colour: "waiting", values: waiting }],
+        logarithmic: false,
+    }
+}
+
+/// Memory of an instance of each function over time.
+pub fn memory_of_each(samples: &[Sample], span: Span) -> Chart {
+    const COLOURS: [&str; 8] = ["private", "busy", "store", "p99", "plugged", "resident", "idle", "stopping"];
+    let names: BTreeSet<&String> = samples.iter().flat_map(|sample| sample.functions.keys()).collect();
+    let each = |sample: &Sample, name: &str| {
+        let function = sample.functions.get(name)?;
+        let there = function.starting + function.idle + function.busy + function.stopping;
+        (there > 0).then(|| function.pss_bytes as f64 / there as f64)
+    };
+    let line = |(place, name): (usize, &&String)| Series {
+        name: (*name).clone(),
+        colour: COLOURS[place % COLOURS.len()],
+        values: samples.iter().map(|sample| each(sample, name).unwrap_or(f64::NAN)).collect(),
+    };
+    Chart {
+        title: "Memory of an instance".into(),
+        note: "By function: the proportional set size, in which shared pages are divided among those that map them.".into(),
+        unit: Unit::Bytes,
+        span,
+        at_ms: samples.iter().map(|sample| sample.at_ms).collect(),
+        areas: vec![],
+        lines: names.iter().enumerate().map(line).collect(),
         logarithmic: false,
     }
 }
 
 /// Latency percentiles over time.
 pub fn latency(samples: &[Sample], span: Span) -> Chart {
-    // Where nothing was answered, the last value stands.
+    // Where nothing was answered, the last value stands; before the first answer there is none.
     let series = |name: &str, colour, value: fn(&Sample) -> f64| {
-        let mut last = 0.0;
+        let mut last = f64::NAN;
         let values = samples.iter().map(|sample| {
             if sample.latency.requests > 0 {
                 last = value(sample);
@@ -143,7 +192,7 @@ pub const TROUBLE: [&str; 5] = ["refuse", "fail", "ended", "vm", "store"];
 /// Events over time. Lanes on which nothing ever happened are left out.
 pub fn event_lanes(events: &[Event], span: Span) -> String {
     let lane = |name: &str, colour, kinds: &[&str]| {
-        let own = events.iter().filter(|event| kinds.contains(&event.kind.as_str()));
+        let own = events.iter().filter(|event| kinds.contains(&event.kind.as_str()) && !is_empty(event));
         Lane { name: name.into(), colour, events: own.map(|event| (event.at_ms, told(event))).collect() }
     };
     let all = LANES.iter().map(|(name, colour, kinds)| lane(name, colour, kinds));
@@ -155,6 +204,15 @@ pub fn event_lanes(events: &[Event], span: Span) -> String {
         span,
         &kept,
     )
+}
+
+/// Whether an instance at rest looked for memory to merge or give back, and found none.
+pub fn is_empty(event: &Event) -> bool {
+    match event.kind.as_str() {
+        "merge" => event.merged_bytes == Some(0),
+        "rest" => event.trimmed_bytes == Some(0),
+        _ => false,
+    }
 }
 
 /// An event in a sentence.
@@ -286,6 +344,25 @@ mod tests {
         said.sort();
         said.dedup();
         assert_eq!(said.len(), kinds.len());
+    }
+
+    #[test]
+    fn an_instance_is_told_alone_whatever_their_number() {
+        let span = Span { from_ms: 0, to_ms: 1000, live: false };
+        let chart = memory_of_each(&[Sample::default(), sample(1, false), sample(2, false)], span);
+        let values = &chart.lines[0].values;
+        assert!(values[0].is_nan() && values[1..] == [(42 * MIB) as f64; 2], "{values:?}");
+    }
+
+    #[test]
+    fn requests_are_told_per_second() {
+        let mut samples = vec![Sample::default(); 3];
+        for (number, sample) in samples.iter_mut().enumerate() {
+            sample.at_ms = number as u64 * 2000;
+            sample.latency.requests = 10;
+        }
+        let chart = requests(&samples, Span { from_ms: 0, to_ms: 4000, live: false });
+        assert_eq!(chart.areas[0].values, [10.0, 5.0, 5.0]);
     }
 
     #[test]

@@ -4,7 +4,10 @@ use std::fmt::Write;
 
 use crate::chart::Span;
 use crate::data::{Event, Instance, Layers, Sample};
-use crate::figures::{Memory, TROUBLE, event_lanes, given_back, instances_chart, latency, memory, told};
+use crate::figures::{
+    Memory, TROUBLE, event_lanes, given_back, instances_chart, is_empty, latency, memory, memory_of_each,
+    requests, told,
+};
 use crate::text::{Unit, count, escape, span};
 
 /// The style of every page.
@@ -91,7 +94,9 @@ pub fn page(view: &View, nonce: &str) -> String {
     let span = Span { from_ms, to_ms: to_ms.max(from_ms + 10_000), live: true };
     let charts = [
         memory(view.samples, view.layers, span).html(),
+        memory_of_each(view.samples, span).html(),
         instances_chart(view.samples, span).html(),
+        requests(view.samples, span).html(),
         latency(view.samples, span).html(),
         event_lanes(view.events, span),
     ];
@@ -255,7 +260,7 @@ fn table(title: &str, id: &str, heads: &[&str], rows: &str) -> String {
 
 fn last_events(view: &View) -> String {
     const SHOWN: usize = 12;
-    let wanted = |event: &&Event| !matches!(event.kind.as_str(), "start" | "stop");
+    let wanted = |event: &&Event| !matches!(event.kind.as_str(), "start" | "stop") && !is_empty(event);
     let mut rows = String::new();
     for event in view.events.iter().rev().filter(wanted).take(SHOWN) {
         let trouble = if TROUBLE.contains(&event.kind.as_str()) { " class=trouble" } else { "" };

@@ -55,7 +55,7 @@ fn bytes(value: f64) -> String {
         small if small < 1.0 && value != 0.0 => (value, "B"),
         kibs if kibs < 1000.0 && value != 0.0 => (kib, "KiB"),
         mibs if mibs < 1000.0 * 1024.0 => (kib / 1024.0, "MiB"),
-        _ => (kib / 1024.0 / 1024.0, "GiB"),
+        _ => return format!("{} GiB", two_digits(kib / 1024.0 / 1024.0)),
     };
     format!("{} {unit}", digits(number))
 }
@@ -83,6 +83,14 @@ pub fn count(value: f64) -> String {
         grouped.push(digit);
     }
     if value < 0.0 { format!("−{grouped}") } else { grouped }
+}
+
+/// As [`digits`], with one digit more for small numbers: a tenth of a GiB is much.
+fn two_digits(number: f64) -> String {
+    if number.abs() >= 9.95 {
+        return digits(number);
+    }
+    format!("{number:.2}").trim_end_matches('0').trim_end_matches('.').to_string()
 }
 
 fn digits(number: f64) -> String {
@@ -116,10 +124,10 @@ mod tests {
 
     #[test]
     fn amounts_are_told_in_the_unit_that_fits() {
-        let told: Vec<String> = [0.0, 512.0, 4096.0, 1.5 * 1048576.0, 300.0 * 1048576.0, 1000.0 * 1048576.0]
+        let told: Vec<String> = [0.0, 512.0, 4096.0, 1.5 * 1048576.0, 300.0 * 1048576.0, 1280.0 * 1048576.0]
             .map(|b| Unit::Bytes.tell(b))
             .into();
-        assert_eq!(told, ["0 MiB", "512 B", "4 KiB", "1.5 MiB", "300 MiB", "1 GiB"]);
+        assert_eq!(told, ["0 MiB", "512 B", "4 KiB", "1.5 MiB", "300 MiB", "1.25 GiB"]);
         let told: Vec<String> = [0.0, 0.25, 9.96, 431.2, 1500.0].map(|ms| Unit::Milliseconds.tell(ms)).into();
         assert_eq!(told, ["0 ms", "250 µs", "10 ms", "431 ms", "1.5 s"]);
         let told: Vec<String> = [7.0, 1.25, 12_345.0, -1_000.0].map(|n| Unit::Count.tell(n)).into();
