@@ -27,7 +27,7 @@ def features(stack: list[str]) -> dict[int, int]:
     grams += [("tokens", f"{first} {second}") for first, second in zip(tokens, tokens[1:], strict=False)]
     counts: dict[int, int] = {}
     for kind, text in grams:
-        bucket = xxhash.xxh32_intdigest(f"{kind} {text}") % BUCKETS
+        bucket = xxhash.xxh32_intdigest(f"{kind} {text}".encode()) % BUCKETS
         counts[bucket] = counts.get(bucket, 0) + 1
     return counts
 

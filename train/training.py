@@ -65,7 +65,7 @@ def say_in_training(weights: np.ndarray) -> np.ndarray:
 def batches(examples: Examples, order: np.ndarray) -> list[Batch]:
     """Full batches of contexts whose lengths round up to the same power of two; the last of each is filled
     with rows that count nothing, so that only a few shapes are ever compiled."""
-    widths = np.array([max(8, 1 << int(len(examples.steps[i]) - 1).bit_length()) for i in order], np.int64)
+    widths = np.array([max(16, 1 << int(len(examples.steps[i]) - 1).bit_length()) for i in order], np.int64)
     made = []
     for width in np.unique(widths):
         members = order[widths == width]

@@ -1,0 +1,168 @@
+"""Training learns what contexts have in common, the same way each time."""
+
+import json
+
+import numpy as np
+import pytest
+
+from train import boosting, contexts, fit, measure, model_file, training
+from train.__main__ import main
+from train.dataset import HELD_OUT, TRAIN, VALIDATION
+from train.encoders import ENCODERS, padded
+from train.fit import Recipe
+from train.predictor import Predictor
+from train.tests import synthetic
+from train.tokens import Vocabulary
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory):
+    path = tmp_path_factory.mktemp("profile") / "p.parquet"
+    synthetic.write(path, synthetic.contexts(1200))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def data(profile):
+    return contexts.load("duckdb", [profile])
+
+
+def test_a_model_is_right_about_contexts_it_has_not_seen(profile, data, tmp_path, capsys):
+    model, plot = tmp_path / "m", tmp_path / "confusion.svg"
+    assert main([profile, "-o", str(model), "--plot", str(plot), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    held_out = data.part(HELD_OUT)
+    assert found["train.contexts"] == len(data) and found["train.held_out.contexts"] == len(held_out) > 100
+    # Always the most common class: 20%. A fifth of the classes is told by frames far out alone.
+    assert found["train.held_out.unweighted_percent"] > 75
+    assert found["train.held_out.weighted_percent"] > 75
+    assert found["train.held_out.weighted_off_by_one_percent"] >= found["train.held_out.weighted_percent"]
+    # Rounding to 8 bits changes little.
+    before = found["train.held_out_before_rounding.unweighted_percent"]
+    assert abs(found["train.held_out.unweighted_percent"] - before) < 5
+    assert found["train.model_bytes"] == model.stat().st_size
+    assert model_file.read(model).metadata["held_out"]["contexts"] == len(held_out)
+    assert plot.read_text().startswith("<?xml")
+
+    assert main([profile, "--measure", str(model), "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    of_file = "measure.held_out.weighted_percent"
+    assert again[of_file] == found["train.held_out.weighted_percent"]
+    assert again["measure.all.contexts"] == len(data)
+
+
+def test_a_model_is_right_about_another_build(profile, tmp_path, capsys):
+    """Other addresses, another build-id, other arguments: contexts that no table could find (Table 2)."""
+    model = tmp_path / "m"
+    assert main([profile, "-o", str(model), "--epochs", "15", "--json"]) == 0
+    other = tmp_path / "other.parquet"
+    rows = synthetic.contexts(600, seed=9)
+    for row in rows:
+        row["stack"] = row["stack"].replace("unsigned long", "unsigned int").replace("char const*", "String")
+    synthetic.write(other, rows, build=7)
+    capsys.readouterr()
+    assert main([str(other), "--measure", str(model), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["measure.all.unweighted_percent"] > 70
+
+
+@pytest.mark.parametrize("encoder", ["lstm-tokens", "lstm-frames"])
+def test_the_same_profile_and_seed_give_the_same_file(encoder, tmp_path):
+    profile = str(tmp_path / "p.parquet")
+    synthetic.write(profile, synthetic.contexts(150))
+
+    def made(name: str, seed: int) -> bytes:
+        chosen = ["--encoder", encoder, "--hidden", "16", "--epochs", "2", "--seed", str(seed)]
+        assert main([profile, "-o", str(tmp_path / name), *chosen]) == 0
+        return (tmp_path / name).read_bytes()
+
+    first = made("first", 1)
+    assert made("again", 1) == first
+    assert made("other", 2) != first
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_scores_do_not_depend_on_what_else_is_in_a_batch(name):
+    stacks = [stack for stack, _ in (synthetic.stack_and_class(synthetic.random.Random(n)) for n in range(9))]
+    frames = sorted({frame for stack in stacks for frame in stack})
+    encoder = ENCODERS[name](Vocabulary.of(frames, 50), frames, 16)
+    weights = encoder.initial(1)
+    steps = [encoder.table.steps.of(stack) for stack in stacks]
+    constants = encoder.table.constants()
+    alone = [
+        np.asarray(encoder.scores(weights, constants, *padded([sequence], len(sequence))))[0]
+        for sequence in steps
+    ]
+    np.testing.assert_allclose(training.scores(encoder, weights, steps), alone, rtol=1e-4, atol=1e-5)
+
+
+def test_batches_hold_every_context_once():
+    lengths = [1, 2, 7, 8, 9, 16, 17, 300] * 20
+    examples = training.Examples(
+        [np.full(length, place, np.int32) for place, length in enumerate(lengths)],
+        np.arange(len(lengths)) % 7,
+        np.arange(1.0, 1 + len(lengths)),
+    )
+    order = np.random.default_rng(1).permutation(len(lengths))
+    found = []
+    for batch in training.batches(examples, order):
+        assert batch.steps.shape == (training.BATCH, batch.steps.shape[1])
+        for steps, length, label, weight in zip(
+            batch.steps, batch.lengths, batch.labels, batch.weights, strict=True
+        ):
+            if weight:
+                place = int(weight) - 1
+                found.append(place)
+                assert (length, label) == (lengths[place], place % 7)
+                assert (steps[:length] == place).all() and not steps[length:].any()
+    assert sorted(found) == list(range(len(lengths)))
+
+
+def test_a_context_counts_by_the_root_of_its_allocations():
+    told = training.say_in_training(np.array([1, 100, 10_000, 1e15, 0]))
+    assert abs(told.mean() - 1) < 1e-6
+    assert abs(told[2] / told[1] - 10) < 1e-4 and told[0] == told[4]
+    assert told[3] < 1001 * np.median(told)
+
+
+def test_accuracies():
+    found = measure.accuracy(np.array([0, 1, 2, 6]), np.array([0, 2, 2, 0]), np.array([70, 20, 9, 1]))
+    assert found.as_dict() == {
+        "contexts": 4,
+        "weighted_percent": 79.0,
+        "unweighted_percent": 50.0,
+        "weighted_off_by_one_percent": 99.0,
+        "unweighted_off_by_one_percent": 75.0,
+    }
+    assert found.confusion[1, 2] == 0.2 and abs(found.confusion.sum() - 1) < 1e-9
+    assert measure.accuracy(np.zeros(0), np.zeros(0), np.zeros(0)) is None
+
+
+def test_comparing_encoders(data, profile, capsys, monkeypatch):
+    pytest.importorskip("lightgbm")
+    monkeypatch.setattr("train.commands.ENCODERS", ["conv-frames"])
+    assert main([profile, "--compare", "--json", "--epochs", "2"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    common = found["compare.most_common_class.unweighted_percent"]
+    assert found["compare.ngrams-boosting.unweighted_percent"] > 80 > 40 > common
+    assert found["compare.conv-frames-16.contexts"] == len(data.part(HELD_OUT))
+
+
+def test_the_parts_are_apart(data):
+    parts = [data.part(name) for name in (TRAIN, VALIDATION, HELD_OUT)]
+    stacks = [set(map(tuple, part.stacks)) for part in parts]
+    assert sum(map(len, stacks)) == len(data) and not stacks[0] & stacks[2] and not stacks[1] & stacks[2]
+
+
+def test_features_count_n_grams():
+    assert sum(boosting.features(["f", "g", "f"]).values()) == 3 + 2 + 3 + 3 + 2
+
+
+def test_frames_further_out_than_are_read_do_not_matter(data):
+    recipe = Recipe("lstm-frames", hidden=16, epochs=1)
+    trained = fit.train_encoder(data, recipe, show=False)
+    from train import export
+
+    model, _ = export.export(trained.encoder, trained.outcome.weights, [], 3)
+    predictor = Predictor(model)
+    np.testing.assert_array_equal(predictor.scores([[0, 0, 0]]), predictor.scores([[0] * 9]))
+    assert (predictor.scores([[0, 0]]) != predictor.scores([[0, 0, 0]])).any()
