@@ -22,9 +22,11 @@ MIB = 1 << 20
 
 @dataclass
 class Memory:
-    """Resident and live MiB over time, (seconds since the start, MiB), and when each phase began."""
+    """Resident and live MiB over time, (seconds since the start, MiB), and when each phase began. `small`: as
+    pages of 4 KiB, where `resident` counts 2 MiB ranges."""
 
     resident: list[tuple[float, float]] = field(default_factory=list)
+    small: list[tuple[float, float]] = field(default_factory=list)
     live: list[tuple[float, float]] = field(default_factory=list)
     phases: list[tuple[float, str]] = field(default_factory=list)
 
@@ -34,6 +36,7 @@ class Program:
         self.variant, self.process, self.folder = variant, process, folder
         self.socket_path = folder / "socket"
         self.memory_over_time = Memory()
+        self.heap: dict[str, float] = {}
         self.started = time.monotonic()
         self._stop = threading.Event()
         self._sampler = threading.Thread(target=self._sample, daemon=True)
@@ -41,7 +44,7 @@ class Program:
 
     @property
     def pid(self) -> int:
-        """The program's own process: its watcher says which, as a prefix may have started it."""
+        """The program's own process: its watcher says which."""
         with contextlib.suppress(OSError, ValueError, IndexError):
             return int((self.folder / "watch").read_text().splitlines()[0])
         return self.process.pid
@@ -54,6 +57,9 @@ class Program:
         while not self._stop.wait(SAMPLE_S):
             with contextlib.suppress(OSError):
                 self.memory_over_time.resident.append((self.seconds(), self.resident_mib()))
+                if self.variant.counts_ranges:
+                    small = heap_memory.resident_mib(self.pid)
+                    self.memory_over_time.small.append((self.seconds(), small))
 
     def seconds(self) -> float:
         return time.monotonic() - self.started
@@ -70,8 +76,10 @@ class Program:
 
     def live(self) -> list[tuple[float, float]]:
         """What the allocator said was live, since the start."""
+        samples: list[tuple[float, float]] = []
+        if self.variant.prefix:
+            return samples
         lines = (self.folder / "watch").read_text().splitlines()[1:]
-        samples = []
         for line in lines:
             words = line.split()
             if len(words) == 2:
@@ -99,6 +107,8 @@ class Program:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        with contextlib.suppress(OSError, ValueError):
+            self.heap = json.loads((self.folder / "statistics").read_text())
 
 
 @contextlib.contextmanager
@@ -108,7 +118,7 @@ def running(variant: Variant, command: list, folder: Path, **options) -> Iterato
     with (folder / "stderr").open("w+") as stderr, pages_for(variant):
         process = subprocess.Popen(
             full,
-            env=variant.watched(folder / "watch"),
+            env=variant.watched(folder),
             cwd=folder,
             stderr=stderr,
             **({"stdin": subprocess.DEVNULL, "stdout": stderr} | options),
@@ -139,7 +149,7 @@ def wait_for_socket(program: Program) -> None:
 
 
 def complain_about_allocator(program: Program) -> None:
-    if not maps_name(program.pid, program.variant.library):
+    if not program.variant.prefix and not maps_name(program.pid, program.variant.library):
         raise RunFailed(f"the program does not have {program.variant.library} loaded")
 
 

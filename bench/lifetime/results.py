@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from statistics import median
 
+from bench.lifetime.process import Memory
 from bench.lifetime.workloads import WORKLOADS, Run
 
 # LLAMA Table 3 and §9.1, §9.5: what the paper has for each workload. MB; the slowdown beside TCMalloc.
@@ -27,6 +28,19 @@ PAPER = {
     "redis": {"weighted": 100, "unweighted": 94, "tcmalloc": 832, "llama": 312, "live": 115, "reduction": 73},
 }
 COMPARED = ("online", "model", "model_only")
+
+
+def averages(memory: Memory) -> dict[str, float]:
+    """The paper's average fragmentation (§2.1), by the pages that are used and by small ones."""
+    live = [mib for _, mib in memory.live]
+    found = {}
+    for key, curve in (
+        ("fragmentation_average", memory.resident),
+        ("fragmentation_average_small", memory.small),
+    ):
+        if curve and live:
+            found[key] = (sum(mib for _, mib in curve) / len(curve)) / (sum(live) / len(live))
+    return found
 
 
 @dataclass
@@ -111,13 +125,17 @@ class Results:
             "fragmentation_peak": self.fragmentation(workload, variant, "peak"),
             "fragmentation_end": self.fragmentation(workload, variant),
         }
+        derived |= averages(runs[-1].memory)
         if variant in COMPARED:
+            flat |= {prefix + key: value for key, value in runs[-1].heap.items()}
             derived["reduction_beside_tcmalloc"] = self.reduction(workload, variant, "tcmalloc")
             derived["reduction_as_the_paper_counts"] = self.reduction(workload, variant, "tcmalloc_returning")
             derived["slowdown_beside_tcmalloc"] = self.slowdown(workload, variant)
         flat |= {prefix + key: round(value, 4) for key, value in derived.items() if value is not None}
         memory = runs[-1].memory
-        for name, curve in (("resident", memory.resident), ("live", memory.live)):
+        for name, curve in (("resident", memory.resident), ("small", memory.small), ("live", memory.live)):
+            if not curve:
+                continue
             flat[f"{prefix}over_time.{name}.at_s"] = [round(at, 2) for at, _ in curve]
             flat[f"{prefix}over_time.{name}.mib"] = [round(mib, 1) for _, mib in curve]
         flat[prefix + "phases.at_s"] = [round(at, 2) for at, _ in memory.phases]

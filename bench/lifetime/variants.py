@@ -16,19 +16,21 @@ EVERYWHERE = {"G_SLICE": "always-malloc", "OMP_NUM_THREADS": "1"}
 @dataclass(frozen=True)
 class Variant(Allocator):
     """An allocator with the watcher beside it. `prefix`: the command that starts the program, if it is not
-    started directly; such a command preloads the allocator itself. `counts_ranges`: what is sampled is the
-    2 MiB ranges with anything resident."""
+    started directly; such a command preloads the allocator itself, and nothing is watched. `counts_ranges`:
+    what is sampled is the 2 MiB ranges with anything resident."""
 
     label: str = ""
     prefix: tuple[str, ...] = ()
     counts_ranges: bool = False
 
-    def watched(self, watch: Path) -> dict[str, str]:
-        """The environment of the program, which is to write what is live to `watch`."""
-        preload = [str(build.watcher())] if self.prefix else [str(self.library), str(build.watcher())]
-        return (
-            self.environment() | EVERYWHERE | {"LD_PRELOAD": ":".join(preload), "LIFETIME_WATCH": str(watch)}
-        )
+    def watched(self, folder: Path) -> dict[str, str]:
+        """The environment of the program: what is live over time goes to `watch` in the folder, what Mayfly's
+        heap counted to `statistics`."""
+        if self.prefix:
+            return self.environment() | EVERYWHERE | {"LD_PRELOAD": ""}
+        reports = {"LIFETIME_WATCH": str(folder / "watch"), "MAYFLY_HEAP_STATS": str(folder / "statistics")}
+        preload = f"{self.library}:{build.watcher()}"
+        return self.environment() | EVERYWHERE | {"LD_PRELOAD": preload} | reports
 
 
 def made_from(name: str, label: str, base: str, settings: dict[str, str] | None = None, **more) -> Variant:
@@ -66,7 +68,8 @@ def model_only(model: Path) -> Variant:
 
 def profiled(output: Path, every: str) -> Variant:
     command = (str(mayfly()), "profile", "-o", str(output), "--every", every, "--json", "--")
-    return replace(online(), name="profile", prefix=command)
+    own = online()
+    return replace(own, name="profile", prefix=command, settings={"MAYFLY_HEAP_LIB": str(own.library)})
 
 
 def traced(output: Path) -> Variant:

@@ -39,6 +39,7 @@ class Run:
     memory: Memory
     end_resident_mib: float
     end_live_mib: float
+    heap: dict[str, float]  # Mayfly's statistics at the end, `heap.*`
 
     @property
     def peak_resident_mib(self) -> float:
@@ -71,13 +72,17 @@ def load_generator(command: list) -> Iterator[subprocess.Popen]:
     try:
         yield process
         process.wait(LOAD_TIMEOUT_S)
+    except RunFailed:
+        # What the load says of a server that failed is more than that it ended.
+        if process.poll() is None:
+            raise
     finally:
         if process.poll() is None:
             process.kill()
+            process.wait()
+    if process.returncode:
         said = process.stderr.read().strip().splitlines()
-        process.wait()
-        if process.returncode:
-            raise RunFailed(f"{Path(command[0]).name}: {said[-1] if said else process.returncode}")
+        raise RunFailed(f"{Path(command[0]).name}: {said[-1] if said else process.returncode}")
 
 
 def served(name: str, server_arguments: list, variant: Variant, size: Size, seed: int) -> Run:
@@ -88,7 +93,7 @@ def served(name: str, server_arguments: list, variant: Variant, size: Size, seed
             load = [build.program(f"{name}_load"), program.socket_path, seed, size.scale, *server_arguments]
             with load_generator(load) as speaker:
                 speed, (resident, live) = follow(program, speaker, size.settle_s)
-        return Run(speed, program.memory_over_time, resident, live)
+        return Run(speed, program.memory_over_time, resident, live, program.heap)
 
 
 def image(variant: Variant, size: Size, seed: int) -> Run:
@@ -110,7 +115,7 @@ def pipeline(variant: Variant, size: Size, seed: int) -> Run:
         with running(variant, command, folder, **pipes) as program:
             speed, (resident, live) = follow(program, program.process, size.settle_s)
         compare_counts(folder / "counts", [path.with_suffix(".counts") for path in texts])
-        return Run(speed, program.memory_over_time, resident, live)
+        return Run(speed, program.memory_over_time, resident, live, program.heap)
 
 
 def text(words: int, seed: int) -> Path:
@@ -168,7 +173,7 @@ def redis_run(variant: Variant, size: Size, seed: int) -> Run:
         numbers = load.numbers
         speed = {"requests_per_s": (scale.sets + scale.ranges) / numbers["time_ms"] * 1000}
         speed |= {name: numbers[name] for name in ("set_per_s", "lrange_100_per_s", "second_set_per_s")}
-        return Run(speed, program.memory_over_time, *load.at_end)
+        return Run(speed, program.memory_over_time, *load.at_end, program.heap)
 
 
 class RedisLoad(redis.Load):

@@ -162,10 +162,11 @@ class Sessions {
     }
 };
 
-Log request_log;
-Statistics statistics;
-Cluster cluster;
-Sessions sessions;
+// Never destroyed: what a server holds when it ends was never freed.
+Log &request_log = *new Log;
+Statistics &statistics = *new Statistics;
+Cluster &cluster = *new Cluster;
+Sessions &sessions = *new Sessions;
 
 // Decodes an image whole: most operations need all of its pixels.
 VImage decoded(const char *bytes, size_t length, Trace &trace) {

@@ -155,10 +155,11 @@ class Statistics {
     }
 };
 
-Cache cache;
-Accounts accounts;
-Statistics statistics;
-std::unique_ptr<Models> models;
+// Never destroyed: what a server holds when it ends was never freed.
+Cache &cache = *new Cache;
+Accounts &accounts = *new Accounts;
+Statistics &statistics = *new Statistics;
+Models *models;
 
 // The pixels as the network wants them: floats, blue green red, less the mean of what it was trained on.
 cv::Mat tensor_of(const uint8_t *images, int count) {
@@ -200,7 +201,7 @@ int main(int argc, char **argv) {
     cv::utils::logging::setLogLevel(cv::utils::logging::LOG_LEVEL_ERROR);
     int workers = argc > 3 ? atoi(argv[3]) : 4;
     try {
-        models = std::make_unique<Models>(argv[2], 2);
+        models = new Models(argv[2], 2);
     } catch (const cv::Exception &error) {
         bench::fail("%s: cannot be loaded: %s", argv[2], error.what());
     }

@@ -65,8 +65,9 @@ struct Progress {
     std::vector<std::unique_ptr<Lineage>> lineage;
 };
 
-Shard shard[shards];
-Progress progress;
+// Never destroyed: what the program holds when it ends was never freed.
+Shard (&shard)[shards] = *new Shard[1][shards];
+Progress &progress = *new Progress;
 
 // Runs `work` in so many threads of their own and waits for all of them.
 template <class Work> void stage(const char *name, int threads, Work work) {
