@@ -6,7 +6,7 @@ import xxhash
 
 from train import measure, training
 from train.contexts import Contexts
-from train.dataset import HELD_OUT, TRAIN, VALIDATION
+from train.dataset import CLASS_NAMES, HELD_OUT, TRAIN, VALIDATION
 from train.errors import TrainError
 from train.measure import Accuracy
 from train.tokens import tokenize
@@ -40,24 +40,29 @@ def held_out_accuracy(data: Contexts, seed: int, most_frames: int) -> Accuracy |
         raise TrainError("LightGBM is not installed: run 'train/environment more' once") from None
     parts = {name: data.part(name) for name in (TRAIN, VALIDATION, HELD_OUT)}
     tables = {name: _table(part, most_frames) for name, part in parts.items()}
-    # Classes that training never sees are no classes to LightGBM.
-    met = np.unique(parts[TRAIN].labels)
-    trees = lightgbm.LGBMClassifier(
-        n_estimators=TREES, num_leaves=31, min_child_samples=5, random_state=seed, n_jobs=2, verbose=-1
-    )
-    options = {}
-    known = np.isin(parts[VALIDATION].labels, met)
-    if known.any():
-        say = training.say_in_training(parts[VALIDATION].weights)[known]
-        options = {
-            "eval_set": [(tables[VALIDATION][known], parts[VALIDATION].labels[known])],
-            "eval_sample_weight": [say],
-            "callbacks": [lightgbm.early_stopping(PATIENCE, verbose=False)],
-        }
-    say = training.say_in_training(parts[TRAIN].weights)
-    trees.fit(tables[TRAIN], parts[TRAIN].labels, sample_weight=say, **options)
+    options = {
+        "objective": "multiclass",
+        "num_class": len(CLASS_NAMES),
+        "min_data_in_leaf": 5,
+        "seed": seed,
+        "deterministic": True,
+        "num_threads": 2,
+        "verbosity": -1,
+    }
+    sets = {
+        name: lightgbm.Dataset(
+            tables[name], parts[name].labels, weight=training.say_in_training(parts[name].weights)
+        )
+        for name in (TRAIN, VALIDATION)
+        if len(parts[name])
+    }
+    stop = [lightgbm.early_stopping(PATIENCE, verbose=False)] if VALIDATION in sets else []
+    valid = [sets[VALIDATION]] if VALIDATION in sets else None
+    trees = lightgbm.train(options, sets[TRAIN], TREES, valid_sets=valid, callbacks=stop)
     held_out = parts[HELD_OUT]
-    predicted = trees.predict(tables[HELD_OUT]) if len(held_out) else np.zeros(0, np.int32)
+    if not len(held_out):
+        return None
+    predicted = trees.predict(tables[HELD_OUT]).argmax(axis=1)
     return measure.accuracy(held_out.labels, predicted, held_out.weights)
 
 
