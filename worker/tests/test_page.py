@@ -1,0 +1,165 @@
+"""The page at `/` and the report's file, in a real browser: complete, quiet, offline, at any width, light and dark."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import time
+
+import pytest
+from browser import Browser
+from calls import invoke
+from conftest import HERE, MAYFLY, Worker
+
+# Where to leave pictures of what was tested, for a person to look at.
+PICTURES = os.environ.get("MAYFLY_PICTURES")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with Browser() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def served():
+    """A worker that has served something and has taken samples since."""
+    with Worker(str(HERE / "functions/template.yaml")) as running:
+        client = running.client()
+        for _ in range(5):
+            assert invoke(client, "probe", {"do": "count"})[1] is None
+        wait_until(lambda: len(json.loads(running.get("/history"))["samples"]) >= 3)
+        yield running
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def picture(browser, name):
+    if PICTURES:
+        browser.screenshot(pathlib.Path(PICTURES, f"{name}.png"))
+
+
+CHARTS = ["Memory by layer", "Memory of an instance", "Instances", "Requests", "Latency"]
+
+
+def test_the_page_is_complete_without_its_script(served):
+    html = served.get("/")
+    for chart in CHARTS:
+        assert html.count(f"<figcaption><h2>{chart}</h2>") == 1
+    assert html.count('<path class="area') >= 5 and "<td>" in html
+    assert "probe" in html and "://" not in html
+
+
+def test_the_page_in_a_browser(browser, served):
+    browser.resize(1280, 1500)
+    browser.scheme("light")
+    browser.open(served.url + "/?minutes=1")
+    titles = browser.value("[...document.querySelectorAll('.charts h2')].map(one => one.textContent)")
+    assert titles == [*CHARTS, "Merging, partitions, instances"]
+    # Every area and line is drawn, and has a size.
+    boxes = browser.value(
+        "[...document.querySelectorAll('.plot svg')].map(svg => svg.getBoundingClientRect())"
+        ".map(box => [box.width, box.height])"
+    )
+    assert len(boxes) == len(CHARTS) and all(width > 200 and height > 100 for width, height in boxes)
+    row = browser.value(
+        "[...document.querySelectorAll('#functions tbody tr')].map(row => row.innerText.split('\\t'))"
+        ".find(row => row[0] === 'probe')"
+    )
+    assert row[1] == "python3.11" and int(row[4]) + int(row[5]) + int(row[6]) >= 1
+    picture(browser, "page-wide")
+    assert browser.complaints() == []
+    assert all(url.startswith((served.url, "data:")) for url in browser.asked_for())
+
+
+def test_numbers_follow_the_pointer(browser, served):
+    browser.resize(1280, 1500)
+    browser.open(served.url + "/?minutes=1")
+    middle = (
+        "(plot => { const box = plot.getBoundingClientRect(); return [box.x, box.y, box.width, box.height] })"
+    )
+    x, y, width, height = browser.value(f"{middle}(document.querySelector('.plot'))")
+    values = "document.querySelector('.legend li').dataset.values.split(' ')"
+    shown = "document.querySelector('.legend b').textContent"
+    browser.point(x + 1, y + height / 2)
+    browser.wait_for("document.querySelectorAll('.cursor').length === 1")
+    first = browser.value(f"tell.bytes(+{values}[0])")
+    assert browser.value(shown) == first
+    browser.point(1, 1)
+    browser.wait_for("document.querySelectorAll('.cursor').length === 0")
+    assert browser.value(shown) == browser.value(f"tell.bytes(+{values}.at(-1))")
+    assert browser.complaints() == []
+
+
+def test_it_refreshes_itself_and_stays_as_it_was_opened(browser, served):
+    browser.open(served.url + "/?minutes=1")
+    browser.value("window.marked = true; document.querySelector('details').open = true")
+    answered = "+document.querySelectorAll('.tiles strong')[1].textContent"
+    before = browser.value(answered)
+    assert before >= 5
+    invoke(served.client(), "probe", {"do": "count"})
+    browser.wait_for(f"{answered} === {before} + 1")
+    assert browser.value("window.marked && document.querySelector('details').open")
+    assert browser.value("document.querySelectorAll('#instances tbody tr').length") >= 1
+
+
+@pytest.mark.parametrize("width", [320, 500, 900, 1280, 2000])
+def test_nothing_sticks_out_at_any_width(browser, served, width):
+    browser.resize(width, 1000)
+    browser.open(served.url + "/")
+    browser.value("document.querySelector('details').open = true")
+    assert browser.value("document.documentElement.scrollWidth") <= width
+    picture(browser, f"page-{width}")
+
+
+def test_dark_is_dark_and_light_is_light(browser, served):
+    browser.resize(1280, 1500)
+    colour = "getComputedStyle(document.body).backgroundColor"
+    brightness = f"{colour}.match(/\\d+/g).slice(0, 3).reduce((a, b) => a + +b, 0)"
+    for scheme, is_right in (("dark", lambda sum_: sum_ < 150), ("light", lambda sum_: sum_ > 600)):
+        browser.scheme(scheme)
+        browser.open(served.url + "/?minutes=1")
+        assert is_right(browser.value(brightness))
+        picture(browser, f"page-{scheme}")
+    browser.scheme("light")
+
+
+def test_the_report_is_one_file_that_needs_nothing(browser, served, tmp_path):
+    kept, html = tmp_path / "run.json", tmp_path / "report.html"
+    address = served.url.removeprefix("http://")
+    made = subprocess.run(
+        [MAYFLY, "report", "--worker", address, "--name", "a<b>", "--keep", kept, "-o", html, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert made.returncode == 0, made.stderr
+    numbers = json.loads(made.stdout)
+    assert numbers["a<b>.requests.sent"] >= 5 and numbers["a<b>.memory.peak_bytes"] > 1 << 20
+    both = subprocess.run(
+        [MAYFLY, "report", kept, kept, "-o", html], capture_output=True, text=True, timeout=60
+    )
+    assert both.returncode == 0 and "1.00×" in both.stdout, both.stdout + both.stderr
+    browser.resize(1280, 1500)
+    browser.open(html.as_uri())
+    assert browser.value("document.querySelectorAll('.plot').length") == 2 + 2 * len(CHARTS)
+    facts = browser.value("[...document.querySelectorAll('#facts tbody tr')].map(row => row.innerText)")
+    assert any(line.startswith("memory of all instances, at most") for line in facts)
+    picture(browser, "report")
+    assert browser.complaints() == []
+    assert browser.asked_for() == [html.as_uri()] or browser.asked_for() == [html.as_uri(), "data:,"]
+
+
+def test_a_worker_that_is_gone_is_said_to_be(browser):
+    with Worker(str(HERE / "functions/template.yaml")) as running:
+        browser.open(running.url + "/")
+        assert browser.value("document.querySelector('#live').className") == ""
+        running.stop(signal.SIGTERM)
+        browser.wait_for("document.querySelector('#live').className === 'lost'")
+        assert "does not answer" in browser.value("document.querySelector('#live').textContent")
