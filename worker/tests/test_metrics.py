@@ -1,0 +1,90 @@
+"""/metrics as Prometheus reads it, and the Grafana dashboard: it asks for nothing that is not there."""
+
+import json
+import re
+import time
+
+import pytest
+from calls import invoke
+from conftest import HERE, ROOT, Worker
+
+DASHBOARD = ROOT / "deploy" / "grafana-worker.json"
+LINE = re.compile(r'([a-z_]+)(?:\{((?:[a-z]+="(?:[^"\\]|\\.)*",?)*)\})? (\S+)')
+UNITS = ("_total", "_bytes", "_seconds", "_bucket", "_sum", "_count")
+# Plain numbers of things, which have no unit.
+THINGS = {
+    "mayfly_instances",
+    "mayfly_queued_requests",
+    "mayfly_stores",
+    "mayfly_vm_partitions",
+    "mayfly_layer",
+}
+THINGS |= {"mayfly_concurrency_limit"}
+
+
+@pytest.fixture(scope="module")
+def text():
+    with Worker(str(HERE / "functions/template.yaml")) as running:
+        for _ in range(3):
+            assert invoke(running.client(), "probe", {"do": "count"})[1] is None
+        running.wait_for("REPORT")
+        deadline = time.monotonic() + 60
+        while not json.loads(running.get("/history"))["samples"] and time.monotonic() < deadline:
+            time.sleep(0.1)
+        yield running.get("/metrics")
+
+
+@pytest.fixture(scope="module")
+def figures(text):
+    """By name: the labels and values that there are."""
+    found = {}
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            name, labels, value = LINE.fullmatch(line).groups()
+            pairs = dict(re.findall(r'([a-z]+)="([^"]*)"', labels or ""))
+            found.setdefault(name, []).append((pairs, float(value)))
+    return found
+
+
+def test_every_figure_is_described_once_and_has_its_unit_in_its_name(text, figures):
+    described = re.findall(r"^# TYPE (\S+) (counter|gauge|histogram)$", text, re.M)
+    helped = re.findall(r"^# HELP (\S+) \S", text, re.M)
+    names = [name for name, _ in described]
+    assert names == helped and len(names) == len(set(names))
+    for name in figures:
+        base = re.sub(r"_(bucket|sum|count)$", "", name)
+        assert name in names or base in names, name
+        assert name.endswith(UNITS) or name in THINGS, f"{name} does not say its unit"
+    for name, kind in described:
+        assert (kind == "counter") == name.endswith("_total"), name
+        assert kind != "gauge" or name in figures, f"{name} has no value"
+
+
+def test_figures_are_those_of_what_was_served(figures):
+    def value(name, **labels):
+        return sum(value for pairs, value in figures[name] if labels.items() <= pairs.items())
+
+    assert value("mayfly_invocations_total", outcome="succeeded") == 3
+    assert value("mayfly_latency_seconds_count") == value("mayfly_latency_seconds_bucket", le="+Inf") == 3
+    assert value("mayfly_events_total", kind="ready") == value("mayfly_cold_start_seconds_count") >= 1
+    assert value("mayfly_instance_memory_bytes", function="probe") > 1 << 20
+    assert value("mayfly_layer", layer="heap") == 1 and value("mayfly_layer", layer="partitions") == 0
+    assert value("mayfly_memory_limit_bytes") == 1500 << 20
+
+
+def test_the_dashboard_asks_only_for_what_is_there(figures):
+    dashboard = json.loads(DASHBOARD.read_text())
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    assert len(asked) > 15
+    labels = {name: set().union(*(pairs for pairs, _ in found)) for name, found in figures.items()}
+    for expression in asked:
+        names = re.findall(r"mayfly_\w+", expression)
+        assert names, expression
+        for name in names:
+            assert name in figures, f"{expression}: there is no {name}"
+        grouped = re.findall(r"by \((\w+)\)", expression)
+        filtered = re.findall(r'(\w+)=~?"', expression)
+        for label in grouped + filtered:
+            assert any(label in labels[name] for name in names), f"{expression}: there is no label {label}"
+    places = [tuple(panel["gridPos"][key] for key in "xywh") for panel in dashboard["panels"]]
+    assert len(set(places)) == len(places) and all(x + w <= 24 for x, _, w, _ in places)
