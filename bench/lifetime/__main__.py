@@ -19,7 +19,6 @@ from bench.lifetime.workloads import FULL, QUICK, WORKLOADS, Size, Workload
 from bench.outcome import RESULTS, BenchError, write
 
 PROFILED_SEED, MEASURED_SEED = 1, 2  # what is learned from one run is used in another
-SAMPLE_EVERY = "64k"
 
 EPILOG = """
 variants
@@ -126,13 +125,15 @@ class Comparison:
             self.attempt(workload, "oracle", lambda: self.replay(workload))
 
     def learn(self, workload: Workload, models: list[learning.Model]) -> str:
-        table = learning.profile(workload, self.size, PROFILED_SEED, SAMPLE_EVERY)
+        table = learning.profile(workload, self.size, PROFILED_SEED)
         models.append(learning.train(workload, [table]))
         self.results.accuracy[workload.name] = models[0].accuracy
         return f"{models[0].accuracy.get('train.held_out.weighted_percent')}% weighted accuracy"
 
     def measure(self, workload: Workload, variant: variants.Variant) -> str:
         run = workload.run(variant, self.size, MEASURED_SEED)
+        if variant.name.startswith("model") and not run.heap.get("heap.model_bytes"):
+            raise RunFailed("the heap did not take the model")
         self.results.add(workload.name, variant.name, run)
         speed, resident = run.speed["requests_per_s"], run.end_resident_mib
         return f"{speed:.0f}/s, {resident:.0f} MiB for {run.end_live_mib:.0f} live"

@@ -33,11 +33,11 @@ def mayfly(*arguments, timeout_s: float) -> str:
     return done.stdout
 
 
-def profile(workload: Workload, size: Size, seed: int, every: str) -> Path:
+def profile(workload: Workload, size: Size, seed: int) -> Path:
     """Runs the workload under `mayfly profile`; the table of its contexts."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     output = FOLDER / workload.name
-    workload.run(variants.profiled(output, every), size, seed)
+    workload.run(variants.profiled(output, workload.sample_every), size, seed)
     return output.with_suffix(".parquet")
 
 

@@ -6,6 +6,26 @@ from bench.outcome import Shown, at_least, at_most
 STEADY_MOST = {"image": 1.2, "inference": 1.2, "pipeline": 1.2}
 SLOWER_MOST_PERCENT = 3
 ORACLE_MOST = 1.1
+TABLE_LEAST_PERCENT = 95
+MODEL_MOST_PERCENT = 2
+
+
+def predictor(results: Results, workload: str) -> list[Shown]:
+    """What the model costs, by the heap's own counts (§9.4)."""
+    runs = results.runs.get((workload, "model"))
+    if not runs:
+        return []
+    heap, found = runs[-1].heap, []
+    hits, misses = heap.get("heap.predictions.hits", 0), heap.get("heap.predictions.misses", 0)
+    if hits + misses:
+        percent = 100 * hits / (hits + misses)
+        found.append(at_least(f"{workload}: predictions from the table", TABLE_LEAST_PERCENT, percent, "%"))
+    size = heap.get("heap.model_bytes", 0) + heap.get("heap.predictions.tables_bytes", 0)
+    peak = runs[-1].peak_resident_mib * (1 << 20)
+    found.append(
+        at_most(f"{workload}: model and tables by peak heap", MODEL_MOST_PERCENT, 100 * size / peak, "%")
+    )
+    return found
 
 
 def shown(results: Results) -> list[Shown]:
@@ -36,6 +56,7 @@ def shown(results: Results) -> list[Shown]:
                     f"{workload}: weighted accuracy, contexts held out", wanted["weighted"], accuracy, "%"
                 )
             )
+        found += predictor(results, workload)
         slower = results.slowdown(workload, ours)
         if slower is not None:
             found.append(at_most(f"{workload}: slower than tcmalloc", SLOWER_MOST_PERCENT, 100 * slower, "%"))

@@ -57,6 +57,7 @@ class Workload:
     about: str
     run: Callable[[Variant, Size, int], Run]
     traced: Size = Size(1.0, 1.0)  # of the run that is traced: 96 bytes an allocation and its free
+    sample_every: str = "16k"  # of the run that is profiled: enough samples of rare contexts, and not more
 
 
 @contextlib.contextmanager
@@ -202,6 +203,7 @@ WORKLOADS = {
             "libvips: small and large images in shifting phases",
             image,
             Size(0.125, 1.0),
+            "64k",
         ),
         Workload(
             "inference", "Inference server", "OpenCV's DNN: open_nsfw, batches and new models", inference
