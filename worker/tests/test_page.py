@@ -1,4 +1,4 @@
-"""The page at `/` and the report's file in a real browser: complete, offline, at any width, light and dark."""
+"""The page at `/` and the report's file in a real browser: complete, offline, of any width, light or dark."""
 
 import json
 import os
