@@ -45,6 +45,7 @@ fn find_place(call: Call) -> usize {
         && bin.advance()
         && let Some(cell) = bin.allocate()
     {
+        predict::was_hit(heap, &call, bin.in_hand() + 1);
         return cell;
     }
     if call.size > MAX_SMALL_BYTES

@@ -6,7 +6,7 @@ use crate::lifetime;
 use crate::os::{self, Pages};
 use crate::predict::{self, Source};
 use crate::text::warn;
-use crate::{lines, profile, report, retained, trace};
+use crate::{lines, model, profile, report, retained, trace};
 
 /// The longest path that is accepted, its final NUL included.
 pub const PATH_BYTES: usize = 1024;
@@ -17,9 +17,11 @@ pub fn load() {
     // SAFETY: always allowed.
     let trusted = unsafe { libc::getauxval(libc::AT_SECURE) } == 0;
     let mut spans = lines::Layout::Cells;
+    let (mut source, mut model) = (None, false);
     if trusted {
         for_each_variable(|name, value| match name {
-            b"LIFETIMES" => set_lifetimes(value),
+            b"LIFETIMES" => source = set_lifetimes(value),
+            b"MODEL" => model = model::load(value),
             b"SPANS" => {
                 spans =
                     choose(name, value, &[("cells", lines::Layout::Cells), ("lines", lines::Layout::Lines)])
@@ -45,6 +47,15 @@ pub fn load() {
             _ => warn(format_args!("unknown variable MAYFLY_HEAP_{}, ignored", text(name))),
         });
     }
+    match source.unwrap_or(if model { Source::Model { online: true } } else { Source::Online }) {
+        Source::Model { .. } if !model => {
+            warn(format_args!(
+                "MAYFLY_HEAP_LIFETIMES=model needs a file in MAYFLY_HEAP_MODEL; learning online"
+            ));
+            predict::set_source(Source::Online);
+        }
+        source => predict::set_source(source),
+    }
     global::configure(recycle, k);
     retained::configure(retain);
     lines::configure(spans);
@@ -54,19 +65,24 @@ fn text(bytes: &[u8]) -> &str {
     core::str::from_utf8(bytes).unwrap_or("(not UTF-8)")
 }
 
-fn set_lifetimes(value: &[u8]) {
-    if value == b"online" {
-        predict::set_source(Source::Online);
-    } else if let Some(class) = value.strip_prefix(b"fixed:").and_then(lifetime::of_name) {
-        predict::set_source(Source::Fixed(class));
-    } else if let Some(path) = value.strip_prefix(b"oracle:") {
-        predict::load_oracle(path);
-    } else {
-        warn(format_args!(
-            "MAYFLY_HEAP_LIFETIMES={} is not online, fixed:CLASS (10ms 100ms 1s 10s 100s 1000s inf) or oracle:FILE; using online",
-            text(value)
-        ));
+fn set_lifetimes(value: &[u8]) -> Option<Source> {
+    match value {
+        b"online" => return Some(Source::Online),
+        b"model" => return Some(Source::Model { online: false }),
+        b"model+online" => return Some(Source::Model { online: true }),
+        _ => {}
     }
+    if let Some(class) = value.strip_prefix(b"fixed:").and_then(lifetime::of_name) {
+        return Some(Source::Fixed(class));
+    }
+    if let Some(path) = value.strip_prefix(b"oracle:") {
+        return predict::load_oracle(path).then_some(Source::Oracle);
+    }
+    warn(format_args!(
+        "MAYFLY_HEAP_LIFETIMES={} is not online, model, model+online, fixed:CLASS (10ms 100ms 1s 10s 100s 1000s inf) or oracle:FILE; using the default",
+        text(value)
+    ));
+    None
 }
 
 fn choose<T: Copy>(name: &[u8], value: &[u8], known: &[(&str, T)]) -> T {

@@ -19,18 +19,21 @@ use crate::remote::{RemoteList, Tenancy};
 use crate::sites::KnownSites;
 use crate::size_class::{self, COUNT as SIZE_CLASSES, GRANULE_BYTES};
 use crate::span::{Place, Span, SpanList};
-use crate::stats::EVENTS;
+use crate::stats::{self, EVENTS, Event};
 use crate::text::misuse;
 use crate::thread;
 
 /// Entries of the prediction table.
-pub const PREDICTIONS: usize = 512;
+pub const PREDICTIONS: usize = 2048;
 
 /// What the prediction table knows of one kind of call (LLAMA §7): the bin its objects go to. All zeros knows nothing.
 struct Entry {
     key: Cell<u64>,
     bin: Cell<Option<&'static Bin>>,
 }
+
+/// Bytes that a thread keeps to predict with, if it uses all of its tables.
+pub const TABLES_BYTES: usize = size_of::<[Entry; PREDICTIONS]>() + size_of::<KnownSites>();
 
 /// What the fast path of freeing did.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -135,15 +138,22 @@ impl Bin {
         Some(address)
     }
 
+    /// Cells in hand.
+    pub fn in_hand(&self) -> u32 {
+        self.pending.get().map_or(0, |pending| pending.load(Relaxed).count_ones())
+    }
+
     /// Takes a word of the open span in hand that has free cells; whether there is one. Never when an object is to be
     /// sampled: the slow path sees to that.
     pub fn advance(&self) -> bool {
         let Some(span) = self.open.get() else { return false };
         let before_sample = self.before_sample.get();
         let Some(word) = span.take_word(before_sample) else { return false };
+        let taken = span.pending().load(Relaxed).count_ones();
         if before_sample != profile::NEVER {
-            self.before_sample.set(before_sample - span.pending().load(Relaxed).count_ones());
+            self.before_sample.set(before_sample - taken);
         }
+        stats::add(Event::CellsTaken, taken.into());
         self.pending.set(Some(span.pending()));
         self.word.set(Some(span.live_word(word)));
         self.base.set(span_address(span) + word * 64 * self.cell_bytes.get() as usize);
@@ -153,10 +163,11 @@ impl Bin {
     /// Has no open span any more.
     pub fn close(&self) -> Option<&'static Span> {
         let span = self.open.take()?;
+        let not_used = span.pending().load(Relaxed).count_ones();
         if self.before_sample.get() != profile::NEVER {
-            let not_used = span.pending().load(Relaxed).count_ones();
             self.before_sample.set(self.before_sample.get() + not_used);
         }
+        stats::add(Event::CellsTaken, u64::from(not_used).wrapping_neg());
         span.return_word();
         self.pending.set(Some(&NONE_PENDING));
         Some(span)
@@ -314,7 +325,8 @@ impl Heap {
 
     /// Forgets all predictions.
     pub fn forget_predictions(&self) {
-        self.predictions.iter().for_each(|entry| entry.key.set(0));
+        // Entries that were never used are not written to: their memory is not there yet.
+        self.predictions.iter().filter(|entry| entry.key.get() != 0).for_each(|entry| entry.key.set(0));
     }
 }
 

@@ -101,7 +101,9 @@ pub fn allocate_fast(heap: &Heap, call: &Call) -> Option<usize> {
     if visits.is_multiple_of(SLOW_VISITS) {
         return None;
     }
-    heap.large.take(heap, site.class(), call.size.div_ceil(BLOCK_BYTES))
+    let taken = heap.large.take(heap, site.class(), call.size.div_ceil(BLOCK_BYTES))?;
+    stats::count(Event::LargeInHand);
+    Some(taken)
 }
 
 /// Of the allocations of large objects, one in this many takes the slow path even if one is in hand.

@@ -15,7 +15,8 @@
 //! | [`global`], [`large`], [`direct`] | the global allocator: blocks and deadlines; large objects; those with a mapping of their own |
 //! | [`span`], [`remote`], [`outbox`], [`lines`] | a span's metadata, frees by other threads, the paper's layout by lines |
 //! | [`heap`], [`refill`], [`registry`], [`thread`], [`fork`] | a thread's heap: fast paths, cold half, its coming and going |
-//! | [`predict`], [`sites`] | where lifetimes come from |
+//! | [`predict`], [`sites`], [`model`], [`unwind`] | where lifetimes come from |
+//! | [`profile`], [`profile_file`] | lifetimes by calling context, for training |
 //! | [`allocate`], [`maintenance`] | all of it together |
 //! | [`stats`], [`trace`], [`report`], [`config`] | what can be seen and set |
 //! | [`check`] | whether the metadata agree, for tests |
@@ -52,6 +53,7 @@ pub mod lifetime;
 pub mod lines;
 pub mod lock;
 pub mod maintenance;
+pub mod model;
 pub mod open_page;
 pub mod os;
 pub mod outbox;

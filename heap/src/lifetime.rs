@@ -19,6 +19,12 @@ pub fn of_lifetime_ms(lifetime_ms: u32) -> usize {
     BOUNDS_MS.iter().position(|&bound| lifetime_ms < bound).unwrap_or(FOREVER)
 }
 
+/// The shortest class whose objects may live for `limit_ms`.
+pub fn of_limit_ms(limit_ms: u64) -> usize {
+    let fits = |&bound: &u32| limit_ms <= u64::from(bound);
+    BOUNDS_MS[..FOREVER].iter().position(fits).unwrap_or(FOREVER)
+}
+
 /// When all objects placed at `now_ms` with this class should be dead: now + K × LC (LLAMA §6.4).
 pub fn deadline_ms(now_ms: u32, class: usize, k: u32) -> u32 {
     if class >= FOREVER { NEVER_MS } else { now_ms.saturating_add(k.saturating_mul(BOUNDS_MS[class])) }
@@ -40,6 +46,8 @@ mod tests {
         assert_eq!(of_lifetime_ms(10), 1);
         assert_eq!(of_lifetime_ms(999_999), 5);
         assert_eq!(of_lifetime_ms(1_000_000), FOREVER);
+        let limits = [10, 11, 1_000_000, 1_000_001, u64::from(u32::MAX), u64::MAX];
+        assert_eq!(limits.map(of_limit_ms), [0, 1, 5, FOREVER, FOREVER, FOREVER]);
     }
 
     #[test]

@@ -234,6 +234,12 @@ pub fn cpu() -> u32 {
     unsafe { libc::sched_getcpu() as u32 }
 }
 
+/// Takes a file's pages out of this process's memory; they come back when they are used.
+pub fn forget_pages(address: usize, bytes: usize) {
+    // SAFETY: the range is a mapping of a file that nobody writes to, so its contents do not change.
+    keep_errno(|| unsafe { libc::madvise(address as *mut c_void, bytes, libc::MADV_DONTNEED) });
+}
+
 /// Maps a file for reading: address and length.
 pub fn map_file(path_with_nul: &[u8]) -> Option<(usize, usize)> {
     debug_assert_eq!(path_with_nul.last(), Some(&0));

@@ -1,8 +1,12 @@
 //! Where lifetimes come from: one interface, and the seam where a learned model goes.
 //!
-//! A call that a thread's prediction table does not know (LLAMA §7) is classified here, by one of three sources:
-//! a fixed class, what was learned online ([`crate::sites`]), or an oracle, the recorded lifetimes of an earlier run.
-//! A class that holds for all calls alike may be put into the table; the oracle's holds for one object.
+//! A call that a thread's prediction table does not know (LLAMA §7) is classified here, by one of four sources: a fixed
+//! class, what was learned online ([`crate::sites`]), a trained model ([`crate::model`]), alone as in the paper or corrected
+//! by what is learned online, or an oracle, the recorded lifetimes of an earlier run. A class that holds for all calls
+//! alike may be put into the table; the oracle's holds for one object.
+//!
+//! A model is asked when a site is new: sites are the second, larger table behind those of the threads. And it is asked again
+//! after 1,000 hits of a site and more, for the context that calls then; where it disagrees with itself, the longer class holds.
 
 use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
 
@@ -11,7 +15,7 @@ use crate::lifetime::{CLASSES, FOREVER};
 use crate::sites::{self, Site};
 use crate::stats::{self, Event};
 use crate::text::warn;
-use crate::{config, os};
+use crate::{config, fork, model, os};
 
 /// Where lifetimes come from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -20,6 +24,11 @@ pub enum Source {
     Fixed(usize),
     /// Sampled allocations teach each call site its class while the program runs.
     Online,
+    /// A trained model says the class of each call site, from its context.
+    Model {
+        /// Sampled allocations correct it.
+        online: bool,
+    },
     /// A table of the class of each thread's n-th allocation.
     Oracle,
 }
@@ -36,6 +45,8 @@ pub struct Prediction {
 
 const ONLINE: u8 = u8::MAX;
 const ORACLE: u8 = u8::MAX - 1;
+const MODEL: u8 = u8::MAX - 2;
+const MODEL_AND_ONLINE: u8 = u8::MAX - 3;
 static SOURCE: AtomicU8 = AtomicU8::new(ONLINE);
 
 /// Chooses the source.
@@ -44,6 +55,8 @@ pub fn set_source(source: Source) {
         Source::Fixed(class) => class.min(FOREVER) as u8,
         Source::Online => ONLINE,
         Source::Oracle => ORACLE,
+        Source::Model { online: false } => MODEL,
+        Source::Model { online: true } => MODEL_AND_ONLINE,
     };
     SOURCE.store(code, Relaxed);
 }
@@ -53,6 +66,8 @@ pub fn source() -> Source {
     match SOURCE.load(Relaxed) {
         ONLINE => Source::Online,
         ORACLE => Source::Oracle,
+        MODEL => Source::Model { online: false },
+        MODEL_AND_ONLINE => Source::Model { online: true },
         class => Source::Fixed(class as usize),
     }
 }
@@ -65,37 +80,67 @@ pub fn classify(heap: &Heap, call: &Call) -> Prediction {
             let class = oracle::class(heap.thread.get(), heap.sequence.get());
             Prediction { class, cacheable: false, site: None }
         }
-        Source::Online => {
+        Source::Online | Source::Model { .. } => {
             stats::count(Event::PredictionMissed);
             let site = sites::of(heap, call);
+            if let Some(site) = site.filter(|site| site.was_hit(1)) {
+                ask_again(site, call);
+            }
             Prediction { class: site.map_or(FOREVER, Site::class), cacheable: true, site }
         }
     }
 }
 
-/// Reads an oracle table; without it, lifetimes are learned online.
-pub fn load_oracle(path: &[u8]) {
+/// The thread's table knew the call, as it knew that of `count` objects since the last time.
+#[inline]
+pub fn was_hit(heap: &'static Heap, call: &Call, count: u32) {
+    if matches!(source(), Source::Model { .. })
+        && let Some(site) = heap.known_sites.get(call)
+        && site.was_hit(count)
+    {
+        let _pass = fork::pass(heap);
+        ask_again(site, call);
+    }
+}
+
+/// Runs the model once more for a site, in the context that is calling now (LLAMA §7).
+#[cold]
+#[inline(never)]
+fn ask_again(site: &'static Site, call: &Call) {
+    if matches!(source(), Source::Model { .. })
+        && let Some(class) = model::predict(call.caller)
+    {
+        stats::count(Event::PredictionChecked);
+        site.model_says(class);
+    }
+}
+
+/// Reads an oracle table; whether there is one.
+pub fn load_oracle(path: &[u8]) -> bool {
     let mut with_nul = [0; config::PATH_BYTES];
     let shown = core::str::from_utf8(path).unwrap_or("(not UTF-8)");
     if path.len() >= with_nul.len() {
-        return warn(format_args!(
+        warn(format_args!(
             "oracle table: the path is longer than {} bytes; using online",
             config::PATH_BYTES - 1
         ));
+        return false;
     }
     with_nul[..path.len()].copy_from_slice(path);
     let Some((at, bytes)) = os::map_file(&with_nul[..=path.len()]) else {
-        return warn(format_args!("oracle table {shown} cannot be read; using online"));
+        warn(format_args!("oracle table {shown} cannot be read; using online"));
+        return false;
     };
     // SAFETY: a fresh private mapping of that many bytes, never unmapped.
     let file = unsafe { core::slice::from_raw_parts(at as *const u8, bytes) };
     match oracle::check(file) {
-        Ok(()) => {
-            oracle::install(file);
-            set_source(Source::Oracle);
+        Ok(()) => oracle::install(file),
+        Err(what) => {
+            warn(format_args!("oracle table {shown}: {what}; using online"));
+            return false;
         }
-        Err(what) => warn(format_args!("oracle table {shown}: {what}; using online")),
     }
+    true
 }
 
 /// The oracle's table: for each thread, the class of its n-th allocation (docs/trace.md).

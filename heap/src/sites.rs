@@ -7,6 +7,9 @@
 //! outlived. A site of which too little is known gets ∞ while it has allocated little: what a program allocates seldom
 //! tends to stay, and if not, little is lost. Once it has allocated much it gets the class that its oldest objects
 //! have reached, so that bulk does not mix with what stays.
+//!
+//! With a trained model ([`crate::model`]) a new site gets the class that it predicts for the calling context. Alone, that is
+//! the site's class for good (LLAMA §7); otherwise until enough is known.
 
 use core::cell::Cell;
 use core::sync::atomic::{
@@ -19,6 +22,8 @@ use crate::geometry::MAX_SMALL_BYTES;
 use crate::heap::{Call, Heap};
 use crate::lifetime::{self, CLASSES, FOREVER};
 use crate::lock::Lock;
+use crate::model;
+use crate::predict::{self, Source};
 use crate::size_class::GRANULE_BYTES;
 use crate::stats::{self, Event};
 
@@ -34,6 +39,14 @@ const MAX_WATCHED: u16 = 24;
 const ENOUGH_ENDS: u32 = 3;
 /// Until it has allocated this much, an unknown site may live among what stays.
 const LITTLE_BYTES: u32 = 256 << 10;
+/// A site of which the model has an opinion is known from this many on.
+const ENOUGH_AGAINST_MODEL: u32 = 8;
+/// The model is asked again after this many hits (LLAMA §7), and after twice as many each time that it says the same, up
+/// to this many times: a run of the model is worth a thousand hits.
+const HITS_TO_CHECK: u32 = 1000;
+const MOST_DOUBLINGS: u8 = 6;
+/// Model class of sites that it was not asked about.
+const NOT_ASKED: u8 = u8::MAX;
 /// Ends are halved beyond this many, so that a site can change its mind.
 const MANY_ENDS: u32 = 256;
 
@@ -46,6 +59,12 @@ pub struct Site {
     /// Bytes that the site has taken in spans and large objects.
     charged_bytes: AtomicU32,
     class: AtomicU8,
+    /// What the model said, or [`NOT_ASKED`].
+    model_class: AtomicU8,
+    /// Objects since the model was last asked.
+    hits: AtomicU32,
+    /// How often in a row it said the same.
+    agreed: AtomicU8,
     /// Watched objects that live.
     watched: AtomicU16,
     /// Of those, how many have reached the age of each class.
@@ -79,6 +98,9 @@ impl Site {
             parent: AtomicU32::new(0),
             charged_bytes: AtomicU32::new(0),
             class: AtomicU8::new(0),
+            model_class: AtomicU8::new(NOT_ASKED),
+            hits: AtomicU32::new(0),
+            agreed: AtomicU8::new(0),
             watched: AtomicU16::new(0),
             alive: [const { AtomicU16::new(0) }; CLASSES],
             dead: [const { AtomicU16::new(0) }; CLASSES],
@@ -122,13 +144,16 @@ fn size_key(size: usize) -> u64 {
     }
 }
 
+/// Entries of a thread's short way to its sites.
+const KNOWN_SITES: usize = 512;
+
 /// A thread's short way to the sites of its calls. All zeros is an empty one.
-pub struct KnownSites([Cell<(u64, Option<&'static Site>)>; 64]);
+pub struct KnownSites([Cell<(u64, Option<&'static Site>)>; KNOWN_SITES]);
 
 impl KnownSites {
     /// Knows none.
     pub const fn new() -> Self {
-        Self([const { Cell::new((0, None)) }; 64])
+        Self([const { Cell::new((0, None)) }; KNOWN_SITES])
     }
 }
 
@@ -137,7 +162,7 @@ impl KnownSites {
     fn slot(&self, call: &Call) -> (&Cell<(u64, Option<&'static Site>)>, u64) {
         let call_site = (call.caller as u64).wrapping_add((call.stack as u64) << 16).rotate_left(20);
         let key = (call_site ^ call.size as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-        (&self.0[(key >> 58) as usize], key)
+        (&self.0[(key >> (u64::BITS - KNOWN_SITES.ilog2())) as usize], key)
     }
 
     /// The call's site, if it was looked up of late; none while lifetimes are not learned.
@@ -175,9 +200,13 @@ fn look_up(heap: &Heap, call: &Call) -> Option<&'static Site> {
     if let Some(site) = find(key) {
         return Some(site);
     }
+    let model_class = match predict::source() {
+        Source::Model { .. } => model::predict(call.caller),
+        _ => None,
+    };
     let _guard = LOCK.lock();
-    let parent = find(parent_key).or_else(|| add(parent_key, None))?;
-    find(key).or_else(|| add(key, Some(parent))).or(Some(parent))
+    let parent = find(parent_key).or_else(|| add(parent_key, None, model_class))?;
+    find(key).or_else(|| add(key, Some(parent), model_class)).or(Some(parent))
 }
 
 fn find(key: u64) -> Option<&'static Site> {
@@ -192,12 +221,14 @@ fn find(key: u64) -> Option<&'static Site> {
     }
 }
 
-fn add(key: u64, parent: Option<&'static Site>) -> Option<&'static Site> {
+fn add(key: u64, parent: Option<&'static Site>, model_class: Option<usize>) -> Option<&'static Site> {
     let number = COUNT.load(Relaxed) as usize;
     let site = SITES.get(number)?;
     site.key.store(key, Relaxed);
     site.parent.store(parent.map_or(0, |parent| parent.number() as u32 + 1), Relaxed);
-    site.class.store(parent.and_then(|parent| parent.known_class(None)).unwrap_or(FOREVER) as u8, Relaxed);
+    site.model_class.store(model_class.map_or(NOT_ASKED, |class| class as u8), Relaxed);
+    let first = model_class.or_else(|| parent?.known_class(None)).unwrap_or(FOREVER);
+    site.class.store(first as u8, Relaxed);
     COUNT.store(number as u32 + 1, Relaxed);
     let mut i = key as usize >> 1;
     while INDICES[i % INDEX].load(Relaxed) != 0 {
@@ -227,7 +258,8 @@ impl Site {
 
     /// Whether one more object should be watched, at a thread's visit number `visit`: all at first, then ever fewer.
     pub fn wants_sample(&self, visit: u32) -> bool {
-        if self.watched.load(Relaxed) >= MAX_WATCHED {
+        if self.watched.load(Relaxed) >= MAX_WATCHED || predict::source() == (Source::Model { online: false })
+        {
             return false;
         }
         match self.ends() + u32::from(self.watched.load(Relaxed)) {
@@ -260,12 +292,54 @@ impl Site {
         Some(FOREVER)
     }
 
+    /// What the model said of this site.
+    fn model_class(&self) -> Option<usize> {
+        let class = self.model_class.load(Relaxed);
+        (class != NOT_ASKED).then_some(usize::from(class))
+    }
+
+    /// Counts `count` objects of the site; whether the model should be asked again.
+    pub fn was_hit(&self, count: u32) -> bool {
+        let hits = self.hits.load(Relaxed).saturating_add(count);
+        let due = hits >= HITS_TO_CHECK << self.agreed.load(Relaxed).min(MOST_DOUBLINGS);
+        self.hits.store(if due { 0 } else { hits }, Relaxed);
+        due
+    }
+
+    /// The model was asked again. Where it says something else, the longer class holds: under-prediction costs more.
+    pub fn model_says(&self, class: usize) {
+        let _guard = LOCK.lock();
+        let before = self.model_class();
+        if before == Some(class) {
+            return self.agreed.store((self.agreed.load(Relaxed) + 1).min(MOST_DOUBLINGS), Relaxed);
+        }
+        self.agreed.store(0, Relaxed);
+        stats::count(Event::PredictionDisagreed);
+        if before.is_none_or(|before| before < class) {
+            stats::count(Event::PredictionLengthened);
+            self.model_class.store(class as u8, Relaxed);
+            self.reconsider();
+        }
+    }
+
     fn best_class(&self) -> usize {
+        let model = self.model_class();
+        if let Some(class) = model {
+            if predict::source() == (Source::Model { online: false }) {
+                return class;
+            }
+            if self.ends() < ENOUGH_AGAINST_MODEL {
+                let oldest = self.alive.iter().rposition(|n| n.load(Relaxed) > 0).unwrap_or(0);
+                return class.max(oldest);
+            }
+        }
         let parents = self.parent().and_then(|parent| parent.known_class(None));
         if let Some(class) = self.known_class(Some(self.class())) {
             // Sizes and stack heights of one return address that differ little are not told apart: each class that
             // is in use costs open spans.
-            let is_like = |parents: &usize| parents.abs_diff(class) <= 1 || self.ends() < MANY_ENDS / 8;
+            let is_like = |parents: &usize| {
+                parents.abs_diff(class) <= 1 || model.is_none() && self.ends() < MANY_ENDS / 8
+            };
             return parents.filter(is_like).unwrap_or(class);
         }
         if self.charged_bytes.load(Relaxed) >= LITTLE_BYTES {

@@ -11,7 +11,7 @@ use crate::huge_page::State;
 use crate::lifetime::{CLASSES, NAMES};
 use crate::region;
 use crate::span::Place;
-use crate::{clock, direct, registry, sites, thread};
+use crate::{clock, direct, model, registry, sites, thread};
 
 /// What is counted (the paper counts these to show that its paths are exercised, §9.5).
 #[derive(Clone, Copy)]
@@ -45,12 +45,26 @@ pub enum Event {
     PredictionMissed,
     /// A prediction changed.
     PredictionChanged,
+    /// Cells were taken in hand, less those that were given back unused: so many small objects were allocated.
+    CellsTaken,
+    /// A large object was taken from hand, for a call whose site was known.
+    LargeInHand,
+    /// The model was asked again for a call that it had predicted before (LLAMA §7).
+    PredictionChecked,
+    /// It gave another class than before.
+    PredictionDisagreed,
+    /// The other class was longer, and is now the prediction.
+    PredictionLengthened,
+    /// The model was run.
+    ModelRun,
+    /// Nanoseconds that it took, unwinding included.
+    ModelNs,
 }
 
 /// How many kinds of events there are.
 pub const EVENTS: usize = NAMES_OF_EVENTS.len();
 
-const NAMES_OF_EVENTS: [&str; 14] = [
+const NAMES_OF_EVENTS: [&str; 21] = [
     "spans_acquired",
     "blocks_recycled",
     "blocks_refilled",
@@ -65,6 +79,13 @@ const NAMES_OF_EVENTS: [&str; 14] = [
     "lifetimes_measured",
     "predictions_missed",
     "predictions_changed",
+    "cells_taken",
+    "large_objects_in_hand",
+    "predictions.checks",
+    "predictions.disagreements",
+    "predictions.updates",
+    "predictions.model_runs",
+    "predictions.model_ns",
 ];
 
 static PAGES: AtomicIsize = AtomicIsize::new(0);
@@ -74,12 +95,19 @@ static PEAK_PAGES: AtomicUsize = AtomicUsize::new(0);
 /// lose a count.)
 #[inline]
 pub fn count(event: Event) {
+    add(event, 1);
+}
+
+/// Counts several, or takes some back.
+#[inline]
+pub fn add(event: Event, number: u64) {
     let count = &thread::current().counts[event as usize];
-    count.store(count.load(Relaxed) + 1, Relaxed);
+    count.store(count.load(Relaxed).wrapping_add(number), Relaxed);
 }
 
 fn total(event: usize) -> u64 {
-    registry::heaps().chain([&thread::EMPTY]).map(|heap| heap.counts[event].load(Relaxed)).sum()
+    let count = |heap: &Heap| heap.counts[event].load(Relaxed);
+    registry::heaps().chain([&thread::EMPTY]).map(count).fold(0, u64::wrapping_add)
 }
 
 /// Huge pages in use.
@@ -183,6 +211,13 @@ pub fn write_json(out: &mut impl Write) -> fmt::Result {
     let threads = registry::heaps().filter(|heap: &&Heap| heap.tenancy.looks_taken()).count();
     write!(out, ",\"heap.threads\":{threads},\"heap.clock_ms\":{}", clock::now_ms())?;
     write!(out, ",\"heap.sites\":{}", sites::count())?;
+    let of = |event: Event| total(event as usize);
+    let (misses, asked) =
+        (of(Event::PredictionMissed), of(Event::CellsTaken).wrapping_add(of(Event::LargeInHand)));
+    write!(out, ",\"heap.predictions.hits\":{}", asked.saturating_sub(misses))?;
+    write!(out, ",\"heap.predictions.misses\":{misses}")?;
+    let tables = registry::heaps().count() * crate::heap::TABLES_BYTES;
+    write!(out, ",\"heap.predictions.tables_bytes\":{tables},\"heap.model_bytes\":{}", model::bytes())?;
     for (event, name) in NAMES_OF_EVENTS.iter().enumerate() {
         write!(out, ",\"heap.{name}\":{}", total(event))?;
     }

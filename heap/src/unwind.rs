@@ -13,6 +13,7 @@ pub const MAX_FRAMES: usize = 64;
 pub struct Stack {
     frames: [usize; MAX_FRAMES],
     depth: usize,
+    most: usize,
     /// The caller of the allocation, with which the context begins.
     first: usize,
     /// Frames of the allocator itself that were passed over.
@@ -21,11 +22,16 @@ pub struct Stack {
 
 impl Default for Stack {
     fn default() -> Self {
-        Self { frames: [0; MAX_FRAMES], depth: 0, first: 0, skipped: 0 }
+        Self::of_most(MAX_FRAMES)
     }
 }
 
 impl Stack {
+    /// Room for the `most` innermost frames: unwinding ends there.
+    pub fn of_most(most: usize) -> Self {
+        Self { frames: [0; MAX_FRAMES], depth: 0, most: most.min(MAX_FRAMES), first: 0, skipped: 0 }
+    }
+
     /// The return addresses, innermost first.
     pub fn frames(&self) -> &[usize] {
         &self.frames[..self.depth]
@@ -64,12 +70,12 @@ extern "C" fn step(context: *mut c_void, argument: *mut c_void) -> c_int {
         stack.skipped += 1;
         return if stack.skipped < MOST_SKIPPED { NO_REASON } else { END_OF_STACK };
     }
-    if address == 0 || stack.depth == MAX_FRAMES {
+    if address == 0 || stack.depth >= stack.most {
         return END_OF_STACK;
     }
     stack.frames[stack.depth] = address;
     stack.depth += 1;
-    NO_REASON
+    if stack.depth < stack.most { NO_REASON } else { END_OF_STACK }
 }
 
 /// glibc's `struct dl_find_object` of x86-64.

@@ -54,13 +54,6 @@ pub struct Model<'a> {
     pub(crate) correction: [i32; 4 * MAX_HIDDEN],
 }
 
-/// A program or library that the model knows.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Module {
-    first: u32,
-    ranges: u32,
-}
-
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..at + 4).map_or(0, |four| u32::from_le_bytes(four.try_into().unwrap_or_default()))
 }
@@ -215,9 +208,7 @@ impl<'a> Model<'a> {
             if !(1..=BUILD_ID).contains(&(u32_at(entry, BUILD_ID) as usize)) {
                 return Err("a module has no build-id");
             }
-            let module = module_of(entry);
-            let end = (module.first as usize).checked_add(module.ranges as usize);
-            let Some(starts) = end.and_then(|end| self.starts.get(module.first as usize..end)) else {
+            let Some(starts) = self.starts.get(ranges_of(entry)) else {
                 return Err("a module's ranges are not there");
             };
             if !ascending(starts) {
@@ -236,20 +227,21 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// The module with a build-id.
-    pub fn module(&self, build_id: &[u8]) -> Option<Module> {
-        let has_id = |entry: &&[u8]| entry.get(..u32_at(entry, BUILD_ID) as usize) == Some(build_id);
-        self.modules.chunks_exact(MODULE).find(has_id).map(module_of)
+    /// The number of the module with a build-id.
+    pub fn module(&self, build_id: &[u8]) -> Option<u32> {
+        let has_id = |entry: &[u8]| entry.get(..u32_at(entry, BUILD_ID) as usize) == Some(build_id);
+        Some(self.modules.chunks_exact(MODULE).position(has_id)? as u32)
     }
 
     /// The frame of an address within a module's file; of a call, the address before the one that it returns to.
-    pub fn frame(&self, module: Module, address: u64) -> u32 {
-        let slice = module.first as usize..(module.first + module.ranges) as usize;
+    pub fn frame(&self, module: u32, address: u64) -> u32 {
         let Ok(address) = u32::try_from(address) else { return UNKNOWN_FRAME };
-        let Some(starts) = self.starts.get(slice) else { return UNKNOWN_FRAME };
-        match starts.partition_point(|&start| start <= address) {
+        let Some(ranges) = self.modules.chunks_exact(MODULE).nth(module as usize).map(ranges_of) else {
+            return UNKNOWN_FRAME;
+        };
+        match self.starts[ranges.clone()].partition_point(|&start| start <= address) {
             0 => UNKNOWN_FRAME,
-            behind => self.range_frames[module.first as usize + behind - 1],
+            behind => self.range_frames[ranges.start + behind - 1],
         }
     }
 
@@ -264,6 +256,8 @@ impl<'a> Model<'a> {
     }
 }
 
-fn module_of(entry: &[u8]) -> Module {
-    Module { first: u32_at(entry, BUILD_ID + 4), ranges: u32_at(entry, BUILD_ID + 8) }
+/// Which ranges are a module's.
+fn ranges_of(entry: &[u8]) -> core::ops::Range<usize> {
+    let (first, count) = (u32_at(entry, BUILD_ID + 4) as usize, u32_at(entry, BUILD_ID + 8) as usize);
+    first..first + count
 }

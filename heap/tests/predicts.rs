@@ -1,0 +1,242 @@
+//! Prediction in malloc (LLAMA §7), with the finished library preloaded into a C program and a model made for it: the model says
+//! what the test wrote into it, so that each class that the program gets is known.
+//!
+//! Needs `target/release/libmayfly_heap.so`.
+
+#[path = "../../lifetime/model/tests/maker/mod.rs"]
+mod maker;
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+use maker::Maker;
+
+const PROGRAM: &str = r#"
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#define FUNCTION __attribute__((noinline, noclone))
+int mayfly_heap_stats(char *, size_t) __attribute__((weak));
+enum { SPANS = 300, EACH = 16384 };
+static void *kept[64][SPANS];
+/* A wrapper: who calls it decides how long its objects live, and the model has to look behind it. */
+FUNCTION void *get(size_t size) { void *p = malloc(size); memset(p, 1, size); return p; }
+FUNCTION void briefly(void) { for (int i = 0; i < 100000; i++) { free(get(64)); __asm__(""); } }
+FUNCTION void fill_short(int n) { for (int i = 0; i < SPANS; i++) kept[n][i] = get(EACH / 2 - n * 16); __asm__(""); }
+FUNCTION void fill_long(int n) { char big[512]; memset(big, 0, 512); for (int i = 0; i < SPANS; i++) kept[n][i] = get(EACH / 2 - n * 16); __asm__("" :: "r"(big) : "memory"); }
+FUNCTION void refill(void) { for (int n = 0; n < 100; n++) { fill_short(2); for (int i = 0; i < SPANS; i++) free(kept[2][i]); } }
+/* The same return address, height and size, from two callers: only a second look at the stack tells them apart. */
+FUNCTION void *alias(int n) { void *p = get(200); __asm__(""); return p; }
+FUNCTION void from_one(int n) { for (int i = 0; i < n; i++) free(alias(i)); __asm__(""); }
+FUNCTION void from_two(int n) { for (int i = 0; i < n; i++) free(alias(i)); __asm__(""); }
+FUNCTION void *in_thread(void *unused) { briefly(); from_one(5000); return unused; }
+int main(int count, char **arguments) {
+    const char *what = arguments[1];
+    if (!strcmp(what, "classes")) { fill_short(0); fill_long(1); briefly(); }
+    if (!strcmp(what, "refill")) refill();
+    if (!strcmp(what, "alias")) { from_one(20000); from_two(20000); }
+    if (!strcmp(what, "alias_back")) { from_two(20000); from_one(20000); }
+    if (!strcmp(what, "threads")) {
+        pthread_t all[8];
+        for (int i = 0; i < 8; i++) pthread_create(all + i, 0, in_thread, 0);
+        for (int i = 0; i < 8; i++) pthread_join(all[i], 0);
+    }
+    static char text[16384];
+    if (mayfly_heap_stats) { mayfly_heap_stats(text, sizeof text); fputs(text, stdout); }
+    return count > 2;
+}
+"#;
+
+struct Built {
+    folder: PathBuf,
+    program: PathBuf,
+    build_id: Vec<u8>,
+    /// Functions' addresses and lengths, ascending.
+    functions: Vec<(String, u32, u32)>,
+}
+
+fn output(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The program, compiled once for all tests.
+fn built() -> &'static Built {
+    static BUILT: OnceLock<Built> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let folder =
+            PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("predicts-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let (source, program) = (folder.join("program.c"), folder.join("program"));
+        std::fs::write(&source, PROGRAM).unwrap();
+        let flags =
+            ["-O2", "-fomit-frame-pointer", "-fno-builtin-malloc", "-fno-optimize-sibling-calls", "-pthread"];
+        let link = ["-Wl,--build-id=sha1", "-w", "-o"];
+        output(Command::new("cc").args(flags).args(link).arg(&program).arg(&source));
+        let notes = output(Command::new("readelf").arg("-n").arg(&program));
+        let hex = notes.lines().find_map(|line| line.trim().strip_prefix("Build ID: ")).unwrap().to_owned();
+        let build_id =
+            (0..hex.len()).step_by(2).map(|i| u8::from_str_radix(&hex[i..i + 2], 16).unwrap()).collect();
+        let symbols = output(Command::new("nm").args(["-n", "-S", "--defined-only"]).arg(&program));
+        let functions = symbols.lines().filter_map(|line| {
+            let [start, length, kind, name] = line.split_whitespace().collect::<Vec<_>>().try_into().ok()?;
+            let number = |hex: &str| u32::from_str_radix(hex, 16).ok();
+            (kind == "T" || kind == "t").then(|| Some((name.to_owned(), number(start)?, number(length)?)))?
+        });
+        Built { functions: functions.collect(), folder, program, build_id }
+    })
+}
+
+/// A model that predicts the class of the outermost of the four innermost frames that `classes` names; else 10 ms.
+fn model(name: &str, classes: &[(&str, usize)]) -> PathBuf {
+    let built = built();
+    // Frame 0 is unknown, and has no step; frame i + 1 says the class of function i.
+    let mut made = Maker::by_innermost_frame(&classes.iter().map(|&(_, class)| class).collect::<Vec<_>>());
+    made.frames.insert(0, vec![]);
+    made.outermost_first = false; // the last step decides: the outermost
+    let mut ranges = vec![(0, 0)];
+    for (function, start, length) in &built.functions {
+        if let Some(number) = classes.iter().position(|(name, _)| name == function) {
+            ranges.push((*start, number as u32 + 1));
+            ranges.push((*start + *length, 0));
+        }
+    }
+    ranges.dedup_by(|next, last| {
+        next.0 == last.0 && {
+            *last = *next;
+            true
+        }
+    });
+    made.modules = vec![(vec![7; 20], vec![(0, 0)]), (built.build_id.clone(), ranges)];
+    let path = built.folder.join(name);
+    std::fs::write(&path, made.file()).unwrap();
+    path
+}
+
+fn library() -> PathBuf {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+    let library = target.join("release/libmayfly_heap.so");
+    assert!(
+        library.is_file(),
+        "{} is missing: `cargo build --release -p mayfly_heap` makes it",
+        library.display()
+    );
+    library
+}
+
+fn run(what: &str, variables: &[(&str, &Path)]) -> Output {
+    let mut command = Command::new(&built().program);
+    command.arg(what).env("LD_PRELOAD", library());
+    variables.iter().for_each(|(name, value)| {
+        command.env(format!("MAYFLY_HEAP_{name}"), value);
+    });
+    command.output().unwrap()
+}
+
+/// The statistics of a run that went well and said nothing.
+fn statistics(what: &str, variables: &[(&str, &Path)]) -> HashMap<String, u64> {
+    let output = run(what, variables);
+    assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr).as_ref()), (Some(0), ""));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let pairs = text.trim().trim_matches(['{', '}']).split(',').map(|pair| pair.split_once(':').unwrap());
+    pairs.filter_map(|(key, value)| Some((key.trim_matches('"').to_owned(), value.parse().ok()?))).collect()
+}
+
+const MODEL_ONLY: (&str, &str) = ("LIFETIMES", "model");
+
+#[test]
+fn each_context_gets_the_class_that_the_model_says() {
+    let path = model("classes", &[("briefly", 0), ("fill_short", 4), ("fill_long", 5)]);
+    let mode = (MODEL_ONLY.0, Path::new(MODEL_ONLY.1));
+    let found = statistics("classes", &[("MODEL", &path), mode]);
+    // 300 objects of 8 KiB, each alone in half a span: more than one huge page of each class.
+    assert!(found["heap.huge_pages.class.100s"] >= 1, "{found:?}");
+    assert!(found["heap.huge_pages.class.1000s"] >= 1, "{found:?}");
+    assert_eq!(found["heap.lifetimes_measured"], 0, "the model alone: nothing is watched");
+    assert!(found["heap.predictions.model_runs"] >= 3 && found["heap.predictions.model_ns"] > 0);
+    assert!(
+        (5..=40).contains(&found["heap.predictions.checks"]),
+        "after 1,000, 2,000, 4,000 … hits: {found:?}"
+    );
+    assert_eq!(found["heap.predictions.disagreements"], 0);
+    assert!(found["heap.predictions.hits"] >= 99_000);
+    assert!(found["heap.predictions.misses"] < 2_000, "{found:?}");
+    assert_eq!(found["heap.model_bytes"], std::fs::metadata(&path).unwrap().len());
+}
+
+#[test]
+fn of_two_contexts_that_look_alike_the_longer_one_holds() {
+    let path = model("alias", &[("from_one", 1), ("from_two", 5)]);
+    let mode = (MODEL_ONLY.0, Path::new(MODEL_ONLY.1));
+    for what in ["alias", "alias_back"] {
+        let found = statistics(what, &[("MODEL", &path), mode]);
+        let updates = found["heap.predictions.updates"];
+        if what == "alias" {
+            assert_eq!(updates, 1, "seen as soon as it was asked again: {found:?}");
+            assert_eq!(found["heap.predictions.disagreements"], 1, "and from then on it agrees");
+        } else {
+            assert_eq!(updates, 0, "the first was the longer one: {found:?}");
+            assert!(found["heap.predictions.disagreements"] >= 5, "{found:?}");
+        }
+    }
+}
+
+#[test]
+fn what_is_learned_online_corrects_a_model_that_is_wrong() {
+    let path = model("wrong", &[("fill_short", 6)]);
+    let found = statistics("refill", &[("MODEL", &path)]);
+    assert!(found["heap.lifetimes_measured"] >= 8, "{found:?}");
+    assert!(found["heap.predictions_changed"] >= 1, "{found:?}");
+    let mode = (MODEL_ONLY.0, Path::new(MODEL_ONLY.1));
+    let alone = statistics("refill", &[("MODEL", &path), mode]);
+    assert_eq!((alone["heap.lifetimes_measured"], alone["heap.predictions_changed"]), (0, 0));
+}
+
+#[test]
+fn several_threads_predict_at_once() {
+    let path = model("threads", &[("briefly", 2), ("from_one", 3)]);
+    let mode = (MODEL_ONLY.0, Path::new(MODEL_ONLY.1));
+    let found = statistics("threads", &[("MODEL", &path), mode]);
+    assert!(
+        found["heap.predictions.hits"] > 8 * 100_000 && found["heap.predictions.disagreements"] == 0,
+        "{found:?}"
+    );
+}
+
+#[test]
+fn without_a_model_that_can_be_used_the_program_runs_on_and_one_line_says_why() {
+    let whole = std::fs::read(model("whole", &[("briefly", 2)])).unwrap();
+    let folder = &built().folder;
+    let line = |name: &str, bytes: Option<&[u8]>| {
+        let path = folder.join(name);
+        if let Some(bytes) = bytes {
+            std::fs::write(&path, bytes).unwrap();
+        }
+        let output = run("classes", &[("MODEL", &path)]);
+        assert_eq!(output.status.code(), Some(0));
+        assert!(output.stdout.starts_with(b"{\"heap.live_bytes\""));
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(text.lines().count(), 1, "{text}");
+        text.trim().replace(&path.display().to_string(), "FILE")
+    };
+    let damaged: Vec<u8> = whole.iter().enumerate().map(|(i, byte)| byte ^ u8::from(i == 3000)).collect();
+    assert_eq!(line("none", None), "mayfly-heap: model FILE cannot be read; learning online");
+    assert_eq!(
+        line("cut", Some(&whole[..3000])),
+        "mayfly-heap: model FILE: it is not as long as it says: cut short?; learning online"
+    );
+    assert_eq!(
+        line("damaged", Some(&damaged)),
+        "mayfly-heap: model FILE: its checksum is wrong: damaged; learning online"
+    );
+    assert!(line("empty", Some(b"")).starts_with("mayfly-heap: model FILE"));
+    let output = run("classes", &[("LIFETIMES", Path::new("model"))]);
+    let wanted =
+        "mayfly-heap: MAYFLY_HEAP_LIFETIMES=model needs a file in MAYFLY_HEAP_MODEL; learning online\n";
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), wanted);
+}
