@@ -37,20 +37,25 @@ static struct {
     pthread_mutex_t lock;
 } lanes[LANES];
 
-static int eager_loading;
+static int eager_loading, one_lock_for_all;
 
 /* Memory is asked for this far ahead, since each call takes simulation time and no simulated time. */
 enum { AHEAD_BYTES = 64 * 1024 };
 
-static void lock(unsigned lane) {
-    if (!__libc_single_threaded) pthread_mutex_lock(&lanes[lane].lock);
+int arenas_hold(unsigned lane) {
+    if (__libc_single_threaded) return 0;
+    pthread_mutex_lock(&lanes[one_lock_for_all ? 0 : lane].lock);
+    return 1;
 }
 
-static void unlock(unsigned lane) {
-    if (!__libc_single_threaded) pthread_mutex_unlock(&lanes[lane].lock);
+void arenas_release(unsigned lane, int held) {
+    if (!held) return;
+    MARK(MARK_OP_BEGIN, 0, 0);
+    pthread_mutex_unlock(&lanes[one_lock_for_all ? 0 : lane].lock);
+    MARK(MARK_OP_NONE, 0, 0);
 }
 
-int arenas_open(int eager) {
+int arenas_open(int eager, int one_lock) {
     void *region = mmap((void *)REGION_START, REGION_BYTES, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
     if (region != (void *)REGION_START) {
@@ -68,6 +73,7 @@ int arenas_open(int eager) {
             lanes[lane].classes[class].next = lanes[lane].classes[class].populated = lane_start(class, lane);
     }
     eager_loading = eager;
+    one_lock_for_all = one_lock;
     MARK(MARK_MEMENTO_REGION, REGION_START, REGION_START + REGION_BYTES + (eager ? REGION_EAGER : 0));
     return 1;
 }
@@ -142,14 +148,10 @@ static void *take_first(struct arena *arena, unsigned class) {
 }
 
 void *arenas_allocate(unsigned lane, unsigned number) {
-    lock(lane);
     struct class *class = &lanes[lane].classes[number];
-    void *object = NULL;
-    if ((class->current && !is_full(class->current)) || replace(lane, number)) {
-        object = take_first(class->current, number);
-        if (eager_loading && is_full(class->current)) replace(lane, number);
-    }
-    unlock(lane);
+    if ((!class->current || is_full(class->current)) && !replace(lane, number)) return NULL;
+    void *object = take_first(class->current, number);
+    if (eager_loading && is_full(class->current)) replace(lane, number);
     return object;
 }
 
@@ -179,13 +181,15 @@ static int has_arena(const struct place *place) {
            place->arena->address == (uint64_t)place->arena;
 }
 
-static enum outcome free_locked(const struct place *place) {
-    struct class *class = &lanes[place->lane].classes[place->class];
-    struct arena *arena = place->arena;
-    if (!has_arena(place)) return NO_ARENA;
-    if (!is_allocated(place)) return DOUBLE_FREE;
+enum outcome arenas_free(void *object) {
+    struct place place;
+    if (!locate(object, &place)) return NOT_AN_OBJECT;
+    if (!has_arena(&place)) return NO_ARENA;
+    if (!is_allocated(&place)) return DOUBLE_FREE;
+    struct class *class = &lanes[place.lane].classes[place.class];
+    struct arena *arena = place.arena;
     int was_full = is_full(arena);
-    arena->bitmap[place->index / 64] &= ~(UINT64_C(1) << (place->index % 64));
+    arena->bitmap[place.index / 64] &= ~(UINT64_C(1) << (place.index % 64));
     if (arena == class->current) return DONE;
     if (was_full) {
         unlink_arena(&class->full, arena);
@@ -193,27 +197,15 @@ static enum outcome free_locked(const struct place *place) {
     }
     if (is_empty(arena)) {
         unlink_arena(&class->available, arena);
-        madvise(arena, arena_bytes(place->class), MADV_DONTNEED);
+        madvise(arena, arena_bytes(place.class), MADV_DONTNEED);
     }
     return DONE;
-}
-
-enum outcome arenas_free(void *object) {
-    struct place place;
-    if (!locate(object, &place)) return NOT_AN_OBJECT;
-    lock(place.lane);
-    enum outcome outcome = free_locked(&place);
-    unlock(place.lane);
-    return outcome;
 }
 
 size_t arenas_size(const void *object) {
     struct place place;
     if (!locate(object, &place)) return 0;
-    lock(place.lane);
-    int there = has_arena(&place) && is_allocated(&place);
-    unlock(place.lane);
-    return there ? object_bytes(place.class) : 0;
+    return has_arena(&place) && is_allocated(&place) ? object_bytes(place.class) : 0;
 }
 
 unsigned arenas_lane(const void *object) { return ((uint64_t)object - REGION_START) >> LANE_SHIFT & (LANES - 1); }

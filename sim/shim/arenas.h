@@ -7,16 +7,22 @@
 
 enum outcome { DONE, NOT_AN_OBJECT, NO_ARENA, DOUBLE_FREE };
 
-/* Reserves the region and tells the simulator. False: this process must allocate in software. */
-int arenas_open(int eager);
+/* Reserves the region and tells the simulator. False: this process must allocate in software. Operations that free into
+ * several lanes at once need one lock for all of them. */
+int arenas_open(int eager, int one_lock);
 
-/* obj-alloc of a class by a lane; NULL when the class's addresses or the memory are used up. */
+/* Holds a lane's lock for an operation on it and for the mark that closes the operation, so that the simulator sees the
+ * operations in the order in which they were done; what it returns is for arenas_release. */
+int arenas_hold(unsigned lane);
+void arenas_release(unsigned lane, int held);
+
+/* Under the lane's lock: obj-alloc of a class; NULL when the class's addresses or the memory are used up. */
 void *arenas_allocate(unsigned lane, unsigned class);
 
-/* obj-free of an address in the region, whoever allocated it. */
+/* Under the lock of the object's lane: obj-free of an address in the region. */
 enum outcome arenas_free(void *object);
 
-/* Size of the object at an address in the region; 0 if none is allocated there. */
+/* Under that lock, too: size of the object at an address in the region; 0 if none is allocated there. */
 size_t arenas_size(const void *object);
 
 /* Whose arena an address is in. */

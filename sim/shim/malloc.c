@@ -11,6 +11,7 @@
  * MEMENTO_REMOTE=batch frees other threads' objects 32 at a time (§4, software-assisted); MEMENTO_JOURNAL=FILE. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -35,7 +36,6 @@ static enum { UNOPENED, OPEN, SOFTWARE } state;
 static int batching;
 static pthread_key_t thread_end;
 static pthread_mutex_t lane_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_mutex_t shared_batch_lock = PTHREAD_MUTEX_INITIALIZER; /* the last lane's, if several threads share it */
 static uint32_t lanes_in_use;
 static struct batch batches[LANES];
 static __thread int own_lane __attribute__((tls_model("initial-exec"))) = NO_LANE;
@@ -44,19 +44,19 @@ static void thread_ends(void *);
 
 static void before_fork(void) {
     pthread_mutex_lock(&lane_lock);
-    journal_begin();
     arenas_lock_all();
+    journal_begin();
 }
 
 static void after_fork(void) {
-    arenas_unlock_all();
     journal_skip();
+    arenas_unlock_all();
     pthread_mutex_unlock(&lane_lock);
 }
 
 static void in_child(void) {
-    arenas_unlock_all();
     journal_close_in_child();
+    arenas_unlock_all();
     pthread_mutex_unlock(&lane_lock);
     if (state == OPEN) state = SOFTWARE;
 }
@@ -68,7 +68,7 @@ static void open_hardware(void) {
     const char *journal = getenv("MEMENTO_JOURNAL");
     int is_eager = !eager || strcmp(eager, "0") != 0;
     batching = remote && strcmp(remote, "batch") == 0;
-    if (!arenas_open(is_eager)) return;
+    if (!arenas_open(is_eager, batching)) return;
     if (journal && *journal) journal_open(journal, is_eager, batching ? BATCH_OBJECTS : 0);
     pthread_key_create(&thread_end, thread_ends);
     pthread_atfork(before_fork, after_fork, in_child);
@@ -104,10 +104,12 @@ static void thread_ends(void *ignored) {
 static void *hardware_allocate(size_t size) {
     unsigned own = lane();
     MARK(MARK_OP_BEGIN, 0, 0);
+    int held = arenas_hold(own);
     journal_begin();
     void *object = arenas_allocate(own, (size - 1) / CLASS_STEP_BYTES);
     journal_end(JOURNAL_ALLOC, own, size, object == NULL, object);
     MARK(MARK_OBJ_ALLOC, size | (uint64_t)own << 32, object);
+    arenas_release(own, held);
     return object;
 }
 
@@ -118,40 +120,50 @@ static void refuse(const void *object, enum outcome outcome) {
     abort();
 }
 
-/* The software handler of a full buffer: to the simulator it is one mark, which does the same to the model. */
-static void drain(unsigned own) {
-    MARK(MARK_OP_BEGIN, 0, 0);
-    journal_begin();
+/* The software handler of the buffer. Under the one lock; the mark that closes it does the same to the model. */
+static enum outcome empty_batch(unsigned own, void **wrong) {
     enum outcome worst = DONE;
-    void *wrong = NULL;
     for (unsigned i = 0; i < batches[own].many; i++) {
         enum outcome outcome = arenas_free(batches[own].objects[i]);
-        if (outcome != DONE) worst = outcome, wrong = batches[own].objects[i];
+        if (outcome != DONE) worst = outcome, *wrong = batches[own].objects[i];
     }
     batches[own].many = 0;
-    journal_end(JOURNAL_BATCH, own, 0, worst, NULL);
+    return worst;
+}
+
+/* A thread ends before its buffer is full. */
+static void drain(unsigned own) {
+    void *wrong = NULL;
+    MARK(MARK_OP_BEGIN, 0, 0);
+    int held = arenas_hold(own);
+    journal_begin();
+    enum outcome outcome = empty_batch(own, &wrong);
+    journal_end(JOURNAL_BATCH, own, 0, outcome, NULL);
     MARK(MARK_FREE_BATCH, own, 0);
-    if (worst != DONE) refuse(wrong, worst);
+    arenas_release(own, held);
+    if (outcome != DONE) refuse(wrong, outcome);
+}
+
+/* A free of another thread's object goes to the buffer; the one that fills it empties it. */
+static enum outcome free_batched(unsigned own, void **object) {
+    batches[own].objects[batches[own].many++] = *object;
+    return batches[own].many < BATCH_OBJECTS ? DONE : empty_batch(own, object);
 }
 
 static void hardware_free(void *object) {
-    unsigned own = lane();
-    int batched = batching && arenas_lane(object) != own;
+    unsigned own = lane(), its = arenas_lane(object);
+    void *wrong = object;
     MARK(MARK_OP_BEGIN, 0, 0);
+    int held = arenas_hold(its);
     journal_begin();
-    enum outcome outcome = batched ? DONE : arenas_free(object);
+    enum outcome outcome = batching && its != own ? free_batched(own, &wrong) : arenas_free(object);
     journal_end(JOURNAL_FREE, own, 0, outcome, object);
     if (outcome != DONE) {
         MARK(MARK_DOUBLE_FREE, object, own);
-        refuse(object, outcome);
+        refuse(wrong, outcome);
     }
     MARK(MARK_OBJ_FREE, object, own);
-    if (!batched) return;
-    int shared = own == LANES - 1;
-    if (shared) pthread_mutex_lock(&shared_batch_lock);
-    batches[own].objects[batches[own].many++] = object;
-    if (batches[own].many == BATCH_OBJECTS) drain(own);
-    if (shared) pthread_mutex_unlock(&shared_batch_lock);
+    arenas_release(its, held);
 }
 
 static inline int is_small(size_t size) {
@@ -207,7 +219,7 @@ void *realloc(void *object, size_t size) {
         free(object);
         return NULL;
     }
-    size_t old = arenas_size(object);
+    size_t old = malloc_usable_size(object);
     if (old == 0) refuse(object, DOUBLE_FREE);
     if (state == OPEN && size <= LARGEST_BYTES && rounded(size) == old) return object;
     void *moved = malloc(size);
@@ -256,5 +268,9 @@ void *pvalloc(size_t size) { return software_memalign(PAGE_BYTES, (size + PAGE_B
 
 size_t malloc_usable_size(void *object) {
     if (!object) return 0;
-    return in_region(object) ? arenas_size(object) : software_usable_size(object);
+    if (!in_region(object)) return software_usable_size(object);
+    int held = arenas_hold(arenas_lane(object));
+    size_t size = arenas_size(object);
+    arenas_release(arenas_lane(object), held);
+    return size;
 }

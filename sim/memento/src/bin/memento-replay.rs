@@ -149,10 +149,11 @@ impl Replay {
             FREE => {
                 let place = locate(REGION_START, address);
                 if self.batching && place.is_ok_and(|place| place.lane != lane) {
-                    // The units drain by themselves with the last of a batch; the reference with the batch's own record.
-                    self.batches[lane].push(address);
+                    // The free that fills a buffer empties it.
                     self.units.obj_free(core, lane, address, 0, &mut Timeless);
-                    return Ok(());
+                    self.batches[lane].push(address);
+                    let is_full = self.batches[lane].len() == self.units.config().batch_objects;
+                    return if is_full { self.empty_batch(lane) } else { Ok(()) };
                 }
                 let units = code(self.units.obj_free(core, lane, address, 0, &mut Timeless).exception);
                 let reference = code(self.reference.free(address).err());
@@ -165,13 +166,16 @@ impl Replay {
             }
             BATCH => {
                 self.units.drain(core, lane, 0, &mut Timeless);
-                for address in std::mem::take(&mut self.batches[lane]) {
-                    self.reference
-                        .free(address)
-                        .map_err(|why| format!("batched free of {address:#x}: {why}"))?;
-                }
+                self.empty_batch(lane)?;
             }
             other => return Err(format!("unknown operation {other}")),
+        }
+        Ok(())
+    }
+
+    fn empty_batch(&mut self, lane: usize) -> Result<(), String> {
+        for address in std::mem::take(&mut self.batches[lane]) {
+            self.reference.free(address).map_err(|why| format!("batched free of {address:#x}: {why}"))?;
         }
         Ok(())
     }

@@ -1,0 +1,94 @@
+// User mentions, after DeathStarBench's UserMentionService made function-like: the users that a post mentions are looked
+// up in the cache by one multi-get, those that it lacks in the database, and the mentions go out with their numbers.
+// user_mentions POSTS
+#include <algorithm>
+#include <iostream>
+#include <memory>
+#include <set>
+#include <sstream>
+#include <unordered_map>
+#include <vector>
+
+#include "backend.h"
+
+struct UserMention {
+    std::string username;
+    int64_t user_id;
+};
+
+// "get NAME NAME ..." answers "NAME=ID,..." for the names that the cache has (two of three), "find NAME" the database's
+// "NAME=ID".
+static size_t look_up(const char *line, size_t length, char *answer) {
+    const char *end = line + length, *word = static_cast<const char *>(memchr(line, ' ', length));
+    bool cached = line[0] == 'g';
+    size_t filled = 0;
+    while (word && word < end) {
+        const char *start = word + 1, *stop = static_cast<const char *>(memchr(start, ' ', static_cast<size_t>(end - start)));
+        if (!stop) stop = end;
+        unsigned number = 0;
+        for (const char *c = start; c < stop; c++)
+            if (*c >= '0' && *c <= '9') number = number * 10 + static_cast<unsigned>(*c - '0');
+        if (!cached || number % 3 != 0) {
+            memcpy(answer + filled, start, static_cast<size_t>(stop - start));
+            filled += static_cast<size_t>(stop - start);
+            filled += static_cast<size_t>(sprintf(answer + filled, "=%u,", number * 7 + 1));
+        }
+        word = stop < end ? stop : nullptr;
+    }
+    return filled;
+}
+
+class UserMentions {
+public:
+    explicit UserMentions(Backend &backend) : backend_(backend) {}
+
+    std::vector<std::unique_ptr<UserMention>> compose(const std::string &text) {
+        std::set<std::string> names;
+        std::istringstream words(text);
+        for (std::string word; words >> word;)
+            if (word[0] == '@') {
+                while (!isalnum(static_cast<unsigned char>(word.back()))) word.pop_back();
+                names.insert(word.substr(1));
+            }
+        std::unordered_map<std::string, int64_t> found;
+        if (!names.empty()) {
+            std::string request = "get";
+            for (const auto &name : names) request += " " + name;
+            collect(backend_.call(request + "\n"), found);
+        }
+        for (const auto &name : names)
+            if (!found.count(name)) collect(backend_.call("find " + name + "\n"), found);
+        std::vector<std::unique_ptr<UserMention>> mentions;
+        for (auto &entry : found) mentions.push_back(std::make_unique<UserMention>(UserMention{entry.first, entry.second}));
+        std::sort(mentions.begin(), mentions.end(), [](const auto &a, const auto &b) { return a->user_id < b->user_id; });
+        return mentions;
+    }
+
+private:
+    static void collect(const std::string &answer, std::unordered_map<std::string, int64_t> &found) {
+        std::istringstream pairs(answer);
+        for (std::string pair; std::getline(pairs, pair, ',');) {
+            size_t equals = pair.find('=');
+            found[pair.substr(0, equals)] = std::stoll(pair.substr(equals + 1));
+        }
+    }
+
+    Backend &backend_;
+};
+
+int main(int argc, char **argv) {
+    uint64_t posts = argc > 1 ? strtoull(argv[1], nullptr, 10) : 1000, digest = 0, many = 0;
+    Backend backend(look_up);
+    UserMentions service(backend);
+    Posts texts;
+    for (uint64_t id = 0; id < posts; id++) {
+        std::ostringstream response;
+        response << "{\"req_id\":" << id << ",\"user_mentions\":[";
+        for (const auto &mention : service.compose(texts.next())) {
+            response << "{\"user_id\":" << mention->user_id << ",\"username\":\"" << mention->username << "\"},";
+            many++;
+        }
+        digest = mixed(digest, response.str() + "]}");
+    }
+    std::cout << "user_mentions: " << posts << " posts, " << many << " mentions, digest " << std::hex << digest << "\n";
+}

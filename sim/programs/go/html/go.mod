@@ -1,0 +1,3 @@
+module example.org/html
+
+go 1.19

@@ -1,0 +1,32 @@
+"""Calls a function of `functions/` as the worker would, and prints a digest of its answer.
+
+Use: invoke.py FOLDER EVENT [TIMES].
+
+Floats are rounded, so that another release of a library may add up in another order.
+"""
+
+import hashlib
+import json
+import os
+import sys
+import types
+
+
+def rounded(value):
+    if isinstance(value, float):
+        return round(value, 6)
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    return [rounded(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+folder, event = sys.argv[1], json.loads(sys.argv[2])
+times = int(sys.argv[3]) if len(sys.argv) > 3 else 1
+os.chdir(folder)
+sys.path.insert(0, os.getcwd())
+import app  # noqa: E402 - it is in the folder just entered
+
+context = types.SimpleNamespace(aws_request_id="00000000-0000-0000-0000-000000000000")
+for _ in range(times):
+    answer = json.dumps(rounded(app.handler(event, context)), sort_keys=True)
+print(f"{os.path.basename(os.getcwd())}: {times} calls, {hashlib.sha256(answer.encode()).hexdigest()}")
