@@ -3,12 +3,14 @@
 use clap::{Parser, Subcommand};
 use mayfly_cli::failure::{Failure, OWN_FAILURE};
 use mayfly_cli::load::LoadArguments;
+use mayfly_cli::predict::PredictArguments;
 use mayfly_cli::profile::ProfileArguments;
 use mayfly_cli::record::TraceArguments;
 use mayfly_cli::replay::ReplayArguments;
 use mayfly_cli::report::ReportArguments;
 use mayfly_cli::run::RunArguments;
 use mayfly_cli::share::ShareArguments;
+use mayfly_cli::sim::SimArguments;
 use mayfly_cli::train::TrainArguments;
 use mayfly_cli::up::UpArguments;
 use mayfly_cli::vm::VmArguments;
@@ -19,6 +21,7 @@ Objects: a heap that packs them by when they will die
   mayfly run --stats -- python3 script.py     and what the heap did, as a table
   mayfly profile -- ./app                     how long objects of each calling context live
   mayfly train app.parquet -o app.model       learn from that
+  mayfly run --model app.model -- ./app       and predict it
   mayfly trace -o app.trace -- ./app          record every allocation
   mayfly replay app.trace --plot memory.svg   which pages they kept, over time
 
@@ -49,6 +52,7 @@ enum Verb {
     Run(RunArguments),
     Profile(ProfileArguments),
     Train(TrainArguments),
+    Predict(PredictArguments),
     Trace(TraceArguments),
     Replay(ReplayArguments),
     Share(ShareArguments),
@@ -56,6 +60,7 @@ enum Verb {
     Load(LoadArguments),
     Report(ReportArguments),
     Vm(VmArguments),
+    Sim(SimArguments),
 }
 
 fn main() {
@@ -83,6 +88,7 @@ fn main() {
     let (outcome, failure_code) = match mayfly.verb {
         Verb::Run(arguments) => (arguments.execute(), OWN_FAILURE),
         Verb::Profile(arguments) => (arguments.execute(), OWN_FAILURE),
+        Verb::Predict(arguments) => (arguments.execute(), 1),
         Verb::Trace(arguments) => (arguments.execute(), OWN_FAILURE),
         Verb::Train(arguments) => (arguments.execute(), 1),
         Verb::Replay(arguments) => (arguments.execute(), 1),
@@ -91,6 +97,7 @@ fn main() {
         Verb::Load(arguments) => (arguments.execute(), 1),
         Verb::Report(arguments) => (arguments.execute(), 1),
         Verb::Vm(arguments) => (arguments.execute(), 1),
+        Verb::Sim(arguments) => (arguments.execute(), OWN_FAILURE),
     };
     std::process::exit(outcome.unwrap_or_else(|error| {
         eprintln!("mayfly: {error:#}");

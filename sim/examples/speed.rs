@@ -55,7 +55,7 @@ fn main() {
             let (block, touches) = &blocks[at];
             machine.enter(*block, &NoTables);
             for index in touches {
-                let address = 0x1000_0000 + random.next() % working_set & !7;
+                let address = (0x1000_0000 + random.next() % working_set) & !7;
                 machine.access(Access {
                     address,
                     physical: address,

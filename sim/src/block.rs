@@ -27,6 +27,8 @@ pub const NO_REGISTER: u8 = 0;
 pub const TRASH_REGISTER: u8 = 63;
 /// RAX, where obj-alloc puts its result.
 pub const RAX: u8 = 1;
+/// RDI, where obj-alloc and obj-free have their operand.
+pub const RDI: u8 = 8;
 
 /// It reads memory.
 pub const LOAD: u16 = 1;

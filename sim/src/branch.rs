@@ -189,16 +189,15 @@ impl Predictor {
 
     /// A wrong prediction: the branch gets an entry with a longer history.
     fn allocate(&mut self, from: usize, places: &[(usize, u16); TABLES], taken: bool) {
-        for table in from..TABLES {
-            let (index, tag) = places[table];
+        for (table, (index, tag)) in places.iter().copied().enumerate().skip(from) {
             let entry = &mut self.tagged[table][index];
             if entry.useful == 0 {
                 *entry = Tagged { tag, counter: if taken { 0 } else { -1 }, useful: 0 };
                 return;
             }
         }
-        for table in from..TABLES {
-            self.tagged[table][places[table].0].useful -= 1;
+        for (table, (index, _)) in places.iter().enumerate().skip(from) {
+            self.tagged[table][*index].useful -= 1;
         }
         self.ageing += 1;
         if self.ageing == 1 << 14 {

@@ -9,6 +9,7 @@ use crate::block::*;
 use crate::branch::{Outcome, Predictor};
 use crate::calendar::Calendar;
 use crate::description::Description;
+use crate::extension::Extension;
 use crate::hierarchy::{Hierarchy, Level};
 use crate::tlb::{PageTables, Side, Tlbs};
 
@@ -102,6 +103,8 @@ pub struct Behind<'a, T: PageTables> {
     pub tlbs: &'a mut Tlbs,
     /// The guest's page table.
     pub tables: &'a T,
+    /// Memento, if the machine has it.
+    pub extension: Option<&'a mut Extension>,
 }
 
 /// The core's state, in cycles.
@@ -253,15 +256,13 @@ impl Core {
     }
 
     /// An instruction of the Memento extension: `work` is told when it issues and says when it is done. Its operand is in
-    /// RDI, its result in RAX.
-    pub fn unit_operation(&mut self, owner: Owner, operand: u8, work: impl FnOnce(u64) -> u64) {
-        let fetched = self.fetch;
+    /// `operand`, its result in `result`.
+    pub fn unit_operation(&mut self, owner: Owner, operand: u8, result: u8, work: impl FnOnce(u64) -> u64) {
         self.count_fetch();
-        let _ = fetched;
         let (dispatch, _) = self.dispatch(true, false);
         let issued = self.issue((dispatch + 1).max(self.registers[operand as usize]), Unit::Load);
         let complete = work(issued);
-        self.registers[RAX as usize] = complete;
+        self.registers[result as usize] = complete;
         self.commit(complete, owner, Cause::Memento);
         self.lsq[self.lsq_next] = self.commit;
         self.lsq_next = if self.lsq_next + 1 == self.lsq.len() { 0 } else { self.lsq_next + 1 };
@@ -372,7 +373,7 @@ impl Core {
         if access.device {
             return (issued + DEVICE_CYCLES, Some(Cause::Serial));
         }
-        let (translated, mut late) = translate(access, issued, behind);
+        let Place { physical, fresh, at: translated, mut late } = translate(access, issued, behind);
         let last = access.physical + u64::from(access.size) - 1;
         for granule in [access.physical >> 3, last >> 3] {
             let store = &self.stores[granule as usize & (FORWARDS - 1)];
@@ -381,10 +382,10 @@ impl Core {
                 return (translated.max(store.ready) + self.forward, late);
             }
         }
-        let (mut done, mut level) =
-            behind.hierarchy.access(Level::L1d, access.physical >> 6, false, false, translated);
+        let line = physical >> 6;
+        let (mut done, mut level) = behind.hierarchy.access(Level::L1d, line, false, fresh, translated);
         if last >> 6 != access.physical >> 6 {
-            let (second, from) = behind.hierarchy.access(Level::L1d, last >> 6, false, false, translated);
+            let (second, from) = behind.hierarchy.access(Level::L1d, line + 1, false, fresh, translated);
             (done, level) = (done.max(second), level.max(from));
         }
         if late.is_none() || level == Level::Dram {
@@ -408,12 +409,12 @@ impl Core {
                 drained += DEVICE_CYCLES;
                 continue;
             }
-            let (translated, _) = translate(access, issued, behind);
+            let Place { physical, fresh, at, .. } = translate(access, issued, behind);
             let last = access.physical + u64::from(access.size) - 1;
-            let (mut owned, _) =
-                behind.hierarchy.access(Level::L1d, access.physical >> 6, true, false, translated);
+            let line = physical >> 6;
+            let (mut owned, _) = behind.hierarchy.access(Level::L1d, line, true, fresh, at);
             if last >> 6 != access.physical >> 6 {
-                owned = owned.max(behind.hierarchy.access(Level::L1d, last >> 6, true, false, translated).0);
+                owned = owned.max(behind.hierarchy.access(Level::L1d, line + 1, true, fresh, at).0);
             }
             drained = drained.max(owned);
             for granule in access.physical >> 3..=last >> 3 {
@@ -452,12 +453,11 @@ impl Core {
     pub fn control(&mut self, block: &Block, predictor: &mut Predictor, target: u64) {
         let offset = block.operations.last().map_or(0, |operation| operation.offset);
         match predictor.resolve(block.start + u64::from(offset), block.end, block.ends, target) {
-            Outcome::Right if target == block.end => return,
+            Outcome::Right if target == block.end => {}
             // A taken branch ends what is fetched in one cycle.
             Outcome::Right => {
                 self.fetched = self.width;
                 self.fetch_line = u64::MAX;
-                return;
             }
             Outcome::LateTarget => self.redirect(self.fetch + self.late_target, Cause::Branch),
             Outcome::Wrong => self.redirect(self.completed + 1, Cause::Branch),
@@ -467,6 +467,11 @@ impl Core {
     /// The program was interrupted behind what was committed last.
     pub fn exception(&mut self) {
         self.redirect(self.commit + self.exception, Cause::Exception);
+    }
+
+    /// Nothing is fetched before `cycle`: hardware is busy with what the OS asked for.
+    pub fn stall(&mut self, cycle: u64) {
+        self.redirect(cycle, Cause::Memento);
     }
 
     /// Counts from zero.
@@ -479,12 +484,28 @@ impl Core {
 /// A register of a device: outside of what the paper looks at.
 const DEVICE_CYCLES: u64 = 300;
 
+/// Where an access goes, and when that is known.
+struct Place {
+    physical: u64,
+    /// A line of Memento's region that was never used: no need to read it from DRAM.
+    fresh: bool,
+    at: u64,
+    late: Option<Cause>,
+}
+
 #[inline(always)]
-fn translate<T: PageTables>(access: &Access, at: u64, behind: &mut Behind<T>) -> (u64, Option<Cause>) {
-    if behind.tlbs.quick(Side::Data, access.address, access.physical) {
-        return (at, None);
+fn translate<T: PageTables>(access: &Access, at: u64, behind: &mut Behind<T>) -> Place {
+    let physical = access.physical;
+    if let Some(extension) = &mut behind.extension
+        && extension.contains(access.address)
+    {
+        let (physical, fresh, known) = extension.translate(access, at, behind.hierarchy, behind.tlbs);
+        return Place { physical, fresh, at: known, late: (known > at).then_some(Cause::DataTlb) };
+    }
+    if behind.tlbs.quick(Side::Data, access.address, physical) {
+        return Place { physical, fresh: false, at, late: None };
     }
     let translated =
-        behind.tlbs.slow(Side::Data, access.address, access.physical, at, behind.hierarchy, behind.tables);
-    (translated.at, Some(Cause::DataTlb))
+        behind.tlbs.slow(Side::Data, access.address, physical, at, behind.hierarchy, behind.tables);
+    Place { physical, fresh: false, at: translated.at, late: Some(Cause::DataTlb) }
 }

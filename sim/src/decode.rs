@@ -64,11 +64,10 @@ impl BlockDecoder {
         {
             operation.flags |= UNPIPELINED;
         }
-        if instruction.has_rep_prefix() || instruction.has_repne_prefix() {
-            if instruction.is_string_instruction() {
-                operation.flags |= REPEAT;
-                operation.flags &= !CERTAIN;
-            }
+        let repeated = instruction.has_rep_prefix() || instruction.has_repne_prefix();
+        if repeated && instruction.is_string_instruction() {
+            operation.flags |= REPEAT;
+            operation.flags &= !CERTAIN;
         }
         operation
     }

@@ -13,6 +13,7 @@ pub mod core;
 pub mod decode;
 pub mod description;
 pub mod dram;
+pub mod extension;
 pub mod hierarchy;
 pub mod machine;
 pub mod statistics;

@@ -7,6 +7,7 @@ use crate::block::*;
 use crate::branch::Predictor;
 use crate::core::{Behind, Core, Owner};
 use crate::description::Description;
+use crate::extension::{Extension, View};
 use crate::hierarchy::Hierarchy;
 use crate::tlb::{PageTables, Tlbs};
 
@@ -35,9 +36,14 @@ pub struct ProgramCounts {
     pub system_calls: u64,
     /// Changes of the address space.
     pub process_switches: u64,
+    /// obj-alloc and obj-free.
+    pub unit_operations: u64,
     /// Instructions that were executed but not charged, as hardware does their work.
     pub uncharged_instructions: u64,
 }
+
+const NO_MEMENTO: &str =
+    "the guest executes Memento's instructions, and this machine has none: take machine memento";
 
 /// A core, its memory, and the block it is in.
 pub struct Machine {
@@ -45,6 +51,7 @@ pub struct Machine {
     hierarchy: Hierarchy,
     tlbs: Tlbs,
     predictor: Predictor,
+    extension: Option<Extension>,
     blocks: Vec<Block>,
     /// The block being executed and the first of its instructions that is not yet timed.
     current: Option<(usize, usize)>,
@@ -70,6 +77,7 @@ impl Machine {
             hierarchy: Hierarchy::new(description),
             tlbs: Tlbs::new(&description.tlb),
             predictor: Predictor::new(&description.branch),
+            extension: description.memento.as_ref().map(Extension::new),
             blocks: Vec::new(),
             current: None,
             accesses: Vec::with_capacity(4096),
@@ -107,13 +115,14 @@ impl Machine {
         self.accesses.push(access);
     }
 
-    /// The current block's instruction `index` is a mark: times what is before it, so that what the mark changes
-    /// holds for what is behind it.
-    pub fn before_mark(&mut self, index: usize, tables: &impl PageTables) {
-        if let Some((number, from)) = self.current {
+    /// Times the current block's instructions before `index`, so that what changes now holds for those from there on.
+    pub fn split(&mut self, index: usize, tables: &impl PageTables) {
+        if let Some((number, from)) = self.current
+            && from < index
+        {
             self.run(number, from, index, tables);
             self.accesses.clear();
-            self.current = Some((number, index + 1));
+            self.current = Some((number, index));
         }
     }
 
@@ -129,6 +138,72 @@ impl Machine {
             self.counts.process_switches += 1;
         }
         self.tlbs.set_root(cr3);
+        if let Some(extension) = &mut self.extension {
+            let mut view = View { hierarchy: &mut self.hierarchy, tlbs: &mut self.tlbs };
+            let now = self.core.now();
+            let process = view.tlbs.root();
+            let done = extension.switch(process, now, &mut view);
+            if done > now {
+                self.core.stall(done);
+            }
+        }
+    }
+
+    /// The mark MEMENTO_REGION: the OS gives this process its region (§3.2).
+    pub fn set_region(&mut self, start: u64, end_and_flags: u64) -> Result<(), String> {
+        let extension = self.extension.as_mut().ok_or(NO_MEMENTO)?;
+        let mut view = View { hierarchy: &mut self.hierarchy, tlbs: &mut self.tlbs };
+        let process = view.tlbs.root();
+        extension.set_region(process, start, end_and_flags, self.core.now(), &mut view)
+    }
+
+    /// obj-alloc: the section in which the shim did the same ends here.
+    pub fn allocate(&mut self, size_and_lane: u64, address: u64) -> Result<(), String> {
+        self.charge_again();
+        self.unit_operation(Owner::Allocate, RAX, |extension, at, view| {
+            extension.allocate(size_and_lane, address, at, view)
+        })
+    }
+
+    /// obj-free; `refused`: it raised an exception.
+    pub fn free(&mut self, address: u64, lane: u64, refused: bool) -> Result<(), String> {
+        self.charge_again();
+        self.unit_operation(Owner::Free, TRASH_REGISTER, |extension, at, view| {
+            extension.free(address, lane, refused, at, view)
+        })
+    }
+
+    fn unit_operation(
+        &mut self,
+        owner: Owner,
+        result: u8,
+        work: impl FnOnce(&mut Extension, u64, &mut View) -> Result<u64, String>,
+    ) -> Result<(), String> {
+        let extension = self.extension.as_mut().ok_or(NO_MEMENTO)?;
+        let mut view = View { hierarchy: &mut self.hierarchy, tlbs: &mut self.tlbs };
+        let mut outcome = Ok(());
+        self.core.unit_operation(owner, RDI, result, |at| {
+            work(extension, at, &mut view).unwrap_or_else(|error| {
+                outcome = Err(error);
+                at
+            })
+        });
+        self.counts.user_instructions += 1;
+        self.counts.unit_operations += 1;
+        outcome
+    }
+
+    /// The region's end: the processes' memory goes back to the pool.
+    pub fn end_region(&mut self) {
+        if let Some(extension) = &mut self.extension {
+            let mut view = View { hierarchy: &mut self.hierarchy, tlbs: &mut self.tlbs };
+            extension.end(self.core.now(), &mut view);
+        }
+    }
+
+    /// Memento's units, if the machine has them.
+    pub fn extension(&self) -> Option<&Extension> {
+        self.extension.as_ref()
     }
 
     /// The address space.
@@ -201,7 +276,10 @@ impl Machine {
         let Some(next) = next else { return };
         let block = &self.blocks[number];
         let next_is_kernel = next >> 63 == 1;
+        let last = block.operations[last];
         let plausible = match block.ends {
+            // A string instruction goes round.
+            _ if last.flags & REPEAT != 0 && next == block.start + u64::from(last.offset) => return,
             End::Fallthrough => next == block.end,
             End::Conditional(target) => next == target || next == block.end,
             End::Jump(target) | End::Call(target) => next == target,
@@ -209,7 +287,7 @@ impl Machine {
             End::System => true,
         };
         if whole && plausible {
-            if self.uncharged.is_none() && !block.operations.is_empty() {
+            if self.uncharged.is_none() {
                 self.core.control(block, &mut self.predictor, next);
             }
         } else if self.uncharged.is_none() {
@@ -235,7 +313,12 @@ impl Machine {
             return;
         }
         let owner = if kernel { self.kernel_work } else { self.user_owner };
-        let mut behind = Behind { hierarchy: &mut self.hierarchy, tlbs: &mut self.tlbs, tables };
+        let mut behind = Behind {
+            hierarchy: &mut self.hierarchy,
+            tlbs: &mut self.tlbs,
+            tables,
+            extension: self.extension.as_mut(),
+        };
         let mut taken = 0;
         let mut marks = 0;
         for index in from..to {

@@ -106,6 +106,7 @@ impl Statistics {
         all.of_branches(machine);
         all.of_translation(machine);
         all.of_memory(machine, description);
+        all.of_memento(machine);
         all
     }
 
@@ -137,6 +138,7 @@ impl Statistics {
                 "instructions",
                 "executed where hardware does the work",
             ),
+            ("unit_operations", counts.unit_operations, "instructions", "obj-alloc and obj-free"),
             ("loads", counts.loads, "accesses", "reads of memory"),
             ("stores", counts.stores, "accesses", "writes to memory"),
             ("device_accesses", counts.device_accesses, "accesses", "of which to devices"),
@@ -278,5 +280,52 @@ impl Statistics {
             dram.reads,
             counts.llc.misses - counts.llc_bypasses,
         );
+    }
+
+    fn of_memento(&mut self, machine: &Machine) {
+        let Some(extension) = machine.extension() else { return };
+        let counts = extension.units.statistics();
+        let fields = serde_json::to_value(counts).expect("counters are numbers");
+        for (name, value) in fields.as_object().into_iter().flatten() {
+            let unit = ["bytes", "cycles", "pages", "arenas", "lines", "walks"]
+                .into_iter()
+                .find(|unit| name.contains(unit));
+            let unit = unit.unwrap_or("operations");
+            match value.as_u64() {
+                Some(count) => {
+                    self.count(format!("memento.{name}"), count, unit, "counted by Memento's units")
+                }
+                None => {
+                    let kinds = ["data", "tables", "blocks"];
+                    for (kind, count) in kinds.iter().zip(value.as_array().into_iter().flatten()) {
+                        let count = count.as_u64().unwrap_or(0);
+                        self.count(
+                            format!("memento.{name}.{kind}"),
+                            count,
+                            unit,
+                            "counted by Memento's units",
+                        );
+                    }
+                }
+            }
+        }
+        self.ratio(
+            "memento.allocation_hit_rate",
+            counts.allocation_hit_rate(),
+            1.0,
+            "part",
+            "obj-alloc that hit the HOT",
+        );
+        self.ratio("memento.free_hit_rate", counts.free_hit_rate(), 1.0, "part", "obj-free that hit the HOT");
+        self.ratio(
+            "memento.inactive_slots",
+            extension.units.inactive_slots(),
+            1.0,
+            "part",
+            "slots of arenas without an object",
+        );
+        if let Err(law) = extension.units.check() {
+            self.broken.push(law);
+        }
     }
 }

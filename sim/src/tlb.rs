@@ -95,6 +95,12 @@ impl Array {
         false
     }
 
+    /// The page that the key is translated to.
+    fn find(&self, key: u64) -> Option<u64> {
+        let first = self.first(key);
+        (first..first + self.ways).find(|index| self.keys[*index] == key).map(|index| self.pages[index])
+    }
+
     fn insert(&mut self, key: u64, page: u64) {
         let first = self.first(key);
         let oldest = (first..first + self.ways).min_by_key(|index| self.used[*index]).unwrap_or(first);
@@ -242,6 +248,22 @@ impl Tlbs {
         self.l1[side as usize].insert(key, page);
         self.l2.insert(key, page);
         self.last[side as usize] = (self.small_key(va), physical >> 12);
+    }
+
+    /// The physical address of a data address in a 4 KiB page, if a TLB has it, and when that is known.
+    pub fn find(&mut self, va: u64, at: u64) -> (Option<u64>, u64) {
+        let key = self.small_key(va);
+        let address = |page: u64| page << 12 | va & 0xfff;
+        if let Some(page) = self.l1[Side::Data as usize].find(key) {
+            return (Some(address(page)), at);
+        }
+        (self.l2.find(key).map(address), at + self.l2_cycles)
+    }
+
+    /// Counts a translation that no TLB can have.
+    pub fn count_miss(&mut self) {
+        self.counts.data_lookups += 1;
+        self.counts.data_misses += 1;
     }
 
     /// Counts a walk.

@@ -23,8 +23,7 @@ fn the_table_of_the_paper() {
 
 #[test]
 fn every_number_can_be_overridden() {
-    let text = sim::description::MACHINES.iter().find(|(name, _)| *name == "table3").unwrap().1;
-    let table: toml::Table = text.parse().unwrap();
+    let table = toml::Table::try_from(load(&[]).unwrap()).unwrap();
     let mut seen = 0;
     for (section, inner) in table.iter().filter_map(|(name, value)| Some((name, value.as_table()?))) {
         for (key, value) in inner {
@@ -39,6 +38,12 @@ fn every_number_can_be_overridden() {
     }
     assert!(seen > 60, "{seen} keys took twice their value");
     assert_eq!(load(&["l1d.ways=9"]).unwrap().l1d.ways, 9);
+    assert_eq!(Description::load("iso-storage", &[]).unwrap().l1d.ways, 9);
+    assert!(load(&["memento.bypass=false"]).is_err(), "this machine has no Memento");
+    let machine = Description::load("memento", &["memento.bypass=false".to_owned()]).unwrap();
+    assert!(!machine.memento.as_ref().unwrap().bypass);
+    let text = toml::to_string(&machine).unwrap();
+    assert_eq!(Description::parse(&text, &[]).unwrap(), machine, "what is written is read again");
 }
 
 #[test]

@@ -26,9 +26,9 @@ impl PageTables for Identity {
         let level = 43 - u64::from(physical.ilog2());
         let number = (physical - (1 << (43 - level))) / 8;
         match level {
-            0 => number << 12 | 1,
-            1 if self.large => number << 21 | 0x81,
-            _ => (1 << (44 - level)) + number * 4096 | 1,
+            0 => (number << 12) | 1,
+            1 if self.large => (number << 21) | 0x81,
+            _ => ((1 << (44 - level)) + number * 4096) | 1,
         }
     }
 }
@@ -124,9 +124,9 @@ impl Random {
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
     }
 }
 

@@ -1,0 +1,204 @@
+//! `mayfly sim`: a program on a simulated machine, the kernel and all, and where its cycles go.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Result, anyhow, bail};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Map, Value};
+use sim::Description;
+
+use crate::quantity;
+use crate::sim_guest::{Ended, Guest, Image, Progress};
+use crate::sim_program::{Allocator, Program, is_alone};
+use crate::sim_table;
+
+const EXAMPLES: &str = "\
+Examples:
+  mayfly sim -- ./churn                    a static program of this machine
+  mayfly sim -- python3 -c 'print(6 * 7)'  a program of the image
+  mayfly sim --compare -- json-loads       a program that the image lists: the baseline, then Memento
+  mayfly sim --set l1d.ways=9 -- ./churn   another machine: every number of sim/machines/*.toml
+  mayfly sim --max-instructions 50000000 --json -- ./churn
+
+The guest boots Linux under QEMU, uninstrumented; from then on each instruction of all processes and of
+the kernel is timed. Counted is from the program's start to its end. The program's output and exit
+status are passed on; statistics go to stderr and, whole, to the folder --out.";
+
+/// Run a program on a simulated machine: out-of-order core, caches, TLBs and DRAM of Memento's Table 3
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub struct SimArguments {
+    /// The machine: table3, memento, iso-storage, or a TOML file [default: table3, or memento for its allocator]
+    #[arg(long, value_name = "NAME|FILE")]
+    machine: Option<String>,
+    /// Who allocates the program's objects
+    #[arg(long, value_enum, default_value = "native")]
+    allocator: Allocator,
+    /// Run it twice, on the baseline and on Memento, and show both
+    #[arg(long, conflicts_with_all = ["allocator", "machine"])]
+    compare: bool,
+    /// Another value for a key of the machine; may be repeated
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+    /// A variable of the program's environment; may be repeated
+    #[arg(long = "env", value_name = "NAME=VALUE")]
+    environment: Vec<String>,
+    /// Stop after so many instructions; what was counted is kept, and marked as partial
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    max_instructions: u64,
+    /// The guest's image: a folder with image.json, or `bare` for a kernel alone [default: bare for ./PROGRAM, else
+    /// the one that sim/image/build makes]
+    #[arg(long, value_name = "FOLDER|bare")]
+    image: Option<PathBuf>,
+    /// The guest's memory
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = quantity::parse_bytes)]
+    memory: u64,
+    /// Keep stats.json, stats.txt, machine.toml and the guest's console in this folder
+    #[arg(long, value_name = "FOLDER")]
+    out: Option<PathBuf>,
+    /// Print the statistics as one JSON object, instead of the program's output
+    #[arg(long)]
+    json: bool,
+    /// The program and its arguments; ./PROGRAM is copied into the guest
+    #[arg(last = true, required = true, value_name = "CMD")]
+    command: Vec<String>,
+}
+
+impl SimArguments {
+    /// Boots, runs, reports. The program's exit status.
+    ///
+    /// # Errors
+    /// The machine cannot be built, or the guest did not run the program to its end.
+    pub fn execute(self) -> Result<i32> {
+        let scratch = tempfile::tempdir()?;
+        let folder = std::path::absolute(self.out.clone().unwrap_or_else(|| scratch.path().to_owned()))?;
+        if self.memory > 2 << 30 || self.memory < 128 << 20 {
+            bail!("--memory {}: a guest has 128 MiB to 2 GiB", quantity::bytes(self.memory as f64));
+        }
+        // What cannot be built is told before anything is started.
+        self.description(if self.compare { Allocator::Memento } else { self.allocator })?;
+        let image = match &self.image {
+            Some(name) if name.as_os_str() == "bare" => Image::bare()?,
+            Some(folder) => Image::open(folder)?,
+            None if is_alone(&self.command)? => Image::bare()?,
+            None => Image::build()?,
+        };
+        if !self.compare {
+            let ended = self.run(&image, self.allocator, &folder)?;
+            return self.report(&ended);
+        }
+        let baseline = self.run(&image, Allocator::Native, &folder.join("native"))?;
+        let memento = self.run(&image, Allocator::Memento, &folder.join("memento"))?;
+        if baseline.output != memento.output {
+            bail!("the program's output under Memento is not the same as on the baseline: see --out");
+        }
+        self.report_both(&baseline, &memento)
+    }
+
+    fn description(&self, allocator: Allocator) -> Result<Description> {
+        let default = if allocator == Allocator::Memento { "memento" } else { "table3" };
+        let machine = self.machine.as_deref().unwrap_or(default);
+        // The units have keys of their own, which the baseline of a comparison lacks.
+        let lacks =
+            |key: &String| self.compare && allocator == Allocator::Native && key.starts_with("memento.");
+        let overrides: Vec<_> = self.overrides.iter().filter(|key| !lacks(key)).cloned().collect();
+        Description::load(machine, &overrides).map_err(|line| anyhow!(line))
+    }
+
+    fn run(&self, image: &Image, allocator: Allocator, folder: &Path) -> Result<Ended> {
+        let program = Program::resolve(&self.command, &image.description, allocator)?;
+        let mut environment = program.environment;
+        environment.extend(self.environment.iter().cloned());
+        let guest = Guest {
+            image,
+            command: &program.words,
+            program: program.file.as_deref(),
+            environment: &environment,
+            machine: &toml::to_string(&self.description(allocator)?)?,
+            most_instructions: self.max_instructions,
+            memory_mib: self.memory >> 20,
+            folder,
+        };
+        let bar = progress_bar(self.max_instructions);
+        let ended = guest.run(|progress| show(&bar, allocator, &progress))?;
+        bar.finish_and_clear();
+        if let Some(expected) = program.expected
+            && ended.statistics.get("partial").and_then(Value::as_bool) != Some(true)
+            && ended.output != expected.as_bytes()
+        {
+            std::io::stdout().write_all(&ended.output)?;
+            bail!("{} under {}: its output is not the expected one", self.command[0], allocator.name());
+        }
+        Ok(ended)
+    }
+
+    fn report(&self, ended: &Ended) -> Result<i32> {
+        if self.json {
+            println!("{}", serde_json::to_string_pretty(&ended.statistics)?);
+        } else {
+            std::io::stdout().write_all(&ended.output)?;
+            std::io::stdout().flush()?;
+            eprint!("{}", sim_table::table(&ended.statistics));
+            if let Some(folder) = &self.out {
+                eprintln!("all statistics: {}", folder.join("stats.txt").display());
+            }
+        }
+        status(&ended.statistics)
+    }
+
+    fn report_both(&self, baseline: &Ended, memento: &Ended) -> Result<i32> {
+        if self.json {
+            let mut both = Map::new();
+            for (name, ended) in [("native", baseline), ("memento", memento)] {
+                both.extend(
+                    ended.statistics.iter().map(|(key, value)| (format!("{name}.{key}"), value.clone())),
+                );
+            }
+            println!("{}", serde_json::to_string_pretty(&both)?);
+        } else {
+            std::io::stdout().write_all(&baseline.output)?;
+            std::io::stdout().flush()?;
+            eprint!("{}", sim_table::side_by_side(&baseline.statistics, &memento.statistics));
+            if let Some(folder) = &self.out {
+                eprintln!("all statistics: {}/{{native,memento}}/stats.txt", folder.display());
+            }
+        }
+        status(&baseline.statistics)?;
+        status(&memento.statistics)
+    }
+}
+
+/// The program's exit status.
+fn status(statistics: &Map<String, Value>) -> Result<i32> {
+    if let Some(law) = statistics.get("broken_laws").and_then(Value::as_array).and_then(|laws| laws.first()) {
+        bail!("the simulator contradicts itself: {}", law.as_str().unwrap_or_default());
+    }
+    Ok(statistics.get("exit_status").and_then(Value::as_i64).unwrap_or(0) as i32)
+}
+
+fn progress_bar(most: u64) -> ProgressBar {
+    let bar = if most > 0 { ProgressBar::new(most) } else { ProgressBar::new_spinner() };
+    let style = if most > 0 { "{msg} {bar:30} {percent}%" } else { "{spinner} {msg}" };
+    bar.set_style(ProgressStyle::with_template(style).expect("the template is right"));
+    bar.enable_steady_tick(Duration::from_millis(250));
+    bar
+}
+
+fn show(bar: &ProgressBar, allocator: Allocator, progress: &Progress) {
+    let name = allocator.name();
+    if progress.instructions == 0 {
+        bar.set_message(format!("{name}: booting Linux, {:.0} s", progress.seconds));
+        return;
+    }
+    let millions = progress.instructions as f64 / 1e6;
+    let mips = millions / progress.seconds.max(0.001);
+    let left = match bar.length() {
+        Some(most) => format!(", {:.0} s left", (most as f64 / 1e6 - millions).max(0.0) / mips.max(0.001)),
+        None => String::new(),
+    };
+    bar.set_position(progress.instructions);
+    bar.set_message(format!("{name}: {millions:.0} million instructions, {mips:.1} MIPS{left}"));
+}

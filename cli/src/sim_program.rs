@@ -1,0 +1,204 @@
+//! What a simulated guest runs: a static program of this machine, any program of the image, or one that the image lists by
+//! name with its input and its expected output; and what an allocator needs in its environment.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, anyhow, bail};
+use clap::ValueEnum;
+use serde_json::{Map, Value};
+
+/// Who allocates the program's objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Allocator {
+    /// The software allocator of the paper's baseline: CPython's own, jemalloc for C and C++, Go's
+    Native,
+    /// Memento's hardware, by libmemento.so
+    Memento,
+    /// The baseline with marks round malloc and free, so that their cycles are told apart
+    Marks,
+}
+
+impl Allocator {
+    /// As the image calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Allocator::Native => "native",
+            Allocator::Memento => "memento",
+            Allocator::Marks => "marks",
+        }
+    }
+}
+
+/// A command, resolved.
+pub struct Program {
+    /// The words for the guest.
+    pub words: Vec<String>,
+    /// A file that is copied in, as /sim/bin/NAME.
+    pub file: Option<PathBuf>,
+    /// The environment.
+    pub environment: Vec<String>,
+    /// What it must write.
+    pub expected: Option<String>,
+}
+
+/// Whether the command is a program of this machine's that needs no image.
+///
+/// # Errors
+/// It is one, and cannot run without.
+pub fn is_alone(words: &[String]) -> Result<bool> {
+    let first = &words[0];
+    if !first.starts_with("./") && !first.starts_with("../") {
+        return Ok(false);
+    }
+    let path = Path::new(first);
+    if !path.is_file() {
+        bail!("{first}: no such file on this machine");
+    }
+    Ok(true)
+}
+
+impl Program {
+    /// The command `words` under `allocator`, in the image that `description` describes.
+    ///
+    /// # Errors
+    /// The program needs libraries and there is no image, or the image does not know the allocator.
+    pub fn resolve(
+        words: &[String],
+        description: &Map<String, Value>,
+        allocator: Allocator,
+    ) -> Result<Program> {
+        if is_alone(words)? {
+            return Program::from_here(words, description, allocator);
+        }
+        let known = match words {
+            [name] => description.get("programs").and_then(|programs| programs.get(name)),
+            _ => None,
+        };
+        let (words, language, expected) = match known {
+            Some(known) => {
+                let own = format!("{}_command", allocator.name());
+                let command = known.get(&own).or_else(|| known.get("command")).and_then(Value::as_array);
+                let command = command.ok_or_else(|| anyhow!("image.json: {} has no command", words[0]))?;
+                let words = command.iter().filter_map(|word| word.as_str().map(str::to_owned)).collect();
+                let expected = known.get("expect").and_then(Value::as_str).filter(|text| !text.is_empty());
+                let language = known.get("language").and_then(Value::as_str).unwrap_or("c");
+                (words, language, expected.map(str::to_owned))
+            }
+            None => (words.to_vec(), if words[0].contains("python") { "python" } else { "c" }, None),
+        };
+        Ok(Program {
+            words,
+            file: None,
+            environment: environment(description, language, allocator)?,
+            expected,
+        })
+    }
+
+    fn from_here(
+        words: &[String],
+        description: &Map<String, Value>,
+        allocator: Allocator,
+    ) -> Result<Program> {
+        let path = PathBuf::from(&words[0]);
+        let is_static = is_static(&path)?;
+        if !is_static && description.is_empty() {
+            bail!(
+                "{} is not a static program, and a guest without an image has no libraries: link it with -static, or \
+                 name an --image",
+                words[0]
+            );
+        }
+        if is_static && allocator != Allocator::Native {
+            bail!("{} is a static program, which takes no other allocator: link it dynamically", words[0]);
+        }
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let mut words = words.to_vec();
+        words[0] = format!("/sim/bin/{name}");
+        let environment = if is_static { Vec::new() } else { environment(description, "c", allocator)? };
+        Ok(Program { words, file: Some(path), environment, expected: None })
+    }
+}
+
+fn environment(
+    description: &Map<String, Value>,
+    language: &str,
+    allocator: Allocator,
+) -> Result<Vec<String>> {
+    let mut all = Vec::new();
+    let of = |language: &str, allocator: &str| {
+        description.get("environment")?.get(language)?.get(allocator)?.as_object()
+    };
+    let own = of(language, allocator.name());
+    if own.is_none() && allocator != Allocator::Native {
+        bail!("the image has no allocator {} for {language} programs", allocator.name());
+    }
+    for variables in [of("all", "native"), own].into_iter().flatten() {
+        all.extend(
+            variables.iter().map(|(name, value)| format!("{name}={}", value.as_str().unwrap_or_default())),
+        );
+    }
+    Ok(all)
+}
+
+/// Whether an ELF file asks for no interpreter.
+fn is_static(path: &Path) -> Result<bool> {
+    use object::read::elf::ElfFile64;
+    let bytes = std::fs::read(path)?;
+    if bytes.starts_with(b"#!") {
+        return Ok(false);
+    }
+    let file = ElfFile64::<object::Endianness>::parse(&*bytes)
+        .map_err(|error| anyhow!("{}: {error}", path.display()))?;
+    Ok(file
+        .elf_program_headers()
+        .iter()
+        .all(|header| header.p_type.get(file.endian()) != object::elf::PT_INTERP))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn description() -> Map<String, Value> {
+        let text = r#"{
+            "environment": {
+                "all": {"native": {"HOME": "/tmp"}},
+                "python": {"native": {}, "memento": {"LD_PRELOAD": "/usr/lib/libmemento.so"}},
+                "go": {"native": {"GOGC": "off"}, "memento": {}}
+            },
+            "programs": {
+                "json": {"language": "python", "command": ["python3", "json.py"], "expect": "ok\n"},
+                "html": {"language": "go", "command": ["html"], "memento_command": ["html-memento"], "expect": ""}
+            }
+        }"#;
+        serde_json::from_str(text).unwrap()
+    }
+
+    fn words(text: &str) -> Vec<String> {
+        text.split(' ').map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn names_of_the_image_are_its_programs() {
+        let program = Program::resolve(&words("json"), &description(), Allocator::Memento).unwrap();
+        assert_eq!(program.words, ["python3", "json.py"]);
+        assert_eq!(program.environment, ["HOME=/tmp", "LD_PRELOAD=/usr/lib/libmemento.so"]);
+        assert_eq!(program.expected.as_deref(), Some("ok\n"));
+        let program = Program::resolve(&words("html"), &description(), Allocator::Memento).unwrap();
+        assert_eq!((program.words, program.expected), (words("html-memento"), None));
+        let program = Program::resolve(&words("html"), &description(), Allocator::Native).unwrap();
+        assert_eq!((program.words, program.environment), (words("html"), words("HOME=/tmp GOGC=off")));
+    }
+
+    #[test]
+    fn other_words_are_passed_on() {
+        let program = Program::resolve(&words("python3 json"), &description(), Allocator::Native).unwrap();
+        assert_eq!((program.words, program.environment), (words("python3 json"), words("HOME=/tmp")));
+        let line =
+            Program::resolve(&words("ls"), &description(), Allocator::Memento).err().unwrap().to_string();
+        assert_eq!(line, "the image has no allocator memento for c programs");
+        let line =
+            Program::resolve(&words("./none"), &description(), Allocator::Native).err().unwrap().to_string();
+        assert_eq!(line, "./none: no such file on this machine");
+    }
+}

@@ -1,0 +1,117 @@
+//! A run's main results as a table for people.
+
+use std::fmt::Write;
+
+use serde_json::{Map, Value};
+
+use crate::quantity;
+
+/// Time, cycles by cause and by owner, caches, memory.
+pub fn table(statistics: &Map<String, Value>) -> String {
+    let number = |key: &str| statistics.get(key).and_then(Value::as_f64).unwrap_or(0.0);
+    let count = |key: &str| quantity::count(number(key) as u64);
+    let mut text = String::new();
+    if statistics.get("partial").and_then(Value::as_bool) == Some(true) {
+        let reason = statistics.get("partial_reason").and_then(Value::as_str).unwrap_or("unknown");
+        let _ = writeln!(text, "PARTIAL: stopped before the program's end ({reason})");
+    }
+    let cycles = number("cycles");
+    let part = |key: &str| 100.0 * number(key) / cycles.max(1.0);
+    let instructions = number("instructions");
+    let kernel = 100.0 * number("kernel_instructions") / instructions.max(1.0);
+    let rows = [
+        ("time", format!("{} in {} cycles", quantity::duration(number("time_us") * 1000.0), count("cycles"))),
+        (
+            "instructions",
+            format!("{} ({kernel:.0}% kernel), {:.2} a cycle", count("instructions"), number("ipc")),
+        ),
+        (
+            "page faults",
+            format!(
+                "{}, {} system calls, {} interrupts",
+                count("page_faults"),
+                count("system_calls"),
+                count("interrupts")
+            ),
+        ),
+        (
+            "branches",
+            format!("{:.2} mispredicted per 1000 instructions", number("branch.mispredicted_per_1000")),
+        ),
+        (
+            "misses",
+            format!(
+                "per 1000 instructions: L1i {:.2}, L1d {:.2}, L2 {:.2}, LLC {:.2}; {} page walks",
+                number("l1i.misses_per_1000"),
+                number("l1d.misses_per_1000"),
+                number("l2.misses_per_1000"),
+                number("llc.misses_per_1000"),
+                count("tlb.walks"),
+            ),
+        ),
+        (
+            "DRAM",
+            format!(
+                "{} read, {} written; {:.0} ns a read",
+                quantity::bytes(number("dram.reads") * 64.0),
+                quantity::bytes(number("dram.writes") * 64.0),
+                number("dram.read_latency_ns"),
+            ),
+        ),
+    ];
+    for (name, value) in rows {
+        let _ = writeln!(text, "{name:<14} {value}");
+    }
+    for (title, prefix) in [("cycles for", "cycles_by_owner."), ("cycles by", "cycles_by_cause.")] {
+        let mut parts: Vec<_> =
+            statistics.keys().filter_map(|key| Some((key.strip_prefix(prefix)?, part(key)))).collect();
+        parts.sort_by(|a, b| b.1.total_cmp(&a.1));
+        let shown: Vec<_> = parts
+            .iter()
+            .filter(|(_, part)| *part >= 0.5)
+            .map(|(name, part)| format!("{name} {part:.0}%"))
+            .collect();
+        let _ = writeln!(text, "{title:<14} {}", shown.join(", "));
+    }
+    let _ = writeln!(text, "speed          {:.1} million instructions a second of wall time", number("mips"));
+    text
+}
+
+/// Two runs of one program: each statistic that people compare, and Memento's part of the baseline's.
+pub fn side_by_side(baseline: &Map<String, Value>, memento: &Map<String, Value>) -> String {
+    let number = |statistics: &Map<String, Value>, key: &str| {
+        statistics.get(key).and_then(Value::as_f64).unwrap_or(0.0)
+    };
+    let rows = [
+        ("cycles", "cycles"),
+        ("instructions", "instructions"),
+        ("  of the kernel", "kernel_instructions"),
+        ("page faults", "page_faults"),
+        ("cycles in page faults", "cycles_by_owner.page_fault"),
+        ("cycles in mmap and the like", "cycles_by_owner.memory_call"),
+        ("L1d misses", "l1d.misses"),
+        ("LLC misses", "llc.misses"),
+        ("DRAM traffic, bytes", "dram.traffic_bytes"),
+    ];
+    let mut text = format!("{:<28} {:>16} {:>16} {:>9}\n", "", "baseline", "Memento", "change");
+    for (title, key) in rows {
+        let (before, after) = (number(baseline, key), number(memento, key));
+        let change =
+            if before > 0.0 { format!("{:+.1}%", 100.0 * (after / before - 1.0)) } else { String::new() };
+        let (before, after) = (quantity::count(before as u64), quantity::count(after as u64));
+        let _ = writeln!(text, "{title:<28} {before:>16} {after:>16} {change:>9}");
+    }
+    let speedup = number(baseline, "cycles") / number(memento, "cycles").max(1.0);
+    let _ = writeln!(text, "speed-up: {:+.1}%", 100.0 * (speedup - 1.0));
+    let rate = |key: &str| 100.0 * number(memento, key);
+    let _ = writeln!(
+        text,
+        "HOT hits: {:.2}% of {} obj-alloc, {:.1}% of {} obj-free; {} lines instantiated in the LLC",
+        rate("memento.allocation_hit_rate"),
+        quantity::count(number(memento, "memento.allocations") as u64),
+        rate("memento.free_hit_rate"),
+        quantity::count(number(memento, "memento.frees") as u64),
+        quantity::count(number(memento, "llc.bypasses") as u64),
+    );
+    text
+}

@@ -1,0 +1,320 @@
+//! One run: from the guest's READY to the region's end, and the files that tell of it.
+
+use crate::guest::GuestMemory;
+use crate::qemu::{self, Buffer, Register};
+use crate::translate::Instruction;
+use qemu_plugin_sys::qemu_plugin_id_t;
+use sim::core::Owner;
+use sim::decode::BlockDecoder;
+use sim::statistics::Statistics;
+use sim::{Access, Description, Machine};
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// Instructions that the plugin looks at before they are executed: the kind, and a number.
+pub const MARK: u32 = 1 << 16;
+/// `mov REGISTER, %cr3`.
+pub const CR3_WRITE: u32 = 2 << 16;
+/// `syscall`.
+pub const SYSTEM_CALL: u32 = 3 << 16;
+
+/// The kernel maps all physical memory here (without 5-level paging, with `nokaslr`).
+const DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
+/// The launcher gives the guest no more: below the hole for devices.
+const MOST_MEMORY: u64 = 2 << 30;
+const PROGRESS_EVERY: u64 = 2_000_000;
+/// The order in which x86 numbers its registers.
+const NAMES: [&str; 16] = [
+    "rax", "rcx", "rdx", "rbx", "rsp", "rbp", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13", "r14",
+    "r15",
+];
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Nothing is instrumented.
+    Boot,
+    /// The machine runs, so that its caches are warm.
+    Warm,
+    /// What is measured.
+    Region,
+    /// The results are written.
+    Over,
+}
+
+/// The machine and what it needs to be fed.
+pub struct Run {
+    /// This plugin's name with QEMU.
+    pub id: qemu_plugin_id_t,
+    folder: PathBuf,
+    description: Description,
+    machine: Machine,
+    decoder: BlockDecoder,
+    memory: GuestMemory,
+    phase: Phase,
+    registers: Vec<Option<Register>>,
+    cr3: Option<Register>,
+    buffer: Buffer,
+    /// Where the mark READY lies: its virtual address, and the host's.
+    ready: (u64, u64),
+    most_instructions: u64,
+    next_progress: u64,
+    started: Instant,
+    events: u64,
+}
+
+impl Run {
+    /// As the plugin's arguments say.
+    pub fn new(id: qemu_plugin_id_t, arguments: impl Iterator<Item = String>) -> Result<Run, String> {
+        let (mut folder, mut most_instructions) = (None, 0);
+        for argument in arguments {
+            match argument.split_once('=') {
+                Some(("out", value)) => folder = Some(PathBuf::from(value)),
+                Some(("max", value)) => {
+                    most_instructions = value.parse().map_err(|_| format!("max={value} is no number"))?
+                }
+                _ => return Err(format!("unknown argument {argument}")),
+            }
+        }
+        let folder = folder.ok_or("out=FOLDER is missing")?;
+        let file = folder.join("machine.toml");
+        let text = std::fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
+        let description = Description::parse(&text, &[])?;
+        Ok(Run {
+            id,
+            folder,
+            machine: Machine::new(&description),
+            description,
+            decoder: BlockDecoder::new(),
+            memory: GuestMemory::default(),
+            phase: Phase::Boot,
+            registers: Vec::new(),
+            cr3: None,
+            buffer: Buffer::new(),
+            ready: (0, 0),
+            most_instructions: if most_instructions == 0 { u64::MAX } else { most_instructions },
+            next_progress: 0,
+            started: Instant::now(),
+            events: 0,
+        })
+    }
+
+    /// The registers' handles exist once the CPU does.
+    pub fn find_registers(&mut self) {
+        let all = qemu::registers();
+        let find = |name: &str| all.iter().find(|(other, _)| other == name).map(|(_, register)| *register);
+        self.registers = NAMES.iter().map(|name| find(name)).collect();
+        self.cr3 = find("cr3");
+        if self.cr3.is_none() || self.registers.contains(&None) {
+            self.fail(
+                "this QEMU lets no plugin read CR3 and the general registers: version 9.1 or later is needed",
+            );
+        }
+    }
+
+    /// Whether blocks are to be timed.
+    pub fn instruments(&self) -> bool {
+        matches!(self.phase, Phase::Warm | Phase::Region)
+    }
+
+    /// A mark is translated.
+    pub fn saw_mark(&mut self, code: u16, instruction: &Instruction) {
+        if code == 3 {
+            self.ready = (instruction.address, instruction.host);
+        }
+    }
+
+    /// The block of these instructions becomes known to the machine.
+    pub fn decode(&mut self, instructions: &[Instruction]) -> usize {
+        let start = &instructions[0];
+        let mut block = self.decoder.block(start.address, instructions.iter().map(Instruction::bytes));
+        block.physical = self.memory.physical(start.host);
+        let page = start.address >> 12;
+        let next = instructions.iter().find(|instruction| instruction.address >> 12 != page);
+        block.next_page = match next {
+            Some(next) => self.memory.physical(next.host) & !0xfff,
+            None => (block.physical & !0xfff) + 4096,
+        };
+        self.machine.add_block(block)
+    }
+
+    /// A block is entered.
+    #[inline]
+    pub fn enter(&mut self, number: usize) {
+        self.machine.enter(number, &self.memory);
+        if self.machine.instructions() >= self.next_progress {
+            self.progress();
+        }
+    }
+
+    /// Memory is accessed.
+    #[inline]
+    pub fn access(&mut self, access: Access) {
+        self.machine.access(access);
+    }
+
+    #[cold]
+    fn progress(&mut self) {
+        let instructions = self.machine.instructions();
+        self.next_progress = instructions + PROGRESS_EVERY;
+        if self.phase == Phase::Region {
+            let line = format!(
+                "{instructions} {} {:.3}\n",
+                self.machine.cycles(),
+                self.started.elapsed().as_secs_f64()
+            );
+            let _ = std::fs::write(self.folder.join("progress"), line);
+            if instructions >= self.most_instructions {
+                self.finish(Some("max-instructions"), None);
+                self.leave(0);
+            }
+            self.next_progress = self.next_progress.min(self.most_instructions);
+        }
+    }
+
+    /// An instruction that the plugin looks at is about to be executed.
+    pub fn special(&mut self, what: u32, index: usize) {
+        let number = what & 0xffff;
+        match what & !0xffff {
+            MARK => self.mark(number, index),
+            CR3_WRITE => {
+                let value = self.register(number as usize);
+                self.machine.split(index, &self.memory);
+                self.machine.set_root(value);
+            }
+            _ => {
+                let number = self.register(0);
+                self.machine.system_call(number);
+            }
+        }
+    }
+
+    fn register(&mut self, number: usize) -> u64 {
+        self.registers[number].map_or(0, |register| self.buffer.register(register))
+    }
+
+    fn mark(&mut self, code: u32, index: usize) {
+        if self.instruments() {
+            self.machine.split(index, &self.memory);
+        }
+        let (first, second) = (self.register(7), self.register(6));
+        let timed = self.instruments();
+        let outcome = match code {
+            0x10 if timed => self.machine.set_region(first, second),
+            0x12 if timed => self.machine.allocate(first, second),
+            0x13 if timed => self.machine.free(first, second, false),
+            0x16 if timed => self.machine.free(first, second, true),
+            _ => Ok(()),
+        };
+        if let Err(line) = outcome {
+            self.fail(&line);
+        }
+        match code {
+            1 if self.phase == Phase::Warm => {
+                self.machine.start_region();
+                self.phase = Phase::Region;
+                self.started = Instant::now();
+                self.next_progress = 0;
+            }
+            2 if self.phase == Phase::Region => {
+                self.machine.pause(&self.memory);
+                self.machine.end_region();
+                self.finish(None, Some(first));
+                self.phase = Phase::Over;
+                qemu::translate_anew(self.id);
+            }
+            3 if self.phase == Phase::Boot => self.start(),
+            0x11 => self.machine.stop_charging(),
+            0x14 | 0x15 => self.machine.charge_again(),
+            0x20 => self.machine.set_user_owner(Owner::Allocate),
+            0x22 => self.machine.set_user_owner(Owner::Free),
+            0x21 | 0x23 => self.machine.set_user_owner(Owner::User),
+            0x30 => self.events += 1,
+            _ => {}
+        }
+    }
+
+    /// The guest is ready: finds its memory and begins to instrument.
+    fn start(&mut self) {
+        let Some(cr3) = self.cr3 else { return };
+        let root = self.buffer.register(cr3);
+        let Some(physical) = self.walk(root, self.ready.0) else {
+            self.fail(
+                "the guest's page table is not where Linux keeps it: boot it with nokaslr and without la57",
+            );
+        };
+        self.memory = GuestMemory::learn(self.ready.1, physical, MOST_MEMORY);
+        self.machine.set_root(root);
+        self.phase = Phase::Warm;
+        qemu::translate_anew(self.id);
+    }
+
+    /// The physical address, by the kernel's map of all memory: before it is known where QEMU has that memory.
+    fn walk(&mut self, root: u64, address: u64) -> Option<u64> {
+        const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+        let mut table = root & ADDRESS;
+        for level in (0..4).rev() {
+            let entry = self.buffer.memory(DIRECT_MAP + table + 8 * (address >> (12 + 9 * level) & 511))?;
+            if entry & 1 == 0 {
+                return None;
+            }
+            let mask = (1 << (12 + 9 * level)) - 1;
+            if level == 0 || entry & 0x80 != 0 {
+                return Some(entry & ADDRESS & !mask | address & mask);
+            }
+            table = entry & ADDRESS;
+        }
+        None
+    }
+
+    /// Writes the statistics; `cut` says why the region did not come to its end.
+    fn finish(&mut self, cut: Option<&str>, status: Option<u64>) {
+        self.machine.pause(&self.memory);
+        let seconds = self.started.elapsed().as_secs_f64();
+        let statistics = Statistics::of(&self.machine, &self.description);
+        let mut json = statistics.json();
+        json.insert("events".into(), self.events.into());
+        json.insert("partial".into(), cut.is_some().into());
+        json.insert("partial_reason".into(), cut.into());
+        json.insert("exit_status".into(), status.into());
+        json.insert("machine".into(), self.description.name.clone().into());
+        json.insert("broken_laws".into(), statistics.broken.clone().into());
+        let mut text = statistics.text();
+        if let Some(reason) = cut {
+            text = format!("PARTIAL: the region did not come to its end ({reason})\n{text}");
+        }
+        // Wall time is kept apart: everything else is the same in every run.
+        let speed = format!(
+            "{{\"wall_s\": {seconds:.3}, \"mips\": {:.3}}}\n",
+            self.machine.instructions() as f64 / seconds / 1e6
+        );
+        let files = [
+            ("stats.json", format!("{:#}\n", serde_json::Value::Object(json))),
+            ("stats.txt", text),
+            ("speed.json", speed),
+        ];
+        for (name, content) in files {
+            if let Err(error) = std::fs::write(self.folder.join(name), content) {
+                eprintln!("mayfly sim: {}: {error}", self.folder.join(name).display());
+                self.leave(1);
+            }
+        }
+    }
+
+    /// QEMU ends.
+    pub fn at_exit(&mut self) {
+        if self.phase == Phase::Region {
+            self.finish(Some("the guest ended"), None);
+        }
+    }
+
+    /// Ends QEMU with one line, which the launcher shows.
+    fn fail(&mut self, message: &str) -> ! {
+        let _ = std::fs::write(self.folder.join("failure"), format!("{message}\n"));
+        self.leave(1)
+    }
+
+    fn leave(&mut self, status: i32) -> ! {
+        self.phase = Phase::Over;
+        std::process::exit(status)
+    }
+}

@@ -1,0 +1,187 @@
+//! Memento's units (crate `memento`) in this machine: who asks them what, and what the guest's shim says beside it.
+//!
+//! The shim in the guest has computed each address already; the units compute it again, as hardware would. The two must
+//! agree on every operation, or the run is over.
+
+use crate::block::Access;
+use crate::hierarchy::{Hierarchy, Level};
+use crate::tlb::{Side, Tlbs};
+use memento::{Config, Exception, Port, Units};
+
+/// The pool's physical pages: behind Table 3's 64 GB, where the guest has nothing.
+const POOL: std::ops::Range<u64> = 64 << 30..80 << 30;
+
+/// The units, and the region of the process that runs.
+pub struct Extension {
+    /// The units.
+    pub units: Units,
+    region: std::ops::Range<u64>,
+    /// Of all processes: (page table's root, region).
+    regions: Vec<(u64, std::ops::Range<u64>)>,
+    /// Operations so far, to name the one that went wrong.
+    pub operations: u64,
+}
+
+/// The machine as the units see it.
+pub struct View<'a> {
+    /// Caches and memory.
+    pub hierarchy: &'a mut Hierarchy,
+    /// Translation.
+    pub tlbs: &'a mut Tlbs,
+}
+
+impl memento::Machine for View<'_> {
+    fn access(&mut self, _core: usize, port: Port, access: memento::Access, physical: u64, at: u64) -> u64 {
+        let write = access != memento::Access::Read;
+        self.hierarchy.access(entrance(port), physical >> 6, write, false, at).0
+    }
+
+    fn instantiate(&mut self, _core: usize, port: Port, physical: u64, at: u64) -> u64 {
+        self.hierarchy.access(entrance(port), physical >> 6, true, true, at).0
+    }
+
+    fn tlb_lookup(&mut self, _core: usize, address: u64, at: u64) -> (Option<u64>, u64) {
+        self.tlbs.find(address, at)
+    }
+
+    fn tlb_fill(&mut self, _core: usize, address: u64, physical: u64) {
+        self.tlbs.fill(Side::Data, address, physical, false);
+    }
+
+    fn shootdown(&mut self, _core: usize, page: u64) {
+        self.tlbs.shootdown(page);
+    }
+}
+
+fn entrance(port: Port) -> Level {
+    match port {
+        Port::Core => Level::L1d,
+        Port::Controller => Level::Llc,
+    }
+}
+
+impl Extension {
+    /// Units as `config` says, for one core.
+    pub fn new(config: &Config) -> Extension {
+        Extension { units: Units::new(config, 1, POOL), region: 0..0, regions: Vec::new(), operations: 0 }
+    }
+
+    /// Whether the address is in the region of the process that runs.
+    #[inline(always)]
+    pub fn contains(&self, address: u64) -> bool {
+        self.region.contains(&address)
+    }
+
+    /// Translates an access to the region: its physical address, whether its line is new, and when that is known.
+    pub fn translate(
+        &mut self,
+        access: &Access,
+        at: u64,
+        hierarchy: &mut Hierarchy,
+        tlbs: &mut Tlbs,
+    ) -> (u64, bool, u64) {
+        let fresh = self.units.touch(0, access.address);
+        if let Some(physical) = self.units.lookup(0, access.address) {
+            if tlbs.quick(Side::Data, access.address, physical) {
+                return (physical, fresh, at);
+            }
+            if let Some(at) = tlbs.second_level(Side::Data, access.address, physical, at) {
+                return (physical, fresh, at);
+            }
+        } else {
+            tlbs.count_miss();
+        }
+        let start = at + tlbs.l2_cycles();
+        let (physical, done) = match self.units.walk(0, access.address, start, &mut View { hierarchy, tlbs })
+        {
+            Ok(found) => found,
+            // A page of an arena that was freed, read after its time: the program's mistake, and no page to give.
+            Err(_) => return (access.physical, false, start),
+        };
+        tlbs.fill(Side::Data, access.address, physical, false);
+        tlbs.count_walk(start, done);
+        (physical, fresh, done)
+    }
+
+    /// The mark MEMENTO_REGION.
+    pub fn set_region(
+        &mut self,
+        process: u64,
+        start: u64,
+        end_and_flags: u64,
+        at: u64,
+        view: &mut View,
+    ) -> Result<(), String> {
+        let end = end_and_flags & !0xfff;
+        if (end_and_flags & 1 == 1) != self.units.config().eager {
+            return Err("the shim and the units do not agree on memento.eager".to_owned());
+        }
+        self.units
+            .set_region(0, process, start..end, at, view)
+            .map_err(|exception| format!("MRS {start:#x}, MRE {end:#x}: {exception}"))?;
+        self.regions.retain(|(other, _)| *other != process);
+        self.regions.push((process, start..end));
+        self.region = start..end;
+        Ok(())
+    }
+
+    /// Another process runs; when its region is loaded and the HOT flushed.
+    pub fn switch(&mut self, process: u64, at: u64, view: &mut View) -> u64 {
+        let found = self.regions.iter().find(|(other, _)| *other == process);
+        self.region = found.map_or(0..0, |(_, region)| region.clone());
+        if self.regions.is_empty() { at } else { self.units.context_switch(0, process, at, view) }
+    }
+
+    /// All processes are gone.
+    pub fn end(&mut self, at: u64, view: &mut View) {
+        for (process, _) in std::mem::take(&mut self.regions) {
+            self.units.process_exit(process, at, view);
+        }
+        self.region = 0..0;
+    }
+
+    /// obj-alloc, as the closing mark says: `size | lane << 32` and the shim's address.
+    pub fn allocate(
+        &mut self,
+        size_and_lane: u64,
+        address: u64,
+        at: u64,
+        view: &mut View,
+    ) -> Result<u64, String> {
+        self.operations += 1;
+        let (size, lane) = (size_and_lane & 0xffff_ffff, (size_and_lane >> 32) as usize);
+        let done = self.units.obj_alloc(0, lane, size, at, view);
+        if done.address != address {
+            return Err(format!(
+                "operation {}, obj-alloc of {size} bytes: the shim's address is {address:#x}, the units' {:#x}",
+                self.operations, done.address
+            ));
+        }
+        Ok(done.at)
+    }
+
+    /// obj-free, as the closing mark says: address and lane; `refused`: the shim has seen that it is freed twice.
+    pub fn free(
+        &mut self,
+        address: u64,
+        lane: u64,
+        refused: bool,
+        at: u64,
+        view: &mut View,
+    ) -> Result<u64, String> {
+        self.operations += 1;
+        let done = self.units.obj_free(0, lane as usize, address, at, view);
+        let agrees = if refused { done.exception.is_some() } else { done.exception.is_none() };
+        if !agrees {
+            let say =
+                |exception: Option<Exception>| exception.map_or("no exception".to_owned(), |e| e.to_string());
+            let shim = if refused { "an exception" } else { "no exception" };
+            return Err(format!(
+                "operation {}, obj-free of {address:#x}: the shim has {shim}, the units {}",
+                self.operations,
+                say(done.exception)
+            ));
+        }
+        Ok(done.at)
+    }
+}

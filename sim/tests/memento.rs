@@ -1,0 +1,130 @@
+//! Memento's units in the machine: what an operation costs, what a line costs that was never used, and that a shim which
+//! is wrong is found out.
+
+mod common;
+use common::*;
+use iced_x86::code_asm::*;
+use memento::layout::{REGION_BYTES, REGION_START};
+use sim::{Access, Description, Machine};
+
+fn bench(overrides: &[&str]) -> Bench {
+    let mut bench = Bench::new(&[]);
+    let overrides: Vec<_> = overrides.iter().map(|item| item.to_string()).collect();
+    bench.description = Description::load("memento", &overrides).unwrap();
+    bench.machine = Machine::new(&bench.description);
+    bench.machine.set_root(Identity::ROOT);
+    bench.machine.set_region(REGION_START, (REGION_START + REGION_BYTES) | 1).unwrap();
+    bench
+}
+
+/// The address that the units will give: as the shim would have computed it.
+fn shim_allocate(bench: &mut Bench, size: u64) -> u64 {
+    let wrong = bench.machine.allocate(size, 0).unwrap_err();
+    let text = wrong.rsplit("units' 0x").next().unwrap();
+    u64::from_str_radix(text, 16).unwrap()
+}
+
+#[test]
+fn an_operation_takes_two_cycles_and_a_chain_of_them_adds_up() {
+    let mut bench = bench(&[]);
+    let first = shim_allocate(&mut bench, 64);
+    bench.machine.free(first, 0, false).unwrap();
+    let before = bench.statistic("memento.alloc_cycles");
+    bench.machine.start_region();
+    // Free and allocate the same object over and over: always a HOT hit.
+    for _ in 0..10_000 {
+        bench.machine.allocate(64, first).unwrap();
+        bench.machine.free(first, 0, false).unwrap();
+    }
+    assert_eq!(bench.machine.counts.unit_operations, 20_000);
+    let cycles = bench.machine.cycles() as f64;
+    // They do not depend on one another: bound by the load ports, two a cycle.
+    assert!(cycles < 12_000.0, "{cycles}");
+    assert_eq!(bench.statistic("memento.free_misses"), 0.0);
+    assert_eq!(bench.statistic("memento.alloc_cycles") - before, 2.0 * 10_000.0, "HOT hits");
+}
+
+#[test]
+fn a_wrong_address_is_found_out() {
+    let mut bench = bench(&[]);
+    let right = shim_allocate(&mut bench, 100);
+    let line = bench.machine.allocate(100, right).unwrap_err();
+    assert!(line.contains("obj-alloc of 100 bytes: the shim's address is"), "{line}");
+    bench.machine.free(right, 0, false).unwrap();
+    let line = bench.machine.free(right, 0, false).unwrap_err();
+    assert!(line.contains("obj-free of"), "a double free raises an exception: {line}");
+    bench.machine.free(right, 0, true).unwrap();
+}
+
+#[test]
+fn a_machine_without_memento_says_so() {
+    let mut bench = Bench::new(&[]);
+    assert!(bench.machine.allocate(8, 0).unwrap_err().contains("take machine memento"));
+}
+
+/// Allocates and writes 4 MiB of new objects; DRAM lines read, bypasses.
+fn fill(overrides: &[&str]) -> (f64, f64) {
+    let mut bench = bench(overrides);
+    let body = bench.add(block(CODE, |a| a.mov(qword_ptr(rbx), rax).unwrap()));
+    bench.machine.start_region();
+    for _ in 0..8192 {
+        let address = shim_allocate(&mut bench, 512);
+        for line in 0..8 {
+            bench.enter(body);
+            let address = address + line * 64;
+            bench.machine.access(Access {
+                address,
+                physical: address & 0xffff_ffff,
+                index: 0,
+                size: 8,
+                store: true,
+                device: false,
+            });
+        }
+    }
+    bench.machine.pause(&bench.tables);
+    (bench.statistic("dram.reads"), bench.statistic("llc.bypasses"))
+}
+
+#[test]
+fn new_lines_are_not_read_from_memory() {
+    let (with, bypasses) = fill(&[]);
+    let (without, none) = fill(&["memento.bypass=false"]);
+    let lines = 8192.0 * 8.0;
+    assert!(without > 0.95 * lines, "without the bypass each line is read: {without} of {lines}");
+    assert!(
+        with < 0.15 * lines && bypasses > 0.85 * lines,
+        "with it hardly any: {with} read, {bypasses} instantiated"
+    );
+    // What is left are the units' own: headers and page tables.
+    assert!(none < 0.2 * lines && none < bypasses / 5.0, "{none}");
+}
+
+#[test]
+fn pages_come_at_the_first_touch_and_go_with_the_process() {
+    let mut bench = bench(&[]);
+    let body = bench.add(block(CODE, |a| a.mov(qword_ptr(rbx), rax).unwrap()));
+    let mut addresses = Vec::new();
+    for _ in 0..1024 {
+        addresses.push(shim_allocate(&mut bench, 512));
+    }
+    let before = bench.statistic("memento.pages_allocated.data");
+    for address in &addresses {
+        bench.enter(body);
+        bench.machine.access(Access {
+            address: *address,
+            physical: *address & 0xffff_ffff,
+            index: 0,
+            size: 8,
+            store: true,
+            device: false,
+        });
+    }
+    bench.machine.pause(&bench.tables);
+    let after = bench.statistic("memento.pages_allocated.data");
+    // 1024 objects of 512 bytes: 128 pages, of which the arenas' first ones were there.
+    assert!((100.0..140.0).contains(&(after - before)), "{before} pages, then {after}");
+    assert!(bench.statistic("tlb.walks") >= after - before);
+    bench.machine.end_region();
+    assert_eq!(bench.statistic("memento.pages_freed.data"), after);
+}
