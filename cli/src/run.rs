@@ -17,6 +17,7 @@ Examples:
   mayfly run -- redis-server --port 7000
   mayfly run --stats -- python3 script.py             a table of the heap's statistics at the end
   mayfly run --stats=heap.json -- ./server            the same as JSON in a file
+  mayfly run --model server.mayfly-model -- ./server  lifetimes predicted by what `mayfly train` learned
   mayfly run --lifetimes fixed:1s -- ./server         no learning: every object in one class
   mayfly run --lifetimes oracle=app.trace -- ./app    true lifetimes, recorded by `mayfly trace`
 
@@ -60,6 +61,10 @@ impl RunArguments {
     pub fn execute(self) -> Result<i32> {
         let mut program = Preloaded::new(&self.command)?;
         let file = HeapSettings::from_file(self.config.as_deref())?;
+        if let Some(model) = &self.heap.model {
+            // The heap would only warn, and learn without it.
+            lifetime::model::File::read(model)?;
+        }
         let mut table = None;
         for (variable, value) in self.heap.variables(&file, |name| std::env::var_os(name).is_some()) {
             match value {

@@ -19,6 +19,11 @@ const DEFAULT_FILE: &str = "mayfly.toml";
 pub enum Lifetimes {
     /// Learned from sampled allocations while the program runs.
     Online,
+    /// Predicted by the trained model.
+    Model {
+        /// Corrected by what is learned while the program runs.
+        online: bool,
+    },
     /// One class for every object.
     Fixed(u8),
     /// The true lifetimes of an earlier run, from its trace.
@@ -34,6 +39,8 @@ impl FromStr for Lifetimes {
         };
         match text.split_once([':', '=']) {
             None if text == "online" => Some(Lifetimes::Online),
+            None if text == "model" => Some(Lifetimes::Model { online: false }),
+            None if text == "model+online" => Some(Lifetimes::Model { online: true }),
             None if text == "fixed" => fixed("inf"),
             Some(("fixed", class)) => fixed(class),
             Some(("oracle", file)) if !file.is_empty() => Some(Lifetimes::Oracle(file.into())),
@@ -41,7 +48,7 @@ impl FromStr for Lifetimes {
         }
         .ok_or_else(|| {
             format!(
-                "use online, fixed, fixed:CLASS (CLASS is one of {}) or oracle=TRACE",
+                "use online, model, model+online, fixed, fixed:CLASS (CLASS is one of {}) or oracle=TRACE",
                 CLASS_NAMES.join(" ")
             )
         })
@@ -94,13 +101,18 @@ pub enum Pages {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeapSettings {
-    /// Where lifetime classes come from: online, fixed[:CLASS] or oracle=TRACE [default: online]
+    /// Where lifetime classes come from: online, model, model+online, fixed[:CLASS] or oracle=TRACE [default: online, or
+    /// model+online with --model]
     ///
-    /// online learns each allocation site's class while the program runs. fixed:CLASS gives every object one
+    /// online learns each allocation site's class while the program runs. model takes it from the file that --model names, by
+    /// the calling context; model+online begins with that and corrects it. fixed:CLASS gives every object one
     /// class, of 10ms 100ms 1s 10s 100s 1000s inf (fixed alone: inf). oracle=TRACE knows the true lifetimes of
     /// an earlier run that `mayfly trace` recorded: for evaluation.
     #[arg(long, value_name = "SOURCE")]
     pub lifetimes: Option<Lifetimes>,
+    /// The model that `mayfly train` made, to predict lifetimes with
+    #[arg(long, value_name = "FILE")]
+    pub model: Option<PathBuf>,
     /// Layout of small objects in block spans [default: cells]
     #[arg(long)]
     pub spans: Option<Spans>,
@@ -170,6 +182,11 @@ impl HeapSettings {
         };
         let lifetimes = |settings: &HeapSettings| settings.lifetimes.clone().map(Value::from);
         layer("MAYFLY_HEAP_LIFETIMES", lifetimes(self), lifetimes(file));
+        // The program may change its directory before the heap reads it.
+        let absolute = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone());
+        let model =
+            |settings: &HeapSettings| settings.model.as_ref().map(|path| Value::Text(absolute(path).into()));
+        layer("MAYFLY_HEAP_MODEL", model(self), model(file));
         layer("MAYFLY_HEAP_SPANS", name_of(self.spans), name_of(file.spans));
         layer("MAYFLY_HEAP_RECYCLE", name_of(self.recycle), name_of(file.recycle));
         layer("MAYFLY_HEAP_K", self.k.map(number), file.k.map(number));
@@ -192,6 +209,8 @@ impl From<Lifetimes> for Value {
     fn from(lifetimes: Lifetimes) -> Value {
         match lifetimes {
             Lifetimes::Online => Value::Text("online".into()),
+            Lifetimes::Model { online: false } => Value::Text("model".into()),
+            Lifetimes::Model { online: true } => Value::Text("model+online".into()),
             Lifetimes::Fixed(class) => Value::Text(format!("fixed:{}", CLASS_NAMES[class as usize]).into()),
             Lifetimes::Oracle(trace) => Value::OracleOf(trace),
         }

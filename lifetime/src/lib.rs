@@ -1,10 +1,12 @@
 //! Profiles of object lifetimes by calling context (LLAMA §4): what `mayfly profile` leaves, read, named and handed on.
 //!
 //! The heap writes addresses ([`profile`] reads them); names are found afterwards, outside the program ([`symbols`]); the
-//! result goes to people's tools ([`pprof`]) and to training ([`table`]).
+//! result goes to people's tools ([`pprof`]) and to training ([`table`]). What training made of it is read by [`model`], for
+//! people; the heap reads it itself.
 
 pub mod code;
 pub mod label;
+pub mod model;
 pub mod pprof;
 pub mod profile;
 pub mod symbols;

@@ -112,7 +112,7 @@ fn within(number: u32, least: usize, most: usize, what: &'static str) -> Result<
 }
 
 impl<'a> Model<'a> {
-    /// Checks a whole file, which begins at a multiple of 64.
+    /// Checks a whole file, which begins at a multiple of 8.
     ///
     /// # Errors
     /// What is wrong with it, to follow its name and a colon.

@@ -6,22 +6,29 @@ use crate::file::{MAX_HIDDEN, MAX_OUTPUTS, Model, STEP_END};
 use crate::kernel::{self, Kernel, State, Sums};
 
 impl Model<'_> {
-    /// The output for a context: its frames' numbers, innermost first. Frames beyond [`Model::max_frames`] are not read.
+    /// The likeliest output for a context, given as its frames' numbers, innermost first; the first of equals. Frames beyond
+    /// [`Model::max_frames`] are not read.
     ///
     /// The result is the same with every kernel. It takes about 5 KiB of stack.
     pub fn classify(&self, kernel: Kernel, frames: &[u32]) -> usize {
+        let scores = self.scores(kernel, frames);
+        (1..self.limits.len()).fold(0, |best, i| if scores[i] > scores[best] { i } else { best })
+    }
+
+    /// A number for each output, higher for likelier ones.
+    pub fn scores(&self, kernel: Kernel, frames: &[u32]) -> [f32; MAX_OUTPUTS] {
         let frames = &frames[..frames.len().min(self.max_frames)];
         match kernel {
             // SAFETY: the processor has what the kernel needs.
-            Kernel::Avx512 if kernel.works() => unsafe { self.classify_avx512(frames) },
+            Kernel::Avx512 if kernel.works() => unsafe { self.scores_avx512(frames) },
             // SAFETY: as above.
-            Kernel::Avx2 if kernel.works() => unsafe { self.classify_avx2(frames) },
+            Kernel::Avx2 if kernel.works() => unsafe { self.scores_avx2(frames) },
             _ => self.run(frames, |state, sums| kernel::plain(self.recurrent, self.hidden, state, sums)),
         }
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-    fn classify_avx512(&self, frames: &[u32]) -> usize {
+    fn scores_avx512(&self, frames: &[u32]) -> [f32; MAX_OUTPUTS] {
         let product = |state: &State, sums: &mut Sums| {
             kernel::avx512(self.recurrent, self.hidden, state, &self.correction, sums);
         };
@@ -29,13 +36,13 @@ impl Model<'_> {
     }
 
     #[target_feature(enable = "avx2")]
-    fn classify_avx2(&self, frames: &[u32]) -> usize {
+    fn scores_avx2(&self, frames: &[u32]) -> [f32; MAX_OUTPUTS] {
         self.run(frames, |state, sums| kernel::avx2(self.recurrent, self.hidden, state, sums))
     }
 
     /// Inlined into each of the above, so that the loops here are compiled for its instructions.
     #[inline(always)]
-    fn run(&self, frames: &[u32], product: impl Fn(&State, &mut Sums)) -> usize {
+    fn run(&self, frames: &[u32], product: impl Fn(&State, &mut Sums)) -> [f32; MAX_OUTPUTS] {
         let mut cell = Cell::new();
         let forward = |i: usize| if self.outermost_first { frames.len() - 1 - i } else { i };
         for i in 0..frames.len() {
@@ -51,16 +58,15 @@ impl Model<'_> {
         self.output(&cell.hidden)
     }
 
-    /// The likeliest output; the first of equals.
     #[inline(always)]
-    fn output(&self, hidden: &[f32; MAX_HIDDEN]) -> usize {
+    fn output(&self, hidden: &[f32; MAX_HIDDEN]) -> [f32; MAX_OUTPUTS] {
         let mut logits = [f32::NEG_INFINITY; MAX_OUTPUTS];
         for ((logit, weights), bias) in
             logits.iter_mut().zip(self.dense.chunks_exact(self.hidden)).zip(self.dense_bias)
         {
             *logit = weights.iter().zip(hidden).fold(0.0, |sum, (weight, unit)| sum + weight * unit) + bias;
         }
-        (1..self.limits.len()).fold(0, |best, i| if logits[i] > logits[best] { i } else { best })
+        logits
     }
 }
 

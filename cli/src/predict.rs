@@ -1,0 +1,154 @@
+//! `mayfly predict`: what a trained model says of the contexts of a profile, asked as the heap asks it; and how long it takes.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+use clap::Args;
+use lifetime::label::{CLASS_NAMES, t95};
+use lifetime::model::{File, Kernel, Model, frames_of};
+use lifetime::profile::Profile;
+use serde_json::{Map, Value, json};
+
+use crate::quantity::{bytes, duration};
+
+const EXAMPLES: &str = "\
+Examples:
+  mayfly predict --model server.mayfly-model server.profile          how often it is right, by lifetime class
+  mayfly predict --model server.mayfly-model server.profile --json   one line of JSON a context, in the order of server.parquet
+  mayfly predict --model server.mayfly-model server.profile --time   the time it takes, by number of frames (LLAMA Fig 11b)
+
+The profile is the NAME.profile that `mayfly profile` left, best of another run than those the model was trained on.";
+
+/// Ask a trained model for the lifetimes of a profile's contexts
+#[derive(Args)]
+#[command(after_long_help = EXAMPLES, after_help = "Examples: mayfly predict --help")]
+pub struct PredictArguments {
+    /// The model that `mayfly train` made
+    #[arg(long, value_name = "FILE")]
+    model: PathBuf,
+    /// NAME.profile, as `mayfly profile` left it
+    #[arg(value_name = "PROFILE")]
+    profile: PathBuf,
+    /// Measure how long the model takes, by number of frames
+    #[arg(long)]
+    time: bool,
+    /// Print JSON: a line a context, {"class": output, "scores": [...]}; with --time one object
+    #[arg(long)]
+    json: bool,
+}
+
+impl PredictArguments {
+    /// Prints what the model says; returns the exit code.
+    ///
+    /// # Errors
+    /// A file cannot be read, or holds nothing to predict.
+    pub fn execute(self) -> Result<i32> {
+        let file = File::read(&self.model)?;
+        let model = file.model();
+        let profile = Profile::read(&self.profile)?;
+        let contexts: Vec<Vec<u32>> =
+            profile.contexts.iter().map(|context| frames_of(&model, &profile, context)).collect();
+        if contexts.is_empty() {
+            bail!("{}: it has no contexts", self.profile.display());
+        }
+        match (self.time, self.json) {
+            (true, json) => print_times(&times(&model, &contexts), json),
+            (false, true) => {
+                for frames in &contexts {
+                    let scores = model.scores(Kernel::best(), frames);
+                    let class = model.classify(Kernel::best(), frames);
+                    println!("{}", json!({"class": class, "scores": scores[..model.limits.len()]}));
+                }
+            }
+            (false, false) => print!("{}", described(&model, &profile, &contexts)),
+        }
+        Ok(0)
+    }
+}
+
+/// How often the model is right, by class, weighted by bytes and not.
+fn described(model: &Model, profile: &Profile, contexts: &[Vec<u32>]) -> String {
+    let mut rows = [(0usize, 0usize, 0usize, 0.0, 0.0); CLASS_NAMES.len()];
+    let (mut known_frames, mut frames_in_all) = (0, 0);
+    for (context, frames) in profile.contexts.iter().zip(contexts) {
+        let read = &frames[..frames.len().min(model.max_frames)];
+        frames_in_all += read.len();
+        known_frames += read.iter().filter(|&&frame| frame != 0).count();
+        let Some(truth) = t95(context) else { continue };
+        let output = model.classify(Kernel::best(), frames);
+        let limits = [10, 100, 1000, 10_000, 100_000, 1_000_000];
+        let class =
+            limits.iter().position(|&limit| model.limits[output] <= limit).unwrap_or(CLASS_NAMES.len() - 1);
+        let row = &mut rows[truth];
+        row.0 += 1;
+        row.1 += usize::from(class == truth);
+        row.2 += usize::from(class.abs_diff(truth) <= 1);
+        row.3 += context.bytes;
+        row.4 += if class == truth { context.bytes } else { 0.0 };
+    }
+    let percent = |part: f64, whole: f64| {
+        if whole > 0.0 { format!("{:.1}%", part / whole * 100.0) } else { "-".into() }
+    };
+    let mut text = format!(
+        "{:>8} {:>9} {:>9} {:>10} {:>10} {:>9}\n",
+        "class", "contexts", "right", "within one", "bytes", "right"
+    );
+    let total =
+        rows.iter().fold((0, 0, 0, 0.0, 0.0), |a, b| (a.0 + b.0, a.1 + b.1, a.2 + b.2, a.3 + b.3, a.4 + b.4));
+    for (name, row) in CLASS_NAMES.iter().zip(&rows).filter(|(_, row)| row.0 > 0).chain([(&"all", &total)]) {
+        text += &format!(
+            "{name:>8} {:>9} {:>9} {:>10} {:>10} {:>9}\n",
+            row.0,
+            percent(row.1 as f64, row.0 as f64),
+            percent(row.2 as f64, row.0 as f64),
+            bytes(row.3),
+            percent(row.4, row.3),
+        );
+    }
+    text + &format!(
+        "{} of the frames that it reads are known to it\n",
+        percent(known_frames as f64, frames_in_all as f64)
+    )
+}
+
+const LENGTHS: [usize; 8] = [1, 2, 4, 8, 12, 16, 24, 32];
+
+/// The median time of a run in ns, for contexts of each length, and the kernel it ran on.
+fn times(model: &Model, contexts: &[Vec<u32>]) -> Vec<(usize, f64)> {
+    const BATCHES: usize = 101;
+    const RUNS: usize = 200;
+    let all: Vec<u32> = contexts.iter().flatten().copied().filter(|&frame| frame != 0).collect();
+    let all = if all.is_empty() { vec![0] } else { all };
+    let kernel = Kernel::best();
+    LENGTHS
+        .into_iter()
+        .filter(|&length| length <= model.max_frames)
+        .map(|length| {
+            let mut start = 0;
+            let mut batch = || {
+                let began = Instant::now();
+                for _ in 0..RUNS {
+                    let context: Vec<u32> = (0..length).map(|i| all[(start + i) % all.len()]).collect();
+                    start += length;
+                    std::hint::black_box(model.classify(kernel, &context));
+                }
+                began.elapsed().as_nanos() as f64 / RUNS as f64
+            };
+            let mut measured: Vec<f64> = (0..BATCHES).map(|_| batch()).collect();
+            measured.sort_by(f64::total_cmp);
+            (length, measured[BATCHES / 2])
+        })
+        .collect()
+}
+
+fn print_times(times: &[(usize, f64)], json: bool) {
+    if json {
+        let of = |&(length, ns): &(usize, f64)| (format!("predict.frames_{length}.ns"), Value::from(ns));
+        let object: Map<String, Value> = times.iter().map(of).collect();
+        println!("{}", Value::Object(object));
+        return;
+    }
+    println!("{:>8} {:>12}   ({:?})", "frames", "time", Kernel::best());
+    times.iter().for_each(|&(length, ns)| println!("{length:>8} {:>12}", duration(ns)));
+}
