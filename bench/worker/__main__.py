@@ -1,0 +1,196 @@
+"""The command: measures functions on the worker, prints tables, writes bench/results/worker.json."""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+
+from bench.outcome import RESULTS, BenchError, Shown, at_least, at_most, figure, print_shown, table, write
+from bench.worker import experiments
+from bench.worker.experiments import MODELS, VARIANTS
+
+PARTS = {
+    "memory": "1 to 16 instances of the model functions: memory of each and of all (UPM Fig. 5, 6)",
+    "cold": "cold starts (UPM Fig. 8)",
+    "latency": "warm requests, plain and on Mayfly in turn",
+    "vm": "instances in a VM: how fast memory comes back, P99, interference (HotMem Fig. 8, 9, 10)",
+}
+EPILOG = """
+variants  plain (neither heap nor merging), heap, merge (that layer alone), mayfly (both)
+
+examples
+  bench/worker/run                              everything
+  bench/worker/run --quick --only memory        few instances, in a minute
+  bench/worker/run --only vm --modes plain,nodes
+
+Times are of this run and this machine: compare ratios. Anything else that runs meanwhile blurs them.
+"""
+MODES = ("static", "plain", "nodes", "hotmem")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="bench/worker/run",
+        description="Measures functions on the worker, with and without Mayfly's layers",
+        epilog="parts\n" + "\n".join(f"  {name:<9}{about}" for name, about in PARTS.items()) + "\n" + EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", metavar="PART,...", help="these parts and no others")
+    parser.add_argument("--functions", metavar="NAME,...", help=f"of {', '.join(MODELS)}")
+    parser.add_argument("--variants", metavar="NAME,...", help="these variants and no others")
+    parser.add_argument(
+        "--modes", metavar="NAME,...", help=f"of {', '.join(MODES)}: how a VM's memory changes"
+    )
+    parser.add_argument("--quick", action="store_true", help="few instances and requests: a minute a part")
+    parser.add_argument("--json", action="store_true", help="print the results as one JSON object")
+    parser.add_argument("--keep", action="store_true", help="keep what other parts left in the output file")
+    parser.add_argument("--output", type=Path, default=RESULTS / "worker.json", metavar="FILE")
+    parsed = parser.parse_args()
+    known = {"only": PARTS, "functions": MODELS, "variants": VARIANTS, "modes": MODES}
+    for option, names in known.items():
+        given = [name for name in (getattr(parsed, option) or ",".join(names)).split(",") if name]
+        if unknown := [name for name in given if name not in names]:
+            parser.error(f"--{option} {unknown[0]}: there is no such; there are {', '.join(names)}")
+        setattr(parsed, option, given)
+    return parsed
+
+
+class Run:
+    """What is asked for, and what was found: flat dotted keys with units."""
+
+    def __init__(self, options: argparse.Namespace):
+        self.options = options
+        self.flat: dict = {}
+
+    def measure(self, prefix: str, what, *taken) -> None:
+        begun = time.monotonic()
+        for key, value in what(*taken).items():
+            self.flat[f"{prefix}.{key}"] = round(value, 3) if isinstance(value, float) else value
+        self.save()
+        print(f"bench: {prefix} (took {time.monotonic() - begun:.0f} s)", file=sys.stderr, flush=True)
+
+    def save(self) -> dict:
+        machine = {"cpus": os.cpu_count(), "kernel": platform.release().split("-")[0]}
+        self.flat |= {f"machine.{key}": value for key, value in machine.items()}
+        self.flat["machine.quick"] = self.options.quick
+        return write(self.options.output, self.flat, shown(self.flat))
+
+    def memory(self) -> None:
+        counts = [1, 2] if self.options.quick else [1, 2, 4, 8, 16]
+        for function in self.options.functions:
+            for variant in self.options.variants:
+                self.measure(f"memory.{function}.{variant}", experiments.memory, function, variant, counts)
+
+    def cold(self) -> None:
+        for function in self.options.functions:
+            for variant in self.options.variants:
+                count = 1 if self.options.quick else 5
+                self.measure(f"cold.{function}.{variant}", experiments.cold, function, variant, count)
+
+    def latency(self) -> None:
+        requests, rounds = (50, 1) if self.options.quick else (400, 5)
+        for function in self.options.functions:
+            self.measure(
+                f"latency.{function}",
+                experiments.latency,
+                function,
+                self.options.variants,
+                requests,
+                rounds,
+            )
+
+    def vm(self) -> None:
+        seconds, speed = (60, 6) if self.options.quick else (600, 3)
+        for mode in self.options.modes:
+            self.measure(f"vm.{mode}", experiments.virtual_machine, mode, seconds, speed)
+
+
+def shown(flat: dict) -> list[Shown]:
+    """Only what this run measured."""
+    found = []
+    for function in MODELS:
+        for key, what in (("each_mib", "by PSS"), ("available_drop_mib", "by the host's free memory")):
+            plain, ours = (flat.get(f"memory.{function}.{one}.16.{key}") for one in ("plain", "mayfly"))
+            if plain and ours:
+                found.append(at_least(f"16 instances of {function}: as dense, {what}", 2, plain / ours, "x"))
+        plain, ours = (flat.get(f"latency.{function}.{one}.p99_ms") for one in ("plain", "mayfly"))
+        if plain and ours:
+            found.append(at_most(f"{function}: P99 over plain", 5, 100 * (ours / plain - 1), "%"))
+    return found
+
+
+def print_tables(flat: dict) -> None:
+    for function in MODELS:
+        counts = sorted({int(key.split(".")[3]) for key in flat if key.startswith(f"memory.{function}.")})
+        if counts:
+            print(f"\n{function}: MiB of an instance (PSS and its part of the store), and of all on the host")
+            rows = [
+                ["instances", *(f"{count} each" for count in counts), *(f"{count} all" for count in counts)]
+            ]
+            for variant in VARIANTS:
+                values = [
+                    flat.get(f"memory.{function}.{variant}.{count}.{key}")
+                    for key in ("each_mib", "available_drop_mib")
+                    for count in counts
+                ]
+                if any(value is not None for value in values):
+                    rows.append([variant, *(figure(value) for value in values)])
+            table(rows)
+    rows = [["", "cold: answer ms", "cold: start ms", "warm P50 ms", "warm P99 ms"]]
+    for function in MODELS:
+        for variant in VARIANTS:
+            values = [flat.get(f"cold.{function}.{variant}.{key}") for key in ("first_answer_ms", "start_ms")]
+            values += [flat.get(f"latency.{function}.{variant}.{key}") for key in ("p50_ms", "p99_ms")]
+            if any(value is not None for value in values):
+                rows.append([f"{function} {variant}", *(figure(value) for value in values)])
+    if len(rows) > 1:
+        print("\nTimes")
+        table(rows)
+    rows = [["", "unplugs", "unplug P50 ms", "MiB/s", "P99 ms", "latency while unplugging"]]
+    keys = ("unplugs", "unplug_p50_ms", "unplug_mib_per_s", "load.all.latency.p99_ms", "interference_ratio")
+    for mode in MODES:
+        values = [flat.get(f"vm.{mode}.{key}") for key in keys]
+        if any(value is not None for value in values):
+            rows.append(
+                [
+                    mode,
+                    *(
+                        figure(value, 2 if key == keys[-1] else 0)
+                        for key, value in zip(keys, values, strict=True)
+                    ),
+                ]
+            )
+    if len(rows) > 1:
+        print("\nInstances in a virtual machine")
+        table(rows)
+
+
+def main() -> int:
+    options = arguments()
+    run = Run(options)
+    outcome = 0
+    try:
+        if options.keep and options.output.exists():
+            run.flat |= json.loads(options.output.read_text())
+        for part in options.only:
+            getattr(run, part)()
+    except BenchError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        outcome = 1
+    except KeyboardInterrupt:
+        print("bench: interrupted: what was measured until now is kept", file=sys.stderr)
+        outcome = 130
+    flat = run.save()
+    if options.json:
+        print(json.dumps(flat))
+    else:
+        print_tables(flat)
+        print_shown(shown(flat))
+    return outcome
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""A running `mayfly up`, and requests to it."""
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from bench.outcome import ROOT, BenchError
+
+MAYFLY = Path(os.environ.get("MAYFLY_COMMAND") or ROOT / "target" / "release" / "mayfly")
+TEMPLATE = ROOT / "functions" / "template.yaml"
+# The same worker without what Mayfly adds.
+PLAIN = ["--without", "heap,merge"]
+# The first start installs the functions' packages.
+START_S = 600
+
+
+class Worker:
+    def __init__(self, process: subprocess.Popen, address: str, log: Path):
+        self.process, self.address, self.log = process, address, log
+        self.host, port = address.rsplit(":", 1)
+        self.port = int(port)
+
+    def ask(self, method: str, path: str, body: str = "", timeout_s: float = 180):
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
+        try:
+            connection.request(method, path, body)
+            answer = connection.getresponse()
+            text = answer.read().decode()
+        except OSError as error:
+            raise BenchError(f"the worker does not answer at {path}: {error}") from error
+        finally:
+            connection.close()
+        if answer.status != 200 or answer.headers.get("x-amz-function-error"):
+            raise BenchError(f"the worker answers {answer.status} at {path}: {text[:200]}")
+        return text
+
+    def invoke(self, function: str, seed: int) -> float:
+        """Milliseconds from the request to its answer."""
+        begun = time.monotonic()
+        path = f"/2015-03-31/functions/{function}/invocations"
+        self.ask("POST", path, json.dumps({"seed": seed}))
+        return 1000 * (time.monotonic() - begun)
+
+    def read(self, path: str):
+        return json.loads(self.ask("GET", path))
+
+    def instances(self, function: str) -> list[dict]:
+        return [one for one in self.read("/instances")["instances"] if one["function"] == function]
+
+    def start_instances(self, function: str, count: int, seed: int = 0) -> None:
+        """Requests at once until there are so many instances, since each serves one at a time; then five
+        requests for each, to let its memory settle, as UPM §VI-C does."""
+        with ThreadPoolExecutor(count) as pool:
+            for _attempt in range(20):
+                if len(self.instances(function)) >= count:
+                    break
+                list(pool.map(lambda n: self.invoke(function, n), range(seed, seed + 2 * count)))
+            else:
+                raise BenchError(f"{function}: {count} instances did not start")
+            for _ in range(5):
+                list(pool.map(lambda n: self.invoke(function, n), range(seed, seed + count)))
+
+    def wait_for_rest(self, quiet_s: float = 2, limit_s: float = 60) -> None:
+        """Until every instance is idle and nothing was merged or given back for a while."""
+        deadline, last, since = time.monotonic() + limit_s, None, time.monotonic()
+        while time.monotonic() < deadline:
+            busy = [one for one in self.read("/instances")["instances"] if one["phase"] != "idle"]
+            newest = self.read("/events?after=0")["next"]
+            if busy or newest != last:
+                last, since = newest, time.monotonic()
+            if time.monotonic() - since > quiet_s:
+                return
+            time.sleep(0.25)
+
+    def store_bytes(self) -> int:
+        samples = self.read("/history")["samples"]
+        return samples[-1]["store"]["bytes"] if samples else 0
+
+
+@contextlib.contextmanager
+def running(*arguments: str, quiet_s: float = START_S) -> Iterator[Worker]:
+    """A worker with the sample functions, on a free port, ended with the block."""
+    if not MAYFLY.exists():
+        raise BenchError(f"{MAYFLY}: not built: run 'make build'")
+    with tempfile.TemporaryDirectory(prefix="mayfly-bench-") as folder:
+        log = Path(folder) / "log"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [MAYFLY, "up", TEMPLATE, "--listen", "127.0.0.1:0", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=file,
+                env=os.environ | {"NO_COLOR": "1"},
+            )
+        try:
+            deadline = time.monotonic() + quiet_s
+            while not (found := re.search(r"serving Lambda's API on http://(\S+)", log.read_text())):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    said = log.read_text(errors="replace").strip().splitlines()
+                    raise BenchError(f"mayfly up did not start: {said[-1] if said else 'it says nothing'}")
+                time.sleep(0.05)
+            yield Worker(process, found.group(1), log)
+            if process.poll() is not None:
+                said = log.read_text(errors="replace").strip().splitlines()
+                raise BenchError(f"mayfly up ended by itself: {said[-1]}")
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
