@@ -160,7 +160,8 @@ fn arguments(settings: &Settings, accelerator: Accelerator, descriptors: [RawFd;
 
 fn kernel_command_line(settings: &Settings) -> String {
     let layout = &settings.layout;
-    let mut words = vec!["console=ttyS0 quiet panic=-1 memhp_default_state=online_movable".to_string()];
+    let mut words =
+        vec!["console=ttyS0 quiet panic=-1 oops=panic memhp_default_state=online_movable".to_string()];
     if layout.mode == Mode::Hotmem {
         words.push(format!(
             "hotmem.partitions={} hotmem.shared_node={}",
@@ -306,7 +307,9 @@ fn watch(child: &mut Child, console: &Mutex<Vec<u8>>) -> String {
     };
     let words = String::from_utf8_lossy(&words).into_owned();
     let console = String::from_utf8_lossy(&console.lock().expect("no panic under this lock")).into_owned();
-    let panic = console.lines().rev().find(|line| line.contains("Kernel panic"));
+    // What went wrong comes before the panic that it led to.
+    let last = |text| console.lines().rev().find(|line| line.contains(text));
+    let panic = last("Oops: ").or(last("Kernel panic"));
     match words.lines().rev().find(|line| !line.trim().is_empty() && !line.contains("warning:")).or(panic) {
         Some(line) => format!("{how}: {}", line.trim()),
         None => how,

@@ -97,9 +97,10 @@ fn make_folders(paths: &[&str]) {
     }
 }
 
-/// Mode `nodes`: free pages that one CPU keeps for itself are lost to an instance on another, and a partition is small.
-/// With the kernel's own choice a second instance overflowed a partition that it did not fill. Mayfly's kernel empties
-/// the lists of all CPUs before it calls a partition full.
+/// For modes with partitions: free pages that one CPU keeps for itself are lost to an instance on another, and a
+/// partition is small. With the kernel's own choice a second instance overflowed a partition that it did not fill. Mayfly's
+/// kernel first takes such pages back, but only after reclaim has found nothing, again and again: filling the last of a
+/// partition then takes seconds.
 pub fn hoard_no_pages() {
     set("/proc/sys/vm/percpu_pagelist_high_fraction", "512");
 }

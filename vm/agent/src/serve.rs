@@ -136,7 +136,10 @@ impl Server {
             return Err(refusal(ErrorKind::Version, message));
         }
         match layout.mode {
-            Mode::Hotmem => drop(hotmem_device()?),
+            Mode::Hotmem => {
+                drop(hotmem_device()?);
+                hoard_no_pages();
+            }
             // The agent and what it reads stay out of the partitions.
             Mode::Nodes => {
                 bind_to_node(&[0, layout.shared_node()]).map_err(|error| {
