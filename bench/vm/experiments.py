@@ -78,7 +78,7 @@ def usage(contender: Contender, quick: bool) -> Samples:
     hog, victim = int(mib * FILL), 9
     with Guest(contender, others + 1, mib) as guest:
         guest.plug_all()
-        # Memory that was never touched costs the host nothing, and `plain` would find it first as long as there is any.
+        # Memory that was never touched costs the host nothing, and `plain` finds it first while there is any.
         everyone = list(range(others + 1))
         guest.fill(everyone, hog)
         for number in everyone:

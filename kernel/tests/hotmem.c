@@ -500,7 +500,8 @@ static void case_wait(int node)
 
 	if (ret != -EAGAIN)
 		fail("non-blocking: %d", ret);
-	if (seconds() - start > 0.2)
+	/* far less; but the CPU may have other things to do */
+	if (seconds() - start > 30)
 		fail("non-blocking took %f s", seconds() - start);
 	start = seconds();
 	ret = assign(node, 0, 300);
