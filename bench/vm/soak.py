@@ -219,8 +219,8 @@ def soak(options: argparse.Namespace) -> list[str]:
     contender = Contender(options.mode)
     settings = {"kernel": options.kernel, "cpus": "2"}
     if options.kernel == "hotmem-debug":
-        # It keeps an eighth of all memory to check the rest with. And ACPI's interpreter looks for an interrupt
-        # for each device, which MSI makes needless: minutes, under KASAN.
+        # It keeps an eighth of all memory to check the rest with. And ACPI's interpreter would look for an
+        # interrupt for each device, which MSI makes needless: minutes, under KASAN.
         settings |= {"append": "acpi=noirq", "memory": f"{1024 + options.partitions * PARTITION_MIB // 4}MiB"}
     with Guest(contender, options.partitions, PARTITION_MIB, **settings) as guest:
         lines = [guest.new_line() for _ in range(AT_ONCE)]
