@@ -24,22 +24,22 @@ def test_the_trace_is_what_its_generator_makes():
     subprocess.run([sys.executable, FUNCTIONS / "make_trace.py", "--check"], check=True)
 
 
-def test_the_sample_functions_serve_a_trace():
+def test_the_sample_functions_serve_a_trace(tmp_path):
+    """Without the model functions: their instances are so large that here they would only take turns."""
+    lines = (FUNCTIONS / "trace.csv").read_text().splitlines()
+    light = [line for line in lines if line.split(",")[2] not in ("image", "text")]
+    assert len(light) == len(lines) - 2
+    trace = tmp_path / "trace.csv"
+    trace.write_text("\n".join(light) + "\n")
     with Worker(str(FUNCTIONS / "template.yaml")) as running:
-        client = running.client()
-        assert invoke(client, "bfs", {"size": 1000})[0]["visited"] == 1000
-        assert "<li>" in invoke(client, "page", {"rows": 3})[0]["body"]
-        assert invoke(client, "thumbnail", {"width": 64, "height": 64})[0]["to"] == [64, 36]
-        dna, error = invoke(client, "dna", {"sequence": "ACGT" * 3})
-        assert error is None and dna["bases"] == 12 and len(dna["line"]) == 25
-        load = [MAYFLY, "load", "--trace", FUNCTIONS / "trace.csv", "--worker", f"127.0.0.1:{running.port}"]
+        load = [MAYFLY, "load", "--trace", trace, "--worker", f"127.0.0.1:{running.port}"]
+        load += ["--functions", "bfs,page,thumbnail,dna"]
         done = subprocess.run(
             [*load, "--seconds", "60", "--speed", "12", "--json"], capture_output=True, text=True, timeout=180
         )
         assert done.returncode == 0, done.stderr
         result = json.loads(done.stdout)
-        rows = [line.split(",") for line in (FUNCTIONS / "trace.csv").read_text().splitlines()[1:]]
-        assert result["all.sent"] == sum(int(row[4]) for row in rows)
+        assert result["all.sent"] == sum(int(line.split(",")[4]) for line in light[1:])
         assert result["all.succeeded"] == result["all.sent"], result
         assert 0 < result["all.latency.p50_ms"] <= result["all.latency.p99_ms"]
         assert 4 < result["elapsed_s"] < 90
