@@ -101,16 +101,56 @@ static void thread_ends(void *ignored) {
     own_lane = NO_LANE;
 }
 
-static void *hardware_allocate(size_t size) {
+/* What the software does around an instruction is a comparison and a branch (§4); the rest of these functions is what the
+ * simulator does not charge: it begins right behind the comparison, and ends with the operation's closing mark. */
+enum { HELD = 1 << 30 };
+
+struct done {
+    void *object;      /* NULL: the software allocator has to do it */
+    uint64_t operands; /* size | lane << 32, and whether a lock is held until the mark */
+};
+
+static int is_open(void) {
+    if (__builtin_expect(state == UNOPENED, 0)) open_hardware();
+    return state == OPEN;
+}
+
+static inline size_t rounded(size_t size) { return size <= 8 ? 8 : (size + 15) & ~(size_t)15; }
+
+static __attribute__((noinline)) struct done allocate(size_t asked) {
+    if (!is_open()) return (struct done){NULL, 0};
+    size_t size = rounded(asked);
     unsigned own = lane();
-    MARK(MARK_OP_BEGIN, 0, 0);
     int held = arenas_hold(own);
     journal_begin();
     void *object = arenas_allocate(own, (size - 1) / CLASS_STEP_BYTES);
     journal_end(JOURNAL_ALLOC, own, size, object == NULL, object);
-    MARK(MARK_OBJ_ALLOC, size | (uint64_t)own << 32, object);
-    arenas_release(own, held);
-    return object;
+    uint64_t operands = size | (uint64_t)own << 32;
+    if (!object) {
+        MARK(MARK_OBJ_ALLOC, operands, NULL);
+        arenas_release(own, held);
+        MARK(MARK_OP_BEGIN, 0, 0);
+    }
+    return (struct done){object, operands | (held && object ? HELD : 0)};
+}
+
+static __attribute__((noinline)) void release(unsigned lane) { arenas_release(lane, 1); }
+
+/* obj-alloc, for a size of up to 512 bytes; NULL if that is not possible. */
+static inline __attribute__((always_inline)) void *hardware_allocate(size_t size) {
+    MARK(MARK_OP_BEGIN, 0, 0);
+    struct done done = allocate(size);
+    if (__builtin_expect(!done.object, 0)) {
+        MARK(MARK_OP_NONE, 0, 0);
+        return NULL;
+    }
+    if (__builtin_expect(!(done.operands & HELD), 1)) {
+        MARK(MARK_OBJ_ALLOC, done.operands, done.object);
+        return done.object;
+    }
+    MARK(MARK_OBJ_ALLOC, done.operands & ~(uint64_t)HELD, done.object);
+    release(done.operands >> 32);
+    return done.object;
 }
 
 static void refuse(const void *object, enum outcome outcome) {
@@ -150,10 +190,10 @@ static enum outcome free_batched(unsigned own, void **object) {
     return batches[own].many < BATCH_OBJECTS ? DONE : empty_batch(own, object);
 }
 
-static void hardware_free(void *object) {
+/* What the closing mark has to say beside the address: the lane, and whether the lock of the object's is held. */
+static __attribute__((noinline)) unsigned do_free(void *object) {
     unsigned own = lane(), its = arenas_lane(object);
     void *wrong = object;
-    MARK(MARK_OP_BEGIN, 0, 0);
     int held = arenas_hold(its);
     journal_begin();
     enum outcome outcome = batching && its != own ? free_batched(own, &wrong) : arenas_free(object);
@@ -162,32 +202,36 @@ static void hardware_free(void *object) {
         MARK(MARK_DOUBLE_FREE, object, own);
         refuse(wrong, outcome);
     }
-    MARK(MARK_OBJ_FREE, object, own);
-    arenas_release(its, held);
+    return own | (held ? HELD : 0);
 }
 
-static inline int is_small(size_t size) {
-    if (__builtin_expect(state == UNOPENED, 0)) open_hardware();
-    return size <= LARGEST_BYTES && state == OPEN;
+static inline __attribute__((always_inline)) void hardware_free(void *object) {
+    MARK(MARK_OP_BEGIN, 0, 0);
+    if (__builtin_expect(state != OPEN, 0)) {
+        /* A child's copy of its parent's objects stays. */
+        MARK(MARK_OP_NONE, 0, 0);
+        return;
+    }
+    unsigned done = do_free(object);
+    if (__builtin_expect(!(done & HELD), 1)) {
+        MARK(MARK_OBJ_FREE, object, done);
+        return;
+    }
+    MARK(MARK_OBJ_FREE, object, done & ~HELD);
+    release(arenas_lane(object));
 }
-
-static inline size_t rounded(size_t size) { return size <= 8 ? 8 : (size + 15) & ~(size_t)15; }
 
 void *malloc(size_t size) {
-    if (is_small(size)) {
-        void *object = hardware_allocate(rounded(size));
-        if (object) return object;
+    if (size <= LARGEST_BYTES) {
+        void *object = hardware_allocate(size);
+        if (__builtin_expect(object != NULL, 1)) return object;
     }
     return software_malloc(size);
 }
 
 void free(void *object) {
-    if (in_region(object)) {
-        /* A child's copy of its parent's objects stays. */
-        if (state == OPEN) hardware_free(object);
-    } else {
-        software_free(object);
-    }
+    if (in_region(object)) hardware_free(object);
+    else software_free(object);
 }
 
 void *calloc(size_t many, size_t size) {
@@ -196,8 +240,8 @@ void *calloc(size_t many, size_t size) {
         errno = ENOMEM;
         return NULL;
     }
-    if (is_small(bytes)) {
-        void *object = hardware_allocate(rounded(bytes));
+    if (bytes <= LARGEST_BYTES) {
+        void *object = hardware_allocate(bytes);
         if (object) return memset(object, 0, bytes);
     }
     return software_calloc(many, size);
@@ -206,7 +250,7 @@ void *calloc(size_t many, size_t size) {
 void *realloc(void *object, size_t size) {
     if (!object) return malloc(size);
     if (!in_region(object)) {
-        if (!is_small(size) || size == 0) return software_realloc(object, size);
+        if (size > LARGEST_BYTES || size == 0 || state != OPEN) return software_realloc(object, size);
         size_t old = software_usable_size(object);
         void *moved = malloc(size);
         if (moved) {
@@ -233,8 +277,8 @@ void *realloc(void *object, size_t size) {
 static void *allocate_aligned(size_t alignment, size_t size) {
     size_t bytes = (size + alignment - 1) & -alignment;
     /* Objects start a line after their arena, so a multiple of the alignment is aligned up to a line. */
-    if (alignment <= LARGEST_ALIGNMENT && bytes >= size && bytes > 0 && is_small(bytes)) {
-        void *object = hardware_allocate(rounded(bytes));
+    if (alignment <= LARGEST_ALIGNMENT && bytes >= size && bytes > 0 && bytes <= LARGEST_BYTES) {
+        void *object = hardware_allocate(bytes);
         if (object) return object;
     }
     return software_memalign(alignment, size);
