@@ -5,6 +5,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -12,11 +13,11 @@ from pathlib import Path
 
 from bench.heap.machine import thp_setting
 from bench.heap.measure import RunFailed
-from bench.lifetime import learning, tables, variants
+from bench.lifetime import learning, tables, times, variants
 from bench.lifetime.results import Results
 from bench.lifetime.shown import shown
 from bench.lifetime.workloads import FULL, QUICK, WORKLOADS, Size, Workload
-from bench.outcome import RESULTS, BenchError, write
+from bench.outcome import RESULTS, BenchError, Shown, write
 
 PROFILED_SEED, MEASURED_SEED = 1, 2  # what is learned from one run is used in another
 
@@ -29,13 +30,14 @@ variants
   model               Mayfly with a model learned from a profile of another run, and learning on
   model_only          Mayfly with the model alone, as in the paper
   oracle              a trace replayed with right lifetimes (Fig. 9)
+  times               none of the workloads: what a malloc and a prediction cost (Tables 1 and 4, Fig. 11b)
 
 examples
   bench/lifetime/run                                   everything (20 minutes or so)
   bench/lifetime/run --quick --only pipeline           seconds
   bench/lifetime/run --only image --variants tcmalloc,model --rounds 5
 """
-NAMES = ("tcmalloc", "tcmalloc_returning", "online", "model", "model_only", "oracle")
+NAMES = ("tcmalloc", "tcmalloc_returning", "online", "model", "model_only", "oracle", "times")
 
 
 def names(text: str, known: tuple[str, ...], option: str, parser: argparse.ArgumentParser) -> list[str]:
@@ -56,7 +58,12 @@ def arguments() -> argparse.Namespace:
         + EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--only", default="", metavar="WORKLOAD,...", help="these workloads and no others")
+    parser.add_argument(
+        "--only",
+        default="",
+        metavar="WORKLOAD,...",
+        help="these workloads; the file keeps what it has of others",
+    )
     parser.add_argument("--variants", default="", metavar="NAME,...", help="these variants and no others")
     parser.add_argument(
         "--rounds", type=int, default=1, metavar="N", help="runs of each variant, in turn (default 1)"
@@ -89,6 +96,7 @@ class Comparison:
     def __init__(self, options: argparse.Namespace):
         self.options = options
         self.results = Results()
+        self.times: dict = {}
         self.size: Size = QUICK if options.quick else FULL
 
     def attempt(self, workload: Workload, name: str, what: Callable[[], str]) -> None:
@@ -138,6 +146,10 @@ class Comparison:
         speed, resident = run.speed["requests_per_s"], run.end_resident_mib
         return f"{speed:.0f}/s, {resident:.0f} MiB for {run.end_live_mib:.0f} live"
 
+    def measure_times(self) -> str:
+        self.times = times.measure(self.options.quick)
+        return "done"
+
     def replay(self, workload: Workload) -> str:
         size = QUICK if self.options.quick and workload.traced.scale > QUICK.scale else workload.traced
         found = learning.oracle(workload, size, MEASURED_SEED)
@@ -145,13 +157,35 @@ class Comparison:
         return f"{found['mayfly.2MiB.average_ratio']:.2f} of live"
 
 
+def of_other_workloads(options: argparse.Namespace) -> tuple[dict, list[Shown]]:
+    """With --only, what the file has of the workloads that are not run now: they are kept."""
+    try:
+        before = json.loads(options.output.read_text())
+    except (FileNotFoundError, ValueError):
+        return {}, []
+    others = tuple(name for name in WORKLOADS if name not in options.only)
+    kept = {
+        key: value for key, value in before.items() if key.startswith(tuple(f"{name}." for name in others))
+    }
+    goals: dict[str, dict] = {}
+    for key, value in before.items():
+        if key.startswith("shown."):
+            _, number, name = key.split(".")
+            goals.setdefault(number, {})[name] = value
+    return kept, [Shown(**goal) for goal in goals.values() if goal["what"].startswith(others)]
+
+
 def main() -> int:
     options = arguments()
     comparison = Comparison(options)
     results = comparison.results
+    # Ends what it has started when it is ended itself.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         for name in options.only:
             comparison.compare(WORKLOADS[name])
+        if "times" in options.variants and "image" in options.only:
+            comparison.attempt(WORKLOADS["image"], "times", comparison.measure_times)
     except BenchError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
@@ -165,12 +199,15 @@ def main() -> int:
         "quick": options.quick,
     }
     # A twentieth of the load is not what the goals are about.
-    found = [] if options.quick else shown(results)
-    flat = write(options.output, results.flat(machine), found)
+    found = [] if options.quick else shown(results) + times.shown(comparison.times)
+    kept, others = of_other_workloads(options)
+    flat = write(options.output, kept | results.flat(machine) | comparison.times, [*others, *found])
     if options.json:
         print(json.dumps(flat))
     else:
         tables.print_all(results, found)
+        if comparison.times:
+            times.print_all(comparison.times)
         print(f"\nWritten to {options.output}")
     return 1 if results.failures else 0
 
