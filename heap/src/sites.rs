@@ -28,8 +28,8 @@ use crate::size_class::GRANULE_BYTES;
 use crate::stats::{self, Event};
 
 /// Sites that can be known; calls from further ones share their parent's.
-const CAPACITY: usize = 1 << 14;
-const INDEX: usize = 1 << 15;
+const CAPACITY: usize = 48 << 10;
+const INDEX: usize = 1 << 17;
 /// Objects that can be watched at once: groups of slots chosen by address.
 const GROUPS: usize = 1 << 10;
 const GROUP: usize = 4;
@@ -41,6 +41,8 @@ const ENOUGH_ENDS: u32 = 3;
 const LITTLE_BYTES: u32 = 256 << 10;
 /// A site of which the model has an opinion is known from this many on.
 const ENOUGH_AGAINST_MODEL: u32 = 8;
+/// As many objects that live speak for the model where it says that they live longer than the freed ones did.
+const MOST_DOUBTS: u32 = 6;
 /// The model is asked again after this many hits (LLAMA §7), and after twice as many each time that it says the same, up
 /// to this many times: a run of the model is worth a thousand hits.
 const HITS_TO_CHECK: u32 = 1000;
@@ -276,10 +278,16 @@ impl Site {
         if ends < ENOUGH_ENDS {
             return None;
         }
+        let model = self.model_class();
         let mut by_now = 0;
         for class in 0..CLASSES {
             by_now += u32::from(self.dead[class].load(Relaxed));
-            let outlived: u32 = self.alive[class + 1..].iter().map(|n| u32::from(n.load(Relaxed))).sum();
+            let alive_from =
+                |first: usize| self.alive[first..].iter().map(|n| u32::from(n.load(Relaxed))).sum();
+            let mut outlived: u32 = alive_from(class + 1);
+            if model.is_some_and(|model| class < model) {
+                outlived = outlived.max(MOST_DOUBTS.min(alive_from(0)));
+            }
             let wanted = match current {
                 Some(current) if class < current => 97,
                 Some(_) => 93,
