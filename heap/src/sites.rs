@@ -47,8 +47,6 @@ const MOST_DOUBTS: u32 = 6;
 /// to this many times: a run of the model is worth a thousand hits.
 const HITS_TO_CHECK: u32 = 1000;
 const MOST_DOUBLINGS: u8 = 6;
-/// Model class of sites that it was not asked about.
-const NOT_ASKED: u8 = u8::MAX;
 /// Ends are halved beyond this many, so that a site can change its mind.
 const MANY_ENDS: u32 = 256;
 
@@ -61,7 +59,7 @@ pub struct Site {
     /// Bytes that the site has taken in spans and large objects.
     charged_bytes: AtomicU32,
     class: AtomicU8,
-    /// What the model said, or [`NOT_ASKED`].
+    /// What the model said, plus one; 0 if it was not asked.
     model_class: AtomicU8,
     /// Objects since the model was last asked.
     hits: AtomicU32,
@@ -100,7 +98,7 @@ impl Site {
             parent: AtomicU32::new(0),
             charged_bytes: AtomicU32::new(0),
             class: AtomicU8::new(0),
-            model_class: AtomicU8::new(NOT_ASKED),
+            model_class: AtomicU8::new(0),
             hits: AtomicU32::new(0),
             agreed: AtomicU8::new(0),
             watched: AtomicU16::new(0),
@@ -228,7 +226,7 @@ fn add(key: u64, parent: Option<&'static Site>, model_class: Option<usize>) -> O
     let site = SITES.get(number)?;
     site.key.store(key, Relaxed);
     site.parent.store(parent.map_or(0, |parent| parent.number() as u32 + 1), Relaxed);
-    site.model_class.store(model_class.map_or(NOT_ASKED, |class| class as u8), Relaxed);
+    site.model_class.store(model_class.map_or(0, |class| class as u8 + 1), Relaxed);
     let first = model_class.or_else(|| parent?.known_class(None)).unwrap_or(FOREVER);
     site.class.store(first as u8, Relaxed);
     COUNT.store(number as u32 + 1, Relaxed);
@@ -302,8 +300,7 @@ impl Site {
 
     /// What the model said of this site.
     fn model_class(&self) -> Option<usize> {
-        let class = self.model_class.load(Relaxed);
-        (class != NOT_ASKED).then_some(usize::from(class))
+        usize::from(self.model_class.load(Relaxed)).checked_sub(1)
     }
 
     /// Counts `count` objects of the site; whether the model should be asked again.
@@ -325,7 +322,7 @@ impl Site {
         stats::count(Event::PredictionDisagreed);
         if before.is_none_or(|before| before < class) {
             stats::count(Event::PredictionLengthened);
-            self.model_class.store(class as u8, Relaxed);
+            self.model_class.store(class as u8 + 1, Relaxed);
             self.reconsider();
         }
     }
