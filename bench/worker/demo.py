@@ -9,12 +9,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench.outcome import RESULTS, ROOT, BenchError
+from bench.outcome import ROOT, BenchError
 from bench.worker.experiments import replay
 from bench.worker.worker import MAYFLY, PLAIN, running
 
 RUNS = {"plain": PLAIN, "mayfly": []}
-REPORT = RESULTS / "worker-demo.html"
+REPORT = ROOT / "target" / "demo.html"
 
 
 def arguments() -> argparse.Namespace:
@@ -35,7 +35,7 @@ def run(name: str, options: argparse.Namespace, folder: Path) -> Path:
     say(f"{name}: starting the worker (the first start fetches the functions' packages)")
     with running(*RUNS[name], "--keep-alive", "3600") as worker:
         say(f"{name}: {load_s} s of requests; the page is at http://{worker.address}/")
-        answered = replay(worker, round(load_s * options.speed), options.speed, quiet=False)
+        answered = replay(worker, round(load_s * options.speed), options.speed)
         load.write_text(json.dumps(answered))
         say(f"{name}: the load has dropped; how much memory do idle instances hold?")
         worker.wait_for_rest(limit_s=20)
@@ -56,7 +56,7 @@ def main() -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="mayfly-demo-") as folder:
             kept = [run(name, options, Path(folder)) for name in RUNS]
-            RESULTS.mkdir(parents=True, exist_ok=True)
+            REPORT.parent.mkdir(exist_ok=True)
             table = report(*kept, "--output", REPORT)
             numbers = json.loads(report(*kept, "--json"))
     except BenchError as error:
