@@ -38,7 +38,7 @@ def run(name: str, options: argparse.Namespace, folder: Path) -> Path:
         answered = replay(worker, round(load_s * options.speed), options.speed)
         load.write_text(json.dumps(answered))
         say(f"{name}: the load has dropped; how much memory do idle instances hold?")
-        worker.wait_for_rest(limit_s=20)
+        worker.wait_for_rest(limit_s=45)
         time.sleep(2)
         report("--worker", worker.address, "--load", load, "--name", name, "--keep", kept)
     return kept
