@@ -39,8 +39,9 @@ static struct {
 
 static int eager_loading, one_lock_for_all;
 
-/* Memory is asked for this far ahead, since each call takes simulation time and no simulated time. */
-enum { AHEAD_BYTES = 64 * 1024 };
+/* Memory is asked for this far ahead, since each call takes simulation time. Not further: what the guest's kernel does to
+ * free these pages when the process ends, or to copy them when it forks, is charged. */
+enum { AHEAD_BYTES = PAGE_BYTES };
 
 int arenas_hold(unsigned lane) {
     if (__libc_single_threaded) return 0;

@@ -16,7 +16,7 @@ const (
 	mementoObjects     = 256
 	mementoHeader      = 64
 	mementoPage        = 4096
-	mementoAhead       = 64 << 10
+	mementoAhead       = mementoPage
 )
 
 type mementoClass struct {
