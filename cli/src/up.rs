@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
+use vm::protocol::Mode;
 use worker::Service;
+use worker::machine::{self, Plan};
 use worker::pool::Capacity;
 use worker::sigv4::Credentials;
 use worker::worker::Layers;
@@ -21,6 +23,7 @@ Examples:
   mayfly up                                     no functions yet: CreateFunction makes them
   mayfly up template.yaml --without heap        instances on the system's malloc
   mayfly up template.yaml --without heap,merge  plain instances, to compare with
+  mayfly up template.yaml --sandbox vm          instances in a microVM, a partition of its memory each
 
 Clients are Lambda's own: boto3.client('lambda', endpoint_url='http://127.0.0.1:8080') or the aws
 command. Any credentials will do, unless MAYFLY_ACCESS_KEY_ID and MAYFLY_SECRET_ACCESS_KEY are set:
@@ -36,6 +39,30 @@ enum Layer {
     Heap,
     /// Pages that instances of a function have in common, once.
     Merge,
+    /// A partition of the VM's memory for each instance (with --sandbox vm).
+    Partitions,
+}
+
+/// What an instance is shut in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Sandbox {
+    /// Namespaces, seccomp and cgroups on this host.
+    Process,
+    /// A microVM for all, with a partition of its memory for each (needs: mayfly vm image).
+    Vm,
+}
+
+/// How the VM's memory grows and shrinks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum ModeName {
+    /// A NUMA node per partition, on any kernel.
+    Nodes,
+    /// The same on Mayfly's kernel (mayfly vm image --kernel hotmem).
+    Hotmem,
+    /// One device for all, for comparison; also --without partitions.
+    Plain,
+    /// All memory from boot, for comparison.
+    Static,
 }
 
 /// Serve functions written for AWS Lambda, each instance in a sandbox
@@ -65,6 +92,15 @@ pub struct UpArguments {
     /// Seconds that an instance without work is kept
     #[arg(long, value_name = "S", default_value_t = 300)]
     keep_alive: u64,
+    /// What an instance is shut in
+    #[arg(long, value_enum, default_value = "process")]
+    sandbox: Sandbox,
+    /// Instances that the VM has room for
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
+    partitions: u32,
+    /// How the VM's memory grows and shrinks
+    #[arg(long, value_enum, default_value = "nodes")]
+    mode: ModeName,
     /// Layers to leave out, with commas between
     #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
     without: Vec<Layer>,
@@ -81,7 +117,15 @@ impl UpArguments {
             Some(given) => given,
             None => machine_memory_mib()? / 4 * 3,
         };
-        let layers = layers(&self.without)?;
+        let machine = match self.sandbox {
+            Sandbox::Process => None,
+            Sandbox::Vm => Some(self.plan()?),
+        };
+        let mut layers = layers(&self.without)?;
+        if machine.is_some() {
+            // A store in the guest would keep its pages in the partition of whoever came first.
+            layers.merge = None;
+        }
         let service = Service {
             template: self.template,
             address: self.listen,
@@ -95,6 +139,7 @@ impl UpArguments {
             },
             credentials: credentials()?,
             layers,
+            machine,
             program: std::env::current_exe().context("cannot tell where this program is")?,
             cache: cache()?,
         };
@@ -103,6 +148,19 @@ impl UpArguments {
             let _ = writeln!(std::io::stderr(), "mayfly: serving Lambda's API on http://{address}");
         })?;
         Ok(0)
+    }
+}
+
+impl UpArguments {
+    fn plan(&self) -> Result<Plan> {
+        let mode = match self.mode {
+            _ if self.without.contains(&Layer::Partitions) => Mode::Plain,
+            ModeName::Nodes => Mode::Nodes,
+            ModeName::Hotmem => Mode::Hotmem,
+            ModeName::Plain => Mode::Plain,
+            ModeName::Static => Mode::Static,
+        };
+        Ok(Plan { mode, partitions: self.partitions, image: machine::image(mode)? })
     }
 }
 

@@ -200,6 +200,7 @@ impl BootArguments {
                 AcceleratorName::Tcg => Choice::Tcg,
             },
             image,
+            code: None,
             append: self.append.clone(),
             patience: self.patience,
         })

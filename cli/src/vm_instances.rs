@@ -45,7 +45,7 @@ struct Program {
 impl Program {
     fn spawn(self, instance: String, partition: Option<u32>) -> Spawn {
         let env: BTreeMap<_, _> = self.env.into_iter().collect();
-        Spawn { instance, partition, argv: self.argv, env, cwd: self.cwd, cpus: self.cpus }
+        Spawn { instance, partition, argv: self.argv, env, cwd: self.cwd, cpus: self.cpus, confinement: None }
     }
 }
 

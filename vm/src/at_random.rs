@@ -81,6 +81,7 @@ fn perform(pool: &Pool<Model>, action: Action) {
                 env: BTreeMap::new(),
                 cwd: None,
                 cpus: vec![],
+                confinement: None,
             };
             drop(pool.spawn(place.map_or(Place::Any, Place::Partition), spawn));
         }

@@ -13,13 +13,16 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 
-use vm_protocol::{Mode, PORT};
+use vm_protocol::{Mode, PORT, relay};
 
 use crate::accelerator::Accelerator;
 use crate::error::Error;
 use crate::settings::Settings;
 
 const PROGRAM: &str = "qemu-system-x86_64";
+
+/// QEMU's name for the agent's virtio-serial port, in its events too.
+pub const AGENT_PORT: &str = "agent-port";
 
 /// The last of the guest's console is kept: enough for a kernel's last words.
 const CONSOLE_BYTES: usize = 64 << 10;
@@ -92,12 +95,12 @@ pub fn memory_devices(settings: &Settings) -> Vec<MemoryDevice> {
 }
 
 /// The arguments for QEMU. The descriptors are those of monitor, agent port and console.
-fn arguments(settings: &Settings, accelerator: Accelerator, descriptors: [RawFd; 3]) -> Vec<String> {
+fn arguments(settings: &Settings, accelerator: Accelerator, descriptors: [RawFd; 4]) -> Vec<String> {
     let layout = &settings.layout;
     let devices = memory_devices(settings);
     let nodes = if matches!(layout.mode, Mode::Nodes | Mode::Hotmem) { devices.len() as u32 } else { 0 };
     let cpus = settings.cpus;
-    let [monitor, agent, console] = descriptors;
+    let [monitor, agent, console, relay] = descriptors;
     let boot_bytes = settings.memory_at_boot_bytes();
     // Room for every device, and for QEMU to align each one.
     let plug_bytes: u64 = devices.iter().map(|device| device.bytes + (128 << 20)).sum();
@@ -131,11 +134,19 @@ fn arguments(settings: &Settings, accelerator: Accelerator, descriptors: [RawFd;
     add(&["-chardev", &format!("socket,id=monitor,fd={monitor}"), "-mon", "chardev=monitor,mode=control"]);
     add(&["-chardev", &format!("socket,id=console,fd={console}"), "-serial", "chardev:console"]);
     add(&["-device", "virtio-serial-pci,addr=4", "-chardev", &format!("socket,id=agent,fd={agent}")]);
-    add(&["-device", &format!("virtserialport,id=agent-port,chardev=agent,name={PORT}")]);
+    add(&["-device", &format!("virtserialport,id={AGENT_PORT},chardev=agent,name={PORT}")]);
+    add(&["-chardev", &format!("socket,id=relay,fd={relay}")]);
+    add(&["-device", &format!("virtserialport,id=relay-port,chardev=relay,name={}", relay::PORT)]);
     if let Some(disk) = &settings.image.disk {
         let disk = comma_escaped(disk);
         add(&["-drive", &format!("if=none,id=root,format=raw,readonly=on,file={disk}")]);
         add(&["-device", "virtio-blk-pci,drive=root,addr=5"]);
+    }
+    if let Some(disk) = &settings.code {
+        let disk = comma_escaped(disk);
+        add(&["-drive", &format!("if=none,id=code,format=raw,readonly=on,file={disk}")]);
+        // Behind the root disk, which the agent takes for the first.
+        add(&["-device", "virtio-blk-pci,drive=code,addr=1e,serial=mayfly-code"]);
     }
     for (index, MemoryDevice { device, bytes, node }) in devices.into_iter().enumerate() {
         let (id, slot, function) = (device.id(), FIRST_MEMORY_SLOT + index as u32 / 8, index % 8);
@@ -189,6 +200,8 @@ pub struct Qemu {
     pub monitor: UnixStream,
     /// For [`crate::guest::Guest`].
     pub agent: UnixStream,
+    /// Connections of functions ([`vm_protocol::relay`]).
+    pub relay: UnixStream,
     /// The last of the guest's console.
     pub console: Arc<Mutex<Vec<u8>>>,
 }
@@ -209,8 +222,9 @@ impl Qemu {
         let (monitor, its_monitor) = UnixStream::pair().map_err(failed)?;
         let (agent, its_agent) = UnixStream::pair().map_err(failed)?;
         let (console_reader, its_console) = UnixStream::pair().map_err(failed)?;
-        let theirs = [its_monitor, its_agent, its_console];
-        let descriptors = [theirs[0].as_raw_fd(), theirs[1].as_raw_fd(), theirs[2].as_raw_fd()];
+        let (relay, its_relay) = UnixStream::pair().map_err(failed)?;
+        let theirs = [its_monitor, its_agent, its_console, its_relay];
+        let descriptors = theirs.each_ref().map(AsRawFd::as_raw_fd);
         let mut command = Command::new(program);
         command.args(arguments(settings, accelerator, descriptors)).process_group(0);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -238,7 +252,7 @@ impl Qemu {
         })?;
         let (pid, handle) =
             start.recv().map_err(|_| Error::Failed("QEMU's thread ended".to_string()))?.map_err(failed)?;
-        Ok(Qemu { pid, handle, monitor, agent, console })
+        Ok(Qemu { pid, handle, monitor, agent, relay, console })
     }
 }
 
@@ -276,8 +290,8 @@ fn spawn_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), 
     started.map(drop).map_err(|error| Error::Failed(format!("cannot start a thread: {error}")))
 }
 
-/// In the child: keeps the three sockets over exec, and asks to be killed with the parent.
-fn inherit_and_die_with(parent: u32, descriptors: [RawFd; 3]) -> std::io::Result<()> {
+/// In the child: keeps the sockets over exec, and asks to be killed with the parent.
+fn inherit_and_die_with(parent: u32, descriptors: [RawFd; 4]) -> std::io::Result<()> {
     for descriptor in descriptors {
         // SAFETY: changes a flag of a descriptor that this process has.
         if unsafe { libc::fcntl(descriptor, libc::F_SETFD, 0) } < 0 {

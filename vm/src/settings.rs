@@ -1,5 +1,6 @@
 //! What is fixed when a VM is made (HotMem §4.1, "VM creation"), and whether it can be.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use vm_protocol::{Layout, MAX_PARTITIONS, Mode};
@@ -36,6 +37,8 @@ pub struct Settings {
     pub accelerator: Choice,
     /// Kernel and root.
     pub image: Image,
+    /// A second disk, read-only: the code of the worker's functions.
+    pub code: Option<PathBuf>,
     /// Added to the kernel's command line.
     pub append: String,
     /// How long to wait for the guest at any one step before giving up.
@@ -171,6 +174,7 @@ mod tests {
             cpus: 2,
             accelerator: Choice::Auto,
             image: Image { kernel, initrd, disk: None, append: String::new(), hotmem: false },
+            code: None,
             append: String::new(),
             patience: Duration::from_secs(1),
         }

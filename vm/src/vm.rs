@@ -1,5 +1,6 @@
 //! A VM: QEMU, the line to its agent, its partitions, and the keeper.
 
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ use crate::host_memory::{HostMemory, resident_bytes};
 use crate::keeper;
 use crate::monitor::Monitor;
 use crate::pool::{Machine, Place, Pool};
-use crate::qemu::{self, Device, Handle, Qemu};
+use crate::qemu::{self, AGENT_PORT, Device, Handle, Qemu};
 use crate::report::{GuestStatus, Memory, Plugged, Spawned, Status, Unplugged};
 use crate::settings::Settings;
 
@@ -69,6 +70,7 @@ pub struct Vm {
     accelerator: Accelerator,
     boot: Duration,
     pool: Arc<Pool<Running>>,
+    relay: Mutex<Option<UnixStream>>,
     console: Arc<Mutex<Vec<u8>>>,
 }
 
@@ -95,13 +97,14 @@ impl Vm {
         let started = Instant::now();
         let book = Arc::new(Book::new(settings.layout.partitions));
         let told = Arc::clone(&book);
-        let Qemu { pid, handle, monitor, agent, console } =
+        let Qemu { pid, handle, monitor, agent, relay, console } =
             Qemu::start(program, settings, accelerator, move |why| told.ended(why))?;
         let told = Arc::clone(&book);
         let guest = Guest::new(agent, move |event| told.agent_event(event));
         let guest = Arc::new(guest.map_err(|error| Error::Failed(format!("the agent's port: {error}")))?);
         let (told, line) = (Arc::clone(&book), Arc::clone(&guest));
         let monitor = Monitor::new(monitor, move |event| match event {
+            qmp::Event::VSERPORT_CHANGE { data, .. } if data.id != AGENT_PORT => {}
             qmp::Event::VSERPORT_CHANGE { data, .. } if data.open => told.agent_came(),
             qmp::Event::VSERPORT_CHANGE { .. } => {
                 told.agent_lost();
@@ -118,6 +121,7 @@ impl Vm {
             accelerator,
             boot: Duration::ZERO,
             pool: Arc::clone(&pool),
+            relay: Mutex::new(Some(relay)),
             console,
         };
         // Each partition's node and device takes part of a second of boot under translation.
@@ -258,6 +262,11 @@ impl Vm {
             }
             other => Err(unexpected(&other)),
         }
+    }
+
+    /// The host's end of what confined instances connect to ([`vm_protocol::relay`]); there is one, for one taker.
+    pub fn take_relay(&self) -> Option<UnixStream> {
+        self.relay.lock().expect("no panic under this lock").take()
     }
 
     /// The state of everything, without asking the guest.

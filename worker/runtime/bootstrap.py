@@ -1,10 +1,12 @@
 """Runs a function with Lambda's own runtime client, and lets the instance rest while it has no work.
 
-Asking for work is what the worker replaces: an instance that got none for a while first gives back what its heap holds
-free, and shares its pages with the function's other instances. Work that comes in meanwhile ends the rest.
+Asking for work is what the worker replaces: an instance that got none for a while first gives back what its
+heap holds free, and shares its pages with the function's other instances. Work that comes in meanwhile ends
+the rest.
 """
 
 import ctypes
+import fcntl
 import gc
 import json
 import os
@@ -12,9 +14,6 @@ import select
 import socket
 import sys
 import time
-
-# Of the interpreter, not of this file's folder: what `python -m awslambdaric` has there.
-sys.path[0] = os.getcwd()
 
 import runtime_client
 from awslambdaric import __main__ as client
@@ -25,6 +24,8 @@ REST = (
 )
 # Without work for so long, an instance rests.
 IDLE_S = 0.3
+# While another instance of the function merges, it waits so long again.
+AGAIN_S = 0.2
 # One that is never idle rests once in between, so long after it has started: its pages are shared too.
 BUSY_S = 5.0
 
@@ -61,13 +62,31 @@ class Work:
         with socket.create_connection(self.address) as connection:
             connection.sendall(NEXT)
             busy = not self.has_rested and self.asked > 2 and time.monotonic() - self.started > BUSY_S
-            if not select.select([connection], [], [], 0 if busy else IDLE_S)[0] or busy:
-                self.rest(connection.fileno())
+            pause = 0 if busy else IDLE_S
+            while busy or not select.select([connection], [], [], pause)[0]:
+                if self.rest(connection.fileno()) or busy:
+                    break
+                pause = AGAIN_S
             return read(connection)
 
     def rest(self, work):
-        began = time.monotonic()
+        """Rests; False if another instance of the function merges now: together they would only be slower."""
         merges = self.merges and self.asked >= self.rest_when_asked
+        if not merges:
+            self.rest_alone(work, merges)
+            return True
+        turn = os.open(os.path.dirname(os.environ["MAYFLY_SHARE_SOCKET"]), os.O_RDONLY)
+        try:
+            fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.rest_alone(work, merges)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(turn)
+        return True
+
+    def rest_alone(self, work, merges):
+        began = time.monotonic()
         if merges and not self.has_rested:
             # Collections write to every object that they look at: they leave alone what is there now.
             gc.collect()
@@ -119,5 +138,7 @@ def more(connection):
     return part
 
 
+# As `python -m awslambdaric` has it, and not this file's folder.
+sys.path[0] = os.getcwd()
 runtime_client.next = Work(os.environ["AWS_LAMBDA_RUNTIME_API"], "MAYFLY_MERGE_LIBRARY" in os.environ).next
 client.main(sys.argv)

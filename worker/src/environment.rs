@@ -13,7 +13,7 @@ use crate::worker::Options;
 /// Files of the worker's own, inside.
 const BOOTSTRAP: &str = "/var/mayfly/bootstrap.py";
 const PACKAGES: &str = "/var/mayfly/python";
-const TASK: &str = "/var/task";
+pub(crate) const TASK: &str = "/var/task";
 const RUNTIME: &str = "/var/runtime";
 const HEAP: &str = "/var/mayfly/lib/libmayfly_heap.so";
 const MERGE: &str = "/var/mayfly/lib/libmayfly_merge.so";
@@ -26,42 +26,73 @@ const USERS: u64 = 1_000_000;
 /// Python packages of the host, which a function shall not depend on.
 const HOST_PACKAGES: &str = "dist-packages";
 
-/// How to start the instance.
-pub(crate) fn sandbox_of(
-    instance: &Instance,
-    options: &Options,
-    mount_point: PathBuf,
-    cgroup: &Cgroup,
-    store: Option<&Door>,
-) -> Spec {
+/// What an instance is made of, whatever its sandbox.
+pub(crate) struct Sources {
+    pub binds: Vec<Bind>,
+    pub command: Vec<String>,
+    pub environment: Vec<(String, String)>,
+    pub user: u32,
+}
+
+/// What the instance is made of.
+pub(crate) fn sources_of(instance: &Instance, store: Option<&Door>) -> Sources {
+    let options = instance.options();
     let deployment = &instance.deployment;
     let settings = &deployment.settings;
-    let bind = |source: &Path, target: &str| Bind { source: source.into(), target: target.into() };
     let mut binds = vec![bind(&deployment.code.folder, TASK)];
-    let mut hidden = Vec::new();
     binds.extend(deployment.layer.iter().map(|folder| bind(folder, "/opt")));
-    let layers = &options.layers;
-    for (library, target) in [(&layers.heap, HEAP), (&layers.merge, MERGE), (&layers.rest, REST)] {
-        binds.extend(library.iter().map(|library| bind(library, target)));
-    }
+    binds.extend(common(options, &instance.worker_files(runtime_files::BOOTSTRAP)));
     binds.extend(store.map(|door| bind(&door.folder, STORE)));
+    let layers = &options.layers;
     let command = match &settings.runtime {
         Runtime::Provided(_) => vec![format!("{TASK}/bootstrap")],
-        Runtime::Python(program, name) => {
-            binds.extend(options.python_client.iter().map(|folder| bind(folder, RUNTIME)));
-            hidden.push(Path::new("/usr/lib/python3").join(HOST_PACKAGES));
-            hidden.push(Path::new("/usr/local/lib").join(name).join(HOST_PACKAGES));
+        Runtime::Python(program, _) => {
             let program = program.to_string_lossy().into_owned();
-            if layers.rest.is_some() {
-                binds.push(bind(&instance.worker_files(runtime_files::BOOTSTRAP), BOOTSTRAP));
-                vec![program, BOOTSTRAP.into(), settings.handler.clone()]
-            } else {
-                vec![program, "-m".into(), "awslambdaric".into(), settings.handler.clone()]
+            match layers.rest.is_some() {
+                true => vec![program, BOOTSTRAP.into(), settings.handler.clone()],
+                false => vec![program, "-m".into(), "awslambdaric".into(), settings.handler.clone()],
             }
         }
     };
     if layers.merge.is_some() && is_python(settings) {
         binds.push(bind(&instance.worker_files(runtime_files::PACKAGES), PACKAGES));
+    }
+    Sources {
+        binds,
+        command,
+        environment: variables(instance, options, store),
+        user: FIRST_USER + (instance.id % USERS) as u32,
+    }
+}
+
+/// What all instances see: the layers' libraries, the runtime client, the bootstrap.
+pub(crate) fn common(options: &Options, bootstrap: &Path) -> Vec<Bind> {
+    let layers = &options.layers;
+    let libraries = [(&layers.heap, HEAP), (&layers.merge, MERGE), (&layers.rest, REST)];
+    let libraries =
+        libraries.into_iter().filter_map(|(library, target)| Some(bind(library.as_ref()?, target)));
+    let client = options.python_client.iter().map(|folder| bind(folder, RUNTIME));
+    let bootstrap = layers.rest.as_ref().map(|_| bind(bootstrap, BOOTSTRAP));
+    libraries.chain(client).chain(bootstrap).collect()
+}
+
+fn bind(source: &Path, target: &str) -> Bind {
+    Bind { source: source.into(), target: target.into() }
+}
+
+/// How to start the instance as processes of this host.
+pub(crate) fn sandbox_of(
+    instance: &Instance,
+    mount_point: PathBuf,
+    cgroup: &Cgroup,
+    store: Option<&Door>,
+) -> Spec {
+    let settings = &instance.deployment.settings;
+    let Sources { binds, command, environment, user } = sources_of(instance, store);
+    let mut hidden = Vec::new();
+    if let Runtime::Python(_, name) = &settings.runtime {
+        hidden.push(Path::new("/usr/lib/python3").join(HOST_PACKAGES));
+        hidden.push(Path::new("/usr/local/lib").join(name).join(HOST_PACKAGES));
     }
     Spec {
         worker: std::process::id(),
@@ -69,12 +100,12 @@ pub(crate) fn sandbox_of(
         binds,
         hidden,
         tmp_mib: settings.ephemeral_mib,
-        user: FIRST_USER + (instance.id % USERS) as u32,
+        user,
         host_name: format!("instance-{}", instance.id),
         cgroup_procs: cgroup.procs_files(),
-        fixed_layout: layers.merge.is_some(),
+        fixed_layout: instance.options().layers.merge.is_some(),
         command,
-        environment: variables(instance, options, store),
+        environment,
     }
 }
 
@@ -127,6 +158,8 @@ fn variables(instance: &Instance, options: &Options, store: Option<&Door>) -> Ve
     }
     if layers.heap.is_some() {
         preloaded.push(HEAP);
+        // Of a small instance's huge pages most would lie idle.
+        add("MAYFLY_HEAP_PAGES", "base".into());
     }
     if layers.rest.is_some() {
         add("MAYFLY_REST_LIBRARY", REST.into());

@@ -12,7 +12,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// An answer, all of it in memory.
@@ -28,15 +28,12 @@ const HEADER_COUNT: usize = 100;
 const KIB: usize = 1024;
 
 /// Serves one connection until it is closed.
-pub async fn serve<F, A>(stream: TcpStream, handler: F)
+pub async fn serve<S, F, A>(stream: S, handler: F)
 where
+    S: AsyncRead + AsyncWrite + Unpin,
     F: Fn(Request<Incoming>) -> A,
     A: Future<Output = Answer>,
 {
-    // Answers are short and waited for.
-    if stream.set_nodelay(true).is_err() {
-        return;
-    }
     let service = service_fn(|request| {
         let answer = handler(request);
         async move { Ok::<_, Infallible>(answer.await) }

@@ -21,8 +21,8 @@ use crate::memory::Memory;
 use crate::output::Output;
 use crate::pool::{InstanceId, RequestId};
 use crate::sandbox::{Cgroup, Ending, Limits};
-use crate::worker::Worker;
-use crate::{environment, http, limits, runtime_api};
+use crate::worker::{Options, Worker};
+use crate::{environment, http, limits, machine, runtime_api};
 
 /// Connections to one instance's Runtime API at once.
 const CONNECTIONS: usize = 16;
@@ -60,6 +60,7 @@ pub struct Instance {
     /// Set when it first asks for work, taken by the first report.
     init: Mutex<Option<Duration>>,
     started_in: OnceLock<Duration>,
+    partition: OnceLock<u32>,
     /// When it last told of a rest.
     rested: Mutex<Option<Instant>>,
     output: OnceLock<Output>,
@@ -110,6 +111,7 @@ impl Instance {
             phase: Mutex::new(Phase::Init),
             init: Mutex::new(None),
             started_in: OnceLock::new(),
+            partition: OnceLock::new(),
             rested: Mutex::new(None),
             output: OnceLock::new(),
             cgroup: OnceLock::new(),
@@ -293,11 +295,11 @@ impl Instance {
         self.worker.answer(self.id, work.request, Ok(outcome));
     }
 
-    fn event(&self, kind: &str) -> Event {
+    pub(crate) fn event(&self, kind: &str) -> Event {
         history::of_instance(kind, &self.deployment, self.id)
     }
 
-    fn note(&self, event: Event) {
+    pub(crate) fn note(&self, event: Event) {
         self.worker.history.note(event);
     }
 
@@ -311,19 +313,19 @@ impl Instance {
             *last = Some(Instant::now());
         }
         let ms = Some(rest.ms).filter(|ms| ms.is_finite());
-        if rest.merges {
+        if rest.merges && (rest.shared_pages > 0 || rest.errno != 0) {
             let error = std::io::Error::from_raw_os_error(rest.errno);
             let message = (rest.errno != 0).then(|| format!("not merged: {}", plain_reason(&error)));
             let (bytes, merged_bytes) =
                 (Some(rest.advised_bytes), Some(rest.shared_pages.saturating_mul(4096)));
             self.note(Event { ms, bytes, merged_bytes, message, ..self.event("merge") });
         }
-        if !rest.merges || rest.trimmed_bytes > 0 {
+        if rest.trimmed_bytes > 0 {
             self.note(Event { ms, trimmed_bytes: Some(rest.trimmed_bytes), ..self.event("rest") });
         }
     }
 
-    fn label(&self) -> String {
+    pub(crate) fn label(&self) -> String {
         format!("[{}#{}]", self.deployment.name, self.id)
     }
 
@@ -342,6 +344,9 @@ impl Instance {
     }
 
     async fn try_to_live(self: &Arc<Self>) -> Result<()> {
+        if let Some(machine) = self.worker.machine.get() {
+            return machine::live(self, machine).await;
+        }
         let settings = &self.deployment.settings;
         let limits = Limits {
             memory_mib: settings.memory_mib,
@@ -353,12 +358,11 @@ impl Instance {
         let mount_point: PathBuf = self.worker.folder().join(format!("root-{}", self.id));
         std::fs::create_dir(&mount_point)
             .with_context(|| format!("cannot make {}", mount_point.display()))?;
-        let door = match &self.worker.options.layers.merge {
+        let door = match &self.options().layers.merge {
             Some(_) => Some(self.worker.stores.door(self.deployment.function).await?),
             None => None,
         };
-        let spec =
-            environment::sandbox_of(self, &self.worker.options, mount_point.clone(), cgroup, door.as_ref());
+        let spec = environment::sandbox_of(self, mount_point.clone(), cgroup, door.as_ref());
         let lived = self.live_inside(&spec).await;
         // Empty for us: what is mounted there is seen by the sandbox alone.
         std::fs::remove_dir(&mount_point)
@@ -368,16 +372,34 @@ impl Instance {
 
     async fn live_inside(self: &Arc<Self>, spec: &crate::sandbox::Spec) -> Result<()> {
         let (mut sandbox, listener) = self.worker.spawner.spawn(spec).await?;
-        let output = Output::new(self.label(), sandbox.take_output());
-        assert!(self.output.set(output).is_ok(), "an instance starts once");
+        self.set_output(Output::new(self.label(), sandbox.take_output()));
         // Ends with this scope, and with it every connection.
         let mut tasks = JoinSet::new();
         tasks.spawn(accept(self.clone(), listener));
         let reader = self.clone();
-        tasks.spawn(async move { reader.output.get().expect("set above").follow().await });
-        let init = limits::INIT.max(Duration::from_secs(self.deployment.settings.timeout_s.into()));
+        tasks.spawn(async move { reader.follow_output().await });
+        let out_of_memory = || self.cgroup.get().is_some_and(Cgroup::was_out_of_memory);
+        let ending = async { (sandbox.ending().await, out_of_memory()) };
+        self.until_it_ends(ending, 1).await;
+        drop(tasks);
+        sandbox.end().await;
+        Ok(())
+    }
+
+    /// Waits until it has ended by itself (true), is to end, or did not start in time. The ending comes with whether
+    /// memory was used up.
+    pub(crate) async fn until_it_ends(
+        &self,
+        ending: impl Future<Output = (Ending, bool)>,
+        slower: u32,
+    ) -> bool {
+        let timeout = Duration::from_secs(self.deployment.settings.timeout_s.into());
+        let init = limits::INIT.max(timeout) * slower;
         tokio::select! {
-            ending = sandbox.ending() => self.ended_by_itself(&ending),
+            (ending, out_of_memory) = ending => {
+                self.ended_by_itself(&ending, out_of_memory);
+                return true;
+            }
             () = self.stop.notified() => *lock(&self.phase) = Phase::Ended,
             () = self.still_starting_after(init) => {
                 let message = format!("Error: Init phase timed out after {} seconds", init.as_secs());
@@ -385,9 +407,31 @@ impl Instance {
                 tracing::warn!("{}: {message}", self.label());
             }
         }
-        drop(tasks);
-        sandbox.end().await;
-        Ok(())
+        false
+    }
+
+    pub(crate) fn set_output(&self, output: Output) {
+        assert!(self.output.set(output).is_ok(), "an instance starts once");
+    }
+
+    pub(crate) async fn follow_output(&self) {
+        if let Some(output) = self.output.get() {
+            output.follow().await;
+        }
+    }
+
+    pub(crate) fn set_partition(&self, partition: u32) {
+        let _ = self.partition.set(partition);
+    }
+
+    /// The partition of the VM that it lives in, once it does.
+    pub fn partition(&self) -> Option<u32> {
+        self.partition.get().copied()
+    }
+
+    /// How the worker is set up.
+    pub(crate) fn options(&self) -> &Options {
+        &self.worker.options
     }
 
     async fn still_starting_after(&self, limit: Duration) {
@@ -398,9 +442,8 @@ impl Instance {
     }
 
     /// The runtime has ended without being asked to: whoever waits for it is told why.
-    fn ended_by_itself(&self, ending: &Ending) {
+    fn ended_by_itself(&self, ending: &Ending, out_of_memory: bool) {
         let phase = std::mem::replace(&mut *lock(&self.phase), Phase::Ended);
-        let out_of_memory = self.cgroup.get().is_some_and(Cgroup::was_out_of_memory);
         let memory = self.deployment.settings.memory_mib;
         let cause = if out_of_memory { format!(" (memory of {memory} MB used up)") } else { String::new() };
         tracing::warn!("{}: {ending}{cause}", self.label());
@@ -452,6 +495,7 @@ async fn accept(instance: Arc<Instance>, listener: TcpListener) {
         while connections.try_join_next().is_some() {}
         match listener.accept().await {
             Ok((stream, _)) => {
+                let _ = stream.set_nodelay(true); // answers are short and waited for
                 let instance = instance.clone();
                 connections.spawn(async move {
                     http::serve(stream, |request| runtime_api::handle(instance.clone(), request)).await;

@@ -21,6 +21,7 @@ pub mod instance;
 pub mod invocation;
 pub mod limits;
 pub mod load;
+pub mod machine;
 pub mod memory;
 pub mod name;
 pub mod output;

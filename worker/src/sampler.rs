@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use vm::protocol::NodeStats;
 use worker_page::data::{self, FunctionSample, Host, Sample, Store};
 
 use crate::history::{INTERVAL, ms};
+use crate::instance::Instance;
 use crate::memory::{self, Memory};
 use crate::worker::Worker;
 
@@ -39,10 +41,11 @@ fn sample(worker: &Worker) -> Sample {
         };
         functions.insert(function.deployment.name.clone(), sample);
     }
+    let (vm, partitions) = worker.machine.get().and_then(|machine| machine.memory()).unzip();
     for instance in worker.instances() {
-        let memory = instance.memory();
+        let memory = memory_of(&instance, partitions.as_ref());
         let sum = functions.entry(instance.deployment.name.clone()).or_default();
-        sum.cgroup_bytes += instance.memory_bytes().unwrap_or(0);
+        sum.cgroup_bytes += instance.memory_bytes().unwrap_or(memory.pss_bytes);
         sum.pss_bytes += memory.pss_bytes;
         sum.private_bytes += memory.private_bytes;
         sum.shared_bytes += memory.shared_bytes;
@@ -53,30 +56,44 @@ fn sample(worker: &Worker) -> Sample {
         at_ms: worker.history.now_ms(),
         host: Host { available_bytes: memory::available_bytes() },
         store: Store { bytes, stores },
-        vm: None,
+        vm,
         latency: worker.history.take_latency(),
         queued: worker.census(None).queued.into(),
         functions,
     }
 }
 
+/// An instance's memory; in the VM, what is used of its partition.
+fn memory_of(instance: &Instance, partitions: Option<&BTreeMap<u32, NodeStats>>) -> Memory {
+    let Some(partitions) = partitions else { return instance.memory() };
+    let node = instance.partition().and_then(|partition| partitions.get(&partition));
+    node.map_or_else(Memory::default, |node| Memory {
+        pss_bytes: node.total_bytes.saturating_sub(node.free_bytes),
+        private_bytes: node.anonymous_bytes,
+        ..Memory::default()
+    })
+}
+
 /// The instances that are there now. Reads page tables: milliseconds for each.
 pub fn instances(worker: &Worker) -> data::Instances {
+    let partitions =
+        worker.machine.get().and_then(|machine| machine.memory()).map(|(_, partitions)| partitions);
     let described = worker.instances().into_iter().map(|instance| {
-        let Memory { pss_bytes, private_bytes, shared_bytes, mapped_shared_bytes } = instance.memory();
+        let Memory { pss_bytes, private_bytes, shared_bytes, mapped_shared_bytes } =
+            memory_of(&instance, partitions.as_ref());
         data::Instance {
             id: instance.id,
             function: instance.deployment.name.clone(),
             phase: worker.phase(instance.id).to_string(),
             age_ms: instance.age().as_millis() as u64,
             memory_mib: instance.deployment.settings.memory_mib.into(),
-            cgroup_bytes: instance.memory_bytes().unwrap_or(0),
+            cgroup_bytes: instance.memory_bytes().unwrap_or(pss_bytes),
             peak_bytes: instance.peak_bytes().unwrap_or(0),
             pss_bytes,
             private_bytes,
             shared_bytes,
             mapped_shared_bytes,
-            partition: None,
+            partition: instance.partition().map(u64::from),
             init_ms: instance.start_time().and_then(ms),
         }
     });

@@ -11,12 +11,13 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::api;
 use crate::code::Code;
 use crate::function::Runtime;
+use crate::machine::{Disk, Machine, Part, Plan};
 use crate::pool::Capacity;
 use crate::python;
-use crate::sampler;
 use crate::sigv4::Credentials;
 use crate::template::{self, Declared};
 use crate::worker::{Layers, Options, Worker};
+use crate::{environment, runtime_files, sampler};
 
 /// How requests that run are given time when the service ends.
 const GRACE: Duration = Duration::from_secs(5);
@@ -36,6 +37,8 @@ pub struct Service {
     pub credentials: Option<Credentials>,
     /// What instances are given to save memory.
     pub layers: Layers,
+    /// The VM that instances live in; otherwise they are processes of this host.
+    pub machine: Option<Plan>,
     /// `mayfly` itself.
     pub program: PathBuf,
     /// Installed packages stay here.
@@ -46,7 +49,7 @@ pub struct Service {
 ///
 /// # Errors
 /// What hinders it from starting: the template, the packages, the address, the cgroups.
-pub fn run(service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
+pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
     let declared = service.template.as_deref().map(template::read).transpose()?.unwrap_or_default();
     let default_python = Runtime::parse("python3.11").ok();
     let python = declared.iter().map(|function| &function.settings.runtime).chain(&default_python);
@@ -57,6 +60,12 @@ pub fn run(service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
     let mut layers = Vec::new();
     for function in &declared {
         layers.push(python::layer(&function.settings.runtime, &function.code, &service.cache)?);
+    }
+    let largest_mib = declared.iter().map(|function| function.settings.memory_mib).max().unwrap_or(128);
+    if let Some(plan) = &service.machine {
+        // Memory is the VM's: a place for each partition.
+        service.capacity.concurrency = service.capacity.concurrency.min(plan.partitions);
+        service.capacity.memory_mib = u64::from(plan.partitions) * u64::from(largest_mib);
     }
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start threads")?;
@@ -70,6 +79,18 @@ pub fn run(service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
             program: service.program,
             cache: service.cache,
         })?;
+        if let Some(plan) = service.machine {
+            let parts = parts(&worker, &declared, &layers)?;
+            let starting = worker.clone();
+            let started = move || -> Result<()> {
+                let disk = Disk::make(starting.folder(), parts)?;
+                let machine = Arc::new(Machine::new(&plan, largest_mib, disk)?);
+                machine.start(&starting)?;
+                let _ = starting.machine.set(machine);
+                Ok(())
+            };
+            tokio::task::spawn_blocking(started).await??;
+        }
         for (function, layer) in declared.into_iter().zip(layers) {
             let name = function.name.clone();
             add(&worker, function, layer).with_context(|| name)?;
@@ -90,11 +111,32 @@ pub fn run(service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
             _ = terminate.recv() => Ok(()),
             _ = interrupt.recv() => Ok(()),
         };
-        tokio::select! {
+        let outcome = tokio::select! {
             () = worker.close(GRACE) => outcome,
             _ = interrupt.recv() => Err(anyhow!("interrupted twice")),
+        };
+        if let Some(machine) = worker.machine.get().cloned() {
+            tokio::task::spawn_blocking(move || machine.close()).await?;
         }
+        outcome
     })
+}
+
+/// What the instances in a VM see of this host.
+fn parts(worker: &Worker, declared: &[Declared], layers: &[Option<PathBuf>]) -> Result<Vec<Part>> {
+    let bootstrap = worker.folder().join(runtime_files::BOOTSTRAP);
+    let mut sources: Vec<PathBuf> =
+        environment::common(&worker.options, &bootstrap).into_iter().map(|bind| bind.source).collect();
+    for function in declared {
+        let folder = function.code.canonicalize();
+        sources
+            .push(folder.with_context(|| format!("{}: CodeUri {}", function.name, function.code.display()))?);
+    }
+    sources.extend(layers.iter().flatten().cloned());
+    sources.sort();
+    sources.dedup();
+    let part = |(number, source): (usize, PathBuf)| Part { source, name: number.to_string() };
+    Ok(sources.into_iter().enumerate().map(part).collect())
 }
 
 fn add(worker: &Arc<Worker>, function: Declared, layer: Option<PathBuf>) -> Result<()> {

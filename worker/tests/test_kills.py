@@ -12,12 +12,14 @@ import time
 
 from conftest import HERE, Worker
 
-REQUESTS, CONNECTIONS, SEED = 600, 16, 7
+# `MAYFLY_SOAK=1 worker/tests/run -k kills` is the long form.
+REQUESTS, CONNECTIONS = (10_000, 64) if os.environ.get("MAYFLY_SOAK") else (600, 16)
+SEED = 7
 
 
 def test_each_request_is_answered_or_refused_with_a_reason():
     with Worker(str(HERE / "functions/template.yaml"), "--keep-alive", "2") as running:
-        client = running.client()
+        client = running.client(max_pool_connections=CONNECTIONS)
         choose = random.Random(SEED)
         over = threading.Event()
         killed = 0

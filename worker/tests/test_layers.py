@@ -82,7 +82,9 @@ def test_a_store_that_dies_is_replaced(client, worker):
 
 
 def test_only_the_userfaultfd_that_stops_no_system_call_is_allowed(client):
-    call = "import ctypes; libc = ctypes.CDLL(None, use_errno=True); print(libc.syscall(323, {}), ctypes.get_errno())"
+    call = (
+        "import ctypes as c; libc = c.CDLL(None, use_errno=True); print(libc.syscall(323, {}), c.get_errno())"
+    )
     assert shell(client, f'python3.11 -c "{call.format(0)}"').split() == ["-1", "38"]
     assert int(shell(client, f'python3.11 -c "{call.format(1)}"').split()[0]) >= 0
 
@@ -116,8 +118,10 @@ def test_an_instance_with_a_thread_at_work_is_left_as_it_is(worker, client):
     client.update_function_configuration(FunctionName="neighbour", Description="threads")
     invoke(client, "neighbour", {"do": "start_thread"})
     invoke(client, "neighbour", {"do": "count"})
-    mine = lambda: [
-        e for e in worker.events("merge") if e["function"] == "neighbour" and "busy" in e.get("message", "")
-    ]
-    until(mine, worker.events("merge"))
+
+    def refusals():
+        told = [event for event in worker.events("merge") if event["function"] == "neighbour"]
+        return [event for event in told if "busy" in event.get("message", "")]
+
+    until(refusals, lambda: worker.events("merge"))
     assert invoke(client, "neighbour", {"do": "count"})[1] is None

@@ -7,16 +7,19 @@
 //! HotMem interface"), which binds the address space itself.
 
 use std::collections::BTreeMap;
+use std::ffi::CString;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::sync::Mutex;
 
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::mount::{MountFlags, mount, mount_bind, mount_remount};
 use rustix::thread::{CapabilitySet, UnshareFlags};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
+use vm_protocol::Confinement;
 
 /// Where an instance's memory comes from.
 #[derive(Debug)]
@@ -29,8 +32,91 @@ pub enum Source {
     Hotmem(OwnedFd, u32),
 }
 
+/// A function of the worker's: nobody trusts it.
+pub struct Stranger {
+    user: u32,
+    binds: Vec<(CString, CString)>,
+    cwd: CString,
+}
+
+const CODE: &str = "/run/mayfly-code";
+/// What `virtio-blk` says the code disk is.
+const CODE_SERIAL: &str = "mayfly-code";
+
+impl Stranger {
+    /// Finds what the function sees of the code disk, which is mounted when it is first needed.
+    pub fn new(confinement: &Confinement, cwd: &str) -> io::Result<Stranger> {
+        static MOUNTED: Mutex<bool> = Mutex::new(false);
+        let mut mounted = MOUNTED.lock().expect("not poisoned");
+        if !*mounted {
+            mount_code()?;
+            *mounted = true;
+        }
+        let mut binds = Vec::new();
+        for (source, target) in &confinement.binds {
+            let plain = |path: &str| !path.split('/').any(|part| part == "..");
+            if !plain(source) || !plain(target) || !target.starts_with("/var/") && !target.starts_with("/opt")
+            {
+                return Err(io::Error::other(format!("{source} at {target}: not allowed")));
+            }
+            let source = format!("{CODE}/{}", source.trim_start_matches('/'));
+            if std::path::Path::new(&source).is_dir() {
+                std::fs::create_dir_all(target)?;
+            } else {
+                std::fs::create_dir_all(std::path::Path::new(target).parent().unwrap_or("/".as_ref()))?;
+                std::fs::File::options().create(true).append(true).open(target)?;
+            }
+            binds.push((CString::new(source)?, CString::new(target.as_str())?));
+        }
+        Ok(Stranger { user: confinement.user, binds, cwd: CString::new(cwd)? })
+    }
+
+    /// Between fork and exec: its code, and nobody else's; no other user's processes; no privilege.
+    fn enter(&self) -> io::Result<()> {
+        for (source, target) in &self.binds {
+            mount_bind(source.as_c_str(), target.as_c_str())?;
+        }
+        let flags = MountFlags::NODEV | MountFlags::NOSUID;
+        mount(c"tmpfs", c"/run", c"tmpfs", flags | MountFlags::RDONLY, Some(c"size=4k"))?;
+        mount(c"proc", c"/proc", c"proc", flags | MountFlags::NOEXEC, Some(c"hidepid=2"))?;
+        rustix::process::chdir(self.cwd.as_c_str())?;
+        let none = std::ptr::null::<libc::gid_t>();
+        let user = self.user;
+        // SAFETY: system calls on this process, which has one thread: an empty list and numbers.
+        unsafe {
+            checked(libc::syscall(libc::SYS_setgroups, 0, none))?;
+            checked(libc::syscall(libc::SYS_setresgid, user, user, user))?;
+            checked(libc::syscall(libc::SYS_setresuid, user, user, user))?;
+            checked(libc::syscall(libc::SYS_prctl, libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+        }
+    }
+}
+
+fn checked(outcome: libc::c_long) -> io::Result<()> {
+    if outcome < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+fn mount_code() -> io::Result<()> {
+    let is_code = |entry: &std::fs::DirEntry| {
+        let serial = std::fs::read_to_string(entry.path().join("serial"));
+        serial.is_ok_and(|serial| serial.trim() == CODE_SERIAL)
+    };
+    let disk = std::fs::read_dir("/sys/block")?.flatten().find(is_code);
+    let disk = disk.ok_or_else(|| io::Error::other("this VM has no disk with functions' code"))?;
+    std::fs::create_dir_all(CODE)?;
+    let flags = MountFlags::RDONLY | MountFlags::NODEV | MountFlags::NOSUID;
+    let device = std::path::Path::new("/dev").join(disk.file_name());
+    Ok(mount(device, CODE, "ext4", flags, Some(c"noload"))?)
+}
+
 /// Puts a command into a group; an instance (not a tool) also into its partition and namespaces of its own.
-pub fn confine(command: &mut Command, procs: File, cpus: &[u32], source: Option<Source>) {
+pub fn confine(
+    command: &mut Command,
+    procs: File,
+    cpus: &[u32],
+    source: Option<Source>,
+    stranger: Option<Stranger>,
+) {
     let mut cpu_set = rustix::thread::CpuSet::new();
     cpus.iter().for_each(|&cpu| cpu_set.set(cpu as usize));
     let any_cpu = cpus.is_empty();
@@ -51,6 +137,9 @@ pub fn confine(command: &mut Command, procs: File, cpus: &[u32], source: Option<
             Some(Source::Hotmem(device, node)) => assign(device, *node)?,
         }
         separate()?;
+        if let Some(stranger) = &stranger {
+            stranger.enter()?;
+        }
         seccompiler::apply_filter(&filter).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
     };
     // SAFETY: between fork and exec in a program with threads, only system calls are made: the closure allocates nothing

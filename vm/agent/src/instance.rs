@@ -14,10 +14,11 @@ use rustix::process::{Pid, Signal, kill_process};
 use vm_protocol::{ErrorKind, Event, ExitReason, FromAgent, InstanceInfo, Refusal, Spawn};
 
 use crate::cgroup::Group;
-use crate::confine::{Source, confine};
+use crate::confine::{Source, Stranger, confine};
 use crate::memory;
 use crate::output::Output;
 use crate::port::Outbox;
+use crate::relay::{self, Door, Relay};
 
 /// How many ended instances' output is kept.
 const KEPT_OUTPUTS: usize = 64;
@@ -36,6 +37,8 @@ pub struct Instance {
     group: Group,
     input: Mutex<Option<ChildStdin>>,
     output: Arc<Output>,
+    /// Open as long as it runs, if it may call the host.
+    _door: Option<Door>,
     reason: Mutex<Option<ExitReason>>,
     ended: Condvar,
 }
@@ -46,6 +49,7 @@ pub struct Instances {
     /// One more has been started, or could not be.
     settled: Condvar,
     outbox: Outbox,
+    relay: Option<Arc<Relay>>,
 }
 
 #[derive(Default)]
@@ -68,8 +72,8 @@ pub struct Allowance {
 }
 
 impl Instances {
-    pub fn new(outbox: Outbox) -> Arc<Instances> {
-        Arc::new(Instances { state: Mutex::default(), settled: Condvar::new(), outbox })
+    pub fn new(outbox: Outbox, relay: Option<Arc<Relay>>) -> Arc<Instances> {
+        Arc::new(Instances { state: Mutex::default(), settled: Condvar::new(), outbox, relay })
     }
 
     /// Starts an instance that was reserved; returns its first process.
@@ -134,23 +138,36 @@ impl Instances {
             .env("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin")
             .env("HOME", "/root")
             .envs(&order.env);
-        command.current_dir(order.cwd.as_deref().unwrap_or("/"));
+        if order.confinement.is_none() {
+            command.current_dir(order.cwd.as_deref().unwrap_or("/"));
+        }
         command.stdin(Stdio::piped()).stdout(writer.try_clone().map_err(failed("a pipe"))?).stderr(writer);
+        // Its folder is there once its mounts are.
+        let cwd = order.cwd.as_deref().unwrap_or("/");
+        let stranger =
+            order.confinement.as_ref().map(|confinement| Stranger::new(confinement, cwd)).transpose();
         confine(
             &mut command,
             group.procs().map_err(failed("a control group"))?,
             &order.cpus,
             allowance.source,
+            stranger.map_err(failed("the function's code"))?,
         );
-        let mut child = match command.spawn() {
-            Ok(child) => child,
+        let (started, port) = (order.confinement.as_ref(), self.relay.as_ref());
+        let spawned = match (started, port) {
+            (Some(confinement), Some(relay)) => relay::spawn_apart(command, confinement.port)
+                .and_then(|(child, listener)| Ok((child, Some(relay.serve(&order.instance, listener)?)))),
+            (Some(_), None) => Err(std::io::Error::other("the VM has no relay")),
+            (None, _) => command.spawn().map(|child| (child, None)),
+        };
+        let (mut child, door) = match spawned {
+            Ok(spawned) => spawned,
             Err(error) => {
                 let _ = group.remove();
                 let message = format!("instance {}: {program}: {error}", order.instance);
                 return Err(refusal(ErrorKind::CannotStart, message));
             }
         };
-        drop(command); // its copies of the pipe's writing end
         let output = Arc::new(Output::default());
         let filled = Arc::clone(&output);
         let reading = Builder::new().stack_size(STACK_BYTES).spawn(move || filled.fill(reader));
@@ -167,6 +184,7 @@ impl Instances {
             group,
             input: Mutex::new(child.stdin.take()),
             output,
+            _door: door,
             reason: Mutex::new(None),
             ended: Condvar::new(),
         };

@@ -16,6 +16,7 @@ mod memory;
 mod output;
 mod partition;
 mod port;
+mod relay;
 mod serve;
 
 fn main() {

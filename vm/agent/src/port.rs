@@ -85,8 +85,13 @@ impl Port {
 }
 
 fn find() -> Option<OwnedFd> {
+    find_named(PORT)
+}
+
+/// Opens the virtio-serial port of this name, if there is one.
+pub fn find_named(wanted: &str) -> Option<OwnedFd> {
     for entry in fs::read_dir("/sys/class/virtio-ports").ok()?.flatten() {
-        if fs::read_to_string(entry.path().join("name")).is_ok_and(|name| name.trim() == PORT) {
+        if fs::read_to_string(entry.path().join("name")).is_ok_and(|name| name.trim() == wanted) {
             let path = format!("/dev/{}", entry.file_name().to_string_lossy());
             let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
             return rustix::fs::openat(CWD, path, flags, Mode::empty()).ok();

@@ -19,6 +19,7 @@ use crate::instance::{Allowance, Instances, hotmem_device, refusal};
 use crate::memory;
 use crate::partition::{Partitions, has_node, preload};
 use crate::port::{Incoming, Outbox, Port};
+use crate::relay::Relay;
 
 /// Requests under way at one time; a host that sends more is told so.
 const MOST_REQUESTS: usize = 512;
@@ -44,7 +45,7 @@ pub fn serve() -> ! {
     let server = Arc::new(Server {
         agent: describe(),
         layout: Mutex::default(),
-        instances: Instances::new(outbox.clone()),
+        instances: Instances::new(outbox.clone(), Relay::open()),
         partitions: Partitions::default(),
         outbox,
         under_way: AtomicUsize::new(0),

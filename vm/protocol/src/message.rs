@@ -149,6 +149,20 @@ pub struct Spawn {
     /// The vCPUs it may run on; all by default (HotMem §5.5 pins instances).
     #[serde(default)]
     pub cpus: Vec<u32>,
+    /// For a function of the worker's, which nobody trusts. `None`: what runs is root in the guest.
+    #[serde(default)]
+    pub confinement: Option<Confinement>,
+}
+
+/// How a function of the worker's runs in the guest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Confinement {
+    /// User and group, without any capability.
+    pub user: u32,
+    /// The TCP port on the loopback device of its own network whose connections go to the host ([`crate::relay`]).
+    pub port: u16,
+    /// Folders and files of the code disk that it sees, and where. It sees no others of it.
+    pub binds: Vec<(String, String)>,
 }
 
 /// What the agent sends: a reply or an event.

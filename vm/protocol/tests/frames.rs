@@ -19,7 +19,15 @@ fn requests() -> impl Strategy<Value = Request> {
         )
             .prop_map(|(instance, argv, env)| {
                 let cwd = Some("/tmp/\u{0}\n{".to_string());
-                Operation::Spawn(Spawn { instance, partition: None, argv, env, cwd, cpus: vec![0, 1] })
+                Operation::Spawn(Spawn {
+                    instance,
+                    partition: None,
+                    argv,
+                    env,
+                    cwd,
+                    cpus: vec![0, 1],
+                    confinement: None,
+                })
             }),
     ];
     (any::<u64>(), operation).prop_map(|(id, op)| Request { id, op })

@@ -29,10 +29,10 @@ pub fn history(api: &Api, after: Option<u64>) -> Answer {
 pub fn layers(worker: &Worker) -> Layers {
     let layers = &worker.options.layers;
     Layers {
-        sandbox: "process".into(),
+        sandbox: if worker.machine.get().is_some() { "vm" } else { "process" }.into(),
         heap: layers.heap.is_some(),
         merge: layers.merge.is_some(),
-        partitions: "none".into(),
+        partitions: worker.machine.get().map_or("none", |machine| machine.mode()).into(),
     }
 }
 

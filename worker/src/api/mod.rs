@@ -63,6 +63,7 @@ pub async fn serve(worker: Arc<Worker>, ready: impl FnOnce(SocketAddr)) -> Resul
         let place = places.clone().acquire_owned().await?;
         match listener.accept().await {
             Ok((stream, _)) => {
+                let _ = stream.set_nodelay(true); // answers are short and waited for
                 let api = api.clone();
                 tokio::spawn(async move {
                     http::serve(stream, |request| handle(api.clone(), request)).await;

@@ -119,6 +119,8 @@ pub enum Ending {
     Killed,
     /// It could not be started.
     NotStarted(String),
+    /// What it ran in is gone.
+    Lost(String),
 }
 
 impl std::fmt::Display for Ending {
@@ -131,6 +133,7 @@ impl std::fmt::Display for Ending {
                 f.write_str("Runtime exited with error: signal: killed")
             }
             Ending::Signal(signal) => write!(f, "Runtime exited with error: signal: {signal}"),
+            Ending::Lost(reason) => write!(f, "Runtime exited with error: {reason}"),
             Ending::NotStarted(reason) => write!(f, "Runtime could not be started: {reason}"),
         }
     }

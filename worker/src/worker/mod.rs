@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -21,6 +21,7 @@ use crate::function::{Deployment, Function};
 use crate::history::{self, History};
 use crate::instance::Instance;
 use crate::invocation::{Invocation, Outcome};
+use crate::machine::Machine;
 use crate::pool::{Action, Capacity, Census, FunctionId, InstanceId, Pool, RequestId, Time};
 use crate::runtime_files;
 use crate::sandbox::{Hierarchy, Spawner, worker_is_root};
@@ -67,6 +68,8 @@ pub struct Worker {
     /// What has happened, and how memory has developed.
     pub history: History,
     pub(crate) stores: Stores,
+    /// Where instances live, if not as processes of this host.
+    pub(crate) machine: OnceLock<Arc<Machine>>,
     pub(crate) cgroups: Hierarchy,
     pub(crate) spawner: Spawner,
     folder: TempDir,
@@ -132,6 +135,7 @@ impl Worker {
         Ok(Arc::new(Worker {
             cgroups: Hierarchy::new()?,
             stores: Stores::new(program, spawner.clone(), stores, memory_mib),
+            machine: OnceLock::new(),
             spawner,
             options,
             count: Count::default(),

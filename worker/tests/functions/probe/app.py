@@ -58,6 +58,11 @@ def large(event, context):
     return "x" * event["bytes"]
 
 
+def now(event, context):
+    """When the handler was called, on the clock that all processes share."""
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+
+
 HELD = []
 
 

@@ -1,0 +1,186 @@
+//! Connections of confined instances, carried to the host (vm-protocol's `relay`).
+//!
+//! Each such instance has a network of its own with nothing but a loopback device. The agent listens there, so that
+//! the instance reaches the host's one service for it and nothing else. A reader and a writer thread serve each
+//! connection; what an instance does not take is kept up to a bound, then its connection is cut.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{Error, Read, Result, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::process::{Child, Command};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::thread::Builder;
+
+use vm_protocol::relay::{HEADER_BYTES, Header, Kind, MOST_BYTES, PORT};
+
+use crate::port;
+
+const STACK_BYTES: usize = 128 << 10;
+/// Connections of one instance at one time.
+const CONNECTIONS: usize = 8;
+/// Frames that wait for an instance to take them: more than Lambda's longest event.
+const WAITING_FRAMES: usize = 128;
+
+/// The line to the host.
+pub struct Relay {
+    writer: Mutex<File>,
+    streams: Mutex<HashMap<u32, SyncSender<Vec<u8>>>>,
+    next: AtomicU32,
+}
+
+/// Listens for one instance. Dropping it ends that; connections end with their processes.
+pub struct Door(TcpListener);
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        // SAFETY: passes numbers; the listener is open. It wakes the thread that accepts.
+        unsafe { libc::shutdown(self.0.as_raw_fd(), libc::SHUT_RDWR) };
+    }
+}
+
+impl Relay {
+    /// Opens the line, if the host has made one.
+    pub fn open() -> Option<Arc<Relay>> {
+        let device = File::from(port::find_named(PORT)?);
+        rustix::fs::fcntl_setfl(&device, rustix::fs::OFlags::empty()).ok()?;
+        let reader = device.try_clone().ok()?;
+        // An agent that comes after another must not use its numbers: the host may still know them.
+        let mut seed = [0; 4];
+        let _ = rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty());
+        let relay = Arc::new(Relay {
+            writer: Mutex::new(device),
+            streams: Mutex::default(),
+            next: AtomicU32::new(u32::from_le_bytes(seed)),
+        });
+        let filled = Arc::clone(&relay);
+        Builder::new().stack_size(2 * STACK_BYTES).spawn(move || filled.deliver(reader)).ok()?;
+        Some(relay)
+    }
+
+    /// What the host sends, to the connections it is for.
+    fn deliver(&self, mut reader: File) {
+        let mut head = [0; HEADER_BYTES];
+        while reader.read_exact(&mut head).is_ok() {
+            let Some(header) = Header::decode(head) else {
+                eprintln!("vm-agent: the host's relay is out of step");
+                return;
+            };
+            let mut bytes = vec![0; header.bytes];
+            if reader.read_exact(&mut bytes).is_err() {
+                return;
+            }
+            let mut streams = self.streams.lock().expect("not poisoned");
+            let taken = header.kind == Kind::Data
+                && streams.get(&header.stream).is_some_and(|stream| stream.try_send(bytes).is_ok());
+            if !taken {
+                // Closed by the host, or an instance that does not take what it asked for.
+                streams.remove(&header.stream);
+            }
+        }
+    }
+
+    fn send(&self, stream: u32, kind: Kind, bytes: &[u8]) -> Result<()> {
+        let mut frame = Header { stream, kind, bytes: bytes.len() }.encode().to_vec();
+        frame.extend(bytes);
+        self.writer.lock().expect("not poisoned").write_all(&frame)
+    }
+
+    /// Accepts connections for an instance until its [`Door`] is dropped.
+    pub fn serve(self: &Arc<Self>, instance: &str, listener: TcpListener) -> Result<Door> {
+        let door = Door(listener.try_clone()?);
+        let (relay, instance) = (Arc::clone(self), instance.to_string());
+        let open = Arc::new(AtomicUsize::new(0));
+        Builder::new().stack_size(STACK_BYTES).spawn(move || {
+            while let Ok((connection, _)) = listener.accept() {
+                if open.fetch_add(1, Ordering::Relaxed) < CONNECTIONS {
+                    relay.carry(&instance, connection, Arc::clone(&open));
+                } else {
+                    open.fetch_sub(1, Ordering::Relaxed);
+                }
+            }
+        })?;
+        Ok(door)
+    }
+
+    /// Carries one connection; whatever fails ends it.
+    fn carry(self: &Arc<Self>, instance: &str, connection: TcpStream, open: Arc<AtomicUsize>) {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let (sender, receiver) = sync_channel(WAITING_FRAMES);
+        let _ = connection.set_nodelay(true);
+        let started = connection.try_clone().and_then(|to_instance| {
+            self.streams.lock().expect("not poisoned").insert(number, sender);
+            self.send(number, Kind::Open, instance.as_bytes())?;
+            Builder::new().stack_size(STACK_BYTES).spawn(move || give(&receiver, to_instance))?;
+            let relay = Arc::clone(self);
+            Builder::new().stack_size(STACK_BYTES).spawn(move || {
+                relay.take(number, connection);
+                open.fetch_sub(1, Ordering::Relaxed);
+            })
+        });
+        if started.is_err() {
+            self.streams.lock().expect("not poisoned").remove(&number);
+        }
+    }
+
+    /// What an instance sends, to the host.
+    fn take(&self, number: u32, mut connection: TcpStream) {
+        let mut bytes = vec![0; MOST_BYTES];
+        while let Ok(count @ 1..) = connection.read(&mut bytes) {
+            if self.send(number, Kind::Data, &bytes[..count]).is_err() {
+                break;
+            }
+        }
+        self.streams.lock().expect("not poisoned").remove(&number);
+        let _ = self.send(number, Kind::Close, &[]);
+        let _ = connection.shutdown(Shutdown::Both);
+    }
+}
+
+fn give(frames: &Receiver<Vec<u8>>, mut connection: TcpStream) {
+    for frame in frames {
+        if connection.write_all(&frame).is_err() {
+            break;
+        }
+    }
+    // The other thread's read ends with it.
+    let _ = connection.shutdown(Shutdown::Both);
+}
+
+/// Starts a command in a network of its own; also gives what listens there.
+pub fn spawn_apart(mut command: Command, port: u16) -> Result<(Child, TcpListener)> {
+    // A thread of its own is what changes networks; it ends with this.
+    let apart = std::thread::scope(|scope| {
+        let apart = move || {
+            // SAFETY: only this thread's network changes; it shares no descriptor table that would be split.
+            unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET)? };
+            loopback_up()?;
+            let listener = TcpListener::bind(("127.0.0.1", port))?;
+            Ok((command.spawn()?, listener))
+        };
+        Builder::new().stack_size(2 * STACK_BYTES).spawn_scoped(scope, apart).map(|thread| thread.join())
+    });
+    apart?.unwrap_or_else(|_| Err(Error::other("the thread that starts instances panicked")))
+}
+
+fn loopback_up() -> Result<()> {
+    // SAFETY: passes numbers.
+    let socket = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+    if socket < 0 {
+        return Err(Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made this descriptor.
+    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+    // SAFETY: an ifreq of zeros is valid.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    request.ifr_name[..2].copy_from_slice(&[b'l' as libc::c_char, b'o' as libc::c_char]);
+    request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
+    // SAFETY: SIOCSIFFLAGS reads an ifreq, which outlives the call.
+    match unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) } {
+        0 => Ok(()),
+        _ => Err(Error::last_os_error()),
+    }
+}

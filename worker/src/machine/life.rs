@@ -1,0 +1,202 @@
+//! The life of an instance in the VM: plug, spawn, serve, stop, unplug.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use tokio::net::unix::pipe;
+use tokio::task::JoinSet;
+use vm::protocol::{Confinement, ExitReason, Spawn};
+use vm::{Error, Place};
+use worker_page::data::Event;
+
+use super::relay::Door;
+use super::{Machine, Running};
+use crate::environment::{self, Sources};
+use crate::instance::Instance;
+use crate::output::Output;
+use crate::sandbox::{Ending, RUNTIME_PORT};
+use crate::{history, http, runtime_api};
+
+/// How often the guest is asked for what an instance has printed.
+const OUTPUT_EVERY: Duration = Duration::from_millis(250);
+/// How long an ended instance's last output is waited for.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+/// A partition that is on its way is waited for.
+const PLUG_PATIENCE: Duration = Duration::from_secs(30);
+/// An emulated processor is that much slower.
+pub const SLOWER: u32 = 6;
+
+/// Lives until it has ended and its partition is unplugged, or its VM is gone.
+///
+/// # Errors
+/// It could not be started; says why.
+pub async fn live(instance: &Arc<Instance>, machine: &Arc<Machine>) -> Result<()> {
+    let running = machine.running().await?;
+    let name = format!("instance-{}", instance.id);
+    let partition = plug(instance, &running).await.context("no memory in the VM")?;
+    instance.set_partition(partition);
+    let lived = live_there(instance, machine, &running, &name, partition).await;
+    unplug(instance, &running, partition).await;
+    lived
+}
+
+/// Calls that block, on a thread that may.
+async fn ask<T: Send + 'static>(
+    running: &Arc<Running>,
+    what: impl FnOnce(&vm::Vm) -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    let running = running.clone();
+    let asked = tokio::task::spawn_blocking(move || what(&running.vm)).await;
+    asked.unwrap_or_else(|_| Err(Error::Failed("the thread that asked the VM panicked".into())))
+}
+
+async fn plug(instance: &Instance, running: &Arc<Running>) -> Result<u32, Error> {
+    let deadline = Instant::now() + PLUG_PATIENCE;
+    loop {
+        match ask(running, |vm| vm.plug(None)).await {
+            Ok(plugged) => {
+                instance.note(Event {
+                    partition: Some(plugged.partition.into()),
+                    ms: history::ms(Duration::from_nanos(plugged.total_ns)),
+                    device_ms: history::ms(Duration::from_nanos(plugged.device_ns)),
+                    bytes: Some(running.vm.layout().partition_bytes),
+                    ..instance.event("plug")
+                });
+                return Ok(plugged.partition);
+            }
+            // The partition of an instance that has just ended is still being unplugged.
+            Err(error) if error.is_temporary() && Instant::now() < deadline => {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+async fn unplug(instance: &Instance, running: &Arc<Running>, partition: u32) {
+    match ask(running, move |vm| vm.unplug(partition)).await {
+        Ok(unplugged) => instance.note(Event {
+            partition: Some(partition.into()),
+            ms: history::ms(Duration::from_nanos(unplugged.total_ns)),
+            device_ms: history::ms(Duration::from_nanos(unplugged.device_ns)),
+            bytes: Some(unplugged.host_before_bytes.saturating_sub(unplugged.host_after_bytes)),
+            ..instance.event("unplug")
+        }),
+        // The VM is gone, or its keeper goes on with it.
+        Err(error) => instance.note(Event {
+            partition: Some(partition.into()),
+            message: Some(error.to_string()),
+            ..instance.event("fail")
+        }),
+    }
+}
+
+async fn live_there(
+    instance: &Arc<Instance>,
+    machine: &Machine,
+    running: &Arc<Running>,
+    name: &str,
+    partition: u32,
+) -> Result<()> {
+    let door = running.relay.door(name);
+    let order = spawn_order(instance, machine, name)?;
+    ask(running, move |vm| vm.spawn(Place::Partition(partition), order)).await?;
+    let (output_in, output) = pipe::pipe().context("no pipe for the instance's output")?;
+    instance.set_output(Output::new(instance.label(), output));
+    let mut tasks = JoinSet::new();
+    tasks.spawn(accept(instance.clone(), door));
+    let fetching = tokio::spawn(fetch_output(running.clone(), name.to_string(), output_in));
+    let reader = instance.clone();
+    tasks.spawn(async move { reader.follow_output().await });
+    let waiting = {
+        let name = name.to_string();
+        ask(running, move |vm| vm.wait(&name, Instant::now() + Duration::from_secs(86_400 * 365)))
+    };
+    let ended = instance
+        .until_it_ends(
+            async {
+                match waiting.await {
+                    Ok(Some(ExitReason::Code { code })) => (Ending::Exit(code), false),
+                    Ok(Some(ExitReason::Signal { signal })) => (Ending::Signal(signal), false),
+                    Ok(Some(ExitReason::Overflow)) => (Ending::Signal(libc::SIGKILL), true),
+                    Ok(Some(ExitReason::AgentLost) | None) => {
+                        (Ending::Lost("the VM or its agent ended".into()), false)
+                    }
+                    Err(error) => (Ending::Lost(error.to_string()), false),
+                }
+            },
+            SLOWER,
+        )
+        .await;
+    if ended {
+        // Its last words are still there.
+        let _ = tokio::time::timeout(LAST_WORDS, fetching).await;
+    } else {
+        fetching.abort();
+        let name = name.to_string();
+        // It may end by itself in this moment, or with its VM.
+        if let Err(error) = ask(running, move |vm| vm.stop(&name, Duration::ZERO)).await {
+            tracing::debug!("{}: {error}", instance.label());
+        }
+    }
+    drop(tasks);
+    Ok(())
+}
+
+fn spawn_order(instance: &Instance, machine: &Machine, name: &str) -> Result<Spawn> {
+    let Sources { binds, command, environment, user } = environment::sources_of(instance, None);
+    let binds = binds.into_iter().map(|bind| {
+        let missing =
+            || format!("{} is not in the VM: functions come from the template", bind.source.display());
+        let place = machine.disk.name_of(&bind.source).with_context(missing)?;
+        Ok((place.to_string(), bind.target.to_string_lossy().into_owned()))
+    });
+    Ok(Spawn {
+        instance: name.to_string(),
+        partition: None,
+        argv: command,
+        env: environment.into_iter().collect(),
+        cwd: Some(environment::TASK.into()),
+        cpus: Vec::new(),
+        confinement: Some(Confinement { user, port: RUNTIME_PORT, binds: binds.collect::<Result<_>>()? }),
+    })
+}
+
+async fn accept(instance: Arc<Instance>, mut door: Door) {
+    let mut connections = JoinSet::new();
+    loop {
+        let stream = door.next().await;
+        let instance = instance.clone();
+        while connections.try_join_next().is_some() {}
+        connections.spawn(async move {
+            http::serve(stream, |request| runtime_api::handle(instance.clone(), request)).await;
+        });
+    }
+}
+
+/// What the instance prints comes in pieces, when asked for.
+async fn fetch_output(running: Arc<Running>, name: String, pipe: pipe::Sender) {
+    let mut from = 0;
+    loop {
+        tokio::time::sleep(OUTPUT_EVERY).await;
+        let wanted = name.clone();
+        let Ok(piece) = ask(&running, move |vm| vm.output(&wanted, from)).await else { return };
+        let mut text = piece.text.as_bytes();
+        while !text.is_empty() {
+            match pipe.try_write(text) {
+                Ok(count) => text = &text[count..],
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    if pipe.writable().await.is_err() {
+                        return;
+                    }
+                }
+                Err(_) => return,
+            }
+        }
+        from = piece.next;
+        if piece.ended {
+            return;
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! `--sandbox vm`: instances live in a microVM, a partition of its memory each (HotMem §4.1).
+//!
+//! ```text
+//!   scale up:    plug a partition ──► spawn the instance in it ──► it asks for work over the relay
+//!   scale down:  stop ──► the partition is empty ──► unplug: its memory is the host's again, no page was moved
+//! ```
+//! The worker owns one VM. If that ends, its instances have ended, their callers are told why, and it is booted again.
+
+mod disk;
+mod life;
+mod relay;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use tokio::sync::watch;
+use vm::protocol::{Layout, Mode, NodeStats};
+use vm::{Settings, Vm};
+use worker_page::data::{self, Event};
+
+pub use disk::{Disk, Part};
+pub use life::live;
+use relay::Relay;
+
+use crate::history;
+use crate::worker::Worker;
+
+/// A VM that does not come up is tried again after so long.
+const PAUSE: Duration = Duration::from_secs(2);
+/// How long an instance waits for the VM.
+const PATIENCE: Duration = Duration::from_secs(60);
+const BLOCK_MIB: u64 = 128;
+
+/// What the VM is made with.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// How its memory grows and shrinks.
+    pub mode: Mode,
+    /// The most instances at one time.
+    pub partitions: u32,
+    /// Kernel and root.
+    pub image: vm::image::Image,
+}
+
+/// A VM that runs, and its line to the instances.
+pub struct Running {
+    pub(crate) vm: Vm,
+    pub(crate) relay: Relay,
+}
+
+/// The VM, which is there most of the time.
+pub struct Machine {
+    settings: Settings,
+    pub(crate) disk: Disk,
+    running: watch::Sender<Option<Arc<Running>>>,
+    closing: Mutex<bool>,
+}
+
+impl Machine {
+    /// A VM whose partitions hold the largest of the functions; not booted yet.
+    ///
+    /// # Errors
+    /// The code disk cannot be made, or there cannot be such a VM.
+    pub fn new(plan: &Plan, largest_mib: u32, disk: Disk) -> Result<Machine> {
+        let partition_mib = u64::from(largest_mib).next_multiple_of(BLOCK_MIB);
+        let cpus = std::thread::available_parallelism().map_or(1, |number| number.get() as u32);
+        let settings = Settings {
+            name: format!("worker-{}", std::process::id()),
+            layout: Layout {
+                mode: plan.mode,
+                partitions: plan.partitions,
+                partition_bytes: partition_mib << 20,
+                shared_bytes: 256 << 20,
+            },
+            boot_bytes: None,
+            limit_bytes: None,
+            cpus: cpus.max(2),
+            accelerator: vm::accelerator::Choice::Auto,
+            image: plan.image.clone(),
+            code: Some(disk.file.clone()),
+            append: String::new(),
+            patience: Duration::from_secs(120),
+        };
+        settings.check()?;
+        Ok(Machine { settings, disk, running: watch::Sender::new(None), closing: Mutex::new(false) })
+    }
+
+    /// How its memory grows and shrinks, in a word.
+    pub fn mode(&self) -> &'static str {
+        match self.settings.layout.mode {
+            Mode::Nodes => "nodes",
+            Mode::Hotmem => "hotmem",
+            Mode::Plain => "plain",
+            Mode::Static => "static",
+        }
+    }
+
+    /// What one instance may use.
+    pub fn partition_mib(&self) -> u64 {
+        self.settings.layout.partition_bytes >> 20
+    }
+
+    /// Boots the VM, and boots it again whenever it ends, on a thread of its own. Returns when it runs.
+    ///
+    /// # Errors
+    /// It does not come up the first time.
+    pub fn start(self: &Arc<Self>, worker: &Arc<Worker>) -> Result<()> {
+        self.boot(worker).context("the VM for the instances")?;
+        let (machine, worker) = (Arc::clone(self), Arc::clone(worker));
+        let runtime = tokio::runtime::Handle::current();
+        std::thread::Builder::new().name("machine".into()).spawn(move || {
+            let _in_runtime = runtime.enter();
+            machine.keep(&worker);
+        })?;
+        Ok(())
+    }
+
+    fn boot(&self, worker: &Worker) -> Result<()> {
+        let vm = Vm::boot(&self.settings)?;
+        let Some(stream) = vm.take_relay() else { bail!("the VM has no relay") };
+        let boot = vm.boot_time();
+        self.tell(worker, format!("up, mode {}", self.mode()), Some(boot));
+        let relay = Relay::new(stream)?;
+        self.running.send_replace(Some(Arc::new(Running { vm, relay })));
+        Ok(())
+    }
+
+    fn keep(&self, worker: &Arc<Worker>) {
+        loop {
+            let running = self.running.borrow().clone();
+            if let Some(running) = running {
+                let day = Duration::from_secs(86_400);
+                let Some(how) = running.vm.wait_for_end(Instant::now() + day) else { continue };
+                if self.is_closing() {
+                    return;
+                }
+                tracing::error!("the VM ended: {how}; its instances have ended with it");
+                self.tell(worker, format!("ended: {how}"), None);
+                self.running.send_replace(None);
+            }
+            if self.is_closing() {
+                return;
+            }
+            if let Err(error) = self.boot(worker) {
+                tracing::error!("the VM does not come up again: {error:#}");
+                self.tell(worker, format!("does not come up: {error:#}"), None);
+                std::thread::sleep(PAUSE);
+            }
+        }
+    }
+
+    fn is_closing(&self) -> bool {
+        *self.closing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, worker: &Worker, message: String, took: Option<Duration>) {
+        let ms = took.and_then(history::ms);
+        worker.history.note(Event { message: Some(message), ms, ..history::event("vm") });
+    }
+
+    /// The VM, once it is there.
+    ///
+    /// # Errors
+    /// It does not come up in time.
+    pub async fn running(&self) -> Result<Arc<Running>> {
+        let mut running = self.running.subscribe();
+        let there = tokio::time::timeout(PATIENCE, running.wait_for(Option::is_some)).await;
+        let there = there.context("the VM is down")?.context("the VM is gone")?;
+        there.clone().context("the VM is down")
+    }
+
+    /// Powers the VM off; its instances are gone already.
+    pub fn close(&self) {
+        *self.closing.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        if let Some(running) = self.running.send_replace(None) {
+            running.vm.shut_down();
+        }
+    }
+
+    /// Its memory, and that of each partition; asks the guest.
+    pub fn memory(&self) -> Option<(data::Vm, BTreeMap<u32, NodeStats>)> {
+        let running = self.running.borrow().clone()?;
+        let status = running.vm.status();
+        let is_plugged = |state: &&vm::State| !matches!(state, vm::State::Absent | vm::State::Plugging);
+        let plugged = status.partitions.iter().filter(is_plugged).count() as u64;
+        let used = status.partitions.iter().filter(|state| state.instance().is_some()).count() as u64;
+        let summary = data::Vm {
+            resident_bytes: status.host_resident_bytes,
+            partitions: status.partitions.len() as u64,
+            plugged,
+            used,
+            plugged_bytes: plugged * self.settings.layout.partition_bytes,
+        };
+        let nodes = running.vm.memory().map(|memory| memory.guest.nodes).unwrap_or_default();
+        let by_partition = nodes.into_iter().filter_map(|node| Some((node.partition?, node))).collect();
+        Some((summary, by_partition))
+    }
+}
+
+/// Whether there is an image to boot, and which.
+///
+/// # Errors
+/// It was never built; says how.
+pub fn image(mode: Mode) -> Result<vm::image::Image> {
+    let kernel = if mode == Mode::Hotmem { vm::image::Kernel::Hotmem } else { vm::image::Kernel::Stock };
+    Ok(vm::image::latest(kernel)?)
+}
+
+/// Where a VM's disk is made.
+pub fn disk_file(folder: &Path) -> std::path::PathBuf {
+    folder.join("code.ext4")
+}

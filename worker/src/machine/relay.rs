@@ -1,0 +1,192 @@
+//! The host's end of the relay: each connection that an instance in the guest makes becomes a socket here, on which the
+//! worker serves the Runtime API (vm-protocol's `relay` says what is sent).
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context, Result};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::mpsc;
+use vm::protocol::relay::{HEADER_BYTES, Header, Kind, MOST_BYTES};
+
+/// Frames that wait for the guest to take them.
+const TO_GUEST: usize = 64;
+/// Frames of one connection that wait for the worker: more than the longest answer of a function.
+const FROM_INSTANCE: usize = 128;
+
+/// The line to one VM's instances; ends with the VM.
+pub struct Relay(Arc<Shared>);
+
+struct Shared {
+    doors: Mutex<HashMap<String, mpsc::Sender<UnixStream>>>,
+    to_guest: mpsc::Sender<Vec<u8>>,
+}
+
+/// Where connections of one instance come in, until it is dropped.
+pub struct Door {
+    shared: Arc<Shared>,
+    instance: String,
+    connections: mpsc::Receiver<UnixStream>,
+}
+
+impl Door {
+    /// The next connection; never, once the VM is gone.
+    pub async fn next(&mut self) -> UnixStream {
+        match self.connections.recv().await {
+            Some(connection) => connection,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        self.shared.doors().remove(&self.instance);
+    }
+}
+
+impl Shared {
+    fn doors(&self) -> MutexGuard<'_, HashMap<String, mpsc::Sender<UnixStream>>> {
+        self.doors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Relay {
+    /// Takes the line; called where a runtime is.
+    ///
+    /// # Errors
+    /// The socket cannot be used.
+    pub fn new(line: std::os::unix::net::UnixStream) -> Result<Relay> {
+        line.set_nonblocking(true).context("the VM's relay")?;
+        let (reader, writer) = UnixStream::from_std(line).context("the VM's relay")?.into_split();
+        let (to_guest, frames) = mpsc::channel(TO_GUEST);
+        let shared = Arc::new(Shared { doors: Mutex::default(), to_guest });
+        tokio::spawn(send(writer, frames));
+        tokio::spawn(receive(reader, shared.clone()));
+        Ok(Relay(shared))
+    }
+
+    /// Lets an instance of this name connect.
+    pub fn door(&self, instance: &str) -> Door {
+        let (sender, connections) = mpsc::channel(4);
+        self.0.doors().insert(instance.to_string(), sender);
+        Door { shared: self.0.clone(), instance: instance.to_string(), connections }
+    }
+}
+
+async fn send(mut writer: OwnedWriteHalf, mut frames: mpsc::Receiver<Vec<u8>>) {
+    while let Some(frame) = frames.recv().await {
+        if writer.write_all(&frame).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn receive(mut reader: OwnedReadHalf, shared: Arc<Shared>) {
+    let mut streams: HashMap<u32, mpsc::Sender<Vec<u8>>> = HashMap::new();
+    let mut head = [0; HEADER_BYTES];
+    while reader.read_exact(&mut head).await.is_ok() {
+        let Some(Header { stream, kind, bytes }) = Header::decode(head) else {
+            return tracing::error!(
+                "the guest's relay is out of step: no instance of this VM can be reached any more"
+            );
+        };
+        let mut payload = vec![0; bytes];
+        if reader.read_exact(&mut payload).await.is_err() {
+            return;
+        }
+        match kind {
+            Kind::Open => {
+                let door = shared.doors().get(&*String::from_utf8_lossy(&payload)).cloned();
+                let pair = door.zip(UnixStream::pair().ok());
+                if let Some((door, (ours, theirs))) = pair
+                    && door.try_send(theirs).is_ok()
+                {
+                    let (sender, frames) = mpsc::channel(FROM_INSTANCE);
+                    streams.insert(stream, sender);
+                    tokio::spawn(carry(stream, ours, frames, shared.to_guest.clone()));
+                } else {
+                    let _ = shared.to_guest.try_send(frame(stream, Kind::Close, &[]));
+                }
+            }
+            Kind::Data => {
+                // A function that sends more than is taken loses its connection, and holds up no other.
+                if streams.get(&stream).is_some_and(|sender| sender.try_send(payload).is_err()) {
+                    streams.remove(&stream);
+                }
+            }
+            Kind::Close => drop(streams.remove(&stream)),
+        }
+        streams.retain(|_, sender| !sender.is_closed());
+    }
+}
+
+/// One connection, both ways; it ends with either.
+async fn carry(
+    stream: u32,
+    connection: UnixStream,
+    mut frames: mpsc::Receiver<Vec<u8>>,
+    to_guest: mpsc::Sender<Vec<u8>>,
+) {
+    let (mut reader, mut writer) = connection.into_split();
+    let inwards = async {
+        while let Some(payload) = frames.recv().await {
+            if writer.write_all(&payload).await.is_err() {
+                return;
+            }
+        }
+    };
+    let outwards = async {
+        let mut bytes = vec![0; MOST_BYTES];
+        while let Ok(count @ 1..) = reader.read(&mut bytes).await {
+            if to_guest.send(frame(stream, Kind::Data, &bytes[..count])).await.is_err() {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        () = inwards => {}
+        () = outwards => {}
+    }
+    let _ = to_guest.send(frame(stream, Kind::Close, &[])).await;
+}
+
+fn frame(stream: u32, kind: Kind, bytes: &[u8]) -> Vec<u8> {
+    let mut frame = Header { stream, kind, bytes: bytes.len() }.encode().to_vec();
+    frame.extend(bytes);
+    frame
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The guest's side of the line, spoken by hand.
+    #[tokio::test]
+    async fn a_connection_is_carried_both_ways_and_strangers_are_closed() {
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let relay = Relay::new(ours).unwrap();
+        let mut door = relay.door("a");
+        theirs.set_nonblocking(true).unwrap();
+        let mut guest = UnixStream::from_std(theirs).unwrap();
+        guest.write_all(&frame(7, Kind::Open, b"a")).await.unwrap();
+        guest.write_all(&frame(7, Kind::Data, b"ping")).await.unwrap();
+        let mut connection = door.next().await;
+        let mut bytes = [0; 4];
+        connection.read_exact(&mut bytes).await.unwrap();
+        assert_eq!(&bytes, b"ping");
+        connection.write_all(b"pong").await.unwrap();
+        let mut answer = [0; HEADER_BYTES + 4];
+        guest.read_exact(&mut answer).await.unwrap();
+        assert_eq!(answer.to_vec(), frame(7, Kind::Data, b"pong"));
+        // An instance that nobody expects is closed at once; the other goes on.
+        guest.write_all(&frame(8, Kind::Open, b"b")).await.unwrap();
+        let mut answer = [0; HEADER_BYTES];
+        guest.read_exact(&mut answer).await.unwrap();
+        assert_eq!(answer.to_vec(), frame(8, Kind::Close, &[]));
+        guest.write_all(&frame(7, Kind::Close, &[])).await.unwrap();
+        assert_eq!(connection.read(&mut bytes).await.unwrap(), 0);
+    }
+}

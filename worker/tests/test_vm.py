@@ -1,0 +1,86 @@
+"""Instances in a microVM: partitions come and go with them, they are apart, and the VM's death is survived.
+
+The VM boots Debian's kernel, translated where there is no KVM: a minute in all. `mayfly vm image` is run
+first; it only looks when there is an image.
+"""
+
+import concurrent.futures
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+from calls import invoke
+from conftest import HERE, MAYFLY, Worker
+
+PATIENCE_S = 120
+
+
+def until(condition, what):
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline, what()
+        time.sleep(0.2)
+    return found
+
+
+@pytest.fixture(scope="module")
+def vm():
+    subprocess.run([MAYFLY, "vm", "image"], check=True, stdout=subprocess.DEVNULL)
+    template = str(HERE / "functions/template.yaml")
+    with Worker(template, "--sandbox", "vm", "--partitions", "2", "--keep-alive", "4") as running:
+        yield running
+        assert running.stop() == 0
+
+
+def test_an_instance_lives_in_a_partition_and_leaves_it(vm):
+    client = vm.client()
+    answer, error = invoke(client, "probe", {"do": "count"})
+    assert error is None and answer["calls"] == 1, answer
+    until(lambda: vm.sample()["vm"]["used"] == 1, vm.sample)
+    assert [event["partition"] for event in vm.events("plug")] == [0]
+    answer, error = invoke(client, "probe", {"do": "large", "bytes": 1 << 20})
+    assert error is None and len(answer) == 1 << 20
+    # Idle for longer than it is kept: stopped, and its memory given back.
+    until(lambda: vm.events("unplug"), vm.log)
+    until(lambda: vm.sample()["vm"]["plugged"] == 0, vm.sample)
+
+
+def test_instances_are_apart(vm):
+    client = vm.client()
+    assert invoke(client, "neighbour", {"do": "count"})[1] is None
+    look = "id -u; cat /var/task/app.py >/dev/null && echo code; ls /run | wc -l; "
+    look += "cat /proc/*/environ; head -c1 /dev/vdb"
+    answer, error = invoke(client, "probe", {"do": "shell", "command": look})
+    assert error is None, answer
+    user, code, others, *rest = answer["out"].splitlines()
+    assert int(user) > 2_000_000_000 and (code, others) == ("code", "0")
+    assert "of-the-neighbour" not in "".join(rest) and answer["code"] != 0
+    for place in ["/x", "/usr/x", "/var/task/x", "/opt/x", "/var/mayfly/x"]:
+        answer, _ = invoke(
+            client, "probe", {"do": "shell", "command": f"touch {place} 2>/dev/null || echo no"}
+        )
+        assert answer["out"] == "no\n", place
+
+
+def test_requests_are_told_that_the_vm_died_and_it_comes_again(vm):
+    client = vm.client()
+    assert invoke(client, "single", {"do": "count"})[1] is None
+    until(lambda: '"phase":"idle"' in vm.get("/instances"), vm.log)
+    process = next(p for p in vm.descendants() if is_qemu(p))
+    os.kill(process, signal.SIGSTOP)  # so that the request is surely under way
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(invoke, client, "single", {"do": "count"})
+        until(lambda: vm.figure("mayfly_instances") >= 1, vm.log)
+        time.sleep(0.5)
+        os.kill(process, signal.SIGKILL)
+        answer, error = asked.result(timeout=PATIENCE_S)
+    assert error == "Unhandled" and answer["errorType"] == "Runtime.ExitError", answer
+    until(lambda: [event for event in vm.events("vm") if event["message"].startswith("ended")], vm.log)
+    assert invoke(client, "single", {"do": "count"})[1] is None
+
+
+def is_qemu(process):
+    with open(f"/proc/{process}/comm") as comm:
+        return comm.read().startswith("qemu")
