@@ -127,7 +127,7 @@ impl SimArguments {
         bar.finish_and_clear();
         if let Some(expected) = program.expected
             && ended.statistics.get("partial").and_then(Value::as_bool) != Some(true)
-            && ended.output != expected.as_bytes()
+            && ended.output.trim_ascii_end() != expected.trim_end().as_bytes()
         {
             std::io::stdout().write_all(&ended.output)?;
             bail!("{} under {}: its output is not the expected one", self.command[0], allocator.name());
