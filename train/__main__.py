@@ -24,7 +24,7 @@ def arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--encoder", choices=ENCODERS, default="lstm-frames")
     parser.add_argument("--hidden", type=int, choices=(16, 64), default=64)
     parser.add_argument("--vocabulary", type=int, default=5000)
-    parser.add_argument("--epochs", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--engine", choices=("duckdb", "spark"), default="duckdb")
     parser.add_argument("--plot", metavar="FILE.svg", help="draw the confusion matrix")

@@ -6,14 +6,23 @@ import xxhash
 
 from train import measure, training
 from train.contexts import Contexts
-from train.dataset import CLASS_NAMES, HELD_OUT, TRAIN, VALIDATION
+from train.dataset import CLASS_NAMES
 from train.errors import TrainError
 from train.measure import Accuracy
 from train.tokens import tokenize
 
 BUCKETS = 1 << 13
 TREES = 300
+TREES_OF_FEW = 50
 PATIENCE = 20
+OPTIONS = {
+    "objective": "multiclass",
+    "num_class": len(CLASS_NAMES),
+    "min_data_in_leaf": 5,
+    "deterministic": True,
+    "num_threads": 2,
+    "verbosity": -1,
+}
 
 
 def features(stack: list[str]) -> dict[int, int]:
@@ -32,38 +41,39 @@ def features(stack: list[str]) -> dict[int, int]:
     return counts
 
 
-def held_out_accuracy(data: Contexts, seed: int, most_frames: int) -> Accuracy | None:
-    """Trains on the same contexts as the networks, and stops by the same ones."""
+def held_out_accuracy(data: Contexts, folds: list[int], seed: int, most_frames: int) -> Accuracy | None:
+    """Trains on the same contexts as the networks, stops by the same ones, and is measured on the same
+    ones."""
     try:
         import lightgbm
     except ImportError:
         raise TrainError("LightGBM is not installed: run 'train/environment more' once") from None
-    parts = {name: data.part(name) for name in (TRAIN, VALIDATION, HELD_OUT)}
-    tables = {name: _table(part, most_frames) for name, part in parts.items()}
-    options = {
-        "objective": "multiclass",
-        "num_class": len(CLASS_NAMES),
-        "min_data_in_leaf": 5,
-        "seed": seed,
-        "deterministic": True,
-        "num_threads": 2,
-        "verbosity": -1,
-    }
-    sets = {
-        name: lightgbm.Dataset(
-            tables[name], parts[name].labels, weight=training.say_in_training(parts[name].weights)
+    told, predicted = [], []
+    for fold in folds:
+        split = data.split(fold)
+        if not len(split.learn) or not len(split.held_out):
+            continue
+        say = training.say_in_training
+        learn, stop_by = (
+            lightgbm.Dataset(_table(part, most_frames), part.labels, weight=say(part.weights))
+            for part in (split.learn, split.stop_by)
         )
-        for name in (TRAIN, VALIDATION)
-        if len(parts[name])
-    }
-    stop = [lightgbm.early_stopping(PATIENCE, verbose=False)] if VALIDATION in sets else []
-    valid = [sets[VALIDATION]] if VALIDATION in sets else None
-    trees = lightgbm.train(options, sets[TRAIN], TREES, valid_sets=valid, callbacks=stop)
-    held_out = parts[HELD_OUT]
-    if not len(held_out):
+        stops = len(split.stop_by) > 0
+        trees = lightgbm.train(
+            OPTIONS | {"seed": seed},
+            learn,
+            TREES if stops else TREES_OF_FEW,
+            valid_sets=[stop_by] if stops else None,
+            callbacks=[lightgbm.early_stopping(PATIENCE, verbose=False)] if stops else [],
+        )
+        told.append(split.held_out)
+        predicted.append(trees.predict(_table(split.held_out, most_frames)).argmax(axis=1))
+    if not told:
         return None
-    predicted = trees.predict(tables[HELD_OUT]).argmax(axis=1)
-    return measure.accuracy(held_out.labels, predicted, held_out.weights)
+    labels, weights = (
+        np.concatenate([getattr(part, name) for part in told]) for name in ("labels", "weights")
+    )
+    return measure.accuracy(labels, np.concatenate(predicted), weights)
 
 
 def _table(part: Contexts, most_frames: int):

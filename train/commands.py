@@ -10,9 +10,9 @@ import numpy as np
 
 from train import boosting, contexts, export, fit, measure, model_file, symbols
 from train.contexts import Contexts
-from train.dataset import CLASS_NAMES, HELD_OUT, TRAIN
+from train.dataset import CLASS_NAMES
 from train.encoders import ENCODERS
-from train.fit import MOST_FRAMES, Recipe
+from train.fit import Recipe
 from train.measure import Accuracy
 
 
@@ -28,16 +28,23 @@ class Row:
 def train(given: argparse.Namespace) -> int:
     """Makes a model file and says how good it is."""
     begun = time.monotonic()
-    recipe = Recipe(given.encoder, given.hidden, given.vocabulary, given.epochs, given.seed)
-    made = fit.make(given.engine, given.profiles, recipe, _shows_progress())
+    made = fit.make(
+        given.engine, given.profiles, _recipe(given, given.encoder, given.hidden), _shows_progress()
+    )
     size = model_file.write(made.model, given.output)
-    if given.plot and made.held_out:
-        measure.plot(made.held_out, given.plot, f"{given.encoder} on contexts held out of training")
-    rows = [Row("held_out", made.held_out), Row("held_out_before_rounding", made.trained.held_out)]
+    held_out = made.held_out
+    if given.plot and held_out.of_file:
+        measure.plot(held_out.of_file, given.plot, f"{given.encoder} on contexts held out of training")
+    rows = [
+        Row("held_out", held_out.of_file),
+        Row(f"held_out_{fit.ENOUGH_SAMPLES}_samples", held_out.of_file_many_samples),
+        Row("held_out_before_rounding", held_out.as_trained),
+        Row("all", made.all),
+    ]
     if given.json:
         about = {
             "contexts": len(made.data),
-            "epochs": made.trained.outcome.best_epoch,
+            "rounds": held_out.rounds,
             "seconds": round(time.monotonic() - begun, 1),
             "model_bytes": size,
             "ranges": len(made.model.starts),
@@ -45,8 +52,7 @@ def train(given: argparse.Namespace) -> int:
         _print_json("train", rows, about)
         return 0
     _print_contexts(made.data)
-    epochs, width = made.trained.outcome.best_epoch, recipe.hidden
-    _print_table(f"{given.encoder} of width {width}, {epochs} epochs", rows[:1])
+    _print_table(f"{given.encoder} of width {given.hidden}, {held_out.rounds} rounds", rows)
     print(f"{given.output}: {size / 2**20:.1f} MiB, for {_count(len(made.model.modules), 'file')} with code")
     return 0
 
@@ -57,13 +63,12 @@ def compare(given: argparse.Namespace) -> int:
     contexts.refuse_too_little(data)
     rows = [Row("most_common_class", _most_common_class(data))]
     begun = time.monotonic()
-    boosted = boosting.held_out_accuracy(data, given.seed, MOST_FRAMES)
+    boosted = boosting.held_out_accuracy(data, fit.folds_for(data), given.seed, fit.MOST_FRAMES)
     rows.append(Row("ngrams-boosting", boosted, time.monotonic() - begun))
     for hidden in (64, 16):
         for name in ENCODERS:
-            recipe = Recipe(name, hidden, given.vocabulary, given.epochs, given.seed)
-            trained = fit.train_encoder(data, recipe, _shows_progress())
-            rows.append(Row(f"{name}-{hidden}", trained.held_out, trained.outcome.seconds))
+            found = fit.measured(data, _recipe(given, name, hidden), _shows_progress(), export_too=False)
+            rows.append(Row(f"{name}-{hidden}", found.as_trained, found.seconds))
     if given.json:
         _print_json("compare", rows, {"contexts": len(data)})
         return 0
@@ -78,14 +83,7 @@ def measure_model(given: argparse.Namespace) -> int:
     data = contexts.load(given.engine, given.profiles)
     frames = export.link(model, symbols.load(given.engine, given.profiles))
     predicted = fit.predict(model, frames, data)
-    held_out = data.splits == HELD_OUT
-    rows = [
-        Row("all", measure.accuracy(data.labels, predicted, data.weights)),
-        Row(
-            "held_out",
-            measure.accuracy(data.labels[held_out], predicted[held_out], data.weights[held_out]),
-        ),
-    ]
+    rows = [Row("all", measure.accuracy(data.labels, predicted, data.weights))]
     if given.plot:
         measure.plot(rows[0].accuracy, given.plot, f"{given.measure} on {len(data)} contexts")
     if given.json:
@@ -96,10 +94,13 @@ def measure_model(given: argparse.Namespace) -> int:
     return 0
 
 
+def _recipe(given: argparse.Namespace, encoder: str, hidden: int) -> Recipe:
+    return Recipe(encoder, hidden, given.vocabulary, given.rounds, given.seed)
+
+
 def _most_common_class(data: Contexts) -> Accuracy | None:
-    learned, held_out = data.part(TRAIN), data.part(HELD_OUT)
-    common = np.bincount(learned.labels, learned.weights).argmax() if len(learned) else 0
-    return measure.accuracy(held_out.labels, np.full(len(held_out), common), held_out.weights)
+    common = np.bincount(data.labels, data.weights).argmax()
+    return measure.accuracy(data.labels, np.full(len(data), common), data.weights)
 
 
 def _shows_progress() -> bool:
@@ -112,7 +113,8 @@ def _count(number: int, what: str) -> str:
 
 def _print_contexts(data: Contexts) -> None:
     shares = np.bincount(data.labels, data.weights, len(CLASS_NAMES)) / data.weights.sum()
-    print(f"{_count(len(data), 'context')}, {len(data.part(HELD_OUT)):,} of them held out of training")
+    held_out = "a fifth of them" if len(fit.folds_for(data)) == 1 else "each a fifth in turn"
+    print(f"{_count(len(data), 'context')}, {held_out} held out of training")
     print("  class          " + "".join(f"{name:>9}" for name in CLASS_NAMES))
     counts = np.bincount(data.labels, minlength=len(CLASS_NAMES))
     print("  contexts       " + "".join(f"{count:>9,}" for count in counts))

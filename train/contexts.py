@@ -5,12 +5,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from train import profiles
-from train.dataset import CLASS_NAMES, labelled_contexts
+from train.dataset import CLASS_NAMES, TENTHS, labelled_contexts
 from train.errors import TrainError
 
 FRAME_SEPARATOR = "@"
 # Fewer distinct contexts than this are no data set: a table of them would do.
 FEWEST = 20
+# With fewer than this chance would decide when training ends.
+FEWEST_TO_STOP_BY = 50
 
 
 @dataclass
@@ -21,22 +23,39 @@ class Contexts:
     labels: np.ndarray
     weights: np.ndarray
     samples: np.ndarray
-    splits: np.ndarray
+    tenths: np.ndarray
 
     def __len__(self) -> int:
         return len(self.stacks)
 
-    def part(self, *splits: str) -> "Contexts":
-        """Those in any of these parts of the split."""
-        places = np.flatnonzero(np.isin(self.splits, splits))
+    def chosen(self, which: np.ndarray) -> "Contexts":
+        """Those where `which` is true."""
+        places = np.flatnonzero(which)
         stacks = [self.stacks[place] for place in places]
         return Contexts(
-            stacks, self.labels[places], self.weights[places], self.samples[places], self.splits[places]
+            stacks, self.labels[places], self.weights[places], self.samples[places], self.tenths[places]
         )
 
-    def frames(self) -> list[str]:
-        """Every frame of every stack."""
-        return [frame for stack in self.stacks for frame in stack]
+    def split(self, fold: int) -> "Split":
+        """The contexts to learn from, to stop by (none where they would be too few to tell) and to measure
+        on: two tenths are held out in each fold."""
+        held_out = np.isin(self.tenths, [2 * fold, 2 * fold + 1])
+        stop_by = self.tenths == (2 * fold + 2) % TENTHS
+        if stop_by.sum() < FEWEST_TO_STOP_BY:
+            stop_by[:] = False
+        return Split(self.chosen(~held_out & ~stop_by), self.chosen(stop_by), self.chosen(held_out))
+
+
+@dataclass
+class Split:
+    """Three parts that have no context in common."""
+
+    learn: Contexts
+    stop_by: Contexts
+    held_out: Contexts
+
+
+FOLDS = TENTHS // 2
 
 
 def load(engine: str, paths: list[str]) -> Contexts:
@@ -48,7 +67,7 @@ def load(engine: str, paths: list[str]) -> Contexts:
         table["label"].to_numpy().astype(np.int32),
         table["weight"].to_numpy().astype(np.float64),
         table["samples"].to_numpy(),
-        np.array(table["split"].to_pylist(), dtype="U16"),
+        table["tenth"].to_numpy().astype(np.int32),
     )
 
 

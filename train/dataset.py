@@ -11,10 +11,8 @@ CLASS_NAMES = ("10ms", "100ms", "1s", "10s", "100s", "1000s", "inf")
 """Lifetime class c holds what dies within 10^(c+1) ms, the last one what does not within 1000 s, or never
 (§5.1)."""
 
-TRAIN, VALIDATION, HELD_OUT = "train", "validation", "held-out"
-# Of 256: what the first and the second byte of a context's hash must be below.
-_HELD_OUT_BELOW = 51  # 20%
-_VALIDATION_BELOW = 26  # 10% of the rest
+TENTHS = 10
+"""Parts of about the same size that contexts fall into, so that some can be held out of training."""
 
 
 def labelled_contexts(profiles: ir.Table) -> ir.Table:
@@ -39,7 +37,7 @@ def labelled_contexts(profiles: ir.Table) -> ir.Table:
         label=_t95(known, list(classes)),
         weight=ibis.greatest(known.weight, 1),
         samples=known.samples,
-        split=_split(known.stack),
+        tenth=_tenth(known.stack),
     ).order_by("stack")
 
 
@@ -52,10 +50,10 @@ def _t95(counted: ir.Table, classes: list[str]) -> ir.IntegerValue:
     return ibis.cases(*branches, else_=ibis.literal(len(classes) - 1, "int64"))
 
 
-def _split(stack: ir.StringValue) -> ir.StringValue:
+def _tenth(stack: ir.StringValue) -> ir.IntegerValue:
+    """0 to 9, by the first byte of a hash in hexadecimal."""
     digest = stack.hexdigest("md5").lower()
-    return ibis.cases(
-        (digest[0:2] < f"{_HELD_OUT_BELOW:02x}", HELD_OUT),
-        (digest[2:4] < f"{_VALIDATION_BELOW:02x}", VALIDATION),
-        else_=TRAIN,
-    )
+    branches = [
+        (digest[0:2] < f"{256 * (n + 1) // TENTHS:02x}", ibis.literal(n, "int64")) for n in range(TENTHS - 1)
+    ]
+    return ibis.cases(*branches, else_=ibis.literal(TENTHS - 1, "int64"))

@@ -2,7 +2,8 @@
 function from steps to scores; whatever depends on one step alone is a row of a table (LLAMA §10's partial
 evaluation): training computes the table once a batch, the model file holds it multiplied out."""
 
-from collections.abc import Callable
+import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from train.stacks import FrameSteps, TokenSteps
+from train.tokens import Vocabulary
 
 EMBEDDING = 32
 """Length of the vector that stands for a token (§5.2)."""
@@ -33,44 +35,30 @@ def _embedding(key: jax.Array, rows: int, columns: int = EMBEDDING) -> jax.Array
 # What a step is.
 
 
-@dataclass
 class TokenTable:
     """A step is a token: its vector is its row of the embedding matrix A (§5.2)."""
 
-    steps: TokenSteps
-
-    def initial(self, key: jax.Array) -> Weights:
-        return {"tokens": _embedding(key, len(self.steps.vocabulary))}
-
-    def constants(self) -> tuple:
-        return ()
+    def initial(self, key: jax.Array, tokens: int, frames: int) -> Weights:
+        return {"tokens": _embedding(key, tokens)}
 
     def vectors(self, weights: Weights, constants: tuple, key: jax.Array | None) -> jax.Array:
         return weights["tokens"]
 
 
-@dataclass
 class FrameTable:
     """A step is a frame: its vector is the sum of its tokens' vectors, and of its own if training saw it. A
     sum, so that the model file needs rows for tokens and for frames seen, and none for all other
     functions."""
 
-    steps: FrameSteps
-
-    def initial(self, key: jax.Array) -> Weights:
-        return {
-            "tokens": _embedding(key, len(self.steps.vocabulary)),
-            "frames": jnp.zeros((self.steps.seen, EMBEDDING)),
-        }
-
-    def constants(self) -> tuple:
-        return tuple(map(jnp.asarray, self.steps.tokens()))
+    def initial(self, key: jax.Array, tokens: int, frames: int) -> Weights:
+        return {"tokens": _embedding(key, tokens), "frames": jnp.zeros((frames, EMBEDDING))}
 
     def vectors(self, weights: Weights, constants: tuple, key: jax.Array | None) -> jax.Array:
-        tokens, counts = constants
+        tokens, counts, seen = constants
         shown = jnp.arange(tokens.shape[1]) < counts[:, None]
         meaning = jnp.sum(weights["tokens"][tokens] * shown[..., None], axis=1)
         own = weights["frames"]
+        own = own * (jnp.arange(own.shape[0]) < seen)[:, None]
         if key is not None:
             own = own * jax.random.bernoulli(key, 1 - FORGET_FRAME, (own.shape[0], 1))
         return meaning + jnp.pad(own, ((0, tokens.shape[0] - own.shape[0]), (0, 0)))
@@ -79,7 +67,7 @@ class FrameTable:
 # What becomes of the steps.
 
 
-@dataclass
+@dataclass(frozen=True)
 class Recurrence:
     """A single-layer LSTM whose last state goes through a fully connected layer (§5.2). Gates: input,
     forget, cell, output."""
@@ -118,7 +106,7 @@ class Recurrence:
         return hidden @ weights["dense"] + weights["dense_bias"]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Convolution:
     """Each three neighbouring frames and their place are looked at together, and the strongest of each
     pattern goes through two fully connected layers. Nothing waits for the frame before, so it is several
@@ -154,7 +142,7 @@ class Convolution:
         )
 
 
-@dataclass
+@dataclass(frozen=True)
 class Attention:
     """Four queries each take a weighted mean of the frames, by what they are and where they stand."""
 
@@ -189,17 +177,12 @@ class Attention:
         )
 
 
-@dataclass
-class Encoder:
-    """A kind of step and what becomes of the steps."""
+@dataclass(frozen=True)
+class Network:
+    """What a step is and what becomes of the steps, for any profile."""
 
-    name: str
     table: TokenTable | FrameTable
     shape: Recurrence | Convolution | Attention
-
-    def initial(self, seed: int) -> Weights:
-        table, shape = jax.random.split(jax.random.key(seed))
-        return self.table.initial(table) | self.shape.initial(shape)
 
     def rows(self, weights: Weights, constants: tuple, key: jax.Array | None = None) -> jax.Array:
         """What the model file holds of every step; with a key, as training varies it."""
@@ -209,22 +192,52 @@ class Encoder:
         return self.shape.scores(weights, self.rows(weights, constants, key), steps, lengths)
 
 
-def _of_tokens(name: str, shape) -> Callable:
-    return lambda vocabulary, seen, hidden: Encoder(name, TokenTable(TokenSteps(vocabulary)), shape(hidden))
-
-
-def _of_frames(name: str, shape) -> Callable:
-    return lambda vocabulary, seen, hidden: Encoder(
-        name, FrameTable(FrameSteps(vocabulary, seen)), shape(hidden)
-    )
-
-
-ENCODERS: dict[str, Callable[..., Encoder]] = {
-    "lstm-tokens": _of_tokens("lstm-tokens", Recurrence),
-    "lstm-frames": _of_frames("lstm-frames", Recurrence),
-    "conv-frames": _of_frames("conv-frames", Convolution),
-    "attention-frames": _of_frames("attention-frames", Attention),
+_KINDS = {
+    "lstm-frames": (FrameTable, Recurrence),
+    "lstm-tokens": (TokenTable, Recurrence),
+    "conv-frames": (FrameTable, Convolution),
+    "attention-frames": (FrameTable, Attention),
 }
+ENCODERS = tuple(_KINDS)
+
+
+@functools.cache
+def network(name: str, hidden: int) -> Network:
+    table, shape = _KINDS[name]
+    return Network(table(), shape(hidden))
+
+
+class Encoder:
+    """A network and the names that it is for: `seen` are the frames of the contexts to learn from."""
+
+    def __init__(self, name: str, hidden: int, vocabulary: Vocabulary, seen: Iterable[str]):
+        self.name, self.hidden = name, hidden
+        self.network = network(name, hidden)
+        by_frame = isinstance(self.network.table, FrameTable)
+        self.steps = FrameSteps(vocabulary, seen) if by_frame else TokenSteps(vocabulary)
+
+    def initial(self, seed: int) -> Weights:
+        table, shape = jax.random.split(jax.random.key(seed))
+        frames = _roomy(self.steps.seen) if isinstance(self.steps, FrameSteps) else 0
+        weights = self.network.table.initial(table, _roomy(len(self.steps.vocabulary)), frames)
+        return weights | self.network.shape.initial(shape)
+
+    def constants(self) -> tuple:
+        """The tokens of every frame met so far, how many each has, and how many frames were seen in
+        training."""
+        if not isinstance(self.steps, FrameSteps):
+            return ()
+        tokens, counts = self.steps.tokens()
+        missing = max(_roomy(len(tokens)), _roomy(self.steps.seen)) - len(tokens)
+        width = -(-tokens.shape[1] // 16) * 16
+        tokens = np.pad(tokens, ((0, missing), (0, width - tokens.shape[1])))
+        return tokens, np.pad(counts, (0, missing)), np.int32(self.steps.seen)
+
+
+def _roomy(count: int) -> int:
+    """Rounds up, so that profiles of about the same size have the same shapes and nothing is compiled
+    anew."""
+    return -(-count // 512) * 512
 
 
 def padded(steps: list[np.ndarray], width: int) -> tuple[np.ndarray, np.ndarray]:

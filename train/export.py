@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from train import model_file
-from train.encoders import EMBEDDING, Encoder, FrameTable, Recurrence, Weights
+from train.encoders import EMBEDDING, Encoder, Recurrence, Weights
 from train.errors import TrainError
 from train.model_file import STEP_ENDS, Model, Module
 from train.stacks import FrameSteps, TokenSteps
@@ -58,22 +58,24 @@ def export(
     encoder: Encoder, weights: Weights, files: Iterable[Ranges], most_frames: int
 ) -> tuple[Model, dict[str, int]]:
     """The model file of a trained encoder, for the functions of these files; and the frame of each name."""
-    if not isinstance(encoder.shape, Recurrence):
+    if not isinstance(encoder.network.shape, Recurrence):
         raise TrainError(f"encoder {encoder.name} is for comparison only: the heap cannot run it")
     weights = {name: np.asarray(value, np.float32) for name, value in weights.items()}
-    steps = encoder.table.steps
+    steps = encoder.steps
     names = Names(encoder.name, steps.vocabulary.tokens, [])
-    vectors = weights["tokens"]
-    if isinstance(encoder.table, FrameTable):
+    vectors = weights["tokens"][: len(steps.vocabulary)]
+    if isinstance(steps, FrameSteps):
         names.frames = list(steps.frames)[: steps.seen]
         # A frame that was seen: its tokens' vectors and its own, added up here once and for all.
         tokens = [vectors[steps.tokens_of(frame)].sum(axis=0) for frame in names.frames]
-        vectors = np.concatenate([vectors, np.reshape(tokens, (-1, EMBEDDING)) + weights["frames"]])
+        vectors = np.concatenate(
+            [vectors, np.reshape(tokens, (-1, EMBEDDING)) + weights["frames"][: steps.seen]]
+        )
     rows, row_scales = quantised(vectors @ weights["inputs"])
     recurrent, recurrent_scales = quantised(weights["recurrent"].T)
     model = Model(
         encoder=model_file.RECURRENT,
-        hidden=encoder.shape.hidden,
+        hidden=encoder.hidden,
         most_frames=most_frames,
         outermost_first=False,
         metadata={},

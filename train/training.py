@@ -1,7 +1,8 @@
 """Training (LLAMA §5.2): Adam, clipped gradients, cross-entropy weighted by how often a context allocates;
-contexts of like length go into one batch; stops when contexts set aside for it are predicted no better for
-a while."""
+contexts of like length go into one batch; stops when contexts set aside for it are predicted no better for a
+while."""
 
+import functools
 import time
 from dataclasses import dataclass
 
@@ -11,18 +12,23 @@ import numpy as np
 import optax
 from tqdm import tqdm
 
-from train.encoders import Encoder, Weights, padded
+from train.encoders import CLASSES, Encoder, Network, Weights, padded
+from train.errors import TrainError
 
 LEARNING_RATE = 0.001
 CLIP = 5.0
 BATCH = 64
-# Epochs without a better result on the validation contexts until training ends.
-PATIENCE = 12
+# A round goes over all contexts once, or more often where that would be fewer updates than this.
+ROUND_UPDATES = 50
+# Rounds without a better result on the contexts to stop by until training ends.
+PATIENCE = 10
+# Rounds of training where there are too few contexts to tell by when to stop.
+ROUNDS_OF_FEW = 30
 # A context's say in training grows with the root of its allocations: with all of them a handful of contexts
 # would be all that is learned, with none the many that hardly allocate (§5.1 duplicates frequent ones for
 # this).
 WEIGHT_POWER = 0.5
-MOST_TOLD = 1000.0
+MOST_SAY = 1000.0
 
 
 @dataclass
@@ -39,11 +45,10 @@ class Examples:
 
 @dataclass
 class Outcome:
-    """What training ends with: the weights of the best epoch, and how it went."""
+    """What training ends with: the weights of the best round, which that was, and how long all took."""
 
     weights: Weights
-    epochs: int
-    best_epoch: int
+    rounds: int
     seconds: float
 
 
@@ -55,10 +60,15 @@ class Batch:
     weights: np.ndarray
 
 
+jax.tree_util.register_dataclass(Batch, ["steps", "lengths", "labels", "weights"], [])
+
+
 def say_in_training(weights: np.ndarray) -> np.ndarray:
     """How much each context counts in the loss, 1 on average."""
+    if not len(weights):
+        return np.zeros(0, np.float32)
     tempered = np.maximum(weights, 1).astype(np.float64) ** WEIGHT_POWER
-    tempered = np.minimum(tempered / np.median(tempered), MOST_TOLD)
+    tempered = np.minimum(tempered / np.median(tempered), MOST_SAY)
     return (tempered / tempered.mean()).astype(np.float32)
 
 
@@ -83,22 +93,14 @@ def batches(examples: Examples, order: np.ndarray) -> list[Batch]:
     return made
 
 
-def train(
-    encoder: Encoder,
-    learn: Examples,
-    validate: Examples,
-    seed: int,
-    epochs: int,
-    show: bool,
-    fixed: bool = False,
-) -> Outcome:
-    """Trains from fresh weights. With `fixed`, for exactly `epochs` epochs, without regard to `validate`."""
-    begun = time.monotonic()
-    constants = encoder.table.constants()
+@functools.cache
+def _compiled(network: Network):
+    """One update of the weights, and the loss of a batch: compiled once for a network, whatever it learns
+    from."""
     optimizer = optax.chain(optax.clip_by_global_norm(CLIP), optax.adam(LEARNING_RATE))
 
     def loss(weights, constants, batch, key):
-        scores = encoder.scores(weights, constants, batch.steps, batch.lengths, key)
+        scores = network.scores(weights, constants, batch.steps, batch.lengths, key)
         each = optax.softmax_cross_entropy_with_integer_labels(scores, batch.labels)
         return jnp.sum(each * batch.weights)
 
@@ -110,47 +112,63 @@ def train(
         return optax.apply_updates(weights, changes), state, value
 
     judge = jax.jit(lambda weights, constants, batch: loss(weights, constants, batch, None))
-    judged_by = validate if len(validate) else learn
-    judging = batches(judged_by, np.arange(len(judged_by)))
+    return optimizer.init, update, judge
+
+
+def train(
+    encoder: Encoder, learn: Examples, stop_by: Examples | None, seed: int, rounds: int, show: bool
+) -> Outcome:
+    """Trains from fresh weights: for at most so many rounds, for exactly so many if there are none to stop
+    by."""
+    begun = time.monotonic()
+    start, update, judge = _compiled(encoder.network)
+    constants = encoder.constants()
+    judging = batches(stop_by, np.arange(len(stop_by))) if stop_by else []
     weights = encoder.initial(seed)
-    state = optimizer.init(weights)
+    state = start(weights)
     random = np.random.default_rng(seed)
     key = jax.random.key(seed + 1)
-    best, best_epoch, best_loss = weights, 0, np.inf
+    best, best_round, best_loss = weights, 0, np.inf
     progress = tqdm(
-        range(1, epochs + 1), desc=f"training {encoder.name}", unit="epoch", disable=not show, leave=False
+        range(1, rounds + 1), f"training {encoder.name}", unit="round", disable=not show, leave=False
     )
-    for epoch in progress:
-        made = batches(learn, random.permutation(len(learn)))
-        total = 0.0
-        for place in random.permutation(len(made)):
-            key, now = jax.random.split(key)
-            weights, state, value = update(weights, state, constants, made[place], now)
-            total += value
-        told = sum(float(judge(weights, constants, batch)) for batch in judging) / judged_by.weights.sum()
-        progress.set_postfix_str(
-            f"loss {float(total) / learn.weights.sum():.3f}, on contexts set aside {told:.3f}"
-        )
+    for number in progress:
+        total, updates, passes = 0.0, 0, 0
+        while updates < ROUND_UPDATES:
+            made = batches(learn, random.permutation(len(learn)))
+            for place in random.permutation(len(made)):
+                key, now = jax.random.split(key)
+                weights, state, value = update(weights, state, constants, made[place], now)
+                total += value
+            updates += len(made)
+            passes += 1
+        told = float(total) / (passes * learn.weights.sum())
+        if judging:
+            told = sum(float(judge(weights, constants, batch)) for batch in judging) / stop_by.weights.sum()
+        progress.set_postfix_str(f"loss {told:.3f}")
         if not np.isfinite(told):
-            raise FloatingPointError(f"the loss is {told} after epoch {epoch}")
-        if fixed or told < best_loss:
-            best, best_epoch, best_loss = weights, epoch, told
-        elif epoch - best_epoch >= PATIENCE:
+            raise TrainError(
+                f"the loss is {told} after {number} rounds: the profile has what cannot be learned"
+            )
+        if not judging or told < best_loss:
+            best, best_round, best_loss = weights, number, told
+        elif number - best_round >= PATIENCE:
             break
     progress.close()
-    return Outcome(best, epoch, best_epoch, time.monotonic() - begun)
+    return Outcome(best, best_round, time.monotonic() - begun)
 
 
-jax.tree_util.register_dataclass(Batch, ["steps", "lengths", "labels", "weights"], [])
+@functools.cache
+def _compiled_scores(network: Network):
+    return jax.jit(network.rows), jax.jit(network.shape.scores)
 
 
 def scores(encoder: Encoder, weights: Weights, steps: list[np.ndarray]) -> np.ndarray:
     """The encoder's scores for each class and context, in floating point."""
-    constants = encoder.table.constants()
-    rows = jax.jit(encoder.rows)(weights, constants)
-    judge = jax.jit(encoder.shape.scores)
+    rows_of, judge = _compiled_scores(encoder.network)
+    rows = rows_of(weights, encoder.constants())
     examples = Examples(steps, np.arange(len(steps)), np.ones(len(steps), np.float32))
-    found = np.zeros((len(steps), 7), np.float32)
+    found = np.zeros((len(steps), CLASSES), np.float32)
     for batch in batches(examples, np.arange(len(steps))):
         real = batch.weights > 0
         found[batch.labels[real]] = np.asarray(judge(weights, rows, batch.steps, batch.lengths))[real]

@@ -20,8 +20,8 @@ Examples:
   MASTER=spark://host:7077 mayfly train hdfs://host/server.parquet --engine spark -o server.model
 
 The first run installs JAX and what else it needs into ~/.cache/mayfly/train (a few minutes).
-A fifth of the contexts is held out of training: accuracies are of those. The same profiles, options
-and seed give the same file. A GPU is used when there is one.";
+Accuracy is measured on contexts held out of training; the model that is written then learns from all.
+The same profiles, options and seed give the same file. A GPU is used when there is one.";
 
 /// What the model is made of
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -60,9 +60,9 @@ pub struct TrainArguments {
     /// Tokens that have a number of their own
     #[arg(long, value_name = "TOKENS", default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=60_000))]
     vocabulary: u32,
-    /// Passes over the contexts at most; training ends earlier when it no longer helps
+    /// Rounds of training at most; it ends earlier when another round no longer helps
     #[arg(long, value_name = "NUMBER", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
-    epochs: u32,
+    rounds: u32,
     /// Where chance begins
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     seed: u32,
@@ -111,7 +111,7 @@ impl TrainArguments {
         option("--encoder", name(self.encoder.to_possible_value()).map(Into::into));
         option("--hidden", Some(self.hidden.into()));
         option("--vocabulary", Some(self.vocabulary.to_string().into()));
-        option("--epochs", Some(self.epochs.to_string().into()));
+        option("--rounds", Some(self.rounds.to_string().into()));
         option("--seed", Some(self.seed.to_string().into()));
         option("--engine", name(self.engine.to_possible_value()).map(Into::into));
         option("--plot", self.plot.map(Into::into));

@@ -5,10 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from train import boosting, contexts, fit, measure, model_file, training
+from train import boosting, contexts, export, fit, measure, model_file, training
 from train.__main__ import main
-from train.dataset import HELD_OUT, TRAIN, VALIDATION
-from train.encoders import ENCODERS, padded
+from train.encoders import ENCODERS, Encoder, padded
 from train.fit import Recipe
 from train.predictor import Predictor
 from train.tests import synthetic
@@ -31,7 +30,7 @@ def test_a_model_is_right_about_contexts_it_has_not_seen(profile, data, tmp_path
     model, plot = tmp_path / "m", tmp_path / "confusion.svg"
     assert main([profile, "-o", str(model), "--plot", str(plot), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    held_out = data.part(HELD_OUT)
+    held_out = data.split(0).held_out
     assert found["train.contexts"] == len(data) and found["train.held_out.contexts"] == len(held_out) > 100
     # Always the most common class: 20%. A fifth of the classes is told by frames far out alone.
     assert found["train.held_out.unweighted_percent"] > 75
@@ -41,20 +40,20 @@ def test_a_model_is_right_about_contexts_it_has_not_seen(profile, data, tmp_path
     before = found["train.held_out_before_rounding.unweighted_percent"]
     assert abs(found["train.held_out.unweighted_percent"] - before) < 5
     assert found["train.model_bytes"] == model.stat().st_size
+    assert found["train.all.unweighted_percent"] > found["train.held_out.unweighted_percent"] - 5
     assert model_file.read(model).metadata["held_out"]["contexts"] == len(held_out)
     assert plot.read_text().startswith("<?xml")
 
     assert main([profile, "--measure", str(model), "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
-    of_file = "measure.held_out.weighted_percent"
-    assert again[of_file] == found["train.held_out.weighted_percent"]
-    assert again["measure.all.contexts"] == len(data)
+    for key in ("weighted_percent", "unweighted_percent", "contexts"):
+        assert again[f"measure.all.{key}"] == found[f"train.all.{key}"]
 
 
 def test_a_model_is_right_about_another_build(profile, tmp_path, capsys):
     """Other addresses, another build-id, other arguments: contexts that no table could find (Table 2)."""
     model = tmp_path / "m"
-    assert main([profile, "-o", str(model), "--epochs", "15", "--json"]) == 0
+    assert main([profile, "-o", str(model), "--rounds", "8", "--json"]) == 0
     other = tmp_path / "other.parquet"
     rows = synthetic.contexts(600, seed=9)
     for row in rows:
@@ -68,10 +67,10 @@ def test_a_model_is_right_about_another_build(profile, tmp_path, capsys):
 @pytest.mark.parametrize("encoder", ["lstm-tokens", "lstm-frames"])
 def test_the_same_profile_and_seed_give_the_same_file(encoder, tmp_path):
     profile = str(tmp_path / "p.parquet")
-    synthetic.write(profile, synthetic.contexts(150))
+    synthetic.write(profile, synthetic.contexts(80))
 
     def made(name: str, seed: int) -> bytes:
-        chosen = ["--encoder", encoder, "--hidden", "16", "--epochs", "2", "--seed", str(seed)]
+        chosen = ["--encoder", encoder, "--hidden", "16", "--rounds", "2", "--seed", str(seed)]
         assert main([profile, "-o", str(tmp_path / name), *chosen]) == 0
         return (tmp_path / name).read_bytes()
 
@@ -84,12 +83,12 @@ def test_the_same_profile_and_seed_give_the_same_file(encoder, tmp_path):
 def test_scores_do_not_depend_on_what_else_is_in_a_batch(name):
     stacks = [stack for stack, _ in (synthetic.stack_and_class(synthetic.random.Random(n)) for n in range(9))]
     frames = sorted({frame for stack in stacks for frame in stack})
-    encoder = ENCODERS[name](Vocabulary.of(frames, 50), frames, 16)
+    encoder = Encoder(name, 16, Vocabulary.of(frames, 50), frames)
     weights = encoder.initial(1)
-    steps = [encoder.table.steps.of(stack) for stack in stacks]
-    constants = encoder.table.constants()
+    steps = [encoder.steps.of(stack) for stack in stacks]
+    constants = encoder.constants()
     alone = [
-        np.asarray(encoder.scores(weights, constants, *padded([sequence], len(sequence))))[0]
+        np.asarray(encoder.network.scores(weights, constants, *padded([sequence], len(sequence))))[0]
         for sequence in steps
     ]
     np.testing.assert_allclose(training.scores(encoder, weights, steps), alone, rtol=1e-4, atol=1e-5)
@@ -140,17 +139,30 @@ def test_accuracies():
 def test_comparing_encoders(data, profile, capsys, monkeypatch):
     pytest.importorskip("lightgbm")
     monkeypatch.setattr("train.commands.ENCODERS", ["conv-frames"])
-    assert main([profile, "--compare", "--json", "--epochs", "2"]) == 0
+    assert main([profile, "--compare", "--json", "--rounds", "2"]) == 0
     found = json.loads(capsys.readouterr().out)
     common = found["compare.most_common_class.unweighted_percent"]
     assert found["compare.ngrams-boosting.unweighted_percent"] > 80 > 40 > common
-    assert found["compare.conv-frames-16.contexts"] == len(data.part(HELD_OUT))
+    assert found["compare.conv-frames-16.contexts"] == len(data.split(0).held_out)
 
 
-def test_the_parts_are_apart(data):
-    parts = [data.part(name) for name in (TRAIN, VALIDATION, HELD_OUT)]
-    stacks = [set(map(tuple, part.stacks)) for part in parts]
-    assert sum(map(len, stacks)) == len(data) and not stacks[0] & stacks[2] and not stacks[1] & stacks[2]
+def test_the_parts_are_apart_and_each_context_is_held_out_once(data):
+    held_out = set()
+    for fold in range(contexts.FOLDS):
+        split = data.split(fold)
+        parts = [set(map(tuple, part.stacks)) for part in (split.learn, split.stop_by, split.held_out)]
+        assert sum(map(len, parts)) == len(data) == len(set.union(*parts))
+        assert not held_out & parts[2]
+        held_out |= parts[2]
+    assert len(held_out) == len(data)
+
+
+def test_few_contexts_are_held_out_in_turn(tmp_path, capsys):
+    path = tmp_path / "p.parquet"
+    synthetic.write(path, synthetic.contexts(120))
+    assert main([str(path), "-o", str(tmp_path / "m"), "--json", "--rounds", "1", "--hidden", "16"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["train.held_out.contexts"] == found["train.contexts"] == found["train.all.contexts"]
 
 
 def test_features_count_n_grams():
@@ -158,11 +170,8 @@ def test_features_count_n_grams():
 
 
 def test_frames_further_out_than_are_read_do_not_matter(data):
-    recipe = Recipe("lstm-frames", hidden=16, epochs=1)
-    trained = fit.train_encoder(data, recipe, show=False)
-    from train import export
-
-    model, _ = export.export(trained.encoder, trained.outcome.weights, [], 3)
+    encoder = fit.new_encoder(data, Recipe("lstm-frames", hidden=16))
+    model, _ = export.export(encoder, encoder.initial(1), [], 3)
     predictor = Predictor(model)
     np.testing.assert_array_equal(predictor.scores([[0, 0, 0]]), predictor.scores([[0] * 9]))
     assert (predictor.scores([[0, 0]]) != predictor.scores([[0, 0, 0]])).any()

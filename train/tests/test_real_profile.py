@@ -1,0 +1,111 @@
+"""A profile of a real program, from `mayfly profile` to `mayfly predict`: what the heap's code says of each
+context is what Python's says, bit by bit."""
+
+import json
+import os
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from train import contexts, model_file, symbols
+from train.predictor import Predictor
+
+HERE = Path(__file__).parent
+TARGET = Path(os.environ.get("MAYFLY_TEST_TARGET", HERE.parents[1] / "target" / "release"))
+SECONDS = 6
+
+
+def run(*command, **more) -> str:
+    environment = os.environ | {"MAYFLY_TRAIN": str(HERE.parent)}
+    done = subprocess.run(
+        [str(part) for part in command], env=environment, capture_output=True, text=True, timeout=900, **more
+    )
+    assert done.returncode == 0, f"{command[:2]}: {done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory) -> Path:
+    """NAME of the files that `mayfly profile` leaves."""
+    folder = tmp_path_factory.mktemp("server")
+    run("g++", "-std=c++17", "-O1", "-g", "-o", folder / "server", HERE / "server.cc")
+    name = folder / "run"
+    run(TARGET / "mayfly", "profile", "--every", "2k", "-o", name, "--", folder / "server", SECONDS)
+    return name
+
+
+@pytest.fixture(scope="module", params=["lstm-frames", "lstm-tokens"])
+def trained(request, profile):
+    """The encoder's name, its model file, and what training said."""
+    model = profile.with_name(f"{request.param}.mayfly-model")
+    options = ["--encoder", request.param, "--json", "--rounds", "30"]
+    said = run(TARGET / "mayfly", "train", profile.with_suffix(".parquet"), "-o", model, *options)
+    return request.param, model, json.loads(said)
+
+
+def test_what_is_told_by_the_caller_alone_is_learned(trained):
+    name, _, said = trained
+    # 10ms for three quarters of all contexts would be less; wide, since a busy machine's lifetimes vary.
+    assert said["train.all.weighted_off_by_one_percent"] > 90, name
+    assert said["train.held_out.weighted_off_by_one_percent"] > 60, name
+
+
+def test_every_frame_of_every_context_is_known(profile):
+    """What the model knows of an address is what training read in the context."""
+    parquet = str(profile.with_suffix(".parquet"))
+    named = {}
+    for file in symbols.load("duckdb", [parquet]):
+        named[file.build_id] = file
+    modules = pq.read_table(symbols.beside(parquet), columns=["module", "build_id"]).to_pylist()
+    build_ids = {row["module"]: bytes.fromhex(row["build_id"]) for row in modules}
+    table = pq.read_table(parquet, columns=["stack", "frames"]).to_pylist()
+    checked = 0
+    for row in table:
+        for address, name in zip(np.frombuffer(row["frames"], "<u8"), row["stack"].split("@"), strict=True):
+            build_id = build_ids.get((int(address) >> 48) - 1)
+            if not build_id:
+                continue
+            file = named[build_id]
+            at = (int(address) & (1 << 48) - 1) - 1
+            place = int(np.searchsorted(file.starts, at, side="right")) - 1
+            assert file.starts[place] <= at < file.ends[place] and file.names[place] == name
+            checked += 1
+    assert checked > 1000
+
+
+def test_the_heap_predicts_what_python_does(profile, trained):
+    name, path, said = trained
+    answers = [
+        json.loads(line)
+        for line in run(
+            TARGET / "mayfly", "predict", "--model", path, profile.with_suffix(".profile"), "--json"
+        ).splitlines()
+    ]
+    parquet = str(profile.with_suffix(".parquet"))
+    predictor = Predictor(model_file.read(path))
+    modules = pq.read_table(symbols.beside(parquet), columns=["module", "build_id"]).to_pylist()
+    build_ids = {row["module"]: bytes.fromhex(row["build_id"]) for row in modules}
+    rows = pq.read_table(parquet, columns=["stack", "frames"]).to_pylist()
+    stacks = [
+        [
+            predictor.frame_at(build_ids.get((address >> 48) - 1, b""), (address & (1 << 48) - 1) - 1)
+            for address in np.frombuffer(row["frames"], "<u8").tolist()
+        ]
+        for row in rows
+    ]
+    scores = predictor.scores(stacks)
+    assert len(answers) == len(rows) > 100
+    np.testing.assert_array_equal(np.array([answer["scores"] for answer in answers], np.float32), scores)
+    assert [answer["class"] for answer in answers] == scores.argmax(axis=1).tolist()
+    assert len(Counter(scores.argmax(axis=1).tolist())) > 2
+    # And the accuracy that training told of all contexts is that of these answers.
+    data = contexts.load("duckdb", [parquet])
+    of_stack = {row["stack"]: answer["class"] for row, answer in zip(rows, answers, strict=True)}
+    right = [
+        of_stack["@".join(stack)] == label for stack, label in zip(data.stacks, data.labels, strict=True)
+    ]
+    assert abs(100 * np.mean(right) - said["train.all.unweighted_percent"]) < 0.01
