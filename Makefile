@@ -10,7 +10,7 @@ help: ## show this list
 setup: ## install what is missing: Debian packages, .venv, Rust (fast when nothing is)
 	@./setup
 
-build: setup ## target/release/mayfly, libmayfly_heap.so and libmayfly_merge.so
+build: setup ## target/release/mayfly and the libraries
 	cargo build --release --workspace
 
 format: setup ## rewrite Rust and Python sources in the repository's style
@@ -32,7 +32,12 @@ test: lint build ## all tests that fit in minutes
 	merge/auto/tests/run
 	python/tests/run
 	bench/merge/smoke
+	bench/lifetime/smoke
+	train/tests/run
 	worker/tests/run
+	bench/worker/smoke
+	sim/tests/run
+	sim/shim/tests/run
 	kernel/tests/run
 	vm/tests/run
 
@@ -44,6 +49,9 @@ soak: build ## random operations for long: heap, page store, and VMs on kernels 
 	merge/tests/run --soak
 	kernel/tests/run --soak
 	bench/vm/soak
+	MAYFLY_SOAK=1 worker/tests/run -k kills
+	MEMENTO_OPERATIONS=100000000 cargo test -p memento --test agree
+	sim/image/check
 
 demo: build ## Redis on tcmalloc and on Mayfly, side by side
 	bench/heap/demo
@@ -52,8 +60,14 @@ bench: build ## every comparison with other systems; results in bench/results
 	bench/heap/run
 	bench/merge/run
 	bench/vm/run
+	bench/lifetime/run
+	bench/worker/run
+	worker/tests/dispatch
+	sim/cost/run
 
 figures: build ## draw the figures in docs from bench/results
 	bench/heap/figures
 	bench/merge/figures
 	bench/vm/figures
+	bench/lifetime/figures
+	bench/worker/figures
