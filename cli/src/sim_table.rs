@@ -73,7 +73,12 @@ pub fn table(statistics: &Map<String, Value>) -> String {
             .collect();
         let _ = writeln!(text, "{title:<14} {}", shown.join(", "));
     }
-    let _ = writeln!(text, "speed          {:.1} million instructions a second of wall time", number("mips"));
+    let _ = writeln!(
+        text,
+        "speed          {:.1} million instructions a second of wall time, {:.1} of CPU time",
+        number("mips"),
+        number("cpu_mips")
+    );
     text
 }
 

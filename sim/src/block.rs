@@ -99,6 +99,8 @@ pub struct Block {
     pub next_page: u64,
     /// The instructions.
     pub operations: Box<[Operation]>,
+    /// How many of them there are up to the last [`CERTAIN`] one.
+    pub certain: usize,
     /// How it ends.
     pub ends: End,
 }

@@ -46,7 +46,15 @@ impl BlockDecoder {
             ends = end_of(&instruction);
             address += bytes.len() as u64;
         }
-        Block { start, end: address, operations: self.operations.as_slice().into(), ends, ..Block::default() }
+        let certain = self.operations.iter().rposition(|operation| operation.flags & CERTAIN != 0);
+        Block {
+            start,
+            end: address,
+            operations: self.operations.as_slice().into(),
+            certain: certain.map_or(0, |index| index + 1),
+            ends,
+            ..Block::default()
+        }
     }
 
     fn operation(&mut self, instruction: &Instruction) -> Operation {

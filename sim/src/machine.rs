@@ -334,8 +334,11 @@ impl Machine {
             let accesses = &self.accesses[first..taken];
             self.core.operation(block, operation, accesses, owner, &mut behind);
         }
-        let stores = self.accesses[..taken].iter().filter(|access| access.store).count();
-        let devices = self.accesses[..taken].iter().filter(|access| access.device).count();
+        let (mut stores, mut devices) = (0, 0);
+        for access in &self.accesses[..taken] {
+            stores += usize::from(access.store);
+            devices += usize::from(access.device);
+        }
         let counts = &mut self.counts;
         counts.stores += stores as u64;
         counts.loads += (taken - stores) as u64;
@@ -387,6 +390,11 @@ impl Machine {
 /// How many of the block's instructions were executed: up to the first that must have touched memory and did not.
 #[inline]
 fn executed(block: &Block, from: usize, accesses: &[Access]) -> usize {
+    // Nearly always: the last that must has, so all before it have.
+    let reached = accesses.last().map_or(from, |access| access.index as usize + 1);
+    if block.certain <= reached {
+        return block.operations.len();
+    }
     let mut taken = 0;
     for index in from..block.operations.len() {
         let mut touched = false;

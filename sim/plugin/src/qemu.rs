@@ -203,3 +203,11 @@ impl Buffer {
         bytes.iter().take(8).rev().fold(0, |value, byte| value << 8 | u64::from(*byte))
     }
 }
+
+/// CPU time of this process so far, which other programs on the machine do not change, as they do wall time.
+pub fn cpu_seconds() -> f64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: it writes to the structure it is given.
+    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}

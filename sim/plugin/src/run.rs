@@ -59,6 +59,7 @@ pub struct Run {
     most_instructions: u64,
     next_progress: u64,
     started: Instant,
+    started_cpu: f64,
     events: u64,
 }
 
@@ -94,6 +95,7 @@ impl Run {
             most_instructions: if most_instructions == 0 { u64::MAX } else { most_instructions },
             next_progress: 0,
             started: Instant::now(),
+            started_cpu: 0.0,
             events: 0,
         })
     }
@@ -213,6 +215,7 @@ impl Run {
                 self.machine.start_region();
                 self.phase = Phase::Region;
                 self.started = Instant::now();
+                self.started_cpu = qemu::cpu_seconds();
                 self.next_progress = 0;
             }
             2 if self.phase == Phase::Region => {
@@ -283,9 +286,12 @@ impl Run {
             text = format!("PARTIAL: the region did not come to its end ({reason})\n{text}");
         }
         // Wall time is kept apart: everything else is the same in every run.
+        let cpu_seconds = qemu::cpu_seconds() - self.started_cpu;
+        let millions = self.machine.instructions() as f64 / 1e6;
         let speed = format!(
-            "{{\"wall_s\": {seconds:.3}, \"mips\": {:.3}}}\n",
-            self.machine.instructions() as f64 / seconds / 1e6
+            "{{\"wall_s\": {seconds:.3}, \"mips\": {:.3}, \"cpu_s\": {cpu_seconds:.3}, \"cpu_mips\": {:.3}}}\n",
+            millions / seconds,
+            millions / cpu_seconds
         );
         let files = [
             ("stats.json", format!("{:#}\n", serde_json::Value::Object(json))),
