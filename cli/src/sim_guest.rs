@@ -238,7 +238,7 @@ impl Guest<'_> {
         }
         if let Some(name) = &console.missing {
             bail!(
-                "{name}: no such program in the guest's image (a static program of this machine: write ./{name})"
+                "{name}: no such program in the guest's image ; a static program of this machine is named as ./PROGRAM"
             );
         }
         if let Some(line) = complaints.lines().find(|line| line.contains("TCG plugin")) {
