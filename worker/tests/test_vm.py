@@ -66,6 +66,18 @@ def test_instances_are_apart(vm):
 
 def test_requests_are_told_that_the_vm_died_and_it_comes_again(vm):
     client = vm.client()
+    # On a slow machine the instance may have been idle for too long by the time that the VM is stopped; then
+    # the request was not given to it, and another VM's instance may run it.
+    for _ in range(4):
+        answer, error = invoke_while_the_vm_dies(vm, client)
+        if error is not None:
+            break
+    assert error == "Unhandled" and answer["errorType"] == "Runtime.ExitError", answer
+    until(lambda: [event for event in vm.events("vm") if event["message"].startswith("ended")], vm.log)
+    assert invoke(client, "single", {"do": "count"})[1] is None
+
+
+def invoke_while_the_vm_dies(vm, client):
     assert invoke(client, "single", {"do": "count"})[1] is None
     until(lambda: '"phase":"idle"' in vm.get("/instances"), vm.log)
     process = next(p for p in vm.descendants() if is_qemu(p))
@@ -75,10 +87,7 @@ def test_requests_are_told_that_the_vm_died_and_it_comes_again(vm):
         until(lambda: vm.figure("mayfly_instances") >= 1, vm.log)
         time.sleep(0.5)
         os.kill(process, signal.SIGKILL)
-        answer, error = asked.result(timeout=PATIENCE_S)
-    assert error == "Unhandled" and answer["errorType"] == "Runtime.ExitError", answer
-    until(lambda: [event for event in vm.events("vm") if event["message"].startswith("ended")], vm.log)
-    assert invoke(client, "single", {"do": "count"})[1] is None
+        return asked.result(timeout=PATIENCE_S)
 
 
 def is_qemu(process):
