@@ -12,15 +12,17 @@ from train.measure import Accuracy
 from train.tokens import tokenize
 
 BUCKETS = 1 << 13
-TREES = 300
-TREES_OF_FEW = 50
-PATIENCE = 20
+TREES = 100
+TREES_OF_FEW = 20
+PATIENCE = 8
 OPTIONS = {
     "objective": "multiclass",
     "num_class": len(CLASS_NAMES),
     "min_data_in_leaf": 5,
     "deterministic": True,
-    "num_threads": 2,
+    "learning_rate": 0.2,
+    # Two threads wait for one another in a loop, on a busy machine for minutes.
+    "num_threads": 1,
     "verbosity": -1,
 }
 
