@@ -31,8 +31,12 @@ Pages: one copy of what is the same in several processes
 Virtual machines: memory that comes back at once
   mayfly vm boot --detach && mayfly vm run -- CMD
 
+Hardware: a CPU that allocates objects and pages itself, simulated
+  mayfly sim --compare -- churn               today's CPU, then one with Memento
+
 Functions: AWS Lambda's interfaces on one machine
   mayfly up template.yaml
+  mayfly report -o report.html                its run so far in one file
 
 `mayfly VERB --help` explains each verb with examples.";
 

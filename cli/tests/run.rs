@@ -224,14 +224,16 @@ fn traces_of_started_processes_are_left_out_or_kept() {
 #[test]
 fn every_verb_teaches() {
     let all = text(&mayfly().arg("--help").output().unwrap().stdout);
-    for verb in ["run", "trace", "replay", "share", "up", "load", "report"] {
+    for verb in
+        ["run", "trace", "replay", "profile", "train", "predict", "share", "up", "load", "report", "sim"]
+    {
         let output = mayfly().args([verb, "--help"]).output().unwrap();
         let help = text(&output.stdout);
         assert!(output.status.success() && help.contains("Examples"), "{verb}");
         assert!(help.contains(&format!("mayfly {verb}")), "{verb}");
         assert!(all.contains(&format!("\n  {verb} ")), "{verb} is not listed");
     }
-    for layer in ["Objects:", "Pages:", "Virtual machines:", "Functions:"] {
+    for layer in ["Objects:", "Pages:", "Virtual machines:", "Hardware:", "Functions:"] {
         assert!(all.contains(layer), "{layer}");
     }
 }
