@@ -53,8 +53,8 @@ soak: build ## random operations for long: heap, page store, and VMs on kernels 
 	MEMENTO_OPERATIONS=100000000 cargo test -p memento --test agree
 	sim/image/check
 
-demo: build ## Redis on tcmalloc and on Mayfly, side by side
-	bench/heap/demo
+demo: build ## Lambda functions under a bursty load, plainly and on Mayfly, side by side
+	bench/worker/demo
 
 bench: build ## every comparison with other systems; results in bench/results
 	bench/heap/run

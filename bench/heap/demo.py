@@ -19,7 +19,7 @@ PEER, OURS = "tcmalloc", "mayfly"
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
+    parser = argparse.ArgumentParser(prog="bench/heap/demo", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="200 connections and less data: ten seconds")
     return parser.parse_args()
 
