@@ -3,18 +3,18 @@
 import argparse
 import json
 import os
-import platform
 import sys
 import time
 from pathlib import Path
 
+from bench import command
 from bench.heap import allocators, tables
 from bench.heap.machine import thp_setting
 from bench.heap.measure import RunFailed
 from bench.heap.results import Results
 from bench.heap.shown import shown
 from bench.heap.workload_list import WORKLOADS
-from bench.outcome import RESULTS, BenchError, write
+from bench.outcome import write
 
 EPILOG = """
 allocators  glibc jemalloc tcmalloc mimalloc (Debian's packages) and mayfly, preloaded. Variants:
@@ -37,14 +37,13 @@ are medians, given as ratios to the best in this run: compare ratios, not times,
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="bench/heap/run",
-        description="Compares allocators side by side: time, memory, huge pages, translations.",
-        epilog="workloads\n"
-        + "\n".join(f"  {w.name:<12} {w.about}" for w in WORKLOADS.values())
-        + "\n"
-        + EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command.parser(
+        "heap",
+        "Compares allocators side by side: time, memory, huge pages, translations.",
+        "workload",
+        {one.name: one.about for one in WORKLOADS.values()},
+        EPILOG,
+        "small sizes, one round: under a minute",
     )
     parser.add_argument(
         "--peer",
@@ -53,26 +52,16 @@ def arguments() -> argparse.Namespace:
         metavar="NAME=LIB.so[,VAR=VALUE...]",
         help="another allocator, with its settings; repeatable",
     )
-    parser.add_argument("--only", metavar="WORKLOAD,...", help="these workloads and no others")
     parser.add_argument(
         "--allocators", metavar="NAME,...", help="these allocators and no others (with any --peer)"
     )
     parser.add_argument(
         "--rounds", type=int, metavar="N", help="rounds of each workload (default: 1 to 3, by workload)"
     )
-    parser.add_argument("--quick", action="store_true", help="small sizes, one round: under a minute")
-    parser.add_argument(
-        "--json", action="store_true", help="print the results as one JSON object, not as tables"
-    )
-    parser.add_argument(
-        "--output", type=Path, default=RESULTS / "heap.json", metavar="FILE", help="where the JSON goes"
-    )
     parsed = parser.parse_args()
     if parsed.rounds is not None and parsed.rounds < 1:
         parser.error(f"--rounds {parsed.rounds}: must be 1 or more")
-    for name in (parsed.only or "").split(","):
-        if name and name not in WORKLOADS:
-            parser.error(f"--only {name}: no such workload; there are {', '.join(WORKLOADS)}")
+    command.choose(parser, parsed, "only", WORKLOADS)
     for peer in parsed.peer:
         if not all(all(part.partition("=")) for part in peer.split(",")):
             parser.error(f"--peer {peer}: write NAME=LIB.so, then any settings as ,VAR=VALUE")
@@ -105,8 +94,7 @@ def chosen_allocators(
 def measure(options: argparse.Namespace) -> Results:
     always, extra = chosen_allocators(options)
     results = Results(always + extra)
-    only = [name for name in (options.only or "").split(",") if name] or list(WORKLOADS)
-    for workload in (WORKLOADS[name] for name in WORKLOADS if name in only):
+    for workload in (WORKLOADS[name] for name in options.only or WORKLOADS):
         rounds = options.rounds or (1 if options.quick else workload.rounds)
         turn = [
             one for one in always + [e for e in extra if e.name in workload.extra] if workload.can_run(one)
@@ -129,22 +117,9 @@ def measure(options: argparse.Namespace) -> Results:
     return results
 
 
-def main() -> int:
-    options = arguments()
-    try:
-        results = measure(options)
-    except BenchError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("bench: interrupted", file=sys.stderr)
-        return 130
-    machine = {
-        "cpus": os.cpu_count(),
-        "kernel": platform.release().split("-")[0],
-        "transparent_huge_pages": thp_setting(),
-        "quick": options.quick,
-    }
+def run(options: argparse.Namespace) -> int:
+    results = measure(options)
+    machine = command.machine(options.quick) | {"transparent_huge_pages": thp_setting()}
     flat = write(options.output, results.flat(machine), shown(results))
     if options.json:
         print(json.dumps(flat))
@@ -152,6 +127,11 @@ def main() -> int:
         tables.print_all(results)
         print(f"\nWritten to {options.output}")
     return 1 if results.failures else 0
+
+
+def main() -> int:
+    options = arguments()
+    return command.outcome(lambda: run(options))
 
 
 if __name__ == "__main__":

@@ -2,18 +2,16 @@
 
 import argparse
 import json
-import os
-import platform
-import signal
 import sys
 import time
 from pathlib import Path
 
+from bench import command
 from bench.merge import environment, kernel, models, regions, tables
 from bench.merge.machine import can_set_ksm
 from bench.merge.regions import METHODS, PATTERNS, Shape
 from bench.merge.shown import shown
-from bench.outcome import RESULTS, BenchError, print_shown, write
+from bench.outcome import BenchError, print_shown, write
 
 PARTS = {
     "regions": "16 instances with a region each, 5% of it their own: memory, CPU and time of each method",
@@ -42,18 +40,16 @@ Times are of this run and this machine: compare ratios. Anything else that runs 
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="bench/merge/run",
-        description="Compares ways to share identical memory between processes: what each saves and costs",
-        epilog="parts\n" + "\n".join(f"  {name:<9}{about}" for name, about in PARTS.items()) + "\n" + EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command.parser(
+        "merge",
+        "Compares ways to share identical memory between processes: what each saves and costs",
+        "part",
+        PARTS,
+        EPILOG,
+        "small sizes, few instances: a minute without PyTorch",
     )
-    parser.add_argument("--only", metavar="PART,...", help="these parts and no others")
     parser.add_argument("--networks", metavar="NAME,...", help=f"of {', '.join(models.NETWORKS)}")
     parser.add_argument("--methods", metavar="NAME,...", help="these methods and no others")
-    parser.add_argument(
-        "--quick", action="store_true", help="small sizes, few instances: a minute without PyTorch"
-    )
     parser.add_argument(
         "--prepare", action="store_true", help="make the environment and the models, then stop"
     )
@@ -61,24 +57,15 @@ def arguments() -> argparse.Namespace:
         "--kernel", type=Path, metavar="FOLDER", help="a kernel that kernel/build has made (default: ask it)"
     )
     parser.add_argument(
-        "--json", action="store_true", help="print the results as one JSON object, not as tables"
-    )
-    parser.add_argument(
         "--keep",
         action="store_true",
         help="keep what other parts left in the output file: only these parts change",
     )
-    parser.add_argument(
-        "--output", type=Path, default=RESULTS / "merge.json", metavar="FILE", help="where the JSON goes"
-    )
     parsed = parser.parse_args()
-    known_methods = {*METHODS, *(method for some in models.METHODS.values() for method in some)}
-    for option, known in (("only", PARTS), ("networks", models.NETWORKS), ("methods", known_methods)):
-        names = [name for name in (getattr(parsed, option) or "").split(",") if name]
-        for name in names:
-            if name not in known:
-                parser.error(f"--{option} {name}: there is no such; there are {', '.join(known)}")
-        setattr(parsed, option, names)
+    command.choose(parser, parsed, "only", PARTS)
+    command.choose(parser, parsed, "networks", models.NETWORKS)
+    methods = [*METHODS, *(method for some in models.METHODS.values() for method in some)]
+    command.choose(parser, parsed, "methods", dict.fromkeys(methods))
     return parsed
 
 
@@ -98,12 +85,7 @@ class Run:
 
     def save(self) -> dict:
         """Writes what has been measured so far, and what it shows: a run that is broken off leaves that."""
-        machine = {
-            "cpus": os.cpu_count(),
-            "kernel": platform.release().split("-")[0],
-            "quick": self.options.quick,
-        }
-        self.keep("machine", machine)
+        self.keep("machine", command.machine(self.options.quick))
         return write(self.options.output, self.flat, shown(self.flat))
 
     def measure(self, prefix: str, what, *taken) -> None:
@@ -179,36 +161,27 @@ class Run:
             if self.wants(method):
                 self.measure(f"models.resnet50.{method}", models.run_ksm, "resnet50", best, count, limit_s)
 
+    def all(self) -> int:
+        if self.options.keep and self.options.output.exists():
+            self.flat |= json.loads(self.options.output.read_text())
+        for part in self.options.only or PARTS:
+            getattr(self, part)()
+        return 0
+
 
 def main() -> int:
     options = arguments()
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(143)
-    )  # unwinds: ends instances and stores, puts KSM back
     run = Run(options)
-    outcome = 0
-    try:
-        if options.prepare:
-            print(environment.model_files())
-            return 0
-        if options.keep and options.output.exists():
-            run.flat |= json.loads(options.output.read_text())
-        for part in PARTS:
-            if not options.only or part in options.only:
-                getattr(run, part)()
-    except BenchError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        outcome = 1
-    except KeyboardInterrupt:
-        print("bench: interrupted: what was measured until now is kept", file=sys.stderr)
-        outcome = 130
+    if options.prepare:
+        return command.outcome(lambda: print(environment.model_files()) or 0)
+    status = command.outcome(run.all)
     flat = run.save()
     if options.json:
         print(json.dumps(flat))
     else:
         tables.print_all(flat)
         print_shown(shown(flat))
-    return outcome
+    return status
 
 
 if __name__ == "__main__":

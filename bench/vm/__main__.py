@@ -2,14 +2,12 @@
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-from bench.outcome import RESULTS, BenchError
+from bench import command
+from bench.outcome import BenchError
 from bench.outcome import write as write_results
 from bench.vm import tables
 from bench.vm.experiments import EXPERIMENTS
@@ -17,6 +15,7 @@ from bench.vm.guest import Contender, Guest, mayfly
 from bench.vm.results import Results
 from bench.vm.shown import shown
 
+STOCK_MODES = ("static", "plain", "nodes")
 EPILOG = """
 modes       static  all memory from boot (the paper's statically over-provisioned VM); gives nothing back
             plain   one virtio-mem device (the paper's vanilla)
@@ -34,36 +33,22 @@ The machine's accelerator decides the times: compare ratios within one run, not 
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="bench/vm/run",
-        description="Compares ways to make a VM's memory elastic: latency, CPU, migrations, memory returned.",
-        epilog="experiments\n"
-        + "\n".join(f"  {e.name:<13} {e.about}" for e in EXPERIMENTS.values())
-        + "\n"
-        + EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command.parser(
+        "vm",
+        "Compares ways to make a VM's memory elastic: latency, CPU, migrations, memory returned.",
+        "experiment",
+        {one.name: one.about for one in EXPERIMENTS.values()},
+        EPILOG,
+        "small sizes, few rounds: a few minutes",
     )
-    parser.add_argument("--only", metavar="EXPERIMENT,...", help="these experiments and no others")
     parser.add_argument("--modes", metavar="MODE,...", help="these modes and no others")
-    parser.add_argument("--quick", action="store_true", help="small sizes, few rounds: a few minutes")
-    parser.add_argument(
-        "--json", action="store_true", help="print the results as one JSON object, not as tables"
-    )
-    parser.add_argument(
-        "--output", type=Path, default=RESULTS / "vm.json", metavar="FILE", help="where the JSON goes"
-    )
     parsed = parser.parse_args()
-    known = {name for one in EXPERIMENTS.values() for name in one.contenders}
-    known |= {f"{name}:debian" for name in ("static", "plain", "nodes")}
-    for option, names in (("only", set(EXPERIMENTS)), ("modes", known)):
-        for name in (getattr(parsed, option) or "").split(","):
-            if name and name not in names:
-                parser.error(f"--{option} {name}: there is no such one; there are {', '.join(sorted(names))}")
+    command.choose(parser, parsed, "only", EXPERIMENTS)
+    modes = [name for one in EXPERIMENTS.values() for name in one.contenders]
+    command.choose(
+        parser, parsed, "modes", dict.fromkeys([*modes, *(f"{name}:debian" for name in STOCK_MODES)])
+    )
     return parsed
-
-
-def listed(option: str | None, default: list[str]) -> list[str]:
-    return [name for name in (option or "").split(",") if name] or default
 
 
 def build_images(contenders: list[Contender]) -> None:
@@ -75,9 +60,8 @@ def build_images(contenders: list[Contender]) -> None:
 
 
 def measure(options: argparse.Namespace) -> Results:
-    only = [EXPERIMENTS[name] for name in listed(options.only, list(EXPERIMENTS))]
-    asked = listed(options.modes, [])
-    chosen = {one.name: [n for n in asked or one.contenders] for one in only}
+    only = [EXPERIMENTS[name] for name in options.only or EXPERIMENTS]
+    chosen = {one.name: options.modes or one.contenders for one in only}
     contenders = [Contender(name) for name in dict.fromkeys(n for names in chosen.values() for n in names)]
     build_images(contenders)
     results = Results(contenders)
@@ -100,25 +84,12 @@ def measure(options: argparse.Namespace) -> Results:
 
 
 def write(results: Results, options: argparse.Namespace) -> dict:
-    machine = {
-        "cpus": os.cpu_count(),
-        "kernel": platform.release().split("-")[0],
-        "accelerator": "; ".join(sorted(Guest.accelerators)),
-        "quick": options.quick,
-    }
+    machine = command.machine(options.quick) | {"accelerator": "; ".join(sorted(Guest.accelerators))}
     return write_results(options.output, results.flat(machine), shown(results))
 
 
-def main() -> int:
-    options = arguments()
-    try:
-        results = measure(options)
-    except BenchError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("bench: interrupted", file=sys.stderr)
-        return 130
+def run(options: argparse.Namespace) -> int:
+    results = measure(options)
     flat = write(results, options)
     if options.json:
         print(json.dumps(flat))
@@ -126,6 +97,11 @@ def main() -> int:
         tables.print_all(results)
         print(f"\nWritten to {options.output}")
     return 1 if results.failures else 0
+
+
+def main() -> int:
+    options = arguments()
+    return command.outcome(lambda: run(options))
 
 
 if __name__ == "__main__":
