@@ -99,6 +99,8 @@ pub struct HugePage {
     pub sampled: SharedBits,
     /// Blocks handed out as block spans; the other live ones hold large objects.
     pub spans: SharedBits,
+    /// Free blocks that [`crate::trim`] has given back since they were last taken.
+    pub discarded: SharedBits,
 }
 
 const _: () = assert!(size_of::<HugePage>() == HUGE_PAGE_METADATA_BYTES);
@@ -135,6 +137,7 @@ impl HugePage {
     #[inline]
     pub fn take(&self, blocks: &Bits, first: usize, count: usize, residual: bool) {
         self.live.set(blocks);
+        self.discarded.clear(blocks);
         if residual {
             self.residual.set(blocks);
         }
@@ -157,6 +160,7 @@ impl HugePage {
         self.last.store(&bits::NONE);
         self.sampled.store(&bits::NONE);
         self.spans.store(&bits::NONE);
+        self.discarded.store(&bits::NONE);
         self.frontier.store(0, Relaxed);
         self.last_object_blocks.store(0, Relaxed);
         self.empty_since_tick.store(0, Relaxed);
