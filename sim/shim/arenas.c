@@ -71,12 +71,17 @@ int arenas_open(int eager, int one_lock) {
     for (unsigned lane = 0; lane < LANES; lane++) {
         pthread_mutex_init(&lanes[lane].lock, NULL);
         for (unsigned class = 0; class < CLASSES; class++)
-            lanes[lane].classes[class].next = lanes[lane].classes[class].populated = lane_start(class, lane);
+            lanes[lane].classes[class].next = lanes[lane].classes[class].populated = class_start(class, lane);
     }
     eager_loading = eager;
     one_lock_for_all = one_lock;
     MARK(MARK_MEMENTO_REGION, REGION_START, REGION_START + REGION_BYTES + (eager ? REGION_EAGER : 0));
     return 1;
+}
+
+void arenas_close(void) {
+    mmap((void *)REGION_START, REGION_BYTES, PROT_READ | PROT_WRITE,
+         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 }
 
 static void push(struct arena **list, struct arena *arena) {
@@ -119,7 +124,7 @@ static int populate(struct class *class, uint64_t start, uint64_t end, uint64_t 
 
 static struct arena *new_arena(unsigned lane, unsigned number) {
     struct class *class = &lanes[lane].classes[number];
-    uint64_t limit = lane_start(number, lane) + (UINT64_C(1) << LANE_SHIFT);
+    uint64_t limit = class_end(number, lane);
     uint64_t end = class->next + arena_bytes(number);
     if (end > limit || !populate(class, class->next, end, limit)) return NULL;
     struct arena *arena = (struct arena *)class->next;
@@ -163,9 +168,11 @@ struct place {
 
 static int locate(const void *object, struct place *place) {
     uint64_t offset = (uint64_t)object - REGION_START;
-    place->class = offset >> CLASS_SHIFT;
-    place->lane = (offset >> LANE_SHIFT) % LANES;
-    uint64_t in_arena = (offset & ((UINT64_C(1) << LANE_SHIFT) - 1)) % arena_bytes(place->class);
+    place->class = (offset >> CLASS_SHIFT) % CLASSES;
+    place->lane = offset >> LANE_SHIFT;
+    uint64_t start = class_start(place->class, place->lane);
+    if ((uint64_t)object < start) return 0;
+    uint64_t in_arena = ((uint64_t)object - start) % arena_bytes(place->class);
     place->arena = (struct arena *)((uint64_t)object - in_arena);
     uint64_t body = in_arena - HEADER_BYTES;
     place->index = body / object_bytes(place->class);
@@ -209,7 +216,7 @@ size_t arenas_size(const void *object) {
     return has_arena(&place) && is_allocated(&place) ? object_bytes(place.class) : 0;
 }
 
-unsigned arenas_lane(const void *object) { return ((uint64_t)object - REGION_START) >> LANE_SHIFT & (LANES - 1); }
+unsigned arenas_lane(const void *object) { return ((uint64_t)object - REGION_START) >> LANE_SHIFT; }
 
 void arenas_lock_all(void) {
     for (unsigned lane = 0; lane < LANES; lane++) pthread_mutex_lock(&lanes[lane].lock);

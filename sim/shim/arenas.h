@@ -11,6 +11,9 @@ enum outcome { DONE, NOT_AN_OBJECT, NO_ARENA, DOUBLE_FREE };
  * several lanes at once need one lock for all of them. */
 int arenas_open(int eager, int one_lock);
 
+/* Gives the region's memory back; what is still read there is zero. */
+void arenas_close(void);
+
 /* Holds a lane's lock for an operation on it and for the mark that closes the operation, so that the simulator sees the
  * operations in the order in which they were done; what it returns is for arenas_release. */
 int arenas_hold(unsigned lane);

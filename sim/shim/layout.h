@@ -13,12 +13,12 @@ enum {
     HEADER_BYTES = 64,
     PAGE_BYTES = 4096,
     LANES = 32,
-    LANE_SHIFT = 30,
-    CLASS_SHIFT = LANE_SHIFT + 5,
+    CLASS_SHIFT = 27,
+    LANE_SHIFT = CLASS_SHIFT + 6,
 };
 
 #define REGION_START UINT64_C(0x600000000000)
-#define REGION_BYTES ((uint64_t)CLASSES << CLASS_SHIFT)
+#define REGION_BYTES ((uint64_t)LANES << LANE_SHIFT)
 
 static inline uint64_t object_bytes(unsigned class) { return (class + 1) * (uint64_t)CLASS_STEP_BYTES; }
 
@@ -26,8 +26,15 @@ static inline uint64_t arena_bytes(unsigned class) {
     return (HEADER_BYTES + OBJECTS * object_bytes(class) + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
 }
 
-static inline uint64_t lane_start(unsigned class, unsigned lane) {
-    return REGION_START + ((uint64_t)class << CLASS_SHIFT | (uint64_t)lane << LANE_SHIFT);
+/* A class's arenas begin some pages into its range. */
+static inline uint64_t stagger(unsigned class) { return class / 2 * (uint64_t)PAGE_BYTES; }
+
+static inline uint64_t class_start(unsigned class, unsigned lane) {
+    return REGION_START + ((uint64_t)lane << LANE_SHIFT | (uint64_t)class << CLASS_SHIFT) + stagger(class);
+}
+
+static inline uint64_t class_end(unsigned class, unsigned lane) {
+    return class_start(class, lane) - stagger(class) + (UINT64_C(1) << CLASS_SHIFT);
 }
 
 static inline int in_region(const void *address) { return (uint64_t)address - REGION_START < REGION_BYTES; }

@@ -11,7 +11,7 @@
 
 use crate::arena::{BYPASS_COUNTER_MAX, Header, lines_of};
 use crate::hot::Hot;
-use crate::layout::{CLASS_SHIFT, LINE_BYTES, REGION_BYTES, arena_bytes};
+use crate::layout::{LINE_BYTES, REGION_BYTES, arena_bytes, lane_and_class};
 
 /// Notes an access to `address` in a core's HOT, if that holds the arena; whether it does, and whether the line is new.
 #[inline]
@@ -20,7 +20,7 @@ pub fn touch(hot: &mut Hot, region_start: u64, address: u64) -> (bool, bool) {
     if offset >= REGION_BYTES {
         return (false, false);
     }
-    let class = (offset >> CLASS_SHIFT) as usize;
+    let (_, class) = lane_and_class(offset);
     let entry = &mut hot.entries[class];
     let in_arena = address.wrapping_sub(entry.header.address);
     if !entry.valid || in_arena >= arena_bytes(class) {

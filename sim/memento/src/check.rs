@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use crate::arena::Header;
-use crate::layout::{CLASS_SHIFT, CLASSES, LANE_SHIFT, LANES, arena_bytes};
+use crate::layout::{CLASSES, LANES, arena_bytes, class_range, lane_and_class};
 use crate::region::{Process, Saved};
 use crate::units::Units;
 
@@ -23,7 +23,7 @@ impl Units {
         for (lane, block) in process.lanes.iter().enumerate() {
             let Some(block) = block else { continue };
             for class in 0..CLASSES {
-                let start = process.start + crate::layout::lane_offset(class, lane);
+                let start = process.start + class_range(class, lane).0;
                 for arena in (start..block.next[class]).step_by(arena_bytes(class) as usize) {
                     let Some(physical) = self.pages.tables.lookup(process.root, arena) else { continue };
                     found.insert(arena, (physical, self.objects.headers.read(physical)));
@@ -99,9 +99,7 @@ impl Units {
                     while at != 0 {
                         let header = by_physical.get(&at).ok_or("a list leads to a page without an arena")?;
                         let offset = header.address - process.start;
-                        let (its_class, its_lane) =
-                            ((offset >> CLASS_SHIFT) as usize, (offset >> LANE_SHIFT) as usize % LANES);
-                        if (its_class, its_lane) != (class, lane) {
+                        if lane_and_class(offset) != (lane, class) {
                             return Err(format!("arena {:#x} is in a list of another class", header.address));
                         }
                         if header.is_full() != full || header.is_empty() || header.prev != before {

@@ -1,9 +1,11 @@
 //! Where things lie in a process's Memento region (§3.1, §3.2). Class, lane, arena and object follow from an address by
 //! shifts and by divisions through constants. `sim/shim/layout.h` says the same in C; a test compares the two.
 //!
-//! Left open by the paper, taken here: a class's range is divided evenly among the threads' *lanes*, since each thread has
-//! arenas of its own whose range the hardware knows (§4); ranges are so wide (1 GiB) that the bump pointers, which
-//! never hand an address out twice, do not run out; an arena's header is one cache line, followed by the objects.
+//! Left open by the paper, taken here: each thread has a *lane* of its own, a range that the hardware knows (§4), with a
+//! range for each class in it; those are wide enough (128 MiB) for bump pointers that never hand an address out twice,
+//! and no wider, since each needs a branch of the page table; a class's arenas begin some pages into its range, other
+//! pages than its neighbours', or the classes' first pages would all fall into one set of the TLBs; an arena's header is
+//! one cache line, followed by the objects.
 
 use crate::Exception;
 
@@ -24,11 +26,11 @@ pub const PAGE_BYTES: u64 = 4096;
 /// Threads of a process that can have arenas of their own.
 pub const LANES: usize = 32;
 /// log2 of the bytes of one class of one lane.
-pub const LANE_SHIFT: u32 = 30;
-/// log2 of the bytes of one class.
-pub const CLASS_SHIFT: u32 = LANE_SHIFT + LANES.trailing_zeros();
+pub const CLASS_SHIFT: u32 = 27;
+/// log2 of the bytes of one lane.
+pub const LANE_SHIFT: u32 = CLASS_SHIFT + CLASSES.trailing_zeros();
 /// Bytes of a whole region.
-pub const REGION_BYTES: u64 = (CLASSES as u64) << CLASS_SHIFT;
+pub const REGION_BYTES: u64 = (LANES as u64) << LANE_SHIFT;
 /// Where the shim asks the kernel for the region.
 pub const REGION_START: u64 = 0x6000_0000_0000;
 
@@ -54,10 +56,23 @@ pub fn class_of(size: u64) -> Result<usize, Exception> {
     }
 }
 
-/// Where a lane's arenas of a class begin, from the region's start.
+/// How far into its range a class's arenas begin. Two classes share a distance: C's malloc uses every second.
 #[inline]
-pub const fn lane_offset(class: usize, lane: usize) -> u64 {
-    (class as u64) << CLASS_SHIFT | (lane as u64) << LANE_SHIFT
+const fn stagger(class: usize) -> u64 {
+    class as u64 / 2 * PAGE_BYTES
+}
+
+/// Where a lane's arenas of a class begin and where they must end, from the region's start.
+#[inline]
+pub const fn class_range(class: usize, lane: usize) -> (u64, u64) {
+    let start = (lane as u64) << LANE_SHIFT | (class as u64) << CLASS_SHIFT;
+    (start + stagger(class), start + (1 << CLASS_SHIFT))
+}
+
+/// The lane and the class that an offset into the region belongs to.
+#[inline]
+pub const fn lane_and_class(offset: u64) -> (usize, usize) {
+    ((offset >> LANE_SHIFT) as usize, (offset >> CLASS_SHIFT) as usize % CLASSES)
 }
 
 /// What an object's address says about it.
@@ -80,10 +95,10 @@ pub fn locate(start: u64, address: u64) -> Result<Place, Exception> {
     if offset >= REGION_BYTES {
         return Err(Exception::NotInRegion);
     }
-    let class = (offset >> CLASS_SHIFT) as usize;
-    let lane = (offset >> LANE_SHIFT) as usize % LANES;
-    let in_lane = offset & ((1 << LANE_SHIFT) - 1);
-    let in_arena = in_lane % arena_bytes(class);
+    let (lane, class) = lane_and_class(offset);
+    let in_class =
+        (offset & ((1 << CLASS_SHIFT) - 1)).checked_sub(stagger(class)).ok_or(Exception::NotAnObject)?;
+    let in_arena = in_class % arena_bytes(class);
     let body = in_arena.wrapping_sub(HEADER_BYTES);
     let size = object_bytes(class);
     if in_arena < HEADER_BYTES || !body.is_multiple_of(size) || body / size >= OBJECTS as u64 {

@@ -9,7 +9,7 @@
 
 use crate::aac::ArenaAllocationCache;
 use crate::config::Config;
-use crate::layout::{LANE_SHIFT, LINE_BYTES, PAGE_BYTES, arena_bytes, lane_offset};
+use crate::layout::{LINE_BYTES, PAGE_BYTES, arena_bytes, class_range};
 use crate::machine::{Access, Machine, Port};
 use crate::page_table::{PageTables, entry_address};
 use crate::region::{Lane, Process};
@@ -117,10 +117,10 @@ impl PageAllocator {
         class: usize,
         work: &mut Work<impl Machine>,
     ) -> Result<(u64, u64), Exception> {
-        let range_start = process.start + lane_offset(class, lane);
+        let end = process.start + class_range(class, lane).1;
         let pointers = process.lanes[lane].as_mut().expect("a thread that allocates has its block");
         let arena = pointers.next[class];
-        if arena + arena_bytes(class) > range_start + (1 << LANE_SHIFT) {
+        if arena + arena_bytes(class) > end {
             return Err(Exception::RegionFull);
         }
         work.at += work.config.request_cycles + work.config.aac_cycles;

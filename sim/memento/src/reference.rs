@@ -4,9 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::Exception;
-use crate::layout::{
-    HEADER_BYTES, LANE_SHIFT, OBJECTS, arena_bytes, class_of, lane_offset, locate, object_bytes,
-};
+use crate::layout::{HEADER_BYTES, OBJECTS, arena_bytes, class_of, class_range, locate, object_bytes};
 
 /// One class of one thread.
 #[derive(Debug, Default)]
@@ -33,14 +31,14 @@ impl Reference {
     }
 
     fn class(&mut self, class: usize, lane: usize) -> &mut Class {
-        let next = self.start + lane_offset(class, lane);
+        let next = self.start + class_range(class, lane).0;
         self.classes.entry((class, lane)).or_insert_with(|| Class { next, ..Class::default() })
     }
 
     /// obj-alloc.
     pub fn allocate(&mut self, lane: usize, size: u64) -> Result<u64, Exception> {
         let class = class_of(size)?;
-        let (end, eager) = (self.start + lane_offset(class, lane) + (1 << LANE_SHIFT), self.eager);
+        let (end, eager) = (self.start + class_range(class, lane).1, self.eager);
         let its = self.class(class, lane);
         if !its.current_has_room() {
             its.change_arena(class, end)?;

@@ -1,7 +1,7 @@
 //! A process's Memento region (§3.2): MRS and MRE, the root of its Memento page table (MPTR), its shootdown bit vector,
 //! and the memory block in which each thread's bump pointers and, while its HOT is flushed, its list heads are kept.
 
-use crate::layout::{CLASSES, LANES, lane_offset};
+use crate::layout::{CLASSES, LANES, class_range};
 
 /// What a flushed HOT entry leaves behind, besides the header: 24 bytes in the thread's block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,7 +32,7 @@ impl Lane {
     pub fn new(region_start: u64, lane: usize, block: u64) -> Lane {
         Lane {
             block,
-            next: std::array::from_fn(|class| region_start + lane_offset(class, lane)),
+            next: std::array::from_fn(|class| region_start + class_range(class, lane).0),
             saved: [Saved::default(); CLASSES],
             batch: Vec::new(),
         }

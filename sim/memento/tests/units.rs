@@ -3,7 +3,9 @@
 mod machine;
 
 use machine::{CONTROLLER_CYCLES, CORE_CYCLES, Plain};
-use memento::layout::{LANE_SHIFT, PAGE_BYTES, REGION_BYTES, REGION_START, arena_bytes, object_bytes};
+use memento::layout::{
+    PAGE_BYTES, REGION_BYTES, REGION_START, arena_bytes, class_range, locate, object_bytes,
+};
 use memento::page_table::READ_WRITE_NO_EXECUTE;
 use memento::{Access, Config, Exception, NonLocalFree, Port, Units};
 
@@ -50,8 +52,8 @@ fn a_hit_takes_two_cycles_and_no_access() {
 fn sizes_are_rounded_up_to_eight_bytes_and_refused_beyond_512() {
     let (mut units, mut machine) = one_core(Config::default());
     for size in 1..=512u64 {
-        let at = units.obj_alloc(0, 0, size, 0, &mut machine).address - REGION_START;
-        assert_eq!(at >> (LANE_SHIFT + 5), (size - 1) / 8);
+        let address = units.obj_alloc(0, 0, size, 0, &mut machine).address;
+        assert_eq!(locate(REGION_START, address).unwrap().class as u64, (size - 1) / 8);
     }
     for size in [0, 513, u64::MAX] {
         assert_eq!(units.obj_alloc(0, 0, size, 0, &mut machine).exception, Some(Exception::Size));
@@ -65,10 +67,10 @@ fn a_new_thread_gets_an_arena_for_each_class_with_one_page() {
     let (mut units, mut machine) = one_core(Config::default());
     allocate(&mut units, &mut machine, 8, 1);
     assert_eq!(units.statistics().arenas_allocated, 64);
-    // A leaf table and the one above for each class, and one or more above those; the root.
+    // A leaf table for each class, one above for each GiB, one above those; the root.
     let [data, tables, blocks] = units.statistics().pages_allocated;
     assert_eq!((data, blocks), (64, 1));
-    assert_eq!(tables, 64 + 64 + REGION_BYTES.div_ceil(512 << 30) + 1);
+    assert_eq!(tables, 64 + 64 / 8 + 1 + 1);
     let (mut units, mut machine) = one_core(lazy());
     allocate(&mut units, &mut machine, 8, 1);
     assert_eq!(units.statistics().pages_allocated, [1, 4, 1]);
@@ -87,7 +89,7 @@ fn eager_loading_hides_the_next_arena_from_the_program() {
         let far = late + 1_000_000;
         let next = units.obj_alloc(0, 0, 64, far, &mut machine);
         assert_eq!(next.at - far > 2, !eager, "the 257th object waits only without eager loading");
-        assert_eq!(next.address, REGION_START + (7 << 35) + arena_bytes(7) + 64);
+        assert_eq!(next.address, REGION_START + class_range(7, 0).0 + arena_bytes(7) + 64);
         assert_eq!(units.statistics().allocation_misses, misses);
         units.check().unwrap();
         // Asked for at once, it is not there yet.
@@ -371,7 +373,8 @@ fn memory_and_addresses_run_out_with_an_exception() {
     assert_eq!(units.obj_alloc(0, 0, 512, 0, &mut machine).exception, Some(Exception::OutOfMemory));
     units.check().unwrap();
     let (mut units, mut machine) = one_core(lazy());
-    let arenas = (1 << LANE_SHIFT) / arena_bytes(63) as usize;
+    let (start, end) = class_range(63, 0);
+    let arenas = ((end - start) / arena_bytes(63)) as usize;
     allocate(&mut units, &mut machine, 512, arenas * 256);
     assert_eq!(units.obj_alloc(0, 0, 512, 0, &mut machine).exception, Some(Exception::RegionFull));
     assert_eq!(units.set_region(0, 9, 0..4096, 0, &mut machine), Err(Exception::NoRegion));

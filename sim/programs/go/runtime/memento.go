@@ -9,10 +9,10 @@ import "unsafe"
 const (
 	mementoLargest     = 512
 	mementoStart       = 0x600000000000
-	mementoLaneShift   = 30
-	mementoClassShift  = mementoLaneShift + 5
-	mementoRegionBytes = 64 << mementoClassShift
+	mementoClassShift  = 27
+	mementoLaneShift   = mementoClassShift + 6
 	mementoLanes       = 32
+	mementoRegionBytes = mementoLanes << mementoLaneShift
 	mementoObjects     = 256
 	mementoHeader      = 64
 	mementoPage        = 4096
@@ -45,7 +45,7 @@ func mementoOpen() {
 	for lane := range mementoClasses {
 		for class := range mementoClasses[lane] {
 			c := &mementoClasses[lane][class]
-			c.arenas = mementoStart + uintptr(class)<<mementoClassShift + uintptr(lane)<<mementoLaneShift
+			c.arenas = mementoStart + uintptr(lane)<<mementoLaneShift + uintptr(class)<<mementoClassShift + uintptr(class/2)*mementoPage
 			c.populated = c.arenas
 		}
 	}
@@ -90,7 +90,7 @@ func mementoAlloc(size uintptr) unsafe.Pointer {
 func mementoArena(c *mementoClass, class, lane uintptr) {
 	objects := (class + 1) * 8 * mementoObjects
 	bytes := (mementoHeader + objects + mementoPage - 1) &^ (mementoPage - 1)
-	limit := mementoStart + class<<mementoClassShift + (lane+1)<<mementoLaneShift
+	limit := mementoStart + lane<<mementoLaneShift + (class+1)<<mementoClassShift
 	arena := c.arenas
 	c.next, c.end = 0, 0
 	if arena+bytes > limit {

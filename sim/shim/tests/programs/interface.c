@@ -15,7 +15,7 @@
         }                                                                                                             \
     } while (0)
 
-static int is_hardware(const void *object) { return (uintptr_t)object >> 41 == UINT64_C(0x600000000000) >> 41; }
+static int is_hardware(const void *object) { return (uintptr_t)object >> 38 == UINT64_C(0x600000000000) >> 38; }
 
 static unsigned long state;
 static unsigned long number(unsigned long below) {
