@@ -5,12 +5,16 @@ import random
 import sys
 
 import pyaes
+from measured import measured, warming
 
 length, rounds = int(sys.argv[1]), int(sys.argv[2])
 numbers = random.Random(1)
 text = "".join(numbers.choices("abcdefghijklmnopqrstuvwxyz ", k=length))
 key = b"\xa1\xf6%\x8c\x87}_\xcd\x89dHE8\xbf\xc9,"
-for _ in range(rounds):
+warming()
+for round in range(-1, rounds):
+    if round == 0:
+        measured()
     secret = pyaes.AESModeOfOperationCTR(key).encrypt(text)
     assert pyaes.AESModeOfOperationCTR(key).decrypt(secret).decode() == text
 print(f"pyaes: {length} characters, {hashlib.sha256(secret).hexdigest()}")

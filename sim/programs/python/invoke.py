@@ -1,4 +1,4 @@
-"""Calls a function of `functions/` as the worker would, and prints a digest of its answer.
+"""Calls a function of `functions/` as the worker would, once to warm it, and prints a digest of its answer.
 
 Use: invoke.py FOLDER EVENT [TIMES].
 
@@ -10,6 +10,8 @@ import json
 import os
 import sys
 import types
+
+from measured import measured, warming
 
 
 def rounded(value):
@@ -27,6 +29,9 @@ sys.path.insert(0, os.getcwd())
 import app  # noqa: E402 - it is in the folder just entered
 
 context = types.SimpleNamespace(aws_request_id="00000000-0000-0000-0000-000000000000")
+warming()
+app.handler(event, context)
+measured()
 for _ in range(times):
     answer = json.dumps(rounded(app.handler(event, context)), sort_keys=True)
 print(f"{os.path.basename(os.getcwd())}: {times} calls, {hashlib.sha256(answer.encode()).hexdigest()}")
