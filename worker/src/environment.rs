@@ -160,6 +160,12 @@ fn variables(instance: &Instance, options: &Options, store: Option<&Door>) -> Ve
         preloaded.push(HEAP);
         // Of a small instance's huge pages most would lie idle.
         add("MAYFLY_HEAP_PAGES", "base".into());
+        if store.is_some() {
+            // Where objects lie shall not depend on time, so that pages with pointers are alike (UPM §IV-B): one lifetime
+            // class, and a clock that stands still until the instance has settled.
+            add("MAYFLY_HEAP_LIFETIMES", "fixed:inf".into());
+            add("MAYFLY_HEAP_CLOCK", "settled".into());
+        }
     }
     if layers.rest.is_some() {
         add("MAYFLY_REST_LIBRARY", REST.into());

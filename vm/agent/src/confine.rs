@@ -46,6 +46,9 @@ const CODE_SERIAL: &str = "mayfly-code";
 impl Stranger {
     /// Finds what the function sees of the code disk, which is mounted when it is first needed.
     pub fn new(confinement: &Confinement, cwd: &str) -> io::Result<Stranger> {
+        if confinement.user == 0 {
+            return Err(io::Error::other("an instance cannot be the guest's root"));
+        }
         static MOUNTED: Mutex<bool> = Mutex::new(false);
         let mut mounted = MOUNTED.lock().expect("not poisoned");
         if !*mounted {

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::Builder;
+use std::time::Duration;
 
 use vm_protocol::relay::{HEADER_BYTES, Header, Kind, MOST_BYTES, PORT};
 
@@ -24,6 +25,8 @@ const STACK_BYTES: usize = 128 << 10;
 const CONNECTIONS: usize = 8;
 /// Frames that wait for an instance to take them: more than Lambda's longest event.
 const WAITING_FRAMES: usize = 128;
+/// Before the next try where a connection could not be accepted.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// The line to the host.
 pub struct Relay {
@@ -95,7 +98,17 @@ impl Relay {
         let (relay, instance) = (Arc::clone(self), instance.to_string());
         let open = Arc::new(AtomicUsize::new(0));
         Builder::new().stack_size(STACK_BYTES).spawn(move || {
-            while let Ok((connection, _)) = listener.accept() {
+            loop {
+                let connection = match listener.accept() {
+                    Ok((connection, _)) => connection,
+                    // It was shut down: its door is closed.
+                    Err(error) if error.raw_os_error() == Some(libc::EINVAL) => return,
+                    // The caller went away, or descriptors are used up for now.
+                    Err(_) => {
+                        std::thread::sleep(PAUSE);
+                        continue;
+                    }
+                };
                 if open.fetch_add(1, Ordering::Relaxed) < CONNECTIONS {
                     relay.carry(&instance, connection, Arc::clone(&open));
                 } else {

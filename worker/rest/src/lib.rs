@@ -16,7 +16,7 @@ mod library;
 mod rest;
 mod stand_in;
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 
 /// What a rest has done.
 #[repr(C)]
@@ -46,8 +46,22 @@ pub unsafe extern "C" fn mayfly_rest(merges: c_int, work: c_int, outcome: *mut R
     let trimmed_bytes = before.saturating_sub(resident_bytes());
     let rest = if merges != 0 { rest::merge(work) } else { Rest { complete: 1, ..Rest::default() } };
     let rest = Rest { trimmed_bytes, ..rest };
+    if merges != 0 && rest.complete != 0 {
+        settled();
+    }
     // SAFETY: the caller's, valid.
     unsafe { *outcome = rest };
+}
+
+/// Tells the heap, where it is Mayfly's, that the instance has settled: from now on it may lay objects out by time.
+fn settled() {
+    // SAFETY: a C string; the function of this name takes and gives nothing (heap/malloc/include/mayfly_heap.h).
+    unsafe {
+        let found = libc::dlsym(libc::RTLD_DEFAULT, c"mayfly_heap_settled".as_ptr());
+        if !found.is_null() {
+            std::mem::transmute::<*mut c_void, extern "C" fn()>(found)();
+        }
+    }
 }
 
 fn resident_bytes() -> u64 {

@@ -7,21 +7,23 @@
 //! The worker owns one VM. If that ends, its instances have ended, their callers are told why, and it is booted again.
 
 mod disk;
+mod guest;
 mod life;
 mod relay;
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use tokio::sync::watch;
-use vm::protocol::{Layout, Mode, NodeStats};
+use vm::protocol::{Layout, Mode};
 use vm::{Settings, Vm};
 use worker_page::data::{self, Event};
 
 pub use disk::{Disk, Part};
+use guest::Guest;
+pub use guest::Partitions;
 pub use life::live;
 use relay::Relay;
 
@@ -49,6 +51,7 @@ pub struct Plan {
 pub struct Running {
     pub(crate) vm: Vm,
     pub(crate) relay: Relay,
+    guest: Guest,
 }
 
 /// The VM, which is there most of the time.
@@ -124,7 +127,7 @@ impl Machine {
         let boot = vm.boot_time();
         self.tell(worker, format!("up, mode {}", self.mode()), Some(boot));
         let relay = Relay::new(stream)?;
-        self.running.send_replace(Some(Arc::new(Running { vm, relay })));
+        self.running.send_replace(Some(Arc::new(Running { vm, relay, guest: Guest::default() })));
         Ok(())
     }
 
@@ -180,23 +183,29 @@ impl Machine {
         }
     }
 
-    /// Its memory, and that of each partition; asks the guest.
-    pub fn memory(&self) -> Option<(data::Vm, BTreeMap<u32, NodeStats>)> {
+    /// Its memory, as the host sees it.
+    pub fn memory(&self) -> Option<data::Vm> {
         let running = self.running.borrow().clone()?;
         let status = running.vm.status();
         let is_plugged = |state: &&vm::State| !matches!(state, vm::State::Absent | vm::State::Plugging);
         let plugged = status.partitions.iter().filter(is_plugged).count() as u64;
         let used = status.partitions.iter().filter(|state| state.instance().is_some()).count() as u64;
-        let summary = data::Vm {
+        Some(data::Vm {
             resident_bytes: status.host_resident_bytes,
             partitions: status.partitions.len() as u64,
             plugged,
             used,
             plugged_bytes: plugged * self.settings.layout.partition_bytes,
-        };
-        let nodes = running.vm.memory().map(|memory| memory.guest.nodes).unwrap_or_default();
-        let by_partition = nodes.into_iter().filter_map(|node| Some((node.partition?, node))).collect();
-        Some((summary, by_partition))
+        })
+    }
+
+    /// Memory of each partition, as the guest tells it. A guest that does not answer at once is not waited for: then it
+    /// is what it told last.
+    pub fn partitions(&self) -> Partitions {
+        match self.running.borrow().clone() {
+            Some(running) => running.guest.partitions(&running),
+            None => Partitions::default(),
+        }
     }
 }
 

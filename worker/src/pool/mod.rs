@@ -13,7 +13,10 @@
 //! rule here is tested without a process or a clock. Memory counts from the start of an instance until it is gone,
 //! which is when its last process has ended.
 
+mod census;
 mod room;
+
+pub use census::Census;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -104,21 +107,6 @@ struct Function {
     queue: VecDeque<(RequestId, Time)>,
     /// Most recently used last, so that those not needed grow old.
     idle: Vec<InstanceId>,
-}
-
-/// Numbers for the page and the metrics.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Census {
-    /// Instances that start.
-    pub starting: u32,
-    /// Instances without work.
-    pub idle: u32,
-    /// Instances with a request.
-    pub busy: u32,
-    /// Instances that are being ended.
-    pub stopping: u32,
-    /// Requests that wait.
-    pub queued: u32,
 }
 
 /// The instances and queues of all functions.
@@ -338,33 +326,6 @@ impl Pool {
         }
         self.schedule(&mut actions);
         actions
-    }
-
-    /// What an instance is doing, in a word.
-    pub fn phase(&self, instance: InstanceId) -> &'static str {
-        match self.instances.get(&instance).map(|known| known.phase) {
-            Some(Phase::Starting) => "starting",
-            Some(Phase::Idle(_)) => "idle",
-            Some(Phase::Busy(_) | Phase::Finishing(_)) => "busy",
-            Some(Phase::Stopping) | None => "stopping",
-        }
-    }
-
-    /// How many instances are in which phase, of one function or of all.
-    pub fn census(&self, function: Option<FunctionId>) -> Census {
-        let mut census = Census::default();
-        let chosen = |id: FunctionId| function.is_none_or(|wanted| wanted == id);
-        for instance in self.instances.values().filter(|instance| chosen(instance.function)) {
-            *match instance.phase {
-                Phase::Starting => &mut census.starting,
-                Phase::Idle(_) => &mut census.idle,
-                Phase::Busy(_) | Phase::Finishing(_) => &mut census.busy,
-                Phase::Stopping => &mut census.stopping,
-            } += 1;
-        }
-        let queues = self.functions.iter().filter(|(id, _)| chosen(**id));
-        census.queued = queues.map(|(_, function)| function.queue.len() as u32).sum();
-        census
     }
 
     /// The sum of `MemorySize` over all instances that are not gone.

@@ -24,6 +24,7 @@ use crate::invocation::{Invocation, Outcome};
 use crate::machine::Machine;
 use crate::pool::{Action, Capacity, Census, FunctionId, InstanceId, Pool, RequestId, Time};
 use crate::runtime_files;
+use crate::sampler::Readings;
 use crate::sandbox::{Hierarchy, Spawner, worker_is_root};
 use crate::sigv4::Credentials;
 use crate::store::Stores;
@@ -67,6 +68,7 @@ pub struct Worker {
     pub count: Count,
     /// What has happened, and how memory has developed.
     pub history: History,
+    pub(crate) readings: Readings,
     pub(crate) stores: Stores,
     /// Where instances live, if not as processes of this host.
     pub(crate) machine: OnceLock<Arc<Machine>>,
@@ -140,6 +142,7 @@ impl Worker {
             options,
             count: Count::default(),
             history: History::new(began),
+            readings: Readings::default(),
             folder,
             began,
             state: Mutex::new(state),

@@ -1,0 +1,97 @@
+//! What the guest tells of its memory. It is asked on a thread of its own, one question at a time: a guest that hangs
+//! holds up nobody who looks.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use vm::protocol::NodeStats;
+
+use super::Running;
+
+/// Memory of each partition.
+pub type Partitions = BTreeMap<u32, NodeStats>;
+
+/// How long an answer is waited for.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The last answer, and whether there is a question on its way.
+#[derive(Default)]
+pub struct Guest {
+    told: Mutex<Told>,
+    answered: Condvar,
+}
+
+#[derive(Default)]
+struct Told {
+    asking: bool,
+    last: Partitions,
+}
+
+impl Guest {
+    /// What it tells now, or told last.
+    pub fn partitions(&self, running: &Arc<Running>) -> Partitions {
+        let asked = running.clone();
+        self.ask(move || {
+            let nodes = asked.vm.memory().map(|memory| memory.guest.nodes).unwrap_or_default();
+            let told = nodes.into_iter().filter_map(|node| Some((node.partition?, node))).collect();
+            asked.guest.tell(told);
+        })
+    }
+
+    /// Has `question` asked, which ends with [`Guest::tell`], unless another is on its way; waits a little for the answer.
+    fn ask(&self, question: impl FnOnce() + Send + 'static) -> Partitions {
+        let mut told = self.lock();
+        if !told.asking {
+            told.asking = std::thread::Builder::new().name("guest".into()).spawn(question).is_ok();
+        }
+        let waited = self.answered.wait_timeout_while(told, PATIENCE, |told| told.asking);
+        waited.unwrap_or_else(PoisonError::into_inner).0.last.clone()
+    }
+
+    fn tell(&self, partitions: Partitions) {
+        *self.lock() = Told { asking: false, last: partitions };
+        self.answered.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Told> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    const NODE: NodeStats = NodeStats {
+        node: 5,
+        partition: Some(3),
+        total_bytes: 2,
+        free_bytes: 1,
+        anonymous_bytes: 1,
+        file_bytes: 0,
+    };
+
+    #[test]
+    fn a_guest_that_hangs_is_asked_once_and_holds_up_nobody() {
+        let guest = Arc::new(Guest::default());
+        let (questions, (release, held)) = (Arc::new(Mutex::new(0)), mpsc::channel::<()>());
+        let held = Mutex::new(Some(held));
+        let ask = || {
+            let (asked, questions, held) = (guest.clone(), questions.clone(), held.lock().unwrap().take());
+            guest.ask(move || {
+                *questions.lock().unwrap() += 1;
+                if let Some(held) = held {
+                    let _ = held.recv();
+                }
+                asked.tell(Partitions::from([(3, NODE)]));
+            })
+        };
+        assert!(ask().is_empty() && ask().is_empty(), "nothing was told yet");
+        assert_eq!(*questions.lock().unwrap(), 1);
+        release.send(()).unwrap();
+        assert!(ask().contains_key(&3), "the answer came, late");
+    }
+}

@@ -1,0 +1,47 @@
+//! Who is doing what: for the page and the metrics.
+
+use super::{FunctionId, InstanceId, Phase, Pool};
+
+/// Numbers for the page and the metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Census {
+    /// Instances that start.
+    pub starting: u32,
+    /// Instances without work.
+    pub idle: u32,
+    /// Instances with a request.
+    pub busy: u32,
+    /// Instances that are being ended.
+    pub stopping: u32,
+    /// Requests that wait.
+    pub queued: u32,
+}
+
+impl Pool {
+    /// What an instance is doing, in a word.
+    pub fn phase(&self, instance: InstanceId) -> &'static str {
+        match self.instances.get(&instance).map(|known| known.phase) {
+            Some(Phase::Starting) => "starting",
+            Some(Phase::Idle(_)) => "idle",
+            Some(Phase::Busy(_) | Phase::Finishing(_)) => "busy",
+            Some(Phase::Stopping) | None => "stopping",
+        }
+    }
+
+    /// How many instances are in which phase, of one function or of all.
+    pub fn census(&self, function: Option<FunctionId>) -> Census {
+        let mut census = Census::default();
+        let chosen = |id: FunctionId| function.is_none_or(|wanted| wanted == id);
+        for instance in self.instances.values().filter(|instance| chosen(instance.function)) {
+            *match instance.phase {
+                Phase::Starting => &mut census.starting,
+                Phase::Idle(_) => &mut census.idle,
+                Phase::Busy(_) | Phase::Finishing(_) => &mut census.busy,
+                Phase::Stopping => &mut census.stopping,
+            } += 1;
+        }
+        let queues = self.functions.iter().filter(|(id, _)| chosen(**id));
+        census.queued = queues.map(|(_, function)| function.queue.len() as u32).sum();
+        census
+    }
+}
