@@ -6,14 +6,16 @@
 use core::cell::Cell;
 use core::sync::atomic::Ordering::Relaxed;
 
-use crate::geometry::block_index;
+use crate::geometry::{SPAN_BYTES, block_index};
 use crate::global;
 use crate::heap::{Bin, Heap, span_address};
 use crate::lifetime::CLASSES;
 use crate::lock::Guard;
+use crate::profile;
 use crate::region;
 use crate::registry;
 use crate::remote::{self, Link, RemoteList, Tenancy};
+use crate::size_class::COUNT as SIZE_CLASSES;
 use crate::span::{Place, Span, SpanList};
 use crate::stats::{self, Event};
 use crate::text::misuse;
@@ -35,7 +37,13 @@ pub fn refill(heap: &'static Heap, bin: &Bin) -> Refill {
         }
         close(bin);
         remote::collect(heap, false);
-        let span = next_queued(bin)
+        let queued = next_queued(bin);
+        if queued.is_none()
+            && let Some(cell) = borrow(heap, bin)
+        {
+            return Refill { cell: Some(cell), new_span };
+        }
+        let span = queued
             .or_else(|| next_promoted(heap, bin))
             .or_else(|| registry::adopt(heap, bin))
             .or_else(|| {
@@ -73,6 +81,26 @@ pub fn next_queued(bin: &Bin) -> Option<&'static Span> {
     }
     bin.patience.set(patience / 2);
     None
+}
+
+/// What a bin without a span may borrow between two flushes: half a span.
+const MOST_BORROWED: u32 = SPAN_BYTES as u32 / 2;
+
+/// A cell of the open span of a longer class, for a bin that needs little. A thread that uses each size in many classes, and
+/// little of each, would hold a span for each; its objects may as well lie among those that live longer, which free cells
+/// outlive anyway.
+fn borrow(heap: &'static Heap, bin: &Bin) -> Option<usize> {
+    let (class, size_class) = (bin.class.get() as usize, bin.size_class.get() as usize);
+    let borrowed = &heap.hands[class].borrowed[size_class];
+    let after = borrowed.get() + bin.cell_bytes() as u32;
+    if after > MOST_BORROWED || profile::on() || !global::fills() {
+        return None;
+    }
+    let longer = heap.bins()[size_class..].iter().step_by(SIZE_CLASSES).skip(class + 1);
+    let lender = longer.rev().find(|lender| lender.open.get().is_some())?;
+    let cell = lender.allocate().or_else(|| lender.advance().then(|| lender.allocate()).flatten())?;
+    borrowed.set(after);
+    Some(cell)
 }
 
 /// A span with room from a bin of the same cells and another class, whose page was promoted: its objects live longer than
@@ -183,12 +211,13 @@ fn release(heap: &'static Heap, span: &'static Span) {
 
 /// Empty spans that a thread keeps of a class, given back after a tenth of a second at most. A thread that takes many
 /// takes several at a time, and may keep more. All zeros is an empty hand.
-#[derive(Default)]
 pub struct Hand {
     spans: SpanList,
     count: Cell<u32>,
     /// Visits to the global allocator since the hand was last emptied.
     visits: Cell<u32>,
+    /// Bytes that bins of the class have borrowed since then, by size class.
+    borrowed: [Cell<u32>; SIZE_CLASSES],
 }
 
 impl Hand {
@@ -196,7 +225,12 @@ impl Hand {
 
     /// Nothing in hand.
     pub const fn new() -> Self {
-        Self { spans: SpanList::new(), count: Cell::new(0), visits: Cell::new(0) }
+        Self {
+            spans: SpanList::new(),
+            count: Cell::new(0),
+            visits: Cell::new(0),
+            borrowed: [const { Cell::new(0) }; SIZE_CLASSES],
+        }
     }
 
     /// The spans.
@@ -250,12 +284,17 @@ pub fn flush(heap: &'static Heap, all: bool) {
         remote::collect(heap, false);
         crate::lines::close_all(heap);
     }
-    for bin in heap.bins() {
-        if let Some(span) = bin.open.get()
-            && (all || span.live_cells() == 0)
-        {
+    let borrowed = heap.hands.iter().flat_map(|hand| &hand.borrowed);
+    for (bin, borrowed) in heap.bins().iter().zip(borrowed) {
+        if let Some(span) = bin.open.get() {
+            if !all && span.live_cells() > 0 {
+                continue;
+            }
             close(bin);
             settle(heap, span);
+        }
+        if borrowed.get() != 0 {
+            borrowed.set(0);
         }
     }
     heap.hands.iter().for_each(Hand::empty);

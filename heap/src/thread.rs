@@ -187,11 +187,10 @@ pub fn visit(call: &Call) -> Option<Visit> {
 fn enter(call: &Call) -> Option<Visit> {
     start();
     let heap = registry::move_in()?;
+    heap.stack_base.set(stack_base(call));
     if exits() >= LAST_EXIT {
-        heap.stack_base.set(call.stack);
         return Some(Visit { heap, leaves: true });
     }
-    heap.stack_base.set(call.stack);
     heap.thread.set(THREADS.fetch_add(1, Relaxed));
     heap.sequence.set(0);
     set_current(heap, if SLOW_FREES.load(Relaxed) { 0 } else { heap.id.get() });
@@ -201,6 +200,23 @@ fn enter(call: &Call) -> Option<Visit> {
         unsafe { libc::pthread_setspecific(key, core::ptr::from_ref(heap).cast()) };
     }
     Some(Visit { heap, leaves: false })
+}
+
+/// From where the heights of a thread's stack are measured. The C library puts a thread's control block, which `fs:0` points
+/// to, at the top of its stack: so threads that run the same code have the same heights, and functions that allocate from
+/// different ones have different heights. The first thread's is elsewhere: it has one first call, and measures from there.
+fn stack_base(call: &Call) -> usize {
+    const FARTHEST: usize = 1 << 30;
+    let control_block: usize;
+    // SAFETY: reads the thread's own control block, which begins with its address (System V ABI).
+    unsafe {
+        core::arch::asm!(
+            "mov {0}, qword ptr fs:[0]",
+            out(reg) control_block,
+            options(pure, readonly, nostack, preserves_flags),
+        );
+    }
+    if control_block.wrapping_sub(call.stack) < FARTHEST { control_block } else { call.stack }
 }
 
 /// The thread ends: its heap becomes vacant. Destructors that run later and allocate move in again.

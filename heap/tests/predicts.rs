@@ -34,6 +34,9 @@ FUNCTION void *alias(int n) { void *p = get(200); __asm__(""); return p; }
 FUNCTION void from_one(int n) { for (int i = 0; i < n; i++) free(alias(i)); __asm__(""); }
 FUNCTION void from_two(int n) { for (int i = 0; i < n; i++) free(alias(i)); __asm__(""); }
 FUNCTION void *in_thread(void *unused) { briefly(); from_one(5000); return unused; }
+/* Each thread's first call is the same; what lies above it on the stack is not. */
+FUNCTION void *in_shallow(void *unused) { from_one(5000); return unused; }
+FUNCTION void *in_deep(void *unused) { char big[4096]; memset(big, 0, 4096); from_one(5000); __asm__("" :: "r"(big) : "memory"); return unused; }
 int main(int count, char **arguments) {
     const char *what = arguments[1];
     if (!strcmp(what, "classes")) { fill_short(0); fill_long(1); briefly(); }
@@ -44,6 +47,10 @@ int main(int count, char **arguments) {
         pthread_t all[8];
         for (int i = 0; i < 8; i++) pthread_create(all + i, 0, in_thread, 0);
         for (int i = 0; i < 8; i++) pthread_join(all[i], 0);
+    }
+    if (!strcmp(what, "heights")) {
+        void *(*all[])(void *) = {in_shallow, in_deep, in_shallow};
+        for (int i = 0; i < 3; i++) { pthread_t one; pthread_create(&one, 0, all[i], 0); pthread_join(one, 0); }
     }
     static char text[16384];
     if (mayfly_heap_stats) { mayfly_heap_stats(text, sizeof text); fputs(text, stdout); }
@@ -206,6 +213,15 @@ fn several_threads_predict_at_once() {
         found["heap.predictions.hits"] > 8 * 100_000 && found["heap.predictions.disagreements"] == 0,
         "{found:?}"
     );
+}
+
+#[test]
+fn the_height_of_a_threads_stack_tells_where_it_began() {
+    let path = model("heights", &[("in_shallow", 1), ("in_deep", 5)]);
+    let mode = (MODEL_ONLY.0, Path::new(MODEL_ONLY.1));
+    let found = statistics("heights", &[("MODEL", &path), mode]);
+    assert!(found["heap.predictions.checks"] >= 3, "each thread has been asked again: {found:?}");
+    assert_eq!(found["heap.predictions.disagreements"], 0, "{found:?}");
 }
 
 #[test]
