@@ -11,6 +11,7 @@ pub mod bypass;
 mod check;
 pub mod config;
 pub mod hot;
+mod instructions;
 pub mod layout;
 pub mod machine;
 mod non_local;

@@ -1,13 +1,12 @@
-//! The units of one machine put together (Fig. 7), and the calls that the machine makes: the two instructions, the page
-//! walk, every access's look at the bypass counter, and what the OS does (regions, context switches, exits).
+//! The units of one machine put together (Fig. 7), and the calls that the machine makes, besides the two instructions: the
+//! page walk, every access's look at the bypass counter, and what the OS does (regions, context switches, exits).
 
 use std::ops::Range;
 
-use crate::config::{Config, NonLocalFree};
-use crate::hot::Owner;
-use crate::layout::{LANES, Place, REGION_BYTES, class_of, locate};
+use crate::config::Config;
+use crate::layout::{LANES, REGION_BYTES};
 use crate::machine::Machine;
-use crate::object_allocator::{Caller, ObjectAllocator, Outcome};
+use crate::object_allocator::ObjectAllocator;
 use crate::page_allocator::PageAllocator;
 use crate::region::Process;
 use crate::statistics::Statistics;
@@ -26,12 +25,12 @@ pub struct Done {
 
 /// Everything that Memento adds to a machine.
 pub struct Units {
-    config: Config,
+    pub(crate) config: Config,
     pub(crate) objects: ObjectAllocator,
     pub(crate) pages: PageAllocator,
     pub(crate) processes: Vec<Option<Process>>,
     /// By core: whose MRS, MRE and MPTR are loaded.
-    registers: Vec<Option<usize>>,
+    pub(crate) registers: Vec<Option<usize>>,
     pub(crate) statistics: Statistics,
 }
 
@@ -46,6 +45,7 @@ macro_rules! work {
         }
     };
 }
+pub(crate) use work;
 
 impl Units {
     /// Units for a machine of `cores` cores, whose pool gets its pages from the physical addresses `pool`.
@@ -124,7 +124,7 @@ impl Units {
         at
     }
 
-    fn flush<M: Machine>(&mut self, core: usize, at: u64, machine: &mut M) -> u64 {
+    pub(crate) fn flush<M: Machine>(&mut self, core: usize, at: u64, machine: &mut M) -> u64 {
         let Some(owner) = self.objects.hots[core].owner else { return at };
         let process = self.processes[owner.process].as_mut().expect("a HOT's owner lives");
         let mut work = work!(self, core, at, machine);
@@ -152,223 +152,6 @@ impl Units {
         self.statistics.objects_released -= self.live_objects();
         self.statistics.arenas_released =
             self.statistics.arenas_allocated - self.statistics.arenas_freed - self.live_arenas();
-        done
-    }
-
-    /// obj-alloc by the thread `lane` of the process that runs on `core`.
-    pub fn obj_alloc<M: Machine>(
-        &mut self,
-        core: usize,
-        lane: usize,
-        size: u64,
-        at: u64,
-        machine: &mut M,
-    ) -> Done {
-        self.statistics.allocations += 1;
-        let mut now = at;
-        let result = self.try_alloc(core, lane, size, &mut now, machine);
-        if !self.config.object_alloc {
-            now = at + self.config.software_alloc_cycles;
-        }
-        self.statistics.alloc_cycles += now - at;
-        match result {
-            Ok((address, outcome)) => {
-                self.statistics.objects_allocated += 1;
-                self.statistics.allocated_bytes += size;
-                match outcome {
-                    Outcome::Hit => self.statistics.allocation_hits += 1,
-                    Outcome::Miss => self.statistics.allocation_misses += 1,
-                }
-                Done { at: now, address, exception: None }
-            }
-            Err(exception) => {
-                self.statistics.allocation_exceptions += 1;
-                Done { at: now, address: 0, exception: Some(exception) }
-            }
-        }
-    }
-
-    fn try_alloc<M: Machine>(
-        &mut self,
-        core: usize,
-        lane: usize,
-        size: u64,
-        now: &mut u64,
-        machine: &mut M,
-    ) -> Result<(u64, Outcome), Exception> {
-        let class = class_of(size)?;
-        let owner = self.enter(core, lane, now, machine)?;
-        let process = self.processes[owner.process].as_mut().expect("enter found it");
-        let mut work = work!(self, core, *now, machine);
-        let mut caller = Caller { owner, process, pages: &mut self.pages };
-        let result = self.objects.allocate(&mut caller, class, &mut work);
-        *now = work.at;
-        result
-    }
-
-    /// Makes the HOT of `core` the thread's: flushes another's entries; a thread that is new gets its arenas.
-    fn enter<M: Machine>(
-        &mut self,
-        core: usize,
-        lane: usize,
-        now: &mut u64,
-        machine: &mut M,
-    ) -> Result<Owner, Exception> {
-        let process = self.registers[core].filter(|_| lane < LANES).ok_or(Exception::NoRegion)?;
-        let owner = Owner { process, lane };
-        if self.objects.hots[core].owner == Some(owner) {
-            return Ok(owner);
-        }
-        *now = self.flush(core, *now, machine);
-        // A thread that comes from another core has been switched out there.
-        if let Some(other) = self.objects.hots.iter().position(|hot| hot.owner == Some(owner)) {
-            *now = self.flush(other, *now, machine);
-        }
-        self.objects.hots[core].owner = Some(owner);
-        let its_process = self.processes[process].as_mut().expect("a register names a process that lives");
-        if its_process.lanes[lane].is_none() {
-            let mut work = work!(self, core, *now, machine);
-            let mut caller = Caller { owner, process: its_process, pages: &mut self.pages };
-            let result = self.objects.initialise(&mut caller, &mut work);
-            *now = work.at;
-            if result.is_err() && caller.process.lanes[lane].is_none() {
-                self.objects.hots[core].owner = None;
-            }
-            result?;
-        }
-        Ok(owner)
-    }
-
-    /// obj-free by the thread `lane` of the process that runs on `core`.
-    pub fn obj_free<M: Machine>(
-        &mut self,
-        core: usize,
-        lane: usize,
-        address: u64,
-        at: u64,
-        machine: &mut M,
-    ) -> Done {
-        self.statistics.frees += 1;
-        let mut now = at;
-        let result = self.try_free(core, lane, address, &mut now, machine);
-        if !self.config.object_free {
-            now = at + self.config.software_free_cycles;
-        }
-        self.statistics.free_cycles += now - at;
-        if let Err(exception) = result {
-            self.statistics.double_frees += u64::from(exception == Exception::DoubleFree);
-        }
-        Done { at: now, address: 0, exception: result.err() }
-    }
-
-    fn try_free<M: Machine>(
-        &mut self,
-        core: usize,
-        lane: usize,
-        address: u64,
-        now: &mut u64,
-        machine: &mut M,
-    ) -> Result<(), Exception> {
-        let found = self.enter(core, lane, now, machine).and_then(|owner| {
-            let start = self.processes[owner.process].as_ref().expect("enter found it").start;
-            Ok((owner, locate(start, address)?))
-        });
-        let (owner, place) = found.inspect_err(|_| self.statistics.free_exceptions += 1)?;
-        if place.lane == lane {
-            return self.free_local(owner, core, address, place, now, machine);
-        }
-        match self.config.non_local_free {
-            NonLocalFree::Hardware => {
-                let result = self.free_non_local(owner, core, address, place, now, machine);
-                match result {
-                    Ok(()) => self.statistics.non_local_frees += 1,
-                    Err(_) => self.statistics.free_exceptions += 1,
-                }
-                result
-            }
-            NonLocalFree::Batch => {
-                self.statistics.batched_frees += 1;
-                *now += self.config.hot_cycles;
-                let process = self.processes[owner.process].as_mut().expect("enter found it");
-                let batch = &mut process.lanes[lane].as_mut().expect("enter made it").batch;
-                batch.push(address);
-                if batch.len() < self.config.batch_objects {
-                    return Ok(());
-                }
-                let done = self.drain(core, lane, *now, machine);
-                *now = done.at;
-                done.exception.map_or(Ok(()), Err)
-            }
-        }
-    }
-
-    fn free_local<M: Machine>(
-        &mut self,
-        owner: Owner,
-        core: usize,
-        address: u64,
-        place: Place,
-        now: &mut u64,
-        machine: &mut M,
-    ) -> Result<(), Exception> {
-        let process = self.processes[owner.process].as_mut().expect("the caller found it");
-        let mut work = work!(self, core, *now, machine);
-        let mut caller = Caller { owner, process, pages: &mut self.pages };
-        let result = self.objects.free(&mut caller, address, place, &mut work);
-        *now = work.at;
-        match result {
-            Ok(Outcome::Hit) => self.statistics.free_hits += 1,
-            Ok(Outcome::Miss) => self.statistics.free_misses += 1,
-            Err(_) => self.statistics.free_exceptions += 1,
-        }
-        self.statistics.objects_freed += u64::from(result.is_ok());
-        result.map(|_| ())
-    }
-
-    fn free_non_local<M: Machine>(
-        &mut self,
-        owner: Owner,
-        core: usize,
-        address: u64,
-        place: Place,
-        now: &mut u64,
-        machine: &mut M,
-    ) -> Result<(), Exception> {
-        let process = self.processes[owner.process].as_mut().expect("the caller found it");
-        let mut work = work!(self, core, *now, machine);
-        let mut caller = Caller { owner, process, pages: &mut self.pages };
-        let result = self.objects.free_non_local(&mut caller, address, place, &mut work);
-        *now = work.at;
-        self.statistics.objects_freed += u64::from(result.is_ok());
-        result
-    }
-
-    /// The software handler does a thread's batch of non-local frees (§4); the first of its exceptions is returned.
-    pub fn drain<M: Machine>(&mut self, core: usize, lane: usize, at: u64, machine: &mut M) -> Done {
-        let mut done = Done { at, address: 0, exception: None };
-        let Some(process) = self.registers[core] else { return done };
-        let Some(its_lane) = self.processes[process].as_mut().and_then(|p| p.lanes[lane].as_mut()) else {
-            return done;
-        };
-        let batch = std::mem::take(&mut its_lane.batch);
-        if batch.is_empty() {
-            return done;
-        }
-        self.statistics.batches += 1;
-        done.at += self.config.batch_signal_cycles;
-        let owner = Owner { process, lane };
-        let start = self.processes[process].as_ref().expect("it was just found").start;
-        for address in batch {
-            done.at += self.config.software_free_cycles;
-            let place = locate(start, address).expect("only objects' addresses are put into a batch");
-            match self.free_non_local(owner, core, address, place, &mut done.at, machine) {
-                Ok(()) => self.statistics.batched_frees_done += 1,
-                Err(exception) => {
-                    self.statistics.double_frees += u64::from(exception == Exception::DoubleFree);
-                    done.exception = done.exception.or(Some(exception));
-                }
-            }
-        }
         done
     }
 

@@ -293,6 +293,11 @@ fn batched_frees_wait_for_a_full_buffer_or_a_context_switch() {
     units.obj_free(1, 1, objects[4], 0, &mut machine);
     units.context_switch(1, 0x2000, 0, &mut machine);
     assert_eq!((units.live_objects(), units.statistics().batches), (5, 2));
+    // What is wrong shows when the buffer is emptied, and counts once.
+    units.context_switch(1, PROCESS, 0, &mut machine);
+    let outcomes = [4, 5, 6, 6].map(|index| units.obj_free(1, 1, objects[index], 0, &mut machine).exception);
+    assert_eq!(outcomes, [None, None, None, Some(Exception::DoubleFree)]);
+    assert_eq!((units.live_objects(), units.statistics().double_frees), (3, 2));
     units.check().unwrap();
 }
 
