@@ -6,7 +6,7 @@ use crate::lifetime;
 use crate::os::{self, Pages};
 use crate::predict::{self, Source};
 use crate::text::warn;
-use crate::{lines, model, profile, report, retained, trace};
+use crate::{clock, control, lines, model, profile, report, retained, table, trace};
 
 /// The longest path that is accepted, its final NUL included.
 pub const PATH_BYTES: usize = 1024;
@@ -22,6 +22,7 @@ pub fn load() {
         for_each_variable(|name, value| match name {
             b"LIFETIMES" => source = set_lifetimes(value),
             b"MODEL" => model = model::load(value),
+            b"TABLE" => table::set_path(value),
             b"SPANS" => {
                 spans =
                     choose(name, value, &[("cells", lines::Layout::Cells), ("lines", lines::Layout::Lines)])
@@ -36,9 +37,19 @@ pub fn load() {
                     [("thp", Pages::Transparent), ("hugetlb", Pages::Reserved), ("base", Pages::Base)];
                 os::set_pages(choose(name, value, &known));
             }
+            b"CLOCK" => {
+                if choose(name, value, &[("runs", false), ("settled", true)]) {
+                    clock::stand_still();
+                }
+            }
             b"RETAIN" => retain = number(name, value, 0, 1 << 20).unwrap_or(retain),
             b"STATS" => report::set_path(value),
             b"TRACE" => trace::start(value),
+            b"CONTROL" => {
+                if choose(name, value, &[("off", false), ("on", true)]) {
+                    control::start();
+                }
+            }
             b"PROFILE" => profile::start(value),
             b"PROFILE_BYTES" => {
                 profile::set_mean_bytes(number(name, value, 1, 1 << 40).unwrap_or(profile::MEAN_BYTES));
@@ -56,6 +67,7 @@ pub fn load() {
         }
         source => predict::set_source(source),
     }
+    table::read(); // it is of one model, which is there now
     global::configure(recycle, k);
     retained::configure(retain);
     lines::configure(spans);

@@ -105,6 +105,7 @@ pub extern "C" fn after_in_child() {
     registry::only_survivor(thread::current());
     crate::trace::stop_in_child();
     crate::profile::stop_in_child();
+    crate::control::stop_in_child();
     registry::lock().release_alone();
     SHUT.store(false, SeqCst);
     FORKING.store(0, SeqCst);

@@ -6,7 +6,11 @@
 //! live bit. Neither writes to the object or needs an atomic instruction; all else is in the cold half, [`crate::refill`].
 
 use core::cell::Cell;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{
+    AtomicU32, AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+    compiler_fence,
+};
 
 use crate::geometry::{MAX_SMALL_BYTES, SPAN_BYTES};
 use crate::large::LargeCache;
@@ -147,16 +151,25 @@ impl Bin {
     /// sampled: the slow path sees to that.
     pub fn advance(&self) -> bool {
         let Some(span) = self.open.get() else { return false };
-        let before_sample = self.before_sample.get();
+        let mut before_sample = self.before_sample.get();
+        if (before_sample == profile::NEVER) == profile::sampling() {
+            before_sample = profile::cells_before_sample(self.cell_bytes()).max(1); // sampling has begun, or ended
+            self.before_sample.set(before_sample);
+        }
+        // Another thread may fork between any two of these stores, and a thread of the child moves into this heap. While the
+        // span's cells and the bin's address of them do not belong together, the bin has none.
+        self.pending.set(Some(&NONE_PENDING));
+        compiler_fence(SeqCst);
         let Some(word) = span.take_word(before_sample) else { return false };
         let taken = span.pending().load(Relaxed).count_ones();
         if before_sample != profile::NEVER {
             self.before_sample.set(before_sample - taken);
         }
         stats::add(Event::CellsTaken, taken.into());
-        self.pending.set(Some(span.pending()));
         self.word.set(Some(span.live_word(word)));
         self.base.set(span_address(span) + word * 64 * self.cell_bytes.get() as usize);
+        compiler_fence(SeqCst);
+        self.pending.set(Some(span.pending()));
         true
     }
 

@@ -11,8 +11,8 @@ use core::sync::atomic::{
     Ordering::{Acquire, Release},
 };
 
-use crate::allocate;
 use crate::bits;
+use crate::free;
 use crate::geometry::*;
 use crate::heap::{Call, Heap};
 use crate::large_blocks;
@@ -160,7 +160,7 @@ pub fn free(heap: &Heap, address: usize, caller: usize) {
     };
     let page = region::huge_page(address);
     if page.sampled.get(block_index(address)) {
-        allocate::watched_is_freed(heap, address);
+        free::watched_is_freed(heap, address);
         set_sampled(address, false);
     }
     let mut gone = Some((address, blocks));

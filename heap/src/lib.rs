@@ -15,9 +15,9 @@
 //! | [`global`], [`large`], [`direct`] | the global allocator: blocks and deadlines; large objects; those with a mapping of their own |
 //! | [`span`], [`remote`], [`outbox`], [`lines`] | a span's metadata, frees by other threads, the paper's layout by lines |
 //! | [`heap`], [`refill`], [`registry`], [`thread`], [`fork`] | a thread's heap: fast paths, cold half, its coming and going |
-//! | [`predict`], [`sites`], [`model`], [`unwind`] | where lifetimes come from |
-//! | [`profile`], [`profile_file`] | lifetimes by calling context, for training |
-//! | [`allocate`], [`maintenance`] | all of it together |
+//! | [`predict`], [`sites`], [`model`], [`table`], [`unwind`] | where lifetimes come from; what is kept of that across runs |
+//! | [`profile`], [`profile_file`], [`control`] | lifetimes by calling context, for training; attaching to a program that runs |
+//! | [`allocate`], [`free`], [`extent`], [`maintenance`], [`trim`] | all of it together |
 //! | [`stats`], [`trace`], [`report`], [`config`] | what can be seen and set |
 //! | [`check`] | whether the metadata agree, for tests |
 //!
@@ -41,8 +41,11 @@ pub mod bits;
 pub mod check;
 pub mod clock;
 pub mod config;
+pub mod control;
 pub mod direct;
+pub mod extent;
 pub mod fork;
+pub mod free;
 pub mod geometry;
 pub mod global;
 pub mod heap;
@@ -71,7 +74,9 @@ pub mod sites;
 pub mod size_class;
 pub mod span;
 pub mod stats;
+pub mod table;
 pub mod text;
 pub mod thread;
 pub mod trace;
+pub mod trim;
 pub mod unwind;

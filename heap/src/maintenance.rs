@@ -6,11 +6,13 @@
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 use crate::clock;
+use crate::control;
 use crate::global;
 use crate::heap::Heap;
 use crate::open_page;
 use crate::refill;
 use crate::sites;
+use crate::table;
 
 /// Between two pieces of work, ms.
 const TICK_MS: u32 = 10;
@@ -37,9 +39,13 @@ const VISITS: u32 = 8;
 pub fn tick(heap: &'static Heap) {
     let visits = heap.visits.get().wrapping_add(1);
     heap.visits.set(visits);
-    if !visits.is_multiple_of(VISITS) {
-        return;
+    if visits.is_multiple_of(VISITS) {
+        look(heap);
     }
+}
+
+/// Does what is due.
+pub fn look(heap: &'static Heap) {
     let now_ms = clock::now_ms();
     let epoch = sites::epoch();
     let patience_ms = (now_ms / 32).clamp(TICK_MS, MOST_PATIENCE_MS);
@@ -59,7 +65,10 @@ pub fn tick(heap: &'static Heap) {
     }
     PAGE_CURSOR.store(global::expire_deadlines(now_ms, PAGE_CURSOR.load(Relaxed), PAGES_A_TICK), Relaxed);
     GROUP_CURSOR.store(sites::grow_older(now_ms, GROUP_CURSOR.load(Relaxed), GROUPS_A_TICK), Relaxed);
-    if TICKS.fetch_add(1, Relaxed).is_multiple_of(CLOSE_TICKS) {
+    let tick = TICKS.fetch_add(1, Relaxed);
+    control::attend(tick);
+    table::tick(now_ms);
+    if tick.is_multiple_of(CLOSE_TICKS) {
         open_page::close_idle();
         global::return_idle_pages();
     }

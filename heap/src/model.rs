@@ -26,6 +26,7 @@ struct Loaded {
     /// The lifetime class of each output.
     classes: [u8; lifetime_model::file::MAX_OUTPUTS],
     bytes: usize,
+    id: u64,
 }
 
 struct Slot(UnsafeCell<MaybeUninit<Loaded>>);
@@ -43,6 +44,11 @@ fn loaded() -> Option<&'static Loaded> {
 /// Bytes of the model's file; 0 without one. Of these, the pages that are used are in memory, shared by all its processes.
 pub fn bytes() -> usize {
     loaded().map_or(0, |loaded| loaded.bytes)
+}
+
+/// The model's checksum, by which it is told from others; 0 without one.
+pub fn id() -> u64 {
+    loaded().map_or(0, |loaded| loaded.id)
 }
 
 /// Loads the file that `path` names; once, before the first allocation. Without it the heap runs on, which is said.
@@ -68,8 +74,9 @@ pub fn load(path: &[u8]) -> bool {
             for (class, &limit) in classes.iter_mut().zip(model.limits) {
                 *class = lifetime::of_limit_ms(limit) as u8;
             }
+            let id = file.get(24..32).and_then(|id| id.try_into().ok()).map_or(0, u64::from_le_bytes);
             // SAFETY: nobody reads it before READY.
-            unsafe { (*SLOT.0.get()).write(Loaded { model, kernel: Kernel::best(), classes, bytes }) };
+            unsafe { (*SLOT.0.get()).write(Loaded { model, kernel: Kernel::best(), classes, bytes, id }) };
             READY.store(true, Release);
             os::forget_pages(at, bytes); // the checks read all of it; predictions need little
             true

@@ -145,6 +145,11 @@ pub fn advise_huge(address: usize, bytes: usize) {
     keep_errno(|| unsafe { libc::madvise(address as *mut c_void, bytes, advice) });
 }
 
+/// Whether the heap lies on small pages.
+pub fn on_base_pages() -> bool {
+    PAGES.load(Relaxed) == Pages::Base as u8
+}
+
 fn clock(id: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is valid; the clocks used exist on every Linux.
@@ -193,6 +198,25 @@ pub fn create(path_with_nul: &[u8]) -> Option<i32> {
     (fd >= 0).then_some(fd)
 }
 
+/// Closes a descriptor.
+pub fn close(fd: i32) {
+    // SAFETY: callers pass one that they opened and use no more.
+    keep_errno(|| unsafe { libc::close(fd) });
+}
+
+/// Gives a file the name of another, which it replaces, or removes it; whether it has the name. Both end in NUL.
+pub fn rename_or_remove(from_with_nul: &[u8], to_with_nul: &[u8], wanted: bool) -> bool {
+    let (from, to) = (from_with_nul.as_ptr().cast(), to_with_nul.as_ptr().cast());
+    // SAFETY: the paths end in NUL.
+    keep_errno(|| unsafe {
+        let renamed = wanted && libc::rename(from, to) == 0;
+        if !renamed {
+            libc::unlink(from);
+        }
+        renamed
+    })
+}
+
 /// Creates or truncates a file and maps `bytes` zeros of it, shared; not for forked children. `None`, and no file is left
 /// open, if either fails.
 pub fn create_mapped(path_with_nul: &[u8], bytes: usize) -> Option<usize> {
@@ -218,6 +242,25 @@ pub fn create_mapped(path_with_nul: &[u8], bytes: usize) -> Option<usize> {
             libc::madvise(at, bytes, libc::MADV_DONTFORK);
             Some(at as usize)
         }
+    })
+}
+
+/// Makes a memory file that is `bytes` long and can be no other length, and maps it, shared; not for forked children. `None` if
+/// it is no such file: one that shrinks later would end the program.
+pub fn map_sealed(fd: i32, bytes: usize) -> Option<usize> {
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+    // SAFETY: the calls take plain numbers; the mapping is fresh.
+    keep_errno(|| unsafe {
+        if libc::ftruncate(fd, bytes as libc::off_t) != 0 || libc::fcntl(fd, libc::F_ADD_SEALS, seals) != 0 {
+            return None;
+        }
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let at = libc::mmap(core::ptr::null_mut(), bytes, access, libc::MAP_SHARED, fd, 0);
+        if at == libc::MAP_FAILED {
+            return None;
+        }
+        libc::madvise(at, bytes, libc::MADV_DONTFORK);
+        Some(at as usize)
     })
 }
 

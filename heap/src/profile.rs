@@ -25,7 +25,7 @@ use crate::lock::{Guard, Lock};
 use crate::profile_file::{Context, File, Live};
 use crate::size_class::{self, GRANULE_BYTES};
 use crate::text::warn;
-use crate::{os, report, unwind};
+use crate::{control, os, report, unwind};
 
 /// What [`crate::heap::Bin`] counts down from while nothing is sampled.
 pub const NEVER: u32 = u32::MAX;
@@ -33,15 +33,22 @@ pub const NEVER: u32 = u32::MAX;
 pub const MEAN_BYTES: usize = 512 << 10;
 
 static ON: AtomicBool = AtomicBool::new(false);
+static SAMPLING: AtomicBool = AtomicBool::new(false);
 static FILE: AtomicPtr<File> = AtomicPtr::new(core::ptr::null_mut());
 static MEAN: AtomicUsize = AtomicUsize::new(MEAN_BYTES);
 static RANDOM: AtomicU64 = AtomicU64::new(0);
 static LOCK: Lock = Lock::new();
 
-/// Whether allocations are sampled.
+/// Whether there is a profile: sampled objects may be awaited.
 #[inline]
 pub fn on() -> bool {
     ON.load(Relaxed)
+}
+
+/// Whether allocations are sampled.
+#[inline]
+pub fn sampling() -> bool {
+    SAMPLING.load(Relaxed)
 }
 
 /// Sets the mean number of bytes between two samples; before the first allocation.
@@ -59,17 +66,52 @@ pub fn start(path: &[u8]) {
     let Some(at) = file else {
         return warn(format_args!("profile {shown} cannot be created; nothing is sampled"));
     };
+    // SAFETY: a fresh shared mapping of a file of zeros, of that size.
+    unsafe { begin(at, MEAN.load(Relaxed)) };
+}
+
+/// Starts sampling into a mapping of zeros.
+///
+/// # Safety
+/// At `at` lie as many writable bytes as a [`File`] has, nobody else's in this process, until [`end`].
+pub unsafe fn begin(at: usize, mean_bytes: usize) {
     let file = at as *mut File;
-    // SAFETY: a fresh shared mapping of a file of zeros, of that size; a `File` is plain numbers.
-    unsafe { (*file).begin(MEAN.load(Relaxed) as u64) };
+    MEAN.store(mean_bytes, Relaxed);
+    // SAFETY: a `File` is plain numbers, for which zero is a value.
+    unsafe { (*file).begin(mean_bytes as u64) };
     RANDOM.store(os::precise_ns() ^ u64::from(os::process_id()) << 40, Relaxed);
     FILE.store(file, Release);
     ON.store(true, Release);
+    SAMPLING.store(true, Release);
 }
 
-/// A forked child does not write into its parent's profile.
-pub fn stop_in_child() {
+/// From now on nothing more is sampled; the frees of what was are still noted.
+pub fn only_watch() {
+    SAMPLING.store(false, Relaxed);
+}
+
+/// Ends the profile; where it was mapped.
+pub fn end() -> Option<usize> {
+    only_watch();
     ON.store(false, Relaxed);
+    let _guard = LOCK.lock(); // whoever is writing has written
+    let file = FILE.swap(core::ptr::null_mut(), Relaxed);
+    (!file.is_null()).then_some(file as usize)
+}
+
+/// A forked child does not write into its parent's profile, which it has not mapped.
+pub fn stop_in_child() {
+    end();
+}
+
+/// Who is attached is there.
+pub fn seen() {
+    with_file(|file| file.header.seen_ns.store(os::precise_ns(), Relaxed));
+}
+
+/// What who is attached to this profile wants, and when it was last seen.
+pub fn attached() -> Option<(u64, u64)> {
+    with_file(|file| (file.header.phase.load(Relaxed), file.header.seen_ns.load(Relaxed)))
 }
 
 fn with_file<T>(change: impl FnOnce(&mut File) -> T) -> Option<T> {
@@ -89,7 +131,7 @@ fn draw_bytes() -> f64 {
 
 /// Cells of `cell_bytes` that are handed out before one is sampled; [`NEVER`] while none are.
 pub fn cells_before_sample(cell_bytes: usize) -> u32 {
-    if !on() {
+    if !sampling() {
         return NEVER;
     }
     let cells = draw_bytes() / cell_bytes as f64;
@@ -98,7 +140,7 @@ pub fn cells_before_sample(cell_bytes: usize) -> u32 {
 
 /// Whether a large object of `size` bytes is sampled.
 pub fn large_is_due(heap: &Heap, size: usize) -> bool {
-    if !on() {
+    if !sampling() {
         return false;
     }
     let draw = || draw_bytes().max(1.0) as u64;
@@ -153,6 +195,9 @@ pub fn allocated(heap: &Heap, call: &Call, alignment: usize, address: usize, wat
 pub fn freed(heap: &Heap, address: usize) {
     let now_ns = os::precise_ns();
     with_file(|file| {
+        if file.header.phase.load(Relaxed) >= control::ENDED {
+            return; // it is being read
+        }
         let Some(live) = file.live.remove(address as u64) else { return };
         let lifetime_ns = now_ns.saturating_sub(live.birth_ns);
         let class = lifetime::of_lifetime_ms((lifetime_ns / 1_000_000).min(u64::from(u32::MAX - 1)) as u32);

@@ -1,6 +1,8 @@
 //! The profile's file as it lies in memory (docs/lifetime.md): a header, modules, contexts, and the sampled objects that
 //! live. Plain numbers, zeros at first: who reads it needs nothing of the process that wrote it.
 
+use core::sync::atomic::AtomicU64;
+
 use crate::lifetime::CLASSES;
 use crate::os;
 use crate::unwind::{self, MAX_FRAMES};
@@ -49,7 +51,13 @@ pub struct Header {
     lost_contexts: u64,
     /// As above.
     pub lost_live: u64,
+    /// What who is attached wants: see [`crate::control`]. 0 in a profile from the program's start.
+    pub phase: AtomicU64,
+    /// When who is attached was last seen, by the clock of `start_ns`.
+    pub seen_ns: AtomicU64,
 }
+
+const _: () = assert!(core::mem::offset_of!(Header, phase) == 88);
 
 #[repr(C)]
 struct Module {

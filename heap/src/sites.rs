@@ -26,6 +26,7 @@ use crate::model;
 use crate::predict::{self, Source};
 use crate::size_class::GRANULE_BYTES;
 use crate::stats::{self, Event};
+use crate::table::{self, Kept};
 
 /// Sites that can be known; calls from further ones share their parent's.
 const CAPACITY: usize = 48 << 10;
@@ -61,6 +62,8 @@ pub struct Site {
     class: AtomicU8,
     /// What the model said, plus one; 0 if it was not asked.
     model_class: AtomicU8,
+    /// [`UNUSED`], [`USED`] or [`NOT_KEPT`].
+    used: AtomicU8,
     /// Objects since the model was last asked.
     hits: AtomicU32,
     /// How often in a row it said the same.
@@ -72,6 +75,13 @@ pub struct Site {
     /// How many died in each class.
     dead: [AtomicU16; CLASSES],
 }
+
+/// Read from a table, and not called yet.
+const UNUSED: u8 = 0;
+/// Called, to be kept for the next run.
+const USED: u8 = 1;
+/// Called, and not to be known again in the next run.
+const NOT_KEPT: u8 = 2;
 
 /// A watched object.
 #[derive(Default)]
@@ -99,6 +109,7 @@ impl Site {
             charged_bytes: AtomicU32::new(0),
             class: AtomicU8::new(0),
             model_class: AtomicU8::new(0),
+            used: AtomicU8::new(UNUSED),
             hits: AtomicU32::new(0),
             agreed: AtomicU8::new(0),
             watched: AtomicU16::new(0),
@@ -194,10 +205,15 @@ pub fn of(heap: &Heap, call: &Call) -> Option<&'static Site> {
 /// The call's site, added if it is new; its parent's when there is no room; `None` when there is none for that either.
 fn look_up(heap: &Heap, call: &Call) -> Option<&'static Site> {
     let height = heap.stack_base.get().wrapping_sub(call.stack) as u64;
-    let parent_key = mix(call.caller as u64);
+    let (place, used) =
+        table::place(call.caller).map_or((call.caller as u64, NOT_KEPT), |place| (place, USED));
+    let parent_key = mix(place);
     let key =
         mix(parent_key ^ height.wrapping_mul(0xA076_1D64_78BD_642F) ^ size_key(call.size).rotate_right(16));
     if let Some(site) = find(key) {
+        if site.used.load(Relaxed) == UNUSED && site.used.swap(USED, Relaxed) == UNUSED {
+            stats::count(Event::SiteRecalled);
+        }
         return Some(site);
     }
     let model_class = match predict::source() {
@@ -206,7 +222,10 @@ fn look_up(heap: &Heap, call: &Call) -> Option<&'static Site> {
     };
     let _guard = LOCK.lock();
     let parent = find(parent_key).or_else(|| add(parent_key, None, model_class))?;
-    find(key).or_else(|| add(key, Some(parent), model_class)).or(Some(parent))
+    parent.used.store(used, Relaxed);
+    let site = find(key).or_else(|| add(key, Some(parent), model_class)).unwrap_or(parent);
+    site.used.store(used, Relaxed);
+    Some(site)
 }
 
 fn find(key: u64) -> Option<&'static Site> {
@@ -454,4 +473,51 @@ pub fn grow_older(now_ms: u32, cursor: usize, groups: usize) -> usize {
         }
     }
     (cursor + groups) % GROUPS
+}
+
+/// Sites to keep for the next run, parents first.
+pub fn used() -> impl Iterator<Item = &'static Site> {
+    SITES[..count() as usize].iter().filter(|site| site.used.load(Relaxed) == USED)
+}
+
+/// Whether this process has used the site with this key.
+pub fn is_used(key: u64) -> bool {
+    find(key).is_some_and(|site| site.used.load(Relaxed) != UNUSED)
+}
+
+/// Adds a site that an earlier run knew. Some room is left for new ones.
+pub fn recall(kept: &Kept) {
+    let _guard = LOCK.lock();
+    if COUNT.load(Relaxed) as usize >= CAPACITY / 4 * 3 || find(kept.key).is_some() {
+        return;
+    }
+    let parent = find(kept.parent).filter(|_| kept.parent != 0);
+    if parent.is_none() && kept.parent != 0 {
+        return;
+    }
+    let Some(site) = add(kept.key, parent, usize::from(kept.model_class).checked_sub(1)) else { return };
+    site.class.store(kept.class, Relaxed);
+    site.charged_bytes.store(kept.charged_bytes, Relaxed);
+    site.agreed.store(kept.agreed.min(MOST_DOUBLINGS), Relaxed);
+    site.dead.iter().zip(kept.dead).for_each(|(to, from)| to.store(from.min(MANY_ENDS as u16), Relaxed));
+}
+
+impl Site {
+    /// What the next run needs to know of it. At the program's end, objects older than the site's class never died.
+    pub fn kept(&self, at_end: bool) -> Kept {
+        let class = self.class.load(Relaxed);
+        let model_class = self.model_class.load(Relaxed);
+        let parent = self.parent().map_or(0, |parent| parent.key.load(Relaxed));
+        let mut kept =
+            Kept::new(self.key.load(Relaxed), parent, class, model_class, self.agreed.load(Relaxed));
+        kept.charged_bytes = self.charged_bytes.load(Relaxed);
+        kept.dead = [const { 0 }; CLASSES];
+        kept.dead.iter_mut().zip(&self.dead).for_each(|(to, from)| *to = from.load(Relaxed));
+        if at_end {
+            let outlived = if self.ends() < ENOUGH_ENDS { 0 } else { usize::from(class) + 1 };
+            let old = self.alive.iter().skip(outlived).map(|n| n.load(Relaxed)).sum::<u16>();
+            kept.dead[FOREVER] = kept.dead[FOREVER].saturating_add(old);
+        }
+        kept
+    }
 }

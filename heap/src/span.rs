@@ -11,6 +11,7 @@ use core::cell::Cell;
 use core::sync::atomic::{
     AtomicU8, AtomicU16, AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release, SeqCst},
+    compiler_fence,
 };
 
 use crate::geometry::{SPAN_BYTES, SPAN_METADATA_BYTES};
@@ -157,6 +158,7 @@ impl Span {
         }
         self.live.0[i].store(live | free, Relaxed);
         self.word_at_hand.store(i as u8 + 1, Relaxed);
+        compiler_fence(SeqCst); // a forked child must not find these cells pending in the word before
         self.pending.store(free, Relaxed);
         Some(i)
     }

@@ -59,12 +59,14 @@ pub enum Event {
     ModelRun,
     /// Nanoseconds that it took, unwinding included.
     ModelNs,
+    /// A site that an earlier run knew was called: the model is not asked.
+    SiteRecalled,
 }
 
 /// How many kinds of events there are.
 pub const EVENTS: usize = NAMES_OF_EVENTS.len();
 
-const NAMES_OF_EVENTS: [&str; 21] = [
+const NAMES_OF_EVENTS: [&str; 22] = [
     "spans_acquired",
     "blocks_recycled",
     "blocks_refilled",
@@ -86,6 +88,7 @@ const NAMES_OF_EVENTS: [&str; 21] = [
     "predictions.updates",
     "predictions.model_runs",
     "predictions.model_ns",
+    "predictions.recalled",
 ];
 
 static PAGES: AtomicIsize = AtomicIsize::new(0);

@@ -143,7 +143,7 @@ impl Span {
         self.cells.with_mut(|cells| f(unsafe { &mut *cells }))
     }
 
-    /// As `allocate::free_cell`, by another thread than the owner's.
+    /// As `free::free_cell`, by another thread than the owner's.
     fn free(&'static self, cell: usize) {
         assert!(self.marks.mark(cell / 64, 1 << (cell % 64)) == 0, "no cell is freed twice here");
         remote::list(self, false);

@@ -10,7 +10,7 @@ use heap::geometry::{BLOCK_BYTES, HUGE_PAGE_BYTES, MIN_ALIGNMENT, MIN_DIRECT_BYT
 use heap::global::{self, Recycle};
 use heap::heap::Call;
 use heap::lifetime::CLASSES;
-use heap::{allocate, check, clock, lines, region, report, retained, stats};
+use heap::{allocate, check, clock, extent, free, lines, region, report, retained, stats};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use std::collections::BTreeMap;
@@ -218,7 +218,7 @@ impl Model {
     fn add(&mut self, address: usize, size: usize, alignment: usize, class: Option<usize>) {
         assert_ne!(address, 0, "there is memory for {size} bytes");
         assert!(address.is_multiple_of(alignment.max(MIN_ALIGNMENT)), "{address:#x} for {alignment}");
-        let usable = allocate::usable_size(address, 0);
+        let usable = extent::usable_size(address, 0);
         assert!(usable >= size, "{usable} bytes for {size}");
         let end = address + usable.max(1);
         if let Some((&before, object)) = self.objects.range(..end).next_back() {
@@ -240,7 +240,7 @@ impl Model {
 
     fn free(&mut self, who: Who, addresses: Vec<usize>) {
         addresses.iter().for_each(|&address| self.remove(address));
-        self.by(who, move || addresses.into_iter().for_each(|address| allocate::free(address, 0)));
+        self.by(who, move || addresses.into_iter().for_each(|address| free::free(address, 0)));
     }
 
     /// The n-th object, counted around.
@@ -263,8 +263,8 @@ impl Model {
     ) {
         if self.live_bytes + size <= MOST_LIVE_BYTES {
             let address = self.by(who, move || f() as usize);
-            if address != 0 && allocate::is_fresh_mapping(address) {
-                let last = address + allocate::usable_size(address, 0) - 1;
+            if address != 0 && extent::is_fresh_mapping(address) {
+                let last = address + extent::usable_size(address, 0) - 1;
                 // SAFETY: both bytes are the new object's.
                 let ends = unsafe { [address, last].map(|at| (at as *const u8).read()) };
                 assert_eq!(ends, [0, 0], "a fresh mapping reads as zero");
@@ -297,14 +297,14 @@ impl Model {
         check_contents(address, old_size, tag);
         let kept = size.min(old_size);
         let (moved, usable_before) = self.by(who, move || {
-            let usable = allocate::usable_size(address, 0);
-            if let Some(resized) = allocate::resize_in_place(address, &call(size, 8)) {
+            let usable = extent::usable_size(address, 0);
+            if let Some(resized) = extent::resize_in_place(address, &call(size, 8)) {
                 return (resized as usize, usable);
             }
             let new = allocate::allocate(call(size, 8));
             // SAFETY: both objects are live and at least this large; they are not the same.
             unsafe { std::ptr::copy_nonoverlapping(address as *const u8, new, kept) };
-            allocate::free(address, 0);
+            free::free(address, 0);
             (new as usize, usable)
         });
         self.live_bytes -= usable_before;
@@ -323,7 +323,7 @@ impl Model {
         for who in [Who::Main, Who::Helper] {
             self.by(who, || {
                 for _ in 0..8 {
-                    allocate::free(allocate::allocate_with_class(call(16, 9), 0) as usize, 0);
+                    free::free(allocate::allocate_with_class(call(16, 9), 0) as usize, 0);
                 }
             });
         }
@@ -338,13 +338,13 @@ impl Model {
         let churn = move |addresses: Vec<(usize, usize)>| {
             let mut new = Vec::new();
             for (i, address) in addresses {
-                allocate::free(address, 0);
+                free::free(address, 0);
                 if i % 16 < 2 {
                     new.push(allocate::allocate_with_class(call(size, 10), i % CLASSES) as usize);
                 }
             }
             // All but a few go at once.
-            new.drain(4.min(new.len())..).for_each(|address| allocate::free(address, 0));
+            new.drain(4.min(new.len())..).for_each(|address| free::free(address, 0));
             new
         };
         self.helper.begin(move || give.send(churn(others)).unwrap());

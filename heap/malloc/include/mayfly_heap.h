@@ -20,6 +20,10 @@ void *mayfly_malloc(size_t size, int lifetime_class);
 /* Writes the heap's statistics, one JSON object, with a final NUL if it fits; returns the bytes needed without it. */
 int mayfly_heap_stats(char *buffer, size_t length);
 
+/* The program has started. With MAYFLY_HEAP_CLOCK=settled the heap's clock stands still until then, so that instances of a
+   program that start alike lay out their memory alike. */
+void mayfly_heap_settled(void);
+
 /* Makes the heap's clock show ns nanoseconds since its start until it is set again; 0 returns to real time. */
 void mayfly_heap_set_clock(uint64_t ns);
 

@@ -5,6 +5,8 @@ use core::ffi::{c_char, c_int, c_void};
 use core::ptr;
 
 use heap::allocate;
+use heap::extent;
+use heap::free;
 use heap::geometry::{MIN_ALIGNMENT, round_up};
 use heap::heap::Call;
 use heap::os::{keep_errno, set_errno};
@@ -79,7 +81,7 @@ extern "C-unwind" fn malloc_from(size: usize, caller: usize, stack: usize) -> *m
 extern "C-unwind" fn calloc_from(count: usize, size: usize, caller: usize, stack: usize) -> *mut c_void {
     let Some(size) = count.checked_mul(size) else { return no_memory() };
     let object = allocate::allocate(Call { size, caller, stack });
-    if !object.is_null() && !allocate::is_fresh_mapping(object as usize) {
+    if !object.is_null() && !extent::is_fresh_mapping(object as usize) {
         // SAFETY: the object has at least this size.
         unsafe { ptr::write_bytes(object, 0, size) };
     }
@@ -98,18 +100,18 @@ extern "C-unwind" fn realloc_from(
     }
     let address = object as usize;
     if size == 0 {
-        allocate::free(address, caller);
+        free::free(address, caller);
         return ptr::null_mut();
     }
-    if let Some(resized) = allocate::resize_in_place(address, &call) {
+    if let Some(resized) = extent::resize_in_place(address, &call) {
         return resized.cast();
     }
-    let kept = allocate::usable_size(address, caller).min(size);
+    let kept = extent::usable_size(address, caller).min(size);
     let new = allocate::allocate(call);
     if !new.is_null() {
         // SAFETY: both objects have at least `kept` bytes, and they are two.
         unsafe { ptr::copy_nonoverlapping(object.cast::<u8>(), new, kept) };
-        allocate::free(address, caller);
+        free::free(address, caller);
     }
     new.cast()
 }
@@ -184,13 +186,13 @@ extern "C-unwind" fn mayfly_malloc_from(
 }
 
 pub(crate) extern "C-unwind" fn free_from(object: *mut c_void, caller: usize) {
-    allocate::free(object as usize, caller);
+    free::free(object as usize, caller);
 }
 
 /// Bytes that the object may use.
 #[unsafe(no_mangle)]
 pub extern "C" fn malloc_usable_size(object: *mut c_void) -> usize {
-    allocate::usable_size(object as usize, 0)
+    extent::usable_size(object as usize, 0)
 }
 
 /// Returns free memory to the operating system; 1 if there was any. Whole huge pages are returned, whatever `keep` says.
@@ -310,6 +312,12 @@ pub unsafe extern "C" fn mayfly_heap_stats(buffer: *mut c_char, length: usize) -
         }
     }
     bytes.len() as c_int
+}
+
+/// The program has started: with `MAYFLY_HEAP_CLOCK=settled` the heap's clock stood still until now.
+#[unsafe(no_mangle)]
+pub extern "C" fn mayfly_heap_settled() {
+    heap::clock::settled();
 }
 
 /// Makes the heap's clock show `ns` since its start until it is set again; 0 returns to real time. For replaying traces.

@@ -36,6 +36,7 @@ extern "C" fn loaded() {
 /// Runs at the end of the process: what was recorded and counted is written.
 extern "C" fn unloaded() {
     heap::trace::flush();
+    heap::table::save(true);
     heap::report::write();
 }
 

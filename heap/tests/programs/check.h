@@ -74,5 +74,16 @@ static inline long resident_bytes(void) {
     return resident * sysconf(_SC_PAGESIZE);
 }
 
+// The end of what a child said on stderr (a file that the child had in its place), in one line.
+static inline const char *last_words(int file) {
+    static char text[512];
+    long length = lseek(file, 0, SEEK_END), from = length > (long)sizeof text - 1 ? length - ((long)sizeof text - 1) : 0;
+    long have = length < 0 ? -1 : pread(file, text, sizeof text - 1, from);
+    text[have < 0 ? 0 : have] = 0;
+    for (char *c = text; *c; c++)
+        if (*c == '\n') *c = c[1] ? '|' : 0;
+    return *text ? text : "nothing";
+}
+
 #define KIB(n) ((size_t)(n) << 10)
 #define MIB(n) ((size_t)(n) << 20)

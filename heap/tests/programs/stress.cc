@@ -6,6 +6,7 @@
 #include <new>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <vector>
@@ -165,6 +166,8 @@ int main(int argc, char **argv) {
     clock_gettime(CLOCK_MONOTONIC, &start);
     uint64_t random = seed;
     long peak = 0;
+    int words = memfd_create("words", 0);
+    CHECK(words >= 0, "memfd_create: %s", strerror(errno));
     do {
         for (int i = 0; i < 5; i++) {
             kill(getpid(), SIGUSR1);
@@ -172,11 +175,15 @@ int main(int argc, char **argv) {
         }
         pid_t pid = fork();
         CHECK(pid >= 0, "fork: %s", strerror(errno));
-        if (pid == 0) child(random);
+        if (pid == 0) {
+            dup2(words, 2);
+            child(random);
+        }
         int status;
         next_random(&random);
         while (waitpid(pid, &status, 0) < 0) CHECK(errno == EINTR, "waitpid: %s", strerror(errno));
-        CHECK(status == 0, "child %ld ended with %#x%s", forks.load(), status, status == 14 ? " (it hung)" : "");
+        CHECK(status == 0, "child %ld ended with %#x%s; it said: %s", forks.load(), status, status == 14 ? " (it hung)" : "",
+              last_words(words));
         forks++;
         if (forks % 10 == 0) malloc_trim(0);
         if (resident_bytes() > peak) peak = resident_bytes();
