@@ -256,3 +256,73 @@ fn without_a_model_that_can_be_used_the_program_runs_on_and_one_line_says_why() 
         "mayfly-heap: MAYFLY_HEAP_LIFETIMES=model needs a file in MAYFLY_HEAP_MODEL; learning online\n";
     assert_eq!(String::from_utf8(output.stderr).unwrap(), wanted);
 }
+
+#[test]
+fn what_one_run_learned_the_next_one_knows() {
+    let path = model("kept", &[("briefly", 0), ("fill_short", 4), ("fill_long", 5)]);
+    let table = built().folder.join("kept.table");
+    let mode = (MODEL_ONLY.0, Path::new(MODEL_ONLY.1));
+    let run = |what: &str, path: &Path| statistics(what, &[("MODEL", path), mode, ("TABLE", &table)]);
+    let first = run("classes", &path);
+    assert!(first["heap.predictions.model_runs"] > first["heap.predictions.checks"] + 2, "{first:?}");
+    assert_eq!(first["heap.predictions.recalled"], 0);
+    let second = run("classes", &path);
+    // Whatever addresses the program has now. Of the calls before and behind it, the first run has seen all but its own last.
+    let asked =
+        |run: &HashMap<String, u64>| run["heap.predictions.model_runs"] - run["heap.predictions.checks"];
+    assert!(asked(&second) <= 1, "{second:?}");
+    assert!(second["heap.predictions.recalled"] >= 3, "{second:?}");
+    assert!(second["heap.predictions.checks"] <= first["heap.predictions.checks"], "it agreed before");
+    assert!(second["heap.huge_pages.class.100s"] >= 1 && second["heap.huge_pages.class.1000s"] >= 1);
+    // What other programs, or other parts of this one, have learned stays.
+    run("refill", &path);
+    assert!(asked(&run("classes", &path)) <= 1);
+    // A model that was trained anew is asked anew.
+    let other = run("classes", &model("kept_other", &[("briefly", 1), ("fill_short", 3), ("fill_long", 5)]));
+    assert_eq!(asked(&other), asked(&first), "{other:?}");
+    assert!(other["heap.huge_pages.class.10s"] >= 1);
+}
+
+#[test]
+fn lifetimes_learned_online_are_known_in_the_next_run() {
+    let table = built().folder.join("online.table");
+    let run = || statistics("refill", &[("TABLE", &table)]);
+    let (first, second) = (run(), run());
+    assert!(first["heap.predictions_changed"] >= 1, "{first:?}");
+    assert!(second["heap.predictions_changed"] < first["heap.predictions_changed"], "{second:?}");
+    assert!(second["heap.predictions.recalled"] >= 1);
+}
+
+#[test]
+fn a_table_that_is_damaged_is_named_and_replaced() {
+    let table = built().folder.join("damaged.table");
+    let line = |bytes: &[u8]| {
+        std::fs::write(&table, bytes).unwrap();
+        let output = run("classes", &[("TABLE", &table)]);
+        assert_eq!(output.status.code(), Some(0));
+        let text = String::from_utf8(output.stderr).unwrap();
+        text.trim().replace(&table.display().to_string(), "FILE")
+    };
+    assert_eq!(
+        line(b"something"),
+        "mayfly-heap: table FILE: it does not begin with MAYFLYTB; starting without it"
+    );
+    let whole = std::fs::read(&table).unwrap();
+    assert!(whole.len() > 64, "it was replaced");
+    assert_eq!(line(&whole), "");
+    for at in [33, whole.len() - 20] {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 1;
+        assert_eq!(
+            line(&damaged),
+            "mayfly-heap: table FILE: its checksum is wrong: damaged; starting without it"
+        );
+    }
+    assert_eq!(
+        line(&whole[..whole.len() - 48]),
+        "mayfly-heap: table FILE: it is not as long as it says: cut short?; starting without it"
+    );
+    let folder = built().folder.join("no_such_folder/table");
+    let output = run("classes", &[("TABLE", &folder)]);
+    assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr).lines().count()), (Some(0), 1));
+}
