@@ -39,4 +39,9 @@ static inline uint64_t class_end(unsigned class, unsigned lane) {
 
 static inline int in_region(const void *address) { return (uint64_t)address - REGION_START < REGION_BYTES; }
 
+/* Of the class that an address in the region belongs to. */
+static inline uint64_t class_bytes(const void *object) {
+    return object_bytes(((uint64_t)object - REGION_START) >> CLASS_SHIFT & (CLASSES - 1));
+}
+
 #endif

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "marks.h"
+#include "python.h"
 #include "software.h"
 
 #define MARKED(size, call)                                                                                            \
@@ -49,17 +50,6 @@ void *realloc(void *object, size_t size) {
     return MARKED(size, software_realloc(object, size));
 }
 
-/* CPython's PyMemAllocatorEx and PyMem_{Get,Set}Allocator, as its documentation describes them. */
-struct python_allocator {
-    void *context;
-    void *(*malloc)(void *, size_t);
-    void *(*calloc)(void *, size_t, size_t);
-    void *(*realloc)(void *, void *, size_t);
-    void (*free)(void *, void *);
-};
-
-enum { PYTHON_DOMAIN_MEM = 1, PYTHON_DOMAINS = 3 };
-
 static struct python_allocator beneath[PYTHON_DOMAINS];
 
 static void *python_malloc(void *domain, size_t size) {
@@ -90,8 +80,8 @@ static void python_free(void *domain, void *object) {
 }
 
 __attribute__((constructor)) static void wrap_python(void) {
-    void (*get)(int, struct python_allocator *) = dlsym(RTLD_DEFAULT, "PyMem_GetAllocator");
-    void (*set)(int, struct python_allocator *) = dlsym(RTLD_DEFAULT, "PyMem_SetAllocator");
+    python_get *get = (python_get *)dlsym(RTLD_DEFAULT, "PyMem_GetAllocator");
+    python_set *set = (python_set *)dlsym(RTLD_DEFAULT, "PyMem_SetAllocator");
     if (!get || !set) return;
     for (int domain = PYTHON_DOMAIN_MEM; domain < PYTHON_DOMAINS; domain++) {
         get(domain, &beneath[domain]);

@@ -28,4 +28,11 @@ enum { REGION_EAGER = 1 };
                      : "D"((unsigned long)(first)), "S"((unsigned long)(second)), "i"(code)                           \
                      : "memory")
 
+/* The same for an instruction whose result, the second argument, is in rax from then on. */
+#define MARK_RESULT(code, first, result)                                                                              \
+    __asm__ volatile(".byte 0x0f, 0x1f, 0x84, 0x00; .long 0x4d4d0000 + %c3"                                           \
+                     : "+a"(result)                                                                                   \
+                     : "D"((unsigned long)(first)), "S"((unsigned long)(result)), "i"(code)                           \
+                     : "memory")
+
 #endif
