@@ -69,7 +69,7 @@ class Worker:
             for _ in range(5):
                 list(pool.map(lambda n: self.invoke(function, n), range(seed, seed + count)))
 
-    def wait_for_rest(self, quiet_s: float = 2, limit_s: float = 60) -> None:
+    def wait_for_rest(self, quiet_s: float = 4, limit_s: float = 120) -> None:
         """Until every instance is idle and nothing was merged or given back for a while."""
         deadline, last, since = time.monotonic() + limit_s, None, time.monotonic()
         while time.monotonic() < deadline:
