@@ -160,9 +160,9 @@ fn variables(instance: &Instance, options: &Options, store: Option<&Door>) -> Ve
         preloaded.push(HEAP);
         // Of a small instance's huge pages most would lie idle.
         add("MAYFLY_HEAP_PAGES", "base".into());
-        if store.is_some() {
+        if store.is_some() && python {
             // Where objects lie shall not depend on time, so that pages with pointers are alike (UPM §IV-B): one lifetime
-            // class, and a clock that stands still until the instance has settled.
+            // class, and a clock that stands still until the instance has rested once, which bootstrap.py sees to.
             add("MAYFLY_HEAP_LIFETIMES", "fixed:inf".into());
             add("MAYFLY_HEAP_CLOCK", "settled".into());
         }

@@ -4,6 +4,7 @@ import concurrent.futures
 import os
 import pathlib
 import signal
+import statistics
 import time
 
 import pytest
@@ -92,21 +93,30 @@ def test_the_network_is_only_the_own_loopback(client, worker):
     ],
 )
 def test_neighbours_hold_while_one_runs_wild(client, worker, do, errors, log):
-    invoke(client, "neighbour", {"do": "count"})
+    def neighbours_seconds():
+        began = time.monotonic()
+        answer, error = invoke(client, "neighbour", {"do": "count"})
+        assert error is None, answer
+        time.sleep(0.02)
+        return time.monotonic() - began - 0.02
+
+    neighbours_seconds()  # its instance starts
+    before = [neighbours_seconds() for _ in range(20)]
+    meanwhile = []
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
         wild = threads.submit(invoke, client, "probe", {"do": do, "seconds": 60})
-        slowest = 0
         while not wild.done():
-            began = time.monotonic()
-            answer, error = invoke(client, "neighbour", {"do": "count"})
-            assert error is None, answer
-            slowest = max(slowest, time.monotonic() - began)
-            time.sleep(0.02)
+            meanwhile.append(neighbours_seconds())
         answer, error = wild.result()
+    after = [neighbours_seconds() for _ in range(20)]
     assert error == "Unhandled", answer
     assert answer["errorType"] in errors, answer
     worker.wait_for(rf"\[probe#\d+\].*{log}")
-    assert slowest < 4, f"the neighbour was answered after {slowest:.2f} s"
+    # What else the machine does falls on both. A share of the processors holds off a wild neighbour, but for
+    # slices that are under way; without one, a thousand processes would leave a thousandth.
+    calm = max(statistics.median(before), statistics.median(after))
+    assert statistics.median(meanwhile) < 8 * calm + 0.05, (calm, sorted(meanwhile))
+    assert max(meanwhile) < 40 * calm + 2, (calm, sorted(meanwhile))
     assert invoke(client, "probe", {"do": "count"})[1] is None
 
 

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use crate::chart::{Chart, Lane, Series, Span, lanes};
+use crate::chart::{Chart, Series, Span};
 use crate::data::{Event, FunctionSample, Layers, Sample};
+use crate::lanes::{Lane, lanes};
 use crate::text::Unit;
 
 /// What the instances of a sample take together, by layer, in bytes.

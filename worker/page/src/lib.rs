@@ -6,7 +6,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`data`] | what a worker tells of itself, as types and as JSON |
-//! | [`chart`] | a chart over time: areas on one another, lines, and events |
+//! | [`chart`], [`lanes`] | charts over time: areas on one another and lines; events |
 //! | [`figures`] | what samples and events come to |
 //! | [`page`] | the page at `/` |
 //! | [`run`] | a run kept in a file, and what it comes to in numbers |
@@ -16,6 +16,7 @@
 pub mod chart;
 pub mod data;
 pub mod figures;
+pub mod lanes;
 pub mod page;
 pub mod report;
 pub mod run;

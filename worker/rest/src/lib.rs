@@ -46,7 +46,8 @@ pub unsafe extern "C" fn mayfly_rest(merges: c_int, work: c_int, outcome: *mut R
     let trimmed_bytes = before.saturating_sub(resident_bytes());
     let rest = if merges != 0 { rest::merge(work) } else { Rest { complete: 1, ..Rest::default() } };
     let rest = Rest { trimmed_bytes, ..rest };
-    if merges != 0 && rest.complete != 0 {
+    // What ends a merge early for another reason than work will end the next one, too.
+    if merges != 0 && (rest.complete != 0 || rest.errno != 0) {
         settled();
     }
     // SAFETY: the caller's, valid.
