@@ -77,6 +77,9 @@ private:
     pid_t child_ = -1;
 };
 
+// Posts that a function is called with.
+constexpr uint64_t POSTS_OF_A_CALL = 50;
+
 // Texts of posts, the same in every run.
 class Posts {
 public:

@@ -1,5 +1,6 @@
-// User mentions, after DeathStarBench's UserMentionService made function-like: the users that a post mentions are looked
-// up in the cache by one multi-get, those that it lacks in the database, and the mentions go out with their numbers.
+// User mentions, after DeathStarBench's UserMentionService made function-like: the users that a call's posts mention are
+// looked up at its beginning, as functions do (§5): in the cache by one multi-get, those that it lacks in the database.
+// The mentions go out with their numbers.
 // user_mentions POSTS
 #include <algorithm>
 #include <iostream>
@@ -16,8 +17,8 @@ struct UserMention {
     int64_t user_id;
 };
 
-// "get NAME NAME ..." answers "NAME=ID,..." for the names that the cache has (two of three), "find NAME" the database's
-// "NAME=ID".
+// "get NAME NAME ..." answers "NAME=ID,..." for the names that the cache has (two of three), "find NAME NAME ..." the
+// database's.
 static size_t look_up(const char *line, size_t length, char *answer) {
     const char *end = line + length, *word = static_cast<const char *>(memchr(line, ' ', length));
     bool cached = line[0] == 'g';
@@ -42,7 +43,28 @@ class UserMentions {
 public:
     explicit UserMentions(Backend &backend) : backend_(backend) {}
 
+    void fetch(const std::vector<std::string> &texts) {
+        std::set<std::string> names;
+        for (const auto &text : texts) names.merge(names_in(text));
+        found_.clear();
+        for (const char *command : {"get", "find"}) {
+            std::string request = command;
+            for (const auto &name : names)
+                if (!found_.count(name)) request += " " + name;
+            if (request != command) collect(backend_.call(request + "\n"));
+        }
+    }
+
     std::vector<std::unique_ptr<UserMention>> compose(const std::string &text) {
+        std::vector<std::unique_ptr<UserMention>> mentions;
+        for (const auto &name : names_in(text))
+            mentions.push_back(std::make_unique<UserMention>(UserMention{name, found_.at(name)}));
+        std::sort(mentions.begin(), mentions.end(), [](const auto &a, const auto &b) { return a->user_id < b->user_id; });
+        return mentions;
+    }
+
+private:
+    static std::set<std::string> names_in(const std::string &text) {
         std::set<std::string> names;
         std::istringstream words(text);
         for (std::string word; words >> word;)
@@ -50,30 +72,19 @@ public:
                 while (!isalnum(static_cast<unsigned char>(word.back()))) word.pop_back();
                 names.insert(word.substr(1));
             }
-        std::unordered_map<std::string, int64_t> found;
-        if (!names.empty()) {
-            std::string request = "get";
-            for (const auto &name : names) request += " " + name;
-            collect(backend_.call(request + "\n"), found);
-        }
-        for (const auto &name : names)
-            if (!found.count(name)) collect(backend_.call("find " + name + "\n"), found);
-        std::vector<std::unique_ptr<UserMention>> mentions;
-        for (auto &entry : found) mentions.push_back(std::make_unique<UserMention>(UserMention{entry.first, entry.second}));
-        std::sort(mentions.begin(), mentions.end(), [](const auto &a, const auto &b) { return a->user_id < b->user_id; });
-        return mentions;
+        return names;
     }
 
-private:
-    static void collect(const std::string &answer, std::unordered_map<std::string, int64_t> &found) {
+    void collect(const std::string &answer) {
         std::istringstream pairs(answer);
         for (std::string pair; std::getline(pairs, pair, ',');) {
             size_t equals = pair.find('=');
-            found[pair.substr(0, equals)] = std::stoll(pair.substr(equals + 1));
+            found_[pair.substr(0, equals)] = std::stoll(pair.substr(equals + 1));
         }
     }
 
     Backend &backend_;
+    std::unordered_map<std::string, int64_t> found_;
 };
 
 int main(int argc, char **argv) {
@@ -81,10 +92,16 @@ int main(int argc, char **argv) {
     Backend backend(look_up);
     UserMentions service(backend);
     Posts texts;
+    std::vector<std::string> call;
     for (uint64_t id = 0; id < posts; id++) {
+        if (id % POSTS_OF_A_CALL == 0) {
+            call.clear();
+            while (call.size() < std::min(POSTS_OF_A_CALL, posts - id)) call.push_back(texts.next());
+            service.fetch(call);
+        }
         std::ostringstream response;
         response << "{\"req_id\":" << id << ",\"user_mentions\":[";
-        for (const auto &mention : service.compose(texts.next())) {
+        for (const auto &mention : service.compose(call[id % POSTS_OF_A_CALL])) {
             response << "{\"user_id\":" << mention->user_id << ",\"username\":\"" << mention->username << "\"},";
             many++;
         }
