@@ -12,6 +12,7 @@ pub mod pages;
 pub mod plot;
 pub mod predict;
 pub mod profile;
+pub mod profile_attach;
 pub mod program;
 pub mod progress;
 pub mod quantity;

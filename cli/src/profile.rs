@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Args;
@@ -11,18 +12,24 @@ use lifetime::symbols::Symbols;
 use serde_json::{Value, json};
 
 use crate::child::Preloaded;
-use crate::quantity::{bytes, count, duration, parse_page_bytes};
+use crate::profile_attach;
+use crate::quantity::{bytes, count, duration, parse_bytes};
 use crate::settings::HeapSettings;
 
 const EXAMPLES: &str = "\
 Examples:
   mayfly profile -- ./server                          until it ends, or is killed
   mayfly profile -o server --every 64k -- ./server    more samples, of less memory each
+  mayfly profile --pid 1234 --seconds 300 -o server   a program that runs already, for five minutes
   go tool pprof -http : server.pb.gz                  flame graphs; -tagfocus lifetime=1s for one class
   duckdb -c \"FROM 'server.parquet' ORDER BY bytes DESC\"
 
 It leaves NAME.pb.gz (pprof), NAME.parquet (one row a calling context) and NAME.profile, which both are made from.
-Objects are chosen by allocated bytes, so what is seen stands for all that was allocated (LLAMA §4).";
+Objects are chosen by allocated bytes, so what is seen stands for all that was allocated (LLAMA §4).
+
+With --pid the program must have been started by `mayfly run`, or with MAYFLY_HEAP_CONTROL=on. In the first half of the time
+objects are chosen, in the second half only their frees are awaited: what lives longer than half the time counts as living
+for ever, so sample for more than twice the lifetimes that you want to tell apart. Ctrl-C ends it early and keeps what there is.";
 
 /// Sample a program's allocations: how long do objects of each calling context live?
 #[derive(Args)]
@@ -31,9 +38,15 @@ pub struct ProfileArguments {
     /// Where the profile goes: NAME.profile, NAME.pb.gz and NAME.parquet [default: the program's name]
     #[arg(short, long, value_name = "NAME")]
     output: Option<PathBuf>,
-    /// Bytes between two samples, on average
-    #[arg(long, value_name = "BYTES", default_value = "512k", value_parser = parse_page_bytes)]
+    /// Bytes between two samples, on average: 512k, 64KiB, 1M
+    #[arg(long, value_name = "BYTES", default_value = "512k", value_parser = parse_distance)]
     every: u64,
+    /// Sample a process that is running, for --seconds
+    #[arg(long, value_name = "PID", requires = "seconds", conflicts_with = "command")]
+    pid: Option<u32>,
+    /// How long to stay attached to --pid
+    #[arg(long, value_name = "N", requires = "pid", value_parser = parse_seconds)]
+    seconds: Option<Duration>,
     /// How many contexts the table shows
     #[arg(long, value_name = "N", default_value_t = 15)]
     top: usize,
@@ -43,26 +56,42 @@ pub struct ProfileArguments {
     #[arg(long)]
     json: bool,
     /// The program and its arguments, after --
-    #[arg(last = true, required = true, value_name = "CMD")]
+    #[arg(last = true, required_unless_present = "pid", value_name = "CMD")]
     command: Vec<OsString>,
 }
 
 impl ProfileArguments {
-    /// Runs the program, then names its contexts and writes the profile; returns the program's exit code.
+    /// Samples the program, then names its contexts and writes the profile; returns the program's exit code, or 0 for one that
+    /// runs on.
     ///
     /// # Errors
     /// The program or the heap is not found, or it left no profile that can be read.
     pub fn execute(self) -> Result<i32> {
-        let mut program = Preloaded::new(&self.command)?;
-        let stem = match &self.output {
-            Some(name) => name.clone(),
-            None => Path::new(&self.command[0]).file_name().map(PathBuf::from).unwrap_or_default(),
+        let stem = match (&self.output, self.pid) {
+            (Some(name), _) => name.clone(),
+            (None, Some(pid)) => program_of(pid)?,
+            (None, None) => Path::new(&self.command[0]).file_name().map(PathBuf::from).unwrap_or_default(),
         };
         let stem = std::path::absolute(&stem)?;
         let folder = stem.parent().ok_or_else(|| anyhow!("{}: not a file's name", stem.display()))?;
         if !folder.is_dir() {
             bail!("{}: no such directory", folder.display());
         }
+        let raw = with_suffix(&stem, "profile");
+        let exit_code = match (self.pid, self.seconds) {
+            (Some(pid), Some(time)) => {
+                profile_attach::profile(pid, time, self.every, &raw)?;
+                0
+            }
+            _ => self.run(folder, &raw)?,
+        };
+        self.write(&stem, &raw)?;
+        Ok(exit_code)
+    }
+
+    /// Runs the program from its start; its exit code.
+    fn run(&self, folder: &Path, raw: &Path) -> Result<i32> {
+        let mut program = Preloaded::new(&self.command)?;
         for (variable, value) in self.heap.variables(&HeapSettings::default(), |_| true) {
             match value {
                 crate::settings::Value::Text(text) => program.set(variable, text),
@@ -79,22 +108,26 @@ impl ProfileArguments {
         program.set("MAYFLY_HEAP_PROFILE", parts.path().join("%p"));
         program.set("MAYFLY_HEAP_PROFILE_BYTES", self.every.to_string());
         let finished = program.run(|_| {})?;
-        let raw = with_suffix(&stem, "profile");
         let own = parts.path().join(finished.pid.to_string());
         if !own.is_file() {
             bail!("the program left no profile: it never loaded Mayfly's heap");
         }
-        std::fs::rename(&own, &raw).with_context(|| format!("cannot write {}", raw.display()))?;
+        std::fs::rename(&own, raw).with_context(|| format!("cannot write {}", raw.display()))?;
         let others = std::fs::read_dir(parts.path())?.count();
         if others > 0 {
             eprintln!("mayfly: left out {others} processes that it started");
         }
-        let profile = Profile::read(&raw)?;
+        Ok(finished.exit_code())
+    }
+
+    /// Names the contexts of the profile in `raw`, and writes its other forms.
+    fn write(&self, stem: &Path, raw: &Path) -> Result<()> {
+        let profile = Profile::read(raw)?;
         let mut symbols = Symbols::new(&profile);
-        let (pprof, table) = (with_suffix(&stem, "pb.gz"), with_suffix(&stem, "parquet"));
+        let (pprof, table) = (with_suffix(stem, "pb.gz"), with_suffix(stem, "parquet"));
         lifetime::pprof::write(&profile, &mut symbols, &pprof)?;
         lifetime::table::write(&profile, &mut symbols, &table)?;
-        let code = with_suffix(&stem, "symbols.parquet");
+        let code = with_suffix(stem, "symbols.parquet");
         lifetime::table::write_code(&profile, &mut symbols, &code)?;
         for missing in &symbols.missing {
             eprintln!("mayfly: no names for {missing}");
@@ -105,8 +138,26 @@ impl ProfileArguments {
             eprint!("{}", described(&profile, &mut symbols, self.top));
             eprintln!("written: {}, {} and {}", raw.display(), pprof.display(), table.display());
         }
-        Ok(finished.exit_code())
+        Ok(())
     }
+}
+
+fn parse_distance(text: &str) -> Result<u64, String> {
+    parse_bytes(text).and_then(|bytes| {
+        let allowed = (1..=1 << 40).contains(&bytes);
+        if allowed { Ok(bytes) } else { Err("from 1 byte to 1 TiB".into()) }
+    })
+}
+
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.1..1e6).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "a number of seconds, from 0.1".into())
+}
+
+/// The name of the program that a process runs.
+fn program_of(pid: u32) -> Result<PathBuf> {
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
+    Ok(name.map_err(|_| anyhow!("there is no process {pid}"))?.trim_end().replace('/', "_").into())
 }
 
 fn with_suffix(stem: &Path, suffix: &str) -> PathBuf {

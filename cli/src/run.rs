@@ -17,7 +17,8 @@ Examples:
   mayfly run -- redis-server --port 7000
   mayfly run --stats -- python3 script.py             a table of the heap's statistics at the end
   mayfly run --stats=heap.json -- ./server            the same as JSON in a file
-  mayfly run --model server.mayfly-model -- ./server  lifetimes predicted by what `mayfly train` learned
+  mayfly run --model server.mayfly-model -- ./server  lifetimes predicted by what `mayfly train` learned; what each run
+                                                      finds out is kept in server.mayfly-model.table for the next
   mayfly run --lifetimes fixed:1s -- ./server         no learning: every object in one class
   mayfly run --lifetimes oracle=app.trace -- ./app    true lifetimes, recorded by `mayfly trace`
 
@@ -37,6 +38,10 @@ cannot be run, 125 if mayfly itself fails.";
 pub struct RunArguments {
     #[command(flatten)]
     heap: HeapSettings,
+    /// What is learned of each call site is kept there for the next run: FILE, or none [default: beside the model, if there
+    /// is one]
+    #[arg(long, value_name = "FILE")]
+    table: Option<PathBuf>,
     /// TOML file with a [heap] table [default: mayfly.toml, if there is one]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -78,6 +83,12 @@ impl RunArguments {
                 }
             }
         }
+        if let Some(kept) = self.kept_table(&file)? {
+            program.set("MAYFLY_HEAP_TABLE", kept);
+        }
+        if std::env::var_os("MAYFLY_HEAP_CONTROL").is_none() {
+            program.set("MAYFLY_HEAP_CONTROL", "on"); // `mayfly profile --pid` may come later
+        }
         match self.stats {
             None if table.is_none() => Err(program.replace_this_process()),
             None => Ok(program.run(|_| {})?.exit_code()),
@@ -94,6 +105,33 @@ impl RunArguments {
                 Ok(finished.exit_code())
             }
         }
+    }
+}
+
+impl RunArguments {
+    /// Where the sites are kept for the next run; `None` if nowhere, or if the environment says it.
+    fn kept_table(&self, file: &HeapSettings) -> Result<Option<PathBuf>> {
+        let named = match &self.table {
+            Some(none) if none.as_os_str() == "none" => return Ok(None),
+            Some(table) => table.clone(),
+            None if std::env::var_os("MAYFLY_HEAP_TABLE").is_some() => return Ok(None),
+            None => {
+                let variable = std::env::var_os("MAYFLY_HEAP_MODEL").map(PathBuf::from);
+                match self.heap.model.clone().or(variable).or(file.model.clone()) {
+                    Some(model) => {
+                        let mut table = model.into_os_string();
+                        table.push(".table");
+                        table.into()
+                    }
+                    None => return Ok(None),
+                }
+            }
+        };
+        let table = std::path::absolute(&named)?;
+        if self.table.is_some() && !table.parent().is_some_and(Path::is_dir) {
+            anyhow::bail!("--table {}: no such directory", named.display());
+        }
+        Ok(Some(table))
     }
 }
 

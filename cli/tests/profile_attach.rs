@@ -1,0 +1,229 @@
+//! `mayfly profile --pid` on a program that runs: what it finds, and what it survives.
+
+mod synthetic;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use lifetime::label::t95;
+use lifetime::profile::{Context, Profile};
+use lifetime::symbols::Symbols;
+use synthetic::{heap_library, mayfly, refusal};
+use tempfile::TempDir;
+
+/// Allocates for ever, in ways that differ; says on stdout who it is. With `fork`, a child does so too; with `idle`, it stops.
+const PROGRAM: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#define FUNCTION __attribute__((noinline, noclone))
+static void *kept[1 << 16];
+static void touch(void *p) { *(volatile char *)p = 1; }
+FUNCTION void brief(void) { for (int i = 0; i < 20000; i++) { void *p = malloc(100); touch(p); free(p); } }
+FUNCTION void permanent(int i) { touch(kept[i % (1 << 16)] = malloc(3000)); }
+int main(int count, char **arguments) {
+    const char *what = count > 1 ? arguments[1] : "";
+    if (!strcmp(what, "fork")) { if (!fork()) { printf("%d\n", getpid()); fflush(stdout); } else setvbuf(stdout, 0, _IOFBF, 64); }
+    else { printf("%d\n", getpid()); fflush(stdout); }
+    brief();
+    if (!strcmp(what, "idle")) pause();
+    for (int i = 0;; i++) { brief(); permanent(i); usleep(1000); }
+}
+"#;
+
+struct Program(Child, u32);
+
+impl Program {
+    /// Runs on the heap, and can be attached to.
+    fn start(what: &str) -> Self {
+        let mut command = mayfly();
+        command.args(["run", "--"]).arg(built());
+        Self::of(command.arg(what).env("MAYFLY_HEAP_LIB", heap_library()))
+    }
+
+    fn of(command: &mut Command) -> Self {
+        use std::io::BufRead;
+        use std::os::unix::process::CommandExt;
+        let mut child = command.process_group(0).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        std::io::BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        Self(child, line.trim().parse().unwrap())
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let group = i32::try_from(self.0.id()).unwrap();
+        Command::new("kill").args(["-9", "--", &format!("-{group}")]).status().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+fn built() -> &'static Path {
+    static BUILT: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
+    &BUILT
+        .get_or_init(|| {
+            let folder = tempfile::tempdir().unwrap();
+            let (source, program) = (folder.path().join("runs.c"), folder.path().join("runs"));
+            std::fs::write(&source, PROGRAM).unwrap();
+            let flags = ["-O2", "-g", "-fno-builtin-malloc", "-o"];
+            assert!(Command::new("cc").args(flags).arg(&program).arg(&source).status().unwrap().success());
+            (folder, program)
+        })
+        .1
+}
+
+fn attach(pid: u32, seconds: &str, out: &Path) -> Command {
+    let mut command = mayfly();
+    command
+        .args(["profile", "--pid", &pid.to_string(), "--seconds", seconds, "--every", "20k", "-o"])
+        .arg(out);
+    command
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// The context that `function` allocates in.
+fn of<'a>(profile: &'a Profile, function: &str) -> &'a Context {
+    let mut symbols = Symbols::new(profile);
+    let caller = |context: &&Context| symbols.of(context.frames[0])[0].name == function;
+    profile.contexts.iter().find(caller).unwrap_or_else(|| panic!("no context of {function}"))
+}
+
+fn check(out: &Path) {
+    let profile = Profile::read(&out.with_extension("profile")).unwrap();
+    let brief = of(&profile, "brief");
+    assert!(brief.sampled > 20, "{brief:?}");
+    assert!(t95(brief).unwrap() <= 2, "{brief:?}");
+    let permanent = of(&profile, "permanent");
+    assert!(permanent.live >= 1 && permanent.freed == 0, "{permanent:?}");
+}
+
+#[test]
+fn samples_a_running_program_and_leaves_it_running_twice() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = Program::start("");
+    let open = || std::fs::read_dir(format!("/proc/{}/fd", program.1)).unwrap().count();
+    let before = open();
+    for name in ["one", "two"] {
+        let out = folder.path().join(name);
+        let output = attach(program.1, "4", &out).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+        assert!(text(&output).contains("samples of"), "{}", text(&output));
+        check(&out);
+        for suffix in ["pb.gz", "parquet", "symbols.parquet"] {
+            assert!(out.with_extension(suffix).is_file(), "{suffix}");
+        }
+    }
+    assert!(Path::new(&format!("/proc/{}", program.1)).exists());
+    assert_eq!(open(), before, "no descriptor stays");
+}
+
+#[test]
+fn a_second_one_is_refused_and_a_dead_one_makes_room() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = Program::start("");
+    let out = folder.path().join("first");
+    let mut first = attach(program.1, "600", &out).stderr(Stdio::null()).spawn().unwrap();
+    // The first is there once the program has its memory file.
+    let maps = || std::fs::read_to_string(format!("/proc/{}/maps", program.1)).unwrap();
+    wait_until(|| maps().contains("memfd:mayfly-profile"));
+    let line = refusal(&attach(program.1, "1", &out).output().unwrap(), 125);
+    assert_eq!(line, format!("mayfly: process {} is being profiled by another mayfly profile", program.1));
+    first.kill().unwrap();
+    first.wait().unwrap();
+    let out = folder.path().join("after");
+    let output = attach(program.1, "2", &out).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    assert!(of(&Profile::read(&out.with_extension("profile")).unwrap(), "brief").sampled > 20);
+}
+
+#[test]
+fn a_forked_child_is_a_process_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = Program::start("fork"); // which says the child's id
+    assert_ne!(program.1, program.0.id());
+    for pid in [program.0.id(), program.1] {
+        let out = folder.path().join(pid.to_string());
+        let output = attach(pid, "3", &out).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+        check(&out);
+    }
+}
+
+#[test]
+fn a_program_that_ends_meanwhile_leaves_what_there_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = Program::start("");
+    let out = folder.path().join("out");
+    let pid = program.1;
+    let attached = attach(pid, "600", &out).stderr(Stdio::piped()).spawn().unwrap();
+    let maps = || std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    wait_until(|| maps().contains("memfd:mayfly-profile"));
+    std::thread::sleep(Duration::from_secs(2)); // some samples; more on a faster machine
+    drop(program);
+    let output = attached.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    assert!(text(&output).contains(&format!("process {pid} ended after")), "{}", text(&output));
+    assert!(!Profile::read(&out.with_extension("profile")).unwrap().contexts.is_empty());
+}
+
+#[test]
+fn what_cannot_be_attached_to_is_named() {
+    let out = tempfile::tempdir().unwrap();
+    let line = |pid: u32| refusal(&attach(pid, "1", &out.path().join("x")).output().unwrap(), 125);
+    assert_eq!(line(0x3FFF_FFFF), "mayfly: there is no process 1073741823");
+    let own = std::process::id();
+    assert!(line(own).contains("does not run on Mayfly's heap: start it with mayfly run"));
+    let mut command = Command::new(built());
+    let program = Program::of(command.env("LD_PRELOAD", heap_library()).env_remove("MAYFLY_HEAP_CONTROL"));
+    let wanted = "cannot be attached to: start it with mayfly run, or MAYFLY_HEAP_CONTROL=on";
+    assert!(line(program.1).ends_with(wanted));
+    let mut command = Command::new(built());
+    command.env("LD_PRELOAD", heap_library()).env("MAYFLY_HEAP_CONTROL", "on");
+    let program = Program::of(command.env("MAYFLY_HEAP_PROFILE", out.path().join("own.profile")));
+    assert!(line(program.1).ends_with("is being profiled from its start"));
+}
+
+#[test]
+fn another_users_socket_is_not_believed() {
+    // SAFETY: always allowed.
+    if unsafe { libc::geteuid() } != 0 {
+        return; // needs root to be two users
+    }
+    let program = Program::start("");
+    // Somebody else listens where `mayfly profile` would: the heap must not take a file from there.
+    let script = "import os, socket, sys
+s = socket.socket(socket.AF_UNIX)
+os.setuid(65534)
+s.bind('\\0mayfly-profile-' + sys.argv[1])
+s.listen(5)
+s.settimeout(20)
+for _ in range(2):
+    c = s.accept()[0]
+    f = os.memfd_create('mayfly-stolen', os.MFD_ALLOW_SEALING)
+    c.settimeout(5)
+    try:
+        socket.send_fds(c, [(20000).to_bytes(8, 'little')], [f])
+        print(len(c.recv(8)))
+    except ConnectionError: print(0)
+";
+    let mut python = Command::new("/usr/bin/python3");
+    let output = python.args(["-c", script, &program.1.to_string()]).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "0\n0\n", "closed without an answer");
+    assert!(!std::fs::read_to_string(format!("/proc/{}/maps", program.1)).unwrap().contains("mayfly-stolen"));
+}
+
+fn wait_until(mut what: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !what() {
+        assert!(began.elapsed() < Duration::from_secs(60), "it never happened");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
