@@ -79,6 +79,14 @@ int arenas_open(int eager, int one_lock) {
     return 1;
 }
 
+void arenas_unshare(void) {
+    for (unsigned lane = 0; lane < LANES; lane++)
+        for (unsigned number = 0; number < CLASSES; number++) {
+            uint64_t start = class_start(number, lane), end = lanes[lane].classes[number].populated;
+            if (end > start) madvise((void *)start, end - start, MADV_POPULATE_WRITE);
+        }
+}
+
 void arenas_close(void) {
     mmap((void *)REGION_START, REGION_BYTES, PROT_READ | PROT_WRITE,
          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);

@@ -11,6 +11,9 @@ enum outcome { DONE, NOT_AN_OBJECT, NO_ARENA, DOUBLE_FREE };
  * several lanes at once need one lock for all of them. */
 int arenas_open(int eager, int one_lock);
 
+/* After a fork: pages that the child shares are copied now, and not, by page faults, when this process writes to them. */
+void arenas_unshare(void);
+
 /* Gives the region's memory back; what is still read there is zero. */
 void arenas_close(void);
 

@@ -35,16 +35,22 @@ static __thread int own_lane __attribute__((tls_model("initial-exec"))) = NO_LAN
 
 static void thread_ends(void *);
 
+/* A fork's own work for the region is not charged, as far as it is this library's. */
 static void before_fork(void) {
+    MARK(MARK_OP_BEGIN, 0, 0);
     pthread_mutex_lock(&lane_lock);
     arenas_lock_all();
     journal_begin();
+    MARK(MARK_OP_NONE, 0, 0);
 }
 
 static void after_fork(void) {
+    MARK(MARK_OP_BEGIN, 0, 0);
+    if (hardware_state == OPEN) arenas_unshare();
     journal_skip();
     arenas_unlock_all();
     pthread_mutex_unlock(&lane_lock);
+    MARK(MARK_OP_NONE, 0, 0);
 }
 
 static void in_child(void) {
