@@ -220,6 +220,12 @@ pub struct Hand {
     borrowed: [Cell<u32>; SIZE_CLASSES],
 }
 
+impl Default for Hand {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Hand {
     const BUSY_VISITS: u32 = 16;
 

@@ -1,0 +1,121 @@
+//! What a prediction is made of (LLAMA Table 1: the stack captured in 396 ns, its hash looked up in 22.5 ns), and what sampling
+//! costs (§9.3: about 5% of latency). `cargo bench -p heap --bench prediction`; medians, ns.
+
+use std::ffi::c_void;
+use std::hint::black_box;
+use std::time::Instant;
+
+use heap::heap::Call;
+use heap::{allocate, free, profile, sites, thread, unwind};
+
+const BATCHES: usize = 51;
+const RUNS: usize = 20_000;
+
+/// The median time of one run.
+fn time(mut run: impl FnMut(usize)) -> f64 {
+    let mut batch = || {
+        let began = Instant::now();
+        (0..RUNS).for_each(&mut run);
+        began.elapsed().as_nanos() as f64 / RUNS as f64
+    };
+    let mut all: Vec<f64> = (0..BATCHES).map(|_| batch()).collect();
+    all.sort_by(f64::total_cmp);
+    all[BATCHES / 2]
+}
+
+/// Calls `f` with so many frames above it.
+#[inline(never)]
+fn deep(frames: usize, f: &mut dyn FnMut()) {
+    if frames == 0 {
+        f()
+    } else {
+        deep(frames - 1, f)
+    }
+    black_box(frames);
+}
+
+fn call(size: usize, site: usize) -> Call {
+    Call { size, caller: 0x40_0000 + site * 64, stack: 0x7FFF_0000_0000 - site % 7 * 32 }
+}
+
+unsafe extern "C" {
+    fn _Unwind_Backtrace(step: extern "C" fn(*mut c_void, *mut c_void) -> i32, argument: *mut c_void) -> i32;
+    fn _Unwind_GetIP(context: *mut c_void) -> usize;
+}
+
+/// The address that [`deep`] returns to, which stands for the caller of malloc: the last of the innermost frames.
+#[inline(never)]
+fn an_address_above() -> usize {
+    extern "C" fn step(context: *mut c_void, argument: *mut c_void) -> i32 {
+        // SAFETY: the context is the unwinder's, the argument the array below.
+        let (address, seen) = unsafe { (_Unwind_GetIP(context), &mut *argument.cast::<[usize; 2]>()) };
+        *seen = [seen[0] + 1, address];
+        if seen[0] < 4 { 0 } else { 5 }
+    }
+    let mut seen = [0usize; 2];
+    // SAFETY: `step` gets the array back while it lives.
+    unsafe { _Unwind_Backtrace(step, (&raw mut seen).cast()) };
+    seen[1]
+}
+
+fn pair(i: usize) {
+    let object = allocate::allocate(black_box(call(64, i % 50)));
+    free::free(black_box(object as usize), 0);
+}
+
+fn main() {
+    thread::start();
+    free::free(allocate::allocate(call(64, 0)) as usize, 0);
+    let heap = thread::current();
+    let row = |what: &str, ns: f64| println!("{what:<58} {ns:>9.1} ns");
+    for frames in [8, 16, 32] {
+        let (mut ns, mut found) = (0.0, 0);
+        deep(frames, &mut || {
+            let caller = an_address_above();
+            ns = time(|_| {
+                let mut stack = unwind::Stack::of_most(frames);
+                unwind::from(caller, &mut stack);
+                found = black_box(stack.frames().len());
+            });
+        });
+        assert_eq!(found, frames, "the whole stack was seen");
+        row(&format!("stack of {frames} frames captured (paper: 396)"), ns);
+    }
+    row(
+        "return address to module and offset",
+        time(|_| {
+            black_box(unwind::module(main as *const () as usize));
+        }),
+    );
+    (0..200).for_each(pair);
+    row(
+        "thread's table looked up (paper: 22.5)",
+        time(|i| {
+            black_box(heap.predicted_bin(&call(64, i % 50)));
+        }),
+    );
+    row(
+        "site looked up, the thread knows it",
+        time(|i| {
+            black_box(sites::of(heap, &call(64, i % 50)));
+        }),
+    );
+    row(
+        "site looked up among all",
+        time(|i| {
+            black_box(sites::of(heap, &call(64 + i % 40 * 16, i % 5000)));
+        }),
+    );
+
+    let off = time(pair);
+    row("malloc and free of 64 B, not sampled", off);
+    let file = std::env::temp_dir().join(format!("mayfly-bench-{}.profile", std::process::id()));
+    profile::start(file.to_str().expect("a path of text").as_bytes());
+    let on = time(pair);
+    row("the same, sampled every 512 KiB on average", on);
+    profile::end();
+    let after = time(pair);
+    row("the same, when sampling has ended", after);
+    println!("sampling costs {:.1}% of malloc and free", (on / off.min(after) - 1.0) * 100.0);
+    std::fs::remove_file(file).expect("the profile was written");
+}
