@@ -27,6 +27,7 @@ pub mod sim;
 pub mod sim_archive;
 pub mod sim_guest;
 pub mod sim_program;
+pub mod sim_snapshot;
 pub mod sim_table;
 pub mod simulation;
 pub mod statistics;

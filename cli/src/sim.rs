@@ -12,20 +12,21 @@ use sim::Description;
 
 use crate::quantity;
 use crate::sim_guest::{Ended, Guest, Image, Progress};
-use crate::sim_program::{Allocator, Program, is_alone};
+use crate::sim_program::{Allocator, Program, WARM, is_alone};
 use crate::sim_table;
 
 const EXAMPLES: &str = "\
 Examples:
-  mayfly sim -- ./churn                    a static program of this machine
-  mayfly sim -- python3 -c 'print(6 * 7)'  a program of the image
-  mayfly sim --compare -- json-loads       a program that the image lists: the baseline, then Memento
-  mayfly sim --set l1d.ways=9 -- ./churn   another machine: every number of sim/machines/*.toml
+  mayfly sim -- ./churn                         a static program of this machine
+  mayfly sim -- python3 -c 'print(6 * 7)'       a program of the image
+  mayfly sim --compare -- json-loads            a program that the image lists: the baseline, then Memento
+  mayfly sim --allocator memento -- churn 1000  one of these with another input
+  mayfly sim --set l1d.ways=9 -- ./churn        another machine: every number of sim/machines/*.toml
   mayfly sim --max-instructions 50000000 --json -- ./churn
 
-The guest boots Linux under QEMU, uninstrumented; from then on each instruction of all processes and of
-the kernel is timed. Counted is from the program's start to its end. The program's output and exit
-status are passed on; statistics go to stderr and, whole, to the folder --out.";
+The guest boots Linux under QEMU once for each image; every run starts from a snapshot of it, and each
+instruction of all processes and of the kernel is timed. Counted is from the program's start to its end.
+The program's output and exit status are passed on; statistics go to stderr and, whole, to the folder --out.";
 
 /// Run a program on a simulated machine: out-of-order core, caches, TLBs and DRAM of Memento's Table 3
 #[derive(Args)]
@@ -46,6 +47,9 @@ pub struct SimArguments {
     /// A variable of the program's environment; may be repeated
     #[arg(long = "env", value_name = "NAME=VALUE")]
     environment: Vec<String>,
+    /// Count from the program's start, imports and all, also where the image lists it as warm
+    #[arg(long)]
+    cold: bool,
     /// Stop after so many instructions; what was counted is kept, and marked as partial
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     max_instructions: u64,
@@ -112,6 +116,9 @@ impl SimArguments {
         let program = Program::resolve(&self.command, &image.description, allocator)?;
         let mut environment = program.environment;
         environment.extend(self.environment.iter().cloned());
+        if self.cold {
+            environment.retain(|variable| variable != WARM);
+        }
         let guest = Guest {
             image,
             command: &program.words,

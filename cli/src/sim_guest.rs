@@ -1,6 +1,5 @@
 //! A simulated guest: what it boots, QEMU with the plugin, and what became of it.
 
-use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -10,11 +9,11 @@ use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Map, Value};
 use vm::image::{self, Kernel};
 
-use crate::sim_archive::Archive;
+use crate::sim_snapshot::{self, escaped};
 
 /// The same guest, to the bit, in every run: time is counted in instructions (2 ns each), and starts at a fixed date;
 /// no randomness; no instruction that the emulator cannot interrupt.
-const DETERMINISTIC: [&str; 10] = [
+pub const DETERMINISTIC: [&str; 10] = [
     "-accel",
     "tcg,thread=single",
     "-cpu",
@@ -26,13 +25,13 @@ const DETERMINISTIC: [&str; 10] = [
     "-seed",
     "1",
 ];
-const KERNEL_WORDS: &str = "console=ttyS0 nokaslr norandmaps quiet panic=-1 rdinit=/init";
 
 /// What the guest boots.
 pub struct Image {
-    kernel: PathBuf,
+    /// Its kernel.
+    pub kernel: PathBuf,
     /// The root; none: the program alone.
-    initrd: Option<PathBuf>,
+    pub initrd: Option<PathBuf>,
     /// image.json.
     pub description: Map<String, Value>,
 }
@@ -98,6 +97,14 @@ pub fn script(name: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
+/// The folder of QEMU 10.
+///
+/// # Errors
+/// It cannot be had.
+pub fn qemu() -> Result<String> {
+    script("sim/qemu")
+}
+
 /// libmayfly_sim.so: beside this program, or what `MAYFLY_SIM_PLUGIN` names.
 ///
 /// # Errors
@@ -144,80 +151,67 @@ pub struct Ended {
 }
 
 impl Guest<'_> {
-    /// Boots, runs, and waits; `progress` is told what the plugin says: instructions, cycles, seconds.
+    /// Runs and waits; `progress` is told what the plugin says: instructions, cycles, seconds.
     ///
     /// # Errors
     /// The guest does not get as far as the region, or its end is not an orderly one.
     pub fn run(&self, mut progress: impl FnMut(Progress)) -> Result<Ended> {
         std::fs::create_dir_all(self.folder)
             .with_context(|| format!("cannot make {}", self.folder.display()))?;
-        for old in ["stats.json", "stats.txt", "speed.json", "progress", "failure", "console"] {
+        for old in ["stats.json", "stats.txt", "speed.json", "progress", "failure", "console", "output"] {
             let _ = std::fs::remove_file(self.folder.join(old));
         }
-        let mut child = self.start()?;
+        let snapshot = sim_snapshot::of(self.image, self.memory_mib, |seconds| {
+            progress(Progress { seconds, ..Progress::default() })
+        })?;
+        let scratch = tempfile::tempdir()?;
+        let mut child = self.start(&snapshot, scratch.path())?;
         let console = child.stdout.take().map(|output| std::thread::spawn(move || read_console(output)));
         let complaints = child.stderr.take().map(|errors| std::thread::spawn(move || read_all(errors)));
+        let resumed = sim_snapshot::resume(&scratch.path().join("monitor"), &mut child);
         let started = Instant::now();
         let status = loop {
             if let Some(status) = child.wait_timeout(Duration::from_millis(200))? {
                 break status;
+            }
+            if resumed.is_err() {
+                child.kill()?;
             }
             progress(Progress::read(self.folder, started));
         };
         let console = console.and_then(|thread| thread.join().ok()).unwrap_or_default();
         let complaints = complaints.and_then(|thread| thread.join().ok()).unwrap_or_default();
         let _ = std::fs::write(self.folder.join("console"), &console.text);
+        let _ = std::fs::write(self.folder.join("output"), &console.output);
         self.judge(&console, &complaints, status.success())
     }
 
-    fn start(&self) -> Result<Owned> {
-        let qemu = script("sim/qemu")?;
-        let file = |name: &str| self.folder.join(name);
-        std::fs::write(file("machine.toml"), self.machine).context("cannot write machine.toml")?;
-        let mut initrd = match &self.image.initrd {
-            Some(path) => std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?,
-            None => Vec::new(),
-        };
-        initrd.resize(initrd.len().next_multiple_of(512), 0);
-        initrd.extend(self.archive()?);
-        std::fs::write(file("initrd"), initrd).context("cannot write the guest's initrd")?;
-        let plugin =
-            format!("{},out={},max={}", plugin()?.display(), self.folder.display(), self.most_instructions);
-        let mut command = Command::new(Path::new(&qemu).join("bin/qemu-system-x86_64"));
+    /// QEMU with the plugin, and what the guest's init will ask for.
+    fn start(&self, snapshot: &Path, scratch: &Path) -> Result<Owned> {
+        let plugin = plugin()?;
+        std::fs::write(self.folder.join("machine.toml"), self.machine)
+            .context("cannot write machine.toml")?;
+        let joined =
+            |words: &[String]| words.iter().flat_map(|word| word.bytes().chain([0])).collect::<Vec<u8>>();
+        let mut items = vec![("command", joined(self.command)), ("environment", joined(self.environment))];
+        if let Some(path) = self.program {
+            let read = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+            items.push(("program", read));
+            items.push(("name", path.file_name().unwrap_or_default().as_encoded_bytes().to_vec()));
+        }
+        let mut command = sim_snapshot::restored(snapshot, self.memory_mib, &scratch.join("monitor"))?;
+        for (name, content) in items {
+            let path = scratch.join(name);
+            std::fs::write(&path, content).context("cannot write what the guest runs")?;
+            command.arg("-fw_cfg").arg(format!("name=opt/mayfly/{name},file={}", escaped(&path)));
+        }
         command
-            .args(DETERMINISTIC)
-            .args(["-m", &format!("{}M", self.memory_mib), "-smp", "1", "-nodefaults", "-display", "none"])
-            .args(["-serial", "stdio", "-monitor", "none", "-no-reboot", "-append", KERNEL_WORDS])
-            .args([OsStr::new("-kernel"), self.image.kernel.as_os_str()])
-            .args([OsStr::new("-initrd"), file("initrd").as_os_str()])
-            .args(["-plugin", &plugin])
+            .arg("-plugin")
+            .arg(format!("{},out={},max={}", escaped(&plugin), escaped(self.folder), self.most_instructions))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        die_with_parent(&mut command);
-        Ok(Owned(command.spawn().with_context(|| format!("cannot start QEMU in {qemu}"))?))
-    }
-
-    /// The first process, the command and its environment, and the program if it comes from here.
-    fn archive(&self) -> Result<Vec<u8>> {
-        let init = script("sim/guest/build")?;
-        let read =
-            |path: &Path| std::fs::read(path).with_context(|| format!("cannot read {}", path.display()));
-        let mut archive = Archive::default();
-        for folder in ["dev", "sim", "sim/bin"] {
-            archive.folder(folder);
-        }
-        archive.device("dev/console", 5, 1);
-        archive.file("init", &read(Path::new(&init))?);
-        let joined =
-            |words: &[String]| words.iter().flat_map(|word| word.bytes().chain([0])).collect::<Vec<u8>>();
-        archive.file("sim/command", &joined(self.command));
-        archive.file("sim/environment", &joined(self.environment));
-        if let Some(path) = self.program {
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            archive.file(&format!("sim/bin/{name}"), &read(path)?);
-        }
-        Ok(archive.finish())
+        Ok(Owned(command.spawn().context("cannot start QEMU")?))
     }
 
     /// What the files and the console say.
@@ -343,7 +337,7 @@ fn read_all(mut from: impl Read) -> String {
 }
 
 /// QEMU, which does not outlive this.
-struct Owned(Child);
+pub struct Owned(pub Child);
 
 impl std::ops::Deref for Owned {
     type Target = Child;
@@ -359,7 +353,11 @@ impl std::ops::DerefMut for Owned {
 }
 
 impl Owned {
-    fn wait_timeout(&mut self, time: Duration) -> Result<Option<std::process::ExitStatus>> {
+    /// Waits so long for its end.
+    ///
+    /// # Errors
+    /// It cannot be waited for.
+    pub fn wait_timeout(&mut self, time: Duration) -> Result<Option<std::process::ExitStatus>> {
         let until = Instant::now() + time;
         loop {
             let status = self.0.try_wait().context("cannot wait for QEMU")?;
@@ -378,7 +376,8 @@ impl Drop for Owned {
     }
 }
 
-fn die_with_parent(command: &mut Command) {
+/// It is killed when this process ends, however that comes.
+pub fn die_with_parent(command: &mut Command) {
     use std::os::unix::process::CommandExt;
     // SAFETY: prctl is async-signal-safe and touches no memory of the parent's.
     unsafe {

@@ -16,6 +16,8 @@ pub enum Allocator {
     Memento,
     /// The baseline with marks round malloc and free, so that their cycles are told apart
     Marks,
+    /// The baseline with an idealised Mallacc: C++ programs only
+    Mallacc,
 }
 
 impl Allocator {
@@ -25,9 +27,13 @@ impl Allocator {
             Allocator::Native => "native",
             Allocator::Memento => "memento",
             Allocator::Marks => "marks",
+            Allocator::Mallacc => "mallacc",
         }
     }
 }
+
+/// Tells a program, and the guest's init, that the program itself says when it is measured.
+pub const WARM: &str = "MAYFLY_WARM=1";
 
 /// A command, resolved.
 pub struct Program {
@@ -70,28 +76,33 @@ impl Program {
         if is_alone(words)? {
             return Program::from_here(words, description, allocator);
         }
-        let known = match words {
-            [name] => description.get("programs").and_then(|programs| programs.get(name)),
-            _ => None,
-        };
+        let known = description.get("programs").and_then(|programs| programs.get(&words[0]));
+        let is_warm = known.and_then(|known| known.get("warm")).and_then(Value::as_bool) == Some(true);
         let (words, language, expected) = match known {
             Some(known) => {
+                let is_cpp = known.get("cpp").and_then(Value::as_bool) == Some(true);
+                if allocator == Allocator::Mallacc && !is_cpp {
+                    bail!("{}: Mallacc is for C++ programs only, as the paper has it", words[0]);
+                }
                 let own = format!("{}_command", allocator.name());
                 let command = known.get(&own).or_else(|| known.get("command")).and_then(Value::as_array);
                 let command = command.ok_or_else(|| anyhow!("image.json: {} has no command", words[0]))?;
-                let words = command.iter().filter_map(|word| word.as_str().map(str::to_owned)).collect();
+                let command: Vec<_> =
+                    command.iter().filter_map(|word| word.as_str().map(str::to_owned)).collect();
+                let is_own_input = words.len() > 1;
+                let words = if is_own_input { with_arguments(command, &words[1..]) } else { command };
                 let expected = known.get("expect").and_then(Value::as_str).filter(|text| !text.is_empty());
+                let expected = expected.filter(|_| !is_own_input);
                 let language = known.get("language").and_then(Value::as_str).unwrap_or("c");
                 (words, language, expected.map(str::to_owned))
             }
             None => (words.to_vec(), if words[0].contains("python") { "python" } else { "c" }, None),
         };
-        Ok(Program {
-            words,
-            file: None,
-            environment: environment(description, language, allocator)?,
-            expected,
-        })
+        let mut environment = environment(description, language, allocator)?;
+        if is_warm {
+            environment.push(WARM.to_owned());
+        }
+        Ok(Program { words, file: None, environment, expected })
     }
 
     fn from_here(
@@ -117,6 +128,14 @@ impl Program {
         let environment = if is_static { Vec::new() } else { environment(description, "c", allocator)? };
         Ok(Program { words, file: Some(path), environment, expected: None })
     }
+}
+
+/// A listed command with other arguments: those behind its last absolute path, which is the program or its script.
+fn with_arguments(mut command: Vec<String>, arguments: &[String]) -> Vec<String> {
+    let program = command.iter().rposition(|word| word.starts_with('/')).unwrap_or(0);
+    command.truncate(program + 1);
+    command.extend_from_slice(arguments);
+    command
 }
 
 fn environment(
@@ -167,7 +186,7 @@ mod tests {
                 "go": {"native": {"GOGC": "off"}, "memento": {}}
             },
             "programs": {
-                "json": {"language": "python", "command": ["python3", "json.py"], "expect": "ok\n"},
+                "json": {"language": "python", "command": ["python3", "/p/json.py", "60"], "expect": "ok\n"},
                 "html": {"language": "go", "command": ["html"], "memento_command": ["html-memento"], "expect": ""}
             }
         }"#;
@@ -181,9 +200,13 @@ mod tests {
     #[test]
     fn names_of_the_image_are_its_programs() {
         let program = Program::resolve(&words("json"), &description(), Allocator::Memento).unwrap();
-        assert_eq!(program.words, ["python3", "json.py"]);
+        assert_eq!(program.words, ["python3", "/p/json.py", "60"]);
         assert_eq!(program.environment, ["HOME=/tmp", "LD_PRELOAD=/usr/lib/libmemento.so"]);
         assert_eq!(program.expected.as_deref(), Some("ok\n"));
+        let program = Program::resolve(&words("json 5"), &description(), Allocator::Memento).unwrap();
+        assert_eq!((program.words, program.expected), (words("python3 /p/json.py 5"), None), "another input");
+        let line = Program::resolve(&words("json"), &description(), Allocator::Mallacc).err().unwrap();
+        assert_eq!(line.to_string(), "json: Mallacc is for C++ programs only, as the paper has it");
         let program = Program::resolve(&words("html"), &description(), Allocator::Memento).unwrap();
         assert_eq!((program.words, program.expected), (words("html-memento"), None));
         let program = Program::resolve(&words("html"), &description(), Allocator::Native).unwrap();

@@ -1,14 +1,20 @@
-/* The first process of a simulated guest. It gets ready, waits until the kernel has nothing left to do, and runs one
- * command between the marks of the measured region. What the command writes goes to a file in memory, and to the
- * console only afterwards: a serial port is slow, and its driver's work is not the program's.
+/* The first process of a simulated guest. It gets ready, waits until the kernel has nothing left to do, and pauses the
+ * machine: that is the snapshot from which every run starts. Then it asks the machine what to run (QEMU's fw_cfg, read
+ * byte by byte, so that it takes the same instructions each time), and runs that one command between the marks of the
+ * measured region. What the command writes goes to a file in memory, and to the console only afterwards: a serial
+ * port is slow, and its driver's work is not the program's.
  *
- * /sim/command: the words, each ended by a zero byte. /sim/environment: NAME=VALUE, likewise. Lines for the launcher
- * begin with "@sim ". */
+ * With MAYFLY_WARM in its environment the program says itself when it is warm and when it is measured.
+ *
+ * opt/mayfly/command: the words, each ended by a zero byte. opt/mayfly/environment: NAME=VALUE, likewise.
+ * opt/mayfly/program and opt/mayfly/name: a file that becomes /sim/bin/NAME. Lines for the launcher begin with "@sim ". */
 #include <errno.h>
 #include <fcntl.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/io.h>
 #include <sys/mount.h>
 #include <sys/reboot.h>
 #include <sys/stat.h>
@@ -17,9 +23,11 @@
 #include <unistd.h>
 
 /* nopl imm32(%rax,%rax,1): see docs/sim.md. The same instruction at the same place for all marks of this program. */
-#define MARK(code, first) \
-    __asm__ volatile(".byte 0x0f, 0x1f, 0x84, 0x00; .long 0x4d4d0000 + %c0" ::"i"(code), "D"((unsigned long)(first)), "S"(0UL) : "memory")
-enum { REGION_BEGIN = 1, REGION_END = 2, READY = 3 };
+#define MARK(code, first, second)                                                                                      \
+    __asm__ volatile(".byte 0x0f, 0x1f, 0x84, 0x00; .long 0x4d4d0000 + %c0" ::"i"(code), "D"((unsigned long)(first)), \
+                     "S"((unsigned long)(second))                                                                    \
+                     : "memory")
+enum { REGION_BEGIN = 1, REGION_END = 2, READY = 3, KERNEL_FUNCTION = 0x40 };
 
 #define OUTPUT "/sim/output"
 #define IDLE_SECONDS 4 /* of the guest's time: by then what the kernel does late after booting is done */
@@ -35,25 +43,79 @@ static void power_off(void) {
     _exit(1);
 }
 
-/* The strings of a file of strings that end with zero bytes; ends with a null pointer. */
-static char **strings(const char *path) {
-    static char buffer[4][65536];
-    static int used;
-    char *text = buffer[used++];
-    int file = open(path, O_RDONLY);
-    ssize_t size = file < 0 ? 0 : read(file, text, sizeof buffer[0] - 1);
-    if (file >= 0) close(file);
-    if (size < 0) size = 0;
+/* QEMU's fw_cfg device: a selector, and a port from which the selected item is read. */
+enum { SELECTOR = 0x510, DATA = 0x511, DIRECTORY = 0x19, PANIC = 0x505 };
+
+static uint32_t number(int bytes) {
+    uint32_t value = 0;
+    while (bytes-- > 0) value = value << 8 | inb(DATA);
+    return value;
+}
+
+/* The item of that name, with a zero byte behind it; *size is -1 if there is none. */
+static char *item(const char *name, long *size) {
+    outw(DIRECTORY, SELECTOR);
+    *size = -1;
+    uint16_t key = 0;
+    for (uint32_t many = number(4); many > 0; many--) {
+        uint32_t bytes = number(4);
+        uint16_t its_key = number(2);
+        number(2);
+        char its_name[56];
+        for (int i = 0; i < 56; i++) its_name[i] = inb(DATA);
+        if (strcmp(its_name, name) == 0) *size = bytes, key = its_key;
+    }
+    char *content = calloc(*size < 0 ? 1 : *size + 1, 1);
+    if (!content) power_off();
+    if (*size >= 0) outw(key, SELECTOR);
+    for (long at = 0; at < *size; at++) content[at] = inb(DATA);
+    return content;
+}
+
+/* The strings of an item of strings that end with zero bytes; ends with a null pointer. */
+static char **strings(const char *name) {
+    long size;
+    char *text = item(name, &size);
     size_t count = 0;
-    for (ssize_t at = 0; at < size; at++) count += text[at] == 0;
+    for (long at = 0; at < size; at++) count += text[at] == 0;
     char **list = calloc(count + 1, sizeof *list);
     if (!list) power_off();
-    char *next = text;
     for (size_t index = 0; index < count; index++) {
-        list[index] = next;
-        next += strlen(next) + 1;
+        list[index] = text;
+        text += strlen(text) + 1;
     }
     return list;
+}
+
+/* A program of the host's. */
+static void take_program(void) {
+    long size, unused;
+    char *program = item("opt/mayfly/program", &size);
+    if (size < 0) return;
+    char path[300];
+    snprintf(path, sizeof path, "/sim/bin/%s", item("opt/mayfly/name", &unused));
+    int file = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0755);
+    for (long at = 0, wrote; at < size; at += wrote)
+        if ((wrote = write(file, program + at, size - at)) <= 0) power_off();
+    close(file);
+    free(program);
+}
+
+/* Functions of the kernel whose calls the simulator counts: where they are. */
+static const char *const functions[] = {"__alloc_pages_noprof", "alloc_pages_bulk_noprof"};
+enum { FUNCTIONS = sizeof functions / sizeof *functions };
+static unsigned long addresses[FUNCTIONS];
+
+static void find_functions(void) {
+    FILE *symbols = fopen("/proc/kallsyms", "r");
+    unsigned long address;
+    char kind, name[512], rest[512];
+    while (symbols && fgets(rest, sizeof rest, symbols)) {
+        if (sscanf(rest, "%lx %c %511s", &address, &kind, name) != 3) continue;
+        for (int i = 0; i < FUNCTIONS; i++)
+            if (strcmp(name, functions[i]) == 0) addresses[i] = address;
+    }
+    if (symbols) fclose(symbols);
 }
 
 /* Whether there is such a program, and where: execvp would tell only after the region has begun. */
@@ -92,12 +154,23 @@ int main(void) {
     int console = open("/dev/console", O_RDWR);
     if (console >= 0) dup2(console, 0), dup2(console, 1), dup2(console, 2);
 
+    if (ioperm(SELECTOR, 2, 1) || ioperm(PANIC, 1, 1)) {
+        say("@sim this kernel lets no process talk to devices\n");
+        power_off();
+    }
+    find_functions();
+    struct timespec idle = {IDLE_SECONDS, 0};
+    while (nanosleep(&idle, &idle) && errno == EINTR) {}
+    say("@sim snapshot\n");
+    outb(1, PANIC); /* QEMU pauses here, and goes on from here in every run */
+
     clearenv();
     setenv("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin:/sim/bin", 1);
     setenv("HOME", "/tmp", 1);
     setenv("LANG", "C.UTF-8", 1);
-    for (char **one = strings("/sim/environment"); *one; one++) putenv(*one);
-    char **command = strings("/sim/command");
+    for (char **one = strings("opt/mayfly/environment"); *one; one++) putenv(*one);
+    char **command = strings("opt/mayfly/command");
+    take_program();
     char path[4096];
     if (!command[0] || !find(command[0], path, sizeof path)) {
         printf("@sim missing %s\n", command[0] ? command[0] : "");
@@ -106,10 +179,10 @@ int main(void) {
     int output = open(OUTPUT, O_RDWR | O_CREAT | O_TRUNC, 0644);
     int nothing = open("/dev/null", O_RDONLY);
     say("@sim ready\n");
-    struct timespec idle = {IDLE_SECONDS, 0};
-    while (nanosleep(&idle, &idle) && errno == EINTR) {}
 
-    MARK(READY, 0);
+    for (int i = 0; i < FUNCTIONS; i++) MARK(KERNEL_FUNCTION, addresses[i], i);
+    int is_warm = getenv("MAYFLY_WARM") != NULL;
+    if (!is_warm) MARK(READY, 0, 0);
     /* The machine runs from the next translation on; a little work and sleep warm what it begins with. */
     struct timespec moment = {0, 50 * 1000 * 1000};
     nanosleep(&moment, NULL);
@@ -118,7 +191,7 @@ int main(void) {
         dup2(nothing, 0), dup2(output, 1), dup2(output, 2);
         setsid();
         chdir("/tmp");
-        MARK(REGION_BEGIN, 0);
+        if (!is_warm) MARK(REGION_BEGIN, 0, 0);
         execv(path, command);
         dprintf(2, "%s: %s\n", path, strerror(errno));
         _exit(126);
@@ -127,7 +200,7 @@ int main(void) {
     if (child > 0)
         while (waitpid(child, &status, 0) < 0 && errno == EINTR) {}
     int result = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    MARK(REGION_END, result);
+    MARK(REGION_END, result, 0);
     show_output();
     printf("\n@sim exit %d\n", result);
     fflush(stdout);

@@ -20,6 +20,10 @@ pub struct Extension {
     regions: Vec<(u64, std::ops::Range<u64>)>,
     /// Operations so far, to name the one that went wrong.
     pub operations: u64,
+    /// Share of the arenas' slots without an object, before the processes' memory went back.
+    inactive_slots: Option<f64>,
+    /// The units' counters when the region began.
+    before: memento::Statistics,
 }
 
 /// The machine as the units see it.
@@ -63,7 +67,14 @@ fn entrance(port: Port) -> Level {
 impl Extension {
     /// Units as `config` says, for one core.
     pub fn new(config: &Config) -> Extension {
-        Extension { units: Units::new(config, 1, POOL), region: 0..0, regions: Vec::new(), operations: 0 }
+        Extension {
+            units: Units::new(config, 1, POOL),
+            region: 0..0,
+            regions: Vec::new(),
+            operations: 0,
+            inactive_slots: None,
+            before: memento::Statistics::default(),
+        }
     }
 
     /// Whether the address is in the region of the process that runs.
@@ -134,10 +145,42 @@ impl Extension {
 
     /// All processes are gone.
     pub fn end(&mut self, at: u64, view: &mut View) {
+        self.inactive_slots = Some(self.inactive_slots());
         for (process, _) in std::mem::take(&mut self.regions) {
             self.units.process_exit(process, at, view);
         }
         self.region = 0..0;
+    }
+
+    /// What is counted starts here.
+    pub fn start_region(&mut self) {
+        self.before = self.units.statistics().clone();
+    }
+
+    /// The units' counters since the region's start, by name; an array's elements by kind of page.
+    pub fn counts(&self) -> Vec<(String, u64)> {
+        let object = |statistics: &memento::Statistics| serde_json::to_value(statistics).unwrap_or_default();
+        let (now, before) = (object(self.units.statistics()), object(&self.before));
+        let mut all = Vec::new();
+        for (name, value) in now.as_object().into_iter().flatten() {
+            let difference = |now: &serde_json::Value, before: &serde_json::Value| {
+                now.as_u64().unwrap_or(0) - before.as_u64().unwrap_or(0)
+            };
+            match value.as_array() {
+                None => all.push((name.clone(), difference(value, &before[name]))),
+                Some(list) => {
+                    for ((index, value), kind) in list.iter().enumerate().zip(["data", "tables", "blocks"]) {
+                        all.push((format!("{name}.{kind}"), difference(value, &before[name][index])));
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    /// Share of the arenas' slots that hold no object, now or when the processes ended (§6.6, Fragmentation).
+    pub fn inactive_slots(&self) -> f64 {
+        self.inactive_slots.unwrap_or_else(|| self.units.inactive_slots())
     }
 
     /// obj-alloc, as the closing mark says: `size | lane << 32` and the shim's address.

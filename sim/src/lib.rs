@@ -5,10 +5,12 @@
 //! why. One pass in program order, instruction-window-centric: for each instruction the earliest cycle at which it can be
 //! fetched, dispatched, issued, completed and committed, given the resources that earlier ones hold.
 
+pub mod allocations;
 pub mod block;
 pub mod branch;
 pub mod cache;
 pub mod calendar;
+pub mod cause;
 pub mod core;
 pub mod decode;
 pub mod description;

@@ -3,6 +3,7 @@
 //! A block is timed when the next one is entered, because only then it is known how far it came (an instruction that
 //! faults ends it early) and where its branch went.
 
+use crate::allocations::Allocations;
 use crate::block::*;
 use crate::branch::Predictor;
 use crate::core::{Behind, Core, Owner};
@@ -26,8 +27,6 @@ pub struct ProgramCounts {
     pub device_accesses: u64,
     /// Repetitions of string instructions, which count as one instruction.
     pub repetitions: u64,
-    /// Blocks entered.
-    pub blocks: u64,
     /// Instructions that raised a page fault.
     pub faults: u64,
     /// Interrupts and exceptions of other kinds.
@@ -40,7 +39,14 @@ pub struct ProgramCounts {
     pub unit_operations: u64,
     /// Instructions that were executed but not charged, as hardware does their work.
     pub uncharged_instructions: u64,
+    /// Pages that the kernel allocated for processes: movable ones.
+    pub user_pages: u64,
+    /// And for itself: page tables, slabs.
+    pub kernel_pages: u64,
 }
+
+/// `__GFP_MOVABLE`: pages of processes, which the kernel can move.
+const MOVABLE: u64 = 1 << 3;
 
 const NO_MEMENTO: &str =
     "the guest executes Memento's instructions, and this machine has none: take machine memento";
@@ -62,6 +68,7 @@ pub struct Machine {
     uncharged: Option<u64>,
     /// Who owns user cycles: the program or its allocator.
     user_owner: Owner,
+    allocations: Allocations,
     /// The last repetition: its instruction, the line it read and the line it wrote.
     repeated: (u64, u64, u64),
     start: u64,
@@ -84,6 +91,7 @@ impl Machine {
             kernel_work: Owner::Kernel,
             uncharged: None,
             user_owner: Owner::User,
+            allocations: Allocations::default(),
             repeated: (0, 0, 0),
             start: 0,
             counts: ProgramCounts::default(),
@@ -106,7 +114,6 @@ impl Machine {
     pub fn enter(&mut self, number: usize, tables: &impl PageTables) {
         self.finish(Some(self.blocks[number].start), tables);
         self.current = Some((number, 0));
-        self.counts.blocks += 1;
     }
 
     /// An access of the current block's instruction `access.index`.
@@ -138,6 +145,11 @@ impl Machine {
             self.counts.process_switches += 1;
         }
         self.tlbs.set_root(cr3);
+        if !self.allocations.inside(self.tlbs.root()) {
+            self.user_owner = Owner::User;
+        } else if self.user_owner == Owner::User {
+            self.user_owner = Owner::Allocate;
+        }
         if let Some(extension) = &mut self.extension {
             let mut view = View { hierarchy: &mut self.hierarchy, tlbs: &mut self.tlbs };
             let now = self.core.now();
@@ -163,6 +175,17 @@ impl Machine {
         self.unit_operation(Owner::Allocate, RAX, |extension, at, view| {
             extension.allocate(size_and_lane, address, at, view)
         })
+    }
+
+    /// A new object is used, line by line, though no access to it is seen.
+    pub fn touch(&mut self, size_and_lane: u64, address: u64) {
+        let Some(extension) = &mut self.extension else { return };
+        let end = address + (size_and_lane & 0xffff_ffff);
+        for line in address >> 6..end.div_ceil(64) {
+            let address = address.max(line << 6);
+            let access = Access { address, physical: 0, index: 0, size: 1, store: true, device: false };
+            extension.translate(&access, self.core.now(), &mut self.hierarchy, &mut self.tlbs);
+        }
     }
 
     /// obj-free; `refused`: it raised an exception.
@@ -221,9 +244,39 @@ impl Machine {
         self.uncharged = None;
     }
 
-    /// Whose user cycles are from now on.
-    pub fn set_user_owner(&mut self, owner: Owner) {
-        self.user_owner = owner;
+    /// The program enters its software allocator: malloc of so many bytes, or free of an address.
+    pub fn enter_allocator(&mut self, owner: Owner, operand: u64) {
+        if self.allocations.enter(self.tlbs.root(), operand) {
+            self.user_owner = owner;
+            if owner == Owner::Free {
+                self.allocations.freed(self.tlbs.root(), operand);
+            }
+        }
+    }
+
+    /// It leaves it; malloc with an object's address.
+    pub fn leave_allocator(&mut self, owner: Owner, address: u64) {
+        let process = self.tlbs.root();
+        if let Some(bytes) = self.allocations.leave(process) {
+            self.user_owner = Owner::User;
+            if owner == Owner::Allocate {
+                self.allocations.allocated(process, address, bytes);
+            }
+        }
+    }
+
+    /// What the program asked its software allocator for.
+    pub fn allocations(&self) -> &Allocations {
+        &self.allocations
+    }
+
+    /// The kernel allocates pages. Those of the shim's arenas are not counted: the page allocator has its own.
+    pub fn kernel_allocates(&mut self, flags: u64, pages: u64) {
+        if self.uncharged.is_some() && self.uncharged == Some(self.tlbs.root()) {
+            return;
+        }
+        let counts = &mut self.counts;
+        *(if flags & MOVABLE != 0 { &mut counts.user_pages } else { &mut counts.kernel_pages }) += pages;
     }
 
     /// The program calls the kernel with this number (x86-64 Linux).
@@ -251,7 +304,11 @@ impl Machine {
         self.hierarchy.reset_counts();
         self.tlbs.counts = Default::default();
         self.predictor.counts = Default::default();
+        if let Some(extension) = &mut self.extension {
+            extension.start_region();
+        }
         self.counts = ProgramCounts::default();
+        self.allocations.reset();
     }
 
     /// The parts, for statistics and tests.

@@ -1,5 +1,6 @@
 //! Every number of a run with its name, unit and meaning: as JSON for programs and as a table for people.
 
+use crate::allocations::{LIFETIME_ENDS, SIZE_ENDS};
 use crate::core::{CAUSE_NAMES, CAUSES, OWNER_NAMES, OWNERS};
 use crate::description::Description;
 use crate::machine::Machine;
@@ -106,6 +107,7 @@ impl Statistics {
         all.of_branches(machine);
         all.of_translation(machine);
         all.of_memory(machine, description);
+        all.of_allocations(machine);
         all.of_memento(machine);
         all
     }
@@ -142,10 +144,11 @@ impl Statistics {
             ("loads", counts.loads, "accesses", "reads of memory"),
             ("stores", counts.stores, "accesses", "writes to memory"),
             ("device_accesses", counts.device_accesses, "accesses", "of which to devices"),
-            ("blocks", counts.blocks, "blocks", "straight pieces of code entered"),
             ("page_faults", counts.faults, "faults", "instructions that faulted on memory"),
             ("interrupts", counts.interrupts, "interrupts", "interrupts and other exceptions"),
             ("system_calls", counts.system_calls, "calls", "system calls"),
+            ("user_pages", counts.user_pages, "pages", "allocated by the kernel for processes"),
+            ("kernel_pages", counts.kernel_pages, "pages", "allocated by the kernel for itself"),
             ("process_switches", counts.process_switches, "switches", "changes of the address space"),
         ];
         for (name, value, unit, about) in lines {
@@ -282,44 +285,63 @@ impl Statistics {
         );
     }
 
+    /// Only of programs with marks round their allocator.
+    fn of_allocations(&mut self, machine: &Machine) {
+        let all = machine.allocations();
+        if all.allocations == 0 {
+            return;
+        }
+        self.count("objects.allocations", all.allocations, "objects", "by the software allocator");
+        self.count("objects.frees", all.frees, "objects", "of these, freed by the program");
+        for (index, count) in all.sizes.iter().enumerate() {
+            let name = SIZE_ENDS
+                .get(index)
+                .map_or("objects.larger".to_owned(), |end| format!("objects.to_{end}_bytes"));
+            self.count(name, *count, "objects", "allocations by size, in steps of 512 bytes (Fig. 2)");
+        }
+        let mut sum = 0;
+        for (kind, counts) in ["small", "large"].iter().zip(all.lifetimes()) {
+            for (index, count) in counts.iter().enumerate() {
+                let name = match LIFETIME_ENDS.get(index) {
+                    Some(end) => format!("within_{end}"),
+                    None if index == LIFETIME_ENDS.len() => "longer".to_owned(),
+                    None => "never".to_owned(),
+                };
+                let name = format!("objects.{kind}.freed_{name}");
+                self.count(
+                    name,
+                    *count,
+                    "objects",
+                    "by allocations of the same class until its free (Fig. 3)",
+                );
+                sum += count;
+            }
+        }
+        self.must("objects by lifetime are all objects", sum, all.allocations);
+        self.must("objects by size are all objects", all.sizes.iter().sum(), all.allocations);
+    }
+
     fn of_memento(&mut self, machine: &Machine) {
         let Some(extension) = machine.extension() else { return };
-        let counts = extension.units.statistics();
-        let fields = serde_json::to_value(counts).expect("counters are numbers");
-        for (name, value) in fields.as_object().into_iter().flatten() {
+        let counts = extension.counts();
+        for (name, count) in &counts {
             let unit = ["bytes", "cycles", "pages", "arenas", "lines", "walks"]
                 .into_iter()
                 .find(|unit| name.contains(unit));
             let unit = unit.unwrap_or("operations");
-            match value.as_u64() {
-                Some(count) => {
-                    self.count(format!("memento.{name}"), count, unit, "counted by Memento's units")
-                }
-                None => {
-                    let kinds = ["data", "tables", "blocks"];
-                    for (kind, count) in kinds.iter().zip(value.as_array().into_iter().flatten()) {
-                        let count = count.as_u64().unwrap_or(0);
-                        self.count(
-                            format!("memento.{name}.{kind}"),
-                            count,
-                            unit,
-                            "counted by Memento's units",
-                        );
-                    }
-                }
-            }
+            self.count(format!("memento.{name}"), *count, unit, "counted by Memento's units");
+        }
+        let count =
+            |name: &str| counts.iter().find(|(other, _)| other == name).map_or(0, |(_, count)| *count);
+        let rates = [("allocation", "obj-alloc that hit the HOT"), ("free", "obj-free that hit the HOT")];
+        for (operation, about) in rates {
+            let (hits, misses) = (count(&format!("{operation}_hits")), count(&format!("{operation}_misses")));
+            let all = (hits + misses) as f64;
+            self.ratio(format!("memento.{operation}_hit_rate"), hits as f64, all, "part", about);
         }
         self.ratio(
-            "memento.allocation_hit_rate",
-            counts.allocation_hit_rate(),
-            1.0,
-            "part",
-            "obj-alloc that hit the HOT",
-        );
-        self.ratio("memento.free_hit_rate", counts.free_hit_rate(), 1.0, "part", "obj-free that hit the HOT");
-        self.ratio(
             "memento.inactive_slots",
-            extension.units.inactive_slots(),
+            extension.inactive_slots(),
             1.0,
             "part",
             "slots of arenas without an object",

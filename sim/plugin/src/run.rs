@@ -17,7 +17,12 @@ pub const MARK: u32 = 1 << 16;
 pub const CR3_WRITE: u32 = 2 << 16;
 /// `syscall`.
 pub const SYSTEM_CALL: u32 = 3 << 16;
+/// The first of a function of the kernel's that is counted.
+pub const KERNEL_CALL: u32 = 4 << 16;
 
+/// A system call that is a mark: getpgid(0x4d4d0000 | code), for programs in languages without instructions of their own.
+const GETPGID: u64 = 121;
+const MARKS: u64 = 0x4d4d;
 /// The kernel maps all physical memory here (without 5-level paging, with `nokaslr`).
 const DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
 /// The launcher gives the guest no more: below the hole for devices.
@@ -54,8 +59,10 @@ pub struct Run {
     registers: Vec<Option<Register>>,
     cr3: Option<Register>,
     buffer: Buffer,
-    /// Where the mark READY lies: its virtual address, and the host's.
-    ready: (u64, u64),
+    /// Where the guest's init says KERNEL_FUNCTION: the mark's virtual address, and the host's.
+    known: (u64, u64),
+    /// Of `__alloc_pages` and its like, as the guest's init says: addresses.
+    kernel_functions: [u64; 2],
     most_instructions: u64,
     next_progress: u64,
     started: Instant,
@@ -91,7 +98,8 @@ impl Run {
             registers: Vec::new(),
             cr3: None,
             buffer: Buffer::new(),
-            ready: (0, 0),
+            known: (0, 0),
+            kernel_functions: [0; 2],
             most_instructions: if most_instructions == 0 { u64::MAX } else { most_instructions },
             next_progress: 0,
             started: Instant::now(),
@@ -120,8 +128,8 @@ impl Run {
 
     /// A mark is translated.
     pub fn saw_mark(&mut self, code: u16, instruction: &Instruction) {
-        if code == 3 {
-            self.ready = (instruction.address, instruction.host);
+        if code == 0x40 {
+            self.known = (instruction.address, instruction.host);
         }
     }
 
@@ -183,11 +191,26 @@ impl Run {
                 self.machine.split(index, &self.memory);
                 self.machine.set_root(value);
             }
+            SYSTEM_CALL => {
+                let (number, operand) = (self.register(0), self.register(7));
+                if number == GETPGID && operand >> 16 == MARKS {
+                    self.mark(operand as u32 & 0xffff, index);
+                } else if self.instruments() {
+                    self.machine.system_call(number);
+                }
+            }
             _ => {
-                let number = self.register(0);
-                self.machine.system_call(number);
+                // Flags and order; the bulk one: flags, and how many as its fourth argument.
+                let flags = self.register(7);
+                let pages = if number == 0 { 1 << (self.register(6) & 15) } else { self.register(1) };
+                self.machine.kernel_allocates(flags, pages);
             }
         }
+    }
+
+    /// Which of the counted functions of the kernel's begins at this address.
+    pub fn kernel_function(&self, address: u64) -> Option<u32> {
+        self.kernel_functions.iter().position(|one| *one == address).map(|index| index as u32)
     }
 
     fn register(&mut self, number: usize) -> u64 {
@@ -200,11 +223,22 @@ impl Run {
         }
         let (first, second) = (self.register(7), self.register(6));
         let timed = self.instruments();
+        if self.phase == Phase::Boot
+            && let Some(cr3) = self.cr3
+        {
+            let root = self.buffer.register(cr3);
+            self.machine.set_root(root);
+        }
         let outcome = match code {
-            0x10 if timed => self.machine.set_region(first, second),
-            0x12 if timed => self.machine.allocate(first, second),
-            0x13 if timed => self.machine.free(first, second, false),
-            0x16 if timed => self.machine.free(first, second, true),
+            _ if self.phase == Phase::Over => Ok(()),
+            0x10 => self.machine.set_region(first, second),
+            // Before the machine runs, accesses are not seen: a new object counts as used.
+            0x12 if !timed => {
+                self.machine.allocate(first, second).map(|()| self.machine.touch(first, second))
+            }
+            0x12 => self.machine.allocate(first, second),
+            0x13 => self.machine.free(first, second, false),
+            0x16 => self.machine.free(first, second, true),
             _ => Ok(()),
         };
         if let Err(line) = outcome {
@@ -228,25 +262,33 @@ impl Run {
             3 if self.phase == Phase::Boot => self.start(),
             0x11 => self.machine.stop_charging(),
             0x14 | 0x15 => self.machine.charge_again(),
-            0x20 => self.machine.set_user_owner(Owner::Allocate),
-            0x22 => self.machine.set_user_owner(Owner::Free),
-            0x21 | 0x23 => self.machine.set_user_owner(Owner::User),
+            0x20 if timed => self.machine.enter_allocator(Owner::Allocate, first),
+            0x21 if timed => self.machine.leave_allocator(Owner::Allocate, first),
+            0x22 if timed => self.machine.enter_allocator(Owner::Free, first),
+            0x23 if timed => self.machine.leave_allocator(Owner::Free, 0),
             0x30 => self.events += 1,
+            0x40 => {
+                self.kernel_functions[second as usize & 1] = first;
+                self.find_memory();
+            }
             _ => {}
         }
     }
 
-    /// The guest is ready: finds its memory and begins to instrument.
-    fn start(&mut self) {
+    /// Where QEMU has the guest's memory.
+    fn find_memory(&mut self) {
         let Some(cr3) = self.cr3 else { return };
         let root = self.buffer.register(cr3);
-        let Some(physical) = self.walk(root, self.ready.0) else {
+        let Some(physical) = self.walk(root, self.known.0) else {
             self.fail(
                 "the guest's page table is not where Linux keeps it: boot it with nokaslr and without la57",
             );
         };
-        self.memory = GuestMemory::learn(self.ready.1, physical, MOST_MEMORY);
-        self.machine.set_root(root);
+        self.memory = GuestMemory::learn(self.known.1, physical, MOST_MEMORY);
+    }
+
+    /// The guest is ready: begins to instrument.
+    fn start(&mut self) {
         self.phase = Phase::Warm;
         qemu::translate_anew(self.id);
     }

@@ -1,7 +1,7 @@
 //! What happens when QEMU translates a block: it is decoded for the machine, and calls are put in.
 
 use crate::qemu::Translation;
-use crate::run::{CR3_WRITE, MARK, Run, SYSTEM_CALL};
+use crate::run::{CR3_WRITE, KERNEL_CALL, MARK, Run, SYSTEM_CALL};
 use sim::decode::mark;
 
 /// An instruction as QEMU has it.
@@ -30,6 +30,8 @@ pub fn block(run: &mut Run, translation: &Translation) {
         if let Some(code) = mark(instruction.bytes()) {
             translation.call_before(index, MARK | u32::from(code));
             run.saw_mark(code, instruction);
+        } else if instruction.bytes() == [0x0f, 0x05] {
+            translation.call_before(index, SYSTEM_CALL);
         }
     }
     if !run.instruments() || instructions.is_empty() {
@@ -37,12 +39,13 @@ pub fn block(run: &mut Run, translation: &Translation) {
     }
     let number = run.decode(&instructions);
     translation.call_on_entry(number);
+    if let Some(function) = run.kernel_function(instructions[0].address) {
+        translation.call_before(0, KERNEL_CALL | function);
+    }
     for (index, instruction) in instructions.iter().enumerate() {
         translation.call_on_access(index);
         if let Some(register) = cr3_source(instruction.bytes()) {
             translation.call_before(index, CR3_WRITE | register);
-        } else if instruction.bytes() == [0x0f, 0x05] {
-            translation.call_before(index, SYSTEM_CALL);
         }
     }
 }

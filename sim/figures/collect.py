@@ -1,0 +1,193 @@
+"""From the runs' statistics to bench/results/sim.json, and to a table beside the paper's numbers."""
+
+import json
+import math
+import sys
+import tomllib
+from pathlib import Path
+from statistics import mean
+
+from bench.outcome import ROOT, figure, table, write
+from sim.figures.paper import AVERAGES, FUNCTIONS, GROUPS
+
+RUNS = tomllib.loads((ROOT / "sim/figures/runs.toml").read_text())
+MECHANISMS = ("object_alloc", "object_free", "page_management", "bypass")
+# AWS Lambda's price (§6.5): by GB and second, in steps of a millisecond and a megabyte; and by request.
+DOLLARS_PER_GB_S, DOLLARS_PER_REQUEST = 0.0000166667, 0.0000002
+
+
+def saved(before: float, after: float) -> float:
+    return 100 * (1 - after / before) if before else 0.0
+
+
+def faster(before: dict, after: dict) -> float:
+    return 100 * (before["cycles"] / after["cycles"] - 1)
+
+
+def part(over: float, under: float) -> float:
+    return 100 * over / under if under else 0.0
+
+
+def pages(run: dict) -> tuple[int, int]:
+    """Physical pages that were allocated for the program and for the kernel; the pool's count (§6.3)."""
+    user = run["user_pages"] + run.get("memento.pages_allocated.data", 0)
+    tables = run.get("memento.pages_allocated.tables", 0) + run.get("memento.pages_allocated.blocks", 0)
+    return user, run["kernel_pages"] + tables
+
+
+def price(run: dict) -> float:
+    milliseconds = math.ceil(run["time_us"] / 1000)
+    megabytes = math.ceil(sum(pages(run)) * 4096 / 1e6)
+    return DOLLARS_PER_GB_S * milliseconds / 1000 * megabytes / 1000
+
+
+def objects(marks: dict) -> dict:
+    """Fig. 2 and 3, Table 1: shares of all allocations."""
+    total = marks["objects.allocations"]
+    flat = {
+        f"sizes.{key.removeprefix('objects.')}_percent": part(value, total)
+        for key, value in marks.items()
+        if key.startswith(("objects.to_", "objects.larger"))
+    }
+    for bucket in ("within_16", "within_32", "within_64", "within_128", "within_256", "longer", "never"):
+        both = [marks[f"objects.{kind}.freed_{bucket}"] for kind in ("small", "large")]
+        flat[f"lifetimes.{bucket}_percent"] = part(sum(both), total)
+    for kind in ("small", "large"):
+        short = marks[f"objects.{kind}.freed_within_16"]
+        everything = sum(value for key, value in marks.items() if key.startswith(f"objects.{kind}.freed_"))
+        flat[f"objects.{kind}_short_percent"] = part(short, total)
+        flat[f"objects.{kind}_long_percent"] = part(everything - short, total)
+    flat["objects.small_percent"] = flat["sizes.to_512_bytes_percent"]
+    flat["objects.within_16_percent"] = flat["lifetimes.within_16_percent"]
+    flat["objects.never_freed_percent"] = flat["lifetimes.never_percent"]
+    return flat
+
+
+def management(marks: dict) -> dict:
+    """Table 2: who spends the cycles of memory management."""
+    user = marks["cycles_by_owner.allocate"] + marks["cycles_by_owner.free"]
+    kernel = marks["cycles_by_owner.page_fault"] + marks["cycles_by_owner.memory_call"]
+    return {
+        "management.user_percent": part(user, user + kernel),
+        "management.of_cycles_percent": part(user + kernel, marks["cycles"]),
+    }
+
+
+def compared(native: dict, memento: dict) -> dict:
+    """Fig. 8, 10, 11 and 14: the baseline and Memento."""
+    before, after = pages(native), pages(memento)
+    request = DOLLARS_PER_REQUEST
+    return {
+        "speedup_percent": faster(native, memento),
+        "traffic_saved_percent": saved(native["dram.traffic_bytes"], memento["dram.traffic_bytes"]),
+        "user_pages_saved_percent": saved(before[0], after[0]),
+        "kernel_pages_saved_percent": saved(before[1], after[1]),
+        "pages_saved_percent": saved(sum(before), sum(after)),
+        "cost_saved_percent": saved(price(native), price(memento)),
+        "cost_saved_with_requests_percent": saved(price(native) + request, price(memento) + request),
+        "inactive_slots_percent": 100 * memento["memento.inactive_slots"],
+    }
+
+
+def units(memento: dict) -> dict:
+    """Fig. 12 and 13; of operations that never came there is no rate."""
+    flat = {}
+    for operation in ("allocation", "free"):
+        if all_of_them := memento[f"memento.{operation}s"]:
+            lists = memento[f"memento.{operation}s_with_list_operations"]
+            flat[f"hot.{operation}_hits_percent"] = 100 * memento[f"memento.{operation}_hit_rate"]
+            flat[f"lists.{operation}s_percent"] = part(lists, all_of_them)
+    return flat
+
+
+def breakdown(runs: dict, native: dict, memento: dict) -> dict:
+    """Fig. 9: what is lost when one mechanism is off, as shares of what all four lose."""
+    without = {one: runs.get(f"without-{one.replace('_', '-')}") for one in MECHANISMS}
+    if not all(without.values()):
+        return {}
+    lost = {one: max(0, run["cycles"] - memento["cycles"]) for one, run in without.items()}
+    flat = {f"gain.{one}_percent": part(cycles, sum(lost.values())) for one, cycles in lost.items()}
+    more = without["bypass"]["dram.traffic_bytes"] - memento["dram.traffic_bytes"]
+    flat["traffic_saved_by_bypass_percent"] = part(more, native["dram.traffic_bytes"])
+    return flat
+
+
+def program(runs: dict) -> dict:
+    flat = {}
+    native, memento, marks = (runs.get(name) for name in ("native", "memento", "marks"))
+    if native and memento:
+        flat |= compared(native, memento) | units(memento) | breakdown(runs, native, memento)
+        if native["output"] != memento["output"]:
+            flat["memento.failure"] = "its output under Memento is another"
+    if marks and "objects.allocations" in marks:
+        flat |= objects(marks) | management(marks)
+    if runs.get("cold-native") and runs.get("cold-memento"):
+        cold = compared(runs["cold-native"], runs["cold-memento"])
+        flat |= {f"cold.{key}": value for key, value in cold.items()}
+    for name in ("iso-storage", "mallacc"):
+        if native and runs.get(name):
+            flat[f"{name.replace('-', '_')}_speedup_percent"] = faster(native, runs[name])
+    for name, run in runs.items():
+        flat[f"{name}.cycles"] = run["cycles"]
+        flat[f"{name}.instructions"] = run["instructions"]
+        flat[f"{name}.traffic_bytes"] = run["dram.traffic_bytes"]
+        flat[f"{name}.user_pages"], flat[f"{name}.kernel_pages"] = pages(run)
+    return flat
+
+
+def gathered(folder: Path) -> dict:
+    flat = {}
+    for name in RUNS["programs"]:
+        runs = {path.stem: json.loads(path.read_text()) for path in sorted((folder / name).glob("*.json"))}
+        failed = {f"{name}.{one}.failure": run["failure"] for one, run in runs.items() if "failure" in run}
+        good = {one: run for one, run in runs.items() if "failure" not in run}
+        flat |= {f"{name}.{key}": value for key, value in program(good).items()} | failed
+    cost = folder / "cost.json"
+    return flat | averages(flat) | (json.loads(cost.read_text()) if cost.exists() else {})
+
+
+def averages(flat: dict) -> dict:
+    """Mean, least and most over the functions, and over each group."""
+    groups = {group: [group] for group in {one["group"] for one in RUNS["programs"].values()} - {"micro"}}
+    found = {}
+    for group, members in {"functions": FUNCTIONS, **groups}.items():
+        programs = [name for name, one in RUNS["programs"].items() if one["group"] in members]
+        keys = {
+            key.removeprefix(f"{name}.")
+            for name in programs
+            for key in flat
+            if key.startswith(f"{name}.") and key.endswith("_percent")
+        }
+        for key in sorted(keys):
+            values = [flat[f"{name}.{key}"] for name in programs if f"{name}.{key}" in flat]
+            prefix = f"average.{group}.{key.removesuffix('_percent')}"
+            found |= {f"{prefix}_percent": mean(values), f"{prefix}.programs": len(values)}
+            found |= {f"{prefix}.least_percent": min(values), f"{prefix}.most_percent": max(values)}
+    return found
+
+
+def rows(flat: dict) -> list[list[str]]:
+    lines = [["percent", "paper", "ours", "least", "most", "programs", "where"]]
+    wanted = [("functions", key, *said) for key, said in AVERAGES.items()]
+    wanted += [(group, key, *said) for (group, key), said in GROUPS.items()]
+    for group, key, paper, where in wanted:
+        prefix = f"average.{group}.{key.removesuffix('_percent')}"
+        numbers = [flat.get(f"{prefix}{end}") for end in ("_percent", ".least_percent", ".most_percent")]
+        name = key.removesuffix("_percent") + ("" if group == "functions" else f", {group}")
+        many = str(flat.get(f"{prefix}.programs", 0))
+        lines.append([name, f"{paper:g}", *(figure(number, 2) for number in numbers), many, where])
+    return lines
+
+
+def main() -> int:
+    folder, output = Path(sys.argv[1]), Path(sys.argv[2])
+    flat = write(output, gathered(folder))
+    table(rows(flat))
+    for key, reason in flat.items():
+        if key.endswith(".failure"):
+            print(f"FAILED {key.removesuffix('.failure')}: {reason}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
