@@ -83,7 +83,7 @@ pub fn classify(heap: &Heap, call: &Call) -> Prediction {
         Source::Online | Source::Model { .. } => {
             stats::count(Event::PredictionMissed);
             let site = sites::of(heap, call);
-            if let Some(site) = site.filter(|site| site.was_hit(1)) {
+            if let Some(site) = site.filter(|site| site.was_hit(1, call.size)) {
                 ask_again(site, call);
             }
             Prediction { class: site.map_or(FOREVER, Site::class), cacheable: true, site }
@@ -96,10 +96,11 @@ pub fn classify(heap: &Heap, call: &Call) -> Prediction {
 pub fn was_hit(heap: &'static Heap, call: &Call, count: u32) {
     if matches!(source(), Source::Model { .. })
         && let Some(site) = heap.known_sites.get(call)
-        && site.was_hit(count)
     {
         let _pass = fork::pass(heap);
-        ask_again(site, call);
+        if site.was_hit(count, call.size) {
+            ask_again(site, call);
+        }
     }
 }
 

@@ -226,6 +226,12 @@ impl Default for Hand {
     }
 }
 
+impl Default for Hand {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Hand {
     const BUSY_VISITS: u32 = 16;
 

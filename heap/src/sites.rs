@@ -9,7 +9,7 @@
 //! have reached, so that bulk does not mix with what stays.
 //!
 //! With a trained model ([`crate::model`]) a new site gets the class that it predicts for the calling context. Alone, that is
-//! the site's class for good (LLAMA §7); otherwise until enough is known.
+//! the site's class for good (LLAMA §7); otherwise from when it has allocated a little, and until enough is known.
 
 use core::cell::Cell;
 use core::sync::atomic::{
@@ -40,6 +40,9 @@ const MAX_WATCHED: u16 = 24;
 const ENOUGH_ENDS: u32 = 3;
 /// Until it has allocated this much, an unknown site may live among what stays.
 const LITTLE_BYTES: u32 = 256 << 10;
+/// Until it has allocated this much, a site may live among what stays, whatever the model says of it: a profile has hardly
+/// seen it, and one object of it that stays holds a huge page among many that do not.
+const LITTLE_TO_MODEL: u32 = 64 << 10;
 /// A site of which the model has an opinion is known from this many on.
 const ENOUGH_AGAINST_MODEL: u32 = 8;
 /// As many objects that live speak for the model where it says that they live longer than the freed ones did.
@@ -57,7 +60,7 @@ pub struct Site {
     key: AtomicU64,
     /// Number of the parent plus one; 0: this is one.
     parent: AtomicU32,
-    /// Bytes that the site has taken in spans and large objects.
+    /// Bytes that the site has taken in spans and large objects, or with a model was asked for, until they are no longer little.
     charged_bytes: AtomicU32,
     class: AtomicU8,
     /// What the model said, plus one; 0 if it was not asked.
@@ -246,7 +249,11 @@ fn add(key: u64, parent: Option<&'static Site>, model_class: Option<usize>) -> O
     site.key.store(key, Relaxed);
     site.parent.store(parent.map_or(0, |parent| parent.number() as u32 + 1), Relaxed);
     site.model_class.store(model_class.map_or(0, |class| class as u8 + 1), Relaxed);
-    let first = model_class.or_else(|| parent?.known_class(None)).unwrap_or(FOREVER);
+    let first = match model_class {
+        Some(class) if is_alone() => class,
+        Some(_) => FOREVER,
+        None => parent.and_then(|parent| parent.known_class(None)).unwrap_or(FOREVER),
+    };
     site.class.store(first as u8, Relaxed);
     COUNT.store(number as u32 + 1, Relaxed);
     let mut i = key as usize >> 1;
@@ -255,6 +262,11 @@ fn add(key: u64, parent: Option<&'static Site>, model_class: Option<usize>) -> O
     }
     INDICES[i % INDEX].store(number as u16 + 1, Release);
     Some(site)
+}
+
+/// There is a model, and what it says is not corrected.
+fn is_alone() -> bool {
+    predict::source() == Source::Model { online: false }
 }
 
 impl Site {
@@ -277,8 +289,7 @@ impl Site {
 
     /// Whether one more object should be watched, at a thread's visit number `visit`: all at first, then ever fewer.
     pub fn wants_sample(&self, visit: u32) -> bool {
-        if self.watched.load(Relaxed) >= MAX_WATCHED || predict::source() == (Source::Model { online: false })
-        {
+        if self.watched.load(Relaxed) >= MAX_WATCHED || is_alone() {
             return false;
         }
         match self.ends() + u32::from(self.watched.load(Relaxed)) {
@@ -322,8 +333,11 @@ impl Site {
         usize::from(self.model_class.load(Relaxed)).checked_sub(1)
     }
 
-    /// Counts `count` objects of the site; whether the model should be asked again.
-    pub fn was_hit(&self, count: u32) -> bool {
+    /// Counts `count` objects of `size` bytes; whether the model should be asked again.
+    pub fn was_hit(&self, count: u32, size: usize) -> bool {
+        if self.model_class().is_some() {
+            self.add_bytes(size.saturating_mul(count as usize), LITTLE_TO_MODEL);
+        }
         let hits = self.hits.load(Relaxed).saturating_add(count);
         let due = hits >= HITS_TO_CHECK << self.agreed.load(Relaxed).min(MOST_DOUBLINGS);
         self.hits.store(if due { 0 } else { hits }, Relaxed);
@@ -349,10 +363,13 @@ impl Site {
     fn best_class(&self) -> usize {
         let model = self.model_class();
         if let Some(class) = model {
-            if predict::source() == (Source::Model { online: false }) {
+            if is_alone() {
                 return class;
             }
             if self.ends() < ENOUGH_AGAINST_MODEL {
+                if self.charged_bytes.load(Relaxed) < LITTLE_TO_MODEL {
+                    return FOREVER;
+                }
                 let oldest = self.alive.iter().rposition(|n| n.load(Relaxed) > 0).unwrap_or(0);
                 return class.max(oldest);
             }
@@ -381,15 +398,21 @@ impl Site {
         }
     }
 
-    /// The site took this much memory.
+    /// The site took this much memory. Where there is a model it counts what the site was asked for instead.
     pub fn charge(&self, bytes: usize) {
+        if self.model_class().is_none() {
+            self.add_bytes(bytes, LITTLE_BYTES);
+        }
+    }
+
+    fn add_bytes(&self, bytes: usize, little: u32) {
         let before = self.charged_bytes.load(Relaxed);
-        if before >= LITTLE_BYTES {
+        if before >= little {
             return; // known to be much: how much is not asked
         }
         let now = before.saturating_add(bytes.min(u32::MAX as usize) as u32);
         self.charged_bytes.store(now, Relaxed);
-        if now >= LITTLE_BYTES {
+        if now >= little {
             let _guard = LOCK.lock();
             self.reconsider();
         }

@@ -48,6 +48,7 @@ int main(int count, char **arguments) {
         for (int i = 0; i < 8; i++) pthread_create(all + i, 0, in_thread, 0);
         for (int i = 0; i < 8; i++) pthread_join(all[i], 0);
     }
+    if (!strcmp(what, "seldom")) for (int i = 0; i < 100; i++) kept[0][i] = get(200);
     if (!strcmp(what, "heights")) {
         void *(*all[])(void *) = {in_shallow, in_deep, in_shallow};
         for (int i = 0; i < 3; i++) { pthread_t one; pthread_create(&one, 0, all[i], 0); pthread_join(one, 0); }
@@ -202,6 +203,17 @@ fn what_is_learned_online_corrects_a_model_that_is_wrong() {
     let mode = (MODEL_ONLY.0, Path::new(MODEL_ONLY.1));
     let alone = statistics("refill", &[("MODEL", &path), mode]);
     assert_eq!((alone["heap.lifetimes_measured"], alone["heap.predictions_changed"]), (0, 0));
+}
+
+#[test]
+fn what_allocates_little_lives_among_what_stays_whatever_the_model_says() {
+    let path = model("seldom", &[("main", 0)]);
+    let with_online = statistics("seldom", &[("MODEL", &path)]);
+    assert!(with_online["heap.huge_pages.class.inf"] >= 1, "{with_online:?}");
+    assert_eq!(with_online["heap.huge_pages.class.10ms"], 0, "{with_online:?}");
+    let alone = statistics("seldom", &[("MODEL", &path), (MODEL_ONLY.0, Path::new(MODEL_ONLY.1))]);
+    assert_eq!(alone["heap.huge_pages.class.inf"], 0, "{alone:?}");
+    assert!(alone["heap.huge_pages.class.10ms"] >= 1, "{alone:?}");
 }
 
 #[test]
