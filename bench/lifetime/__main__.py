@@ -1,25 +1,25 @@
-"""The command: runs the four workloads on tcmalloc and on Mayfly, learns from a profile, prints tables,
-writes bench/results/lifetime.json."""
+"""The command: runs the four workloads on tcmalloc and on Mayfly, learns from profiles, prints tables,
+writes bench/results/lifetime.json after each workload."""
 
 import argparse
 import json
 import os
-import platform
-import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
+from bench import command
 from bench.heap.machine import thp_setting
 from bench.heap.measure import RunFailed
 from bench.lifetime import learning, tables, times, variants
 from bench.lifetime.results import Results
 from bench.lifetime.shown import shown
 from bench.lifetime.workloads import FULL, QUICK, WORKLOADS, Size, Workload
-from bench.outcome import RESULTS, BenchError, Shown, write
+from bench.outcome import BenchError, Shown, write
 
-PROFILED_SEED, MEASURED_SEED = 1, 2  # what is learned from one run is used in another
+# What is learned from some runs is used in another.
+PROFILED_SEEDS, MEASURED_SEED = (1, 3), 2
 
 EPILOG = """
 variants
@@ -34,54 +34,35 @@ variants
 
 examples
   bench/lifetime/run                                   everything (20 minutes or so)
+  bench/lifetime/run --resume                          what an interrupted run has not done
   bench/lifetime/run --quick --only pipeline           seconds
   bench/lifetime/run --only image --variants tcmalloc,model --rounds 5
 """
 NAMES = ("tcmalloc", "tcmalloc_returning", "online", "model", "model_only", "oracle", "times")
-
-
-def names(text: str, known: tuple[str, ...], option: str, parser: argparse.ArgumentParser) -> list[str]:
-    chosen = [name for name in text.split(",") if name]
-    for name in chosen:
-        if name not in known:
-            parser.error(f"{option} {name}: not known; there are {', '.join(known)}")
-    return [name for name in known if name in chosen] if chosen else list(known)
+# Keys of the file that are of no workload.
+TIMES = ("paths.", "model.")
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="bench/lifetime/run",
-        description="Runs LLAMA's workloads on tcmalloc and on Mayfly: fragmentation, speed, accuracy.",
-        epilog="workloads\n"
-        + "\n".join(f"  {w.name:<12} {w.about}" for w in WORKLOADS.values())
-        + "\n"
-        + EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command.parser(
+        "lifetime",
+        "Runs LLAMA's workloads on tcmalloc and on Mayfly: fragmentation, speed, accuracy. What the file has"
+        " of workloads that are not run is kept.",
+        "workload",
+        {one.name: one.about for one in WORKLOADS.values()},
+        EPILOG,
+        "a twentieth of the load: seconds; says nothing of memory",
     )
-    parser.add_argument(
-        "--only",
-        default="",
-        metavar="WORKLOAD,...",
-        help="these workloads; the file keeps what it has of others",
-    )
-    parser.add_argument("--variants", default="", metavar="NAME,...", help="these variants and no others")
+    parser.add_argument("--variants", metavar="NAME,...", help="these variants and no others")
     parser.add_argument(
         "--rounds", type=int, default=1, metavar="N", help="runs of each variant, in turn (default 1)"
     )
-    parser.add_argument(
-        "--quick", action="store_true", help="a twentieth of the load: seconds; says nothing of memory"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print the results as one JSON object, not as tables"
-    )
-    parser.add_argument(
-        "--output", type=Path, default=RESULTS / "lifetime.json", metavar="FILE", help="where the JSON goes"
-    )
+    parser.add_argument("--resume", action="store_true", help="leave out what the file has whole")
     parsed = parser.parse_args()
     if parsed.rounds < 1:
         parser.error(f"--rounds {parsed.rounds}: must be 1 or more")
-    parsed.only = names(parsed.only, tuple(WORKLOADS), "--only", parser)
-    parsed.variants = names(parsed.variants, NAMES, "--variants", parser)
+    command.choose(parser, parsed, "only", WORKLOADS)
+    command.choose(parser, parsed, "variants", NAMES)
     return parsed
 
 
@@ -95,26 +76,52 @@ def without_what_needs_root(chosen: list[str]) -> list[str]:
 class Comparison:
     def __init__(self, options: argparse.Namespace):
         self.options = options
+        self.before = read(options.output)
         self.results = Results()
         self.times: dict = {}
         self.size: Size = QUICK if options.quick else FULL
+        self.machine = command.machine(options.quick) | {"transparent_huge_pages": thp_setting()}
+        self.variants = without_what_needs_root(options.variants or list(NAMES))
+        self.workloads = [name for name in options.only or WORKLOADS if not self.is_there(f"{name}.whole")]
+        all_of_it = not options.only or "image" in options.only
+        self.with_times = "times" in self.variants and all_of_it and not self.is_there("paths.whole")
 
-    def attempt(self, workload: Workload, name: str, what: Callable[[], str]) -> None:
+    def is_there(self, mark: str) -> bool:
+        """With --resume: an earlier run of this size has measured it whole."""
+        return self.options.resume and self.before.get(mark) == ("quick" if self.options.quick else "full")
+
+    def run(self) -> int:
+        for name in self.workloads:
+            self.compare(WORKLOADS[name])
+            self.write()
+        if self.with_times:
+            self.attempt("image", "times", self.measure_times)
+        flat = self.write()
+        if self.options.json:
+            print(json.dumps(flat))
+        else:
+            tables.print_all(self.results, self.goals())
+            if self.times:
+                times.print_all(self.times)
+            print(f"\nWritten to {self.options.output}")
+        return 1 if self.results.failures else 0
+
+    def attempt(self, workload: str, name: str, what: Callable[[], str]) -> None:
         """Does one thing; says how it went; a failure is kept and the others go on."""
         start = time.monotonic()
         try:
             outcome = what()
-        except RunFailed as error:
-            self.results.failures[workload.name, name] = str(error)
+        except (RunFailed, BenchError, OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
+            self.results.failures[workload, name] = f"{error}" or type(error).__name__
             outcome = f"FAILED: {error}"
         took = time.monotonic() - start
-        print(f"bench: {workload.name} {name}: {outcome} (took {took:.0f} s)", file=sys.stderr, flush=True)
+        print(f"bench: {workload} {name}: {outcome} (took {took:.0f} s)", file=sys.stderr, flush=True)
 
     def compare(self, workload: Workload) -> None:
-        chosen = without_what_needs_root(self.options.variants)
+        chosen = self.variants
         models: list[learning.Model] = []
         if "model" in chosen or "model_only" in chosen:
-            self.attempt(workload, "learn", lambda: self.learn(workload, models))
+            self.attempt(workload.name, "learn", lambda: self.learn(workload, models))
         turn = [
             getattr(variants, name)()
             for name in ("tcmalloc", "tcmalloc_returning", "online")
@@ -126,15 +133,15 @@ class Comparison:
         for _ in range(self.options.rounds):
             for variant in turn:
                 if (workload.name, variant.name) not in self.results.failures:
-                    self.attempt(
-                        workload, variant.name, lambda variant=variant: self.measure(workload, variant)
-                    )
+                    measure = lambda variant=variant: self.measure(workload, variant)  # noqa: E731
+                    self.attempt(workload.name, variant.name, measure)
         if "oracle" in chosen:
-            self.attempt(workload, "oracle", lambda: self.replay(workload))
+            self.attempt(workload.name, "oracle", lambda: self.replay(workload))
 
     def learn(self, workload: Workload, models: list[learning.Model]) -> str:
-        table = learning.profile(workload, self.size, PROFILED_SEED)
-        models.append(learning.train(workload, [table]))
+        seeds = PROFILED_SEEDS[:1] if self.options.quick else PROFILED_SEEDS
+        profiles = [learning.profile(workload, self.size, seed) for seed in seeds]
+        models.append(learning.train(workload, profiles))
         self.results.accuracy[workload.name] = models[0].accuracy
         return f"{models[0].accuracy.get('train.held_out.weighted_percent')}% weighted accuracy"
 
@@ -151,65 +158,57 @@ class Comparison:
         return "done"
 
     def replay(self, workload: Workload) -> str:
-        size = QUICK if self.options.quick and workload.traced.scale > QUICK.scale else workload.traced
-        found = learning.oracle(workload, size, MEASURED_SEED)
+        quick = self.options.quick and workload.traced.scale > QUICK.scale
+        found = learning.oracle(workload, QUICK if quick else workload.traced, MEASURED_SEED)
         self.results.oracle[workload.name] = found
         return f"{found['mayfly.2MiB.average_ratio']:.2f} of live"
 
+    def goals(self) -> list[Shown]:
+        """A twentieth of the load is not what the goals are about."""
+        return [] if self.options.quick else shown(self.results) + times.shown(self.times)
 
-def of_other_workloads(options: argparse.Namespace) -> tuple[dict, list[Shown]]:
-    """With --only, what the file has of the workloads that are not run now: they are kept."""
+    def write(self) -> dict:
+        """What was measured until now, and what the file had of all else."""
+        done = self.results.workloads()
+        measured = tuple(f"{name}." for name in done) + (TIMES if self.times else ())
+        known = tuple(f"{name}." for name in WORKLOADS) + TIMES
+        kept = {
+            key: value
+            for key, value in self.before.items()
+            if key.startswith(known) and not (measured and key.startswith(measured))
+        }
+        size = "quick" if self.options.quick else "full"
+        failed = {workload for workload, _ in self.results.failures}
+        whole = {f"{name}.whole": size for name in done if name not in failed and not self.options.variants}
+        if self.times:
+            whole["paths.whole"] = size
+        now = self.goals()
+        of_now = {goal.what for goal in now}
+        goals = [goal for goal in goals_of(self.before) if goal.what not in of_now]
+        flat = kept | self.results.flat(self.machine) | self.times | whole
+        return write(self.options.output, flat, [*goals, *now])
+
+
+def read(path) -> dict:
+    """What the file has of earlier runs."""
     try:
-        before = json.loads(options.output.read_text())
+        return json.loads(path.read_text())
     except (FileNotFoundError, ValueError):
-        return {}, []
-    others = tuple(name for name in WORKLOADS if name not in options.only)
-    kept = {
-        key: value for key, value in before.items() if key.startswith(tuple(f"{name}." for name in others))
-    }
-    goals: dict[str, dict] = {}
-    for key, value in before.items():
+        return {}
+
+
+def goals_of(flat: dict) -> list[Shown]:
+    found: dict[str, dict] = {}
+    for key, value in flat.items():
         if key.startswith("shown."):
             _, number, name = key.split(".")
-            goals.setdefault(number, {})[name] = value
-    return kept, [Shown(**goal) for goal in goals.values() if goal["what"].startswith(others)]
+            found.setdefault(number, {})[name] = value
+    return [Shown(**goal) for goal in found.values()]
 
 
 def main() -> int:
     options = arguments()
-    comparison = Comparison(options)
-    results = comparison.results
-    # Ends what it has started when it is ended itself.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        for name in options.only:
-            comparison.compare(WORKLOADS[name])
-        if "times" in options.variants and "image" in options.only:
-            comparison.attempt(WORKLOADS["image"], "times", comparison.measure_times)
-    except BenchError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("bench: interrupted", file=sys.stderr)
-        return 130
-    machine = {
-        "cpus": os.cpu_count(),
-        "kernel": platform.release().split("-")[0],
-        "transparent_huge_pages": thp_setting(),
-        "quick": options.quick,
-    }
-    # A twentieth of the load is not what the goals are about.
-    found = [] if options.quick else shown(results) + times.shown(comparison.times)
-    kept, others = of_other_workloads(options)
-    flat = write(options.output, kept | results.flat(machine) | comparison.times, [*others, *found])
-    if options.json:
-        print(json.dumps(flat))
-    else:
-        tables.print_all(results, found)
-        if comparison.times:
-            times.print_all(comparison.times)
-        print(f"\nWritten to {options.output}")
-    return 1 if results.failures else 0
+    return command.outcome(lambda: Comparison(options).run())
 
 
 if __name__ == "__main__":

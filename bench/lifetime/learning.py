@@ -3,6 +3,7 @@ commands that users have."""
 
 import json
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,15 +37,19 @@ def mayfly(*arguments, timeout_s: float) -> str:
 def profile(workload: Workload, size: Size, seed: int) -> Path:
     """Runs the workload under `mayfly profile`; the table of its contexts."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    output = FOLDER / workload.name
+    output = FOLDER / f"{workload.name}-{seed}"
     workload.run(variants.profiled(output, workload.sample_every), size, seed)
     return output.with_suffix(".parquet")
 
 
-def train(workload: Workload, profiles: list[Path], hidden: int = 64) -> Model:
+def model_path(workload: Workload, hidden: int) -> Path:
+    return FOLDER / f"{workload.name}-{hidden}.mayfly-model"
+
+
+def train(workload: Workload, profiles: list[Path], hidden: int = 64, more: Sequence[str] = ()) -> Model:
     """A model of the profiles, with its accuracy on contexts held out of training."""
-    path = FOLDER / f"{workload.name}-{hidden}.mayfly-model"
-    text = mayfly("train", "--json", "-o", path, "--hidden", hidden, *profiles, timeout_s=1200)
+    path = model_path(workload, hidden)
+    text = mayfly("train", "--json", "-o", path, "--hidden", hidden, *more, *profiles, timeout_s=1200)
     return Model(path, json.loads(text.strip().splitlines()[-1]))
 
 

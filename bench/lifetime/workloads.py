@@ -106,16 +106,19 @@ def inference(variant: Variant, size: Size, seed: int) -> Run:
 
 
 def pipeline(variant: Variant, size: Size, seed: int) -> Run:
-    """Word count over three files; the counts must be those that the generator wrote beside them."""
-    words, threads = max(2000, int(3_000_000 * size.scale)), 64
+    """Counts over three files; the counts of words must be those that the generator wrote beside them."""
+    words, threads = max(2000, int(720_000 * size.scale)), 64
     texts = [text(words, seed * 10 + file) for file in range(3)]
     with scratch_folder() as name:
-        folder = Path(name)
-        command = [build.program("pipeline"), folder / "counts", threads, *texts]
+        folder, out = Path(name), Path(name) / "counts"
+        out.mkdir()
+        command = [build.program("pipeline"), out, threads, *texts]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         with running(variant, command, folder, **pipes) as program:
             speed, (resident, live) = follow(program, program.process, size.settle_s)
-        compare_counts(folder / "counts", [path.with_suffix(".counts") for path in texts])
+        for what, wanted in counts_of(texts).items():
+            if (out / what).read_text() != "".join(f"{key} {wanted[key]}\n" for key in sorted(wanted)):
+                raise RunFailed(f"the counts of {what} are not those of the text")
         return Run(speed, program.memory_over_time, resident, live, program.heap)
 
 
@@ -132,14 +135,21 @@ def text(words: int, seed: int) -> Path:
     return path
 
 
-def compare_counts(found: Path, wanted: list[Path]) -> None:
-    counts: Counter[str] = Counter()
-    for path in wanted:
+def counts_of(texts: list[Path]) -> dict[str, Counter[str]]:
+    """What the pipeline must find."""
+    names = ("words", "beginnings", "endings", "lengths", "first_words", "last_words")
+    found: dict[str, Counter[str]] = {name: Counter() for name in names}
+    for path in texts:
+        for line in path.with_suffix(".counts").read_text().splitlines():
+            word, _, times = line.partition(" ")
+            keys = {"words": word, "beginnings": word[:6], "endings": word[-3:], "lengths": str(len(word))}
+            for name, key in keys.items():
+                found[name][key] += int(times)
         for line in path.read_text().splitlines():
-            word, _, count = line.partition(" ")
-            counts[word] += int(count)
-    if found.read_text() != "".join(f"{word} {counts[word]}\n" for word in sorted(counts)):
-        raise RunFailed("the counts are not those of the text")
+            words = line.split()
+            found["first_words"][words[0]] += 1
+            found["last_words"][words[-1]] += 1
+    return found
 
 
 def redis_run(variant: Variant, size: Size, seed: int) -> Run:
