@@ -226,12 +226,6 @@ impl Default for Hand {
     }
 }
 
-impl Default for Hand {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Hand {
     const BUSY_VISITS: u32 = 16;
 
