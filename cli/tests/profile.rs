@@ -185,6 +185,34 @@ fn a_killed_program_leaves_its_profile() {
 }
 
 #[test]
+fn a_forked_child_allocates_and_leaves_its_parents_profile_alone() {
+    let folder = tempdir().unwrap();
+    let (source, program) = (folder.path().join("forks.c"), folder.path().join("forks"));
+    let text = "
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static void churn(int n) { for (int i = 0; i < n; i++) { void *p = malloc(i % 300); *(volatile char *)p = 1; free(p); } }
+int main(void) {
+    int status;
+    churn(100000);
+    if (!fork()) { churn(3000000); _exit(0); }
+    wait(&status);
+    return status != 0;
+}";
+    std::fs::write(&source, text).unwrap();
+    let flags = ["-O1", "-fno-builtin", "-o"];
+    assert!(Command::new("cc").args(flags).arg(&program).arg(&source).status().unwrap().success());
+    let mut command = mayfly();
+    command.args(["profile", "--json", "--every", "20000", "-o"]).arg(folder.path().join("out"));
+    let output = command.arg("--").arg(&program).env("MAYFLY_HEAP_LIB", heap_library()).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    let totals: Value = serde_json::from_slice(&output.stderr).unwrap();
+    let bytes = totals["profile.bytes"].as_f64().unwrap();
+    assert!((0.7..1.3).contains(&(bytes / (100_000.0 * 150.0))), "the parent's alone: {bytes}");
+}
+
+#[test]
 fn a_folder_that_is_not_there_is_named() {
     let folder = tempdir().unwrap();
     let mut command = mayfly();
