@@ -237,3 +237,29 @@ fn every_verb_teaches() {
         assert!(all.contains(layer), "{layer}");
     }
 }
+
+#[test]
+fn what_is_learned_is_kept_where_it_is_wanted() {
+    let folder = tempdir().unwrap();
+    let recalled = |arguments: &[&str]| {
+        let all = [&["run"], arguments, &["--stats", "--json", "--", "ls", "/"]].concat();
+        let output = run(folder.path(), &all);
+        let statistics: Value = serde_json::from_slice(&output.stderr).unwrap();
+        statistics["heap.predictions.recalled"].as_u64().unwrap()
+    };
+    assert_eq!(recalled(&["--table", "kept"]), 0);
+    assert!(recalled(&["--table", "kept"]) > 0);
+    assert_eq!((recalled(&["--table", "none"]), recalled(&[])), (0, 0));
+    let files: Vec<_> =
+        std::fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().file_name()).collect();
+    assert_eq!(files, ["kept"], "nothing else, and no temporary file");
+    let line = refusal(&run(folder.path(), &["run", "--table", "no/such/table", "--", "true"]), 125);
+    assert_eq!(line, "mayfly: --table no/such/table: no such directory");
+    let output = on_heap(folder.path())
+        .args(["run", "--", "sh", "-c", "echo $MAYFLY_HEAP_TABLE"])
+        .env("MAYFLY_HEAP_MODEL", "server.model")
+        .output()
+        .unwrap();
+    let wanted = folder.path().canonicalize().unwrap().join("server.model.table");
+    assert_eq!(text(&output.stdout).trim(), wanted.display().to_string(), "beside the model");
+}
