@@ -46,7 +46,7 @@ def memory(function: str, variant: str, counts: list[int]) -> dict[str, float]:
     """MiB of an instance by PSS, with its part of what lies in the store unmapped, and of all by what the
     host has less (UPM §VI-D, `free`); whenever so many instances are there and at rest."""
     numbers = {}
-    with running(*VARIANTS[variant], "--burst", "4", "--keep-alive", "3600") as worker:
+    with running(*VARIANTS[variant], "--burst", "4", "--keep-alive", "3600", "--queue-wait", "300") as worker:
         worker.invoke("page", 1)  # what the first sandbox alone brings, such as the page cache
         time.sleep(1)
         before = available_bytes()

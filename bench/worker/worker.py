@@ -57,8 +57,10 @@ class Worker:
         return [one for one in self.read("/instances")["instances"] if one["function"] == function]
 
     def start_instances(self, function: str, count: int, seed: int = 0) -> None:
-        """Requests at once until there are so many instances, since each serves one at a time; then five
-        requests for each, to let its memory settle, as UPM §VI-C does."""
+        """Requests at once until there are so many instances and no more, since each serves one at a
+        time; then five requests for each, to let its memory settle, as UPM §VI-C does."""
+        reserved = json.dumps({"ReservedConcurrentExecutions": count})
+        self.ask("PUT", f"/2017-10-31/functions/{function}/concurrency", reserved)
         with ThreadPoolExecutor(count) as pool:
             for _attempt in range(20):
                 if len(self.instances(function)) >= count:
@@ -69,15 +71,18 @@ class Worker:
             for _ in range(5):
                 list(pool.map(lambda n: self.invoke(function, n), range(seed, seed + count)))
 
-    def wait_for_rest(self, quiet_s: float = 4, limit_s: float = 120) -> None:
-        """Until every instance is idle and nothing was merged or given back for a while."""
-        deadline, last, since = time.monotonic() + limit_s, None, time.monotonic()
+    def wait_for_rest(self, quiet_s: float = 4, limit_s: float = 300) -> None:
+        """Until every instance is idle and nothing was merged or given back for a while: on a busy machine
+        for longer than the longest rest took, since one that has just begun is told of when it ends."""
+        deadline, last, since, longest_s = time.monotonic() + limit_s, None, time.monotonic(), 0
         while time.monotonic() < deadline:
             busy = [one for one in self.read("/instances")["instances"] if one["phase"] != "idle"]
-            newest = self.read("/events?after=0")["next"]
-            if busy or newest != last:
-                last, since = newest, time.monotonic()
-            if time.monotonic() - since > quiet_s:
+            newest = self.read("/events?after=0")
+            if busy or newest["next"] != last:
+                last, since = newest["next"], time.monotonic()
+                merges = [event["ms"] for event in newest["events"] if event["kind"] == "merge"]
+                longest_s = max(merges, default=0) / 1000
+            if time.monotonic() - since > max(quiet_s, 2 * longest_s):
                 return
             time.sleep(0.25)
 

@@ -28,6 +28,8 @@ IDLE_S = 0.3
 AGAIN_S = 0.2
 # One that is never idle rests once in between, so long after it has started: its pages are shared too.
 BUSY_S = 5.0
+# Merging copies a piece before it lets go of it: an instance that has less left of its memory does not.
+ROOM_BYTES = 32 << 20
 
 
 class Outcome(ctypes.Structure):
@@ -71,7 +73,7 @@ class Work:
 
     def rest(self, work):
         """Rests; False if another instance of the function merges now: together they would only be slower."""
-        merges = self.merges and self.asked >= self.rest_when_asked
+        merges = self.merges and self.asked >= self.rest_when_asked and has_room()
         if not merges:
             self.rest_alone(work, merges)
             return True
@@ -108,6 +110,15 @@ class Work:
                 connection.recv(1)
         except OSError:
             pass  # the worker only shows it
+
+
+def has_room():
+    """Whether the instance has memory left, of what its process and its files in /tmp may take."""
+    with open("/proc/self/statm") as file:
+        resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    files = os.statvfs("/tmp")
+    used = resident + (files.f_blocks - files.f_bfree) * files.f_frsize
+    return used + ROOM_BYTES <= int(os.environ["AWS_LAMBDA_FUNCTION_MEMORY_SIZE"]) << 20
 
 
 def read(connection):

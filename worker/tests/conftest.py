@@ -20,28 +20,24 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 MAYFLY = os.environ.get("MAYFLY", str(ROOT / "target/release/mayfly"))
 # Instances of the tests are few, however many the machine could hold.
-SETTINGS = [
-    "--listen",
-    "127.0.0.1:0",
-    "--memory",
-    "1500",
-    "--burst",
-    "4",
-    "--queue",
-    "200",
-    "--queue-wait",
-    "20",
-]
+SETTINGS = {
+    "--listen": "127.0.0.1:0",
+    "--memory": "1500",
+    "--burst": "4",
+    "--queue": "200",
+    "--queue-wait": "20",
+}
 
 
 class Worker:
     """A running `mayfly up`."""
 
     def __init__(self, *arguments, environment=None):
+        settings = [word for name in SETTINGS.keys() - set(arguments) for word in (name, SETTINGS[name])]
         self.log_path = pathlib.Path(tempfile.mkdtemp(prefix="mayfly-up-"), "log")
         with self.log_path.open("w") as log:
             self.process = subprocess.Popen(
-                [MAYFLY, "up", *arguments, *SETTINGS],
+                [MAYFLY, "up", *arguments, *settings],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=log,

@@ -54,6 +54,21 @@ def test_idle_instances_of_a_function_share_their_pages():
         assert running.stop() == 0
 
 
+def test_an_instance_with_little_memory_left_is_not_merged(client, worker):
+    for name, mib in [("single", 80), ("neighbour", 8)]:  # of 128
+        client.update_function_configuration(FunctionName=name, Description="full, or not")
+        invoke(client, name, {"do": "count"})
+        assert invoke(client, name, {"do": "hold", "mib": mib, "seconds": 0})[1] is None
+    newest = {event["function"]: event["instance"] for event in worker.events("ready")}
+
+    def merged(name):
+        return newest[name] in {event["instance"] for event in worker.events("merge")}
+
+    until(lambda: merged("neighbour"), worker.log)  # which was idle for less long
+    assert not merged("single")
+    assert invoke(client, "single", {"do": "check"}) == (True, None)
+
+
 def test_functions_share_with_no_other(client, worker):
     for name in ["probe", "neighbour"]:
         assert invoke(client, name, {"do": "count"})[1] is None

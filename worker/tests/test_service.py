@@ -31,7 +31,7 @@ def test_the_sample_functions_serve_a_trace(tmp_path):
     assert len(light) == len(lines) - 2
     trace = tmp_path / "trace.csv"
     trace.write_text("\n".join(light) + "\n")
-    with Worker(str(FUNCTIONS / "template.yaml")) as running:
+    with Worker(str(FUNCTIONS / "template.yaml"), "--queue-wait", "150") as running:
         load = [MAYFLY, "load", "--trace", trace, "--worker", f"127.0.0.1:{running.port}"]
         load += ["--functions", "bfs,page,thumbnail,dna"]
         done = subprocess.run(
