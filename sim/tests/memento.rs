@@ -5,6 +5,7 @@ mod common;
 use common::*;
 use iced_x86::code_asm::*;
 use memento::layout::{REGION_BYTES, REGION_START};
+use sim::core::Owner;
 use sim::{Access, Description, Machine};
 
 fn bench(overrides: &[&str]) -> Bench {
@@ -128,4 +129,33 @@ fn pages_come_at_the_first_touch_and_go_with_the_process() {
     assert!(bench.statistic("tlb.walks") >= after - before);
     bench.machine.end_region();
     assert_eq!(bench.statistic("memento.pages_freed.data"), after);
+}
+
+#[test]
+fn pages_are_the_programs_or_the_kernels_and_the_shims_are_nobodys() {
+    const USER: u64 = 0x10_0dca;
+    const KERNEL: u64 = 0x40_0dc0;
+    let mut bench = bench(&[]);
+    bench.machine.start_region();
+    bench.machine.kernel_allocates(USER, 1);
+    bench.machine.kernel_allocates(KERNEL, 4);
+    bench.machine.stop_charging();
+    bench.machine.kernel_allocates(USER, 512);
+    bench.machine.charge_again();
+    bench.machine.kernel_allocates(USER, 2);
+    assert_eq!((bench.statistic("user_pages"), bench.statistic("kernel_pages")), (3.0, 4.0));
+}
+
+#[test]
+fn an_allocator_that_calls_another_is_one_allocation() {
+    let mut bench = bench(&[]);
+    bench.machine.start_region();
+    bench.machine.enter_allocator(Owner::Allocate, 24);
+    bench.machine.enter_allocator(Owner::Allocate, 4096);
+    bench.machine.leave_allocator(Owner::Allocate, 0x10_0000);
+    bench.machine.leave_allocator(Owner::Allocate, 0x10_0040);
+    bench.machine.enter_allocator(Owner::Free, 0x10_0040);
+    bench.machine.leave_allocator(Owner::Free, 0);
+    assert_eq!((bench.statistic("objects.allocations"), bench.statistic("objects.to_512_bytes")), (1.0, 1.0));
+    assert_eq!(bench.statistic("objects.small.freed_within_16"), 1.0);
 }
