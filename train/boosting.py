@@ -5,7 +5,7 @@ import numpy as np
 import xxhash
 
 from train import measure, training
-from train.contexts import Contexts
+from train.contexts import Contexts, Fold
 from train.dataset import CLASS_NAMES
 from train.errors import TrainError
 from train.measure import Accuracy
@@ -43,7 +43,7 @@ def features(stack: list[str]) -> dict[int, int]:
     return counts
 
 
-def held_out_accuracy(data: Contexts, folds: list[int], seed: int, most_frames: int) -> Accuracy | None:
+def held_out_accuracy(data: Contexts, folds: list[Fold], seed: int, most_frames: int) -> Accuracy | None:
     """Trains on the same contexts as the networks, stops by the same ones, and is measured on the same
     ones."""
     try:

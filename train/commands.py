@@ -113,7 +113,7 @@ def _count(number: int, what: str) -> str:
 
 def _print_contexts(data: Contexts) -> None:
     shares = np.bincount(data.labels, data.weights, len(CLASS_NAMES)) / data.weights.sum()
-    held_out = "a fifth of them" if len(fit.folds_for(data)) == 1 else "each a fifth in turn"
+    held_out = "a fifth of them" if len(fit.folds_for(data)) == 1 else "each a tenth in turn"
     print(f"{_count(len(data), 'context')}, {held_out} held out of training")
     print("  class          " + "".join(f"{name:>9}" for name in CLASS_NAMES))
     counts = np.bincount(data.labels, minlength=len(CLASS_NAMES))

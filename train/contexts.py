@@ -14,6 +14,9 @@ FEWEST = 20
 # With fewer than this chance would decide when training ends.
 FEWEST_TO_STOP_BY = 50
 
+Fold = tuple[int, ...]
+"""The tenths that a training is measured on."""
+
 
 @dataclass
 class Contexts:
@@ -36,11 +39,11 @@ class Contexts:
             stacks, self.labels[places], self.weights[places], self.samples[places], self.tenths[places]
         )
 
-    def split(self, fold: int) -> "Split":
+    def split(self, tenths: Fold) -> "Split":
         """The contexts to learn from, to stop by (none where they would be too few to tell) and to measure
-        on: two tenths are held out in each fold."""
-        held_out = np.isin(self.tenths, [2 * fold, 2 * fold + 1])
-        stop_by = self.tenths == (2 * fold + 2) % TENTHS
+        on: these tenths."""
+        held_out = np.isin(self.tenths, tenths)
+        stop_by = self.tenths == (tenths[-1] + 1) % TENTHS
         if stop_by.sum() < FEWEST_TO_STOP_BY:
             stop_by[:] = False
         return Split(self.chosen(~held_out & ~stop_by), self.chosen(stop_by), self.chosen(held_out))
@@ -55,7 +58,8 @@ class Split:
     held_out: Contexts
 
 
-FOLDS = TENTHS // 2
+A_FIFTH: list[Fold] = [(0, 1)]
+EACH_ONCE: list[Fold] = [(tenth,) for tenth in range(TENTHS)]
 
 
 def load(engine: str, paths: list[str]) -> Contexts:

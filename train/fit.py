@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from train import contexts, export, measure, symbols, training
-from train.contexts import FOLDS, Contexts
+from train.contexts import A_FIFTH, EACH_ONCE, Contexts, Fold
 from train.encoders import Encoder
 from train.measure import Accuracy
 from train.model_file import MOST_ROWS, Model
@@ -17,7 +17,7 @@ from train.training import Examples, Outcome
 
 MOST_FRAMES = 32
 """Frames of a context that are read, innermost first."""
-# With fewer contexts than this a fifth of them says little: then each is held out once, in five trainings.
+# With fewer contexts than this a fifth of them says little: then each is held out once, in ten trainings.
 FEW_CONTEXTS = 1000
 
 
@@ -66,9 +66,9 @@ def examples(encoder: Encoder, data: Contexts) -> Examples:
     return Examples(steps, data.labels, training.say_in_training(data.weights))
 
 
-def folds_for(data: Contexts) -> list[int]:
+def folds_for(data: Contexts) -> list[Fold]:
     """The folds to measure by."""
-    return list(range(FOLDS)) if len(data) < FEW_CONTEXTS else [0]
+    return EACH_ONCE if len(data) < FEW_CONTEXTS else A_FIFTH
 
 
 def measured(data: Contexts, recipe: Recipe, show: bool, export_too: bool) -> Measured:

@@ -37,7 +37,7 @@ def profile(tmp_path_factory) -> Path:
     return name
 
 
-@pytest.fixture(scope="module", params=[("lstm-frames", 20), ("lstm-tokens", 4)])
+@pytest.fixture(scope="module", params=[("lstm-frames", 20), ("lstm-tokens", 1)])
 def trained(request, profile):
     """The encoder's name, its model file, and what training said."""
     name, rounds = request.param

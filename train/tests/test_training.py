@@ -30,7 +30,7 @@ def test_a_model_is_right_about_contexts_it_has_not_seen(profile, data, tmp_path
     model, plot = tmp_path / "m", tmp_path / "confusion.svg"
     assert main([profile, "-o", str(model), "--plot", str(plot), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    held_out = data.split(0).held_out
+    held_out = data.split((0, 1)).held_out
     assert found["train.contexts"] == len(data) and found["train.held_out.contexts"] == len(held_out) > 100
     # Always the most common class: 20%. A fifth of the classes is told by frames far out alone.
     assert found["train.held_out.unweighted_percent"] > 75
@@ -143,12 +143,12 @@ def test_comparing_encoders(data, profile, capsys, monkeypatch):
     found = json.loads(capsys.readouterr().out)
     common = found["compare.most_common_class.unweighted_percent"]
     assert found["compare.ngrams-boosting.unweighted_percent"] > 80 > 40 > common
-    assert found["compare.conv-frames-16.contexts"] == len(data.split(0).held_out)
+    assert found["compare.conv-frames-16.contexts"] == len(data.split((0, 1)).held_out)
 
 
 def test_the_parts_are_apart_and_each_context_is_held_out_once(data):
     held_out = set()
-    for fold in range(contexts.FOLDS):
+    for fold in contexts.EACH_ONCE:
         split = data.split(fold)
         parts = [set(map(tuple, part.stacks)) for part in (split.learn, split.stop_by, split.held_out)]
         assert sum(map(len, parts)) == len(data) == len(set.union(*parts))
