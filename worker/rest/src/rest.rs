@@ -25,7 +25,7 @@ pub fn merge(work: c_int) -> Rest {
         return rest;
     };
     let Ok(maps) = fs::read_to_string("/proc/self/maps") else { return rest };
-    for mapping in maps.lines().filter_map(anonymous).filter(|mapping| mapping.len() >= SMALLEST) {
+    for mapping in joined(maps.lines().filter_map(anonymous)).filter(|mapping| mapping.len() >= SMALLEST) {
         for start in mapping.clone().step_by(PIECE) {
             let piece = start..mapping.end.min(start + PIECE);
             if is_readable(work) {
@@ -69,13 +69,28 @@ fn flags() -> Option<c_uint> {
     Some(if others == 0 { 0 } else { NO_SYSCALLS })
 }
 
-/// A line of /proc/self/maps that is private, writable memory of no file: a mapping without a name, or malloc's heap.
+/// Mappings that touch are one: an earlier merge that was broken off has left shared pieces between others.
+fn joined(mappings: impl Iterator<Item = Range<usize>>) -> impl Iterator<Item = Range<usize>> {
+    let mut all: Vec<Range<usize>> = Vec::new();
+    for mapping in mappings {
+        match all.last_mut() {
+            Some(last) if last.end == mapping.start => last.end = mapping.end,
+            _ => all.push(mapping),
+        }
+    }
+    all.into_iter()
+}
+
+/// A line of /proc/self/maps that is private, writable memory of no file: a mapping without a name, malloc's heap, or what
+/// was merged before and may have been written since.
 fn anonymous(line: &str) -> Option<Range<usize>> {
     let mut fields = line.split_ascii_whitespace();
     let (place, rights) = (fields.next()?, fields.next()?);
     let inode = fields.nth(2)?;
     let name = fields.next();
-    if !rights.starts_with("rw-p") || inode != "0" || name.is_some_and(|name| name != "[heap]") {
+    let merged = name.is_some_and(|name| name.starts_with("/memfd:mayfly-pages"));
+    let unnamed = inode == "0" && name.is_none_or(|name| name == "[heap]");
+    if !rights.starts_with("rw-p") || !(merged || unnamed) {
         return None;
     }
     let (start, end) = place.split_once('-')?;
@@ -86,4 +101,25 @@ fn is_readable(descriptor: c_int) -> bool {
     let mut wanted = libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 };
     // SAFETY: one structure that outlives the call.
     unsafe { libc::poll(&mut wanted, 1, 0) > 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_merged_before_is_looked_at_again_with_what_lies_beside_it() {
+        let maps = "\
+1000-3000 rw-p 00000000 00:00 0
+3000-5000 rw-p 00001000 00:01 77                         /memfd:mayfly-pages (deleted)
+5000-6000 rw-p 00000000 00:00 0                          [heap]
+8000-9000 rw-p 00000000 00:00 0
+9000-a000 r--p 00000000 00:00 0
+a000-b000 rw-p 00000000 fe:00 9                          /usr/lib/x.so
+c000-d000 rw-s 00000000 00:01 78                         /memfd:mayfly-pages (deleted)
+e000-f000 rw-p 00000000 00:00 0                          [stack]
+";
+        let found: Vec<_> = joined(maps.lines().filter_map(anonymous)).collect();
+        assert_eq!(found, [0x1000..0x6000, 0x8000..0x9000]);
+    }
 }
