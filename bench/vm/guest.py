@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from bench.outcome import ROOT, BenchError
 
 MIB = 1 << 20
-PATIENCE_S = 300
+PATIENCE_S = 900
 
 
 @dataclass(frozen=True)
