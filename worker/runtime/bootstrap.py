@@ -63,11 +63,10 @@ class Work:
         self.asked += 1
         with socket.create_connection(self.address) as connection:
             connection.sendall(NEXT)
-            busy = not self.has_rested and self.asked > 2 and time.monotonic() - self.started > BUSY_S
-            pause = 0 if busy else IDLE_S
-            while busy or not select.select([connection], [], [], pause)[0]:
-                if self.rest(connection.fileno()) or busy:
-                    break
+            if not self.has_rested and self.asked > 2 and time.monotonic() - self.started > BUSY_S:
+                self.rest(connection.fileno())
+            pause = IDLE_S
+            while not select.select([connection], [], [], pause)[0] and not self.rest(connection.fileno()):
                 pause = AGAIN_S
             return read(connection)
 
