@@ -63,7 +63,7 @@ bench: build ## every comparison with other systems; results in bench/results
 	bench/lifetime/run
 	bench/worker/run
 	worker/tests/dispatch
-	sim/cost/run
+	sim/figures/run
 
 figures: build ## draw the figures in docs from bench/results
 	bench/heap/figures
@@ -71,3 +71,4 @@ figures: build ## draw the figures in docs from bench/results
 	bench/vm/figures
 	bench/lifetime/figures
 	bench/worker/figures
+	sim/figures/draw

@@ -2,13 +2,11 @@
 
 import argparse
 import json
-import os
-import platform
 import sys
 import time
-from pathlib import Path
 
-from bench.outcome import RESULTS, BenchError, Shown, at_least, at_most, figure, print_shown, table, write
+from bench import command
+from bench.outcome import Shown, at_least, at_most, figure, print_shown, table, write
 from bench.worker import experiments
 from bench.worker.experiments import INSTANCES, MODELS, VARIANTS
 
@@ -32,32 +30,28 @@ MODES = ("static", "plain", "nodes", "hotmem")
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="bench/worker/run",
-        description="Measures functions on the worker, with and without Mayfly's layers",
-        epilog="parts\n" + "\n".join(f"  {name:<9}{about}" for name, about in PARTS.items()) + "\n" + EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command.parser(
+        "worker",
+        "Measures functions on the worker, with and without Mayfly's layers",
+        "part",
+        PARTS,
+        EPILOG,
+        "few instances and requests: a minute a part",
     )
-    parser.add_argument("--only", metavar="PART,...", help="these parts and no others")
     parser.add_argument("--functions", metavar="NAME,...", help=f"of {', '.join(MODELS)}")
     parser.add_argument("--variants", metavar="NAME,...", help="these variants and no others")
     parser.add_argument(
         "--modes", metavar="NAME,...", help=f"of {', '.join(MODES)}: how a VM's memory changes"
     )
-    parser.add_argument("--quick", action="store_true", help="few instances and requests: a minute a part")
-    parser.add_argument("--json", action="store_true", help="print the results as one JSON object")
     parser.add_argument("--keep", action="store_true", help="keep what other parts left in the output file")
-    parser.add_argument("--output", type=Path, default=RESULTS / "worker.json", metavar="FILE")
     parsed = parser.parse_args()
-    chosen = parsed.variants
     known = {"only": PARTS, "functions": MODELS, "variants": VARIANTS, "modes": MODES}
     for option, names in known.items():
-        given = [name for name in (getattr(parsed, option) or ",".join(names)).split(",") if name]
-        if unknown := [name for name in given if name not in names]:
-            parser.error(f"--{option} {unknown[0]}: there is no such; there are {', '.join(names)}")
-        setattr(parsed, option, given)
+        command.choose(parser, parsed, option, names)
     # Latencies differ by little: the two that matter get all the time, unless others are asked for.
-    parsed.compared = parsed.variants if chosen else ["plain", "mayfly"]
+    parsed.compared = parsed.variants or ["plain", "mayfly"]
+    for option, names in known.items():
+        setattr(parsed, option, getattr(parsed, option) or list(names))
     return parsed
 
 
@@ -76,10 +70,15 @@ class Run:
         print(f"bench: {prefix} (took {time.monotonic() - begun:.0f} s)", file=sys.stderr, flush=True)
 
     def save(self) -> dict:
-        machine = {"cpus": os.cpu_count(), "kernel": platform.release().split("-")[0]}
-        self.flat |= {f"machine.{key}": value for key, value in machine.items()}
-        self.flat["machine.quick"] = self.options.quick
+        self.flat |= {f"machine.{key}": value for key, value in command.machine(self.options.quick).items()}
         return write(self.options.output, self.flat, shown(self.flat))
+
+    def all(self) -> int:
+        if self.options.keep and self.options.output.exists():
+            self.flat |= json.loads(self.options.output.read_text())
+        for part in self.options.only:
+            getattr(self, part)()
+        return 0
 
     def memory(self) -> None:
         counts = [1, 2] if self.options.quick else [1, 2, 4, 8, 16]
@@ -190,25 +189,14 @@ def print_tables(flat: dict) -> None:
 def main() -> int:
     options = arguments()
     run = Run(options)
-    outcome = 0
-    try:
-        if options.keep and options.output.exists():
-            run.flat |= json.loads(options.output.read_text())
-        for part in options.only:
-            getattr(run, part)()
-    except BenchError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        outcome = 1
-    except KeyboardInterrupt:
-        print("bench: interrupted: what was measured until now is kept", file=sys.stderr)
-        outcome = 130
+    status = command.outcome(run.all)
     flat = run.save()
     if options.json:
         print(json.dumps(flat))
     else:
         print_tables(flat)
         print_shown(shown(flat))
-    return outcome
+    return status
 
 
 if __name__ == "__main__":
