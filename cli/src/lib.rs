@@ -25,6 +25,7 @@ pub mod share;
 pub mod share_top;
 pub mod sim;
 pub mod sim_archive;
+pub mod sim_dram;
 pub mod sim_guest;
 pub mod sim_program;
 pub mod sim_snapshot;

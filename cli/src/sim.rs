@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use sim::Description;
 
 use crate::quantity;
+use crate::sim_dram::{self, Dram};
 use crate::sim_guest::{Ended, Guest, Image, Progress};
 use crate::sim_program::{Allocator, Program, WARM, is_alone};
 use crate::sim_table;
@@ -41,6 +42,9 @@ pub struct SimArguments {
     /// Run it twice, on the baseline and on Memento, and show both
     #[arg(long, conflicts_with_all = ["allocator", "machine"])]
     compare: bool,
+    /// Who times DRAM
+    #[arg(long, value_enum, default_value = "model")]
+    dram: Dram,
     /// Another value for a key of the machine; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
@@ -83,7 +87,10 @@ impl SimArguments {
             bail!("--memory {}: a guest has 128 MiB to 2 GiB", quantity::bytes(self.memory as f64));
         }
         // What cannot be built is told before anything is started.
-        self.description(if self.compare { Allocator::Memento } else { self.allocator })?;
+        let machine = self.description(if self.compare { Allocator::Memento } else { self.allocator })?;
+        if self.dram == Dram::Dramsim3 {
+            sim_dram::check(&machine)?;
+        }
         let image = match &self.image {
             Some(name) if name.as_os_str() == "bare" => Image::bare()?,
             Some(folder) => Image::open(folder)?,
@@ -119,19 +126,24 @@ impl SimArguments {
         if self.cold {
             environment.retain(|variable| variable != WARM);
         }
+        let description = self.description(allocator)?;
         let guest = Guest {
             image,
             command: &program.words,
             program: program.file.as_deref(),
             environment: &environment,
-            machine: &toml::to_string(&self.description(allocator)?)?,
+            machine: &toml::to_string(&description)?,
+            keeps_dram: self.dram == Dram::Dramsim3,
             most_instructions: self.max_instructions,
             memory_mib: self.memory >> 20,
             folder,
         };
         let bar = progress_bar(self.max_instructions);
-        let ended = guest.run(|progress| show(&bar, allocator, &progress))?;
+        let mut ended = guest.run(|progress| show(&bar, allocator, &progress))?;
         bar.finish_and_clear();
+        if self.dram == Dram::Dramsim3 {
+            sim_dram::judge(folder, &description, &mut ended.statistics)?;
+        }
         if let Some(expected) = program.expected
             && ended.statistics.get("partial").and_then(Value::as_bool) != Some(true)
             && ended.output.trim_ascii_end() != expected.trim_end().as_bytes()

@@ -134,6 +134,8 @@ pub struct Guest<'a> {
     pub environment: &'a [String],
     /// The machine, as TOML.
     pub machine: &'a str,
+    /// DRAM's requests are kept in the folder.
+    pub keeps_dram: bool,
     /// Stop after so many instructions of the region; 0: never.
     pub most_instructions: u64,
     /// Memory, in MiB.
@@ -205,9 +207,11 @@ impl Guest<'_> {
             std::fs::write(&path, content).context("cannot write what the guest runs")?;
             command.arg("-fw_cfg").arg(format!("name=opt/mayfly/{name},file={}", escaped(&path)));
         }
+        let keep = if self.keeps_dram { ",keep=dram" } else { "" };
+        let most = self.most_instructions;
         command
             .arg("-plugin")
-            .arg(format!("{},out={},max={}", escaped(&plugin), escaped(self.folder), self.most_instructions))
+            .arg(format!("{},out={},max={most}{keep}", escaped(&plugin), escaped(self.folder)))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());

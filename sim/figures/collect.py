@@ -160,7 +160,8 @@ def gathered(folder: Path) -> dict:
 
 def averages(flat: dict) -> dict:
     """Mean, least and most over the functions, and over each group."""
-    groups = {group: [group] for group in {one["group"] for one in RUNS["programs"].values()} - {"micro"}}
+    named = dict.fromkeys(one["group"] for one in RUNS["programs"].values() if one["group"] != "micro")
+    groups = {group: [group] for group in named}
     found = {}
     for group, members in {"functions": FUNCTIONS, **groups}.items():
         programs = [name for name, one in RUNS["programs"].items() if one["group"] in members]

@@ -77,6 +77,8 @@ pub struct Dram {
     bank_bits: u32,
     /// Counters.
     pub counts: DramCounts,
+    /// Requests as they come, if they are to be kept: clock, and line with whether it is written in the lowest bit.
+    pub recorded: Option<Vec<[u64; 2]>>,
 }
 
 impl Dram {
@@ -103,6 +105,7 @@ impl Dram {
             bank_bits: (timing.banks_per_group as u64).ilog2(),
             timing: timing.clone(),
             counts: DramCounts::default(),
+            recorded: None,
         }
     }
 
@@ -119,6 +122,7 @@ impl Dram {
 
     /// As [`Dram::read`], in memory clocks.
     pub fn read_at(&mut self, line: Line, at: u64) -> u64 {
+        self.record(line, at, false);
         self.counts.reads += 1;
         self.drain_when_idle(at);
         if self.queue.contains(&line) {
@@ -136,6 +140,7 @@ impl Dram {
 
     /// As [`Dram::write`], in memory clocks.
     pub fn write_at(&mut self, line: Line, at: u64) {
+        self.record(line, at, true);
         self.drain_when_idle(at);
         if self.queue.contains(&line) {
             return;
@@ -144,6 +149,13 @@ impl Dram {
         self.queue.push(line);
         if self.queue.len() >= self.timing.write_queue {
             self.drain(at);
+        }
+    }
+
+    #[inline]
+    fn record(&mut self, line: Line, at: u64, write: bool) {
+        if let Some(recorded) = &mut self.recorded {
+            recorded.push([at, line << 1 | u64::from(write)]);
         }
     }
 

@@ -104,6 +104,16 @@ impl Hierarchy {
         }
     }
 
+    /// From now on DRAM's requests are kept.
+    pub fn record_dram(&mut self) {
+        self.dram.recorded = Some(Vec::new());
+    }
+
+    /// DRAM's requests, if they are kept: clock, and line with whether it is written in the lowest bit.
+    pub fn dram_requests(&self) -> Option<&[[u64; 2]]> {
+        self.dram.recorded.as_deref()
+    }
+
     /// Whether this level has the line.
     pub fn holds(&self, level: Level, line: Line) -> bool {
         self.caches[level as usize].holds(line)
@@ -121,6 +131,9 @@ impl Hierarchy {
             cache.counts = CacheCounts::default();
         }
         self.dram.counts = DramCounts::default();
+        if let Some(requests) = &mut self.dram.recorded {
+            requests.clear();
+        }
         self.bypasses = 0;
     }
 }

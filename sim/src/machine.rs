@@ -311,6 +311,11 @@ impl Machine {
         self.allocations.reset();
     }
 
+    /// DRAM's requests of the region are kept, for [`Hierarchy::dram_requests`].
+    pub fn record_dram(&mut self) {
+        self.hierarchy.record_dram();
+    }
+
     /// The parts, for statistics and tests.
     pub fn parts(&self) -> (&Core, &Hierarchy, &Tlbs, &Predictor) {
         (&self.core, &self.hierarchy, &self.tlbs, &self.predictor)

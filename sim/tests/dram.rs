@@ -5,10 +5,7 @@ mod common;
 use common::Random;
 use sim::Description;
 use sim::dram::Dram;
-use std::collections::{HashMap, VecDeque};
-
-/// A request: clock, line, write.
-type Request = (u64, u64, bool);
+use sim_oracle::Request;
 
 /// What a memory made of a stream.
 #[derive(Debug)]
@@ -20,11 +17,11 @@ struct Outcome {
 fn ours(requests: &[Request]) -> Outcome {
     let description = Description::load("table3", &[]).unwrap();
     let mut dram = Dram::new(&description.dram, description.core.frequency_mhz);
-    for (at, line, write) in requests {
-        if *write {
-            dram.write_at(*line, *at)
+    for &Request { clock, line, write } in requests {
+        if write {
+            dram.write_at(line, clock)
         } else {
-            dram.read_at(*line, *at);
+            dram.read_at(line, clock);
         }
     }
     let counts = dram.counts;
@@ -35,48 +32,9 @@ fn ours(requests: &[Request]) -> Outcome {
     }
 }
 
-fn dramsim3(requests: &[Request], name: &str) -> Outcome {
-    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("dram-{name}"));
-    std::fs::create_dir_all(&folder).unwrap();
-    let configuration = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ddr4_3200.ini");
-    let mut memory = dramsim3::MemorySystem::new(configuration, &folder).unwrap();
-    let mut waiting: VecDeque<Request> = requests.iter().copied().collect();
-    let mut pending: HashMap<u64, VecDeque<u64>> = HashMap::new();
-    let (mut clock, mut reads, mut clocks) = (0, 0, 0);
-    let all = requests.iter().filter(|request| !request.2).count();
-    while reads < all || clock % 100_000 != 2 {
-        // In order: who finds the queue full holds up those behind it.
-        while let Some((at, line, write)) = waiting.front().copied()
-            && at <= clock
-            && memory.can_add(line * 64, write)
-        {
-            waiting.pop_front();
-            memory.add(line * 64, write);
-            if !write {
-                pending.entry(line).or_default().push_back(at);
-            }
-        }
-        memory.tick(|address, write| {
-            if !write {
-                let at = pending.get_mut(&(address / 64)).unwrap().pop_front().unwrap();
-                reads += 1;
-                clocks += clock - at;
-            }
-        });
-        clock += 1;
-    }
-    let report = std::fs::read_to_string(folder.join("dramsim3epoch.json")).unwrap();
-    let sum = |key: &str| -> f64 {
-        report
-            .split(&format!("\"{key}\":"))
-            .skip(1)
-            .map(|rest| rest.split([',', '}']).next().unwrap().trim().parse::<f64>().unwrap())
-            .sum()
-    };
-    Outcome {
-        read_clocks: clocks as f64 / reads as f64,
-        read_row_hits: sum("num_read_row_hits") / sum("num_read_cmds"),
-    }
+fn dramsim3(requests: &[Request]) -> Outcome {
+    let found = sim_oracle::replay(requests, |_| ()).unwrap();
+    Outcome { read_clocks: found.read_clocks, read_row_hits: found.read_row_hits }
 }
 
 const REQUESTS: usize = 20_000;
@@ -89,14 +47,14 @@ fn stream(gap: u64, writes: u64, mut line: impl FnMut(usize, &mut Random) -> u64
         .map(|number| {
             at += random.next() % (2 * gap + 1);
             let line = line(number, &mut random) % (1 << 27);
-            (at, line, writes > 0 && random.next().is_multiple_of(writes))
+            Request { clock: at, line, write: writes > 0 && random.next().is_multiple_of(writes) }
         })
         .collect()
 }
 
 #[track_caller]
 fn compare(name: &str, requests: &[Request]) {
-    let (ours, theirs) = (ours(requests), dramsim3(requests, name));
+    let (ours, theirs) = (ours(requests), dramsim3(requests));
     let latency = ours.read_clocks / theirs.read_clocks - 1.0;
     let hits = ours.read_row_hits - theirs.read_row_hits;
     println!(

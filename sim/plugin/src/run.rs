@@ -73,13 +73,14 @@ pub struct Run {
 impl Run {
     /// As the plugin's arguments say.
     pub fn new(id: qemu_plugin_id_t, arguments: impl Iterator<Item = String>) -> Result<Run, String> {
-        let (mut folder, mut most_instructions) = (None, 0);
+        let (mut folder, mut most_instructions, mut keeps_dram) = (None, 0, false);
         for argument in arguments {
             match argument.split_once('=') {
                 Some(("out", value)) => folder = Some(PathBuf::from(value)),
                 Some(("max", value)) => {
                     most_instructions = value.parse().map_err(|_| format!("max={value} is no number"))?
                 }
+                Some(("keep", "dram")) => keeps_dram = true,
                 _ => return Err(format!("unknown argument {argument}")),
             }
         }
@@ -87,10 +88,14 @@ impl Run {
         let file = folder.join("machine.toml");
         let text = std::fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
         let description = Description::parse(&text, &[])?;
+        let mut machine = Machine::new(&description);
+        if keeps_dram {
+            machine.record_dram();
+        }
         Ok(Run {
             id,
             folder,
-            machine: Machine::new(&description),
+            machine,
             description,
             decoder: BlockDecoder::new(),
             memory: GuestMemory::default(),
@@ -335,11 +340,17 @@ impl Run {
             millions / seconds,
             millions / cpu_seconds
         );
-        let files = [
-            ("stats.json", format!("{:#}\n", serde_json::Value::Object(json))),
-            ("stats.txt", text),
-            ("speed.json", speed),
+        let mut files = vec![
+            ("stats.json", format!("{:#}\n", serde_json::Value::Object(json)).into_bytes()),
+            ("stats.txt", text.into_bytes()),
+            ("speed.json", speed.into_bytes()),
         ];
+        if let Some(requests) = self.machine.parts().1.dram_requests() {
+            files.push((
+                "dram.requests",
+                requests.as_flattened().iter().flat_map(|n| n.to_le_bytes()).collect(),
+            ));
+        }
         for (name, content) in files {
             if let Err(error) = std::fs::write(self.folder.join(name), content) {
                 eprintln!("mayfly sim: {}: {error}", self.folder.join(name).display());
