@@ -31,7 +31,7 @@ def bars(results: dict, series: dict[str, str], title: str, path: Path, ylabel: 
     shown = columns(results, keys[0])
     if not shown:
         return None
-    figure, axes = pyplot.subplots(figsize=(8.5, 3))
+    figure, axes = pyplot.subplots(figsize=(9.5, 3))
     width = 0.85 / len(series)
     for n, (label, key) in enumerate(series.items()):
         there = dict(columns(results, key))
@@ -62,7 +62,7 @@ def stack(results: dict, series: dict[str, str], title: str, path: Path, ylabel:
     shown = columns(results, next(iter(series.values())))
     if not shown:
         return None
-    figure, axes = pyplot.subplots(figsize=(8.5, 3))
+    figure, axes = pyplot.subplots(figsize=(9.5, 3))
     bottoms = [0.0] * len(shown)
     for n, (label, key) in enumerate(series.items()):
         there = dict(columns(results, key))
@@ -74,7 +74,7 @@ def stack(results: dict, series: dict[str, str], title: str, path: Path, ylabel:
 
 def finish(figure, axes, shown, middle: float, title: str, ylabel: str, path: Path) -> Path:
     axes.axhline(0, color="#888888", linewidth=0.6)
-    axes.set_xticks([at + middle for at in range(len(shown))], [name for name, _ in shown], fontsize=8)
+    axes.set_xticks([at + middle for at in range(len(shown))], [name for name, _ in shown], fontsize=7)
     axes.set_ylabel(ylabel)
     axes.set_title(title, loc="left")
     axes.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
