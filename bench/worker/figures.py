@@ -16,8 +16,11 @@ def memory(results: dict) -> Path | None:
     drawn = [name for name in MODELS if any(key.startswith(f"memory.{name}.") for key in results)]
     if not drawn:
         return None
-    figure, axes = pyplot.subplots(2, len(drawn), figsize=(4 * len(drawn), 5.4), squeeze=False, sharex=True)
     rows = (("each_mib", "MiB of an instance"), ("available_drop_mib", "MiB of all, on the host"))
+    rows = [one for one in rows if any(key.endswith(f".{one[0]}") for key in results)]
+    figure, axes = pyplot.subplots(
+        len(rows), len(drawn), figsize=(4 * len(drawn), 2.7 * len(rows)), squeeze=False, sharex=True
+    )
     for column, function in enumerate(drawn):
         for row, (key, label) in enumerate(rows):
             axis = axes[row][column]
@@ -35,7 +38,7 @@ def memory(results: dict) -> Path | None:
             axis.set_ylim(bottom=0)
             axis.set_ylabel(label)
         axes[0][column].set_title(function)
-        axes[1][column].set_xlabel("instances")
+        axes[-1][column].set_xlabel("instances")
     axes[0][0].legend(frameon=False)
     return save(figure, RESULTS / "worker-memory.svg")
 
