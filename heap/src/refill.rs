@@ -11,6 +11,7 @@ use crate::global;
 use crate::heap::{Bin, Heap, span_address};
 use crate::lifetime::CLASSES;
 use crate::lock::Guard;
+use crate::predict::{self, Source};
 use crate::profile;
 use crate::region;
 use crate::registry;
@@ -88,12 +89,13 @@ const MOST_BORROWED: u32 = SPAN_BYTES as u32 / 2;
 
 /// A cell of the open span of a longer class, for a bin that needs little. A thread that uses each size in many classes, and
 /// little of each, would hold a span for each; its objects may as well lie among those that live longer, which free cells
-/// outlive anyway.
+/// outlive anyway. Only with a model, which uses many classes: whoever says an object's lifetime itself means it.
 fn borrow(heap: &'static Heap, bin: &Bin) -> Option<usize> {
     let (class, size_class) = (bin.class.get() as usize, bin.size_class.get() as usize);
     let borrowed = &heap.hands[class].borrowed[size_class];
     let after = borrowed.get() + bin.cell_bytes() as u32;
-    if after > MOST_BORROWED || profile::on() || !global::fills() {
+    let by_model = matches!(predict::source(), Source::Model { .. });
+    if !by_model || after > MOST_BORROWED || profile::on() || !global::fills() {
         return None;
     }
     let longer = heap.bins()[size_class..].iter().step_by(SIZE_CLASSES).skip(class + 1);
