@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use crate::heap::{self, Freed, Heap};
 use crate::span::{Place, Span};
 use crate::text::misuse;
-use crate::{direct, fork, large, lines, profile, refill, region, remote, sites, thread, trace};
+use crate::{direct, fork, large, lines, maintenance, profile, refill, region, remote, sites, thread, trace};
 
 /// Frees an object; null is none. `caller` is named should the pointer be wrong.
 #[inline(always)]
@@ -25,6 +25,7 @@ fn settle(address: usize) {
     if span.is_empty() {
         let _pass = fork::pass(heap);
         refill::settle(heap, span);
+        maintenance::tick(heap); // a program that only frees gives back what it has in hand, too
     }
 }
 
