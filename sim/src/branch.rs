@@ -1,5 +1,5 @@
-//! Branch prediction: TAGE for directions, a BTB, indirect targets by path, a return stack. The paper names none; this
-//! is what cores of its kind have, in small.
+//! Branch prediction: TAGE for directions, a BTB, indirect targets by path or, where that is new, by branch, a return
+//! stack. The paper names none; this is what cores of its kind have, in small.
 
 use crate::block::End;
 use crate::description::BranchDescription;
@@ -49,7 +49,10 @@ pub struct Predictor {
     base: Box<[i8]>,
     tagged: [Box<[Tagged]>; TABLES],
     btb: Box<[u64]>,
+    /// By branch and path: the target.
     indirect: Box<[(u64, u64)]>,
+    /// By branch alone, for a path that is new.
+    latest: Box<[(u64, u64)]>,
     returns: Box<[u64]>,
     top: usize,
     history: u64,
@@ -67,6 +70,7 @@ impl Predictor {
             tagged: std::array::from_fn(|_| vec![Tagged::default(); description.tagged_entries].into()),
             btb: vec![0; description.btb_entries].into(),
             indirect: vec![(0, 0); description.indirect_entries].into(),
+            latest: vec![(0, 0); description.indirect_entries].into(),
             returns: vec![0; description.return_entries].into(),
             top: 0,
             history: 0,
@@ -138,8 +142,13 @@ impl Predictor {
         let key = pc ^ self.path << 20;
         let hash = key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
         let entry = &mut self.indirect[hash as usize & (self.indirect.len() - 1)];
-        let right = *entry == (key, target);
+        let place = (pc ^ pc >> 11) as usize & (self.latest.len() - 1);
+        let latest = &mut self.latest[place];
+        let predicted =
+            if entry.0 == key { *entry } else { (key, if latest.0 == pc { latest.1 } else { 0 }) };
+        let right = predicted == (key, target);
         *entry = (key, target);
+        *latest = (pc, target);
         self.path = (self.path << 5 ^ target >> 2) & 0xff_ffff;
         if right {
             return Outcome::Right;
@@ -212,4 +221,21 @@ impl Predictor {
 /// A saturating counter of −(limit+1) to limit.
 fn step(counter: i8, up: bool, limit: i8) -> i8 {
     if up { (counter + 1).min(limit) } else { (counter - 1).max(-limit - 1) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_branch_with_one_target_is_known_on_any_path() {
+        let mut predictor =
+            Predictor::new(&crate::description::Description::load("table3", &[]).unwrap().branch);
+        for turn in 0..100 {
+            // Another path each time, and the same call behind it.
+            predictor.resolve(0x1000, 0x1002, End::IndirectJump, 0x2000 + turn * 64);
+            predictor.resolve(0x3000, 0x3002, End::IndirectJump, 0x4000);
+        }
+        assert_eq!(predictor.counts.indirect_mispredicted, 101, "the first call, and each of the others");
+    }
 }

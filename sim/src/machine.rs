@@ -244,6 +244,11 @@ impl Machine {
         self.uncharged = None;
     }
 
+    #[inline]
+    fn is_uncharged(&self) -> bool {
+        self.uncharged.is_some() && self.uncharged == Some(self.tlbs.root())
+    }
+
     /// The program enters its software allocator: malloc of so many bytes, or free of an address.
     pub fn enter_allocator(&mut self, owner: Owner, operand: u64) {
         if self.allocations.enter(self.tlbs.root(), operand) {
@@ -272,7 +277,7 @@ impl Machine {
 
     /// The kernel allocates pages. Those of the shim's arenas are not counted: the page allocator has its own.
     pub fn kernel_allocates(&mut self, flags: u64, pages: u64) {
-        if self.uncharged.is_some() && self.uncharged == Some(self.tlbs.root()) {
+        if self.is_uncharged() {
             return;
         }
         let counts = &mut self.counts;
@@ -281,6 +286,9 @@ impl Machine {
 
     /// The program calls the kernel with this number (x86-64 Linux).
     pub fn system_call(&mut self, number: u64) {
+        if self.is_uncharged() {
+            return;
+        }
         self.counts.system_calls += 1;
         // mmap, munmap, brk, mremap, madvise
         let memory = matches!(number, 9 | 11 | 12 | 25 | 28);
@@ -370,7 +378,7 @@ impl Machine {
     fn run(&mut self, number: usize, from: usize, to: usize, tables: &impl PageTables) {
         let block = &self.blocks[number];
         let kernel = block.is_kernel();
-        if self.uncharged.is_some() && self.uncharged == Some(self.tlbs.root()) {
+        if self.is_uncharged() {
             self.counts.uncharged_instructions += to.saturating_sub(from) as u64;
             return;
         }

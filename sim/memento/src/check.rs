@@ -75,6 +75,11 @@ impl Units {
             )?;
         }
         equal(
+            "pages handed over by the OS = pages used + pages not used yet",
+            counted.refilled_pages,
+            counted.pages_from_os.iter().sum::<u64>() + self.pages.unused_pages(),
+        )?;
+        equal(
             "pages handed over by the OS = pages held + pages in the pool",
             counted.refilled_pages,
             held.iter().sum::<u64>() + self.pages.pool_pages(),

@@ -20,6 +20,8 @@ use crate::{Exception, Work};
 /// The page allocator and what it manages.
 pub struct PageAllocator {
     pool: Vec<u64>,
+    /// The lowest page that nobody has used yet.
+    unused_from: u64,
     next_from_os: u64,
     end_of_memory: u64,
     aac: ArenaAllocationCache,
@@ -37,6 +39,7 @@ impl PageAllocator {
         );
         PageAllocator {
             pool: Vec::new(),
+            unused_from: pool.start,
             next_from_os: pool.start,
             end_of_memory: pool.end / PAGE_BYTES * PAGE_BYTES,
             aac: ArenaAllocationCache::new(config.aac_entries, config.aac_pointers),
@@ -50,6 +53,11 @@ impl PageAllocator {
         self.pool.len() as u64
     }
 
+    /// Of those, how many nobody has used yet.
+    pub fn unused_pages(&self) -> u64 {
+        (self.next_from_os - self.unused_from) / PAGE_BYTES
+    }
+
     /// Takes a page from the pool.
     pub fn take(&mut self, kind: PageKind, work: &mut Work<impl Machine>) -> Result<u64, Exception> {
         if self.pool.is_empty() {
@@ -58,6 +66,10 @@ impl PageAllocator {
         work.at += work.config.pool_cycles;
         let page = self.pool.pop().ok_or(Exception::OutOfMemory)?;
         work.statistics.pages_allocated[kind as usize] += 1;
+        if page >= self.unused_from {
+            self.unused_from = page + PAGE_BYTES;
+            work.statistics.pages_from_os[kind as usize] += 1;
+        }
         Ok(page)
     }
 

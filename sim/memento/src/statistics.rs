@@ -53,6 +53,8 @@ pub struct Statistics {
     pub arenas_released: u64,
     pub pages_allocated: [u64; 3],
     pub pages_freed: [u64; 3],
+    /// Of the pages allocated: those that came from the OS and not from an arena or a table that was freed.
+    pub pages_from_os: [u64; 3],
     pub refills: u64,
     pub refilled_pages: u64,
     pub refill_cycles: u64,
