@@ -84,7 +84,10 @@ impl<M: Machine> Pool<M> {
         }
         let prepare_ns = elapsed_ns(started);
         match self.shrink(number, deadline) {
-            Ok(device_ns) => {
+            Ok(shrink_ns) => {
+                // There the agent takes memory offline, which elsewhere is part of what the device waits for.
+                let offline_ns = if self.layout.mode == Mode::Nodes { prepare_ns } else { 0 };
+                let device_ns = offline_ns + shrink_ns;
                 let total_ns = elapsed_ns(started);
                 let host_after_bytes = self.machine.resident_bytes();
                 turn.enter(Event::Unplugged);

@@ -21,10 +21,10 @@ pub struct Plugged {
 pub struct Unplugged {
     /// Which one.
     pub partition: u32,
-    /// The agent's check that it is empty, before QEMU is asked.
+    /// Before QEMU is asked: the agent's check that it is empty, and in mode `nodes` taking it offline.
     pub prepare_ns: u64,
     /// From the request to QEMU until the guest's driver had given all of it back and QEMU had discarded it: the paper's
-    /// unplug latency (HotMem §5.4).
+    /// unplug latency (HotMem §5.4). In mode `nodes` from the start of the check, because the agent does some of it.
     pub device_ns: u64,
     /// Until the agent saw none of it online, from the start of the check.
     pub total_ns: u64,

@@ -37,6 +37,7 @@ pub struct Stranger {
     user: u32,
     binds: Vec<(CString, CString)>,
     cwd: CString,
+    fixed_layout: bool,
 }
 
 const CODE: &str = "/run/mayfly-code";
@@ -71,7 +72,8 @@ impl Stranger {
             }
             binds.push((CString::new(source)?, CString::new(target.as_str())?));
         }
-        Ok(Stranger { user: confinement.user, binds, cwd: CString::new(cwd)? })
+        let (user, fixed_layout) = (confinement.user, confinement.fixed_layout);
+        Ok(Stranger { user, binds, cwd: CString::new(cwd)?, fixed_layout })
     }
 
     /// Between fork and exec: its code, and nobody else's; no other user's processes; no privilege.
@@ -90,6 +92,9 @@ impl Stranger {
             checked(libc::syscall(libc::SYS_setgroups, 0, none))?;
             checked(libc::syscall(libc::SYS_setresgid, user, user, user))?;
             checked(libc::syscall(libc::SYS_setresuid, user, user, user))?;
+            if self.fixed_layout {
+                checked(libc::syscall(libc::SYS_personality, libc::ADDR_NO_RANDOMIZE))?;
+            }
             checked(libc::syscall(libc::SYS_prctl, libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
         }
     }

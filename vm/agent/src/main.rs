@@ -7,6 +7,7 @@
 //!
 //! It is one static binary, so that nothing in the root can break it.
 
+mod block;
 mod boot;
 mod cgroup;
 mod confine;

@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::time::{Duration, Instant};
 
+use vm_protocol::Merged;
+
 const NODES: &str = "/sys/devices/system/node";
+const UPM: &str = "/sys/kernel/mm/upm";
 const PAGE_BYTES: u64 = 4096;
 
 /// Memory of one node, in bytes.
@@ -77,6 +80,15 @@ fn movable_bytes_in(zoneinfo: &str, node: u32) -> u64 {
         .take_while(|line| !line.starts_with("Node "))
         .find_map(|line| line.trim().strip_prefix("managed")?.trim().parse::<u64>().ok())
         .map_or(0, |pages| pages * PAGE_BYTES)
+}
+
+/// What the kernel's UPM holds; nothing on a kernel without.
+pub fn merged() -> Merged {
+    let bytes = |name: &str| {
+        let text = fs::read_to_string(format!("{UPM}/{name}")).unwrap_or_default();
+        text.trim().parse::<u64>().unwrap_or(0) * PAGE_BYTES
+    };
+    Merged { bytes: bytes("stable_pages"), advised_bytes: bytes("entries") }
 }
 
 /// `/proc/meminfo`, in bytes. Its counters without a unit (huge pages) are counts.

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use vm_protocol::{Answer, ErrorKind, Layout, Mode, Refusal};
 
+use crate::block;
 use crate::confine::bind_to_node;
 use crate::instance::{Instances, refusal};
 use crate::memory;
@@ -37,6 +38,11 @@ impl Partitions {
         patience: Duration,
     ) -> Result<Answer, Refusal> {
         let begin = Instant::now();
+        if layout.mode == Mode::Nodes
+            && let Some(partition) = partition
+        {
+            block::bring_online(layout.node_of(partition));
+        }
         let answer = wait_for(layout, partition, patience, "plugged", |online| online >= bytes)?;
         if layout.mode == Mode::Nodes {
             let node = partition.map_or(layout.shared_node(), |partition| layout.node_of(partition));
@@ -61,7 +67,8 @@ impl Partitions {
         wait_for(layout, partition, patience, "unplugged", |online| online <= bytes)
     }
 
-    /// Closes a partition and empties it: page cache may be left in it, processes may not.
+    /// Closes a partition and empties it: page cache may be left in it, processes may not. In mode `nodes` its memory goes
+    /// offline, too.
     pub fn prepare(&self, layout: &Layout, partition: u32, instances: &Instances) -> Result<Answer, Refusal> {
         // Closed first: then nobody comes in after the check.
         self.closed.lock().expect("not poisoned").insert(partition);
@@ -72,8 +79,11 @@ impl Partitions {
             None if has_node(layout.mode) => empty(partition, layout.node_of(partition)),
             None => Ok(0),
         };
-        if outcome.is_err() {
-            self.open(partition);
+        match outcome {
+            // Mayfly's kernel does so by itself.
+            Ok(_) if layout.mode == Mode::Nodes => block::take_offline(layout.node_of(partition)),
+            Ok(_) => {}
+            Err(_) => self.open(partition),
         }
         outcome.map(|dropped_pages| Answer::Prepared { dropped_pages })
     }

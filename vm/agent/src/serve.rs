@@ -272,6 +272,7 @@ impl Server {
             vmstat: memory::vmstat(),
             meminfo_bytes: memory::meminfo_bytes(),
             hotmem: counters.lines().filter_map(counter).collect(),
+            merged: memory::merged(),
         })
     }
 }

@@ -163,6 +163,9 @@ pub struct Confinement {
     pub port: u16,
     /// Folders and files of the code disk that it sees, and where. It sees no others of it.
     pub binds: Vec<(String, String)>,
+    /// Without ASLR, so that pages with pointers are alike in all instances of a function and can be merged.
+    #[serde(default)]
+    pub fixed_layout: bool,
 }
 
 /// What the agent sends: a reply or an event.
@@ -364,6 +367,18 @@ pub struct Stats {
     /// The counters of `/sys/kernel/mm/hotmem`, on a kernel that has them.
     #[serde(default)]
     pub hotmem: BTreeMap<String, u64>,
+    /// What the kernel's UPM has merged, where it has one.
+    #[serde(default)]
+    pub merged: Merged,
+}
+
+/// Pages that the kernel keeps once for all who advised them (UPM). With HotMem they lie in the shared partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Merged {
+    /// What they occupy.
+    pub bytes: u64,
+    /// What they stand for: each as often as it is mapped by an advice.
+    pub advised_bytes: u64,
 }
 
 /// Memory of one node.

@@ -1,0 +1,77 @@
+//! Memory blocks of a node, which a process may take offline and bring back. Mode `nodes`: an empty partition is taken
+//! offline before the host asks for it. The driver of virtio-mem then only has to hand the blocks over. For blocks that
+//! are online it allocates every page first, which Debian's kernel zeroes (`init_on_alloc`), and where a page is in use
+//! for a moment it tries again after a second, then two, then four.
+
+use std::fs;
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::thread::JoinHandleExt;
+use std::path::PathBuf;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+/// The kernel tries for ever to move what is left in a block. What takes longer is left to the driver.
+const PATIENCE: Duration = Duration::from_secs(2);
+const AGAIN: Duration = Duration::from_millis(50);
+
+/// Takes the blocks of a node offline; those that do not go in time stay, and the driver does what it can.
+pub fn take_offline(node: u32) {
+    let (done, end) = channel();
+    let work = move || {
+        change(node, "online", "offline");
+        let _ = done.send(());
+    };
+    if !can_interrupt() {
+        return;
+    }
+    let Ok(worker) = std::thread::Builder::new().spawn(work) else { return };
+    let mut patience = PATIENCE;
+    while end.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
+        // SAFETY: the thread was not joined, so it can be named; the signal's handler does nothing.
+        unsafe { libc::pthread_kill(worker.as_pthread_t(), libc::SIGUSR1) };
+        patience = AGAIN;
+    }
+    let _ = worker.join();
+}
+
+/// Brings back what [`take_offline`] took: the partition stays after all. New blocks come online by themselves.
+pub fn bring_online(node: u32) {
+    change(node, "offline", "online_movable");
+}
+
+/// Changes the blocks of a node that are in state `from`, until one does not go.
+fn change(node: u32, from: &str, to: &str) {
+    for state in states_of(node) {
+        let is = fs::read_to_string(&state).unwrap_or_default();
+        // One attempt: a write that a signal has ended is not made again.
+        if is.trim() == from && !File::options().write(true).open(&state).is_ok_and(|file| write(file, to)) {
+            return;
+        }
+    }
+}
+
+fn write(mut file: File, text: &str) -> bool {
+    file.write(text.as_bytes()).is_ok()
+}
+
+/// The files that say and set whether a block of this node is online.
+fn states_of(node: u32) -> Vec<PathBuf> {
+    let entries =
+        fs::read_dir(format!("/sys/devices/system/node/node{node}")).into_iter().flatten().flatten();
+    let is_block = |name: &str| {
+        name.strip_prefix("memory").is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    let blocks = entries.filter(|entry| entry.file_name().to_str().is_some_and(is_block));
+    blocks.map(|entry| entry.path().join("state")).collect()
+}
+
+/// Lets SIGUSR1 end a system call, and nothing else.
+fn can_interrupt() -> bool {
+    extern "C" fn nothing(_: libc::c_int) {}
+    // SAFETY: all zeros is a valid value of this structure: an empty mask, no flags, so that calls are not restarted.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as libc::sighandler_t;
+    // SAFETY: a handler that does nothing may run at any time; nobody else uses this signal.
+    unsafe { libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut()) == 0 }
+}
