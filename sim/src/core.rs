@@ -11,7 +11,7 @@ use crate::calendar::Calendar;
 pub use crate::cause::{CAUSE_NAMES, CAUSES, Cause, OWNER_NAMES, OWNERS, Owner};
 use crate::description::Description;
 use crate::extension::Extension;
-use crate::hierarchy::{Hierarchy, Level};
+use crate::hierarchy::{Hierarchy, Level, Purpose};
 use crate::tlb::{PageTables, Side, Tlbs};
 
 const FORWARDS: usize = 512;
@@ -211,6 +211,7 @@ impl Core {
                 self.redirect(translated.at, Cause::InstructionTlb);
                 self.fetch_line = line;
             }
+            behind.hierarchy.purpose = Purpose::Code;
             let (done, _) = behind.hierarchy.access(Level::L1i, line, false, false, self.fetch);
             // A hit is part of the pipeline's depth; what is longer is a bubble.
             if done > self.fetch + self.l1i_cycles {
@@ -413,7 +414,7 @@ impl Core {
 /// A register of a device: outside of what the paper looks at.
 const DEVICE_CYCLES: u64 = 300;
 
-/// Where an access goes, and when that is known.
+/// Where an access goes, and when that is known. Finding it also tells the hierarchy what the access is for.
 struct Place {
     physical: u64,
     /// A line of Memento's region that was never used: no need to read it from DRAM.
@@ -429,12 +430,16 @@ fn translate<T: PageTables>(access: &Access, at: u64, behind: &mut Behind<T>) ->
         && extension.contains(access.address)
     {
         let (physical, fresh, known) = extension.translate(access, at, behind.hierarchy, behind.tlbs);
+        behind.hierarchy.purpose = Purpose::Objects;
         return Place { physical, fresh, at: known, late: (known > at).then_some(Cause::DataTlb) };
     }
+    let purpose = if access.address >> 63 == 1 { Purpose::Kernel } else { Purpose::Program };
+    behind.hierarchy.purpose = purpose;
     if behind.tlbs.quick(Side::Data, access.address, physical) {
         return Place { physical, fresh: false, at, late: None };
     }
     let translated =
         behind.tlbs.slow(Side::Data, access.address, physical, at, behind.hierarchy, behind.tables);
+    behind.hierarchy.purpose = purpose;
     Place { physical, fresh: false, at: translated.at, late: Some(Cause::DataTlb) }
 }

@@ -4,7 +4,7 @@
 //! agree on every operation, or the run is over.
 
 use crate::block::Access;
-use crate::hierarchy::{Hierarchy, Level};
+use crate::hierarchy::{Hierarchy, Level, Purpose};
 use crate::tlb::{Side, Tlbs};
 use memento::{Config, Exception, Port, Units};
 
@@ -37,10 +37,12 @@ pub struct View<'a> {
 impl memento::Machine for View<'_> {
     fn access(&mut self, _core: usize, port: Port, access: memento::Access, physical: u64, at: u64) -> u64 {
         let write = access != memento::Access::Read;
+        self.hierarchy.purpose = Purpose::Units;
         self.hierarchy.access(entrance(port), physical >> 6, write, false, at).0
     }
 
     fn instantiate(&mut self, _core: usize, port: Port, physical: u64, at: u64) -> u64 {
+        self.hierarchy.purpose = Purpose::Units;
         self.hierarchy.access(entrance(port), physical >> 6, true, true, at).0
     }
 

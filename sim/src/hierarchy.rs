@@ -20,12 +20,38 @@ pub enum Level {
     Dram,
 }
 
+/// What an access is for, so that DRAM's reads can be told apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Purpose {
+    /// Instructions.
+    Code,
+    /// Page tables.
+    Walk,
+    /// Memento's units: headers, its page table.
+    Units,
+    /// Objects in a Memento region.
+    Objects,
+    /// Other memory of programs.
+    Program,
+    /// The kernel's memory, which all pages are to it when it clears or copies them.
+    Kernel,
+}
+
+/// How many purposes there are.
+pub const PURPOSES: usize = 6;
+/// Their names.
+pub const PURPOSE_NAMES: [&str; PURPOSES] = ["code", "walks", "units", "objects", "program", "kernel"];
+
 /// L1i and L1d, which share L2, LLC and memory. Neither inclusive nor exclusive: a victim goes on only when dirty.
 pub struct Hierarchy {
     caches: [Cache; 4],
     dram: Dram,
     /// Lines that were filled with zeroes at the LLC instead of being read (Memento §3.3).
     pub bypasses: u64,
+    /// Of the accesses that come now.
+    pub purpose: Purpose,
+    reads_for: [u64; PURPOSES],
 }
 
 /// All that the memory system counts.
@@ -38,6 +64,8 @@ pub struct MemoryCounts {
     pub llc: CacheCounts,
     pub dram: DramCounts,
     pub llc_bypasses: u64,
+    /// DRAM's reads by purpose.
+    pub reads_for: [u64; PURPOSES],
 }
 
 impl Hierarchy {
@@ -53,6 +81,8 @@ impl Hierarchy {
             ],
             dram: Dram::new(&d.dram, d.core.frequency_mhz),
             bypasses: 0,
+            purpose: Purpose::Kernel,
+            reads_for: [0; PURPOSES],
         }
     }
 
@@ -77,7 +107,10 @@ impl Hierarchy {
                 self.bypasses += 1;
                 (from, Level::Llc)
             }
-            Level::Dram => (self.dram.read(line, from), Level::Dram),
+            Level::Dram => {
+                self.reads_for[self.purpose as usize] += 1;
+                (self.dram.read(line, from), Level::Dram)
+            }
             behind => self.access(behind, line, false, fresh, from),
         };
         let cache = &mut self.caches[level as usize];
@@ -122,7 +155,15 @@ impl Hierarchy {
     /// What was counted so far.
     pub fn counts(&self) -> MemoryCounts {
         let [l1i, l1d, l2, llc] = [0, 1, 2, 3].map(|level| self.caches[level].counts);
-        MemoryCounts { l1i, l1d, l2, llc, dram: self.dram.counts, llc_bypasses: self.bypasses }
+        MemoryCounts {
+            l1i,
+            l1d,
+            l2,
+            llc,
+            dram: self.dram.counts,
+            llc_bypasses: self.bypasses,
+            reads_for: self.reads_for,
+        }
     }
 
     /// Counts from zero; what the caches hold stays.
@@ -135,6 +176,7 @@ impl Hierarchy {
             requests.clear();
         }
         self.bypasses = 0;
+        self.reads_for = [0; PURPOSES];
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::allocations::{LIFETIME_ENDS, SIZE_ENDS};
 use crate::core::{CAUSE_NAMES, CAUSES, OWNER_NAMES, OWNERS};
 use crate::description::Description;
+use crate::hierarchy::PURPOSE_NAMES;
 use crate::machine::Machine;
 use std::fmt::Write;
 
@@ -278,6 +279,10 @@ impl Statistics {
         let bytes = ((dram.reads + dram.writes) * 64) as f64;
         let seconds = machine.cycles() as f64 / (description.core.frequency_mhz as f64 * 1e6);
         self.ratio("dram.bandwidth_mb_s", bytes / 1e6, seconds, "MB/s", "traffic over time");
+        for (name, reads) in PURPOSE_NAMES.iter().zip(counts.reads_for) {
+            self.count(format!("dram.reads_for.{name}"), reads, "lines", "read for a miss of these");
+        }
+        self.must("DRAM reads by purpose sum to all", dram.reads, counts.reads_for.iter().sum());
         self.must(
             "DRAM reads are LLC misses less bypasses",
             dram.reads,

@@ -5,7 +5,7 @@
 //! pages are held in parts of 2 MiB.
 
 use crate::description::TlbDescription;
-use crate::hierarchy::{Hierarchy, Level};
+use crate::hierarchy::{Hierarchy, Level, Purpose};
 
 /// The guest's page tables.
 pub trait PageTables {
@@ -311,6 +311,7 @@ impl Tlbs {
         loop {
             let entry_at = table + 8 * ((va >> (12 + 9 * level)) & 511);
             let entry = tables.entry(entry_at);
+            hierarchy.purpose = Purpose::Walk;
             (done, _) = hierarchy.access(Level::L1d, entry_at >> 6, false, false, done);
             self.counts.walk_reads += 1;
             let large = level > 0 && entry & 0x80 != 0;

@@ -289,15 +289,12 @@ impl PageAllocator {
         }
     }
 
-    /// A process is gone: all its pages go back to the pool at once (§2.2: batch-freed when the function exits). Returns
-    /// how many arenas' worth of table entries were walked, in pages.
-    pub fn release(&mut self, process: &Process, work: &mut Work<impl Machine>) -> u64 {
+    /// A process is gone: all its pages go back to the pool at once (§2.2: batch-freed when the function exits).
+    pub fn release(&mut self, process: &Process, work: &mut Work<impl Machine>) {
         let (data, tables) = self.tables.pages_below(process.root, 3);
         work.at += work.config.request_cycles;
+        self.read_entries(process, work);
         for table in tables.iter().chain([&process.root]) {
-            for line in 0..PAGE_BYTES / LINE_BYTES {
-                work.access(Port::Controller, Access::Read, table + line * LINE_BYTES);
-            }
             self.tables.destroy(*table);
             self.give_back(*table, PageKind::Table, work.statistics);
         }
@@ -313,6 +310,27 @@ impl PageAllocator {
         for cache in &mut self.walk_caches {
             cache.drop_process(process.root);
         }
-        data.len() as u64
+    }
+
+    /// Reads the entries of all arenas that were handed out: the bump pointers say where they end.
+    fn read_entries(&self, process: &Process, work: &mut Work<impl Machine>) {
+        let mut read = [0; 4];
+        for (lane, its) in process.lanes.iter().enumerate() {
+            let Some(its) = its else { continue };
+            for (class, &end) in its.next.iter().enumerate() {
+                let start = process.start + class_range(class, lane).0;
+                for address in (start..end).step_by(PAGE_BYTES as usize) {
+                    let path = self.tables.path(process.root, address);
+                    for level in (0..4).rev() {
+                        let Some(table) = path[level] else { break };
+                        let line = entry_address(table, level as u32, address) / LINE_BYTES;
+                        if read[level] != line {
+                            read[level] = line;
+                            work.access(Port::Controller, Access::Read, line * LINE_BYTES);
+                        }
+                    }
+                }
+            }
+        }
     }
 }
