@@ -174,7 +174,7 @@ fn place(heap: &'static Heap, call: &Call, prediction: &Prediction, alignment: u
         Some(size_class) => {
             let bin = heap.bin(class, size_class);
             if prediction.cacheable && !trace::on() {
-                heap.remember(call, bin);
+                heap.predictions.remember(call, bin, prediction.site);
             }
             place_small(heap, bin)
         }

@@ -16,28 +16,20 @@ use crate::geometry::{MAX_SMALL_BYTES, SPAN_BYTES};
 use crate::large::LargeCache;
 use crate::lifetime::CLASSES;
 use crate::outbox::Outbox;
+use crate::predictions::Predictions;
 use crate::profile;
 use crate::refill::Hand;
 use crate::region;
 use crate::remote::{RemoteList, Tenancy};
 use crate::sites::KnownSites;
-use crate::size_class::{self, COUNT as SIZE_CLASSES, GRANULE_BYTES};
+use crate::size_class::{self, COUNT as SIZE_CLASSES};
 use crate::span::{Place, Span, SpanList};
 use crate::stats::{self, EVENTS, Event};
 use crate::text::misuse;
 use crate::thread;
 
-/// Entries of the prediction table.
-pub const PREDICTIONS: usize = 2048;
-
-/// What the prediction table knows of one kind of call (LLAMA §7): the bin its objects go to. All zeros knows nothing.
-struct Entry {
-    key: Cell<u64>,
-    bin: Cell<Option<&'static Bin>>,
-}
-
 /// Bytes that a thread keeps to predict with, if it uses all of its tables.
-pub const TABLES_BYTES: usize = size_of::<[Entry; PREDICTIONS]>() + size_of::<KnownSites>();
+pub const TABLES_BYTES: usize = size_of::<Predictions>() + size_of::<KnownSites>();
 
 /// What the fast path of freeing did.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -244,7 +236,8 @@ pub struct Heap {
     pub counts: [AtomicU64; EVENTS],
     /// Spans divided by lines, by lifetime class.
     pub lines: [crate::lines::OpenSpans; CLASSES],
-    predictions: [Entry; PREDICTIONS],
+    /// Which bin the objects of a call go to.
+    pub predictions: Predictions,
     bins: [Bin; SIZE_CLASSES * CLASSES],
 }
 
@@ -281,7 +274,7 @@ impl Heap {
             large_before_sample: Cell::new(0),
             counts: [const { AtomicU64::new(0) }; EVENTS],
             lines: [const { crate::lines::OpenSpans::new() }; CLASSES],
-            predictions: [const { Entry { key: Cell::new(0), bin: Cell::new(None) } }; PREDICTIONS],
+            predictions: Predictions::new(),
             bins: [const { Bin::new() }; SIZE_CLASSES * CLASSES],
         }
     }
@@ -300,17 +293,6 @@ impl Heap {
         &self.bins
     }
 
-    /// The entry for a call, and the key by which it knows it. The size in granules has the low ten bits to itself: so no
-    /// collision can yield cells too small, and no key is 0. Return address and stack height are mixed above it.
-    #[inline(always)]
-    fn entry(&self, call: &Call) -> (&Entry, u64) {
-        let granules = ((call.size + 2 * GRANULE_BYTES - 1) / GRANULE_BYTES) as u64;
-        let call_site = (call.caller as u64).wrapping_add((call.stack as u64) << 12);
-        let key = call_site << 10 | granules;
-        let place = (key as u32).wrapping_mul(0x9E37_79B1) >> (u32::BITS - PREDICTIONS.ilog2());
-        (&self.predictions[place as usize], key)
-    }
-
     /// The fast path of allocation.
     #[inline(always)]
     pub fn allocate_fast(&self, call: &Call) -> Option<usize> {
@@ -323,23 +305,7 @@ impl Heap {
         if call.size > MAX_SMALL_BYTES {
             return None;
         }
-        let (entry, key) = self.entry(call);
-        let (known, bin) = (entry.key.get(), entry.bin.get());
-        // SAFETY: no call has the key of an empty entry, and the others have a bin.
-        (known == key).then(|| unsafe { bin.unwrap_unchecked() })
-    }
-
-    /// Remembers the bin for calls like this one.
-    pub fn remember(&self, call: &Call, bin: &'static Bin) {
-        let (entry, key) = self.entry(call);
-        entry.key.set(key);
-        entry.bin.set(Some(bin));
-    }
-
-    /// Forgets all predictions.
-    pub fn forget_predictions(&self) {
-        // Entries that were never used are not written to: their memory is not there yet.
-        self.predictions.iter().filter(|entry| entry.key.get() != 0).for_each(|entry| entry.key.set(0));
+        self.predictions.get(call)
     }
 }
 

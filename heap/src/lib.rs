@@ -14,7 +14,8 @@
 //! | [`region`], [`huge_page`], [`available`], [`pool`], [`retained`] | address space, a page's metadata, pages with room, free pages |
 //! | [`global`], [`large`], [`direct`] | the global allocator: blocks and deadlines; large objects; those with a mapping of their own |
 //! | [`span`], [`remote`], [`outbox`], [`lines`] | a span's metadata, frees by other threads, the paper's layout by lines |
-//! | [`heap`], [`refill`], [`registry`], [`thread`], [`fork`] | a thread's heap: fast paths, cold half, its coming and going |
+//! | [`heap`], [`predictions`], [`refill`] | a thread's heap: fast paths, its prediction table, cold half |
+//! | [`registry`], [`thread`], [`fork`] | its coming and going |
 //! | [`predict`], [`sites`], [`model`], [`table`], [`unwind`] | where lifetimes come from; what is kept of that across runs |
 //! | [`profile`], [`profile_file`], [`control`] | lifetimes by calling context, for training; attaching to a program that runs |
 //! | [`allocate`], [`free`], [`extent`], [`maintenance`], [`trim`] | all of it together |
@@ -62,6 +63,7 @@ pub mod os;
 pub mod outbox;
 pub mod pool;
 pub mod predict;
+pub mod predictions;
 pub mod profile;
 pub mod profile_file;
 pub mod refill;

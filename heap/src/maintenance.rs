@@ -1,7 +1,7 @@
 //! What must be done now and then: deadlines, the age of watched objects, empty spans in hand, stale predictions.
 //!
-//! No thread of its own does it: whoever is on a slow path when a tick has passed does a bounded piece. A program that
-//! does not allocate has a heap that does not change.
+//! No thread of its own does it: whoever is on a slow path of allocating or freeing when a tick has passed does a bounded
+//! piece. A program that does neither has a heap that does not change.
 
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
@@ -52,7 +52,7 @@ pub fn look(heap: &'static Heap) {
     if heap.epoch.get() != epoch && now_ms.wrapping_sub(heap.forgot_ms.get()) >= patience_ms {
         heap.epoch.set(epoch);
         heap.forgot_ms.set(now_ms);
-        heap.forget_predictions();
+        heap.predictions.forget_changed();
     }
     if now_ms.wrapping_sub(heap.flushed_ms.get()) >= FLUSH_MS {
         heap.flushed_ms.set(now_ms);

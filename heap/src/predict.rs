@@ -81,7 +81,9 @@ pub fn classify(heap: &Heap, call: &Call) -> Prediction {
             Prediction { class, cacheable: false, site: None }
         }
         Source::Online | Source::Model { .. } => {
-            stats::count(Event::PredictionMissed);
+            if heap.predicted_bin(call).is_none() {
+                stats::count(Event::PredictionMissed);
+            } // else the bin needs a span, and its site learns
             let site = sites::of(heap, call);
             if let Some(site) = site.filter(|site| site.was_hit(1, call.size)) {
                 ask_again(site, call);
@@ -95,7 +97,7 @@ pub fn classify(heap: &Heap, call: &Call) -> Prediction {
 #[inline]
 pub fn was_hit(heap: &'static Heap, call: &Call, count: u32) {
     if matches!(source(), Source::Model { .. })
-        && let Some(site) = heap.known_sites.get(call)
+        && let Some(site) = heap.predictions.site(call).or_else(|| heap.known_sites.get(call))
     {
         let _pass = fork::pass(heap);
         if site.was_hit(count, call.size) {

@@ -275,8 +275,14 @@ impl Site {
         self.class.load(Relaxed) as usize
     }
 
-    fn number(&self) -> usize {
+    /// Its number: no two sites have the same.
+    pub fn number(&self) -> usize {
         (core::ptr::from_ref(self) as usize - SITES.as_ptr() as usize) / size_of::<Site>()
+    }
+
+    /// The site with this number.
+    pub fn numbered(number: usize) -> Option<&'static Site> {
+        SITES.get(number)
     }
 
     fn parent(&self) -> Option<&'static Site> {
