@@ -51,9 +51,9 @@ pub struct SimArguments {
     /// A variable of the program's environment; may be repeated
     #[arg(long = "env", value_name = "NAME=VALUE")]
     environment: Vec<String>,
-    /// Count from the program's start, imports and all, also where the image lists it as warm
+    /// Count only a warm call of a function that the image lists as `warm`, and not its program from start to end
     #[arg(long)]
-    cold: bool,
+    warm: bool,
     /// Stop after so many instructions; what was counted is kept, and marked as partial
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     max_instructions: u64,
@@ -122,10 +122,12 @@ impl SimArguments {
     fn run(&self, image: &Image, allocator: Allocator, folder: &Path) -> Result<Ended> {
         let program = Program::resolve(&self.command, &image.description, allocator)?;
         let mut environment = program.environment;
-        environment.extend(self.environment.iter().cloned());
-        if self.cold {
+        if !self.warm {
             environment.retain(|variable| variable != WARM);
+        } else if !environment.iter().any(|variable| variable == WARM) {
+            bail!("{}: the image lists no warm call of it: leave --warm out", self.command[0]);
         }
+        environment.extend(self.environment.iter().cloned());
         let description = self.description(allocator)?;
         let guest = Guest {
             image,

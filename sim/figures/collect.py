@@ -28,17 +28,16 @@ def part(over: float, under: float) -> float:
     return 100 * over / under if under else 0.0
 
 
-def pages(run: dict) -> tuple[int, int]:
-    """Physical pages that were allocated for the program and for the kernel; the pool's count (§6.3)."""
-    user = run["user_pages"] + run.get("memento.pages_allocated.data", 0)
-    tables = run.get("memento.pages_allocated.tables", 0) + run.get("memento.pages_allocated.blocks", 0)
-    return user, run["kernel_pages"] + tables
+def pages(run: dict, counted: str = "from_os") -> tuple[int, int]:
+    """Physical pages that the OS allocated for the program and for the kernel, or for Memento's pool instead (§6.3)."""
+    pool = {kind: run.get(f"memento.pages_{counted}.{kind}", 0) for kind in ("data", "tables", "blocks")}
+    return run["user_pages"] + pool["data"], run["kernel_pages"] + pool["tables"] + pool["blocks"]
 
 
-def price(run: dict, whole: dict) -> float:
-    """A call's time, and the memory of the process that it runs in."""
+def price(run: dict) -> float:
+    """The process' time and memory."""
     milliseconds = math.ceil(run["time_us"] / 1000)
-    megabytes = math.ceil(sum(pages(whole)) * 4096 / 1e6)
+    megabytes = math.ceil(sum(pages(run)) * 4096 / 1e6)
     return DOLLARS_PER_GB_S * milliseconds / 1000 * megabytes / 1000
 
 
@@ -82,17 +81,16 @@ def compared(native: dict, memento: dict) -> dict:
     }
 
 
-def memory(runs: dict) -> dict:
-    """Fig. 11 and 14. A warm call finds its memory there: what counts is all that its process took."""
-    native, memento = runs["native"], runs["memento"]
-    all_native, all_memento = (runs.get(f"cold-{name}", runs[name]) for name in ("native", "memento"))
-    before, after = pages(all_native), pages(all_memento)
-    prices = price(native, all_native), price(memento, all_memento)
+def memory(native: dict, memento: dict) -> dict:
+    """Fig. 11 and 14."""
+    before, after, taken = pages(native), pages(memento), pages(memento, "allocated")
+    prices = price(native), price(memento)
     with_request = [one + DOLLARS_PER_REQUEST for one in prices]
     return {
         "user_pages_saved_percent": saved(before[0], after[0]),
         "kernel_pages_saved_percent": saved(before[1], after[1]),
         "pages_saved_percent": saved(sum(before), sum(after)),
+        "pages_saved_each_taking_percent": saved(sum(before), sum(taken)),
         "cost_saved_percent": saved(*prices),
         "cost_saved_with_requests_percent": saved(*with_request),
         "inactive_slots_percent": 100 * memento["memento.inactive_slots"],
@@ -127,15 +125,14 @@ def program(runs: dict) -> dict:
     native, memento, marks = (runs.get(name) for name in ("native", "memento", "marks"))
     if native and memento:
         flat |= compared(native, memento) | units(memento) | breakdown(runs, native, memento)
-        if ("cold-native" in runs) == ("cold-memento" in runs):
-            flat |= memory(runs)
+        flat |= memory(native, memento)
         if native["output"] != memento["output"]:
             flat["memento.failure"] = "its output under Memento is another"
     if marks and "objects.allocations" in marks:
         flat |= objects(marks) | management(marks)
-    if runs.get("cold-native") and runs.get("cold-memento"):
-        cold = compared(runs["cold-native"], runs["cold-memento"])
-        flat |= {f"cold.{key}": value for key, value in cold.items()}
+    if runs.get("warm-native") and runs.get("warm-memento"):
+        warm = compared(runs["warm-native"], runs["warm-memento"])
+        flat |= {f"warm.{key}": value for key, value in warm.items()}
     for name in ("iso-storage", "mallacc"):
         if native and runs.get(name):
             flat[f"{name.replace('-', '_')}_speedup_percent"] = faster(native, runs[name])

@@ -35,7 +35,6 @@ GROUPS = {
     ("Data Proc", "speedup_percent"): (7.5, "§6.1; 5 to 11"),
     ("Data Proc", "traffic_saved_percent"): (33.0, "§6.2"),
     ("Data Proc", "pages_saved_percent"): (23.0, "§6.3"),
-    ("Python", "cold.speedup_percent"): (15.0, "§6.6; 7 to 22, with containers set up"),
     ("Python", "management.user_percent"): (48.0, "Table 2"),
     ("C++", "management.user_percent"): (96.0, "Table 2"),
     ("Golang", "management.user_percent"): (56.0, "Table 2"),

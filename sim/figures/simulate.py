@@ -34,8 +34,8 @@ def command(program: str, configuration: str, folder: Path, marks: Path | None) 
     words = [str(MAYFLY), "sim", "--json", "--out", str(folder), "--allocator", wanted["allocator"]]
     if "MAYFLY_SIM_IMAGE" in os.environ:
         words += ["--image", os.environ["MAYFLY_SIM_IMAGE"]]
-    if wanted.get("only") == "cold":
-        words.append("--cold")
+    if wanted.get("only") == "warm":
+        words.append("--warm")
     if "machine" in wanted:
         words += ["--machine", wanted["machine"]]
     if "off" in wanted:
