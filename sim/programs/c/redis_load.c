@@ -1,5 +1,5 @@
 // Starts redis-server with this program's environment, and drives it through a Unix socket: half PUT, half GET (§5), every
-// answer checked. The client is static and allocates nothing, so that what is measured is the server.
+// answer checked; the second half of the requests is its steady state. The client is static and allocates nothing, so that what is measured is the server.
 // redis_load REQUESTS
 #define _GNU_SOURCE
 #include <errno.h>
@@ -12,6 +12,8 @@
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "measured.h"
 
 enum { KEYS = 1000, LARGEST = 4096 };
 
@@ -88,6 +90,8 @@ int main(int argc, char **argv) {
     }
     unsigned gets = 0, hits = 0;
     for (int i = 0; i < requests; i++) {
+        if (i == requests / 4) warming();
+        if (i == requests / 2) measured();
         unsigned key = (unsigned)number(KEYS);
         int length;
         if (i % 2 == 0) {

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "measured.h"
+
 // What is needed of sqlite3.h, as its documentation gives it: the image has the library, not its header.
 typedef struct sqlite3 sqlite3;
 typedef struct sqlite3_stmt sqlite3_stmt;
@@ -60,7 +62,9 @@ int main(int argc, char **argv) {
     }
     run("COMMIT");
     unsigned long rows = 0;
+    warming();
     for (int i = 0; i < queries; i++) {
+        if (i == queries / 4) measured();
         int number = i * 6151 % 10007;
         switch (i % 3) {
         case 0:
