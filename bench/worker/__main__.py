@@ -7,8 +7,9 @@ import time
 
 from bench import command
 from bench.outcome import Shown, at_least, at_most, figure, print_shown, table, write
-from bench.worker import experiments
-from bench.worker.experiments import INSTANCES, MODELS, VARIANTS
+from bench.worker import experiments, machines
+from bench.worker.experiments import MODELS, VARIANTS
+from bench.worker.machines import INSTANCES, MODES
 
 PARTS = {
     "memory": "1 to 16 instances of the model functions: memory of each and of all (UPM Fig. 5, 6)",
@@ -26,7 +27,6 @@ examples
 
 Times are of this run and this machine: compare ratios. Anything else that runs meanwhile blurs them.
 """
-MODES = ("static", "plain", "nodes", "hotmem")
 
 
 def arguments() -> argparse.Namespace:
@@ -108,11 +108,10 @@ class Run:
         functions = ["page"] if self.options.quick else list(INSTANCES)
         for mode in self.options.modes:
             for function in functions:
-                count = 2 if self.options.quick else INSTANCES[function]
-                self.measure(f"vm.{mode}.{function}", experiments.reclaim, mode, function, count)
-            if mode != "static":
-                count, limit_s = (2, 40) if self.options.quick else (4, 90)
-                self.measure(f"vm.{mode}.interference", experiments.interference, mode, count, limit_s)
+                count, rounds = (2, 2) if self.options.quick else (INSTANCES[function], 6)
+                self.measure(f"vm.{mode}.{function}", machines.reclaim, mode, function, count, rounds)
+            count, rounds = (2, 1) if self.options.quick else (4, 4)
+            self.measure(f"vm.{mode}.interference", machines.interference, mode, count, rounds)
 
 
 def shown(flat: dict) -> list[Shown]:
@@ -166,8 +165,8 @@ def print_tables(flat: dict) -> None:
     if len(rows) > 1:
         print("\nTimes")
         table(rows)
-    rows = [["", "unplugs", "unplug P50 ms", "MiB/s", "requests: P50 ms", "P99 ms"]]
-    keys = ("unplugs", "unplug_p50_ms", "mib_per_s", "p50_ms", "p99_ms")
+    rows = [["", "unplugs", "unplug P50 ms", "MiB/s", "requests", "P50 ms", "P99 ms"]]
+    keys = ("unplugs", "unplug_p50_ms", "mib_per_s", "requests", "p50_ms", "p99_ms")
     for function in INSTANCES:
         for mode in MODES:
             values = [flat.get(f"vm.{mode}.{function}.{key}") for key in keys]
@@ -184,7 +183,7 @@ def print_tables(flat: dict) -> None:
             ratio = figure(flat.get(f"vm.{mode}.interference.ratio"), 2)
             rows.append([mode, *(figure(value, 0) for value in values), ratio])
     if len(rows) > 1:
-        print("\nRequests while other instances' memory is unplugged (HotMem Fig. 10)")
+        print("\nRequests while other instances end and their memory is unplugged (HotMem Fig. 10)")
         table(rows)
 
 

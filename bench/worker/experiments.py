@@ -1,23 +1,19 @@
 """What is measured: memory of 1 to 16 instances (UPM Fig. 5, 6), cold starts (UPM Fig. 8), latency of warm
-instances, and how a virtual machine's memory comes back (HotMem Fig. 8, 9, 10)."""
+instances. Instances in a VM are in machines.py."""
 
 import contextlib
 import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 
 from bench.outcome import ROOT, BenchError
 from bench.worker.worker import MAYFLY, PLAIN, Worker, running
 
 MIB = 1 << 20
 MODELS = ("image", "text")
-# Instances of each function in a VM, whose processors are few and may be emulated.
-INSTANCES = {"image": 3, "text": 2, "bfs": 4, "page": 4}
 VARIANTS = {"plain": PLAIN, "heap": ["--without", "merge"], "merge": ["--without", "heap"], "mayfly": []}
 TRACE = ROOT / "functions" / "trace.csv"
 
@@ -115,74 +111,6 @@ def latency(function: str, variants: list[str], requests: int, rounds: int) -> d
             f"{variant}.p99_ms": percentile(times, 99),
             f"{variant}.rested_p50_ms": median(rested[variant]),
         }
-    return numbers
-
-
-@contextlib.contextmanager
-def machine(mode: str, partitions: int) -> Iterator[Worker]:
-    """A worker whose instances live in a VM, and are kept for 8 s."""
-    # It only looks if there is an image.
-    kernel = ["--kernel", "hotmem"] if mode == "hotmem" else []
-    made = subprocess.run([MAYFLY, "vm", "image", *kernel], capture_output=True, text=True)
-    if made.returncode:
-        raise BenchError(f"mayfly vm image: {made.stderr.strip().splitlines()[-1]}")
-    where = ["--sandbox", "vm", "--mode", mode, "--partitions", str(partitions)]
-    with running(*where, "--keep-alive", "8", "--queue-wait", "300", "--burst", "2") as worker:
-        yield worker
-
-
-def burst(worker: Worker, function: str, count: int) -> list[float]:
-    """Requests at once, each for an instance of its own, and as many again."""
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(lambda number: worker.invoke(function, number), range(2 * count)))
-
-
-def wait_until_gone(worker: Worker, function: str, limit_s: float) -> None:
-    deadline = time.monotonic() + limit_s
-    while worker.instances(function) and time.monotonic() < deadline:
-        time.sleep(0.5)
-
-
-def reclaim(mode: str, function: str, count: int) -> dict[str, float]:
-    """A burst of requests starts instances in a VM; then nobody calls them and they end: how fast
-    their memory comes back (HotMem Fig. 8), and how long requests took meanwhile (Fig. 9)."""
-    with machine(mode, count) as worker:
-        times = burst(worker, function, count)
-        wait_until_gone(worker, function, 120)
-        time.sleep(1)
-        events = worker.read("/events")["events"]
-    numbers = {"p50_ms": median(times), "p99_ms": percentile(times, 99)}
-    size = next((event["bytes"] for event in events if event["kind"] == "plug"), 0)
-    unplugs = [event["device_ms"] for event in events if event["kind"] == "unplug" and event.get("device_ms")]
-    numbers["unplugs"] = len(unplugs)
-    if unplugs and mode != "static":
-        numbers["unplug_p50_ms"] = median(unplugs)
-        numbers["mib_per_s"] = 1000 * size / MIB / median(unplugs)
-    return numbers
-
-
-def interference(mode: str, count: int, limit_s: float) -> dict[str, float]:
-    """One function is called all the time, one request after the other, while instances of another end and
-    their memory is unplugged (HotMem Fig. 10)."""
-    with machine(mode, count + 1) as worker:
-        worker.invoke("bfs", 0)
-        burst(worker, "page", count)
-        began, times = time.monotonic(), []
-        while time.monotonic() - began < limit_s:
-            at_ms = worker.read("/history?after=999999999999")["now_ms"]
-            times.append((at_ms, worker.invoke("bfs", len(times))))
-            if not worker.instances("page"):
-                break
-        events = worker.read("/events")["events"]
-    unplugs = [event for event in events if event["kind"] == "unplug"]
-    spans = [(event["at_ms"] - event["ms"], event["at_ms"]) for event in unplugs]
-    meanwhile = [took for at, took in times if any(at <= end and at + took >= start for start, end in spans)]
-    others = [took for at, took in times if took not in meanwhile]
-    numbers: dict[str, float] = {"requests": len(times), "requests_meanwhile": len(meanwhile)}
-    if others:
-        numbers["otherwise_ms"] = mean(others)
-    if meanwhile and others:
-        numbers |= {"meanwhile_ms": mean(meanwhile), "ratio": mean(meanwhile) / mean(others)}
     return numbers
 
 

@@ -1,4 +1,6 @@
-"""Draws what bench/worker/run found: memory of an instance by their number (UPM Fig. 5), of all (Fig. 6)."""
+"""Draws what bench/worker/run found: memory of an instance by their number (UPM Fig. 5), of all (Fig. 6); how
+fast a VM's memory comes back, how long requests take (HotMem Fig. 8, 9), and those of another function
+meanwhile (Fig. 10)."""
 
 import sys
 from pathlib import Path
@@ -8,8 +10,10 @@ from matplotlib import pyplot
 from bench.drawing import draw_all, save
 from bench.outcome import RESULTS
 from bench.worker.experiments import MODELS, VARIANTS
+from bench.worker.machines import INSTANCES, MODES
 
 COLOURS = {"plain": "#8a94a3", "heap": "#3b6fd4", "merge": "#e0892b", "mayfly": "#12a07f"}
+MODE_COLOURS = {"static": "#8c8c8c", "plain": "#c98b2e", "nodes": "#4c78a8", "hotmem": "#c0392b"}
 
 
 def memory(results: dict) -> Path | None:
@@ -43,5 +47,55 @@ def memory(results: dict) -> Path | None:
     return save(figure, RESULTS / "worker-memory.svg")
 
 
+def reclaim(results: dict) -> Path | None:
+    """Bars: MiB/s of memory that comes back (HotMem Fig. 8), P99 of requests (Fig. 9)."""
+    drawn = [name for name in INSTANCES if any(f"vm.{mode}.{name}.p99_ms" in results for mode in MODES)]
+    if not drawn:
+        return None
+    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3))
+    panels = (
+        ("mib_per_s", "MiB/s that come back (Fig. 8)", ("plain", "nodes", "hotmem")),
+        ("p99_ms", "P99 of requests, ms (Fig. 9)", MODES),
+    )
+    for axis, (key, label, modes) in zip(axes, panels, strict=True):
+        width = 0.8 / len(modes)
+        for at, mode in enumerate(modes):
+            found = {n: results.get(f"vm.{mode}.{name}.{key}") for n, name in enumerate(drawn)}
+            places = [n - 0.4 + (at + 0.5) * width for n, value in found.items() if value is not None]
+            values = [value for value in found.values() if value is not None]
+            axis.bar(places, values, 0.9 * width, label=mode, color=MODE_COLOURS[mode])
+        axis.set_xticks(range(len(drawn)), drawn)
+        axis.set_yscale("log")
+        axis.set_ylabel(label)
+        axis.grid(axis="y", color="#eeeeee")
+        axis.set_axisbelow(True)
+    axes[1].legend(frameon=False, ncols=2)
+    return save(figure, RESULTS / "worker-reclaim.svg")
+
+
+def interference(results: dict) -> Path | None:
+    """Lines: mean latency per second of one function while another's instances end (HotMem Fig. 10)."""
+    figure, axes = pyplot.subplots(figsize=(7, 3))
+    for mode in MODES:
+        prefix = f"vm.{mode}.interference.over_time."
+        points = sorted(
+            (at, results[name.removesuffix("at_s") + "mean_ms"])
+            for name, at in results.items()
+            if name.startswith(prefix) and name.endswith(".at_s")
+        )
+        if points:
+            xs, ys = zip(*points, strict=True)
+            axes.plot(xs, ys, "o-", ms=3, linewidth=1.4, label=mode, color=MODE_COLOURS[mode])
+    if not axes.lines:
+        return None
+    axes.axvline(0, color="#bbbbbb", linewidth=0.8)
+    axes.set_ylim(0)
+    axes.set_xlabel("seconds since the first instance is ended")
+    axes.set_ylabel("mean request latency, ms")
+    axes.set_title("A function's requests while others' instances end (Fig. 10)", loc="left")
+    axes.legend(frameon=False)
+    return save(figure, RESULTS / "worker-interference.svg")
+
+
 if __name__ == "__main__":
-    sys.exit(draw_all("worker", lambda results: [memory(results)]))
+    sys.exit(draw_all("worker", lambda results: [memory(results), reclaim(results), interference(results)]))

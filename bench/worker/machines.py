@@ -1,0 +1,131 @@
+"""Instances in a VM, whose memory comes back when they end: how fast (HotMem Fig. 8), how long requests take
+(Fig. 9), and those of another instance meanwhile (Fig. 10)."""
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from statistics import mean, median
+
+from bench.outcome import BenchError
+from bench.worker.experiments import MIB, percentile
+from bench.worker.worker import MAYFLY, Worker, running
+
+MODES = ("static", "plain", "nodes", "hotmem")
+# Instances of each function in a VM, whose processors are few and may be emulated.
+INSTANCES = {"image": 3, "text": 2, "bfs": 4, "page": 4}
+KEEP_ALIVE_S = 8
+# Of the co-located instance's requests, seconds before the others end, and after.
+BEFORE_S, AFTER_S = 5, 10
+Span = tuple[float, float]
+
+
+@contextlib.contextmanager
+def machine(mode: str, partitions: int) -> Iterator[Worker]:
+    """A worker whose instances live in a VM, and are kept for 8 s. Nothing is merged: modes differ in
+    nothing but how memory comes and goes."""
+    # It only looks if there is an image.
+    kernel = ["--kernel", "hotmem"] if mode == "hotmem" else []
+    made = subprocess.run([MAYFLY, "vm", "image", *kernel], capture_output=True, text=True)
+    if made.returncode:
+        raise BenchError(f"mayfly vm image: {made.stderr.strip().splitlines()[-1]}")
+    where = ["--sandbox", "vm", "--mode", mode, "--partitions", str(partitions), "--without", "merge"]
+    kept = ["--keep-alive", str(KEEP_ALIVE_S), "--queue-wait", "300", "--burst", "2"]
+    with running(*where, *kept) as worker:
+        yield worker
+
+
+def burst(worker: Worker, function: str, count: int, rounds: int = 2) -> list[float]:
+    """Requests at once, each for an instance of its own, and as many again."""
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(lambda number: worker.invoke(function, number), range(rounds * count)))
+
+
+def unplugs_of(worker: Worker, after: int = 0) -> list[dict]:
+    return [event for event in worker.read(f"/events?after={after}")["events"] if event["kind"] == "unplug"]
+
+
+def together(spans: list[Span]) -> float:
+    """How long at least one of them was."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+
+
+def reclaim(mode: str, function: str, count: int, rounds: int) -> dict[str, float]:
+    """A burst of requests starts instances in a VM; then nobody calls them and they end: how fast
+    their memory comes back (HotMem Fig. 8), and how long requests took (Fig. 9)."""
+    with machine(mode, count) as worker:
+        times = burst(worker, function, count, rounds)
+        deadline = time.monotonic() + 120
+        while len(unplugs_of(worker)) < count and time.monotonic() < deadline:
+            time.sleep(0.5)
+        unplugs = unplugs_of(worker)
+        plugs = [event for event in worker.read("/events")["events"] if event["kind"] == "plug"]
+    numbers = {"requests": len(times), "p50_ms": median(times), "p99_ms": percentile(times, 99)}
+    numbers["unplugs"] = len(unplugs)
+    if unplugs and mode != "static":
+        # Some are unplugged at the same time, so the time is counted in which any was: as the worker sees it,
+        # with the agent's check before and its confirmation after.
+        seconds = together([(event["at_ms"] - event["ms"], event["at_ms"]) for event in unplugs]) / 1000
+        numbers["unplug_p50_ms"] = median(event["device_ms"] for event in unplugs)
+        numbers["mib_per_s"] = len(unplugs) * plugs[0]["bytes"] / MIB / seconds
+    return numbers
+
+
+def interference(mode: str, count: int, rounds: int) -> dict[str, float]:
+    """One function is called all the time, one request after the other, while the instances of another end
+    and their memory is unplugged, some times over (HotMem Fig. 10). `static` shows what their end costs."""
+    times, spans, ends = [], [], []
+    with machine(mode, count + 1) as worker:
+        worker.invoke("bfs", 0)
+        for number in range(rounds):
+            burst(worker, "page", count)
+            found, gone = call_until_gone(worker, "page", seed=1000 * number)
+            times += found
+            spans += gone
+            ends.append(min((start for start, _ in gone), default=float("inf")))
+    sorted_out: dict[bool, list[float]] = {True: [], False: []}
+    for at, took in times:
+        sorted_out[any(at <= end and at + took >= start for start, end in spans)].append(took)
+    meanwhile, others = sorted_out[True], sorted_out[False]
+    numbers: dict[str, float] = {
+        "ends": len(spans),
+        "requests": len(times),
+        "requests_meanwhile": len(meanwhile),
+    }
+    if others:
+        numbers["otherwise_ms"] = mean(others)
+    if meanwhile and others:
+        numbers |= {"meanwhile_ms": mean(meanwhile), "ratio": mean(meanwhile) / mean(others)}
+    for second in range(-BEFORE_S, AFTER_S):
+        within = [
+            took for at, took in times for end in ends if second <= (at + took - end) / 1000 < second + 1
+        ]
+        if within:
+            numbers[f"over_time.{second + BEFORE_S}.at_s"] = second
+            numbers[f"over_time.{second + BEFORE_S}.mean_ms"] = mean(within)
+    return numbers
+
+
+def call_until_gone(worker: Worker, leaving: str, seed: int) -> tuple[list[Span], list[Span]]:
+    """Requests to `bfs` (when, and how long), and from when to when each instance of `leaving` was ended and
+    unplugged, in the worker's milliseconds."""
+    seen = worker.read("/events")["next"]
+    # The worker's clock, once: asking each time would be another request.
+    offset = worker.read("/history?after=999999999999")["now_ms"] - 1000 * time.monotonic()
+    times, gone_at, deadline = [], None, time.monotonic() + 120
+    while gone_at is None or time.monotonic() < gone_at + AFTER_S:
+        at = 1000 * time.monotonic() + offset
+        times.append((at, worker.invoke("bfs", seed + len(times))))
+        if gone_at is None and not worker.instances(leaving):
+            gone_at = time.monotonic()
+        if time.monotonic() > deadline:
+            break
+    events = worker.read(f"/events?after={seen}")["events"]
+    stops = {event["instance"]: event["at_ms"] for event in events if event["kind"] == "stop"}
+    unplugs = {event["instance"]: event["at_ms"] for event in events if event["kind"] == "unplug"}
+    return times, [(stops[one], unplugs[one]) for one in stops if one in unplugs]
