@@ -1,4 +1,4 @@
-// Renders a page of random numbers from a template, as SeBS's dynamic-html does, in Go: html PAGES
+// Renders a page of random numbers from a template, as SeBS's dynamic-html does, in Go: html PAGES [GOGC]
 package main
 
 import (
@@ -9,6 +9,7 @@ import (
 	"html/template"
 	"math/rand"
 	"os"
+	"runtime/debug"
 	"strconv"
 )
 
@@ -26,6 +27,14 @@ func main() {
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "html:", err)
 		os.Exit(2)
+	}
+	if len(os.Args) > 2 {
+		percent, err := strconv.Atoi(os.Args[2])
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "html:", err)
+			os.Exit(2)
+		}
+		debug.SetGCPercent(percent)
 	}
 	parsed := template.Must(template.New("page").Parse(text))
 	numbers := rand.New(rand.NewSource(1))
