@@ -34,14 +34,16 @@ struct class {
 
 static struct {
     struct class classes[CLASSES];
+    struct arena *freed; /* whose memory the kernel still has to get back, linked by next */
+    uint64_t freed_bytes;
     pthread_mutex_t lock;
 } lanes[LANES];
 
 static int eager_loading, one_lock_for_all;
 
-/* Memory is asked for this far ahead, since each call takes simulation time. Not further: what the guest's kernel does to
- * free these pages when the process ends, or to copy them when it forks, is charged. */
-enum { AHEAD_BYTES = PAGE_BYTES };
+/* The guest's kernel is asked for much memory at once, and gets much at once: each call takes simulation time, and takes or
+ * leaves pages that the kernel would next give to others, warm or cold as no hardware page allocator would have left them. */
+enum { AHEAD_BYTES = 16 * PAGE_BYTES, RETURNED_BYTES = 2048 * PAGE_BYTES };
 
 int arenas_hold(unsigned lane) {
     if (__libc_single_threaded) return 0;
@@ -197,6 +199,21 @@ static int has_arena(const struct place *place) {
            place->arena->address == (uint64_t)place->arena;
 }
 
+static void give_back(unsigned lane, struct arena *arena, unsigned class) {
+    arena->address = 0;
+    arena->next = lanes[lane].freed;
+    lanes[lane].freed = arena;
+    lanes[lane].freed_bytes += arena_bytes(class);
+    if (lanes[lane].freed_bytes < RETURNED_BYTES) return;
+    while ((arena = lanes[lane].freed)) {
+        struct place place;
+        lanes[lane].freed = arena->next;
+        locate((char *)arena + HEADER_BYTES, &place);
+        madvise(arena, arena_bytes(place.class), MADV_DONTNEED);
+    }
+    lanes[lane].freed_bytes = 0;
+}
+
 enum outcome arenas_free(void *object) {
     struct place place;
     if (!locate(object, &place)) return NOT_AN_OBJECT;
@@ -213,15 +230,9 @@ enum outcome arenas_free(void *object) {
     }
     if (is_empty(arena)) {
         unlink_arena(&class->available, arena);
-        madvise(arena, arena_bytes(place.class), MADV_DONTNEED);
+        give_back(place.lane, arena, place.class);
     }
     return DONE;
-}
-
-size_t arenas_size(const void *object) {
-    struct place place;
-    if (!locate(object, &place)) return 0;
-    return has_arena(&place) && is_allocated(&place) ? object_bytes(place.class) : 0;
 }
 
 unsigned arenas_lane(const void *object) { return ((uint64_t)object - REGION_START) >> LANE_SHIFT; }

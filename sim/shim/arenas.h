@@ -28,9 +28,6 @@ void *arenas_allocate(unsigned lane, unsigned class);
 /* Under the lock of the object's lane: obj-free of an address in the region. */
 enum outcome arenas_free(void *object);
 
-/* Under that lock, too: size of the object at an address in the region; 0 if none is allocated there. */
-size_t arenas_size(const void *object);
-
 /* Whose arena an address is in. */
 unsigned arenas_lane(const void *object);
 

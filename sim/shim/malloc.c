@@ -102,9 +102,5 @@ void *pvalloc(size_t size) { return software_memalign(PAGE_BYTES, (size + PAGE_B
 
 size_t malloc_usable_size(void *object) {
     if (!object) return 0;
-    if (!in_region(object)) return software_usable_size(object);
-    int held = arenas_hold(arenas_lane(object));
-    size_t size = arenas_size(object);
-    arenas_release(arenas_lane(object), held);
-    return size;
+    return in_region(object) ? class_bytes(object) : software_usable_size(object);
 }

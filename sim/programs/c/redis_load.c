@@ -1,5 +1,6 @@
 // Starts redis-server with this program's environment, and drives it through a Unix socket: half PUT, half GET (§5), every
-// answer checked; the second half of the requests is its steady state. The client is static and allocates nothing, so that what is measured is the server.
+// answer checked; the second half of the requests is its steady state. Requests are on their way 32 at a time, as those of 32
+// clients on other machines would be: the server does not wait for each. The client is static and allocates nothing, so that what is measured is the server.
 // redis_load REQUESTS
 #define _GNU_SOURCE
 #include <errno.h>
@@ -15,40 +16,37 @@
 
 #include "measured.h"
 
-enum { KEYS = 1000, LARGEST = 4096 };
+enum { KEYS = 1000, LARGEST = 4096, TOGETHER = 32 };
 
 static const char SOCKET[] = "/tmp/redis.socket";
 static int connection;
-static char answer[LARGEST + 64];
-static size_t filled;
+static char requests[TOGETHER * (LARGEST + 256)], wanted[TOGETHER * (LARGEST + 64)], answer[sizeof wanted];
+static size_t asked, expected;
 
 static void fail(const char *what) {
     fprintf(stderr, "redis_load: %s: %s\n", what, strerror(errno));
     exit(1);
 }
 
-static void put(const char *bytes, size_t length) {
-    while (length) {
-        ssize_t written = write(connection, bytes, length);
+// Sends what is asked, and reads as many bytes as are expected.
+static void exchange(void) {
+    size_t sent = 0, filled = 0;
+    while (sent < asked) {
+        ssize_t written = write(connection, requests + sent, asked - sent);
         if (written <= 0) fail("write");
-        bytes += written;
-        length -= (size_t)written;
+        sent += (size_t)written;
     }
-}
-
-// Reads until `length` bytes of the answer are there.
-static void expect(const char *wanted, size_t length) {
-    filled = 0;
-    while (filled < length) {
+    while (filled < expected) {
         ssize_t got = read(connection, answer + filled, sizeof answer - filled);
         if (got <= 0) fail("read");
         filled += (size_t)got;
     }
-    if (filled != length || memcmp(answer, wanted, length) != 0) {
+    if (filled != expected || memcmp(answer, wanted, expected) != 0) {
         answer[filled < 200 ? filled : 200] = 0;
         fprintf(stderr, "redis_load: wrong answer: %s\n", answer);
         exit(1);
     }
+    asked = expected = 0;
 }
 
 static uint64_t state = 1;
@@ -70,10 +68,10 @@ static void fill(char *value, size_t size, unsigned version, unsigned key) {
 }
 
 int main(int argc, char **argv) {
-    int requests = argc > 1 ? atoi(argv[1]) : 10000;
+    int many = argc > 1 ? atoi(argv[1]) : 10000;
     static size_t sizes[KEYS];
     static unsigned versions[KEYS];
-    static char value[LARGEST], request[LARGEST + 256], wanted[LARGEST + 64];
+    static char value[LARGEST];
     unlink(SOCKET);
     pid_t server = fork();
     if (server == 0) {
@@ -89,35 +87,34 @@ int main(int argc, char **argv) {
         usleep(10000);
     }
     unsigned gets = 0, hits = 0;
-    for (int i = 0; i < requests; i++) {
-        if (i == requests / 4) warming();
-        if (i == requests / 2) measured();
+    for (int i = 0; i < many; i++) {
+        if (i == many / 4) warming();
+        if (i == many / 2) measured();
         unsigned key = (unsigned)number(KEYS);
-        int length;
+        char *request = requests + asked, *reply = wanted + expected;
         if (i % 2 == 0) {
             size_t size = value_size();
             sizes[key] = size;
             versions[key] = (unsigned)i;
             fill(value, size, versions[key], key);
-            length = snprintf(request, sizeof request, "*3\r\n$3\r\nSET\r\n$8\r\nkey:%04u\r\n$%zu\r\n%.*s\r\n", key, size, (int)size, value);
-            put(request, (size_t)length);
-            expect("+OK\r\n", 5);
+            asked += (size_t)sprintf(request, "*3\r\n$3\r\nSET\r\n$8\r\nkey:%04u\r\n$%zu\r\n%.*s\r\n", key, size, (int)size, value);
+            expected += (size_t)sprintf(reply, "+OK\r\n");
         } else {
             gets++;
-            length = snprintf(request, sizeof request, "*2\r\n$3\r\nGET\r\n$8\r\nkey:%04u\r\n", key);
-            put(request, (size_t)length);
+            asked += (size_t)sprintf(request, "*2\r\n$3\r\nGET\r\n$8\r\nkey:%04u\r\n", key);
             if (sizes[key]) {
                 hits++;
                 fill(value, sizes[key], versions[key], key);
-                length = snprintf(wanted, sizeof wanted, "$%zu\r\n%.*s\r\n", sizes[key], (int)sizes[key], value);
+                expected += (size_t)sprintf(reply, "$%zu\r\n%.*s\r\n", sizes[key], (int)sizes[key], value);
             } else {
-                length = snprintf(wanted, sizeof wanted, "$-1\r\n");
+                expected += (size_t)sprintf(reply, "$-1\r\n");
             }
-            expect(wanted, (size_t)length);
         }
+        if ((i + 1) % TOGETHER == 0 || i + 1 == many) exchange();
     }
-    put("*2\r\n$8\r\nSHUTDOWN\r\n$6\r\nNOSAVE\r\n", 30);
+    asked = (size_t)sprintf(requests, "*2\r\n$8\r\nSHUTDOWN\r\n$6\r\nNOSAVE\r\n");
+    exchange();
     int status;
     if (waitpid(server, &status, 0) != server || status != 0) fail("redis-server did not end well");
-    printf("redis: %d requests, %u gets, %u hits\n", requests, gets, hits);
+    printf("redis: %d requests, %u gets, %u hits\n", many, gets, hits);
 }
