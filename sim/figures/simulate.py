@@ -34,7 +34,7 @@ def command(program: str, configuration: str, folder: Path, marks: Path | None) 
     words = [str(MAYFLY), "sim", "--json", "--out", str(folder), "--allocator", wanted["allocator"]]
     if "MAYFLY_SIM_IMAGE" in os.environ:
         words += ["--image", os.environ["MAYFLY_SIM_IMAGE"]]
-    if wanted.get("only") == "warm":
+    if wanted.get("only") == "warm" or its.get("steady"):
         words.append("--warm")
     if "machine" in wanted:
         words += ["--machine", wanted["machine"]]
