@@ -29,7 +29,7 @@ def part(over: float, under: float) -> float:
 
 
 def pages(run: dict, counted: str = "from_os") -> tuple[int, int]:
-    """Physical pages that the OS allocated for the program and for the kernel, or for Memento's pool instead (§6.3)."""
+    """Physical pages that the OS gave to the program and to the kernel, or to Memento's pool (§6.3)."""
     pool = {kind: run.get(f"memento.pages_{counted}.{kind}", 0) for kind in ("data", "tables", "blocks")}
     return run["user_pages"] + pool["data"], run["kernel_pages"] + pool["tables"] + pool["blocks"]
 
