@@ -1,0 +1,3 @@
+module example.org/heap
+
+go 1.19
