@@ -57,7 +57,7 @@ enum Sandbox {
 enum ModeName {
     /// A NUMA node per partition, on any kernel.
     Nodes,
-    /// The same on Mayfly's kernel (mayfly vm image --kernel hotmem).
+    /// The same on Mayfly's kernel, which merges pages as well (mayfly vm image --kernel hotmem).
     Hotmem,
     /// One device for all, for comparison; also --without partitions.
     Plain,
@@ -122,8 +122,7 @@ impl UpArguments {
             Sandbox::Vm => Some(self.plan()?),
         };
         let mut layers = layers(&self.without)?;
-        if machine.is_some() {
-            // A store in the guest would keep its pages in the partition of whoever came first.
+        if machine.as_ref().is_some_and(|plan| !plan.merges()) {
             layers.merge = None;
         }
         let service = Service {

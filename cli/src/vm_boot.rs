@@ -201,6 +201,7 @@ impl BootArguments {
             },
             image,
             code: None,
+            reports_free_memory: false,
             append: self.append.clone(),
             patience: self.patience,
         })

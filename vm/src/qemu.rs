@@ -148,6 +148,9 @@ fn arguments(settings: &Settings, accelerator: Accelerator, descriptors: [RawFd;
         // Behind the root disk, which the agent takes for the first.
         add(&["-device", "virtio-blk-pci,drive=code,addr=1e,serial=mayfly-code"]);
     }
+    if settings.reports_free_memory {
+        add(&["-device", "virtio-balloon-pci,addr=1d,free-page-reporting=on"]);
+    }
     for (index, MemoryDevice { device, bytes, node }) in devices.into_iter().enumerate() {
         let (id, slot, function) = (device.id(), FIRST_MEMORY_SLOT + index as u32 / 8, index % 8);
         let first = if function == 0 { ",multifunction=on" } else { "" };

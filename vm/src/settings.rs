@@ -39,6 +39,9 @@ pub struct Settings {
     pub image: Image,
     /// A second disk, read-only: the code of the worker's functions.
     pub code: Option<PathBuf>,
+    /// The guest reports free memory, in pieces of 2 MiB, and the host takes it back until it is used again: what instances
+    /// give back or merge away is the host's before they end. Debian's guest has no driver for it, Mayfly's kernel has.
+    pub reports_free_memory: bool,
     /// Added to the kernel's command line.
     pub append: String,
     /// How long to wait for the guest at any one step before giving up.
@@ -175,6 +178,7 @@ mod tests {
             accelerator: Choice::Auto,
             image: Image { kernel, initrd, disk: None, append: String::new(), hotmem: false },
             code: None,
+            reports_free_memory: false,
             append: String::new(),
             patience: Duration::from_secs(1),
         }

@@ -26,8 +26,9 @@ REST = (
 IDLE_S = 0.3
 # While another instance of the function merges, it waits so long again.
 AGAIN_S = 0.2
-# One that is never idle rests once in between, so long after it has started: its pages are shared too.
-BUSY_S = 5.0
+# One that is never idle rests once in between, so long after it has started, and one that never gets work
+# merges then: their pages are shared too.
+FIRST_S = 5.0
 # Merging copies a piece before it lets go of it: an instance that has less left of its memory does not.
 ROOM_BYTES = 32 << 20
 
@@ -53,6 +54,9 @@ class Work:
         # A PyDLL holds the interpreter's lock, so that no other thread of Python's runs meanwhile.
         self.library = ctypes.PyDLL(os.environ["MAYFLY_REST_LIBRARY"])
         self.merges = merges
+        # A folder that the function's instances see, to take turns by.
+        socket_path = os.environ.get("MAYFLY_SHARE_SOCKET")
+        self.place = os.path.dirname(socket_path) if socket_path else os.environ["LAMBDA_TASK_ROOT"]
         self.asked = 0
         self.rest_when_asked = 2  # after the first answer: then all that the function loads late is there
         self.started = time.monotonic()
@@ -63,7 +67,7 @@ class Work:
         self.asked += 1
         with socket.create_connection(self.address) as connection:
             connection.sendall(NEXT)
-            if not self.has_rested and self.asked > 2 and time.monotonic() - self.started > BUSY_S:
+            if not self.has_rested and self.asked > 2 and self.is_old():
                 self.rest(connection.fileno())
             pause = IDLE_S
             while not select.select([connection], [], [], pause)[0] and not self.rest(connection.fileno()):
@@ -71,12 +75,16 @@ class Work:
             return read(connection)
 
     def rest(self, work):
-        """Rests; False if another instance of the function merges now: together they would only be slower."""
-        merges = self.merges and self.asked >= self.rest_when_asked and has_room()
+        """Rests. False if it is too early, or if another instance of the function merges now: together they
+        would only be slower."""
+        if self.merges and self.asked == 1 and not self.is_old():
+            return False  # there may be work yet
+        due = self.asked >= self.rest_when_asked or self.asked == 1
+        merges = self.merges and due and has_room()
         if not merges:
             self.rest_alone(work, merges)
             return True
-        turn = os.open(os.path.dirname(os.environ["MAYFLY_SHARE_SOCKET"]), os.O_RDONLY)
+        turn = os.open(self.place, os.O_RDONLY)
         try:
             fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.rest_alone(work, merges)
@@ -85,6 +93,9 @@ class Work:
         finally:
             os.close(turn)
         return True
+
+    def is_old(self):
+        return time.monotonic() - self.started > FIRST_S
 
     def rest_alone(self, work, merges):
         began = time.monotonic()

@@ -32,17 +32,32 @@ pub(crate) struct Sources {
     pub command: Vec<String>,
     pub environment: Vec<(String, String)>,
     pub user: u32,
+    /// No ASLR: pages with pointers are alike in all instances of a function.
+    pub fixed_layout: bool,
+}
+
+/// Who keeps the pages that an instance has in common with others.
+#[derive(Clone, Copy)]
+pub(crate) enum Sharing<'a> {
+    /// Nobody.
+    No,
+    /// The function's page store.
+    Store(&'a Door),
+    /// The kernel that it runs on, with Mayfly's UPM series.
+    Kernel,
 }
 
 /// What the instance is made of.
-pub(crate) fn sources_of(instance: &Instance, store: Option<&Door>) -> Sources {
+pub(crate) fn sources_of(instance: &Instance, sharing: Sharing) -> Sources {
     let options = instance.options();
     let deployment = &instance.deployment;
     let settings = &deployment.settings;
     let mut binds = vec![bind(&deployment.code.folder, TASK)];
     binds.extend(deployment.layer.iter().map(|folder| bind(folder, "/opt")));
     binds.extend(common(options, &instance.worker_files(runtime_files::BOOTSTRAP)));
-    binds.extend(store.map(|door| bind(&door.folder, STORE)));
+    if let Sharing::Store(door) = sharing {
+        binds.push(bind(&door.folder, STORE));
+    }
     let layers = &options.layers;
     let command = match &settings.runtime {
         Runtime::Provided(_) => vec![format!("{TASK}/bootstrap")],
@@ -60,8 +75,9 @@ pub(crate) fn sources_of(instance: &Instance, store: Option<&Door>) -> Sources {
     Sources {
         binds,
         command,
-        environment: variables(instance, options, store),
+        environment: variables(instance, options, sharing),
         user: FIRST_USER + (instance.id % USERS) as u32,
+        fixed_layout: layers.merge.is_some(),
     }
 }
 
@@ -88,7 +104,8 @@ pub(crate) fn sandbox_of(
     store: Option<&Door>,
 ) -> Spec {
     let settings = &instance.deployment.settings;
-    let Sources { binds, command, environment, user } = sources_of(instance, store);
+    let sharing = store.map_or(Sharing::No, Sharing::Store);
+    let Sources { binds, command, environment, user, fixed_layout } = sources_of(instance, sharing);
     let mut hidden = Vec::new();
     if let Runtime::Python(_, name) = &settings.runtime {
         hidden.push(Path::new("/usr/lib/python3").join(HOST_PACKAGES));
@@ -103,7 +120,7 @@ pub(crate) fn sandbox_of(
         user,
         host_name: format!("instance-{}", instance.id),
         cgroup_procs: cgroup.procs_files(),
-        fixed_layout: instance.options().layers.merge.is_some(),
+        fixed_layout,
         command,
         environment,
     }
@@ -113,7 +130,7 @@ fn is_python(settings: &Settings) -> bool {
     matches!(settings.runtime, Runtime::Python(..))
 }
 
-fn variables(instance: &Instance, options: &Options, store: Option<&Door>) -> Vec<(String, String)> {
+fn variables(instance: &Instance, options: &Options, sharing: Sharing) -> Vec<(String, String)> {
     let deployment = &instance.deployment;
     let settings = &deployment.settings;
     let layers = &options.layers;
@@ -144,12 +161,19 @@ fn variables(instance: &Instance, options: &Options, store: Option<&Door>) -> Ve
     let mut add = |name: &str, value: String| variables.push((name.to_string(), value));
     let mut path = format!("/opt/python:{RUNTIME}");
     let mut preloaded = Vec::new();
-    if let Some(door) = store {
-        add("MAYFLY_MERGE_LIBRARY", MERGE.into());
-        add("MAYFLY_SHARE_SOCKET", format!("{STORE}/{}", door.socket));
-        if let Some(user) = door.user {
-            add("MAYFLY_SHARE_UID", user.to_string());
+    match sharing {
+        Sharing::No => {}
+        Sharing::Store(door) => {
+            add("MAYFLY_SHARE_SOCKET", format!("{STORE}/{}", door.socket));
+            if let Some(user) = door.user {
+                add("MAYFLY_SHARE_UID", user.to_string());
+            }
         }
+        Sharing::Kernel => add("MAYFLY_MERGE_PATH", "kernel".into()),
+    }
+    let shares = !matches!(sharing, Sharing::No);
+    if shares {
+        add("MAYFLY_MERGE_LIBRARY", MERGE.into());
         path = format!("{path}:{PACKAGES}");
         preloaded.push(REST);
         // Strings hash alike in all instances of the function, so dicts are alike; callers cannot tell how.
@@ -160,7 +184,7 @@ fn variables(instance: &Instance, options: &Options, store: Option<&Door>) -> Ve
         preloaded.push(HEAP);
         // Of a small instance's huge pages most would lie idle.
         add("MAYFLY_HEAP_PAGES", "base".into());
-        if store.is_some() && python {
+        if shares && python {
             // Where objects lie shall not depend on time, so that pages with pointers are alike (UPM §IV-B): one lifetime
             // class, and a clock that stands still until the instance has rested once, which bootstrap.py sees to.
             add("MAYFLY_HEAP_LIFETIMES", "fixed:inf".into());

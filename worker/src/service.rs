@@ -127,6 +127,9 @@ fn parts(worker: &Worker, declared: &[Declared], layers: &[Option<PathBuf>]) -> 
     let bootstrap = worker.folder().join(runtime_files::BOOTSTRAP);
     let mut sources: Vec<PathBuf> =
         environment::common(&worker.options, &bootstrap).into_iter().map(|bind| bind.source).collect();
+    if worker.options.layers.merge.is_some() {
+        sources.push(worker.folder().join(runtime_files::PACKAGES));
+    }
     for function in declared {
         let folder = function.code.canonicalize();
         sources

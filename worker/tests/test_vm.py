@@ -1,7 +1,7 @@
 """Instances in a microVM: partitions come and go with them, they are apart, and the VM's death is survived.
 
-The VM boots Debian's kernel, translated where there is no KVM: a minute in all. `mayfly vm image` is run
-first; it only looks when there is an image.
+The VM boots Debian's kernel, translated where there is no KVM: a minute in all; and once Mayfly's, which merges pages.
+`mayfly vm image` is run first; it only looks when there is an image.
 """
 
 import concurrent.futures
@@ -25,11 +25,13 @@ def until(condition, what):
     return found
 
 
+TEMPLATE = str(HERE / "functions/template.yaml")
+
+
 @pytest.fixture(scope="module")
 def vm():
     subprocess.run([MAYFLY, "vm", "image"], check=True, stdout=subprocess.DEVNULL)
-    template = str(HERE / "functions/template.yaml")
-    with Worker(template, "--sandbox", "vm", "--partitions", "2", "--keep-alive", "4") as running:
+    with Worker(TEMPLATE, "--sandbox", "vm", "--partitions", "2", "--keep-alive", "4") as running:
         yield running
         assert running.stop() == 0
 
@@ -75,6 +77,32 @@ def test_requests_are_told_that_the_vm_died_and_it_comes_again(vm):
     assert error == "Unhandled" and answer["errorType"] == "Runtime.ExitError", answer
     until(lambda: [event for event in vm.events("vm") if event["message"].startswith("ended")], vm.log)
     assert invoke(client, "single", {"do": "count"})[1] is None
+
+
+def test_merged_pages_lie_in_the_shared_partition_and_hold_up_no_unplug():
+    subprocess.run([MAYFLY, "vm", "image", "--kernel", "hotmem"], check=True, stdout=subprocess.DEVNULL)
+    options = ["--sandbox", "vm", "--mode", "hotmem", "--partitions", "3", "--keep-alive", "20"]
+    with Worker(TEMPLATE, *options) as running:
+        client = running.client()
+        table = {"do": "hold", "mib": 24, "seconds": 2}
+        with concurrent.futures.ThreadPoolExecutor(2) as threads:
+            held = list(threads.map(lambda _: invoke(client, "probe", table), range(2)))
+        assert [error for _, error in held] == [None, None], held
+
+        def merged():
+            sample = running.sample()
+            vm, function = sample["vm"], sample["functions"]["probe"]
+            once, mapped = vm["merged_bytes"], vm["mapped_merged_bytes"]
+            # Two tables of 24 MiB, one of them in the shared partition, none in the instances' own.
+            return mapped > 48 << 20 and once < 40 << 20 and function["private_bytes"] < 40 << 20
+
+        until(merged, running.sample)
+        assert invoke(client, "probe", {"do": "check"}) == (True, None), "what was merged is as it was"
+        # They end, one before the other; what they shared keeps neither partition.
+        until(lambda: len(running.events("unplug")) >= 2, running.log)
+        until(lambda: running.sample()["vm"]["merged_bytes"] == 0, running.sample)
+        assert not running.events("fail")
+        assert running.stop() == 0
 
 
 def invoke_while_the_vm_dies(vm, client):

@@ -86,6 +86,10 @@ pub struct Vm {
     pub used: u64,
     /// Their size together.
     pub plugged_bytes: u64,
+    /// Pages that the guest's kernel has merged, once: they lie in the shared partition.
+    pub merged_bytes: u64,
+    /// The same as often as instances map them.
+    pub mapped_merged_bytes: u64,
 }
 
 /// Latencies, from a request's arrival to its answer.

@@ -13,7 +13,7 @@ pub struct Memory {
     pub private: f64,
     /// Programs and libraries, which the page cache shares.
     pub files: f64,
-    /// The page stores, each page once.
+    /// What the page stores hold, or the VM's kernel has merged, each page once.
     pub store: f64,
     /// All of that.
     pub used: f64,
@@ -29,10 +29,12 @@ impl Memory {
         let (pss, private, shared) =
             (sum(|f| f.pss_bytes), sum(|f| f.private_bytes), sum(|f| f.shared_bytes));
         let files = (pss - private - shared).max(0.0);
-        let store = sample.store.bytes as f64;
+        let vm = sample.vm.clone().unwrap_or_default();
+        let store = (sample.store.bytes + vm.merged_bytes) as f64;
         let used = private + files + store;
-        let without_merging =
-            (private + files + sum(|f| f.mapped_shared_bytes)).max(if shared > 0.0 { 0.0 } else { used });
+        let mapped = sum(|f| f.mapped_shared_bytes) + vm.mapped_merged_bytes as f64;
+        let is_shared = shared > 0.0 || vm.merged_bytes > 0;
+        let without_merging = (private + files + mapped).max(if is_shared { 0.0 } else { used });
         Memory { private, files, store, used, without_merging }
     }
 

@@ -144,6 +144,18 @@ fn virtual_machine(text: &mut Metrics, vm: &Vm) {
         "Memory that the host has given to the VM",
         vm.resident_bytes,
     );
+    text.alone(
+        "mayfly_vm_merged_bytes",
+        "gauge",
+        "Pages that the VM's kernel has merged, each once: they lie in its shared partition",
+        vm.merged_bytes,
+    );
+    text.alone(
+        "mayfly_vm_mapped_merged_bytes",
+        "gauge",
+        "The same, as often as instances map them",
+        vm.mapped_merged_bytes,
+    );
 }
 
 fn events(text: &mut Metrics, worker: &Worker) {

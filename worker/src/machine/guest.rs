@@ -5,12 +5,20 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use vm::protocol::NodeStats;
+use vm::protocol::{Merged, NodeStats};
 
 use super::Running;
 
 /// Memory of each partition.
 pub type Partitions = BTreeMap<u32, NodeStats>;
+
+/// What the guest tells.
+#[derive(Clone, Default)]
+pub struct GuestMemory {
+    pub partitions: Partitions,
+    /// What its kernel has merged.
+    pub merged: Merged,
+}
 
 /// How long an answer is waited for.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -25,22 +33,28 @@ pub struct Guest {
 #[derive(Default)]
 struct Told {
     asking: bool,
-    last: Partitions,
+    last: GuestMemory,
 }
 
 impl Guest {
     /// What it tells now, or told last.
-    pub fn partitions(&self, running: &Arc<Running>) -> Partitions {
+    pub fn memory(&self, running: &Arc<Running>) -> GuestMemory {
         let asked = running.clone();
         self.ask(move || {
-            let nodes = asked.vm.memory().map(|memory| memory.guest.nodes).unwrap_or_default();
-            let told = nodes.into_iter().filter_map(|node| Some((node.partition?, node))).collect();
-            asked.guest.tell(told);
+            let stats = asked.vm.memory().map(|memory| memory.guest).unwrap_or_default();
+            let nodes = stats.nodes.into_iter();
+            let partitions = nodes.filter_map(|node| Some((node.partition?, node))).collect();
+            asked.guest.tell(GuestMemory { partitions, merged: stats.merged });
         })
     }
 
+    /// What its kernel has merged, as it told last.
+    pub fn merged(&self) -> Merged {
+        self.lock().last.merged
+    }
+
     /// Has `question` asked, which ends with [`Guest::tell`], unless another is on its way; waits a little for the answer.
-    fn ask(&self, question: impl FnOnce() + Send + 'static) -> Partitions {
+    fn ask(&self, question: impl FnOnce() + Send + 'static) -> GuestMemory {
         let mut told = self.lock();
         if !told.asking {
             told.asking = std::thread::Builder::new().name("guest".into()).spawn(question).is_ok();
@@ -49,8 +63,8 @@ impl Guest {
         waited.unwrap_or_else(PoisonError::into_inner).0.last.clone()
     }
 
-    fn tell(&self, partitions: Partitions) {
-        *self.lock() = Told { asking: false, last: partitions };
+    fn tell(&self, memory: GuestMemory) {
+        *self.lock() = Told { asking: false, last: memory };
         self.answered.notify_all();
     }
 
@@ -86,12 +100,12 @@ mod tests {
                 if let Some(held) = held {
                     let _ = held.recv();
                 }
-                asked.tell(Partitions::from([(3, NODE)]));
+                asked.tell(GuestMemory { partitions: [(3, NODE)].into(), merged: Merged::default() });
             })
         };
-        assert!(ask().is_empty() && ask().is_empty(), "nothing was told yet");
+        assert!(ask().partitions.is_empty() && ask().partitions.is_empty(), "nothing was told yet");
         assert_eq!(*questions.lock().unwrap(), 1);
         release.send(()).unwrap();
-        assert!(ask().contains_key(&3), "the answer came, late");
+        assert!(ask().partitions.contains_key(&3), "the answer came, late");
     }
 }

@@ -12,7 +12,7 @@ use worker_page::data::Event;
 
 use super::relay::Door;
 use super::{Machine, Running};
-use crate::environment::{self, Sources};
+use crate::environment::{self, Sharing, Sources};
 use crate::instance::Instance;
 use crate::output::Output;
 use crate::sandbox::{Ending, RUNTIME_PORT};
@@ -65,8 +65,11 @@ async fn plug(instance: &Instance, running: &Arc<Running>) -> Result<u32, Error>
                 });
                 return Ok(plugged.partition);
             }
-            // The partition of an instance that has just ended is still being unplugged.
-            Err(error) if error.is_temporary() && Instant::now() < deadline => {
+            // The partition of an instance that is ending is not there yet.
+            Err(error)
+                if (error.is_temporary() || matches!(error, Error::AllPlugged(_)))
+                    && Instant::now() < deadline =>
+            {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
             Err(error) => return Err(error),
@@ -145,7 +148,12 @@ async fn live_there(
 }
 
 fn spawn_order(instance: &Instance, machine: &Machine, name: &str) -> Result<Spawn> {
-    let Sources { binds, command, environment, user } = environment::sources_of(instance, None);
+    let sharing = match instance.options().layers.merge {
+        Some(_) => Sharing::Kernel,
+        None => Sharing::No,
+    };
+    let Sources { binds, command, environment, user, fixed_layout } =
+        environment::sources_of(instance, sharing);
     let binds = binds.into_iter().map(|bind| {
         let missing =
             || format!("{} is not in the VM: functions come from the template", bind.source.display());
@@ -159,7 +167,12 @@ fn spawn_order(instance: &Instance, machine: &Machine, name: &str) -> Result<Spa
         env: environment.into_iter().collect(),
         cwd: Some(environment::TASK.into()),
         cpus: Vec::new(),
-        confinement: Some(Confinement { user, port: RUNTIME_PORT, binds: binds.collect::<Result<_>>()? }),
+        confinement: Some(Confinement {
+            user,
+            port: RUNTIME_PORT,
+            binds: binds.collect::<Result<_>>()?,
+            fixed_layout,
+        }),
     })
 }
 

@@ -35,6 +35,8 @@ const PAUSE: Duration = Duration::from_secs(2);
 /// How long an instance waits for the VM.
 const PATIENCE: Duration = Duration::from_secs(60);
 const BLOCK_MIB: u64 = 128;
+/// Of the shared partition, for files; merged pages come on top: as much as one instance may have.
+const SHARED_MIB: u64 = 256;
 
 /// What the VM is made with.
 #[derive(Clone, Debug)]
@@ -45,6 +47,13 @@ pub struct Plan {
     pub partitions: u32,
     /// Kernel and root.
     pub image: vm::image::Image,
+}
+
+impl Plan {
+    /// Whether the guest's kernel merges pages, and keeps those that it has merged out of the partitions.
+    pub fn merges(&self) -> bool {
+        self.mode == Mode::Hotmem
+    }
 }
 
 /// A VM that runs, and its line to the instances.
@@ -76,7 +85,7 @@ impl Machine {
                 mode: plan.mode,
                 partitions: plan.partitions,
                 partition_bytes: partition_mib << 20,
-                shared_bytes: 256 << 20,
+                shared_bytes: (SHARED_MIB + if plan.merges() { partition_mib } else { 0 }) << 20,
             },
             boot_bytes: None,
             limit_bytes: None,
@@ -84,6 +93,7 @@ impl Machine {
             accelerator: vm::accelerator::Choice::Auto,
             image: plan.image.clone(),
             code: Some(disk.file.clone()),
+            reports_free_memory: plan.merges(),
             append: String::new(),
             patience: Duration::from_secs(120),
         };
@@ -190,12 +200,15 @@ impl Machine {
         let is_plugged = |state: &&vm::State| !matches!(state, vm::State::Absent | vm::State::Plugging);
         let plugged = status.partitions.iter().filter(is_plugged).count() as u64;
         let used = status.partitions.iter().filter(|state| state.instance().is_some()).count() as u64;
+        let merged = running.guest.merged();
         Some(data::Vm {
             resident_bytes: status.host_resident_bytes,
             partitions: status.partitions.len() as u64,
             plugged,
             used,
             plugged_bytes: plugged * self.settings.layout.partition_bytes,
+            merged_bytes: merged.bytes,
+            mapped_merged_bytes: merged.advised_bytes,
         })
     }
 
@@ -203,7 +216,7 @@ impl Machine {
     /// is what it told last.
     pub fn partitions(&self) -> Partitions {
         match self.running.borrow().clone() {
-            Some(running) => running.guest.partitions(&running),
+            Some(running) => running.guest.memory(&running).partitions,
             None => Partitions::default(),
         }
     }
