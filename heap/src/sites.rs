@@ -47,8 +47,8 @@ const LITTLE_TO_MODEL: u32 = 64 << 10;
 const ENOUGH_AGAINST_MODEL: u32 = 8;
 /// As many objects that live speak for the model where it says that they live longer than the freed ones did.
 const MOST_DOUBTS: u32 = 6;
-/// The model is asked again after this many hits (LLAMA §7), and after twice as many each time that it says the same, up
-/// to this many times: a run of the model is worth a thousand hits.
+/// The model is asked again after this many hits (LLAMA §7), and after twice as many each time that it says nothing
+/// longer, up to this many times: a run of the model is worth a thousand hits.
 const HITS_TO_CHECK: u32 = 1000;
 const MOST_DOUBLINGS: u8 = 6;
 /// Ends are halved beyond this many, so that a site can change its mind.
@@ -69,7 +69,7 @@ pub struct Site {
     used: AtomicU8,
     /// Objects since the model was last asked.
     hits: AtomicU32,
-    /// How often in a row it said the same.
+    /// How often in a row it said nothing longer.
     agreed: AtomicU8,
     /// Watched objects that live.
     watched: AtomicU16,
@@ -354,16 +354,16 @@ impl Site {
     pub fn model_says(&self, class: usize) {
         let _guard = LOCK.lock();
         let before = self.model_class();
-        if before == Some(class) {
+        if before != Some(class) {
+            stats::count(Event::PredictionDisagreed);
+        }
+        if before.is_some_and(|before| before >= class) {
             return self.agreed.store((self.agreed.load(Relaxed) + 1).min(MOST_DOUBLINGS), Relaxed);
         }
         self.agreed.store(0, Relaxed);
-        stats::count(Event::PredictionDisagreed);
-        if before.is_none_or(|before| before < class) {
-            stats::count(Event::PredictionLengthened);
-            self.model_class.store(class as u8 + 1, Relaxed);
-            self.reconsider();
-        }
+        stats::count(Event::PredictionLengthened);
+        self.model_class.store(class as u8 + 1, Relaxed);
+        self.reconsider();
     }
 
     fn best_class(&self) -> usize {

@@ -189,7 +189,8 @@ fn of_two_contexts_that_look_alike_the_longer_one_holds() {
             assert_eq!(found["heap.predictions.disagreements"], 1, "and from then on it agrees");
         } else {
             assert_eq!(updates, 0, "the first was the longer one: {found:?}");
-            assert!(found["heap.predictions.disagreements"] >= 5, "{found:?}");
+            assert!(found["heap.predictions.disagreements"] >= 1, "{found:?}");
+            assert!(found["heap.predictions.checks"] <= 8, "ever more seldom: {found:?}");
         }
     }
 }
