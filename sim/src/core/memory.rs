@@ -1,0 +1,139 @@
+//! Loads and stores of the core: translation, the queue of stores with its forwarding, and the way into the caches.
+
+use crate::block::Access;
+use crate::core::{Behind, Cause, Core};
+use crate::hierarchy::{Level, Purpose};
+use crate::tlb::{PageTables, Side};
+
+/// Entries of the table that finds a store by the eight bytes that it writes.
+pub(super) const FORWARDS: usize = 512;
+
+/// A store that may still be in the queue.
+#[derive(Clone, Copy, Default)]
+pub(super) struct QueuedStore {
+    granule: u64,
+    ready: u64,
+    drained: u64,
+}
+
+impl Core {
+    /// When the data of all its loads is there, and why not at once.
+    #[inline(always)]
+    pub(super) fn load<T: PageTables>(
+        &mut self,
+        accesses: &[Access],
+        issued: u64,
+        behind: &mut Behind<T>,
+    ) -> (u64, Option<Cause>) {
+        let mut all = issued + 1;
+        let mut cause = None;
+        for access in accesses.iter().filter(|access| !access.store) {
+            let (done, late) = self.load_one(access, issued, behind);
+            if done > all {
+                (all, cause) = (done, late);
+            }
+        }
+        (all, cause)
+    }
+
+    #[inline(always)]
+    fn load_one<T: PageTables>(
+        &mut self,
+        access: &Access,
+        issued: u64,
+        behind: &mut Behind<T>,
+    ) -> (u64, Option<Cause>) {
+        if access.device {
+            return (issued + DEVICE_CYCLES, Some(Cause::Serial));
+        }
+        let Place { physical, fresh, at: translated, mut late } = translate(access, issued, behind);
+        let last = access.physical + u64::from(access.size) - 1;
+        for granule in [access.physical >> 3, last >> 3] {
+            let store = &self.stores[granule as usize & (FORWARDS - 1)];
+            if store.granule == granule && translated < store.drained {
+                self.forwards += 1;
+                return (translated.max(store.ready) + self.forward, late);
+            }
+        }
+        let line = physical >> 6;
+        let (mut done, mut level) = behind.hierarchy.access(Level::L1d, line, false, fresh, translated);
+        if last >> 6 != access.physical >> 6 {
+            let (second, from) = behind.hierarchy.access(Level::L1d, line + 1, false, fresh, translated);
+            (done, level) = (done.max(second), level.max(from));
+        }
+        if late.is_none() || level == Level::Dram {
+            late = match level {
+                Level::L1i | Level::L1d => late,
+                Level::L2 => Some(Cause::L2),
+                Level::Llc => Some(Cause::Llc),
+                Level::Dram => Some(Cause::Dram),
+            };
+        }
+        (done, late)
+    }
+
+    /// Stores leave the queue in order, once committed and once the line is owned, which is asked for at issue. When this
+    /// one has left.
+    #[inline(always)]
+    pub(super) fn store<T: PageTables>(
+        &mut self,
+        accesses: &[Access],
+        issued: u64,
+        behind: &mut Behind<T>,
+    ) -> u64 {
+        let mut drained = self.commit.max(self.drained);
+        for access in accesses.iter().filter(|access| access.store) {
+            if access.device {
+                drained += DEVICE_CYCLES;
+                continue;
+            }
+            let Place { physical, fresh, at, .. } = translate(access, issued, behind);
+            let last = access.physical + u64::from(access.size) - 1;
+            let line = physical >> 6;
+            let (mut owned, _) = behind.hierarchy.access(Level::L1d, line, true, fresh, at);
+            if last >> 6 != access.physical >> 6 {
+                owned = owned.max(behind.hierarchy.access(Level::L1d, line + 1, true, fresh, at).0);
+            }
+            drained = drained.max(owned);
+            for granule in access.physical >> 3..=last >> 3 {
+                self.stores[granule as usize & (FORWARDS - 1)] =
+                    QueuedStore { granule, ready: issued, drained };
+            }
+        }
+        self.drained = drained;
+        drained
+    }
+}
+
+/// A register of a device: outside of what the paper looks at.
+const DEVICE_CYCLES: u64 = 300;
+
+/// Where an access goes, and when that is known. Finding it also tells the hierarchy what the access is for.
+struct Place {
+    physical: u64,
+    /// A line of Memento's region that was never used: no need to read it from DRAM.
+    fresh: bool,
+    at: u64,
+    late: Option<Cause>,
+}
+
+#[inline(always)]
+fn translate<T: PageTables>(access: &Access, at: u64, behind: &mut Behind<T>) -> Place {
+    let physical = access.physical;
+    if let Some(extension) = &mut behind.extension
+        && extension.contains(access.address)
+    {
+        let (physical, fresh, known) = extension.translate(access, at, behind.hierarchy, behind.tlbs);
+        behind.hierarchy.purpose = Purpose::Objects;
+        return Place { physical, fresh, at: known, late: (known > at).then_some(Cause::DataTlb) };
+    }
+    let purpose = if access.address >> 63 == 1 { Purpose::Kernel } else { Purpose::Program };
+    behind.hierarchy.purpose = purpose;
+    if behind.tlbs.quick(Side::Data, access.address, physical) {
+        return Place { physical, fresh: false, at, late: None };
+    }
+    let translated =
+        behind.tlbs.slow(Side::Data, access.address, physical, at, behind.hierarchy, behind.tables);
+    behind.hierarchy.purpose = purpose;
+    Place { physical, fresh: false, at: translated.at, late: Some(Cause::DataTlb) }
+}
