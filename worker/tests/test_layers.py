@@ -54,6 +54,22 @@ def test_idle_instances_of_a_function_share_their_pages():
         assert running.stop() == 0
 
 
+def test_an_instance_that_never_had_work_shares_its_pages_too():
+    with Worker(TEMPLATE) as running:
+        client = running.client()
+
+        def instances():
+            return json.loads(running.get("/instances"))["instances"]
+
+        answers = [invoke(client, "probe", {"do": "count"})]
+        # The first one is done with both before the second has started.
+        while len(instances()) < 2:
+            answers += several(client, "probe", {"do": "count"}, 2)
+        until(lambda: len({event["instance"] for event in running.events("merge")}) == 2, running.log)
+        assert all(error is None for _, error in answers), answers
+        assert running.stop() == 0
+
+
 def test_an_instance_with_little_memory_left_is_not_merged(client, worker):
     for name, mib in [("single", 80), ("neighbour", 8)]:  # of 128
         client.update_function_configuration(FunctionName=name, Description="full, or not")
