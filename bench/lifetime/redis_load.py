@@ -4,6 +4,7 @@
 redis-benchmark does not look at answers. So a client of our own writes values of every type before, among
 them some that expire, changes most while the tests go on, and reads all of them back at the end."""
 
+import time
 from dataclasses import dataclass
 
 from bench.heap import redis
@@ -76,6 +77,14 @@ class OwnData:
 
         self.client.pipeline(commands())
 
+    def wait_for_sessions(self) -> None:
+        """Until those that expire have: a small load ends before."""
+        deadline = time.monotonic() + 20
+        while any(self.client.pipeline(("EXISTS", b"own:session:%d" % i) for i in self.keys)):
+            if time.monotonic() > deadline:
+                raise RunFailed("keys that expire after 2 s are there 20 s later")
+            time.sleep(0.1)
+
     def check(self) -> None:
         for i in self.keys:
             value = redis.value_of(i, 40 + i % 3000)
@@ -125,6 +134,7 @@ class Load(redis.Load):
         for name in OF_ALL_TYPES:
             self.test(name, requests.of_each, *keys, "-t", name)
         self.phase("settle")
+        own.wait_for_sessions()
         self.at_end = self.server.rest(self.settle_s)
         own.check()
         self.check_tests()
