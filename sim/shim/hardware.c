@@ -87,7 +87,11 @@ static void close_hardware(int status, void *ignored) {
     MARK(MARK_OP_NONE, 0, 0);
 }
 
-__attribute__((constructor)) static void close_at_exit(void) { on_exit(close_hardware, NULL); }
+__attribute__((constructor)) void hardware_close_at_exit(void) {
+    static int is_registered;
+    if (!is_registered) on_exit(close_hardware, NULL);
+    is_registered = 1;
+}
 
 static unsigned take_lane(void) {
     pthread_mutex_lock(&lane_lock);

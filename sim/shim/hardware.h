@@ -29,6 +29,7 @@ struct done hardware_do_allocate(size_t size);
 unsigned hardware_do_free(void *object);
 void *hardware_end_allocate(struct done done, size_t size, software *otherwise, void *context);
 void hardware_end_free(void *object, unsigned done);
+void hardware_close_at_exit(void);
 
 #pragma GCC visibility pop
 

@@ -7,6 +7,9 @@
 
 #include "../hardware.h"
 
+/* A program's own constructors come after libc has noted what libraries do at the end; the arenas must be there until then. */
+__attribute__((section(".preinit_array"), used)) static void (*const close_last)(void) = hardware_close_at_exit;
+
 #define DOMAIN(name)                                                                                                  \
     void *software_##name##_Malloc(size_t);                                                                           \
     void *software_##name##_Calloc(size_t, size_t);                                                                   \
