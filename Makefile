@@ -38,6 +38,7 @@ test: lint build ## all tests that fit in minutes
 	bench/worker/smoke
 	sim/tests/run
 	sim/shim/tests/run
+	sim/programs/go/tests/run
 	kernel/tests/run
 	vm/tests/run
 
