@@ -20,8 +20,6 @@ pub struct Extension {
     regions: Vec<(u64, std::ops::Range<u64>)>,
     /// Operations so far, to name the one that went wrong.
     pub operations: u64,
-    /// Share of the arenas' slots without an object, before the processes' memory went back.
-    inactive_slots: Option<f64>,
     /// The units' counters when the region began.
     before: memento::Statistics,
 }
@@ -74,7 +72,6 @@ impl Extension {
             region: 0..0,
             regions: Vec::new(),
             operations: 0,
-            inactive_slots: None,
             before: memento::Statistics::default(),
         }
     }
@@ -147,7 +144,6 @@ impl Extension {
 
     /// All processes are gone.
     pub fn end(&mut self, at: u64, view: &mut View) {
-        self.inactive_slots = Some(self.inactive_slots());
         for (process, _) in std::mem::take(&mut self.regions) {
             self.units.process_exit(process, at, view);
         }
@@ -178,11 +174,6 @@ impl Extension {
             }
         }
         all
-    }
-
-    /// Share of the arenas' slots that hold no object, now or when the processes ended (§6.6, Fragmentation).
-    pub fn inactive_slots(&self) -> f64 {
-        self.inactive_slots.unwrap_or_else(|| self.units.inactive_slots())
     }
 
     /// obj-alloc, as the closing mark says: `size | lane << 32` and the shim's address.

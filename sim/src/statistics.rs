@@ -330,7 +330,7 @@ impl Statistics {
         let Some(extension) = machine.extension() else { return };
         let counts = extension.counts();
         for (name, count) in &counts {
-            let unit = ["bytes", "cycles", "pages", "arenas", "lines", "walks"]
+            let unit = ["bytes", "cycles", "pages", "arenas", "lines", "walks", "slots", "objects"]
                 .into_iter()
                 .find(|unit| name.contains(unit));
             let unit = unit.unwrap_or("operations");
@@ -344,13 +344,9 @@ impl Statistics {
             let all = (hits + misses) as f64;
             self.ratio(format!("memento.{operation}_hit_rate"), hits as f64, all, "part", about);
         }
-        self.ratio(
-            "memento.inactive_slots",
-            extension.inactive_slots(),
-            1.0,
-            "part",
-            "slots of arenas without an object",
-        );
+        let (slots, objects) = (count("slots_by_operation") as f64, count("objects_by_operation") as f64);
+        let about = "slots of arenas without an object, on the average of all operations";
+        self.ratio("memento.inactive_slots", slots - objects, slots, "part", about);
         if let Err(law) = extension.units.check() {
             self.broken.push(law);
         }

@@ -36,6 +36,7 @@ impl Units {
             now = at + self.config.software_alloc_cycles;
         }
         self.statistics.alloc_cycles += now - at;
+        self.statistics.note_occupancy();
         match result {
             Ok((address, outcome)) => {
                 self.statistics.objects_allocated += 1;
@@ -135,6 +136,7 @@ impl Units {
             now = at + self.config.software_free_cycles;
         }
         self.statistics.free_cycles += now - at;
+        self.statistics.note_occupancy();
         Done { at: now, address: 0, exception }
     }
 

@@ -51,6 +51,9 @@ pub struct Statistics {
     pub arenas_allocated: u64,
     pub arenas_freed: u64,
     pub arenas_released: u64,
+    /// Sums over all operations: the slots of the arenas there were, and the objects in them (§6.6, Fragmentation).
+    pub slots_by_operation: u64,
+    pub objects_by_operation: u64,
     pub pages_allocated: [u64; 3],
     pub pages_freed: [u64; 3],
     /// Of the pages allocated: those that came from the OS and not from an arena or a table that was freed.
@@ -83,6 +86,13 @@ impl Statistics {
     /// Share of look-ups of bump pointers that the AAC answered (§6.4).
     pub fn aac_hit_rate(&self) -> f64 {
         ratio(self.aac_hits, self.aac_hits + self.aac_misses)
+    }
+
+    /// After each operation: how full the arenas are.
+    pub(crate) fn note_occupancy(&mut self) {
+        let arenas = self.arenas_allocated - self.arenas_freed - self.arenas_released;
+        self.slots_by_operation += arenas * crate::layout::OBJECTS as u64;
+        self.objects_by_operation += self.objects_allocated - self.objects_freed - self.objects_released;
     }
 
     /// Pages taken from the pool and not yet returned.

@@ -232,10 +232,4 @@ impl Units {
     pub(crate) fn live_arenas(&self) -> u64 {
         self.arenas().count() as u64
     }
-
-    /// Share of the slots of allocated arenas that hold no object (§6.6, Fragmentation).
-    pub fn inactive_slots(&self) -> f64 {
-        let slots = self.live_arenas() * crate::layout::OBJECTS as u64;
-        if slots == 0 { 0.0 } else { 1.0 - self.live_objects() as f64 / slots as f64 }
-    }
 }
