@@ -179,12 +179,23 @@ impl Core {
     }
 
     /// An instruction of the Memento extension: `work` is told when it issues and says when it is done. Its operand is in
-    /// `operand`, its result in `result`.
-    pub fn unit_operation(&mut self, owner: Owner, operand: u8, result: u8, work: impl FnOnce(u64) -> u64) {
+    /// `operand`, its result in `result`. `in_software`: what it takes is the mean of cycles that passed at commit while
+    /// software did the same, so that much passes at commit again.
+    pub fn unit_operation(
+        &mut self,
+        owner: Owner,
+        operand: u8,
+        result: u8,
+        in_software: bool,
+        work: impl FnOnce(u64) -> u64,
+    ) {
         self.count_fetch();
         let (dispatch, _) = self.dispatch(true, false);
         let issued = self.issue((dispatch + 1).max(self.registers[operand as usize]), Unit::Load);
-        let complete = work(issued);
+        let mut complete = work(issued);
+        if in_software {
+            complete = self.commit + (complete - issued);
+        }
         self.registers[result as usize] = complete;
         self.commit(complete, owner, Cause::Memento);
         self.lsq[self.lsq_next] = self.commit;

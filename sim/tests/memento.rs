@@ -47,6 +47,21 @@ fn an_operation_takes_two_cycles_and_a_chain_of_them_adds_up() {
 }
 
 #[test]
+fn an_operation_in_software_takes_its_time_at_commit() {
+    // A free's result is nobody's operand: as an instruction it would hide behind others, as software it did not.
+    let mut bench = bench(&["memento.object_free=false", "memento.software_free_cycles=40"]);
+    let first = shim_allocate(&mut bench, 64);
+    bench.machine.free(first, 0, false).unwrap();
+    bench.machine.start_region();
+    for _ in 0..1_000 {
+        bench.machine.allocate(64, first).unwrap();
+        bench.machine.free(first, 0, false).unwrap();
+    }
+    let cycles = bench.machine.cycles();
+    assert!((40_000..44_000).contains(&cycles), "{cycles}");
+}
+
+#[test]
 fn a_wrong_address_is_found_out() {
     let mut bench = bench(&[]);
     let right = shim_allocate(&mut bench, 100);

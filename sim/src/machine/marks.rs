@@ -57,7 +57,9 @@ impl Machine {
         let extension = self.extension.as_mut().ok_or(NO_MEMENTO)?;
         let mut view = View { hierarchy: &mut self.hierarchy, tlbs: &mut self.tlbs };
         let mut outcome = Ok(());
-        self.core.unit_operation(owner, RDI, result, |at| {
+        let config = extension.units.config();
+        let in_software = !(if owner == Owner::Allocate { config.object_alloc } else { config.object_free });
+        self.core.unit_operation(owner, RDI, result, in_software, |at| {
             work(extension, at, &mut view).unwrap_or_else(|error| {
                 outcome = Err(error);
                 at
