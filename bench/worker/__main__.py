@@ -16,7 +16,9 @@ PARTS = {
     "cold": "cold starts (UPM Fig. 8)",
     "latency": "warm requests, plain and on Mayfly in turn",
     "vm": "instances in a VM: how fast memory comes back, P99, interference (HotMem Fig. 8, 9, 10)",
+    "together": "all layers at once: the memory of instances in a VM whose kernel merges, and does not",
 }
+TOGETHER = {"unmerged": False, "merged": True}
 EPILOG = """
 variants  plain (neither heap nor merging), heap, merge (that layer alone), mayfly (both)
 
@@ -113,6 +115,12 @@ class Run:
             count, rounds = (2, 1) if self.options.quick else (4, 4)
             self.measure(f"vm.{mode}.interference", machines.interference, mode, count, rounds)
 
+    def together(self) -> None:
+        for function in self.options.functions:
+            for name, merging in TOGETHER.items():
+                count = 2 if self.options.quick else 4
+                self.measure(f"together.{function}.{name}", machines.together, function, merging, count)
+
 
 def shown(flat: dict) -> list[Shown]:
     """Only what this run measured."""
@@ -184,6 +192,17 @@ def print_tables(flat: dict) -> None:
             rows.append([mode, *(figure(value, 0) for value in values), ratio])
     if len(rows) > 1:
         print("\nRequests while other instances end and their memory is unplugged (HotMem Fig. 10)")
+        table(rows)
+    rows = [["", "instances", "MiB each", "merged once", "stands for", "the VM on the host"]]
+    keys = ("each_mib", "merged_mib", "stands_for_mib", "vm_resident_mib")
+    for function in MODELS:
+        for name in TOGETHER:
+            values = [flat.get(f"together.{function}.{name}.{key}") for key in keys]
+            if any(value is not None for value in values):
+                count = flat.get(f"together.{function}.{name}.instances")
+                rows.append([f"{function} {name}", figure(count, 0), *(figure(value, 0) for value in values)])
+    if len(rows) > 1:
+        print("\nAll layers at once: instances at rest in a VM, MiB")
         table(rows)
 
 

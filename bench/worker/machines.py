@@ -1,5 +1,5 @@
 """Instances in a VM, whose memory comes back when they end: how fast (HotMem Fig. 8), how long requests take
-(Fig. 9), and those of another instance meanwhile (Fig. 10)."""
+(Fig. 9), and those of another instance meanwhile (Fig. 10). And what merging saves there."""
 
 import contextlib
 import subprocess
@@ -22,17 +22,19 @@ Span = tuple[float, float]
 
 
 @contextlib.contextmanager
-def machine(mode: str, partitions: int) -> Iterator[Worker]:
-    """A worker whose instances live in a VM, and are kept for 8 s. Nothing is merged: modes differ in
-    nothing but how memory comes and goes."""
+def machine(
+    mode: str, partitions: int, *, merging: bool = False, kept_s: int = KEEP_ALIVE_S
+) -> Iterator[Worker]:
+    """A worker whose instances live in a VM. Where modes are compared nothing is merged: they differ in how
+    memory comes and goes, and in nothing else."""
     # It only looks if there is an image.
     kernel = ["--kernel", "hotmem"] if mode == "hotmem" else []
     made = subprocess.run([MAYFLY, "vm", "image", *kernel], capture_output=True, text=True)
     if made.returncode:
         raise BenchError(f"mayfly vm image: {made.stderr.strip().splitlines()[-1]}")
-    where = ["--sandbox", "vm", "--mode", mode, "--partitions", str(partitions), "--without", "merge"]
-    kept = ["--keep-alive", str(KEEP_ALIVE_S), "--queue-wait", "300", "--burst", "2"]
-    with running(*where, *kept) as worker:
+    where = ["--sandbox", "vm", "--mode", mode, "--partitions", str(partitions)]
+    where += [] if merging else ["--without", "merge"]
+    with running(*where, "--keep-alive", str(kept_s), "--queue-wait", "300", "--burst", "2") as worker:
         yield worker
 
 
@@ -46,7 +48,7 @@ def unplugs_of(worker: Worker, after: int = 0) -> list[dict]:
     return [event for event in worker.read(f"/events?after={after}")["events"] if event["kind"] == "unplug"]
 
 
-def together(spans: list[Span]) -> float:
+def time_of_any(spans: list[Span]) -> float:
     """How long at least one of them was."""
     total, reached = 0.0, float("-inf")
     for start, end in sorted(spans):
@@ -70,7 +72,7 @@ def reclaim(mode: str, function: str, count: int, rounds: int) -> dict[str, floa
     if unplugs and mode != "static":
         # Some are unplugged at the same time, so the time is counted in which any was: as the worker sees it,
         # with the agent's check before and its confirmation after.
-        seconds = together([(event["at_ms"] - event["ms"], event["at_ms"]) for event in unplugs]) / 1000
+        seconds = time_of_any([(event["at_ms"] - event["ms"], event["at_ms"]) for event in unplugs]) / 1000
         numbers["unplug_p50_ms"] = median(event["device_ms"] for event in unplugs)
         numbers["mib_per_s"] = len(unplugs) * plugs[0]["bytes"] / MIB / seconds
     return numbers
@@ -129,3 +131,21 @@ def call_until_gone(worker: Worker, leaving: str, seed: int) -> tuple[list[Span]
     stops = {event["instance"]: event["at_ms"] for event in events if event["kind"] == "stop"}
     unplugs = {event["instance"]: event["at_ms"] for event in events if event["kind"] == "unplug"}
     return times, [(stops[one], unplugs[one]) for one in stops if one in unplugs]
+
+
+def together(function: str, merging: bool, count: int) -> dict[str, float]:
+    """All layers at once: MiB of instances at rest in their partitions, of what the VM's kernel has merged
+    for them, and of the VM on the host."""
+    with machine("hotmem", count, merging=merging, kept_s=3600) as worker:
+        worker.start_instances(function, count)
+        worker.wait_for_rest()
+        time.sleep(10)  # free pages are told to the host some seconds late
+        there = worker.instances(function)
+        vm = worker.read("/history")["samples"][-1]["vm"]
+    return {
+        "instances": len(there),
+        "each_mib": sum(one["pss_bytes"] for one in there) / len(there) / MIB,
+        "merged_mib": vm["merged_bytes"] / MIB,
+        "stands_for_mib": vm["mapped_merged_bytes"] / MIB,
+        "vm_resident_mib": vm["resident_bytes"] / MIB,
+    }

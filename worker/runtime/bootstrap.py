@@ -40,6 +40,8 @@ class Outcome(ctypes.Structure):
         ("advised_bytes", ctypes.c_uint64),
         ("shared_pages", ctypes.c_uint64),
         ("trimmed_bytes", ctypes.c_uint64),
+        ("heap_live_bytes", ctypes.c_uint64),
+        ("heap_held_bytes", ctypes.c_uint64),
         ("complete", ctypes.c_uint32),
         ("errno", ctypes.c_int32),
     ]

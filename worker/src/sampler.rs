@@ -48,6 +48,9 @@ fn sample(worker: &Worker) -> Sample {
         sum.private_bytes += memory.private_bytes;
         sum.shared_bytes += memory.shared_bytes;
         sum.mapped_shared_bytes += memory.mapped_shared_bytes;
+        let (live, held) = instance.heap_bytes();
+        sum.heap_live_bytes += live;
+        sum.heap_held_bytes += held;
     }
     let (stores, bytes) = worker.stores.figures();
     Sample {
@@ -114,6 +117,7 @@ fn read(worker: &Worker, instances: &[Arc<Instance>]) -> Reading {
 pub fn instances(worker: &Worker) -> data::Instances {
     let described = worker.readings.of(worker).into_iter().map(|(instance, memory)| {
         let Memory { pss_bytes, private_bytes, shared_bytes, mapped_shared_bytes } = memory;
+        let (heap_live_bytes, heap_held_bytes) = instance.heap_bytes();
         data::Instance {
             id: instance.id,
             function: instance.deployment.name.clone(),
@@ -126,6 +130,8 @@ pub fn instances(worker: &Worker) -> data::Instances {
             private_bytes,
             shared_bytes,
             mapped_shared_bytes,
+            heap_live_bytes,
+            heap_held_bytes,
             partition: instance.partition().map(u64::from),
             init_ms: instance.start_time().and_then(ms),
         }

@@ -44,6 +44,10 @@ def test_idle_instances_of_a_function_share_their_pages():
             return function["mapped_shared_bytes"] > 3 * 24 << 20 and function["pss_bytes"] < 4 * 24 << 20
 
         until(merged, lambda: running.sample())
+        function = running.sample()["functions"]["probe"]
+        # A Python program has some MiB of small objects, and blocks with free room among them.
+        assert 3 << 20 < function["heap_live_bytes"] < function["heap_held_bytes"], function
+        assert function["heap_held_bytes"] < function["pss_bytes"] + function["mapped_shared_bytes"]
         store = running.sample()["store"]
         assert store["stores"] == 1 and 24 << 20 <= store["bytes"] < 48 << 20
         # What was shared is as it was, and may be written.

@@ -126,6 +126,10 @@ pub struct FunctionSample {
     pub shared_bytes: u64,
     /// Pages of the store that are mapped, before dividing.
     pub mapped_shared_bytes: u64,
+    /// Live objects in Mayfly's heap, when the instance last rested.
+    pub heap_live_bytes: u64,
+    /// The blocks that they are in, which the heap cannot give back. The difference is fragmentation.
+    pub heap_held_bytes: u64,
 }
 
 /// `/events`: what has happened, the oldest first.
@@ -214,6 +218,10 @@ pub struct Instance {
     pub shared_bytes: u64,
     /// Pages of the store that it maps.
     pub mapped_shared_bytes: u64,
+    /// Live objects in Mayfly's heap, when the instance last rested.
+    pub heap_live_bytes: u64,
+    /// The blocks that they are in, which the heap cannot give back. The difference is fragmentation.
+    pub heap_held_bytes: u64,
     /// Where it lives in the VM.
     pub partition: Option<u64>,
     /// How long it took to start.

@@ -275,13 +275,24 @@ fn last_events(view: &View) -> String {
     )
 }
 
+/// Live objects and the blocks that they are in.
+fn heap(one: &Instance) -> String {
+    match one.heap_held_bytes {
+        0 => "–".into(),
+        held => {
+            let bytes = |value: u64| Unit::Bytes.tell(value as f64);
+            format!("{} of {}", bytes(one.heap_live_bytes), bytes(held))
+        }
+    }
+}
+
 fn instances(instances: &[Instance]) -> String {
     let mut rows = String::new();
     for one in instances {
         let bytes = |value: u64| Unit::Bytes.tell(value as f64);
         write!(
             rows,
-            "<tr><th scope=row>{} {}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}",
+            "<tr><th scope=row>{} {}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}",
             escape(&one.function),
             one.id,
             escape(&one.phase),
@@ -291,6 +302,7 @@ fn instances(instances: &[Instance]) -> String {
             bytes(one.pss_bytes),
             bytes(one.private_bytes),
             bytes(one.mapped_shared_bytes),
+            heap(one),
             bytes(one.peak_bytes),
         )
         .expect(STRING);
@@ -304,6 +316,7 @@ fn instances(instances: &[Instance]) -> String {
         "PSS",
         "own",
         "mapped from store",
+        "heap: live of held",
         "most ever",
     ];
     let inner = table("Instances", "instances", &heads, &rows);

@@ -8,15 +8,17 @@
 //! |---|---|
 //! | [`rest`] | which memory is advised, piece by piece, and when that stops |
 //! | [`library`] | libmayfly_merge.so, which does the merging |
+//! | [`heap`] | what Mayfly's heap says of itself |
 //! | [`advised`] | where advised memory lies |
 //! | [`stand_in`] | madvise, whose meaning must survive on advised memory |
 
 mod advised;
+mod heap;
 mod library;
 mod rest;
 mod stand_in;
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 
 /// What a rest has done.
 #[repr(C)]
@@ -28,6 +30,10 @@ pub struct Rest {
     pub shared_pages: u64,
     /// By how much resident memory fell when the heap gave back what it held free.
     pub trimmed_bytes: u64,
+    /// Bytes of live objects, where the heap is Mayfly's.
+    pub heap_live_bytes: u64,
+    /// Of the blocks that they are in, which cannot be given back.
+    pub heap_held_bytes: u64,
     /// Whether everything was looked at; 0: work came in between, or merging failed.
     pub complete: u32,
     /// Why merging failed (errno), 0 if it did not.
@@ -45,24 +51,14 @@ pub unsafe extern "C" fn mayfly_rest(merges: c_int, work: c_int, outcome: *mut R
     unsafe { libc::malloc_trim(0) };
     let trimmed_bytes = before.saturating_sub(resident_bytes());
     let rest = if merges != 0 { rest::merge(work) } else { Rest { complete: 1, ..Rest::default() } };
-    let rest = Rest { trimmed_bytes, ..rest };
+    let heap::Held { live_bytes, held_bytes } = heap::held();
+    let rest = Rest { trimmed_bytes, heap_live_bytes: live_bytes, heap_held_bytes: held_bytes, ..rest };
     // What ends a merge early for another reason than work will end the next one, too.
     if merges != 0 && (rest.complete != 0 || rest.errno != 0) {
-        settled();
+        heap::settled();
     }
     // SAFETY: the caller's, valid.
     unsafe { *outcome = rest };
-}
-
-/// Tells the heap, where it is Mayfly's, that the instance has settled: from now on it may lay objects out by time.
-fn settled() {
-    // SAFETY: a C string; the function of this name takes and gives nothing (heap/malloc/include/mayfly_heap.h).
-    unsafe {
-        let found = libc::dlsym(libc::RTLD_DEFAULT, c"mayfly_heap_settled".as_ptr());
-        if !found.is_null() {
-            std::mem::transmute::<*mut c_void, extern "C" fn()>(found)();
-        }
-    }
 }
 
 fn resident_bytes() -> u64 {

@@ -66,7 +66,7 @@ fn instances(text: &mut Metrics, worker: &Worker) {
 /// A figure of each function's instances together, and what it is.
 type OfFunction = (&'static str, &'static str, fn(&FunctionSample) -> u64);
 
-const OF_FUNCTIONS: [OfFunction; 4] = [
+const OF_FUNCTIONS: [OfFunction; 6] = [
     (
         "mayfly_instance_pss_bytes",
         "Proportional set size of instances, by function: shared pages are divided among those that map them",
@@ -76,6 +76,12 @@ const OF_FUNCTIONS: [OfFunction; 4] = [
     ("mayfly_instance_shared_bytes", "Of that, the part of the page stores", |f| f.shared_bytes),
     ("mayfly_instance_mapped_shared_bytes", "Pages of the stores that instances map, before dividing", |f| {
         f.mapped_shared_bytes
+    }),
+    ("mayfly_heap_live_bytes", "Live objects in the heaps of instances, when they last rested", |f| {
+        f.heap_live_bytes
+    }),
+    ("mayfly_heap_held_bytes", "The blocks that they are in; what is more than live is fragmentation", |f| {
+        f.heap_held_bytes
     }),
 ];
 

@@ -59,6 +59,8 @@ pub struct Instance {
     partition: OnceLock<u32>,
     /// When it last told of a rest.
     rested: Mutex<Option<Instant>>,
+    /// Live and held bytes of its heap, as it last told.
+    heap: Mutex<(u64, u64)>,
     output: OnceLock<Output>,
     cgroup: OnceLock<Cgroup>,
     /// Why it could not start: the answer for the request that waited for it.
@@ -75,6 +77,11 @@ pub(crate) struct Rest {
     advised_bytes: u64,
     /// Shared since.
     shared_pages: u64,
+    /// Bytes of live objects in Mayfly's heap, and of the blocks that they are in; 0 on another heap.
+    #[serde(default)]
+    heap_live_bytes: u64,
+    #[serde(default)]
+    heap_held_bytes: u64,
     /// Whether it merged at all.
     merges: bool,
     /// Why merging ended early; 0: it did not.
@@ -109,6 +116,7 @@ impl Instance {
             started_in: OnceLock::new(),
             partition: OnceLock::new(),
             rested: Mutex::new(None),
+            heap: Mutex::default(),
             output: OnceLock::new(),
             cgroup: OnceLock::new(),
             failure: Mutex::new(None),
@@ -124,6 +132,11 @@ impl Instance {
     /// The most memory that it has used.
     pub fn peak_bytes(&self) -> Option<u64> {
         self.cgroup.get().and_then(Cgroup::peak_bytes)
+    }
+
+    /// Bytes of live objects in its heap and of the blocks that they are in, when it last rested.
+    pub fn heap_bytes(&self) -> (u64, u64) {
+        *lock(&self.heap)
     }
 
     /// Its memory, by whose it is. Reads page tables: milliseconds.
@@ -308,6 +321,7 @@ impl Instance {
             }
             *last = Some(Instant::now());
         }
+        *lock(&self.heap) = (rest.heap_live_bytes, rest.heap_held_bytes);
         let ms = Some(rest.ms).filter(|ms| ms.is_finite());
         if rest.merges && (rest.shared_pages > 0 || rest.errno != 0) {
             let error = std::io::Error::from_raw_os_error(rest.errno);
