@@ -1,7 +1,7 @@
 """Instances in a microVM: partitions come and go with them, they are apart, and the VM's death is survived.
 
-The VM boots Debian's kernel, translated where there is no KVM: a minute in all; and once Mayfly's, which merges pages.
-`mayfly vm image` is run first; it only looks when there is an image.
+The VM boots Debian's kernel, translated where there is no KVM: a minute in all; and once Mayfly's, which
+merges pages. `mayfly vm image` is run first; it only looks when there is an image.
 """
 
 import concurrent.futures
