@@ -63,6 +63,8 @@ def reclaim(results: dict) -> Path | None:
             found = {n: results.get(f"vm.{mode}.{name}.{key}") for n, name in enumerate(drawn)}
             places = [n - 0.4 + (at + 0.5) * width for n, value in found.items() if value is not None]
             values = [value for value in found.values() if value is not None]
+            if not values:
+                continue
             axis.bar(places, values, 0.9 * width, label=mode, color=MODE_COLOURS[mode])
         axis.set_xticks(range(len(drawn)), drawn)
         axis.set_yscale("log")
