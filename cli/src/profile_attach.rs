@@ -17,22 +17,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
+use lifetime::attach::{AGREED, ENDED, HAS_A_PROFILE, PHASE_AT, SEEN_AT, WATCH};
 use memmap2::MmapRaw;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 /// How long the program may take to answer: it does when it allocates.
 const PATIENCE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(50);
-
-/// Where the two words of the profile's header are that are written here, and what is written (docs/lifetime.md).
-const PHASE_AT: usize = 88;
-const SEEN_AT: usize = 96;
-const WATCH: u64 = 1;
-const ENDED: u64 = 2;
-
-/// What the heap answers.
-const AGREED: u64 = 0;
-const HAS_A_PROFILE: u64 = 1;
 
 /// Samples process `pid` for `time`, one object every `every` bytes; writes the profile to `raw`.
 ///

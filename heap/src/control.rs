@@ -4,24 +4,19 @@
 //! in its maintenance. So the heap has no thread for it, keeps no descriptor that the program could close or meet, leaves no
 //! file behind, and a forked child is a process like any other. The connection lasts for one question: the heap gets a memory
 //! file and the mean distance of samples, and says whether it agrees. From then on the profile is written into that file, and
-//! the words of its header say what is wanted: [`SAMPLE`], [`WATCH`], [`ENDED`]. Who dies is not seen any more, and is left.
+//! the words of its header say what is wanted: [`SAMPLE`](lifetime_model::attach::SAMPLE), [`WATCH`], [`ENDED`]. Who dies is not seen any more, and is left.
 //!
 //! Only root and the process' own user are believed (SO_PEERCRED): anybody may listen on a name.
 
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use lifetime_model::attach::{AGREED, CANNOT_MAP, ENDED, HAS_A_PROFILE, WATCH};
+
 use crate::lock::Lock;
 use crate::profile_file::File;
 use crate::text::Text;
 use crate::{os, profile};
-
-/// Objects are sampled.
-pub const SAMPLE: u64 = 0;
-/// No more of them; the frees of those that were are noted.
-pub const WATCH: u64 = 1;
-/// The profile is being read.
-pub const ENDED: u64 = 2;
 
 /// Ticks of the maintenance between two looks whether somebody listens.
 const TICKS: u32 = 25;
@@ -29,10 +24,6 @@ const TICKS: u32 = 25;
 const PATIENCE_NS: u64 = 10_000_000_000;
 /// For the answer of who listens.
 const ANSWER_MS: i64 = 500;
-
-const AGREED: u64 = 0;
-const HAS_A_PROFILE: u64 = 1;
-const CANNOT_MAP: u64 = 2;
 
 static LISTENS: AtomicBool = AtomicBool::new(false);
 static ATTACHED: AtomicBool = AtomicBool::new(false);

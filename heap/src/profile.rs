@@ -17,6 +17,8 @@ use core::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
+use lifetime_model::attach::ENDED;
+
 use crate::config::PATH_BYTES;
 use crate::geometry::MAX_SMALL_BYTES;
 use crate::heap::{Call, Heap};
@@ -25,7 +27,7 @@ use crate::lock::{Guard, Lock};
 use crate::profile_file::{Context, File, Live};
 use crate::size_class::{self, GRANULE_BYTES};
 use crate::text::warn;
-use crate::{control, os, report, unwind};
+use crate::{os, report, unwind};
 
 /// What [`crate::heap::Bin`] counts down from while nothing is sampled.
 pub const NEVER: u32 = u32::MAX;
@@ -195,7 +197,7 @@ pub fn allocated(heap: &Heap, call: &Call, alignment: usize, address: usize, wat
 pub fn freed(heap: &Heap, address: usize) {
     let now_ns = os::precise_ns();
     with_file(|file| {
-        if file.header.phase.load(Relaxed) >= control::ENDED {
+        if file.header.phase.load(Relaxed) >= ENDED {
             return; // it is being read
         }
         let Some(live) = file.live.remove(address as u64) else { return };

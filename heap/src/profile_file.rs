@@ -3,6 +3,8 @@
 
 use core::sync::atomic::AtomicU64;
 
+use lifetime_model::attach::{PHASE_AT, SEEN_AT};
+
 use crate::lifetime::CLASSES;
 use crate::os;
 use crate::unwind::{self, MAX_FRAMES};
@@ -51,13 +53,14 @@ pub struct Header {
     lost_contexts: u64,
     /// As above.
     pub lost_live: u64,
-    /// What who is attached wants: see [`crate::control`]. 0 in a profile from the program's start.
+    /// What who is attached wants: see [`lifetime_model::attach`]. 0 in a profile from the program's start.
     pub phase: AtomicU64,
     /// When who is attached was last seen, by the clock of `start_ns`.
     pub seen_ns: AtomicU64,
 }
 
-const _: () = assert!(core::mem::offset_of!(Header, phase) == 88);
+const _: () = assert!(core::mem::offset_of!(Header, phase) == PHASE_AT);
+const _: () = assert!(core::mem::offset_of!(Header, seen_ns) == SEEN_AT);
 
 #[repr(C)]
 struct Module {

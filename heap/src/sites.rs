@@ -1,15 +1,11 @@
-//! Lifetimes learned while the program runs: some allocations are watched until they are freed, and teach the call site
-//! they came from.
+//! Call sites, and what is known of each: lifetimes learned while the program runs, and what a model says.
 //!
 //! A *site* is a return address, stack height and size (LLAMA §7); its *parent* is the return address alone, for contexts that
-//! are new. Each site keeps how many watched objects died in each lifetime class, and how old those are that live.
-//! Its class is the smallest by which 95% die (T95, §5.1); an object that lives counts against every class it has
-//! outlived. A site of which too little is known gets ∞ while it has allocated little: what a program allocates seldom
-//! tends to stay, and if not, little is lost. Once it has allocated much it gets the class that its oldest objects
-//! have reached, so that bulk does not mix with what stays.
-//!
-//! With a trained model ([`crate::model`]) a new site gets the class that it predicts for the calling context. Alone, that is
-//! the site's class for good (LLAMA §7); otherwise from when it has allocated a little, and until enough is known.
+//! are new. Some allocations are watched until they are freed (`sites/watched.rs`), and teach the site that they came from
+//! (`sites/learning.rs`). With a trained model ([`crate::model`]) a new site gets the class that it predicts for the calling context.
+
+mod learning;
+mod watched;
 
 use core::cell::Cell;
 use core::sync::atomic::{
@@ -17,10 +13,10 @@ use core::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-use crate::clock;
+use self::learning::{ENOUGH_ENDS, MANY_ENDS, MOST_DOUBLINGS, is_alone};
 use crate::geometry::MAX_SMALL_BYTES;
 use crate::heap::{Call, Heap};
-use crate::lifetime::{self, CLASSES, FOREVER};
+use crate::lifetime::{CLASSES, FOREVER};
 use crate::lock::Lock;
 use crate::model;
 use crate::predict::{self, Source};
@@ -28,31 +24,12 @@ use crate::size_class::GRANULE_BYTES;
 use crate::stats::{self, Event};
 use crate::table::{self, Kept};
 
+pub use self::learning::epoch;
+pub use self::watched::{freed, grow_older, watch};
+
 /// Sites that can be known; calls from further ones share their parent's.
 const CAPACITY: usize = 48 << 10;
 const INDEX: usize = 1 << 17;
-/// Objects that can be watched at once: groups of slots chosen by address.
-const GROUPS: usize = 1 << 10;
-const GROUP: usize = 4;
-/// Live objects that a site has watched at most: beyond them a new one teaches little.
-const MAX_WATCHED: u16 = 24;
-/// A site is known from this many ends on.
-const ENOUGH_ENDS: u32 = 3;
-/// Until it has allocated this much, an unknown site may live among what stays.
-const LITTLE_BYTES: u32 = 256 << 10;
-/// Until it has allocated this much, a site may live among what stays, whatever the model says of it: a profile has hardly
-/// seen it, and one object of it that stays holds a huge page among many that do not.
-const LITTLE_TO_MODEL: u32 = 64 << 10;
-/// A site of which the model has an opinion is known from this many on.
-const ENOUGH_AGAINST_MODEL: u32 = 8;
-/// As many objects that live speak for the model where it says that they live longer than the freed ones did.
-const MOST_DOUBTS: u32 = 6;
-/// The model is asked again after this many hits (LLAMA §7), and after twice as many each time that it says nothing
-/// longer, up to this many times: a run of the model is worth a thousand hits.
-const HITS_TO_CHECK: u32 = 1000;
-const MOST_DOUBLINGS: u8 = 6;
-/// Ends are halved beyond this many, so that a site can change its mind.
-const MANY_ENDS: u32 = 256;
 
 /// What is known of one call site.
 #[derive(Default)]
@@ -86,23 +63,11 @@ const USED: u8 = 1;
 /// Called, and not to be known again in the next run.
 const NOT_KEPT: u8 = 2;
 
-/// A watched object.
-#[derive(Default)]
-struct Watch {
-    address: AtomicU64,
-    birth_ms: AtomicU32,
-    site: AtomicU16,
-    age_class: AtomicU8,
-}
-
 static SITES: [Site; CAPACITY] = [const { Site::new() }; CAPACITY];
 static INDICES: [AtomicU16; INDEX] = [const { AtomicU16::new(0) }; INDEX];
 static COUNT: AtomicU32 = AtomicU32::new(0);
-static WATCHES: [[Watch; GROUP]; GROUPS] = [const { [const { Watch::new() }; GROUP] }; GROUPS];
 /// Held while a site is added or a watch changes.
 static LOCK: Lock = Lock::new();
-/// Changes when a site's class does: prediction tables filled before are out of date.
-static EPOCH: AtomicU32 = AtomicU32::new(1);
 
 impl Site {
     const fn new() -> Self {
@@ -120,22 +85,6 @@ impl Site {
             dead: [const { AtomicU16::new(0) }; CLASSES],
         }
     }
-}
-impl Watch {
-    const fn new() -> Self {
-        Self {
-            address: AtomicU64::new(0),
-            birth_ms: AtomicU32::new(0),
-            site: AtomicU16::new(0),
-            age_class: AtomicU8::new(0),
-        }
-    }
-}
-
-/// The version of what was learned.
-#[inline]
-pub fn epoch() -> u32 {
-    EPOCH.load(Relaxed)
 }
 
 /// How many sites are known.
@@ -264,17 +213,7 @@ fn add(key: u64, parent: Option<&'static Site>, model_class: Option<usize>) -> O
     Some(site)
 }
 
-/// There is a model, and what it says is not corrected.
-fn is_alone() -> bool {
-    predict::source() == Source::Model { online: false }
-}
-
 impl Site {
-    /// The class predicted for this site's objects.
-    pub fn class(&self) -> usize {
-        self.class.load(Relaxed) as usize
-    }
-
     /// Its number: no two sites have the same.
     pub fn number(&self) -> usize {
         (core::ptr::from_ref(self) as usize - SITES.as_ptr() as usize) / size_of::<Site>()
@@ -288,220 +227,10 @@ impl Site {
     fn parent(&self) -> Option<&'static Site> {
         Some(&SITES[(self.parent.load(Relaxed) as usize).checked_sub(1)?])
     }
-
-    fn ends(&self) -> u32 {
-        self.dead.iter().map(|n| u32::from(n.load(Relaxed))).sum()
-    }
-
-    /// Whether one more object should be watched, at a thread's visit number `visit`: all at first, then ever fewer.
-    pub fn wants_sample(&self, visit: u32) -> bool {
-        if self.watched.load(Relaxed) >= MAX_WATCHED || is_alone() {
-            return false;
-        }
-        match self.ends() + u32::from(self.watched.load(Relaxed)) {
-            0..8 => true,
-            8..32 => visit.is_multiple_of(8),
-            _ => visit.is_multiple_of(64),
-        }
-    }
-
-    /// The class by which 95% of the watched objects die; `None` while too few have.
-    /// With `current`, the class of now, a change needs evidence a little beyond 95%, so that a site does not waver.
-    fn known_class(&self, current: Option<usize>) -> Option<usize> {
-        let ends = self.ends();
-        if ends < ENOUGH_ENDS {
-            return None;
-        }
-        let model = self.model_class();
-        let mut by_now = 0;
-        for class in 0..CLASSES {
-            by_now += u32::from(self.dead[class].load(Relaxed));
-            let alive_from =
-                |first: usize| self.alive[first..].iter().map(|n| u32::from(n.load(Relaxed))).sum();
-            let mut outlived: u32 = alive_from(class + 1);
-            if model.is_some_and(|model| class < model) {
-                outlived = outlived.max(MOST_DOUBTS.min(alive_from(0)));
-            }
-            let wanted = match current {
-                Some(current) if class < current => 97,
-                Some(_) => 93,
-                None => 95,
-            };
-            if by_now * 100 >= (ends + outlived) * wanted {
-                return Some(class);
-            }
-        }
-        Some(FOREVER)
-    }
-
-    /// What the model said of this site.
-    fn model_class(&self) -> Option<usize> {
-        usize::from(self.model_class.load(Relaxed)).checked_sub(1)
-    }
-
-    /// Counts `count` objects of `size` bytes; whether the model should be asked again.
-    pub fn was_hit(&self, count: u32, size: usize) -> bool {
-        if self.model_class().is_some() {
-            self.add_bytes(size.saturating_mul(count as usize), LITTLE_TO_MODEL);
-        }
-        let hits = self.hits.load(Relaxed).saturating_add(count);
-        let due = hits >= HITS_TO_CHECK << self.agreed.load(Relaxed).min(MOST_DOUBLINGS);
-        self.hits.store(if due { 0 } else { hits }, Relaxed);
-        due
-    }
-
-    /// The model was asked again. Where it says something else, the longer class holds: under-prediction costs more.
-    pub fn model_says(&self, class: usize) {
-        let _guard = LOCK.lock();
-        let before = self.model_class();
-        if before != Some(class) {
-            stats::count(Event::PredictionDisagreed);
-        }
-        if before.is_some_and(|before| before >= class) {
-            return self.agreed.store((self.agreed.load(Relaxed) + 1).min(MOST_DOUBLINGS), Relaxed);
-        }
-        self.agreed.store(0, Relaxed);
-        stats::count(Event::PredictionLengthened);
-        self.model_class.store(class as u8 + 1, Relaxed);
-        self.reconsider();
-    }
-
-    fn best_class(&self) -> usize {
-        let model = self.model_class();
-        if let Some(class) = model {
-            if is_alone() {
-                return class;
-            }
-            if self.ends() < ENOUGH_AGAINST_MODEL {
-                if self.charged_bytes.load(Relaxed) < LITTLE_TO_MODEL {
-                    return FOREVER;
-                }
-                let oldest = self.alive.iter().rposition(|n| n.load(Relaxed) > 0).unwrap_or(0);
-                return class.max(oldest);
-            }
-        }
-        let parents = self.parent().and_then(|parent| parent.known_class(None));
-        if let Some(class) = self.known_class(Some(self.class())) {
-            // Sizes and stack heights of one return address that differ little are not told apart: each class that
-            // is in use costs open spans.
-            let is_like = |parents: &usize| {
-                parents.abs_diff(class) <= 1 || model.is_none() && self.ends() < MANY_ENDS / 8
-            };
-            return parents.filter(is_like).unwrap_or(class);
-        }
-        if self.charged_bytes.load(Relaxed) >= LITTLE_BYTES {
-            let oldest = self.alive.iter().rposition(|n| n.load(Relaxed) > 0).unwrap_or(0);
-            return (oldest + 1).min(FOREVER);
-        }
-        parents.unwrap_or(FOREVER)
-    }
-
-    fn reconsider(&self) {
-        let class = self.best_class();
-        if self.class.swap(class as u8, Relaxed) as usize != class {
-            EPOCH.fetch_add(1, Relaxed);
-            stats::count(Event::PredictionChanged);
-        }
-    }
-
-    /// The site took this much memory. Where there is a model it counts what the site was asked for instead.
-    pub fn charge(&self, bytes: usize) {
-        if self.model_class().is_none() {
-            self.add_bytes(bytes, LITTLE_BYTES);
-        }
-    }
-
-    fn add_bytes(&self, bytes: usize, little: u32) {
-        let before = self.charged_bytes.load(Relaxed);
-        if before >= little {
-            return; // known to be much: how much is not asked
-        }
-        let now = before.saturating_add(bytes.min(u32::MAX as usize) as u32);
-        self.charged_bytes.store(now, Relaxed);
-        if now >= little {
-            let _guard = LOCK.lock();
-            self.reconsider();
-        }
-    }
-
-    fn record_end(&self, class: usize) {
-        if self.ends() >= MANY_ENDS {
-            self.dead.iter().for_each(|n| n.store(n.load(Relaxed) / 2, Relaxed));
-        }
-        add_to(&self.dead[class], 1);
-    }
-
-    /// Watched objects that have reached the age of `class` became more or fewer, here and with the parent.
-    fn change_alive(&self, class: usize, change: i16) {
-        add_to(&self.alive[class], change);
-        if let Some(parent) = self.parent() {
-            add_to(&parent.alive[class], change);
-        }
-    }
 }
 
 fn add_to(count: &AtomicU16, change: i16) {
     count.store(count.load(Relaxed).saturating_add_signed(change), Relaxed);
-}
-
-fn group(address: usize) -> &'static [Watch; GROUP] {
-    &WATCHES[(mix(address as u64 >> 4) >> 40) as usize % GROUPS]
-}
-
-/// Watches the object at `address`; `false` if there is no room.
-pub fn watch(site: &'static Site, address: usize) -> bool {
-    let _guard = LOCK.lock();
-    let Some(slot) = group(address).iter().find(|slot| slot.address.load(Relaxed) == 0) else { return false };
-    slot.address.store(address as u64, Relaxed);
-    slot.birth_ms.store(clock::now_ms(), Relaxed);
-    slot.site.store(site.number() as u16, Relaxed);
-    slot.age_class.store(0, Relaxed);
-    add_to(&site.watched, 1);
-    site.change_alive(0, 1);
-    true
-}
-
-/// The watched object at `address` was freed.
-pub fn freed(address: usize) {
-    let _guard = LOCK.lock();
-    let Some(slot) = group(address).iter().find(|slot| slot.address.load(Relaxed) == address as u64) else {
-        return;
-    };
-    let lifetime_ms = clock::now_ms().saturating_sub(slot.birth_ms.load(Relaxed));
-    end(slot, lifetime::of_lifetime_ms(lifetime_ms));
-}
-
-fn end(slot: &Watch, class: usize) {
-    let site = &SITES[slot.site.load(Relaxed) as usize];
-    slot.address.store(0, Relaxed);
-    add_to(&site.watched, -1);
-    site.change_alive(slot.age_class.load(Relaxed) as usize, -1);
-    stats::count(Event::LifetimeMeasured);
-    site.record_end(class);
-    site.reconsider();
-    if let Some(parent) = site.parent() {
-        parent.record_end(class);
-        parent.reconsider();
-    }
-}
-
-/// Looks at some of the watched objects and lets their sites know how old they have become; once a tick, by one thread.
-pub fn grow_older(now_ms: u32, cursor: usize, groups: usize) -> usize {
-    let _guard = LOCK.lock();
-    for watch in (cursor..cursor + groups).flat_map(|i| &WATCHES[i % GROUPS]) {
-        if watch.address.load(Relaxed) == 0 {
-            continue;
-        }
-        let age = lifetime::of_lifetime_ms(now_ms.saturating_sub(watch.birth_ms.load(Relaxed)));
-        let before = watch.age_class.swap(age as u8, Relaxed) as usize;
-        if age != before {
-            let site = &SITES[watch.site.load(Relaxed) as usize];
-            site.change_alive(before, -1);
-            site.change_alive(age, 1);
-            site.reconsider();
-        }
-    }
-    (cursor + groups) % GROUPS
 }
 
 /// Sites to keep for the next run, parents first.

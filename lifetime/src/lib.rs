@@ -4,6 +4,8 @@
 //! result goes to people's tools ([`pprof`]) and to training ([`table`]). What training made of it is read by [`model`], for
 //! people; the heap reads it itself.
 
+pub use lifetime_model::attach;
+
 pub mod code;
 pub mod label;
 pub mod model;
