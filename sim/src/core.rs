@@ -180,7 +180,7 @@ impl Core {
 
     /// An instruction of the Memento extension: `work` is told when it issues and says when it is done. Its operand is in
     /// `operand`, its result in `result`. `in_software`: what it takes is the mean of cycles that passed at commit while
-    /// software did the same, so that much passes at commit again.
+    /// software did the same, so that much passes again, at commit and in the front end.
     pub fn unit_operation(
         &mut self,
         owner: Owner,
@@ -194,7 +194,9 @@ impl Core {
         let issued = self.issue((dispatch + 1).max(self.registers[operand as usize]), Unit::Load);
         let mut complete = work(issued);
         if in_software {
-            complete = self.commit + (complete - issued);
+            let cycles = complete - issued;
+            complete = self.commit + cycles;
+            self.redirect(self.fetch + cycles, Cause::Memento);
         }
         self.registers[result as usize] = complete;
         self.commit(complete, owner, Cause::Memento);
