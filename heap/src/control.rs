@@ -4,7 +4,8 @@
 //! in its maintenance. So the heap has no thread for it, keeps no descriptor that the program could close or meet, leaves no
 //! file behind, and a forked child is a process like any other. The connection lasts for one question: the heap gets a memory
 //! file and the mean distance of samples, and says whether it agrees. From then on the profile is written into that file, and
-//! the words of its header say what is wanted: [`SAMPLE`](lifetime_model::attach::SAMPLE), [`WATCH`], [`ENDED`]. Who dies is not seen any more, and is left.
+//! the words of its header say what is wanted: [`SAMPLE`](lifetime_model::attach::SAMPLE), [`WATCH`], [`ENDED`]. Who dies is not
+//! seen any more, and is left.
 //!
 //! Only root and the process' own user are believed (SO_PEERCRED): anybody may listen on a name.
 

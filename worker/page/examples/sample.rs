@@ -39,8 +39,6 @@ fn main() {
         sample.latency.p99_ms = if second % 41 < 3 { 420.0 } else { 30.0 + load * 3.0 };
         sample.queued = u64::from(second % 41 < 3) * 4;
         sample.vm = Some(Vm {
-            merged_bytes: 0,
-            mapped_merged_bytes: 0,
             plugged_bytes: ((load * 2.0).ceil() * 128.0 * MIB) as u64,
             resident_bytes: (load * 140.0 * MIB) as u64,
             ..Vm::default()

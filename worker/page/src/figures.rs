@@ -32,7 +32,11 @@ impl Memory {
         let vm = sample.vm.clone().unwrap_or_default();
         let store = (sample.store.bytes + vm.merged_bytes) as f64;
         let used = private + files + store;
-        let mapped = sum(|f| f.mapped_shared_bytes) + vm.mapped_merged_bytes as f64;
+        // Without anything merged, processes of a sandbox may still map a page of a memory file together.
+        let mapped = match store > 0.0 {
+            true => sum(|f| f.mapped_shared_bytes) + vm.mapped_merged_bytes as f64,
+            false => 0.0,
+        };
         let is_shared = shared > 0.0 || vm.merged_bytes > 0;
         let without_merging = (private + files + mapped).max(if is_shared { 0.0 } else { used });
         Memory { private, files, store, used, without_merging }
@@ -291,6 +295,7 @@ impl GivenBack {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::Vm;
 
     const MIB: u64 = 1 << 20;
 
@@ -322,6 +327,22 @@ mod tests {
         let mut sample = sample(3, false);
         sample.store.bytes = 30 * MIB;
         assert_eq!(Memory::of(&sample).saved(), 0.0);
+    }
+
+    #[test]
+    fn memory_files_without_a_store_are_no_merging() {
+        let mut sample = sample(3, true);
+        sample.store.bytes = 0;
+        assert_eq!(Memory::of(&sample).saved(), 0.0);
+    }
+
+    #[test]
+    fn what_the_kernel_of_a_vm_has_merged_counts_once() {
+        let mut sample = sample(3, false);
+        let plain = Memory::of(&sample).used;
+        sample.vm = Some(Vm { merged_bytes: 30 * MIB, mapped_merged_bytes: 90 * MIB, ..Vm::default() });
+        let memory = Memory::of(&sample);
+        assert_eq!((memory.used - plain, memory.saved()), ((30 * MIB) as f64, (60 * MIB) as f64));
     }
 
     #[test]

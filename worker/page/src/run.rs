@@ -92,7 +92,6 @@ impl Run {
             .filter_map(|event| event.ms)
             .collect();
         starts.sort_by(f64::total_cmp);
-        let merges = self.history.layers.merge;
         let fact = |key, label, unit, value| Fact { key, label, unit, value };
         use Unit::{Bytes, Count, Milliseconds};
         vec![
@@ -123,13 +122,7 @@ impl Run {
                 Count,
                 each(rest).map(|bytes| GIB / bytes),
             ),
-            fact(
-                "merge.saved_bytes",
-                "saved by merging, at most",
-                Bytes,
-                // Without merging, processes of a sandbox may still map a page of a memory file together.
-                most(&|s| if merges { Memory::of(s).saved() } else { 0.0 }),
-            ),
+            fact("merge.saved_bytes", "saved by merging, at most", Bytes, most(&|s| Memory::of(s).saved())),
             fact("returned.half_ms", "half of the memory was back after", Milliseconds, self.half_back_ms()),
             fact("returned.bytes", "given back by idle instances and unplugging", Bytes, Some(back.bytes)),
             fact(
