@@ -39,7 +39,7 @@ def machine(
 
 
 def burst(worker: Worker, function: str, count: int, rounds: int = 2) -> list[float]:
-    """Requests at once, each for an instance of its own, and as many again."""
+    """Requests at once, each for an instance of its own, `rounds` times over."""
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(lambda number: worker.invoke(function, number), range(rounds * count)))
 
