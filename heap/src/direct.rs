@@ -3,6 +3,7 @@
 //! They begin at 16 MiB, eight huge pages: there the tail that sharing would save is small, and the kernel can
 //! grow and move them by their page tables (mremap) instead of copying.
 
+use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use crate::geometry::{HUGE_PAGE_BYTES, round_up};
@@ -13,7 +14,8 @@ const PAGE_BYTES: usize = 4096;
 const FIRST_CAPACITY: usize = 256;
 
 static LOCK: Lock = Lock::new();
-/// Address of the table and its capacity, a power of two; entries are two words, address and mapped bytes.
+/// Address of the table and its capacity, a power of two; entries are two words, the address, and mapped bytes with the
+/// object's lifetime class in the bits that whole pages leave.
 static TABLE: AtomicUsize = AtomicUsize::new(0);
 static CAPACITY: AtomicUsize = AtomicUsize::new(0);
 static COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -33,6 +35,14 @@ fn home(address: usize, capacity: usize) -> usize {
     (address / PAGE_BYTES).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20 & (capacity - 1)
 }
 
+fn bytes_of(entry: &Entry) -> usize {
+    entry[1].load(Relaxed) & !(PAGE_BYTES - 1)
+}
+
+fn class_of(entry: &Entry) -> usize {
+    entry[1].load(Relaxed) & (PAGE_BYTES - 1)
+}
+
 fn find(address: usize) -> Option<usize> {
     let entries = entries();
     if entries.is_empty() || address == 0 {
@@ -48,7 +58,7 @@ fn find(address: usize) -> Option<usize> {
     }
 }
 
-fn insert(address: usize, bytes: usize) -> bool {
+fn insert(address: usize, bytes: usize, class: usize) -> bool {
     if (COUNT.load(Relaxed) + 1) * 2 > CAPACITY.load(Relaxed) && !grow() {
         return false;
     }
@@ -58,7 +68,7 @@ fn insert(address: usize, bytes: usize) -> bool {
         i = (i + 1) & (entries.len() - 1);
     }
     entries[i][0].store(address, Relaxed);
-    entries[i][1].store(bytes, Relaxed);
+    entries[i][1].store(bytes | class, Relaxed);
     COUNT.fetch_add(1, Relaxed);
     BYTES.fetch_add(bytes, Relaxed);
     true
@@ -74,7 +84,7 @@ fn grow() -> bool {
     BYTES.store(0, Relaxed);
     for entry in old {
         if entry[0].load(Relaxed) != 0 {
-            insert(entry[0].load(Relaxed), entry[1].load(Relaxed));
+            insert(entry[0].load(Relaxed), bytes_of(entry), class_of(entry));
         }
     }
     if old_table != 0 {
@@ -86,7 +96,7 @@ fn grow() -> bool {
 /// Removes entry `i`; those behind it that are not at home move up.
 fn remove(mut i: usize) -> usize {
     let entries = entries();
-    let bytes = entries[i][1].load(Relaxed);
+    let bytes = bytes_of(&entries[i]);
     let mut next = i;
     loop {
         next = (next + 1) & (entries.len() - 1);
@@ -108,7 +118,7 @@ fn remove(mut i: usize) -> usize {
 }
 
 /// Fresh zeroed memory of its own; `None` when memory or address space ran out.
-pub fn allocate(size: usize, alignment: usize) -> Option<usize> {
+pub fn allocate(class: usize, size: usize, alignment: usize) -> Option<usize> {
     let bytes = round_up(size.max(1), PAGE_BYTES)?;
     let alignment = alignment.max(HUGE_PAGE_BYTES);
     let whole = bytes.checked_add(alignment)?;
@@ -118,7 +128,7 @@ pub fn allocate(size: usize, alignment: usize) -> Option<usize> {
     os::unmap(address + bytes, mapping + whole - address - bytes);
     os::advise_huge(address, bytes);
     let _guard = LOCK.lock();
-    if !insert(address, bytes) {
+    if !insert(address, bytes, class) {
         os::unmap(address, bytes);
         return None;
     }
@@ -128,7 +138,7 @@ pub fn allocate(size: usize, alignment: usize) -> Option<usize> {
 /// The mapped bytes of the object at `address`; `None` if there is none.
 pub fn size(address: usize) -> Option<usize> {
     let _guard = LOCK.lock();
-    find(address).map(|i| entries()[i][1].load(Relaxed))
+    find(address).map(|i| bytes_of(&entries()[i]))
 }
 
 /// The size of the object that `address` lies in; for messages.
@@ -137,9 +147,9 @@ pub fn size_around(address: usize) -> Option<usize> {
     let _guard = LOCK.lock();
     let around = |entry: &&Entry| {
         let start = entry[0].load(Relaxed);
-        start != 0 && (start..start + entry[1].load(Relaxed)).contains(&address)
+        start != 0 && (start..start + bytes_of(entry)).contains(&address)
     };
-    entries().iter().find(around).map(|entry| entry[1].load(Relaxed))
+    entries().iter().find(around).map(bytes_of)
 }
 
 /// Frees the object at `address`; its size, or `None` if there is none.
@@ -157,11 +167,20 @@ pub fn resize(address: usize, size: usize) -> Option<usize> {
     let bytes = round_up(size, PAGE_BYTES)?;
     let _guard = LOCK.lock();
     let i = find(address)?;
-    let old_bytes = entries()[i][1].load(Relaxed);
+    let (old_bytes, class) = (bytes_of(&entries()[i]), class_of(&entries()[i]));
     let moved = os::remap(address, old_bytes, bytes)?;
     remove(i);
-    insert(moved, bytes); // has room: one was just removed
+    insert(moved, bytes, class); // has room: one was just removed
     Some(moved)
+}
+
+/// Tells `found` where the objects of `class` are, which must neither allocate nor free.
+pub fn each(class: usize, mut found: impl FnMut(Range<usize>)) {
+    let _guard = LOCK.lock();
+    for entry in entries().iter().filter(|entry| entry[0].load(Relaxed) != 0 && class_of(entry) == class) {
+        let start = entry[0].load(Relaxed);
+        found(start..start + bytes_of(entry));
+    }
 }
 
 /// How many there are, and their mapped bytes.
@@ -176,11 +195,14 @@ mod tests {
     #[test]
     fn many_come_and_go() {
         let addresses: std::vec::Vec<_> =
-            (0..600).map(|i| allocate(PAGE_BYTES * (1 + i % 7), 1).unwrap()).collect();
+            (0..600).map(|i| allocate(i % 7, PAGE_BYTES * (1 + i % 7), 1).unwrap()).collect();
         for (i, &address) in addresses.iter().enumerate() {
             assert_eq!(size(address), Some(PAGE_BYTES * (1 + i % 7)));
             assert_eq!(address % HUGE_PAGE_BYTES, 0);
         }
+        let mut of_class_3 = 0;
+        each(3, |range| of_class_3 += (range.len() == PAGE_BYTES * 4) as usize);
+        assert_eq!(of_class_3, 600 / 7 + 1);
         for &address in addresses.iter().step_by(2) {
             assert!(free(address).is_some());
             assert_eq!(free(address), None);

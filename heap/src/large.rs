@@ -116,7 +116,7 @@ pub fn allocate(heap: &Heap, class: usize, size: usize, alignment: usize) -> Opt
     }
     stats::count(Event::LargeAllocated);
     if size >= MIN_DIRECT_BYTES || alignment > HUGE_PAGE_BYTES {
-        return direct::allocate(size, alignment);
+        return direct::allocate(class, size, alignment);
     }
     let blocks = size.div_ceil(BLOCK_BYTES).max(1);
     if alignment <= BLOCK_BYTES

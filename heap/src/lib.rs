@@ -19,7 +19,7 @@
 //! | [`predict`], [`sites`], [`model`], [`table`], [`unwind`] | where lifetimes come from; what is kept of that across runs |
 //! | [`profile`], [`profile_file`], [`control`] | lifetimes by calling context, for training; attaching to a program that runs |
 //! | [`allocate`], [`free`], [`extent`], [`maintenance`], [`trim`] | all of it together |
-//! | [`stats`], [`trace`], [`report`], [`config`] | what can be seen and set |
+//! | [`stats`], [`placed`], [`trace`], [`report`], [`config`] | what can be seen and set |
 //! | [`check`] | whether the metadata agree, for tests |
 //!
 //! Nothing here allocates. Metadata is only ever mapped, never unmapped, so references to it are `'static`; fields are
@@ -61,6 +61,7 @@ pub mod model;
 pub mod open_page;
 pub mod os;
 pub mod outbox;
+pub mod placed;
 pub mod pool;
 pub mod predict;
 pub mod predictions;
