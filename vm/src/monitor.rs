@@ -68,7 +68,7 @@ impl Monitor {
     /// QEMU refuses, has ended, or hangs.
     pub fn execute<C: Command>(&self, command: &C) -> Result<C::Ok, Error> {
         let hangs = || Error::Failed(format!("QEMU's monitor does not answer ({})", C::NAME));
-        let ended = || Error::Failed("QEMU has ended".to_string());
+        let ended = || Error::Ended("QEMU closed its monitor".to_string());
         let mut line = self.line.lock().expect("no panic under this lock");
         if line.broken {
             return Err(hangs());

@@ -56,7 +56,7 @@ pub struct Instance {
     /// Set when it first asks for work, taken by the first report.
     init: Mutex<Option<Duration>>,
     started_in: OnceLock<Duration>,
-    partition: OnceLock<u32>,
+    partition: Mutex<Option<u32>>,
     /// When it last told of a rest.
     rested: Mutex<Option<Instant>>,
     /// Live and held bytes of its heap, as it last told.
@@ -114,7 +114,7 @@ impl Instance {
             phase: Mutex::new(Phase::Init),
             init: Mutex::new(None),
             started_in: OnceLock::new(),
-            partition: OnceLock::new(),
+            partition: Mutex::default(),
             rested: Mutex::new(None),
             heap: Mutex::default(),
             output: OnceLock::new(),
@@ -350,12 +350,12 @@ impl Instance {
     }
 
     pub(crate) fn set_partition(&self, partition: u32) {
-        let _ = self.partition.set(partition);
+        *lock(&self.partition) = Some(partition);
     }
 
     /// The partition of the VM that it lives in, once it does.
     pub fn partition(&self) -> Option<u32> {
-        self.partition.get().copied()
+        *lock(&self.partition)
     }
 
     /// How the worker is set up.

@@ -24,21 +24,66 @@ const OUTPUT_EVERY: Duration = Duration::from_millis(250);
 const LAST_WORDS: Duration = Duration::from_secs(2);
 /// A partition that is on its way is waited for.
 const PLUG_PATIENCE: Duration = Duration::from_secs(30);
+/// How long a VM that ended before the instance had started is replaced by the next one.
+const START_PATIENCE: Duration = Duration::from_secs(60);
+const AGAIN_AFTER: Duration = Duration::from_millis(100);
 /// An emulated processor is that much slower.
 pub const SLOWER: u32 = 6;
 
-/// Lives until it has ended and its partition is unplugged, or its VM is gone.
+/// Lives until it has ended and its partition is unplugged, or its VM is gone. If the VM ends before the instance has
+/// started, it starts in the next one: nothing of it has run.
 ///
 /// # Errors
 /// It could not be started; says why.
 pub async fn live(instance: &Arc<Instance>, machine: &Arc<Machine>) -> Result<()> {
-    let running = machine.running().await?;
     let name = format!("instance-{}", instance.id);
-    let partition = plug(instance, &running).await.context("no memory in the VM")?;
+    let deadline = Instant::now() + START_PATIENCE;
+    loop {
+        let running = machine.running().await?;
+        match start(instance, machine, &running, &name).await {
+            Ok((partition, door)) => {
+                let lived = live_there(instance, &running, &name, door).await;
+                unplug(instance, &running, partition).await;
+                return lived;
+            }
+            Err(error) if lost_its_vm(&error) && Instant::now() < deadline => {
+                tracing::warn!("{}: starts again: {error:#}", instance.label());
+                tokio::time::sleep(AGAIN_AFTER).await;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Plugs a partition and starts the instance in it; if it does not start, the partition is unplugged.
+async fn start(
+    instance: &Instance,
+    machine: &Machine,
+    running: &Arc<Running>,
+    name: &str,
+) -> Result<(u32, Door)> {
+    let partition = plug(instance, running).await.context("no memory in the VM")?;
     instance.set_partition(partition);
-    let lived = live_there(instance, machine, &running, &name, partition).await;
-    unplug(instance, &running, partition).await;
-    lived
+    let door = running.relay.door(name);
+    let spawned = match spawn_order(instance, machine, name) {
+        Ok(order) => {
+            ask(running, move |vm| vm.spawn(Place::Partition(partition), order)).await.map_err(Into::into)
+        }
+        Err(error) => Err(error),
+    };
+    match spawned {
+        Ok(_) => Ok((partition, door)),
+        Err(error) => {
+            unplug(instance, running, partition).await;
+            Err(error)
+        }
+    }
+}
+
+/// Whether the VM, or the agent in it, ended while it was asked.
+fn lost_its_vm(error: &anyhow::Error) -> bool {
+    let error = error.downcast_ref::<Error>();
+    matches!(error, Some(Error::Ended(_) | Error::GuestDown(_) | Error::AgentLost(_)))
 }
 
 /// Calls that block, on a thread that may.
@@ -95,16 +140,7 @@ async fn unplug(instance: &Instance, running: &Arc<Running>, partition: u32) {
     }
 }
 
-async fn live_there(
-    instance: &Arc<Instance>,
-    machine: &Machine,
-    running: &Arc<Running>,
-    name: &str,
-    partition: u32,
-) -> Result<()> {
-    let door = running.relay.door(name);
-    let order = spawn_order(instance, machine, name)?;
-    ask(running, move |vm| vm.spawn(Place::Partition(partition), order)).await?;
+async fn live_there(instance: &Arc<Instance>, running: &Arc<Running>, name: &str, door: Door) -> Result<()> {
     let (output_in, output) = pipe::pipe().context("no pipe for the instance's output")?;
     instance.set_output(Output::new(instance.label(), output));
     let mut tasks = JoinSet::new();
