@@ -165,7 +165,7 @@ fn a_program_that_ends_meanwhile_leaves_what_there_is() {
     let attached = attach(pid, "600", &out).stderr(Stdio::piped()).spawn().unwrap();
     let maps = || std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     wait_until(|| maps().contains("memfd:mayfly-profile"));
-    std::thread::sleep(Duration::from_secs(2)); // some samples; more on a faster machine
+    std::thread::sleep(Duration::from_secs(5)); // some samples; more on a faster machine
     drop(program);
     let output = attached.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", text(&output));

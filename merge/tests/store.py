@@ -33,7 +33,7 @@ def check(right, message):
         raise Failed(message)
 
 
-def until(right, what, seconds=10.0):
+def until(right, what, seconds=60.0):
     """Waits for something that other processes do in their own time."""
     end = time.monotonic() + seconds
     while not (value := right()):
@@ -197,7 +197,7 @@ class Store:
             figures = self.metrics()
             return {name: figures[name] for name in names if figures[name]}
 
-        end = time.monotonic() + 15
+        end = time.monotonic() + 60
         while rest := left():
             check(time.monotonic() < end, f"{when} the store still holds {rest}")
             time.sleep(0.05)
@@ -242,7 +242,7 @@ class Puppet:
             self.process.stdin.write(command + "\n")
             self.process.stdin.flush()
 
-    def answer(self, timeout=20.0):
+    def answer(self, timeout=60.0):
         ready, _, _ = select.select([self.process.stdout], [], [], timeout)
         check(ready, "a client does not answer")
         line = self.process.stdout.readline()
@@ -251,7 +251,7 @@ class Puppet:
             raise Gone(f"a client ended with {self.process.returncode}: {self.process.stderr.read()[-500:]}")
         return line.rstrip("\n")
 
-    def ask(self, command, timeout=20.0):
+    def ask(self, command, timeout=60.0):
         self.send(command)
         return self.answer(timeout)
 

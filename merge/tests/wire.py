@@ -39,7 +39,7 @@ def memory(contents, seals=FINAL, name="pages", flags=os.MFD_CLOEXEC | os.MFD_AL
 class Wire:
     """One connection. Files that come with answers are in `files` until `close`."""
 
-    def __init__(self, store, hello=True, timeout=10.0, path=None):
+    def __init__(self, store, hello=True, timeout=30.0, path=None):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(timeout)
         self.files = []

@@ -53,7 +53,7 @@ def store(tmp_path_factory):
         pytest.fail(f"{COMMAND} is not built: run 'make build'")
     socket = tmp_path_factory.mktemp("store") / "share.sock"
     process = subprocess.Popen([COMMAND, "share", "--socket", socket], stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not socket.exists():
         assert process.poll() is None and time.monotonic() < deadline, "mayfly share did not start"
         time.sleep(0.01)
@@ -113,7 +113,7 @@ def run(code, store):
         env=os.environ | store | {"PYTHONPATH": str(ROOT / "python")},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
 
 

@@ -31,7 +31,7 @@ def store(tmp_path):
             pytest.fail(f"{needed} is not built: run 'make build'")
     socket = tmp_path / "share.sock"
     process = subprocess.Popen([COMMAND, "share", "--socket", socket], stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not socket.exists():
         assert process.poll() is None and time.monotonic() < deadline, "mayfly share did not start"
         time.sleep(0.01)

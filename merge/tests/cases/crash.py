@@ -263,7 +263,7 @@ def end_stepped(store):
     ):
         for child in file.read().split():
             os.kill(int(child), signal.SIGTERM)
-    store.process.wait(10)
+    store.process.wait(60)
 
 
 def stopped_client(built, options):
@@ -282,7 +282,7 @@ def stopped_client(built, options):
                 two.block(1, PAGES, 1)
                 check(two.stats()["merged"] == PAGES, f"{two.stats()}")
             took = time.monotonic() - start
-            check(took < 2, f"beside stopped clients it took {took:.1f} s")
+            check(took < 10, f"beside stopped clients it took {took:.1f} s")
             for puppet in stopped:
                 puppet.process.send_signal(signal.SIGCONT)
             for puppet in stopped:

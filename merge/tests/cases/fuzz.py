@@ -65,7 +65,7 @@ def session(chance, store):
     """One conversation; how many messages it was."""
     sent = 0
     with (
-        Wire(store, hello=False, timeout=5) as wire,
+        Wire(store, hello=False, timeout=30) as wire,
         contextlib.suppress(BrokenPipeError, ConnectionResetError),
     ):
         if chance.random() < 0.8:
