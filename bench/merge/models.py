@@ -2,12 +2,9 @@
 and of all (Fig. 5, 6), answers bit by bit, and what they could share (Fig. 1)."""
 
 import contextlib
-import json
 import os
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 
@@ -24,6 +21,7 @@ from bench.merge.machine import (
 )
 from bench.merge.regions import PHASES, Numbers
 from bench.merge.store import Store
+from bench.merge.talker import Talker, fleet
 from bench.outcome import BenchError
 
 NETWORKS = {"resnet50": "pt", "alexnet": "pt", "minilm": "pt", "opennsfw": "onnx"}
@@ -40,58 +38,24 @@ SAME_LAYOUT = ("setarch", "--addr-no-randomize", "env", "PYTHONHASHSEED=0")
 COUNTS = [1, 2, 4, 8, 16]
 
 
-class Instance:
+class Instance(Talker):
     def __init__(
         self, network: str, method: str, number: int, extra: dict[str, str], prefix: tuple[str, ...] = ()
     ):
-        self.name = f"{network} {method} {number}"
         file = environment.model_files() / f"{network}.{NETWORKS[network]}"
         if method == "process":
             prefix = SAME_LAYOUT
         command = [*prefix, environment.python(), "-m", "bench.merge.model.instance", network, method, file]
         begun = time.monotonic()
-        self.process = subprocess.Popen(
-            [*command, str(number)],
-            env=os.environ | environment.variables() | extra,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+        super().__init__(
+            f"{network} {method} {number}", [*command, str(number)], environment.variables() | extra
         )
-        self.cold = self.line()
+        self.cold = self.answer()
         self.cold["total_ms"] = 1000 * (time.monotonic() - begun)
-        self.pid = self.process.pid
-
-    def line(self) -> Numbers:
-        line = self.process.stdout.readline()
-        if not line:
-            said = self.process.stderr.read().strip().splitlines()
-            raise BenchError(f"{self.name}: ended early: {said[-1] if said else self.process.wait()}")
-        return json.loads(line)
 
     def warm(self) -> Numbers:
         """Five more requests, to let its memory settle, as UPM §VI-C does."""
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        return self.line()
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
-
-
-@contextlib.contextmanager
-def fleet() -> Iterator[list[Instance]]:
-    """Instances that end with the block, however it ends."""
-    started: list[Instance] = []
-    try:
-        yield started
-    finally:
-        for one in started:
-            one.end()
+        return self.ask("\n")
 
 
 def memory(started: list[Instance], shared: Store | None, free_before: float) -> Numbers:

@@ -6,9 +6,6 @@ the first and the second call for regions of growing size (UPM Fig. 7).
 """
 
 import contextlib
-import json
-import os
-import subprocess
 import time
 from dataclasses import dataclass
 
@@ -28,7 +25,7 @@ from bench.merge.machine import (
     mappings_of,
     memory_of,
 )
-from bench.outcome import BenchError
+from bench.merge.talker import Talker, fleet
 
 METHODS = ["none", "engine", "ksm_default", "ksm_best"]
 PATTERNS = ["contiguous", "scattered", "alternating"]
@@ -44,63 +41,23 @@ class Shape:
     private_percent: float = 5
 
 
-class Instance:
+class Instance(Talker):
     """One running region program."""
 
     def __init__(self, shape: Shape, number: int, method: str, environment: dict[str, str]):
         method = method.partition("_")[0]
-        self.process = subprocess.Popen(
-            [
-                region_program(),
-                str(shape.mib),
-                shape.pattern,
-                str(shape.private_percent),
-                str(number),
-                method,
-                LIBRARY,
-            ],
-            env=os.environ | environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.number = number
-        self.pid = self.process.pid
-
-    def answer(self) -> Numbers:
-        line = self.process.stdout.readline()
-        if not line:
-            said = self.process.stderr.read().strip()
-            raise BenchError(f"instance {self.number} failed: {said or f'exit code {self.process.wait()}'}")
-        return json.loads(line)
-
-    def step(self, letter: str) -> Numbers:
-        with contextlib.suppress(BrokenPipeError):  # its answer says why
-            self.process.stdin.write(letter)
-            self.process.stdin.flush()
-        return self.answer()
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
+        described = [str(shape.mib), shape.pattern, str(shape.private_percent), str(number)]
+        super().__init__(f"instance {number}", [region_program(), *described, method, LIBRARY], environment)
 
 
 @contextlib.contextmanager
 def instances(shape: Shape, method: str, environment: dict[str, str]):
-    started: list[Instance] = []
-    try:
+    with fleet() as started:
         for number in range(shape.instances):
             started.append(Instance(shape, number, method, environment))
         for one in started:
             one.private_pages = one.answer()["private_pages"]
         yield started
-    finally:
-        for one in started:
-            one.end()
 
 
 def ideal_mib(shape: Shape, private_pages: float) -> float:
@@ -125,7 +82,7 @@ def compare(shape: Shape, method: str, ksm_limit_s: float) -> Numbers:
         numbers: Numbers = {"ideal_mib": ideal_mib(shape, private_pages), "before_mib": base["anonymous"]}
         free_full = available_mib()
         begun, scanner_cpu = time.monotonic(), cpu_s(ksmd()) if method.startswith("ksm") else 0
-        answers = [one.step("a") for one in running]
+        answers = [one.ask("a") for one in running]
         numbers["calls_s"] = numbers["wall_s"] = time.monotonic() - begun
         client_cpu = sum(answer["cpu_s"] for answer in answers)
         if method.startswith("ksm"):
@@ -162,10 +119,10 @@ def compare(shape: Shape, method: str, ksm_limit_s: float) -> Numbers:
         numbers["over_ideal_percent"] = 100 * (numbers["memory_mib"] / numbers["ideal_mib"] - 1)
         numbers["mappings_of_last"] = mappings_of(pids[-1])
         for one in (running[0], running[-1]):
-            one.step("v")
-        numbers["read_all_s"] = running[-1].step("t")["wall_s"]
-        numbers["write_eighth_s"] = running[-1].step("w")["wall_s"]
-        running[0].step("v")  # what another instance wrote must not show here
+            one.ask("v")
+        numbers["read_all_s"] = running[-1].ask("t")["wall_s"]
+        numbers["write_eighth_s"] = running[-1].ask("w")["wall_s"]
+        running[0].ask("v")  # what another instance wrote must not show here
     return numbers
 
 
@@ -216,9 +173,9 @@ def by_size(sizes_mib: list[int], rounds: int) -> dict[int, Numbers]:
         shape = Shape(2, mib, "contiguous", 0)
         for _ in range(rounds):
             with store.running() as shared, instances(shape, "engine", shared.environment()) as running:
-                firsts.append(running[0].step("a")["wall_s"])
-                seconds.append(running[1].step("a")["wall_s"])
-                running[1].step("v")
+                firsts.append(running[0].ask("a")["wall_s"])
+                seconds.append(running[1].ask("a")["wall_s"])
+                running[1].ask("v")
         found[mib] = {}
         for name, times in (("first", firsts), ("second", seconds)):
             times.sort()
