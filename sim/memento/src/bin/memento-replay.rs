@@ -1,12 +1,14 @@
 //! Replays a journal of libmemento.so (MEMENTO_JOURNAL=FILE) through the hardware units and through the reference model.
 //! The shim's addresses and outcomes, the units' and the reference's must all be the same; the first difference is shown
-//! with the number of its operation, and the exit status is 1.
+//! with the number of its operation, and the exit status is 1. Otherwise it says how often the HOT was hit, and how often by
+//! frees of objects that are young or old: as many allocations of their class later as an arena has objects.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufReader, Read};
 use std::process::ExitCode;
 
-use memento::layout::{REGION_BYTES, REGION_START, locate};
+use memento::layout::{OBJECTS, REGION_BYTES, REGION_START, locate};
 use memento::reference::Reference;
 use memento::{Access, Config, Exception, Machine, NonLocalFree, Port, Units};
 
@@ -91,6 +93,9 @@ fn replay(path: &str) -> Result<String, String> {
         reference: Reference::new(REGION_START, config.eager),
         batches: vec![Vec::new(); memento::layout::LANES],
         batching: batch != 0,
+        born: HashMap::new(),
+        allocations: HashMap::new(),
+        ages: [Age::default(); 2],
     };
     let region = REGION_START..REGION_START + REGION_BYTES;
     replay.units.set_region(0, PROCESS, region, 0, &mut Timeless).map_err(|why| why.to_string())?;
@@ -115,13 +120,29 @@ fn replay(path: &str) -> Result<String, String> {
         return Err(format!("{live} objects are live, the units hold {}", replay.units.live_objects()));
     }
     Ok(format!(
-        "{records} operations agree: {} allocations ({:.2}% HOT hits), {} frees ({:.2}% HOT hits, {} non-local), {live} live",
+        "{records} operations agree: {} allocations ({:.2}% HOT hits), {} frees ({:.2}% HOT hits, {} non-local; within {OBJECTS} \
+         allocations {}, later {}), {live} live",
         counted.allocations,
         100.0 * counted.allocation_hit_rate(),
         counted.frees,
         100.0 * counted.free_hit_rate(),
         counted.non_local_frees + counted.batched_frees,
+        replay.ages[0],
+        replay.ages[1],
     ))
+}
+
+/// Frees of one age.
+#[derive(Clone, Copy, Default)]
+struct Age {
+    frees: u64,
+    hits: u64,
+}
+
+impl std::fmt::Display for Age {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(formatter, "{:.2}% of {}", 100.0 * self.hits as f64 / self.frees.max(1) as f64, self.frees)
+    }
 }
 
 struct Replay {
@@ -129,6 +150,11 @@ struct Replay {
     reference: Reference,
     batches: Vec<Vec<u64>>,
     batching: bool,
+    /// By object: its size, and the allocations of that size before it; by size: those until now.
+    born: HashMap<u64, (u64, u64)>,
+    allocations: HashMap<u64, u64>,
+    /// Of frees: young and old.
+    ages: [Age; 2],
 }
 
 impl Replay {
@@ -145,6 +171,9 @@ impl Replay {
                          reference {reference:#x}"
                     ));
                 }
+                let before = self.allocations.entry(size).or_default();
+                self.born.insert(address, (size, *before));
+                *before += 1;
             }
             FREE => {
                 let place = locate(REGION_START, address);
@@ -155,7 +184,13 @@ impl Replay {
                     let is_full = self.batches[lane].len() == self.units.config().batch_objects;
                     return if is_full { self.empty_batch(lane) } else { Ok(()) };
                 }
+                let hits = self.units.statistics().free_hits;
                 let units = code(self.units.obj_free(core, lane, address, 0, &mut Timeless).exception);
+                if let Some((size, before)) = self.born.remove(&address) {
+                    let age = &mut self.ages[usize::from(self.allocations[&size] - before > OBJECTS as u64)];
+                    age.frees += 1;
+                    age.hits += self.units.statistics().free_hits - hits;
+                }
                 let reference = code(self.reference.free(address).err());
                 if [units, reference] != [outcome; 2] {
                     return Err(format!(
