@@ -1,9 +1,10 @@
 //! Replays a journal of libmemento.so (MEMENTO_JOURNAL=FILE) through the hardware units and through the reference model.
 //! The shim's addresses and outcomes, the units' and the reference's must all be the same; the first difference is shown
 //! with the number of its operation, and the exit status is 1. Otherwise it says how often the HOT was hit, and how often by
-//! frees of objects that are young or old: as many allocations of their class later as an arena has objects.
+//! frees of objects that are young or old: as many allocations of their class later as an arena has objects; and which size
+//! has the most allocations that change an arena list (Fig. 13).
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{BufReader, Read};
 use std::process::ExitCode;
@@ -95,6 +96,7 @@ fn replay(path: &str) -> Result<String, String> {
         batching: batch != 0,
         born: HashMap::new(),
         allocations: HashMap::new(),
+        lists: BTreeMap::new(),
         ages: [Age::default(); 2],
     };
     let region = REGION_START..REGION_START + REGION_BYTES;
@@ -119,11 +121,14 @@ fn replay(path: &str) -> Result<String, String> {
     if live != replay.units.live_objects() {
         return Err(format!("{live} objects are live, the units hold {}", replay.units.live_objects()));
     }
+    let (size, most) = replay.lists.iter().max_by_key(|(_, count)| **count).unwrap_or((&0, &0));
     Ok(format!(
-        "{records} operations agree: {} allocations ({:.2}% HOT hits), {} frees ({:.2}% HOT hits, {} non-local; within {OBJECTS} \
+        "{records} operations agree: {} allocations ({:.2}% HOT hits; {} change lists, {most} of \
+         those of {size} bytes), {} frees ({:.2}% HOT hits, {} non-local; within {OBJECTS} \
          allocations {}, later {}), {live} live",
         counted.allocations,
         100.0 * counted.allocation_hit_rate(),
+        counted.allocations_with_list_operations,
         counted.frees,
         100.0 * counted.free_hit_rate(),
         counted.non_local_frees + counted.batched_frees,
@@ -153,6 +158,8 @@ struct Replay {
     /// By object: its size, and the allocations of that size before it; by size: those until now.
     born: HashMap<u64, (u64, u64)>,
     allocations: HashMap<u64, u64>,
+    /// By size: allocations with list operations.
+    lists: BTreeMap<u64, u64>,
     /// Of frees: young and old.
     ages: [Age; 2],
 }
@@ -163,7 +170,10 @@ impl Replay {
         let core = lane % CORES;
         match operation {
             ALLOC => {
+                let lists = self.units.statistics().allocations_with_list_operations;
                 let units = self.units.obj_alloc(core, lane, size, 0, &mut Timeless).address;
+                *self.lists.entry(size).or_default() +=
+                    self.units.statistics().allocations_with_list_operations - lists;
                 let reference = self.reference.allocate(lane, size).unwrap_or(0);
                 if [units, reference] != [address; 2] {
                     return Err(format!(
