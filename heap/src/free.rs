@@ -40,6 +40,13 @@ fn free_slow(address: usize, caller: usize) {
     if trace::on() {
         trace::freed(heap, address);
     }
+    free_where_it_lies(heap, address, caller);
+    if heap.id.get() != 0 {
+        maintenance::tick_of_free(heap);
+    }
+}
+
+fn free_where_it_lies(heap: &'static Heap, address: usize, caller: usize) {
     let span =
         region::span_if_plain(address).or_else(|| region::holds(address).then(|| region::span(address)));
     let Some(span) = span else {

@@ -210,6 +210,8 @@ pub struct Heap {
     pub sequence: Cell<u32>,
     /// Slow-path visits, to choose which to sample.
     pub visits: Cell<u32>,
+    /// Slow frees. Not counted as visits: where allocating and freeing take turns, allocations' visits would all be odd.
+    pub slow_frees: Cell<u32>,
     /// When the empty spans in hand were last given back, ms.
     pub flushed_ms: Cell<u32>,
     /// When the prediction table was last emptied, ms.
@@ -261,6 +263,7 @@ impl Heap {
             thread: Cell::new(0),
             sequence: Cell::new(0),
             visits: Cell::new(0),
+            slow_frees: Cell::new(0),
             flushed_ms: Cell::new(0),
             forgot_ms: Cell::new(0),
             busy: AtomicU32::new(0),

@@ -44,6 +44,18 @@ pub fn tick(heap: &'static Heap) {
     }
 }
 
+/// Slow frees between two looks at the clock: as many as the outbox, which a look posts, holds back.
+const SLOW_FREES: u32 = 256;
+
+/// Counts a slow free, and does what is due: a thread that only frees gives back what it has in hand, too.
+pub fn tick_of_free(heap: &'static Heap) {
+    let frees = heap.slow_frees.get().wrapping_add(1);
+    heap.slow_frees.set(frees);
+    if frees.is_multiple_of(SLOW_FREES) {
+        look(heap);
+    }
+}
+
 /// Does what is due.
 pub fn look(heap: &'static Heap) {
     let now_ms = clock::now_ms();

@@ -1,0 +1,52 @@
+// A thread that only frees, and what others made at that, gives back what it has in hand all the same: it holds freed large
+// objects in hand, which count as live bytes, and from then on only frees.
+#include "check.h"
+#include <dlfcn.h>
+#include <pthread.h>
+#include <time.h>
+
+enum { LARGE = 4, LARGE_BYTES = 120000, SMALL = 512, SECONDS = 60 };
+static void *small[SMALL];
+static pthread_barrier_t turn;
+static int done;
+
+static void *make_small(void *unused) {
+    for (;;) {
+        for (int i = 0; i < SMALL; i++) CHECK((small[i] = malloc(64)), "malloc(64)");
+        pthread_barrier_wait(&turn);
+        pthread_barrier_wait(&turn);  // they are freed
+        if (done) return unused;
+    }
+}
+
+static long live_bytes(int (*stats)(char *, size_t)) {
+    static char text[16384];
+    stats(text, sizeof text);
+    const char *found = strstr(text, "\"heap.live_bytes\":");
+    CHECK(found, "no live bytes in the statistics: %s", text);
+    return atol(found + strlen("\"heap.live_bytes\":"));
+}
+
+int main(void) {
+    int (*stats)(char *, size_t) = (int (*)(char *, size_t))dlsym(RTLD_DEFAULT, "mayfly_heap_stats");
+    if (!stats) return 0;  // another allocator: nothing to ask it
+    pthread_t maker;
+    CHECK(pthread_barrier_init(&turn, NULL, 2) == 0, "pthread_barrier_init");
+    CHECK(pthread_create(&maker, NULL, make_small, NULL) == 0, "pthread_create");
+    void *large[LARGE];
+    for (int i = 0; i < LARGE; i++) CHECK((large[i] = malloc(LARGE_BYTES)), "malloc(%d)", LARGE_BYTES);
+    for (int i = 0; i < LARGE; i++) free(large[i]);
+    long in_hand = live_bytes(stats), now = in_hand;
+    time_t until = time(NULL) + SECONDS;
+    for (;;) {
+        pthread_barrier_wait(&turn);
+        for (int i = 0; i < SMALL; i++) free(small[i]);
+        now = live_bytes(stats);
+        done = now < in_hand - LARGE * LARGE_BYTES / 2 || time(NULL) > until;
+        pthread_barrier_wait(&turn);
+        if (done) break;
+    }
+    pthread_join(maker, NULL);
+    CHECK(now < in_hand - LARGE * LARGE_BYTES / 2, "%ld bytes live when it began to free, %ld after %d s", in_hand, now, SECONDS);
+    return 0;
+}
