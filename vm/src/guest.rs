@@ -12,7 +12,7 @@ use tracing::{debug, warn};
 use vm_protocol::{Answer, Decoder, Event, FromAgent, Operation, Outcome, Refusal, Reply, Request, encode};
 
 /// The agent takes what it is sent in far less; a guest that does not is stuck.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Why a request has no answer.
 #[derive(Debug, Clone, PartialEq, Eq)]

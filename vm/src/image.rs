@@ -7,10 +7,16 @@ use std::process::{Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 
+use crate::cache::{key_after, prune};
 use crate::error::Error;
 
 /// The file that names the others.
 const DESCRIPTION: &str = "vm.json";
+
+/// Images and their parts, and kernels, that are kept of each kind: of two checkouts, before and after a change.
+const KEPT: usize = 4;
+/// Trees in which kernels are built take gigabytes. One is for the kernel, one for that which checks itself.
+const KEPT_TREES: usize = 2;
 
 /// What to boot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -120,7 +126,24 @@ pub fn build(kernel: Kernel) -> Result<PathBuf, Error> {
     std::fs::create_dir_all(link.parent().expect("it lies in a folder")).map_err(failed)?;
     std::os::unix::fs::symlink(&folder, &new).map_err(failed)?;
     std::fs::rename(&new, &link).map_err(failed)?;
+    drop(crate::cache::hold(&folder));
+    forget_unused();
     Ok(folder)
+}
+
+/// Removes images and kernels that were not used for long.
+fn forget_unused() {
+    let Some(cache) = cache_folder() else { return };
+    for kind in ["stock-", "hotmem-", "hotmem-debug-", "root-", "linux-"] {
+        prune(&cache.join("image"), key_after(kind), KEPT);
+    }
+    let kernels = cache.join("kernel");
+    prune(&kernels, key_after(""), KEPT);
+    let is_tree =
+        |name: &str| name.starts_with("tree-") && !name.ends_with(".lock") && !name.ends_with(".log");
+    prune(&kernels, is_tree, KEPT_TREES);
+    prune(&kernels, |name| name.starts_with("selftests-"), 1);
+    prune(&cache.join("kvm"), key_after(""), KEPT);
 }
 
 fn link(kernel: Kernel) -> Result<PathBuf, Error> {

@@ -9,6 +9,7 @@
 
 pub mod accelerator;
 mod book;
+pub mod cache;
 pub mod control;
 mod error;
 mod guest;

@@ -13,7 +13,7 @@ use tracing::warn;
 use crate::error::Error;
 
 /// QEMU answers in milliseconds, unless the host has no memory or CPU left for it.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A connection to QEMU's monitor.
 pub struct Monitor {

@@ -11,6 +11,7 @@ use vm_protocol::{Answer, ErrorKind, ExitReason, InstanceInfo, Layout, Mode, Ope
 
 use crate::accelerator::Accelerator;
 use crate::book::{Book, Line};
+use crate::cache;
 use crate::control::Output;
 use crate::error::Error;
 use crate::guest::{AskError, Guest};
@@ -27,6 +28,9 @@ use crate::settings::Settings;
 /// that place and dies. It patches most while it boots: about one boot in 40 ends so under translation. The guest is not at
 /// fault.
 const SLIP: &str = "Oops: int3";
+
+/// QEMU's monitor closes before QEMU has ended, which takes a moment: the kernel frees the guest's memory first.
+const LAST_WORDS: Duration = Duration::from_secs(60);
 
 /// A guest that was asked to power off gets so long.
 const POWER_OFF: Duration = Duration::from_secs(10);
@@ -72,6 +76,8 @@ pub struct Vm {
     pool: Arc<Pool<Running>>,
     relay: Mutex<Option<UnixStream>>,
     console: Arc<Mutex<Vec<u8>>>,
+    /// The image in the cache, if it is there.
+    _image: Option<cache::Held>,
 }
 
 impl Vm {
@@ -82,15 +88,19 @@ impl Vm {
     /// A setting is wrong, something is missing, the host has not enough memory, or the guest does not come up.
     pub fn boot(settings: &Settings) -> Result<Vm, Error> {
         settings.check()?;
+        // An image of somebody else's cannot be marked as used; nor does anybody remove it.
+        let image = settings.image.kernel.parent().and_then(|folder| cache::hold(folder).ok());
         let program = qemu::find()?;
         let accelerator = Accelerator::choose(settings.accelerator, &program, &settings.image.kernel)?;
-        match Vm::boot_once(settings, &program, accelerator) {
+        let mut vm = match Vm::boot_once(settings, &program, accelerator) {
             Err(Error::Ended(why)) if accelerator == Accelerator::Tcg && why.contains(SLIP) => {
                 warn!("the translation ran a breakpoint that was gone ({why}): booting once more");
                 Vm::boot_once(settings, &program, accelerator)
             }
             other => other,
-        }
+        }?;
+        vm._image = image;
+        Ok(vm)
     }
 
     fn boot_once(settings: &Settings, program: &Path, accelerator: Accelerator) -> Result<Vm, Error> {
@@ -123,6 +133,7 @@ impl Vm {
             pool: Arc::clone(&pool),
             relay: Mutex::new(Some(relay)),
             console,
+            _image: None,
         };
         // Each partition's node and device takes part of a second of boot under translation.
         vm.wait_for_agent(
@@ -346,9 +357,9 @@ fn unexpected(answer: &Answer) -> Error {
     Error::Failed(format!("the agent's answer is {answer:?}"))
 }
 
-/// QEMU ends a moment after its monitor closes.
+/// Why QEMU has ended, whose monitor is closed.
 fn why_it_ended(book: &Book) -> Option<Error> {
-    book.wait(Instant::now() + Duration::from_secs(2), |page| match &page.line {
+    book.wait(Instant::now() + LAST_WORDS, |page| match &page.line {
         Line::Ended(why) => Some(Error::Ended(why.clone())),
         _ => None,
     })

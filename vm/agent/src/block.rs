@@ -8,12 +8,16 @@ use std::fs::File;
 use std::io::Write;
 use std::os::unix::thread::JoinHandleExt;
 use std::path::PathBuf;
+use std::sync::Mutex;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 /// The kernel tries for ever to move what is left in a block. What takes longer is left to the driver.
 const PATIENCE: Duration = Duration::from_secs(2);
 const AGAIN: Duration = Duration::from_millis(50);
+/// The kernel changes one block at a time. Partitions that are to go at the same time go one after the other, for block
+/// by block in turn all of them would take as long as the last one.
+static TURN: Mutex<()> = Mutex::new(());
 
 /// Takes the blocks of a node offline; those that do not go in time stay, and the driver does what it can.
 pub fn take_offline(node: u32) {
@@ -25,6 +29,7 @@ pub fn take_offline(node: u32) {
     if !can_interrupt() {
         return;
     }
+    let _turn = TURN.lock().expect("not poisoned");
     let Ok(worker) = std::thread::Builder::new().spawn(work) else { return };
     let mut patience = PATIENCE;
     while end.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {

@@ -33,7 +33,7 @@ pub fn set_up() -> io::Result<()> {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             let left = Group { path: entry.path() };
             left.kill()?;
-            left.wait_empty(Duration::from_secs(30))?;
+            left.wait_empty(Duration::from_secs(60))?;
             left.remove()?;
         }
     }
@@ -125,7 +125,7 @@ impl Group {
                 // The last process is gone, but the kernel has not finished with it.
                 Err(error)
                     if error.kind() == io::ErrorKind::ResourceBusy
-                        && begin.elapsed() < Duration::from_secs(5) =>
+                        && begin.elapsed() < Duration::from_secs(60) =>
                 {
                     std::thread::sleep(Duration::from_millis(1));
                 }

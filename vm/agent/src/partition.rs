@@ -20,7 +20,7 @@ use crate::memory;
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 /// For what an ended instance left, and for page cache to be dropped.
 const TEARDOWN_PATIENCE: Duration = Duration::from_millis(200);
-const EMPTY_PATIENCE: Duration = Duration::from_secs(5);
+const EMPTY_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Which partitions take no new instance.
 #[derive(Default)]
