@@ -37,6 +37,7 @@ def unplug_loaded(
     hog = int(mib * FILL)
     found = []
     with Guest(contender, instances, mib, **settings) as guest:
+        guest.warm_up()
         plug_ms = guest.plug_all()
         guest.fill(list(range(instances)), hog)
         for number in range(rounds):
@@ -81,10 +82,11 @@ def usage(contender: Contender, quick: bool) -> Samples:
     mib, others = 128 if quick else 256, 9
     hog, victim = int(mib * FILL), 9
     with Guest(contender, others + 1, mib) as guest:
+        guest.warm_up()
         guest.plug_all()
         running: set[int] = set()
         for count in (1, 5, 9) if quick else (1, 3, 5, 7, 9):
-            for _ in range(1 if quick else 3):
+            for _ in range(1 if quick else 5):
                 guest.fill([number for number in range(others + 1) if number not in running], hog)
                 for number in [*range(count, others), victim]:
                     guest.stop(f"hog-{number}")

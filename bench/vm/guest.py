@@ -126,6 +126,12 @@ class Guest:
         """One request to the VM's supervisor."""
         return self.line.ask(verb, **what)
 
+    def warm_up(self) -> None:
+        """Plugs and unplugs an empty partition a few times: emulators translate code when it first runs."""
+        for _ in range(5):
+            self.ask("plug", partition=0)
+            self.ask("unplug", partition=0)
+
     def plug_all(self) -> float:
         """Plugs every partition; the mean time until an instance can have one."""
         times = [self.ask("plug", partition=n)["total_ns"] / 1e6 for n in range(self.partitions)]
@@ -174,13 +180,15 @@ class Guest:
     def serve_unplug_on(self, cpu: int) -> None:
         """Directs the virtio-mem interrupts, and with them the driver's work, to one vCPU (HotMem §5.4).
 
-        Before anything is plugged: the kernel moves an interrupt when it next comes. The agent goes to CPU 0.
+        Before anything is plugged: the kernel moves an interrupt when it next comes. The agent goes to CPU 0,
+        but for mode `nodes`, where it takes memory offline: that is part of the unplug.
         """
+        agents = 1 << cpu if self.contender.mode == "nodes" else 1
         self.shell(
             "for device in /sys/bus/virtio/drivers/virtio_mem/virtio*; do "
             'for irq in $(grep -wE "${device##*/}" /proc/interrupts | cut -d: -f1); do '
             f"echo {1 << cpu:x} >/proc/irq/$irq/smp_affinity; done; done; "
-            "for agent in $(cat /sys/fs/cgroup/agent/cgroup.procs); do taskset -a -p 1 $agent; done"
+            f"for agent in $(cat /sys/fs/cgroup/agent/cgroup.procs); do taskset -a -p {agents:x} $agent; done"
         )
 
     def vcpu_s(self, cpu: int) -> float:

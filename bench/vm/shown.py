@@ -29,6 +29,7 @@ def shown(results: Results) -> list[Shown]:
     noise = max((max(results.of("interference", name, "calm_spread_ratio")) for name in worst), default=0)
     if worst.get("hotmem") and worst.get("static"):
         # Evictions without any unplug cost something, too.
-        what = "hotmem: a co-located instance's worst second, over its calm; static's, or the noise of calm"
-        found.append(at_most(what, round(max(worst["static"], noise), 2), worst["hotmem"], "x"))
+        what = "hotmem: a co-located instance's worst second, over its calm; static's, or its noise"
+        limit = max(worst["static"], noise)
+        found.append(at_most(what, round(100 * (limit - 1), 1), 100 * (worst["hotmem"] - 1), "%"))
     return found

@@ -1,0 +1,128 @@
+"""The tables of docs/vm.md, from the results: each stands there between two comments that name it."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from bench.outcome import ROOT
+
+PAGE = ROOT / "docs" / "vm.md"
+MODES = ("plain", "nodes", "hotmem")
+ALL_MODES = ("plain", "nodes", "hotmem", "static")
+
+
+def number(value: float | None) -> str:
+    """Three digits that count, or whole numbers."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f}%"
+
+
+def table(heading: list[str], rows: list[list[str]]) -> list[str]:
+    return ["| " + " | ".join(row) + " |" for row in (heading, ["---"] * len(heading), *rows)]
+
+
+def points(results: dict, experiment: str) -> list[str]:
+    """What an experiment was measured at, in order of size."""
+    found = {
+        match[1]
+        for key in results
+        if (match := re.fullmatch(rf"{experiment}\.plain\.(\d+[a-z]+)\.unplug_ms", key))
+    }
+    return sorted(found, key=lambda point: int(re.match(r"\d+", point)[0]))
+
+
+def by_size(results: dict) -> list[str]:
+    def of(mode: str, point: str, metric: str) -> float | None:
+        return results.get(f"unplug.{mode}.{point}.{metric}")
+
+    heading = ["MiB", *(f"{mode}, ms" for mode in MODES), "plain / nodes", "plain / hotmem"]
+    heading += ["pages moved: " + ", ".join(MODES), "gone from the host's memory: " + ", ".join(MODES)]
+    rows = []
+    for point in points(results, "unplug"):
+        took = {mode: of(mode, point, "unplug_ms") for mode in MODES}
+        ratios = [took["plain"] and took[mode] and took["plain"] / took[mode] for mode in MODES[1:]]
+        rows.append(
+            [
+                point.removesuffix("mib"),
+                *(number(took[mode]) for mode in MODES),
+                *(f"{number(ratio)}x" for ratio in ratios),
+                ", ".join(number(of(mode, point, "migrated_pages")) for mode in MODES),
+                ", ".join(percent(of(mode, point, "returned_share")) for mode in MODES),
+            ]
+        )
+    return table(heading, rows)
+
+
+def the_rest(results: dict) -> list[str]:
+    def row(what: str, cell: Callable[[str], str], modes: tuple[str, ...] = MODES) -> list[str]:
+        return [what, *(cell(mode) if mode in modes else "" for mode in ALL_MODES)]
+
+    usages = points(results, "usage")
+
+    def at_usages(mode: str) -> str:
+        return " ".join(number(results.get(f"usage.{mode}.{point}.unplug_ms")) for point in usages)
+
+    def off(mode: str) -> str:
+        return percent(results.get(f"usage.{mode}.most_off_median_ratio"))
+
+    def busy(mode: str) -> str:
+        return number(results.get(f"steps.{mode}.cpu_s"))
+
+    def worst(mode: str) -> str:
+        return f"{results.get(f'interference.{mode}.worst_second_ratio', 0):.2f}x"
+
+    def evictions(mode: str) -> str:
+        return number(results.get(f"interference.{mode}.evictions_s"))
+
+    def zeroing(mode: str) -> str:
+        values = (results.get(f"zeroing.{mode}.init_on_alloc_{n}.unplug_ms") for n in (0, 1))
+        return ", ".join(number(value) for value in values)
+
+    def moved(mode: str) -> str:
+        return number(results.get(f"all.{mode}.migrated_pages"))
+
+    said = ", ".join(point.removesuffix("percent") for point in usages)
+    rows = [
+        row(f"256 MiB at {said}% memory use (Fig. 6), ms", at_usages),
+        row("farthest from the median of these", off),
+        row("CPU of the vCPU that serves 32 unplugs of 128 MiB (Fig. 7), s", busy),
+        row("a co-located instance's worst second, over its calm (Fig. 10)", worst, ALL_MODES),
+        row("four evictions, stop and unplug (`static`: stop), s", evictions, ALL_MODES),
+        row("256 MiB with `init_on_alloc=0` and 1, ms", zeroing),
+        row("all pages moved", moved),
+    ]
+    return table(["", *ALL_MODES], rows)
+
+
+def goals(results: dict) -> list[str]:
+    rows = []
+    while (what := results.get(f"shown.{len(rows)}.what")) is not None:
+        one = f"shown.{len(rows)}."
+        met = "met" if results[one + "met"] else "**falls short**"
+        rows.append([what, results[one + "wanted"], results[one + "measured"], met])
+    return table(["to be shown", "wanted", "measured", ""], rows)
+
+
+TABLES = {"by size": by_size, "the rest": the_rest, "goals": goals}
+
+
+def fill(text: str, results: dict) -> str:
+    """The page with its tables as the results have them."""
+    for name, make in TABLES.items():
+        begin, end = f"<!-- bench/vm/figures: {name} -->\n", "<!-- end -->\n"
+        before, found, rest = text.partition(begin)
+        _, ended, after = rest.partition(end)
+        if not found or not ended:
+            raise SystemExit(f"figures: {PAGE.name} lacks the place for a table: {begin}...{end}")
+        text = before + begin + "\n" + "\n".join(make(results)) + "\n\n" + end + after
+    return text
+
+
+def write(results: dict) -> Path:
+    PAGE.write_text(fill(PAGE.read_text(), results))
+    return PAGE
