@@ -18,8 +18,9 @@ use crate::table;
 const TICK_MS: u32 = 10;
 /// Stale predictions are used for up to a 32nd of the program's age, and this long at most.
 const MOST_PATIENCE_MS: u32 = 1000;
-/// Between two flushes of a thread's empty spans, ms.
-const FLUSH_MS: u32 = 100;
+/// Between two flushes of a thread's empty spans, ms. A thread that goes to sleep keeps the spans that it has used since the
+/// last one, and nobody else may give them back.
+const FLUSH_MS: u32 = 20;
 /// Between two looks at empty open pages, in ticks.
 const CLOSE_TICKS: u32 = 10;
 /// Huge pages looked at in a tick: 1024 are 2 GiB.
