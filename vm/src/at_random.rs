@@ -1,5 +1,6 @@
 //! Random plugs, spawns, stops, unplugs, exits, deaths and failures, from one and from three threads, against a guest
-//! that is only a model: whatever happens, the host never asks for a used partition, and nothing leaks.
+//! that is only a model: whatever happens, the host never asks for a used partition, and nothing leaks. And when QEMU
+//! dies in the midst of it, everybody has an answer, and no partition is anything but absent.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -207,5 +208,39 @@ proptest! {
         settle(&pool)?;
         give_back(&pool)?;
         end(pool, keeper)?;
+    }
+
+    #[test]
+    fn qemu_dies_in_the_midst(
+        first in actions(), second in actions(), third in actions(), after_us in 0..30_000u64, slowly_us in 0..3_000u64
+    ) {
+        let (pool, keeper) = start();
+        std::thread::scope(|scope| {
+            for actions in [first, second, third] {
+                let pool = &pool;
+                scope.spawn(move || actions.into_iter().for_each(|action| perform(pool, action)));
+            }
+            std::thread::sleep(Duration::from_micros(after_us));
+            pool.machine.qemu_dies(Duration::from_micros(slowly_us));
+        });
+        // The keeper may have been at work.
+        let at_rest = pool.book.wait(Instant::now() + Duration::from_secs(60), |page| {
+            page.partitions.iter().all(|partition| !partition.driven).then_some(())
+        });
+        let states: Vec<_> = pool.book.read().partitions.iter().map(|partition| partition.state.clone()).collect();
+        prop_assert!(at_rest.is_some(), "somebody is still at work: {states:?}");
+        prop_assert!(states.iter().all(|state| *state == State::Absent), "{states:?}");
+        let killed = Error::Ended("killed".to_string());
+        prop_assert_eq!(pool.plug(None), Err(killed.clone()));
+        prop_assert_eq!(pool.unplug(0).unwrap_err(), killed.clone());
+        for instance in (0..PARTITIONS + 2).map(name) {
+            prop_assert_eq!(pool.stop(&instance, Duration::ZERO), Err(killed.clone()));
+            prop_assert!(!matches!(pool.wait(&instance, Instant::now()), Ok(None)), "{instance} is said to run");
+        }
+        let truth = pool.machine.truth.lock().unwrap();
+        prop_assert!(truth.wrong.is_empty(), "{:?}", truth.wrong);
+        drop(truth);
+        drop(pool);
+        keeper.join().unwrap();
     }
 }

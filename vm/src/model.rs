@@ -34,6 +34,8 @@ pub(crate) enum Fault {
 #[derive(Default)]
 pub(crate) struct Truth {
     pub(crate) alive: bool,
+    /// QEMU is gone.
+    pub(crate) ended: bool,
     agent_id: u64,
     pub(crate) requested: BTreeMap<u32, u64>,
     pub(crate) size: BTreeMap<u32, u64>,
@@ -57,6 +59,10 @@ impl Truth {
 
     fn agent(&self) -> Agent {
         Agent { version: 1, agent_id: self.agent_id, kernel: "6.12".to_string(), hotmem: true, boot_ns: 0 }
+    }
+
+    fn require_qemu(&self) -> Result<(), Error> {
+        if self.ended { Err(Error::Ended("QEMU closed its monitor".to_string())) } else { Ok(()) }
     }
 
     fn refuse(kind: ErrorKind) -> Result<Answer, AskError> {
@@ -115,6 +121,15 @@ impl Truth {
 }
 
 impl Model {
+    /// QEMU is killed: first nobody answers any more, then the host learns why.
+    pub(crate) fn qemu_dies(&self, meanwhile: Duration) {
+        self.truth.lock().unwrap().ended = true;
+        std::thread::sleep(meanwhile);
+        self.book.agent_lost();
+        std::thread::sleep(meanwhile);
+        self.book.ended("killed".to_string());
+    }
+
     fn tell(&self, events: Vec<Event>) {
         for event in events {
             self.book.agent_event(event);
@@ -160,6 +175,7 @@ impl Machine for Model {
     fn request(&self, device: Device, bytes: u64) -> Result<(), Error> {
         let Device::Partition(number) = device else { panic!("the model has only partitions") };
         let mut truth = self.truth.lock().unwrap();
+        truth.require_qemu()?;
         if bytes == 0 && truth.users(number) > 0 {
             truth.wrong.push(format!("unplug of partition {number}, which is used"));
         }
@@ -177,11 +193,16 @@ impl Machine for Model {
 
     fn size(&self, device: Device) -> Result<u64, Error> {
         let Device::Partition(number) = device else { panic!("the model has only partitions") };
-        Ok(self.truth.lock().unwrap().size.get(&number).copied().unwrap_or(0))
+        let truth = self.truth.lock().unwrap();
+        truth.require_qemu()?;
+        Ok(truth.size.get(&number).copied().unwrap_or(0))
     }
 
     fn ask(&self, op: Operation, _: Duration) -> Result<Answer, AskError> {
         let mut truth = self.truth.lock().unwrap();
+        if truth.ended {
+            return Err(AskError::Lost);
+        }
         if !truth.alive {
             return Err(AskError::TimedOut);
         }
