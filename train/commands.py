@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from train import boosting, contexts, export, fit, measure, model_file, symbols
+from train import agreement, boosting, contexts, export, fit, measure, model_file, symbols
 from train.contexts import Contexts
 from train.dataset import CLASS_NAMES
 from train.encoders import ENCODERS
@@ -41,6 +41,7 @@ def train(given: argparse.Namespace) -> int:
         Row("held_out_before_rounding", held_out.as_trained),
         Row("all", made.all),
     ]
+    agree = agreement.between_runs(given.engine, given.profiles)
     if given.json:
         about = {
             "contexts": len(made.data),
@@ -49,9 +50,13 @@ def train(given: argparse.Namespace) -> int:
             "model_bytes": size,
             "ranges": len(made.model.starts),
         }
+        if agree is not None:
+            about["profiles_agree_percent"] = round(100 * agree, 2)
         _print_json("train", rows, about)
         return 0
     _print_contexts(made.data)
+    if agree is not None:
+        print(f"the profiles agree with each other on the class of {100 * agree:.1f}% of what is allocated")
     _print_table(f"{given.encoder} of width {given.hidden}, {held_out.rounds} rounds", rows)
     print(f"{given.output}: {size / 2**20:.1f} MiB, for {_count(len(made.model.modules), 'file')} with code")
     return 0

@@ -183,7 +183,6 @@ WORKLOADS = {
             "libvips: small and large images in shifting phases",
             image,
             Size(0.125, 1.0),
-            "64k",
         ),
         Workload(
             "inference", "Inference server", "OpenCV's DNN: open_nsfw, batches and new models", inference

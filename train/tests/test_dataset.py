@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from train import profiles
+from train import agreement, profiles
 from train.dataset import TENTHS, labelled_contexts
 from train.profiles import FREED
 from train.tests import synthetic
@@ -50,6 +50,19 @@ def test_contexts_of_several_profiles_are_one_and_unknown_ones_none(tmp_path):
     tenth = found.pop("tenth")
     assert found == {"stack": "f@main", "label": 3, "weight": 15, "samples": 100}
     assert 0 <= tenth < TENTHS
+
+
+def test_two_runs_agree_on_what_has_the_same_class_in_both(tmp_path):
+    paths = [str(tmp_path / name) for name in ("a", "b", "c")]
+    at_once, late = [100, 0, 0, 0, 0, 0, 0], [0, 0, 0, 100, 0, 0, 0]
+    here = [row("same@main", at_once, 0, 30), row("other@main", at_once, 0, 10), row("here", late, 0, 500)]
+    synthetic.write(tmp_path / "a", here)
+    synthetic.write(tmp_path / "b", [row("other@main", late, 0, 10), row("same@main", at_once, 0, 50)])
+    synthetic.write(tmp_path / "c", [row("elsewhere", at_once, 0, 9)])
+    assert agreement.between_runs("duckdb", paths[:2]) == 0.8
+    assert agreement.between_runs("duckdb", paths) == 0.8
+    assert agreement.between_runs("duckdb", paths[:1]) is None
+    assert agreement.between_runs("duckdb", paths[1:]) is None
 
 
 counts = st.lists(st.integers(0, 40), min_size=7, max_size=7)

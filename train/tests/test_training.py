@@ -43,6 +43,7 @@ def test_a_model_is_right_about_contexts_it_has_not_seen(profile, data, tmp_path
     assert found["train.all.unweighted_percent"] > found["train.held_out.unweighted_percent"] - 5
     assert model_file.read(model).metadata["held_out"]["contexts"] == len(held_out)
     assert plot.read_text().startswith("<?xml")
+    assert "train.profiles_agree_percent" not in found, "one profile has none to agree with"
 
     assert main([profile, "--measure", str(model), "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
@@ -53,13 +54,13 @@ def test_a_model_is_right_about_contexts_it_has_not_seen(profile, data, tmp_path
 def test_a_model_is_right_about_another_build(profile, tmp_path, capsys):
     """Other addresses, another build-id, other arguments: contexts that no table could find (Table 2)."""
     model = tmp_path / "m"
-    assert main([profile, "-o", str(model), "--rounds", "8", "--json"]) == 0
+    assert main([profile, profile, "-o", str(model), "--rounds", "8", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["train.profiles_agree_percent"] == 100
     other = tmp_path / "other.parquet"
     rows = synthetic.contexts(600, seed=9)
     for row in rows:
         row["stack"] = row["stack"].replace("unsigned long", "unsigned int").replace("char const*", "String")
     synthetic.write(other, rows, build=7)
-    capsys.readouterr()
     assert main([str(other), "--measure", str(model), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["measure.all.unweighted_percent"] > 70
 
