@@ -8,11 +8,12 @@ import time
 from bench import command
 from bench.outcome import Shown, at_least, at_most, figure, print_shown, table, write
 from bench.worker import experiments, machines
-from bench.worker.experiments import MODELS, VARIANTS
+from bench.worker.experiments import ADVISED, LIFETIMES, MODELS, VARIANTS
 from bench.worker.machines import INSTANCES, MODES
 
 PARTS = {
     "memory": "1 to 16 instances of the model functions: memory of each and of all (UPM Fig. 5, 6)",
+    "advise": "what idle instances advise: all their memory, or what the heap placed in class inf",
     "cold": "cold starts (UPM Fig. 8)",
     "latency": "warm requests, plain and on Mayfly in turn",
     "vm": "instances in a VM: how fast memory comes back, P99, interference (HotMem Fig. 8, 9, 10)",
@@ -88,6 +89,14 @@ class Run:
             for variant in self.options.variants:
                 self.measure(f"memory.{function}.{variant}", experiments.memory, function, variant, counts)
 
+    def advise(self) -> None:
+        count = 2 if self.options.quick else 4
+        for function in self.options.functions:
+            for lifetimes in LIFETIMES:
+                for advised in ADVISED:
+                    name = f"advise.{function}.{lifetimes}.{advised}"
+                    self.measure(name, experiments.advise, function, advised, lifetimes, count)
+
     def cold(self) -> None:
         for function in self.options.functions:
             for variant in self.options.variants:
@@ -160,6 +169,27 @@ def print_tables(flat: dict) -> None:
                 if any(value is not None for value in values):
                     rows.append([variant, *(figure(value) for value in values)])
             table(rows)
+    rows = [
+        [
+            "lifetimes, advised",
+            "MiB each",
+            "private",
+            "after requests",
+            "advised MiB",
+            "in ms",
+            "P50 ms after",
+        ]
+    ]
+    keys = ("each_mib", "private_mib", "private_after_mib", "advised_mib", "advise_ms", "p50_ms")
+    for function in MODELS:
+        for lifetimes in LIFETIMES:
+            for advised in ADVISED:
+                values = [flat.get(f"advise.{function}.{lifetimes}.{advised}.{key}") for key in keys]
+                if any(value is not None for value in values):
+                    rows.append([f"{function} {lifetimes}, {advised}", *(figure(value) for value in values)])
+    if len(rows) > 1:
+        print("\nWhat idle instances advise")
+        table(rows)
     rows = [["", "cold: answer ms", "cold: start ms", "warm P50 ms", "warm P99 ms", "after a rest P50 ms"]]
     for function in MODELS:
         for variant in VARIANTS:

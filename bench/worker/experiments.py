@@ -1,11 +1,12 @@
-"""What is measured: memory of 1 to 16 instances (UPM Fig. 5, 6), cold starts (UPM Fig. 8), latency of warm
-instances. Instances in a VM are in machines.py."""
+"""What is measured: memory of 1 to 16 instances (UPM Fig. 5, 6), what idle instances advise, cold starts (UPM
+Fig. 8), latency of warm instances. Instances in a VM are in machines.py."""
 
 import contextlib
 import json
 import os
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 
@@ -15,6 +16,10 @@ from bench.worker.worker import MAYFLY, PLAIN, Worker, running
 MIB = 1 << 20
 MODELS = ("image", "text")
 VARIANTS = {"plain": PLAIN, "heap": ["--without", "merge"], "merge": ["--without", "heap"], "mayfly": []}
+# What an idle instance advises, and how its heap comes by lifetimes: one class for all objects, which is what
+# merging instances have, or learned as they live.
+ADVISED = ("whole", "class")
+LIFETIMES = {"inf": {}, "online": {"MAYFLY_HEAP_LIFETIMES": "online"}}
 TRACE = ROOT / "functions" / "trace.csv"
 
 
@@ -64,6 +69,37 @@ def memory(function: str, variant: str, counts: list[int]) -> dict[str, float]:
                 f"{count}.available_drop_mib": (before - available_bytes()) / MIB,
             }
     return numbers
+
+
+def advise(function: str, advised: str, lifetimes: str, count: int) -> dict[str, float]:
+    """Instances at rest, by what they advise: memory of each, how long it took them, and how much is private
+    after as many requests again, which write to what was merged."""
+    with running(
+        "--advise", advised, "--burst", "4", "--keep-alive", "3600", "--queue-wait", "300"
+    ) as worker:
+        worker.set_variables(function, LIFETIMES[lifetimes])
+        worker.start_instances(function, count)
+        worker.wait_for_rest()
+        time.sleep(2)  # a sample of the store is a second old at most
+        there = worker.instances(function)
+        total = {key: sum(one[f"{key}_bytes"] for one in there) for key in ("pss", "private", "shared")}
+        untouched = max(0, worker.store_bytes() - total["shared"])
+        merges = [event for event in worker.read("/events")["events"] if event["kind"] == "merge"]
+        with ThreadPoolExecutor(count) as pool:
+            times = list(pool.map(lambda n: worker.invoke(function, n), range(10 * count)))
+        after = worker.instances(function)
+        number = len(there)
+        return {
+            "instances": number,
+            "each_mib": (total["pss"] + untouched) / number / MIB,
+            "private_mib": total["private"] / number / MIB,
+            "shared_mib": total["shared"] / number / MIB,
+            "advised_mib": sum(event["bytes"] for event in merges) / number / MIB,
+            "advise_ms": sum(event["ms"] for event in merges) / number,
+            "first_merge_ms": merges[0]["ms"] if merges else 0,
+            "p50_ms": median(times),
+            "private_after_mib": sum(one["private_bytes"] for one in after) / len(after) / MIB,
+        }
 
 
 def cold(function: str, variant: str, count: int) -> dict[str, float]:

@@ -12,7 +12,7 @@ use worker::Service;
 use worker::machine::{self, Plan};
 use worker::pool::Capacity;
 use worker::sigv4::Credentials;
-use worker::worker::Layers;
+use worker::worker::{Advise, Layers};
 
 use crate::settings;
 
@@ -41,6 +41,15 @@ enum Layer {
     Merge,
     /// A partition of the VM's memory for each instance (with --sandbox vm).
     Partitions,
+}
+
+/// What an idle instance advises to merge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum AdviseName {
+    /// All its anonymous memory.
+    Whole,
+    /// Only what its heap has placed in the longest lifetime class.
+    Class,
 }
 
 /// What an instance is shut in.
@@ -104,6 +113,9 @@ pub struct UpArguments {
     /// Layers to leave out, with commas between
     #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
     without: Vec<Layer>,
+    /// What an idle instance advises to merge
+    #[arg(long, value_enum, default_value = "whole")]
+    advise: AdviseName,
 }
 
 impl UpArguments {
@@ -121,7 +133,7 @@ impl UpArguments {
             Sandbox::Process => None,
             Sandbox::Vm => Some(self.plan()?),
         };
-        let mut layers = layers(&self.without)?;
+        let mut layers = layers(&self.without, self.advise)?;
         if machine.as_ref().is_some_and(|plan| !plan.merges()) {
             layers.merge = None;
         }
@@ -164,8 +176,14 @@ impl UpArguments {
 }
 
 /// The libraries for instances, which lie beside this program.
-fn layers(without: &[Layer]) -> Result<Layers> {
+fn layers(without: &[Layer], advise: AdviseName) -> Result<Layers> {
     let mut layers = Layers::default();
+    if advise == AdviseName::Class {
+        if without.iter().any(|layer| matches!(layer, Layer::Heap | Layer::Merge)) {
+            bail!("--advise class needs the layers heap and merge: leave one of it and --without out");
+        }
+        layers.advise = Advise::Class;
+    }
     if !without.contains(&Layer::Heap) {
         layers.heap = Some(settings::find_library().context("--without heap does without it")?);
     }

@@ -8,7 +8,7 @@ use crate::name::REGION;
 use crate::runtime_files;
 use crate::sandbox::{Bind, Cgroup, RUNTIME_PORT, Spec};
 use crate::store::Door;
-use crate::worker::Options;
+use crate::worker::{Advise, Options};
 
 /// Files of the worker's own, inside.
 const BOOTSTRAP: &str = "/var/mayfly/bootstrap.py";
@@ -176,6 +176,9 @@ fn variables(instance: &Instance, options: &Options, sharing: Sharing) -> Vec<(S
         add("MAYFLY_MERGE_LIBRARY", MERGE.into());
         path = format!("{path}:{PACKAGES}");
         preloaded.push(REST);
+        if layers.advise == Advise::Class {
+            add("MAYFLY_REST_ADVISE", "class".into());
+        }
         // Strings hash alike in all instances of the function, so dicts are alike; callers cannot tell how.
         let seed = u32::from_str_radix(&deployment.revision[..8], 16).unwrap_or(1);
         add("PYTHONHASHSEED", seed.to_string());

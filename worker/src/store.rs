@@ -43,6 +43,16 @@ struct Store {
     child: Option<Child>,
 }
 
+impl Store {
+    /// Whether it runs, or is about to. The kernel forgets one that has ended only when it is asked.
+    fn runs(&mut self) -> bool {
+        match &mut self.child {
+            Some(child) => matches!(child.try_wait(), Ok(None)),
+            None => true,
+        }
+    }
+}
+
 /// What an instance must know of its store.
 pub struct Door {
     /// To be shown inside.
@@ -77,11 +87,7 @@ impl Stores {
         let door = Door { folder: place.join("door"), socket: SOCKET, user };
         {
             let mut stores = self.lock();
-            let runs = |store: &mut Store| match &mut store.child {
-                Some(child) => matches!(child.try_wait(), Ok(None)),
-                None => true,
-            };
-            if stores.get_mut(&function).is_some_and(runs) {
+            if stores.get_mut(&function).is_some_and(Store::runs) {
                 return Ok(door);
             }
             stores.insert(function, Store { child: None });
@@ -134,9 +140,10 @@ impl Stores {
         }
     }
 
-    /// How many stores there are, and what their pages occupy.
+    /// How many stores run, and what their pages occupy.
     pub fn figures(&self) -> (u64, u64) {
-        let functions: Vec<FunctionId> = self.lock().keys().copied().collect();
+        let running = |(function, store): (&FunctionId, &mut Store)| store.runs().then_some(*function);
+        let functions: Vec<FunctionId> = self.lock().iter_mut().filter_map(running).collect();
         let pages: u64 =
             functions.iter().filter_map(|function| pages_of(&self.place(*function).join(FIGURES))).sum();
         (functions.len() as u64, pages * 4096)

@@ -25,8 +25,10 @@ SETTINGS = {
     "--memory": "1500",
     "--burst": "4",
     "--queue": "200",
-    "--queue-wait": "20",
+    "--queue-wait": "120",
 }
+# The first start of the sample functions installs their packages.
+START_S = 600
 
 
 class Worker:
@@ -43,7 +45,7 @@ class Worker:
                 stderr=log,
                 env={**os.environ, "NO_COLOR": "1", **(environment or {})},
             )
-        self.url = self.wait_for(r"serving Lambda's API on (http://\S+)", 120).group(1)
+        self.url = self.wait_for(r"serving Lambda's API on (http://\S+)", START_S).group(1)
         self.port = int(self.url.rsplit(":", 1)[1])
 
     def __enter__(self):
@@ -69,7 +71,7 @@ class Worker:
     def client(self, key="any", secret="any", **settings):
         settings = {
             "retries": {"max_attempts": 0},
-            "read_timeout": 120,
+            "read_timeout": 300,
             "max_pool_connections": 32,
             **settings,
         }

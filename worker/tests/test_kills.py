@@ -14,6 +14,9 @@ from conftest import HERE, Worker
 
 # `MAYFLY_SOAK=1 worker/tests/run -k kills` is the long form.
 REQUESTS, CONNECTIONS = (10_000, 64) if os.environ.get("MAYFLY_SOAK") else (600, 16)
+# A process is killed whenever so many more requests are done. By time, a slow machine's instances would be
+# killed before they have started.
+EVERY = 10
 SEED = 7
 
 
@@ -22,11 +25,13 @@ def test_each_request_is_answered_or_refused_with_a_reason():
         client = running.client(max_pool_connections=CONNECTIONS)
         choose = random.Random(SEED)
         over = threading.Event()
-        killed = 0
+        killed, outcomes = 0, []
 
         def kill_at_random():
             nonlocal killed
-            while not over.wait(0.1):
+            while not over.wait(0.02):
+                if len(outcomes) < EVERY * killed:
+                    continue
                 below = running.descendants() + running.stores()
                 if below:
                     try:
@@ -35,7 +40,7 @@ def test_each_request_is_answered_or_refused_with_a_reason():
                     except ProcessLookupError:
                         pass
 
-        def ask(number):
+        def outcome_of(number):
             name = ["probe", "neighbour"][number % 2]
             try:
                 event = {"do": "count", "seconds": 0.01 * (number % 5)}
@@ -49,11 +54,15 @@ def test_each_request_is_answered_or_refused_with_a_reason():
             assert body["id"] == request, "an answer to another request"
             return "answered", request
 
+        def ask(number):
+            outcomes.append(outcome_of(number))
+
         killer = threading.Thread(target=kill_at_random)
         killer.start()
         try:
             with concurrent.futures.ThreadPoolExecutor(CONNECTIONS) as threads:
-                outcomes = list(threads.map(ask, range(REQUESTS)))
+                for done in [threads.submit(ask, number) for number in range(REQUESTS)]:
+                    done.result()
         finally:
             over.set()
             killer.join()

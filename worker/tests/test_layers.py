@@ -3,11 +3,12 @@
 import concurrent.futures
 import json
 import pathlib
+import subprocess
 import time
 
 import pytest
 from calls import invoke
-from conftest import HERE, Worker
+from conftest import HERE, MAYFLY, Worker
 
 TEMPLATE = str(HERE / "functions/template.yaml")
 
@@ -56,6 +57,40 @@ def test_idle_instances_of_a_function_share_their_pages():
         until(lambda: running.sample()["store"] == {"bytes": 0, "stores": 0}, lambda: running.sample())
         assert not running.stores()
         assert running.stop() == 0
+
+
+@pytest.mark.parametrize("advise", ["whole", "class"])
+def test_instances_advise_all_their_memory_or_what_their_heap_expects_to_stay(advise):
+    with Worker(TEMPLATE, "--advise", advise) as running:
+        client = running.client()
+        tables = {"do": "hold", "mib": 17, "mapped_mib": 17, "seconds": 1}
+        assert [error for _, error in several(client, "probe", tables, 2)] == [None] * 2
+        until(lambda: len({event["instance"] for event in running.events("merge")}) == 2, running.log)
+
+        def advised():
+            function = running.sample()["functions"]["probe"]
+            shared, private = function["mapped_shared_bytes"] >> 20, function["private_bytes"] >> 20
+            if advise == "whole":
+                return shared > 4 * 17 and private < 2 * 17
+            # The one that malloc gave is shared, the other not.
+            return 2 * 17 < shared < 4 * 17 and 2 * 17 < private < 4 * 17
+
+        until(advised, running.sample)
+        function = running.sample()["functions"]["probe"]
+        for event in running.events("merge"):
+            if advise == "class":
+                assert 17 << 20 <= event["bytes"] <= function["heap_held_bytes"], function
+            else:
+                assert event["bytes"] > 2 * 17 << 20
+        assert [answer for answer, _ in several(client, "probe", {"do": "check"}, 2)] == [True] * 2
+        assert running.stop() == 0
+
+
+def test_advising_by_class_needs_a_heap_that_has_classes():
+    command = [MAYFLY, "up", TEMPLATE, "--listen", "127.0.0.1:0", "--advise", "class", "--without", "heap"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert "--advise class needs the layers heap and merge" in done.stderr, done.stderr
 
 
 def test_an_instance_that_never_had_work_shares_its_pages_too():
@@ -114,6 +149,8 @@ def test_a_store_that_dies_is_replaced(client, worker):
     client.update_function_configuration(FunctionName="single", Description="anew")
     assert invoke(client, "single", {"do": "count"})[1] is None
     until(lambda: set(worker.stores()) - before, "a new store")
+    # Nor is anything left of those whose functions need none now.
+    until(lambda: not [store for store in before if pathlib.Path(f"/proc/{store}").exists()], worker.left)
 
 
 def test_only_the_userfaultfd_that_stops_no_system_call_is_allowed(client):

@@ -15,7 +15,7 @@ import pytest
 from calls import invoke
 from conftest import HERE, MAYFLY, Worker
 
-PATIENCE_S = 120
+PATIENCE_S = 300
 
 
 def until(condition, what):
@@ -28,13 +28,13 @@ def until(condition, what):
 
 TEMPLATE = str(HERE / "functions/template.yaml")
 # A request waits for as long as a VM takes to boot where it is translated.
-OPTIONS = ["--sandbox", "vm", "--partitions", "2", "--keep-alive", "4", "--queue-wait", "120"]
+PATIENT = ["--sandbox", "vm", "--queue-wait", str(PATIENCE_S)]
 
 
 @pytest.fixture(scope="module")
 def vm():
     subprocess.run([MAYFLY, "vm", "image"], check=True, stdout=subprocess.DEVNULL)
-    with Worker(TEMPLATE, *OPTIONS) as running:
+    with Worker(TEMPLATE, *PATIENT, "--partitions", "2", "--keep-alive", "4") as running:
         yield running
         assert running.stop() == 0
 
@@ -43,7 +43,12 @@ def test_an_instance_lives_in_a_partition_and_leaves_it(vm):
     client = vm.client()
     answer, error = invoke(client, "probe", {"do": "count"})
     assert error is None and answer["calls"] == 1, answer
-    until(lambda: vm.sample()["vm"]["used"] == 1, vm.sample)
+
+    def is_seen_there():
+        assert invoke(client, "probe", {"do": "count"})[1] is None  # it is not idle for long
+        return vm.sample()["vm"]["used"] == 1
+
+    until(is_seen_there, vm.sample)
     assert [event["partition"] for event in vm.events("plug")] == [0]
     answer, error = invoke(client, "probe", {"do": "large", "bytes": 1 << 20})
     assert error is None and len(answer) == 1 << 20
@@ -99,10 +104,11 @@ def test_an_instance_whose_vm_dies_before_it_starts_starts_in_the_next_one(vm):
 
 def test_merged_pages_lie_in_the_shared_partition_and_hold_up_no_unplug():
     subprocess.run([MAYFLY, "vm", "image", "--kernel", "hotmem"], check=True, stdout=subprocess.DEVNULL)
-    options = ["--sandbox", "vm", "--mode", "hotmem", "--partitions", "3", "--keep-alive", "20"]
-    with Worker(TEMPLATE, *options) as running:
+    with Worker(TEMPLATE, *PATIENT, "--mode", "hotmem", "--partitions", "3") as running:
         client = running.client()
-        table = {"do": "hold", "mib": 24, "seconds": 2}
+        client.update_function_configuration(FunctionName="probe", Timeout=60)
+        # For as long as the second instance takes to start after the first.
+        table = {"do": "hold", "mib": 24, "seconds": 5}
         with concurrent.futures.ThreadPoolExecutor(2) as threads:
             held = list(threads.map(lambda _: invoke(client, "probe", table), range(2)))
         assert [error for _, error in held] == [None, None], held
@@ -117,6 +123,7 @@ def test_merged_pages_lie_in_the_shared_partition_and_hold_up_no_unplug():
         until(merged, running.sample)
         assert invoke(client, "probe", {"do": "check"}) == (True, None), "what was merged is as it was"
         # They end, one before the other; what they shared keeps neither partition.
+        client.delete_function(FunctionName="probe")
         until(lambda: len(running.events("unplug")) >= 2, running.log)
         until(lambda: running.sample()["vm"]["merged_bytes"] == 0, running.sample)
         assert not running.events("fail")

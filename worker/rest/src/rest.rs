@@ -1,4 +1,5 @@
-//! All anonymous memory of the process is advised, piece by piece.
+//! Memory of the process is advised, piece by piece: all that is anonymous, or (`MAYFLY_REST_ADVISE=class`) only what the heap
+//! has placed in lifetime class ∞ (LLAMA §6.2), which is expected to stay as it is.
 //!
 //! Only the userfaultfd that needs no permission is to be had in a sandbox. It holds writers of plain stores, but fails
 //! a system call that writes to a frozen page. So all other threads must wait where none is made: for each other
@@ -9,10 +10,13 @@ use std::fs;
 use std::ops::Range;
 
 use crate::library::NO_SYSCALLS;
-use crate::{Rest, advised, library};
+use crate::{Rest, advised, heap, library};
 
 /// Mappings smaller than this hold little.
 const SMALLEST: usize = 256 << 10;
+/// Blocks of class ∞ that lie no further apart are advised as one: that much between shared pages the engine steps over without
+/// another mapping (docs/merge.md), and a call for each block would cost more than what it finds.
+const NEAR: usize = 64 << 10;
 /// Advised at once: some milliseconds' worth, so that work that comes in does not wait longer.
 const PIECE: usize = 8 << 20;
 
@@ -24,8 +28,7 @@ pub fn merge(work: c_int) -> Rest {
         rest.errno = libc::EBUSY;
         return rest;
     };
-    let Ok(maps) = fs::read_to_string("/proc/self/maps") else { return rest };
-    for mapping in joined(maps.lines().filter_map(anonymous)).filter(|mapping| mapping.len() >= SMALLEST) {
+    for mapping in wanted() {
         for start in mapping.clone().step_by(PIECE) {
             let piece = start..mapping.end.min(start + PIECE);
             if is_readable(work) {
@@ -50,6 +53,19 @@ pub fn merge(work: c_int) -> Rest {
     rest
 }
 
+/// What is to be advised, in order.
+fn wanted() -> Vec<Range<usize>> {
+    let by_class = std::env::var_os("MAYFLY_REST_ADVISE").is_some_and(|value| value == "class");
+    if by_class && let Some(mut runs) = heap::forever() {
+        runs.sort_by_key(|run| run.start);
+        return joined(runs.into_iter(), NEAR);
+    }
+    let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let mut mappings = joined(maps.lines().filter_map(anonymous), 0);
+    mappings.retain(|mapping| mapping.len() >= SMALLEST);
+    mappings
+}
+
 /// What may be promised about the other threads; `None` if nothing.
 fn flags() -> Option<c_uint> {
     // SAFETY: takes nothing.
@@ -69,16 +85,17 @@ fn flags() -> Option<c_uint> {
     Some(if others == 0 { 0 } else { NO_SYSCALLS })
 }
 
-/// Mappings that touch are one: an earlier merge that was broken off has left shared pieces between others.
-fn joined(mappings: impl Iterator<Item = Range<usize>>) -> impl Iterator<Item = Range<usize>> {
+/// Ranges with at most `gap` between them are one. Mappings that touch: an earlier merge that was broken off has left shared
+/// pieces between others.
+fn joined(ranges: impl Iterator<Item = Range<usize>>, gap: usize) -> Vec<Range<usize>> {
     let mut all: Vec<Range<usize>> = Vec::new();
-    for mapping in mappings {
+    for range in ranges {
         match all.last_mut() {
-            Some(last) if last.end == mapping.start => last.end = mapping.end,
-            _ => all.push(mapping),
+            Some(last) if range.start - last.end <= gap => last.end = range.end,
+            _ => all.push(range),
         }
     }
-    all.into_iter()
+    all
 }
 
 /// A line of /proc/self/maps that is private, writable memory of no file: a mapping without a name, malloc's heap, or what
@@ -119,7 +136,8 @@ a000-b000 rw-p 00000000 fe:00 9                          /usr/lib/x.so
 c000-d000 rw-s 00000000 00:01 78                         /memfd:mayfly-pages (deleted)
 e000-f000 rw-p 00000000 00:00 0                          [stack]
 ";
-        let found: Vec<_> = joined(maps.lines().filter_map(anonymous)).collect();
+        let found = joined(maps.lines().filter_map(anonymous), 0);
         assert_eq!(found, [0x1000..0x6000, 0x8000..0x9000]);
+        assert_eq!(joined(found.into_iter(), 0x2000).len(), 1);
     }
 }

@@ -312,6 +312,11 @@ impl Instance {
         self.worker.history.note(event);
     }
 
+    /// Whether the worker ends, and all instances with it.
+    pub(crate) fn is_worker_closing(&self) -> bool {
+        self.worker.is_closing()
+    }
+
     /// The instance tells of a rest: only noted, for those who look. Of a chatty one, five a second.
     pub(crate) fn rested(&self, rest: &Rest) {
         {

@@ -25,8 +25,10 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 /// A partition that is on its way is waited for.
 const PLUG_PATIENCE: Duration = Duration::from_secs(30);
 /// How long a VM that ended before the instance had started is replaced by the next one.
-const START_PATIENCE: Duration = Duration::from_secs(60);
+const START_PATIENCE: Duration = Duration::from_secs(300);
 const AGAIN_AFTER: Duration = Duration::from_millis(100);
+/// Until a partition that could not be unplugged is tried again.
+const UNPLUG_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// An emulated processor is that much slower.
 pub const SLOWER: u32 = 6;
 
@@ -43,7 +45,7 @@ pub async fn live(instance: &Arc<Instance>, machine: &Arc<Machine>) -> Result<()
         match start(instance, machine, &running, &name).await {
             Ok((partition, door)) => {
                 let lived = live_there(instance, &running, &name, door).await;
-                unplug(instance, &running, partition).await;
+                unplug(instance, machine, &running, partition).await;
                 return lived;
             }
             Err(error) if lost_its_vm(&error) && Instant::now() < deadline => {
@@ -74,7 +76,7 @@ async fn start(
     match spawned {
         Ok(_) => Ok((partition, door)),
         Err(error) => {
-            unplug(instance, running, partition).await;
+            unplug(instance, machine, running, partition).await;
             Err(error)
         }
     }
@@ -97,46 +99,68 @@ async fn ask<T: Send + 'static>(
 }
 
 async fn plug(instance: &Instance, running: &Arc<Running>) -> Result<u32, Error> {
-    let deadline = Instant::now() + PLUG_PATIENCE;
+    let plugged = patiently(PLUG_PATIENCE, || ask(running, |vm| vm.plug(None))).await?;
+    instance.note(Event {
+        partition: Some(plugged.partition.into()),
+        ms: history::ms(Duration::from_nanos(plugged.total_ns)),
+        device_ms: history::ms(Duration::from_nanos(plugged.device_ns)),
+        bytes: Some(running.vm.layout().partition_bytes),
+        ..instance.event("plug")
+    });
+    Ok(plugged.partition)
+}
+
+/// Tries for so long to plug a partition: that of an instance that is ending is still plugged, or something is being done
+/// to it.
+async fn patiently<T, F: Future<Output = Result<T, Error>>>(
+    patience: Duration,
+    mut plug: impl FnMut() -> F,
+) -> Result<T, Error> {
+    let deadline = Instant::now() + patience;
     loop {
-        match ask(running, |vm| vm.plug(None)).await {
-            Ok(plugged) => {
-                instance.note(Event {
-                    partition: Some(plugged.partition.into()),
-                    ms: history::ms(Duration::from_nanos(plugged.total_ns)),
-                    device_ms: history::ms(Duration::from_nanos(plugged.device_ns)),
-                    bytes: Some(running.vm.layout().partition_bytes),
-                    ..instance.event("plug")
-                });
-                return Ok(plugged.partition);
-            }
-            // The partition of an instance that is ending is not there yet.
+        match plug().await {
             Err(error)
                 if (error.is_temporary() || matches!(error, Error::AllPlugged(_)))
                     && Instant::now() < deadline =>
             {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
-            Err(error) => return Err(error),
+            outcome => return outcome,
         }
     }
 }
 
-async fn unplug(instance: &Instance, running: &Arc<Running>, partition: u32) {
-    match ask(running, move |vm| vm.unplug(partition)).await {
-        Ok(unplugged) => instance.note(Event {
-            partition: Some(partition.into()),
-            ms: history::ms(Duration::from_nanos(unplugged.total_ns)),
-            device_ms: history::ms(Duration::from_nanos(unplugged.device_ns)),
-            bytes: Some(unplugged.host_before_bytes.saturating_sub(unplugged.host_after_bytes)),
-            ..instance.event("unplug")
-        }),
-        // The VM is gone, or its keeper goes on with it.
-        Err(error) => instance.note(Event {
-            partition: Some(partition.into()),
-            message: Some(error.to_string()),
-            ..instance.event("fail")
-        }),
+/// Until the partition is the host's again, or the VM has ended: one that stayed plugged without an instance would be lost
+/// to all others, who plug absent ones.
+async fn unplug(instance: &Instance, machine: &Machine, running: &Arc<Running>, partition: u32) {
+    let mut failed = false;
+    loop {
+        match ask(running, move |vm| vm.unplug(partition)).await {
+            Ok(unplugged) => {
+                return instance.note(Event {
+                    partition: Some(partition.into()),
+                    ms: history::ms(Duration::from_nanos(unplugged.total_ns)),
+                    device_ms: history::ms(Duration::from_nanos(unplugged.device_ns)),
+                    bytes: Some(unplugged.host_before_bytes.saturating_sub(unplugged.host_after_bytes)),
+                    ..instance.event("unplug")
+                });
+            }
+            // The VM's keeper was faster.
+            Err(Error::Absent(_)) if failed => return,
+            Err(error) if !failed => {
+                failed = true;
+                instance.note(Event {
+                    partition: Some(partition.into()),
+                    message: Some(error.to_string()),
+                    ..instance.event("fail")
+                });
+            }
+            Err(_) => {}
+        }
+        if !machine.is_running(running) || instance.is_worker_closing() {
+            return;
+        }
+        tokio::time::sleep(UNPLUG_AGAIN_AFTER).await;
     }
 }
 
@@ -247,5 +271,43 @@ async fn fetch_output(running: Arc<Running>, name: String, pipe: pipe::Sender) {
         if piece.ended {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a start is told that finds all partitions plugged for the first `times`.
+    async fn plugged_after(times: u32, patience: Duration) -> (Result<u32, Error>, u32) {
+        let mut asked = 0;
+        let outcome = patiently(patience, || {
+            asked += 1;
+            std::future::ready(if asked > times { Ok(7) } else { Err(Error::AllPlugged(8)) })
+        });
+        (outcome.await, asked)
+    }
+
+    #[tokio::test]
+    async fn a_start_waits_for_the_partition_of_an_instance_that_is_ending() {
+        let (outcome, asked) = plugged_after(3, PLUG_PATIENCE).await;
+        assert_eq!((outcome.unwrap(), asked), (7, 4));
+    }
+
+    #[tokio::test]
+    async fn a_start_does_not_wait_for_ever() {
+        let (outcome, asked) = plugged_after(u32::MAX, Duration::from_millis(60)).await;
+        assert!(matches!(outcome, Err(Error::AllPlugged(8))) && asked > 1, "asked {asked} times");
+    }
+
+    #[tokio::test]
+    async fn a_start_does_not_wait_for_what_will_not_change() {
+        let mut asked = 0;
+        let outcome: Result<u32, Error> = patiently(PLUG_PATIENCE, || {
+            asked += 1;
+            std::future::ready(Err(Error::Failed("no".into())))
+        })
+        .await;
+        assert!(matches!(outcome, Err(Error::Failed(_))) && asked == 1, "asked {asked} times");
     }
 }

@@ -32,8 +32,8 @@ use crate::worker::Worker;
 
 /// A VM that does not come up is tried again after so long.
 const PAUSE: Duration = Duration::from_secs(2);
-/// How long an instance waits for the VM.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long an instance waits for the VM, which may be emulated on a busy machine. Requests have their own patience.
+const PATIENCE: Duration = Duration::from_secs(300);
 const BLOCK_MIB: u64 = 128;
 /// Of the shared partition, for files; merged pages come on top: as much as one instance may have.
 const SHARED_MIB: u64 = 256;
@@ -183,6 +183,11 @@ impl Machine {
         let there = tokio::time::timeout(PATIENCE, running.wait_for(Option::is_some)).await;
         let there = there.context("the VM is down")?.context("the VM is gone")?;
         there.clone().context("the VM is down")
+    }
+
+    /// Whether this VM is the one that runs now, as far as is known.
+    pub(crate) fn is_running(&self, running: &Arc<Running>) -> bool {
+        self.running.borrow().as_ref().is_some_and(|now| Arc::ptr_eq(now, running))
     }
 
     /// Powers the VM off; its instances are gone already.

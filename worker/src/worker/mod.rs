@@ -58,6 +58,18 @@ pub struct Layers {
     pub merge: Option<PathBuf>,
     /// `libmayfly_rest.so`, which makes use of both while an instance is idle.
     pub rest: Option<PathBuf>,
+    /// What an idle instance advises to merge.
+    pub advise: Advise,
+}
+
+/// What an idle instance advises to merge.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Advise {
+    /// All its anonymous memory.
+    #[default]
+    Whole,
+    /// What its heap has placed in the longest lifetime class.
+    Class,
 }
 
 /// The worker.
@@ -281,6 +293,11 @@ impl Worker {
     /// All instances that are not gone.
     pub fn instances(&self) -> Vec<Arc<Instance>> {
         self.lock().instances.values().cloned().collect()
+    }
+
+    /// Whether it takes no new requests any more.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.lock().closing
     }
 
     /// Takes no new requests, gives those that run some time, then ends all instances and waits until they are gone.

@@ -1,5 +1,6 @@
 """Does what the event says: {"do": NAME, ...}."""
 
+import mmap
 import os
 import socket
 import subprocess
@@ -67,11 +68,15 @@ HELD = []
 
 
 def hold(event, context):
-    """Memory that is alike in all instances."""
-    table = bytearray(event["mib"] << 20)
-    for at in range(0, len(table), 4096):
-        table[at : at + 8] = (at + 1).to_bytes(8, "little")
-    HELD.append(table)
+    """Memory that is alike in all instances: of malloc, and mapped by the function itself."""
+    tables = [bytearray(event["mib"] << 20)]
+    if "mapped_mib" in event:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        tables.append(mmap.mmap(-1, event["mapped_mib"] << 20, flags=flags))
+    for table in tables:
+        for at in range(0, len(table), 4096):
+            table[at : at + 8] = (at + 1).to_bytes(8, "little")
+    HELD.extend(tables)
     time.sleep(event["seconds"])
 
 
