@@ -33,6 +33,8 @@
 
 enum { PAGE = 4096, WORDS = PAGE / 8, REGIONS = 5, MOST = 512, COMMON = 24, FILE_CONTENT = 1000, WORKERS = 16 };
 enum { ANON_A, ANON_B, HUGE_C, FILE_D, THREAD_E };
+// How long anything may take that is to happen at all: far less, but the machine may be slow and busy.
+enum { PATIENCE_S = 300 };
 static const int region_pages[REGIONS] = {96, 160, 512, 64, 12};
 
 struct shared {  // between all processes
@@ -582,11 +584,11 @@ int main(int argc, char **argv)
 		fprintf(stderr, "random: %s\n", shared->failure), ok = 0;
 	if (use_ksmd)  // ksmd leaves entries of dead processes until it runs again
 		put("/sys/kernel/mm/ksm/run", "2");
-	ok &= back_to_zero("/sys/kernel/mm/upm/entries", 20);
-	ok &= back_to_zero("/sys/kernel/mm/upm/stable_pages", 70);
-	ok &= back_to_zero("/sys/kernel/mm/ksm/pages_shared", 5);
-	ok &= back_to_zero("/sys/kernel/mm/ksm/pages_sharing", 5);
-	ok &= back_to_zero("/sys/kernel/mm/ksm/general_profit", 5);
+	ok &= back_to_zero("/sys/kernel/mm/upm/entries", PATIENCE_S);
+	ok &= back_to_zero("/sys/kernel/mm/upm/stable_pages", PATIENCE_S);
+	ok &= back_to_zero("/sys/kernel/mm/ksm/pages_shared", PATIENCE_S);
+	ok &= back_to_zero("/sys/kernel/mm/ksm/pages_sharing", PATIENCE_S);
+	ok &= back_to_zero("/sys/kernel/mm/ksm/general_profit", PATIENCE_S);
 	if (use_ksmd)
 		put("/sys/kernel/mm/ksm/run", "0");
 	if (use_swap && !swap_seen)

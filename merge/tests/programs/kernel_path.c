@@ -91,7 +91,7 @@ int main(void) {
         int status;
         MUST(wait(&status) > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0);
     }
-    for (int tries = 0; counter("upm/entries") != 0 && tries < 100; tries++) usleep(100000);
+    for (int tries = 0; counter("upm/entries") != 0 && tries < 3000; tries++) usleep(100000);
     MUST(counter("upm/entries") == 0 && counter("ksm/pages_sharing") == before);
     printf("ok: the library merges by the kernel\n");
     return 0;
