@@ -68,6 +68,7 @@ def test_each_request_is_answered_or_refused_with_a_reason():
             killer.join()
         kinds = collections.Counter(kind for kind, _ in outcomes)
         reasons = {reason for kind, reason in outcomes if kind != "answered"}
+        print(f"{killed} processes killed: {dict(kinds)}, not answered because of {sorted(reasons)}")
         assert killed >= 5, "the test kills something"
         assert kinds["answered"] > REQUESTS / 2, kinds
         assert reasons <= {"Runtime.ExitError", "ServiceException", "TooManyRequestsException"}, reasons
