@@ -94,6 +94,8 @@ def memory(native: dict, memento: dict) -> dict:
         "cost_saved_percent": saved(*prices),
         "cost_saved_with_requests_percent": saved(*with_request),
         "inactive_slots_percent": 100 * memento["memento.inactive_slots"],
+        "memento.arena_pages": memento["memento.pages_from_os.data"],
+        "memento.table_pages": memento["memento.pages_from_os.tables"],
     }
 
 

@@ -25,7 +25,7 @@ impl Units {
             for class in 0..CLASSES {
                 let start = process.start + class_range(class, lane).0;
                 for arena in (start..block.next[class]).step_by(arena_bytes(class) as usize) {
-                    let Some(physical) = self.pages.tables.lookup(process.root, arena) else { continue };
+                    let Some(physical) = self.pages.lookup(process, arena) else { continue };
                     found.insert(arena, (physical, self.objects.headers.read(physical)));
                 }
             }
@@ -62,7 +62,9 @@ impl Units {
         for (number, process) in self.processes.iter().enumerate() {
             let Some(process) = process else { continue };
             let (data, tables) = self.pages.tables.pages_below(process.root, 3);
-            held[0] += data.len() as u64;
+            let waiting =
+                process.lanes.iter().flatten().flat_map(|lane| lane.waiting).filter(|&page| page != 0);
+            held[0] += (data.len() + waiting.count()) as u64;
             held[1] += tables.len() as u64 + 1;
             held[2] += process.lanes.iter().flatten().count() as u64;
             self.check_arenas(number, process)?;

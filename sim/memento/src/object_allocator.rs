@@ -331,7 +331,7 @@ impl ObjectAllocator {
     }
 }
 
-/// The physical address of an arena's header, by the TLB or a walk; a free does not map pages.
+/// The physical address of an arena's header, by the TLB or a walk; where there is no arena, none is made.
 pub(crate) fn translate<M: Machine>(
     caller: &mut Caller,
     address: u64,
@@ -339,7 +339,7 @@ pub(crate) fn translate<M: Machine>(
     work: &mut Work<M>,
 ) -> Result<u64, Exception> {
     debug_assert!(arena <= address);
-    let mapped = caller.pages.tables.lookup(caller.process.root, arena).ok_or(Exception::NoArena)?;
+    let mapped = caller.pages.lookup(caller.process, arena).ok_or(Exception::NoArena)?;
     let (found, at) = work.machine.tlb_lookup(work.core, arena, work.at);
     work.at = at;
     if found.is_none() {

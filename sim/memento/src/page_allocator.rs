@@ -5,7 +5,9 @@
 //! Left open by the paper, taken here: a walk reads valid entries through the caches, as any walk, and only an invalid
 //! one needs the page allocator (a message and its work); the pool is last in, first out, so that a page that was freed
 //! is used again while the caches still hold it; the OS refills the pool when it is empty, and the operation that found
-//! it so waits; refilled pages are not cleared, since new lines are instantiated with zeros (§3.3).
+//! it so waits; refilled pages are not cleared, since new lines are instantiated with zeros (§3.3); the page behind a new
+//! arena's header is noted beside the class's bump pointer, and gets into the page table as all others do, with the first
+//! walk that asks for it: "the page allocator constructs the Memento page table on page walk requests".
 
 use crate::aac::ArenaAllocationCache;
 use crate::config::Config;
@@ -143,19 +145,32 @@ impl PageAllocator {
             work.statistics.aac_misses += 1;
             work.access(Port::Controller, Access::Read, pointer);
         }
-        let physical = self.map(process, arena, work)?;
-        process.lanes[lane].as_mut().expect("as above").next[class] += arena_bytes(class);
+        self.map_waiting(process, lane, class, work)?;
+        let physical = self.take(PageKind::Data, work)?;
+        let pointers = process.lanes[lane].as_mut().expect("as above");
+        pointers.waiting[class] = physical;
+        pointers.next[class] += arena_bytes(class);
+        let noted = pointers.waiting_address(class);
+        work.access(Port::Controller, Access::Write, noted);
         work.statistics.arenas_allocated += 1;
         Ok((arena, physical))
     }
 
-    /// Maps a page, with the tables it needs; all by the page allocator itself.
-    fn map(
+    /// The first page of a class's latest arena, if no walk has asked for it: it gets into the table, with the tables that
+    /// it needs, since the next arena's takes its place.
+    fn map_waiting(
         &mut self,
-        process: &Process,
-        address: u64,
+        process: &mut Process,
+        lane: usize,
+        class: usize,
         work: &mut Work<impl Machine>,
-    ) -> Result<u64, Exception> {
+    ) -> Result<(), Exception> {
+        let pointers = process.lanes[lane].as_ref().expect("a thread that allocates has its block");
+        let page = pointers.waiting[class];
+        if page == 0 {
+            return Ok(());
+        }
+        let address = pointers.latest_arena(class);
         let mut table = process.root;
         for level in (1..4).rev() {
             let entry = entry_address(table, level, address);
@@ -165,7 +180,9 @@ impl PageAllocator {
                 None => self.expand(table, level, address, work)?,
             };
         }
-        self.back(table, address, work)
+        self.set_leaf(table, address, page, work);
+        process.lanes[lane].as_mut().expect("as above").waiting[class] = 0;
+        Ok(())
     }
 
     /// The next table below an invalid entry.
@@ -182,15 +199,45 @@ impl PageAllocator {
         Ok(next)
     }
 
-    /// A page for an invalid leaf entry.
-    fn back(&mut self, table: u64, address: u64, work: &mut Work<impl Machine>) -> Result<u64, Exception> {
-        let page = self.take(PageKind::Data, work)?;
-        self.tables.set(table, 0, address, page);
-        work.access(Port::Controller, Access::Write, entry_address(table, 0, address));
+    /// A page for an invalid leaf entry: the one that an arena was handed out with, or else one from the pool.
+    fn back(
+        &mut self,
+        process: &mut Process,
+        table: u64,
+        address: u64,
+        work: &mut Work<impl Machine>,
+    ) -> Result<u64, Exception> {
+        let page = match process.waiting(address) {
+            Some((lane, class)) => {
+                let pointers = process.lanes[lane].as_mut().expect("whose page waits");
+                work.access(Port::Controller, Access::Read, pointers.waiting_address(class));
+                std::mem::take(&mut pointers.waiting[class])
+            }
+            None => {
+                work.statistics.first_touches += 1;
+                self.take(PageKind::Data, work)?
+            }
+        };
+        self.set_leaf(table, address, page, work);
         Ok(page)
     }
 
-    /// A page walk that the MMU marked as Memento's: from MPTR, through entries that may have to be made first.
+    fn set_leaf(&mut self, table: u64, address: u64, page: u64, work: &mut Work<impl Machine>) {
+        self.tables.set(table, 0, address, page);
+        work.access(Port::Controller, Access::Write, entry_address(table, 0, address));
+    }
+
+    /// The physical address of an address whose page is there, whether the page table has it or it waits for a walk.
+    pub fn lookup(&self, process: &Process, address: u64) -> Option<u64> {
+        let waiting = || {
+            let (lane, class) = process.waiting(address)?;
+            Some(process.lanes[lane].as_ref()?.waiting[class] + address % PAGE_BYTES)
+        };
+        self.tables.lookup(process.root, address).or_else(waiting)
+    }
+
+    /// A page walk that the MMU marked as Memento's: from MPTR, through entries that may have to be made first. Without
+    /// the page allocator (Fig. 9), the kernel's fault path takes its time for that instead.
     pub fn walk(
         &mut self,
         process: &mut Process,
@@ -203,44 +250,27 @@ impl PageAllocator {
             Some(leaf_table) => (leaf_table, 0..1),
             None => (process.root, 0..4),
         };
+        let mut fault_at = None;
         for level in levels.rev() {
             work.access(Port::Core, Access::Read, entry_address(table, level, address));
             let found = self.tables.entry(table, level, address);
-            if found.is_none() && work.config.page_management {
+            if found.is_none() {
+                fault_at = fault_at.or(Some(work.at));
                 work.at += work.config.request_cycles;
             }
-            let next = match (found, level) {
+            table = match (found, level) {
                 (Some(next), _) => next,
-                (None, 0) => {
-                    work.statistics.first_touches += 1;
-                    self.back_on_touch(table, address, work)?
-                }
+                (None, 0) => self.back(process, table, address, work)?,
                 (None, _) => self.expand(table, level, address, work)?,
             };
-            if level == 0 {
-                return Ok(next + address % PAGE_BYTES);
-            }
             if level == 1 {
-                self.walk_caches[work.core].insert(process.root, address, next);
+                self.walk_caches[work.core].insert(process.root, address, table);
             }
-            table = next;
         }
-        unreachable!("a walk ends at the leaf")
-    }
-
-    /// Without the page allocator (Fig. 9), the kernel's fault path takes its time instead.
-    fn back_on_touch(
-        &mut self,
-        table: u64,
-        address: u64,
-        work: &mut Work<impl Machine>,
-    ) -> Result<u64, Exception> {
-        let started = work.at;
-        let page = self.back(table, address, work)?;
-        if !work.config.page_management {
-            work.at = started + work.config.software_page_fault_cycles;
+        if let (Some(fault_at), false) = (fault_at, work.config.page_management) {
+            work.at = fault_at + work.config.software_page_fault_cycles;
         }
-        Ok(page)
+        Ok(table + address % PAGE_BYTES)
     }
 
     /// Takes back an arena's pages, and the tables that become empty; cores that have walked this process's table drop
@@ -291,7 +321,9 @@ impl PageAllocator {
 
     /// A process is gone: all its pages go back to the pool at once (§2.2: batch-freed when the function exits).
     pub fn release(&mut self, process: &Process, work: &mut Work<impl Machine>) {
-        let (data, tables) = self.tables.pages_below(process.root, 3);
+        let (mut data, tables) = self.tables.pages_below(process.root, 3);
+        let waiting = process.lanes.iter().flatten().flat_map(|lane| lane.waiting);
+        data.extend(waiting.filter(|&page| page != 0));
         work.at += work.config.request_cycles;
         self.read_entries(process, work);
         for table in tables.iter().chain([&process.root]) {

@@ -24,6 +24,15 @@ fn lazy() -> Config {
     Config { initialise_all_classes: false, ..Config::default() }
 }
 
+fn arena_of(address: u64) -> u64 {
+    locate(REGION_START, address).unwrap().arena
+}
+
+/// A first access to an address; the physical one.
+fn touched(units: &mut Units, machine: &mut Plain, address: u64) -> u64 {
+    units.walk(0, address, 0, machine).unwrap().0
+}
+
 fn allocate(units: &mut Units, machine: &mut Plain, size: u64, many: usize) -> Vec<u64> {
     (0..many)
         .map(|_| {
@@ -67,13 +76,55 @@ fn a_new_thread_gets_an_arena_for_each_class_with_one_page() {
     let (mut units, mut machine) = one_core(Config::default());
     allocate(&mut units, &mut machine, 8, 1);
     assert_eq!(units.statistics().arenas_allocated, 64);
-    // A leaf table for each class, one above for each GiB, one above those; the root.
-    let [data, tables, blocks] = units.statistics().pages_allocated;
-    assert_eq!((data, blocks), (64, 1));
-    assert_eq!(tables, 64 + 64 / 8 + 1 + 1);
+    assert_eq!(units.statistics().pages_allocated, [64, 1, 1], "of the page table, only the root");
+    units.check().unwrap();
     let (mut units, mut machine) = one_core(lazy());
     allocate(&mut units, &mut machine, 8, 1);
-    assert_eq!(units.statistics().pages_allocated, [1, 4, 1]);
+    assert_eq!(units.statistics().pages_allocated, [1, 1, 1]);
+}
+
+#[test]
+fn the_page_table_is_built_by_walks() {
+    let (mut units, mut machine) = one_core(Config::default());
+    let objects: Vec<u64> =
+        (1..=64).map(|class| allocate(&mut units, &mut machine, class * 8, 1)[0]).collect();
+    machine.recording = true;
+    let physical = touched(&mut units, &mut machine, objects[7]);
+    // The page of the header, which was there: no other is taken.
+    assert_eq!(units.statistics().pages_allocated, [64, 4, 1], "a leaf table and those above it");
+    assert_eq!((units.statistics().first_touches, physical % PAGE_BYTES), (0, objects[7] % PAGE_BYTES));
+    assert_eq!(units.lookup(0, objects[7]), Some(physical));
+    assert_eq!(units.lookup(0, objects[6]), None, "in the page table is what a walk has asked for");
+    for &object in &objects {
+        touched(&mut units, &mut machine, object);
+    }
+    // A leaf table for each class, one above for each GiB, one above those; the root.
+    assert_eq!(units.statistics().pages_allocated, [64, 64 + 64 / 8 + 1 + 1, 1]);
+    assert_eq!(units.statistics().first_touches, 0);
+    // The header that the HOT writes back is at the physical address that the walk found.
+    machine.accesses.clear();
+    units.context_switch(0, 0x2000, 0, &mut machine);
+    assert!(machine.accesses.contains(&(Port::Core, Access::Write, physical & !0xfff)));
+    units.check().unwrap();
+}
+
+#[test]
+fn an_arena_that_nobody_has_touched_is_mapped_before_the_next_one() {
+    let (mut units, mut machine) = one_core(lazy());
+    let objects = allocate(&mut units, &mut machine, 48, 300);
+    assert_eq!(units.statistics().pages_allocated, [2, 4, 1], "the first one's path");
+    assert!(units.lookup(0, objects[0]).is_some() && units.lookup(0, objects[299]).is_none());
+    // The second one fills up untouched while the first comes back to the HOT; its free finds its header all the same.
+    units.obj_free(0, 0, objects[3], 0, &mut machine);
+    let rest = allocate(&mut units, &mut machine, 48, 212);
+    units.obj_free(0, 0, rest[100], 0, &mut machine);
+    assert_eq!(units.statistics().free_misses, 2);
+    assert_eq!(units.statistics().pages_allocated[0], 2);
+    for address in objects.iter().chain(&rest).filter(|address| ![objects[3], rest[100]].contains(address)) {
+        assert_eq!(units.obj_free(0, 0, *address, 0, &mut machine).exception, None);
+    }
+    assert_eq!(units.statistics().arenas_freed, 1);
+    units.check().unwrap();
 }
 
 #[test]
@@ -111,7 +162,7 @@ fn a_free_in_another_arena_works_in_the_background() {
         machine.recording = true;
         let done = units.obj_free(0, 0, objects[0], 5_000_000, &mut machine);
         assert_eq!(done.at > 5_000_002, waits);
-        let header = units.lookup(0, objects[0] & !0xfff).unwrap();
+        let header = touched(&mut units, &mut machine, objects[0] & !0xfff);
         assert!(machine.accesses.contains(&(Port::Core, Access::Read, header)));
         assert!(machine.accesses.contains(&(Port::Core, Access::Write, header)));
         assert_eq!((units.statistics().free_misses, units.statistics().frees_with_list_operations), (1, 1));
@@ -136,19 +187,21 @@ fn an_arena_that_was_full_is_allocated_from_before_a_new_one() {
 fn an_empty_arena_goes_back_with_its_pages_and_tables() {
     let (mut units, mut machine) = one_core(lazy());
     let first = allocate(&mut units, &mut machine, 512, 256);
-    let before = units.statistics().clone();
+    // The arena after it keeps its table from being empty.
+    let next = allocate(&mut units, &mut machine, 512, 1)[0];
+    touched(&mut units, &mut machine, next);
     for &object in &first {
         units.walk(0, object, 0, &mut machine).unwrap();
         units.walk(0, object + 511, 0, &mut machine).unwrap();
     }
     assert_eq!(units.statistics().first_touches, 32, "all pages of the arena but the first");
-    // A second arena, far enough away to need a leaf table of its own, keeps the first one's table from being empty.
+    let before = units.statistics().clone();
     for &object in &first {
         units.obj_free(0, 0, object, 0, &mut machine);
     }
     assert_eq!(units.statistics().arenas_freed, 1);
     assert_eq!(units.statistics().pages_freed[0], 33);
-    assert_eq!(units.statistics().pages_held(), before.pages_held() - 1);
+    assert_eq!(units.statistics().pages_held(), before.pages_held() - 33);
     assert_eq!(units.lookup(0, first[0]), None);
     assert_eq!(units.obj_free(0, 0, first[0], 0, &mut machine).exception, Some(Exception::NoArena));
     units.check().unwrap();
@@ -159,6 +212,8 @@ fn page_tables_without_valid_entries_are_freed() {
     let (mut units, mut machine) = one_core(lazy());
     // 33 pages an arena: the 16th crosses into the second leaf table.
     let objects = allocate(&mut units, &mut machine, 512, 256 * 40);
+    let last = allocate(&mut units, &mut machine, 512, 1)[0];
+    touched(&mut units, &mut machine, last);
     let tables = units.statistics().pages_allocated[1];
     for &object in &objects {
         assert_eq!(units.obj_free(0, 0, object, 0, &mut machine).exception, None);
@@ -172,14 +227,14 @@ fn page_tables_without_valid_entries_are_freed() {
 fn freed_pages_are_the_next_to_be_used() {
     let (mut units, mut machine) = one_core(lazy());
     let objects = allocate(&mut units, &mut machine, 8, 256);
-    let page = units.lookup(0, objects[0]).unwrap() & !0xfff;
+    let page = touched(&mut units, &mut machine, objects[0]) & !0xfff;
     for &object in &objects {
         units.obj_free(0, 0, object, 0, &mut machine);
     }
     let other = allocate(&mut units, &mut machine, 8, 256);
     let reused = allocate(&mut units, &mut machine, 8, 1);
     assert_ne!(other[0], objects[0]);
-    assert_eq!(units.lookup(0, reused[0]).unwrap() & !0xfff, page);
+    assert_eq!(touched(&mut units, &mut machine, reused[0]) & !0xfff, page);
 }
 
 #[test]
@@ -220,7 +275,7 @@ fn a_context_switch_writes_entries_back_and_loads_them_again() {
     let (mut units, mut machine) = one_core(lazy());
     units.set_region(1, 0x2000, REGION, 0, &mut machine).unwrap();
     let objects = allocate(&mut units, &mut machine, 64, 3);
-    let header = units.lookup(0, objects[0]).unwrap() & !0xfff;
+    let header = touched(&mut units, &mut machine, objects[0]) & !0xfff;
     machine.recording = true;
     assert!(units.context_switch(0, 0x2000, 100, &mut machine) > 100);
     assert!(machine.accesses.contains(&(Port::Core, Access::Write, header)));
@@ -260,12 +315,11 @@ fn another_cores_free_takes_the_header_out_of_the_owners_hot() {
     let (mut units, mut machine) = one_core(Config::default());
     units.context_switch(1, PROCESS, 0, &mut machine);
     let objects = allocate(&mut units, &mut machine, 64, 300);
-    let header = units.lookup(0, objects[299] & !0xfff).map(|at| at & !0xfff);
     machine.recording = true;
     assert_eq!(units.obj_free(1, 1, objects[299], 0, &mut machine).exception, None);
     let exclusive: Vec<_> = machine.accesses.iter().filter(|access| access.1 == Access::Exclusive).collect();
-    assert_eq!(exclusive.len(), 1);
-    assert!(header.is_some());
+    let header = units.lookup(0, arena_of(objects[299])).expect("the free's walk has mapped it");
+    assert_eq!(exclusive, [&(Port::Core, Access::Exclusive, header)]);
     assert_eq!((units.statistics().non_local_frees, units.statistics().hot_invalidations), (1, 1));
     // The owner sees the free.
     assert_eq!(allocate(&mut units, &mut machine, 64, 1)[0], objects[299]);
@@ -355,6 +409,12 @@ fn switches_replace_hardware_time_by_softwares() {
         done >= config.software_page_fault_cycles
             && done < config.software_page_fault_cycles + 10 * CORE_CYCLES
     );
+    // The first page of an arena is a page fault too, tables and all; once.
+    let first = allocate(&mut units, &mut machine, 8, 1)[0];
+    let (_, done) = units.walk(0, first, 0, &mut machine).unwrap();
+    assert!(done >= config.software_page_fault_cycles);
+    let (_, done) = units.walk(0, first, 0, &mut machine).unwrap();
+    assert!(done <= 4 * CORE_CYCLES);
 }
 
 #[test]
@@ -374,7 +434,10 @@ fn memory_and_addresses_run_out_with_an_exception() {
     let (mut units, mut machine) =
         (Units::new(&config, 1, 1 << 36..(1 << 36) + 8 * PAGE_BYTES), Plain::default());
     units.set_region(0, PROCESS, REGION, 0, &mut machine).unwrap();
-    assert_eq!(units.obj_alloc(0, 0, 8, 0, &mut machine).exception, None);
+    // Besides the root and the thread's block, five arenas of a page, and a page for a table, where a walk needs three.
+    let objects: Vec<u64> =
+        (1..=5).map(|class| allocate(&mut units, &mut machine, class * 8, 1)[0]).collect();
+    assert_eq!(units.walk(0, objects[0], 0, &mut machine), Err(Exception::OutOfMemory));
     assert_eq!(units.obj_alloc(0, 0, 512, 0, &mut machine).exception, Some(Exception::OutOfMemory));
     units.check().unwrap();
     let (mut units, mut machine) = one_core(lazy());
