@@ -231,30 +231,28 @@ impl World {
         let other = self.running.iter().position(|&running| running == next);
         let before = self.running[core];
         for (core, thread) in other.map(|other| (other, before)).into_iter().chain([(core, next)]) {
-            let (process, lane) = self.running[core];
-            if process != thread.0 {
-                // The units drain the thread whose arenas the HOT holds.
-                let held = self.programs[process].batches[lane].len();
-                let frees = self.units.statistics().batched_frees_done;
+            if self.running[core].0 != thread.0 {
                 self.units.context_switch(core, self.programs[thread.0].key, self.now, &mut self.machine);
                 // No TLB in this machine tells processes apart.
                 self.machine.tlbs.retain(|(of, _), _| *of != core);
-                if self.units.statistics().batched_frees_done > frees
-                    || held > 0 && self.is_drained(process, lane)
-                {
-                    let program = &mut self.programs[process];
-                    for address in std::mem::take(&mut program.batches[lane]) {
-                        let _ = program.reference.free(address);
-                    }
-                }
+                self.follow_drains();
             }
             self.running[core] = thread;
         }
     }
 
-    /// Whether the units have emptied a thread's buffer: a batch in which every free was wrong does no free at all.
-    fn is_drained(&self, process: usize, lane: usize) -> bool {
-        self.units.batched(self.programs[process].key, lane) == 0
+    /// After a context switch: it has emptied the buffer of the thread whose arenas the HOT held, which need not be the one
+    /// that ran last, if that did nothing.
+    fn follow_drains(&mut self) {
+        for program in &mut self.programs {
+            for (lane, batch) in program.batches.iter_mut().enumerate() {
+                if self.units.batched(program.key, lane) == 0 {
+                    for address in std::mem::take(batch) {
+                        let _ = program.reference.free(address);
+                    }
+                }
+            }
+        }
     }
 
     fn exit(&mut self, process: usize) {
@@ -283,6 +281,7 @@ impl World {
         for core in (0..CORES).filter(|&core| self.running[core].0 == process) {
             self.units.context_switch(core, key, self.now, &mut self.machine);
         }
+        self.follow_drains();
     }
 
     fn settle(&mut self) {
