@@ -317,6 +317,12 @@ impl Instance {
         self.worker.is_closing()
     }
 
+    /// Whether another instance has the partition by now.
+    pub(crate) fn has_lost(&self, partition: u32) -> bool {
+        let others = self.worker.instances();
+        others.iter().any(|other| other.id != self.id && other.partition() == Some(partition))
+    }
+
     /// The instance tells of a rest: only noted, for those who look. Of a chatty one, five a second.
     pub(crate) fn rested(&self, rest: &Rest) {
         {

@@ -157,10 +157,16 @@ async fn unplug(instance: &Instance, machine: &Machine, running: &Arc<Running>, 
             }
             Err(_) => {}
         }
-        if !machine.is_running(running) || instance.is_worker_closing() {
+        // The VM's keeper goes on with it, too: then the next to plug one may have it.
+        let is_over =
+            || !machine.is_running(running) || instance.is_worker_closing() || instance.has_lost(partition);
+        if is_over() {
             return;
         }
         tokio::time::sleep(UNPLUG_AGAIN_AFTER).await;
+        if is_over() {
+            return;
+        }
     }
 }
 
