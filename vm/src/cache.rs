@@ -37,8 +37,8 @@ pub fn prune(folder: &Path, of_kind: impl Fn(&str) -> bool, keep: usize) {
         .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry)))
         .collect();
     entries.sort_by_key(|(used, _)| std::cmp::Reverse(*used));
-    let recent = |used: SystemTime| used.elapsed().is_ok_and(|age| age > RECENT);
-    for (_, entry) in entries.into_iter().skip(keep).filter(|(used, _)| recent(*used)) {
+    let is_old = |used: SystemTime| used.elapsed().is_ok_and(|age| age > RECENT);
+    for (_, entry) in entries.into_iter().skip(keep).filter(|(used, _)| is_old(*used)) {
         let path = entry.path();
         if File::open(&path).is_ok_and(|held| held.try_lock().is_ok() && remove(&path).is_ok()) {
             info!("not used any more, removed: {}", path.display());
