@@ -3,7 +3,7 @@
 //!
 //! The paper names the short reach of its fast path as a weakness (§9.5). So a thread keeps a few freed objects of up to
 //! 128 KiB in hand, and gives them out again to a request of the same class and number of blocks. To the page they are
-//! live; they are given back after 20 ms, by [`crate::maintenance`].
+//! live; they are given back after 20 or 100 ms, by [`crate::maintenance`].
 
 use core::cell::Cell;
 use core::sync::atomic::{

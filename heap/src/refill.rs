@@ -211,7 +211,7 @@ fn release(heap: &'static Heap, span: &'static Span) {
     }
 }
 
-/// Empty spans that a thread keeps of a class, given back after 20 ms, by [`crate::maintenance`]. A thread that takes many
+/// Empty spans that a thread keeps of a class, given back after 20 or 100 ms, by [`crate::maintenance`]. A thread that takes many
 /// takes several at a time, and may keep more. All zeros is an empty hand.
 pub struct Hand {
     spans: SpanList,

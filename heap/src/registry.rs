@@ -47,6 +47,11 @@ pub fn heaps() -> impl Iterator<Item = &'static Heap> {
     (1..=COUNT.load(Acquire)).filter_map(|id| heap(id as u32))
 }
 
+/// How many threads have one, give or take those that come and go in this moment.
+pub fn in_use() -> usize {
+    COUNT.load(Relaxed).saturating_sub(VACANT_COUNT.load(Relaxed))
+}
+
 /// A heap for a new thread: a vacant one or a new one; `None` when there is no memory or no number left.
 pub fn move_in() -> Option<&'static Heap> {
     let _guard = LOCK.lock();
