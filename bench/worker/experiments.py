@@ -85,9 +85,10 @@ def advise(function: str, advised: str, lifetimes: str, count: int) -> dict[str,
         total = {key: sum(one[f"{key}_bytes"] for one in there) for key in ("pss", "private", "shared")}
         untouched = max(0, worker.store_bytes() - total["shared"])
         merges = [event for event in worker.read("/events")["events"] if event["kind"] == "merge"]
+        anonymous = worker.anonymous_bytes()
         with ThreadPoolExecutor(count) as pool:
             times = list(pool.map(lambda n: worker.invoke(function, n), range(10 * count)))
-        after = worker.instances(function)
+        written = worker.anonymous_bytes() - anonymous  # before they rest again
         number = len(there)
         return {
             "instances": number,
@@ -98,7 +99,7 @@ def advise(function: str, advised: str, lifetimes: str, count: int) -> dict[str,
             "advise_ms": sum(event["ms"] for event in merges) / number,
             "first_merge_ms": merges[0]["ms"] if merges else 0,
             "p50_ms": median(times),
-            "private_after_mib": sum(one["private_bytes"] for one in after) / len(after) / MIB,
+            "private_after_mib": (total["private"] + written) / number / MIB,
         }
 
 
