@@ -33,7 +33,7 @@ variants
   times               none of the workloads: what a malloc and a prediction cost (Tables 1 and 4, Fig. 11b)
 
 examples
-  bench/lifetime/run                                   everything (half an hour or so)
+  bench/lifetime/run                                   everything (16 minutes on two idle cores)
   bench/lifetime/run --resume                          what an interrupted run has not done
   bench/lifetime/run --quick --only pipeline           seconds
   bench/lifetime/run --only image --variants tcmalloc,model --rounds 5

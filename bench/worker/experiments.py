@@ -85,10 +85,10 @@ def advise(function: str, advised: str, lifetimes: str, count: int) -> dict[str,
         total = {key: sum(one[f"{key}_bytes"] for one in there) for key in ("pss", "private", "shared")}
         untouched = max(0, worker.store_bytes() - total["shared"])
         merges = [event for event in worker.read("/events")["events"] if event["kind"] == "merge"]
-        anonymous = worker.anonymous_bytes()
+        anonymous = worker.anonymous_mib()
         with ThreadPoolExecutor(count) as pool:
             times = list(pool.map(lambda n: worker.invoke(function, n), range(10 * count)))
-        written = worker.anonymous_bytes() - anonymous  # before they rest again
+        written = worker.anonymous_mib() - anonymous  # before they rest again
         number = len(there)
         return {
             "instances": number,
@@ -99,7 +99,7 @@ def advise(function: str, advised: str, lifetimes: str, count: int) -> dict[str,
             "advise_ms": sum(event["ms"] for event in merges) / number,
             "first_merge_ms": merges[0]["ms"] if merges else 0,
             "p50_ms": median(times),
-            "private_after_mib": (total["private"] + written) / number / MIB,
+            "private_after_mib": (total["private"] / MIB + written) / number,
         }
 
 

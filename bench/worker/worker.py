@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from bench.merge.machine import memory_of
 from bench.outcome import ROOT, BenchError
 
 MAYFLY = Path(os.environ.get("MAYFLY_COMMAND") or ROOT / "target" / "release" / "mayfly")
@@ -94,9 +95,9 @@ class Worker:
                 return
             time.sleep(0.25)
 
-    def anonymous_bytes(self) -> int:
+    def anonymous_mib(self) -> float:
         """Of all processes of instances, read now: what the worker itself tells is up to a second old."""
-        return sum(anonymous_bytes(process) for process in below(self.process.pid))
+        return memory_of(below(self.process.pid))["anonymous"]
 
     def store_bytes(self) -> int:
         samples = self.read("/history")["samples"]
@@ -111,15 +112,6 @@ def below(process: int) -> Iterator[int]:
                 if Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[1:2] != [b"share"]:
                     yield child
                     yield from below(child)
-
-
-def anonymous_bytes(process: int) -> int:
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        found = re.search(
-            r"^Pss_Anon:\s+(\d+)", Path(f"/proc/{process}/smaps_rollup").read_text(), re.MULTILINE
-        )
-        return int(found[1]) << 10 if found else 0
-    return 0
 
 
 @contextlib.contextmanager
