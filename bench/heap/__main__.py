@@ -72,14 +72,14 @@ def chosen_allocators(
     options: argparse.Namespace,
 ) -> tuple[list[allocators.Allocator], list[allocators.Allocator]]:
     """Those measured under every workload, and those measured only where a workload asks for them."""
-    peers = {}
+    added = {}
     for peer in options.peer:
         (name, library), *settings = (part.split("=", 1) for part in peer.split(","))
-        peers[name] = allocators.Allocator(name, Path(library).absolute(), dict(settings))
+        added[name] = allocators.Allocator(name, Path(library).absolute(), dict(settings))
     if options.allocators:
         names = [name for name in options.allocators.split(",") if name]
-        return [allocators.find(name, peers) for name in dict.fromkeys([*names, *peers])], []
-    always = [allocators.find(name, peers) for name in [*allocators.PEERS, *peers, "mayfly"]]
+        return [allocators.find(name, added) for name in dict.fromkeys([*names, *added])], []
+    always = [allocators.find(name, added) for name in [*allocators.PEERS, *added, "mayfly"]]
     extra = dict.fromkeys(name for workload in WORKLOADS.values() for name in workload.extra)
     if thp_setting() == "absent" or os.geteuid() != 0:
         dropped = [name for name in extra if name.endswith(":huge")]
@@ -88,7 +88,7 @@ def chosen_allocators(
             file=sys.stderr,
         )
         extra = {name: None for name in extra if name not in dropped}
-    return always, [allocators.find(name, peers) for name in extra]
+    return always, [allocators.find(name, added) for name in extra]
 
 
 def measure(options: argparse.Namespace) -> Results:

@@ -20,18 +20,20 @@ def thp_setting() -> str:
 
 
 @contextlib.contextmanager
-def thp_always():
+def thp_always(khugepaged_fast: bool):
     """Sets transparent huge pages to `always` for the whole machine while the body runs, then as it was.
 
     khugepaged, which makes huge pages of small ones behind a program's back, looks every 10 s at 16 MiB by
-    default: on a server it has long caught up, in a benchmark of seconds it never would. Here it looks five
-    times a second. The settings come back on an error and on SIGTERM as well: both unwind the stack.
+    default: on a server it has long caught up, in a benchmark of seconds it never would. With
+    `khugepaged_fast` it looks five times a second. The settings come back on an error and on SIGTERM as well:
+    both unwind the stack.
     """
-    wanted = {
-        THP / "enabled": "always",
-        THP / "khugepaged/scan_sleep_millisecs": "200",
-        THP / "khugepaged/pages_to_scan": "65536",
-    }
+    wanted = {THP / "enabled": "always"}
+    if khugepaged_fast:
+        wanted |= {
+            THP / "khugepaged/scan_sleep_millisecs": "200",
+            THP / "khugepaged/pages_to_scan": "65536",
+        }
     before: dict[Path, str] = {}
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
@@ -67,6 +69,18 @@ def memory_of(pid: int) -> dict[str, float]:
         "small_pages": (rss - huge) / 4,
         "huge_pages": huge / 2048,
     }
+
+
+def pss_kib(pid: int) -> int:
+    """What a process occupies, shared pages counted in parts."""
+    (pss,) = proc_kib(f"/proc/{pid}/smaps_rollup", "Pss")
+    return pss
+
+
+def cpu_ms(pid: int) -> float:
+    """Processor time that a process's threads have used, those that have ended included."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * 1000 / os.sysconf("SC_CLK_TCK")
 
 
 def resident_huge_ranges(pid: int) -> int:

@@ -20,7 +20,9 @@ class RunFailed(Exception):
 
 def pages_for(allocator: Allocator):
     """The machine's huge-page setting that this allocator is to be measured under, as a context."""
-    return thp_always() if allocator.thp_always else contextlib.nullcontext()
+    if not allocator.thp_always:
+        return contextlib.nullcontext()
+    return thp_always(allocator.khugepaged_fast)
 
 
 def run(

@@ -7,15 +7,24 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from bench.heap.allocators import Allocator
-from bench.heap.machine import maps_name, memory_of, peak_rss_kib, resident_huge_ranges
+from bench.heap.machine import (
+    cpu_ms,
+    maps_name,
+    memory_of,
+    peak_rss_kib,
+    proc_kib,
+    resident_huge_ranges,
+)
 from bench.heap.measure import RunFailed, pages_for
 from bench.outcome import BenchError
 
 SAMPLE_S = 0.1
+START_S = 60
 
 
 def tool(name: str) -> str:
@@ -29,8 +38,9 @@ def tool(name: str) -> str:
 class Server:
     """The running process, its Unix socket, and its memory over time as (seconds since start, RSS in KiB)."""
 
-    def __init__(self, process: subprocess.Popen, path: Path):
+    def __init__(self, process: subprocess.Popen, path: Path, settings: Mapping[str, str]):
         self.process = process
+        self.settings = settings
         self.socket_path = path
         self.samples: list[tuple[float, int]] = []
         self.started = time.monotonic()
@@ -41,13 +51,17 @@ class Server:
     def _sample(self) -> None:
         while not self._stop.wait(SAMPLE_S):
             with contextlib.suppress(OSError):
-                self.samples.append((time.monotonic() - self.started, int(self.memory()["rss_kib"])))
+                (rss,) = proc_kib(f"/proc/{self.process.pid}/status", "VmRSS")
+                self.samples.append((time.monotonic() - self.started, rss))
 
     def seconds(self) -> float:
         return time.monotonic() - self.started
 
     def memory(self) -> dict[str, float]:
         return memory_of(self.process.pid)
+
+    def cpu_ms(self) -> float:
+        return cpu_ms(self.process.pid)
 
     def resident_huge_ranges(self) -> int:
         return resident_huge_ranges(self.process.pid)
@@ -67,25 +81,41 @@ class Server:
                 self.process.wait()
 
 
+def socket_answers(server: Server) -> bool:
+    """Whether the server's Unix socket takes connections."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.connect(str(server.socket_path))
+    return True
+
+
 @contextlib.contextmanager
-def serving(allocator: Allocator, command: list[str], folder: str) -> Iterator[Server]:
+def serving(
+    allocator: Allocator,
+    command: list[str],
+    folder: str,
+    ready: Callable[[Server], bool] = socket_answers,
+    beside: Sequence[Path] = (),
+    settings: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Server]:
     """Runs `command` (in which '{socket}' becomes a Unix socket's path) until the body ends.
 
-    A server that dies under the load fails the run with its last words.
+    `ready` says whether the server answers; an OSError is no. Libraries `beside` the allocator's are
+    preloaded after it; `settings` are the server's environment's. A server that dies under the load fails the
+    run with its last words.
     """
     path = Path(folder) / "socket"
     with open(Path(folder) / "stderr", "w+") as stderr, pages_for(allocator):
         process = subprocess.Popen(
             [part.replace("{socket}", str(path)) for part in command],
-            env=allocator.environment(),
+            env=allocator.environment(beside) | settings,
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=stderr,
             stderr=stderr,
         )
-        server = Server(process, path)
+        server = Server(process, path, settings)
         try:
-            wait_for_socket(server)
+            wait_until(server, ready)
             if not maps_name(process.pid, allocator.library):
                 raise RunFailed(f"{command[0]} does not have {allocator.library} loaded")
             yield server
@@ -103,15 +133,16 @@ def serving(allocator: Allocator, command: list[str], folder: str) -> Iterator[S
             server.stop()
 
 
-def wait_for_socket(server: Server) -> None:
-    for _ in range(200):
+def wait_until(server: Server, ready: Callable[[Server], bool]) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
         if server.process.poll() is not None:
             raise RunFailed("the server did not start")
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
-            probe.connect(str(server.socket_path))
-            return
+        with contextlib.suppress(OSError):
+            if ready(server):
+                return
         time.sleep(0.05)
-    raise RunFailed(f"no answer on {server.socket_path} in 10 s")
+    raise RunFailed(f"no answer in {START_S} s")
 
 
 def scratch_folder() -> tempfile.TemporaryDirectory:

@@ -35,7 +35,8 @@ class Variant(Allocator):
 
 def made_from(name: str, label: str, base: str, settings: dict[str, str] | None = None, **more) -> Variant:
     one = find(base, {})
-    return Variant(name, one.library, one.settings | (settings or {}), one.thp_always, label, **more)
+    own = vars(one) | {"name": name, "settings": one.settings | (settings or {})}
+    return Variant(**own, label=label, **more)
 
 
 def tcmalloc() -> Variant:

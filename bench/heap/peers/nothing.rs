@@ -1,0 +1,1 @@
+//! Nothing: this package is a list of sources (see Cargo.toml).
