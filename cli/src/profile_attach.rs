@@ -1,6 +1,6 @@
 //! `mayfly profile --pid`: samples a program that is running, for a while (LLAMA §4).
 //!
-//! This process listens on a socket named after the other one, whose heap looks there now and then (`heap/src/control.rs`): it
+//! This process listens on a socket named after the other one, whose heap looks there now and then (`heap/src/observe/control.rs`): it
 //! gets a memory file, writes the profile into it, and leaves when the file's header says so or when nobody has touched it for
 //! some seconds. So whoever dies, the other goes on.
 

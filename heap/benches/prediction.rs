@@ -5,8 +5,11 @@ use std::ffi::c_void;
 use std::hint::black_box;
 use std::time::Instant;
 
-use heap::heap::Call;
-use heap::{allocate, free, profile, sites, thread, unwind};
+use heap::entry::{allocate, free, start};
+use heap::lifetime::{sites, unwind};
+use heap::observe::profile;
+use heap::thread::current;
+use heap::units::call::Call;
 
 const BATCHES: usize = 51;
 const RUNS: usize = 20_000;
@@ -64,9 +67,10 @@ fn pair(i: usize) {
 }
 
 fn main() {
-    thread::start();
+    start::start();
     free::free(allocate::allocate(call(64, 0)) as usize, 0);
-    let heap = thread::current();
+    let heap = current::heap();
+    let of = |call: &Call| sites::of(&heap.known_sites, call, heap.height(call));
     let row = |what: &str, ns: f64| println!("{what:<58} {ns:>9.1} ns");
     for frames in [8, 16, 32] {
         let (mut ns, mut found) = (0.0, 0);
@@ -97,13 +101,13 @@ fn main() {
     row(
         "site looked up, the thread knows it",
         time(|i| {
-            black_box(sites::of(heap, &call(64, i % 50)));
+            black_box(of(&call(64, i % 50)));
         }),
     );
     row(
         "site looked up among all",
         time(|i| {
-            black_box(sites::of(heap, &call(64 + i % 40 * 16, i % 5000)));
+            black_box(of(&call(64 + i % 40 * 16, i % 5000)));
         }),
     );
 

@@ -5,22 +5,32 @@
 //! will be gone before the rest. Deadlines notice wrong predictions and move the page to a longer or shorter class.
 //! So pages empty as wholes and go back to the operating system, where other allocators keep them for one survivor.
 //!
-//! From the bottom up, one idea a file:
+//! Layers, from the bottom up; each imports from those before it only (`heap/tests/layers.rs` sees to it), and no modules import one
+//! another in a circle:
 //!
-//! | file | what |
-//! | --- | --- |
-//! | [`geometry`], [`lifetime`], [`size_class`], [`bits`], [`clock`] | sizes, classes, bit vectors, time |
-//! | [`os`], [`lock`], [`text`] | what is asked of the operating system; a lock; messages |
-//! | [`region`], [`huge_page`], [`available`], [`pool`], [`retained`] | address space, a page's metadata, pages with room, free pages |
-//! | [`global`], [`large`], [`direct`] | the global allocator: blocks and deadlines; large objects; those with a mapping of their own |
-//! | [`span`], [`remote`], [`outbox`], [`lines`] | a span's metadata, frees by other threads, the paper's layout by lines |
-//! | [`heap`], [`predictions`], [`refill`] | a thread's heap: fast paths, its prediction table, cold half |
-//! | [`registry`], [`thread`], [`fork`] | its coming and going |
-//! | [`predict`], [`sites`], [`model`], [`table`], [`unwind`] | where lifetimes come from; what is kept of that across runs |
-//! | [`profile`], [`profile_file`], [`control`] | lifetimes by calling context, for training; attaching to a program that runs |
-//! | [`allocate`], [`free`], [`extent`], [`maintenance`], [`trim`] | all of it together |
-//! | [`stats`], [`placed`], [`trace`], [`report`], [`config`] | what can be seen and set |
-//! | [`check`] | whether the metadata agree, for tests |
+//! | layer | modules | what |
+//! | --- | --- | --- |
+//! | [`units`] | [`units::geometry`], [`units::bits`] | sizes of things and where they lie, bit vectors |
+//! | | [`units::size_class`], [`units::lifetime_class`], [`units::call`] | classes; a call of malloc |
+//! | [`system`] | [`system::os`], [`system::lock`], [`system::clock`] | what is asked of the operating system |
+//! | | [`system::text`], [`system::paths`] | messages, names of files |
+//! | | [`system::thread_local`], [`system::events`] | what each thread has at hand, and counts |
+//! | | [`system::hook`] | where who only looks on is told what happens |
+//! | [`span`] | [`span::cells`], [`span::remote`] | a span's cells; frees of them by other threads |
+//! | [`pages`] | [`pages::region`], [`pages::huge_page`], [`pages::available`], [`pages::pool`], [`pages::retained`] | address space, a page's metadata, pages with room, free pages |
+//! | | [`pages::page_life`], [`pages::open_page`], [`pages::global`] | deadlines and recycling, pages being filled; the global allocator |
+//! | | [`pages::large_blocks`], [`pages::direct`], [`pages::trim`] | large objects, those with a mapping of their own, giving back small pages |
+//! | [`lifetime`] | [`lifetime::source`], [`lifetime::sites`], [`lifetime::model`], [`lifetime::oracle`] | where lifetimes come from |
+//! | | [`lifetime::unwind`], [`lifetime::caller`], [`lifetime::kept`], [`lifetime::table`] | who calls; what is kept across runs |
+//! | [`thread`] | [`thread::local`], [`thread::bin`], [`thread::predictions`] | a thread's heap: fast paths, its prediction table |
+//! | | [`thread::refill`], [`thread::predict`], [`thread::hand`], [`thread::outbox`], [`thread::large`], [`thread::sample`] | its cold half, and what it has in hand |
+//! | | [`thread::lines`] | the paper's layout by lines |
+//! | | [`thread::current`], [`thread::registry`], [`thread::gate`], [`thread::fork`] | its coming and going |
+//! | [`observe`] | [`observe::stats`], [`observe::report`], [`observe::placed`] | what can be seen |
+//! | | [`observe::trace`], [`observe::profile`], [`observe::profile_file`], [`observe::control`] | recording; lifetimes by calling context, for training; attaching to a program that runs |
+//! | | [`observe::check`] | whether the metadata agree, for tests |
+//! | [`entry`] | [`entry::allocate`], [`entry::free`], [`entry::extent`], [`entry::maintenance`] | all of it together |
+//! | | [`entry::start`], [`entry::config`] | the first call, what can be set |
 //!
 //! Nothing here allocates. Metadata is only ever mapped, never unmapped, so references to it are `'static`; fields are
 //! atomics, of which those with one writer are used with plain loads and stores.
@@ -36,50 +46,96 @@ compile_error!(
     "the heap knows Linux on x86-64 only: thread-local storage and return addresses are in assembly"
 );
 
-pub mod allocate;
-pub mod available;
-pub mod bits;
-pub mod check;
-pub mod clock;
-pub mod config;
-pub mod control;
-pub mod direct;
-pub mod extent;
-pub mod fork;
-pub mod free;
-pub mod geometry;
-pub mod global;
-pub mod heap;
-pub mod huge_page;
-pub mod large;
-pub mod large_blocks;
-pub mod lifetime;
-pub mod lines;
-pub mod lock;
-pub mod maintenance;
-pub mod model;
-pub mod open_page;
-pub mod os;
-pub mod outbox;
-pub mod placed;
-pub mod pool;
-pub mod predict;
-pub mod predictions;
-pub mod profile;
-pub mod profile_file;
-pub mod refill;
-pub mod region;
-pub mod registry;
-pub mod remote;
-pub mod report;
-pub mod retained;
-pub mod sites;
-pub mod size_class;
-pub mod span;
-pub mod stats;
-pub mod table;
-pub mod text;
-pub mod thread;
-pub mod trace;
-pub mod trim;
-pub mod unwind;
+pub mod units {
+    //! Sizes, classes and bits: numbers that everything else is counted in.
+    pub mod bits;
+    pub mod call;
+    pub mod geometry;
+    pub mod lifetime_class;
+    pub mod size_class;
+}
+
+pub mod system {
+    //! What is asked of the operating system, what each thread has at hand, and what can be said without allocating.
+    pub mod clock;
+    pub mod events;
+    pub mod hook;
+    pub mod lock;
+    pub mod os;
+    pub mod paths;
+    pub mod text;
+    pub mod thread_local;
+}
+
+pub mod span {
+    //! A block span's cells, and frees of them by other threads.
+    pub mod cells;
+    pub mod remote;
+}
+
+pub mod pages {
+    //! Address space, huge pages and their blocks: the paper's global allocator.
+    pub mod available;
+    pub mod direct;
+    pub mod global;
+    pub mod huge_page;
+    pub mod large_blocks;
+    pub mod open_page;
+    pub mod page_life;
+    pub mod pool;
+    pub mod region;
+    pub mod retained;
+    pub mod trim;
+}
+
+pub mod lifetime {
+    //! Where lifetimes come from, and what is kept of that across runs.
+    pub mod caller;
+    pub mod kept;
+    pub mod model;
+    pub mod oracle;
+    pub mod sites;
+    pub mod source;
+    pub mod table;
+    pub mod unwind;
+}
+
+pub mod thread {
+    //! A thread's heap: its bins, what it has in hand, its coming and going.
+    pub mod bin;
+    pub mod current;
+    pub mod fork;
+    pub mod gate;
+    pub mod hand;
+    pub mod large;
+    pub mod lines;
+    pub mod local;
+    pub mod outbox;
+    pub mod predict;
+    pub mod predictions;
+    pub mod refill;
+    pub mod registry;
+    pub mod sample;
+}
+
+pub mod observe {
+    //! Who only looks on.
+    pub mod check;
+    pub mod control;
+    pub mod placed;
+    pub mod profile;
+    pub mod profile_file;
+    pub mod report;
+    pub mod stats;
+    pub mod trace;
+}
+
+pub mod entry {
+    //! What malloc, new and free are made of.
+    pub mod allocate;
+    pub mod config;
+    pub mod extent;
+    pub mod free;
+    pub mod maintenance;
+    pub mod start;
+}

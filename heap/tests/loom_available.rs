@@ -1,10 +1,10 @@
-//! Every interleaving (up to three preemptions) of insertions, removals and searches in `heap/src/available.rs`, itself.
+//! Every interleaving (up to three preemptions) of insertions, removals and searches in `heap/src/pages/available.rs`, itself.
 //! `heap/tests/loom_remote.rs` says how it is run.
 
 #![cfg(loom)]
 
 #[allow(dead_code)]
-#[path = "../src/available.rs"]
+#[path = "../src/pages/available.rs"]
 mod available;
 mod sequential;
 

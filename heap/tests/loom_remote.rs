@@ -1,5 +1,5 @@
 //! Every interleaving (up to four preemptions) of the steps by which other threads free in a span, and by which spans
-//! and heaps change hands: the code is `heap/src/remote.rs` itself, over models of a span and a heap.
+//! and heaps change hands: the code is `heap/src/span/remote.rs` itself, over models of a span and a heap.
 //!
 //! A cell is collected exactly once, no mark is left behind, and what only the owner may touch is in loom's cells, which
 //! notice a data race. Run by `make test`:
@@ -8,7 +8,7 @@
 #![cfg(loom)]
 
 #[allow(dead_code)]
-#[path = "../src/remote.rs"]
+#[path = "../src/span/remote.rs"]
 mod remote;
 mod sequential;
 
@@ -69,7 +69,7 @@ impl Home for Heap {
     fn owns(&self, span: &Span) -> bool {
         span.owner.load(Acquire) == core::ptr::from_ref(self) as usize
     }
-    /// As `refill::collect` and `refill::settle`.
+    /// As `refill::take_over` and `refill::settle`.
     fn take_over(&'static self, span: &'static Span) {
         let empty = span.cells(|cells| {
             let marked = span.marks.take(0);

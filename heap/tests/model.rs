@@ -1,16 +1,20 @@
 //! The allocator against a model: random allocations, resizes and frees by two threads, under a clock that is set, and
-//! after each step every invariant of `heap::check`. The model knows which bytes are whose, and what is in them.
+//! after each step every invariant of `heap::observe::check`. The model knows which bytes are whose, and what is in them.
 //!
 //! `MODEL_SEED=N` tries other cases, `MODEL_CASES=N` more of them, and `MODEL_LOG=1` prints each step before it is taken, for when the
 //! heap itself ends the process.
 
 #![cfg(not(loom))]
 
-use heap::geometry::{BLOCK_BYTES, HUGE_PAGE_BYTES, MIN_ALIGNMENT, MIN_DIRECT_BYTES, block_index};
-use heap::global::{self, Recycle};
-use heap::heap::Call;
-use heap::lifetime::CLASSES;
-use heap::{allocate, check, clock, extent, free, lines, region, report, retained, stats};
+use heap::entry::{allocate, extent, free, start};
+use heap::observe::{check, report};
+use heap::pages::page_life::{self, Recycle};
+use heap::pages::{region, retained};
+use heap::system::{clock, events};
+use heap::thread::lines;
+use heap::units::call::Call;
+use heap::units::geometry::{BLOCK_BYTES, HUGE_PAGE_BYTES, MIN_ALIGNMENT, MIN_DIRECT_BYTES, block_index};
+use heap::units::lifetime_class::CLASSES;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use std::collections::BTreeMap;
@@ -73,7 +77,7 @@ enum Step {
 
 fn sizes() -> impl Strategy<Value = usize> {
     let near = |center: usize, by: usize| center.saturating_sub(by)..=center + by;
-    let borders = prop::sample::select(&heap::size_class::CELL_BYTES[..]);
+    let borders = prop::sample::select(&heap::units::size_class::CELL_BYTES[..]);
     prop_oneof![
         1 => Just(0),
         6 => 0usize..=300,
@@ -273,7 +277,7 @@ impl Model {
         }
     }
 
-    /// LLAMA §6.1, 2), as `heap::check` has it of spans: here of all objects of which the class is known.
+    /// LLAMA §6.1, 2), as `heap::observe::check` has it of spans: here of all objects of which the class is known.
     fn check_classes(&self) {
         for (&address, object) in &self.objects {
             let Some(class) = object.class.filter(|_| region::holds(address)) else { continue };
@@ -400,7 +404,7 @@ impl Model {
             self.by(who, allocate::trim);
         }
         assert_eq!(check::invariants(), Ok(()), "when all is given back");
-        assert_eq!((stats::pages(), retained::count()), (0, 0), "pages are left when all is given back");
+        assert_eq!((events::pages(), retained::count()), (0, 0), "pages are left when all is given back");
         self.now_ms
     }
 }
@@ -435,13 +439,13 @@ fn the_heap_agrees_with_the_model() {
     seed[..8].copy_from_slice(&number("MODEL_SEED", 1).to_le_bytes());
     let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &seed));
     let log = number("MODEL_LOG", 0) > 0;
-    heap::thread::start(); // which reads the configuration: the layout is chosen there
+    start::start(); // which reads the configuration: the layout is chosen there
     let now_ms = std::cell::Cell::new(1_000);
     clock::set(now_ms.get() * 1_000_000);
     let policies = [Recycle::Fill, Recycle::Longest, Recycle::Next];
     let cases = (steps(), 0..policies.len(), prop::sample::select(vec![0, 2, retained::IN_PROPORTION]));
     let result = runner.run(&cases, |(steps, policy, retain)| {
-        global::configure(policies[policy], 2);
+        page_life::configure(policies[policy], 2);
         retained::configure(retain);
         let mut model = Model::new(now_ms.get());
         for step in &steps {

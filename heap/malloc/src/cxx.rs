@@ -7,9 +7,9 @@ use core::arch::naked_asm;
 use core::ffi::{CStr, c_void};
 use core::ptr;
 
-use heap::allocate;
-use heap::geometry::MIN_ALIGNMENT;
-use heap::heap::Call;
+use heap::entry::allocate;
+use heap::units::call::Call;
+use heap::units::geometry::MIN_ALIGNMENT;
 
 use crate::interface::{entry, free_from};
 
@@ -165,7 +165,7 @@ fn nothrow_through_library(call: Call, alignment: usize) -> *mut c_void {
 fn throw_bad_alloc() -> ! {
     let throw = symbol(c"_ZSt17__throw_bad_allocv");
     if throw.is_null() {
-        heap::os::abort(
+        heap::system::os::abort(
             b"mayfly-heap: operator new: out of memory, and no C++ library to throw std::bad_alloc\n",
         );
     }

@@ -4,12 +4,10 @@ use core::arch::naked_asm;
 use core::ffi::{c_char, c_int, c_void};
 use core::ptr;
 
-use heap::allocate;
-use heap::extent;
-use heap::free;
-use heap::geometry::{MIN_ALIGNMENT, round_up};
-use heap::heap::Call;
-use heap::os::{keep_errno, set_errno};
+use heap::entry::{allocate, extent, free};
+use heap::system::os::{keep_errno, set_errno};
+use heap::units::call::Call;
+use heap::units::geometry::{MIN_ALIGNMENT, round_up};
 
 const PAGE_BYTES: usize = 4096;
 
@@ -226,9 +224,9 @@ pub struct MallocInfo {
 /// glibc's mallinfo2: mapped bytes (arena), direct objects (hblks, hblkhd), live and free bytes (uordblks, fordblks).
 #[unsafe(no_mangle)]
 pub extern "C" fn mallinfo2() -> MallocInfo {
-    let census = heap::stats::census();
+    let census = heap::observe::stats::census();
     let pages = census.pages.iter().sum::<usize>() + census.retained_pages;
-    let arena = pages * heap::geometry::HUGE_PAGE_BYTES;
+    let arena = pages * heap::units::geometry::HUGE_PAGE_BYTES;
     let live = census.live_bytes - census.direct.1.min(census.live_bytes);
     MallocInfo {
         arena,
@@ -237,7 +235,7 @@ pub extern "C" fn mallinfo2() -> MallocInfo {
         hblkhd: census.direct.1,
         uordblks: live,
         fordblks: arena.saturating_sub(live),
-        keepcost: census.retained_pages * heap::geometry::HUGE_PAGE_BYTES,
+        keepcost: census.retained_pages * heap::units::geometry::HUGE_PAGE_BYTES,
         ..MallocInfo::default()
     }
 }
@@ -270,15 +268,15 @@ pub unsafe extern "C" fn malloc_info(options: c_int, file: *mut c_void) -> c_int
         set_errno(libc::EINVAL);
         return -1;
     }
-    let census = heap::stats::census();
-    let mut xml = heap::text::Text::<4096>::default();
+    let census = heap::observe::stats::census();
+    let mut xml = heap::system::text::Text::<4096>::default();
     let _ = writeln!(xml, "<malloc version=\"mayfly-1\">");
-    for (name, pages) in heap::lifetime::NAMES.iter().zip(census.pages) {
+    for (name, pages) in heap::units::lifetime_class::NAMES.iter().zip(census.pages) {
         let _ =
             writeln!(xml, "<heap class=\"{name}\"><system type=\"huge_pages\" count=\"{pages}\"/></heap>");
     }
     let mapped =
-        (census.pages.iter().sum::<usize>() + census.retained_pages) * heap::geometry::HUGE_PAGE_BYTES;
+        (census.pages.iter().sum::<usize>() + census.retained_pages) * heap::units::geometry::HUGE_PAGE_BYTES;
     let (direct, direct_bytes) = census.direct;
     let _ =
         writeln!(xml, "<total type=\"live\" count=\"{}\" size=\"{}\"/>", census.objects, census.live_bytes);
@@ -293,7 +291,7 @@ pub unsafe extern "C" fn malloc_info(options: c_int, file: *mut c_void) -> c_int
 /// glibc's malloc_stats: the report on stderr.
 #[unsafe(no_mangle)]
 pub extern "C" fn malloc_stats() {
-    heap::os::write(2, heap::report::json().bytes());
+    heap::system::os::write(2, heap::observe::report::json().bytes());
 }
 
 /// Writes the report, a JSON object, with a final NUL if it fits; returns the bytes it needs without the NUL.
@@ -302,7 +300,7 @@ pub extern "C" fn malloc_stats() {
 /// `buffer` has room for `length` bytes, or is null with length 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mayfly_heap_stats(buffer: *mut c_char, length: usize) -> c_int {
-    let report = heap::report::json();
+    let report = heap::observe::report::json();
     let bytes = report.bytes();
     if !buffer.is_null() && length > bytes.len() {
         // SAFETY: there is room for the bytes and the NUL.
@@ -329,7 +327,7 @@ pub struct PlacedRange {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mayfly_heap_placed(class: c_int, ranges: *mut PlacedRange, count: usize) -> usize {
     let mut there = 0;
-    heap::placed::each_run(class.max(0) as usize, |run| {
+    heap::observe::placed::each_run(class.max(0) as usize, |run| {
         if there < count {
             let range = PlacedRange { start: run.start as *mut c_void, bytes: run.len() };
             // SAFETY: the caller's array has room for it.
@@ -343,11 +341,11 @@ pub unsafe extern "C" fn mayfly_heap_placed(class: c_int, ranges: *mut PlacedRan
 /// The program has started: with `MAYFLY_HEAP_CLOCK=settled` the heap's clock stood still until now.
 #[unsafe(no_mangle)]
 pub extern "C" fn mayfly_heap_settled() {
-    heap::clock::settled();
+    heap::system::clock::settled();
 }
 
 /// Makes the heap's clock show `ns` since its start until it is set again; 0 returns to real time. For replaying traces.
 #[unsafe(no_mangle)]
 pub extern "C" fn mayfly_heap_set_clock(ns: u64) {
-    heap::clock::set(ns);
+    heap::system::clock::set(ns);
 }

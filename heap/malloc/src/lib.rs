@@ -15,9 +15,9 @@ use core::fmt::Write;
 #[cfg(not(test))] // the linters look at a test build too, which has the standard library's
 #[panic_handler]
 fn panic(info: &core::panic::PanicInfo) -> ! {
-    let mut line = heap::text::Text::<512>::default();
+    let mut line = heap::system::text::Text::<512>::default();
     let _ = writeln!(line, "mayfly-heap: internal error, please report: {info}");
-    heap::os::abort(line.bytes())
+    heap::system::os::abort(line.bytes())
 }
 
 /// What the unwinder asks of the frames here when a C++ exception (std::bad_alloc, or a new_handler's own) passes them:
@@ -30,14 +30,14 @@ extern "C" fn rust_eh_personality() -> core::ffi::c_int {
 
 /// Runs when the library is loaded: reads the configuration, even if nothing is allocated yet.
 extern "C" fn loaded() {
-    heap::thread::start();
+    heap::entry::start::start();
 }
 
 /// Runs at the end of the process: what was recorded and counted is written.
 extern "C" fn unloaded() {
-    heap::trace::flush();
-    heap::table::save(true);
-    heap::report::write();
+    heap::observe::trace::flush();
+    heap::lifetime::table::save(true);
+    heap::observe::report::write();
 }
 
 #[used]

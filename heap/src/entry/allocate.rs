@@ -1,0 +1,274 @@
+//! Allocation whole: the fast path of [`crate::thread::local`], and behind it everything else.
+//!
+//! The functions here and in [`crate::entry::free`] and [`crate::entry::extent`] are what malloc, new and free are made of; `heap/malloc`
+//! gives them their C names.
+
+use crate::entry::maintenance;
+use crate::entry::start;
+use crate::lifetime::sites::{self, Site};
+use crate::pages::{global, region, trim};
+use crate::system::hook::{self, Born};
+use crate::system::os;
+use crate::thread::bin::Bin;
+use crate::thread::local::Heap;
+use crate::thread::predict::{self, Prediction};
+use crate::thread::{current, gate, large, lines, refill, sample};
+use crate::units::call::Call;
+use crate::units::geometry::*;
+use crate::units::lifetime_class::FOREVER;
+use crate::units::size_class::{self, GRANULE_BYTES};
+
+/// An object of `call.size` bytes, or null, with errno set, when memory ran out.
+#[inline(always)]
+pub fn allocate(call: Call) -> *mut u8 {
+    match current::heap().allocate_fast(&call) {
+        Some(cell) => cell as *mut u8,
+        // Three plain arguments, and nothing to do afterwards: the fast path needs no stack frame.
+        None => allocate_slow(call.size, call.caller, call.stack),
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn allocate_slow(size: usize, caller: usize, stack: usize) -> *mut u8 {
+    let address = find_place(Call { size, caller, stack });
+    if address == 0 {
+        os::set_errno(libc::ENOMEM);
+    }
+    address as *mut u8
+}
+
+fn find_place(call: Call) -> usize {
+    let heap = current::heap();
+    // The usual reason: 64 cells were used up, and the open span has more.
+    if let Some(bin) = heap.predicted_bin(&call)
+        && let Some(cell) = next_word(heap, bin)
+    {
+        predict::was_hit(heap, &call, bin.in_hand() + 1);
+        return cell;
+    }
+    if call.size > MAX_SMALL_BYTES
+        && !sample::sampling()
+        && let Some(address) = large_in_hand(heap, &call)
+    {
+        return address;
+    }
+    let Some(visit) = start::visit(&call) else { return 0 };
+    let heap = visit.heap;
+    let _pass = gate::pass(heap);
+    maintenance::tick(heap);
+    let prediction = predict::classify(heap, &call);
+    allocated(heap, &call, &prediction, MIN_ALIGNMENT)
+}
+
+/// A large object in hand, for a call whose site is known; but now and then `None`, so that lifetimes go on being measured
+/// and the clock is looked at.
+fn large_in_hand(heap: &Heap, call: &Call) -> Option<usize> {
+    let site = heap.known_sites.get(call)?;
+    let visits = heap.visits.get().wrapping_add(1);
+    heap.visits.set(visits);
+    if visits.is_multiple_of(SLOW_VISITS) {
+        return None;
+    }
+    large::allocate_in_hand(&heap.large, heap.id.get(), site.class(), call.size)
+}
+
+/// Of the allocations of large objects, one in this many takes the slow path even if one is in hand.
+const SLOW_VISITS: u32 = 32;
+
+/// A cell of the next word of the bin's open span.
+fn next_word(heap: &'static Heap, bin: &Bin) -> Option<usize> {
+    let cell = bin.advance().then(|| bin.allocate()).flatten()?;
+    let visits = heap.visits.get().wrapping_add(1);
+    heap.visits.set(visits);
+    if visits.is_multiple_of(WORDS_BETWEEN_LOOKS) {
+        look(heap);
+    }
+    Some(cell)
+}
+
+/// A program may never need more than this path: of so many words, one is a reason to see what is due.
+const WORDS_BETWEEN_LOOKS: u32 = 64;
+
+#[cold]
+#[inline(never)]
+fn look(heap: &'static Heap) {
+    let _pass = gate::pass(heap);
+    maintenance::look(heap);
+}
+
+/// An object whose address is a multiple of `alignment`, a power of two.
+pub fn allocate_aligned(call: Call, alignment: usize) -> *mut u8 {
+    if alignment <= MIN_ALIGNMENT {
+        return allocate(call);
+    }
+    allocate_as(call, alignment, None)
+}
+
+/// An object of a lifetime class that the caller knows.
+pub fn allocate_with_class(call: Call, class: usize) -> *mut u8 {
+    let heap = current::heap();
+    if heap.id.get() != 0 && call.size <= MAX_SMALL_BYTES && !hook::sees_all() {
+        let _pass = gate::pass(heap); // the bin may be a new one
+        let bin = heap.bin(class.min(FOREVER), size_class::of_granules(call.size.div_ceil(GRANULE_BYTES)));
+        if let Some(cell) = bin.allocate().or_else(|| next_word(heap, bin)) {
+            return cell as *mut u8;
+        }
+    }
+    allocate_as(call, MIN_ALIGNMENT, Some(class.min(FOREVER)))
+}
+
+#[inline(never)]
+fn allocate_as(call: Call, alignment: usize, class: Option<usize>) -> *mut u8 {
+    let address = find_place_as(call, alignment, class);
+    if address == 0 {
+        os::set_errno(libc::ENOMEM);
+    }
+    address as *mut u8
+}
+
+fn find_place_as(call: Call, alignment: usize, class: Option<usize>) -> usize {
+    let Some(visit) = start::visit(&call) else { return 0 };
+    let heap = visit.heap;
+    let _pass = gate::pass(heap);
+    maintenance::tick(heap);
+    let prediction = match class {
+        Some(class) => Prediction { class, cacheable: false, site: None },
+        None => Prediction { cacheable: false, ..predict::classify(heap, &call) },
+    };
+    allocated(heap, &call, &prediction, alignment)
+}
+
+/// An allocation that is not on the fast path: finds its place, and tells who wants to know.
+fn allocated(heap: &'static Heap, call: &Call, prediction: &Prediction, alignment: usize) -> usize {
+    let placed = place(heap, call, prediction, alignment);
+    if placed.address == 0 {
+        return 0;
+    }
+    let sequence = heap.sequence.replace(heap.sequence.get().wrapping_add(1));
+    if placed.sampled || hook::sees_all() {
+        let watched = || placed.is_direct() || watch_until_freed(heap, call, placed.address);
+        hook::allocated(&Born {
+            call: *call,
+            height: heap.height(call),
+            thread: heap.thread.get(),
+            sequence,
+            alignment,
+            address: placed.address,
+            sampled: placed.sampled.then(watched),
+        });
+    }
+    if let Some(site) = prediction.site {
+        site.charge(placed.charged_bytes);
+        watch(heap, site, call, &placed);
+    }
+    placed.address
+}
+
+struct Placed {
+    address: usize,
+    charged_bytes: usize,
+    /// It was chosen for the profile.
+    sampled: bool,
+}
+
+impl Placed {
+    /// It has a mapping of its own.
+    fn is_direct(&self) -> bool {
+        !region::holds(self.address)
+    }
+}
+
+/// Finds the object's place.
+fn place(heap: &'static Heap, call: &Call, prediction: &Prediction, alignment: usize) -> Placed {
+    let class = prediction.class;
+    let size = call.size;
+    if lines::chosen() && size <= MAX_SMALL_BYTES && alignment < BLOCK_BYTES / 2 {
+        return Placed {
+            address: lines::allocate(&heap.lines[class], class, size, alignment).unwrap_or(0),
+            charged_bytes: size,
+            sampled: false,
+        };
+    }
+    let size_class = if alignment <= MIN_ALIGNMENT {
+        (size <= MAX_SMALL_BYTES).then(|| size_class::of_granules(size.div_ceil(GRANULE_BYTES)))
+    } else {
+        size_class::of_aligned(size, alignment)
+    };
+    match size_class {
+        Some(size_class) => {
+            let bin = heap.bin(class, size_class);
+            if prediction.cacheable && !hook::sees_all() {
+                heap.predictions.remember(call, bin, prediction.site);
+            }
+            place_small(heap, bin)
+        }
+        None => Placed {
+            address: large::allocate(&heap.large, heap.id.get(), class, size, alignment).unwrap_or(0),
+            charged_bytes: size,
+            sampled: sample::large_is_due(&heap.large_before_sample, size),
+        },
+    }
+}
+
+fn place_small(heap: &'static Heap, bin: &'static Bin) -> Placed {
+    if let Some(address) = bin.allocate() {
+        return Placed { address, charged_bytes: 0, sampled: false };
+    }
+    let sampled = bin.before_sample.get() == 0 && sample::sampling();
+    if sampled {
+        let next = sample::cells_before_sample(bin.cell_bytes());
+        bin.before_sample.set(next.saturating_add(1)); // this one is taken in hand too
+    }
+    let refill = refill::refill(heap, bin);
+    let charged_bytes = if refill.new_span { SPAN_BYTES } else { 0 };
+    Placed { address: refill.cell.unwrap_or(0), charged_bytes, sampled }
+}
+
+/// Watches some of the objects of a site until they are freed.
+fn watch(heap: &Heap, site: &'static Site, call: &Call, placed: &Placed) {
+    if !site.wants_sample(heap.visits.get()) || lines::chosen() || hook::sees_all() {
+        return;
+    }
+    if placed.is_direct() {
+        return; // objects with a mapping of their own pack with nobody
+    }
+    // A span has room for two: the profile's samples are rarer and go first.
+    if placed.sampled || sample::sampling() && region::span(placed.address).any_watched() {
+        return;
+    }
+    if watch_until_freed(heap, call, placed.address) && !sites::watch(site, placed.address) {
+        unwatch(call, placed.address);
+    }
+}
+
+/// Sends the free of an object of the thread's own down the slow path; whether there was room for one more.
+fn watch_until_freed(heap: &Heap, call: &Call, address: usize) -> bool {
+    let span = region::span(address);
+    if span.owner() == heap.id.get() {
+        return span.cell_at(address).is_some_and(|cell| span.watch(cell));
+    }
+    if call.size > MAX_SMALL_BYTES {
+        large::set_sampled(address, true);
+    }
+    call.size > MAX_SMALL_BYTES
+}
+
+fn unwatch(call: &Call, address: usize) {
+    if call.size > MAX_SMALL_BYTES {
+        large::set_sampled(address, false);
+    } else if let Some(cell) = region::span(address).cell_at(address) {
+        region::span(address).unwatch(cell);
+    }
+}
+
+/// Returns all the memory that can be; whether there was any.
+pub fn trim() -> bool {
+    let heap = current::heap();
+    let _pass = gate::pass(heap);
+    if heap.id.get() != 0 {
+        refill::flush(heap, true);
+    }
+    let any = global::trim();
+    (os::on_base_pages() && trim::free_blocks()) || any
+}

@@ -1,0 +1,159 @@
+//! The configuration, from the environment. A program that runs with more rights than its caller (setuid and the
+//! like) gets the defaults. A value that is not understood is named on stderr, and its default is used.
+
+use crate::lifetime::source::{self, Source};
+use crate::lifetime::{model, oracle, table};
+use crate::observe::{control, profile, report, trace};
+use crate::pages::page_life::Recycle;
+use crate::pages::{page_life, retained};
+use crate::system::clock;
+use crate::system::os::{self, Pages};
+use crate::system::text::{Text, warn};
+use crate::thread::{lines, sample};
+use crate::units::lifetime_class;
+
+/// Reads the environment; once, before the first allocation is served.
+pub fn load() {
+    let (mut recycle, mut k, mut retain) = (Recycle::Fill, 2, retained::IN_PROPORTION);
+    // SAFETY: always allowed.
+    let trusted = unsafe { libc::getauxval(libc::AT_SECURE) } == 0;
+    let mut spans = lines::Layout::Cells;
+    let (mut source, mut model) = (None, false);
+    if trusted {
+        for_each_variable(|name, value| match name {
+            b"LIFETIMES" => source = set_lifetimes(value),
+            b"MODEL" => model = model::load(value),
+            b"TABLE" => table::set_path(value),
+            b"SPANS" => {
+                spans =
+                    choose(name, value, &[("cells", lines::Layout::Cells), ("lines", lines::Layout::Lines)])
+            }
+            b"RECYCLE" => {
+                let known = [("fill", Recycle::Fill), ("longest", Recycle::Longest), ("next", Recycle::Next)];
+                recycle = choose(name, value, &known);
+            }
+            b"K" => k = number(name, value, 1, 1000).unwrap_or(k as usize) as u32,
+            b"PAGES" => {
+                let known =
+                    [("thp", Pages::Transparent), ("hugetlb", Pages::Reserved), ("base", Pages::Base)];
+                os::set_pages(choose(name, value, &known));
+            }
+            b"CLOCK" => {
+                if choose(name, value, &[("runs", false), ("settled", true)]) {
+                    clock::stand_still();
+                }
+            }
+            b"RETAIN" => retain = number(name, value, 0, 1 << 20).unwrap_or(retain),
+            b"STATS" => report::set_path(value),
+            b"TRACE" => trace::start(value),
+            b"CONTROL" => {
+                if choose(name, value, &[("off", false), ("on", true)]) {
+                    control::start();
+                }
+            }
+            b"PROFILE" => profile::start(value),
+            b"PROFILE_BYTES" => {
+                profile::set_mean_bytes(number(name, value, 1, 1 << 40).unwrap_or(sample::MEAN_BYTES));
+            }
+            b"LIB" => {} // the command's: where the library is
+            _ => warn(format_args!("unknown variable MAYFLY_HEAP_{}, ignored", text(name))),
+        });
+    }
+    match source.unwrap_or(if model { Source::Model { online: true } } else { Source::Online }) {
+        Source::Model { .. } if !model => {
+            warn(format_args!(
+                "MAYFLY_HEAP_LIFETIMES=model needs a file in MAYFLY_HEAP_MODEL; learning online"
+            ));
+            source::choose(Source::Online);
+        }
+        source => source::choose(source),
+    }
+    table::read(); // it is of one model, which is there now
+    page_life::configure(recycle, k);
+    retained::configure(retain);
+    lines::configure(spans);
+}
+
+fn text(bytes: &[u8]) -> &str {
+    core::str::from_utf8(bytes).unwrap_or("(not UTF-8)")
+}
+
+fn set_lifetimes(value: &[u8]) -> Option<Source> {
+    match value {
+        b"online" => return Some(Source::Online),
+        b"model" => return Some(Source::Model { online: false }),
+        b"model+online" => return Some(Source::Model { online: true }),
+        _ => {}
+    }
+    if let Some(class) = value.strip_prefix(b"fixed:").and_then(lifetime_class::of_name) {
+        return Some(Source::Fixed(class));
+    }
+    if let Some(path) = value.strip_prefix(b"oracle:") {
+        return oracle::load(path).then_some(Source::Oracle);
+    }
+    warn(format_args!(
+        "MAYFLY_HEAP_LIFETIMES={} is not online, model, model+online, fixed:CLASS (10ms 100ms 1s 10s 100s 1000s inf) or oracle:FILE; using the default",
+        text(value)
+    ));
+    None
+}
+
+fn choose<T: Copy>(name: &[u8], value: &[u8], known: &[(&str, T)]) -> T {
+    if let Some((_, found)) = known.iter().find(|(word, _)| word.as_bytes() == value) {
+        return *found;
+    }
+    let words = known.iter().map(|(word, _)| *word);
+    let mut list = Text::<64>::default();
+    for (i, word) in words.enumerate() {
+        use core::fmt::Write;
+        let _ = write!(list, "{}{word}", if i == 0 { "" } else { ", " });
+    }
+    let (name, value, list) = (text(name), text(value), text(list.bytes()));
+    warn(format_args!("MAYFLY_HEAP_{name}={value} is none of: {list}; using {}", known[0].0));
+    known[0].1
+}
+
+fn number(name: &[u8], value: &[u8], least: usize, most: usize) -> Option<usize> {
+    let found = text(value).parse().ok().filter(|n| (least..=most).contains(n));
+    if found.is_none() {
+        warn(format_args!(
+            "MAYFLY_HEAP_{}={} is not a number from {least} to {most}; using the default",
+            text(name),
+            text(value)
+        ));
+    }
+    found
+}
+
+unsafe extern "C" {
+    static environ: *const *const core::ffi::c_char;
+}
+
+/// Calls `f` with what follows `MAYFLY_HEAP_` in each variable's name, and its value.
+fn for_each_variable(mut f: impl FnMut(&[u8], &[u8])) {
+    let mut visit = |line: &[u8]| {
+        if let Some(rest) = line.strip_prefix(b"MAYFLY_HEAP_")
+            && let Some(equals) = rest.iter().position(|&byte| byte == b'=')
+        {
+            f(&rest[..equals], &rest[equals + 1..]);
+        }
+    };
+    // SAFETY: the C library's environment is a NULL-terminated array of NUL-terminated strings once it is set; nobody
+    // changes it while the first allocation is served, or that program has a race of its own with getenv.
+    unsafe {
+        if !environ.is_null() {
+            let mut entry = environ;
+            while !(*entry).is_null() {
+                visit(core::ffi::CStr::from_ptr(*entry).to_bytes());
+                entry = entry.add(1);
+            }
+            return;
+        }
+    }
+    // So early that the C library has no environment yet: the kernel has it.
+    if let Some((at, bytes)) = os::read_small_file(b"/proc/self/environ\0") {
+        // SAFETY: a fresh mapping of that many bytes.
+        let all = unsafe { core::slice::from_raw_parts(at as *const u8, bytes) };
+        all.split(|&byte| byte == 0).for_each(visit);
+    }
+}

@@ -1,0 +1,97 @@
+//! How far an object reaches: its usable size, and resizing where it lies.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use crate::entry::free::not_of_this_heap;
+use crate::pages::{direct, large_blocks, region};
+use crate::span::cells::Place;
+use crate::system::hook;
+use crate::system::text::misuse;
+use crate::thread::{current, gate, large, lines};
+use crate::units::call::Call;
+use crate::units::geometry::*;
+
+/// Bytes that the object at `address` may use; 0 for null.
+pub fn usable_size(address: usize, caller: usize) -> usize {
+    if address == 0 {
+        return 0;
+    }
+    if let Some(bytes) = cell_bytes(address) {
+        return bytes;
+    }
+    let _pass = gate::pass(current::heap());
+    match extent(address, caller) {
+        Extent::Cell(bytes) | Extent::Direct(bytes) => bytes,
+        Extent::Lines => lines::usable_size(address, caller),
+        Extent::Blocks(count) => count * BLOCK_BYTES,
+    }
+}
+
+/// The bytes of the live cell that begins at `address`: what nearly all objects are. Servers ask at each call.
+#[inline]
+fn cell_bytes(address: usize) -> Option<usize> {
+    let span = region::span_if_plain(address).filter(|span| span.owner() != 0)?;
+    let cell = span.cell_at(address)?;
+    span.is_live(cell).then(|| span.cell_bytes.load(Relaxed) as usize)
+}
+
+enum Extent {
+    Cell(usize),
+    Lines,
+    Blocks(usize),
+    Direct(usize),
+}
+
+fn extent(address: usize, caller: usize) -> Extent {
+    if !region::holds(address) {
+        return Extent::Direct(direct::size(address).unwrap_or_else(|| not_of_this_heap(address, caller)));
+    }
+    let span = region::span(address);
+    match span.owner() {
+        0 if span.place() == Place::Lines => Extent::Lines,
+        0 => Extent::Blocks(large::blocks(address).unwrap_or_else(|| large::not_live(address, caller))),
+        _ => match span.cell_at(address) {
+            Some(cell) if span.is_live(cell) => Extent::Cell(span.cell_bytes.load(Relaxed) as usize),
+            _ => {
+                let cell_bytes = span.cell_bytes.load(Relaxed) as usize;
+                misuse("invalid pointer, no live object begins here", address, cell_bytes, caller);
+            }
+        },
+    }
+}
+
+/// Resizes the object at `address`, which is not null, where it lies or by moving pages; `None`: it must be copied.
+pub fn resize_in_place(address: usize, call: &Call) -> Option<*mut u8> {
+    if hook::sees_all() {
+        return None; // a trace knows allocations and frees only
+    }
+    let size = call.size;
+    let fits = |bytes: usize| (size <= bytes && size >= bytes / 2).then_some(address as *mut u8);
+    if let Some(bytes) = cell_bytes(address) {
+        return fits(bytes);
+    }
+    let _pass = gate::pass(current::heap());
+    match extent(address, call.caller) {
+        Extent::Cell(bytes) => fits(bytes),
+        Extent::Lines => (size == lines::usable_size(address, call.caller)).then_some(address as *mut u8),
+        Extent::Blocks(count) => {
+            if size <= MAX_SMALL_BYTES || size >= MIN_DIRECT_BYTES {
+                return None;
+            }
+            let wanted = size.div_ceil(BLOCK_BYTES);
+            (wanted == count || large_blocks::resize(address, count, wanted)).then_some(address as *mut u8)
+        }
+        Extent::Direct(_) if size < MIN_DIRECT_BYTES || size > isize::MAX as usize => None,
+        Extent::Direct(_) => direct::resize(address, size).map(|moved| {
+            if hook::awaits_samples() && moved != address {
+                hook::sample_moved(address, moved);
+            }
+            moved as *mut u8
+        }),
+    }
+}
+
+/// Whether the object at `address` was just given by the operating system and reads as zero.
+pub fn is_fresh_mapping(address: usize) -> bool {
+    !region::holds(address)
+}

@@ -1,0 +1,135 @@
+//! Freeing whole: the fast path of [`crate::thread::local`], and behind it frees of other threads' objects, of large ones and of
+//! watched ones, and every wrong pointer.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use crate::entry::maintenance;
+use crate::lifetime::sites;
+use crate::pages::{direct, region};
+use crate::span::cells::{Place, Span};
+use crate::span::remote;
+use crate::system::hook;
+use crate::system::text::misuse;
+use crate::thread::local::{self, Freed, Heap};
+use crate::thread::{current, gate, large, lines, refill};
+
+/// Frees an object; null is none. `caller` is named should the pointer be wrong.
+#[inline(always)]
+pub fn free(address: usize, caller: usize) {
+    match local::free_fast(address) {
+        Freed::Yes => {}
+        Freed::MayBeEmpty => settle(address),
+        Freed::No => free_slow(address, caller),
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn settle(address: usize) {
+    let (heap, span) = (current::heap(), region::span(address));
+    if span.is_empty() {
+        let _pass = gate::pass(heap);
+        refill::settle(heap, span);
+        maintenance::tick(heap); // a program that only frees gives back what it has in hand, too
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn free_slow(address: usize, caller: usize) {
+    if address == 0 {
+        return;
+    }
+    let heap = current::heap();
+    let _pass = gate::pass(heap);
+    if hook::sees_all() {
+        hook::freed(heap.number(), address);
+    }
+    free_where_it_lies(heap, address, caller);
+    if heap.id.get() != 0 {
+        maintenance::tick_of_free(heap);
+    }
+}
+
+fn free_where_it_lies(heap: &'static Heap, address: usize, caller: usize) {
+    let span =
+        region::span_if_plain(address).or_else(|| region::holds(address).then(|| region::span(address)));
+    let Some(span) = span else {
+        if hook::awaits_samples() {
+            hook::sample_freed(heap.number(), address);
+        }
+        if direct::free(address).is_none() {
+            not_of_this_heap(address, caller);
+        }
+        return;
+    };
+    match span.owner() {
+        0 if span.place() == Place::Lines => {
+            lines::free(address, caller);
+        }
+        0 => free_large(heap, address, caller),
+        owner => free_cell(heap, span, owner, address, caller),
+    }
+}
+
+#[cold]
+pub(crate) fn not_of_this_heap(address: usize, caller: usize) -> ! {
+    match direct::size_around(address) {
+        Some(size) => misuse("invalid pointer, inside an object", address, size, caller),
+        None => misuse("invalid pointer, not of this heap or freed already", address, 0, caller),
+    }
+}
+
+/// A watched object is about to be freed.
+fn watched_is_freed(heap: &Heap, address: usize) {
+    sites::freed(address);
+    if hook::awaits_samples() {
+        hook::sample_freed(heap.number(), address);
+    }
+}
+
+fn free_large(heap: &'static Heap, address: usize, caller: usize) {
+    let Some(blocks) = large::blocks(address) else {
+        large::not_live(address, caller);
+    };
+    if large::is_sampled(address) {
+        watched_is_freed(heap, address);
+        large::set_sampled(address, false);
+    }
+    large::free(&heap.large, heap.id.get(), address, blocks, caller);
+}
+
+fn free_cell(heap: &'static Heap, span: &'static Span, owner: u32, address: usize, caller: usize) {
+    let cell_bytes = span.cell_bytes.load(Relaxed) as usize;
+    let Some(cell) = span.cell_at(address) else {
+        misuse("invalid pointer, inside an object or behind the last", address, cell_bytes, caller);
+    };
+    let own = owner == heap.id.get();
+    if !span.is_live(cell) || span.remote().is_marked(cell) || own && span.is_pending(cell) {
+        misuse("double free or never allocated", address, cell_bytes, caller);
+    }
+    let watched = span.is_watched(cell);
+    if watched {
+        watched_is_freed(heap, address);
+    }
+    if own {
+        if watched {
+            span.forget_watch(cell);
+        } else {
+            let word = span.live_word(cell / 64);
+            word.store(word.load(Relaxed) & !(1 << (cell % 64)), Relaxed);
+        }
+        refill::settle(heap, span);
+        return;
+    }
+    if heap.id.get() != 0 && !hook::sees_all() {
+        if !heap.outbox.put(span, cell) {
+            misuse("double free", address, cell_bytes, caller);
+        }
+        return;
+    }
+    if span.remote().mark(cell / 64, 1 << (cell % 64)) != 0 {
+        misuse("double free", address, cell_bytes, caller);
+    }
+    remote::list(span, false);
+}

@@ -1,0 +1,90 @@
+//! What must be done now and then: deadlines, the age of watched objects, empty spans in hand, stale predictions.
+//!
+//! No thread of its own does it: whoever is on a slow path of allocating or freeing when a tick has passed does a bounded
+//! piece. A program that does neither has a heap that does not change.
+
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
+
+use crate::lifetime::sites;
+use crate::pages::{open_page, page_life};
+use crate::system::{clock, hook};
+use crate::thread::local::Heap;
+use crate::thread::{lines, refill, registry};
+
+/// Between two pieces of work, ms.
+const TICK_MS: u32 = 10;
+/// Stale predictions are used for up to a 32nd of the program's age, and this long at most.
+const MOST_PATIENCE_MS: u32 = 1000;
+/// Between two flushes of a thread's empty spans, ms; and where many threads allocate. A thread that goes to sleep keeps the
+/// spans that it has used since the last one, and nobody else may give them back: of many threads that is much. Of few it is
+/// little, and taking spans anew costs more (4% of Redis' speed).
+const FLUSH_MS: u32 = 100;
+const FLUSH_MANY_MS: u32 = 20;
+const MANY_THREADS: usize = 8;
+/// Between two looks at empty open pages, in ticks.
+const CLOSE_TICKS: u32 = 10;
+/// Huge pages looked at in a tick: 1024 are 2 GiB.
+const PAGES_A_TICK: usize = 256;
+/// Groups of watched objects looked at in a tick.
+const GROUPS_A_TICK: usize = 64;
+
+static NEXT_TICK_MS: AtomicU32 = AtomicU32::new(0);
+static TICKS: AtomicU32 = AtomicU32::new(0);
+static PAGE_CURSOR: AtomicUsize = AtomicUsize::new(0);
+static GROUP_CURSOR: AtomicUsize = AtomicUsize::new(0);
+
+/// Visits of the slow path between two looks at the clock.
+const VISITS: u32 = 8;
+
+/// Counts a visit of the slow path, and does what is due.
+pub fn tick(heap: &'static Heap) {
+    let visits = heap.visits.get().wrapping_add(1);
+    heap.visits.set(visits);
+    if visits.is_multiple_of(VISITS) {
+        look(heap);
+    }
+}
+
+/// Slow frees between two looks at the clock: as many as the outbox, which a look posts, holds back.
+const SLOW_FREES: u32 = 256;
+
+/// Counts a slow free, and does what is due: a thread that only frees gives back what it has in hand, too.
+pub fn tick_of_free(heap: &'static Heap) {
+    let frees = heap.slow_frees.get().wrapping_add(1);
+    heap.slow_frees.set(frees);
+    if frees.is_multiple_of(SLOW_FREES) {
+        look(heap);
+    }
+}
+
+/// Does what is due.
+pub fn look(heap: &'static Heap) {
+    let now_ms = clock::now_ms();
+    let epoch = sites::epoch();
+    let patience_ms = (now_ms / 32).clamp(TICK_MS, MOST_PATIENCE_MS);
+    if heap.epoch.get() != epoch && now_ms.wrapping_sub(heap.forgot_ms.get()) >= patience_ms {
+        heap.epoch.set(epoch);
+        heap.forgot_ms.set(now_ms);
+        heap.predictions.forget_changed();
+    }
+    let flush_ms = if registry::in_use() < MANY_THREADS { FLUSH_MS } else { FLUSH_MANY_MS };
+    if now_ms.wrapping_sub(heap.flushed_ms.get()) >= flush_ms {
+        heap.flushed_ms.set(now_ms);
+        refill::flush(heap, false);
+    }
+    heap.outbox.post(false);
+    let due = NEXT_TICK_MS.load(Relaxed);
+    if now_ms < due || NEXT_TICK_MS.compare_exchange(due, now_ms + TICK_MS, Relaxed, Relaxed).is_err() {
+        return;
+    }
+    let cursor = PAGE_CURSOR.load(Relaxed);
+    PAGE_CURSOR
+        .store(page_life::expire_deadlines(now_ms, cursor, PAGES_A_TICK, lines::page_expired), Relaxed);
+    GROUP_CURSOR.store(sites::grow_older(now_ms, GROUP_CURSOR.load(Relaxed), GROUPS_A_TICK), Relaxed);
+    let tick = TICKS.fetch_add(1, Relaxed);
+    hook::tick(tick, now_ms);
+    if tick.is_multiple_of(CLOSE_TICKS) {
+        open_page::close_idle();
+        page_life::return_idle_pages();
+    }
+}

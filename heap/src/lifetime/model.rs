@@ -1,0 +1,157 @@
+//! The lifetime model in this process (LLAMA §7): loads its file, and classifies a call by its calling context.
+//!
+//! The file is mapped and checked once. A prediction unwinds the stack, finds each return address' module and with it the
+//! number of its frame, and runs the network, all on the calling thread's stack: nothing is allocated, locked or shared, but
+//! for a cache of the modules' build-ids. Several threads predict at once.
+
+use core::cell::UnsafeCell;
+use core::mem::MaybeUninit;
+use core::sync::atomic::{
+    AtomicBool, AtomicU32, AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
+
+use lifetime_model::file::{MAX_FRAMES, UNKNOWN_FRAME};
+use lifetime_model::{Kernel, Model};
+
+use crate::lifetime::unwind;
+use crate::system::events::{self, Event};
+use crate::system::lock::Lock;
+use crate::system::os;
+use crate::system::paths::PATH_BYTES;
+use crate::system::text::warn;
+use crate::units::lifetime_class::{self, CLASSES, FOREVER};
+
+struct Loaded {
+    model: Model<'static>,
+    kernel: Kernel,
+    /// The lifetime class of each output.
+    classes: [u8; lifetime_model::file::MAX_OUTPUTS],
+    bytes: usize,
+    id: u64,
+}
+
+struct Slot(UnsafeCell<MaybeUninit<Loaded>>);
+// SAFETY: written once, before `READY` says so, and only read afterwards.
+unsafe impl Sync for Slot {}
+
+static SLOT: Slot = Slot(UnsafeCell::new(MaybeUninit::uninit()));
+static READY: AtomicBool = AtomicBool::new(false);
+
+fn loaded() -> Option<&'static Loaded> {
+    // SAFETY: see `Slot`.
+    READY.load(Acquire).then(|| unsafe { (*SLOT.0.get()).assume_init_ref() })
+}
+
+/// Bytes of the model's file; 0 without one. Of these, the pages that are used are in memory, shared by all its processes.
+pub fn bytes() -> usize {
+    loaded().map_or(0, |loaded| loaded.bytes)
+}
+
+/// The model's checksum, by which it is told from others; 0 without one.
+pub fn id() -> u64 {
+    loaded().map_or(0, |loaded| loaded.id)
+}
+
+/// Loads the file that `path` names; once, before the first allocation. Without it the heap runs on, which is said.
+pub fn load(path: &[u8]) -> bool {
+    let shown = core::str::from_utf8(path).unwrap_or("(not UTF-8)");
+    let mut with_nul = [0; PATH_BYTES];
+    let mapped = match with_nul.get_mut(..path.len()) {
+        Some(place) if path.len() < PATH_BYTES => {
+            place.copy_from_slice(path);
+            os::map_file(&with_nul[..=path.len()])
+        }
+        _ => None,
+    };
+    let Some((at, bytes)) = mapped else {
+        warn(format_args!("model {shown} cannot be read; learning online"));
+        return false;
+    };
+    // SAFETY: a fresh private mapping of that many bytes; unmapped below only if nothing keeps a part of it.
+    let file: &'static [u8] = unsafe { core::slice::from_raw_parts(at as *const u8, bytes) };
+    match Model::parse(file) {
+        Ok(model) => {
+            let mut classes = [FOREVER as u8; lifetime_model::file::MAX_OUTPUTS];
+            for (class, &limit) in classes.iter_mut().zip(model.limits) {
+                *class = lifetime_class::of_limit_ms(limit) as u8;
+            }
+            let id = file.get(24..32).and_then(|id| id.try_into().ok()).map_or(0, u64::from_le_bytes);
+            // SAFETY: nobody reads it before READY.
+            unsafe { (*SLOT.0.get()).write(Loaded { model, kernel: Kernel::best(), classes, bytes, id }) };
+            READY.store(true, Release);
+            os::forget_pages(at, bytes); // the checks read all of it; predictions need little
+            true
+        }
+        Err(what) => {
+            os::unmap(at, bytes);
+            warn(format_args!("model {shown}: {what}; learning online"));
+            false
+        }
+    }
+}
+
+/// The class that the model gives the allocation whose function `caller` returns to; `None` without a model.
+#[cold]
+pub fn predict(caller: usize) -> Option<usize> {
+    let loaded = loaded()?;
+    let began_ns = os::precise_ns();
+    let mut stack = unwind::Stack::of_most(loaded.model.max_frames);
+    os::keep_errno(|| unwind::from(caller, &mut stack));
+    let mut frames = [UNKNOWN_FRAME; MAX_FRAMES];
+    for (frame, &address) in frames.iter_mut().zip(stack.frames()) {
+        *frame = frame_of(&loaded.model, address);
+    }
+    let output = loaded.model.classify(loaded.kernel, &frames[..stack.frames().len()]);
+    events::count(Event::ModelRun);
+    events::add(Event::ModelNs, os::precise_ns().saturating_sub(began_ns));
+    loaded.classes.get(output).map(|&class| usize::from(class).min(CLASSES - 1))
+}
+
+/// A return address as the model knows it.
+fn frame_of(model: &Model, address: usize) -> u32 {
+    let Some(found) = unwind::module(address) else { return UNKNOWN_FRAME };
+    let Some(module) = module_number(model, &found) else { return UNKNOWN_FRAME };
+    model.frame(module, address.wrapping_sub(found.load_address).wrapping_sub(1) as u64)
+}
+
+/// Modules whose number in the model is known, by where they are mapped.
+const KNOWN: usize = 256;
+struct KnownModule {
+    /// Where it is mapped; 0 for none. Written last.
+    start: AtomicUsize,
+    end: AtomicUsize,
+    /// Its number plus one; 0 if the model does not have it.
+    number: AtomicU32,
+}
+static KNOWN_MODULES: [KnownModule; KNOWN] = [const {
+    KnownModule { start: AtomicUsize::new(0), end: AtomicUsize::new(0), number: AtomicU32::new(0) }
+}; KNOWN];
+static ADDING: Lock = Lock::new();
+
+/// A module that was unloaded may be taken for another one that was then loaded at the same addresses: its objects get classes
+/// that are wrong, which the heap endures.
+fn module_number(model: &Model, found: &unwind::Module) -> Option<u32> {
+    let place = |i: usize| {
+        &KNOWN_MODULES[((found.start >> 12).wrapping_mul(0x9E37_79B1) >> 8).wrapping_add(i) % KNOWN]
+    };
+    let known = |entry: &&KnownModule| {
+        entry.start.load(Acquire) == found.start && entry.end.load(Relaxed) == found.end
+    };
+    let entry = match (0..8).map(place).find(known) {
+        Some(entry) => entry,
+        None => {
+            let number =
+                unwind::build_id(found).and_then(|id| model.module(id)).map_or(0, |number| number + 1);
+            let _guard = ADDING.lock();
+            let Some(entry) = (0..8).map(place).find(|entry| entry.start.load(Relaxed) == 0) else {
+                return number.checked_sub(1);
+            };
+            entry.end.store(found.end, Relaxed);
+            entry.number.store(number, Relaxed);
+            entry.start.store(found.start, Release);
+            entry
+        }
+    };
+    entry.number.load(Relaxed).checked_sub(1)
+}

@@ -1,0 +1,280 @@
+//! Call sites, and what is known of each: lifetimes learned while the program runs, and what a model says.
+//!
+//! A *site* is a return address, stack height and size (LLAMA §7); its *parent* is the return address alone, for contexts that
+//! are new. Some allocations are watched until they are freed (`sites/watched.rs`), and teach the site that they came from
+//! (`sites/learning.rs`). With a trained model ([`crate::lifetime::model`]) a new site gets the class that it predicts for the calling context.
+
+mod learning;
+mod watched;
+
+use core::cell::Cell;
+use core::sync::atomic::{
+    AtomicU8, AtomicU16, AtomicU32, AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
+
+use self::learning::{ENOUGH_ENDS, MANY_ENDS, MOST_DOUBLINGS, is_alone};
+use crate::lifetime::kept::Kept;
+use crate::lifetime::source::{self, Source};
+use crate::lifetime::{caller, model};
+use crate::system::events::{self, Event};
+use crate::system::lock::Lock;
+use crate::units::call::Call;
+use crate::units::geometry::MAX_SMALL_BYTES;
+use crate::units::lifetime_class::{CLASSES, FOREVER};
+use crate::units::size_class::GRANULE_BYTES;
+
+pub use self::learning::epoch;
+pub use self::watched::{freed, grow_older, watch};
+
+/// Sites that can be known; calls from further ones share their parent's.
+const CAPACITY: usize = 48 << 10;
+const INDEX: usize = 1 << 17;
+
+/// What is known of one call site.
+#[derive(Default)]
+pub struct Site {
+    key: AtomicU64,
+    /// Number of the parent plus one; 0: this is one.
+    parent: AtomicU32,
+    /// Bytes that the site has taken in spans and large objects, or with a model was asked for, until they are no longer little.
+    charged_bytes: AtomicU32,
+    class: AtomicU8,
+    /// What the model said, plus one; 0 if it was not asked.
+    model_class: AtomicU8,
+    /// [`UNUSED`], [`USED`] or [`NOT_KEPT`].
+    used: AtomicU8,
+    /// Objects since the model was last asked.
+    hits: AtomicU32,
+    /// How often in a row it said nothing longer.
+    agreed: AtomicU8,
+    /// Watched objects that live.
+    watched: AtomicU16,
+    /// Of those, how many have reached the age of each class.
+    alive: [AtomicU16; CLASSES],
+    /// How many died in each class.
+    dead: [AtomicU16; CLASSES],
+}
+
+/// Read from a table, and not called yet.
+const UNUSED: u8 = 0;
+/// Called, to be kept for the next run.
+const USED: u8 = 1;
+/// Called, and not to be known again in the next run.
+const NOT_KEPT: u8 = 2;
+
+static SITES: [Site; CAPACITY] = [const { Site::new() }; CAPACITY];
+static INDICES: [AtomicU16; INDEX] = [const { AtomicU16::new(0) }; INDEX];
+static COUNT: AtomicU32 = AtomicU32::new(0);
+/// Held while a site is added or a watch changes.
+static LOCK: Lock = Lock::new();
+
+impl Site {
+    const fn new() -> Self {
+        Self {
+            key: AtomicU64::new(0),
+            parent: AtomicU32::new(0),
+            charged_bytes: AtomicU32::new(0),
+            class: AtomicU8::new(0),
+            model_class: AtomicU8::new(0),
+            used: AtomicU8::new(UNUSED),
+            hits: AtomicU32::new(0),
+            agreed: AtomicU8::new(0),
+            watched: AtomicU16::new(0),
+            alive: [const { AtomicU16::new(0) }; CLASSES],
+            dead: [const { AtomicU16::new(0) }; CLASSES],
+        }
+    }
+}
+
+/// How many sites are known.
+pub fn count() -> u32 {
+    COUNT.load(Relaxed)
+}
+
+fn mix(value: u64) -> u64 {
+    let mixed = (value ^ value >> 32).wrapping_mul(0xD6E8_FEB8_6659_FD93);
+    (mixed ^ mixed >> 32) | 1
+}
+
+/// Sizes that share a site: 16 B apart when small, an eighth of the size apart when large.
+fn size_key(size: usize) -> u64 {
+    if size <= MAX_SMALL_BYTES {
+        size.div_ceil(GRANULE_BYTES) as u64
+    } else {
+        let log2 = size.ilog2();
+        1024 + u64::from(log2) * 8 + (size >> (log2 - 3) & 7) as u64
+    }
+}
+
+/// Entries of a thread's short way to its sites.
+const KNOWN_SITES: usize = 512;
+
+/// A thread's short way to the sites of its calls. All zeros is an empty one.
+pub struct KnownSites([Cell<(u64, Option<&'static Site>)>; KNOWN_SITES]);
+
+impl KnownSites {
+    /// Knows none.
+    pub const fn new() -> Self {
+        Self([const { Cell::new((0, None)) }; KNOWN_SITES])
+    }
+}
+
+impl KnownSites {
+    #[inline]
+    fn slot(&self, call: &Call) -> (&Cell<(u64, Option<&'static Site>)>, u64) {
+        let call_site = (call.caller as u64).wrapping_add((call.stack as u64) << 16).rotate_left(20);
+        let key = (call_site ^ call.size as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+        (&self.0[(key >> (u64::BITS - KNOWN_SITES.ilog2())) as usize], key)
+    }
+
+    /// The call's site, if it was looked up of late; none while lifetimes are not learned.
+    #[inline]
+    pub fn get(&self, call: &Call) -> Option<&'static Site> {
+        let (slot, key) = self.slot(call);
+        let (known, site) = slot.get();
+        site.filter(|_| known == key)
+    }
+}
+
+impl Default for KnownSites {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The site of a call from this height of the stack, by the short way if the thread has been there.
+pub fn of(known: &KnownSites, call: &Call, height: usize) -> Option<&'static Site> {
+    if let Some(site) = known.get(call) {
+        return Some(site);
+    }
+    let (slot, key) = known.slot(call);
+    let site = look_up(call, height as u64);
+    slot.set((key, site));
+    site
+}
+
+/// The call's site, added if it is new; its parent's when there is no room; `None` when there is none for that either.
+fn look_up(call: &Call, height: u64) -> Option<&'static Site> {
+    let (place, used) =
+        caller::in_each_run(call.caller).map_or((call.caller as u64, NOT_KEPT), |place| (place, USED));
+    let parent_key = mix(place);
+    let key =
+        mix(parent_key ^ height.wrapping_mul(0xA076_1D64_78BD_642F) ^ size_key(call.size).rotate_right(16));
+    if let Some(site) = find(key) {
+        if site.used.load(Relaxed) == UNUSED && site.used.swap(USED, Relaxed) == UNUSED {
+            events::count(Event::SiteRecalled);
+        }
+        return Some(site);
+    }
+    let model_class = match source::in_use() {
+        Source::Model { .. } => model::predict(call.caller),
+        _ => None,
+    };
+    let _guard = LOCK.lock();
+    let parent = find(parent_key).or_else(|| add(parent_key, None, model_class))?;
+    parent.used.store(used, Relaxed);
+    let site = find(key).or_else(|| add(key, Some(parent), model_class)).unwrap_or(parent);
+    site.used.store(used, Relaxed);
+    Some(site)
+}
+
+fn find(key: u64) -> Option<&'static Site> {
+    let mut i = key as usize >> 1;
+    loop {
+        let number = INDICES[i % INDEX].load(Acquire) as usize;
+        let site = &SITES[number.checked_sub(1)?];
+        if site.key.load(Relaxed) == key {
+            return Some(site);
+        }
+        i += 1;
+    }
+}
+
+fn add(key: u64, parent: Option<&'static Site>, model_class: Option<usize>) -> Option<&'static Site> {
+    let number = COUNT.load(Relaxed) as usize;
+    let site = SITES.get(number)?;
+    site.key.store(key, Relaxed);
+    site.parent.store(parent.map_or(0, |parent| parent.number() as u32 + 1), Relaxed);
+    site.model_class.store(model_class.map_or(0, |class| class as u8 + 1), Relaxed);
+    let first = match model_class {
+        Some(class) if is_alone() => class,
+        Some(_) => FOREVER,
+        None => parent.and_then(|parent| parent.known_class(None)).unwrap_or(FOREVER),
+    };
+    site.class.store(first as u8, Relaxed);
+    COUNT.store(number as u32 + 1, Relaxed);
+    let mut i = key as usize >> 1;
+    while INDICES[i % INDEX].load(Relaxed) != 0 {
+        i += 1;
+    }
+    INDICES[i % INDEX].store(number as u16 + 1, Release);
+    Some(site)
+}
+
+impl Site {
+    /// Its number: no two sites have the same.
+    pub fn number(&self) -> usize {
+        (core::ptr::from_ref(self) as usize - SITES.as_ptr() as usize) / size_of::<Site>()
+    }
+
+    /// The site with this number.
+    pub fn numbered(number: usize) -> Option<&'static Site> {
+        SITES.get(number)
+    }
+
+    fn parent(&self) -> Option<&'static Site> {
+        Some(&SITES[(self.parent.load(Relaxed) as usize).checked_sub(1)?])
+    }
+}
+
+fn add_to(count: &AtomicU16, change: i16) {
+    count.store(count.load(Relaxed).saturating_add_signed(change), Relaxed);
+}
+
+/// Sites to keep for the next run, parents first.
+pub fn used() -> impl Iterator<Item = &'static Site> {
+    SITES[..count() as usize].iter().filter(|site| site.used.load(Relaxed) == USED)
+}
+
+/// Whether this process has used the site with this key.
+pub fn is_used(key: u64) -> bool {
+    find(key).is_some_and(|site| site.used.load(Relaxed) != UNUSED)
+}
+
+/// Adds a site that an earlier run knew. Some room is left for new ones.
+pub fn recall(kept: &Kept) {
+    let _guard = LOCK.lock();
+    if COUNT.load(Relaxed) as usize >= CAPACITY / 4 * 3 || find(kept.key).is_some() {
+        return;
+    }
+    let parent = find(kept.parent).filter(|_| kept.parent != 0);
+    if parent.is_none() && kept.parent != 0 {
+        return;
+    }
+    let Some(site) = add(kept.key, parent, usize::from(kept.model_class).checked_sub(1)) else { return };
+    site.class.store(kept.class, Relaxed);
+    site.charged_bytes.store(kept.charged_bytes, Relaxed);
+    site.agreed.store(kept.agreed.min(MOST_DOUBLINGS), Relaxed);
+    site.dead.iter().zip(kept.dead).for_each(|(to, from)| to.store(from.min(MANY_ENDS as u16), Relaxed));
+}
+
+impl Site {
+    /// What the next run needs to know of it. At the program's end, objects older than the site's class never died.
+    pub fn kept(&self, at_end: bool) -> Kept {
+        let class = self.class.load(Relaxed);
+        let model_class = self.model_class.load(Relaxed);
+        let parent = self.parent().map_or(0, |parent| parent.key.load(Relaxed));
+        let mut kept =
+            Kept::new(self.key.load(Relaxed), parent, class, model_class, self.agreed.load(Relaxed));
+        kept.charged_bytes = self.charged_bytes.load(Relaxed);
+        kept.dead = [const { 0 }; CLASSES];
+        kept.dead.iter_mut().zip(&self.dead).for_each(|(to, from)| *to = from.load(Relaxed));
+        if at_end {
+            let outlived = if self.ends() < ENOUGH_ENDS { 0 } else { usize::from(class) + 1 };
+            let old = self.alive.iter().skip(outlived).map(|n| n.load(Relaxed)).sum::<u16>();
+            kept.dead[FOREVER] = kept.dead[FOREVER].saturating_add(old);
+        }
+        kept
+    }
+}

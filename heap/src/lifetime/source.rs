@@ -1,0 +1,50 @@
+//! Which of the sources of lifetimes is in use.
+
+use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
+
+use crate::units::lifetime_class::FOREVER;
+
+/// Where lifetimes come from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Source {
+    /// Every object has this class.
+    Fixed(usize),
+    /// Sampled allocations teach each call site its class while the program runs.
+    Online,
+    /// A trained model says the class of each call site, from its context.
+    Model {
+        /// Sampled allocations correct it.
+        online: bool,
+    },
+    /// A table of the class of each thread's n-th allocation.
+    Oracle,
+}
+
+const ONLINE: u8 = u8::MAX;
+const ORACLE: u8 = u8::MAX - 1;
+const MODEL: u8 = u8::MAX - 2;
+const MODEL_AND_ONLINE: u8 = u8::MAX - 3;
+static SOURCE: AtomicU8 = AtomicU8::new(ONLINE);
+
+/// Chooses the source.
+pub fn choose(source: Source) {
+    let code = match source {
+        Source::Fixed(class) => class.min(FOREVER) as u8,
+        Source::Online => ONLINE,
+        Source::Oracle => ORACLE,
+        Source::Model { online: false } => MODEL,
+        Source::Model { online: true } => MODEL_AND_ONLINE,
+    };
+    SOURCE.store(code, Relaxed);
+}
+
+/// The source in use.
+pub fn in_use() -> Source {
+    match SOURCE.load(Relaxed) {
+        ONLINE => Source::Online,
+        ORACLE => Source::Oracle,
+        MODEL => Source::Model { online: false },
+        MODEL_AND_ONLINE => Source::Model { online: true },
+        class => Source::Fixed(class as usize),
+    }
+}

@@ -1,0 +1,178 @@
+//! Profiles of a program that runs (LLAMA §4: "periodically connects to servers"): somebody attaches for a while and leaves.
+//!
+//! Who attaches listens, on a socket named after this process, and the heap looks four times a second whether somebody does,
+//! in its maintenance. So the heap has no thread for it, keeps no descriptor that the program could close or meet, leaves no
+//! file behind, and a forked child is a process like any other. The connection lasts for one question: the heap gets a memory
+//! file and the mean distance of samples, and says whether it agrees. From then on the profile is written into that file, and
+//! the words of its header say what is wanted: [`SAMPLE`](lifetime_model::attach::SAMPLE), [`WATCH`], [`ENDED`]. Who dies is not
+//! seen any more, and is left.
+//!
+//! Only root and the process' own user are believed (SO_PEERCRED): anybody may listen on a name.
+
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use lifetime_model::attach::{AGREED, CANNOT_MAP, ENDED, HAS_A_PROFILE, WATCH};
+
+use crate::observe::profile;
+use crate::observe::profile_file::File;
+use crate::system::hook::{self, Onlooker};
+use crate::system::lock::Lock;
+use crate::system::os;
+use crate::system::text::Text;
+use crate::thread::sample;
+
+/// Ticks of the maintenance between two looks whether somebody listens.
+const TICKS: u32 = 25;
+/// Who was not seen for so long is gone.
+const PATIENCE_NS: u64 = 10_000_000_000;
+/// For the answer of who listens.
+const ANSWER_MS: i64 = 500;
+
+static LISTENS: AtomicBool = AtomicBool::new(false);
+static ATTACHED: AtomicBool = AtomicBool::new(false);
+static LOCK: Lock = Lock::new();
+
+/// Lets somebody attach from now on.
+pub fn start() {
+    LISTENS.store(true, Relaxed);
+    hook::hang(&ONLOOKER);
+}
+
+static ONLOOKER: Onlooker = Onlooker {
+    tick: |tick, _| attend(tick),
+    in_child: || ATTACHED.store(false, Relaxed), // it has nobody attached
+    ..Onlooker::IDLE
+};
+
+/// Sees to who attaches or is attached; once a tick, in a section that fork does not cut.
+fn attend(tick: u32) {
+    if !LISTENS.load(Relaxed) {
+        return;
+    }
+    let Some(_guard) = LOCK.try_lock() else { return };
+    if ATTACHED.load(Relaxed) {
+        serve();
+    } else if tick.is_multiple_of(TICKS) {
+        os::keep_errno(|| {
+            if let Some(socket) = Socket::to_who_listens() {
+                let answer = meet(&socket);
+                socket.send(answer);
+            }
+        });
+    }
+}
+
+/// Does what who is attached wants.
+fn serve() {
+    let (phase, seen_ns) = profile::attached().unwrap_or((ENDED, 0));
+    if phase >= WATCH {
+        sample::stop();
+    }
+    if (phase >= ENDED || os::precise_ns().saturating_sub(seen_ns) > PATIENCE_NS)
+        && let Some(at) = profile::end()
+    {
+        os::unmap(at, size_of::<File>());
+        ATTACHED.store(false, Relaxed);
+    }
+}
+
+/// Takes the memory file and starts the profile; the answer.
+fn meet(socket: &Socket) -> u64 {
+    let Some((mean_bytes, file)) = socket.receive() else { return CANNOT_MAP };
+    if hook::awaits_samples() {
+        return HAS_A_PROFILE;
+    }
+    let Some(at) = os::map_sealed(file.0, size_of::<File>()) else { return CANNOT_MAP };
+    // SAFETY: a fresh mapping of that size, of a file that cannot shrink; `serve` unmaps it after the end.
+    unsafe { profile::begin(at, mean_bytes.clamp(1, 1 << 40) as usize) };
+    profile::seen();
+    ATTACHED.store(true, Relaxed);
+    AGREED
+}
+
+/// A descriptor, closed when dropped.
+struct Descriptor(libc::c_int);
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        // SAFETY: this one's own, and open.
+        unsafe { libc::close(self.0) };
+    }
+}
+
+struct Socket(Descriptor);
+
+impl Socket {
+    /// Connects, if somebody listens who may.
+    fn to_who_listens() -> Option<Self> {
+        // SAFETY: plain numbers, for which zero is a value.
+        let mut name: libc::sockaddr_un = unsafe { core::mem::zeroed() };
+        name.sun_family = libc::AF_UNIX as libc::sa_family_t;
+        let text = Text::<64>::of(format_args!("mayfly-profile-{}", os::process_id()));
+        let path = &mut name.sun_path[1..]; // a NUL first: no file
+        path.iter_mut().zip(text.bytes()).for_each(|(to, &from)| *to = from as libc::c_char);
+        let length = core::mem::offset_of!(libc::sockaddr_un, sun_path) + 1 + text.bytes().len();
+        let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+        let wait = libc::timeval { tv_sec: 0, tv_usec: ANSWER_MS * 1000 };
+        // SAFETY: all pointers are to values of the lengths given.
+        unsafe {
+            let socket = Descriptor(libc::socket(libc::AF_UNIX, kind, 0));
+            if socket.0 < 0 {
+                core::mem::forget(socket);
+                LISTENS.store(false, Relaxed); // forbidden: do not ask again
+                return None;
+            }
+            for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
+                let bytes = size_of::<libc::timeval>() as u32;
+                libc::setsockopt(socket.0, libc::SOL_SOCKET, option, (&raw const wait).cast(), bytes);
+            }
+            if libc::connect(socket.0, (&raw const name).cast(), length as u32) != 0 {
+                return None;
+            }
+            let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+            let mut bytes = size_of::<libc::ucred>() as u32;
+            let known = libc::getsockopt(
+                socket.0,
+                libc::SOL_SOCKET,
+                libc::SO_PEERCRED,
+                (&raw mut peer).cast(),
+                &raw mut bytes,
+            ) == 0;
+            (known && (peer.uid == 0 || peer.uid == libc::geteuid())).then_some(Socket(socket))
+        }
+    }
+
+    /// A number and the file that came with it.
+    fn receive(&self) -> Option<(u64, Descriptor)> {
+        let mut number = [0u8; 8];
+        #[repr(C, align(8))]
+        struct Room([u8; 64]);
+        let mut room = Room([0; 64]);
+        // SAFETY: the message's parts are valid for their lengths; descriptors that come are read from a whole header.
+        unsafe {
+            let mut part = libc::iovec { iov_base: number.as_mut_ptr().cast(), iov_len: number.len() };
+            let mut message: libc::msghdr = core::mem::zeroed();
+            message.msg_iov = &raw mut part;
+            message.msg_iovlen = 1;
+            message.msg_control = (&raw mut room).cast::<c_void>();
+            message.msg_controllen = size_of::<Room>();
+            if libc::recvmsg(self.0.0, &raw mut message, libc::MSG_CMSG_CLOEXEC) != 8 {
+                return None;
+            }
+            let header = libc::CMSG_FIRSTHDR(&raw const message).as_ref()?;
+            let one = header.cmsg_len == libc::CMSG_LEN(4) as usize;
+            if header.cmsg_level != libc::SOL_SOCKET || header.cmsg_type != libc::SCM_RIGHTS || !one {
+                return None;
+            }
+            let file = libc::CMSG_DATA(header).cast::<libc::c_int>().read_unaligned();
+            Some((u64::from_le_bytes(number), Descriptor(file)))
+        }
+    }
+
+    fn send(&self, number: u64) {
+        let bytes = number.to_le_bytes();
+        // SAFETY: the bytes are valid; who has gone meanwhile must not end the program.
+        unsafe { libc::send(self.0.0, bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL) };
+    }
+}

@@ -1,0 +1,149 @@
+//! A profile of object lifetimes by calling context, from a sample of the allocations (LLAMA §4).
+//!
+//! **Which ones.** See [`crate::thread::sample`].
+//!
+//! **What is kept.** The calling context is unwound, and each context keeps a running tally (minimum, maximum, sum, sum of
+//! squares) of lifetime, size and alignment, how many died in each lifetime class, and how many on the thread and CPU
+//! they were born on. A sampled object is *watched* as those of [`crate::lifetime::sites`] are: its free takes the slow path.
+//!
+//! **Where.** In a file mapped into memory (docs/lifetime.md): nothing is written at the end, so a process may be killed at
+//! any moment and leaves a profile that is whole but for the sample in work. Nothing here allocates.
+
+use core::sync::atomic::{
+    AtomicPtr,
+    Ordering::{Acquire, Relaxed, Release},
+};
+
+use lifetime_model::attach::ENDED;
+
+use crate::lifetime::unwind;
+use crate::observe::profile_file::{Context, File, Live};
+use crate::system::hook::{self, Born, Onlooker};
+use crate::system::lock::{Guard, Lock};
+use crate::system::os;
+use crate::system::paths::{self, PATH_BYTES};
+use crate::system::text::warn;
+use crate::thread::sample;
+use crate::units::lifetime_class;
+
+static FILE: AtomicPtr<File> = AtomicPtr::new(core::ptr::null_mut());
+static LOCK: Lock = Lock::new();
+
+/// Sets the mean number of bytes between two samples; before the first allocation.
+pub fn set_mean_bytes(bytes: usize) {
+    sample::set_mean_bytes(bytes);
+    with_file(|file| file.header.mean_bytes = bytes as u64);
+}
+
+/// Starts sampling into the file that `path` names, `%p` in it being the process id.
+pub fn start(path: &[u8]) {
+    let mut name = [0; PATH_BYTES];
+    let shown = core::str::from_utf8(path).unwrap_or("(not UTF-8)");
+    let file = paths::expand(path, &mut name).and_then(|name| os::create_mapped(name, size_of::<File>()));
+    let Some(at) = file else {
+        return warn(format_args!("profile {shown} cannot be created; nothing is sampled"));
+    };
+    // SAFETY: a fresh shared mapping of a file of zeros, of that size.
+    unsafe { begin(at, sample::mean_bytes()) };
+}
+
+/// Starts sampling into a mapping of zeros.
+///
+/// # Safety
+/// At `at` lie as many writable bytes as a [`File`] has, nobody else's in this process, until [`end`].
+pub unsafe fn begin(at: usize, mean_bytes: usize) {
+    let file = at as *mut File;
+    sample::set_mean_bytes(mean_bytes);
+    // SAFETY: a `File` is plain numbers, for which zero is a value.
+    unsafe { (*file).begin(mean_bytes as u64) };
+    FILE.store(file, Release);
+    hook::hang(&ONLOOKER);
+    hook::await_samples(true);
+    sample::start();
+}
+
+/// Ends the profile; where it was mapped.
+pub fn end() -> Option<usize> {
+    sample::stop();
+    hook::await_samples(false);
+    let _guard = LOCK.lock(); // whoever is writing has written
+    let file = FILE.swap(core::ptr::null_mut(), Relaxed);
+    (!file.is_null()).then_some(file as usize)
+}
+
+static ONLOOKER: Onlooker = Onlooker {
+    allocated,
+    sample_freed: freed,
+    sample_moved: moved,
+    in_child: || _ = end(), // it does not write into its parent's profile, which it has not mapped
+    ..Onlooker::IDLE
+};
+
+/// Who is attached is there.
+pub fn seen() {
+    with_file(|file| file.header.seen_ns.store(os::precise_ns(), Relaxed));
+}
+
+/// What who is attached to this profile wants, and when it was last seen.
+pub fn attached() -> Option<(u64, u64)> {
+    with_file(|file| (file.header.phase.load(Relaxed), file.header.seen_ns.load(Relaxed)))
+}
+
+fn with_file<T>(change: impl FnOnce(&mut File) -> T) -> Option<T> {
+    let _guard: Guard = LOCK.lock();
+    // SAFETY: null or a mapping that is never unmapped; the lock makes this the only reference.
+    unsafe { FILE.load(Acquire).as_mut() }.map(change)
+}
+
+/// An object was chosen; if it is not watched its lifetime cannot be measured.
+fn allocated(born: &Born) {
+    let Some(watched) = born.sampled else { return };
+    let call = &born.call;
+    let mut stack = unwind::Stack::default();
+    os::keep_errno(|| unwind::from(call.caller, &mut stack));
+    let now_ns = os::precise_ns();
+    with_file(|file| {
+        let Some(context) = file.context(stack.frames()) else { return };
+        file.contexts[context].was_allocated(
+            call.size as u64,
+            born.alignment as u64,
+            1.0 / sample::chance(call.size),
+        );
+        if !watched {
+            file.contexts[context].unwatched += 1;
+            return;
+        }
+        let (thread, cpu) = (born.thread, os::cpu());
+        let live =
+            Live { address: born.address as u64, birth_ns: now_ns, context: context as u32 + 1, thread, cpu };
+        file.header.lost_live += u64::from(!file.live.insert(live));
+        file.header.last_ns = now_ns;
+    });
+}
+
+/// The object at `address`, which may have been chosen, is about to be freed. A thread that has no heap has never allocated,
+/// and has borne none of the objects.
+fn freed(thread: Option<u32>, address: usize) {
+    let now_ns = os::precise_ns();
+    with_file(|file| {
+        if file.header.phase.load(Relaxed) >= ENDED {
+            return; // it is being read
+        }
+        let Some(live) = file.live.remove(address as u64) else { return };
+        let lifetime_ns = now_ns.saturating_sub(live.birth_ns);
+        let class =
+            lifetime_class::of_lifetime_ms((lifetime_ns / 1_000_000).min(u64::from(u32::MAX - 1)) as u32);
+        let context: &mut Context = &mut file.contexts[live.context as usize - 1];
+        context.was_freed(lifetime_ns, class, Some(live.thread) == thread, live.cpu == os::cpu());
+        file.header.last_ns = now_ns;
+    });
+}
+
+/// The object at `from`, which may have been chosen, was moved.
+fn moved(from: usize, to: usize) {
+    with_file(|file| {
+        if let Some(live) = file.live.remove(from as u64) {
+            file.live.insert(Live { address: to as u64, ..live });
+        }
+    });
+}

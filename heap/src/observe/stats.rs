@@ -1,0 +1,123 @@
+//! The report as JSON: what was counted, and sizes, which are found by walking the metadata when someone asks.
+
+use core::fmt::{self, Write};
+use core::sync::atomic::Ordering::Relaxed;
+
+use crate::lifetime::{model, sites};
+use crate::pages::huge_page::State;
+use crate::pages::{direct, region};
+use crate::span::cells::Place;
+use crate::system::clock;
+use crate::system::events::{self, Event, NAMES_OF_EVENTS};
+use crate::thread::local::{Heap, TABLES_BYTES};
+use crate::thread::{lines, registry};
+use crate::units::bits;
+use crate::units::geometry::*;
+use crate::units::lifetime_class::{CLASSES, NAMES};
+
+/// Sizes found by walking the metadata. While other threads run, they are a snapshot that may be a little off.
+#[derive(Default, Clone)]
+pub struct Census {
+    /// Bytes of live objects, rounded up to their cells, lines or blocks.
+    pub live_bytes: usize,
+    /// Live objects.
+    pub objects: usize,
+    /// Huge pages with live blocks, by lifetime class.
+    pub pages: [usize; CLASSES],
+    /// Those of them that are open.
+    pub open_pages: usize,
+    /// Free huge pages that are kept.
+    pub retained_pages: usize,
+    /// Live blocks and residual ones.
+    pub live_blocks: usize,
+    /// As above.
+    pub residual_blocks: usize,
+    /// Objects with a mapping of their own, and their bytes.
+    pub direct: (usize, usize),
+}
+
+/// Walks all huge pages.
+pub fn census() -> Census {
+    let mut census = Census { direct: direct::total(), ..Census::default() };
+    let mut next = 0;
+    while let Some(id) = region::next_used(next) {
+        next = id + 1;
+        count_page(region::address(id), &mut census);
+    }
+    census.live_bytes += census.direct.1;
+    census.objects += census.direct.0;
+    census
+}
+
+fn count_page(address: usize, census: &mut Census) {
+    let page = region::huge_page(address);
+    let live = page.live.load();
+    match page.state() {
+        State::Retained => census.retained_pages += 1,
+        State::Open | State::Active => {
+            census.pages[page.class().min(CLASSES - 1)] += 1;
+            census.open_pages += (page.state() == State::Open) as usize;
+        }
+        State::Free => return,
+    }
+    census.live_blocks += bits::count(&live);
+    census.residual_blocks += bits::count(&page.residual.load());
+    let spans = page.spans.load();
+    for block in 0..BLOCKS_PER_HUGE_PAGE {
+        let bit = |set: &bits::Bits| set[block / 64] >> (block % 64) & 1 == 1;
+        if bit(&live) && !bit(&spans) {
+            census.live_bytes += BLOCK_BYTES;
+            census.objects += bit(&page.last.load()) as usize;
+        } else if bit(&spans) && block.is_multiple_of(SPAN_BLOCKS) {
+            let span = region::span(address + block * BLOCK_BYTES);
+            let (objects, bytes) = match span.place() {
+                Place::Lines => lines::live(span),
+                Place::None => (0, 0),
+                _ => (span.live_cells(), span.live_cells() * span.cell_bytes.load(Relaxed) as usize),
+            };
+            census.objects += objects;
+            census.live_bytes += bytes;
+        }
+    }
+}
+
+fn total(event: usize) -> u64 {
+    let heaps = registry::heaps().map(|heap| &heap.counts);
+    heaps.chain([events::of_the_heapless()]).map(|counts| counts.of(event)).fold(0, u64::wrapping_add)
+}
+
+/// Writes the report: one JSON object with flat dotted keys.
+pub fn write_json(out: &mut impl Write) -> fmt::Result {
+    let census = census();
+    let pages: usize = census.pages.iter().sum();
+    write!(out, "{{\"heap.live_bytes\":{},\"heap.objects\":{}", census.live_bytes, census.objects)?;
+    write!(out, ",\"heap.huge_pages.live\":{pages}")?;
+    write!(out, ",\"heap.huge_pages.peak\":{}", events::peak_pages())?;
+    write!(out, ",\"heap.huge_pages.open\":{}", census.open_pages)?;
+    write!(out, ",\"heap.huge_pages.retained\":{}", census.retained_pages)?;
+    for (name, pages) in NAMES.iter().zip(census.pages) {
+        write!(out, ",\"heap.huge_pages.class.{name}\":{pages}")?;
+    }
+    let mapped = (pages + census.retained_pages) * HUGE_PAGE_BYTES + census.direct.1;
+    write!(out, ",\"heap.mapped_bytes\":{mapped}")?;
+    write!(
+        out,
+        ",\"heap.blocks.live\":{},\"heap.blocks.residual\":{}",
+        census.live_blocks, census.residual_blocks
+    )?;
+    write!(out, ",\"heap.direct.objects\":{},\"heap.direct.bytes\":{}", census.direct.0, census.direct.1)?;
+    let threads = registry::heaps().filter(|heap: &&Heap| heap.tenancy.looks_taken()).count();
+    write!(out, ",\"heap.threads\":{threads},\"heap.clock_ms\":{}", clock::now_ms())?;
+    write!(out, ",\"heap.sites\":{}", sites::count())?;
+    let of = |event: Event| total(event as usize);
+    let (misses, asked) =
+        (of(Event::PredictionMissed), of(Event::CellsTaken).wrapping_add(of(Event::LargeInHand)));
+    write!(out, ",\"heap.predictions.hits\":{}", asked.saturating_sub(misses))?;
+    write!(out, ",\"heap.predictions.misses\":{misses}")?;
+    let tables = registry::heaps().count() * TABLES_BYTES;
+    write!(out, ",\"heap.predictions.tables_bytes\":{tables},\"heap.model_bytes\":{}", model::bytes())?;
+    for (event, name) in NAMES_OF_EVENTS.iter().enumerate() {
+        write!(out, ",\"heap.{name}\":{}", total(event))?;
+    }
+    out.write_str("}\n")
+}

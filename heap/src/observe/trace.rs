@@ -1,0 +1,120 @@
+//! Recording every allocation and free into a file (docs/trace.md), for replay, for oracles and for evaluation.
+//!
+//! While a trace is on, predictions are not cached and no span has a matching tag, so each call takes the slow path and is
+//! seen here; while it is off, the fast paths know nothing of it.
+
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
+
+use crate::system::hook::{self, Born, Onlooker};
+use crate::system::lock::Lock;
+use crate::system::os;
+use crate::system::paths::{self, PATH_BYTES};
+use crate::system::text::warn;
+use crate::thread::current;
+
+const RECORD_BYTES: usize = 48;
+const HEADER_BYTES: usize = 64;
+const BUFFER_BYTES: usize = RECORD_BYTES * 1024;
+
+static FD: AtomicI32 = AtomicI32::new(-1);
+static START_NS: AtomicU64 = AtomicU64::new(0);
+static LOCK: Lock = Lock::new();
+
+struct Buffer(UnsafeCell<([u8; BUFFER_BYTES], usize)>);
+// SAFETY: used with LOCK held only.
+unsafe impl Sync for Buffer {}
+static BUFFER: Buffer = Buffer(UnsafeCell::new(([0; BUFFER_BYTES], 0)));
+
+/// Starts recording into the file that `path` names, `%p` in it being the process id.
+pub fn start(path: &[u8]) {
+    let mut name = [0; PATH_BYTES];
+    let shown = core::str::from_utf8(path).unwrap_or("(not UTF-8)");
+    let fd = paths::expand(path, &mut name).and_then(os::create);
+    let Some(fd) = fd else {
+        return warn(format_args!("trace file {shown} cannot be created; nothing is recorded"));
+    };
+    let mut header = [0; HEADER_BYTES];
+    header[..8].copy_from_slice(b"MAYFLYTR");
+    header[8..12].copy_from_slice(&1u32.to_le_bytes());
+    header[12..16].copy_from_slice(&(RECORD_BYTES as u32).to_le_bytes());
+    header[16..20].copy_from_slice(&os::process_id().to_le_bytes());
+    header[24..32].copy_from_slice(&os::unix_ns().to_le_bytes());
+    if !os::write(fd, &header) {
+        return warn(format_args!("trace file {shown} cannot be written; nothing is recorded"));
+    }
+    START_NS.store(os::precise_ns(), Relaxed);
+    FD.store(fd, Relaxed);
+    hook::hang(&ONLOOKER);
+    hook::see_all(true);
+    current::make_frees_slow();
+}
+
+static ONLOOKER: Onlooker = Onlooker { allocated, freed, in_child, before_abort, ..Onlooker::IDLE };
+
+fn allocated(born: &Born) {
+    if !hook::sees_all() {
+        return; // a sample, for somebody else
+    }
+    let call = &born.call;
+    let long = [born.address as u64, call.size as u64, call.caller as u64];
+    record(long, [born.thread, born.sequence, 1, born.height as u32]);
+}
+
+fn freed(thread: Option<u32>, address: usize) {
+    record([address as u64, 0, 0], [thread.unwrap_or(0), 0, 2, 0]);
+}
+
+fn record(long: [u64; 3], short: [u32; 4]) {
+    let _guard = LOCK.lock();
+    // SAFETY: the lock is held.
+    let (buffer, used) = unsafe { &mut *BUFFER.0.get() };
+    let time_ns = os::precise_ns() - START_NS.load(Relaxed);
+    let record = &mut buffer[*used..*used + RECORD_BYTES];
+    record[..8].copy_from_slice(&time_ns.to_le_bytes());
+    for (i, value) in long.iter().enumerate() {
+        record[8 + i * 8..16 + i * 8].copy_from_slice(&value.to_le_bytes());
+    }
+    for (i, value) in short.iter().enumerate() {
+        record[32 + i * 4..36 + i * 4].copy_from_slice(&value.to_le_bytes());
+    }
+    *used += RECORD_BYTES;
+    if *used == BUFFER_BYTES {
+        *used = 0;
+        write(&buffer[..]);
+    }
+}
+
+fn write(bytes: &[u8]) {
+    if hook::sees_all() && !os::write(FD.load(Relaxed), bytes) {
+        hook::see_all(false);
+        warn(format_args!("the trace file cannot be written any further; it ends here"));
+    }
+}
+
+/// Writes what is buffered; at the end of the process.
+pub fn flush() {
+    let _guard = LOCK.lock();
+    // SAFETY: the lock is held.
+    let (buffer, used) = unsafe { &mut *BUFFER.0.get() };
+    write(&buffer[..core::mem::take(used)]);
+}
+
+/// Writes what is buffered before the process aborts, unless the aborting thread is just recording.
+fn before_abort() {
+    if hook::sees_all()
+        && let Some(guard) = LOCK.try_lock()
+    {
+        drop(guard);
+        flush();
+    }
+}
+
+/// A forked child does not write into its parent's file.
+fn in_child() {
+    if hook::sees_all() {
+        hook::see_all(false);
+        // SAFETY: the gate of `fork` was shut: no thread was recording, and there is one thread.
+        unsafe { (*BUFFER.0.get()).1 = 0 };
+    }
+}

@@ -1,0 +1,214 @@
+//! Objects so large that each has a mapping of its own, aligned to a huge page, found again through a small hash table.
+//!
+//! They begin at 16 MiB, eight huge pages: there the tail that sharing would save is small, and the kernel can
+//! grow and move them by their page tables (mremap) instead of copying.
+
+use core::ops::Range;
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use crate::system::lock::Lock;
+use crate::system::os;
+use crate::units::geometry::{HUGE_PAGE_BYTES, round_up};
+
+const PAGE_BYTES: usize = 4096;
+const FIRST_CAPACITY: usize = 256;
+
+static LOCK: Lock = Lock::new();
+/// Address of the table and its capacity, a power of two; entries are two words, the address, and mapped bytes with the
+/// object's lifetime class in the bits that whole pages leave.
+static TABLE: AtomicUsize = AtomicUsize::new(0);
+static CAPACITY: AtomicUsize = AtomicUsize::new(0);
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+static BYTES: AtomicUsize = AtomicUsize::new(0);
+
+type Entry = [AtomicUsize; 2];
+
+fn entries() -> &'static [Entry] {
+    // SAFETY: the table is a mapping of CAPACITY entries (none at first); both change only with LOCK held, as here.
+    unsafe {
+        let table = TABLE.load(Relaxed) as *const Entry;
+        if table.is_null() { &[] } else { core::slice::from_raw_parts(table, CAPACITY.load(Relaxed)) }
+    }
+}
+
+fn home(address: usize, capacity: usize) -> usize {
+    (address / PAGE_BYTES).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20 & (capacity - 1)
+}
+
+fn bytes_of(entry: &Entry) -> usize {
+    entry[1].load(Relaxed) & !(PAGE_BYTES - 1)
+}
+
+fn class_of(entry: &Entry) -> usize {
+    entry[1].load(Relaxed) & (PAGE_BYTES - 1)
+}
+
+fn find(address: usize) -> Option<usize> {
+    let entries = entries();
+    if entries.is_empty() || address == 0 {
+        return None;
+    }
+    let mut i = home(address, entries.len());
+    loop {
+        match entries[i][0].load(Relaxed) {
+            0 => return None,
+            there if there == address => return Some(i),
+            _ => i = (i + 1) & (entries.len() - 1),
+        }
+    }
+}
+
+fn insert(address: usize, bytes: usize, class: usize) -> bool {
+    if (COUNT.load(Relaxed) + 1) * 2 > CAPACITY.load(Relaxed) && !grow() {
+        return false;
+    }
+    let entries = entries();
+    let mut i = home(address, entries.len());
+    while entries[i][0].load(Relaxed) != 0 {
+        i = (i + 1) & (entries.len() - 1);
+    }
+    entries[i][0].store(address, Relaxed);
+    entries[i][1].store(bytes | class, Relaxed);
+    COUNT.fetch_add(1, Relaxed);
+    BYTES.fetch_add(bytes, Relaxed);
+    true
+}
+
+fn grow() -> bool {
+    let (old, old_table) = (entries(), TABLE.load(Relaxed));
+    let capacity = (old.len() * 2).max(FIRST_CAPACITY);
+    let Some(table) = os::map_anywhere(capacity * size_of::<Entry>()) else { return false };
+    TABLE.store(table, Relaxed);
+    CAPACITY.store(capacity, Relaxed);
+    COUNT.store(0, Relaxed);
+    BYTES.store(0, Relaxed);
+    for entry in old {
+        if entry[0].load(Relaxed) != 0 {
+            insert(entry[0].load(Relaxed), bytes_of(entry), class_of(entry));
+        }
+    }
+    if old_table != 0 {
+        os::unmap(old_table, size_of_val(old));
+    }
+    true
+}
+
+/// Removes entry `i`; those behind it that are not at home move up.
+fn remove(mut i: usize) -> usize {
+    let entries = entries();
+    let bytes = bytes_of(&entries[i]);
+    let mut next = i;
+    loop {
+        next = (next + 1) & (entries.len() - 1);
+        let address = entries[next][0].load(Relaxed);
+        if address == 0 {
+            break;
+        }
+        let wanted = home(address, entries.len());
+        if (next.wrapping_sub(wanted) & (entries.len() - 1)) >= (next.wrapping_sub(i) & (entries.len() - 1)) {
+            entries[i][0].store(address, Relaxed);
+            entries[i][1].store(entries[next][1].load(Relaxed), Relaxed);
+            i = next;
+        }
+    }
+    entries[i][0].store(0, Relaxed);
+    COUNT.fetch_sub(1, Relaxed);
+    BYTES.fetch_sub(bytes, Relaxed);
+    bytes
+}
+
+/// Fresh zeroed memory of its own; `None` when memory or address space ran out.
+pub fn allocate(class: usize, size: usize, alignment: usize) -> Option<usize> {
+    let bytes = round_up(size.max(1), PAGE_BYTES)?;
+    let alignment = alignment.max(HUGE_PAGE_BYTES);
+    let whole = bytes.checked_add(alignment)?;
+    let mapping = os::map_anywhere(whole)?;
+    let address = mapping.next_multiple_of(alignment);
+    os::unmap(mapping, address - mapping);
+    os::unmap(address + bytes, mapping + whole - address - bytes);
+    os::advise_huge(address, bytes);
+    let _guard = LOCK.lock();
+    if !insert(address, bytes, class) {
+        os::unmap(address, bytes);
+        return None;
+    }
+    Some(address)
+}
+
+/// The mapped bytes of the object at `address`; `None` if there is none.
+pub fn size(address: usize) -> Option<usize> {
+    let _guard = LOCK.lock();
+    find(address).map(|i| bytes_of(&entries()[i]))
+}
+
+/// The size of the object that `address` lies in; for messages.
+#[cold]
+pub fn size_around(address: usize) -> Option<usize> {
+    let _guard = LOCK.lock();
+    let around = |entry: &&Entry| {
+        let start = entry[0].load(Relaxed);
+        start != 0 && (start..start + bytes_of(entry)).contains(&address)
+    };
+    entries().iter().find(around).map(bytes_of)
+}
+
+/// Frees the object at `address`; its size, or `None` if there is none.
+pub fn free(address: usize) -> Option<usize> {
+    let bytes = {
+        let _guard = LOCK.lock();
+        remove(find(address)?)
+    };
+    os::unmap(address, bytes);
+    Some(bytes)
+}
+
+/// Changes the size, moving the pages if need be; the new address, or `None` (and nothing changed).
+pub fn resize(address: usize, size: usize) -> Option<usize> {
+    let bytes = round_up(size, PAGE_BYTES)?;
+    let _guard = LOCK.lock();
+    let i = find(address)?;
+    let (old_bytes, class) = (bytes_of(&entries()[i]), class_of(&entries()[i]));
+    let moved = os::remap(address, old_bytes, bytes)?;
+    remove(i);
+    insert(moved, bytes, class); // has room: one was just removed
+    Some(moved)
+}
+
+/// Tells `found` where the objects of `class` are, which must neither allocate nor free.
+pub fn each(class: usize, mut found: impl FnMut(Range<usize>)) {
+    let _guard = LOCK.lock();
+    for entry in entries().iter().filter(|entry| entry[0].load(Relaxed) != 0 && class_of(entry) == class) {
+        let start = entry[0].load(Relaxed);
+        found(start..start + bytes_of(entry));
+    }
+}
+
+/// How many there are, and their mapped bytes.
+pub fn total() -> (usize, usize) {
+    (COUNT.load(Relaxed), BYTES.load(Relaxed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_come_and_go() {
+        let addresses: std::vec::Vec<_> =
+            (0..600).map(|i| allocate(i % 7, PAGE_BYTES * (1 + i % 7), 1).unwrap()).collect();
+        for (i, &address) in addresses.iter().enumerate() {
+            assert_eq!(size(address), Some(PAGE_BYTES * (1 + i % 7)));
+            assert_eq!(address % HUGE_PAGE_BYTES, 0);
+        }
+        let mut of_class_3 = 0;
+        each(3, |range| of_class_3 += (range.len() == PAGE_BYTES * 4) as usize);
+        assert_eq!(of_class_3, 600 / 7 + 1);
+        for &address in addresses.iter().step_by(2) {
+            assert!(free(address).is_some());
+            assert_eq!(free(address), None);
+        }
+        for (i, &address) in addresses.iter().enumerate().skip(1).step_by(2) {
+            assert_eq!(free(address), Some(PAGE_BYTES * (1 + i % 7)));
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! The global allocator (LLAMA §6.1–6.5): where block spans and the blocks of large objects come from, and go back to.
+//!
+//! Free blocks of active pages are used before a page is opened. [`crate::pages::page_life`] has what becomes of a page then,
+//! [`crate::pages::open_page`] the pages that are being filled, [`crate::pages::large_blocks`] what large objects need.
+
+use crate::pages::huge_page::State;
+use crate::pages::page_life::{self, Extra, Request};
+use crate::pages::{open_page, pool, region};
+use crate::span::cells::Span;
+use crate::system::events::{self, Event};
+use crate::units::bits;
+use crate::units::geometry::*;
+use crate::units::lifetime_class::FOREVER;
+
+/// A block span for objects of `class` (LLAMA §6.3); `None` when memory ran out. Up to `more` spans that are at hand
+/// on the same page are passed to `keep`.
+pub fn acquire_spans(
+    class: usize,
+    more: usize,
+    mut keep: impl FnMut(&'static Span),
+) -> Option<&'static Span> {
+    let mut keep = |address| {
+        events::count(Event::SpanAcquired);
+        keep(region::span(address));
+    };
+    let request = Request { class, blocks: SPAN_BLOCKS, alignment: SPAN_BLOCKS, span: true };
+    let blocks = acquire(&request, &mut Extra { wanted: more, keep: &mut keep })?;
+    events::count(Event::SpanAcquired);
+    Some(region::span(blocks))
+}
+
+pub(crate) fn acquire(request: &Request, extra: &mut Extra) -> Option<usize> {
+    let class = request.class;
+    let fill = page_life::fills();
+    let next_first = page_life::next_first(request);
+    let longer = FOREVER - class;
+    for i in 0..longer {
+        let from = if next_first { class + 1 + i } else { FOREVER - i };
+        if let Some(blocks) = recycle(from, request, extra) {
+            return Some(blocks);
+        }
+    }
+    if fill && let Some(blocks) = recycle(class, request, extra) {
+        return Some(blocks);
+    }
+    open_page::take(request, extra)
+}
+
+/// Takes blocks of an active page of class `from`.
+fn recycle(from: usize, request: &Request, extra: &mut Extra) -> Option<usize> {
+    pool::search(from, request.blocks, |id| {
+        let address = region::address(id);
+        let page = region::huge_page(address);
+        let _guard = page.lock.try_lock()?; // a page that another thread is at: the next one is as good
+        if page.state() != State::Active || page.class() != from {
+            return None;
+        }
+        let find = || bits::find_run(&page.free_blocks(), request.blocks, request.alignment);
+        let Some(first) = find() else {
+            pool::update(page, id, from);
+            return None;
+        };
+        let blocks = page_life::mark(page, address, first, request, from);
+        while extra.wanted > 0
+            && let Some(first) = find()
+        {
+            extra.wanted -= 1;
+            (extra.keep)(page_life::mark(page, address, first, request, from));
+        }
+        events::count(if from == request.class { Event::BlocksRefilled } else { Event::BlocksRecycled });
+        Some(blocks)
+    })
+}
+
+/// Gives a block span back.
+pub fn release_span(address: usize) {
+    let page = region::huge_page(address);
+    let _guard = page.lock.lock();
+    page.spans.clear(&bits::range(block_index(address), SPAN_BLOCKS));
+    page_life::release_locked(page, address, SPAN_BLOCKS);
+}
+
+/// Returns every huge page that holds nothing; whether there was one. Also what malloc_trim does.
+pub fn trim() -> bool {
+    let mut any = open_page::close_all_empty(); // which may retain them
+    while page_life::return_retained() {
+        any = true;
+    }
+    any
+}

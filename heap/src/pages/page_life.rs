@@ -1,0 +1,218 @@
+//! The life of a huge page (LLAMA §6.2–6.5), and how it changes its lifetime class.
+//!
+//! A page of class c is *open* while it is filled for the first time, with objects of class c only: its *residual*
+//! blocks. Then it is *active* and has a deadline. Blocks that become free on an active page are *recycled* for
+//! shorter classes. When the deadline passes and residual blocks live on, the class was too short: the page is
+//! promoted. When the last residual block dies, the class was too long: the page is demoted and the blocks that
+//! live become residual. A page without live blocks is returned to the operating system.
+//!
+//! Beyond the paper, `Recycle::Fill` (the default) also uses free blocks of the request's own class before it
+//! opens a new page: without it a heap of one class never uses a free block again.
+
+use core::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
+
+use crate::pages::huge_page::{HugePage, State};
+use crate::pages::{pool, region, retained};
+use crate::system::events::{self, Event};
+use crate::system::{clock, os};
+use crate::units::bits;
+use crate::units::geometry::*;
+use crate::units::lifetime_class::{self, FOREVER};
+
+/// Where blocks for a request of class lr are taken from, before a page of class lr is opened.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Recycle {
+    /// Longer classes, then free blocks of lr itself.
+    Fill = 0,
+    /// The paper's: the longest class that has room for spans, lr + 1 first for large objects.
+    Longest = 1,
+    /// lr + 1 first for both.
+    Next = 2,
+}
+
+static RECYCLE: AtomicU8 = AtomicU8::new(Recycle::Fill as u8);
+static K: AtomicU32 = AtomicU32::new(2);
+
+/// Chooses the policies; before the first allocation.
+pub fn configure(recycle: Recycle, k: u32) {
+    RECYCLE.store(recycle as u8, Relaxed);
+    K.store(k, Relaxed);
+}
+
+/// What is asked for.
+pub(crate) struct Request {
+    pub class: usize,
+    pub blocks: usize,
+    pub alignment: usize,
+    pub span: bool,
+}
+
+/// Further spans that the caller would take along.
+pub(crate) struct Extra<'a> {
+    pub wanted: usize,
+    pub keep: &'a mut dyn FnMut(usize),
+}
+
+/// Takes free blocks of a page of class `from`; where they begin.
+pub(crate) fn mark(page: &HugePage, address: usize, first: usize, request: &Request, from: usize) -> usize {
+    let blocks = bits::range(first, request.blocks);
+    if request.span {
+        page.spans.set(&blocks);
+    } else {
+        page.last.set(&bits::range(first + request.blocks - 1, 1));
+    }
+    page.take(&blocks, first, request.blocks, from == request.class);
+    address + first * BLOCK_BYTES
+}
+
+/// From open to active: the page was filled for the first time and gets its deadline (LLAMA §6.2).
+pub(crate) fn activate(page: &HugePage, id: usize) {
+    page.set_state(State::Active);
+    set_deadline(page);
+    if bits::is_none(&page.live.load()) {
+        free_page(page, region::address(id), page.class());
+    } else {
+        pool::update(page, id, page.class());
+    }
+}
+
+/// The next longer class' pages are the first to be looked at, not the longest's.
+pub(crate) fn next_first(request: &Request) -> bool {
+    RECYCLE.load(Relaxed) == Recycle::Next as u8 || !request.span
+}
+
+/// Free blocks of a request's own class are used too.
+pub(crate) fn fills() -> bool {
+    RECYCLE.load(Relaxed) == Recycle::Fill as u8
+}
+
+fn set_deadline(page: &HugePage) {
+    let deadline = lifetime_class::deadline_ms(clock::now_ms(), page.class(), K.load(Relaxed));
+    page.deadline_ms.store(deadline, Relaxed);
+}
+
+/// Free pages in a row, their metadata reset; retained ones first.
+pub(crate) fn take_pages(class: usize, count: usize) -> Option<usize> {
+    if count == 1
+        && let Some(address) = retained::take()
+    {
+        events::pages_in_use(1);
+        return Some(address);
+    }
+    let address = region::take(class, count)?;
+    for i in 0..count {
+        let page = region::huge_page(address + i * HUGE_PAGE_BYTES);
+        let _guard = page.lock.lock();
+        page.reset();
+        page.high_water.store(0, Relaxed);
+    }
+    events::pages_in_use(count as isize);
+    Some(address)
+}
+
+/// Clears blocks (LLAMA §6.5); the page is freed with its last live block, demoted with its last residual one.
+pub(crate) fn release_locked(page: &HugePage, address: usize, count: usize) {
+    let blocks = bits::range(block_index(address), count);
+    page.live.clear(&blocks);
+    page.residual.clear(&blocks);
+    let page_address = address & !(HUGE_PAGE_BYTES - 1);
+    let empty = bits::is_none(&page.live.load());
+    match page.state() {
+        State::Open if empty => page.frontier.store(0, Relaxed),
+        State::Active if empty => free_page(page, page_address, page.class()),
+        State::Active => {
+            let class_before = page.class();
+            if bits::is_none(&page.residual.load()) {
+                demote(page);
+            }
+            pool::update_if_roomier(page, region::id(page_address), class_before);
+        }
+        _ => {}
+    }
+}
+
+/// Only shorter-lived blocks are left: the next shorter class, and they are its residual ones (LLAMA §6.4).
+fn demote(page: &HugePage) {
+    if page.class() > 0 {
+        page.set_class(page.class() - 1);
+        events::count(Event::Demoted);
+    }
+    page.residual.store(&page.live.load());
+    set_deadline(page);
+}
+
+/// No block is live: back to the operating system at once, unless it is one of the few that are retained.
+pub(crate) fn free_page(page: &HugePage, address: usize, class: usize) {
+    page.set_state(State::Free);
+    pool::update(page, region::id(address), class);
+    page.reset();
+    events::pages_in_use(-1);
+    if retained::has_room() {
+        page.set_state(State::Retained);
+        retained::keep(address);
+    } else {
+        hand_back(page, address);
+        if retained::excess() > 0 {
+            return_retained(); // the heap shrinks
+        }
+    }
+}
+
+fn hand_back(page: &HugePage, address: usize) {
+    page.set_state(State::Free);
+    page.high_water.store(0, Relaxed);
+    os::discard(address, HUGE_PAGE_BYTES);
+    os::discard(span_metadata_address(address), SPAN_METADATA_PER_HUGE_PAGE);
+    events::count(Event::PageReturned);
+    region::give(address);
+}
+
+pub(crate) fn return_retained() -> bool {
+    let Some(address) = retained::take() else { return false };
+    let page = region::huge_page(address);
+    let _guard = page.lock.lock();
+    hand_back(page, address);
+    true
+}
+
+/// Returns retained pages that are too many now, or have not been needed since the last time; called once a tick.
+pub fn return_idle_pages() {
+    (0..retained::idle()).all(|_| return_retained());
+}
+
+/// Looks at some active pages whose deadline may have passed (LLAMA §6.4); called once a tick by one thread. `expired` is
+/// told of each, and of the class that it has now.
+pub fn expire_deadlines(now_ms: u32, cursor: usize, pages: usize, expired: impl Fn(usize, usize)) -> usize {
+    let mut next = cursor;
+    for _ in 0..pages {
+        let Some(id) = region::next_used(next) else {
+            next = 0;
+            break;
+        };
+        next = id + 1;
+        let page = region::huge_page(region::address(id));
+        if page.state() == State::Active && page.deadline_ms.load(Relaxed) <= now_ms {
+            let _guard = page.lock.lock();
+            expire(page, id, now_ms, &expired);
+        }
+    }
+    next
+}
+
+fn expire(page: &HugePage, id: usize, now_ms: u32, expired: &impl Fn(usize, usize)) {
+    if page.state() != State::Active || page.deadline_ms.load(Relaxed) > now_ms {
+        return;
+    }
+    let class_before = page.class();
+    events::count(Event::DeadlineExpired);
+    if bits::is_none(&page.residual.load()) {
+        demote(page);
+    } else {
+        page.set_class((class_before + 1).min(FOREVER));
+        events::count(Event::Promoted);
+        set_deadline(page);
+    }
+    pool::update(page, id, class_before);
+    expired(region::address(id), page.class());
+}

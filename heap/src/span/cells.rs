@@ -1,0 +1,406 @@
+//! A block span's metadata (LLAMA §6.1, §6.6), and the cells of one size that it is divided into.
+//!
+//! A span has one owner, a thread's heap. One bit a cell says whether it is live. The owner allocates and frees with
+//! plain loads and stores; others mark cells in a second bit vector, and the owner takes those marks over when it
+//! next looks ([`crate::span::remote`]). So the counts that the paper updates atomically at each allocation and free
+//! (§8, its fast path's bottleneck in §9.5) are owner-local here. Since the bits lie apart from the objects, a
+//! wild write cannot corrupt them, and a thread that frees its cell twice is always found out: at once, or before the
+//! cell is handed out again.
+
+use core::cell::Cell;
+use core::sync::atomic::{
+    AtomicU8, AtomicU16, AtomicU32, AtomicU64,
+    Ordering::{Acquire, Relaxed, Release, SeqCst},
+    compiler_fence,
+};
+
+use crate::span::remote::{Link, RemoteBits};
+use crate::units::geometry::{SPAN_BLOCKS, SPAN_BYTES, SPAN_METADATA_BYTES, span_of_metadata};
+use crate::units::size_class;
+
+/// Words of live bits: enough for the 1024 cells of 16 B.
+pub const WORDS: usize = 16;
+
+/// The largest id of an owner.
+pub const MAX_OWNER: u32 = 0xFFFF;
+
+/// Where the owner keeps the span.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Place {
+    /// Not a heap's.
+    None = 0,
+    /// Being allocated from.
+    Open = 1,
+    /// In its bin's queue.
+    Queued = 2,
+    /// Divided by lines, see [`crate::thread::lines`].
+    Lines = 3,
+}
+
+/// On cache lines of their own: others read the header while the owner writes here.
+#[repr(C, align(64))]
+struct LiveBits([AtomicU64; WORDS]);
+
+/// The metadata, 320 B: a cache line of header, two lines that the owner writes, two that others write.
+#[repr(C, align(64))]
+pub struct Span {
+    /// The owner's id; 0 for none.
+    pub tag: AtomicU32,
+    /// Multiplier that divides an offset by the cell size; 0 without an owner, so that no cell is found.
+    pub reciprocal: AtomicU32,
+    /// Bytes of a cell.
+    pub cell_bytes: AtomicU16,
+    /// Cells.
+    pub cells: AtomicU16,
+    /// Size class of the cells.
+    pub size_class: AtomicU8,
+    /// Lifetime class of the objects.
+    pub class: AtomicU8,
+    place: AtomicU8,
+    /// Which word is at hand, plus one; 0 for none.
+    word_at_hand: AtomicU8,
+    /// Where large objects lie: the heap that has the freed one in hand that begins in the span's first or second block; 0
+    /// for none.
+    pub in_hand: [AtomicU16; SPAN_BLOCKS],
+    /// Two cells whose lifetime is being measured, each plus one, 16 bits each; 0 for none. Spans divided by lines count
+    /// their objects here.
+    pub(crate) watched: AtomicU32,
+    /// Neighbours in a list: the bin's queue, a hand, recyclable spans.
+    pub next: AtomicU64,
+    /// As above.
+    pub previous: AtomicU64,
+    /// Membership in an owner's list of spans with remote frees.
+    pub link: Link,
+    /// Cells of the word at hand that are marked live and not yet handed out, see [`crate::thread::bin::Bin`].
+    pending: AtomicU64,
+    live: LiveBits,
+    remote: RemoteBits,
+}
+
+const _: () = assert!(size_of::<Span>() == SPAN_METADATA_BYTES);
+const _: () = assert!(core::mem::offset_of!(Span, live) == 64);
+
+impl Span {
+    /// Prepares a span that no heap owns for cells of `size_class`.
+    pub fn divide(&self, owner: u32, size_class: usize, class: usize) {
+        self.reciprocal.store(size_class::reciprocal(size_class), Relaxed);
+        self.cell_bytes.store(size_class::CELL_BYTES[size_class], Relaxed);
+        self.cells.store(size_class::cells(size_class) as u16, Relaxed);
+        self.size_class.store(size_class as u8, Relaxed);
+        self.class.store(class as u8, Relaxed);
+        self.watched.store(0, Relaxed);
+        self.pending.store(0, Relaxed);
+        self.word_at_hand.store(0, Relaxed);
+        self.live.0.iter().for_each(|word| word.store(0, Relaxed));
+        self.tag.store(owner, Release);
+    }
+
+    /// The owner gives the span up.
+    pub fn disown(&self) {
+        self.place.store(Place::None as u8, Relaxed);
+        self.reciprocal.store(0, Relaxed);
+        self.tag.store(0, SeqCst);
+    }
+
+    /// Where the span's objects begin.
+    #[inline]
+    pub fn address(&self) -> usize {
+        span_of_metadata(core::ptr::from_ref(self) as usize)
+    }
+
+    /// The owner's id; 0 for none.
+    #[inline]
+    pub fn owner(&self) -> u32 {
+        self.tag.load(Acquire)
+    }
+
+    /// Where the owner keeps the span.
+    #[inline]
+    pub fn place(&self) -> Place {
+        match self.place.load(Relaxed) {
+            1 => Place::Open,
+            2 => Place::Queued,
+            3 => Place::Lines,
+            _ => Place::None,
+        }
+    }
+
+    /// Says where the owner keeps the span.
+    pub fn set_place(&self, place: Place) {
+        self.place.store(place as u8, Relaxed);
+    }
+
+    /// Words of live bits in use.
+    #[inline]
+    pub fn words(&self) -> usize {
+        (self.cells.load(Relaxed) as usize).div_ceil(64)
+    }
+
+    /// The live bits of word `i`.
+    #[inline(always)]
+    pub fn live_word(&self, i: usize) -> &AtomicU64 {
+        &self.live.0[i]
+    }
+
+    /// Bits of word `i` that stand for a cell.
+    #[inline]
+    pub fn mask(&self, i: usize) -> u64 {
+        let cells = self.cells.load(Relaxed) as usize - i * 64;
+        if cells >= 64 { u64::MAX } else { (1 << cells) - 1 }
+    }
+
+    /// Takes a word with room in hand, its free cells becoming pending, the first `most` of them; its index. The owner only,
+    /// while no cell is pending.
+    pub fn take_word(&self, most: u32) -> Option<usize> {
+        if most == 0 {
+            return None;
+        }
+        let i = self.word_with_room()?;
+        let live = self.live.0[i].load(Relaxed);
+        let mut free = !self.live_cells_of(i) & self.mask(i);
+        while free.count_ones() > most {
+            free &= !(1 << free.ilog2());
+        }
+        self.live.0[i].store(live | free, Relaxed);
+        self.word_at_hand.store(i as u8 + 1, Relaxed);
+        compiler_fence(SeqCst); // a forked child must not find these cells pending in the word before
+        self.pending.store(free, Relaxed);
+        Some(i)
+    }
+
+    /// The first word of which an eighth is free. Fewer are not worth the visit: they wait for more.
+    #[inline]
+    pub fn word_with_room(&self) -> Option<usize> {
+        (0..self.words()).find(|&i| {
+            let mask = self.mask(i);
+            let free = !self.live_cells_of(i) & mask;
+            free != 0 && free.count_ones() >= mask.count_ones() / 8
+        })
+    }
+
+    /// Puts the word at hand back: pending cells are free.
+    pub fn return_word(&self) {
+        let pending = self.pending.load(Relaxed);
+        let at_hand = self.word_at_hand.load(Relaxed) as usize;
+        self.pending.store(0, Relaxed);
+        self.word_at_hand.store(0, Relaxed);
+        if let Some(word) = at_hand.checked_sub(1).map(|i| &self.live.0[i]) {
+            word.store(word.load(Relaxed) & !pending, Relaxed);
+        }
+    }
+
+    /// The pending cells of the word at hand.
+    pub fn pending(&self) -> &AtomicU64 {
+        &self.pending
+    }
+
+    /// Whether this cell is pending, which the owner may ask.
+    #[inline(always)]
+    pub fn is_pending(&self, cell: usize) -> bool {
+        // Without a branch: whether the word is the one at hand is anyone's guess.
+        let at_hand = self.word_at_hand.load(Relaxed) as usize == cell / 64 + 1;
+        at_hand & (self.pending.load(Relaxed) >> (cell % 64) & 1 == 1)
+    }
+
+    /// Pending cells of word `i`.
+    pub(crate) fn pending_cells_of(&self, i: usize) -> u64 {
+        if self.word_at_hand.load(Relaxed) as usize == i + 1 { self.pending.load(Relaxed) } else { 0 }
+    }
+
+    /// Live cells of word `i`, watched and pending ones included.
+    #[inline]
+    pub fn live_cells_of(&self, i: usize) -> u64 {
+        self.live.0[i].load(Relaxed) | self.watched_cells_of(i)
+    }
+
+    /// Watched cells of word `i`.
+    #[inline]
+    fn watched_cells_of(&self, i: usize) -> u64 {
+        let watched = self.watched.load(Relaxed);
+        let bit =
+            |cell: u32| if cell != 0 && (cell - 1) as usize / 64 == i { 1 << ((cell - 1) % 64) } else { 0 };
+        if watched == 0 { 0 } else { bit(watched & 0xFFFF) | bit(watched >> 16) }
+    }
+
+    /// Whether no cell is live, as far as the owner knows.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.watched.load(Relaxed) == 0
+            && self.live.0[..self.words()].iter().all(|word| word.load(Relaxed) == 0)
+    }
+
+    /// Whether this cell is live, as far as the owner knows.
+    pub fn is_live(&self, cell: usize) -> bool {
+        self.live_cells_of(cell / 64) >> (cell % 64) & 1 == 1
+    }
+
+    /// Live cells, as far as the owner knows.
+    pub fn live_cells(&self) -> usize {
+        (0..self.words())
+            .map(|i| (self.live_cells_of(i) & !self.pending_cells_of(i)).count_ones() as usize)
+            .sum()
+    }
+
+    /// The remote side.
+    pub fn remote(&self) -> &RemoteBits {
+        &self.remote
+    }
+
+    /// Takes over the cells that others freed, and calls `freed` for each word of them.
+    /// `Err` names a cell that was freed twice.
+    pub fn clear_remote_frees(&self, mut freed: impl FnMut()) -> Result<(), usize> {
+        for i in 0..self.words() {
+            let bits = self.remote.take(i);
+            if bits == 0 {
+                continue;
+            }
+            let twice = bits & (!self.live_cells_of(i) | self.pending_cells_of(i));
+            if twice != 0 {
+                return Err(i * 64 + twice.trailing_zeros() as usize);
+            }
+            let live = self.live.0[i].load(Relaxed);
+            self.live.0[i].store(live & !bits, Relaxed);
+            if bits & self.watched_cells_of(i) != 0 {
+                (0..64)
+                    .filter(|cell| bits >> cell & 1 == 1)
+                    .for_each(|cell| self.forget_watch(i * 64 + cell));
+            }
+            freed();
+        }
+        Ok(())
+    }
+
+    /// The cell that begins at `address`, an address within the span; `None` if none does.
+    #[inline(always)]
+    pub fn cell_at(&self, address: usize) -> Option<usize> {
+        let reciprocal = self.reciprocal.load(Relaxed);
+        let product = (address & (SPAN_BYTES - 1)) as u64 * reciprocal as u64;
+        // The quotient is above the point; below it, less than one step is left exactly for a multiple of the cell size.
+        if product as u32 >= reciprocal {
+            return None;
+        }
+        let cell = (product >> 32) as usize;
+        // SAFETY: offsets are below 2^14, and the reciprocal of the smallest cell, 16 B, is 2^28.
+        unsafe { core::hint::assert_unchecked(cell < WORDS * 64) };
+        Some(cell)
+    }
+
+    /// Whether a cell is watched already.
+    pub fn any_watched(&self) -> bool {
+        self.watched.load(Relaxed) != 0
+    }
+
+    /// Watches a live cell; `false`: there is no room. Its live bit is cleared: so the fast path of freeing need not ask
+    /// whether a cell is watched, it takes this one for one that is not live and leaves it to the slow path, which knows.
+    /// The owner only, as all that changes this.
+    pub fn watch(&self, cell: usize) -> bool {
+        let watched = self.watched.load(Relaxed);
+        let shift = if watched & 0xFFFF == 0 { 0 } else { 16 };
+        if watched >> shift & 0xFFFF != 0 {
+            return false;
+        }
+        self.watched.store(watched | (cell as u32 + 1) << shift, Relaxed);
+        let word = &self.live.0[cell / 64];
+        word.store(word.load(Relaxed) & !(1 << (cell % 64)), Relaxed);
+        true
+    }
+
+    /// Whether this cell is watched.
+    pub fn is_watched(&self, cell: usize) -> bool {
+        self.watched_cells_of(cell / 64) >> (cell % 64) & 1 == 1
+    }
+
+    /// Takes a watch back: the cell is live as any other.
+    pub fn unwatch(&self, cell: usize) {
+        self.forget_watch(cell);
+        let word = &self.live.0[cell / 64];
+        word.store(word.load(Relaxed) | 1 << (cell % 64), Relaxed);
+    }
+
+    /// Watches the cell no more; its live bit stays clear.
+    pub fn forget_watch(&self, cell: usize) {
+        let watched = self.watched.load(Relaxed);
+        if watched & 0xFFFF == cell as u32 + 1 {
+            self.watched.store(watched & !0xFFFF, Relaxed);
+        } else if watched >> 16 == cell as u32 + 1 {
+            self.watched.store(watched & 0xFFFF, Relaxed);
+        }
+    }
+}
+
+/// A queue of spans, linked through their metadata; the owner's alone. All zeros is an empty one.
+///
+/// First in, first out: a span that has just got its first free cell waits, and has more of them when its turn comes.
+#[derive(Default)]
+pub struct SpanList {
+    first: Cell<u64>,
+    last: Cell<u64>,
+}
+
+fn at(address: u64) -> Option<&'static Span> {
+    // SAFETY: only addresses of spans, which are never unmapped, are put into lists.
+    (address != 0).then(|| unsafe { &*(address as *const Span) })
+}
+
+fn address_of(span: &Span) -> u64 {
+    core::ptr::from_ref(span) as u64
+}
+
+impl SpanList {
+    /// The empty list.
+    pub const fn new() -> Self {
+        Self { first: Cell::new(0), last: Cell::new(0) }
+    }
+
+    /// The first span.
+    pub fn first(&self) -> Option<&'static Span> {
+        at(self.first.get())
+    }
+
+    /// Adds a span that is in no list, at the end.
+    pub fn push(&self, span: &'static Span) {
+        let last = self.last.replace(address_of(span));
+        span.previous.store(last, Relaxed);
+        span.next.store(0, Relaxed);
+        match at(last) {
+            Some(last) => last.next.store(address_of(span), Relaxed),
+            None => self.first.set(address_of(span)),
+        }
+    }
+
+    /// Removes a span that is in this list.
+    pub fn remove(&self, span: &'static Span) {
+        let (next, previous) = (span.next.load(Relaxed), span.previous.load(Relaxed));
+        match at(previous) {
+            Some(before) => before.next.store(next, Relaxed),
+            None => self.first.set(next),
+        }
+        match at(next) {
+            Some(after) => after.previous.store(previous, Relaxed),
+            None => self.last.set(previous),
+        }
+    }
+
+    /// The spans, first to last.
+    pub fn iter(&self) -> impl Iterator<Item = &'static Span> {
+        core::iter::successors(at(self.first.get()), |span| at(span.next.load(Relaxed)))
+    }
+
+    /// Whether the links backwards agree with those forwards.
+    pub fn is_linked(&self) -> bool {
+        let mut before = 0;
+        let agree = self
+            .iter()
+            .all(|span| span.previous.load(Relaxed) == core::mem::replace(&mut before, address_of(span)));
+        agree && before == self.last.get()
+    }
+
+    /// Removes and returns the first span.
+    #[inline]
+    pub fn pop(&self) -> Option<&'static Span> {
+        let first = at(self.first.get())?;
+        self.remove(first);
+        Some(first)
+    }
+}

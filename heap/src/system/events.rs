@@ -1,0 +1,156 @@
+//! What the heap counts. Events are counted on slow paths only, by each thread for itself.
+
+use core::sync::atomic::{AtomicIsize, AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use crate::system::thread_local;
+
+/// What is counted (the paper counts these to show that its paths are exercised, §9.5).
+#[derive(Clone, Copy)]
+#[repr(usize)]
+pub enum Event {
+    /// A block span left the global allocator.
+    SpanAcquired,
+    /// Blocks of a longer-lived page were recycled.
+    BlocksRecycled,
+    /// Free blocks of an active page were used for its own class.
+    BlocksRefilled,
+    /// A deadline passed.
+    DeadlineExpired,
+    /// A page went to the next longer class.
+    Promoted,
+    /// A page went to the next shorter class.
+    Demoted,
+    /// A huge page was returned to the operating system.
+    PageReturned,
+    /// A word of remote frees was taken over.
+    RemoteCollected,
+    /// A partly free span was opened again for line recycling.
+    SpanReopened,
+    /// A second, overflow span was taken.
+    OverflowSpan,
+    /// A large object was allocated.
+    LargeAllocated,
+    /// A lifetime was measured to its end.
+    LifetimeMeasured,
+    /// A call was looked up because the prediction table did not know it.
+    PredictionMissed,
+    /// A prediction changed.
+    PredictionChanged,
+    /// Cells were taken in hand, less those that were given back unused: so many small objects were allocated.
+    CellsTaken,
+    /// A large object was taken from hand, for a call whose site was known.
+    LargeInHand,
+    /// The model was asked again for a call that it had predicted before (LLAMA §7).
+    PredictionChecked,
+    /// It gave another class than before.
+    PredictionDisagreed,
+    /// The other class was longer, and is now the prediction.
+    PredictionLengthened,
+    /// The model was run.
+    ModelRun,
+    /// Nanoseconds that it took, unwinding included.
+    ModelNs,
+    /// A site that an earlier run knew was called: the model is not asked.
+    SiteRecalled,
+}
+
+/// How many kinds of events there are.
+pub const EVENTS: usize = NAMES_OF_EVENTS.len();
+
+/// Their names, in statistics.
+pub const NAMES_OF_EVENTS: [&str; 22] = [
+    "spans_acquired",
+    "blocks_recycled",
+    "blocks_refilled",
+    "deadlines_expired",
+    "pages_promoted",
+    "pages_demoted",
+    "pages_returned",
+    "remote_words_collected",
+    "spans_reopened",
+    "overflow_spans",
+    "large_objects_allocated",
+    "lifetimes_measured",
+    "predictions_missed",
+    "predictions_changed",
+    "cells_taken",
+    "large_objects_in_hand",
+    "predictions.checks",
+    "predictions.disagreements",
+    "predictions.updates",
+    "predictions.model_runs",
+    "predictions.model_ns",
+    "predictions.recalled",
+];
+
+static PAGES: AtomicIsize = AtomicIsize::new(0);
+static PEAK_PAGES: AtomicUsize = AtomicUsize::new(0);
+
+/// What one thread has counted, in its heap. All zeros has counted nothing.
+pub struct Counts([AtomicU64; EVENTS]);
+
+/// What threads without a heap have counted: they share it, and may lose a count.
+static OF_THE_HEAPLESS: Counts = Counts::new();
+
+impl Default for Counts {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Counts {
+    /// Nothing yet.
+    pub const fn new() -> Self {
+        Self([const { AtomicU64::new(0) }; EVENTS])
+    }
+
+    /// How often that was.
+    pub fn of(&self, event: usize) -> u64 {
+        self.0[event].load(Relaxed)
+    }
+}
+
+/// The calling thread counts there from now on; without a heap with those that have none.
+pub fn count_in(counts: Option<&'static Counts>) {
+    let counts = counts.unwrap_or(&OF_THE_HEAPLESS);
+    thread_local::set_counts(
+        core::ptr::from_ref(counts).addr().wrapping_sub((&raw const OF_THE_HEAPLESS).addr()),
+    );
+}
+
+/// What threads without a heap have counted.
+pub fn of_the_heapless() -> &'static Counts {
+    &OF_THE_HEAPLESS
+}
+
+/// Counts an event, in the calling thread's heap: no other writes there.
+#[inline]
+pub fn count(event: Event) {
+    add(event, 1);
+}
+
+/// Counts several, or takes some back.
+#[inline]
+pub fn add(event: Event, number: u64) {
+    let address = (&raw const OF_THE_HEAPLESS).addr().wrapping_add(thread_local::counts());
+    // SAFETY: the word is 0, or `count_in` set it, for counts that are never unmapped.
+    let count = unsafe { &(*(address as *const Counts)).0[event as usize] };
+    count.store(count.load(Relaxed).wrapping_add(number), Relaxed);
+}
+
+/// The most huge pages that were in use at once.
+pub fn peak_pages() -> usize {
+    PEAK_PAGES.load(Relaxed)
+}
+
+/// Huge pages in use.
+#[inline]
+pub fn pages() -> usize {
+    PAGES.load(Relaxed).max(0) as usize
+}
+
+/// Huge pages came into use or went out of it.
+pub fn pages_in_use(change: isize) {
+    let now = PAGES.fetch_add(change, Relaxed) + change;
+    PEAK_PAGES.fetch_max(now.max(0) as usize, Relaxed);
+}

@@ -1,0 +1,64 @@
+//! Text built in a buffer of fixed size: messages and statistics must not allocate.
+
+use core::fmt::{self, Write};
+
+use crate::system::{hook, os};
+
+/// A line or a page of text; what does not fit is cut off.
+pub struct Text<const N: usize> {
+    bytes: [u8; N],
+    length: usize,
+}
+
+impl<const N: usize> Default for Text<N> {
+    fn default() -> Self {
+        Self { bytes: [0; N], length: 0 }
+    }
+}
+
+impl<const N: usize> Text<N> {
+    /// The formatted text.
+    pub fn of(arguments: fmt::Arguments) -> Self {
+        let mut text = Self::default();
+        let _ = text.write_fmt(arguments); // cut off at the end, never an error
+        text
+    }
+
+    /// What was written.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
+impl<const N: usize> Write for Text<N> {
+    fn write_str(&mut self, s: &str) -> fmt::Result {
+        let room = (N - self.length).min(s.len());
+        self.bytes[self.length..self.length + room].copy_from_slice(&s.as_bytes()[..room]);
+        self.length += room;
+        Ok(())
+    }
+}
+
+/// A misuse of the heap that must not go on: one line that names the pointer, what is known of it and the caller.
+#[cold]
+#[inline(never)]
+pub fn misuse(what: &str, pointer: usize, size: usize, caller: usize) -> ! {
+    let mut line = Text::<256>::of(format_args!("mayfly-heap: {what}: pointer {pointer:#x}"));
+    if size > 0 {
+        let _ = write!(line, ", {size} bytes");
+    }
+    if caller > 0 {
+        let _ = write!(line, ", called from {caller:#x}");
+    }
+    let _ = line.write_str("\n");
+    hook::before_abort();
+    os::abort(line.bytes())
+}
+
+/// One line of warning on stderr.
+#[cold]
+pub fn warn(arguments: fmt::Arguments) {
+    let mut line = Text::<512>::of(format_args!("mayfly-heap: {arguments}"));
+    let _ = line.write_str("\n");
+    os::write(2, line.bytes());
+}

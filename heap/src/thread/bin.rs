@@ -1,0 +1,187 @@
+//! A bin: the spans of a thread that have cells of one lifetime class and size class, and the cells of them at hand.
+
+use core::cell::Cell;
+use core::sync::atomic::{
+    AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+    compiler_fence,
+};
+
+use crate::span::cells::{Place, Span, SpanList};
+use crate::system::events::{self, Event};
+use crate::system::text::misuse;
+use crate::thread::sample;
+use crate::units::size_class;
+
+/// Spans of a bin that are looked at in one refill, at most.
+pub const MAX_PATIENCE: u8 = 8;
+
+/// The cells of one size class and lifetime class.
+///
+/// Allocation works through up to 64 cells at a time, the free ones of one word of the open span's live bits. Taking
+/// the word in hand marks them live and notes them as *pending*; handing one out clears its pending bit and touches
+/// nothing that a free touches. All zeros is a bin that is not yet prepared, so that a new heap touches only the
+/// memory of the bins that its thread uses.
+#[repr(C, align(64))]
+pub struct Bin {
+    /// The pending cells: in the open span's metadata, or [`NONE_PENDING`].
+    pending: Cell<Option<&'static AtomicU64>>,
+    /// The live bits of the word at hand.
+    word: Cell<Option<&'static AtomicU64>>,
+    /// Where the first cell of the word at hand lies.
+    base: Cell<usize>,
+    cell_bytes: Cell<u32>,
+    /// Index into [`size_class::CELL_BYTES`].
+    pub size_class: Cell<u8>,
+    /// Lifetime class.
+    pub class: Cell<u8>,
+    /// Cells to take in hand before the next object is sampled, see [`crate::thread::sample`].
+    pub before_sample: Cell<u32>,
+    /// The span that is being allocated from.
+    pub open: Cell<Option<&'static Span>>,
+    /// The other spans of the bin, full or not; see [`crate::thread::refill`].
+    pub queue: SpanList,
+    /// How many of them a refill looks at.
+    pub patience: Cell<u8>,
+}
+
+/// What bins without an open span point to; never written.
+static NONE_PENDING: AtomicU64 = AtomicU64::new(0);
+
+impl Default for Bin {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Bin {
+    /// Not prepared.
+    pub const fn new() -> Self {
+        Self {
+            pending: Cell::new(None),
+            word: Cell::new(None),
+            base: Cell::new(0),
+            cell_bytes: Cell::new(0),
+            size_class: Cell::new(0),
+            class: Cell::new(0),
+            before_sample: Cell::new(0),
+            open: Cell::new(None),
+            queue: SpanList::new(),
+            patience: Cell::new(0),
+        }
+    }
+
+    /// Bytes of a cell.
+    pub fn cell_bytes(&self) -> usize {
+        self.cell_bytes.get() as usize
+    }
+
+    /// Whether it is prepared.
+    pub fn is_prepared(&self) -> bool {
+        self.cell_bytes.get() != 0
+    }
+
+    /// Makes it the bin of these classes.
+    pub fn prepare(&self, class: usize, size_class: usize) {
+        self.size_class.set(size_class as u8);
+        self.class.set(class as u8);
+        self.cell_bytes.set(size_class::CELL_BYTES[size_class] as u32);
+        self.before_sample.set(sample::cells_before_sample(self.cell_bytes.get() as usize));
+        self.pending.set(Some(&NONE_PENDING));
+        self.word.set(Some(&NONE_PENDING));
+    }
+
+    /// A cell of the word at hand; `None` if it has no more.
+    #[inline(always)]
+    pub fn allocate(&self) -> Option<usize> {
+        // SAFETY: `Heap::bin` prepares a bin before it hands it out.
+        let (at_hand, word) =
+            unsafe { (self.pending.get().unwrap_unchecked(), self.word.get().unwrap_unchecked()) };
+        let pending = at_hand.load(Relaxed);
+        if pending == 0 {
+            return None;
+        }
+        at_hand.store(pending & (pending - 1), Relaxed);
+        let cell = pending.trailing_zeros();
+        let address = self.base.get() + cell as usize * self.cell_bytes.get() as usize;
+        if word.load(Relaxed) >> cell & 1 == 0 {
+            freed_while_pending(address, self.cell_bytes.get() as usize);
+        }
+        Some(address)
+    }
+
+    /// Cells in hand.
+    pub fn in_hand(&self) -> u32 {
+        self.pending.get().map_or(0, |pending| pending.load(Relaxed).count_ones())
+    }
+
+    /// Takes a word of the open span in hand that has free cells; whether there is one. Never when an object is to be
+    /// sampled: the slow path sees to that.
+    pub fn advance(&self) -> bool {
+        let Some(span) = self.open.get() else { return false };
+        let mut before_sample = self.before_sample.get();
+        if (before_sample == sample::NEVER) == sample::sampling() {
+            before_sample = sample::cells_before_sample(self.cell_bytes()).max(1); // sampling has begun, or ended
+            self.before_sample.set(before_sample);
+        }
+        // Another thread may fork between any two of these stores, and a thread of the child moves into this heap. While the
+        // span's cells and the bin's address of them do not belong together, the bin has none.
+        self.pending.set(Some(&NONE_PENDING));
+        compiler_fence(SeqCst);
+        let Some(word) = span.take_word(before_sample) else { return false };
+        let taken = span.pending().load(Relaxed).count_ones();
+        if before_sample != sample::NEVER {
+            self.before_sample.set(before_sample - taken);
+        }
+        events::add(Event::CellsTaken, taken.into());
+        self.word.set(Some(span.live_word(word)));
+        self.base.set(span.address() + word * 64 * self.cell_bytes.get() as usize);
+        compiler_fence(SeqCst);
+        self.pending.set(Some(span.pending()));
+        true
+    }
+
+    /// Has no open span any more.
+    fn give_up_open(&self) -> Option<&'static Span> {
+        let span = self.open.take()?;
+        let not_used = span.pending().load(Relaxed).count_ones();
+        if self.before_sample.get() != sample::NEVER {
+            self.before_sample.set(self.before_sample.get() + not_used);
+        }
+        events::add(Event::CellsTaken, u64::from(not_used).wrapping_neg());
+        span.return_word();
+        self.pending.set(Some(&NONE_PENDING));
+        Some(span)
+    }
+
+    /// The open span joins the end of the queue.
+    pub fn close(&self) {
+        if let Some(span) = self.give_up_open() {
+            span.set_place(Place::Queued);
+            self.queue.push(span);
+        }
+    }
+
+    /// The next span in the bin's queue that has room. Frees do not report to the queue, so it is
+    /// searched; but only as far as searching has paid of late: a heap that only grows looks at one span.
+    pub fn next_queued(&self) -> Option<&'static Span> {
+        let patience = self.patience.get().max(1);
+        for _ in 0..patience {
+            let span = self.queue.pop()?;
+            if span.word_with_room().is_some() {
+                self.patience.set((patience * 2).min(MAX_PATIENCE));
+                return Some(span);
+            }
+            self.queue.push(span);
+        }
+        self.patience.set(patience / 2);
+        None
+    }
+}
+
+/// A cell was freed again after it had been freed and before it was handed out again. The fast path of freeing does not look
+/// for that: it is seen here, before the cell gets two owners.
+#[cold]
+fn freed_while_pending(address: usize, cell_bytes: usize) -> ! {
+    misuse("double free, seen late", address, cell_bytes, 0)
+}

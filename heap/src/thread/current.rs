@@ -1,0 +1,132 @@
+//! The calling thread's heap: found through one word of thread-local storage ([`crate::system::thread_local`]), taken at the
+//! thread's first slow call and left at its end. A thread that has none has [`EMPTY`], whose tables match nothing.
+
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+
+use crate::system::{events, thread_local};
+use crate::thread::local::Heap;
+use crate::thread::{gate, refill, registry};
+use crate::units::call::Call;
+
+/// The heap of threads that have none yet, or have none any more.
+pub static EMPTY: Heap = Heap::new();
+
+/// The calling thread's heap; [`EMPTY`] if it has none.
+#[inline(always)]
+pub fn heap() -> &'static Heap {
+    let address = (&raw const EMPTY).addr().wrapping_add(thread_local::heap());
+    // SAFETY: the word is 0, or `set` set it for a heap, and heaps are never unmapped.
+    unsafe {
+        core::hint::assert_unchecked(address != 0);
+        &*(address as *const Heap)
+    }
+}
+
+fn set(heap: &'static Heap, tag: u32) {
+    let distance = core::ptr::from_ref(heap).addr().wrapping_sub((&raw const EMPTY).addr());
+    events::count_in((distance != 0).then_some(&heap.counts));
+    thread_local::set_heap(distance, tag);
+}
+
+/// The C library runs destructors in four rounds: a thread that comes back after the third might never end again.
+const LAST_EXIT: u32 = 3;
+
+static EXIT_KEY: AtomicU32 = AtomicU32::new(u32::MAX);
+static THREADS: AtomicU32 = AtomicU32::new(0);
+/// Spans are not to be freed by the fast path: everything is recorded.
+static SLOW_FREES: AtomicBool = AtomicBool::new(false);
+
+/// Registers with the C library that threads end.
+pub fn start() {
+    let mut key = 0;
+    // SAFETY: the function has the type that the C library expects.
+    if unsafe { libc::pthread_key_create(&raw mut key, Some(thread_exit)) } == 0 {
+        EXIT_KEY.store(key, Relaxed);
+    }
+}
+
+/// From now on every free takes the slow path, in threads that begin later.
+pub fn make_frees_slow() {
+    SLOW_FREES.store(true, Relaxed);
+}
+
+/// A heap for the length of one call, of a thread that has none.
+pub struct Visit {
+    /// The heap.
+    pub heap: &'static Heap,
+    /// The thread is past its end: it leaves the heap after this call.
+    leaves: bool,
+}
+
+impl Visit {
+    /// Of a thread that has a heap: to that one; else `None`.
+    #[inline]
+    pub fn at_home() -> Option<Self> {
+        let heap = heap();
+        (heap.id.get() != 0).then_some(Self { heap, leaves: false })
+    }
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        if self.leaves {
+            leave(self.heap);
+        }
+    }
+}
+
+/// A heap for the calling thread, which has none; `None` without memory. The library has started.
+#[cold]
+pub fn enter(call: &Call) -> Option<Visit> {
+    let heap = registry::move_in()?;
+    heap.stack_base.set(stack_base(call));
+    if thread_local::exits() >= LAST_EXIT {
+        return Some(Visit { heap, leaves: true });
+    }
+    heap.thread.set(THREADS.fetch_add(1, Relaxed));
+    heap.sequence.set(0);
+    set(heap, if SLOW_FREES.load(Relaxed) { 0 } else { heap.id.get() });
+    let key = EXIT_KEY.load(Relaxed);
+    if key != u32::MAX {
+        // SAFETY: the key exists; the value is passed to `thread_exit`.
+        unsafe { libc::pthread_setspecific(key, core::ptr::from_ref(heap).cast()) };
+    }
+    Some(Visit { heap, leaves: false })
+}
+
+/// From where the heights of a thread's stack are measured. The C library puts a thread's control block, which `fs:0` points
+/// to, at the top of its stack: so threads that run the same code have the same heights, and functions that allocate from
+/// different ones have different heights. The first thread's is elsewhere: it has one first call, and measures from there.
+fn stack_base(call: &Call) -> usize {
+    const FARTHEST: usize = 1 << 30;
+    let control_block: usize;
+    // SAFETY: reads the thread's own control block, which begins with its address (System V ABI).
+    unsafe {
+        core::arch::asm!(
+            "mov {0}, qword ptr fs:[0]",
+            out(reg) control_block,
+            options(pure, readonly, nostack, preserves_flags),
+        );
+    }
+    if control_block.wrapping_sub(call.stack) < FARTHEST { control_block } else { call.stack }
+}
+
+/// The thread ends: its heap becomes vacant. Destructors that run later and allocate move in again.
+extern "C" fn thread_exit(heap: *mut c_void) {
+    // SAFETY: the value set by `enter`.
+    let heap: &'static Heap = unsafe { &*heap.cast::<Heap>() };
+    set(&EMPTY, 0);
+    thread_local::count_exit();
+    leave(heap);
+}
+
+/// Empties a heap's hands and makes it vacant.
+fn leave(heap: &'static Heap) {
+    {
+        let _pass = gate::pass(heap);
+        refill::flush(heap, true);
+    }
+    let _pass = gate::pass(&EMPTY);
+    registry::move_out(heap);
+}

@@ -1,0 +1,36 @@
+//! What happens before and after a fork: no thread is in a section behind the gate ([`crate::thread::gate`]), and of all heaps
+//! the child keeps one thread's.
+
+use core::sync::atomic::Ordering::SeqCst;
+
+use crate::system::hook;
+use crate::thread::current::{self, EMPTY, Visit};
+use crate::thread::{gate, registry};
+use crate::units::call::Call;
+
+/// Registers with the C library; once, and not under a lock, since this may allocate.
+pub fn start() {
+    // SAFETY: the functions have the type that the C library expects.
+    unsafe { libc::pthread_atfork(Some(before), Some(after_in_parent), Some(after_in_child)) };
+}
+
+extern "C" fn before() {
+    // With a heap of its own the forking thread is told apart from those that have none.
+    let visit = || Visit::at_home().or_else(|| current::enter(&Call { size: 0, caller: 0, stack: 0 }));
+    let own = visit().map_or_else(current::heap, |visit| visit.heap);
+    gate::shut(own.id.get(), |inside| inside(&EMPTY) || registry::heaps().any(inside));
+    registry::lock().hold();
+}
+
+extern "C" fn after_in_parent() {
+    registry::lock().release();
+    gate::open(false);
+}
+
+extern "C" fn after_in_child() {
+    EMPTY.busy.store(0, SeqCst);
+    registry::only_survivor(current::heap());
+    hook::in_child();
+    registry::lock().release_alone();
+    gate::open(true);
+}

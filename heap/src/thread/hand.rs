@@ -1,0 +1,84 @@
+//! Empty spans that a thread has in hand.
+
+use core::cell::Cell;
+
+use crate::pages::global;
+use crate::span::cells::{Span, SpanList};
+use crate::units::size_class::COUNT as SIZE_CLASSES;
+
+/// Empty spans that a thread keeps of a class, given back after 20 or 100 ms, by [`crate::entry::maintenance`]. A thread that takes many
+/// takes several at a time, and may keep more. All zeros is an empty hand.
+pub struct Hand {
+    spans: SpanList,
+    count: Cell<u32>,
+    /// Visits to the global allocator since the hand was last emptied.
+    visits: Cell<u32>,
+    /// Bytes that bins of the class have borrowed since then, by size class.
+    pub borrowed: [Cell<u32>; SIZE_CLASSES],
+}
+
+impl Default for Hand {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Hand {
+    const BUSY_VISITS: u32 = 16;
+
+    /// Nothing in hand.
+    pub const fn new() -> Self {
+        Self {
+            spans: SpanList::new(),
+            count: Cell::new(0),
+            visits: Cell::new(0),
+            borrowed: [const { Cell::new(0) }; SIZE_CLASSES],
+        }
+    }
+
+    /// The spans.
+    pub fn spans(&self) -> impl Iterator<Item = &'static Span> {
+        self.spans.iter()
+    }
+
+    /// How many they are.
+    pub fn count(&self) -> usize {
+        self.count.get() as usize
+    }
+
+    fn is_busy(&self) -> bool {
+        self.visits.get() >= Self::BUSY_VISITS
+    }
+
+    /// One of them.
+    pub fn take(&self) -> Option<&'static Span> {
+        let span = self.spans.pop()?;
+        self.count.set(self.count.get() - 1);
+        Some(span)
+    }
+
+    /// One more.
+    pub fn keep(&self, span: &'static Span) {
+        self.count.set(self.count.get() + 1);
+        self.spans.push(span);
+    }
+
+    /// Whether one more may be kept.
+    pub fn has_room(&self) -> bool {
+        self.count.get() < if self.is_busy() { 16 } else { 4 }
+    }
+
+    /// How many spans to take beyond the one that is needed.
+    pub fn batch(&self) -> usize {
+        self.visits.set(self.visits.get() + 1);
+        if self.is_busy() { 3 } else { 0 }
+    }
+
+    /// Gives all back.
+    pub fn empty(&self) {
+        self.visits.set(0);
+        while let Some(span) = self.take() {
+            global::release_span(span.address());
+        }
+    }
+}

@@ -1,0 +1,355 @@
+//! The paper's own span layout (LLAMA §6.6, §8), selectable for comparison: objects of all sizes are bump-allocated one after
+//! another in a block span, and liveness is counted by 128 B lines.
+//!
+//! A span has an object count, to which its owner adds one while it is open; who drops it to zero gives the span
+//! back. Each line counts the objects that touch it. Spans of a page whose deadline has passed may be opened again if
+//! they have free lines: tiny objects skip to the next free line, small ones that do not fit go to an *overflow span*.
+//! Counts are updated atomically at each allocation and free, as in the paper's prototype. Since C's free() does not
+//! tell the size, each object has a header (§8), which is checked.
+
+use core::cell::Cell;
+use core::sync::atomic::{
+    AtomicU8, AtomicU16, AtomicU32,
+    Ordering::{AcqRel, Acquire, Relaxed},
+};
+
+use crate::pages::{global, region};
+use crate::span::cells::{Place, Span, SpanList};
+use crate::system::events::{self, Event};
+use crate::system::lock::Lock;
+use crate::system::text::misuse;
+use crate::units::geometry::*;
+use crate::units::lifetime_class::{CLASSES, FOREVER};
+
+/// How spans are divided.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Layout {
+    /// Cells of one size, see [`crate::span::cells`].
+    Cells = 0,
+    /// Bump allocation and lines.
+    Lines = 1,
+}
+
+static LAYOUT: AtomicU8 = AtomicU8::new(Layout::Cells as u8);
+
+/// Chooses the layout; before the first allocation.
+pub fn configure(layout: Layout) {
+    LAYOUT.store(layout as u8, Relaxed);
+}
+
+/// Whether spans are divided by lines.
+#[inline]
+pub fn chosen() -> bool {
+    LAYOUT.load(Relaxed) == Layout::Lines as u8
+}
+
+/// Bytes before each object: its size, and a word that tells a live header from a freed or overwritten one.
+const HEADER_BYTES: usize = 16;
+const LIVE: u64 = 0x6D61_7966_6C79_0001;
+const FREED: u64 = 0x6D61_7966_6C79_0F0F;
+
+/// A span that is being bump-allocated from: the next byte, and where the free run ends.
+struct Bump {
+    span: Cell<Option<&'static Span>>,
+    next: Cell<usize>,
+    end: Cell<usize>,
+}
+
+/// A thread's open spans of one class: one that may have been partly full when opened, and one for what does not fit.
+pub struct OpenSpans {
+    first: Bump,
+    overflow: Bump,
+}
+
+impl Default for OpenSpans {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl OpenSpans {
+    /// None.
+    pub const fn new() -> Self {
+        Self { first: Bump::new(), overflow: Bump::new() }
+    }
+}
+
+impl Bump {
+    const fn new() -> Self {
+        Self { span: Cell::new(None), next: Cell::new(0), end: Cell::new(0) }
+    }
+
+    /// Where an object of `size` would begin, header excluded, if the free run has room for it.
+    fn fit(&self, size: usize, alignment: usize) -> Option<usize> {
+        let address = (self.next.get() + HEADER_BYTES).next_multiple_of(alignment);
+        (self.span.get().is_some() && address + size <= self.end.get()).then_some(address)
+    }
+
+    /// Goes on to the next run of free lines; `false`: the span is exhausted.
+    fn skip_to_free_line(&self) -> bool {
+        let Some(span) = self.span.get() else { return false };
+        let base = span.address();
+        let mut line = (self.end.get() - base) / LINE_BYTES;
+        while line < SPAN_LINES && objects_on(span, line).load(Relaxed) != 0 {
+            line += 1;
+        }
+        let start = line;
+        while line < SPAN_LINES && objects_on(span, line).load(Relaxed) == 0 {
+            line += 1;
+        }
+        self.next.set(base + start * LINE_BYTES);
+        self.end.set(base + line * LINE_BYTES);
+        start < SPAN_LINES
+    }
+
+    fn open(&self, span: &'static Span) {
+        self.span.set(Some(span));
+        self.end.set(span.address());
+        self.skip_to_free_line();
+    }
+
+    /// Marks the span closed and drops the owner's count.
+    fn close(&self) {
+        if let Some(span) = self.span.take() {
+            span.size_class.store(CLOSED, Relaxed);
+            drop_count(span);
+        }
+        self.next.set(0);
+        self.end.set(0);
+    }
+
+    fn give_to(&self, other: &Bump) {
+        other.span.set(self.span.take());
+        other.next.set(self.next.replace(0));
+        other.end.set(self.end.replace(0));
+    }
+}
+
+/// In `size_class` of a span divided by lines.
+const OPENED: u8 = 1;
+const CLOSED: u8 = 0;
+
+/// The count of live objects, owner's share included: in the place that cells use for those that are watched.
+fn objects(span: &Span) -> &AtomicU32 {
+    &span.watched
+}
+
+/// The count of objects that touch a line: 128 bytes, in the place of the live bits of cells.
+fn objects_on(span: &Span, line: usize) -> &AtomicU8 {
+    let word = span.live_word(line / 8);
+    // SAFETY: an AtomicU64 is eight bytes that may be shared; a span divided by lines is accessed by bytes only.
+    unsafe { &*core::ptr::from_ref(word).cast::<AtomicU8>().add(line % 8) }
+}
+
+/// Bytes that an object takes, its header apart; not none, or its address could be the next span's.
+fn room_for(size: usize) -> usize {
+    size.max(1).next_multiple_of(MIN_ALIGNMENT)
+}
+
+/// Bytes of an object with a header that fits a line.
+const TINY_BYTES: usize = LINE_BYTES - HEADER_BYTES;
+
+/// Bump-allocates a small object; `None` when memory ran out.
+pub fn allocate(spans: &OpenSpans, class: usize, size: usize, alignment: usize) -> Option<usize> {
+    let room = room_for(size);
+    loop {
+        if let Some(address) = spans.first.fit(room, alignment) {
+            return Some(place(&spans.first, address, size, room));
+        }
+        let tiny = room <= TINY_BYTES && alignment <= LINE_BYTES;
+        let is_partly_used =
+            spans.first.span.get().is_some() && spans.first.end.get() < span_end(&spans.first);
+        if is_partly_used && !tiny {
+            // Overflow allocation: do not search for several free lines in a row.
+            if let Some(address) = spans.overflow.fit(room, alignment) {
+                return Some(place(&spans.overflow, address, size, room));
+            }
+            spans.overflow.close();
+            spans.overflow.open(fresh(class)?);
+            events::count(Event::OverflowSpan);
+        } else if !spans.first.skip_to_free_line() {
+            spans.first.close();
+            if spans.overflow.span.get().is_some() {
+                spans.overflow.give_to(&spans.first);
+            } else {
+                spans.first.open(recyclable::take(class).map_or_else(|| fresh(class), Some)?);
+            }
+        }
+    }
+}
+
+fn span_end(bump: &Bump) -> usize {
+    bump.span.get().map_or(0, |span| span.address() + SPAN_BYTES)
+}
+
+fn fresh(class: usize) -> Option<&'static Span> {
+    let span = global::acquire_spans(class, 0, |_| {})?;
+    (0..SPAN_LINES).for_each(|line| objects_on(span, line).store(0, Relaxed));
+    span.cells.store(0, Relaxed); // in no list
+    objects(span).store(1, Relaxed);
+    reopen(span, class);
+    Some(span)
+}
+
+fn reopen(span: &Span, class: usize) {
+    span.class.store(class as u8, Relaxed);
+    span.size_class.store(OPENED, Relaxed);
+    span.set_place(Place::Lines);
+}
+
+/// The lines that an object and its header touch.
+fn lines_of(address: usize, room: usize) -> core::ops::Range<usize> {
+    let start = (address - HEADER_BYTES) & (SPAN_BYTES - 1);
+    start / LINE_BYTES..(start + HEADER_BYTES + room).div_ceil(LINE_BYTES)
+}
+
+fn place(bump: &Bump, address: usize, size: usize, room: usize) -> usize {
+    bump.next.set(address + room);
+    let span = region::span(address);
+    for line in lines_of(address, room) {
+        objects_on(span, line).fetch_add(1, Relaxed);
+    }
+    objects(span).fetch_add(1, Relaxed);
+    // SAFETY: `fit` found room for header and object in a free run of the thread's own open span.
+    unsafe { ((address - HEADER_BYTES) as *mut [u64; 2]).write([size as u64, LIVE ^ address as u64]) };
+    address
+}
+
+/// The size that was asked for; the process ends if the header is not that of a live object.
+fn size_at(address: usize, caller: usize) -> usize {
+    if !address.is_multiple_of(MIN_ALIGNMENT) || address & (SPAN_BYTES - 1) < HEADER_BYTES {
+        misuse("invalid pointer, no object begins here", address, 0, caller);
+    }
+    // SAFETY: the header's place lies in the same span, which is mapped.
+    let [size, mark] = unsafe { ((address - HEADER_BYTES) as *const [u64; 2]).read() };
+    let mark = mark ^ address as u64;
+    if mark == FREED {
+        misuse("double free", address, size as usize, caller);
+    }
+    if mark != LIVE || size as usize > MAX_SMALL_BYTES {
+        misuse("invalid pointer or corrupted header", address, 0, caller);
+    }
+    size as usize
+}
+
+/// Bytes that the object may use.
+pub fn usable_size(address: usize, caller: usize) -> usize {
+    size_at(address, caller)
+}
+
+/// Frees an object.
+pub fn free(address: usize, caller: usize) {
+    let size = size_at(address, caller);
+    // SAFETY: as in `size_at`; the object was live.
+    unsafe { ((address - HEADER_BYTES) as *mut [u64; 2]).write([size as u64, FREED ^ address as u64]) };
+    let span = region::span(address);
+    for line in lines_of(address, room_for(size)) {
+        objects_on(span, line).fetch_sub(1, AcqRel);
+    }
+    drop_count(span);
+}
+
+/// The thread that drops the count to zero gives the span back (LLAMA §8).
+fn drop_count(span: &'static Span) {
+    if objects(span).fetch_sub(1, AcqRel) == 1 {
+        recyclable::forget(span);
+        span.set_place(Place::None);
+        global::release_span(span.address());
+    }
+}
+
+/// Adds one to the count unless it is zero: the span is being given back.
+fn hold(span: &Span) -> bool {
+    objects(span).fetch_update(AcqRel, Relaxed, |count| (count > 0).then_some(count + 1)).is_ok()
+}
+
+/// Live objects of a span and the bytes of the lines they touch.
+pub fn live(span: &Span) -> (usize, usize) {
+    let lines = (0..SPAN_LINES).filter(|&line| objects_on(span, line).load(Relaxed) != 0).count();
+    let shares = (span.size_class.load(Relaxed) == OPENED) as usize;
+    ((objects(span).load(Relaxed) as usize).saturating_sub(shares), lines * LINE_BYTES)
+}
+
+/// Whether a thread allocates from the span.
+pub fn is_open(span: &Span) -> bool {
+    span.size_class.load(Relaxed) == OPENED
+}
+
+/// Closes open spans.
+pub fn close_all(spans: &[OpenSpans]) {
+    for spans in spans {
+        spans.first.close();
+        spans.overflow.close();
+    }
+}
+
+/// The page at `address`, of this class now, has passed its deadline: its spans may be opened again.
+pub fn page_expired(address: usize, class: usize) {
+    if chosen() {
+        recyclable::list(address, class);
+    }
+}
+
+/// Closed spans with free lines, on pages whose deadline has passed.
+pub mod recyclable {
+    use super::*;
+
+    struct Lists {
+        lock: Lock,
+        /// By the class of their page.
+        lists: [SpanList; CLASSES],
+    }
+    // SAFETY: the lists are used with the lock held only.
+    unsafe impl Sync for Lists {}
+    static LISTS: Lists = Lists { lock: Lock::new(), lists: [const { SpanList::new() }; CLASSES] };
+
+    /// In `cells` of a span divided by lines: one more than the class whose list it is in; 0 for none.
+    fn listed(span: &Span) -> &AtomicU16 {
+        &span.cells
+    }
+
+    /// The deadline of a page has passed: lists its closed, partly free spans (LLAMA §6.6). The page's lock is held.
+    pub fn list(page_address: usize, page_class: usize) {
+        let page = region::huge_page(page_address);
+        let _guard = LISTS.lock.lock();
+        for block in (0..BLOCKS_PER_HUGE_PAGE).step_by(SPAN_BLOCKS) {
+            let span = region::span(page_address + block * BLOCK_BYTES);
+            let has_free_lines = || (0..SPAN_LINES).any(|line| objects_on(span, line).load(Relaxed) == 0);
+            if page.spans.get(block)
+                && span.place() == Place::Lines
+                && span.size_class.load(Relaxed) == CLOSED
+                && listed(span).load(Relaxed) == 0
+                && has_free_lines()
+                && objects(span).load(Acquire) > 0
+            {
+                listed(span).store(page_class as u16 + 1, Relaxed);
+                LISTS.lists[page_class].push(span);
+            }
+        }
+    }
+
+    /// A partly free span of a page of a longer class, the longest first, opened for `class`.
+    pub fn take(class: usize) -> Option<&'static Span> {
+        let _guard = LISTS.lock.lock();
+        for longer in (class + 1..=FOREVER).rev() {
+            while let Some(span) = LISTS.lists[longer].pop() {
+                listed(span).store(0, Relaxed);
+                if hold(span) {
+                    reopen(span, class);
+                    events::count(Event::SpanReopened);
+                    return Some(span);
+                }
+            }
+        }
+        None
+    }
+
+    /// The span's last object is gone: it must not stay listed.
+    pub fn forget(span: &'static Span) {
+        let _guard = LISTS.lock.lock();
+        if let Some(class) = listed(span).swap(0, Relaxed).checked_sub(1) {
+            LISTS.lists[class as usize].remove(span);
+        }
+    }
+}

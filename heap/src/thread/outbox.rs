@@ -1,0 +1,87 @@
+//! Frees of other threads' objects, collected by the thread that frees, so that one atomic instruction does for many.
+//!
+//! Objects that are freed one after another by a consumer were often allocated one after another by a producer, and
+//! lie in the same 64 cells of a span. The outbox keeps the marks for a few such words, and posts one when its place is
+//! needed, after some frees, and whenever the thread's slow path has time ([`crate::entry::maintenance`]). Until then the
+//! objects count as live, so their span stays.
+
+use core::cell::Cell;
+use core::sync::atomic::Ordering::Relaxed;
+
+use crate::span::cells::Span;
+use crate::span::remote;
+use crate::system::text::misuse;
+
+const PLACES: usize = 16;
+/// Frees after which all is posted.
+const PATIENCE: u32 = 256;
+
+/// The outbox of a thread. All zeros is an empty one.
+#[derive(Default)]
+pub struct Outbox {
+    places: [Marks; PLACES],
+    frees: Cell<u32>,
+}
+
+/// Marks for one word of a span. The word's number is kept in the low bits of the span's address.
+#[derive(Default)]
+struct Marks {
+    key: Cell<usize>,
+    bits: Cell<u64>,
+}
+
+const WORD: usize = align_of::<Span>() - 1;
+
+impl Outbox {
+    /// An empty outbox.
+    pub const fn new() -> Self {
+        Self {
+            places: [const { Marks { key: Cell::new(0), bits: Cell::new(0) } }; PLACES],
+            frees: Cell::new(0),
+        }
+    }
+
+    /// Puts a free of `cell` in; `false`: it is in already, a double free.
+    pub fn put(&self, span: &'static Span, cell: usize) -> bool {
+        let key = core::ptr::from_ref(span) as usize | (cell / 64);
+        let bit = 1 << (cell % 64);
+        let place = &self.places[(key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 60) % PLACES];
+        if place.key.get() != key {
+            place.post(false);
+            place.key.set(key);
+        } else if place.bits.get() & bit != 0 {
+            return false;
+        }
+        place.bits.set(place.bits.get() | bit);
+        let frees = self.frees.get().wrapping_add(1);
+        self.frees.set(frees);
+        if frees.is_multiple_of(PATIENCE) {
+            self.post(false);
+        }
+        true
+    }
+
+    /// Posts all; `locked`: the registry's lock is held.
+    pub fn post(&self, locked: bool) {
+        self.places.iter().for_each(|place| place.post(locked));
+    }
+}
+
+impl Marks {
+    fn post(&self, locked: bool) {
+        let (key, bits) = (self.key.replace(0), self.bits.replace(0));
+        if key == 0 {
+            return;
+        }
+        // SAFETY: the key holds a span's address, and spans are never unmapped.
+        let span = unsafe { &*((key & !WORD) as *const Span) };
+        let word = key & WORD;
+        let twice = span.remote().mark(word, bits);
+        if twice != 0 {
+            let cell_bytes = span.cell_bytes.load(Relaxed) as usize;
+            let cell = word * 64 + twice.trailing_zeros() as usize;
+            misuse("double free, by two threads", span.address() + cell * cell_bytes, cell_bytes, 0);
+        }
+        remote::list(span, locked);
+    }
+}

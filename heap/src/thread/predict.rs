@@ -1,0 +1,74 @@
+//! Where lifetimes come from: one interface, and the seam where a learned model goes.
+//!
+//! A call that a thread's prediction table does not know (LLAMA §7) is classified here, by one of four sources: a fixed
+//! class, what was learned online ([`crate::lifetime::sites`]), a trained model ([`crate::lifetime::model`]), alone as in the paper or corrected
+//! by what is learned online, or an oracle, the recorded lifetimes of an earlier run. A class that holds for all calls
+//! alike may be put into the table; the oracle's holds for one object.
+//!
+//! A model is asked when a site is new: sites are the second, larger table behind those of the threads. And it is asked again
+//! after 1,000 hits of a site and more, for the context that calls then; where it disagrees with itself, the longer class holds.
+
+use crate::lifetime::sites::{self, Site};
+use crate::lifetime::source::{self, Source};
+use crate::lifetime::{model, oracle};
+use crate::system::events::{self, Event};
+use crate::thread::gate;
+use crate::thread::local::Heap;
+use crate::units::call::Call;
+use crate::units::lifetime_class::FOREVER;
+
+/// A call's class.
+pub struct Prediction {
+    /// The lifetime class.
+    pub class: usize,
+    /// It holds for calls like this one until the epoch changes.
+    pub cacheable: bool,
+    /// The call site that learns from this object's lifetime.
+    pub site: Option<&'static Site>,
+}
+
+/// Classifies a call.
+pub fn classify(heap: &Heap, call: &Call) -> Prediction {
+    match source::in_use() {
+        Source::Fixed(class) => Prediction { class, cacheable: true, site: None },
+        Source::Oracle => {
+            let class = oracle::class(heap.thread.get(), heap.sequence.get());
+            Prediction { class, cacheable: false, site: None }
+        }
+        Source::Online | Source::Model { .. } => {
+            if heap.predicted_bin(call).is_none() {
+                events::count(Event::PredictionMissed);
+            } // else the bin needs a span, and its site learns
+            let site = sites::of(&heap.known_sites, call, heap.height(call));
+            if let Some(site) = site.filter(|site| site.was_hit(1, call.size)) {
+                ask_again(site, call);
+            }
+            Prediction { class: site.map_or(FOREVER, Site::class), cacheable: true, site }
+        }
+    }
+}
+
+/// The thread's table knew the call, as it knew that of `count` objects since the last time.
+#[inline]
+pub fn was_hit(heap: &'static Heap, call: &Call, count: u32) {
+    if matches!(source::in_use(), Source::Model { .. })
+        && let Some(site) = heap.predictions.site(call).or_else(|| heap.known_sites.get(call))
+    {
+        let _pass = gate::pass(heap);
+        if site.was_hit(count, call.size) {
+            ask_again(site, call);
+        }
+    }
+}
+
+/// Runs the model once more for a site, in the context that is calling now (LLAMA §7).
+#[cold]
+#[inline(never)]
+fn ask_again(site: &'static Site, call: &Call) {
+    if matches!(source::in_use(), Source::Model { .. })
+        && let Some(class) = model::predict(call.caller)
+    {
+        events::count(Event::PredictionChecked);
+        site.model_says(class);
+    }
+}

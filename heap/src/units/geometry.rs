@@ -1,0 +1,132 @@
+//! Sizes of things and where they lie: regions of 16 GiB, huge pages of 2 MiB, block spans of 16 KiB,
+//! blocks of 8 KiB and lines of 128 B (LLAMA §6.1), and the arithmetic from an address to each of them.
+//!
+//! ```text
+//! region (16 GiB, aligned)
+//! ├── 2 MiB      8192 × 256 B   huge page metadata, one entry for each 2 MiB of the region
+//! ├── 320 MiB    2^20 × 320 B   block span metadata, one entry for each 16 KiB of the region
+//! └── the rest   8031 huge pages of objects
+//! ```
+//! All metadata is apart from the objects and in small pages, touched only where it is used (LLAMA §6.5).
+
+/// Bytes of a huge page.
+pub const HUGE_PAGE_BYTES: usize = 2 << 20;
+/// Bytes of a block.
+pub const BLOCK_BYTES: usize = 8 << 10;
+/// Bytes of a line.
+pub const LINE_BYTES: usize = 128;
+/// Blocks of a block span: the paper's M = 2.
+pub const SPAN_BLOCKS: usize = 2;
+/// Bytes of a block span, which is also its alignment.
+pub const SPAN_BYTES: usize = SPAN_BLOCKS * BLOCK_BYTES;
+/// Lines of a block span.
+pub const SPAN_LINES: usize = SPAN_BYTES / LINE_BYTES;
+/// Blocks of a huge page.
+pub const BLOCKS_PER_HUGE_PAGE: usize = HUGE_PAGE_BYTES / BLOCK_BYTES;
+/// Block spans of a huge page.
+pub const SPANS_PER_HUGE_PAGE: usize = HUGE_PAGE_BYTES / SPAN_BYTES;
+
+/// log2 of a region's bytes.
+pub const REGION_SHIFT: u32 = 34;
+/// Bytes of a region.
+pub const REGION_BYTES: usize = 1 << REGION_SHIFT;
+/// Huge pages of a region, metadata included.
+pub const HUGE_PAGES_PER_REGION: usize = REGION_BYTES / HUGE_PAGE_BYTES;
+/// Bytes of one huge page's metadata.
+pub const HUGE_PAGE_METADATA_BYTES: usize = 256;
+/// Bytes of one block span's metadata: a line of header, two of live bits, two of remote bits.
+pub const SPAN_METADATA_BYTES: usize = 320;
+/// Where, in a region, the block span metadata begins.
+pub const SPAN_METADATA_OFFSET: usize = HUGE_PAGES_PER_REGION * HUGE_PAGE_METADATA_BYTES;
+/// Block span metadata of one huge page: a whole number of 4 KiB pages.
+pub const SPAN_METADATA_PER_HUGE_PAGE: usize = SPANS_PER_HUGE_PAGE * SPAN_METADATA_BYTES;
+/// The first huge page of a region that holds objects.
+pub const FIRST_HUGE_PAGE: usize =
+    (SPAN_METADATA_OFFSET + HUGE_PAGES_PER_REGION * SPAN_METADATA_PER_HUGE_PAGE) / HUGE_PAGE_BYTES;
+/// Huge pages of a region that hold objects.
+pub const USABLE_HUGE_PAGES: usize = HUGE_PAGES_PER_REGION - FIRST_HUGE_PAGE;
+
+/// User addresses end here.
+pub const ADDRESS_BITS: u32 = 47;
+/// Regions that an address space could hold.
+pub const REGION_SLOTS: usize = 1 << (ADDRESS_BITS - REGION_SHIFT);
+/// Regions that one heap may have: 1 TiB of objects.
+pub const MAX_REGIONS: usize = 64;
+
+/// The largest object that shares a block span: above it, an object is *large* (LLAMA §6.1).
+pub const MAX_SMALL_BYTES: usize = 8 << 10;
+/// From here on an object has a mapping of its own: it spans so many huge pages that sharing the last one saves nothing.
+pub const MIN_DIRECT_BYTES: usize = 16 << 20;
+/// The alignment of everything that malloc returns on this machine.
+pub const MIN_ALIGNMENT: usize = 16;
+
+/// The region's base for an address in it.
+#[inline(always)]
+pub const fn region_base(address: usize) -> usize {
+    address & !(REGION_BYTES - 1)
+}
+
+/// The huge page's index in its region.
+#[inline(always)]
+pub const fn huge_page_index(address: usize) -> usize {
+    (address & (REGION_BYTES - 1)) / HUGE_PAGE_BYTES
+}
+
+/// The block's index in its huge page.
+#[inline(always)]
+pub const fn block_index(address: usize) -> usize {
+    (address & (HUGE_PAGE_BYTES - 1)) / BLOCK_BYTES
+}
+
+/// Where the metadata of the block span around `address` lies.
+#[inline(always)]
+pub const fn span_metadata_address(address: usize) -> usize {
+    region_base(address)
+        + SPAN_METADATA_OFFSET
+        + ((address & (REGION_BYTES - 1)) / SPAN_BYTES) * SPAN_METADATA_BYTES
+}
+
+/// Where the block span begins whose metadata lies at `metadata`.
+#[inline]
+pub const fn span_of_metadata(metadata: usize) -> usize {
+    let base = region_base(metadata);
+    base + (metadata - base - SPAN_METADATA_OFFSET) / SPAN_METADATA_BYTES * SPAN_BYTES
+}
+
+/// Where the metadata of the huge page around `address` lies.
+#[inline(always)]
+pub const fn huge_page_metadata_address(address: usize) -> usize {
+    region_base(address) + huge_page_index(address) * HUGE_PAGE_METADATA_BYTES
+}
+
+/// `value` rounded up to a multiple of `alignment`, a power of two; `None` past the end of the address space.
+#[inline]
+pub const fn round_up(value: usize, alignment: usize) -> Option<usize> {
+    match value.checked_add(alignment - 1) {
+        Some(v) => Some(v & !(alignment - 1)),
+        None => None,
+    }
+}
+
+const _: () = assert!(SPAN_METADATA_PER_HUGE_PAGE.is_multiple_of(4096));
+const _: () = assert!(FIRST_HUGE_PAGE == 161);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metadata_of_neighbours_does_not_overlap_and_ends_before_the_objects() {
+        let base = 5 * REGION_BYTES;
+        let first = base + FIRST_HUGE_PAGE * HUGE_PAGE_BYTES;
+        let last = base + REGION_BYTES - 1;
+        assert_eq!(
+            span_metadata_address(first + SPAN_BYTES) - span_metadata_address(first),
+            SPAN_METADATA_BYTES
+        );
+        assert_eq!(span_metadata_address(first + SPAN_BYTES - 1), span_metadata_address(first));
+        assert_eq!(span_of_metadata(span_metadata_address(first + SPAN_BYTES)), first + SPAN_BYTES);
+        assert!(span_metadata_address(last) + SPAN_METADATA_BYTES <= first);
+        assert!(huge_page_metadata_address(last) + HUGE_PAGE_METADATA_BYTES <= base + SPAN_METADATA_OFFSET);
+    }
+}
