@@ -26,6 +26,13 @@ def shown(results: Results) -> list[Shown]:
         kib = results.median("swing", name, "rss_kib")
         if kib:
             found.append(at_most(f"swing: resident at the end, {label}", limit, kib / 1024, " MiB"))
+    kib = results.median("small", "mayfly", "sleep.private_kib")
+    if kib:
+        found.append(at_most("sleep: private memory", 300, kib, " KiB"))
+    for metric, label in (("python.private_kib", "memory"), ("python.start_ms", "time")):
+        ours, theirs = (results.median("small", name, metric) for name in ("mayfly", "glibc"))
+        if ours and theirs:
+            found.append(at_most(f"python -c pass: {label} beside glibc's", 1.1, ours / theirs, "x"))
     for moment, label in (("", "at the end"), ("deleted.", "after deleting most")):
         part = results.redis_reduction(moment)
         if part is not None:

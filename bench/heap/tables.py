@@ -26,6 +26,8 @@ def print_all(results: Results) -> None:
             print_workload(results, workload)
         if workload == "swing":
             print_swing(results)
+        if workload == "small":
+            print_small(results)
         if workload == "redis":
             print_redis(results)
     print_means(results)
@@ -88,6 +90,27 @@ def print_swing(results: Results) -> None:
         for metric in SWING_COLUMNS.values():
             value = results.median("swing", name, metric)
             row.append(figure(value and value / (MIB if metric.endswith("bytes") else 1024)))
+        rows.append(row)
+    table(rows)
+
+
+SMALL_COLUMNS = {
+    "true, start ms": "true.start_ms",
+    "python, start ms": "python.start_ms",
+    "sleep, private KiB": "sleep.private_kib",
+    "shell, private KiB": "shell.private_kib",
+    "python, private KiB": "python.private_kib",
+}
+
+
+def print_small(results: Results) -> None:
+    print("  Processor time of a start, and what a process has for itself while it waits; beside glibc's")
+    rows = [["", *(part for label in SMALL_COLUMNS for part in (label, "to glibc's"))]]
+    for name in results.names("small"):
+        row = [name]
+        for metric in SMALL_COLUMNS.values():
+            value, theirs = (results.median("small", one, metric) for one in (name, "glibc"))
+            row += [figure(value, 2 if metric.endswith("_ms") else 0), times(theirs and value / theirs)]
         rows.append(row)
     table(rows)
 

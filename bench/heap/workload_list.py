@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench.heap import build, programs, redis
+from bench.heap import build, programs, redis, small
 from bench.heap.allocators import Allocator
 from bench.heap.measure import Numbers, run_reporting
 
@@ -97,6 +97,12 @@ WORKLOADS = {
         ),
         Workload(
             "compile", "g++ -O1 on template-heavy C++", lambda a, q: programs.compile_cpp(a, 2 if q else 12)
+        ),
+        Workload(
+            "small",
+            "true, python -c pass, sleep: what it costs to start and to be there",
+            small.run,
+            extra=("mayfly:base",),
         ),
         Workload("python", "Python with PYTHONMALLOC=malloc", lambda a, q: programs.python(a, 1 if q else 4)),
     ]

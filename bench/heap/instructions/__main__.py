@@ -1,0 +1,136 @@
+"""The command bench/heap/count: instructions of a malloc and a free on every allocator, by single steps."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+from bench import command
+from bench.compiled import compiled
+from bench.heap import allocators
+from bench.heap.allocators import Allocator
+from bench.outcome import RESULTS, BenchError, Shown, at_most, figure, print_shown, table, write
+
+HERE = Path(__file__).parent
+PATTERNS = {
+    "lifo": "one object of 64 B, freed at once",
+    "new": "the same by operator new and delete",
+    "batch": "100 objects of 64 B, then 100 frees",
+    "random": "sizes of 16 to 1,024 B, 64 live, freed at random",
+    "agree": "16 call sites of 64 B, all short-lived",
+    "differ": "16 call sites of 64 B, every other one's objects live long",
+}
+LIMITS = {"agree": 40, "differ": 60}
+EPILOG = """
+Nothing but ptrace is needed, no performance counter. The program runs a pattern for a second and a half, so
+that an allocator may learn, and then 2,000 pairs in single steps. What is counted runs outside the program's
+own file: not its loop. 'median' is the fast path, 'mean' all calls, the slow paths among them. Under single
+steps a clock runs a hundred times as fast, so what an allocator does by the clock weighs more in the mean
+than it does in life.
+
+examples
+  bench/heap/count                                   every allocator and pattern: three minutes or so
+  bench/heap/count --only lifo,differ --allocators snmalloc,mimalloc3,mayfly
+  MAYFLY_HEAP_LIBRARY=/tmp/one.so bench/heap/count --allocators mayfly
+"""
+
+
+def arguments() -> argparse.Namespace:
+    width = max(map(len, PATTERNS)) + 2
+    parser = argparse.ArgumentParser(
+        prog="bench/heap/count",
+        description="Counts the instructions of a malloc and a free on every allocator, by single steps.",
+        epilog="patterns\n"
+        + "".join(f"  {name:<{width}}{about}\n" for name, about in PATTERNS.items())
+        + EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", metavar="PATTERN,...", help="these patterns and no others")
+    parser.add_argument("--allocators", metavar="NAME,...", help="these allocators and no others")
+    parser.add_argument(
+        "--rounds", type=int, default=3, metavar="N", help="the median of N runs (default: 3)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the results as one JSON object")
+    parser.add_argument("--output", type=Path, default=RESULTS / "heap-instructions.json", metavar="FILE")
+    parsed = parser.parse_args()
+    if parsed.rounds < 1:
+        parser.error(f"--rounds {parsed.rounds}: must be 1 or more")
+    command.choose(parser, parsed, "only", PATTERNS)
+    return parsed
+
+
+def programs() -> tuple[Path, Path]:
+    """The one that steps, and the one that is stepped."""
+    step = compiled("step", ["gcc", "-O2", "-Wall", "-Wextra", "-Werror"], HERE / "step.c")
+    flags = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-fno-builtin", "-fcf-protection=none"]
+    return step, compiled("pairs", ["g++", *flags], HERE / "pairs.cc")
+
+
+def count(allocator: Allocator, pattern: str) -> dict[str, float]:
+    step, pairs = programs()
+    environment = allocator.environment()
+    # The stepping process itself stays on the system's allocator.
+    environment["STEP_PRELOAD"] = environment.pop("LD_PRELOAD")
+    told = subprocess.run(
+        [step, pairs, pattern], env=environment, capture_output=True, text=True, timeout=300
+    )
+    if told.returncode:
+        raise BenchError(f"{pattern} on {allocator.name}: {told.stderr.strip()[-300:]}")
+    counted = json.loads(told.stdout)
+    counted["pair.median"] = counted["malloc.median"] + counted["free.median"]
+    counted["pair.mean"] = counted["malloc.mean"] + counted["free.mean"]
+    return counted
+
+
+def shown(found: dict, chosen: list[Allocator], patterns: list[str]) -> list[Shown]:
+    if not any(one.name == "mayfly" for one in chosen):
+        return []
+    said = []
+    for pattern in patterns:
+        ours = found[f"{pattern}.mayfly.pair.mean"]
+        if pattern in LIMITS:
+            said.append(at_most(f"{pattern}: instructions a pair", LIMITS[pattern], ours, ""))
+        peers = [found[f"{pattern}.{one.key}.pair.mean"] for one in chosen if one.base != "mayfly"]
+        if peers:
+            said.append(at_most(f"{pattern}: to the peer with the fewest", 1, ours / min(peers), "x"))
+    return said
+
+
+def run(options: argparse.Namespace) -> int:
+    names = options.allocators or ",".join([*allocators.DEFAULT, "mayfly:fixed", "mayfly:lines"])
+    chosen = [allocators.find(name, {}) for name in dict.fromkeys(filter(None, names.split(",")))]
+    patterns = options.only or list(PATTERNS)
+    found: dict[str, float] = {}
+    for pattern in patterns:
+        for one in chosen:
+            rounds = [count(one, pattern) for _ in range(options.rounds)]
+            for metric in rounds[0]:
+                found[f"{pattern}.{one.key}.{metric}"] = median(part[metric] for part in rounds)
+            pair = found[f"{pattern}.{one.key}.pair.mean"]
+            print(f"bench: {pattern} {one.name}: {pair:.1f} a pair", file=sys.stderr, flush=True)
+    said = shown(found, chosen, patterns)
+    flat = write(options.output, {"machine.cpus": os.cpu_count()} | found, said)
+    if options.json:
+        print(json.dumps(flat))
+        return 0
+    for kind, about in (("median", "fast path"), ("mean", "all calls")):
+        print(f"\nInstructions of malloc + free, {kind}: {about}")
+        rows = [["", *patterns]]
+        for one in chosen:
+            row = [one.name]
+            for pattern in patterns:
+                parts = (found[f"{pattern}.{one.key}.{call}.{kind}"] for call in ("malloc", "free"))
+                row.append(" + ".join(figure(part, 0) for part in parts))
+            rows.append(row)
+        table(rows)
+    print_shown(said)
+    print(f"\nWritten to {options.output}")
+    return 0
+
+
+if __name__ == "__main__":
+    options = arguments()
+    sys.exit(command.outcome(lambda: run(options)))

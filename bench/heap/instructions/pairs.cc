@@ -1,0 +1,142 @@
+// Allocates and frees in one pattern, first for a second and a half so that an allocator may learn what it learns,
+// then between two marks for step.c. `pairs PATTERN`.
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <time.h>
+
+namespace {
+
+constexpr int PAIRS = 2000, BATCH = 100, RING = 64, SITES = 16;
+constexpr uint64_t WARM_NS = 1'500'000'000, LONG_NS = 200'000'000;
+
+// Called by pointer: no stub of the linker's is between the loop and the allocator.
+void *(*volatile allocate)(size_t) = malloc;
+void (*volatile release)(void *) = free;
+
+uint64_t now_ns() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return uint64_t(t.tv_sec) * 1000000000u + uint64_t(t.tv_nsec);
+}
+
+// xorshift64*, the same numbers in every run.
+uint64_t state = 88172645463325252u;
+uint64_t random_below(uint64_t n) {
+    state ^= state >> 12;
+    state ^= state << 25;
+    state ^= state >> 27;
+    return ((state * 0x2545F4914F6CDD1Du) >> 32) * n >> 32;
+}
+
+// Each is a call site of its own, as far as anybody can tell from the return address.
+template <int site> __attribute__((noinline, noclone)) void *at_site() {
+    void *object = allocate(64);
+    asm volatile("" : "+r"(object) : "i"(site));
+    return object;
+}
+
+
+void *(*const volatile sites[SITES])() = {
+    at_site<0>,  at_site<1>,  at_site<2>,  at_site<3>, at_site<4>,  at_site<5>,  at_site<6>,  at_site<7>,
+    at_site<8>,  at_site<9>,  at_site<10>, at_site<11>, at_site<12>, at_site<13>, at_site<14>, at_site<15>,
+};
+
+void *ring[RING];
+
+void lifo(int pairs) {
+    for (int n = 0; n < pairs; ++n) {
+        void *object = allocate(64);
+        asm volatile("" : "+r"(object));
+        release(object);
+    }
+}
+
+void batch(int pairs) {
+    void *objects[BATCH];
+    for (int n = 0; n < pairs; n += BATCH) {
+        for (int i = 0; i < BATCH; ++i) objects[i] = allocate(64);
+        for (int i = 0; i < BATCH; ++i) release(objects[i]);
+    }
+}
+
+void random_sizes(int pairs) {
+    for (int n = 0; n < pairs; ++n) {
+        void *&place = ring[random_below(RING)];
+        release(place);
+        place = allocate(16 + random_below(1009));
+    }
+}
+
+void agree(int pairs) {
+    for (int n = 0; n < pairs; ++n) release(sites[random_below(SITES)]());
+}
+
+// Objects of every other site live for LONG_NS and more while the allocator learns, the rest die at once.
+struct Long {
+    void *object;
+    uint64_t born_ns;
+};
+constexpr int MOST_LONG = 1 << 15;
+Long queue[MOST_LONG];
+unsigned queue_first, queue_end;
+
+void differ(int pairs) {
+    for (int n = 0; n < pairs; ++n) {
+        int site = int(random_below(SITES));
+        void *object = sites[site]();
+        if (site % 2 == 0 || queue_end - queue_first == MOST_LONG) {
+            release(object);
+            continue;
+        }
+        queue[queue_end++ % MOST_LONG] = {object, 0};
+        // One out for one in, once the first have lived long enough.
+        if (queue_end - queue_first > MOST_LONG / 2) release(queue[queue_first++ % MOST_LONG].object);
+    }
+}
+
+// Few enough a millisecond that the queue holds LONG_NS of them.
+void pause_ms() {
+    timespec one{0, 1'000'000};
+    nanosleep(&one, nullptr);
+}
+
+struct Pattern {
+    const char *name;
+    void (*run)(int);
+    int warm_pairs; // between two looks at the clock
+    bool pauses;
+};
+
+const Pattern patterns[] = {
+    {"lifo", lifo, 10'000, false},     {"new", lifo, 10'000, false},   {"batch", batch, 10'000, false},
+    {"random", random_sizes, 10'000, false}, {"agree", agree, 10'000, false}, {"differ", differ, 100, true},
+};
+
+} // namespace
+
+int main(int count, char **arguments) {
+    const Pattern *pattern = nullptr;
+    for (const Pattern &one : patterns)
+        if (count == 2 && !strcmp(arguments[1], one.name)) pattern = &one;
+    if (!pattern) {
+        fprintf(stderr, "pairs: lifo, new, batch, random, agree or differ\n");
+        return 2;
+    }
+    if (!strcmp(pattern->name, "new")) {
+        allocate = static_cast<void *(*)(size_t)>(::operator new);
+        release = static_cast<void (*)(void *)>(::operator delete);
+    }
+    for (void *&place : ring) place = allocate(16 + random_below(1009));
+    for (uint64_t end = now_ns() + WARM_NS; now_ns() < end;) {
+        pattern->run(pattern->warm_pairs);
+        if (pattern->pauses) pause_ms();
+    }
+    void *allocates = reinterpret_cast<void *>(allocate), *frees = reinterpret_cast<void *>(release);
+    asm volatile("int3" : : "D"(allocates), "S"(frees) : "memory");
+    pattern->run(PAIRS);
+    asm volatile("int3" : : : "memory");
+    return 0;
+}
