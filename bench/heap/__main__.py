@@ -13,20 +13,24 @@ from bench.heap.machine import thp_setting
 from bench.heap.measure import RunFailed
 from bench.heap.results import Results
 from bench.heap.shown import shown
-from bench.heap.workload_list import WORKLOADS
+from bench.heap.workload_list import ON_HUGE_PAGES, WORKLOADS
 from bench.outcome import write
 
 EPILOG = """
-allocators  glibc jemalloc tcmalloc mimalloc (Debian's packages) and mayfly, preloaded. Variants:
-  NAME:huge            that peer on huge pages: by its own setting, and transparent huge pages set to 'always'
-                       for the length of the run (needs root, put back afterwards)
+allocators  glibc jemalloc tcmalloc mimalloc (Debian's packages), snmalloc mimalloc3 googletcmalloc rpmalloc
+jemalloc531 (built once from their authors' sources) and mayfly, preloaded. Variants:
+  NAME:huge            on huge pages: by its own setting, and transparent huge pages set to 'always' for the
+                       length of the run (needs root, put back afterwards), with khugepaged sped up
+  NAME:always          transparent huge pages 'always' alone, khugepaged as it is
+  jemalloc:decay       gives memory back in the background, as servers set it (jemalloc531, too)
+  glibc:arenas         with two arenas
   mayfly:fixed         every allocation in one lifetime class: the path without prediction
   mayfly:oracle        right lifetimes, said at each allocation (swing only)
   mayfly:lines         the paper's span layout, bump allocation over 128-byte lines; mayfly:lines-oracle too
   mayfly:base          without huge pages
 
 examples
-  bench/heap/run                                        everything (12 minutes or so)
+  bench/heap/run                                        everything (an hour or so)
   bench/heap/run --quick --only swing,churn             two workloads, small, in seconds
   bench/heap/run --peer snmalloc=/opt/libsnmallocshim.so --only churn --rounds 5
   bench/heap/run --only redis --allocators tcmalloc:huge,mayfly
@@ -56,7 +60,7 @@ def arguments() -> argparse.Namespace:
         "--allocators", metavar="NAME,...", help="these allocators and no others (with any --peer)"
     )
     parser.add_argument(
-        "--rounds", type=int, metavar="N", help="rounds of each workload (default: 1 to 3, by workload)"
+        "--rounds", type=int, metavar="N", help="rounds of each workload (default: 3; 1 with --quick)"
     )
     parsed = parser.parse_args()
     if parsed.rounds is not None and parsed.rounds < 1:
@@ -81,8 +85,11 @@ def chosen_allocators(
         return [allocators.find(name, added) for name in dict.fromkeys([*names, *added])], []
     always = [allocators.find(name, added) for name in [*allocators.PEERS, *added, "mayfly"]]
     extra = dict.fromkeys(name for workload in WORKLOADS.values() for name in workload.extra)
+    if options.quick:
+        # The one that Redis' fragmentation is compared with stays.
+        extra = {name: None for name in extra if name == "tcmalloc:huge" or name not in ON_HUGE_PAGES}
     if thp_setting() == "absent" or os.geteuid() != 0:
-        dropped = [name for name in extra if name.endswith(":huge")]
+        dropped = [name for name in extra if name.endswith((":huge", ":always"))]
         print(
             f"bench: not root, or no transparent huge pages here: {', '.join(dropped)} left out",
             file=sys.stderr,

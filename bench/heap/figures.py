@@ -47,6 +47,8 @@ def draw_swing(results: dict, path: Path) -> Path | None:
         return None
     bars = dict(PAPER)
     for name in resident:
+        if name.endswith("_always"):
+            continue  # in the tables; as bars they would be too many
         bars[name.replace("_", ":", 1)] = (resident[name] / 1024, whole.get(name, 0) / (1 << 20))
     figure, axes = pyplot.subplots(figsize=(8, 0.42 * len(bars) + 1))
     for row, (name, (small, large)) in enumerate(bars.items()):

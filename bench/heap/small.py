@@ -1,7 +1,7 @@
 """What an allocator costs programs that need hardly any memory: to start, and to be there.
 
 `true` and `python3 -c pass` are started again and again; `sleep`, a Python that waits and a shell that waits
-are looked at while they wait. Private memory is what a process has for itself alone.
+are looked at while they wait. Private memory is what a process has written and has for itself alone.
 """
 
 import os
@@ -39,8 +39,8 @@ def run(allocator: Allocator, is_quick: bool) -> Numbers:
             with waiting(command, environment) as pid:
                 if not maps_name(pid, allocator.library):
                     raise RunFailed(f"{command[0]} does not have {allocator.library} loaded")
-                private = proc_kib(f"/proc/{pid}/smaps_rollup", "Private_Clean", "Private_Dirty")
-                numbers[f"{name}.private_kib"] = sum(private)
+                (private,) = proc_kib(f"/proc/{pid}/smaps_rollup", "Private_Dirty")
+                numbers[f"{name}.private_kib"] = private
                 numbers[f"{name}.peak_rss_kib"] = peak_rss_kib(pid)
     numbers["time_ms"] = numbers["true.start_ms"] + numbers["python.start_ms"]
     numbers["peak_rss_kib"] = numbers["python.peak_rss_kib"]

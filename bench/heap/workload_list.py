@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.heap import build, programs, redis, small
-from bench.heap.allocators import Allocator
+from bench.heap.allocators import PEERS, Allocator
 from bench.heap.measure import Numbers, run_reporting
 
 
@@ -50,6 +50,12 @@ def redis_run(allocator: Allocator, is_quick: bool) -> Numbers:
     return numbers
 
 
+# What a workload is measured on besides everybody as installed: peers on huge pages, all under THP=always.
+ON_HUGE_PAGES = (
+    *(f"{name}:huge" for name in PEERS),
+    *(f"{name}:always" for name in (*PEERS, "mayfly")),
+)
+
 WORKLOADS = {
     one.name: one
     for one in [
@@ -64,8 +70,7 @@ WORKLOADS = {
             "swing",
             "heap swinging between 1 MiB and 1 GiB, 1 object in 10,000 long-lived (section 9.6)",
             compiled("swing", [1024, 5_000_000], [128, 130_000], 240),
-            rounds=1,
-            extra=("mayfly:oracle", "mayfly:lines-oracle"),
+            extra=("mayfly:oracle", "mayfly:lines-oracle", *ON_HUGE_PAGES),
         ),
         Workload(
             "churn", "4 threads, random sizes and lifetimes", compiled("churn", [4, 10_000_000], [4, 700_000])
@@ -87,13 +92,13 @@ WORKLOADS = {
             "redis",
             "Redis, 5,000 connections, 1000 B values: fill, serve, delete most, fill again",
             redis_run,
-            rounds=2,
-            extra=("tcmalloc:huge",),
+            extra=ON_HUGE_PAGES,
         ),
         Workload(
             "memcached",
             "memcached, 200 connections",
             lambda a, q: programs.memcached(a, 100_000 if q else 1_000_000),
+            extra=ON_HUGE_PAGES,
         ),
         Workload(
             "compile", "g++ -O1 on template-heavy C++", lambda a, q: programs.compile_cpp(a, 2 if q else 12)
@@ -102,7 +107,7 @@ WORKLOADS = {
             "small",
             "true, python -c pass, sleep: what it costs to start and to be there",
             small.run,
-            extra=("mayfly:base",),
+            extra=("mayfly:base", *ON_HUGE_PAGES),
         ),
         Workload("python", "Python with PYTHONMALLOC=malloc", lambda a, q: programs.python(a, 1 if q else 4)),
     ]
