@@ -39,8 +39,8 @@ static long long live_bytes(void) {
   struct mallinfo2 (*info)(void) = of_allocator("mallinfo2");
   if (info) {
     struct mallinfo2 now = info();
-    // glibc counts objects with a mapping of their own apart from the others.
-    return (long long)(now.uordblks + (of_allocator("__libc_start_main") ? now.hblkhd : 0));
+    // Objects with a mapping of their own are counted apart from the others.
+    return (long long)(now.uordblks + now.hblkhd);
   }
   return -1;
 }
