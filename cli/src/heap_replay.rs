@@ -3,6 +3,9 @@
 //!
 //! The two are apart so that the reader's own memory never lies in the heap that is measured. Both sides agree
 //! on `Step`: the driver keeps objects in numbered slots, and this side gives the numbers out.
+//!
+//! What the heap holds is its live huge pages and the objects so large that each has a mapping of its own. Less
+//! than what lives, in whole huge pages, no allocator can hold: a sample that says so fails the replay.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, BufWriter, Write};
@@ -102,11 +105,12 @@ impl Slots {
     }
 }
 
-/// Replays the trace at `path`, whose recorded simulation is `recorded`; returns the curve of the heap's live
-/// huge pages, and the heap's statistics at the end. `progress` is told the bytes read, three times over.
+/// Replays the trace at `path`, whose recorded simulation is `recorded`; returns the curve of what the heap
+/// holds, and the heap's statistics at the end. `progress` is told the bytes read, three times over.
 ///
 /// # Errors
-/// No heap, a heap without what the replay needs, or one that runs out of memory.
+/// No heap, a heap without what the replay needs, one that runs out of memory, or one whose statistics say that it
+/// holds less than what lives.
 pub fn replay(
     path: &Path,
     recorded: &Recorded,
@@ -140,44 +144,63 @@ pub fn replay(
         // The driver has said why.
         bail!("the replay through Mayfly's heap failed ({status})");
     }
-    let sample_times = sent?;
+    let moments = sent?;
     let (samples, at_end) = samples?;
-    Ok((curve(&sample_times, &samples)?, at_end))
+    Ok((curve(&moments, &samples)?, at_end))
 }
 
-/// Sends all steps, with a sample at the middle of each interval of the recorded curves and one at the end;
-/// returns the times of the samples.
+/// When a sample was taken, and what was live then by the trace.
+#[derive(Clone, Copy, Debug)]
+struct Moment {
+    time_ns: u64,
+    live_bytes: u64,
+    /// Whether it is a point of the curve; the others are for the peak.
+    is_point: bool,
+}
+
+/// Sends all steps, with a sample at the middle of each interval of the recorded curves, one after each object of a
+/// huge page or more, which may come and go between two of those, and one at the end; returns the moments of the
+/// samples.
 fn send(
     path: &Path,
     recorded: &Recorded,
     classes: &Table,
     steps: &mut impl Write,
     progress: impl FnMut(u64),
-) -> Result<Vec<u64>> {
+) -> Result<Vec<Moment>> {
     let mut slots = Slots::default();
     let mut due = recorded.curves[0].points.iter().map(|&(time_ns, _)| time_ns).peekable();
-    let mut sample_times = Vec::new();
+    let mut moments = Vec::new();
+    let mut live_bytes = 0_u64;
     walk(Reader::open(path)?, progress, |change: &Change, _| {
         while let Some(time_ns) = due.next_if(|&time_ns| time_ns <= change.time_ns) {
             steps.write_all(&Step::Sample.encode(time_ns))?;
-            sample_times.push(time_ns);
+            moments.push(Moment { time_ns, live_bytes, is_point: true });
         }
-        if let Some(slot) = change.died.and_then(|object| slots.give_back(object.address)) {
+        if let Some(object) = change.died
+            && let Some(slot) = slots.give_back(object.address)
+        {
             steps.write_all(&Step::Free { slot }.encode(change.time_ns))?;
+            live_bytes -= object.size_bytes;
         }
         if let Some(object) = change.born {
             let slot = slots.take(object.address);
             let class = classes.class(object.thread, object.sequence);
             let step = Step::Allocate { slot, size_bytes: object.size_bytes, class };
             steps.write_all(&step.encode(change.time_ns))?;
+            live_bytes += object.size_bytes;
+            if object.size_bytes >= HUGE_PAGE_BYTES {
+                steps.write_all(&Step::Sample.encode(change.time_ns))?;
+                moments.push(Moment { time_ns: change.time_ns, live_bytes, is_point: false });
+            }
         }
         anyhow::Ok(())
     })?;
     let end_ns = recorded.totals.duration_ns;
     steps.write_all(&Step::Sample.encode(end_ns))?;
     steps.flush()?;
-    sample_times.push(end_ns);
-    Ok(sample_times)
+    moments.push(Moment { time_ns: end_ns, live_bytes, is_point: false });
+    Ok(moments)
 }
 
 /// What one line of statistics says.
@@ -185,6 +208,16 @@ fn send(
 struct Sample {
     live_huge_pages: u64,
     peak_huge_pages: u64,
+    /// Objects with a mapping of their own.
+    direct_bytes: u64,
+}
+
+impl Sample {
+    /// What the heap holds, in whole huge pages.
+    fn held_bytes(self) -> u64 {
+        let pages = self.live_huge_pages.saturating_mul(HUGE_PAGE_BYTES);
+        pages.saturating_add(self.direct_bytes.next_multiple_of(HUGE_PAGE_BYTES))
+    }
 }
 
 /// The sample of each line of statistics, and the last line whole.
@@ -196,31 +229,38 @@ fn read_samples(lines: impl BufRead) -> Result<(Vec<Sample>, Map<String, Value>)
         samples.push(Sample {
             live_huge_pages: statistics::whole_number(&last, "heap.huge_pages.live")?,
             peak_huge_pages: statistics::whole_number(&last, "heap.huge_pages.peak")?,
+            direct_bytes: statistics::whole_number(&last, "heap.direct.bytes")?,
         });
     }
     Ok((samples, last))
 }
 
-fn curve(times: &[u64], samples: &[Sample]) -> Result<Curve> {
-    if times.len() != samples.len() {
-        bail!("the replay on the heap answered {} of {} samples", samples.len(), times.len());
+fn curve(moments: &[Moment], samples: &[Sample]) -> Result<Curve> {
+    if moments.len() != samples.len() {
+        bail!("the replay on the heap answered {} of {} samples", samples.len(), moments.len());
     }
-    let bytes_of = |pages: u64| pages.saturating_mul(HUGE_PAGE_BYTES);
-    let points: Vec<_> = times
-        .iter()
-        .zip(samples)
-        .map(|(&time_ns, sample)| (time_ns, bytes_of(sample.live_huge_pages) as f64))
+    for (moment, sample) in moments.iter().zip(samples) {
+        let (held, live) = (sample.held_bytes(), moment.live_bytes);
+        if held < live.next_multiple_of(HUGE_PAGE_BYTES) {
+            bail!(
+                "the heap's statistics are wrong: {held} bytes held at {} ns, where {live} are live",
+                moment.time_ns
+            );
+        }
+    }
+    let points: Vec<_> = (moments.iter().zip(samples))
+        .filter(|(moment, _)| moment.is_point)
+        .map(|(moment, sample)| (moment.time_ns, sample.held_bytes() as f64))
         .collect();
     let at_end = samples.last().copied().unwrap_or_default();
-    // The last sample is the end itself, not the middle of an interval.
-    let during = &points[..points.len().saturating_sub(1)];
-    let sum: f64 = during.iter().map(|&(_, bytes)| bytes).sum();
+    let peak_of_samples = samples.iter().map(|sample| sample.held_bytes()).max().unwrap_or(0);
+    let sum: f64 = points.iter().map(|&(_, bytes)| bytes).sum();
     Ok(Curve {
         name: "mayfly.2MiB".into(),
-        average_bytes: (!during.is_empty()).then(|| sum / during.len() as f64),
+        average_bytes: (!points.is_empty()).then(|| sum / points.len() as f64),
         points,
-        final_bytes: bytes_of(at_end.live_huge_pages),
-        peak_bytes: bytes_of(at_end.peak_huge_pages),
+        final_bytes: at_end.held_bytes(),
+        peak_bytes: peak_of_samples.max(at_end.peak_huge_pages.saturating_mul(HUGE_PAGE_BYTES)),
     })
 }
 
@@ -253,5 +293,16 @@ mod tests {
     fn a_statistic_that_is_missing_is_named() {
         let error = read_samples(&b"{\"heap.huge_pages.live\": 3}\n"[..]).unwrap_err();
         assert_eq!(error.to_string(), "the heap's statistics lack the key heap.huge_pages.peak");
+    }
+
+    #[test]
+    fn a_heap_that_holds_less_than_what_lives_is_refused() {
+        let moment = |live_bytes| Moment { time_ns: 5, live_bytes, is_point: true };
+        let sample = Sample { live_huge_pages: 1, direct_bytes: 17 << 20, ..Sample::default() };
+        // 17 MiB of mappings take nine huge pages.
+        assert_eq!(curve(&[moment(20 << 20)], &[sample]).unwrap().final_bytes, 20 << 20);
+        let error = curve(&[moment((20 << 20) + 1)], &[sample]).unwrap_err();
+        let said = "the heap's statistics are wrong: 20971520 bytes held at 5 ns, where 20971521 are live";
+        assert_eq!(error.to_string(), said);
     }
 }

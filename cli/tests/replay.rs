@@ -144,3 +144,29 @@ fn true_lifetimes_pack_the_swinging_heap() {
     let points = result["timeline.mayfly.2MiB.bytes"].as_array().unwrap();
     assert!(points.len() > 1000);
 }
+
+/// Objects with a mapping of their own count as memory, too: no curve lies below what lives.
+#[test]
+fn no_heap_holds_less_than_what_lives() {
+    let folder = tempdir().unwrap();
+    let trace = folder.path().join("large.trace");
+    let mut maker = TraceMaker::new(&trace);
+    let (large, second) = (40 << 20, 1_000_000_000);
+    maker.alloc(0, 1 << 40, large);
+    maker.alloc(second, 2 << 40, 100);
+    // Comes and goes between two points of the curve.
+    maker.alloc(2 * second, 3 << 40, large);
+    maker.free(2 * second + 1, 3 << 40);
+    maker.free(4 * second, 2 << 40);
+    maker.finish();
+    let mut command = mayfly();
+    command.args(["replay", "--json", "--interval", "1000", "--allocator", "mayfly,packed"]).arg(&trace);
+    let output = command.env("MAYFLY_HEAP_LIB", heap_library()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let result: Value = serde_json::from_slice(&output.stdout).unwrap();
+    for key in ["average_bytes", "final_bytes", "peak_bytes"] {
+        let bytes = |name: &str| result[format!("{name}.2MiB.{key}")].as_f64().unwrap();
+        let (ours, least) = (bytes("mayfly"), bytes("packed"));
+        assert!(ours >= least && ours <= least + f64::from(4 << 20), "{key}: {ours} to {least}");
+    }
+}
