@@ -35,6 +35,16 @@ def tool(name: str) -> str:
     return found
 
 
+def end(process: subprocess.Popen) -> None:
+    """Asks the process to end, and kills it if it does not."""
+    process.terminate()
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 class Server:
     """The running process, its Unix socket, and its memory over time as (seconds since start, RSS in KiB)."""
 
@@ -72,13 +82,7 @@ class Server:
     def stop(self) -> None:
         self._stop.set()
         self._sampler.join()
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(20)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+        end(self.process)
 
 
 def socket_answers(server: Server) -> bool:

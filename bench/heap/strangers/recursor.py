@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.heap.allocators import Allocator
 from bench.heap.measure import Numbers, RunFailed
-from bench.heap.server import Server, scratch_folder, tool, wait_until
+from bench.heap.server import Server, end, scratch_folder, tool, wait_until
 from bench.heap.strangers.life import ask, free_port, installed, living, through
 
 SERVER = "/usr/sbin/pdns_recursor"
@@ -93,12 +93,7 @@ def authority(folder: Path) -> Iterator[int]:
             wait_until(Waiting(process), lambda _: answers(None, port))
             yield port
         finally:
-            process.terminate()
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            end(process)
 
 
 @dataclass
