@@ -1,5 +1,7 @@
 //! `mayfly`: memory for programs that live briefly, verb by verb: objects, pages, virtual machines, functions.
 
+use std::io::IsTerminal;
+
 use clap::{Parser, Subcommand};
 use mayfly_cli::failure::{Failure, OWN_FAILURE};
 use mayfly_cli::load::LoadArguments;
@@ -67,6 +69,9 @@ enum Verb {
     Sim(SimArguments),
 }
 
+/// Lines of the log that wait for stderr to take them; more are lost.
+const LINES_THAT_WAIT: usize = 4096;
+
 fn main() {
     let arguments: Vec<_> = std::env::args_os().take(3).collect();
     // Before anything else is allocated: this process is measured.
@@ -88,7 +93,17 @@ fn main() {
         Verb::Share(ref arguments) if arguments.serves() => tracing::Level::INFO,
         _ => tracing::Level::WARN,
     };
-    tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).without_time().init();
+    // On a thread of its own: whoever reads our stderr slowly, or not at all, holds up nothing but lines.
+    let (writer, flushed_when_dropped) = tracing_appender::non_blocking::NonBlockingBuilder::default()
+        .buffered_lines_limit(LINES_THAT_WAIT)
+        .finish(std::io::stderr());
+    let colours = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(writer)
+        .with_ansi(colours)
+        .without_time()
+        .init();
     let (outcome, failure_code) = match mayfly.verb {
         Verb::Run(arguments) => (arguments.execute(), OWN_FAILURE),
         Verb::Profile(arguments) => (arguments.execute(), OWN_FAILURE),
@@ -103,6 +118,7 @@ fn main() {
         Verb::Vm(arguments) => (arguments.execute(), 1),
         Verb::Sim(arguments) => (arguments.execute(), OWN_FAILURE),
     };
+    drop(flushed_when_dropped);
     std::process::exit(outcome.unwrap_or_else(|error| {
         eprintln!("mayfly: {error:#}");
         error.downcast_ref::<Failure>().map_or(failure_code, |failure| failure.exit_code)

@@ -52,6 +52,15 @@ enum AdviseName {
     Class,
 }
 
+/// What a function reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Network {
+    /// Nothing.
+    None,
+    /// What this host reaches, but not the host itself nor other instances.
+    Outside,
+}
+
 /// What an instance is shut in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Sandbox {
@@ -101,6 +110,15 @@ pub struct UpArguments {
     /// Seconds that an instance without work is kept
     #[arg(long, value_name = "S", default_value_t = 300)]
     keep_alive: u64,
+    /// Folder below which callers may name code (S3Bucket 'folder', S3Key its path); may be given several times [default: none]
+    #[arg(long, value_name = "FOLDER")]
+    code_from: Vec<PathBuf>,
+    /// Folder where accepted Event invocations are kept until they are done, so that a killed worker loses none [default: in memory]
+    #[arg(long, value_name = "FOLDER")]
+    state: Option<PathBuf>,
+    /// What functions reach whose template says nothing of it (Metadata: {Mayfly: {Network: outside}}); outside needs root
+    #[arg(long, value_enum, default_value = "none")]
+    network: Network,
     /// What an instance is shut in
     #[arg(long, value_enum, default_value = "process")]
     sandbox: Sandbox,
@@ -153,6 +171,9 @@ impl UpArguments {
             machine,
             program: std::env::current_exe().context("cannot tell where this program is")?,
             cache: cache()?,
+            code_folders: code_folders(&self.code_from)?,
+            outside: self.network == Network::Outside,
+            state: self.state,
         };
         worker::run(service, |address| {
             // For people and for scripts that asked for port 0. Nobody may be listening.
@@ -194,6 +215,13 @@ fn layers(without: &[Layer], advise: AdviseName) -> Result<Layers> {
         layers.rest = Some(beside("libmayfly_rest.so").context("--without heap,merge does without it")?);
     }
     Ok(layers)
+}
+
+/// As callers name them: absolute, and without links.
+fn code_folders(given: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    let whole =
+        |folder: &PathBuf| folder.canonicalize().with_context(|| format!("--code-from {}", folder.display()));
+    given.iter().map(whole).collect()
 }
 
 fn beside(name: &str) -> Result<PathBuf> {

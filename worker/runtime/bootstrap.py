@@ -22,12 +22,16 @@ NEXT = b"GET /2018-06-01/runtime/invocation/next HTTP/1.1\r\nHost: runtime\r\n\r
 REST = (
     "POST /2018-06-01/runtime/mayfly/rest HTTP/1.1\r\nHost: runtime\r\nConnection: close\r\nContent-Length: "
 )
-# Without work for so long, an instance rests.
+# Without work for so long, an instance rests: at first, and for as long as rests turn out to be worth it.
 IDLE_S = 0.3
+# A rest is worth it if there is no work for so long after it. If not, the next one waits twice as long, up to
+# MOST_IDLE_S.
+WORTH_S = 5.0
+MOST_IDLE_S = 60.0
 # While another instance of the function merges, it waits so long again.
 AGAIN_S = 0.2
-# One that is never idle rests once in between, so long after it has started, and one that never gets work
-# merges then: their pages are shared too.
+# One that is never idle tries to merge in between, so long after it has started, and then each time after
+# twice as long, until it has merged all; one that never gets work merges then: their pages are shared too.
 FIRST_S = 5.0
 # Merging copies a piece before it lets go of it: an instance that has less left of its memory does not.
 ROOM_BYTES = 32 << 20
@@ -47,6 +51,27 @@ class Outcome(ctypes.Structure):
     ]
 
 
+class Pace:
+    """How long an instance waits for work before it rests: what it gives back it must fetch again, so one
+    that is called every second rests seldom."""
+
+    def __init__(self):
+        self.pause_s = IDLE_S
+        self.rested_at = None
+
+    def rested(self, now):
+        self.rested_at = now
+
+    def worked(self, now):
+        if self.rested_at is None:
+            return
+        if now - self.rested_at < WORTH_S:
+            self.pause_s = min(2 * self.pause_s, MOST_IDLE_S)
+        else:
+            self.pause_s = IDLE_S
+        self.rested_at = None
+
+
 class Work:
     """Asks the worker for work, and rests meanwhile."""
 
@@ -62,19 +87,27 @@ class Work:
         self.asked = 0
         self.rest_when_asked = 2  # after the first answer: then all that the function loads late is there
         self.started = time.monotonic()
-        self.has_rested = False
+        self.has_merged = False
+        self.busy_try_s = FIRST_S  # after the start
+        self.pace = Pace()
 
     def next(self):
         """What runtime_client.next gives: the event and its headers."""
         self.asked += 1
         with socket.create_connection(self.address) as connection:
             connection.sendall(NEXT)
-            if not self.has_rested and self.asked > 2 and self.is_old():
+            if self.merges and not self.has_merged and self.asked > 2 and self.age() > self.busy_try_s:
+                self.busy_try_s = 2 * self.age()
                 self.rest(connection.fileno())
-            pause = IDLE_S
-            while not select.select([connection], [], [], pause)[0] and not self.rest(connection.fileno()):
+            pause = self.pace.pause_s
+            while not select.select([connection], [], [], pause)[0]:
+                if self.rest(connection.fileno()):
+                    self.pace.rested(time.monotonic())
+                    break
                 pause = AGAIN_S
-            return read(connection)
+            event = read(connection)
+            self.pace.worked(time.monotonic())
+            return event
 
     def rest(self, work):
         """Rests. False if it is too early, or if another instance of the function merges now: together they
@@ -97,18 +130,21 @@ class Work:
         return True
 
     def is_old(self):
-        return time.monotonic() - self.started > FIRST_S
+        return self.age() > FIRST_S
+
+    def age(self):
+        return time.monotonic() - self.started
 
     def rest_alone(self, work, merges):
         began = time.monotonic()
-        if merges and not self.has_rested:
+        if merges and not self.has_merged:
             # Collections write to every object that they look at: they leave alone what is there now.
             gc.collect()
             gc.freeze()
         outcome = Outcome()
         self.library.mayfly_rest(int(merges), work, ctypes.byref(outcome))
         if merges and outcome.complete:
-            self.has_rested = True
+            self.has_merged = True
             # What has changed since is worth looking at ever more seldom.
             self.rest_when_asked = 2 * self.asked
         told = {name: getattr(outcome, name) for name, _ in Outcome._fields_}

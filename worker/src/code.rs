@@ -1,4 +1,5 @@
-//! A function's code: a folder of the host's, or a .zip that is unpacked with care.
+//! A function's code: a folder that the operator has named in a template, the copy of one that a caller has named, or a
+//! .zip that is unpacked with care.
 
 use std::fs;
 use std::io::{self, Cursor, Read, Write};
@@ -8,6 +9,7 @@ use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use cap_std::fs::{Dir, MetadataExt, OpenOptions, OpenOptionsExt};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
@@ -47,6 +49,31 @@ impl Code {
         Ok(Code { folder, sha256: BASE64.encode(digest.finalize()), size_bytes, _unpacked: None })
     }
 
+    /// Copies a folder that a caller has named, which must lie below one of those that the operator allows. It is read as
+    /// everybody may read it: what only its owner may is refused, whoever the worker runs as.
+    ///
+    /// # Errors
+    /// It lies elsewhere, holds what not all may read or what is no file, folder or link, or too much.
+    pub fn copied(folder: &Path, allowed: &[PathBuf], place: &Path) -> Result<Code, ApiError> {
+        let refused = |reason: String| ApiError::invalid_parameter(format!("{}: {reason}", folder.display()));
+        let below = allowed.iter().find_map(|root| Some((root, folder.strip_prefix(root).ok()?)));
+        let Some((root, below)) = below else {
+            return Err(refused(
+                "is not below a folder that code may come from (mayfly up --code-from FOLDER)".into(),
+            ));
+        };
+        let source = open_below(root, below).map_err(refused)?;
+        let copy = new_folder(place)?;
+        let mut made = Copy { digest: Sha256::new(), bytes: 0, entries: 0 };
+        made.folder(&source, Path::new(""), copy.path()).map_err(refused)?;
+        Ok(Code {
+            folder: copy.path().to_path_buf(),
+            sha256: BASE64.encode(made.digest.finalize()),
+            size_bytes: made.bytes,
+            _unpacked: Some(Arc::new(copy)),
+        })
+    }
+
     /// Unpacks a .zip into a new folder below `place`.
     ///
     /// # Errors
@@ -59,10 +86,7 @@ impl Code {
                 zip.len()
             )));
         }
-        let folder = tempfile::Builder::new().prefix("code-").tempdir_in(place).map_err(|error| {
-            ApiError::service(format!("cannot make a folder in {}: {error}", place.display()))
-        })?;
-        set_mode(folder.path(), 0o755)?;
+        let folder = new_folder(place)?;
         unpack(zip, folder.path())?;
         Ok(Code {
             folder: folder.path().to_path_buf(),
@@ -77,6 +101,101 @@ impl Code {
 pub fn plain_reason(error: &io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or(&text).to_string()
+}
+
+fn new_folder(place: &Path) -> Result<TempDir, ApiError> {
+    let folder = tempfile::Builder::new()
+        .prefix("code-")
+        .permissions(fs::Permissions::from_mode(0o755))
+        .tempdir_in(place)
+        .map_err(|error| {
+            ApiError::service(format!("cannot make a folder in {}: {error}", place.display()))
+        })?;
+    Ok(folder)
+}
+
+/// Opens a folder as one without privileges could: every folder on the way must let everybody pass.
+fn open_below(root: &Path, below: &Path) -> Result<Dir, String> {
+    let failed = |error: io::Error| plain_reason(&error);
+    let mut folder = Dir::open_ambient_dir(root, cap_std::ambient_authority()).map_err(failed)?;
+    for part in below.components() {
+        let Component::Normal(name) = part else { return Err("must be named without '..'".into()) };
+        folder = folder.open_dir(name).map_err(failed)?;
+        if folder.dir_metadata().map_err(failed)?.mode() & 0o001 == 0 {
+            return Err(format!("{} is closed to others (o+x is needed)", Path::new(name).display()));
+        }
+    }
+    Ok(folder)
+}
+
+/// A copy that is being made.
+struct Copy {
+    digest: Sha256,
+    bytes: u64,
+    entries: usize,
+}
+
+impl Copy {
+    /// Copies what is in `source`, which is `below` in the whole.
+    fn folder(&mut self, source: &Dir, below: &Path, target: &Path) -> Result<(), String> {
+        let failed = |error: io::Error| format!("{}: {}", below.display(), plain_reason(&error));
+        if source.dir_metadata().map_err(failed)?.mode() & 0o005 != 0o005 {
+            return Err(format!("{}: not all may read this folder (o+rx is needed)", below.display()));
+        }
+        let mut entries: Vec<_> =
+            source.entries().map_err(failed)?.collect::<Result<_, _>>().map_err(failed)?;
+        entries.sort_by_key(cap_std::fs::DirEntry::file_name);
+        for entry in entries {
+            self.entries += 1;
+            if self.entries > ENTRIES {
+                return Err(format!("has more than the {ENTRIES} files that are allowed"));
+            }
+            let (name, kind) = (entry.file_name(), entry.file_type().map_err(failed)?);
+            let (below, target) = (below.join(&name), target.join(&name));
+            let failed = |error: io::Error| format!("{}: {}", below.display(), plain_reason(&error));
+            if kind.is_dir() {
+                fs::create_dir(&target).map_err(failed)?;
+                fs::set_permissions(&target, fs::Permissions::from_mode(0o755)).map_err(failed)?;
+                self.folder(&entry.open_dir().map_err(failed)?, &below, &target)?;
+            } else if kind.is_symlink() {
+                // It leads to what the instance sees there, nowhere else.
+                let points_to = source.read_link_contents(&name).map_err(failed)?;
+                std::os::unix::fs::symlink(points_to, &target).map_err(failed)?;
+            } else {
+                self.file(&entry, &below, &target)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn file(&mut self, entry: &cap_std::fs::DirEntry, below: &Path, target: &Path) -> Result<(), String> {
+        let failed = |error: io::Error| format!("{}: {}", below.display(), plain_reason(&error));
+        // Opening a pipe must not wait for its other end.
+        let mut options = OpenOptions::new();
+        options.read(true).custom_flags(libc::O_NONBLOCK);
+        if !entry.file_type().map_err(failed)?.is_file() {
+            return Err(format!("{}: is neither a file nor a folder nor a link", below.display()));
+        }
+        let mut source = entry.open_with(&options).map_err(failed)?;
+        // What was opened is looked at, not what had this name before.
+        let metadata = source.metadata().map_err(failed)?;
+        if !metadata.is_file() || metadata.mode() & 0o004 == 0 {
+            return Err(format!("{}: not all may read it (o+r is needed)", below.display()));
+        }
+        self.digest.update(below.as_os_str().as_encoded_bytes());
+        self.digest.update([0]);
+        let mut made = fs::File::create_new(target).map_err(failed)?;
+        let left = limits::UNZIPPED_BYTES - self.bytes;
+        let mut writer = Hashing(&mut self.digest, &mut made);
+        let length = io::copy(&mut (&mut source).take(left + 1), &mut writer).map_err(failed)?;
+        if length > left {
+            return Err(format!("has more than the {} bytes that are allowed", limits::UNZIPPED_BYTES));
+        }
+        self.digest.update(length.to_le_bytes());
+        self.bytes += length;
+        let executable = if metadata.mode() & 0o001 != 0 { 0o755 } else { 0o644 };
+        made.set_permissions(fs::Permissions::from_mode(executable)).map_err(failed)
+    }
 }
 
 fn digest_folder(root: &Path, below: &Path, digest: &mut Sha256, size: &mut u64) -> Result<(), String> {
@@ -95,27 +214,29 @@ fn digest_folder(root: &Path, below: &Path, digest: &mut Sha256, size: &mut u64)
             digest.update(below.as_os_str().as_encoded_bytes());
             digest.update([0]);
             let mut file = fs::File::open(&path).map_err(failed)?;
-            let length = io::copy(&mut file, &mut Hashing(digest)).map_err(failed)?;
+            let length = io::copy(&mut file, &mut Hashing(digest, &mut io::sink())).map_err(failed)?;
             digest.update(length.to_le_bytes());
             *size += length;
-            if *size > limits::UNZIPPED_BYTES {
-                return Err(format!("has more than the {} bytes that are allowed", limits::UNZIPPED_BYTES));
+            if *size > limits::IMAGE_BYTES {
+                return Err(format!("has more than the {} bytes that are allowed", limits::IMAGE_BYTES));
             }
         }
     }
     Ok(())
 }
 
-struct Hashing<'a>(&'a mut Sha256);
+/// Hashes what is written on.
+struct Hashing<'a, W>(&'a mut Sha256, &'a mut W);
 
-impl Write for Hashing<'_> {
+impl<W: Write> Write for Hashing<'_, W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.update(bytes);
-        Ok(bytes.len())
+        let written = self.1.write(bytes)?;
+        self.0.update(&bytes[..written]);
+        Ok(written)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+        self.1.flush()
     }
 }
 
@@ -163,11 +284,6 @@ fn inside(name: &str) -> Option<PathBuf> {
     let path = Path::new(name);
     let stays = path.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
     (plain && stays).then(|| path.to_path_buf())
-}
-
-fn set_mode(path: &Path, mode: u32) -> Result<(), ApiError> {
-    fs::set_permissions(path, fs::Permissions::from_mode(mode))
-        .map_err(|error| ApiError::service(format!("{}: {error}", path.display())))
 }
 
 #[cfg(test)]
@@ -231,6 +347,45 @@ mod tests {
         let error = Code::from_zip(&bomb, place.path()).unwrap_err();
         assert!(error.message.contains("Unzipped size"), "{error}");
         assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0, "nothing stays");
+    }
+
+    #[test]
+    fn a_folder_that_a_caller_names_is_copied_as_everybody_may_read_it() {
+        let outer = tempfile::tempdir().unwrap();
+        let (root, place) = (outer.path().join("root"), outer.path().join("place"));
+        let code = root.join("a/code");
+        fs::create_dir_all(code.join("sub")).unwrap();
+        fs::create_dir(&place).unwrap();
+        fs::write(code.join("app.py"), "1").unwrap();
+        fs::write(code.join("sub/run"), "22").unwrap();
+        let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        mode(&code.join("sub/run"), 0o755);
+        let allowed = [root.clone()];
+        let copied = |folder: &Path| Code::copied(folder, &allowed, &place);
+        let refusal = |folder: &Path| copied(folder).unwrap_err().message;
+        let copy = copied(&code).unwrap();
+        assert_eq!((copy.size_bytes, fs::read(copy.folder.join("sub/run")).unwrap()), (3, b"22".to_vec()));
+        fs::write(code.join("app.py"), "3").unwrap();
+        assert_eq!(fs::read(copy.folder.join("app.py")).unwrap(), b"1", "as it was");
+        assert_eq!(fs::metadata(copy.folder.join("sub/run")).unwrap().permissions().mode() & 0o777, 0o755);
+
+        assert!(refusal(outer.path()).contains("--code-from"), "not below");
+        assert!(refusal(&code.join("../../../place")).contains("without '..'"));
+        mode(&root.join("a"), 0o700);
+        assert!(refusal(&code).contains("a is closed to others"));
+        mode(&root.join("a"), 0o755);
+        mode(&code.join("app.py"), 0o600);
+        assert!(refusal(&code).contains("app.py: not all may read it"));
+        mode(&code.join("app.py"), 0o644);
+        std::os::unix::fs::symlink("/etc", root.join("a/out")).unwrap();
+        assert!(copied(&root.join("a/out")).is_err(), "a link leads out");
+        let socket = std::os::unix::net::UnixListener::bind(code.join("socket")).unwrap();
+        assert!(refusal(&code).contains("socket: is neither"));
+        drop(socket);
+        fs::remove_file(code.join("socket")).unwrap();
+        drop(copy);
+        assert!(copied(&code).is_ok());
+        assert_eq!(fs::read_dir(&place).unwrap().count(), 0, "nothing stays");
     }
 
     #[test]

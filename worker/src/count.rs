@@ -20,6 +20,8 @@ pub struct Count {
     pub throttled: AtomicU64,
     /// Not run for another reason.
     pub refused: AtomicU64,
+    /// Times that an instance has rested.
+    pub rests: AtomicU64,
     /// From arrival to answer, of those that ran.
     pub latency: Histogram,
     /// From an instance's start until it asked for work.

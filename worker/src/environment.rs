@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::function::{Runtime, Settings};
 use crate::instance::Instance;
 use crate::name::REGION;
+use crate::network;
 use crate::runtime_files;
 use crate::sandbox::{Bind, Cgroup, RUNTIME_PORT, Spec};
 use crate::store::Door;
@@ -23,6 +24,8 @@ const STORE: &str = "/var/mayfly/store";
 /// The first host user that instances run as, where the worker is root; far from those that people have.
 const FIRST_USER: u32 = 2_000_000_000;
 const USERS: u64 = 1_000_000;
+/// Programs of the host that no package has brought.
+const LOCAL: &str = "/usr/local";
 /// Python packages of the host, which a function shall not depend on.
 const HOST_PACKAGES: &str = "dist-packages";
 
@@ -107,9 +110,15 @@ pub(crate) fn sandbox_of(
     let sharing = store.map_or(Sharing::No, Sharing::Store);
     let Sources { binds, command, environment, user, fixed_layout } = sources_of(instance, sharing);
     let mut hidden = Vec::new();
-    if let Runtime::Python(_, name) = &settings.runtime {
+    let mut needs_local = false;
+    if let Runtime::Python(program, name) = &settings.runtime {
+        needs_local = program.starts_with(LOCAL);
         hidden.push(Path::new("/usr/lib/python3").join(HOST_PACKAGES));
-        hidden.push(Path::new("/usr/local/lib").join(name).join(HOST_PACKAGES));
+        hidden.push(Path::new(LOCAL).join("lib").join(name).join(HOST_PACKAGES));
+    }
+    // What the operator has installed by hand is nobody's business, but for an interpreter.
+    if !needs_local {
+        hidden.push(LOCAL.into());
     }
     Spec {
         worker: std::process::id(),
@@ -117,10 +126,12 @@ pub(crate) fn sandbox_of(
         binds,
         hidden,
         tmp_mib: settings.ephemeral_mib,
+        memory_mib: settings.memory_mib,
         user,
         host_name: format!("instance-{}", instance.id),
         cgroup_procs: cgroup.procs_files(),
         fixed_layout,
+        resolvers: settings.outside.unwrap_or(instance.options().outside).then(network::resolvers),
         command,
         environment,
     }

@@ -80,7 +80,25 @@ pub struct Wanted {
     pub architectures: Option<Vec<String>>,
     /// There are none.
     pub layers: Option<Vec<String>>,
+    /// What else a request may ask for; [`REFUSED`] says what of it cannot be had.
+    #[serde(flatten)]
+    pub other: BTreeMap<String, Value>,
 }
+
+/// What cannot be had here. Asking for it is refused, so that nobody believes to have it; its default is accepted.
+const REFUSED: [(&str, &str); 11] = [
+    ("Publish", "there are no versions"),
+    ("DeadLetterConfig", "events that failed are only logged"),
+    ("VpcConfig", "there is no such network"),
+    ("TracingConfig", "there is no X-Ray"),
+    ("KMSKeyArn", "nothing is encrypted at rest"),
+    ("FileSystemConfigs", "there is no EFS"),
+    ("ImageConfig", "images are not supported"),
+    ("CodeSigningConfigArn", "signatures of code are not checked"),
+    ("SnapStart", "there is no SnapStart"),
+    ("LoggingConfig", "logs are plain text on the worker's stderr"),
+    ("RuntimeManagementConfig", "the runtime is the host's"),
+];
 
 /// `Environment`.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -120,6 +138,9 @@ pub struct Settings {
     pub role: String,
     /// Processors it may use at most: `Metadata.Mayfly.Cpus` of its resource in a template.
     pub processors: Option<f64>,
+    /// Whether it reaches the outside world: `Metadata.Mayfly.Network` of its resource in a template; otherwise as the worker
+    /// is set up.
+    pub outside: Option<bool>,
 }
 
 /// Variables that Lambda sets and a function may not (Lambda's guide, "Defined runtime environment variables").
@@ -161,6 +182,7 @@ impl Settings {
             ephemeral_mib: *limits::EPHEMERAL_MIB.start(),
             role: String::new(),
             processors: None,
+            outside: None,
         };
         defaults.changed(wanted)
     }
@@ -209,10 +231,26 @@ impl Settings {
         for architecture in wanted.architectures.iter().flatten() {
             check(architecture == "x86_64", "Architectures", architecture, "be x86_64")?;
         }
+        for (name, reason) in REFUSED {
+            if wanted.other.get(name).is_some_and(|value| !is_default(value)) {
+                return Err(ApiError::invalid_parameter(format!("{name} is not supported here: {reason}")));
+            }
+        }
         for layer in wanted.layers.iter().flatten() {
             check(false, "Layers", layer, "be absent: layers are not supported here")?;
         }
         Ok(settings)
+    }
+}
+
+/// Whether a value asks for nothing: what clients send that fill in every field.
+fn is_default(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::String(text) => matches!(text.as_str(), "" | "PassThrough" | "None" | "Text"),
+        Value::Array(list) => list.is_empty(),
+        Value::Object(map) => map.values().all(is_default),
+        Value::Bool(true) | Value::Number(_) => false,
     }
 }
 
@@ -277,6 +315,8 @@ pub struct Function {
     pub reserved: Option<u32>,
     /// Its URL, if it has one.
     pub url: Option<FunctionUrl>,
+    /// Kept for those who ask.
+    pub tags: BTreeMap<String, String>,
 }
 
 /// A function's URL.
@@ -376,6 +416,26 @@ mod tests {
         assert!(refusal(|w| w.runtime = Some("python3.../sh".into())).contains("not supported"));
         assert!(refusal(|w| w.package_type = Some("Image".into())).starts_with("'PackageType'"));
         assert!(refusal(|w| w.architectures = Some(vec!["arm64".into()])).starts_with("'Architectures'"));
+        let other =
+            |name: &str, value: Value| Wanted { other: [(name.to_string(), value)].into(), ..wanted() };
+        for (name, value) in [
+            ("Publish", json!(true)),
+            ("DeadLetterConfig", json!({ "TargetArn": "arn:aws:sqs:x" })),
+            ("VpcConfig", json!({ "SubnetIds": ["a"], "SecurityGroupIds": [] })),
+            ("TracingConfig", json!({ "Mode": "Active" })),
+        ] {
+            let message = Settings::new(&other(name, value)).unwrap_err().message;
+            assert!(message.starts_with(name) && message.contains("not supported here"), "{message}");
+        }
+        for (name, value) in [
+            ("Publish", json!(false)),
+            ("DeadLetterConfig", json!({ "TargetArn": "" })),
+            ("VpcConfig", json!({ "SubnetIds": [], "SecurityGroupIds": [] })),
+            ("TracingConfig", json!({ "Mode": "PassThrough" })),
+            ("Tags", json!({ "a": "b" })),
+        ] {
+            assert!(Settings::new(&other(name, value)).is_ok(), "{name}");
+        }
         let variable = |name: &str, value: &str| {
             let variables = BTreeMap::from([(name.to_string(), value.to_string())]);
             refusal(|w| w.environment = Some(Environment { variables: variables.clone() }))

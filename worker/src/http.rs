@@ -2,15 +2,15 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use bytes::{Bytes, BytesMut};
+use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Incoming};
-use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper::{Request, Response, StatusCode};
+use hyper::{Request, Response, StatusCode, Version};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -22,12 +22,14 @@ pub type Answer = Response<Full<Bytes>>;
 const HEADERS: Duration = Duration::from_secs(30);
 /// A request's body must arrive within this time.
 const BODY: Duration = Duration::from_secs(60);
+/// Something of it must arrive within this time.
+const STALL: Duration = Duration::from_secs(10);
 /// All headers of one request together.
 const HEADER_BYTES: usize = 64 * 1024;
 const HEADER_COUNT: usize = 100;
 const KIB: usize = 1024;
 
-/// Serves one connection until it is closed.
+/// Serves one connection until it is closed. The caller may drop the future at any time, which closes it.
 pub async fn serve<S, F, A>(stream: S, handler: F)
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -35,8 +37,15 @@ where
     A: Future<Output = Answer>,
 {
     let service = service_fn(|request| {
-        let answer = handler(request);
-        async move { Ok::<_, Infallible>(answer.await) }
+        let wrong = broken_rule(&request);
+        let answer = wrong.is_none().then(|| handler(request));
+        async move {
+            Ok::<_, Infallible>(match (wrong, answer) {
+                (Some(wrong), _) => wrong,
+                (None, Some(answer)) => answer.await,
+                (None, None) => unreachable!("one of both is there"),
+            })
+        }
     });
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -49,6 +58,22 @@ where
         // The other side went away or spoke no HTTP: nothing of ours is wrong.
         tracing::debug!("connection: {error}");
     }
+}
+
+/// What HTTP's own rules refuse: a request of version 1.1 names one host (RFC 9112 §3.2); and the bound on headers, which the
+/// parser's buffer only keeps about.
+fn broken_rule(request: &Request<Incoming>) -> Option<Answer> {
+    let headers = request.headers();
+    let refused = |status, text: &'static str| Some(answer(status, "text/plain", text));
+    let hosts = headers.get_all(HOST).iter().count();
+    if hosts > 1 || (hosts == 0 && request.version() == Version::HTTP_11) {
+        return refused(400, "a request must have one Host header\n");
+    }
+    let bytes: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
+    if bytes > HEADER_BYTES {
+        return refused(431, "all headers together may have 65536 bytes\n");
+    }
+    None
 }
 
 /// Why a body could not be read.
@@ -74,7 +99,8 @@ impl BodyMemory {
         BodyMemory(Arc::new(Semaphore::new(bytes / KIB)))
     }
 
-    /// Reads a body of at most `limit` bytes. Its memory counts until the permit is dropped.
+    /// Reads a body of at most `limit` bytes. What has arrived counts, until the permit is dropped: whoever announces much
+    /// and sends nothing takes nothing from others.
     ///
     /// # Errors
     /// See [`BodyError`].
@@ -83,13 +109,17 @@ impl BodyMemory {
         body: Incoming,
         limit: usize,
     ) -> Result<(Bytes, OwnedSemaphorePermit), BodyError> {
-        let announced = body.size_hint().exact().unwrap_or(limit as u64);
-        if announced > limit as u64 {
-            return Err(BodyError::TooLong);
-        }
-        let permits = (announced as usize).div_ceil(KIB) as u32;
-        let permit = self.0.clone().try_acquire_many_owned(permits).map_err(|_| BodyError::NoRoom)?;
-        Ok((read_alone(body, limit).await?, permit))
+        let none = || self.0.clone().try_acquire_many_owned(0).map_err(|_| BodyError::NoRoom);
+        let (mut permit, mut counted) = (none()?, 0);
+        let body = read(body, limit, |bytes| {
+            let wanted = bytes.div_ceil(KIB);
+            let more = (wanted - counted) as u32;
+            permit.merge(self.0.clone().try_acquire_many_owned(more).map_err(|_| BodyError::NoRoom)?);
+            counted = wanted;
+            Ok(())
+        });
+        let body = body.await?;
+        Ok((body, permit))
     }
 }
 
@@ -98,12 +128,30 @@ impl BodyMemory {
 /// # Errors
 /// See [`BodyError`].
 pub async fn read_alone(body: Incoming, limit: usize) -> Result<Bytes, BodyError> {
-    let read = tokio::time::timeout(BODY, Limited::new(body, limit).collect());
-    match read.await {
-        Err(_) => Err(BodyError::TooSlow),
-        Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(BodyError::TooLong),
-        Ok(Err(_)) => Err(BodyError::Broken),
+    read(body, limit, |_| Ok(())).await
+}
+
+/// `count` is told how much there is, before more is kept.
+async fn read(
+    mut body: Incoming,
+    limit: usize,
+    mut count: impl FnMut(usize) -> Result<(), BodyError>,
+) -> Result<Bytes, BodyError> {
+    if body.size_hint().lower() > limit as u64 {
+        return Err(BodyError::TooLong);
+    }
+    let deadline = Instant::now() + BODY;
+    let mut whole = BytesMut::new();
+    loop {
+        let patience = STALL.min(deadline.saturating_duration_since(Instant::now()));
+        let frame = tokio::time::timeout(patience, body.frame()).await.map_err(|_| BodyError::TooSlow)?;
+        let Some(frame) = frame else { return Ok(whole.freeze()) };
+        let Ok(part) = frame.map_err(|_| BodyError::Broken)?.into_data() else { continue };
+        if whole.len() + part.len() > limit {
+            return Err(BodyError::TooLong);
+        }
+        count(whole.len() + part.len())?;
+        whole.extend_from_slice(&part);
     }
 }
 

@@ -10,9 +10,11 @@
 
 pub mod api;
 pub mod code;
+mod connections;
 pub mod count;
 mod environment;
 pub mod error;
+mod event_store;
 pub mod events;
 pub mod function;
 pub mod history;
@@ -24,7 +26,9 @@ pub mod load;
 pub mod machine;
 pub mod memory;
 pub mod name;
+mod network;
 pub mod output;
+mod ownership;
 pub mod pool;
 pub mod python;
 mod runtime_api;

@@ -21,6 +21,10 @@ pub const EVENT_PAYLOAD_BYTES: usize = 1024 * 1024;
 pub const ZIP_BYTES: usize = 50 * 1024 * 1024;
 /// What a .zip holds, unpacked.
 pub const UNZIPPED_BYTES: u64 = 250 * 1024 * 1024;
+/// What a folder that the operator has named may have: as much as an image.
+pub const IMAGE_BYTES: u64 = 10 << 30;
+/// Tags of a function.
+pub const TAGS: usize = 50;
 /// The body of any call that carries no .zip and is no invocation.
 pub const CALL_BYTES: usize = 1024 * 1024;
 /// Names and values of all environment variables together.

@@ -25,7 +25,8 @@ pub fn client(runtime: &Runtime, cache: &Path) -> Result<Option<PathBuf>> {
     Ok(Some(folder))
 }
 
-/// The folder for `/opt` with what the code's `requirements.txt` names, if it has one.
+/// The folder for `/opt` with what the code's `requirements.txt` names, if it has one, and nobody has put that beside the code
+/// already, as `sam build` and `pip install --target` do.
 ///
 /// # Errors
 /// It cannot be installed; pip's own words are shown.
@@ -35,10 +36,20 @@ pub fn layer(runtime: &Runtime, code: &Path, cache: &Path) -> Result<Option<Path
     if !file.exists() {
         return Ok(None);
     }
+    if has_packages(code) {
+        tracing::info!("{}: packages lie beside the code, so nothing is installed", file.display());
+        return Ok(None);
+    }
     let wanted = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
     let folder = installed(program, &wanted, "python", cache)
         .with_context(|| format!("cannot install what {} names", file.display()))?;
     Ok(Some(folder))
+}
+
+/// Whether an installer has left packages in a folder: each leaves a folder that describes it.
+fn has_packages(folder: &Path) -> bool {
+    let mut entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.any(|entry| Path::new(&entry.file_name()).extension().is_some_and(|kind| kind == "dist-info"))
 }
 
 /// Installs `requirements` below the subfolder `below` of a folder in the cache, unless that was done before.
@@ -75,7 +86,10 @@ fn installed(python: &Path, requirements: &str, below: &str, cache: &Path) -> Re
     if !output.status.success() {
         let text = String::from_utf8_lossy(&output.stderr);
         let line = text.lines().find(|line| line.contains("ERROR")).or(text.lines().last());
-        bail!("pip: {} (every package must be pinned and hashed)", line.unwrap_or("no reason given").trim());
+        bail!(
+            "pip: {} (every package must be pinned and hashed; or run `sam build`, and serve its template)",
+            line.unwrap_or("no reason given").trim()
+        );
     }
     // All may read: instances run as other users. Another worker may have made it meanwhile: either is good.
     set_readable(&made)?;

@@ -39,7 +39,10 @@ async fn next(instance: &Instance) -> Answer {
         Err(misuse) => return refused(&misuse),
     };
     match work.await {
-        Ok(invocation) => hand_out(instance, &invocation),
+        Ok(invocation) => {
+            instance.begin(&invocation);
+            hand_out(instance, &invocation)
+        }
         Err(_) => refused(&Misuse::State),
     }
 }
@@ -64,6 +67,10 @@ fn hand_out(instance: &Instance, invocation: &Invocation) -> Answer {
 }
 
 async fn response(instance: &Instance, id: &str, request: Request<Incoming>) -> Answer {
+    let _answering = match Answering::begin(instance, id) {
+        Ok(answering) => answering,
+        Err(misuse) => return refused(&misuse),
+    };
     match http::read_alone(request.into_body(), limits::PAYLOAD_BYTES).await {
         Ok(payload) => accepted(instance.answer(id, payload, false)),
         Err(BodyError::TooLong) => match instance.answer_too_large(id, None) {
@@ -74,7 +81,26 @@ async fn response(instance: &Instance, id: &str, request: Request<Incoming>) -> 
     }
 }
 
+/// The right to answer a request; without an answer, another may.
+struct Answering<'a>(&'a Instance, &'a str);
+
+impl Answering<'_> {
+    fn begin<'a>(instance: &'a Instance, id: &'a str) -> Result<Answering<'a>, Misuse> {
+        instance.begin_answer(id).map(|()| Answering(instance, id))
+    }
+}
+
+impl Drop for Answering<'_> {
+    fn drop(&mut self) {
+        self.0.abandon_answer(self.1);
+    }
+}
+
 async fn error(instance: &Instance, id: &str, request: Request<Incoming>) -> Answer {
+    let _answering = match Answering::begin(instance, id) {
+        Ok(answering) => answering,
+        Err(misuse) => return refused(&misuse),
+    };
     match described_error(request).await {
         Ok(payload) => accepted(instance.answer(id, payload, true)),
         Err(answer) => answer,
@@ -82,6 +108,9 @@ async fn error(instance: &Instance, id: &str, request: Request<Incoming>) -> Ans
 }
 
 async fn init_error(instance: &Instance, request: Request<Incoming>) -> Answer {
+    if !instance.is_starting() {
+        return refused(&Misuse::State);
+    }
     match described_error(request).await {
         Ok(payload) => accepted(instance.init_failed(payload)),
         Err(answer) => answer,

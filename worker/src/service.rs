@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::api;
@@ -14,6 +14,7 @@ use crate::function::Runtime;
 use crate::machine::{Disk, Machine, Part, Plan};
 use crate::pool::Capacity;
 use crate::python;
+use crate::sandbox::worker_is_root;
 use crate::sigv4::Credentials;
 use crate::template::{self, Declared};
 use crate::worker::{Layers, Options, Worker};
@@ -43,6 +44,12 @@ pub struct Service {
     pub program: PathBuf,
     /// Installed packages stay here.
     pub cache: PathBuf,
+    /// Folders below which callers of the API may name code.
+    pub code_folders: Vec<PathBuf>,
+    /// Whether functions that say nothing of it reach the outside world.
+    pub outside: bool,
+    /// Where events that were accepted are kept, so that they survive the worker; otherwise in memory.
+    pub state: Option<PathBuf>,
 }
 
 /// Serves until SIGTERM or SIGINT. `ready` is called with the address once requests are taken.
@@ -67,6 +74,12 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
         service.capacity.concurrency = service.capacity.concurrency.min(plan.partitions);
         service.capacity.memory_mib = u64::from(plan.partitions) * u64::from(largest_mib);
     }
+    let reaches_out =
+        service.outside || declared.iter().any(|function| function.settings.outside == Some(true));
+    ensure!(
+        !reaches_out || (worker_is_root() && service.machine.is_none()),
+        "Network: outside needs root, and instances that are processes of this host (no --sandbox vm)"
+    );
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start threads")?;
     runtime.block_on(async {
@@ -78,6 +91,9 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
             python_client,
             program: service.program,
             cache: service.cache,
+            code_folders: service.code_folders,
+            outside: service.outside,
+            state: service.state,
         })?;
         if let Some(plan) = service.machine {
             let parts = parts(&worker, &declared, &layers)?;

@@ -46,13 +46,26 @@ pub struct Signed<'a> {
     pub body: &'a [u8],
 }
 
-/// Checks the signature of a request.
+/// What an `Authorization` header claims; all that can be said of it without the body was found right.
+pub struct Claim<'a> {
+    time: &'a str,
+    scope: &'a str,
+    signed_headers: &'a str,
+    signature: &'a str,
+}
+
+/// Reads what a request claims, and checks all of it that needs no body: a request that cannot be right is not read.
 ///
 /// # Errors
-/// It has none, one of other credentials, an old one, or a wrong one.
-pub fn check(request: &Signed<'_>, credentials: &Credentials, now: SystemTime) -> Result<(), ApiError> {
+/// It has no signature, one of other credentials, for another service, or an old one.
+pub fn claim<'a>(
+    headers: &'a HeaderMap,
+    credentials: &Credentials,
+    service: &str,
+    now: SystemTime,
+) -> Result<Claim<'a>, ApiError> {
     let denied = |name, text: &str| ApiError::new(403, name, text);
-    let Some(authorization) = header(request.headers, "authorization") else {
+    let Some(authorization) = header(headers, "authorization") else {
         return Err(denied("MissingAuthenticationTokenException", "Missing Authentication Token"));
     };
     let incomplete =
@@ -74,32 +87,47 @@ pub fn check(request: &Signed<'_>, credentials: &Credentials, now: SystemTime) -
         return Err(denied("UnrecognizedClientException", text));
     }
     let parts: Vec<&str> = scope.split('/').collect();
-    let [day, region, service, "aws4_request"] = parts[..] else {
+    let [day, _region, signed_for, "aws4_request"] = parts[..] else {
         return Err(incomplete("its scope is wrong"));
     };
-    let time = header(request.headers, "x-amz-date").ok_or_else(|| incomplete("X-Amz-Date is missing"))?;
+    if signed_for != service {
+        let text = format!("Credential should be scoped to correct service: '{service}'.");
+        return Err(denied("InvalidSignatureException", &text));
+    }
+    let time = header(headers, "x-amz-date").ok_or_else(|| incomplete("X-Amz-Date is missing"))?;
     if !time.starts_with(day) || !is_near(time, now) {
         return Err(denied("InvalidSignatureException", &format!("Signature expired: {time} is not now")));
     }
     if !signed_headers.split(';').any(|name| name == "host") {
         return Err(incomplete("host is not signed"));
     }
-    let canonical = canonical_request(request, signed_headers);
-    let text = format!("{ALGORITHM}\n{time}\n{scope}\n{}", hex(&Sha256::digest(canonical)));
-    let mut key = keyed(format!("AWS4{}", credentials.secret_access_key).as_bytes(), day);
-    for part in [region, service, "aws4_request"] {
-        key = keyed(&key, part);
-    }
-    let mut expected = Hmac::<Sha256>::new_from_slice(&key).expect("any length will do");
-    expected.update(text.as_bytes());
-    // Compares in constant time.
-    match unhex(signature).map(|bytes| expected.verify_slice(&bytes)) {
-        Some(Ok(())) => Ok(()),
-        _ => Err(denied(
-            "InvalidSignatureException",
-            "The request signature we calculated does not match the signature you provided. Check your AWS Secret \
-             Access Key and signing method.",
-        )),
+    Ok(Claim { time, scope, signed_headers, signature })
+}
+
+impl Claim<'_> {
+    /// Checks the signature itself.
+    ///
+    /// # Errors
+    /// It is wrong.
+    pub fn verify(&self, request: &Signed<'_>, credentials: &Credentials) -> Result<(), ApiError> {
+        let canonical = canonical_request(request, self.signed_headers);
+        let text = format!("{ALGORITHM}\n{}\n{}\n{}", self.time, self.scope, hex(&Sha256::digest(canonical)));
+        let mut key = format!("AWS4{}", credentials.secret_access_key).into_bytes();
+        for part in self.scope.split('/') {
+            key = keyed(&key, part);
+        }
+        let mut expected = Hmac::<Sha256>::new_from_slice(&key).expect("any length will do");
+        expected.update(text.as_bytes());
+        // Compares in constant time.
+        match unhex(self.signature).map(|bytes| expected.verify_slice(&bytes)) {
+            Some(Ok(())) => Ok(()),
+            _ => Err(ApiError::new(
+                403,
+                "InvalidSignatureException",
+                "The request signature we calculated does not match the signature you provided. Check your AWS Secret \
+                 Access Key and signing method.",
+            )),
+        }
     }
 }
 
@@ -207,7 +235,8 @@ mod tests {
     fn checked(headers: &HeaderMap, query: &str, body: &[u8], seconds: u64) -> Result<(), &'static str> {
         let request = Signed { method: "GET", path: "/", query, headers, body };
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
-        check(&request, &credentials(), now).map_err(|error| error.name)
+        let claim = claim(headers, &credentials(), "service", now).map_err(|error| error.name)?;
+        claim.verify(&request, &credentials()).map_err(|error| error.name)
     }
 
     const QUERY: &str = "Param2=value2&Param1=value1";
@@ -243,6 +272,7 @@ mod tests {
         assert_eq!(with("AKIDEXAMPLE", "AKIDOTHER"), Err("UnrecognizedClientException"));
         assert_eq!(with("AWS4-HMAC-SHA256", "Bearer"), Err("IncompleteSignatureException"));
         assert_eq!(with("/aws4_request", ""), Err("IncompleteSignatureException"));
+        assert_eq!(with("/service/", "/s3/"), Err("InvalidSignatureException"));
         assert_eq!(with("=host;x", "=x"), Err("IncompleteSignatureException"));
         assert_eq!(with("b97d", "zzzz"), Err("InvalidSignatureException"));
         assert_eq!(with("b97d", "b97"), Err("InvalidSignatureException"));

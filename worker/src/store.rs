@@ -12,20 +12,24 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use tempfile::TempDir;
 
 use crate::pool::FunctionId;
-use crate::sandbox::{Spawner, own_user_with_leases, worker_is_root};
+use crate::sandbox::{Cgroup, Hierarchy, Limits, Spawner, own_user_with_leases, worker_is_root};
 
 /// The first host user of stores; instances' users end below.
 const FIRST_USER: u32 = 2_001_000_000;
 const SOCKET: &str = "share.socket";
 /// Not in the folder that instances see.
 const FIGURES: &str = "figures.socket";
+/// Of the memory for all instances, what one store may hold at most.
+const PART: u64 = 4;
+/// A store's own memory, beside the pages that it keeps.
+const OWN_MIB: u32 = 64;
+const PROCESSES: u64 = 64;
 /// A store answers at once; one that is stuck must not hold up a sample.
 const PATIENCE: Duration = Duration::from_millis(200);
 
@@ -33,21 +37,37 @@ const PATIENCE: Duration = Duration::from_millis(200);
 pub struct Stores {
     program: PathBuf,
     spawner: Spawner,
-    folder: TempDir,
-    limit_mib: u64,
+    cgroups: Arc<Hierarchy>,
+    folder: PathBuf,
+    limit_mib: u32,
     stores: Mutex<BTreeMap<FunctionId, Store>>,
 }
 
 struct Store {
     /// `None` while it is being started.
-    child: Option<Child>,
+    running: Option<Running>,
+}
+
+/// A store's process, and the cgroup that bounds it.
+struct Running {
+    child: Child,
+    cgroup: Cgroup,
 }
 
 impl Store {
+    /// It keeps nothing that must be written: what instances share stays theirs.
+    fn end(self, place: &Path) {
+        let Some(Running { mut child, cgroup }) = self.running else { return };
+        let _ = child.kill();
+        let _ = child.wait();
+        cgroup.remove();
+        let _ = std::fs::remove_dir_all(place);
+    }
+
     /// Whether it runs, or is about to. The kernel forgets one that has ended only when it is asked.
     fn runs(&mut self) -> bool {
-        match &mut self.child {
-            Some(child) => matches!(child.try_wait(), Ok(None)),
+        match &mut self.running {
+            Some(running) => matches!(running.child.try_wait(), Ok(None)),
             None => true,
         }
     }
@@ -64,9 +84,16 @@ pub struct Door {
 }
 
 impl Stores {
-    /// No store yet. Each may hold `limit_mib`.
-    pub fn new(program: PathBuf, spawner: Spawner, folder: TempDir, limit_mib: u64) -> Stores {
-        Stores { program, spawner, folder, limit_mib, stores: Mutex::default() }
+    /// No store yet. `memory_mib` is what all instances together may have; a store holds a part of that at most.
+    pub fn new(
+        program: PathBuf,
+        spawner: Spawner,
+        cgroups: Arc<Hierarchy>,
+        folder: PathBuf,
+        memory_mib: u64,
+    ) -> Stores {
+        let limit_mib = u32::try_from((memory_mib / PART).max(1)).unwrap_or(u32::MAX - OWN_MIB);
+        Stores { program, spawner, cgroups, folder, limit_mib, stores: Mutex::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<FunctionId, Store>> {
@@ -74,7 +101,7 @@ impl Stores {
     }
 
     fn place(&self, function: FunctionId) -> PathBuf {
-        self.folder.path().join(format!("store-{function}"))
+        self.folder.join(format!("store-{function}"))
     }
 
     /// The way to a function's store, which is started if it does not run.
@@ -90,14 +117,16 @@ impl Stores {
             if stores.get_mut(&function).is_some_and(Store::runs) {
                 return Ok(door);
             }
-            stores.insert(function, Store { child: None });
+            if let Some(died) = stores.insert(function, Store { running: None }) {
+                died.end(&place);
+            }
         }
-        let started = self.start(&place, &door).await;
+        let started = self.start(function, &place, &door).await;
         let mut stores = self.lock();
         match (started, stores.get_mut(&function)) {
-            (Ok(child), Some(store)) => store.child = Some(child),
+            (Ok(running), Some(store)) => store.running = Some(running),
             // The function was deleted meanwhile.
-            (Ok(child), None) => end(child, &place),
+            (Ok(running), None) => Store { running: Some(running) }.end(&place),
             (Err(error), _) => {
                 stores.remove(&function);
                 return Err(error);
@@ -106,7 +135,7 @@ impl Stores {
         Ok(door)
     }
 
-    async fn start(&self, place: &Path, door: &Door) -> Result<Child> {
+    async fn start(&self, function: FunctionId, place: &Path, door: &Door) -> Result<Running> {
         std::fs::create_dir_all(&door.folder)
             .with_context(|| format!("cannot make {}", door.folder.display()))?;
         let mut command = Command::new(&self.program);
@@ -130,13 +159,29 @@ impl Stores {
             }
         }
         own_user_with_leases(&mut command, door.user);
-        self.spawner.run(command).await.context("cannot start a page store")
+        let limits = Limits { memory_mib: self.limit_mib + OWN_MIB, processes: PROCESSES, processors: None };
+        let cgroup = self.cgroups.create(&format!("store-{function}"), limits)?;
+        let child = match self.spawner.run(command).await.context("cannot start a page store") {
+            Ok(child) => child,
+            Err(error) => {
+                cgroup.remove();
+                return Err(error);
+            }
+        };
+        let id = child.id();
+        let running = Running { child, cgroup };
+        if let Err(error) = running.cgroup.take_in(id) {
+            Store { running: Some(running) }.end(place);
+            return Err(error);
+        }
+        Ok(running)
     }
 
     /// Ends a function's store: it was deleted, and its last instance is gone.
     pub fn end(&self, function: FunctionId) {
-        if let Some(Store { child: Some(child) }) = self.lock().remove(&function) {
-            end(child, &self.place(function));
+        let removed = self.lock().remove(&function);
+        if let Some(store) = removed {
+            store.end(&self.place(function));
         }
     }
 
@@ -154,18 +199,9 @@ impl Drop for Stores {
     fn drop(&mut self) {
         let stores = std::mem::take(&mut *self.lock());
         for (function, store) in stores {
-            if let Some(child) = store.child {
-                end(child, &self.place(function));
-            }
+            store.end(&self.place(function));
         }
     }
-}
-
-fn end(mut child: Child, place: &Path) {
-    // It keeps nothing that must be written: what instances share stays theirs.
-    let _ = child.kill();
-    let _ = child.wait();
-    let _ = std::fs::remove_dir_all(place);
 }
 
 /// What the store says of itself.

@@ -1,15 +1,17 @@
 //! SAM templates: which functions a `template.yaml` declares.
 //!
-//! Read are resources of type `AWS::Serverless::Function`, `Globals.Function`, and `!Ref` or `!Sub` of a parameter's
-//! `Default`. Other resources are none of the worker's and passed over.
+//! Read are resources of type `AWS::Serverless::Function` and `Globals.Function`; [`intrinsics`] has what `!Ref` and the like stand
+//! for. Other resources are none of the worker's and passed over; so are properties that mean nothing here, with a line each.
 
-use std::collections::BTreeMap;
+mod intrinsics;
+
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Map, Value as Json};
 use serde_yaml_ng::Value as Yaml;
 
+use self::intrinsics::Scope;
 use crate::function::{Settings, Wanted};
 use crate::name;
 
@@ -31,6 +33,9 @@ const KNOWN: [&str; 14] = [
     "Role",
     "PackageType",
 ];
+
+/// Properties that change nothing for a function on one machine: what it may do in an account, and how SAM builds it.
+const MEANINGLESS: [&str; 4] = ["Policies", "Tags", "PermissionsBoundary", "AssumeRolePolicyDocument"];
 
 /// A function of a template.
 #[derive(Debug)]
@@ -61,10 +66,10 @@ pub fn read(path: &Path) -> Result<Vec<Declared>> {
 }
 
 fn declared(template: &Yaml, folder: &Path) -> Result<Vec<Declared>> {
-    let parameters = parameters(template);
+    let scope = Scope::of(template);
     let resources = template.get("Resources").and_then(Yaml::as_mapping).context("there are no Resources")?;
     let globals = match template.get("Globals").and_then(|globals| globals.get("Function")) {
-        Some(globals) => object(globals, &parameters).context("Globals.Function")?,
+        Some(globals) => properties_of(globals, &scope, "Globals.Function")?,
         None => Map::new(),
     };
     let mut functions: Vec<Declared> = Vec::new();
@@ -78,11 +83,12 @@ fn declared(template: &Yaml, folder: &Path) -> Result<Vec<Declared>> {
             .get("Properties")
             .with_context(|| format!("Resources.{name}: there are no Properties"))?;
         let mut properties = globals.clone();
-        for (key, value) in object(own, &parameters).with_context(place)? {
+        for (key, value) in properties_of(own, &scope, &place())? {
             merge(&mut properties, key, value);
         }
         let mut function = function(name, properties, folder).with_context(place)?;
         function.settings.processors = processors(resource).with_context(|| format!("Resources.{name}"))?;
+        function.settings.outside = reaches_out(resource).with_context(|| format!("Resources.{name}"))?;
         if functions.iter().any(|other| other.name == function.name) {
             bail!("{}: FunctionName '{}' is there twice", place(), function.name);
         }
@@ -101,11 +107,17 @@ fn processors(resource: &Yaml) -> Result<Option<f64>> {
     number.map(Some).context("Metadata.Mayfly.Cpus must be a number of processors, 0.01 to 256")
 }
 
-fn function(resource: &str, mut properties: Map<String, Json>, folder: &Path) -> Result<Declared> {
-    for key in properties.keys().filter(|key| !KNOWN.contains(&key.as_str())) {
-        tracing::warn!("Resources.{resource}.Properties.{key} is not supported and passed over");
+/// Whether it reaches the outside world, which SAM has no property for either: on Lambda every function does.
+fn reaches_out(resource: &Yaml) -> Result<Option<bool>> {
+    match resource.get("Metadata").and_then(|m| m.get("Mayfly")?.get("Network")).map(Yaml::as_str) {
+        None => Ok(None),
+        Some(Some("outside")) => Ok(Some(true)),
+        Some(Some("none")) => Ok(Some(false)),
+        Some(_) => bail!("Metadata.Mayfly.Network must be outside or none"),
     }
-    properties.retain(|key, _| KNOWN.contains(&key.as_str()));
+}
+
+fn function(resource: &str, mut properties: Map<String, Json>, folder: &Path) -> Result<Declared> {
     let mut take = |key: &str| properties.remove(key);
     let text = |key: &str, value: Option<Json>| match value {
         None => Ok(None),
@@ -143,6 +155,26 @@ fn function(resource: &str, mut properties: Map<String, Json>, folder: &Path) ->
     Ok(Declared { name: function_name, settings, code: folder.join(code), reserved, url_auth_type })
 }
 
+/// The properties that mean something here, with what intrinsic functions stand for.
+fn properties_of(yaml: &Yaml, scope: &Scope, place: &str) -> Result<Map<String, Json>> {
+    let mapping = yaml.as_mapping().with_context(|| format!("{place}: should be a mapping"))?;
+    let mut properties = Map::new();
+    for (key, value) in mapping {
+        let key = key.as_str().with_context(|| format!("{place}: a name is no text"))?;
+        if !KNOWN.contains(&key) {
+            if !MEANINGLESS.contains(&key) {
+                tracing::warn!("{place}.{key} is not supported and passed over");
+            }
+            continue;
+        }
+        let value = scope.resolve(value, &format!("{place}.{key}"));
+        if let Some(value) = value.with_context(|| key.to_string()).with_context(|| place.to_string())? {
+            properties.insert(key.to_string(), value);
+        }
+    }
+    Ok(properties)
+}
+
 /// As SAM merges globals: variables one by one, everything else as a whole.
 fn merge(properties: &mut Map<String, Json>, key: String, value: Json) {
     if key == "Environment"
@@ -154,88 +186,6 @@ fn merge(properties: &mut Map<String, Json>, key: String, value: Json) {
         return;
     }
     properties.insert(key, value);
-}
-
-type Parameters = BTreeMap<String, Json>;
-
-fn parameters(template: &Yaml) -> Parameters {
-    let declared = template.get("Parameters").and_then(Yaml::as_mapping);
-    declared
-        .into_iter()
-        .flatten()
-        .filter_map(|(name, parameter)| {
-            let value = serde_json::to_value(parameter.get("Default")?).ok()?;
-            Some((name.as_str()?.to_string(), value))
-        })
-        .collect()
-}
-
-fn object(yaml: &Yaml, parameters: &Parameters) -> Result<Map<String, Json>> {
-    match resolve(yaml, parameters)? {
-        Json::Object(map) => Ok(map),
-        other => bail!("{other} should be a mapping"),
-    }
-}
-
-/// YAML as JSON, with references to parameters replaced by their values.
-fn resolve(yaml: &Yaml, parameters: &Parameters) -> Result<Json> {
-    Ok(match yaml {
-        Yaml::Tagged(tagged) => match (tagged.tag.to_string().as_str(), &tagged.value) {
-            ("!Ref", Yaml::String(name)) => reference(name, parameters)?,
-            ("!Sub", Yaml::String(text)) => Json::String(substitute(text, parameters)?),
-            (tag, _) => bail!("{tag} is not supported; !Ref and !Sub of parameters with a Default are"),
-        },
-        Yaml::Mapping(mapping) => {
-            let single = mapping.iter().next().filter(|_| mapping.len() == 1);
-            match single.and_then(|(key, value)| Some((key.as_str()?, value))) {
-                Some(("Ref", Yaml::String(name))) => return reference(name, parameters),
-                Some(("Fn::Sub", Yaml::String(text))) => {
-                    return Ok(Json::String(substitute(text, parameters)?));
-                }
-                Some((function, _)) if function.starts_with("Fn::") => bail!("{function} is not supported"),
-                _ => {}
-            }
-            let mut map = Map::new();
-            for (key, value) in mapping {
-                let key =
-                    key.as_str().map_or_else(|| serde_yaml_ng::to_string(key), |key| Ok(key.to_string()))?;
-                let value = resolve(value, parameters).with_context(|| key.clone())?;
-                map.insert(key, value);
-            }
-            Json::Object(map)
-        }
-        Yaml::Sequence(list) => list.iter().map(|item| resolve(item, parameters)).collect::<Result<_>>()?,
-        plain => serde_json::to_value(plain)?,
-    })
-}
-
-fn reference(name: &str, parameters: &Parameters) -> Result<Json> {
-    match name {
-        "AWS::Region" => Ok(name::REGION.into()),
-        "AWS::AccountId" => Ok(name::ACCOUNT.into()),
-        _ => {
-            parameters.get(name).cloned().with_context(|| format!("Ref {name}: no parameter with a Default"))
-        }
-    }
-}
-
-/// Replaces `${NAME}`; `${!NAME}` stands for `${NAME}` itself.
-fn substitute(text: &str, parameters: &Parameters) -> Result<String> {
-    let (mut made, mut rest) = (String::new(), text);
-    while let Some(start) = rest.find("${") {
-        let end = rest[start..].find('}').with_context(|| format!("Sub '{text}': a }} is missing"))? + start;
-        made.push_str(&rest[..start]);
-        let name = &rest[start + 2..end];
-        match name.strip_prefix('!') {
-            Some(literal) => made.push_str(&format!("${{{literal}}}")),
-            None => match reference(name, parameters)? {
-                Json::String(value) => made.push_str(&value),
-                value => made.push_str(&value.to_string()),
-            },
-        }
-        rest = &rest[end + 1..];
-    }
-    Ok(made + rest)
 }
 
 #[cfg(test)]
@@ -294,14 +244,22 @@ Resources:
         assert_eq!(with("!Ref Size", "1"), format!("{place}'MemorySize' is '1' and must be 128 to 10240"));
         assert_eq!(
             with("!Ref Size", "!Ref X"),
-            format!("{place}MemorySize: Ref X: no parameter with a Default")
+            format!("{place}MemorySize: Ref X: no parameter with a Default, and no resource")
         );
-        assert!(with("!Ref Size", "!GetAtt X.Y").contains("MemorySize: !GetAtt is not supported"));
+        assert!(with("!Ref Size", "!GetAtt X.Y").contains("invalid type"), "a number is needed");
+        assert!(with("!Ref Size", "!Cidr [a]").contains("MemorySize: !Cidr is not supported"));
         assert!(with("!Ref Size", "lots").contains("invalid type"));
         assert!(with("CodeUri: hello/", "CodeUri: s3://b/k").contains("CodeUri: 's3://b/k'"));
         assert!(with("      CodeUri: hello/\n", "").contains("CodeUri is needed"));
         assert!(with("AuthType: NONE", "AuthType: SOME").contains("FunctionUrlConfig.AuthType"));
         assert!(with("CodeUri: hello/", "CodeUri: hello/\n      FunctionName: a b").contains("'a b'"));
+        let network = |word: &str| {
+            let text =
+                format!("    Metadata: {{ Mayfly: {{ Network: {word} }} }}\n    Properties:\n      CodeUri");
+            TEMPLATE.replace("    Properties:\n      CodeUri", &text)
+        };
+        assert!(refusal(&network("all")).contains("Resources.Hello: Metadata.Mayfly.Network must be"));
+        assert_eq!(parse(&network("outside")).unwrap()[0].settings.outside, Some(true));
         assert_eq!(refusal("Resources: {}"), "Resources: none is an AWS::Serverless::Function");
         assert_eq!(refusal("a: b"), "there are no Resources");
     }

@@ -149,7 +149,7 @@ def lives(process):
 
 def cgroups_of(worker_pid):
     """Folders of cgroups that a worker has made."""
-    return [str(path) for path in pathlib.Path("/sys/fs/cgroup").glob(f"**/mayfly-{worker_pid}")]
+    return [str(path) for path in pathlib.Path("/sys/fs/cgroup").glob(f"**/mayfly-worker-{worker_pid}-*")]
 
 
 @pytest.fixture(scope="session")

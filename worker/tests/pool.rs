@@ -1,6 +1,6 @@
 //! The pool under random events: whatever happens, each request is answered once and no limit is passed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -348,4 +348,86 @@ fn one_failed_start_answers_one_request() {
     assert_eq!(pool.gone(1), [Action::FailedStart { instance: 1, request: 0 }]);
     assert_eq!(pool.gone(2), [Action::FailedStart { instance: 2, request: 1 }]);
     assert!(pool.is_empty(), "no request is left, so nothing starts");
+}
+
+/// As many instances of function 1 as fit, all busy, and as many requests waiting.
+fn full_of_one(capacity: Capacity) -> Pool {
+    let mut pool = Pool::new(capacity);
+    pool.set_function(1, 256);
+    pool.set_function(2, 256);
+    for instance in 1..=4 {
+        pool.request(1, instance, Time::ZERO);
+        pool.ready(instance, Time::ZERO);
+    }
+    assert_eq!((pool.census(Some(1)).busy, pool.memory_mib()), (4, 1024));
+    pool.request(1, 5, Time::ZERO);
+    pool.request(1, 6, Time::ZERO);
+    pool
+}
+
+#[test]
+fn a_function_whose_room_another_holds_gets_an_instance_when_one_of_the_others_is_done() {
+    let mut pool = full_of_one(capacity());
+    assert_eq!(pool.request(2, 9, Duration::from_secs(1)), [], "all are busy");
+    let now = Duration::from_secs(2);
+    // One of them takes no more, though requests wait that are older.
+    assert_eq!(pool.ready(1, now), [Action::Stop { instance: 1 }]);
+    assert_eq!(pool.ready(2, now), [Action::Dispatch { instance: 2, request: 5 }], "one is enough");
+    assert_eq!(pool.gone(1), [Action::Start { instance: 5, function: 2 }]);
+    assert_eq!(pool.ready(5, now), [Action::Dispatch { instance: 5, request: 9 }]);
+}
+
+#[test]
+fn the_same_where_concurrency_is_short() {
+    let mut pool = full_of_one(Capacity { concurrency: 4, memory_mib: 9999, ..capacity() });
+    assert_eq!(pool.request(2, 9, Duration::from_secs(1)), []);
+    let now = Duration::from_secs(2);
+    let actions = pool.ready(1, now);
+    assert_eq!(actions, [Action::Stop { instance: 1 }, Action::Start { instance: 5, function: 2 }]);
+    assert_eq!(pool.ready(2, now), [Action::Dispatch { instance: 2, request: 5 }]);
+}
+
+#[test]
+fn functions_of_which_only_one_fits_take_turns() {
+    let mut pool = Pool::new(Capacity { memory_mib: 512, queue: 100, ..capacity() });
+    let mut served = [0; 2];
+    pool.set_function(0, 512);
+    pool.set_function(1, 512);
+    let mut actions: VecDeque<Action> = VecDeque::new();
+    // Both have requests at any time; each takes 100 ms.
+    for step in 0..300_u64 {
+        let now = Duration::from_millis(100 * step);
+        for function in [0, 1] {
+            actions.extend(pool.request(function, 2 * step + function, now));
+        }
+        actions.extend(pool.tick(now));
+        for action in std::mem::take(&mut actions) {
+            match action {
+                Action::Start { instance, .. } => actions.extend(pool.ready(instance, now)),
+                Action::Stop { instance } => actions.extend(pool.gone(instance)),
+                Action::Dispatch { instance, request } => {
+                    served[(request % 2) as usize] += 1;
+                    actions.extend(pool.ready(instance, now));
+                }
+                Action::Refuse { .. } => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    let (less, more) = (served[0].min(served[1]), served[0].max(served[1]));
+    assert!(less >= 50 && more <= 2 * less, "{served:?} of 300 each");
+}
+
+#[test]
+fn what_is_short_is_said() {
+    let mut pool = full_of_one(Capacity { queue: 2, ..capacity() });
+    let refused = |refusal| vec![Action::Refuse { request: 9, refusal }];
+    assert_eq!(pool.request(1, 9, Time::ZERO), refused(Refusal::Memory));
+    let mut pool = full_of_one(Capacity { queue: 2, concurrency: 4, memory_mib: 9999, ..capacity() });
+    assert_eq!(pool.request(1, 9, Time::ZERO), refused(Refusal::Concurrency));
+    let mut pool = Pool::new(Capacity { queue: 2, starting: 1, ..capacity() });
+    pool.set_function(1, 128);
+    pool.request(1, 0, Time::ZERO);
+    pool.request(1, 1, Time::ZERO);
+    assert_eq!(pool.request(1, 9, Time::ZERO), refused(Refusal::Starting));
 }

@@ -44,14 +44,19 @@ def test_a_function_lives_and_changes(client):
     assert error_of(client.get_function, FunctionName="life") == ("ResourceNotFoundException", 404)
 
 
-def test_code_in_a_folder_is_used_where_it_is(client, tmp_path):
+def test_code_in_a_folder_is_copied(tmp_path):
     (tmp_path / "app.py").write_text(FIRST)
     pathlib.Path(tmp_path).chmod(0o755)
     code = {"S3Bucket": "folder", "S3Key": str(tmp_path)}
     settings = {"Runtime": "python3.11", "Handler": "app.handler", "Role": "arn:aws:iam::000000000000:role/r"}
-    client.create_function(FunctionName="folder", Code=code, **settings)
-    assert invoke(client, "folder", 1) == (["first", 1], None)
-    client.delete_function(FunctionName="folder")
+    with Worker("--code-from", str(tmp_path)) as running:
+        client = running.client()
+        client.create_function(FunctionName="folder", Code=code, **settings)
+        (tmp_path / "app.py").write_text(SECOND)
+        assert invoke(client, "folder", 1) == (["first", 1], None)
+        client.update_function_code(FunctionName="folder", **code)
+        assert invoke(client, "folder", 1) == (["second", 1], None)
+        assert running.stop() == 0
 
 
 def test_functions_are_listed_in_pages(client):

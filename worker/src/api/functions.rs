@@ -1,5 +1,6 @@
 //! Calls that make, show, change and delete functions.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use base64::Engine;
@@ -30,17 +31,25 @@ struct WantedCode {
 const FOLDER_BUCKET: &str = "folder";
 
 impl WantedCode {
-    fn fetch(&self, api: &Api) -> Result<Code, ApiError> {
+    /// Unpacks or copies it, on a thread that may wait for disks.
+    async fn fetch(self, api: &Api) -> Result<Code, ApiError> {
         let unsupported = |text| Err(ApiError::invalid_parameter(text));
-        match (&self.zip_file, self.s3_bucket.as_deref(), &self.s3_key, &self.image_uri) {
+        let _place = api.unpacking.acquire().await;
+        let worker = api.worker.clone();
+        let place = move || worker.folder().to_path_buf();
+        match (self.zip_file, self.s3_bucket.as_deref(), self.s3_key, self.image_uri) {
             (Some(zip), None, None, None) => {
-                let zip = BASE64
-                    .decode(zip)
-                    .map_err(|error| ApiError::invalid_content(format!("ZipFile is not base64: {error}")))?;
-                Code::from_zip(&zip, api.worker.folder())
+                blocking(move || {
+                    let zip = BASE64.decode(zip).map_err(|error| {
+                        ApiError::invalid_content(format!("ZipFile is not base64: {error}"))
+                    })?;
+                    Code::from_zip(&zip, &place())
+                })
+                .await
             }
-            (None, Some(FOLDER_BUCKET), Some(folder), None) if Path::new(folder).is_absolute() => {
-                Code::from_folder(Path::new(folder))
+            (None, Some(FOLDER_BUCKET), Some(folder), None) if Path::new(&folder).is_absolute() => {
+                let allowed = api.worker.options.code_folders.clone();
+                blocking(move || Code::copied(Path::new(&folder), &allowed, &place())).await
             }
             (None, Some(_), ..) => unsupported(
                 "S3 is not supported here: give a ZipFile, or a folder of this host as S3Bucket 'folder' and its \
@@ -53,24 +62,60 @@ impl WantedCode {
     }
 }
 
+async fn blocking<T: Send + 'static>(
+    what: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let done = tokio::task::spawn_blocking(what).await;
+    done.unwrap_or_else(|_| Err(ApiError::service("the thread that unpacked the code panicked")))
+}
+
+/// `Tags` of CreateFunction, and the body of TagResource.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+struct Tags {
+    tags: BTreeMap<String, String>,
+}
+
+pub fn list_tags(api: &Api, name: &str) -> Result<Answer, ApiError> {
+    Ok(http::json(200, &json!({ "Tags": api.worker.function(name)?.tags })))
+}
+
+pub fn tag(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
+    let wanted: Tags = call.json()?;
+    api.worker.change_tags(name, |tags| tags.extend(wanted.tags))?;
+    Ok(http::empty(204))
+}
+
+pub fn untag(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
+    let keys = call.queries("tagKeys");
+    api.worker.change_tags(name, |tags| tags.retain(|key, _| !keys.contains(key)))?;
+    Ok(http::empty(204))
+}
+
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Create {
     function_name: String,
     code: WantedCode,
+    #[serde(default)]
+    tags: BTreeMap<String, String>,
     #[serde(flatten)]
     wanted: Wanted,
 }
 
-pub fn create(api: &Api, call: &Call) -> Result<Answer, ApiError> {
+pub async fn create(api: &Api, call: &Call) -> Result<Answer, ApiError> {
     let create: Create = call.json()?;
     let name = name::parse(&create.function_name)?;
     let settings = Settings::new(&create.wanted)?;
     if api.worker.function(&name).is_ok() {
         return Err(ApiError::conflict(format!("Function already exist: {name}")));
     }
-    let code = create.code.fetch(api)?;
+    let code = create.code.fetch(api).await?;
+    if create.tags.len() > limits::TAGS {
+        return Err(ApiError::invalid_parameter(format!("a function has at most {} tags", limits::TAGS)));
+    }
     let deployment = api.worker.create(&name, settings, code, None)?;
+    api.worker.change_tags(&name, |tags| *tags = create.tags)?;
     Ok(http::json(201, &deployment.configuration()))
 }
 
@@ -83,6 +128,9 @@ pub fn get(api: &Api, name: &str) -> Result<Answer, ApiError> {
             "Location": format!("file://{}", function.deployment.code.folder.display()),
         },
     });
+    if !function.tags.is_empty() {
+        answer["Tags"] = json!(function.tags);
+    }
     if let Some(reserved) = function.reserved {
         answer["Concurrency"] = json!({ "ReservedConcurrentExecutions": reserved });
     }
@@ -152,12 +200,13 @@ pub fn update_configuration(api: &Api, call: &Call, name: &str) -> Result<Answer
     Ok(http::json(200, &deployment.configuration()))
 }
 
-pub fn update_code(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
+pub async fn update_code(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
     let (wanted, expected): (WantedCode, Expected) = (call.json()?, call.json()?);
     let known = api.worker.function(name)?;
     expected.check(&known.deployment.revision)?;
-    let code = wanted.fetch(api)?;
-    if wanted.dry_run {
+    let dry_run = wanted.dry_run;
+    let code = wanted.fetch(api).await?;
+    if dry_run {
         return Ok(http::json(200, &known.deployment.configuration()));
     }
     let deployment = api.worker.update(name, |known| Ok((known.settings.clone(), code)))?;

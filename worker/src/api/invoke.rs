@@ -47,7 +47,7 @@ pub async fn invoke(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiErr
                     limits::EVENT_PAYLOAD_BYTES
                 )));
             }
-            api.events.accept(name, invocation)?;
+            api.events.accept(name, invocation).await?;
             http::empty(202)
         }
         "DryRun" => http::empty(204),

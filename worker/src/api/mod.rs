@@ -14,15 +14,19 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use anyhow::{Context, Result};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::header::HeaderValue;
 use hyper::http::request::Parts;
 use hyper::{Method, Request};
 use percent_encoding::percent_decode_str;
+use sha2::{Digest, Sha256};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
+use crate::connections::{Connection, Connections};
 use crate::error::ApiError;
 use crate::events::Events;
 use crate::http::{self, Answer, BodyError, BodyMemory};
@@ -30,10 +34,14 @@ use crate::sigv4::{self, Signed};
 use crate::worker::Worker;
 use crate::{limits, name};
 
-/// Connections at once.
-const CONNECTIONS: usize = 1024;
-/// Memory of all bodies that are being received or handled.
-const BODIES_BYTES: usize = 512 * 1024 * 1024;
+/// Memory of all bodies that are being received or handled, uploads of code apart.
+const BODIES_BYTES: usize = 256 * 1024 * 1024;
+/// The same of uploads: however many there are, functions are called as ever.
+const UPLOADS_BYTES: usize = 256 * 1024 * 1024;
+/// Uploads that are unpacked or hashed at once, on threads of their own.
+const UNPACKED_AT_ONCE: usize = 2;
+/// The service that requests must be signed for.
+pub(crate) const SERVICE: &str = "lambda";
 /// What a body with a .zip in base64 may have.
 const UPLOAD_BYTES: usize = limits::ZIP_BYTES / 3 * 4 + limits::CALL_BYTES;
 
@@ -42,6 +50,8 @@ pub(crate) struct Api {
     pub worker: Arc<Worker>,
     pub events: Events,
     bodies: BodyMemory,
+    uploads: BodyMemory,
+    unpacking: Semaphore,
     address: SocketAddr,
 }
 
@@ -55,19 +65,28 @@ pub async fn serve(worker: Arc<Worker>, ready: impl FnOnce(SocketAddr)) -> Resul
         .await
         .with_context(|| format!("cannot listen on {wanted}: give another with --listen"))?;
     let address = listener.local_addr()?;
-    let events = Events::new(worker.clone());
-    let api = Arc::new(Api { worker, events, bodies: BodyMemory::new(BODIES_BYTES), address });
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let events = Events::new(worker.clone())?;
+    let api = Arc::new(Api {
+        worker,
+        events,
+        bodies: BodyMemory::new(BODIES_BYTES),
+        uploads: BodyMemory::new(UPLOADS_BYTES),
+        unpacking: Semaphore::new(UNPACKED_AT_ONCE),
+        address,
+    });
+    let connections = Arc::new(Connections::default());
     ready(address);
     loop {
-        let place = places.clone().acquire_owned().await?;
+        connections.has_place().await;
         match listener.accept().await {
             Ok((stream, _)) => {
                 let _ = stream.set_nodelay(true); // answers are short and waited for
-                let api = api.clone();
+                let (api, connection) = (api.clone(), connections.add());
                 tokio::spawn(async move {
-                    http::serve(stream, |request| handle(api.clone(), request)).await;
-                    drop(place);
+                    tokio::select! {
+                        () = http::serve(stream, |request| handle(api.clone(), &connection, request)) => {}
+                        () = connection.closed() => {}
+                    }
                 });
             }
             Err(error) => {
@@ -78,12 +97,13 @@ pub async fn serve(worker: Arc<Worker>, ready: impl FnOnce(SocketAddr)) -> Resul
     }
 }
 
-async fn handle(api: Arc<Api>, request: Request<Incoming>) -> Answer {
+async fn handle(api: Arc<Api>, connection: &Connection, request: Request<Incoming>) -> Answer {
     let id = uuid::Uuid::new_v4().to_string();
-    let mut answer = match api.answer(request).await {
+    let mut answer = match api.answer(connection, request).await {
         Ok(answer) => answer,
         Err(error) => error_answer(&error),
     };
+    connection.waits();
     let headers = answer.headers_mut();
     if !headers.contains_key("x-amzn-requestid") {
         headers.insert("x-amzn-requestid", HeaderValue::from_str(&id).expect("a UUID is a header"));
@@ -98,6 +118,9 @@ fn error_answer(error: &ApiError) -> Answer {
     if error.status == 429 {
         headers.insert("retry-after", HeaderValue::from_static("1"));
     }
+    if error.status == 401 {
+        headers.insert("www-authenticate", HeaderValue::from_static("Basic realm=\"mayfly\""));
+    }
     answer
 }
 
@@ -107,26 +130,53 @@ pub(crate) struct Call {
     pub body: Bytes,
 }
 
+/// Does what takes time in proportion to `body`; where that is long, other requests go on meanwhile on another thread.
+fn large_or_not<T>(body: &[u8], what: impl FnOnce() -> T) -> T {
+    if body.len() > limits::CALL_BYTES { tokio::task::block_in_place(what) } else { what() }
+}
+
+/// What of a request is signed.
+fn signed<'a>(parts: &'a Parts, body: &'a [u8]) -> Signed<'a> {
+    Signed {
+        method: parts.method.as_str(),
+        path: parts.uri.path(),
+        query: parts.uri.query().unwrap_or_default(),
+        headers: &parts.headers,
+        body,
+    }
+}
+
 impl Call {
+    /// What of it is signed.
+    pub fn signed(&self) -> Signed<'_> {
+        signed(&self.parts, &self.body)
+    }
+
     /// The value of a query parameter.
     pub fn query(&self, wanted: &str) -> Option<String> {
-        let mut pairs =
-            self.parts.uri.query()?.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
-        let (_, value) = pairs.find(|(name, _)| *name == wanted)?;
-        Some(percent_decode_str(value).decode_utf8_lossy().into_owned())
+        self.queries(wanted).into_iter().next()
+    }
+
+    /// All values of a query parameter.
+    pub fn queries(&self, wanted: &str) -> Vec<String> {
+        let pairs = self.parts.uri.query().unwrap_or_default().split('&');
+        let pairs = pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+        let values = pairs.filter(|(name, _)| *name == wanted).map(|(_, value)| value);
+        values.map(|value| percent_decode_str(value).decode_utf8_lossy().into_owned()).collect()
     }
 
     /// The body as JSON.
     pub fn json<T: serde::de::DeserializeOwned>(&self) -> Result<T, ApiError> {
         let body: &[u8] = if self.body.is_empty() { b"{}" } else { &self.body };
-        serde_json::from_slice(body).map_err(|error| {
+        let parsed = large_or_not(body, || serde_json::from_slice(body));
+        parsed.map_err(|error| {
             ApiError::invalid_content(format!("Could not parse request body into json: {error}"))
         })
     }
 }
 
 impl Api {
-    async fn answer(&self, request: Request<Incoming>) -> Result<Answer, ApiError> {
+    async fn answer(&self, connection: &Connection, request: Request<Incoming>) -> Result<Answer, ApiError> {
         let (parts, body) = request.into_parts();
         let path = parts.uri.path().to_string();
         let segments: Vec<String> = path
@@ -135,46 +185,90 @@ impl Api {
             .map(|part| percent_decode_str(part).decode_utf8_lossy().into_owned())
             .collect();
         let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
-        match (&parts.method, &segments[..]) {
-            (&Method::GET, ["healthz"]) => return Ok(http::answer(200, "text/plain", "ok\n")),
-            (&Method::GET, [""]) => return Ok(page::page(self, parts.uri.query()).await),
-            (&Method::GET, ["metrics"]) => return Ok(metrics::metrics(self)),
-            (&Method::GET, ["history"]) => {
-                return Ok(history::history(self, history::after(parts.uri.query())));
-            }
-            (&Method::GET, ["events"]) => {
-                return Ok(history::events(self, history::after(parts.uri.query())));
-            }
-            (&Method::GET, ["instances"]) => return Ok(history::instances(self).await),
-            _ => {}
-        }
-        let (_, segment) = (&segments, segments.first().copied());
-        let is_url = segment == Some(urls::PREFIX);
-        let limit = match &segments[..] {
-            [_, "functions", _, "invocations"] | [urls::PREFIX, ..] => limits::PAYLOAD_BYTES,
-            [_, "functions"] | [_, "functions", _, "code"] => UPLOAD_BYTES,
-            _ => limits::CALL_BYTES,
-        };
+        let is_url = segments.first() == Some(&urls::PREFIX);
         if !is_url {
             refuse_browsers(&parts)?;
         }
-        let (body, _memory) =
-            self.bodies.read(body, limit).await.map_err(|error| body_error(&error, limit))?;
+        if let (&Method::GET, [view]) = (&parts.method, &segments[..])
+            && let Some(answer) = self.view(connection, &parts, view).await
+        {
+            return answer;
+        }
+        // Everything that can be said without the body is said before it is read.
+        let credentials = self.worker.options.credentials.as_ref().filter(|_| !is_url);
+        if let Some(known) = credentials {
+            sigv4::claim(&parts.headers, known, SERVICE, SystemTime::now())?;
+        }
+        let (limit, memory) = match &segments[..] {
+            [_, "functions"] | [_, "functions", _, "code"] => (UPLOAD_BYTES, &self.uploads),
+            [_, "functions", name, "invocations"] => {
+                self.worker.function(&name::parse(name)?)?;
+                (limits::PAYLOAD_BYTES, &self.bodies)
+            }
+            [urls::PREFIX, ..] => {
+                urls::named(self, &segments[1..])?;
+                (limits::PAYLOAD_BYTES, &self.bodies)
+            }
+            _ => (limits::CALL_BYTES, &self.bodies),
+        };
+        let (body, _memory) = memory.read(body, limit).await.map_err(|error| body_error(&error, limit))?;
+        connection.works();
         let call = Call { parts, body };
         if is_url {
             return urls::call(self, &call, &segments[1..]).await;
         }
-        if let Some(credentials) = &self.worker.options.credentials {
-            let signed = Signed {
-                method: call.parts.method.as_str(),
-                path: call.parts.uri.path(),
-                query: call.parts.uri.query().unwrap_or_default(),
-                headers: &call.parts.headers,
-                body: &call.body,
-            };
-            sigv4::check(&signed, credentials, SystemTime::now())?;
+        if let Some(known) = credentials {
+            let claim = sigv4::claim(&call.parts.headers, known, SERVICE, SystemTime::now())?;
+            large_or_not(&call.body, || claim.verify(&call.signed(), known))?;
         }
         self.route(&call, &segments).await
+    }
+
+    /// The worker's own pages; `None` if it is none of them.
+    async fn view(
+        &self,
+        connection: &Connection,
+        parts: &Parts,
+        name: &str,
+    ) -> Option<Result<Answer, ApiError>> {
+        if name == "healthz" {
+            return Some(Ok(http::answer(200, "text/plain", "ok\n")));
+        }
+        if !matches!(name, "" | "metrics" | "history" | "events" | "instances") {
+            return None;
+        }
+        if let Err(error) = self.may_look(parts) {
+            return Some(Err(error));
+        }
+        connection.works();
+        let query = parts.uri.query();
+        Some(Ok(match name {
+            "" => page::page(self, query).await,
+            "metrics" => metrics::metrics(self),
+            "history" => history::history(self, history::after(query)),
+            "events" => history::events(self, history::after(query)),
+            _ => history::instances(self).await,
+        }))
+    }
+
+    /// Where requests must be signed, looking needs the same key: by a signature, or by HTTP's Basic scheme, which browsers and
+    /// Prometheus have.
+    fn may_look(&self, parts: &Parts) -> Result<(), ApiError> {
+        let Some(known) = &self.worker.options.credentials else { return Ok(()) };
+        let basic =
+            http::header(&parts.headers, "authorization").and_then(|text| text.strip_prefix("Basic "));
+        if let Some(given) = basic.and_then(|text| BASE64.decode(text).ok()) {
+            let wanted = format!("{}:{}", known.access_key_id, known.secret_access_key);
+            // Of digests, whose comparison tells nothing of what they are of.
+            if Sha256::digest(given) == Sha256::digest(wanted) {
+                return Ok(());
+            }
+        }
+        let claim = sigv4::claim(&parts.headers, known, SERVICE, SystemTime::now());
+        let empty = Bytes::new();
+        claim.and_then(|claim| claim.verify(&signed(parts, &empty), known)).map_err(|error| {
+            ApiError::new(401, error.name, format!("{} (or: the same key by Basic)", error.message))
+        })
     }
 
     async fn route(&self, call: &Call, segments: &[&str]) -> Result<Answer, ApiError> {
@@ -184,7 +278,7 @@ impl Api {
             ("POST", ["2015-03-31", "functions", function, "invocations"]) => {
                 invoke::invoke(self, call, &named(function)?).await
             }
-            ("POST", ["2015-03-31", "functions"]) => functions::create(self, call),
+            ("POST", ["2015-03-31", "functions"]) => functions::create(self, call).await,
             ("GET", ["2015-03-31", "functions" | ""]) | ("GET", ["2015-03-31", "functions", ""]) => {
                 functions::list(self, call)
             }
@@ -197,7 +291,7 @@ impl Api {
                 functions::update_configuration(self, call, &named(function)?)
             }
             ("PUT", ["2015-03-31", "functions", function, "code"]) => {
-                functions::update_code(self, call, &named(function)?)
+                functions::update_code(self, call, &named(function)?).await
             }
             ("PUT", ["2017-10-31", "functions", function, "concurrency"]) => {
                 functions::put_concurrency(self, call, &named(function)?)
@@ -217,6 +311,9 @@ impl Api {
             }
             ("DELETE", ["2021-10-31", "functions", function, "url"]) => urls::delete(self, &named(function)?),
             ("GET", ["2021-10-31", "functions", function, "urls"]) => urls::list(self, &named(function)?),
+            ("GET", ["2017-03-31", "tags", function]) => functions::list_tags(self, &named(function)?),
+            ("POST", ["2017-03-31", "tags", function]) => functions::tag(self, call, &named(function)?),
+            ("DELETE", ["2017-03-31", "tags", function]) => functions::untag(self, call, &named(function)?),
             ("GET", ["2016-08-19", "account-settings" | "account-settings/"]) => functions::account(self),
             ("GET", ["2016-08-19", "account-settings", ""]) => functions::account(self),
             _ => {

@@ -14,11 +14,11 @@ use serde_json::{Map, Value, json};
 
 use super::{Api, Call};
 use crate::error::ApiError;
-use crate::function::{FunctionUrl, lambda_time};
+use crate::function::{Function, FunctionUrl, lambda_time};
 use crate::http::{self, Answer, header};
 use crate::invocation::Invocation;
 use crate::name;
-use crate::sigv4::{self, Signed};
+use crate::sigv4;
 
 /// First part of the path.
 pub const PREFIX: &str = "lambda-url";
@@ -109,26 +109,27 @@ pub fn list(api: &Api, name: &str) -> Result<Answer, ApiError> {
     Ok(http::json(200, &json!({ "FunctionUrlConfigs": list })))
 }
 
+/// The function that a URL is of.
+///
+/// # Errors
+/// There is no such URL.
+pub fn named(api: &Api, segments: &[&str]) -> Result<Function, ApiError> {
+    let id = segments.first().copied().unwrap_or_default();
+    let mut functions = api.worker.functions().into_iter();
+    functions
+        .find(|function| function.url.as_ref().is_some_and(|url| url.id == id))
+        .ok_or_else(|| ApiError::new(404, "ResourceNotFoundException", "there is no such function URL"))
+}
+
 /// Answers a request to a function's URL.
 pub async fn call(api: &Api, call: &Call, segments: &[&str]) -> Result<Answer, ApiError> {
-    let unknown = || ApiError::new(404, "ResourceNotFoundException", "there is no such function URL");
+    let function = named(api, segments)?;
     let id = segments.first().copied().unwrap_or_default();
-    let functions = api.worker.functions();
-    let function = functions
-        .iter()
-        .find(|function| function.url.as_ref().is_some_and(|url| url.id == id))
-        .ok_or_else(unknown)?;
     if function.url.as_ref().is_some_and(|url| url.auth_type == "AWS_IAM") {
         let forbidden = || ApiError::new(403, "AccessDeniedException", "Forbidden");
-        let signed = Signed {
-            method: call.parts.method.as_str(),
-            path: call.parts.uri.path(),
-            query: call.parts.uri.query().unwrap_or_default(),
-            headers: &call.parts.headers,
-            body: &call.body,
-        };
         let credentials = api.worker.options.credentials.as_ref().ok_or_else(forbidden)?;
-        sigv4::check(&signed, credentials, SystemTime::now())?;
+        sigv4::claim(&call.parts.headers, credentials, super::SERVICE, SystemTime::now())?
+            .verify(&call.signed(), credentials)?;
     }
     let name = &function.deployment.name;
     let trace = header(&call.parts.headers, "x-amzn-trace-id");

@@ -18,7 +18,7 @@ use crate::sandbox::{Cgroup, Ending, Limits};
 use crate::{environment, http, limits, machine, runtime_api};
 
 /// Connections to one instance's Runtime API at once.
-const CONNECTIONS: usize = 16;
+pub(crate) const CONNECTIONS: usize = 16;
 
 impl Instance {
     /// The whole life. Returns when its last process has ended and nothing of it is left.
@@ -63,7 +63,11 @@ impl Instance {
     }
 
     async fn live_inside(self: &Arc<Self>, spec: &crate::sandbox::Spec) -> Result<()> {
-        let (mut sandbox, listener) = self.worker.spawner.spawn(spec).await?;
+        let connect = async |keeper| {
+            let network = self.worker.network().await?;
+            tokio::task::spawn_blocking(move || network.connect(keeper)).await?
+        };
+        let (mut sandbox, listener) = self.worker.spawner.spawn(spec, connect).await?;
         self.set_output(Output::new(self.label(), sandbox.take_output()));
         // Ends with this scope, and with it every connection.
         let mut tasks = JoinSet::new();
@@ -119,14 +123,15 @@ impl Instance {
         match phase {
             Phase::Busy(work) => {
                 work.timer.abort();
-                let message = format!("RequestId: {} Error: {ending}", work.invocation.id);
+                let message = format!("RequestId: {} Error: {ending}{cause}", work.invocation.id);
                 self.report(work, Outcome::error("Runtime.ExitError", &message));
             }
             Phase::Init => {
                 let mut failure = lock(&self.failure);
                 // What the runtime itself has said is better.
                 if failure.is_none() {
-                    *failure = Some(Ok(Outcome::error("Runtime.ExitError", &format!("Error: {ending}"))));
+                    *failure =
+                        Some(Ok(Outcome::error("Runtime.ExitError", &format!("Error: {ending}{cause}"))));
                 }
                 let tail = self.output.get().map(|output| {
                     output.catch_up();

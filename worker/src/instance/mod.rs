@@ -2,7 +2,10 @@
 
 mod life;
 
+pub(crate) use life::CONNECTIONS;
+
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -42,6 +45,8 @@ struct Work {
     invocation: Arc<Invocation>,
     since: Instant,
     timer: AbortHandle,
+    /// The answer is being received: nobody else may send one.
+    answering: bool,
 }
 
 /// An instance of a function.
@@ -203,11 +208,6 @@ impl Instance {
     pub(crate) fn dispatch(self: &Arc<Self>, request: RequestId, invocation: Arc<Invocation>) -> bool {
         let mut phase = lock(&self.phase);
         let Phase::Waiting(receiver) = std::mem::replace(&mut *phase, Phase::Ended) else { return false };
-        if let Some(output) = self.output.get() {
-            output.catch_up();
-            output.begin();
-            output.say(&format!("START RequestId: {} Version: $LATEST", invocation.id));
-        }
         if receiver.send(invocation.clone()).is_err() {
             return false;
         }
@@ -218,8 +218,44 @@ impl Instance {
             instance.out_of_time(request);
         });
         let timer = timer.abort_handle();
-        *phase = Phase::Busy(Work { request, invocation, since: Instant::now(), timer });
+        *phase = Phase::Busy(Work { request, invocation, since: Instant::now(), timer, answering: false });
         true
+    }
+
+    /// The runtime is about to be given the invocation: its log begins.
+    pub(crate) fn begin(&self, invocation: &Invocation) {
+        if let Some(output) = self.output.get() {
+            output.catch_up();
+            output.begin();
+            output.say(&format!("START RequestId: {} Version: $LATEST", invocation.id));
+        }
+    }
+
+    /// The runtime is about to send the answer to this request. What it sends is not read before that is known to be its turn, and of
+    /// one answer only.
+    pub(crate) fn begin_answer(&self, id: &str) -> Result<(), Misuse> {
+        match &mut *lock(&self.phase) {
+            Phase::Busy(work) if work.invocation.id != id => Err(Misuse::RequestId),
+            Phase::Busy(work) if !work.answering => {
+                work.answering = true;
+                Ok(())
+            }
+            _ => Err(Misuse::State),
+        }
+    }
+
+    /// The answer did not come: the runtime may try again.
+    pub(crate) fn abandon_answer(&self, id: &str) {
+        if let Phase::Busy(work) = &mut *lock(&self.phase)
+            && work.invocation.id == id
+        {
+            work.answering = false;
+        }
+    }
+
+    /// Whether it may still say why it cannot start.
+    pub(crate) fn is_starting(&self) -> bool {
+        matches!(&*lock(&self.phase), Phase::Init)
     }
 
     /// The runtime has answered (`POST /invocation/ID/response` or `/error`).
@@ -325,6 +361,7 @@ impl Instance {
 
     /// The instance tells of a rest: only noted, for those who look. Of a chatty one, five a second.
     pub(crate) fn rested(&self, rest: &Rest) {
+        self.worker.count.rests.fetch_add(1, Ordering::Relaxed);
         {
             let mut last = lock(&self.rested);
             if last.is_some_and(|last| last.elapsed() < Duration::from_millis(200)) {

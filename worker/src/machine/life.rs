@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use tokio::net::unix::pipe;
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use vm::protocol::{Confinement, ExitReason, Spawn};
 use vm::{Error, Place};
@@ -13,7 +14,7 @@ use worker_page::data::Event;
 use super::relay::Door;
 use super::{Machine, Running};
 use crate::environment::{self, Sharing, Sources};
-use crate::instance::Instance;
+use crate::instance::{CONNECTIONS, Instance};
 use crate::output::Output;
 use crate::sandbox::{Ending, RUNTIME_PORT};
 use crate::{history, http, runtime_api};
@@ -243,13 +244,17 @@ fn spawn_order(instance: &Instance, machine: &Machine, name: &str) -> Result<Spa
 }
 
 async fn accept(instance: Arc<Instance>, mut door: Door) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS));
     let mut connections = JoinSet::new();
     loop {
         let stream = door.next().await;
         let instance = instance.clone();
         while connections.try_join_next().is_some() {}
+        // One more than it may have is closed at once.
+        let Ok(place) = places.clone().try_acquire_owned() else { continue };
         connections.spawn(async move {
             http::serve(stream, |request| runtime_api::handle(instance.clone(), request)).await;
+            drop(place);
         });
     }
 }

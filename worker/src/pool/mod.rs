@@ -70,8 +70,12 @@ pub enum Action {
 pub enum Refusal {
     /// The function has all the concurrency that is reserved for it.
     Reserved,
-    /// The worker's concurrency or memory is used up.
-    Capacity,
+    /// As many instances run as may.
+    Concurrency,
+    /// The memory for instances is used up.
+    Memory,
+    /// There is room, but instances did not start in time.
+    Starting,
     /// The function was deleted.
     Removed,
 }
@@ -90,13 +94,20 @@ struct Instance {
     function: FunctionId,
     memory_mib: u64,
     phase: Phase,
-    /// Its function has changed or was deleted: it serves what it has and nothing more.
+    /// When it was started.
+    since: Time,
+    /// Its function has changed or was deleted, or another needs its room: it serves what it has and nothing more.
     retired: bool,
 }
 
 impl Instance {
     fn counts(&self) -> bool {
         self.phase != Phase::Stopping
+    }
+
+    /// Whether it takes, or will take, requests of its function.
+    fn serves(&self) -> bool {
+        self.counts() && !self.retired
     }
 }
 

@@ -1,16 +1,34 @@
-//! Which request gets a new instance: the oldest first, within concurrency, burst and memory; and which idle instance of
-//! another function makes room for it.
+//! Which request gets a new instance: the oldest first, within concurrency, burst and memory; and whose instance makes room
+//! for it.
+//!
+//! A function that has requests and no instance comes before all that have one, so that none starves. Idle instances of
+//! others make room first. If there are none, busy ones are drained: they serve what they have and then end. A function keeps one
+//! instance while it has requests; where not even one of each fits, they take turns.
 
 use super::{Action, FunctionId, Instance, Phase, Pool, Refusal, Time};
 
 /// For how long an instance that has answered is expected to ask for more.
 const FINISHING: std::time::Duration = std::time::Duration::from_millis(100);
+/// For how long at least a function's only instance is left to it before another function has its turn.
+const TURN: std::time::Duration = std::time::Duration::from_secs(2);
+
+/// What is kept free for functions that wait for their first instance.
+#[derive(Clone, Copy, Default)]
+struct Promised {
+    instances: u32,
+    memory_mib: u64,
+}
 
 impl Pool {
     /// Instances that count against the limits: of one function, or of all that reserved nothing.
     fn running(&self, which: impl Fn(FunctionId) -> bool) -> u32 {
         self.instances.values().filter(|instance| instance.counts() && which(instance.function)).count()
             as u32
+    }
+
+    /// Whether an instance serves the function, or soon will.
+    fn is_served(&self, function: FunctionId) -> bool {
+        self.instances.values().any(|instance| instance.function == function && instance.serves())
     }
 
     /// Whether the function's reservation, or what is left to those without, has a place for one more instance.
@@ -25,10 +43,15 @@ impl Pool {
     }
 
     pub(super) fn what_is_short(&self, function: FunctionId) -> Refusal {
-        let reserved = self.functions[&function].reserved;
-        match reserved {
-            Some(reserved) if self.running(|id| id == function) >= reserved => Refusal::Reserved,
-            _ => Refusal::Capacity,
+        let Some(known) = self.functions.get(&function) else { return Refusal::Removed };
+        if known.reserved.is_some_and(|reserved| self.running(|id| id == function) >= reserved) {
+            Refusal::Reserved
+        } else if !self.has_concurrency(function) || self.running(|_| true) >= self.capacity.concurrency {
+            Refusal::Concurrency
+        } else if self.memory_mib() + known.memory_mib > self.capacity.memory_mib {
+            Refusal::Memory
+        } else {
+            Refusal::Starting
         }
     }
 
@@ -40,46 +63,62 @@ impl Pool {
             .filter_map(|(id, function)| function.queue.front().map(|(_, since)| (*since, *id)))
             .collect();
         waiting.sort_unstable();
+        let mut promised = Promised::default();
+        for (_, function) in &waiting {
+            if !self.is_served(*function) && !self.start_one(*function, promised, actions) {
+                self.drain_for(*function);
+                promised.instances += 1;
+                promised.memory_mib += self.functions[function].memory_mib;
+            }
+        }
         for (_, function) in waiting {
             let queued = self.functions[&function].queue.len();
-            let starting = |pool: &Pool, which: Option<FunctionId>| {
-                let is_one =
-                    |i: &&Instance| i.phase == Phase::Starting && which.is_none_or(|id| i.function == id);
-                pool.instances.values().filter(is_one).count()
-            };
             let now = self.now;
             let is_finishing = |i: &&Instance| {
                 let soon = matches!(i.phase, Phase::Finishing(since) if now < since + FINISHING);
                 soon && i.function == function && !i.retired
             };
             let finishing = self.instances.values().filter(is_finishing).count();
-            while starting(self, Some(function)) + finishing < queued {
-                if starting(self, None) >= self.capacity.starting as usize
-                    || !self.make_room(function, actions)
-                {
-                    break;
-                }
-                let instance = self.next_instance;
-                self.next_instance += 1;
-                let memory_mib = self.functions[&function].memory_mib;
-                let started = Instance { function, memory_mib, phase: Phase::Starting, retired: false };
-                self.instances.insert(instance, started);
-                actions.push(Action::Start { instance, function });
-            }
+            while self.is_served(function)
+                && self.starting(Some(function)) + finishing < queued
+                && self.start_one(function, promised, actions)
+            {}
         }
+    }
+
+    fn starting(&self, which: Option<FunctionId>) -> usize {
+        let is_one = |i: &&Instance| i.phase == Phase::Starting && which.is_none_or(|id| i.function == id);
+        self.instances.values().filter(is_one).count()
+    }
+
+    /// False if there is no room now, or as many start as may.
+    fn start_one(&mut self, function: FunctionId, promised: Promised, actions: &mut Vec<Action>) -> bool {
+        if self.starting(None) >= self.capacity.starting as usize
+            || !self.make_room(function, promised, actions)
+        {
+            return false;
+        }
+        let instance = self.next_instance;
+        self.next_instance += 1;
+        let memory_mib = self.functions[&function].memory_mib;
+        let started =
+            Instance { function, memory_mib, phase: Phase::Starting, since: self.now, retired: false };
+        self.instances.insert(instance, started);
+        actions.push(Action::Start { instance, function });
+        true
     }
 
     /// Whether one more instance of the function fits now. If not, ends idle instances of others, the one unused
     /// for longest first, until it will fit once they are gone.
-    fn make_room(&mut self, function: FunctionId, actions: &mut Vec<Action>) -> bool {
-        let wanted = self.functions[&function].memory_mib;
+    fn make_room(&mut self, function: FunctionId, promised: Promised, actions: &mut Vec<Action>) -> bool {
+        let wanted = self.functions[&function].memory_mib + promised.memory_mib;
         loop {
             let own_fits = self.has_concurrency(function);
             if !own_fits && self.functions[&function].reserved.is_some() {
                 return false;
             }
             // More can run than the reservations say while one has just been changed.
-            let fits = own_fits && self.running(|_| true) < self.capacity.concurrency;
+            let fits = own_fits && self.running(|_| true) + promised.instances < self.capacity.concurrency;
             let held = self.memory_mib();
             let leaving: u64 = self.instances.values().filter(|i| !i.counts()).map(|i| i.memory_mib).sum();
             if fits && held + wanted <= self.capacity.memory_mib {
@@ -98,5 +137,48 @@ impl Pool {
             self.end(instance);
             actions.push(Action::Stop { instance });
         }
+    }
+
+    /// Has busy instances of other functions end after what they serve, until one of this function will fit: first of those that
+    /// hold most, as long as they keep one; then those that have had their turn.
+    fn drain_for(&mut self, function: FunctionId) {
+        let known = &self.functions[&function];
+        let (wanted, is_reserved) = (known.memory_mib, known.reserved.is_some());
+        loop {
+            let own_fits = self.has_concurrency(function);
+            if !own_fits && is_reserved {
+                return; // its own instances are in the way, and they go on to its own requests
+            }
+            let leaving = |i: &&Instance| !i.serves();
+            let leaving_mib: u64 = self.instances.values().filter(leaving).map(|i| i.memory_mib).sum();
+            let serving = self.instances.values().filter(|i| i.serves()).count() as u32;
+            let drained = self.instances.values().any(|i| i.counts() && i.retired);
+            let has_place = (own_fits || drained) && serving < self.capacity.concurrency;
+            if has_place && self.memory_mib() - leaving_mib + wanted <= self.capacity.memory_mib {
+                return;
+            }
+            let Some(victim) = self.victim(function, own_fits) else { return };
+            self.instances.get_mut(&victim).expect("just found").retired = true;
+        }
+    }
+
+    fn victim(&self, function: FunctionId, own_fits: bool) -> Option<super::InstanceId> {
+        let served_by = |id: FunctionId| {
+            let its = self.instances.values().filter(move |i| i.function == id && i.serves());
+            its.fold((0_u32, 0_u64), |(count, mib), i| (count + 1, mib + i.memory_mib))
+        };
+        let others = self.instances.iter().filter(|(_, instance)| {
+            instance.function != function
+                && instance.serves()
+                && matches!(instance.phase, Phase::Busy(_) | Phase::Finishing(_))
+                && (own_fits || self.functions[&instance.function].reserved.is_none())
+        });
+        let may_go = others.filter_map(|(id, instance)| {
+            let (count, mib) = served_by(instance.function);
+            let has_others = count > 1;
+            let had_its_turn = instance.since + TURN <= self.now;
+            (has_others || had_its_turn).then_some((has_others, mib, std::cmp::Reverse(*id)))
+        });
+        may_go.max().map(|(.., id)| id.0)
     }
 }

@@ -1,6 +1,6 @@
 //! Limits of memory, processes and processor share, by cgroups: version 2, or 1 where the host has only that.
 //!
-//! All instances of a worker lie below one folder, `mayfly-PID`, so that the next worker can take away what one
+//! All instances of a worker lie below one folder, `mayfly-worker-PID-...`, so that the next worker can take away what one
 //! that was killed has left.
 
 use std::fs;
@@ -11,8 +11,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use crate::limits::MIB_PER_PROCESSOR;
+use crate::ownership::{self, Owned};
 
-const PREFIX: &str = "mayfly-";
+const PREFIX: &str = "mayfly-worker-";
 /// The kernel's default period of a processor quota.
 const PERIOD_US: u64 = 100_000;
 const HOW_TO_GET_ONE: &str = "run as root, or: systemd-run --user --scope -p Delegate=yes mayfly up TEMPLATE";
@@ -41,6 +42,7 @@ pub struct Hierarchy {
     version: Version,
     /// Memory first.
     folders: Vec<PathBuf>,
+    _owned: Vec<Owned>,
 }
 
 /// The cgroup of one instance.
@@ -58,29 +60,29 @@ impl Hierarchy {
     pub fn new() -> Result<Hierarchy> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").context("cannot read the mounts")?;
         let own = fs::read_to_string("/proc/self/cgroup").context("cannot read the own cgroup")?;
-        let name = format!("{PREFIX}{}", std::process::id());
         let two = version_two(&mounts, &own).into_iter().find(|folder| has_controllers(folder));
         let made = match (two, version_one(&mounts, &own)) {
-            (Some(base), _) => enable(&base).and_then(|()| Hierarchy::below(Version::Two, &[base], &name)),
-            (None, Some(bases)) => Hierarchy::below(Version::One, &bases, &name),
+            (Some(base), _) => enable(&base).and_then(|()| Hierarchy::below(Version::Two, &[base])),
+            (None, Some(bases)) => Hierarchy::below(Version::One, &bases),
             (None, None) => bail!("no cgroup with the controllers memory and pids is mounted on this host"),
         };
         made.with_context(|| format!("instances need cgroups: {HOW_TO_GET_ONE}"))
     }
 
-    fn below(version: Version, bases: &[PathBuf], name: &str) -> Result<Hierarchy> {
+    fn below(version: Version, bases: &[PathBuf]) -> Result<Hierarchy> {
+        let (mut folders, mut owned) = (Vec::new(), Vec::new());
         for base in bases {
-            remove_left_behind(base);
-        }
-        let folders: Vec<PathBuf> = bases.iter().map(|base| base.join(name)).collect();
-        for folder in &folders {
-            fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+            ownership::remove_left_behind(base, PREFIX, remove_with_instances);
+            let (folder, right) = ownership::make(base, PREFIX)
+                .with_context(|| format!("cannot make a cgroup in {}", base.display()))?;
+            folders.push(folder);
+            owned.push(right);
         }
         if version == Version::Two {
             fs::write(folders[0].join("cgroup.subtree_control"), "+memory +pids +cpu")
                 .with_context(|| format!("{}: controllers", folders[0].display()))?;
         }
-        Ok(Hierarchy { version, folders })
+        Ok(Hierarchy { version, folders, _owned: owned })
     }
 
     /// Makes the cgroup of an instance.
@@ -212,8 +214,20 @@ impl Cgroup {
         text.lines().filter_map(|line| line.parse().ok()).collect()
     }
 
-    /// True if nothing of it is left.
-    fn remove(&self) -> bool {
+    /// Moves a process into it.
+    ///
+    /// # Errors
+    /// A file that cannot be written, named.
+    pub fn take_in(&self, process: u32) -> Result<()> {
+        for file in self.procs_files() {
+            fs::write(&file, process.to_string())
+                .with_context(|| format!("cannot write {}", file.display()))?;
+        }
+        Ok(())
+    }
+
+    /// Removes it, where no process is left in it. True if nothing of it is left.
+    pub fn remove(&self) -> bool {
         let removed = |folder: &PathBuf| match fs::remove_dir(folder) {
             Err(error) => error.kind() == io::ErrorKind::NotFound,
             Ok(()) => true,
@@ -226,19 +240,13 @@ impl Cgroup {
     }
 }
 
-/// Removes the folders of workers that have ended without doing so themselves.
-fn remove_left_behind(base: &Path) {
-    for entry in fs::read_dir(base).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let Some(worker) = name.to_str().and_then(|name| name.strip_prefix(PREFIX)) else { continue };
-        if worker.parse::<u32>().is_ok() && !Path::new("/proc").join(worker).exists() {
-            for below in fs::read_dir(entry.path()).into_iter().flatten().flatten() {
-                // Files of the cgroup itself are no folders, and go with it.
-                let _ = fs::remove_dir(below.path());
-            }
-            let _ = fs::remove_dir(entry.path());
-        }
+/// Removes the folder of a worker that has ended without doing so itself.
+fn remove_with_instances(folder: &Path) -> io::Result<()> {
+    for below in fs::read_dir(folder)?.flatten().filter(|entry| entry.path().is_dir()) {
+        // Files of the cgroup itself are no folders, and go with it.
+        fs::remove_dir(below.path())?;
     }
+    fs::remove_dir(folder)
 }
 
 /// A cgroup file system: where it is mounted, what of it is seen there, its kind and options.
@@ -358,8 +366,8 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         fs::write(base.path().join("cgroup.controllers"), "cpuset cpu io memory pids\n").unwrap();
         assert!(has_controllers(base.path()));
-        let hierarchy = Hierarchy::below(Version::Two, &[base.path().into()], "mayfly-1").unwrap();
-        let inside = base.path().join("mayfly-1/7");
+        let hierarchy = Hierarchy::below(Version::Two, &[base.path().into()]).unwrap();
+        let inside = hierarchy.folders[0].join("7");
         fs::create_dir_all(&inside).unwrap();
         for file in ["memory.max", "pids.max", "cpu.weight"] {
             fs::write(inside.join(file), "").unwrap();

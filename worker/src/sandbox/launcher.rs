@@ -16,6 +16,8 @@ use crate::limits;
 const CONTROL: RawFd = 3;
 /// First byte of a message to the worker: the listener comes with it.
 pub(super) const LISTENS: u8 = b'L';
+/// First byte of a message to the worker: the network namespace is there, and waits for a way out.
+pub(super) const CONNECTS: u8 = b'C';
 /// First byte of a message to the worker: a line of text follows that says what failed.
 pub(super) const FAILED: u8 = b'F';
 /// First byte of a message to the worker: the runtime's wait status follows, four bytes.
@@ -56,6 +58,11 @@ fn keep() -> Result<()> {
     }
     system::new_session()?;
     enter_namespaces(system::effective_user() == 0).context("cannot make namespaces")?;
+    if spec.resolvers.is_some() {
+        // The worker, which is outside, makes the interfaces, and says when they are there.
+        system::send_with(CONTROL, &[CONNECTS], None).context("the worker has ended")?;
+        control.read_exact(&mut [0]).context("the worker made no network")?;
+    }
     match system::fork()? {
         None => {
             system::die_with_parent()?;

@@ -55,6 +55,8 @@ pub struct Spec {
     pub hidden: Vec<PathBuf>,
     /// Size of /tmp.
     pub tmp_mib: u32,
+    /// Memory of the instance, which is what it sees of the machine's.
+    pub memory_mib: u32,
     /// Host user and group of the function's processes, where the worker is root.
     pub user: u32,
     /// Host name inside.
@@ -63,6 +65,8 @@ pub struct Spec {
     pub cgroup_procs: Vec<PathBuf>,
     /// Whether all instances have the same addresses (no ASLR), so that pages with pointers are alike.
     pub fixed_layout: bool,
+    /// Whether there is a network beside the loopback device, which the worker makes: what /etc/resolv.conf says.
+    pub resolvers: Option<String>,
     /// Program and arguments, started in /var/task.
     pub command: Vec<String>,
     /// All of its environment.

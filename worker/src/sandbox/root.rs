@@ -1,4 +1,5 @@
-//! The root that a function sees: the host's /usr read-only, its own code, an empty /tmp, and little else.
+//! The root that a function sees: the host's /usr read-only, its own code, an empty /tmp, and little else; of /proc what is
+//! its own, and little of the machine.
 
 use std::fs;
 use std::io;
@@ -12,6 +13,24 @@ use super::{Bind, INSIDE_USER, Spec, system};
 const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
 /// Of the host's /etc; those that exist.
 const ETC: [&str; 6] = ["ld.so.cache", "ssl/certs", "ca-certificates", "alternatives", "mime.types", "fonts"];
+/// Of /proc, beside processes: what programs look at to work. The rest tells of the machine, its owner and its other guests.
+const PROC: [&str; 13] = [
+    "cpuinfo",
+    "filesystems",
+    "loadavg",
+    "meminfo", // the instance's own
+    "mounts",
+    "net",
+    "self",
+    "stat",
+    "sys",
+    "thread-self",
+    "uptime",
+    "version",
+    "cgroups",
+];
+/// What is shown in place of the rest.
+const MASK: &str = "var/mask";
 /// Top folders that are links into /usr on most systems, folders on others.
 const USR_LINKS: [&str; 5] = ["bin", "sbin", "lib", "lib32", "lib64"];
 
@@ -27,17 +46,18 @@ pub fn enter(spec: &Spec) -> Result<()> {
     let flags = libc::MS_NOSUID | libc::MS_NODEV;
     system::mount(none, root, "tmpfs", flags, "size=1m,nr_inodes=1k,mode=755")
         .with_context(|| format!("cannot mount a root on {}", root.display()))?;
-    bind(Path::new("/usr"), &root.join("usr"))?;
+    bind_system(Path::new("/usr"), &root.join("usr"))?;
     for name in USR_LINKS {
         let host = Path::new("/").join(name);
         match fs::read_link(&host) {
             Ok(target) => symlink(target, root.join(name))?,
-            Err(_) if host.is_dir() => bind(&host, &root.join(name))?,
+            Err(_) if host.is_dir() => bind_system(&host, &root.join(name))?,
             Err(_) => {}
         }
     }
+    fs::create_dir(root.join("dev"))?;
     for name in DEVICES {
-        bind(&Path::new("/dev").join(name), &root.join("dev").join(name))?;
+        fs::File::create(root.join("dev").join(name))?;
     }
     symlink("/proc/self/fd", root.join("dev/fd"))?;
     for (number, name) in ["stdin", "stdout", "stderr"].iter().enumerate() {
@@ -46,23 +66,34 @@ pub fn enter(spec: &Spec) -> Result<()> {
     for name in ETC {
         let host = Path::new("/etc").join(name);
         if host.exists() {
-            bind(&host, &root.join("etc").join(name))?;
+            bind_system(&host, &root.join("etc").join(name))?;
         }
     }
     let user = if system::effective_user() == 0 { spec.user } else { INSIDE_USER };
     fs::write(root.join("etc/passwd"), format!("function:x:{user}:{user}:function:/tmp:/bin/sh\n"))?;
     fs::write(root.join("etc/group"), format!("function:x:{user}:\n"))?;
     fs::write(root.join("etc/hosts"), "127.0.0.1 localhost\n")?;
-    fs::write(root.join("etc/nsswitch.conf"), "passwd: files\ngroup: files\nhosts: files\n")?;
+    let hosts = if spec.resolvers.is_some() { "files dns" } else { "files" };
+    fs::write(root.join("etc/nsswitch.conf"), format!("passwd: files\ngroup: files\nhosts: {hosts}\n"))?;
+    if let Some(resolvers) = &spec.resolvers {
+        fs::write(root.join("etc/resolv.conf"), resolvers)?;
+    }
     for folder in ["opt", "var/task", "var/runtime", "tmp", "proc"] {
         fs::create_dir_all(root.join(folder))?;
     }
     for Bind { source, target } in &spec.binds {
         bind(source, &root.join(target.strip_prefix("/").unwrap_or(target)))?;
     }
-    // Everything so far may be read and executed, not written.
-    let attributes = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID;
+    let mask = root.join(MASK);
+    fs::create_dir_all(mask.join("folder"))?;
+    fs::write(mask.join("file"), "")?;
+    fs::write(mask.join("meminfo"), meminfo(spec.memory_mib))?;
+    // Everything so far may be read and executed, not written, and is no device.
+    let attributes = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
     system::restrict_mount(root, attributes).context("cannot make the root read-only")?;
+    for name in DEVICES {
+        mount_at(&Path::new("/dev").join(name), &root.join("dev").join(name), libc::MS_BIND)?;
+    }
     for folder in &spec.hidden {
         let inside = root.join(folder.strip_prefix("/").unwrap_or(folder));
         if inside.is_dir() {
@@ -76,13 +107,52 @@ pub fn enter(spec: &Spec) -> Result<()> {
     system::mount(none, &root.join("tmp"), "tmpfs", flags, &options).context("cannot mount /tmp")?;
     let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
     system::mount(none, &root.join("proc"), "proc", flags, "").context("cannot mount /proc")?;
+    mask_proc(&root.join("proc"), &mask)?;
     std::env::set_current_dir(root)?;
     system::change_root_to_current_folder().context("cannot change the root")
 }
 
-/// Makes `target`, which may not exist yet, show `source`.
+/// Hides of /proc what is the machine's.
+fn mask_proc(proc: &Path, mask: &Path) -> Result<()> {
+    for entry in fs::read_dir(proc)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let name = name.to_str().unwrap_or_default();
+        let is_process = name.bytes().all(|byte| byte.is_ascii_digit());
+        let shown = match name {
+            "meminfo" => "meminfo",
+            _ if is_process || PROC.contains(&name) => continue,
+            _ if entry.file_type()?.is_dir() => "folder",
+            _ => "file",
+        };
+        mount_at(&mask.join(shown), &entry.path(), libc::MS_BIND)?;
+    }
+    Ok(())
+}
+
+/// What /proc/meminfo says to a machine of this size that has nothing else to do.
+fn meminfo(memory_mib: u32) -> String {
+    let all = u64::from(memory_mib) << 10;
+    let line = |(name, kib): (&str, u64)| format!("{:<15} {kib:>8} kB\n", format!("{name}:"));
+    let empty =
+        ["Buffers", "Cached", "SwapCached", "Active", "Inactive", "SwapTotal", "SwapFree", "Shmem", "Slab"];
+    let full = ["MemTotal", "MemFree", "MemAvailable"].map(|name| (name, all));
+    full.into_iter().chain(empty.map(|name| (name, 0))).map(line).collect()
+}
+
+/// Shows a part of the system, with what is mounted below it.
+fn bind_system(source: &Path, target: &Path) -> Result<()> {
+    make_place(source, target)?;
+    mount_at(source, target, libc::MS_BIND | libc::MS_REC)
+}
+
+/// Makes `target`, which may not exist yet, show `source`, and nothing that is mounted below it.
 fn bind(source: &Path, target: &Path) -> Result<()> {
-    let what = || format!("cannot show {} inside the sandbox", source.display());
+    make_place(source, target)?;
+    mount_at(source, target, libc::MS_BIND)
+}
+
+fn make_place(source: &Path, target: &Path) -> Result<()> {
     let made = || -> io::Result<()> {
         if source.is_dir() {
             fs::create_dir_all(target)
@@ -91,6 +161,10 @@ fn bind(source: &Path, target: &Path) -> Result<()> {
             fs::File::create(target).map(drop)
         }
     };
-    made().with_context(what)?;
-    system::mount(source, target, "", libc::MS_BIND | libc::MS_REC, "").with_context(what)
+    made().with_context(|| format!("cannot show {} inside the sandbox", source.display()))
+}
+
+fn mount_at(source: &Path, target: &Path, flags: u64) -> Result<()> {
+    system::mount(source, target, "", flags, "")
+        .with_context(|| format!("cannot show {} inside the sandbox", source.display()))
 }

@@ -14,8 +14,9 @@ use tokio::io::unix::AsyncFd;
 use tokio::net::unix::pipe;
 use tokio::sync::oneshot;
 
-use super::launcher::{EXITED, FAILED, LISTENS};
+use super::launcher::{CONNECTS, EXITED, FAILED, LISTENS};
 use super::{LAUNCHER_VERB, Spec, system};
+use crate::network::Pair;
 
 /// The longest that the namespaces and mounts of one sandbox may take.
 const PREPARATION: Duration = Duration::from_secs(20);
@@ -57,11 +58,16 @@ impl Spawner {
         Ok(answer.await.context("the spawner has ended")??)
     }
 
-    /// Starts a sandbox; the function's runtime runs when this returns.
+    /// Starts a sandbox; the function's runtime runs when this returns. Where the order wants a network, `connect` makes it, for
+    /// the namespace of the process that it is given; what it returns lives as long as the sandbox.
     ///
     /// # Errors
     /// What could not be set up.
-    pub async fn spawn(&self, spec: &Spec) -> Result<(Sandbox, std::net::TcpListener)> {
+    pub async fn spawn(
+        &self,
+        spec: &Spec,
+        connect: impl AsyncFnOnce(u32) -> Result<Pair>,
+    ) -> Result<(Sandbox, std::net::TcpListener)> {
         let (ours, theirs) = UnixStream::pair().context("no socket for a new sandbox")?;
         let (output, output_in) = pipe_pair().context("no pipe for a new sandbox")?;
         let mut command = Command::new(&self.program);
@@ -77,12 +83,19 @@ impl Spawner {
             child,
             control: None,
             output: Some(output),
+            network: None,
         };
         if let Err(error) = sandbox.order(&ours, spec) {
             sandbox.end().await;
             return Err(error);
         }
         sandbox.control = Some(tokio::net::UnixStream::from_std(ours)?);
+        if spec.resolvers.is_some()
+            && let Err(error) = sandbox.connect(connect).await
+        {
+            sandbox.end().await;
+            return Err(error);
+        }
         let preparation = tokio::time::timeout(PREPARATION, sandbox.message());
         match preparation.await.unwrap_or_else(|_| Err(anyhow!("the sandbox was not ready in time"))) {
             Ok((LISTENS, _, Some(socket))) => Ok((sandbox, std::net::TcpListener::from(socket))),
@@ -145,9 +158,22 @@ pub struct Sandbox {
     ended: AsyncFd<OwnedFd>,
     control: Option<tokio::net::UnixStream>,
     output: Option<pipe::Receiver>,
+    network: Option<Pair>,
 }
 
 impl Sandbox {
+    /// Makes the network when the keeper waits for it, and has it go on.
+    async fn connect(&mut self, connect: impl AsyncFnOnce(u32) -> Result<Pair>) -> Result<()> {
+        match self.message().await? {
+            (CONNECTS, ..) => {}
+            (FAILED, text, _) => bail!("{}", String::from_utf8_lossy(&text)),
+            _ => bail!("the sandbox's keeper ended at once"),
+        }
+        self.network = Some(connect(self.child.id()).await.context("no network for the sandbox")?);
+        let control = self.control.as_mut().context("the control socket is there until the end")?;
+        tokio::io::AsyncWriteExt::write_all(control, &[0]).await.context("the sandbox's keeper ended at once")
+    }
+
     /// Tells the keeper what to do.
     fn order(&self, control: &UnixStream, spec: &Spec) -> Result<()> {
         let text = serde_json::to_vec(spec)?;

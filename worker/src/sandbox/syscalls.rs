@@ -2,7 +2,7 @@
 //!
 //! Everything not listed fails with ENOSYS, as on an older kernel, so that libraries fall back. Left out on
 //! purpose: ptrace and reading other processes' memory, keyrings, bpf, perf, io_uring, mounting, namespaces, modules,
-//! clocks, and new address families beyond Unix and IP.
+//! clocks, writing out whole file systems (`sync` waits for everybody's disks), and new address families beyond Unix and IP.
 //!
 //! Merging pages needs userfaultfd. Only the kind that stops no system call is allowed (`UFFD_USER_MODE_ONLY`): with the
 //! other a function could hold the kernel up in the middle of copying, which many exploits of races are built on.
@@ -32,7 +32,7 @@ const ALLOWED: &[i64] = &[
     SYS_readahead, SYS_splice, SYS_tee, SYS_vmsplice, SYS_copy_file_range, SYS_close_range, SYS_memfd_create,
     SYS_getxattr, SYS_lgetxattr, SYS_fgetxattr, SYS_listxattr, SYS_llistxattr, SYS_flistxattr, SYS_setxattr,
     SYS_lsetxattr, SYS_fsetxattr, SYS_removexattr, SYS_lremovexattr, SYS_fremovexattr, SYS_inotify_init,
-    SYS_inotify_init1, SYS_inotify_add_watch, SYS_inotify_rm_watch, SYS_sync, SYS_syncfs,
+    SYS_inotify_init1, SYS_inotify_add_watch, SYS_inotify_rm_watch,
     // Waiting.
     SYS_epoll_create, SYS_epoll_create1, SYS_epoll_ctl, SYS_epoll_wait, SYS_epoll_pwait, SYS_epoll_pwait2,
     SYS_eventfd, SYS_eventfd2, SYS_signalfd, SYS_signalfd4, SYS_timerfd_create, SYS_timerfd_settime,

@@ -1,5 +1,6 @@
 //! Carries out what the pool decides: starts and ends instances, hands out requests, answers those that are not run.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{State, Worker};
@@ -36,7 +37,7 @@ impl Worker {
                 }
                 Action::Refuse { request, refusal } => {
                     if let Some(waiting) = state.waiting.remove(&request) {
-                        let error = refusal_error(refusal, &waiting.invocation);
+                        let error = refusal_error(refusal, &waiting.invocation, state);
                         self.history.note(Event {
                             function: waiting.invocation.arn.rsplit(':').next().map(str::to_string),
                             reason: Some(error.reason.unwrap_or(error.name).to_string()),
@@ -67,12 +68,40 @@ impl Worker {
     }
 }
 
-fn refusal_error(refusal: Refusal, invocation: &Invocation) -> ApiError {
+/// Says what is short, for whoever may change that.
+fn refusal_error(refusal: Refusal, invocation: &Invocation, state: &State) -> ApiError {
+    let limited = |text: String| ApiError::throttled("ConcurrentInvocationLimitExceeded", text);
+    let capacity = state.pool.capacity();
     match refusal {
-        Refusal::Reserved => {
-            ApiError::throttled("ReservedFunctionConcurrentInvocationLimitExceeded", "Rate Exceeded.")
-        }
-        Refusal::Capacity => ApiError::throttled("ConcurrentInvocationLimitExceeded", "Rate Exceeded."),
+        Refusal::Reserved => ApiError::throttled(
+            "ReservedFunctionConcurrentInvocationLimitExceeded",
+            "Rate Exceeded: the function has all the concurrency that is reserved for it",
+        ),
+        Refusal::Concurrency => limited(format!(
+            "Rate Exceeded: {} instances may run at once (--concurrency), less what other functions have reserved",
+            capacity.concurrency
+        )),
+        Refusal::Memory => limited(format!(
+            "Rate Exceeded: instances hold {} of {} MiB (--memory){}, and none became free in time",
+            state.pool.memory_mib(),
+            capacity.memory_mib,
+            most_of_it(state)
+        )),
+        Refusal::Starting => limited(format!(
+            "Rate Exceeded: instances did not start in time, {} start at once (--burst)",
+            capacity.starting
+        )),
         Refusal::Removed => ApiError::not_found(format!("Function not found: {}", invocation.arn)),
     }
+}
+
+/// Who holds most of the memory, as part of a sentence.
+fn most_of_it(state: &State) -> String {
+    let mut held: BTreeMap<&str, u64> = BTreeMap::new();
+    for instance in state.instances.values() {
+        let deployment = &instance.deployment;
+        *held.entry(&deployment.name).or_default() += u64::from(deployment.settings.memory_mib);
+    }
+    let most = held.into_iter().max_by_key(|(_, mib)| *mib);
+    most.map_or_else(String::new, |(name, mib)| format!(", {name} {mib} of them"))
 }

@@ -1,5 +1,6 @@
 //! The worker's functions: created, changed, deleted; their reservations and URLs.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -8,6 +9,7 @@ use super::{State, Worker};
 use crate::code::Code;
 use crate::error::ApiError;
 use crate::function::{Deployment, Function, FunctionUrl, Settings};
+use crate::limits;
 use crate::pool::FunctionId;
 
 impl Worker {
@@ -74,7 +76,12 @@ impl Worker {
         match state.functions.get_mut(name) {
             Some(function) => function.deployment = deployment.clone(),
             None => {
-                let new = Function { deployment: deployment.clone(), reserved: None, url: None };
+                let new = Function {
+                    deployment: deployment.clone(),
+                    reserved: None,
+                    url: None,
+                    tags: BTreeMap::new(),
+                };
                 state.functions.insert(name.to_string(), new);
             }
         }
@@ -130,6 +137,25 @@ impl Worker {
         state.functions.get_mut(name).expect("found above").reserved = reserved;
         let actions = state.pool.reserve(id, reserved);
         self.carry_out(&mut state, actions);
+        Ok(())
+    }
+
+    /// Changes a function's tags.
+    ///
+    /// # Errors
+    /// No such function, or more than Lambda allows.
+    pub fn change_tags(
+        &self,
+        name: &str,
+        change: impl FnOnce(&mut BTreeMap<String, String>),
+    ) -> Result<(), ApiError> {
+        let mut state = self.lock();
+        let mut tags = state.function(name)?.tags.clone();
+        change(&mut tags);
+        if tags.len() > limits::TAGS {
+            return Err(ApiError::invalid_parameter(format!("a function has at most {} tags", limits::TAGS)));
+        }
+        state.functions.get_mut(name).expect("found above").tags = tags;
         Ok(())
     }
 

@@ -12,7 +12,6 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use tempfile::TempDir;
 use tokio::sync::{Notify, oneshot};
 
 use crate::count::Count;
@@ -22,6 +21,8 @@ use crate::history::{self, History};
 use crate::instance::Instance;
 use crate::invocation::{Invocation, Outcome};
 use crate::machine::Machine;
+use crate::network::Network;
+use crate::ownership::{self, Owned};
 use crate::pool::{Action, Capacity, Census, FunctionId, InstanceId, Pool, RequestId, Time};
 use crate::runtime_files;
 use crate::sampler::Readings;
@@ -47,6 +48,12 @@ pub struct Options {
     pub program: PathBuf,
     /// Where unpacked code lies while the worker runs.
     pub cache: PathBuf,
+    /// Folders below which callers may name code.
+    pub code_folders: Vec<PathBuf>,
+    /// Whether functions that say nothing of it reach the outside world.
+    pub outside: bool,
+    /// Where events that were accepted are kept, so that they survive the worker; otherwise in memory.
+    pub state: Option<PathBuf>,
 }
 
 /// Mayfly's libraries for instances; what is absent is left out.
@@ -84,9 +91,13 @@ pub struct Worker {
     pub(crate) stores: Stores,
     /// Where instances live, if not as processes of this host.
     pub(crate) machine: OnceLock<Arc<Machine>>,
-    pub(crate) cgroups: Hierarchy,
+    /// Goes after the stores.
+    store_folder: Folder,
+    /// Made with the first instance that reaches the outside world.
+    network: tokio::sync::OnceCell<Arc<Network>>,
+    pub(crate) cgroups: Arc<Hierarchy>,
     pub(crate) spawner: Spawner,
-    folder: TempDir,
+    folder: Folder,
     began: Instant,
     state: Mutex<State>,
     next_request: AtomicU64,
@@ -130,9 +141,9 @@ impl Worker {
     pub fn new(options: Options) -> Result<Arc<Worker>> {
         std::fs::create_dir_all(&options.cache)
             .with_context(|| format!("cannot make {}", options.cache.display()))?;
-        let folder = own_folder(&options.cache)?;
+        let folder = Folder::new(&options.cache)?;
         // Stores are users of their own where the worker is root, whose cache is closed to others.
-        let stores = own_folder(if worker_is_root() { Path::new("/run") } else { &options.cache })?;
+        let stores = Folder::new(if worker_is_root() { Path::new("/run") } else { &options.cache })?;
         let state = State {
             pool: Pool::new(options.capacity.clone()),
             functions: BTreeMap::new(),
@@ -142,13 +153,16 @@ impl Worker {
             next_function: 1,
             closing: false,
         };
-        runtime_files::write(folder.path())?;
+        runtime_files::write(&folder.path)?;
         let spawner = Spawner::new(options.program.clone())?;
         let began = Instant::now();
         let (program, memory_mib) = (options.program.clone(), options.capacity.memory_mib);
+        let cgroups = Arc::new(Hierarchy::new()?);
         Ok(Arc::new(Worker {
-            cgroups: Hierarchy::new()?,
-            stores: Stores::new(program, spawner.clone(), stores, memory_mib),
+            stores: Stores::new(program, spawner.clone(), cgroups.clone(), stores.path.clone(), memory_mib),
+            store_folder: stores,
+            network: tokio::sync::OnceCell::new(),
+            cgroups,
             machine: OnceLock::new(),
             spawner,
             options,
@@ -165,7 +179,18 @@ impl Worker {
 
     /// A folder of the worker's own, gone when it is.
     pub fn folder(&self) -> &Path {
-        self.folder.path()
+        &self.folder.path
+    }
+
+    /// The way to the outside world.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub(crate) async fn network(&self) -> Result<Arc<Network>> {
+        let owner = self.store_folder.path.clone();
+        let make =
+            || async move { tokio::task::spawn_blocking(move || Network::new(&owner)).await?.map(Arc::new) };
+        self.network.get_or_try_init(make).await.cloned()
     }
 
     /// Since it began.
@@ -335,26 +360,30 @@ impl State {
 const FOLDER_PREFIX: &str = "mayfly-worker-";
 
 /// A folder that is gone when the worker is. Others may pass through, to what is theirs.
-fn own_folder(place: &Path) -> Result<TempDir> {
-    remove_left_behind(place);
-    tempfile::Builder::new()
-        .prefix(&format!("{FOLDER_PREFIX}{}-", std::process::id()))
-        .permissions(std::fs::Permissions::from_mode(0o711))
-        .tempdir_in(place)
-        .with_context(|| format!("cannot make a folder in {}", place.display()))
+struct Folder {
+    path: PathBuf,
+    _owned: Owned,
 }
 
-/// Removes the folders of workers that were killed.
-fn remove_left_behind(cache: &Path) {
-    for entry in std::fs::read_dir(cache).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let process = name.to_str().and_then(|name| name.strip_prefix(FOLDER_PREFIX)?.split('-').next());
-        if let Some(process) = process
-            && process.parse::<u32>().is_ok()
-            && !Path::new("/proc").join(process).exists()
-            && let Err(error) = std::fs::remove_dir_all(entry.path())
-        {
-            tracing::warn!("cannot remove {}: {error}", entry.path().display());
+fn remove_folder(folder: &Path) -> std::io::Result<()> {
+    std::fs::remove_dir_all(folder)
+}
+
+impl Folder {
+    fn new(place: &Path) -> Result<Folder> {
+        ownership::remove_left_behind(place, FOLDER_PREFIX, remove_folder);
+        let (path, owned) = ownership::make(place, FOLDER_PREFIX)
+            .with_context(|| format!("cannot make a folder in {}", place.display()))?;
+        let folder = Folder { path, _owned: owned };
+        std::fs::set_permissions(&folder.path, std::fs::Permissions::from_mode(0o711))?;
+        Ok(folder)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.path) {
+            tracing::warn!("cannot remove {}: {error}", self.path.display());
         }
     }
 }

@@ -1,0 +1,209 @@
+//! The outside world for instances: a pair of interfaces each, and address translation by the kernel's nftables.
+//!
+//! ```text
+//!   instance  eth0 ──────── mfXXXX-N  host ── masquerade ── whatever the host reaches
+//!             100.x.y.z/30  │
+//!                           └ nothing to the host itself, to other instances, or to link-local addresses (169.254/16,
+//!                             where clouds hand out credentials); nothing from outside that was not asked for
+//! ```
+//! An interface is gone when the instance's network namespace is. The rules lie in a table of the worker's own, which goes with
+//! it; that of a worker that was killed, with the next one.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context, Result, bail, ensure};
+
+const FORWARDING: &str = "/proc/sys/net/ipv4/ip_forward";
+const TABLE_PREFIX: &str = "mayfly_worker_";
+/// Pairs of interfaces at once: as many nets of four addresses as one of a worker's has.
+const PAIRS: u32 = 4096;
+
+/// A worker's way out.
+pub struct Network {
+    table: String,
+    /// Of the names of the interfaces on the host's side.
+    prefix: String,
+    /// The first of 16384 addresses of those that carriers share (RFC 6598), which no network outside has.
+    first_address: u32,
+    /// Whether the host forwarded packets before.
+    forwarded: bool,
+    pairs: Mutex<Pairs>,
+}
+
+#[derive(Default)]
+struct Pairs {
+    next: u32,
+    used: BTreeSet<u32>,
+}
+
+/// One instance's pair of interfaces. The kernel removes it with the instance's namespace; this keeps its addresses.
+pub struct Pair {
+    network: Arc<Network>,
+    number: u32,
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        self.network.pairs().used.remove(&self.number);
+    }
+}
+
+impl Network {
+    /// Makes the rules. `owner` is the folder that the worker holds while it runs; its name makes the table's.
+    ///
+    /// # Errors
+    /// A tool that is missing, or what it says.
+    pub fn new(owner: &Path) -> Result<Network> {
+        remove_left_behind(owner.parent().unwrap_or(Path::new("/")));
+        let random = uuid::Uuid::new_v4();
+        let [a, b, c, d, ..] = *random.as_bytes();
+        let prefix = format!("mf{a:02x}{b:02x}-");
+        let first_address = u32::from_be_bytes([100, 64 + (c & 63), d & 0xc0, 0]);
+        let table = table_of(owner);
+        let rules = rules(&table, &prefix, first_address);
+        run("nft", &["-f", "-"], &rules).context("no network for functions")?;
+        let forwarded = std::fs::read_to_string(FORWARDING).is_ok_and(|text| text.trim() == "1");
+        let network = Network { table, prefix, first_address, forwarded, pairs: Mutex::default() };
+        if !forwarded {
+            tracing::info!(
+                "this host forwards IPv4 packets from now on, for functions with Network: outside"
+            );
+            std::fs::write(FORWARDING, "1").context("cannot let this host forward packets")?;
+        }
+        Ok(network)
+    }
+
+    /// Gives the network namespace of this process a way out.
+    ///
+    /// # Errors
+    /// There are too many, or what `ip` says.
+    pub fn connect(self: &Arc<Self>, process: u32) -> Result<Pair> {
+        let pair = self.take()?;
+        let gateway = self.first_address + 4 * pair.number + 1;
+        let (gateway, own) = (std::net::Ipv4Addr::from(gateway), std::net::Ipv4Addr::from(gateway + 1));
+        let name = format!("{}{}", self.prefix, pair.number);
+        let outside = format!(
+            "link add {name} type veth peer name eth0 netns {process}\n\
+             addr add {gateway}/30 dev {name}\nlink set {name} up\n"
+        );
+        let inside =
+            format!("addr add {own}/30 dev eth0\nlink set eth0 up\nroute add default via {gateway}\n");
+        run("ip", &["-batch", "-"], &outside)?;
+        let namespace = format!("--net=/proc/{process}/ns/net");
+        run("nsenter", &[&namespace, "ip", "-batch", "-"], &inside)?;
+        Ok(pair)
+    }
+
+    fn take(self: &Arc<Self>) -> Result<Pair> {
+        let mut pairs = self.pairs();
+        // One that was just let go of may still be there for a moment, so numbers go round.
+        for _ in 0..PAIRS {
+            let number = pairs.next;
+            pairs.next = (number + 1) % PAIRS;
+            if pairs.used.insert(number) {
+                return Ok(Pair { network: self.clone(), number });
+            }
+        }
+        bail!("{PAIRS} instances have a network already")
+    }
+
+    fn pairs(&self) -> MutexGuard<'_, Pairs> {
+        self.pairs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        if !self.forwarded {
+            let _ = std::fs::write(FORWARDING, "0");
+        }
+        if let Err(error) = run("nft", &["delete", "table", "inet", &self.table], "") {
+            tracing::warn!("cannot remove the rules of the functions' network: {error:#}");
+        }
+    }
+}
+
+fn table_of(owner: &Path) -> String {
+    owner.file_name().unwrap_or_default().to_string_lossy().replace('-', "_")
+}
+
+fn rules(table: &str, prefix: &str, first_address: u32) -> String {
+    let net = std::net::Ipv4Addr::from(first_address);
+    format!(
+        "table inet {table} {{
+            chain input {{
+                type filter hook input priority -200
+                iifname \"{prefix}*\" drop
+            }}
+            chain forward {{
+                type filter hook forward priority -200
+                iifname \"{prefix}*\" oifname \"{prefix}*\" drop
+                iifname \"{prefix}*\" ip daddr {{ 127.0.0.0/8, 169.254.0.0/16, 224.0.0.0/4 }} drop
+                iifname \"{prefix}*\" meta nfproto ipv6 drop
+                iifname \"{prefix}*\" ip saddr != {net}/18 drop
+                oifname \"{prefix}*\" ct state established,related accept
+                oifname \"{prefix}*\" drop
+            }}
+            chain postrouting {{
+                type nat hook postrouting priority 100
+                ip saddr {net}/18 oifname != \"{prefix}*\" masquerade
+            }}
+        }}\n"
+    )
+}
+
+/// Removes the tables of workers whose folder is gone.
+fn remove_left_behind(folders: &Path) {
+    let there: BTreeSet<String> = std::fs::read_dir(folders)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| table_of(&entry.path()))
+        .collect();
+    let Ok(output) = Command::new("nft").args(["list", "tables", "inet"]).stderr(Stdio::null()).output()
+    else {
+        return;
+    };
+    for table in
+        String::from_utf8_lossy(&output.stdout).lines().filter_map(|line| line.strip_prefix("table inet "))
+    {
+        if table.starts_with(TABLE_PREFIX) && !there.contains(table) {
+            let _ = run("nft", &["delete", "table", "inet", table], "");
+        }
+    }
+}
+
+/// Runs a tool of the system's with this input.
+fn run(program: &str, arguments: &[&str], input: &str) -> Result<()> {
+    let mut child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot run {program} (Debian: nftables, iproute2, util-linux)"))?;
+    // It may end without having read all; then it says why.
+    let _ = child.stdin.take().expect("it is piped").write_all(input.as_bytes());
+    let output = child.wait_with_output()?;
+    let told = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{program}: {}", told.lines().next().unwrap_or("failed"));
+    Ok(())
+}
+
+/// What /etc/resolv.conf is to say inside: name servers that are outside this host, for itself is out of reach.
+pub fn resolvers() -> String {
+    let places = ["/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"];
+    let usable = |text: String| {
+        let is_outside = |line: &&str| {
+            let server = line.strip_prefix("nameserver ").and_then(|server| server.trim().parse().ok());
+            server.is_none_or(|server: std::net::IpAddr| !server.is_loopback())
+        };
+        let lines: Vec<&str> = text.lines().filter(is_outside).collect();
+        lines.iter().any(|line| line.starts_with("nameserver ")).then(|| lines.join("\n") + "\n")
+    };
+    places.iter().find_map(|place| usable(std::fs::read_to_string(place).ok()?)).unwrap_or_default()
+}

@@ -1,0 +1,94 @@
+//! Folders that one worker has made and that go when it does; and what becomes of those whose worker was killed.
+//!
+//! A worker keeps a lock (`flock`) on each of its folders. The kernel lets go of it whenever and however the worker ends, and
+//! tells every other worker, in whatever PID namespace it runs; a process id would not.
+
+use std::fs::{self, File, TryLockError};
+use std::io::{ErrorKind, Result};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// The right to a folder, until it is dropped.
+#[derive(Debug)]
+pub struct Owned(#[allow(dead_code, reason = "closing it ends the lock")] File);
+
+/// Makes a folder that nobody has, by a name that begins with `prefix` and this process's id, and makes it this worker's.
+///
+/// # Errors
+/// No folder can be made or locked there.
+pub fn make(place: &Path, prefix: &str) -> Result<(PathBuf, Owned)> {
+    loop {
+        let random = uuid::Uuid::new_v4().simple().to_string();
+        let folder = place.join(format!("{prefix}{}-{}", std::process::id(), &random[..8]));
+        match fs::create_dir(&folder) {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
+            Err(error) => return Err(error),
+        }
+        // Another worker that starts now may have taken it for one that was left behind.
+        if let Some(owned) = own(&folder)? {
+            return Ok((folder, owned));
+        }
+    }
+}
+
+/// Has `remove` take away every folder in `place` whose name begins with `prefix` and whose worker is gone.
+pub fn remove_left_behind(place: &Path, prefix: &str, remove: impl Fn(&Path) -> Result<()>) {
+    for entry in fs::read_dir(place).into_iter().flatten().flatten() {
+        let folder = entry.path();
+        let is_one =
+            entry.file_name().to_str().is_some_and(|name| name.starts_with(prefix)) && folder.is_dir();
+        if is_one
+            && let Ok(Some(_owned)) = own(&folder)
+            && let Err(error) = remove(&folder)
+        {
+            tracing::warn!("cannot remove {}: {error}", folder.display());
+        }
+    }
+}
+
+/// Takes over a folder; `None` if it is another's, or gone.
+fn own(folder: &Path) -> Result<Option<Owned>> {
+    let file = match File::open(folder) {
+        Ok(file) => file,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Ok(None),
+        Err(TryLockError::Error(error)) => return Err(error),
+    }
+    let is_there = fs::metadata(folder).is_ok_and(|now| {
+        file.metadata().is_ok_and(|ours| (now.dev(), now.ino()) == (ours.dev(), ours.ino()))
+    });
+    Ok(is_there.then_some(Owned(file)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn remove(folder: &Path) -> Result<()> {
+        fs::remove_dir(folder)
+    }
+
+    #[test]
+    fn only_folders_that_nobody_holds_are_taken_away() {
+        let place = tempfile::tempdir().unwrap();
+        let (ours, held) = make(place.path(), "x-").unwrap();
+        // Of a process that no longer has this number, or never had it in this PID namespace.
+        fs::create_dir(place.path().join("x-4194303-0")).unwrap();
+        fs::create_dir(place.path().join("y-1-0")).unwrap();
+        let names = || {
+            let mut names: Vec<_> = fs::read_dir(place.path()).unwrap().map(|e| e.unwrap().path()).collect();
+            names.sort();
+            names
+        };
+        remove_left_behind(place.path(), "x-", remove);
+        assert_eq!(names(), [ours.clone(), place.path().join("y-1-0")]);
+        drop(held);
+        remove_left_behind(place.path(), "x-", remove);
+        assert_eq!(names(), [place.path().join("y-1-0")]);
+    }
+}

@@ -1,0 +1,301 @@
+"""Ways in which a caller, a web page or a function could hurt host, worker and neighbours, each closed."""
+
+import concurrent.futures
+import http.client
+import json
+import os
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+
+import botocore.auth
+import botocore.awsrequest
+import botocore.credentials
+import pytest
+from calls import create, invoke, zipped
+from conftest import HERE, MAYFLY, Worker, cgroups_of
+
+TEMPLATE = str(HERE / "functions/template.yaml")
+VIEWS = ["/", "/metrics", "/history", "/events", "/instances"]
+KEYS = {"MAYFLY_ACCESS_KEY_ID": "AKIDTEST", "MAYFLY_SECRET_ACCESS_KEY": "secret"}
+IS_ROOT = os.geteuid() == 0
+
+
+def raw(worker, data, seconds=60):
+    """The status of the answer to these bytes; None if the connection was closed without one."""
+    with socket.create_connection(("127.0.0.1", worker.port), timeout=seconds) as connection:
+        connection.sendall(data)
+        answer = connection.recv(65536)
+    return int(answer.split(b" ", 2)[1]) if answer else None
+
+
+def get(worker, path, **headers):
+    request = urllib.request.Request(worker.url + path, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, answer.headers
+    except urllib.error.HTTPError as error:
+        return error.code, error.headers
+
+
+def signed(worker, path, service):
+    request = botocore.awsrequest.AWSRequest("GET", worker.url + path)
+    keys = botocore.credentials.Credentials(*KEYS.values())
+    botocore.auth.SigV4Auth(keys, service, "us-east-1").add_auth(request)
+    return get(worker, path, **dict(request.headers.items()))[0]
+
+
+def shell(client, command, name="probe"):
+    answer, error = invoke(client, name, {"do": "shell", "command": command})
+    assert error is None, answer
+    return answer["out"]
+
+
+# ---- callers ----
+
+
+def test_no_page_is_shown_under_another_name(worker):
+    for path in [*VIEWS, "/healthz", "/2015-03-31/functions"]:
+        assert get(worker, path, Host="evil.com")[0] == 403, path
+        assert get(worker, path, Host=f"localhost:{worker.port}")[0] == 200, path
+
+
+def test_where_requests_are_signed_looking_needs_the_key_as_well():
+    with Worker(environment=KEYS) as running:
+        for path in VIEWS:
+            status, headers = get(running, path)
+            assert status == 401 and headers["www-authenticate"].startswith("Basic"), path
+            assert get(running, path, Authorization="Basic QUtJRFRFU1Q6c2VjcmV0")[0] == 200, path
+            assert get(running, path, Authorization="Basic QUtJRFRFU1Q6U0VDUkVU")[0] == 401, path
+            assert signed(running, path, "lambda") == 200, path
+            assert signed(running, path, "s3") == 401, path
+        assert signed(running, "/2015-03-31/functions", "lambda") == 200
+        assert signed(running, "/2015-03-31/functions", "s3") == 403, "the key of another service's scope"
+        assert get(running, "/healthz")[0] == 200
+        assert running.stop() == 0
+
+
+def test_a_request_names_one_host_and_its_headers_have_a_bound(worker):
+    for line in [b"", b"Host: localhost\r\nHost: evil.com\r\n"]:
+        assert raw(worker, b"GET /healthz HTTP/1.1\r\n" + line + b"\r\n") == 400
+    assert raw(worker, b"GET /healthz HTTP/1.0\r\n\r\n") == 200
+    long = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 70_000 + b"\r\n\r\n"
+    assert raw(worker, long) == 431
+
+
+def test_connections_that_send_nothing_keep_nobody_out(worker, client):
+    held = []
+    try:
+        for _ in range(1100):
+            connection = socket.create_connection(("127.0.0.1", worker.port), timeout=60)
+            connection.sendall(b"GET / HT")
+            held.append(connection)
+        for _ in range(3):
+            began = time.monotonic()
+            assert worker.get("/healthz") == "ok\n"
+            assert invoke(client, "probe", {"do": "count"})[1] is None
+            assert time.monotonic() - began < 15
+    finally:
+        for connection in held:
+            connection.close()
+
+
+def test_uploads_that_do_not_come_take_nothing_from_others(worker, client):
+    head = b"POST /2015-03-31/functions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n{"
+    held = []
+    try:
+        # Announced is all the memory there is for bodies, to the last KiB.
+        for length in [68_000_000] * 8 + [1 << bits for bits in range(26, 8, -1)] * 2:
+            connection = socket.create_connection(("127.0.0.1", worker.port), timeout=60)
+            connection.sendall(head % length)
+            held.append(connection)
+        time.sleep(0.2)
+        code = zipped(app_py="def handler(event, context): return event")
+        create(client, "uploaded", code)
+        assert invoke(client, "uploaded", 5) == (5, None)
+        client.delete_function(FunctionName="uploaded")
+    finally:
+        for connection in held:
+            connection.close()
+
+
+def test_what_cannot_be_right_is_refused_before_it_is_read(worker):
+    head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 6000000\r\n\r\n"
+    nobody = head % b"/2015-03-31/functions/nobody/invocations"
+    assert raw(worker, nobody, seconds=5) == 404
+    assert raw(worker, head % b"/lambda-url/nobody/", seconds=5) == 404
+    with Worker(environment=KEYS) as running:
+        assert raw(running, head % b"/2015-03-31/functions", seconds=5) == 403
+        assert running.stop() == 0
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root reads what is another's")
+def test_folders_come_only_from_below_those_that_the_operator_has_named(client, tmp_path):
+    tmp_path.chmod(0o755)
+    code, secret = tmp_path / "code", tmp_path / "closed/secret"
+    for folder in [code, secret]:
+        folder.mkdir(parents=True)
+        (folder / "app.py").write_text("def handler(event, context): return open(__file__).read()")
+    secret.parent.chmod(0o700)
+
+    def made(client, folder):
+        settings = {"Runtime": "python3.11", "Handler": "app.handler", "Role": "arn:aws:iam::0:role/r"}
+        code = {"S3Bucket": "folder", "S3Key": str(folder)}
+        try:
+            client.create_function(FunctionName="folder", Code=code, **settings)
+        except client.exceptions.InvalidParameterValueException as error:
+            return error.response["Error"]["Message"]
+        return invoke(client, "folder")[1]
+
+    assert "--code-from" in made(client, code), "none is named"
+    with Worker("--code-from", str(tmp_path)) as running:
+        client = running.client()
+        assert "closed to others" in made(client, secret)
+        assert "--code-from" in made(client, "/etc")
+        assert "'..'" in made(client, f"{code}/../closed/secret")
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(code / "socket"))
+            assert "socket: is neither" in made(client, code)
+        (code / "socket").unlink()
+        assert made(client, code) is None
+        assert running.stop() == 0
+
+
+def test_a_log_that_nobody_reads_holds_up_nobody():
+    command = [
+        MAYFLY,
+        "up",
+        TEMPLATE,
+        "--listen",
+        "127.0.0.1:0",
+        "--memory",
+        "1500",
+        "--without",
+        "heap,merge",
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL) as process:
+        try:
+            while b"serving" not in (line := process.stderr.readline()):
+                assert line
+            connection = http.client.HTTPConnection("127.0.0.1", int(line.rsplit(b":", 1)[1]), timeout=60)
+            # Much more than the pipe holds, from one function; another is called meanwhile.
+            for name, event in [("probe", {"do": "print_without_end"}), ("neighbour", {"do": "count"})] * 2:
+                connection.request("POST", f"/2015-03-31/functions/{name}/invocations", json.dumps(event))
+                answer = connection.getresponse()
+                answer.read()
+                assert (answer.headers["x-amz-function-error"] is None) == (name == "neighbour")
+        finally:
+            process.kill()
+
+
+# ---- functions ----
+
+
+def test_the_machine_is_not_to_be_seen(client):
+    assert (
+        shell(client, "cat /proc/cmdline /proc/kallsyms /proc/interrupts /proc/diskstats /proc/modules") == ""
+    )
+    lines = shell(client, "cat /proc/meminfo").splitlines()
+    assert lines[0].split() == ["MemTotal:", str(128 << 10), "kB"], "its own memory"
+    assert shell(client, "ls /usr/local") == ""
+    assert shell(client, "cat /proc/self/comm && head -c 9 /proc/cpuinfo") == "cat\nprocessor"
+
+
+def test_nobody_waits_for_all_disks(client):
+    call = "import ctypes as c; l = c.CDLL(None, use_errno=True); print(l.syscall({}, 1), c.get_errno())"
+    for number in [162, 306]:  # sync, syncfs
+        assert shell(client, f'python3.11 -c "{call.format(number)}"').split() == ["-1", "38"]
+
+
+def test_an_answer_out_of_turn_is_not_read(client):
+    """Nothing of its body has been sent when it is refused: sixteen would take 96 MiB of the worker."""
+    ask = (
+        "import socket; c = socket.create_connection(('127.0.0.1', 9001), 4);"
+        "c.sendall(b'POST /2018-06-01/runtime/invocation/x/{} HTTP/1.1\\r\\nHost: r\\r\\n');"
+        "c.sendall(b'Content-Length: 6000000\\r\\n\\r\\n');"
+        "print(c.recv(20))"
+    )
+    for kind in ["response", "error"]:
+        assert "400" in shell(client, f'python3.11 -c "{ask.format(kind)}"')
+    init = ask.replace("invocation/x/{}", "init/error")
+    assert "403" in shell(client, f'python3.11 -c "{init}"')
+
+
+def test_an_instance_that_is_always_busy_rests_seldom():
+    for arguments in [[], ["--without", "merge"]]:
+        with Worker(TEMPLATE, *arguments) as running:
+            client = running.client()
+            ends = time.monotonic() + 9
+            requests = 0
+            while time.monotonic() < ends:
+                assert invoke(client, "single", {"do": "sleep", "seconds": 0.01})[1] is None
+                requests += 1
+            assert "mayfly_rests_total" in running.get("/metrics")
+            # On a machine that is busy itself, a request may come so late that the instance was idle before.
+            assert running.figure("mayfly_rests_total") <= 4 + requests // 8, f"{requests} requests"
+            assert running.stop() == 0
+
+
+def test_a_function_that_fills_the_worker_starves_no_other():
+    with Worker(TEMPLATE, "--memory", "512", "--queue-wait", "60") as running:
+        client = running.client()
+        stops = time.monotonic() + 90
+        done = []
+
+        def busy(_):
+            while not done and time.monotonic() < stops:
+                invoke(client, "probe", {"do": "sleep", "seconds": 0.2})
+
+        with concurrent.futures.ThreadPoolExecutor(12) as threads:
+            calls = [threads.submit(busy, number) for number in range(12)]
+            running.wait_for(r"(?s)(START.*){8}")
+            began = time.monotonic()
+            try:
+                for _ in range(5):
+                    assert invoke(client, "neighbour", {"do": "count"})[1] is None
+                took = time.monotonic() - began
+            finally:
+                done.append(True)
+            for call in calls:
+                call.result()
+        assert took < 40, "it has waited for the others to be idle"
+        assert running.stop() == 0
+
+
+def test_who_is_refused_is_told_what_is_short():
+    with Worker(TEMPLATE, "--memory", "128", "--queue-wait", "1") as running:
+        client = running.client()
+        invoke(client, "probe", {"do": "count"})
+        with concurrent.futures.ThreadPoolExecutor(1) as threads:
+            held = threads.submit(invoke, client, "probe", {"do": "sleep", "seconds": 4})
+            time.sleep(0.5)
+            with pytest.raises(client.exceptions.TooManyRequestsException) as caught:
+                invoke(client, "neighbour", {"do": "count"})
+            assert held.result() == ("slept", None)
+        told = caught.value.response["Error"]["Message"]
+        assert "128 of 128 MiB (--memory), probe 128 of them" in told, told
+        assert running.stop() == 0
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="a PID namespace of its own needs root")
+def test_a_worker_in_another_pid_namespace_takes_nothing_away(worker, client):
+    command = [
+        "unshare",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        MAYFLY,
+        "up",
+        "--listen",
+        "127.0.0.1:0",
+    ]
+    before = cgroups_of(worker.process.pid)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL) as other:
+        assert b"serving" in other.stderr.readline(), other.stderr.read()
+        other.kill()
+    assert before and cgroups_of(worker.process.pid) == before
+    client.update_function_configuration(FunctionName="neighbour", Description="anew")
+    assert invoke(client, "neighbour", {"do": "count"})[1] is None, "its folders are there"

@@ -1,0 +1,145 @@
+"""The outside world: what a function reaches that may, what it does not, and what is left of it."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+
+import pytest
+from calls import invoke
+from conftest import HERE, Worker
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("nft"), reason="interfaces and rules need root and nftables"
+)
+NAMESPACE = f"mayfly-test-{os.getpid()}"
+HOST, SERVER = "10.231.77.1", "10.231.77.2"
+PORT = 8099
+INSIDE = ["ip", "netns", "exec", NAMESPACE]
+FORWARDING = pathlib.Path("/proc/sys/net/ipv4/ip_forward")
+
+
+def run(*words):
+    subprocess.run(words, check=True)
+
+
+def tables():
+    return subprocess.run(["nft", "list", "tables"], capture_output=True, text=True).stdout
+
+
+@pytest.fixture(scope="module")
+def server():
+    """A server in a network namespace of its own, which is all of the outside world there is."""
+    with contextlib.ExitStack() as stack:
+        stack.callback(FORWARDING.write_text, FORWARDING.read_text())
+        run("ip", "netns", "add", NAMESPACE)
+        stack.callback(run, "ip", "netns", "del", NAMESPACE)
+        name = f"mt{os.getpid()}"
+        run("ip", "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", NAMESPACE)
+        run("ip", "addr", "add", f"{HOST}/30", "dev", name)
+        run("ip", "link", "set", name, "up")
+        run("ip", "-n", NAMESPACE, "addr", "add", f"{SERVER}/30", "dev", "eth0")
+        run("ip", "-n", NAMESPACE, "link", "set", "eth0", "up")
+        serving = subprocess.Popen(
+            [
+                "ip",
+                "netns",
+                "exec",
+                NAMESPACE,
+                sys.executable,
+                "-m",
+                "http.server",
+                str(PORT),
+                "-d",
+                str(HERE),
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        stack.callback(serving.wait)
+        stack.callback(serving.kill)
+        for _ in range(100):
+            with contextlib.suppress(OSError):
+                socket.create_connection((SERVER, PORT), 1).close()
+                break
+        yield f"http://{SERVER}:{PORT}/calls.py"
+
+
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory, server):
+    template = tmp_path_factory.mktemp("network") / "template.yaml"
+    function = """
+  {name}:
+    Type: AWS::Serverless::Function
+    Metadata: {{ Mayfly: {{ Network: {network} }} }}
+    Properties: {{ CodeUri: {code}, Handler: app.handler, Runtime: python3.11, Timeout: 20 }}"""
+    functions = [("reaches", "outside"), ("other", "outside"), ("closed", "none")]
+    code = HERE / "functions/probe"
+    text = [function.format(name=name, network=network, code=code) for name, network in functions]
+    template.write_text("Resources:" + "".join(text))
+    with Worker(str(template)) as running:
+        yield running
+        assert running.stop() == 0
+    assert "mayfly_worker" not in tables()
+
+
+def shell(client, command, name="reaches"):
+    answer, error = invoke(client, name, {"do": "shell", "command": command})
+    assert error is None, answer
+    return answer["out"].strip()
+
+
+def connects(client, address, port, name="reaches"):
+    code = f"import socket; socket.create_connection(('{address}', {port}), 2); print('yes')"
+    return shell(client, f'python3.11 -c "{code}" 2>/dev/null', name) == "yes"
+
+
+def test_a_function_fetches_from_a_server_outside(outside, server):
+    client = outside.client()
+    fetch = f"import urllib.request; print(urllib.request.urlopen('{server}', timeout=10).status)"
+    assert shell(client, f'python3.11 -c "{fetch}"') == "200"
+    assert not connects(client, SERVER, PORT, "closed")
+    assert shell(client, "cat /proc/net/dev | grep -c :", "closed") == "1"
+
+
+def test_the_host_and_other_instances_are_out_of_reach(outside):
+    client = outside.client()
+    own = 'python3.11 -c "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); '
+    own += f"s.connect(('{SERVER}', 1)); print(s.getsockname()[0])\""
+    address = shell(client, own, "other")
+    assert address.startswith("100.") and address != shell(client, own)
+    gateway = address.rsplit(".", 1)[0] + f".{int(address.rsplit('.', 1)[1]) - 1}"
+    with socket.create_server(("0.0.0.0", 0)) as listening:
+        port = listening.getsockname()[1]
+        socket.create_connection((HOST, port), 2).close()  # it is there
+        for place in [HOST, gateway, "127.0.0.1"]:
+            assert not connects(client, place, port), place
+        assert not connects(client, "127.0.0.1", outside.port), "nor the API"
+    # Neither the other's Runtime API, which listens on its loopback only, nor anything else of it.
+    assert connects(client, "127.0.0.1", 9001) and not connects(client, address, 9001)
+    listen = "import socket; s = socket.create_server(('0.0.0.0', 7777)); s.settimeout(3); s.accept()"
+    shell(client, f'nohup python3.11 -c "{listen}" >/dev/null 2>&1 &', "other")
+    assert not connects(client, address, 7777)
+    # And nobody comes in from outside.
+    code = f"import socket; socket.create_connection(('{address}', 7777), 2)"
+    came = subprocess.run([*INSIDE, sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    assert came.returncode != 0
+
+
+def test_an_interface_goes_with_its_instance_and_the_rules_with_the_next_worker(outside):
+    client = outside.client()
+    assert invoke(client, "reaches", {"do": "count"})[1] is None
+    links = {path.name for path in pathlib.Path("/sys/class/net").glob("mf*-*")}
+    assert links
+    with Worker(str(HERE / "functions/template.yaml"), "--network", "outside") as killed:
+        assert invoke(killed.client(), "probe", {"do": "count"})[1] is None
+        table = f"mayfly_worker_{killed.process.pid}_"
+        assert table in tables()
+    with Worker(str(HERE / "functions/template.yaml"), "--network", "outside") as anew:
+        assert invoke(anew.client(), "probe", {"do": "count"})[1] is None
+        assert table not in tables()
+        assert anew.stop() == 0
+    assert links <= {path.name for path in pathlib.Path("/sys/class/net").glob("mf*-*")}

@@ -1,0 +1,135 @@
+"""Projects as others have them: what `sam build` leaves, templates that speak of an account, events."""
+
+import json
+import signal
+import time
+
+import pytest
+from calls import create, invoke, zipped
+from conftest import HERE, Worker
+
+# As `sam build` writes it: packages beside the code, and the file that named them.
+TEMPLATE = """
+AWSTemplateFormatVersion: '2010-09-09'
+Transform: AWS::Serverless-2016-10-31
+Globals:
+  Function: { Timeout: 10, Tracing: Active, LoggingConfig: { LogFormat: JSON } }
+Resources:
+  Table: { Type: AWS::DynamoDB::Table }
+  Hello:
+    Type: AWS::Serverless::Function
+    Metadata: { SamResourceId: Hello }
+    Properties:
+      CodeUri: Hello
+      Handler: app.lambda_handler
+      Runtime: python3.11
+      Architectures: [x86_64]
+      Role: !GetAtt Role.Arn
+      Environment:
+        Variables:
+          TABLE: !Ref Table
+          STREAM: !GetAtt Table.StreamArn
+          BUCKET: !Join ['-', [!Ref AWS::StackName, files]]
+          IMPORTED: !ImportValue other-stack
+          OWN: !GetAtt Hello.Arn
+      Policies: [{ DynamoDBCrudPolicy: { TableName: !Ref Table } }]
+      VpcConfig: !If [InNetwork, { SubnetIds: [a] }, !Ref AWS::NoValue]
+      Events:
+        Api: { Type: Api, Properties: { Path: /hello, Method: get } }
+Outputs:
+  Url: { Value: !Sub 'https://${ServerlessRestApi}.execute-api.${AWS::Region}.amazonaws.com/' }
+"""
+APP = """
+import os, vendored
+def lambda_handler(event, context):
+    names = ["TABLE", "STREAM", "BUCKET", "IMPORTED", "OWN"]
+    return {name: os.environ.get(name) for name in names} | {"v": vendored.V}
+"""
+
+
+def test_what_sam_build_leaves_is_served_as_it_is(tmp_path):
+    code = tmp_path / "Hello"
+    (code / "vendored-1.0.dist-info").mkdir(parents=True)
+    (code / "vendored").mkdir()
+    (code / "vendored/__init__.py").write_text("V = 1\n")
+    (code / "requirements.txt").write_text("vendored\nrequests>=2\n")
+    (code / "app.py").write_text(APP)
+    (tmp_path / "template.yaml").write_text(TEMPLATE)
+    with Worker(str(tmp_path / "template.yaml")) as running:
+        answer, error = invoke(running.client(), "Hello")
+        assert error is None, answer
+        arn = "arn:aws:lambda:us-east-1:000000000000:function:Hello"
+        assert answer == {
+            "TABLE": "Table",
+            "STREAM": "Table.StreamArn",
+            "BUCKET": "mayfly-files",
+            "IMPORTED": None,
+            "OWN": arn,
+            "v": 1,
+        }
+        # Whatever is not as in the account is told in a line each.
+        for line in [
+            r"requirements.txt: packages lie beside the code",
+            r"Environment.Variables.TABLE: there is no Table here",
+            r"Environment.Variables.IMPORTED: !ImportValue is not supported here",
+            r"VpcConfig is not supported and passed over",
+            r"Events is not supported and passed over",
+            r"Globals.Function.Tracing is not supported and passed over",
+        ]:
+            running.wait_for(line)
+        assert running.stop() == 0
+
+
+def test_nothing_is_accepted_that_is_not_done(client):
+    code = zipped(app_py="def handler(event, context): return 1")
+    for setting, reason in [
+        ({"Publish": True}, "Publish is not supported here"),
+        ({"DeadLetterConfig": {"TargetArn": "arn:aws:sqs:us-east-1:0:q"}}, "DeadLetterConfig is not"),
+        ({"VpcConfig": {"SubnetIds": ["a"], "SecurityGroupIds": ["b"]}}, "VpcConfig is not"),
+        ({"TracingConfig": {"Mode": "Active"}}, "TracingConfig is not"),
+    ]:
+        with pytest.raises(client.exceptions.InvalidParameterValueException) as caught:
+            create(client, "silent", code, **setting)
+        assert reason in caught.value.response["Error"]["Message"]
+    made = create(client, "tagged", code, Tags={"team": "a", "stage": "b"}, Publish=False)
+    client.tag_resource(Resource=made["FunctionArn"], Tags={"stage": "c", "more": "é"})
+    client.untag_resource(Resource=made["FunctionArn"], TagKeys=["team", "none"])
+    tags = {"stage": "c", "more": "é"}
+    assert client.list_tags(Resource=made["FunctionArn"])["Tags"] == tags
+    assert client.get_function(FunctionName="tagged")["Tags"] == tags
+    client.delete_function(FunctionName="tagged")
+
+
+def test_an_event_survives_the_workers_death(tmp_path):
+    template = str(HERE / "functions/template.yaml")
+    state = str(tmp_path / "state")
+
+    def send(client, seconds):
+        event = json.dumps({"do": "count", "seconds": seconds})
+        answer = client.invoke(FunctionName="single", InvocationType="Event", Payload=event)
+        return answer["ResponseMetadata"]["RequestId"]
+
+    with Worker(template, "--state", state) as running:
+        client = running.client()
+        done = send(client, 0)
+        running.wait_for(f"REPORT RequestId: {done}")
+        time.sleep(1)  # and it is forgotten
+        # One runs, the others wait for it: the function has one instance.
+        ids = [send(client, 4), send(client, 0), send(client, 0)]
+        running.wait_for(f"START RequestId: {ids[0]}")
+        running.stop(signal.SIGKILL)
+    with Worker(template, "--state", state) as anew:
+        for id in ids:
+            anew.wait_for(f"REPORT RequestId: {id}")
+        assert done not in anew.log()
+        time.sleep(1)
+        assert anew.stop() == 0
+    with Worker(template, "--state", state) as last:
+        time.sleep(1)
+        assert "RequestId" not in last.log(), "each is done"
+        assert last.stop() == 0
+
+
+def test_the_caller_is_told_why_an_instance_ended(client):
+    answer, error = invoke(client, "neighbour", {"do": "fill_memory"})
+    assert error == "Unhandled" and "memory of 128 MB used up" in answer["errorMessage"], answer
