@@ -53,6 +53,7 @@ soak: build ## random operations for long: heap, page store, and VMs on kernels 
 	MAYFLY_SOAK=1 worker/tests/run -k kills
 	MEMENTO_OPERATIONS=100000000 cargo test -p memento --test agree
 	sim/image/check
+	sim/tests/mutants
 
 demo: build ## Lambda functions under a bursty load, plainly and on Mayfly, side by side
 	bench/worker/demo

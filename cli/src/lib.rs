@@ -26,6 +26,7 @@ pub mod share_top;
 pub mod sim;
 pub mod sim_archive;
 pub mod sim_dram;
+pub mod sim_functions;
 pub mod sim_guest;
 pub mod sim_program;
 pub mod sim_snapshot;

@@ -13,7 +13,7 @@ use sim::Description;
 use crate::quantity;
 use crate::sim_dram::{self, Dram};
 use crate::sim_guest::{Ended, Guest, Image, Progress};
-use crate::sim_program::{Allocator, Program, WARM, is_alone};
+use crate::sim_program::{Allocator, Program, Region, is_alone};
 use crate::sim_table;
 
 const EXAMPLES: &str = "\
@@ -51,9 +51,9 @@ pub struct SimArguments {
     /// A variable of the program's environment; may be repeated
     #[arg(long = "env", value_name = "NAME=VALUE")]
     environment: Vec<String>,
-    /// Count only a warm call of a function that the image lists as `warm`, and not its program from start to end
-    #[arg(long)]
-    warm: bool,
+    /// What is counted; all but `process` of functions that the image lists as `warm`
+    #[arg(long, value_enum, default_value = "process")]
+    region: Region,
     /// Stop after so many instructions; what was counted is kept, and marked as partial
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     max_instructions: u64,
@@ -122,10 +122,11 @@ impl SimArguments {
     fn run(&self, image: &Image, allocator: Allocator, folder: &Path) -> Result<Ended> {
         let program = Program::resolve(&self.command, &image.description, allocator)?;
         let mut environment = program.environment;
-        if !self.warm {
-            environment.retain(|variable| variable != WARM);
-        } else if !environment.iter().any(|variable| variable == WARM) {
-            bail!("{}: the image lists no warm call of it: leave --warm out", self.command[0]);
+        if let Some(variable) = self.region.variable() {
+            if !program.has_regions {
+                bail!("{}: the image lists no calls of it: leave --region out", self.command[0]);
+            }
+            environment.push(variable.to_owned());
         }
         environment.extend(self.environment.iter().cloned());
         let description = self.description(allocator)?;

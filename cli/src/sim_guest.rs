@@ -9,6 +9,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Map, Value};
 use vm::image::{self, Kernel};
 
+use crate::sim_functions;
 use crate::sim_snapshot::{self, escaped};
 
 /// The same guest, to the bit, in every run: time is counted in instructions (2 ns each), and starts at a fixed date;
@@ -34,6 +35,8 @@ pub struct Image {
     pub initrd: Option<PathBuf>,
     /// image.json.
     pub description: Map<String, Value>,
+    /// The root as a folder.
+    pub tree: Option<PathBuf>,
 }
 
 impl Image {
@@ -49,7 +52,27 @@ impl Image {
             serde_json::from_str(&text).with_context(|| format!("{}", file.display()))?;
         let name = |key: &str| description.get(key).and_then(Value::as_str).map(|name| folder.join(name));
         let kernel = name("kernel").ok_or_else(|| anyhow!("{} names no kernel", file.display()))?;
-        Ok(Image { kernel, initrd: name("initrd"), description })
+        let tree = Some(folder.join("tree")).filter(|tree| tree.is_dir());
+        Ok(Image { kernel, initrd: name("initrd"), description, tree })
+    }
+
+    /// What results depend on besides the machine: QEMU, the kernel, the image and what compiled it.
+    fn made_with(&self) -> Map<String, Value> {
+        let mut all = Map::new();
+        let said = self.description.get("made_with").and_then(Value::as_object);
+        for (name, value) in said.into_iter().flatten() {
+            all.insert(format!("made_with.{name}"), value.clone());
+        }
+        if all.is_empty()
+            && let Some(folder) = self.kernel.parent().and_then(Path::file_name)
+        {
+            all.insert("made_with.kernel".into(), folder.to_string_lossy().into_owned().into());
+        }
+        if let Ok(folder) = qemu() {
+            let name = Path::new(&folder).file_name().unwrap_or_default().to_string_lossy().into_owned();
+            all.insert("made_with.qemu".into(), name.into());
+        }
+        all
     }
 
     /// The one that `sim/image/build` makes; it tells its progress on stderr.
@@ -69,7 +92,7 @@ impl Image {
             image::build(Kernel::Stock)?;
             image::latest(Kernel::Stock)
         })?;
-        Ok(Image { kernel: image.kernel, initrd: None, description: Map::new() })
+        Ok(Image { kernel: image.kernel, initrd: None, description: Map::new(), tree: None })
     }
 }
 
@@ -160,7 +183,16 @@ impl Guest<'_> {
     pub fn run(&self, mut progress: impl FnMut(Progress)) -> Result<Ended> {
         std::fs::create_dir_all(self.folder)
             .with_context(|| format!("cannot make {}", self.folder.display()))?;
-        for old in ["stats.json", "stats.txt", "speed.json", "progress", "failure", "console", "output"] {
+        for old in [
+            "stats.json",
+            "stats.txt",
+            "speed.json",
+            "progress",
+            "failure",
+            "console",
+            "output",
+            "functions.json",
+        ] {
             let _ = std::fs::remove_file(self.folder.join(old));
         }
         let snapshot = sim_snapshot::of(self.image, self.memory_mib, |seconds| {
@@ -193,6 +225,10 @@ impl Guest<'_> {
         let plugin = plugin()?;
         std::fs::write(self.folder.join("machine.toml"), self.machine)
             .context("cannot write machine.toml")?;
+        let file = self.program.unwrap_or(Path::new(&self.command[0]));
+        let functions = sim_functions::of(self.image.tree.as_deref(), file, self.environment);
+        std::fs::write(self.folder.join("functions.json"), functions.to_string())
+            .context("cannot write functions.json")?;
         let joined =
             |words: &[String]| words.iter().flat_map(|word| word.bytes().chain([0])).collect::<Vec<u8>>();
         let mut items = vec![("command", joined(self.command)), ("environment", joined(self.environment))];
@@ -255,6 +291,7 @@ impl Guest<'_> {
         {
             statistics.extend(speed);
         }
+        statistics.extend(self.image.made_with());
         let partial_reason = statistics.get("partial_reason").and_then(Value::as_str).map(str::to_owned);
         if let Some(reason) = partial_reason
             && reason != "max-instructions"

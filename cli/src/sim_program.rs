@@ -14,7 +14,7 @@ pub enum Allocator {
     Native,
     /// Memento's hardware, by libmemento.so
     Memento,
-    /// The baseline with marks round malloc and free, so that their cycles are told apart
+    /// Go's own, with marks that tell when its sweep frees what
     Marks,
     /// The baseline with an idealised Mallacc: C++ programs only
     Mallacc,
@@ -32,8 +32,30 @@ impl Allocator {
     }
 }
 
-/// Tells a program, and the guest's init, that the program itself says when it is measured.
-pub const WARM: &str = "MAYFLY_WARM=1";
+/// What is counted of a function (§6.6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Region {
+    /// Its process, from its start to its end
+    Process,
+    /// The process until it has imported what it needs
+    Import,
+    /// The first call of its handler in a process that has, as the paper counts: to the handler's return
+    First,
+    /// A later call
+    Warm,
+}
+
+impl Region {
+    /// What tells the program, and the guest's init, that the program itself says where it begins or ends.
+    pub fn variable(self) -> Option<&'static str> {
+        match self {
+            Region::Process => None,
+            Region::Import => Some("MAYFLY_REGION=import"),
+            Region::First => Some("MAYFLY_REGION=first"),
+            Region::Warm => Some("MAYFLY_REGION=warm"),
+        }
+    }
+}
 
 /// A command, resolved.
 pub struct Program {
@@ -45,6 +67,8 @@ pub struct Program {
     pub environment: Vec<String>,
     /// What it must write.
     pub expected: Option<String>,
+    /// It says itself where its imports end and its calls begin.
+    pub has_regions: bool,
 }
 
 /// Whether the command is a program of this machine's that needs no image.
@@ -98,11 +122,8 @@ impl Program {
             }
             None => (words.to_vec(), if words[0].contains("python") { "python" } else { "c" }, None),
         };
-        let mut environment = environment(description, language, allocator)?;
-        if is_warm {
-            environment.push(WARM.to_owned());
-        }
-        Ok(Program { words, file: None, environment, expected })
+        let environment = environment(description, language, allocator)?;
+        Ok(Program { words, file: None, environment, expected, has_regions: is_warm })
     }
 
     fn from_here(
@@ -126,7 +147,7 @@ impl Program {
         let mut words = words.to_vec();
         words[0] = format!("/sim/bin/{name}");
         let environment = if is_static { Vec::new() } else { environment(description, "c", allocator)? };
-        Ok(Program { words, file: Some(path), environment, expected: None })
+        Ok(Program { words, file: Some(path), environment, expected: None, has_regions: false })
     }
 }
 

@@ -5,13 +5,14 @@ import math
 import sys
 import tomllib
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 
 from bench.outcome import ROOT, figure, table, write
 from sim.figures.paper import AVERAGES, FUNCTIONS, GROUPS
 
 RUNS = tomllib.loads((ROOT / "sim/figures/runs.toml").read_text())
-MECHANISMS = ("object_alloc", "object_free", "page_management", "bypass")
+# What Memento's gain is made of: Fig. 9's four mechanisms, and what is left.
+PARTS = ("object_alloc", "object_free", "page_management", "bypass", "program", "kernel")
 # AWS Lambda's price (§6.5): by GB and second, in steps of a millisecond and a megabyte; and by request.
 DOLLARS_PER_GB_S, DOLLARS_PER_REQUEST = 0.0000166667, 0.0000002
 
@@ -41,20 +42,20 @@ def price(run: dict) -> float:
     return DOLLARS_PER_GB_S * milliseconds / 1000 * megabytes / 1000
 
 
-def objects(marks: dict) -> dict:
+def objects(native: dict) -> dict:
     """Fig. 2 and 3, Table 1: shares of all allocations."""
-    total = marks["objects.allocations"]
+    total = native["objects.allocations"]
     flat = {
         f"sizes.{key.removeprefix('objects.')}_percent": part(value, total)
-        for key, value in marks.items()
+        for key, value in native.items()
         if key.startswith(("objects.to_", "objects.larger"))
     }
     for bucket in ("within_16", "within_32", "within_64", "within_128", "within_256", "longer", "never"):
-        both = [marks[f"objects.{kind}.freed_{bucket}"] for kind in ("small", "large")]
+        both = [native[f"objects.{kind}.freed_{bucket}"] for kind in ("small", "large")]
         flat[f"lifetimes.{bucket}_percent"] = part(sum(both), total)
     for kind in ("small", "large"):
-        short = marks[f"objects.{kind}.freed_within_16"]
-        everything = sum(value for key, value in marks.items() if key.startswith(f"objects.{kind}.freed_"))
+        short = native[f"objects.{kind}.freed_within_16"]
+        everything = sum(value for key, value in native.items() if key.startswith(f"objects.{kind}.freed_"))
         flat[f"objects.{kind}_short_percent"] = part(short, total)
         flat[f"objects.{kind}_long_percent"] = part(everything - short, total)
     flat["objects.small_percent"] = flat["sizes.to_512_bytes_percent"]
@@ -63,13 +64,13 @@ def objects(marks: dict) -> dict:
     return flat
 
 
-def management(marks: dict) -> dict:
+def management(native: dict) -> dict:
     """Table 2: who spends the cycles of memory management."""
-    user = marks["cycles_by_owner.allocate"] + marks["cycles_by_owner.free"]
-    kernel = marks["cycles_by_owner.page_fault"] + marks["cycles_by_owner.memory_call"]
+    user = native["cycles_by_owner.allocate"] + native["cycles_by_owner.free"]
+    kernel = native["cycles_by_owner.page_fault"] + native["cycles_by_owner.memory_call"]
     return {
         "management.user_percent": part(user, user + kernel),
-        "management.of_cycles_percent": part(user + kernel, marks["cycles"]),
+        "management.of_cycles_percent": part(user + kernel, native["cycles"]),
     }
 
 
@@ -93,6 +94,7 @@ def memory(native: dict, memento: dict) -> dict:
         "pages_saved_each_taking_percent": saved(sum(before), sum(taken)),
         "cost_saved_percent": saved(*prices),
         "cost_saved_with_requests_percent": saved(*with_request),
+        "cost_saved_exact_percent": exact_price(native, memento),
         "inactive_slots_percent": 100 * memento["memento.inactive_slots"],
         "memento.arena_pages": memento["memento.pages_from_os.data"],
         "memento.table_pages": memento["memento.pages_from_os.tables"],
@@ -111,30 +113,50 @@ def units(memento: dict) -> dict:
 
 
 def breakdown(runs: dict, native: dict, memento: dict) -> dict:
-    """Fig. 9: what is lost when one mechanism is off, as shares of what all four lose."""
-    without = {one: runs.get(f"without-{one.replace('_', '-')}") for one in MECHANISMS}
-    if not all(without.values()):
+    """Fig. 9: where the cycles are that Memento has not, in percent of the baseline's. They sum to the gain.
+
+    The machine knows for whom each cycle passes, and its allocator's functions in both runs. What is not the
+    allocator's and not the kernel's work on memory is the bypass', as far as the run without it says so, and
+    else the program's own: other caches, TLBs and branches.
+    """
+    without = runs.get("without-bypass")
+    if not without:
         return {}
-    lost = {one: max(0, run["cycles"] - memento["cycles"]) for one, run in without.items()}
-    flat = {f"gain.{one}_percent": part(cycles, sum(lost.values())) for one, cycles in lost.items()}
-    more = without["bypass"]["dram.traffic_bytes"] - memento["dram.traffic_bytes"]
+    owners = {key: value for key, value in native.items() if key.startswith("cycles_by_owner.")}
+    less = {key.removeprefix("cycles_by_owner."): value - memento[key] for key, value in owners.items()}
+    bypass = without["cycles"] - memento["cycles"]
+    pages_less = less["page_fault"] + less["memory_call"]
+    cycles = (less["allocate"], less["free"], pages_less, bypass, less["user"] - bypass, less["kernel"])
+    parts = dict(zip(PARTS, cycles, strict=True))
+    gain = native["cycles"] - memento["cycles"]
+    assert sum(parts.values()) == gain, "the parts of the gain are the gain"
+    flat = {f"gain.{one}_percent": part(cycles, native["cycles"]) for one, cycles in parts.items()}
+    flat["gain.all_percent"] = part(gain, native["cycles"])
+    more = without["dram.traffic_bytes"] - memento["dram.traffic_bytes"]
     flat["traffic_saved_by_bypass_percent"] = part(more, native["dram.traffic_bytes"])
     return flat
 
 
+def exact_price(native: dict, memento: dict) -> float:
+    """As Fig. 14, by the microsecond and the byte: no whole megabyte of one program makes the mean."""
+    return saved(*(run["time_us"] * sum(pages(run)) for run in (native, memento)))
+
+
 def program(runs: dict) -> dict:
     flat = {}
-    native, memento, marks = (runs.get(name) for name in ("native", "memento", "marks"))
+    native, memento = runs.get("native"), runs.get("memento")
     if native and memento:
         flat |= compared(native, memento) | units(memento) | breakdown(runs, native, memento)
         flat |= memory(native, memento)
         if native["output"] != memento["output"]:
             flat["memento.failure"] = "its output under Memento is another"
-    if marks and "objects.allocations" in marks:
-        flat |= objects(marks) | management(marks)
-    if runs.get("warm-native") and runs.get("warm-memento"):
-        warm = compared(runs["warm-native"], runs["warm-memento"])
-        flat |= {f"warm.{key}": value for key, value in warm.items()}
+    if native and "objects.allocations" in native:
+        flat |= objects(native) | management(native)
+        flat["malloc_pki"] = 1000 * native["objects.allocations"] / native["instructions"]
+    for region in ("import", "warm"):
+        both = runs.get(f"{region}-native"), runs.get(f"{region}-memento")
+        if all(both):
+            flat |= {f"{region}.{key}": value for key, value in compared(*both).items()}
     for name in ("iso-storage", "mallacc"):
         if native and runs.get(name):
             flat[f"{name.replace('-', '_')}_speedup_percent"] = faster(native, runs[name])
@@ -175,6 +197,12 @@ def averages(flat: dict) -> dict:
             prefix = f"average.{group}.{key.removesuffix('_percent')}"
             found |= {f"{prefix}_percent": mean(values), f"{prefix}.programs": len(values)}
             found |= {f"{prefix}.least_percent": min(values), f"{prefix}.most_percent": max(values)}
+            found[f"{prefix}.median_percent"] = median(values)
+        # Of the mean gain, as the paper has it: one program's own shares say little where it gains little.
+        if whole := found.get(f"average.{group}.gain.all_percent"):
+            for one in PARTS:
+                share = part(found[f"average.{group}.gain.{one}_percent"], whole)
+                found[f"average.{group}.gain_share.{one}_percent"] = share
     return found
 
 

@@ -65,12 +65,15 @@ def stack(results: dict, series: dict[str, str], title: str, path: Path, ylabel:
     if not shown:
         return None
     figure, axes = pyplot.subplots(figsize=(9.5, 3))
-    bottoms = [0.0] * len(shown)
+    bottoms, depths = [0.0] * len(shown), [0.0] * len(shown)
     for n, (label, key) in enumerate(series.items()):
         there = dict(columns(results, key))
         heights = [results[there[name]] if name in there else 0.0 for name, _ in shown]
-        axes.bar(range(len(shown)), heights, 0.7, bottom=bottoms, color=COLOURS[n], label=label)
-        bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
+        from_where = [bottoms[at] if height >= 0 else depths[at] for at, height in enumerate(heights)]
+        axes.bar(range(len(shown)), heights, 0.7, bottom=from_where, color=COLOURS[n], label=label)
+        # What is lost hangs below, so that the sum is what is above less what is below.
+        for at, height in enumerate(heights):
+            (bottoms if height >= 0 else depths)[at] += height
     return finish(figure, axes, shown, 0, title, ylabel, path)
 
 
@@ -107,7 +110,8 @@ FIGURES = {
         "%",
         {
             "Memento": "speedup_percent",
-            "one warm call": "warm.speedup_percent",
+            "its imports": "import.speedup_percent",
+            "a warm call": "warm.speedup_percent",
             "9-way L1d": "iso_storage_speedup_percent",
             "Mallacc, idealised": "mallacc_speedup_percent",
         },
@@ -115,12 +119,14 @@ FIGURES = {
     "breakdown": (
         stack,
         "Where the speed-up comes from (Memento Fig. 9)",
-        "% of the gain",
+        "% of the baseline's cycles",
         {
             "obj-alloc": "gain.object_alloc_percent",
             "obj-free": "gain.object_free_percent",
             "page management": "gain.page_management_percent",
             "bypass": "gain.bypass_percent",
+            "the program's other cycles": "gain.program_percent",
+            "the kernel's other cycles": "gain.kernel_percent",
         },
     ),
     "traffic": (

@@ -23,10 +23,10 @@ AVERAGES = {
     "objects.small_long_percent": (32.0, "Table 1"),
     "objects.large_short_percent": (6.55, "Table 1"),
     "objects.large_long_percent": (0.45, "Table 1"),
-    "gain.object_alloc_percent": (33.0, "§6.1, Fig. 9: of the gain"),
-    "gain.object_free_percent": (32.0, "§6.1, Fig. 9"),
-    "gain.page_management_percent": (33.0, "§6.1, Fig. 9"),
-    "gain.bypass_percent": (2.0, "§6.1, Fig. 9"),
+    "gain_share.object_alloc_percent": (33.0, "§6.1, Fig. 9: of the gain"),
+    "gain_share.object_free_percent": (32.0, "§6.1, Fig. 9"),
+    "gain_share.page_management_percent": (33.0, "§6.1, Fig. 9"),
+    "gain_share.bypass_percent": (2.0, "§6.1, Fig. 9"),
 }
 # Averages of one group.
 GROUPS = {

@@ -4,7 +4,8 @@
  * measured region. What the command writes goes to a file in memory, and to the console only afterwards: a serial
  * port is slow, and its driver's work is not the program's.
  *
- * With MAYFLY_WARM in its environment the program says itself when it is warm and when it is measured.
+ * With MAYFLY_REGION=first or warm in its environment the program says itself from when on it is timed and counted; with
+ * import it says where what is counted ends.
  *
  * opt/mayfly/command: the words, each ended by a zero byte. opt/mayfly/environment: NAME=VALUE, likewise.
  * opt/mayfly/program and opt/mayfly/name: a file that becomes /sim/bin/NAME. Lines for the launcher begin with "@sim ". */
@@ -199,7 +200,8 @@ int main(void) {
     say("@sim ready\n");
 
     for (int i = 0; i < FUNCTIONS; i++) MARK(KERNEL_FUNCTION, addresses[i], i);
-    int is_warm = getenv("MAYFLY_WARM") != NULL;
+    const char *region = getenv("MAYFLY_REGION");
+    int is_warm = region && (strcmp(region, "first") == 0 || strcmp(region, "warm") == 0);
     if (!is_warm) MARK(READY, 0, 0);
     /* The machine runs from the next translation on; a little work and sleep warm what it begins with. */
     struct timespec moment = {0, 50 * 1000 * 1000};

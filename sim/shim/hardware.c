@@ -124,9 +124,13 @@ static int is_open(void) {
     return hardware_state == OPEN;
 }
 
+struct done hardware_do_allocate_aligned(size_t asked) {
+    return hardware_do_allocate(asked <= 8 ? asked : (asked + 15) & ~(size_t)15);
+}
+
 struct done hardware_do_allocate(size_t asked) {
     if (!is_open()) return (struct done){NULL, 0};
-    size_t size = rounded(asked);
+    size_t size = asked == 0 ? CLASS_STEP_BYTES : (asked + CLASS_STEP_BYTES - 1) & -(size_t)CLASS_STEP_BYTES;
     unsigned own = lane();
     int held = arenas_hold(own);
     journal_begin();

@@ -1,7 +1,5 @@
 /* libmemento.so: malloc and its family on Memento's two instructions (§4): objects of up to 512 bytes are the hardware's,
- * larger ones the software allocator's beneath. Without the simulator it is just an allocator.
- *
- * Sizes above 8 bytes are rounded up to 16, since C's malloc promises that alignment and compilers rely on it. */
+ * larger ones the software allocator's beneath. Without the simulator it is just an allocator. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <malloc.h>
@@ -9,24 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "hardware.h"
-#include "software.h"
+#include "objects.h"
 
 enum { LARGEST_ALIGNMENT = 64 };
 
-static void *in_software(void *ignored, size_t size) {
-    (void)ignored;
-    return software_malloc(size);
-}
+void *malloc(size_t size) { return object_allocate(size); }
 
-void *malloc(size_t size) {
-    return size <= LARGEST_BYTES ? hardware_allocate(size, in_software, NULL) : software_malloc(size);
-}
-
-void free(void *object) {
-    if (in_region(object)) hardware_free(object);
-    else software_free(object);
-}
+void free(void *object) { object_free(object); }
 
 void *calloc(size_t many, size_t size) {
     size_t bytes;

@@ -2,6 +2,7 @@
 //! how long they live (Fig. 3, Table 1). A lifetime is the number of allocations of the same size class between an object's
 //! allocation and its free (§2.2). Classes are Memento's 64 up to 512 bytes, and steps of 512 bytes above.
 
+use crate::cause::Owner;
 use std::collections::HashMap;
 
 /// Objects up to this many bytes are small: Memento allocates them.
@@ -22,18 +23,22 @@ struct Object {
     birth: u64,
 }
 
-/// How deep a process is in its allocator: a malloc that calls another is one allocation.
-#[derive(Clone, Copy, Default)]
-struct Depth {
-    calls: u32,
+/// A process is in its allocator: a malloc that calls another is one allocation.
+#[derive(Clone, Copy)]
+struct Call {
+    owner: Owner,
     bytes: u64,
+    /// Marks of malloc and free within it that are not closed.
+    deeper: u32,
+    /// The stack pointer at its entry, if it was seen.
+    stack: u64,
 }
 
 /// The objects of all processes since the region's start.
 pub struct Allocations {
     /// By page table's root and address.
     live: HashMap<(u64, u64), Object>,
-    depths: HashMap<u64, Depth>,
+    calls: HashMap<u64, Call>,
     classes: [u64; CLASSES],
     /// Allocations.
     pub allocations: u64,
@@ -49,7 +54,7 @@ impl Default for Allocations {
     fn default() -> Allocations {
         Allocations {
             live: HashMap::new(),
-            depths: HashMap::new(),
+            calls: HashMap::new(),
             classes: [0; CLASSES],
             allocations: 0,
             frees: 0,
@@ -69,27 +74,37 @@ fn class_of(bytes: u64) -> usize {
 }
 
 impl Allocations {
-    /// The process enters malloc or free; whether it was outside before.
-    pub fn enter(&mut self, process: u64, bytes: u64) -> bool {
-        let depth = self.depths.entry(process).or_default();
-        depth.calls += 1;
-        if depth.calls == 1 {
-            depth.bytes = bytes;
+    /// The process enters malloc or free; whether it was outside before. One whose stack has been unwound beyond the call
+    /// that it was in has left that (an exception).
+    pub fn enter(&mut self, process: u64, owner: Owner, bytes: u64, stack: u64) -> bool {
+        if let Some(call) = self.calls.get_mut(&process)
+            && (stack == 0 || stack < call.stack)
+        {
+            call.deeper += 1;
+            return false;
         }
-        depth.calls == 1
+        self.calls.insert(process, Call { owner, bytes, deeper: 0, stack });
+        true
     }
 
     /// It leaves it; the bytes it asked for on entering, if it is outside now.
     pub fn leave(&mut self, process: u64) -> Option<u64> {
-        let depth = self.depths.entry(process).or_default();
-        let was = depth.calls;
-        depth.calls = was.saturating_sub(1);
-        (was == 1).then_some(depth.bytes)
+        let call = self.calls.get_mut(&process)?;
+        if call.deeper > 0 {
+            call.deeper -= 1;
+            return None;
+        }
+        self.calls.remove(&process).map(|call| call.bytes)
     }
 
-    /// Whether the process is in its allocator.
-    pub fn inside(&self, process: u64) -> bool {
-        self.depths.get(&process).is_some_and(|depth| depth.calls > 0)
+    /// It leaves all it is in: its outermost call has returned.
+    pub fn leave_all(&mut self, process: u64) -> Option<u64> {
+        self.calls.remove(&process).map(|call| call.bytes)
+    }
+
+    /// For whom the process works, if it is in its allocator.
+    pub fn inside(&self, process: u64) -> Option<Owner> {
+        self.calls.get(&process).map(|call| call.owner)
     }
 
     /// An object is allocated.
@@ -128,7 +143,7 @@ impl Allocations {
 
     /// Counts from zero, with no objects; who is in the allocator stays there.
     pub fn reset(&mut self) {
-        *self = Allocations { depths: std::mem::take(&mut self.depths), ..Allocations::default() };
+        *self = Allocations { calls: std::mem::take(&mut self.calls), ..Allocations::default() };
     }
 }
 
@@ -170,13 +185,22 @@ mod tests {
     #[test]
     fn a_malloc_within_a_malloc_is_one() {
         let mut all = Allocations::default();
-        assert!(all.enter(1, 100));
-        assert!(!all.enter(1, 4096));
-        assert!(all.enter(2, 50), "another process");
+        assert!(all.enter(1, Owner::Allocate, 100, 0));
+        assert!(!all.enter(1, Owner::Free, 4096, 0));
+        assert!(all.enter(2, Owner::Free, 50, 0), "another process");
         assert_eq!(all.leave(1), None);
-        assert!(all.inside(1));
+        assert_eq!(all.inside(1), Some(Owner::Allocate));
         assert_eq!(all.leave(1), Some(100));
-        assert!(!all.inside(1));
+        assert_eq!(all.inside(1), None);
         assert_eq!(all.leave(3), None);
+    }
+
+    #[test]
+    fn a_call_that_an_exception_has_left_is_over() {
+        let mut all = Allocations::default();
+        assert!(all.enter(1, Owner::Allocate, 100, 0x7000));
+        assert!(!all.enter(1, Owner::Free, 0, 0x6f00), "called by it");
+        assert!(all.enter(1, Owner::Free, 8, 0x7100), "called by its caller's caller");
+        assert_eq!(all.leave_all(1), Some(8));
     }
 }

@@ -44,6 +44,8 @@ pub const REPEAT: u16 = 16;
 pub const MARK: u16 = 32;
 /// Its unit is taken for the whole latency.
 pub const UNPIPELINED: u16 = 64;
+/// It only gives a register another name: renaming does it, no unit has to.
+pub const RENAMED: u16 = 128;
 
 /// Execution units that instructions compete for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -7,7 +7,7 @@
 
 mod memory;
 
-use memory::{FORWARDS, QueuedStore};
+use memory::{FORWARDS, QueuedStore, Wait};
 
 use crate::block::*;
 use crate::branch::{Outcome, Predictor};
@@ -52,11 +52,14 @@ pub struct Core {
     serial_until: u64,
     unpipelined_until: u64,
     drained: u64,
+    /// What the last store of the queue waits for.
+    drained_cause: Cause,
     completed: u64,
     registers: [u64; REGISTERS],
     rob: Box<[u64]>,
     rob_next: usize,
-    lsq: Box<[u64]>,
+    /// When each slot is free, and what it waits for until then.
+    lsq: Box<[(u64, Cause)]>,
     lsq_next: usize,
     issue: Calendar,
     stores: Box<[QueuedStore; FORWARDS]>,
@@ -94,11 +97,12 @@ impl Core {
             serial_until: 0,
             unpipelined_until: 0,
             drained: 0,
+            drained_cause: Cause::Execution,
             completed: 0,
             registers: [0; REGISTERS],
             rob: vec![0; core.rob_entries].into(),
             rob_next: 0,
-            lsq: vec![0; core.lsq_entries].into(),
+            lsq: vec![(0, Cause::Execution); core.lsq_entries].into(),
             lsq_next: 0,
             issue: Calendar::new(),
             stores: Box::new([QueuedStore::default(); FORWARDS]),
@@ -124,14 +128,18 @@ impl Core {
     ) {
         self.fetch(block, operation.offset, behind);
         let memory = operation.flags & (LOAD | STORE) != 0;
-        let (dispatch, by_fetch) = self.dispatch(memory, operation.flags & SERIAL != 0);
+        let (dispatch, bound) = self.dispatch(memory, operation.flags & SERIAL != 0);
         let start = dispatch + 1;
         let [a, b] = operation.address.map(|register| self.registers[register as usize]);
         let [x, y, z] = operation.sources.map(|register| self.registers[register as usize]);
         let operands = start.max(x).max(y).max(z);
         let address = start.max(a).max(b);
-        let mut cause =
-            if by_fetch && operands.max(address) == start { self.fetch_cause } else { Cause::Execution };
+        if operation.flags & RENAMED != 0 {
+            self.registers[operation.results[0] as usize] = x;
+            return self.commit(start, owner, Wait::of(bound));
+        }
+        let cause = if operands.max(address) == start { bound } else { Cause::Execution };
+        let mut wait = Wait::of(cause);
         let latency = u64::from(operation.latency);
         let mut complete;
         let mut store_at = 0;
@@ -141,7 +149,7 @@ impl Core {
             if done >= operands
                 && let Some(late) = late
             {
-                cause = late;
+                wait = late;
             }
             complete = done.max(operands) + latency;
             if operation.flags & STORE != 0 {
@@ -163,18 +171,18 @@ impl Core {
             self.registers[result as usize] = complete;
         }
         if operation.flags & SERIAL != 0 {
-            cause = Cause::Serial;
+            wait = Wait::of(Cause::Serial);
             self.serial_until = complete;
             self.redirect(complete, Cause::Serial);
         }
-        self.commit(complete, owner, cause);
-        let mut free = self.commit;
-        if operation.flags & STORE != 0 {
-            free = self.store(accesses, store_at, behind);
-        }
+        self.commit(complete, owner, wait);
         if memory {
-            self.lsq[self.lsq_next] = free;
-            self.lsq_next = if self.lsq_next + 1 == self.lsq.len() { 0 } else { self.lsq_next + 1 };
+            let free = if operation.flags & STORE != 0 {
+                self.store(accesses, store_at, behind)
+            } else {
+                (self.commit, Cause::Execution)
+            };
+            self.leave_lsq(free);
         }
     }
 
@@ -199,8 +207,24 @@ impl Core {
             self.redirect(self.fetch + cycles, Cause::Memento);
         }
         self.registers[result as usize] = complete;
-        self.commit(complete, owner, Cause::Memento);
-        self.lsq[self.lsq_next] = self.commit;
+        self.commit(complete, owner, Wait::of(Cause::Memento));
+        self.leave_lsq((self.commit, Cause::Memento));
+    }
+
+    /// Nothing passes before `until`: the OS and the hardware are at work for this owner.
+    pub fn wait(&mut self, until: u64, owner: Owner) {
+        let passed = until.saturating_sub(self.commit);
+        if passed > 0 {
+            self.cycles[owner as usize][Cause::Memento as usize] += passed;
+            self.commit = until;
+            self.committed = 0;
+            self.redirect(until, Cause::Memento);
+        }
+    }
+
+    #[inline(always)]
+    fn leave_lsq(&mut self, free: (u64, Cause)) {
+        self.lsq[self.lsq_next] = free;
         self.lsq_next = if self.lsq_next + 1 == self.lsq.len() { 0 } else { self.lsq_next + 1 };
     }
 
@@ -248,13 +272,14 @@ impl Core {
         self.fetch_line = u64::MAX;
     }
 
-    /// The cycle of dispatch, and whether fetch alone determined it.
+    /// The cycle of dispatch, and what determined it: fetch, or what a store before waits for whose slot is needed.
     #[inline(always)]
-    fn dispatch(&mut self, memory: bool, serial: bool) -> (u64, bool) {
+    fn dispatch(&mut self, memory: bool, serial: bool) -> (u64, Cause) {
         let by_fetch = self.fetch + self.frontend;
         let mut window = (self.rob[self.rob_next] + 1).max(self.serial_until);
+        let (slot, queued) = self.lsq[self.lsq_next];
         if memory {
-            window = window.max(self.lsq[self.lsq_next] + 1);
+            window = window.max(slot + 1);
         }
         if serial {
             window = window.max(self.commit + 1);
@@ -273,7 +298,14 @@ impl Core {
             self.fetch = self.dispatch - self.ahead;
             self.fetched = 1;
         }
-        (self.dispatch, by_fetch >= self.dispatch)
+        let bound = if by_fetch >= self.dispatch {
+            self.fetch_cause
+        } else if memory && slot + 1 >= self.dispatch {
+            queued
+        } else {
+            Cause::Execution
+        };
+        (self.dispatch, bound)
     }
 
     #[inline(always)]
@@ -282,7 +314,7 @@ impl Core {
     }
 
     #[inline(always)]
-    fn commit(&mut self, complete: u64, owner: Owner, cause: Cause) {
+    fn commit(&mut self, complete: u64, owner: Owner, wait: Wait) {
         self.completed = complete;
         let before = self.commit;
         if complete > self.commit {
@@ -297,7 +329,9 @@ impl Core {
         if passed > 0 {
             let cycles = &mut self.cycles[owner as usize];
             cycles[Cause::Commit as usize] += 1;
-            cycles[cause as usize] += passed - 1;
+            let before = wait.since.saturating_sub(before).min(passed - 1);
+            cycles[wait.before as usize] += before;
+            cycles[wait.cause as usize] += passed - 1 - before;
         }
         self.rob[self.rob_next] = self.commit;
         self.rob_next = if self.rob_next + 1 == self.rob.len() { 0 } else { self.rob_next + 1 };
@@ -322,11 +356,6 @@ impl Core {
     /// The program was interrupted behind what was committed last.
     pub fn exception(&mut self) {
         self.redirect(self.commit + self.exception, Cause::Exception);
-    }
-
-    /// Nothing is fetched before `cycle`: hardware is busy with what the OS asked for.
-    pub fn stall(&mut self, cycle: u64) {
-        self.redirect(cycle, Cause::Memento);
     }
 
     /// Counts from zero.

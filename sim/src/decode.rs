@@ -69,8 +69,12 @@ impl BlockDecoder {
         }
         if matches!(instruction.mnemonic(), Mnemonic::Div | Mnemonic::Idiv)
             || is_slow_vector(instruction.mnemonic())
+            || is_quick(instruction)
         {
             operation.flags |= UNPIPELINED;
+        }
+        if is_renaming(instruction) && operation.results[0] != TRASH_REGISTER {
+            operation.flags |= RENAMED;
         }
         let repeated = instruction.has_rep_prefix() || instruction.has_repne_prefix();
         if repeated && instruction.is_string_instruction() {
@@ -248,7 +252,7 @@ fn end_of(instruction: &Instruction) -> End {
 
 fn is_serial(instruction: &Instruction) -> bool {
     use Mnemonic::*;
-    instruction.is_privileged()
+    instruction.is_privileged() && !is_quick(instruction)
         || matches!(
             instruction.mnemonic(),
             Syscall
@@ -282,6 +286,40 @@ fn is_serial(instruction: &Instruction) -> bool {
         )
 }
 
+/// Privileged, and yet nothing waits for it: access to user memory and interrupts on and off, and reading a control
+/// register. A fault's handler is full of these.
+fn is_quick(instruction: &Instruction) -> bool {
+    match instruction.mnemonic() {
+        Mnemonic::Stac | Mnemonic::Clac | Mnemonic::Cli | Mnemonic::Sti => true,
+        Mnemonic::Mov => instruction.op_kind(1) == OpKind::Register && instruction.op_register(1).is_cr(),
+        _ => false,
+    }
+}
+
+/// From register to register, whole: what a core's renaming does without a unit (move elimination).
+fn is_renaming(instruction: &Instruction) -> bool {
+    let whole = matches!(
+        instruction.mnemonic(),
+        Mnemonic::Mov
+            | Mnemonic::Movaps
+            | Mnemonic::Movups
+            | Mnemonic::Movapd
+            | Mnemonic::Movdqa
+            | Mnemonic::Movdqu
+            | Mnemonic::Vmovaps
+            | Mnemonic::Vmovups
+            | Mnemonic::Vmovdqa
+            | Mnemonic::Vmovdqu
+    );
+    let wide = |register: Register| {
+        register.is_gpr32() || register.is_gpr64() || register.is_xmm() || register.is_ymm()
+    };
+    whole
+        && (0..2).all(|operand| {
+            instruction.op_kind(operand) == OpKind::Register && wide(instruction.op_register(operand))
+        })
+}
+
 fn is_slow_vector(mnemonic: Mnemonic) -> bool {
     use Mnemonic::*;
     matches!(
@@ -310,19 +348,25 @@ fn is_slow_vector(mnemonic: Mnemonic) -> bool {
     )
 }
 
+/// Of a privileged instruction that lets others pass: stac and clac take about as long on cores of the last ten years.
+const QUICK_CYCLES: u8 = 10;
+
 /// The unit and the latency.
 fn cost_of(instruction: &Instruction, operation: &Operation) -> (Unit, u8) {
     use Mnemonic::*;
     let mnemonic = instruction.mnemonic();
     if is_serial(instruction) {
         let latency = match mnemonic {
-            Lfence | Swapgs | Rdtscp | Cli | Sti => 10,
+            Lfence | Swapgs | Rdtscp => 10,
             Mfence => 30,
             Syscall | Sysret | Sysretq => 40,
             Iret | Iretd | Iretq | Int | Int3 => 100,
             _ => 80,
         };
         return (Unit::Integer, latency);
+    }
+    if is_quick(instruction) {
+        return (Unit::Integer, QUICK_CYCLES);
     }
     if instruction.flow_control() != FlowControl::Next {
         return (Unit::Branch, 1);

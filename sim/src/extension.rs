@@ -34,14 +34,11 @@ pub struct View<'a> {
 
 impl memento::Machine for View<'_> {
     fn access(&mut self, _core: usize, port: Port, access: memento::Access, physical: u64, at: u64) -> u64 {
-        let write = access != memento::Access::Read;
-        self.hierarchy.purpose = Purpose::Units;
-        self.hierarchy.access(entrance(port), physical >> 6, write, false, at).0
+        self.enter(port, physical, access != memento::Access::Read, false, at)
     }
 
     fn instantiate(&mut self, _core: usize, port: Port, physical: u64, at: u64) -> u64 {
-        self.hierarchy.purpose = Purpose::Units;
-        self.hierarchy.access(entrance(port), physical >> 6, true, true, at).0
+        self.enter(port, physical, true, true, at)
     }
 
     fn tlb_lookup(&mut self, _core: usize, address: u64, at: u64) -> (Option<u64>, u64) {
@@ -57,10 +54,14 @@ impl memento::Machine for View<'_> {
     }
 }
 
-fn entrance(port: Port) -> Level {
-    match port {
-        Port::Core => Level::L1d,
-        Port::Controller => Level::Llc,
+impl View<'_> {
+    fn enter(&mut self, port: Port, physical: u64, write: bool, fresh: bool, at: u64) -> u64 {
+        self.hierarchy.purpose = Purpose::Units;
+        let (level, at) = match port {
+            Port::Core => (Level::L1d, self.hierarchy.unit_start(at)),
+            Port::Controller => (Level::Llc, at),
+        };
+        self.hierarchy.access(level, physical >> 6, write, fresh, at).0
     }
 }
 
@@ -113,7 +114,7 @@ impl Extension {
         (physical, fresh, done)
     }
 
-    /// The mark MEMENTO_REGION.
+    /// The mark MEMENTO_REGION: when the region is there.
     pub fn set_region(
         &mut self,
         process: u64,
@@ -121,18 +122,19 @@ impl Extension {
         end_and_flags: u64,
         at: u64,
         view: &mut View,
-    ) -> Result<(), String> {
+    ) -> Result<u64, String> {
         let end = end_and_flags & !0xfff;
         if (end_and_flags & 1 == 1) != self.units.config().eager {
             return Err("the shim and the units do not agree on memento.eager".to_owned());
         }
-        self.units
+        let done = self
+            .units
             .set_region(0, process, start..end, at, view)
             .map_err(|exception| format!("MRS {start:#x}, MRE {end:#x}: {exception}"))?;
         self.regions.retain(|(other, _)| *other != process);
         self.regions.push((process, start..end));
         self.region = start..end;
-        Ok(())
+        Ok(done)
     }
 
     /// Another process runs; when its region is loaded and the HOT flushed.
@@ -142,12 +144,26 @@ impl Extension {
         if self.regions.is_empty() { at } else { self.units.context_switch(0, process, at, view) }
     }
 
-    /// All processes are gone.
-    pub fn end(&mut self, at: u64, view: &mut View) {
-        for (process, _) in std::mem::take(&mut self.regions) {
-            self.units.process_exit(process, at, view);
-        }
+    /// All processes are gone: when their pages are back.
+    pub fn end(&mut self, at: u64, view: &mut View) -> u64 {
         self.region = 0..0;
+        let gone = std::mem::take(&mut self.regions);
+        gone.iter().fold(at, |at, (process, _)| self.units.process_exit(*process, at, view))
+    }
+
+    /// A thread's buffer of non-local frees is emptied.
+    pub fn free_batch(&mut self, lane: u64, at: u64, view: &mut View) -> Result<u64, String> {
+        self.operations += 1;
+        let done = self.units.drain(0, lane as usize, at, view);
+        match done.exception {
+            None => Ok(done.at),
+            Some(exception) => Err(format!("operation {}, a batch of frees: {exception}", self.operations)),
+        }
+    }
+
+    /// Whether the process has a region.
+    pub fn has_region(&self, process: u64) -> bool {
+        self.regions.iter().any(|(other, _)| *other == process)
     }
 
     /// What is counted starts here.

@@ -1,6 +1,7 @@
 //! The caches in their order, and DRAM behind them.
 
 use crate::cache::{Cache, CacheCounts, Line};
+use crate::calendar::Calendar;
 use crate::description::Description;
 use crate::dram::{Dram, DramCounts};
 
@@ -47,6 +48,8 @@ pub const PURPOSE_NAMES: [&str; PURPOSES] = ["code", "walks", "units", "objects"
 pub struct Hierarchy {
     caches: [Cache; 4],
     dram: Dram,
+    /// The HOT's port to the L1d: one access a cycle.
+    units_port: Calendar,
     /// Lines that were filled with zeroes at the LLC instead of being read (Memento §3.3).
     pub bypasses: u64,
     /// Of the accesses that come now.
@@ -80,6 +83,7 @@ impl Hierarchy {
                 Cache::new(&d.llc, d.l2.latency_cycles),
             ],
             dram: Dram::new(&d.dram, d.core.frequency_mhz),
+            units_port: Calendar::new(),
             bypasses: 0,
             purpose: Purpose::Kernel,
             reads_for: [0; PURPOSES],
@@ -99,12 +103,20 @@ impl Hierarchy {
         self.miss(level, line, write, fresh, there)
     }
 
+    /// When an access of the HOT's that comes at `at` has its port.
+    pub fn unit_start(&mut self, at: u64) -> u64 {
+        self.units_port.take_one(at)
+    }
+
     #[inline(never)]
     fn miss(&mut self, level: Level, line: Line, write: bool, fresh: bool, at: u64) -> (u64, Level) {
         let (mshr, from) = self.caches[level as usize].reserve(at);
+        let mut dirty = write;
         let (done, served) = match next(level) {
+            // Of zeroes that DRAM has not: dirty from the start.
             Level::Dram if fresh => {
                 self.bypasses += 1;
+                dirty = true;
                 (from, Level::Llc)
             }
             Level::Dram => {
@@ -115,7 +127,7 @@ impl Hierarchy {
         };
         let cache = &mut self.caches[level as usize];
         cache.hold(mshr, at, done);
-        if let Some(victim) = cache.insert(line, write, done)
+        if let Some(victim) = cache.insert(line, dirty, done)
             && victim.dirty
         {
             self.write_back(next(level), victim.line, from);

@@ -141,25 +141,24 @@ impl Machine {
             self.counts.process_switches += 1;
         }
         self.tlbs.set_root(cr3);
-        if !self.allocations.inside(self.tlbs.root()) {
-            self.user_owner = Owner::User;
-        } else if self.user_owner == Owner::User {
-            self.user_owner = Owner::Allocate;
-        }
+        self.user_owner = self.allocations.inside(self.tlbs.root()).unwrap_or(Owner::User);
         if let Some(extension) = &mut self.extension {
             let mut view = View { hierarchy: &mut self.hierarchy, tlbs: &mut self.tlbs };
             let now = self.core.now();
             let process = view.tlbs.root();
             let done = extension.switch(process, now, &mut view);
-            if done > now {
-                self.core.stall(done);
-            }
+            self.core.wait(done, Owner::Kernel);
         }
     }
 
     /// Memento's units, if the machine has them.
     pub fn extension(&self) -> Option<&Extension> {
         self.extension.as_ref()
+    }
+
+    /// Where the block begins that is being executed.
+    pub fn current_address(&self) -> Option<u64> {
+        self.current.map(|(number, _)| self.blocks[number].start)
     }
 
     /// The address space.

@@ -174,6 +174,16 @@ impl Statistics {
                 "for whom they passed",
             );
         }
+        for owner in 0..OWNERS {
+            for cause in 0..CAUSES {
+                self.count(
+                    format!("cycles_of.{}.{}", OWNER_NAMES[owner], CAUSE_NAMES[cause]),
+                    cycles[owner][cause],
+                    "cycles",
+                    "for whom, and why",
+                );
+            }
+        }
         self.must("cycles by cause sum to the total", total, machine.cycles());
     }
 
@@ -290,7 +300,7 @@ impl Statistics {
         );
     }
 
-    /// Only of programs with marks round their allocator.
+    /// Only of programs whose allocator is known.
     fn of_allocations(&mut self, machine: &Machine) {
         let all = machine.allocations();
         if all.allocations == 0 {

@@ -142,7 +142,7 @@ fn pages_come_at_the_first_touch_and_go_with_the_process() {
     // 1024 objects of 512 bytes: 128 pages, of which the arenas' first ones were there.
     assert!((100.0..140.0).contains(&(after - before)), "{before} pages, then {after}");
     assert!(bench.statistic("tlb.walks") >= after - before);
-    bench.machine.end_region();
+    bench.machine.end_region(true);
     assert_eq!(bench.statistic("memento.pages_freed.data"), after);
 }
 
@@ -165,12 +165,53 @@ fn pages_are_the_programs_or_the_kernels_and_the_shims_are_nobodys() {
 fn an_allocator_that_calls_another_is_one_allocation() {
     let mut bench = bench(&[]);
     bench.machine.start_region();
-    bench.machine.enter_allocator(Owner::Allocate, 24);
-    bench.machine.enter_allocator(Owner::Allocate, 4096);
+    bench.machine.enter_allocator(Owner::Allocate, 24, 0);
+    bench.machine.enter_allocator(Owner::Allocate, 4096, 0);
     bench.machine.leave_allocator(Owner::Allocate, 0x10_0000);
     bench.machine.leave_allocator(Owner::Allocate, 0x10_0040);
-    bench.machine.enter_allocator(Owner::Free, 0x10_0040);
+    bench.machine.enter_allocator(Owner::Free, 0x10_0040, 0);
     bench.machine.leave_allocator(Owner::Free, 0);
     assert_eq!((bench.statistic("objects.allocations"), bench.statistic("objects.to_512_bytes")), (1.0, 1.0));
     assert_eq!(bench.statistic("objects.small.freed_within_16"), 1.0);
+}
+
+#[test]
+fn what_the_os_does_for_a_region_is_charged_as_its_own_work() {
+    let mut bench = bench(&[]);
+    let refill = 1500.0 + 512.0 * 50.0;
+    assert!(bench.statistic("cycles_of.memory_call.memento") >= refill, "the pool's first pages");
+    let address = shim_allocate(&mut bench, 64);
+    bench.machine.free(address, 0, false).unwrap();
+    let before = bench.statistic("cycles");
+    bench.machine.end_region(true);
+    assert!(bench.statistic("cycles") > before, "so is giving all pages back at an exit");
+    assert!(bench.statistic("cycles_of.kernel.memento") > 0.0);
+}
+
+#[test]
+fn a_flush_at_a_context_switch_is_the_kernels_time() {
+    let mut bench = bench(&[]);
+    shim_allocate(&mut bench, 64);
+    bench.machine.start_region();
+    bench.machine.set_root(2 << 40);
+    let flush = bench.statistic("memento.hot_flush_cycles");
+    assert!(flush > 0.0);
+    assert_eq!(bench.statistic("cycles_of.kernel.memento"), flush);
+}
+
+#[test]
+fn a_thread_that_ends_empties_its_buffer() {
+    let mut bench = bench(&["memento.non_local_free=batch"]);
+    let mut addresses = Vec::new();
+    for _ in 0..3 {
+        addresses.push(shim_allocate(&mut bench, 64));
+    }
+    for address in addresses {
+        bench.machine.free(address, 1, false).unwrap();
+    }
+    assert_eq!(bench.statistic("memento.batched_frees_done"), 0.0);
+    bench.machine.free_batch(1).unwrap();
+    assert_eq!(bench.statistic("memento.batched_frees_done"), 3.0);
+    bench.machine.free_batch(1).unwrap();
+    assert_eq!(bench.statistic("memento.batches"), 1.0, "nothing was left");
 }

@@ -28,6 +28,15 @@ pub struct Config {
     pub eager: bool,
     /// Frees that miss the HOT do not hold the program up (§6.4).
     pub background_free_misses: bool,
+    /// How many of them may be on their way at a time; the next free waits for the first to be done.
+    pub background_frees: usize,
+    /// Walks' entries are fetched by the page allocator (§3.2), and no cache on the way to it has them; off: through the
+    /// core's caches, as those of an ordinary page table.
+    pub walks_by_page_allocator: bool,
+    /// A page is cleared when the pool hands it out. The paper has none of it: software expects nothing of a new object
+    /// (§3.3). But an object that is first read after its arena has left the HOT is read from DRAM, and that may hold what
+    /// another process left there.
+    pub clear_pages: bool,
     /// All 64 classes get an arena when a thread first allocates (§3.1); off: each at its first use.
     pub initialise_all_classes: bool,
     /// Frees of other threads' objects.
@@ -80,6 +89,9 @@ impl Default for Config {
             bypass: true,
             eager: true,
             background_free_misses: true,
+            background_frees: 8,
+            walks_by_page_allocator: true,
+            clear_pages: false,
             initialise_all_classes: true,
             non_local_free: NonLocalFree::Hardware,
             drain_at_switch: true,

@@ -2,8 +2,9 @@
 //! shifts and by divisions through constants. `sim/shim/layout.h` says the same in C; a test compares the two.
 //!
 //! Left open by the paper, taken here: each thread has a *lane* of its own, a range that the hardware knows (§4), with a
-//! range for each class in it; those are wide enough (128 MiB) for bump pointers that never hand an address out twice,
-//! and no wider, since each needs a branch of the page table; a class's arenas begin some pages into its range, other
+//! range for each class in it; those are wide enough (16 MiB) for the bump pointers of a function, which never hand an address
+//! out twice, and no wider, so that one table below the root's maps the leaf tables of all classes; where a class's
+//! addresses are used up, software allocates; a class's arenas begin some pages into its range, other
 //! pages than its neighbours', or the classes' first pages would all fall into one set of the TLBs; an arena's header is
 //! one cache line, followed by the objects.
 
@@ -26,7 +27,7 @@ pub const PAGE_BYTES: u64 = 4096;
 /// Threads of a process that can have arenas of their own.
 pub const LANES: usize = 32;
 /// log2 of the bytes of one class of one lane.
-pub const CLASS_SHIFT: u32 = 27;
+pub const CLASS_SHIFT: u32 = 24;
 /// log2 of the bytes of one lane.
 pub const LANE_SHIFT: u32 = CLASS_SHIFT + CLASSES.trailing_zeros();
 /// Bytes of a whole region.

@@ -23,6 +23,8 @@ pub(crate) enum Outcome {
 /// The HOTs of all cores, and the headers in memory.
 pub(crate) struct ObjectAllocator {
     pub hots: Vec<Hot>,
+    /// Of each core: when the frees that go on in the background will be done.
+    background: Vec<Vec<u64>>,
     pub headers: Headers,
 }
 
@@ -45,7 +47,11 @@ impl Caller<'_> {
 
 impl ObjectAllocator {
     pub fn new(cores: usize, pool_start: u64) -> ObjectAllocator {
-        ObjectAllocator { hots: (0..cores).map(|_| Hot::new()).collect(), headers: Headers::new(pool_start) }
+        ObjectAllocator {
+            hots: (0..cores).map(|_| Hot::new()).collect(),
+            background: vec![Vec::new(); cores],
+            headers: Headers::new(pool_start),
+        }
     }
 
     fn entry(&mut self, core: usize, class: usize) -> &mut Entry {
@@ -230,6 +236,9 @@ impl ObjectAllocator {
             bypass::freed(&mut entry.header, class, place.index);
             return Ok(outcome);
         }
+        if work.config.background_free_misses {
+            self.admit(work);
+        }
         let answered_at = work.at;
         let physical = translate(caller, address, place.arena, work)?;
         work.access(Port::Core, Access::Read, physical);
@@ -248,9 +257,23 @@ impl ObjectAllocator {
         }
         if work.config.background_free_misses {
             work.statistics.background_cycles += work.at - answered_at;
+            self.background[core].push(work.at);
             work.at = answered_at;
         }
         Ok(Outcome::Miss)
+    }
+
+    /// A free that missed gets its place among those in the background, or waits for the first of them to be done.
+    fn admit<M: Machine>(&mut self, work: &mut Work<M>) {
+        let waiting = &mut self.background[work.core];
+        waiting.retain(|&done| done > work.at);
+        if waiting.len() < work.config.background_frees {
+            return;
+        }
+        let first = waiting.iter().copied().min().unwrap_or(work.at);
+        work.statistics.background_wait_cycles += first - work.at;
+        work.at = first;
+        waiting.retain(|&done| done > first);
     }
 
     /// Clears the bit of an object whose arena no HOT holds; whether the arena was full, and whether it is empty now.
@@ -321,10 +344,16 @@ impl ObjectAllocator {
 
     /// Empties a core's HOT, as the OS asks for before a context switch (§4).
     pub fn flush<M: Machine>(&mut self, process: &mut Process, work: &mut Work<M>) {
-        let started = work.at;
+        let (started, mut done) = (work.at, work.at);
+        let mut flushed = 0;
+        // One flush operation an entry (§6.6), issued one a cycle; none waits for the one before.
         for class in 0..CLASSES {
-            work.statistics.hot_flushed_entries += u64::from(self.evict(work.core, class, process, work));
+            work.at = started + flushed;
+            flushed += u64::from(self.evict(work.core, class, process, work));
+            done = done.max(work.at);
         }
+        work.at = done;
+        work.statistics.hot_flushed_entries += flushed;
         self.hots[work.core].owner = None;
         work.statistics.hot_flushes += 1;
         work.statistics.hot_flush_cycles += work.at - started;

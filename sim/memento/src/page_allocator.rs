@@ -72,6 +72,10 @@ impl PageAllocator {
             self.unused_from = page + PAGE_BYTES;
             work.statistics.pages_from_os[kind as usize] += 1;
         }
+        if work.config.clear_pages && kind == PageKind::Data {
+            work.statistics.cleared_pages += 1;
+            clear(page, work);
+        }
         Ok(page)
     }
 
@@ -96,12 +100,7 @@ impl PageAllocator {
     fn take_table(&mut self, work: &mut Work<impl Machine>) -> Result<u64, Exception> {
         let page = self.take(PageKind::Table, work)?;
         self.tables.create(page);
-        // Zeroed out: whole lines, written side by side.
-        let start = work.at;
-        for line in 0..PAGE_BYTES / LINE_BYTES {
-            let done = work.machine.instantiate(work.core, Port::Controller, page + line * LINE_BYTES, start);
-            work.at = work.at.max(done);
-        }
+        clear(page, work);
         Ok(page)
     }
 
@@ -251,12 +250,19 @@ impl PageAllocator {
             None => (process.root, 0..4),
         };
         let mut fault_at = None;
+        let by_allocator = work.config.walks_by_page_allocator;
+        let port = if by_allocator { Port::Controller } else { Port::Core };
         for level in levels.rev() {
-            work.access(Port::Core, Access::Read, entry_address(table, level, address));
+            if by_allocator {
+                work.at += work.config.request_cycles;
+            }
+            work.access(port, Access::Read, entry_address(table, level, address));
             let found = self.tables.entry(table, level, address);
             if found.is_none() {
                 fault_at = fault_at.or(Some(work.at));
-                work.at += work.config.request_cycles;
+                if !by_allocator {
+                    work.at += work.config.request_cycles;
+                }
             }
             table = match (found, level) {
                 (Some(next), _) => next,
@@ -364,5 +370,14 @@ impl PageAllocator {
                 }
             }
         }
+    }
+}
+
+/// Zeroed out: whole lines, written side by side.
+fn clear(page: u64, work: &mut Work<impl Machine>) {
+    let start = work.at;
+    for line in 0..PAGE_BYTES / LINE_BYTES {
+        let done = work.machine.instantiate(work.core, Port::Controller, page + line * LINE_BYTES, start);
+        work.at = work.at.max(done);
     }
 }

@@ -69,6 +69,9 @@ pub struct Statistics {
     pub alloc_cycles: u64,
     pub free_cycles: u64,
     pub background_cycles: u64,
+    /// Frees that missed waited for so long, since as many as may be were on their way.
+    pub background_wait_cycles: u64,
+    pub cleared_pages: u64,
     pub walk_cycles: u64,
 }
 

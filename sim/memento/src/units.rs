@@ -76,7 +76,7 @@ impl Units {
     }
 
     /// The OS gives the process `key`, which runs on `core`, the region `start..end` (§3.2). A process that had one before
-    /// (its program was replaced) starts anew.
+    /// (its program was replaced) starts anew. Returns when the root of its page table is there, and with it the pool's pages.
     pub fn set_region<M: Machine>(
         &mut self,
         core: usize,
@@ -84,13 +84,15 @@ impl Units {
         region: Range<u64>,
         at: u64,
         machine: &mut M,
-    ) -> Result<(), Exception> {
+    ) -> Result<u64, Exception> {
         if region.end.wrapping_sub(region.start) != REGION_BYTES {
             return Err(Exception::NoRegion);
         }
-        self.process_exit(key, at, machine);
-        self.context_switch(core, key, at, machine);
-        let root = self.pages.new_root(&mut work!(self, core, at, machine))?;
+        let at = self.process_exit(key, at, machine);
+        let at = self.context_switch(core, key, at, machine);
+        let mut work = work!(self, core, at, machine);
+        let root = self.pages.new_root(&mut work)?;
+        let done = work.at;
         let process = Process {
             key,
             start: region.start,
@@ -105,7 +107,7 @@ impl Units {
         }
         self.processes[number] = Some(process);
         self.registers[core] = Some(number);
-        Ok(())
+        Ok(done)
     }
 
     /// The OS switches `core` to the process `key`: it flushes the HOT and loads the region registers (§3.2, §4). Returns

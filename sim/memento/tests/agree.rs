@@ -271,7 +271,9 @@ impl World {
         let core = self.running.iter().position(|running| running.0 == process);
         let region = REGION_START..REGION_START + REGION_BYTES;
         match core {
-            Some(core) => self.units.set_region(core, key, region, self.now, &mut self.machine).unwrap(),
+            Some(core) => {
+                self.units.set_region(core, key, region, self.now, &mut self.machine).unwrap();
+            }
             None => {
                 self.units.set_region(0, key, region, self.now, &mut self.machine).unwrap();
                 let back = self.programs[self.running[0].0].key;

@@ -98,8 +98,8 @@ fn the_page_table_is_built_by_walks() {
     for &object in &objects {
         touched(&mut units, &mut machine, object);
     }
-    // A leaf table for each class, one above for each GiB, one above those; the root.
-    assert_eq!(units.statistics().pages_allocated, [64, 64 + 64 / 8 + 1 + 1, 1]);
+    // A leaf table for each class, one above for all, which are a GiB together, one above that; the root.
+    assert_eq!(units.statistics().pages_allocated, [64, 64 + 1 + 1 + 1, 1]);
     assert_eq!(units.statistics().first_touches, 0);
     // The header that the HOT writes back is at the physical address that the walk found.
     machine.accesses.clear();
@@ -402,7 +402,8 @@ fn switches_replace_hardware_time_by_softwares() {
     assert_eq!(done.at, 100 + config.software_alloc_cycles);
     assert!(!units.touch(0, done.address));
     assert_eq!(units.obj_free(0, 0, done.address, 100, &mut machine).at, 100 + config.software_free_cycles);
-    let (mut units, mut machine) = one_core(Config { page_management: false, ..Config::default() });
+    let (mut units, mut machine) =
+        one_core(Config { page_management: false, walks_by_page_allocator: false, ..Config::default() });
     let object = allocate(&mut units, &mut machine, 512, 20)[19];
     let (_, done) = units.walk(0, object, 0, &mut machine).unwrap();
     assert!(
@@ -459,4 +460,122 @@ fn the_aac_holds_the_pointers_in_use() {
     assert_eq!(counted.aac_misses, 6);
     assert_eq!(counted.aac_hits + counted.aac_misses, counted.arenas_allocated);
     assert_eq!(counted.aac_write_backs, 2);
+    // By default it has room for seven: eight classes that take turns never hit.
+    let (mut units, mut machine) = one_core(Config { eager: false, ..lazy() });
+    for _ in 0..4 {
+        for class in 1..=8 {
+            allocate(&mut units, &mut machine, 8 * class, 256);
+        }
+    }
+    assert_eq!((units.statistics().aac_hits, units.statistics().aac_misses), (0, 32));
+}
+
+#[test]
+fn walks_go_to_the_page_allocator_or_through_the_cores_caches() {
+    for by_allocator in [true, false] {
+        let config = Config { walks_by_page_allocator: by_allocator, ..lazy() };
+        let (mut units, mut machine) = one_core(config.clone());
+        let object = allocate(&mut units, &mut machine, 8, 1)[0];
+        touched(&mut units, &mut machine, object);
+        machine.recording = true;
+        let (_, done) = units.walk(0, object, 1000, &mut machine).unwrap();
+        let (port, cycles) = if by_allocator {
+            (Port::Controller, config.request_cycles + CONTROLLER_CYCLES)
+        } else {
+            (Port::Core, CORE_CYCLES)
+        };
+        assert_eq!(done, 1000 + cycles, "the leaf's entry alone: its table is known");
+        assert!(matches!(machine.accesses[..], [(its, Access::Read, _)] if its == port));
+    }
+}
+
+#[test]
+fn an_invalid_entry_costs_a_request_to_the_page_allocator() {
+    let walk = |request_cycles: u64| {
+        let config = Config { request_cycles, walks_by_page_allocator: false, ..lazy() };
+        let (mut units, mut machine) = one_core(config);
+        let objects = allocate(&mut units, &mut machine, 512, 9);
+        touched(&mut units, &mut machine, objects[0]);
+        // Another page of the same arena: its leaf entry is the only one that is invalid.
+        units.walk(0, objects[8], 1000, &mut machine).unwrap().1
+    };
+    assert_eq!(walk(140) - walk(40), 100);
+}
+
+#[test]
+fn a_walk_cache_forgets_tables_that_are_freed() {
+    let (mut units, mut machine) = one_core(lazy());
+    let objects = allocate(&mut units, &mut machine, 64, 512);
+    for &object in &objects[..256] {
+        touched(&mut units, &mut machine, object);
+        units.obj_free(0, 0, object, 0, &mut machine);
+    }
+    // The class's only table with a valid entry went with its first arena, and its page is the next to be taken.
+    let reused = allocate(&mut units, &mut machine, 512, 600);
+    for &object in reused.iter().chain(&objects[256..]) {
+        let (physical, _) = units.walk(0, object, 0, &mut machine).unwrap();
+        assert_eq!(units.lookup(0, object), Some(physical), "{object:#x}");
+    }
+    units.check().unwrap();
+}
+
+#[test]
+fn entries_are_flushed_side_by_side() {
+    let flush = |classes: u64| {
+        let (mut units, mut machine) = one_core(lazy());
+        units.set_region(1, 0x2000, REGION, 0, &mut machine).unwrap();
+        for class in 0..classes {
+            units.obj_alloc(0, 0, 8 * (class + 1), 0, &mut machine);
+        }
+        let done = units.context_switch(0, 0x2000, 1_000_000, &mut machine) - 1_000_000;
+        assert_eq!(units.statistics().hot_flushed_entries, classes);
+        assert_eq!(units.statistics().hot_flush_cycles, done);
+        done
+    };
+    assert_eq!(flush(1), 2 * CORE_CYCLES, "the header, and the list heads");
+    assert_eq!(flush(20), 2 * CORE_CYCLES + 19, "one more entry is issued each cycle");
+}
+
+#[test]
+fn frees_in_the_background_are_as_many_as_there_is_room_for() {
+    let config = Config { background_frees: 2, ..lazy() };
+    let (mut units, mut machine) = one_core(config);
+    let objects = allocate(&mut units, &mut machine, 64, 600);
+    touched(&mut units, &mut machine, objects[0]);
+    let at = 1_000_000;
+    let free = |units: &mut Units, machine: &mut Plain, object: usize| {
+        units.obj_free(0, 0, objects[object], at, machine).at - at
+    };
+    free(&mut units, &mut machine, 3);
+    assert_eq!(free(&mut units, &mut machine, 4), 2, "the second has room");
+    assert!(free(&mut units, &mut machine, 5) > 2, "the third waits for the first");
+    assert!(units.statistics().background_wait_cycles > 0);
+    assert_eq!(units.obj_free(0, 0, objects[6], at + 10_000, &mut machine).at, at + 10_002, "all are done");
+}
+
+#[test]
+fn pages_are_cleared_when_that_is_wanted() {
+    for clear_pages in [false, true] {
+        let (mut units, mut machine) = one_core(Config { clear_pages, ..lazy() });
+        machine.recording = true;
+        let object = allocate(&mut units, &mut machine, 8, 1)[0];
+        let page = touched(&mut units, &mut machine, object) & !0xfff;
+        let cleared = machine.accesses.iter().filter(|(port, access, line)| {
+            (*port, *access) == (Port::Controller, Access::Write) && line & !0xfff == page
+        });
+        assert_eq!(cleared.count(), if clear_pages { 64 } else { 0 });
+        assert_eq!(units.statistics().cleared_pages, u64::from(clear_pages));
+    }
+}
+
+#[test]
+fn a_regions_first_pages_take_the_oss_time() {
+    let config = lazy();
+    let (mut units, mut machine) = (Units::new(&config, 2, POOL), Plain::default());
+    let done = units.set_region(0, PROCESS, REGION, 1000, &mut machine).unwrap();
+    let refill = config.refill_cycles + config.refill_pages * config.refill_page_cycles;
+    assert_eq!(units.statistics().refill_cycles, refill);
+    assert!(done >= 1000 + refill, "the root's page is the first that the pool is asked for");
+    let exit = units.process_exit(PROCESS, 5000, &mut machine);
+    assert!(exit >= 5000 + config.request_cycles);
 }

@@ -4,6 +4,7 @@
 //! code anew, now with calls: one for each block and one for each access. User or kernel is bit 63 of the address; a
 //! write to CR3 names the process. The page table is read in the guest's memory, which QEMU has mapped.
 
+mod functions;
 mod guest;
 mod qemu;
 mod run;

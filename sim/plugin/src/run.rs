@@ -1,9 +1,11 @@
 //! One run: from the guest's READY to the region's end, and the files that tell of it.
 
+use crate::functions::{Call, Function, Functions, Kind};
 use crate::guest::GuestMemory;
 use crate::qemu::{self, Buffer, Register};
 use crate::translate::Instruction;
 use qemu_plugin_sys::qemu_plugin_id_t;
+use sim::block::End;
 use sim::core::Owner;
 use sim::decode::BlockDecoder;
 use sim::statistics::Statistics;
@@ -19,6 +21,11 @@ pub const CR3_WRITE: u32 = 2 << 16;
 pub const SYSTEM_CALL: u32 = 3 << 16;
 /// The first of a function of the kernel's that is counted.
 pub const KERNEL_CALL: u32 = 4 << 16;
+
+/// The first of a function of the program's allocator.
+pub const ALLOCATOR: u32 = 5 << 16;
+/// The first of a block to which a call of it may return.
+pub const RETURN: u32 = 6 << 16;
 
 /// A system call that is a mark: getpgid(0x4d4d0000 | code), for programs in languages without instructions of their own.
 const GETPGID: u64 = 121;
@@ -63,6 +70,7 @@ pub struct Run {
     known: (u64, u64),
     /// Of `__alloc_pages` and its like, as the guest's init says: addresses.
     kernel_functions: [u64; 2],
+    functions: Functions,
     most_instructions: u64,
     next_progress: u64,
     started: Instant,
@@ -88,6 +96,11 @@ impl Run {
         let file = folder.join("machine.toml");
         let text = std::fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
         let description = Description::parse(&text, &[])?;
+        let functions = match std::fs::read_to_string(folder.join("functions.json")) {
+            Ok(text) => serde_json::from_str::<Vec<Function>>(&text)
+                .map_err(|error| format!("{}: {error}", folder.join("functions.json").display()))?,
+            Err(_) => Vec::new(),
+        };
         let mut machine = Machine::new(&description);
         if keeps_dram {
             machine.record_dram();
@@ -105,6 +118,7 @@ impl Run {
             buffer: Buffer::new(),
             known: (0, 0),
             kernel_functions: [0; 2],
+            functions: Functions::new(functions),
             most_instructions: if most_instructions == 0 { u64::MAX } else { most_instructions },
             next_progress: 0,
             started: Instant::now(),
@@ -149,7 +163,57 @@ impl Run {
             Some(next) => self.memory.physical(next.host) & !0xfff,
             None => (block.physical & !0xfff) + 4096,
         };
+        if matches!(block.ends, End::Call(_) | End::IndirectCall) && !block.is_kernel() {
+            self.functions.call_ends(block.end);
+        }
         self.machine.add_block(block)
+    }
+
+    /// The function of the program's allocator that begins with this block.
+    pub fn allocator_function(&self, instructions: &[Instruction]) -> Option<u32> {
+        let bytes = instructions.iter().flat_map(|instruction| instruction.bytes().iter().copied());
+        self.functions.find(instructions[0].address, bytes)
+    }
+
+    /// Whether a call of such a function may return to this address.
+    pub fn may_return_to(&self, address: u64) -> bool {
+        self.functions.is_behind_call(address)
+    }
+
+    /// The program calls its allocator.
+    fn enter_allocator(&mut self, kind: Kind) {
+        let stack = self.register(4);
+        let (first, second) = (self.register(7), self.register(6));
+        let Some(back) = self.buffer.memory(stack) else { return };
+        let operand = match kind {
+            Kind::Malloc | Kind::Free => first,
+            Kind::Calloc => first.saturating_mul(second),
+            Kind::Realloc | Kind::Aligned => second,
+            Kind::PosixMemalign => self.register(2),
+            Kind::GoMalloc => self.register(0),
+            Kind::GoSweep => 0,
+        };
+        if kind == Kind::Free && operand == 0 {
+            return;
+        }
+        let owner = kind.owner();
+        if self.machine.enter_allocator(owner, operand, stack) {
+            if kind == Kind::Realloc {
+                self.machine.reallocates(first);
+            }
+            self.functions.enter(Call { root: self.machine.root(), kind, back, result_at: first });
+        }
+    }
+
+    /// The program is where a call of its allocator may have returned to.
+    fn maybe_return(&mut self) {
+        let Some(address) = self.machine.current_address() else { return };
+        let Some(call) = self.functions.returned(self.machine.root(), address) else { return };
+        let result = match call.kind {
+            Kind::PosixMemalign => self.buffer.memory(call.result_at).unwrap_or(0),
+            _ => self.register(0),
+        };
+        self.machine.return_from_allocator(result);
     }
 
     /// A block is entered.
@@ -204,6 +268,8 @@ impl Run {
                     self.machine.system_call(number);
                 }
             }
+            ALLOCATOR => self.enter_allocator(self.functions.kind(number)),
+            RETURN => self.maybe_return(),
             _ => {
                 // Flags and order; the bulk one: flags, and how many as its fourth argument.
                 let flags = self.register(7);
@@ -243,6 +309,7 @@ impl Run {
             }
             0x12 => self.machine.allocate(first, second),
             0x13 => self.machine.free(first, second, false),
+            0x15 => self.machine.free_batch(first),
             0x16 => self.machine.free(first, second, true),
             _ => Ok(()),
         };
@@ -259,17 +326,20 @@ impl Run {
             }
             2 if self.phase == Phase::Region => {
                 self.machine.pause(&self.memory);
-                self.machine.end_region();
-                self.finish(None, Some(first));
+                let lives = self.machine.has_region();
+                self.machine.end_region(!lives);
+                // A program that says so itself, by a system call, has not ended.
+                let status = if first >> 16 == MARKS { 0 } else { first };
+                self.finish(None, Some(status));
                 self.phase = Phase::Over;
                 qemu::translate_anew(self.id);
             }
             3 if self.phase == Phase::Boot => self.start(),
             0x11 => self.machine.stop_charging(),
-            0x14 | 0x15 => self.machine.charge_again(),
-            0x20 if timed => self.machine.enter_allocator(Owner::Allocate, first),
+            0x14 => self.machine.charge_again(),
+            0x20 if timed => drop(self.machine.enter_allocator(Owner::Allocate, first, 0)),
             0x21 if timed => self.machine.leave_allocator(Owner::Allocate, first),
-            0x22 if timed => self.machine.enter_allocator(Owner::Free, first),
+            0x22 if timed => drop(self.machine.enter_allocator(Owner::Free, first, 0)),
             0x23 if timed => self.machine.leave_allocator(Owner::Free, 0),
             0x30 => self.events += 1,
             0x40 => {

@@ -1,7 +1,7 @@
 //! What happens when QEMU translates a block: it is decoded for the machine, and calls are put in.
 
 use crate::qemu::Translation;
-use crate::run::{CR3_WRITE, KERNEL_CALL, MARK, Run, SYSTEM_CALL};
+use crate::run::{ALLOCATOR, CR3_WRITE, KERNEL_CALL, MARK, RETURN, Run, SYSTEM_CALL};
 use sim::decode::mark;
 
 /// An instruction as QEMU has it.
@@ -41,6 +41,12 @@ pub fn block(run: &mut Run, translation: &Translation) {
     translation.call_on_entry(number);
     if let Some(function) = run.kernel_function(instructions[0].address) {
         translation.call_before(0, KERNEL_CALL | function);
+    }
+    if run.may_return_to(instructions[0].address) {
+        translation.call_before(0, RETURN);
+    }
+    if let Some(function) = run.allocator_function(&instructions) {
+        translation.call_before(0, ALLOCATOR | function);
     }
     for (index, instruction) in instructions.iter().enumerate() {
         translation.call_on_access(index);

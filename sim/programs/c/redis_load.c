@@ -112,6 +112,7 @@ int main(int argc, char **argv) {
         }
         if ((i + 1) % TOGETHER == 0 || i + 1 == many) exchange();
     }
+    finished();
     asked = (size_t)sprintf(requests, "*2\r\n$8\r\nSHUTDOWN\r\n$6\r\nNOSAVE\r\n");
     exchange();
     int status;

@@ -81,6 +81,7 @@ int main(int argc, char **argv) {
         }
         rows += query(text);
     }
+    finished();
     sqlite3_close(database);
     printf("sqlite_select: %d queries, %lu rows, digest %lx\n", queries, rows, digest);
 }

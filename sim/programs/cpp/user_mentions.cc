@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "../c/measured.h"
 #include "backend.h"
 
 struct UserMention {
@@ -93,7 +94,10 @@ int main(int argc, char **argv) {
     UserMentions service(backend);
     Posts texts;
     std::vector<std::string> call;
+    // The first half of the posts is the first call, the other half a warm one.
+    warming();
     for (uint64_t id = 0; id < posts; id++) {
+        if (id == posts / 2) measured();
         if (id % POSTS_OF_A_CALL == 0) {
             call.clear();
             while (call.size() < std::min(POSTS_OF_A_CALL, posts - id)) call.push_back(texts.next());
@@ -107,5 +111,6 @@ int main(int argc, char **argv) {
         }
         digest = mixed(digest, response.str() + "]}");
     }
+    finished();
     std::cout << "user_mentions: " << posts << " posts, " << many << " mentions, digest " << std::hex << digest << "\n";
 }

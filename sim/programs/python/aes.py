@@ -5,7 +5,7 @@ import random
 import sys
 
 import pyaes
-from measured import measured, warming
+from measured import finished, measured, warming
 
 length, rounds = int(sys.argv[1]), int(sys.argv[2])
 numbers = random.Random(1)
@@ -17,4 +17,5 @@ for round in range(-1, rounds):
         measured()
     secret = pyaes.AESModeOfOperationCTR(key).encrypt(text)
     assert pyaes.AESModeOfOperationCTR(key).decrypt(secret).decode() == text
+finished()
 print(f"pyaes: {length} characters, {hashlib.sha256(secret).hexdigest()}")

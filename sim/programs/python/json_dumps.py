@@ -4,7 +4,7 @@ import hashlib
 import json
 import sys
 
-from measured import measured, warming
+from measured import finished, measured, warming
 
 SHORT = {"key1": 0, "key2": True, "key3": "value", "key4": "foo", "key5": "string"}
 NESTED = {"key1": 0, "key2": SHORT, "key3": "value", "key4": SHORT, "key5": SHORT, "key": "äöü"}
@@ -21,4 +21,5 @@ for round in range(-1, rounds):
         for _ in range(times):
             text = json.dumps(document)
     digest.update(text.encode())
+finished()
 print(f"json_dumps: {rounds} rounds, {digest.hexdigest()}")

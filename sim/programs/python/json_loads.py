@@ -3,7 +3,7 @@
 import json
 import sys
 
-from measured import measured, warming
+from measured import finished, measured, warming
 
 SHORT = {"key1": 0, "key2": True, "key3": "value", "key4": "foo", "key5": "string"}
 NESTED = {"key1": 0, "key2": SHORT, "key3": "value", "key4": SHORT, "key5": SHORT, "key": "äöü"}
@@ -18,5 +18,6 @@ for round in range(-1, rounds):
     for text, times in DOCUMENTS:
         for _ in range(times):
             kept = json.loads(text)
+finished()
 assert kept == [NESTED] * 200
 print(f"json_loads: {rounds} rounds, last has {len(kept)} items, {sum(len(item) for item in kept)} keys")

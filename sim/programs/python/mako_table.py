@@ -5,7 +5,7 @@ import sys
 
 from mako.lookup import TemplateLookup
 from mako.template import Template
-from measured import measured, warming
+from measured import finished, measured, warming
 
 BASE = """<%def name="render_table(table)"><table>
 % for row in table:
@@ -41,4 +41,5 @@ for round in range(-1, rounds):
         digest = hashlib.sha256()
     text = page.render(title="<Page>", images=30, loremipsum=LOREM, paragraphs=[LOREM] * 30, table=table)
     digest.update(text.encode())
+finished()
 print(f"mako: {rounds} pages, {digest.hexdigest()}")

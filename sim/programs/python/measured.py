@@ -1,10 +1,16 @@
-"""Tells the simulator when a function is warm: a call of getpgid with such a number is a mark.
+"""Tells the simulator what to count of a function: a call of getpgid with such a number is a mark.
 
-Nothing else notices: no process has such a number.
+MAYFLY_REGION says which part is wanted: `import` (the process from its start until it has imported what it
+needs), `first` (the first call of its handler, as in a container that is there already, §6.6) or `warm` (a
+later one). Without it nothing is marked: the whole process counts. Nobody else notices, since no process has
+such a number.
 """
 
 import contextlib
 import os
+
+REGION = os.environ.get("MAYFLY_REGION", "")
+TIMED, BEGIN, END = 3, 1, 2
 
 
 def mark(code):
@@ -13,10 +19,24 @@ def mark(code):
 
 
 def warming():
-    """From here on every instruction is timed, so that caches and HOT get warm."""
-    mark(3)
+    """All is imported: the first call comes now. What is measured later is timed from here on, to be warm."""
+    if REGION == "import":
+        mark(END)
+    elif REGION:
+        mark(TIMED)
+        if REGION == "first":
+            mark(BEGIN)
 
 
 def measured():
-    """From here on everything counts."""
-    mark(1)
+    """The first call has returned: what comes now is warm."""
+    if REGION == "first":
+        mark(END)
+    elif REGION == "warm":
+        mark(BEGIN)
+
+
+def finished():
+    """So has the last one: a function's end is its handler's return, not its process'."""
+    if REGION == "warm":
+        mark(END)

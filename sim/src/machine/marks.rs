@@ -18,7 +18,9 @@ impl Machine {
         let extension = self.extension.as_mut().ok_or(NO_MEMENTO)?;
         let mut view = View { hierarchy: &mut self.hierarchy, tlbs: &mut self.tlbs };
         let process = view.tlbs.root();
-        extension.set_region(process, start, end_and_flags, self.core.now(), &mut view)
+        let done = extension.set_region(process, start, end_and_flags, self.core.now(), &mut view)?;
+        self.core.wait(done, Owner::MemoryCall);
+        Ok(())
     }
 
     /// obj-alloc: the section in which the shim did the same ends here.
@@ -70,11 +72,28 @@ impl Machine {
         outcome
     }
 
-    /// The region's end: the processes' memory goes back to the pool.
-    pub fn end_region(&mut self) {
+    /// A thread's buffer of other threads' objects is emptied though it is not full: the thread ends (§4).
+    pub fn free_batch(&mut self, lane: u64) -> Result<(), String> {
+        self.charge_again();
+        self.unit_operation(Owner::Free, TRASH_REGISTER, |extension, at, view| {
+            extension.free_batch(lane, at, view)
+        })
+    }
+
+    /// Whether the process that runs has a Memento region.
+    pub fn has_region(&self) -> bool {
+        self.extension.as_ref().is_some_and(|extension| extension.has_region(self.tlbs.root()))
+    }
+
+    /// The region's end: the processes' memory goes back to the pool. Where the program has come to its end that is part
+    /// of it, as the kernel's work at an exit is part of the baseline's.
+    pub fn end_region(&mut self, is_exit: bool) {
         if let Some(extension) = &mut self.extension {
             let mut view = View { hierarchy: &mut self.hierarchy, tlbs: &mut self.tlbs };
-            extension.end(self.core.now(), &mut view);
+            let done = extension.end(self.core.now(), &mut view);
+            if is_exit {
+                self.core.wait(done, Owner::Kernel);
+            }
         }
     }
 
@@ -93,24 +112,45 @@ impl Machine {
         self.uncharged.is_some() && self.uncharged == Some(self.tlbs.root())
     }
 
-    /// The program enters its software allocator: malloc of so many bytes, or free of an address.
-    pub fn enter_allocator(&mut self, owner: Owner, operand: u64) {
-        if self.allocations.enter(self.tlbs.root(), operand) {
+    /// The program enters its allocator: malloc of so many bytes, or free of an address. `stack`: its stack pointer, or 0
+    /// where it is not known. Whether it was outside before.
+    pub fn enter_allocator(&mut self, owner: Owner, operand: u64, stack: u64) -> bool {
+        let process = self.tlbs.root();
+        let enters = self.allocations.enter(process, owner, operand, stack);
+        if enters {
             self.user_owner = owner;
             if owner == Owner::Free {
-                self.allocations.freed(self.tlbs.root(), operand);
+                self.allocations.freed(process, operand);
             }
         }
+        enters
+    }
+
+    /// A realloc of this object: a free and an allocation, as far as lifetimes go.
+    pub fn reallocates(&mut self, object: u64) {
+        self.allocations.freed(self.tlbs.root(), object);
     }
 
     /// It leaves it; malloc with an object's address.
     pub fn leave_allocator(&mut self, owner: Owner, address: u64) {
         let process = self.tlbs.root();
         if let Some(bytes) = self.allocations.leave(process) {
-            self.user_owner = Owner::User;
-            if owner == Owner::Allocate {
-                self.allocations.allocated(process, address, bytes);
-            }
+            self.has_left(owner, address, bytes);
+        }
+    }
+
+    /// Its outermost call of it has returned.
+    pub fn return_from_allocator(&mut self, address: u64) {
+        let process = self.tlbs.root();
+        if let (owner, Some(bytes)) = (self.user_owner, self.allocations.leave_all(process)) {
+            self.has_left(owner, address, bytes);
+        }
+    }
+
+    fn has_left(&mut self, owner: Owner, address: u64, bytes: u64) {
+        self.user_owner = Owner::User;
+        if owner == Owner::Allocate {
+            self.allocations.allocated(self.tlbs.root(), address, bytes);
         }
     }
 

@@ -10,7 +10,7 @@ const (
 	mementoStep        = 8
 	mementoClassCount  = 64
 	mementoStart       = 0x600000000000
-	mementoClassShift  = 27
+	mementoClassShift  = 24
 	mementoLaneShift   = mementoClassShift + 6
 	mementoLanes       = 32
 	mementoRegionBytes = mementoLanes << mementoLaneShift

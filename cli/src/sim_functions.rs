@@ -1,0 +1,98 @@
+//! The functions of a program's allocator, as its files name them: the plugin finds them in the guest by their place in a page
+//! and their first bytes. So a run says what the allocator's cycles are, and how large objects are and how long they live,
+//! of the program as it is.
+
+use std::path::Path;
+
+use object::{Object, ObjectSection, ObjectSymbol};
+use serde_json::{Value, json};
+
+/// Names, and what the plugin calls their kind.
+const NAMES: [(&[&str], &str); 8] = [
+    (
+        &[
+            "malloc",
+            "PyObject_Malloc",
+            "PyMem_Malloc",
+            "PyMem_RawMalloc",
+            "_Znwm",
+            "_Znam",
+            "_ZnwmRKSt9nothrow_t",
+            "_ZnamRKSt9nothrow_t",
+        ],
+        "malloc",
+    ),
+    (&["calloc", "PyObject_Calloc", "PyMem_Calloc", "PyMem_RawCalloc"], "calloc"),
+    (&["realloc", "PyObject_Realloc", "PyMem_Realloc", "PyMem_RawRealloc"], "realloc"),
+    (&["aligned_alloc", "memalign"], "aligned"),
+    (&["posix_memalign"], "posix_memalign"),
+    (
+        &["free", "PyObject_Free", "PyMem_Free", "PyMem_RawFree", "_ZdlPv", "_ZdaPv", "_ZdlPvm", "_ZdaPvm"],
+        "free",
+    ),
+    (&["runtime.mallocgc"], "go_malloc"),
+    (&["runtime.(*sweepLocked).sweep"], "go_sweep"),
+];
+/// As many bytes of a function are compared, or its first block if that is shorter.
+const BYTES: usize = 64;
+/// The C library, in which a program's malloc is if nothing else has one.
+const C_LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libc.so.6";
+
+/// What the plugin reads as functions.json. `tree`: the guest's root, as a folder; `program`: the file that is run, as the
+/// guest names it, or this machine's own.
+pub fn of(tree: Option<&Path>, program: &Path, environment: &[String]) -> Value {
+    let preloaded = environment.iter().filter_map(|variable| variable.strip_prefix("LD_PRELOAD="));
+    let mut files = vec![program.to_owned()];
+    if let Some(tree) = tree {
+        let inside = |path: &str| tree.join(path.trim_start_matches('/'));
+        if !program.is_file() || program.starts_with("/") && inside(&program.to_string_lossy()).is_file() {
+            files[0] = inside(&program.to_string_lossy());
+        }
+        files.extend(preloaded.flat_map(|list| list.split([':', ' '])).map(inside));
+        files.push(inside(C_LIBRARY));
+    }
+    Value::Array(files.iter().flat_map(|file| functions(file)).collect())
+}
+
+/// Of one ELF file; none, if it is something else.
+fn functions(path: &Path) -> Vec<Value> {
+    let Ok(bytes) = std::fs::read(path) else { return Vec::new() };
+    let Ok(file) = object::File::parse(&*bytes) else { return Vec::new() };
+    let mut found = Vec::new();
+    for symbol in file.symbols().chain(file.dynamic_symbols()).filter(|symbol| symbol.is_definition()) {
+        let Some(kind) = symbol.name().ok().and_then(kind_of) else { continue };
+        let section = symbol.section_index().and_then(|index| file.section_by_index(index).ok());
+        let code =
+            section.and_then(|section| section.data_range(symbol.address(), BYTES as u64).ok().flatten());
+        let Some(code) = code else { continue };
+        let one = json!({"kind": kind, "offset": symbol.address() & 0xfff, "bytes": code});
+        if !found.contains(&one) {
+            found.push(one);
+        }
+    }
+    found
+}
+
+fn kind_of(name: &str) -> Option<&'static str> {
+    NAMES.iter().find(|(names, _)| names.contains(&name)).map(|(_, kind)| *kind)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_c_librarys_are_found() {
+        // This test's own program has its malloc from the C library.
+        let library = Path::new(C_LIBRARY);
+        if !library.is_file() {
+            return;
+        }
+        let all = of(None, library, &[]);
+        let kinds: Vec<_> = all.as_array().unwrap().iter().map(|one| one["kind"].as_str().unwrap()).collect();
+        for kind in ["malloc", "calloc", "realloc", "free"] {
+            assert!(kinds.contains(&kind), "{kind}: {kinds:?}");
+        }
+        assert_eq!(of(None, Path::new("/etc/passwd"), &[]), json!([]), "no ELF file");
+    }
+}

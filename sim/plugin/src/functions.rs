@@ -1,0 +1,121 @@
+//! The functions of a program's allocator, found in the guest by what they look like: where in a page they begin, and the
+//! bytes of their first block. So nobody has to tell where a library was mapped, and no program is changed to be watched.
+//! A call begins at the function's first instruction and ends where it returns to.
+
+use sim::core::Owner;
+use std::collections::{HashMap, HashSet};
+
+/// What a function does, and so where its operands are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// (size)
+    Malloc,
+    /// (how many, size)
+    Calloc,
+    /// (object, size)
+    Realloc,
+    /// (alignment, size)
+    Aligned,
+    /// (where the address goes, alignment, size)
+    PosixMemalign,
+    /// (object)
+    Free,
+    /// Go's mallocgc: the size is in rax, and so is the result.
+    GoMalloc,
+    /// Go's sweep of a span.
+    GoSweep,
+}
+
+/// A function, as the launcher found it in an ELF file.
+#[derive(Clone, Debug, serde::Deserialize)]
+pub struct Function {
+    /// What it does.
+    pub kind: Kind,
+    /// Its address modulo 4096.
+    pub offset: u64,
+    /// Its first bytes.
+    pub bytes: Vec<u8>,
+}
+
+/// A call that has not returned.
+#[derive(Clone, Copy)]
+pub struct Call {
+    /// The process.
+    pub root: u64,
+    /// What was called.
+    pub kind: Kind,
+    /// Where it returns to.
+    pub back: u64,
+    /// Where posix_memalign puts the address.
+    pub result_at: u64,
+}
+
+/// All of them, and the outermost calls that are active.
+#[derive(Default)]
+pub struct Functions {
+    known: Vec<Function>,
+    by_offset: HashMap<u64, Vec<usize>>,
+    /// Where calls return to: addresses behind blocks that end in a call.
+    behind_calls: HashSet<u64>,
+    calls: Vec<Call>,
+}
+
+impl Functions {
+    /// Of the launcher's list.
+    pub fn new(known: Vec<Function>) -> Functions {
+        let mut by_offset: HashMap<u64, Vec<usize>> = HashMap::new();
+        for (index, function) in known.iter().enumerate() {
+            by_offset.entry(function.offset).or_default().push(index);
+        }
+        Functions { known, by_offset, ..Functions::default() }
+    }
+
+    /// Which one begins with this block.
+    pub fn find(&self, address: u64, mut bytes: impl Iterator<Item = u8>) -> Option<u32> {
+        let candidates = self.by_offset.get(&(address & 0xfff))?;
+        let first: Vec<u8> = bytes.by_ref().take(64).collect();
+        let same = |index: &&usize| {
+            let its = &self.known[**index].bytes;
+            let length = its.len().min(first.len());
+            length > 0 && its[..length] == first[..length]
+        };
+        candidates.iter().find(same).map(|index| *index as u32)
+    }
+
+    /// Of which kind it is.
+    pub fn kind(&self, number: u32) -> Kind {
+        self.known[number as usize].kind
+    }
+
+    /// A block that ends in a call has its end here.
+    pub fn call_ends(&mut self, address: u64) {
+        if !self.known.is_empty() {
+            self.behind_calls.insert(address);
+        }
+    }
+
+    /// Whether a call may return to this address.
+    pub fn is_behind_call(&self, address: u64) -> bool {
+        self.behind_calls.contains(&address)
+    }
+
+    /// The process has entered its allocator.
+    pub fn enter(&mut self, call: Call) {
+        self.calls.retain(|other| other.root != call.root);
+        self.calls.push(call);
+    }
+
+    /// The call that returns to this address of this process.
+    pub fn returned(&mut self, root: u64, address: u64) -> Option<Call> {
+        let index = self.calls.iter().position(|call| call.back == address && call.root == root)?;
+        Some(self.calls.swap_remove(index))
+    }
+}
+
+impl Kind {
+    /// For whom its cycles pass.
+    pub fn owner(self) -> Owner {
+        if matches!(self, Kind::Free | Kind::GoSweep) { Owner::Free } else { Owner::Allocate }
+    }
+}
