@@ -1,6 +1,8 @@
 // Tells the simulator what to count, as python/measured.py does: by a system call for a process group that nobody has.
 // MAYFLY_REGION is `import`, `first` or `warm`.
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE
+#endif
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
