@@ -19,17 +19,20 @@
 //! | [`span`] | [`span::cells`], [`span::remote`] | a span's cells; frees of them by other threads |
 //! | [`pages`] | [`pages::region`], [`pages::huge_page`], [`pages::available`], [`pages::pool`], [`pages::retained`] | address space, a page's metadata, pages with room, free pages |
 //! | | [`pages::page_life`], [`pages::open_page`], [`pages::global`] | deadlines and recycling, pages being filled; the global allocator |
-//! | | [`pages::large_blocks`], [`pages::direct`], [`pages::trim`] | large objects, those with a mapping of their own, giving back small pages |
+//! | | [`pages::large_blocks`], [`pages::direct`] | large objects, those with a mapping of their own |
+//! | | [`pages::decay`], [`pages::scarcity`] | free blocks that go back, and when every one counts |
 //! | [`lifetime`] | [`lifetime::source`], [`lifetime::sites`], [`lifetime::model`], [`lifetime::oracle`] | where lifetimes come from |
 //! | | [`lifetime::unwind`], [`lifetime::caller`], [`lifetime::kept`], [`lifetime::table`] | who calls; what is kept across runs |
 //! | [`thread`] | [`thread::local`], [`thread::bin`], [`thread::predictions`] | a thread's heap: fast paths, its prediction table |
 //! | | [`thread::refill`], [`thread::predict`], [`thread::hand`], [`thread::outbox`], [`thread::large`], [`thread::sample`] | its cold half, and what it has in hand |
+//! | | [`thread::exhausted`] | what is tried before malloc says no |
 //! | | [`thread::lines`] | the paper's layout by lines |
 //! | | [`thread::current`], [`thread::registry`], [`thread::gate`], [`thread::fork`] | its coming and going |
 //! | [`observe`] | [`observe::stats`], [`observe::report`], [`observe::placed`] | what can be seen |
 //! | | [`observe::trace`], [`observe::profile`], [`observe::profile_file`], [`observe::control`] | recording; lifetimes by calling context, for training; attaching to a program that runs |
 //! | | [`observe::check`] | whether the metadata agree, for tests |
 //! | [`entry`] | [`entry::allocate`], [`entry::free`], [`entry::extent`], [`entry::maintenance`] | all of it together |
+//! | | [`entry::keeper`] | a thread for what is due while others sleep |
 //! | | [`entry::start`], [`entry::config`] | the first call, what can be set |
 //!
 //! Nothing here allocates. Metadata is only ever mapped, never unmapped, so references to it are `'static`; fields are
@@ -76,6 +79,7 @@ pub mod span {
 pub mod pages {
     //! Address space, huge pages and their blocks: the paper's global allocator.
     pub mod available;
+    pub mod decay;
     pub mod direct;
     pub mod global;
     pub mod huge_page;
@@ -85,7 +89,7 @@ pub mod pages {
     pub mod pool;
     pub mod region;
     pub mod retained;
-    pub mod trim;
+    pub mod scarcity;
 }
 
 pub mod lifetime {
@@ -104,6 +108,7 @@ pub mod thread {
     //! A thread's heap: its bins, what it has in hand, its coming and going.
     pub mod bin;
     pub mod current;
+    pub mod exhausted;
     pub mod fork;
     pub mod gate;
     pub mod hand;
@@ -136,6 +141,7 @@ pub mod entry {
     pub mod config;
     pub mod extent;
     pub mod free;
+    pub mod keeper;
     pub mod maintenance;
     pub mod start;
 }

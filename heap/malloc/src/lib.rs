@@ -7,6 +7,7 @@
 
 mod cxx;
 mod interface;
+mod threads;
 
 #[cfg(not(test))]
 use core::fmt::Write;
@@ -35,7 +36,7 @@ extern "C" fn loaded() {
 
 /// Runs at the end of the process: what was recorded and counted is written.
 extern "C" fn unloaded() {
-    heap::observe::trace::flush();
+    heap::observe::trace::flush_at_end();
     heap::lifetime::table::save(true);
     heap::observe::report::write();
 }

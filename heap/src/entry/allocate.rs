@@ -3,16 +3,20 @@
 //! The functions here and in [`crate::entry::free`] and [`crate::entry::extent`] are what malloc, new and free are made of; `heap/malloc`
 //! gives them their C names.
 
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
 use crate::entry::maintenance;
 use crate::entry::start;
 use crate::lifetime::sites::{self, Site};
-use crate::pages::{global, region, trim};
+use crate::pages::{decay, direct, global, region};
+use crate::span::cells::Room;
 use crate::system::hook::{self, Born};
 use crate::system::os;
+use crate::system::text::warn;
 use crate::thread::bin::Bin;
 use crate::thread::local::Heap;
 use crate::thread::predict::{self, Prediction};
-use crate::thread::{current, gate, large, lines, refill, sample};
+use crate::thread::{current, exhausted, gate, large, lines, refill, registry, sample};
 use crate::units::call::Call;
 use crate::units::geometry::*;
 use crate::units::lifetime_class::FOREVER;
@@ -53,7 +57,7 @@ fn find_place(call: Call) -> usize {
     {
         return address;
     }
-    let Some(visit) = start::visit(&call) else { return 0 };
+    let Some(visit) = start::visit(&call) else { return place_for_nobody(&call, MIN_ALIGNMENT) };
     let heap = visit.heap;
     let _pass = gate::pass(heap);
     maintenance::tick(heap);
@@ -65,6 +69,7 @@ fn find_place(call: Call) -> usize {
 /// and the clock is looked at.
 fn large_in_hand(heap: &Heap, call: &Call) -> Option<usize> {
     let site = heap.known_sites.get(call)?;
+    let _pass = gate::pass(heap); // the keeper may be giving back what a thread that sleeps has in hand
     let visits = heap.visits.get().wrapping_add(1);
     heap.visits.set(visits);
     if visits.is_multiple_of(SLOW_VISITS) {
@@ -78,7 +83,7 @@ const SLOW_VISITS: u32 = 32;
 
 /// A cell of the next word of the bin's open span.
 fn next_word(heap: &'static Heap, bin: &Bin) -> Option<usize> {
-    let cell = bin.advance().then(|| bin.allocate()).flatten()?;
+    let cell = bin.advance(Room::Worthwhile).then(|| bin.allocate()).flatten()?;
     let visits = heap.visits.get().wrapping_add(1);
     heap.visits.set(visits);
     if visits.is_multiple_of(WORDS_BETWEEN_LOOKS) {
@@ -128,7 +133,7 @@ fn allocate_as(call: Call, alignment: usize, class: Option<usize>) -> *mut u8 {
 }
 
 fn find_place_as(call: Call, alignment: usize, class: Option<usize>) -> usize {
-    let Some(visit) = start::visit(&call) else { return 0 };
+    let Some(visit) = start::visit(&call) else { return place_for_nobody(&call, alignment) };
     let heap = visit.heap;
     let _pass = gate::pass(heap);
     maintenance::tick(heap);
@@ -137,6 +142,24 @@ fn find_place_as(call: Call, alignment: usize, class: Option<usize>) -> usize {
         None => Prediction { cacheable: false, ..predict::classify(heap, &call) },
     };
     allocated(heap, &call, &prediction, alignment)
+}
+
+/// An object of a thread that can have no heap: there are as many threads as heaps have numbers, or no memory for one more. It
+/// gets a mapping of its own, which wastes much and works.
+#[cold]
+fn place_for_nobody(call: &Call, alignment: usize) -> usize {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if registry::is_full() && !SAID.swap(true, Relaxed) {
+        warn(format_args!(
+            "more than {} threads allocate: each object of a further one takes a mapping of its own",
+            registry::MAX_HEAPS
+        ));
+    }
+    if call.size > isize::MAX as usize {
+        return 0;
+    }
+    let _pass = gate::pass(current::heap());
+    direct::allocate(FOREVER, call.size, alignment).unwrap_or(0)
 }
 
 /// An allocation that is not on the fast path: finds its place, and tells who wants to know.
@@ -204,11 +227,20 @@ fn place(heap: &'static Heap, call: &Call, prediction: &Prediction, alignment: u
             place_small(heap, bin)
         }
         None => Placed {
-            address: large::allocate(&heap.large, heap.id.get(), class, size, alignment).unwrap_or(0),
+            address: place_large(heap, class, size, alignment).unwrap_or(0),
             charged_bytes: size,
             sampled: sample::large_is_due(&heap.large_before_sample, size),
         },
     }
+}
+
+/// A large object; when there is no memory, once more after all has gone back that can.
+fn place_large(heap: &'static Heap, class: usize, size: usize, alignment: usize) -> Option<usize> {
+    let allocate = || large::allocate(&heap.large, heap.id.get(), class, size, alignment);
+    allocate().or_else(|| {
+        exhausted::give_back(heap);
+        allocate()
+    })
 }
 
 fn place_small(heap: &'static Heap, bin: &'static Bin) -> Placed {
@@ -222,7 +254,8 @@ fn place_small(heap: &'static Heap, bin: &'static Bin) -> Placed {
     }
     let refill = refill::refill(heap, bin);
     let charged_bytes = if refill.new_span { SPAN_BYTES } else { 0 };
-    Placed { address: refill.cell.unwrap_or(0), charged_bytes, sampled }
+    let cell = refill.cell.or_else(|| exhausted::any_cell(heap, bin));
+    Placed { address: cell.unwrap_or(0), charged_bytes, sampled }
 }
 
 /// Watches some of the objects of a site until they are freed.
@@ -270,5 +303,5 @@ pub fn trim() -> bool {
         refill::flush(heap, true);
     }
     let any = global::trim();
-    (os::on_base_pages() && trim::free_blocks()) || any
+    decay::trim() || any
 }

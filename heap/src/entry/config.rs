@@ -5,7 +5,7 @@ use crate::lifetime::source::{self, Source};
 use crate::lifetime::{model, oracle, table};
 use crate::observe::{control, profile, report, trace};
 use crate::pages::page_life::Recycle;
-use crate::pages::{page_life, retained};
+use crate::pages::{decay, page_life, retained};
 use crate::system::clock;
 use crate::system::os::{self, Pages};
 use crate::system::text::{Text, warn};
@@ -44,6 +44,12 @@ pub fn load() {
                 }
             }
             b"RETAIN" => retain = number(name, value, 0, 1 << 20).unwrap_or(retain),
+            b"DECAY" => match value {
+                b"never" => decay::configure(decay::NEVER),
+                _ => {
+                    decay::configure(number(name, value, 0, 1 << 30).map_or(decay::DECAY_MS, |ms| ms as u64))
+                }
+            },
             b"STATS" => report::set_path(value),
             b"TRACE" => trace::start(value),
             b"CONTROL" => {
@@ -155,5 +161,6 @@ fn for_each_variable(mut f: impl FnMut(&[u8], &[u8])) {
         // SAFETY: a fresh mapping of that many bytes.
         let all = unsafe { core::slice::from_raw_parts(at as *const u8, bytes) };
         all.split(|&byte| byte == 0).for_each(visit);
+        os::unmap(at, os::SMALL_FILE_BYTES);
     }
 }

@@ -66,7 +66,9 @@ pub fn resize_in_place(address: usize, call: &Call) -> Option<*mut u8> {
         return None; // a trace knows allocations and frees only
     }
     let size = call.size;
-    let fits = |bytes: usize| (size <= bytes && size >= bytes / 2).then_some(address as *mut u8);
+    // The smallest cells hold the smallest objects: there is no better place for those.
+    let is_worth_it = |bytes: usize| size >= bytes / 2 || bytes == MIN_ALIGNMENT;
+    let fits = |bytes: usize| (size <= bytes && is_worth_it(bytes)).then_some(address as *mut u8);
     if let Some(bytes) = cell_bytes(address) {
         return fits(bytes);
     }

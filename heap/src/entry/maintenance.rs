@@ -1,25 +1,25 @@
 //! What must be done now and then: deadlines, the age of watched objects, empty spans in hand, stale predictions.
 //!
-//! No thread of its own does it: whoever is on a slow path of allocating or freeing when a tick has passed does a bounded
-//! piece. A program that does neither has a heap that does not change.
+//! Whoever is on a slow path of allocating or freeing when a tick has passed does a bounded piece; and in a program that has
+//! threads, the keeper ([`crate::entry::keeper`]), for those that sleep.
 
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use crate::lifetime::sites;
-use crate::pages::{open_page, page_life};
+use crate::pages::{open_page, page_life, scarcity};
 use crate::system::{clock, hook};
 use crate::thread::local::Heap;
 use crate::thread::{lines, refill, registry};
 
 /// Between two pieces of work, ms.
-const TICK_MS: u32 = 10;
+const TICK_MS: u64 = 10;
 /// Stale predictions are used for up to a 32nd of the program's age, and this long at most.
-const MOST_PATIENCE_MS: u32 = 1000;
+const MOST_PATIENCE_MS: u64 = 1000;
 /// Between two flushes of a thread's empty spans, ms; and where many threads allocate. A thread that goes to sleep keeps the
 /// spans that it has used since the last one, and nobody else may give them back: of many threads that is much. Of few it is
 /// little, and taking spans anew costs more (4% of Redis' speed).
-const FLUSH_MS: u32 = 100;
-const FLUSH_MANY_MS: u32 = 20;
+const FLUSH_MS: u64 = 100;
+const FLUSH_MANY_MS: u64 = 20;
 const MANY_THREADS: usize = 8;
 /// Between two looks at empty open pages, in ticks.
 const CLOSE_TICKS: u32 = 10;
@@ -28,7 +28,7 @@ const PAGES_A_TICK: usize = 256;
 /// Groups of watched objects looked at in a tick.
 const GROUPS_A_TICK: usize = 64;
 
-static NEXT_TICK_MS: AtomicU32 = AtomicU32::new(0);
+static NEXT_TICK_MS: AtomicU64 = AtomicU64::new(0);
 static TICKS: AtomicU32 = AtomicU32::new(0);
 static PAGE_CURSOR: AtomicUsize = AtomicUsize::new(0);
 static GROUP_CURSOR: AtomicUsize = AtomicUsize::new(0);
@@ -60,6 +60,7 @@ pub fn tick_of_free(heap: &'static Heap) {
 /// Does what is due.
 pub fn look(heap: &'static Heap) {
     let now_ms = clock::now_ms();
+    heap.looked_ms.set(now_ms);
     let epoch = sites::epoch();
     let patience_ms = (now_ms / 32).clamp(TICK_MS, MOST_PATIENCE_MS);
     if heap.epoch.get() != epoch && now_ms.wrapping_sub(heap.forgot_ms.get()) >= patience_ms {
@@ -82,6 +83,7 @@ pub fn look(heap: &'static Heap) {
         .store(page_life::expire_deadlines(now_ms, cursor, PAGES_A_TICK, lines::page_expired), Relaxed);
     GROUP_CURSOR.store(sites::grow_older(now_ms, GROUP_CURSOR.load(Relaxed), GROUPS_A_TICK), Relaxed);
     let tick = TICKS.fetch_add(1, Relaxed);
+    scarcity::tick(now_ms);
     hook::tick(tick, now_ms);
     if tick.is_multiple_of(CLOSE_TICKS) {
         open_page::close_idle();

@@ -4,12 +4,13 @@
 //! are new. Some allocations are watched until they are freed (`sites/watched.rs`), and teach the site that they came from
 //! (`sites/learning.rs`). With a trained model ([`crate::lifetime::model`]) a new site gets the class that it predicts for the calling context.
 
+mod aging;
 mod learning;
 mod watched;
 
 use core::cell::Cell;
 use core::sync::atomic::{
-    AtomicU8, AtomicU16, AtomicU32, AtomicU64,
+    AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
 
@@ -27,7 +28,8 @@ use crate::units::size_class::GRANULE_BYTES;
 pub use self::learning::epoch;
 pub use self::watched::{freed, grow_older, watch};
 
-/// Sites that can be known; calls from further ones share their parent's.
+/// Sites that can be known at a time. When the table is full those that are not called any more make room, see [`aging`];
+/// until then, calls from further ones share their parent's.
 const CAPACITY: usize = 48 << 10;
 const INDEX: usize = 1 << 17;
 
@@ -44,6 +46,8 @@ pub struct Site {
     model_class: AtomicU8,
     /// [`UNUSED`], [`USED`] or [`NOT_KEPT`].
     used: AtomicU8,
+    /// It was not called since the table was last full.
+    idle: AtomicBool,
     /// Objects since the model was last asked.
     hits: AtomicU32,
     /// How often in a row it said nothing longer.
@@ -78,6 +82,7 @@ impl Site {
             class: AtomicU8::new(0),
             model_class: AtomicU8::new(0),
             used: AtomicU8::new(UNUSED),
+            idle: AtomicBool::new(false),
             hits: AtomicU32::new(0),
             agreed: AtomicU8::new(0),
             watched: AtomicU16::new(0),
@@ -111,12 +116,24 @@ fn size_key(size: usize) -> u64 {
 const KNOWN_SITES: usize = 512;
 
 /// A thread's short way to the sites of its calls. All zeros is an empty one.
-pub struct KnownSites([Cell<(u64, Option<&'static Site>)>; KNOWN_SITES]);
+pub struct KnownSites {
+    slots: [Cell<(u64, Option<&'static Site>)>; KNOWN_SITES],
+    /// As of when, see [`aging`].
+    generation: Cell<u32>,
+}
 
 impl KnownSites {
     /// Knows none.
     pub const fn new() -> Self {
-        Self([const { Cell::new((0, None)) }; KNOWN_SITES])
+        Self { slots: [const { Cell::new((0, None)) }; KNOWN_SITES], generation: Cell::new(0) }
+    }
+
+    /// Forgets all if sites were forgotten since the last time.
+    #[inline]
+    fn refresh(&self) {
+        if self.generation.replace(aging::generation()) != aging::generation() {
+            self.slots.iter().for_each(|slot| slot.set((0, None)));
+        }
     }
 }
 
@@ -125,7 +142,7 @@ impl KnownSites {
     fn slot(&self, call: &Call) -> (&Cell<(u64, Option<&'static Site>)>, u64) {
         let call_site = (call.caller as u64).wrapping_add((call.stack as u64) << 16).rotate_left(20);
         let key = (call_site ^ call.size as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-        (&self.0[(key >> (u64::BITS - KNOWN_SITES.ilog2())) as usize], key)
+        (&self.slots[(key >> (u64::BITS - KNOWN_SITES.ilog2())) as usize], key)
     }
 
     /// The call's site, if it was looked up of late; none while lifetimes are not learned.
@@ -145,10 +162,16 @@ impl Default for KnownSites {
 
 /// The site of a call from this height of the stack, by the short way if the thread has been there.
 pub fn of(known: &KnownSites, call: &Call, height: usize) -> Option<&'static Site> {
+    known.refresh();
     if let Some(site) = known.get(call) {
+        site.was_called();
         return Some(site);
     }
     let (slot, key) = known.slot(call);
+    // On another stack than the thread's own (a fiber's) the height says nothing, and each such stack would make sites of its
+    // own: there it is the place within a page, which stacks that are mapped one by one have in common.
+    const HIGHEST: usize = 1 << 30;
+    let height = if height < HIGHEST { height } else { HIGHEST | (call.stack & 0xFFF) };
     let site = look_up(call, height as u64);
     slot.set((key, site));
     site
@@ -162,6 +185,7 @@ fn look_up(call: &Call, height: u64) -> Option<&'static Site> {
     let key =
         mix(parent_key ^ height.wrapping_mul(0xA076_1D64_78BD_642F) ^ size_key(call.size).rotate_right(16));
     if let Some(site) = find(key) {
+        site.was_called();
         if site.used.load(Relaxed) == UNUSED && site.used.swap(USED, Relaxed) == UNUSED {
             events::count(Event::SiteRecalled);
         }
@@ -192,9 +216,10 @@ fn find(key: u64) -> Option<&'static Site> {
 }
 
 fn add(key: u64, parent: Option<&'static Site>, model_class: Option<usize>) -> Option<&'static Site> {
-    let number = COUNT.load(Relaxed) as usize;
-    let site = SITES.get(number)?;
+    let number = aging::free_number()?;
+    let site = &SITES[number];
     site.key.store(key, Relaxed);
+    site.idle.store(false, Relaxed);
     site.parent.store(parent.map_or(0, |parent| parent.number() as u32 + 1), Relaxed);
     site.model_class.store(model_class.map_or(0, |class| class as u8 + 1), Relaxed);
     let first = match model_class {
@@ -203,16 +228,27 @@ fn add(key: u64, parent: Option<&'static Site>, model_class: Option<usize>) -> O
         None => parent.and_then(|parent| parent.known_class(None)).unwrap_or(FOREVER),
     };
     site.class.store(first as u8, Relaxed);
-    COUNT.store(number as u32 + 1, Relaxed);
-    let mut i = key as usize >> 1;
-    while INDICES[i % INDEX].load(Relaxed) != 0 {
-        i += 1;
-    }
-    INDICES[i % INDEX].store(number as u16 + 1, Release);
+    COUNT.fetch_max(number as u32 + 1, Relaxed);
+    put_into_index(site);
     Some(site)
 }
 
+fn put_into_index(site: &Site) {
+    let mut i = site.key.load(Relaxed) as usize >> 1;
+    while INDICES[i % INDEX].load(Relaxed) != 0 {
+        i += 1;
+    }
+    INDICES[i % INDEX].store(site.number() as u16 + 1, Release);
+}
+
 impl Site {
+    #[inline]
+    fn was_called(&self) {
+        if self.idle.load(Relaxed) {
+            self.idle.store(false, Relaxed);
+        }
+    }
+
     /// Its number: no two sites have the same.
     pub fn number(&self) -> usize {
         (core::ptr::from_ref(self) as usize - SITES.as_ptr() as usize) / size_of::<Site>()

@@ -132,9 +132,9 @@ fn learned() -> u64 {
 static ONLOOKER: Onlooker = Onlooker { tick: |_, now_ms| save_in_time(now_ms), ..Onlooker::IDLE };
 
 /// Called once a tick: writes the file when it is time.
-fn save_in_time(now_ms: u32) {
-    if ON.load(Relaxed) && u64::from(now_ms) >= NEXT_SAVE_MS.load(Relaxed) {
-        NEXT_SAVE_MS.store(u64::from(now_ms) + SAVE_MS, Relaxed);
+fn save_in_time(now_ms: u64) {
+    if ON.load(Relaxed) && now_ms >= NEXT_SAVE_MS.load(Relaxed) {
+        NEXT_SAVE_MS.store(now_ms + SAVE_MS, Relaxed);
         save(false);
     }
 }

@@ -131,8 +131,7 @@ fn freed(thread: Option<u32>, address: usize) {
         }
         let Some(live) = file.live.remove(address as u64) else { return };
         let lifetime_ns = now_ns.saturating_sub(live.birth_ns);
-        let class =
-            lifetime_class::of_lifetime_ms((lifetime_ns / 1_000_000).min(u64::from(u32::MAX - 1)) as u32);
+        let class = lifetime_class::of_lifetime_ms(lifetime_ns / 1_000_000);
         let context: &mut Context = &mut file.contexts[live.context as usize - 1];
         context.was_freed(lifetime_ns, class, Some(live.thread) == thread, live.cpu == os::cpu());
         file.header.last_ns = now_ns;

@@ -73,7 +73,10 @@ fn count_page(address: usize, census: &mut Census) {
             let (objects, bytes) = match span.place() {
                 Place::Lines => lines::live(span),
                 Place::None => (0, 0),
-                _ => (span.live_cells(), span.live_cells() * span.cell_bytes.load(Relaxed) as usize),
+                _ => {
+                    let cells = span.cells_in_use();
+                    (cells, cells * span.cell_bytes.load(Relaxed) as usize)
+                }
             };
             census.objects += objects;
             census.live_bytes += bytes;

@@ -92,9 +92,23 @@ fn write(bytes: &[u8]) {
     }
 }
 
-/// Writes what is buffered; at the end of the process.
-pub fn flush() {
-    let _guard = LOCK.lock();
+/// Writes what is buffered, at the end of the process: other threads may be recording, and are waited for. A thread that ends
+/// the process from a signal handler may have been recording itself: then what is buffered is lost, and the process ends.
+pub fn flush_at_end() {
+    const PATIENCE: u32 = 1000;
+    if !hook::sees_all() {
+        return;
+    }
+    for _ in 0..PATIENCE {
+        if let Some(_guard) = LOCK.try_lock() {
+            return flush_locked();
+        }
+        os::sleep_ms(1);
+    }
+}
+
+/// The lock is held.
+fn flush_locked() {
     // SAFETY: the lock is held.
     let (buffer, used) = unsafe { &mut *BUFFER.0.get() };
     write(&buffer[..core::mem::take(used)]);
@@ -103,10 +117,9 @@ pub fn flush() {
 /// Writes what is buffered before the process aborts, unless the aborting thread is just recording.
 fn before_abort() {
     if hook::sees_all()
-        && let Some(guard) = LOCK.try_lock()
+        && let Some(_guard) = LOCK.try_lock()
     {
-        drop(guard);
-        flush();
+        flush_locked();
     }
 }
 

@@ -5,7 +5,7 @@
 
 use crate::pages::huge_page::State;
 use crate::pages::page_life::{self, Extra, Request};
-use crate::pages::{open_page, pool, region};
+use crate::pages::{open_page, pool, region, scarcity};
 use crate::span::cells::Span;
 use crate::system::events::{self, Event};
 use crate::units::bits;
@@ -31,6 +31,11 @@ pub fn acquire_spans(
 
 pub(crate) fn acquire(request: &Request, extra: &mut Extra) -> Option<usize> {
     let class = request.class;
+    if scarcity::near()
+        && let Some(blocks) = (0..=class).rev().find_map(|from| recycle(from, request, extra))
+    {
+        return Some(blocks);
+    }
     let fill = page_life::fills();
     let next_first = page_life::next_first(request);
     let longer = FOREVER - class;
@@ -43,7 +48,16 @@ pub(crate) fn acquire(request: &Request, extra: &mut Extra) -> Option<usize> {
     if fill && let Some(blocks) = recycle(class, request, extra) {
         return Some(blocks);
     }
-    open_page::take(request, extra)
+    open_page::take(request, extra).or_else(|| take_anywhere(request, extra))
+}
+
+/// No page is to be had: blocks of shorter classes' pages, too, and of any open page, before malloc says that there are none.
+#[cold]
+fn take_anywhere(request: &Request, extra: &mut Extra) -> Option<usize> {
+    (0..=request.class)
+        .rev()
+        .find_map(|from| recycle(from, request, extra))
+        .or_else(|| open_page::take_from_any(request))
 }
 
 /// Takes blocks of an active page of class `from`.

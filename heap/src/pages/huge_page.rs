@@ -81,11 +81,15 @@ pub struct HugePage {
     /// Kept so that a page is discarded only after it has stayed empty for a while.
     pub empty_since_tick: AtomicU8,
     /// When all objects should be dead, ms of the heap's clock.
-    pub deadline_ms: AtomicU32,
+    pub deadline_ms: AtomicU64,
     /// While open: blocks below this were handed out.
     pub frontier: AtomicU16,
     /// Blocks from here on were not touched since the operating system gave the page: they read as zero.
     pub high_water: AtomicU16,
+    /// Not 0 if the page is made of small pages: see [`crate::pages::decay`].
+    pub small: AtomicU8,
+    /// When blocks of the page were last taken, ms of the heap's clock.
+    pub taken_ms: AtomicU64,
     /// Blocks of the last object of the page, where it goes on in the pages that follow (LLAMA §8); else 0.
     pub last_object_blocks: AtomicU32,
     /// Not 0 if the page's first blocks belong to an object that begins on an earlier page.
@@ -100,7 +104,7 @@ pub struct HugePage {
     pub sampled: SharedBits,
     /// Blocks handed out as block spans; the other live ones hold large objects.
     pub spans: SharedBits,
-    /// Free blocks that [`crate::pages::trim`] has given back since they were last taken.
+    /// Free blocks that [`crate::pages::decay`] has given back since they were last taken.
     pub discarded: SharedBits,
 }
 

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use crate::pages::huge_page::{HugePage, State};
 use crate::pages::page_life::{Extra, Request};
-use crate::pages::{global, page_life, region};
+use crate::pages::{decay, global, page_life, region};
 use crate::units::bits;
 use crate::units::geometry::*;
 
@@ -31,6 +31,7 @@ fn acquire_pages(class: usize, count: usize) -> Option<usize> {
         page.set_class(class);
         let used = (count - i * BLOCKS_PER_HUGE_PAGE).min(BLOCKS_PER_HUGE_PAGE);
         page.take(&bits::range(0, used), 0, used, true);
+        decay::note_taken(page);
         if i == 0 {
             page.last_object_blocks.store(count as u32, Relaxed);
         } else {
@@ -136,6 +137,7 @@ pub fn resize(address: usize, count: usize, new_count: usize) -> bool {
     let residual = page.residual.get(first);
     page.last.clear(&bits::range(first + count - 1, 1));
     page.take(&more, first + count, new_count - count, residual);
+    decay::note_taken(page);
     page.last.set(&bits::range(first + new_count - 1, 1));
     if page.state() == State::Open {
         page.frontier.store((first + new_count) as u16, Relaxed);

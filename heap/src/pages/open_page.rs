@@ -42,13 +42,30 @@ pub(crate) fn take(request: &Request, extra: &mut Extra) -> Option<usize> {
     let which = if page_life::fills() { page_to_share(request) } else { request.class };
     let (open, from) = (&OPEN[which], which % CLASSES);
     loop {
+        if let Some(blocks) = take_from(open, from, request, extra) {
+            return Some(blocks);
+        }
+        let _open = open.lock.lock();
+        if open.address.load(Relaxed) == 0 {
+            open.address.store(begin(from, open)?, Release);
+        }
+    }
+}
+
+/// Blocks of any open page, of whatever class: there is no other.
+#[cold]
+pub(crate) fn take_from_any(request: &Request) -> Option<usize> {
+    OPEN.iter().enumerate().find_map(|(which, open)| {
+        take_from(open, which % CLASSES, request, &mut Extra { wanted: 0, keep: &mut |_| {} })
+    })
+}
+
+/// Blocks of this open page; `None` if none is open, or it is full now.
+fn take_from(open: &OpenPage, from: usize, request: &Request, extra: &mut Extra) -> Option<usize> {
+    loop {
         let address = open.address.load(Acquire);
         if address == 0 {
-            let _open = open.lock.lock();
-            if open.address.load(Relaxed) == 0 {
-                open.address.store(begin(from, open)?, Release);
-            }
-            continue;
+            return None;
         }
         let page = region::huge_page(address);
         let _page = page.lock.lock();
@@ -74,9 +91,7 @@ pub(crate) fn take(request: &Request, extra: &mut Extra) -> Option<usize> {
             open.address.store(0, Relaxed);
             page_life::activate(page, region::id(address));
         }
-        if blocks.is_some() {
-            return blocks;
-        }
+        return blocks;
     }
 }
 

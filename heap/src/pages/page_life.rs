@@ -12,7 +12,7 @@
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
 
 use crate::pages::huge_page::{HugePage, State};
-use crate::pages::{pool, region, retained};
+use crate::pages::{decay, pool, region, retained};
 use crate::system::events::{self, Event};
 use crate::system::{clock, os};
 use crate::units::bits;
@@ -63,6 +63,7 @@ pub(crate) fn mark(page: &HugePage, address: usize, first: usize, request: &Requ
         page.last.set(&bits::range(first + request.blocks - 1, 1));
     }
     page.take(&blocks, first, request.blocks, from == request.class);
+    decay::note_taken(page);
     address + first * BLOCK_BYTES
 }
 
@@ -97,6 +98,7 @@ pub(crate) fn take_pages(class: usize, count: usize) -> Option<usize> {
     if count == 1
         && let Some(address) = retained::take()
     {
+        decay::begin(region::huge_page(address), address, true);
         events::pages_in_use(1);
         return Some(address);
     }
@@ -106,6 +108,7 @@ pub(crate) fn take_pages(class: usize, count: usize) -> Option<usize> {
         let _guard = page.lock.lock();
         page.reset();
         page.high_water.store(0, Relaxed);
+        decay::begin(page, address + i * HUGE_PAGE_BYTES, false);
     }
     events::pages_in_use(count as isize);
     Some(address)
@@ -181,9 +184,9 @@ pub fn return_idle_pages() {
     (0..retained::idle()).all(|_| return_retained());
 }
 
-/// Looks at some active pages whose deadline may have passed (LLAMA §6.4); called once a tick by one thread. `expired` is
-/// told of each, and of the class that it has now.
-pub fn expire_deadlines(now_ms: u32, cursor: usize, pages: usize, expired: impl Fn(usize, usize)) -> usize {
+/// Looks at some pages whose deadline may have passed (LLAMA §6.4), or which hold little any more ([`decay`]); called once a
+/// tick by one thread. `expired` is told of each page that expired, and of the class that it has now.
+pub fn expire_deadlines(now_ms: u64, cursor: usize, pages: usize, expired: impl Fn(usize, usize)) -> usize {
     let mut next = cursor;
     for _ in 0..pages {
         let Some(id) = region::next_used(next) else {
@@ -196,11 +199,12 @@ pub fn expire_deadlines(now_ms: u32, cursor: usize, pages: usize, expired: impl 
             let _guard = page.lock.lock();
             expire(page, id, now_ms, &expired);
         }
+        decay::consider(page, region::address(id), now_ms);
     }
     next
 }
 
-fn expire(page: &HugePage, id: usize, now_ms: u32, expired: &impl Fn(usize, usize)) {
+fn expire(page: &HugePage, id: usize, now_ms: u64, expired: &impl Fn(usize, usize)) {
     if page.state() != State::Active || page.deadline_ms.load(Relaxed) > now_ms {
         return;
     }

@@ -156,9 +156,39 @@ pub fn take(class: usize, count: usize) -> Option<usize> {
     (0..COUNT.load(Relaxed)).find_map(|number| take_freed(number * HUGE_PAGES_PER_REGION, count))
 }
 
-/// Gives a place back for reuse; its memory was returned before.
+/// Gives a place back for reuse; its memory was returned before. In a piecemeal region the addresses go back, too: there they
+/// are what is scarce (RLIMIT_AS), and threads' stacks and the program's own mappings need them. The metadata stays mapped.
 pub fn give(address: usize) {
-    FREED.insert(id(address));
+    let id = id(address);
+    if is_shared(id) {
+        os::unmap(address, HUGE_PAGE_BYTES);
+    }
+    FREED.insert(id);
+}
+
+fn is_shared(id: usize) -> bool {
+    TABLE[id / HUGE_PAGES_PER_REGION].class.load(Relaxed) == SHARED
+}
+
+/// Maps places of a piecemeal region again that were given back; `false` if one cannot be: all are given back then, but one
+/// in whose place something else is mapped now.
+fn map_again(first: usize, count: usize) -> bool {
+    for id in first..first + count {
+        let at = address(id);
+        if os::map_at(at, HUGE_PAGE_BYTES).is_some() {
+            os::advise_huge(at, HUGE_PAGE_BYTES);
+            continue;
+        }
+        (first..id).for_each(|id| give(address(id)));
+        (id + 1..first + count).for_each(|id| FREED.insert(id));
+        if os::is_room_for(HUGE_PAGE_BYTES) {
+            huge_page_in_region(at).high_water.store(NEVER_MAPPED, Relaxed);
+        } else {
+            FREED.insert(id);
+        }
+        return false;
+    }
+    true
 }
 
 /// Whether the place can be used again.
@@ -176,6 +206,9 @@ fn take_freed(start: usize, count: usize) -> Option<usize> {
     }
     for id in first..first + count {
         FREED.remove(id);
+    }
+    if is_shared(first) && !map_again(first, count) {
+        return None;
     }
     let at = address(first);
     (0..count).for_each(|i| os::back_with_reserved(at + i * HUGE_PAGE_BYTES));
@@ -198,8 +231,7 @@ fn take_fresh(region: &Region, count: usize) -> Option<usize> {
             if os::map_at(at, HUGE_PAGE_BYTES).is_none() {
                 // Either memory ran out, then the next place fails too, or something is in the way.
                 os::unmap(metadata, SPAN_METADATA_PER_HUGE_PAGE);
-                if os::map_anywhere(HUGE_PAGE_BYTES).map(|probe| os::unmap(probe, HUGE_PAGE_BYTES)).is_none()
-                {
+                if !os::is_room_for(HUGE_PAGE_BYTES) {
                     return abandon(first, run, base);
                 }
                 huge_page_in_region(at).high_water.store(NEVER_MAPPED, Relaxed);
@@ -258,6 +290,7 @@ fn reserve_whole() -> Option<usize> {
         os::unmap(base, REGION_BYTES);
         return None;
     }
+    os::advise_small(base, objects - base);
     os::advise_huge(objects, base + REGION_BYTES - objects);
     Some(base)
 }

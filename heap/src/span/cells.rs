@@ -38,6 +38,15 @@ pub enum Place {
     Lines = 3,
 }
 
+/// How much of a word must be free for it to be taken in hand.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Room {
+    /// An eighth: fewer cells are not worth the visit, they wait for more.
+    Worthwhile,
+    /// A cell: there is no other memory.
+    Any,
+}
+
 /// On cache lines of their own: others read the header while the owner writes here.
 #[repr(C, align(64))]
 struct LiveBits([AtomicU64; WORDS]);
@@ -152,11 +161,11 @@ impl Span {
 
     /// Takes a word with room in hand, its free cells becoming pending, the first `most` of them; its index. The owner only,
     /// while no cell is pending.
-    pub fn take_word(&self, most: u32) -> Option<usize> {
+    pub fn take_word(&self, most: u32, room: Room) -> Option<usize> {
         if most == 0 {
             return None;
         }
-        let i = self.word_with_room()?;
+        let i = self.word_with(room)?;
         let live = self.live.0[i].load(Relaxed);
         let mut free = !self.live_cells_of(i) & self.mask(i);
         while free.count_ones() > most {
@@ -169,13 +178,13 @@ impl Span {
         Some(i)
     }
 
-    /// The first word of which an eighth is free. Fewer are not worth the visit: they wait for more.
+    /// The first word with as much room.
     #[inline]
-    pub fn word_with_room(&self) -> Option<usize> {
+    pub fn word_with(&self, room: Room) -> Option<usize> {
         (0..self.words()).find(|&i| {
             let mask = self.mask(i);
             let free = !self.live_cells_of(i) & mask;
-            free != 0 && free.count_ones() >= mask.count_ones() / 8
+            free != 0 && (room == Room::Any || free.count_ones() >= mask.count_ones() / 8)
         })
     }
 
@@ -240,6 +249,12 @@ impl Span {
         (0..self.words())
             .map(|i| (self.live_cells_of(i) & !self.pending_cells_of(i)).count_ones() as usize)
             .sum()
+    }
+
+    /// Live cells, less those that others have freed and the owner has not taken over.
+    pub fn cells_in_use(&self) -> usize {
+        let in_use = |i| self.live_cells_of(i) & !self.pending_cells_of(i) & !self.remote.marked(i);
+        (0..self.words()).map(|i| in_use(i).count_ones() as usize).sum()
     }
 
     /// The remote side.
@@ -356,6 +371,11 @@ impl SpanList {
     /// The first span.
     pub fn first(&self) -> Option<&'static Span> {
         at(self.first.get())
+    }
+
+    /// The last span.
+    pub fn last(&self) -> Option<&'static Span> {
+        at(self.last.get())
     }
 
     /// Adds a span that is in no list, at the end.

@@ -243,6 +243,26 @@ pub fn collect<H: Home>(home: &'static H, locked: bool) {
     }
 }
 
+/// As [`collect`] for the spans that `wanted` says yes to; the others stay in the list. For who may not touch what the heap's
+/// thread touches on its fast paths, while that thread is kept from taking its list. `wanted` is asked about own spans only.
+pub fn collect_if<H: Home>(home: &'static H, locked: bool, wanted: impl Fn(&H::Span) -> bool) {
+    let mut address = if home.list().is_empty() { 0 } else { home.list().take() };
+    while address != 0 {
+        // SAFETY: as in `collect`.
+        let span = unsafe { &*(address as *const H::Span) };
+        let next = span.link().next();
+        if !home.owns(span) {
+            pass_on(span, locked);
+        } else if wanted(span) {
+            span.link().release();
+            home.take_over(span);
+        } else {
+            home.list().push(address, span.link()); // its link stays claimed
+        }
+        address = next;
+    }
+}
+
 /// The span changed hands while it was in a list: its link stays claimed.
 fn pass_on<S: Shared>(span: &'static S, locked: bool) {
     match span.home() {

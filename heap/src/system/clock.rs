@@ -30,10 +30,15 @@ pub fn set(ns: u64) {
     SET_NS.store(ns, Relaxed);
 }
 
-/// Milliseconds since the start.
+/// Whether the clock shows what it was set to, and not the time.
+pub fn is_set() -> bool {
+    SET_NS.load(Relaxed) != 0
+}
+
+/// Milliseconds since the start: 64 bits of them, for servers that run for years.
 #[inline]
-pub fn now_ms() -> u32 {
+pub fn now_ms() -> u64 {
     let set = SET_NS.load(Relaxed);
     let ns = if set != 0 { set } else { os::coarse_ns().saturating_sub(START_NS.load(Relaxed)) };
-    (ns / 1_000_000).min(u32::MAX as u64 - 1) as u32
+    ns / 1_000_000
 }

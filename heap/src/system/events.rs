@@ -52,13 +52,15 @@ pub enum Event {
     ModelNs,
     /// A site that an earlier run knew was called: the model is not asked.
     SiteRecalled,
+    /// A free block of a page that lives was returned to the operating system.
+    BlocksDiscarded,
 }
 
 /// How many kinds of events there are.
 pub const EVENTS: usize = NAMES_OF_EVENTS.len();
 
 /// Their names, in statistics.
-pub const NAMES_OF_EVENTS: [&str; 22] = [
+pub const NAMES_OF_EVENTS: [&str; 23] = [
     "spans_acquired",
     "blocks_recycled",
     "blocks_refilled",
@@ -81,6 +83,7 @@ pub const NAMES_OF_EVENTS: [&str; 22] = [
     "predictions.model_runs",
     "predictions.model_ns",
     "predictions.recalled",
+    "blocks_discarded",
 ];
 
 static PAGES: AtomicIsize = AtomicIsize::new(0);

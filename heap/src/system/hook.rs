@@ -39,7 +39,7 @@ pub struct Onlooker {
     /// An object that may be a sample was moved, from where and to where, while [`awaits_samples`].
     pub sample_moved: fn(usize, usize),
     /// A tick of the maintenance: its number, and ms since the start.
-    pub tick: fn(u32, u32),
+    pub tick: fn(u32, u64),
     /// This is the child of a fork; it has no other thread yet.
     pub in_child: fn(),
     /// The process is about to abort.
@@ -131,7 +131,7 @@ pub fn sample_moved(from: usize, to: usize) {
 }
 
 /// See [`Onlooker::tick`].
-pub fn tick(tick: u32, now_ms: u32) {
+pub fn tick(tick: u32, now_ms: u64) {
     each(|onlooker| (onlooker.tick)(tick, now_ms));
 }
 

@@ -59,6 +59,11 @@ pub fn map_anywhere(bytes: usize) -> Option<usize> {
     map(0, bytes, READ_WRITE, 0)
 }
 
+/// Whether so much could be mapped somewhere now.
+pub fn is_room_for(bytes: usize) -> bool {
+    map_anywhere(bytes).map(|probe| unmap(probe, bytes)).is_some()
+}
+
 /// Fresh zeroed memory at `address`; `None` where something else is mapped there.
 pub fn map_at(address: usize, bytes: usize) -> Option<usize> {
     match map(address, bytes, READ_WRITE, libc::MAP_FIXED_NOREPLACE) {
@@ -145,6 +150,21 @@ pub fn advise_huge(address: usize, bytes: usize) {
     keep_errno(|| unsafe { libc::madvise(address as *mut c_void, bytes, advice) });
 }
 
+/// Asks for small pages in a range, whatever the system's setting is: metadata, of which little is touched here and there.
+pub fn advise_small(address: usize, bytes: usize) {
+    // SAFETY: as in `advise_huge`.
+    keep_errno(|| unsafe { libc::madvise(address as *mut c_void, bytes, libc::MADV_NOHUGEPAGE) });
+}
+
+/// How huge pages are had.
+pub fn pages() -> Pages {
+    match PAGES.load(Relaxed) {
+        0 => Pages::Transparent,
+        1 => Pages::Reserved,
+        _ => Pages::Base,
+    }
+}
+
 /// Whether the heap lies on small pages.
 pub fn on_base_pages() -> bool {
     PAGES.load(Relaxed) == Pages::Base as u8
@@ -165,6 +185,13 @@ pub fn coarse_ns() -> u64 {
 /// Monotonic time.
 pub fn precise_ns() -> u64 {
     clock(libc::CLOCK_MONOTONIC)
+}
+
+/// Waits.
+pub fn sleep_ms(ms: u64) {
+    let time = libc::timespec { tv_sec: (ms / 1000) as i64, tv_nsec: (ms % 1000 * 1_000_000) as i64 };
+    // SAFETY: `time` is valid; what is left of it at a signal is not asked for.
+    keep_errno(|| unsafe { libc::nanosleep(&raw const time, core::ptr::null_mut()) });
 }
 
 /// Time of day.
@@ -312,15 +339,33 @@ pub fn abort(message: &[u8]) -> ! {
     unsafe { libc::abort() }
 }
 
+/// Whether the calling thread is the only one left of its process: the first one has ended, and there is no third.
+pub fn is_last_thread() -> bool {
+    // The first thread's state and the number of threads: the 3rd and the 20th field, of which the 2nd may have any characters.
+    let Some((at, bytes)) = read_small_file(b"/proc/self/stat\0") else { return false };
+    // SAFETY: a mapping of that many bytes, until it is unmapped below.
+    let line = unsafe { core::slice::from_raw_parts(at as *const u8, bytes) };
+    let behind_name = line.iter().rposition(|&byte| byte == b')').map_or(&line[..0], |end| &line[end + 1..]);
+    let mut fields = behind_name.split(|&byte| byte == b' ').skip(1);
+    let has_ended = fields.next() == Some(b"Z");
+    let threads = fields.nth(16).and_then(|field| core::str::from_utf8(field).ok()?.parse::<u32>().ok());
+    unmap(at, SMALL_FILE_BYTES);
+    has_ended && threads == Some(2)
+}
+
 /// The process id.
 pub fn process_id() -> u32 {
     // SAFETY: always allowed.
     unsafe { libc::getpid() as u32 }
 }
 
-/// Reads a file whose size is not known, such as those of /proc, up to 1 MiB: address of a mapping, and length.
+/// Bytes of the mappings that [`read_small_file`] makes.
+pub const SMALL_FILE_BYTES: usize = 1 << 20;
+
+/// Reads a file whose size is not known, such as those of /proc, as far as [`SMALL_FILE_BYTES`]: address of a mapping of so
+/// many bytes, and length of the file.
 pub fn read_small_file(path_with_nul: &[u8]) -> Option<(usize, usize)> {
-    const MOST: usize = 1 << 20;
+    const MOST: usize = SMALL_FILE_BYTES;
     debug_assert_eq!(path_with_nul.last(), Some(&0));
     let at = map_anywhere(MOST)?;
     keep_errno(|| {
@@ -328,6 +373,7 @@ pub fn read_small_file(path_with_nul: &[u8]) -> Option<(usize, usize)> {
         unsafe {
             let fd = libc::open(path_with_nul.as_ptr().cast(), libc::O_RDONLY | libc::O_CLOEXEC);
             if fd < 0 {
+                libc::munmap(at as *mut c_void, MOST);
                 return None;
             }
             let mut have = 0;

@@ -24,6 +24,11 @@ impl<const N: usize> Text<N> {
         text
     }
 
+    /// Begins anew.
+    pub fn clear(&mut self) {
+        self.length = 0;
+    }
+
     /// What was written.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.length]

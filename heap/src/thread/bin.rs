@@ -7,7 +7,7 @@ use core::sync::atomic::{
     compiler_fence,
 };
 
-use crate::span::cells::{Place, Span, SpanList};
+use crate::span::cells::{Place, Room, Span, SpanList};
 use crate::system::events::{self, Event};
 use crate::system::text::misuse;
 use crate::thread::sample;
@@ -15,6 +15,8 @@ use crate::units::size_class;
 
 /// Spans of a bin that are looked at in one refill, at most.
 pub const MAX_PATIENCE: u8 = 8;
+/// As above, where memory is scarce.
+const MAX_PATIENCE_IN_SCARCITY: u8 = 128;
 
 /// The cells of one size class and lifetime class.
 ///
@@ -117,7 +119,7 @@ impl Bin {
 
     /// Takes a word of the open span in hand that has free cells; whether there is one. Never when an object is to be
     /// sampled: the slow path sees to that.
-    pub fn advance(&self) -> bool {
+    pub fn advance(&self, room: Room) -> bool {
         let Some(span) = self.open.get() else { return false };
         let mut before_sample = self.before_sample.get();
         if (before_sample == sample::NEVER) == sample::sampling() {
@@ -128,7 +130,7 @@ impl Bin {
         // span's cells and the bin's address of them do not belong together, the bin has none.
         self.pending.set(Some(&NONE_PENDING));
         compiler_fence(SeqCst);
-        let Some(word) = span.take_word(before_sample) else { return false };
+        let Some(word) = span.take_word(before_sample, room) else { return false };
         let taken = span.pending().load(Relaxed).count_ones();
         if before_sample != sample::NEVER {
             self.before_sample.set(before_sample - taken);
@@ -164,17 +166,17 @@ impl Bin {
 
     /// The next span in the bin's queue that has room. Frees do not report to the queue, so it is
     /// searched; but only as far as searching has paid of late: a heap that only grows looks at one span.
-    pub fn next_queued(&self) -> Option<&'static Span> {
-        let patience = self.patience.get().max(1);
+    pub fn next_queued(&self, room: Room) -> Option<&'static Span> {
+        let patience = if room == Room::Any { MAX_PATIENCE_IN_SCARCITY } else { self.patience.get().max(1) };
         for _ in 0..patience {
             let span = self.queue.pop()?;
-            if span.word_with_room().is_some() {
-                self.patience.set((patience * 2).min(MAX_PATIENCE));
+            if span.word_with(room).is_some() {
+                self.patience.set(patience.saturating_mul(2).min(MAX_PATIENCE));
                 return Some(span);
             }
             self.queue.push(span);
         }
-        self.patience.set(patience / 2);
+        self.patience.set(self.patience.get() / 2);
         None
     }
 }

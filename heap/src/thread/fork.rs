@@ -15,8 +15,11 @@ pub fn start() {
 }
 
 extern "C" fn before() {
-    // With a heap of its own the forking thread is told apart from those that have none.
-    let visit = || Visit::at_home().or_else(|| current::enter(&Call { size: 0, caller: 0, stack: 0 }));
+    // With a heap of its own the forking thread is told apart from those that have none. It may be the thread's first use of
+    // the heap: heights are measured from here then.
+    let here = 0u8;
+    let call = Call { size: 0, caller: 0, stack: (&raw const here).addr() };
+    let visit = || Visit::at_home().or_else(|| current::enter(&call));
     let own = visit().map_or_else(current::heap, |visit| visit.heap);
     gate::shut(own.id.get(), |inside| inside(&EMPTY) || registry::heaps().any(inside));
     registry::lock().hold();

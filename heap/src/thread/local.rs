@@ -57,9 +57,18 @@ pub struct Heap {
     /// Slow frees. Not counted as visits: where allocating and freeing take turns, allocations' visits would all be odd.
     pub slow_frees: Cell<u32>,
     /// When the empty spans in hand were last given back, ms.
-    pub flushed_ms: Cell<u32>,
+    pub flushed_ms: Cell<u64>,
+    /// When the thread last looked what is due, and when the keeper last looked for it, ms.
+    pub looked_ms: Cell<u64>,
+    /// As above.
+    pub kept_ms: Cell<u64>,
     /// When the prediction table was last emptied, ms.
-    pub forgot_ms: Cell<u32>,
+    pub forgot_ms: Cell<u64>,
+    /// Looks for spans of heaps whose threads have ended, and how many in a row found none, see
+    /// [`crate::thread::registry::adopt`].
+    pub looks_for_vacant: Cell<u32>,
+    /// As above.
+    pub vacant_misses: Cell<u8>,
     /// The thread is in a section that fork must not cut, see [`crate::thread::gate`].
     pub busy: AtomicU32,
     /// Spans in which other threads freed objects.
@@ -109,7 +118,11 @@ impl Heap {
             visits: Cell::new(0),
             slow_frees: Cell::new(0),
             flushed_ms: Cell::new(0),
+            looked_ms: Cell::new(0),
+            kept_ms: Cell::new(0),
             forgot_ms: Cell::new(0),
+            looks_for_vacant: Cell::new(0),
+            vacant_misses: Cell::new(0),
             busy: AtomicU32::new(0),
             remote: RemoteList::new(),
             tenancy: Tenancy::new(),
@@ -133,6 +146,11 @@ impl Heap {
             bin.prepare(class, size_class);
         }
         bin
+    }
+
+    /// As [`Heap::bin`], if the thread ever used it.
+    pub fn bin_if_used(&self, class: usize, size_class: usize) -> Option<&Bin> {
+        Some(&self.bins[class * SIZE_CLASSES + size_class]).filter(|bin| bin.is_prepared())
     }
 
     /// How high the stack was at a call.

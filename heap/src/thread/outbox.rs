@@ -61,6 +61,11 @@ impl Outbox {
         true
     }
 
+    /// Whether there is nothing to post.
+    pub fn is_empty(&self) -> bool {
+        self.places.iter().all(|place| place.key.get() == 0)
+    }
+
     /// Posts all; `locked`: the registry's lock is held.
     pub fn post(&self, locked: bool) {
         self.places.iter().for_each(|place| place.post(locked));

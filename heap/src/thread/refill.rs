@@ -6,8 +6,8 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use crate::lifetime::source::{self, Source};
-use crate::pages::{global, page_life, region};
-use crate::span::cells::{Place, Span};
+use crate::pages::{global, page_life, region, scarcity};
+use crate::span::cells::{Place, Room, Span};
 use crate::span::remote::{self, Link, RemoteList, Tenancy};
 use crate::system::events::{self, Event};
 use crate::system::hook;
@@ -32,26 +32,29 @@ pub struct Refill {
 /// A cell for a bin whose word at hand has none.
 pub fn refill(heap: &'static Heap, bin: &Bin) -> Refill {
     let mut new_span = false;
+    let room = if scarcity::near() { Room::Any } else { Room::Worthwhile };
     loop {
-        if bin.advance() {
+        if bin.advance(room) {
             return Refill { cell: bin.allocate(), new_span };
         }
         bin.close();
         remote::collect(heap, false);
-        let queued = bin.next_queued();
+        let queued = bin.next_queued(room);
         if queued.is_none()
             && let Some(cell) = borrow(heap, bin)
         {
             return Refill { cell: Some(cell), new_span };
         }
         let span = queued
-            .or_else(|| next_promoted(heap, bin))
-            .or_else(|| registry::adopt(heap, bin))
+            .or_else(|| next_of_another_class(heap, bin, room))
+            .or_else(|| registry::adopt(heap, bin, room))
             .or_else(|| {
                 new_span = true;
                 divide_new(heap, bin)
             });
-        let Some(span) = span else { return Refill { cell: None, new_span: false } };
+        let Some(span) = span else {
+            return Refill { cell: None, new_span: false };
+        };
         span.set_place(Place::Open);
         bin.open.set(Some(span));
     }
@@ -73,21 +76,24 @@ fn borrow(heap: &'static Heap, bin: &Bin) -> Option<usize> {
     }
     let longer = heap.bins()[size_class..].iter().step_by(SIZE_CLASSES).skip(class + 1);
     let lender = longer.rev().find(|lender| lender.open.get().is_some())?;
-    let cell = lender.allocate().or_else(|| lender.advance().then(|| lender.allocate()).flatten())?;
+    let cell = lender
+        .allocate()
+        .or_else(|| lender.advance(Room::Worthwhile).then(|| lender.allocate()).flatten())?;
     borrowed.set(after);
     Some(cell)
 }
 
-/// A span with room from a bin of the same cells and another class, whose page was promoted: its objects live longer than
-/// their class said, and no call may come for that class any more. As with lines (LLAMA §6.6), such a span may be opened
-/// for another class that is not longer than its page's.
-fn next_promoted(heap: &'static Heap, bin: &Bin) -> Option<&'static Span> {
+/// A span with room from a bin of the same cells and another class, whose page outlives the bin's objects: where it was
+/// promoted, its objects live longer than their class said, and no call may come for that class any more. As with lines (LLAMA
+/// §6.6), such a span may be opened for another class that is not longer than its page's. Where memory is scarce, any span may.
+fn next_of_another_class(heap: &'static Heap, bin: &Bin, room: Room) -> Option<&'static Span> {
     let class = bin.class.get() as usize;
+    let may_be_opened = |span: &&'static Span| room == Room::Any || may_be_opened_for(span, class);
     (0..CLASSES).filter(|&other| other != class).find_map(|other| {
-        let others = heap.bin(other, bin.size_class.get() as usize);
-        others.queue.first().filter(|span| may_be_opened_for(span, class))?;
-        let span = others.next_queued()?;
-        if !may_be_opened_for(span, class) {
+        let others = heap.bin_if_used(other, bin.size_class.get() as usize)?;
+        others.queue.first().filter(may_be_opened)?;
+        let span = others.next_queued(room)?;
+        if !may_be_opened(&span) {
             others.queue.push(span); // not the one that was first
             return None;
         }
@@ -97,14 +103,19 @@ fn next_promoted(heap: &'static Heap, bin: &Bin) -> Option<&'static Span> {
     })
 }
 
+/// Where lifetimes are learned while the program runs, whatever its page outlives may use a span: a new site's cells must not be
+/// closed to the next. Whoever says an object's lifetime itself means it: there the page's promotion must have shown otherwise.
 fn may_be_opened_for(span: &Span, class: usize) -> bool {
     let address = span.address();
     let page = region::huge_page(address);
+    let learns = matches!(source::in_use(), Source::Online | Source::Model { online: true });
     let promoted = page.class() > span.class.load(Relaxed) as usize;
-    promoted && (class < page.class() || class == page.class() && page.residual.get(block_index(address)))
+    (learns && page_life::fills() || promoted)
+        && (class < page.class() || class == page.class() && page.residual.get(block_index(address)))
 }
 
-fn divide_new(heap: &'static Heap, bin: &Bin) -> Option<&'static Span> {
+/// A span of its own for the bin, which is in no list yet; `None` when memory ran out.
+pub fn divide_new(heap: &'static Heap, bin: &Bin) -> Option<&'static Span> {
     let class = bin.class.get() as usize;
     let hand = &heap.hands[class];
     let span = match hand.take() {
@@ -184,6 +195,11 @@ fn release(heap: &'static Heap, span: &'static Span) {
     }
 }
 
+/// Gives back the empty spans that are in hand.
+pub fn empty_hands(heap: &Heap) {
+    heap.hands.iter().for_each(Hand::empty);
+}
+
 /// Gives back the empty spans that are in hand or open, and, with `all`, closes every open span.
 pub fn flush(heap: &'static Heap, all: bool) {
     heap.large.flush(heap.id.get());
@@ -205,5 +221,5 @@ pub fn flush(heap: &'static Heap, all: bool) {
             borrowed.set(0);
         }
     }
-    heap.hands.iter().for_each(Hand::empty);
+    empty_hands(heap);
 }

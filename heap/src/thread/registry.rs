@@ -9,16 +9,17 @@ use core::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release, SeqCst},
 };
 
-use crate::span::cells::{MAX_OWNER, Span};
+use crate::span::cells::{MAX_OWNER, Room, Span};
 use crate::span::remote;
 use crate::system::lock::Lock;
 use crate::system::os;
 use crate::thread::bin::Bin;
 use crate::thread::lines;
 use crate::thread::local::Heap;
+use crate::units::lifetime_class::CLASSES;
 
 /// Heaps that can exist, and so threads that can allocate at once: what a span's tag has room for.
-const MAX_HEAPS: usize = MAX_OWNER as usize;
+pub const MAX_HEAPS: usize = MAX_OWNER as usize;
 
 static HEAPS: [AtomicPtr<Heap>; MAX_HEAPS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MAX_HEAPS];
 static COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -46,6 +47,11 @@ pub fn heap(id: u32) -> Option<&'static Heap> {
 /// All heaps.
 pub fn heaps() -> impl Iterator<Item = &'static Heap> {
     (1..=COUNT.load(Acquire)).filter_map(|id| heap(id as u32))
+}
+
+/// Whether there is no number left for one more.
+pub fn is_full() -> bool {
+    COUNT.load(Relaxed) == MAX_HEAPS
 }
 
 /// How many threads have one, give or take those that come and go in this moment.
@@ -100,23 +106,42 @@ pub fn only_survivor(survivor: &Heap) {
     }
 }
 
-/// A partly free span for `bin` from a vacant heap.
-pub fn adopt(heap: &'static Heap, bin: &Bin) -> Option<&'static Span> {
+/// A partly free span for `bin` from a vacant heap. Whoever finds none, or finds another thread looking, does not look again
+/// for a while: where threads come and go, and every heap is as full as the next, all would wait for one another here.
+pub fn adopt(heap: &'static Heap, bin: &Bin, room: Room) -> Option<&'static Span> {
     const LOOKED_AT: usize = 8;
+    const MOST_MISSES: u8 = 6;
     if VACANT_COUNT.load(Relaxed) == 0 {
         return None;
     }
-    let _guard = LOCK.lock();
-    let mut vacant = VACANT.0.get();
-    for _ in 0..LOOKED_AT {
-        let other = vacant?;
-        remote::collect(other, true);
-        let others_bin = other.bin(bin.class.get() as usize, bin.size_class.get() as usize);
-        if let Some(span) = others_bin.next_queued() {
-            span.tag.store(heap.id.get(), SeqCst);
-            return Some(span);
-        }
-        vacant = other.next_vacant.get();
+    let looks = heap.looks_for_vacant.get().wrapping_add(1);
+    heap.looks_for_vacant.set(looks);
+    let misses = heap.vacant_misses.get();
+    if room == Room::Worthwhile && !looks.is_multiple_of(1 << misses) {
+        return None;
     }
-    None
+    let (class, size_class) = (bin.class.get() as usize, bin.size_class.get() as usize);
+    let found = LOCK.try_lock().and_then(|_guard| {
+        let vacant = core::iter::successors(VACANT.0.get(), |other| other.next_vacant.get());
+        let looked_at = if room == Room::Any { MAX_HEAPS } else { LOOKED_AT };
+        vacant.take(looked_at).find_map(|other| adopt_from(other, class, size_class, room))
+    });
+    heap.vacant_misses.set(if found.is_some() { 0 } else { (misses + 1).min(MOST_MISSES) });
+    let span = found?;
+    span.class.store(class as u8, Relaxed);
+    span.tag.store(heap.id.get(), SeqCst);
+    Some(span)
+}
+
+/// A span of a vacant heap; where memory is scarce, of any class. The lock is held.
+fn adopt_from(other: &'static Heap, class: usize, size_class: usize, room: Room) -> Option<&'static Span> {
+    remote::collect(other, true);
+    let of_class = |class| {
+        let bin = other.bin_if_used(class, size_class)?;
+        if room == Room::Any {
+            bin.close();
+        }
+        bin.next_queued(room)
+    };
+    of_class(class).or_else(|| (0..CLASSES).filter(|_| room == Room::Any).find_map(of_class))
 }

@@ -7,27 +7,27 @@ pub const CLASSES: usize = 7;
 /// The class of objects that live until the end: ∞.
 pub const FOREVER: usize = CLASSES - 1;
 /// A deadline that never comes.
-pub const NEVER_MS: u32 = u32::MAX;
+pub const NEVER_MS: u64 = u64::MAX;
 
 /// The classes' names, as configuration and statistics spell them.
 pub const NAMES: [&str; CLASSES] = ["10ms", "100ms", "1s", "10s", "100s", "1000s", "inf"];
 
-const BOUNDS_MS: [u32; CLASSES] = [10, 100, 1_000, 10_000, 100_000, 1_000_000, NEVER_MS];
+const BOUNDS_MS: [u64; CLASSES] = [10, 100, 1_000, 10_000, 100_000, 1_000_000, NEVER_MS];
 
 /// The class of an object that lived for `lifetime_ms`.
-pub fn of_lifetime_ms(lifetime_ms: u32) -> usize {
+pub fn of_lifetime_ms(lifetime_ms: u64) -> usize {
     BOUNDS_MS.iter().position(|&bound| lifetime_ms < bound).unwrap_or(FOREVER)
 }
 
 /// The shortest class whose objects may live for `limit_ms`.
 pub fn of_limit_ms(limit_ms: u64) -> usize {
-    let fits = |&bound: &u32| limit_ms <= u64::from(bound);
+    let fits = |&bound: &u64| limit_ms <= bound;
     BOUNDS_MS[..FOREVER].iter().position(fits).unwrap_or(FOREVER)
 }
 
 /// When all objects placed at `now_ms` with this class should be dead: now + K × LC (LLAMA §6.4).
-pub fn deadline_ms(now_ms: u32, class: usize, k: u32) -> u32 {
-    if class >= FOREVER { NEVER_MS } else { now_ms.saturating_add(k.saturating_mul(BOUNDS_MS[class])) }
+pub fn deadline_ms(now_ms: u64, class: usize, k: u32) -> u64 {
+    if class >= FOREVER { NEVER_MS } else { now_ms.saturating_add(u64::from(k) * BOUNDS_MS[class]) }
 }
 
 /// The class that a name stands for.

@@ -1,5 +1,7 @@
 // realloc: NULL, size 0, growing and shrinking keep contents at all borders of size classes, blocks, pages and huge pages.
+// flags: -ldl
 #include "check.h"
+#include <dlfcn.h>
 
 static void *resize(void *object, size_t from, size_t to, uint64_t id) {
     char *moved = realloc(object, to);
@@ -9,6 +11,8 @@ static void *resize(void *object, size_t from, size_t to, uint64_t id) {
     fill(moved, to, id);
     return moved;
 }
+
+static int is_mayfly(void) { return dlsym(RTLD_DEFAULT, "mayfly_heap_stats") != NULL; }
 
 int main(void) {
     void *fresh = realloc(NULL, 50);
@@ -59,5 +63,13 @@ int main(void) {
         aligned = resize(aligned, 3000, 100000, alignment);
         free(resize(aligned, 100000, 10, alignment));
     }
+    // The smallest objects have the smallest cells: there is nothing to copy to.
+    char *small = malloc(opaque_size(10));
+    for (size_t size = 9; size > 0; size--) {
+        char *same = realloc(small, opaque_size(size));
+        CHECK(same == small || !is_mayfly(), "realloc to %zu moved", size);
+        small = same;
+    }
+    free(small);
     return 0;
 }

@@ -1,6 +1,6 @@
 //! Watched objects: some allocations, whose lifetimes are measured until they are freed. They teach their sites.
 
-use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering::Relaxed};
 
 use super::{LOCK, SITES, Site, add_to, mix};
 use crate::system::clock;
@@ -15,7 +15,7 @@ const GROUP: usize = 4;
 #[derive(Default)]
 struct Watch {
     address: AtomicU64,
-    birth_ms: AtomicU32,
+    birth_ms: AtomicU64,
     site: AtomicU16,
     age_class: AtomicU8,
 }
@@ -26,7 +26,7 @@ impl Watch {
     const fn new() -> Self {
         Self {
             address: AtomicU64::new(0),
-            birth_ms: AtomicU32::new(0),
+            birth_ms: AtomicU64::new(0),
             site: AtomicU16::new(0),
             age_class: AtomicU8::new(0),
         }
@@ -75,7 +75,7 @@ fn end(slot: &Watch, class: usize) {
 }
 
 /// Looks at some of the watched objects and lets their sites know how old they have become; once a tick, by one thread.
-pub fn grow_older(now_ms: u32, cursor: usize, groups: usize) -> usize {
+pub fn grow_older(now_ms: u64, cursor: usize, groups: usize) -> usize {
     let _guard = LOCK.lock();
     for watch in (cursor..cursor + groups).flat_map(|i| &WATCHES[i % GROUPS]) {
         if watch.address.load(Relaxed) == 0 {

@@ -1,0 +1,124 @@
+//! The keeper: a thread that does what is due when no other thread comes by, in programs that have threads.
+//!
+//! Maintenance is done by whoever is on a slow path ([`crate::entry::maintenance`]). When a load ends, threads go to sleep with what
+//! they have in hand: frees that they have not posted, frees by others that wait for them, empty spans, large objects. Nobody
+//! else may touch a thread's heap while the thread may be on a fast path, which has no lock. But what a sleeper holds in its *slow*
+//! paths' lists may be taken over while the gate that forks shut is shut ([`crate::thread::gate`]): then no thread is on a slow path. Of
+//! the cells of a sleeper's spans nothing is changed then, since its fast path of freeing may be in the midst of a word; only spans
+//! of which nothing lives any more are taken, counting what others have freed: no correct program can touch those. Open
+//! spans stay, for they have cells that the fast path of allocating may hand out.
+//!
+//! The first `pthread_create` starts the keeper; a program without threads has none. It sleeps ever longer while there is
+//! nothing to do, and ends when it is the last thread that is left.
+
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use crate::entry::{maintenance, start};
+use crate::span::cells::{Place, Span};
+use crate::span::remote;
+use crate::system::events::Event;
+use crate::system::{clock, os};
+use crate::thread::current::EMPTY;
+use crate::thread::local::Heap;
+use crate::thread::{gate, refill, registry};
+use crate::units::call::Call;
+
+/// Between two looks, ms: at first, and when nothing is due.
+const LEAST_PAUSE_MS: u64 = 100;
+const MOST_PAUSE_MS: u64 = 1600;
+/// A thread that did nothing on a slow path for so long sleeps.
+const SLEEPER_MS: u64 = 300;
+
+/// The process that has one: a forked child has none. 0 for none.
+static RUNS_IN: AtomicU32 = AtomicU32::new(0);
+
+/// Whether a keeper is to be started now; asked by the program's `pthread_create`. `true` once, and in a forked child again.
+pub fn is_wanted() -> bool {
+    let process = os::process_id();
+    RUNS_IN.load(Relaxed) != process && !clock::is_set() && RUNS_IN.swap(process, Relaxed) != process
+}
+
+/// It could not be started, or has ended.
+pub fn is_gone() {
+    RUNS_IN.store(0, Relaxed);
+}
+
+/// What the thread does.
+pub fn run() {
+    let here = 0u8;
+    let Some(visit) = start::visit(&Call { size: 0, caller: 0, stack: (&raw const here).addr() }) else {
+        return is_gone();
+    };
+    let own = visit.heap;
+    let (mut pause_ms, mut work_before) = (LEAST_PAUSE_MS, 0);
+    while !is_last_thread() {
+        os::sleep_ms(pause_ms);
+        {
+            let _pass = gate::pass(own);
+            maintenance::look(own);
+        }
+        let taken_over = take_over_from_sleepers(own);
+        let work = work_of(own);
+        let idle = work == work_before && !taken_over;
+        work_before = work;
+        pause_ms = if idle { (pause_ms * 2).min(MOST_PAUSE_MS) } else { LEAST_PAUSE_MS };
+    }
+    is_gone();
+}
+
+/// All others have ended, and the process with them if this one does.
+fn is_last_thread() -> bool {
+    registry::in_use() <= 2 && os::is_last_thread()
+}
+
+/// Whether there was anything.
+fn take_over_from_sleepers(own: &'static Heap) -> bool {
+    let now_ms = clock::now_ms();
+    let sleeps = |heap: &&'static Heap| {
+        heap.id.get() != own.id.get()
+            && heap.tenancy.taken()
+            && now_ms.saturating_sub(heap.looked_ms.get()) >= SLEEPER_MS
+            && holds_anything(heap, now_ms)
+    };
+    if !registry::heaps().any(|heap| sleeps(&heap)) {
+        return false;
+    }
+    gate::shut(own.id.get(), |inside| inside(&EMPTY) || registry::heaps().any(inside));
+    registry::lock().hold();
+    registry::heaps().filter(sleeps).for_each(|heap| take_over(heap, now_ms));
+    registry::lock().release();
+    gate::open(false);
+    true
+}
+
+/// What the keeper's own looks have changed so far.
+fn work_of(own: &Heap) -> u64 {
+    let of = |event: Event| own.counts.of(event as usize);
+    of(Event::BlocksDiscarded) + of(Event::PageReturned) + of(Event::Promoted) + of(Event::Demoted)
+}
+
+/// It may have something in its lists. Read while the thread may change it: worth a guess. Frees by others are looked at once
+/// in a while only: most are of spans that live.
+fn holds_anything(heap: &Heap, now_ms: u64) -> bool {
+    let looks_at_remote = now_ms.saturating_sub(heap.kept_ms.get()) >= MOST_PAUSE_MS;
+    !heap.outbox.is_empty()
+        || heap.large.kept().next().is_some()
+        || heap.hands.iter().any(|hand| hand.count() > 0)
+        || !heap.remote.is_empty() && looks_at_remote
+}
+
+/// The gate is shut, and the thread that lives in `heap` is not on a slow path.
+fn take_over(heap: &'static Heap, now_ms: u64) {
+    heap.kept_ms.set(now_ms);
+    heap.outbox.post(true);
+    heap.large.flush(heap.id.get());
+    remote::collect_if(heap, true, is_dead);
+    refill::empty_hands(heap);
+}
+
+/// Nothing on the span lives, counting what others have freed, and its thread has nothing more to do with it.
+fn is_dead(span: &Span) -> bool {
+    span.place() == Place::Queued
+        && !span.any_watched()
+        && (0..span.words()).all(|i| span.live_word(i).load(Relaxed) & !span.remote().marked(i) == 0)
+}

@@ -1,0 +1,88 @@
+//! Room for new sites when the table is full: those that were not called since the last time make it.
+//!
+//! A server that runs for weeks meets more call sites than the table holds (libraries that come and go, code made at run time,
+//! stacks of fibers). The table may be searched at any moment without a lock, so an old site's place is not emptied but given to
+//! a new one, and who still holds the old one sees another's class: that costs packing and nothing else. Threads drop what they
+//! know by heart at the next [`generation`].
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use super::{CAPACITY, COUNT, INDICES, SITES, Site, UNUSED, put_into_index};
+use crate::system::clock;
+
+/// Between two rounds, ms: in between, new calls share their parent's site.
+const ROUND_MS: u64 = 1000;
+
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+static NEXT_ROUND_MS: AtomicU64 = AtomicU64::new(0);
+/// Where the search for a free place goes on, once all have been used.
+static HAND: AtomicU32 = AtomicU32::new(0);
+
+/// Changes when sites were forgotten.
+#[inline]
+pub fn generation() -> u32 {
+    GENERATION.load(Relaxed)
+}
+
+/// A free place; the lock of the sites is held.
+pub(super) fn free_number() -> Option<usize> {
+    let count = COUNT.load(Relaxed) as usize;
+    if count < CAPACITY {
+        return Some(count);
+    }
+    next_free().or_else(|| {
+        let now_ms = clock::now_ms();
+        if now_ms < NEXT_ROUND_MS.load(Relaxed) {
+            return None;
+        }
+        NEXT_ROUND_MS.store(now_ms + ROUND_MS, Relaxed);
+        HAND.store(0, Relaxed);
+        forget_old();
+        next_free()
+    })
+}
+
+fn next_free() -> Option<usize> {
+    let from = HAND.load(Relaxed) as usize;
+    let free = (from..CAPACITY).find(|&number| SITES[number].key.load(Relaxed) == 0);
+    HAND.store(free.map_or(CAPACITY, |number| number + 1) as u32, Relaxed);
+    free
+}
+
+/// Forgets sites that were not called since the last round, have no object that is watched, and are no remaining one's parent.
+fn forget_old() {
+    for site in SITES.iter().filter(|site| is_needed(site)) {
+        if let Some(parent) = site.parent() {
+            parent.idle.store(false, Relaxed);
+        }
+    }
+    INDICES.iter().for_each(|index| index.store(0, Relaxed));
+    for site in &SITES {
+        if is_needed(site) {
+            put_into_index(site);
+        } else {
+            site.forget();
+        }
+        site.idle.store(true, Relaxed);
+    }
+    GENERATION.fetch_add(1, Relaxed);
+}
+
+fn is_needed(site: &Site) -> bool {
+    !site.idle.load(Relaxed) || site.watched.load(Relaxed) > 0
+}
+
+impl Site {
+    /// Its place is free: all of it but the place is as new.
+    fn forget(&self) {
+        self.key.store(0, Relaxed);
+        self.parent.store(0, Relaxed);
+        self.charged_bytes.store(0, Relaxed);
+        self.class.store(0, Relaxed);
+        self.model_class.store(0, Relaxed);
+        self.used.store(UNUSED, Relaxed);
+        self.hits.store(0, Relaxed);
+        self.agreed.store(0, Relaxed);
+        self.alive.iter().chain(&self.dead).for_each(|count| count.store(0, Relaxed));
+    }
+}

@@ -1,0 +1,98 @@
+//! Whether memory is scarce: the program's memory cgroup, or that of its container, is nearly full.
+//!
+//! Beyond such a limit the kernel ends programs and malloc is not asked. So whoever is near it takes any free cell and block
+//! before a new page, at the price of packing by lifetime. Looked at now and then by [`crate::entry::maintenance`], as soon as the
+//! heap is large enough to matter. (RLIMIT_AS and its like need no look: there malloc is told, and tries [`crate::thread::exhausted`].)
+
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use crate::system::text::Text;
+use crate::system::{events, os};
+use crate::units::geometry::HUGE_PAGE_BYTES;
+
+static NEAR: AtomicBool = AtomicBool::new(false);
+static NEXT_LOOK_MS: AtomicU64 = AtomicU64::new(0);
+/// Between two looks, ms.
+const LOOK_MS: u64 = 500;
+/// A heap of fewer huge pages does not look.
+const LEAST_PAGES: usize = 16;
+
+/// Whether memory is scarce.
+#[inline]
+pub fn near() -> bool {
+    NEAR.load(Relaxed)
+}
+
+/// Looks, if it is time to.
+pub fn tick(now_ms: u64) {
+    if events::pages() < LEAST_PAGES || now_ms < NEXT_LOOK_MS.load(Relaxed) {
+        return;
+    }
+    NEXT_LOOK_MS.store(now_ms + LOOK_MS, Relaxed);
+    NEAR.store(is_near(), Relaxed);
+}
+
+/// Three quarters of the limit are used, by what cannot be dropped: anonymous memory of all of the cgroup's processes.
+fn is_near() -> bool {
+    let mut folder = Text::<PATH_BYTES>::default();
+    let Some((limit, used)) = cgroup(&mut folder) else { return false };
+    let own = (events::pages() * HUGE_PAGE_BYTES) as u64;
+    used.max(own.min(limit)) >= limit / 4 * 3
+}
+
+const PATH_BYTES: usize = 512;
+
+/// The limit of the process's memory cgroup and what of it is anonymous memory, bytes; `None` without a limit. In a container
+/// the path that the kernel names may not be there: the container sees its own cgroup at the root.
+fn cgroup(path: &mut Text<PATH_BYTES>) -> Option<(u64, u64)> {
+    let (at, bytes) = os::read_small_file(b"/proc/self/cgroup\0")?;
+    // SAFETY: a mapping of that many bytes, until it is unmapped below.
+    let lines = unsafe { core::slice::from_raw_parts(at as *const u8, bytes) };
+    let found = lines.split(|&byte| byte == b'\n').find_map(|line| {
+        let mut fields = line.splitn(3, |&byte| byte == b':');
+        let (_, controllers, own) = (fields.next()?, fields.next()?, fields.next()?);
+        let own = core::str::from_utf8(own).ok()?;
+        if controllers.is_empty() {
+            below(path, "/sys/fs/cgroup", own, "memory.max", "anon")
+        } else if controllers.split(|&byte| byte == b',').any(|name| name == b"memory") {
+            below(path, "/sys/fs/cgroup/memory", own, "memory.limit_in_bytes", "total_rss")
+        } else {
+            None
+        }
+    });
+    os::unmap(at, os::SMALL_FILE_BYTES);
+    found
+}
+
+/// As [`cgroup`], of the hierarchy that is mounted at `root`.
+fn below(
+    path: &mut Text<PATH_BYTES>,
+    root: &str,
+    own: &str,
+    limit: &str,
+    anonymous: &str,
+) -> Option<(u64, u64)> {
+    use core::fmt::Write;
+    [own.trim_end_matches('/'), ""].into_iter().find_map(|folder| {
+        let mut number_in = |file: &str, key: &str| {
+            path.clear();
+            write!(path, "{root}{folder}/{file}\0").ok()?;
+            number(path.bytes(), key)
+        };
+        // Without a limit the file says `max`, or a number that is no memory's size.
+        let limit = number_in(limit, "").filter(|&limit| limit < 1 << 50)?;
+        Some((limit, number_in("memory.stat", anonymous)?))
+    })
+}
+
+/// The number behind `key` in a file of lines `key number`; the first of the file for an empty key.
+fn number(path_with_nul: &[u8], key: &str) -> Option<u64> {
+    let (at, bytes) = os::read_small_file(path_with_nul)?;
+    // SAFETY: a mapping of that many bytes, until it is unmapped below.
+    let text = unsafe { core::slice::from_raw_parts(at as *const u8, bytes) };
+    let found = core::str::from_utf8(text)
+        .ok()
+        .and_then(|text| text.lines().find_map(|line| line.strip_prefix(key)?.trim().parse().ok()));
+    os::unmap(at, os::SMALL_FILE_BYTES);
+    found
+}

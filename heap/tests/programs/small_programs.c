@@ -1,0 +1,44 @@
+// A program that allocates next to nothing takes next to nothing; metadata is on small pages, whatever the system's setting is.
+// flags: -ldl
+#include "check.h"
+#include <dlfcn.h>
+
+static long private_kib(void) {
+    char line[256];
+    long sum = 0, kib;
+    FILE *file = fopen("/proc/self/smaps_rollup", "r");
+    CHECK(file, "smaps_rollup");
+    while (fgets(line, sizeof line, file))
+        if (sscanf(line, "Private_Dirty: %ld", &kib) == 1) sum += kib;
+    fclose(file);
+    return sum;
+}
+
+// Whether the mapping around `address` may not have huge pages (`nh`).
+static int is_on_small_pages(uintptr_t address) {
+    char line[512];
+    unsigned long from = 0, to = 0;
+    int small = -1;
+    FILE *file = fopen("/proc/self/smaps", "r");
+    CHECK(file, "smaps");
+    while (fgets(line, sizeof line, file)) {
+        unsigned long start, end;
+        if (sscanf(line, "%lx-%lx ", &start, &end) == 2) from = start, to = end;
+        if (!strncmp(line, "VmFlags:", 8) && from <= address && address < to) small = strstr(line, " nh") != NULL;
+    }
+    fclose(file);
+    return small;
+}
+
+int main(void) {
+    if (!dlsym(RTLD_DEFAULT, "mayfly_heap_stats")) return 0;  // others are not asked
+    char *object = malloc(opaque_size(100));
+    memset(object, 1, 100);
+    CHECK(private_kib() < 1024, "%ld KiB of private memory for an object of 100 B", private_kib());
+    const uintptr_t region = (uintptr_t)16 << 30;
+    uintptr_t metadata = (uintptr_t)object & ~(region - 1);
+    int small = is_on_small_pages(metadata);
+    CHECK(small != 0, "metadata at %#lx may be on huge pages", (unsigned long)metadata);
+    free(object);
+    return 0;
+}
