@@ -170,8 +170,9 @@ pub fn of(known: &KnownSites, call: &Call, height: usize) -> Option<&'static Sit
     let (slot, key) = known.slot(call);
     // On another stack than the thread's own (a fiber's) the height says nothing, and each such stack would make sites of its
     // own: there it is the place within a page, which stacks that are mapped one by one have in common.
-    const HIGHEST: usize = 1 << 30;
-    let height = if height < HIGHEST { height } else { HIGHEST | (call.stack & 0xFFF) };
+    const FARTHEST: usize = 1 << 30;
+    let is_own = height.wrapping_add(FARTHEST) < 2 * FARTHEST; // the first call, which heights begin at, may lie deeper
+    let height = if is_own { height } else { FARTHEST | (call.stack & 0xFFF) };
     let site = look_up(call, height as u64);
     slot.set((key, site));
     site

@@ -23,6 +23,7 @@ static void *forks_first(void *argument) {
 int main(void) {
     int (*statistics)(char *, size_t) = dlsym(RTLD_DEFAULT, "mayfly_heap_stats");
     if (!statistics) return 0;  // another heap
+    free(opaque(malloc(opaque_size(100))));  // the thread has a stack of its own
     enum { FIBERS = 400, THREADS = 60, STACK = 1 << 16 };
     for (int i = 0; i < FIBERS; i++) {
         ucontext_t context;
