@@ -17,7 +17,7 @@ use loom::sync::{Mutex, MutexGuard};
 use loom::thread;
 use remote::{Home, Link, RemoteBits, RemoteList, Shared, Tenancy};
 use sequential::AtomicUsize;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use std::sync::atomic::Ordering::{Acquire, SeqCst};
 
 /// What a span's owner alone touches.
 #[derive(Default)]
@@ -27,6 +27,8 @@ struct Cells {
     collected: u32,
     /// Is allocated from, so stays though it is empty.
     open: bool,
+    /// Is in none of its owner's bins: on its way to another.
+    taken_out: bool,
 }
 
 struct Span {
@@ -55,6 +57,12 @@ impl Shared for Span {
         // SAFETY: 0, or the address of a leaked heap.
         unsafe { (self.owner.load(Acquire) as *const Heap).as_ref() }
     }
+    fn set_home(&self, home: Option<&'static Heap>) {
+        self.owner.store(home.map_or(0, Heap::address), SeqCst);
+    }
+    fn is_idle(&self) -> bool {
+        self.cells(|cells| cells.live == 0 && !cells.open)
+    }
 }
 
 impl Home for Heap {
@@ -69,18 +77,15 @@ impl Home for Heap {
     fn owns(&self, span: &Span) -> bool {
         span.owner.load(Acquire) == core::ptr::from_ref(self) as usize
     }
-    /// As `refill::take_over` and `refill::settle`.
     fn take_over(&'static self, span: &'static Span) {
-        let empty = span.cells(|cells| {
+        span.cells(|cells| {
             let marked = span.marks.take(0);
             assert_eq!(marked & !cells.live, 0, "a mark was seen twice");
             cells.live &= !marked;
             cells.collected += marked.count_ones();
-            cells.live == 0 && !cells.open
+            assert!(!cells.taken_out, "it is in no bin, from which it could go");
         });
-        if empty {
-            span.release();
-        }
+        remote::settle(span);
     }
     fn lock(&self) -> MutexGuard<'static, ()> {
         self.registry.lock().unwrap()
@@ -106,18 +111,22 @@ impl Heap {
         core::ptr::from_ref(self) as usize
     }
 
-    /// As `registry::adopt`: a span, if it is still the vacant heap's.
+    /// A span, if it is still the vacant heap's.
     fn adopt(&'static self, vacant: &'static Heap, span: &'static Span) -> bool {
-        let _guard = self.lock();
-        if vacant.tenancy.taken() {
-            return false;
+        let adopted = {
+            let guard = self.lock();
+            if vacant.tenancy.taken() {
+                return false;
+            }
+            remote::adopt(self, vacant, &guard, || {
+                let found = vacant.owns(span).then_some(span);
+                found.inspect(|span| span.cells(|cells| cells.taken_out = true))
+            })
+        };
+        if let Some(span) = adopted {
+            span.cells(|cells| (cells.taken_out, cells.open) = (false, true));
         }
-        remote::collect(vacant, true);
-        let adopted = vacant.owns(span);
-        if adopted {
-            span.owner.store(self.address(), SeqCst);
-        }
-        adopted
+        adopted.is_some()
     }
 
     /// As `registry::move_out`.
@@ -149,18 +158,10 @@ impl Span {
         remote::list(self, false);
     }
 
-    /// As `refill::release`.
-    fn release(&self) {
-        if self.link.give_up() {
-            self.owner.store(0, SeqCst);
-        }
-    }
-
-    /// As `refill::divide_new`.
-    fn take_up(&self, heap: &'static Heap, live: u64) {
-        self.cells(|cells| *cells = Cells { live, collected: cells.collected, open: true });
-        self.owner.store(heap.address(), Relaxed);
-        self.link.take_up();
+    /// Divided by a heap, some of the cells being live.
+    fn take_up(&'static self, heap: &'static Heap, live: u64) {
+        self.cells(|cells| *cells = Cells { live, collected: cells.collected, open: true, taken_out: false });
+        remote::take_up(heap, self);
     }
 
     /// Nothing is on the way any more, and every free was taken over.

@@ -10,7 +10,7 @@
 use core::cell::Cell;
 use core::sync::atomic::{
     AtomicU8, AtomicU16, AtomicU32, AtomicU64,
-    Ordering::{Acquire, Relaxed, Release, SeqCst},
+    Ordering::{Acquire, Relaxed, SeqCst},
     compiler_fence,
 };
 
@@ -92,7 +92,7 @@ const _: () = assert!(core::mem::offset_of!(Span, live) == 64);
 
 impl Span {
     /// Prepares a span that no heap owns for cells of `size_class`.
-    pub fn divide(&self, owner: u32, size_class: usize, class: usize) {
+    pub fn divide(&self, size_class: usize, class: usize) {
         self.reciprocal.store(size_class::reciprocal(size_class), Relaxed);
         self.cell_bytes.store(size_class::CELL_BYTES[size_class], Relaxed);
         self.cells.store(size_class::cells(size_class) as u16, Relaxed);
@@ -102,7 +102,11 @@ impl Span {
         self.pending.store(0, Relaxed);
         self.word_at_hand.store(0, Relaxed);
         self.live.0.iter().for_each(|word| word.store(0, Relaxed));
-        self.tag.store(owner, Release);
+    }
+
+    /// A heap, which has divided it or took it from another, is its owner.
+    pub fn own(&self, owner: u32) {
+        self.tag.store(owner, SeqCst);
     }
 
     /// The owner gives the span up.

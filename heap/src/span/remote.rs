@@ -177,6 +177,10 @@ pub trait Shared: 'static {
     fn any_marked(&self) -> bool;
     /// Its owner; `None` while it is nobody's.
     fn home(&self) -> Option<&'static Self::Home>;
+    /// Gives it an owner, or none, for all threads to see.
+    fn set_home(&self, home: Option<&'static Self::Home>);
+    /// Whether nothing lives on it as far as its owner knows, who does not allocate from it. Asked by the owner.
+    fn is_idle(&self) -> bool;
 }
 
 /// A heap as the steps below see it.
@@ -272,6 +276,36 @@ fn pass_on<S: Shared>(span: &'static S, locked: bool) {
             list(span, locked);
         }
     }
+}
+
+/// After cells of an own span were freed: an empty one is given up. Whether it was, and is nobody's now. One that is in a list
+/// stays its owner's until that is taken, and is settled then.
+pub fn settle<S: Shared>(span: &S) -> bool {
+    let given_up = span.is_idle() && span.link().give_up();
+    if given_up {
+        span.set_home(None);
+    }
+    given_up
+}
+
+/// A span that is nobody's and was prepared gets an owner.
+pub fn take_up<H: Home>(home: &'static H, span: &'static H::Span) {
+    span.set_home(Some(home));
+    span.link().take_up(); // not before: who frees in it now finds the owner
+}
+
+/// A span of a heap without a thread gets another owner. The lock is held from before `find` looks for it until then: it is in
+/// none of the vacant heap's bins any more, so nobody may settle it there.
+pub fn adopt<H: Home>(
+    home: &'static H,
+    vacant: &'static H,
+    _lock: &H::Guard,
+    find: impl FnOnce() -> Option<&'static H::Span>,
+) -> Option<&'static H::Span> {
+    collect(vacant, true);
+    let span = find()?;
+    span.set_home(Some(home));
+    Some(span)
 }
 
 /// The heap's thread has moved out; the lock is held.

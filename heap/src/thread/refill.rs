@@ -122,8 +122,8 @@ pub fn divide_new(heap: &'static Heap, bin: &Bin) -> Option<&'static Span> {
         Some(span) => span,
         None => global::acquire_spans(class, hand.batch(), |span| hand.keep(span))?,
     };
-    span.divide(heap.id.get(), bin.size_class.get() as usize, class);
-    span.link.take_up();
+    span.divide(bin.size_class.get() as usize, class);
+    remote::take_up(heap, span);
     Some(span)
 }
 
@@ -137,6 +137,15 @@ impl remote::Shared for Span {
     }
     fn home(&self) -> Option<&'static Heap> {
         registry::heap(self.owner())
+    }
+    fn set_home(&self, home: Option<&'static Heap>) {
+        match home {
+            Some(heap) => self.own(heap.id.get()),
+            None => self.disown(),
+        }
+    }
+    fn is_idle(&self) -> bool {
+        self.place() == Place::Queued && self.is_empty()
     }
 }
 
@@ -173,8 +182,7 @@ fn take_over(heap: &'static Heap, span: &'static Span) {
 pub fn settle(heap: &'static Heap, span: &'static Span) {
     let bin = bin_of(heap, span);
     bin.patience.set(MAX_PATIENCE);
-    // An owner gives a span up only while it is in no list of remote frees; else it settles it when that list is taken.
-    if span.place() == Place::Queued && span.is_empty() && span.link.give_up() {
+    if remote::settle(span) {
         bin.queue.remove(span);
         release(heap, span);
     }
@@ -186,7 +194,6 @@ fn bin_of<'a>(heap: &'a Heap, span: &Span) -> &'a Bin {
 
 /// An empty span that was given up: kept in hand if there is room, else given back.
 fn release(heap: &'static Heap, span: &'static Span) {
-    span.disown();
     let hand = &heap.hands[span.class.load(Relaxed) as usize];
     if heap.tenancy.taken() && hand.has_room() {
         hand.keep(span);

@@ -6,7 +6,7 @@
 use core::cell::Cell;
 use core::sync::atomic::{
     AtomicPtr, AtomicUsize,
-    Ordering::{Acquire, Relaxed, Release, SeqCst},
+    Ordering::{Acquire, Relaxed, Release},
 };
 
 use crate::span::cells::{MAX_OWNER, Room, Span};
@@ -121,27 +121,26 @@ pub fn adopt(heap: &'static Heap, bin: &Bin, room: Room) -> Option<&'static Span
         return None;
     }
     let (class, size_class) = (bin.class.get() as usize, bin.size_class.get() as usize);
-    let found = LOCK.try_lock().and_then(|_guard| {
+    let found = LOCK.try_lock().and_then(|guard| {
         let vacant = core::iter::successors(VACANT.0.get(), |other| other.next_vacant.get());
         let looked_at = if room == Room::Any { MAX_HEAPS } else { LOOKED_AT };
-        vacant.take(looked_at).find_map(|other| adopt_from(other, class, size_class, room))
+        let adopt_from = |other| remote::adopt(heap, other, &guard, || find(other, class, size_class, room));
+        vacant.take(looked_at).find_map(adopt_from)
     });
     heap.vacant_misses.set(if found.is_some() { 0 } else { (misses + 1).min(MOST_MISSES) });
-    let span = found?;
-    span.class.store(class as u8, Relaxed);
-    span.tag.store(heap.id.get(), SeqCst);
-    Some(span)
+    found
 }
 
-/// A span of a vacant heap; where memory is scarce, of any class. The lock is held.
-fn adopt_from(other: &'static Heap, class: usize, size_class: usize, room: Room) -> Option<&'static Span> {
-    remote::collect(other, true);
+/// Takes a span out of a vacant heap's bin; where memory is scarce, of any class. The lock is held.
+fn find(vacant: &'static Heap, class: usize, size_class: usize, room: Room) -> Option<&'static Span> {
     let of_class = |class| {
-        let bin = other.bin_if_used(class, size_class)?;
+        let bin = vacant.bin_if_used(class, size_class)?;
         if room == Room::Any {
             bin.close();
         }
         bin.next_queued(room)
     };
-    of_class(class).or_else(|| (0..CLASSES).filter(|_| room == Room::Any).find_map(of_class))
+    let span = of_class(class).or_else(|| (0..CLASSES).filter(|_| room == Room::Any).find_map(of_class))?;
+    span.class.store(class as u8, Relaxed);
+    Some(span)
 }
