@@ -54,20 +54,24 @@ deletes! {
 }
 
 extern "C-unwind" fn new_from(size: usize, caller: usize, stack: usize) -> *mut c_void {
-    let object = allocate::allocate(Call { size, caller, stack });
-    if object.is_null() {
-        out_of_memory(Call { size, caller, stack }, MIN_ALIGNMENT, true)
-    } else {
-        object.cast()
+    match allocate::fast(&Call { size, caller, stack }) {
+        Some(cell) => cell as *mut c_void,
+        None => new_slow(size, caller, stack, true), // nothing to do afterwards: the fast path needs no stack frame
     }
 }
 
+#[cold]
+#[inline(never)]
+extern "C-unwind" fn new_slow(size: usize, caller: usize, stack: usize, throws: bool) -> *mut c_void {
+    let call = Call { size, caller, stack };
+    let object = allocate::allocate(call);
+    if object.is_null() { out_of_memory(call, MIN_ALIGNMENT, throws) } else { object.cast() }
+}
+
 extern "C-unwind" fn new_nothrow_from(size: usize, caller: usize, stack: usize) -> *mut c_void {
-    let object = allocate::allocate(Call { size, caller, stack });
-    if object.is_null() {
-        out_of_memory(Call { size, caller, stack }, MIN_ALIGNMENT, false)
-    } else {
-        object.cast()
+    match allocate::fast(&Call { size, caller, stack }) {
+        Some(cell) => cell as *mut c_void,
+        None => new_slow(size, caller, stack, false),
     }
 }
 

@@ -22,10 +22,16 @@ use crate::units::geometry::*;
 use crate::units::lifetime_class::FOREVER;
 use crate::units::size_class::{self, GRANULE_BYTES};
 
+/// The fast path alone: an object of `call.size` bytes, if the thread has one in hand for this call.
+#[inline(always)]
+pub fn fast(call: &Call) -> Option<usize> {
+    current::heap().allocate_fast(call)
+}
+
 /// An object of `call.size` bytes, or null, with errno set, when memory ran out.
 #[inline(always)]
 pub fn allocate(call: Call) -> *mut u8 {
-    match current::heap().allocate_fast(&call) {
+    match fast(&call) {
         Some(cell) => cell as *mut u8,
         // Three plain arguments, and nothing to do afterwards: the fast path needs no stack frame.
         None => allocate_slow(call.size, call.caller, call.stack),
