@@ -28,16 +28,17 @@ enum {
  * changed are merged again (V-B). Returns 0, or -1 with errno:
  *   EINVAL      unaligned, or an unknown flag
  *   ENOMEM      part of the range is not mapped, or the process has no room for more mappings
- *   ENOTSUP     a stack, device memory, a shared mapping, reserved huge pages, locked or unreadable memory
+ *   ENOTSUP     nothing but stack, device memory, a shared mapping, reserved huge pages, locked or unreadable memory
  *   ECONNREFUSED, ECONNRESET, ETIMEDOUT   no page store, or it went away: start one with `mayfly share`
  *   EPERM       userfaultfd is not permitted: mayfly_merge_error() says what to do
  *   ENOSPC      the store is full: what was in it already is shared, the rest stays private
  *   EFBIG, EMFILE   ulimit -f or -n is too low
  * The contents of the region are right whatever is returned.
  *
- * Afterwards the region is a private mapping of the store's pages, and behaves as one. Call mayfly_unadvise before
- * MADV_DONTNEED or MADV_FREE (which would bring the advised contents back, and not zeros), before mlock, and before mremap makes it
- * larger. MADV_WIPEONFORK, MADV_DONTFORK, MADV_DONTDUMP and protection keys are lost: do not advise such memory.
+ * Afterwards the region is a private mapping of the store's pages. What was anonymous goes on behaving so: the library stands in for
+ * the C library's madvise, mremap and realloc in every loaded object (ENOTSUP, and the allocator's name, where it cannot). Memory of
+ * runtimes that make these system calls by themselves, such as Go's, must not be advised. Call mayfly_unadvise before mlock, which
+ * would copy every page. MADV_WIPEONFORK, MADV_DONTFORK, MADV_DONTDUMP and protection keys are lost: do not advise such memory.
  * A fork waits for calls of other threads to end; the child shares what its parent shared. */
 int mayfly_advise(void *address, size_t length, unsigned flags);
 
@@ -74,7 +75,7 @@ struct mayfly_merge_stats {
     uint64_t private_pages;    /* first of their contents, between shared ones: kept, and known to the store */
     uint64_t zero_pages;       /* all zero, or never touched: share the kernel's zero page */
     uint64_t busy_pages;       /* written during the call, left private */
-    uint64_t refused_pages;    /* left private because the store or the process's table of mappings is full */
+    uint64_t refused_pages;    /* left private: the store is full, or a mapping would save too little */
     uint64_t mappings;         /* made by the library, as counted when they were made */
     uint64_t unadvised_pages;  /* made private by mayfly_unadvise */
     /* Where the time went (UPM Table I), in ns of wall time. */

@@ -48,17 +48,37 @@ pub fn peer(socket: impl AsFd) -> Result<(i32, u32)> {
 pub struct Received {
     /// Bytes of the message; 0 if the other side has gone.
     pub bytes: usize,
-    /// The file beside it. Of more than one the first.
+    /// The file beside it. Of more than one the first; the kernel drops the others.
     pub file: Option<OwnedFd>,
+    /// Whether more files were sent than were wanted.
+    pub left_files: bool,
 }
 
-/// Receives one message into `buffer`.
+/// Looks at the next message without taking it, and without taking the files beside it. Returns its length.
 ///
 /// # Errors
 /// `MSGSIZE` if it does not fit; what the system says.
-pub fn receive(socket: impl AsFd, buffer: &mut [u8], flags: RecvFlags) -> Result<Received> {
-    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(4))];
-    let mut beside = RecvAncillaryBuffer::new(&mut space);
+pub fn peek(socket: impl AsFd, buffer: &mut [u8], flags: RecvFlags) -> Result<usize> {
+    loop {
+        let flags = flags | RecvFlags::PEEK | RecvFlags::TRUNC;
+        match rustix::net::recv(&socket, &mut *buffer, flags) {
+            Err(Errno::INTR) => {}
+            Ok((_, bytes)) if bytes > buffer.len() => return Err(Errno::MSGSIZE),
+            Ok((_, bytes)) => return Ok(bytes),
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+/// Receives one message into `buffer`, and the file beside it if one is wanted.
+///
+/// # Errors
+/// `MSGSIZE` if it does not fit; what the system says.
+pub fn receive(socket: impl AsFd, buffer: &mut [u8], flags: RecvFlags, wants_file: bool) -> Result<Received> {
+    // Room for one and no more: what the kernel puts into this process's table, this process must close.
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1)) - 4];
+    let room = if wants_file { &mut space[..] } else { &mut [] };
+    let mut beside = RecvAncillaryBuffer::new(room);
     let message = loop {
         let flags = flags | RecvFlags::CMSG_CLOEXEC;
         match recvmsg(&socket, &mut [IoSliceMut::new(buffer)], &mut beside, flags) {
@@ -77,5 +97,6 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8], flags: RecvFlags) -> Result
     if message.flags.contains(ReturnFlags::TRUNC) {
         return Err(Errno::MSGSIZE);
     }
-    Ok(Received { bytes: message.bytes, file })
+    let left_files = message.flags.contains(ReturnFlags::CTRUNC);
+    Ok(Received { bytes: message.bytes, file, left_files })
 }

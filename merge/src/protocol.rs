@@ -5,6 +5,7 @@
 //! |---|---|---|
 //! | hello | version | the store's identity and secret; the index |
 //! | index | | the index as it is now |
+//! | claim | hashes of pages that the client is about to offer | which of them nobody else has claimed |
 //! | offer | number of pages; a sealed segment | how many were new, where they are; the segment read-only |
 //! | attach | a segment's number | its pages; the segment read-only |
 //! | private | hashes of pages that the client keeps | |
@@ -13,7 +14,7 @@
 use crate::page::{PageHash, SECRET_BYTES};
 
 /// What this side speaks.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// The longest message.
 pub const MOST_BYTES: usize = 32 * 1024;
 /// Hashes in one message.
@@ -46,6 +47,11 @@ pub enum Request {
     },
     /// Asks for figures.
     Status,
+    /// Asks which of these the client is to offer: others may be about to.
+    Claim {
+        /// Their hashes.
+        pages: Vec<PageHash>,
+    },
 }
 
 /// What the store answers.
@@ -76,6 +82,11 @@ pub enum Answer {
     },
     /// To private.
     Noted,
+    /// To claim.
+    Claimed {
+        /// A bit for each page, the lowest of the first byte first: whether the client is to offer it.
+        yours: Vec<u8>,
+    },
     /// To status.
     Status {
         /// One JSON object.
@@ -125,6 +136,14 @@ impl<'a> Input<'a> {
         self.bytes().map(u64::from_le_bytes)
     }
 
+    fn hashes(&mut self) -> Result<Vec<PageHash>, Malformed> {
+        let count = self.0.len() / size_of::<PageHash>();
+        if count > MOST_HASHES {
+            return Err(Malformed);
+        }
+        (0..count).map(|_| Ok(PageHash { place: self.u64()?, tag: self.u64()? })).collect()
+    }
+
     fn text(&mut self) -> Result<String, Malformed> {
         let text = std::str::from_utf8(std::mem::take(&mut self.0)).map_err(|_| Malformed)?;
         Ok(text.to_owned())
@@ -145,8 +164,8 @@ impl Request {
             Request::Index => words(&[2]),
             Request::Offer { pages } => words(&[3, *pages]),
             Request::Attach { segment } => words(&[4, *segment]),
-            Request::Private { pages } => {
-                words(&[5]);
+            Request::Private { pages } | Request::Claim { pages } => {
+                words(&[if matches!(self, Request::Private { .. }) { 5 } else { 7 }]);
                 for page in pages {
                     out.extend(page.place.to_le_bytes());
                     out.extend(page.tag.to_le_bytes());
@@ -165,18 +184,9 @@ impl Request {
             2 => Request::Index,
             3 => Request::Offer { pages: input.u32()? },
             4 => Request::Attach { segment: input.u32()? },
-            5 => {
-                let count = input.0.len() / size_of::<PageHash>();
-                if count > MOST_HASHES {
-                    return Err(Malformed);
-                }
-                let mut pages = Vec::with_capacity(count);
-                for _ in 0..count {
-                    pages.push(PageHash { place: input.u64()?, tag: input.u64()? });
-                }
-                Request::Private { pages }
-            }
+            5 => Request::Private { pages: input.hashes()? },
             6 => Request::Status,
+            7 => Request::Claim { pages: input.hashes()? },
             _ => return Err(Malformed),
         };
         input.end()?;
@@ -204,6 +214,10 @@ impl Answer {
             Answer::Status { json } => {
                 words(&[6]);
                 out.extend(json.as_bytes());
+            }
+            Answer::Claimed { yours } => {
+                words(&[8]);
+                out.extend(yours);
             }
             Answer::Refused { reason, line } => {
                 words(&[7, *reason as u32]);
@@ -235,6 +249,7 @@ impl Answer {
                 };
                 Answer::Refused { reason, line: input.text()? }
             }
+            8 => Answer::Claimed { yours: std::mem::take(&mut input.0).to_vec() },
             _ => return Err(Malformed),
         };
         input.end()?;

@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io;
 
+use crate::mapping::Mapping;
 use crate::page::PAGE_BYTES;
 
 /// Pages in the largest segment: 16 MiB.
@@ -21,7 +22,43 @@ pub const FINAL_SEALS: SealFlags = SealFlags::WRITE.union(SealFlags::SHRINK).uni
 
 /// An empty memory file for pages.
 pub fn create() -> io::Result<OwnedFd> {
-    rustix::fs::memfd_create("mayfly-pages", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+    rustix::fs::memfd_create(NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+}
+
+/// What memory files with pages are called.
+const NAME: &str = "mayfly-pages";
+
+/// Whether that is how the kernel names a mapping of one.
+pub fn is_named(mapping: &[u8]) -> bool {
+    mapping.strip_prefix(b"/memfd:").is_some_and(|name| name.starts_with(NAME.as_bytes()))
+}
+
+/// What one entry of a page table's middle level maps.
+pub const HUGE_BYTES: usize = 2 << 20;
+
+/// Lets an empty file be of huge pages, as many as fit into so many bytes; what is mapped from it at the same place within a huge
+/// page then is a huge page again. Where the system has none to give, it is of small ones, which is as right.
+pub fn make_huge(file: &OwnedFd, bytes: usize) {
+    const COLLAPSE: libc::c_int = 25;
+    let bytes = bytes / HUGE_BYTES * HUGE_BYTES;
+    if bytes == 0 || rustix::fs::ftruncate(file, bytes as u64).is_err() {
+        return;
+    }
+    let Ok(room) = Mapping::anonymous(bytes + HUGE_BYTES) else { return };
+    let start = (room.start() as usize).next_multiple_of(HUGE_BYTES);
+    let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
+    // SAFETY: inside the room, which is ours and unmapped as a whole; the file has so many bytes.
+    unsafe {
+        let at = libc::mmap(start as *mut _, bytes, rights, flags, file.as_raw_fd(), 0);
+        if at == libc::MAP_FAILED {
+            return;
+        }
+        for piece in (0..bytes).step_by(HUGE_BYTES) {
+            if libc::madvise((start + piece) as *mut _, HUGE_BYTES, COLLAPSE) != 0 {
+                break;
+            }
+        }
+    }
 }
 
 /// Makes what was written final.
@@ -107,7 +144,6 @@ pub fn usage(probe: &OwnedFd) -> Use {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mapping::Mapping;
 
     fn written(pages: usize) -> OwnedFd {
         let file = create().unwrap();

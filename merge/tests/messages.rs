@@ -59,6 +59,9 @@ fn requests() -> impl Strategy<Value = Request> {
         any::<u32>().prop_map(|segment| Request::Attach { segment }),
         proptest::collection::vec(hash, 0..1025).prop_map(|pages| Request::Private { pages }),
         Just(Request::Status),
+        proptest::collection::vec((any::<u64>(), any::<u64>()), 0..1025).prop_map(|pages| Request::Claim {
+            pages: pages.into_iter().map(|(place, tag)| PageHash { place, tag }).collect()
+        }),
     ]
 }
 
@@ -75,6 +78,7 @@ fn answers() -> impl Strategy<Value = Answer> {
         }),
         any::<u32>().prop_map(|segment_pages| Answer::Attached { segment_pages }),
         Just(Answer::Noted),
+        proptest::collection::vec(any::<u8>(), 0..200).prop_map(|yours| Answer::Claimed { yours }),
         "\\PC{0,200}".prop_map(|json| Answer::Status { json }),
         (refusal, "\\PC{0,200}").prop_map(|(reason, line)| Answer::Refused { reason, line }),
     ]

@@ -11,6 +11,7 @@ import struct
 
 PAGE = 4096
 HELLO, INDEX, OFFER, ATTACH, PRIVATE, STATUS = range(1, 7)
+CLAIM, SPOKEN = 7, 2  # the protocol's version
 WELCOME, INDEX_IS, TAKEN, ATTACHED, NOTED, STATUS_IS, REFUSED = range(1, 8)
 FULL, GONE, WRONG, VERSION = range(1, 5)
 F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_WRITE, F_SEAL_FUTURE_WRITE = 1, 2, 4, 8, 16
@@ -45,7 +46,7 @@ class Wire:
         self.files = []
         self.socket.connect(str(path or store.socket))
         if hello:
-            kind, body = self.ask(words(HELLO, 1))
+            kind, body = self.ask(words(HELLO, SPOKEN))
             if kind != WELCOME:
                 self.close()
                 raise OSError(f"not welcome: {kind} {body!r}")

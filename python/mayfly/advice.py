@@ -8,30 +8,37 @@ from mayfly import library
 from mayfly.regions import Region, regions_of, whole_pages
 
 
-def advise(thing: Any, *, quiet: bool = False, background: bool = False) -> "int | Pending":
+def advise(
+    thing: Any, *, quiet: bool = False, background: bool = False, required: bool = True
+) -> "int | Pending":
     """Shares every whole page behind `thing` with identical pages of other instances, copy-on-write (UPM
     §IV).
 
-    `thing` is a NumPy array, a PyTorch tensor or module, anything with a buffer (bytes, memoryview,
-    mmap...), or a dict, list, tuple or set of them. The call returns when the pages are shared and gives
+    `thing` is a NumPy array, a PyTorch tensor or module, a pandas frame, an Arrow table, a fitted estimator
+    of scikit-learn, anything with a buffer (bytes, memoryview, mmap...), or a dict, list, tuple or set of
+    them. The call returns when the pages are shared and gives
     the number of bytes looked at; pages at the edges that hold something else too are left alone. The
     contents do not change, and writing later gives this process its own copy of what it writes. Calling
     again after a change shares the new contents.
 
     quiet: promise that nobody writes to the memory meanwhile. Needs no permission, and is the only way for
     files mapped privately and writably. background: returns at once; the Pending that it gives waits for
-    the end (UPM §VII).
+    the end (UPM §VII). required=False: where nothing can be shared (no page store, no permission) the program
+    goes on as it is; the logger `mayfly` says why in one line, and the call gives 0.
 
     Raises MergeError (an OSError) when the pages cannot be shared, TypeError or ValueError when `thing` has
     no memory that could be.
     """
     flags = library.QUIET if quiet else 0
     pages = whole_pages(regions_of(thing))
-    if background:
-        return Pending(thing, pages, flags)
-    for region in pages:
-        library.call("mayfly_advise", region.start, region.size_bytes, flags)
-    return sum(region.size_bytes for region in pages)
+    size = 0
+    with library.or_without(required):
+        if background:
+            return Pending(thing, pages, flags, required)
+        for region in pages:
+            library.call("mayfly_advise", region.start, region.size_bytes, flags)
+            size += region.size_bytes
+    return size
 
 
 def unadvise(thing: Any) -> int:
@@ -45,8 +52,8 @@ def unadvise(thing: Any) -> int:
 class Pending:
     """Merging in the background. Keeps what is merged alive until it is done; `wait` says how it went."""
 
-    def __init__(self, thing: Any, pages: list[Region], flags: int):
-        self._thing = thing
+    def __init__(self, thing: Any, pages: list[Region], flags: int, required: bool = True):
+        self._thing, self._required = thing, required
         self._bytes = sum(region.size_bytes for region in pages)
         self._tickets = [
             library.call("mayfly_advise_begin", region.start, region.size_bytes, flags) for region in pages
@@ -63,7 +70,10 @@ class Pending:
                 if error.errno == errno.ETIMEDOUT and milliseconds >= 0:
                     raise TimeoutError(errno.ETIMEDOUT, f"not merged within {timeout_s} s") from error
                 self._tickets.pop()
-                raise
+                self._bytes = 0
+                with library.or_without(self._required):
+                    raise
+                continue
             self._tickets.pop()
         self._thing = None
         return self._bytes

@@ -17,7 +17,9 @@ MAPS = Path("/proc/self/maps")
 
 
 @contextlib.contextmanager
-def advising(*, min_bytes: int = 1 << 20, heap: bool = False, quiet: bool = False) -> Iterator[list[Region]]:
+def advising(
+    *, min_bytes: int = 1 << 20, heap: bool = False, quiet: bool = False, required: bool = True
+) -> Iterator[list[Region]]:
     """Advises, when the block ends without an exception, every new anonymous mapping of `min_bytes` or more.
 
         with mayfly.advising(heap=True) as shared:
@@ -26,44 +28,50 @@ def advising(*, min_bytes: int = 1 << 20, heap: bool = False, quiet: bool = Fals
     Gives a list that holds, after the block, the regions that were advised.
     heap: the growth of malloc's own heap as well, where ONNX Runtime's weights end up. Worth it where most
     of what was allocated is data: pages of small objects are alike nowhere, and are written soon. quiet: as
-    in `advise`.
-
-    Not for programs on an allocator that expects zeros after MADV_DONTNEED, such as jemalloc.
+    in `advise`; required, too.
     """
-    library.library()  # its own memory must not be among what is new
+    with library.or_without(required):
+        library.library()  # its own memory must not be among what is new
     before = anonymous_mappings(heap)
     advised: list[Region] = []
     with library.large_blocks_apart() if heap else contextlib.nullcontext():
         yield advised
     if heap:
         library.give_back_freed()  # what loading left behind free is not worth sharing
-    for region in without(anonymous_mappings(heap), before):
-        if region.size_bytes >= min_bytes:
-            library.call("mayfly_advise", region.start, region.size_bytes, library.QUIET if quiet else 0)
-            advised.append(region)
+    with library.or_without(required):
+        for region in without(anonymous_mappings(heap), before):
+            if region.size_bytes >= min_bytes:
+                library.call("mayfly_advise", region.start, region.size_bytes, library.QUIET if quiet else 0)
+                advised.append(region)
 
 
-def advise_process(*, min_bytes: int = 256 << 10) -> int:
+def advise_process(*, min_bytes: int = 256 << 10, required: bool = True) -> int:
     """Advises every anonymous mapping of `min_bytes` or more that the process has now, malloc's heap
     included.
 
-    For an instance at rest, such as a server after its first request: nothing may unmap memory meanwhile.
+    For an instance at rest, such as a server after its first request. Other Python threads wait; what
+    threads of other libraries unmap meanwhile is the caller's to know. Memory goes on meaning what it
+    meant, under any allocator that calls the C library: it grows, and is zero after it was given back.
+    `advise` of the model alone is the better choice where that is most of the memory.
+
     Objects that hold addresses are alike only where instances have the same layout. Without ASLR (`setarch
     --addr-no-randomize`, and PYTHONHASHSEED=0 for Python) nearly all of a process is, down to its imported
     modules; where that protection matters more than memory, advise the model alone.
 
     Gives the number of bytes looked at. What cannot be shared, such as locked memory, is left out.
+    required: as in `advise`.
     """
     library.give_back_freed()
     size = 0
-    for region in anonymous_mappings(heap=True):
-        if region.size_bytes >= min_bytes:
-            try:
-                library.call("mayfly_advise", region.start, region.size_bytes, 0)
-                size += region.size_bytes
-            except library.MergeError as error:
-                if error.errno not in (errno.ENOTSUP, errno.ENOMEM):  # not shareable, or gone meanwhile
-                    raise
+    with library.or_without(required):
+        for region in anonymous_mappings(heap=True):
+            if region.size_bytes >= min_bytes:
+                try:
+                    library.call("mayfly_advise", region.start, region.size_bytes, 0, by=library.alone)
+                    size += region.size_bytes
+                except library.MergeError as error:
+                    if error.errno not in (errno.ENOTSUP, errno.ENOMEM):  # not shareable, or gone meanwhile
+                        raise
     return size
 
 

@@ -5,8 +5,9 @@ import contextlib
 import ctypes
 import errno
 import functools
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from ctypes import c_char_p, c_int, c_int64, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 
@@ -66,6 +67,16 @@ def candidates() -> list[str]:
 @functools.cache
 def library() -> ctypes.CDLL:
     """The library, loaded once. MAYFLY_MERGE_LIBRARY names another file."""
+    return load(ctypes.CDLL)
+
+
+@functools.cache
+def alone() -> ctypes.PyDLL:
+    """The same library; no other Python thread runs during its calls, so none gives memory back meanwhile."""
+    return load(ctypes.PyDLL)
+
+
+def load(kind: type) -> ctypes.CDLL:
     named = os.environ.get("MAYFLY_MERGE_LIBRARY")
     said = ""
     for path in [named] if named else candidates():
@@ -73,7 +84,7 @@ def library() -> ctypes.CDLL:
             said = f"{path}: not there"
             continue
         try:
-            return declared(ctypes.CDLL(path, use_errno=True))
+            return declared(kind(path, use_errno=True))
         except (OSError, AttributeError) as error:
             said = f"{path}: {error}"
     if named:
@@ -101,13 +112,38 @@ def declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
     return loaded
 
 
-def call(name: str, *taken: int) -> int:
-    """Calls a function that gives -1 and errno on failure. Other Python threads run meanwhile."""
-    result = getattr(library(), name)(*taken)
+def call(name: str, *taken: int, by: Callable[[], ctypes.CDLL] = library) -> int:
+    """Calls a function that gives -1 and errno on failure. Other Python threads run meanwhile, unless `by` is
+    `alone`."""
+    result = getattr(by(), name)(*taken)
     if result < 0:
         number = ctypes.get_errno()
         raise MergeError(number, library().mayfly_merge_error().decode() or os.strerror(number))
     return result
+
+
+# No store, not the user's, not permitted here, no room: what a server can do without.
+ABSENT = {
+    errno.ENOENT, errno.ECONNREFUSED, errno.ECONNRESET, errno.ETIMEDOUT, errno.EPROTO, errno.EACCES,
+    errno.EPERM,
+    errno.ENOSPC, errno.EMFILE, errno.EFBIG, errno.ENOMEM, errno.ENOTSUP, errno.EBUSY,
+}  # fmt: skip
+said: set[str] = set()
+
+
+@contextlib.contextmanager
+def or_without(required: bool) -> Iterator[None]:
+    """Lets the program go on without sharing unless that is `required`: a line of the logger `mayfly`
+    says why, once."""
+    try:
+        yield
+    except MergeError as error:
+        if required or error.errno not in ABSENT:
+            raise
+        line = f"nothing is shared: {error.strerror or error}"
+        if line not in said:
+            said.add(line)
+            logging.getLogger("mayfly").warning(line)
 
 
 def stats() -> dict[str, int]:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from mmap import PAGESIZE
 from typing import Any, NamedTuple
 
+from mayfly.frames import is_of, parts_of
+
 
 class Region(NamedTuple):
     """Bytes from `start` to `end`, an address each; `start` is in, `end` is not."""
@@ -165,20 +167,36 @@ def reader_of(thing: Any) -> Callable[[Any], Iterator[Region]] | None:
     return None
 
 
+def has_memory(part: Any) -> bool:
+    """Whether a part of a table or a model may hold memory to share: an array of Python objects, a
+    setting or a random state does not."""
+    if is_of(part, "numpy", "ndarray"):
+        return not part.dtype.hasobject or any(parts_of(one) is not None for one in part.flat)
+    return (
+        parts_of(part) is not None
+        or reader_of(part) is not None
+        or (isinstance(part, (list, tuple)) and any(map(has_memory, part)))
+    )
+
+
 def regions_of(thing: Any) -> Iterator[Region]:
     """Every region behind a thing and, for a dict, list, tuple or set, behind all that it holds.
 
     Raises TypeError for a thing whose memory cannot be found. Containers that hold themselves are walked
     once.
     """
-    seen: set[int] = set()
+    seen: dict[int, Any] = {}  # kept alive: the next object could have the same id
     waiting = [thing]
     while waiting:
         one = waiting.pop()
         if id(one) in seen:
             continue
-        seen.add(id(one))
-        if reader := reader_of(one):
+        seen[id(one)] = one
+        if (parts := parts_of(one)) is not None:
+            for part in filter(has_memory, parts):
+                # Ensembles keep their trees in arrays of objects.
+                waiting += part.flat if is_of(part, "numpy", "ndarray") and part.dtype.hasobject else [part]
+        elif reader := reader_of(one):
             yield from reader(one)
         elif isinstance(one, Mapping):
             waiting += one.values()

@@ -172,6 +172,44 @@ except mayfly.MergeError as error:
     assert "mayfly share" in text and text.count("\n") == 1
 
 
+def test_a_server_starts_without_a_store(tmp_path):
+    nowhere = {"MAYFLY_SHARE_SOCKET": str(tmp_path / "none.sock"), "MAYFLY_MERGE_PATH": "engine"}
+    ran = run(
+        """
+data = numpy.ones(100000)
+print(mayfly.advise(data, required=False), mayfly.advise(data, required=False, background=True).wait())
+print(mayfly.advise_process(required=False))
+with mayfly.advising(required=False) as shared:
+    more = numpy.ones(1 << 20)
+print(shared, data.sum() + more.sum())
+""",
+        nowhere,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == f"0 0\n0\n[] {100000.0 + (1 << 20)}\n"
+    assert "mayfly share" in ran.stderr and ran.stderr.count("\n") == 1  # said once
+
+
+def test_after_all_of_a_process_was_advised_its_memory_grows_and_is_zero(store):
+    ran = run(
+        """
+import random
+blocks = [bytearray(random.Random(n).randbytes((3000 + 1500 * n) << 10)) for n in range(4)]
+kept = [bytes(block) for block in blocks]
+mayfly.advise_process()
+for block, was in zip(blocks, kept, strict=True):
+    block.extend(bytes(40 << 20))
+    assert block[: len(was)] == was and block.count(0, len(was)) == 40 << 20
+array = numpy.random.default_rng(1).random(1 << 20)
+mayfly.advise(array)
+array.resize(1 << 21, refcheck=False)
+assert not array[1 << 20 :].any() and array[: 1 << 20].all()
+""",
+        store,
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
 def test_regions_here_are_real():
     data = numpy.ones(100000)
     (where,) = regions_of(data)

@@ -19,8 +19,6 @@ pub struct Block {
     pub bytes: usize,
     /// Tells this block from a later one at the same address.
     pub number: u64,
-    /// Whether any of it has been advised.
-    pub shared: bool,
 }
 
 impl Block {
@@ -45,7 +43,7 @@ struct Shared {
 // SAFETY: `table` is reached only through `Guard`, which has the lock; the lock and the condition are made for sharing.
 unsafe impl Sync for Shared {}
 
-const NONE: Block = Block { start: 0, bytes: 0, number: 0, shared: false };
+const NONE: Block = Block { start: 0, bytes: 0, number: 0 };
 
 static SHARED: Shared = Shared {
     lock: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER),
@@ -108,8 +106,7 @@ pub fn allocate(bytes: usize) -> Option<usize> {
         return None;
     }
     let table = guard.table();
-    table.blocks[table.count] =
-        Block { start: start as usize, bytes, number: table.next_number, shared: false };
+    table.blocks[table.count] = Block { start: start as usize, bytes, number: table.next_number };
     table.count += 1;
     table.next_number += 1;
     drop(guard);
@@ -141,25 +138,6 @@ pub fn release(start: usize) -> bool {
     true
 }
 
-/// Does something with every shared block that overlaps a range, while nobody holds that block.
-pub fn with_shared(range: Range<usize>, mut act: impl FnMut(Range<usize>)) {
-    let mut guard = Guard::take();
-    let mut at = 0;
-    while at < guard.table().count {
-        let block = guard.table().blocks[at];
-        let overlap = block.start.max(range.start)..block.range().end.min(range.end);
-        if !overlap.is_empty() && guard.table().held == Some(block.number) {
-            guard.wait_for(block.number);
-            at = 0; // the table may have changed meanwhile
-            continue;
-        }
-        if !overlap.is_empty() && block.shared {
-            act(overlap);
-        }
-        at += 1;
-    }
-}
-
 /// The blocks there are now, as many as fit, in no order. Returns their number.
 pub fn list(into: &mut [Block; MOST]) -> usize {
     let mut guard = Guard::take();
@@ -174,29 +152,16 @@ pub fn empty_list() -> Box<[Block; MOST]> {
 }
 
 /// A block that stays mapped until this is dropped.
-pub struct Held {
-    pub block: Block,
-}
+pub struct Held(());
 
 /// Holds a block, if it is still there.
 pub fn hold(block: &Block) -> Option<Held> {
     let mut guard = Guard::take();
     let table = guard.table();
     debug_assert!(table.held.is_none());
-    let at = table.position(block.start).filter(|&at| table.blocks[at].number == block.number)?;
+    table.position(block.start).filter(|&at| table.blocks[at].number == block.number)?;
     table.held = Some(block.number);
-    Some(Held { block: table.blocks[at] })
-}
-
-impl Held {
-    /// Notes that part of it has been advised.
-    pub fn is_shared(&mut self) {
-        let mut guard = Guard::take();
-        let table = guard.table();
-        if let Some(at) = table.position(self.block.start) {
-            table.blocks[at].shared = true;
-        }
-    }
+    Some(Held(()))
 }
 
 impl Drop for Held {

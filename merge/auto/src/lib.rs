@@ -13,12 +13,10 @@
 //! | [`malloc`] | the C library's allocation functions, which pass small sizes on |
 //! | [`blocks`] | the table of large allocations, and how a block is held while the thread looks at it |
 //! | [`looks`] | the thread: what changed between two looks, what is advised |
-//! | [`advice`] | madvise and mlock, whose meaning must survive on shared pages |
-//! | [`library`] | libmayfly_merge.so, which does the merging |
+//! | [`library`] | libmayfly_merge.so, which does the merging, and keeps the meaning of what is shared |
 //!
 //! A block cannot vanish while it is looked at or merged: `free` waits for that block, some milliseconds at most.
 
-mod advice;
 mod blocks;
 mod library;
 mod looks;

@@ -8,7 +8,6 @@ use std::sync::OnceLock;
 #[derive(Clone, Copy)]
 struct Functions {
     advise: unsafe extern "C" fn(*mut c_void, usize, c_uint) -> c_int,
-    unadvise: unsafe extern "C" fn(*mut c_void, usize) -> c_int,
     error: unsafe extern "C" fn() -> *const c_char,
 }
 
@@ -43,9 +42,9 @@ fn load() -> Result<Functions, String> {
     }
     // SAFETY: `loaded` is a library; the types are those of merge/include/mayfly_merge.h, and a null is not called.
     unsafe {
-        let [advise, unadvise, error] = [c"mayfly_advise", c"mayfly_unadvise", c"mayfly_merge_error"]
-            .map(|name| libc::dlsym(loaded, name.as_ptr()));
-        if advise.is_null() || unadvise.is_null() || error.is_null() {
+        let [advise, error] =
+            [c"mayfly_advise", c"mayfly_merge_error"].map(|name| libc::dlsym(loaded, name.as_ptr()));
+        if advise.is_null() || error.is_null() {
             return Err(format!("{path}: is not {NAME}"));
         }
         Ok(Functions {
@@ -53,9 +52,6 @@ fn load() -> Result<Functions, String> {
                 *mut c_void,
                 unsafe extern "C" fn(*mut c_void, usize, c_uint) -> c_int,
             >(advise),
-            unadvise: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void, usize) -> c_int>(
-                unadvise,
-            ),
             error: std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> *const c_char>(error),
         })
     }
@@ -72,12 +68,4 @@ pub fn advise(range: Range<usize>) -> Result<(), (i32, String)> {
     // SAFETY: valid until this thread's next call.
     let line = unsafe { CStr::from_ptr((functions.error)()) };
     Err((errno, line.to_string_lossy().into_owned()))
-}
-
-/// Makes the pages of a range private again.
-pub fn unadvise(range: Range<usize>) {
-    if let Some(Ok(functions)) = FUNCTIONS.get() {
-        // SAFETY: whole pages of a block in the table, whose lock the caller has.
-        unsafe { (functions.unadvise)(range.start as *mut c_void, range.len()) };
-    }
 }

@@ -101,7 +101,7 @@ impl Watch {
         let mut changed = false;
         let mut outcome = Ok(());
         for first in (0..parts.len()).step_by(MOST_AT_ONCE / PART) {
-            let Some(mut held) = blocks::hold(block) else { return Ok(true) };
+            let Some(_held) = blocks::hold(block) else { return Ok(true) };
             let some = first..(first + MOST_AT_ONCE / PART).min(parts.len());
             let mut ready = vec![];
             for at in some {
@@ -121,8 +121,6 @@ impl Watch {
             }
             for run in runs(&ready) {
                 let whole = range_of(block, run.start).start..range_of(block, run.end - 1).end;
-                // Said before it is so: the calls in `advice` must never take a shared page for a private one.
-                held.is_shared();
                 outcome = outcome.and_then(|()| library::advise(whole));
                 if outcome.is_ok() {
                     parts[run].fill(Part::Shared);

@@ -41,9 +41,6 @@ pub type Free = unsafe extern "C" fn(*mut c_void);
 pub type Memalign = unsafe extern "C" fn(usize, usize) -> *mut c_void;
 pub type PosixMemalign = unsafe extern "C" fn(*mut *mut c_void, usize, usize) -> c_int;
 pub type UsableSize = unsafe extern "C" fn(*mut c_void) -> usize;
-pub type Madvise = unsafe extern "C" fn(*mut c_void, usize, c_int) -> c_int;
-pub type Mlock = unsafe extern "C" fn(*const c_void, usize) -> c_int;
-pub type Mlock2 = unsafe extern "C" fn(*const c_void, usize, c_int) -> c_int;
 
 /// Looking a function up may allocate: what it gets then, once, is never freed.
 static EARLY: [AtomicUsize; 512] = [const { AtomicUsize::new(0) }; 512];

@@ -81,6 +81,21 @@ def test_what_is_at_rest_is_shared_and_stays_right(program, store):
             process.wait()
 
 
+def test_small_blocks_and_many_mappings(program, store):
+    """The table of mappings is itself a large block when blocks of 64K are: who reads it must not wait for
+    itself."""
+    process = start(program, store, auto="64K")
+    try:
+        deadline = time.monotonic() + 60
+        while anonymous_mib(process) > 0.4 * (3 * SIZE_MIB + 4):
+            assert time.monotonic() < deadline, anonymous_mib(process)
+            time.sleep(0.1)
+        assert finish(process) == ""
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_without_a_store_nothing_is_shared_and_one_line_says_why(program, tmp_path):
     process = start(program, {"MAYFLY_SHARE_SOCKET": str(tmp_path / "none"), "MAYFLY_MERGE_PATH": "engine"})
     time.sleep(4)

@@ -216,6 +216,20 @@ impl Connection {
         }
     }
 
+    /// Asks which of these pages this process is to offer: the others are there, or about to be offered by somebody else.
+    pub fn claim(&mut self, pages: &[PageHash]) -> Result<Vec<bool>, Error> {
+        let mut yours = Vec::with_capacity(pages.len());
+        for pages in pages.chunks(MOST_HASHES) {
+            match self.ask(&Request::Claim { pages: pages.to_vec() }, None)? {
+                (Answer::Claimed { yours: bits }, _) if bits.len() == pages.len().div_ceil(8) => {
+                    yours.extend((0..pages.len()).map(|i| bits[i / 8] >> (i % 8) & 1 != 0));
+                }
+                _ => return Err(senseless(&self.path)),
+            }
+        }
+        Ok(yours)
+    }
+
     /// Tells of pages that stay private.
     pub fn tell_private(&mut self, pages: &[PageHash]) -> Result<(), Error> {
         for pages in pages.chunks(MOST_HASHES) {
@@ -336,7 +350,7 @@ fn exchange(
             Err(errno) => return Err(lost(errno)),
         }
     }
-    let received = channel::receive(socket, buffer, RecvFlags::DONTWAIT).map_err(lost)?;
+    let received = channel::receive(socket, buffer, RecvFlags::DONTWAIT, true).map_err(lost)?;
     if received.bytes == 0 {
         return Err(gone(path));
     }

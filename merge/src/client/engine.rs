@@ -11,10 +11,12 @@ use crate::client::Flags;
 use crate::client::connection::Connection;
 use crate::client::freeze::Freezer;
 use crate::client::memory::{self, Area, Entry, PageMap};
-use crate::client::plan::Page;
+use crate::client::plan::{self, Page};
 use crate::client::remap::{self, Site};
 use crate::client::scratch::Scratch;
+use crate::client::stand_in;
 use crate::client::statistics::Statistics;
+use crate::client::threads;
 use crate::error::{Error, While};
 use crate::fault;
 use crate::page::{PAGE_BYTES, PageHash};
@@ -55,6 +57,8 @@ pub struct Engine {
     zero: PageHash,
     /// Mappings that this process may still make.
     room_for_mappings: i64,
+    /// Whether others are waited for that are about to give the same pages.
+    is_patient: bool,
 }
 
 struct Work {
@@ -78,6 +82,7 @@ impl Engine {
             kept: HashMap::new(),
             zero,
             room_for_mappings: 0,
+            is_patient: true,
         })
     }
 
@@ -101,6 +106,7 @@ impl Engine {
             self.check(area, flags)?;
         }
         check_locked(&range)?;
+        self.keep_meaning(&areas)?;
         if !self.connection.is_alive() {
             self.reconnect()?;
         }
@@ -111,6 +117,7 @@ impl Engine {
             self.page_map = Some(PageMap::open()?);
         }
         self.count_mappings()?;
+        self.is_patient = true;
         let mut work = Work {
             entries: Scratch::new(CHUNK_PAGES).while_doing("working memory")?,
             hashes: Scratch::new(CHUNK_PAGES).while_doing("working memory")?,
@@ -128,6 +135,26 @@ impl Engine {
         }
         fault::point("client.done");
         full.map_or(Ok(()), Err)
+    }
+
+    /// Sees to it that what is anonymous goes on behaving so when it is shared.
+    fn keep_meaning(&self, areas: &[Area]) -> Result<(), Error> {
+        for area in areas {
+            let is_noted = match self.kind(area) {
+                Kind::Anonymous => {
+                    stand_in::install()?;
+                    stand_in::advised::note(&area.range)
+                }
+                // Dropped, it reads from its file again.
+                Kind::File => stand_in::advised::forget(&area.range),
+                Kind::Store | Kind::Former => true,
+            };
+            if !is_noted {
+                let line = format!("{}: too many separate regions are advised", place(&area.range));
+                return Err(Error::new(libc::ENOMEM, line));
+            }
+        }
+        Ok(())
     }
 
     /// Gives a range private copies.
@@ -203,7 +230,9 @@ impl Engine {
         if area.shared {
             return refuse("a shared mapping, whose pages are shared already".into());
         }
-        if area.name.starts_with("[stack") || area.range.contains(&current_stack()) {
+        // Those of threads have no name; what is nothing but stack is refused, and stacks are left out of all else.
+        let is_stack = |range: &Range<usize>| range.start <= area.range.start && area.range.end <= range.end;
+        if area.name.starts_with("[stack") || threads::kept_out().iter().any(is_stack) {
             return refuse("a stack, which its thread is writing to".into());
         }
         if area.name.starts_with("[v") {
@@ -258,12 +287,21 @@ impl Engine {
             };
             let mut start = area.range.start;
             while start < area.range.end {
-                let end = (start + CHUNK_PAGES * PAGE_BYTES) / CHUNK_ALIGNMENT * CHUNK_ALIGNMENT;
+                let is_small = area.range.len() < CHUNK_PAGES * PAGE_BYTES;
+                let end = if is_small || start.is_multiple_of(CHUNK_ALIGNMENT) {
+                    start + CHUNK_PAGES * PAGE_BYTES
+                } else {
+                    // What comes then begins where huge pages begin, here and in its segment.
+                    start.next_multiple_of(CHUNK_ALIGNMENT)
+                };
                 let end = end.min(area.range.end);
                 let count = (end - start) / PAGE_BYTES;
                 let inserted_before = counts.inserted_pages;
                 self.look_up(area, start, count, work, counts)?;
                 self.give(start, count, work, counts, full)?;
+                let room = usize::try_from(self.room_for_mappings).unwrap_or(0) / 64;
+                counts.refused_pages +=
+                    plan::economise(&mut work.pages[..count], plan::most_extents(count).min(room)) as u64;
                 let site = Site {
                     start,
                     pages: &work.pages[..count],
@@ -296,12 +334,6 @@ fn cannot_hold(area: &Area, errno: rustix::io::Errno) -> Error {
         ),
         errno => Error::system(format!("{}: holding writers off (userfaultfd)", place(&area.range)), errno),
     }
-}
-
-/// An address in the stack of this thread.
-fn current_stack() -> usize {
-    let here = 0u8;
-    &raw const here as usize
 }
 
 fn check_locked(range: &Range<usize>) -> Result<(), Error> {

@@ -1,12 +1,12 @@
 //! What a range of addresses is: mappings, their protection, and which pages have been written. The kernel knows
 //! (PROCMAP_QUERY of Linux 6.11, else /proc/self/maps; /proc/self/pagemap).
 
-use std::fs::File;
 use std::ops::Range;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use rustix::ioctl::{self, Updater};
 use rustix::mm::ProtFlags;
 
 use crate::client::descriptor::Descriptor;
@@ -45,6 +45,34 @@ impl Area {
     }
 }
 
+/// The same, borrowed from whoever told it.
+pub struct View<'a> {
+    /// Its addresses.
+    pub range: Range<usize>,
+    /// What may be done with it.
+    pub readable: bool,
+    /// See `readable`.
+    pub writable: bool,
+    /// See `readable`.
+    pub executable: bool,
+    /// Whether writes are seen by others.
+    pub shared: bool,
+    /// Device and number of its file; none for anonymous memory.
+    pub file: Option<(u64, u64)>,
+    /// Where in the file it begins.
+    pub offset: u64,
+    /// The kernel's name for it.
+    pub name: &'a [u8],
+}
+
+impl From<View<'_>> for Area {
+    fn from(view: View<'_>) -> Area {
+        let View { range, readable, writable, executable, shared, file, offset, name } = view;
+        let name = String::from_utf8_lossy(name).into_owned();
+        Area { range, readable, writable, executable, shared, file, offset, name }
+    }
+}
+
 /// `struct procmap_query` of linux/fs.h.
 #[repr(C)]
 #[derive(Default)]
@@ -66,12 +94,15 @@ struct Query {
     build_id: u64,
 }
 
-const QUERY: libc::c_ulong = 0xC068_6611;
+const QUERY: ioctl::Opcode = 0xC068_6611;
 const _: () = assert!(size_of::<Query>() == 0x68);
 
-/// The mapping that holds `address` or is the next one above.
-fn query(maps: &File, address: usize) -> rustix::io::Result<Option<Area>> {
-    let mut name = [0u8; 256];
+/// The mapping that holds `address` or is the next one above. Its name goes to `name`.
+fn query<'a>(
+    maps: BorrowedFd<'_>,
+    address: usize,
+    name: &'a mut [u8; 256],
+) -> rustix::io::Result<Option<View<'a>>> {
     let mut about = Query {
         size: size_of::<Query>() as u64,
         flags: 0x10, // covering or next
@@ -80,32 +111,28 @@ fn query(maps: &File, address: usize) -> rustix::io::Result<Option<Area>> {
         name_bytes: name.len() as u32,
         ..Query::default()
     };
-    // SAFETY: the kernel fills `about` and `name`, which outlive the call, within the sizes given.
-    let failed = unsafe { libc::ioctl(maps.as_raw_fd(), QUERY, &raw mut about) } != 0;
-    if failed {
-        return match std::io::Error::last_os_error().raw_os_error() {
-            Some(libc::ENOENT) => Ok(None),
-            // A name too long for the buffer: it is some file's.
-            Some(libc::ENAMETOOLONG) => without_name(maps, address).map(Some),
-            error => Err(rustix::io::Errno::from_raw_os_error(error.unwrap_or(libc::EIO))),
-        };
+    match ask(maps, &mut about) {
+        Err(Errno::NOENT) => return Ok(None),
+        // A name too long for the buffer: it is some file's.
+        Err(Errno::NAMETOOLONG) => {
+            (about.name, about.name_bytes) = (0, 0);
+            ask(maps, &mut about)?;
+            return Ok(Some(view(&about, b"/")));
+        }
+        other => other?,
     }
-    let name = &name[..(about.name_bytes as usize).saturating_sub(1).min(name.len())];
-    Ok(Some(area(&about, String::from_utf8_lossy(name).into_owned())))
+    let bytes = (about.name_bytes as usize).saturating_sub(1).min(name.len());
+    Ok(Some(view(&about, &name[..bytes])))
 }
 
-fn without_name(maps: &File, address: usize) -> rustix::io::Result<Area> {
-    let mut about =
-        Query { size: size_of::<Query>() as u64, flags: 0x10, address: address as u64, ..Query::default() };
-    // SAFETY: as above, without a name.
-    if unsafe { libc::ioctl(maps.as_raw_fd(), QUERY, &raw mut about) } != 0 {
-        return Err(rustix::io::Errno::INVAL);
-    }
-    Ok(area(&about, "/".into()))
+fn ask(maps: BorrowedFd<'_>, about: &mut Query) -> rustix::io::Result<()> {
+    // By rustix, which leaves errno alone.
+    // SAFETY: the kernel fills `about`, and the name that it points to, within the sizes given.
+    unsafe { ioctl::ioctl(maps, Updater::<QUERY, Query>::new(about)) }
 }
 
-fn area(about: &Query, name: String) -> Area {
-    Area {
+fn view<'a>(about: &Query, name: &'a [u8]) -> View<'a> {
+    View {
         range: about.start as usize..about.end as usize,
         readable: about.rights & 1 != 0,
         writable: about.rights & 2 != 0,
@@ -118,20 +145,88 @@ fn area(about: &Query, name: String) -> Area {
     }
 }
 
+/// Shows every mapping of a range, in order and whole, without allocating and without the C library.
+///
+/// # Errors
+/// /proc is not there, or no descriptor is.
+pub fn each(range: &Range<usize>, mut act: impl FnMut(View<'_>)) -> rustix::io::Result<()> {
+    let maps = rustix::fs::open("/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let mut address = range.start;
+    while address < range.end {
+        let mut name = [0; 256];
+        match query(maps.as_fd(), address, &mut name) {
+            Ok(Some(view)) if view.range.start < range.end => {
+                address = view.range.end;
+                act(view);
+            }
+            Ok(_) => return Ok(()),
+            // An older kernel.
+            Err(_) => return each_line(maps.as_fd(), address..range.end, act),
+        }
+    }
+    Ok(())
+}
+
+fn each_line(
+    maps: BorrowedFd<'_>,
+    range: Range<usize>,
+    mut act: impl FnMut(View<'_>),
+) -> rustix::io::Result<()> {
+    let mut buffer = [0; 4096];
+    let mut filled = 0;
+    // The rest of a line that is longer than the buffer, which is some file's name.
+    let mut skips = false;
+    loop {
+        let read = match rustix::io::read(maps, &mut buffer[filled..]) {
+            Err(Errno::INTR) => continue,
+            other => other?,
+        };
+        if read == 0 {
+            return Ok(());
+        }
+        filled += read;
+        let mut start = 0;
+        while let Some(length) = buffer[start..filled].iter().position(|&byte| byte == b'\n') {
+            let line = &buffer[start..start + length];
+            start += length + 1;
+            if std::mem::take(&mut skips) {
+                continue;
+            }
+            match parse(line) {
+                Some(view) if view.range.start >= range.end => return Ok(()),
+                Some(view) if view.range.end > range.start => act(view),
+                _ => {}
+            }
+        }
+        if start == 0 && filled == buffer.len() {
+            if !skips
+                && let Some(view) = parse(&buffer)
+                && view.range.end > range.start
+                && view.range.start < range.end
+            {
+                act(view);
+            }
+            (skips, filled) = (true, 0);
+        } else {
+            buffer.copy_within(start..filled, 0);
+            filled -= start;
+        }
+    }
+}
+
 /// A line of /proc/self/maps.
-fn parse(line: &str) -> Option<Area> {
-    let (range, rest) = line.split_once(' ')?;
-    let (start, end) = range.split_once('-')?;
-    let (rights, rest) = rest.split_once(' ')?;
-    let (offset, rest) = rest.split_once(' ')?;
-    let (device, rest) = rest.split_once(' ')?;
-    let (inode, name) = rest.split_once(' ').unwrap_or((rest, ""));
-    let (major, minor) = device.split_once(':')?;
-    let rights = rights.as_bytes();
+fn parse(line: &[u8]) -> Option<View<'_>> {
+    let mut fields = line.splitn(6, |&byte| byte == b' ');
+    let mut next = || fields.next().and_then(|field| std::str::from_utf8(field).ok());
     let hexadecimal = |text| u64::from_str_radix(text, 16).ok();
-    let inode: u64 = inode.parse().ok()?;
+    let (start, end) = next()?.split_once('-')?;
+    let rights = next()?.as_bytes();
+    let offset = next()?;
+    let (major, minor) = next()?.split_once(':')?;
+    let inode: u64 = next()?.parse().ok()?;
+    let name = fields.next().unwrap_or_default().trim_ascii_start();
     let device = libc::makedev(hexadecimal(major)? as u32, hexadecimal(minor)? as u32);
-    Some(Area {
+    Some(View {
         range: hexadecimal(start)? as usize..hexadecimal(end)? as usize,
         readable: rights.first() == Some(&b'r'),
         writable: rights.get(1) == Some(&b'w'),
@@ -139,13 +234,8 @@ fn parse(line: &str) -> Option<Area> {
         shared: rights.get(3) == Some(&b's'),
         file: (inode != 0).then_some((device, inode)),
         offset: hexadecimal(offset)?,
-        name: name.trim_start().to_owned(),
+        name,
     })
-}
-
-fn maps() -> Result<File, Error> {
-    let file = rustix::fs::open("/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
-    Ok(File::from(file.while_doing("/proc/self/maps, which merging needs")?))
 }
 
 fn text() -> Result<String, Error> {
@@ -156,7 +246,7 @@ fn text() -> Result<String, Error> {
 
 /// All mappings.
 pub fn all() -> Result<Vec<Area>, Error> {
-    Ok(text()?.lines().filter_map(parse).collect())
+    Ok(text()?.lines().filter_map(|line| parse(line.as_bytes())).map(Area::from).collect())
 }
 
 /// The mappings of a range, cut to it.
@@ -164,23 +254,8 @@ pub fn all() -> Result<Vec<Area>, Error> {
 /// # Errors
 /// `ENOMEM` if some of it is not mapped.
 pub fn areas(range: &Range<usize>) -> Result<Vec<Area>, Error> {
-    let maps = maps()?;
     let mut found = Vec::new();
-    let mut address = range.start;
-    while address < range.end {
-        match query(&maps, address) {
-            Ok(Some(area)) => {
-                address = area.range.end;
-                found.push(area);
-            }
-            Ok(None) => break,
-            // An older kernel.
-            Err(_) => {
-                found = all()?;
-                break;
-            }
-        }
-    }
+    each(range, |view| found.push(Area::from(view))).while_doing("/proc/self/maps, which merging needs")?;
     covering(found, range)
 }
 
@@ -230,7 +305,7 @@ pub fn locked_in(range: &Range<usize>) -> Option<usize> {
             {
                 return Some(current.start.max(range.start));
             }
-        } else if let Some(area) = parse(line) {
+        } else if let Some(area) = parse(line.as_bytes()) {
             current = area.range;
         }
     }
@@ -256,6 +331,14 @@ pub struct PageMap(Descriptor);
 pub struct Entry(u64);
 
 impl Entry {
+    /// Of no page: what must be left alone. (The kernel sets no such bits together.)
+    pub const KEPT_OUT: Entry = Entry(u64::MAX);
+
+    /// Whether it is [`Entry::KEPT_OUT`].
+    pub fn is_kept_out(self) -> bool {
+        self.0 == u64::MAX
+    }
+
     /// Whether there is any memory behind it, here or in swap.
     pub fn is_there(self) -> bool {
         self.0 >> 62 != 0
@@ -311,15 +394,25 @@ mod tests {
 
     #[test]
     fn both_ways_agree() {
-        let by_text = all().unwrap();
-        let maps = maps().unwrap();
-        for area in by_text.iter().filter(|area| !area.name.starts_with("[v")) {
-            let Ok(Some(found)) = query(&maps, area.range.start) else { return };
-            // Others of this test's process come and go.
-            if found.range == area.range {
-                assert_eq!(found, *area);
-            }
+        let open = || rustix::fs::open("/proc/self/maps", OFlags::RDONLY, Mode::empty()).unwrap();
+        // Of this test's own: others come and go.
+        let memory = Mapping::anonymous(64 * PAGE_BYTES).unwrap();
+        let start = memory.start() as usize;
+        for part in 0..8 {
+            let (at, rights) = (start + part * 8 * PAGE_BYTES, rustix::mm::MprotectFlags::READ);
+            // SAFETY: ours.
+            unsafe { rustix::mm::mprotect(at as *mut _, 4 * PAGE_BYTES, rights).unwrap() };
         }
+        let range = start..start + 64 * PAGE_BYTES;
+        let mut by_text: Vec<Area> = Vec::new();
+        each_line(open().as_fd(), range.clone(), |view| by_text.push(view.into())).unwrap();
+        let mut by_query: Vec<Area> = Vec::new();
+        each(&range, |view| by_query.push(view.into())).unwrap();
+        assert!(by_text.len() >= 16);
+        assert_eq!(by_text, by_query);
+        let mut everything = 0;
+        each_line(open().as_fd(), 0..usize::MAX, |_| everything += 1).unwrap();
+        assert!(everything >= by_text.len() + 10, "longer than the buffer");
     }
 
     #[test]

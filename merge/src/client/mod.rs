@@ -10,7 +10,9 @@ mod memory;
 mod plan;
 mod remap;
 mod scratch;
+mod stand_in;
 mod statistics;
+mod threads;
 
 use std::cell::UnsafeCell;
 use std::ops::Range;
@@ -83,8 +85,8 @@ fn mutex() -> &'static Mutex<State> {
     STATE.get_or_init(|| Mutex::new(State { birthmark: Birthmark::new(), ..State::default() }))
 }
 
-/// The state, held from before a fork to after it, so that the child gets it whole.
-struct Forking(UnsafeCell<Option<MutexGuard<'static, State>>>);
+/// The state, held from before a fork to after it, so that the child gets it whole; and what stands in, likewise.
+struct Forking(UnsafeCell<Option<(MutexGuard<'static, State>, stand_in::Held)>>);
 
 // SAFETY: touched only between prepare and parent or child, by the one thread that holds the guard in it.
 unsafe impl Sync for Forking {}
@@ -98,7 +100,7 @@ fn lock() -> MutexGuard<'static, State> {
 extern "C" fn before_fork() {
     let guard = lock();
     // SAFETY: the guard is ours, so nobody else is between prepare and parent or child.
-    unsafe { *FORKING.0.get() = Some(guard) };
+    unsafe { *FORKING.0.get() = Some((guard, stand_in::hold())) };
 }
 
 extern "C" fn after_fork() {

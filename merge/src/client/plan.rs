@@ -28,7 +28,11 @@ pub enum Page {
     Kept,
     /// To be given to the store.
     Given,
-    /// Left alone: it has been written meanwhile, or the store is full.
+    /// About to be given to the store by another program.
+    Awaited,
+    /// In the store, but stays private: a mapping of its own would save too little, and it is one page in an extent.
+    Own,
+    /// Left alone: it has been written meanwhile, the store is full, or a mapping for it would save too little.
     Left,
 }
 
@@ -94,7 +98,7 @@ pub fn extents(pages: &[Page]) -> impl Iterator<Item = Extent> + '_ {
         let first = i;
         let mut last = i;
         loop {
-            let bridge = run_end(pages, last + 1, |page| page == Page::Kept);
+            let bridge = run_end(pages, last + 1, |page| matches!(page, Page::Kept | Page::Own));
             if bridge - last - 1 > LONGEST_BRIDGE || !continues(pages, last, bridge) {
                 break;
             }
@@ -103,6 +107,55 @@ pub fn extents(pages: &[Page]) -> impl Iterator<Item = Extent> + '_ {
         i = last + 1;
         Some(Extent { first, pages: i - first, segment, at: page })
     })
+}
+
+/// Extents that so many pages may come to: a mapping costs the kernel memory and every later call time, and a process may have
+/// 65,530 of them.
+pub fn most_extents(pages: usize) -> usize {
+    pages / 64 + 8
+}
+
+/// Gives up extents where they save least until there are no more than `most`. A short one inside another stays private
+/// and lets that be one; other short ones are left alone. Says how many pages stay private that were in the store.
+pub fn economise(pages: &mut [Page], most: usize) -> usize {
+    let in_store = |pages: &[Page]| pages.iter().filter(|page| matches!(page, Page::Stored { .. })).count();
+    let before = in_store(pages);
+    let mut least = 2;
+    while least <= pages.len() && extents(pages).count() > most {
+        bridge(pages, least);
+        let short: Vec<Extent> = if extents(pages).count() > most {
+            extents(pages).filter(|e| in_store(&pages[e.first..e.first + e.pages]) < least).collect()
+        } else {
+            Vec::new()
+        };
+        for extent in short {
+            pages[extent.first..extent.first + extent.pages].fill(Page::Left);
+        }
+        least *= 2;
+    }
+    before - in_store(pages)
+}
+
+/// Makes one extent of two that continue each other over a gap of less than `least` pages.
+fn bridge(pages: &mut [Page], least: usize) {
+    let mut i = 0;
+    while i < pages.len() {
+        let ends = (i + 2..=i + LONGEST_BRIDGE.min(least - 1) + 1).find(|&to| continues(pages, i, to));
+        let is_private =
+            |page: &Page| matches!(page, Page::Stored { .. } | Page::Kept | Page::Own | Page::Left);
+        let Some(to) =
+            ends.filter(|&to| !continues(pages, i, i + 1) && pages[i + 1..to].iter().all(is_private))
+        else {
+            i += 1;
+            continue;
+        };
+        for page in &mut pages[i + 1..to] {
+            if *page != Page::Kept {
+                *page = Page::Own;
+            }
+        }
+        i = to;
+    }
 }
 
 /// The runs of pages that are `which`.
@@ -160,6 +213,32 @@ mod tests {
         assert_eq!(extents(&pages).count(), 0);
     }
 
+    #[test]
+    fn scattered_pages_of_other_segments_do_not_break_an_extent() {
+        // Every 20th page is in another segment, as it is where each program has other private pages.
+        let scattered = |i: usize| {
+            if i % 20 == 19 { Page::Stored { segment: 9, page: i as u32 / 20 } } else { stored(i as u32) }
+        };
+        let mut pages: Vec<Page> = (0..4096).map(scattered).collect();
+        assert_eq!(extents(&pages).count(), 409);
+        let private = economise(&mut pages, most_extents(4096));
+        assert_eq!((extents(&pages).count(), private), (1, 204));
+    }
+
+    #[test]
+    fn pages_in_another_order_are_left_where_the_budget_ends() {
+        let mut pages: Vec<Page> = (0..4096u32).map(|i| stored(i * 1021 % 4096)).collect();
+        pages[1000..1200].iter_mut().enumerate().for_each(|(i, page)| *page = stored(i as u32));
+        economise(&mut pages, most_extents(4096));
+        assert_eq!(
+            extents(&pages).collect::<Vec<_>>(),
+            [Extent { first: 1000, pages: 200, segment: 1, at: 0 }]
+        );
+        let mut few = vec![stored(7), stored(3), stored(5)];
+        assert_eq!(economise(&mut few, most_extents(3)), 0);
+        assert_eq!(extents(&few).count(), 3);
+    }
+
     fn page() -> impl Strategy<Value = Page> {
         prop_oneof![
             Just(Page::Same),
@@ -212,6 +291,15 @@ mod tests {
                 }
                 let is_stored = matches!(page, Page::Stored { .. });
                 prop_assert!(covered[i] || !is_stored);
+            }
+            let mut fewer = pages.clone();
+            let private = economise(&mut fewer, 2);
+            prop_assert!(extents(&fewer).count() <= 2);
+            let stored = |pages: &[Page]| pages.iter().filter(|p| matches!(p, Page::Stored { .. })).count();
+            prop_assert_eq!(stored(&fewer) + private, stored(&pages));
+            for (page, was) in fewer.iter().zip(&pages) {
+                let given_up = matches!(page, Page::Own | Page::Left) && matches!(was, Page::Stored { .. } | Page::Left | Page::Kept);
+                prop_assert!(page == was || given_up);
             }
             let given: usize = runs(&pages, Page::Given).map(|run| run.len()).sum();
             prop_assert_eq!(given, pages.iter().filter(|page| **page == Page::Given).count());

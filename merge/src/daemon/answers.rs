@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 
 use crate::daemon::figures::Figures;
 use crate::daemon::store::{Refused, Store};
+use crate::daemon::strangers::Stranger;
 use crate::protocol::{Answer, Refusal, Request, VERSION};
 
 /// An answer and the file beside it.
@@ -28,7 +29,7 @@ pub fn answer(
     figures: &mut Figures,
     client: u64,
     request: Request,
-    file: Option<OwnedFd>,
+    file: Option<Stranger>,
 ) -> Reply {
     let reply = match (request, file) {
         (Request::Hello { version: VERSION }, None) => {
@@ -44,7 +45,7 @@ pub fn answer(
         (Request::Index, None) => with_index(store, Answer::Index),
         (Request::Offer { pages }, Some(file)) => {
             figures.offered_pages_total += pages as u64;
-            match store.offer(file, pages as usize) {
+            match store.offer(client, file, pages as usize) {
                 Ok(taken) => {
                     figures.new_pages_total += taken.new_pages as u64;
                     let new_pages = taken.new_pages;
@@ -65,6 +66,7 @@ pub fn answer(
             Ok(()) => (Answer::Noted, None),
             Err(why) => refused(why),
         },
+        (Request::Claim { pages }, None) => (Answer::Claimed { yours: store.claim(client, &pages) }, None),
         (request, file) => {
             let with = if file.is_some() { "with" } else { "without" };
             refused((Refusal::Wrong, format!("{request:?} {with} a file")))

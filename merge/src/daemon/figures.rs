@@ -38,6 +38,8 @@ figures! {
     index_bytes: gauge,
     /// Pages known that clients keep for themselves
     private_pages: gauge,
+    /// Pages that the daemon has copied from small offers, and pays for
+    copied_pages: gauge,
     /// Connections accepted
     connections_total: counter,
     /// Connections closed because of what came over them

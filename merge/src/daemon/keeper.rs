@@ -204,7 +204,7 @@ mod tests {
         let mut named = Vec::new();
         for _ in 0..3 {
             let mut buffer = [0; 256];
-            let got = channel::receive(&manager, &mut buffer, rustix::net::RecvFlags::empty()).unwrap();
+            let got = channel::receive(&manager, &mut buffer, rustix::net::RecvFlags::empty(), true).unwrap();
             let text = String::from_utf8_lossy(&buffer[..got.bytes]).into_owned();
             let name = text.strip_prefix("FDSTORE=1\nFDNAME=").unwrap().to_owned();
             named.push((name, got.file.unwrap()));

@@ -5,14 +5,18 @@
 //! Nothing that a client sends is believed: files are checked for their seals and hashed here.
 
 mod answers;
+mod budget;
+mod claims;
 mod domain;
 mod figures;
 mod keeper;
+mod lock;
 mod metrics;
 mod packed;
 mod server;
 mod service;
 mod store;
+mod strangers;
 
 pub use domain::Rule;
 pub use metrics::Endpoint;

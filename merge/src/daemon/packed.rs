@@ -3,7 +3,7 @@
 
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{FallocateFlags, SealFlags};
+use rustix::fs::{FallocateFlags, Mode, SealFlags};
 use rustix::io;
 
 use crate::mapping::Mapping;
@@ -21,6 +21,8 @@ impl Packed {
     /// An empty one, and its read-only opening.
     pub fn new() -> io::Result<(Packed, OwnedFd)> {
         let file = segment::create()?;
+        // For nobody else to open anew for writing, and to add seals. (Whoever is the same user may; it changes no page.)
+        rustix::fs::fchmod(&file, Mode::RUSR)?;
         let bytes = MOST_PAGES * PAGE_BYTES;
         rustix::fs::ftruncate(&file, bytes as u64)?;
         let memory = Mapping::shared(&file, bytes, true)?;

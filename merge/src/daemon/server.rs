@@ -1,9 +1,8 @@
 //! Accepts connections, finds out whose they are, and hands them to their domain's thread. Serves /metrics.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,9 +11,11 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use crate::daemon::budget::Budget;
 use crate::daemon::domain::{self, Domain, Rule};
 use crate::daemon::figures::Board;
 use crate::daemon::keeper::{self, Keeper};
+use crate::daemon::lock::Lock;
 use crate::daemon::metrics::{Endpoint, Listener, Visitor, remove_socket};
 use crate::daemon::service::{self, Door, Newcomer};
 use crate::daemon::store::{Limits, Store};
@@ -52,9 +53,10 @@ pub struct Server {
     board: Arc<Board>,
     limits: Limits,
     keeper: Arc<Keeper>,
+    budget: Arc<Budget>,
     last_complaint: Option<Instant>,
     /// Held as long as the daemon lives: two on one socket would be none.
-    _lock: File,
+    _lock: Lock,
 }
 
 impl Server {
@@ -73,7 +75,7 @@ impl Server {
         let files = raise_file_limit();
         // No domain takes more than a quarter of the daemon's files for its segments, or an eighth for its clients.
         configuration.most_clients = configuration.most_clients.min(files / 8);
-        let lock = lock(&configuration)?;
+        let lock = Lock::take(&configuration.socket)?;
         let listener = listen(&configuration)?;
         let metrics = match &configuration.metrics {
             None => None,
@@ -93,12 +95,13 @@ impl Server {
             board: Arc::default(),
             limits,
             keeper: Arc::new(Keeper::from_environment()),
+            budget: Arc::new(Budget::of_machine(limits.pages)),
             last_complaint: None,
             _lock: lock,
         };
         for kept in keeper::kept() {
             let domain = kept.0.domain.clone();
-            let store = Store::restore(kept, limits, server.keeper.clone())?;
+            let store = Store::restore(kept, limits, server.keeper.clone(), server.budget.clone())?;
             let door = server.start(&domain, store)?;
             server.doors.insert(domain, door);
         }
@@ -183,7 +186,8 @@ impl Server {
         if self.doors.len() >= MOST_DOMAINS {
             return Err(Error::new(libc::EAGAIN, format!("no store for {domain}: there are {MOST_DOMAINS}")));
         }
-        self.start(domain, Store::new(domain.clone(), self.limits, self.keeper.clone())?)
+        let store = Store::new(domain.clone(), self.limits, self.keeper.clone(), self.budget.clone())?;
+        self.start(domain, store)
     }
 
     fn start(&self, domain: &Domain, store: Store) -> Result<Door, Error> {
@@ -222,41 +226,6 @@ fn raise_file_limit() -> usize {
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
     getrlimit(Resource::Nofile).current.map_or(1 << 16, |files| files as usize)
-}
-
-fn lock(configuration: &Configuration) -> Result<File, Error> {
-    let socket = &configuration.socket;
-    let failed = |what: &str, error: std::io::Error| {
-        let line = format!("{what} {}: {error}", socket.display());
-        Error::new(error.raw_os_error().unwrap_or(libc::EIO), line)
-    };
-    if let Some(folder) = socket.parent()
-        && !folder.as_os_str().is_empty()
-        && !folder.exists()
-    {
-        // The system's store is for all users, a user's own for nobody else.
-        let mode = if rustix::process::geteuid().is_root() { 0o755 } else { 0o700 };
-        std::fs::DirBuilder::new()
-            .recursive(true)
-            .mode(mode)
-            .create(folder)
-            .map_err(|error| failed("cannot make the folder of", error))?;
-    }
-    let path = socket.with_extension("lock");
-    let file = File::options()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .custom_flags(libc::O_NOFOLLOW)
-        .open(&path)
-        .map_err(|error| failed("cannot open the lock of", error))?;
-    match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(_) => Err(Error::new(
-            libc::EADDRINUSE,
-            format!("another page store serves {}: stop it, or choose another socket", socket.display()),
-        )),
-    }
 }
 
 fn listen(configuration: &Configuration) -> Result<OwnedFd, Error> {

@@ -16,6 +16,7 @@ use crate::daemon::answers;
 use crate::daemon::domain::{Domain, Peer};
 use crate::daemon::figures::{Board, Figures};
 use crate::daemon::store::Store;
+use crate::daemon::strangers::{self, Stranger};
 use crate::error::{Error, While};
 use crate::fault;
 use crate::protocol::{Answer, MOST_BYTES, Refusal, Request};
@@ -80,6 +81,8 @@ impl Drop for Door {
 struct Client {
     socket: OwnedFd,
     peer: Peer,
+    /// Whether it has said hello.
+    is_known: bool,
 }
 
 struct Service {
@@ -202,7 +205,7 @@ impl Service {
                     }
                     tracing::debug!("process {pid} of {} is client {token}", self.domain);
                     self.figures.connections_total += 1;
-                    self.clients.insert(token, Client { socket, peer });
+                    self.clients.insert(token, Client { socket, peer, is_known: false });
                 }
                 Err(std::sync::mpsc::TryRecvError::Empty) => return true,
                 Err(std::sync::mpsc::TryRecvError::Disconnected) => return false,
@@ -211,23 +214,37 @@ impl Service {
     }
 
     fn serve(&mut self, token: u64) {
-        let Some(client) = self.clients.get(&token) else { return };
-        let received = match channel::receive(&client.socket, &mut self.buffer, RecvFlags::DONTWAIT) {
+        let Some(client) = self.clients.get_mut(&token) else { return };
+        let flags = RecvFlags::DONTWAIT;
+        // First what it says, so that a file is taken only where one is wanted, from whom it is.
+        let request = match channel::peek(&client.socket, &mut self.buffer, flags) {
             Err(Errno::AGAIN) => return,
             Err(errno) => return self.expel(token, &format!("message: {errno}")),
-            Ok(received) if received.bytes == 0 => return self.forget(token),
+            Ok(0) => return self.forget(token),
+            Ok(bytes) => Request::decode(&self.buffer[..bytes]),
+        };
+        let Ok(request) = request else { return self.expel(token, "malformed message") };
+        let is_hello = matches!(request, Request::Hello { .. });
+        if !client.is_known && !is_hello {
+            return self.expel(token, "a request before hello");
+        }
+        client.is_known = true;
+        let wants_file = matches!(request, Request::Offer { .. }) && strangers::may_come();
+        let received = match channel::receive(&client.socket, &mut self.buffer, flags, wants_file) {
+            Err(errno) => return self.expel(token, &format!("message: {errno}")),
             Ok(received) => received,
         };
         fault::point("store.received");
-        let Ok(request) = Request::decode(&self.buffer[..received.bytes]) else {
-            return self.expel(token, "malformed message");
-        };
+        let file = received.file.map(Stranger::new);
+        if received.left_files && !(wants_file && file.is_some()) {
+            return self.expel(token, "a file that is not wanted");
+        }
         let user = client.peer.user;
-        let (answer, file) = if request == Request::Status && received.file.is_none() {
+        let (answer, file) = if request == Request::Status && file.is_none() {
             self.figures.requests_total += 1;
             (self.status(user), None)
         } else {
-            answers::answer(&mut self.store, &mut self.figures, token, request, received.file)
+            answers::answer(&mut self.store, &mut self.figures, token, request, file)
         };
         let Some(client) = self.clients.get(&token) else { return };
         let flags = SendFlags::DONTWAIT;

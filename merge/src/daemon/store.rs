@@ -4,16 +4,19 @@ use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use crate::daemon::budget::{Budget, Copied};
+use crate::daemon::claims::Claims;
 use crate::daemon::domain::Domain;
 use crate::daemon::figures::Figures;
 use crate::daemon::keeper::{Keeper, Kept, Passport};
 use crate::daemon::packed::Packed;
+use crate::daemon::strangers::Stranger;
 use crate::error::{Error, While};
 use crate::fault;
 use crate::index::{FEWEST_LINES, Location, Writer};
 use crate::page::{PAGE_BYTES, PageHash, SECRET_BYTES, Secret};
 use crate::protocol::Refusal;
-use crate::segment::{self, MOST_PAGES, Use};
+use crate::segment::{self, Flaw, MOST_PAGES, Use};
 
 /// Offers of fewer pages are copied into a segment that they share with others.
 const PACK_BELOW: usize = 512;
@@ -25,6 +28,8 @@ struct Segment {
     file: OwnedFd,
     pages: Vec<PageHash>,
     room: u32,
+    /// Whether the daemon has copied its pages.
+    is_common: bool,
 }
 
 /// How much a store may hold.
@@ -50,6 +55,9 @@ pub type Refused = (Refusal, String);
 /// A domain's store.
 pub struct Store {
     keeper: Arc<Keeper>,
+    budget: Arc<Budget>,
+    copied: Copied,
+    claims: Claims,
     has_complained: bool,
     identity: u64,
     secret: Secret,
@@ -68,7 +76,12 @@ pub struct Store {
 
 impl Store {
     /// An empty store of at most so many pages in so many segments.
-    pub fn new(domain: Domain, limits: Limits, keeper: Arc<Keeper>) -> Result<Store, Error> {
+    pub fn new(
+        domain: Domain,
+        limits: Limits,
+        keeper: Arc<Keeper>,
+        budget: Arc<Budget>,
+    ) -> Result<Store, Error> {
         let mut secret = [0; SECRET_BYTES];
         let mut identity = [0; 8];
         for part in [&mut secret[..], &mut identity[..]] {
@@ -80,12 +93,20 @@ impl Store {
         }
         let passport = Passport { domain, identity: u64::from_le_bytes(identity), secret };
         keeper.keep_passport(&passport);
-        Store::of(&passport, limits, keeper)
+        Store::of(&passport, limits, keeper, budget)
     }
 
-    fn of(passport: &Passport, limits: Limits, keeper: Arc<Keeper>) -> Result<Store, Error> {
+    fn of(
+        passport: &Passport,
+        limits: Limits,
+        keeper: Arc<Keeper>,
+        budget: Arc<Budget>,
+    ) -> Result<Store, Error> {
         Ok(Store {
             keeper,
+            budget,
+            copied: Copied::default(),
+            claims: Claims::default(),
             has_complained: false,
             identity: passport.identity,
             secret: Secret::new(passport.secret),
@@ -103,8 +124,13 @@ impl Store {
     }
 
     /// A store that was kept while the daemon was away. Its pages are hashed again.
-    pub fn restore((passport, files): Kept, limits: Limits, keeper: Arc<Keeper>) -> Result<Store, Error> {
-        let mut store = Store::of(&passport, limits, keeper)?;
+    pub fn restore(
+        (passport, files): Kept,
+        limits: Limits,
+        keeper: Arc<Keeper>,
+        budget: Arc<Budget>,
+    ) -> Result<Store, Error> {
+        let mut store = Store::of(&passport, limits, keeper, budget)?;
         for (number, file) in files {
             store.next_segment = store.next_segment.max(number.saturating_add(1));
             if let Err((_, line)) = store.take_back(number, file) {
@@ -124,13 +150,16 @@ impl Store {
         let filled = (about.st_blocks as usize / (PAGE_BYTES / 512)).min(room);
         let hashes = self.hash_all(&file, filled)?;
         self.make_room(filled)?;
+        if !self.budget.take(filled) {
+            return Err(self.all_full());
+        }
         for (page, &hash) in hashes.iter().enumerate() {
             if !self.has(hash) {
                 self.index.put(hash, Location::Stored { segment: number, page: page as u32 });
             }
         }
         self.pages += filled;
-        self.segments.insert(number, Segment { file, pages: hashes, room: room as u32 });
+        self.segments.insert(number, Segment { file, pages: hashes, room: room as u32, is_common: false });
         Ok(())
     }
 
@@ -138,6 +167,8 @@ impl Store {
     pub fn count(&self, figures: &mut Figures) {
         figures.store_pages = self.pages as u64;
         figures.store_limit_pages = self.most_pages as u64;
+        let common = self.segments.values().filter(|segment| segment.is_common);
+        figures.copied_pages = common.map(|segment| segment.pages.len() as u64).sum();
         figures.segments = self.segments.len() as u64;
         figures.index_entries = self.index.entries() as u64;
         figures.index_bytes = self.index.bytes() as u64;
@@ -165,25 +196,58 @@ impl Store {
     }
 
     /// Takes over a segment of a client, as far as its contents are new.
-    pub fn offer(&mut self, file: OwnedFd, pages: usize) -> Result<Taken, Refused> {
-        segment::check(&file, pages).map_err(|flaw| {
+    pub fn offer(&mut self, client: u64, file: Stranger, pages: usize) -> Result<Taken, Refused> {
+        self.claims.release(client);
+        let checked = file.file().map_or(Err(Flaw::NotMemory), |file| segment::check(file, pages));
+        checked.map_err(|flaw| {
             (Refusal::Wrong, format!("the offered file is no sealed segment of {pages} pages: {flaw:?}"))
         })?;
+        let file = file.into_memory().ok_or_else(|| no_file(rustix::io::Errno::BADF))?;
         let hashes = self.hash_all(&file, pages)?;
         fault::point("store.hashed");
         let new_pages = hashes.iter().filter(|hash| !self.has(**hash)).count();
         if new_pages == 0 {
             return Ok(Taken { new_pages: 0, at: None });
         }
-        let is_small = pages < PACK_BELOW;
-        let more = if is_small { new_pages } else { pages };
-        if self.pages + more > self.most_pages {
+        // What is small is copied, so that a model of many small tensors is not many files; but not for long at the daemon's
+        // cost.
+        let is_common = pages < PACK_BELOW
+            && self.copied.take(
+                &self.budget,
+                client,
+                new_pages,
+                self.segments.len() < self.most_segments / 2,
+            );
+        let more = if is_common { new_pages } else { pages };
+        let refused = if self.pages + more > self.most_pages {
             let (held, most) = (self.pages / 256, self.most_pages / 256);
-            return Err((Refusal::Full, format!("the page store is full: it holds {held} of {most} MiB")));
+            Some((Refusal::Full, format!("the page store is full: it holds {held} of {most} MiB")))
+        } else if !self.budget.take(more) {
+            Some(self.all_full())
+        } else {
+            None
+        };
+        if let Some(refused) = refused {
+            if is_common {
+                Copied::give_back(&self.budget, new_pages);
+            }
+            return Err(refused);
         }
-        self.make_room(new_pages)?;
-        let (segment, new_pages) =
-            if is_small { self.pack(&file, &hashes)? } else { self.keep(file, hashes)? };
+        let before = self.pages;
+        let taken = self
+            .make_room(new_pages)
+            .and_then(|()| if is_common { self.pack(&file, &hashes) } else { self.keep(file, hashes) });
+        // Pages that came twice were copied once.
+        let added = self.pages - before;
+        self.budget.give_back(more - added);
+        match &taken {
+            Ok((segment, _)) if is_common => {
+                self.copied.put(&self.budget, client, *segment, added, new_pages - added);
+            }
+            Err(_) if is_common => Copied::give_back(&self.budget, new_pages),
+            _ => {}
+        }
+        let (segment, new_pages) = taken?;
         fault::point("store.indexed");
         let at = self.attach(segment).map(|(file, room)| (segment, file, room));
         Ok(Taken { new_pages, at })
@@ -211,8 +275,26 @@ impl Store {
         Ok(())
     }
 
+    /// Which of these pages a client is to offer; the others are there, or another client's that is about to.
+    pub fn claim(&mut self, client: u64, pages: &[PageHash]) -> Vec<u8> {
+        let Store { claims, index, .. } = self;
+        claims.claim(client, pages, |page| matches!(index.find(page), Some(Location::Stored { .. })))
+    }
+
+    fn all_full(&self) -> Refused {
+        let (most, held) = self.budget.pages();
+        let line = format!(
+            "the page stores of all domains are full: they hold {} of {} MiB",
+            held / 256,
+            most / 256
+        );
+        (Refusal::Full, line)
+    }
+
     /// Forgets what a client kept.
     pub fn client_has_gone(&mut self, client: u64) {
+        self.claims.release(client);
+
         for page in self.elsewhere.remove(&client).unwrap_or_default() {
             self.index.remove(page, Location::Elsewhere);
             self.elsewhere_pages -= 1;
@@ -244,6 +326,10 @@ impl Store {
             let Some(segment) = self.segments.remove(&number) else { continue };
             self.keeper.drop_segment(self.identity, number);
             self.pages -= segment.pages.len();
+            self.budget.give_back(segment.pages.len());
+            if segment.is_common {
+                self.copied.free(&self.budget, number, segment.pages.len());
+            }
             for (page, hash) in segment.pages.into_iter().enumerate() {
                 self.index.remove(hash, Location::Stored { segment: number, page: page as u32 });
             }
@@ -296,7 +382,7 @@ impl Store {
         self.pages += hashes.len();
         let room = hashes.len() as u32;
         self.keeper.keep_segment(self.identity, number, &file);
-        self.segments.insert(number, Segment { file, pages: hashes, room });
+        self.segments.insert(number, Segment { file, pages: hashes, room, is_common: false });
         Ok((number, new_pages))
     }
 
@@ -340,7 +426,10 @@ impl Store {
             let (packed, file) = Packed::new().map_err(no_file)?;
             let number = self.number()?;
             self.keeper.keep_segment(self.identity, number, &file);
-            self.segments.insert(number, Segment { file, pages: Vec::new(), room: MOST_PAGES as u32 });
+            self.segments.insert(
+                number,
+                Segment { file, pages: Vec::new(), room: MOST_PAGES as u32, is_common: true },
+            );
             self.packed = Some((number, packed));
         }
         match &self.packed {
@@ -395,6 +484,12 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
+        for segment in self.segments.values() {
+            self.budget.give_back(segment.pages.len());
+            if segment.is_common {
+                Copied::give_back(&self.budget, segment.pages.len());
+            }
+        }
         if self.segments.is_empty() {
             self.keeper.drop_passport(self.identity);
         }
@@ -422,8 +517,12 @@ mod tests {
             }
             file
         };
-        let store =
-            Store::restore((passport, [(1, file(true)), (2, file(false))].into()), limits, Arc::default());
+        let store = Store::restore(
+            (passport, [(1, file(true)), (2, file(false))].into()),
+            limits,
+            Arc::default(),
+            Arc::new(Budget::new(16, 16)),
+        );
         let store = store.unwrap();
         assert_eq!(store.segments.keys().collect::<Vec<_>>(), [&1]);
     }

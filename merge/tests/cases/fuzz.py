@@ -11,7 +11,7 @@ import threading
 import time
 
 from store import Gone, Puppet, Skip, Store, check
-from wire import ATTACH, FINAL, HELLO, INDEX, OFFER, PRIVATE, STATUS, TAKEN, Wire, memory, page, words
+from wire import ATTACH, FINAL, HELLO, INDEX, OFFER, PRIVATE, SPOKEN, STATUS, TAKEN, Wire, memory, page, words
 
 SECONDS = {"short": 4, "long": 150}
 
@@ -69,7 +69,7 @@ def session(chance, store):
         contextlib.suppress(BrokenPipeError, ConnectionResetError),
     ):
         if chance.random() < 0.8:
-            wire.ask(words(HELLO, 1))
+            wire.ask(words(HELLO, SPOKEN))
         for _ in range(chance.randrange(1, 12)):
             kind = chance.randrange(6)
             files = []
@@ -79,7 +79,7 @@ def session(chance, store):
                 message = words(OFFER, count)
             else:
                 message = [
-                    words(HELLO, 1),
+                    words(HELLO, SPOKEN),
                     words(INDEX),
                     words(ATTACH, chance.randrange(40)),
                     words(PRIVATE) + chance.randbytes(16 * chance.randrange(20)),

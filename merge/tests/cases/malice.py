@@ -29,6 +29,7 @@ from wire import (
     PAGE,
     PRIVATE,
     REFUSED,
+    SPOKEN,
     STATUS,
     TAKEN,
     WELCOME,
@@ -48,7 +49,7 @@ def nonsense(built, options):
 
     def one(store):
         whole = [
-            words(HELLO, 1),
+            words(HELLO, SPOKEN),
             words(INDEX),
             words(OFFER, 1),
             words(ATTACH, 1),
@@ -73,7 +74,7 @@ def nonsense(built, options):
                         break
         for numbers in [
             (HELLO, 0),
-            (HELLO, 2),
+            (HELLO, 1),
             (HELLO, 0xFFFFFFFF),
             (OFFER, 0),
             (OFFER, 0xFFFFFFFF),
@@ -81,7 +82,7 @@ def nonsense(built, options):
             (ATTACH, 0),
             (ATTACH, 0xFFFFFFFF),
             (0,),
-            (7,),
+            (9,),
             (0xFFFFFFFF,),
         ]:
             with Wire(store) as wire:
@@ -91,7 +92,10 @@ def nonsense(built, options):
             wire.ask(words(PRIVATE) + bytes(16 * 4096))
         with Wire(store, hello=False) as wire:
             kind, _ = wire.ask(words(OFFER, 1))
-            check(kind in (0, REFUSED), f"an offer before hello was answered with {kind}")
+            check(kind == 0, f"an offer before hello was answered with {kind}")
+        with Wire(store, hello=False) as wire:
+            kind, said = wire.offer(page(1, b"before hello") * 2)
+            check(kind == 0, f"a file before hello was answered with {kind} {said}")
 
     with attacked(built) as (store, witness):
         as_user(NOBODY, lambda: one(store))
@@ -364,7 +368,7 @@ def replays(built, options):
             kind, (new, *_) = wire.offer(b"".join(page(n, b"replay") for n in range(600)))
             check(kind == TAKEN and new == 0, f"the same offer again has {new} new pages")
             for _ in range(3):
-                kind, _ = wire.ask(words(HELLO, 1))
+                kind, _ = wire.ask(words(HELLO, SPOKEN))
                 check(kind in (0, WELCOME, REFUSED), f"hello again: {kind}")
         pages = store.metrics()["pages"]
         until(
@@ -376,6 +380,36 @@ def replays(built, options):
             check(kind == REFUSED and body[:4] == words(GONE), f"a segment that is gone: {kind} {body!r}")
             kind, (new, again, _) = wire.offer(b"".join(page(n, b"replay") for n in range(600)))
             check(kind == TAKEN and new == 600 and again != segment, "a segment's number is used twice")
+
+
+def common_segment(built, options):
+    """Small offers come to lie in a file of the store's: nobody else opens it for writing, and seals that
+    its own user adds do not stop the store."""
+
+    def small(wire, word):
+        kind, said = wire.offer(b"".join(page(n, word) for n in range(100)))
+        check(kind == TAKEN and said[0] == 100, f"a small offer: {kind} {said}")
+        return f"/proc/self/fd/{wire.files[-1]}"
+
+    def stranger(store):
+        with Wire(store) as wire, contextlib.suppress(PermissionError):
+            os.close(os.open(small(wire, b"stranger"), os.O_RDWR))
+            check(False, "another user's process opens a common segment for writing")
+
+    with attacked(built) as (store, witness):
+        if os.geteuid() == 0:
+            as_user(NOBODY, lambda: stranger(store))
+        with Wire(store) as wire:
+            path = small(wire, b"own")
+            with contextlib.suppress(PermissionError):
+                opened = os.open(path, os.O_RDWR)
+                fcntl.fcntl(opened, fcntl.F_ADD_SEALS, F_SEAL_SEAL)
+                worked = attempts_to_write(opened)
+                check(not worked, f"it can be written to: {', '.join(worked)}")
+                os.close(opened)
+            for n in range(60):  # beyond the end of the segment
+                small(wire, b"own %d" % n)
+        undisturbed(store, witness)
 
 
 def false_store(built, options):
@@ -486,6 +520,7 @@ TESTS = {
     "other domains": other_domains,
     "inference by time": inference_by_time,
     "replays": replays,
+    "common segment": common_segment,
     "ended in the middle": ended_in_the_middle,
     "false store": false_store,
     "socket path": socket_path,

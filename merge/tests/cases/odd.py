@@ -4,9 +4,26 @@ import os
 import shutil
 import subprocess
 
-from store import BUILD, Puppet, Skip, Store, check, status_text
+from store import BUILD, NOBODY, Puppet, Skip, Store, as_user, check, status_text
 
 from cases.errors import ask
+
+
+def threads(built, options):
+    """Where only the userfaultfd for user mode is permitted."""
+    if os.geteuid() != 0:
+        return program("threads")(built, options)
+    with Store(built, uid=NOBODY) as store:
+        done = subprocess.run(
+            [built.program("odd"), "threads"],
+            env=built.environment(store.socket),
+            capture_output=True,
+            text=True,
+            timeout=90,
+            **as_user(NOBODY),
+        )
+        check(done.returncode == 0, f"{status_text(done.returncode)}: {last_line(done.stderr)}")
+        return last_line(done.stdout)
 
 
 def last_line(text):
@@ -104,6 +121,7 @@ TESTS = {
 } | {
     "same pid": program("same pid", prefix=("unshare", "--pid", "--fork")),
     "direct reads": direct_reads,
+    "threads": threads,
     "kept from children": kept_from_children,
     "fork without store": fork_without_store,
     "without proc": without_proc,

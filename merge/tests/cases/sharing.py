@@ -1,6 +1,7 @@
 """What merging promises when nobody misbehaves: pages are shared, each process keeps its own contents, and
 the store is empty when everybody has gone."""
 
+import contextlib
 import os
 import pathlib
 import re
@@ -176,6 +177,42 @@ def containers_apart(built, options):
                 group.rmdir()
 
 
+def at_once(built, options):
+    """Of many that have the same new pages at the same moment one gives them, and the others wait for it."""
+    pages, crowd = 8192, 6
+    with Store(built) as store, contextlib.ExitStack() as stack:
+        puppets = [stack.enter_context(Puppet(store)) for _ in range(crowd)]
+        for puppet in puppets:
+            puppet.do(f"map 1 {pages}", "fill 1 5")
+        for puppet in puppets:
+            puppet.send("advise 1 0")
+        for puppet in puppets:
+            check((said := puppet.answer()) == "ok", said)
+        inserted = sum(puppet.stats()["inserted"] for puppet in puppets)
+        check(inserted <= 1.25 * pages, f"{inserted} pages were given, {pages} are there")
+        for puppet in puppets:
+            puppet.do("check 1")
+        return f"{inserted} given for {pages}"
+
+
+def few_mappings(built, options):
+    """Scattered pages that differ from process to process do not use up the mappings."""
+    pages = 8192
+    with Store(built) as store, contextlib.ExitStack() as stack:
+        for n in range(4):
+            puppet = stack.enter_context(Puppet(store))
+            puppet.do(f"map 1 {pages}", "fill 1 5")
+            before = int(puppet.ask("mappings"))
+            for page in range(n, pages, 20):
+                puppet.do(f"touch 1 {page} {n + 1}")
+            puppet.do("advise 1 0", "advise 1 0")
+            more = int(puppet.ask("mappings")) - before
+            check(more <= pages / 32 + 40, f"process {n} has {more} mappings more for {pages} pages")
+            own = puppet.private_kib(1)
+            check(n == 0 or own < pages * 4 * 0.25, f"process {n} keeps {own} KiB to itself")
+        return f"{more} mappings, {own} KiB its own"
+
+
 TESTS = {
     "two processes": two_processes,
     "advised again": advised_again,
@@ -184,4 +221,6 @@ TESTS = {
     "users apart": users_apart,
     "everyone": everyone,
     "containers apart": containers_apart,
+    "at once": at_once,
+    "few mappings": few_mappings,
 }

@@ -36,6 +36,58 @@ static void must_end_well(pid_t child, const char *what) {
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "%s ended with status %#x", what, status);
 }
 
+// Threads that the kernel writes to while their process is advised: it wakes them, and what it then writes to lies at the ends of
+// their stacks. Run by a user who has only the userfaultfd for user mode.
+static atomic_bool threads_stop;
+static atomic_long threads_woken;
+
+static void *timed_waiter(void *unused) {
+    (void)unused;
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static pthread_cond_t never = PTHREAD_COND_INITIALIZER;
+    while (!threads_stop) {
+        struct timespec when;
+        clock_gettime(CLOCK_REALTIME, &when);
+        when.tv_nsec += 200000;
+        if (when.tv_nsec >= 1000000000) when.tv_nsec -= 1000000000, when.tv_sec++;
+        pthread_mutex_lock(&lock);
+        pthread_cond_timedwait(&never, &lock, &when);
+        pthread_mutex_unlock(&lock);
+        char buffer[4096];
+        int zero = open("/dev/zero", O_RDONLY);
+        CHECK(read(zero, buffer, sizeof buffer) == sizeof buffer, "a read to a stack: %m");
+        close(zero);
+        atomic_fetch_add(&threads_woken, 1);
+    }
+    return NULL;
+}
+
+static void threads(void) {
+    enum { THREADS = 6 };
+    pthread_t all[THREADS];
+    for (int i = 0; i < THREADS; i++) CHECK(!pthread_create(&all[i], NULL, timed_waiter, NULL), "%m");
+    unsigned char *block = block_of(2048, 9000);
+    for (int round = 0; round < 60; round++) {
+        block[(round % 2048) * PAGE] ^= 1;
+        FILE *maps = fopen("/proc/self/maps", "r");
+        char line[512];
+        while (fgets(line, sizeof line, maps)) {
+            unsigned long start, end, inode;
+            char rights[8], name[64] = "";
+            if (sscanf(line, "%lx-%lx %7s %*s %*s %lu %63s", &start, &end, rights, &inode, name) < 4) continue;
+            if (strcmp(rights, "rw-p") || end - start < 256 << 10 || !strncmp(name, "[stack", 6)) continue;
+            int failed = mayfly_advise((void *)start, end - start, MAYFLY_ADVISE_NO_SYSCALLS);
+            CHECK(!failed || errno == ENOTSUP || errno == ENOMEM, "%lx-%lx: %s", start, end, mayfly_merge_error());
+        }
+        fclose(maps);
+    }
+    threads_stop = true;
+    for (int i = 0; i < THREADS; i++) pthread_join(all[i], NULL);
+    for (int round = 0; round < 60; round++) block[(round % 2048) * PAGE] ^= 1;
+    expect_block(block, 2048, 9000, "with threads that wake");
+    printf("woken %ld times\n", atomic_load(&threads_woken));
+}
+
 // Daemons close all files. What they open then has the numbers of the library's: none of it may be touched.
 static void closed_files(void) {
     unsigned char *block = block_of(PAGES, 1000);
@@ -308,6 +360,7 @@ int main(int count, char **words) {
     else if (!strcmp(name, "few files")) limits(RLIMIT_NOFILE, 6);
     else if (!strcmp(name, "little address space")) limits(RLIMIT_AS, 24 << 20);
     else if (!strcmp(name, "small files")) limits(RLIMIT_FSIZE, 64 << 10);
+    else if (!strcmp(name, "threads")) threads();
     else if (!strcmp(name, "direct")) direct(words[2]);
     else CHECK(0, "no case %s", name);
     return 0;

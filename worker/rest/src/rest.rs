@@ -24,10 +24,6 @@ const PIECE: usize = 8 << 20;
 pub fn merge(work: c_int) -> Rest {
     let before = library::shared_pages();
     let mut rest = Rest { complete: 1, ..Rest::default() };
-    let Some(flags) = flags() else {
-        rest.errno = libc::EBUSY;
-        return rest;
-    };
     for mapping in wanted() {
         for start in mapping.clone().step_by(PIECE) {
             let piece = start..mapping.end.min(start + PIECE);
@@ -35,12 +31,14 @@ pub fn merge(work: c_int) -> Rest {
                 rest.complete = 0;
             } else if !advised::add(&piece) {
                 rest.errno = libc::ENOSPC;
-            } else {
+            } else if let Some(flags) = flags() {
                 match library::advise(&piece, flags) {
                     // Locked memory, or what cannot be shared: the rest can.
                     Ok(()) | Err(libc::ENOTSUP | libc::ENOMEM) => rest.advised_bytes += piece.len() as u64,
                     Err(errno) => rest.errno = errno,
                 }
+            } else {
+                rest.errno = libc::EBUSY;
             }
             if rest.complete == 0 || rest.errno != 0 {
                 rest.complete = 0;
@@ -66,7 +64,13 @@ fn wanted() -> Vec<Range<usize>> {
     mappings
 }
 
-/// What may be promised about the other threads; `None` if nothing.
+/// Operations of futex(2) that only wait; what takes or gives a lock with priorities, the kernel writes itself.
+const WAIT: u64 = libc::FUTEX_WAIT as u64;
+const WAIT_BITSET: u64 = libc::FUTEX_WAIT_BITSET as u64;
+const FUTEX_FLAGS: u64 = (libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME) as u64;
+
+/// What may be promised about the other threads now; `None` if nothing. Asked for every piece: they come and go. Their stacks,
+/// which the kernel writes when it wakes them, the library leaves alone.
 fn flags() -> Option<c_uint> {
     // SAFETY: takes nothing.
     let own = unsafe { libc::gettid() }.to_string();
@@ -77,12 +81,26 @@ fn flags() -> Option<c_uint> {
         }
         others += 1;
         let call = fs::read_to_string(task.path().join("syscall")).ok()?;
-        let number = call.split(' ').next()?.trim().parse::<i64>().ok()?;
-        if !matches!(number, libc::SYS_futex | libc::SYS_nanosleep | libc::SYS_clock_nanosleep) {
+        if !only_waits(&call) {
             return None;
         }
     }
     Some(if others == 0 { 0 } else { NO_SYSCALLS })
+}
+
+/// A line of /proc/PID/task/TID/syscall: whether the kernel writes nothing but the thread's stack before it returns.
+fn only_waits(call: &str) -> bool {
+    let mut words = call.split_ascii_whitespace();
+    let Some(number) = words.next().and_then(|number| number.parse::<i64>().ok()) else { return false };
+    let operation = words
+        .nth(1)
+        .and_then(|word| word.strip_prefix("0x"))
+        .and_then(|word| u64::from_str_radix(word, 16).ok());
+    match number {
+        libc::SYS_nanosleep | libc::SYS_clock_nanosleep => true,
+        libc::SYS_futex => operation.is_some_and(|all| matches!(all & !FUTEX_FLAGS, WAIT | WAIT_BITSET)),
+        _ => false,
+    }
 }
 
 /// Ranges with at most `gap` between them are one. Mappings that touch: an earlier merge that was broken off has left shared
@@ -123,6 +141,20 @@ fn is_readable(descriptor: c_int) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_what_waits_is_left_waiting() {
+        for (call, waits) in [
+            ("202 0x7f0000001000 0x189 0x0 0x0 0x0 0xffffffff 0x7ffd0000 0x7f00\n", true),
+            ("202 0x7f0000001000 0x80 0x2 0x0 0x0 0x0 0x7ffd0000 0x7f00\n", true),
+            ("202 0x7f0000001000 0x86 0x1 0x0 0x0 0x0 0x7ffd0000 0x7f00\n", false), // FUTEX_LOCK_PI
+            ("230 0x1 0x1 0x7ffd 0x0 0x0 0x0 0x7ffd0000 0x7f00\n", true),
+            ("0 0x3 0x7f0000001000 0x1000 0x0 0x0 0x0 0x7ffd0000 0x7f00\n", false),
+            ("running\n", false),
+        ] {
+            assert_eq!(only_waits(call), waits, "{call}");
+        }
+    }
 
     #[test]
     fn what_was_merged_before_is_looked_at_again_with_what_lies_beside_it() {

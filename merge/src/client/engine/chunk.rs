@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
 
 use super::{Engine, HASHES_AHEAD, Kind, Work, place};
 use crate::client::connection::{Held, Offered};
@@ -10,11 +11,20 @@ use crate::client::plan::{self, Page};
 use crate::client::remap::{self, Site};
 use crate::client::scratch::Scratch;
 use crate::client::statistics::{Clock, Statistics};
+use crate::client::threads;
 use crate::error::{Error, While};
 use crate::fault;
 use crate::index::Location;
 use crate::page::{PAGE_BYTES, PageHash};
 use crate::segment;
+
+/// New pages for which it is worth asking whether somebody else is about to give them.
+const FEWEST_CLAIMED: usize = 128;
+/// How long somebody else may take to give a segment, and how often to look.
+const PATIENCE: Duration = Duration::from_millis(300);
+const GLANCE: Duration = Duration::from_micros(500);
+/// After so many it is asked again who is about to give.
+const GLANCES: u32 = 6;
 
 impl Engine {
     /// Finds out about every page of a chunk.
@@ -42,7 +52,16 @@ impl Engine {
                 Error::new(libc::ENOTSUP, line)
             })?;
         }
+        // Looked at again for every chunk: threads come and go.
+        let kept_out = threads::kept_out();
+        for range in &kept_out {
+            let (from, to) = (range.start.max(start), range.end.min(start + count * PAGE_BYTES));
+            if from < to {
+                entries[(from - start) / PAGE_BYTES..(to - start) / PAGE_BYTES].fill(Entry::KEPT_OUT);
+            }
+        }
         let is_candidate = |entry: &Entry| match kind {
+            _ if entry.is_kept_out() => false,
             Kind::Anonymous => entry.is_there(),
             Kind::Store => entry.is_own(),
             Kind::File | Kind::Former => true,
@@ -67,6 +86,7 @@ impl Engine {
                     self.classify(start + i * PAGE_BYTES, work.hashes[i], kind)
                 } else {
                     match kind {
+                        _ if work.entries[i].is_kept_out() => {}
                         Kind::Anonymous => counts.zero_pages += 1,
                         _ => counts.unchanged_pages += 1,
                     }
@@ -122,13 +142,11 @@ impl Engine {
         }
         let mut clock = Clock::start();
         if full.is_none() {
-            let written;
-            (*full, written) = match self.write_segment(start, pages, &work.hashes, &mut work.given)? {
-                (Offered::Taken, written) => (None, written as u64),
-                (Offered::Full(line), _) => (Some(Error::new(libc::ENOSPC, line)), 0),
-            };
-            counts.inserted_pages += written;
-            self.connection.refresh()?;
+            self.claim(pages, &work.hashes)?;
+            self.offer(start, pages, &work.hashes, &mut work.given, counts, full)?;
+            if self.wait_for_others(pages, &work.hashes)? {
+                self.offer(start, pages, &work.hashes, &mut work.given, counts, full)?;
+            }
         }
         for (page, &hash) in pages.iter_mut().zip(&work.hashes[..count]) {
             if *page == Page::Given {
@@ -149,6 +167,87 @@ impl Engine {
             }
         }
         counts.insert_ns += clock.lap();
+        Ok(())
+    }
+
+    /// Of several programs that have the same new pages at the same moment one gives them. What is another's becomes
+    /// `Awaited`.
+    fn claim(&mut self, pages: &mut [Page], hashes: &[PageHash]) -> Result<(), Error> {
+        let given: Vec<usize> = (0..pages.len()).filter(|&i| pages[i] == Page::Given).collect();
+        // For a few it costs more to ask than to give them twice.
+        if given.len() < FEWEST_CLAIMED || !self.is_patient {
+            return Ok(());
+        }
+        let asked: Vec<PageHash> = given.iter().map(|&i| hashes[i]).collect();
+        for (&i, is_ours) in given.iter().zip(self.connection.claim(&asked)?) {
+            if !is_ours {
+                pages[i] = Page::Awaited;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until others have given what they claimed. What they have not becomes `Given`; whether there is any.
+    fn wait_for_others(&mut self, pages: &mut [Page], hashes: &[PageHash]) -> Result<bool, Error> {
+        let end = Instant::now() + PATIENCE;
+        for glance in 1u32.. {
+            self.connection.refresh()?;
+            let mut awaited = Vec::new();
+            for i in (0..pages.len()).filter(|&i| pages[i] == Page::Awaited).collect::<Vec<_>>() {
+                match self.connection.index.find(hashes[i]) {
+                    Some(Location::Stored { segment, page }) if self.connection.attach(segment)? => {
+                        pages[i] = Page::Stored { segment, page };
+                    }
+                    _ => awaited.push(i),
+                }
+            }
+            if awaited.is_empty() {
+                break;
+            }
+            if Instant::now() >= end {
+                // Stopped in the midst of it: one that comes late is not waited for again in this call.
+                self.is_patient = false;
+                awaited.iter().for_each(|&i| pages[i] = Page::Given);
+            } else if glance % GLANCES == 0 {
+                // What was written meanwhile, was not given, or whose giver has ended, is claimed by nobody any more.
+                let asked: Vec<PageHash> = awaited.iter().map(|&i| hashes[i]).collect();
+                for (&i, is_ours) in awaited.iter().zip(self.connection.claim(&asked)?) {
+                    if is_ours {
+                        pages[i] = Page::Given;
+                    }
+                }
+            } else {
+                std::thread::sleep(GLANCE);
+            }
+        }
+        Ok(pages.contains(&Page::Given))
+    }
+
+    fn offer(
+        &mut self,
+        start: usize,
+        pages: &mut [Page],
+        hashes: &[PageHash],
+        given: &mut Scratch<u32>,
+        counts: &mut Statistics,
+        full: &mut Option<Error>,
+    ) -> Result<(), Error> {
+        if full.is_some() || !pages.contains(&Page::Given) {
+            return Ok(());
+        }
+        match self.write_segment(start, pages, hashes, given)? {
+            (Offered::Taken, written) => counts.inserted_pages += written as u64,
+            (Offered::Full(line), _) => *full = Some(Error::new(libc::ENOSPC, line)),
+        }
+        self.connection.refresh()?;
+        for (page, &hash) in pages.iter_mut().zip(hashes) {
+            if *page == Page::Given
+                && let Some(Location::Stored { segment, page: at }) = self.connection.index.find(hash)
+                && self.connection.attach(segment)?
+            {
+                *page = Page::Stored { segment, page: at };
+            }
+        }
         Ok(())
     }
 
@@ -178,18 +277,25 @@ impl Engine {
             return Err(Error::new(libc::EFBIG, line));
         }
         let file = segment::create().while_doing("a memory file for new pages")?;
-        let mut written = 0;
-        let mut run: Range<usize> = 0..0;
-        for i in 0..=pages.len() {
-            if i < pages.len() && pages[i] == Page::Given && is_first(i) {
-                if run.end != i {
-                    write(&file, start, &run, &mut written)?;
-                    run = i..i;
+        let mut runs: Vec<Range<usize>> = Vec::new();
+        for i in (0..pages.len()).filter(|&i| pages[i] == Page::Given) {
+            if is_first(i) {
+                match runs.last_mut() {
+                    Some(run) if run.end == i => run.end = i + 1,
+                    _ => runs.push(i..i + 1),
                 }
-                run.end = i + 1;
             }
         }
-        write(&file, start, &run, &mut written)?;
+        if let [whole] = &runs[..]
+            && (start + whole.start * PAGE_BYTES).is_multiple_of(segment::HUGE_BYTES)
+        {
+            // Whole huge pages, at the places where they are in the caller's memory.
+            segment::make_huge(&file, whole.len() * PAGE_BYTES);
+        }
+        let mut written = 0;
+        for run in &runs {
+            write(&file, start, run, &mut written)?;
+        }
         fault::point("client.written");
         segment::seal(&file).while_doing("sealing new pages")?;
         fault::point("client.sealed");

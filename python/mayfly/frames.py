@@ -1,0 +1,49 @@
+"""What tables and fitted models keep their memory in: pandas, Arrow, scikit-learn, SciPy's sparse matrices.
+They are recognised by the modules that the program has imported."""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+
+def is_of(thing: Any, module: str, *names: str) -> bool:
+    """Whether it is of one of these classes, without importing the module to find out."""
+    loaded = sys.modules.get(module)
+    kinds = tuple(kind for name in names if isinstance(kind := getattr(loaded, name, None), type))
+    return bool(kinds) and isinstance(thing, kinds)
+
+
+def parts_of(thing: Any) -> list[Any] | None:
+    """The arrays and buffers behind a table or a model; None for anything else."""
+    if is_of(thing, "pandas", "DataFrame"):
+        return [*map(thing._get_column_array, range(thing.shape[1])), thing.index, thing.columns]
+    if is_of(thing, "pandas", "Series"):
+        return [thing.array, thing.index]
+    if is_of(thing, "pandas", "MultiIndex"):
+        return [*thing.levels, *thing.codes]
+    if is_of(thing, "pandas", "RangeIndex"):
+        return []
+    if is_of(thing, "pandas", "Index"):
+        return [thing.array]
+    if is_of(thing, "pandas.api.extensions", "ExtensionArray"):
+        return list(of_extension(thing))
+    if is_of(thing, "pyarrow", "Table", "RecordBatch"):
+        return list(thing.columns)
+    if is_of(thing, "pyarrow", "ChunkedArray"):
+        return list(thing.chunks)
+    if is_of(thing, "pyarrow", "Array"):
+        return [buffer for buffer in thing.buffers() if buffer is not None]
+    if is_of(thing, "scipy.sparse", "spmatrix", "sparray"):
+        return [value for value in vars(thing).values() if is_of(value, "numpy", "ndarray")]
+    if is_of(thing, "sklearn.base", "BaseEstimator"):
+        return list(vars(thing).values())
+    if is_of(thing, "sklearn.tree._tree", "Tree"):
+        return [thing.value, thing.threshold]  # views: of all values, and of all nodes
+    return None
+
+
+def of_extension(array: Any) -> Iterator[Any]:
+    """pandas' own arrays: of Arrow, of categories, with a mask, of times."""
+    for name in ("_pa_array", "_codes", "_categories", "_data", "_mask", "_ndarray", "_left", "_right"):
+        if (part := getattr(array, name, None)) is not None:
+            yield part
