@@ -58,6 +58,9 @@ pub struct Functions {
     by_offset: HashMap<u64, Vec<usize>>,
     /// Where calls return to: addresses behind blocks that end in a call.
     behind_calls: HashSet<u64>,
+    /// Blocks at whose first instruction registers are read, since they were known to be behind a call when they were
+    /// translated; by number.
+    read_at: HashSet<usize>,
     calls: Vec<Call>,
 }
 
@@ -95,15 +98,26 @@ impl Functions {
         }
     }
 
-    /// Whether a call may return to this address.
-    pub fn is_behind_call(&self, address: u64) -> bool {
-        self.behind_calls.contains(&address)
+    /// Whether a call may return to this address, where the block of this number begins: then registers are read there.
+    pub fn reads_at(&mut self, number: usize, address: u64) -> bool {
+        self.behind_calls.contains(&address) && self.read_at.insert(number)
+    }
+
+    /// Whether they are.
+    pub fn is_read_at(&self, number: usize) -> bool {
+        self.read_at.contains(&number)
     }
 
     /// The process has entered its allocator.
     pub fn enter(&mut self, call: Call) {
         self.calls.retain(|other| other.root != call.root);
         self.calls.push(call);
+    }
+
+    /// Whether a call that is active returns to this address of this process.
+    #[inline]
+    pub fn is_awaited(&self, root: u64, address: u64) -> bool {
+        self.calls.iter().any(|call| call.back == address && call.root == root)
     }
 
     /// The call that returns to this address of this process.

@@ -175,9 +175,9 @@ impl Run {
         self.functions.find(instructions[0].address, bytes)
     }
 
-    /// Whether a call of such a function may return to this address.
-    pub fn may_return_to(&self, address: u64) -> bool {
-        self.functions.is_behind_call(address)
+    /// Whether a call of such a function may return to this address, where this block begins.
+    pub fn may_return_to(&mut self, number: usize, address: u64) -> bool {
+        self.functions.reads_at(number, address)
     }
 
     /// The program calls its allocator.
@@ -208,10 +208,19 @@ impl Run {
     /// The program is where a call of its allocator may have returned to.
     fn maybe_return(&mut self) {
         let Some(address) = self.machine.current_address() else { return };
+        if self.functions.is_awaited(self.machine.root(), address) {
+            let result = self.register(0);
+            self.come_back(address, result);
+        }
+    }
+
+    /// It has. `result`: what it was given; 0 where registers cannot be read, since this block was translated before it was
+    /// known that calls return to it (a jump leads to it as well). Then the object is not followed.
+    fn come_back(&mut self, address: u64, result: u64) {
         let Some(call) = self.functions.returned(self.machine.root(), address) else { return };
         let result = match call.kind {
             Kind::PosixMemalign => self.buffer.memory(call.result_at).unwrap_or(0),
-            _ => self.register(0),
+            _ => result,
         };
         self.machine.return_from_allocator(result);
     }
@@ -220,6 +229,12 @@ impl Run {
     #[inline]
     pub fn enter(&mut self, number: usize) {
         self.machine.enter(number, &self.memory);
+        if let Some(start) = self.machine.current_address()
+            && self.functions.is_awaited(self.machine.root(), start)
+            && !self.functions.is_read_at(number)
+        {
+            self.come_back(start, 0);
+        }
         if self.machine.instructions() >= self.next_progress {
             self.progress();
         }

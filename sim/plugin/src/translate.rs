@@ -42,7 +42,7 @@ pub fn block(run: &mut Run, translation: &Translation) {
     if let Some(function) = run.kernel_function(instructions[0].address) {
         translation.call_before(0, KERNEL_CALL | function);
     }
-    if run.may_return_to(instructions[0].address) {
+    if run.may_return_to(number, instructions[0].address) {
         translation.call_before(0, RETURN);
     }
     if let Some(function) = run.allocator_function(&instructions) {
