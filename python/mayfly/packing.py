@@ -17,6 +17,7 @@ from mayfly.library import give_back_freed
 from mayfly.regions import is_torch, tensors_of
 
 LINE = 64  # small tensors begin a cache line
+HUGE = 2 << 20
 LARGE = 16 * mmap.PAGESIZE  # beginning a page wastes at most 1/16 of such a tensor
 
 
@@ -103,7 +104,10 @@ def place(blocks: list[Block]) -> int:
                 to = mmap.PAGESIZE if large else LINE
                 block.moved_to = at = -(-at // to) * to
                 at += size
-    return -(-at // mmap.PAGESIZE) * mmap.PAGESIZE
+    # Mappings of whole huge pages begin where those begin, in every instance, and can be shared as such.
+    # What is never touched takes no memory.
+    whole = HUGE if at >= HUGE else mmap.PAGESIZE
+    return -(-at // whole) * whole
 
 
 def point_to(torch: Any, tensor: Any, storage: Any, start: int) -> None:

@@ -210,6 +210,37 @@ assert not array[1 << 20 :].any() and array[: 1 << 20].all()
     assert ran.returncode == 0, ran.stderr
 
 
+def test_huge_pages_are_kept_where_all_of_them_is_alike(store):
+    code = """
+import mmap, re, sys
+memory = mmap.mmap(-1, 32 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+data = numpy.frombuffer(memory, dtype="f8")
+data[:] = numpy.random.default_rng(5).random(4 << 20)
+mayfly.advise(data)
+assert (data == numpy.random.default_rng(5).random(4 << 20)).all()
+huge = re.search(r"ShmemPmdMapped: *([0-9]+)", open("/proc/self/smaps_rollup").read())
+print(huge[1], data.ctypes.data % (2 << 20), flush=True)
+sys.stdin.read(int(sys.argv[1]))
+"""
+    command = [sys.executable, "-c", "import mayfly, numpy\n" + code]
+    environment = os.environ | store | {"PYTHONPATH": str(ROOT / "python")}
+    with subprocess.Popen(
+        [*command, "1"], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as first:
+        huge, place = map(int, first.stdout.readline().split())
+        second = subprocess.run(
+            [*command, "0"], env=environment, input="", capture_output=True, text=True, timeout=120
+        )
+        first.communicate("x")
+    assert second.returncode == 0, second.stderr
+    if not huge:
+        pytest.skip("the system gave no huge pages for shared memory")
+    if place != int(second.stdout.split()[1]):
+        pytest.skip("this kernel does not align mappings for huge pages")
+    # What is huge for one is for the other, which may come while a page is being split.
+    assert int(second.stdout.split()[0]) >= huge // 2
+
+
 def test_regions_here_are_real():
     data = numpy.ones(100000)
     (where,) = regions_of(data)
