@@ -16,7 +16,7 @@ use crate::client::remap::{self, Site};
 use crate::client::scratch::Scratch;
 use crate::client::stand_in;
 use crate::client::statistics::Statistics;
-use crate::client::threads;
+use crate::client::threads::KeptOut;
 use crate::error::{Error, While};
 use crate::fault;
 use crate::page::{PAGE_BYTES, PageHash};
@@ -57,6 +57,8 @@ pub struct Engine {
     zero: PageHash,
     /// Mappings that this process may still make.
     room_for_mappings: i64,
+    /// Stacks, and what lies at their ends.
+    kept_out: KeptOut,
     /// Whether others are waited for that are about to give the same pages.
     is_patient: bool,
 }
@@ -82,6 +84,7 @@ impl Engine {
             kept: HashMap::new(),
             zero,
             room_for_mappings: 0,
+            kept_out: KeptOut::default(),
             is_patient: true,
         })
     }
@@ -102,6 +105,7 @@ impl Engine {
         counts: &mut Statistics,
     ) -> Result<(), Error> {
         let areas = memory::areas(&range)?;
+        self.kept_out.look();
         for area in &areas {
             self.check(area, flags)?;
         }
@@ -232,7 +236,7 @@ impl Engine {
         }
         // Those of threads have no name; what is nothing but stack is refused, and stacks are left out of all else.
         let is_stack = |range: &Range<usize>| range.start <= area.range.start && area.range.end <= range.end;
-        if area.name.starts_with("[stack") || threads::kept_out().iter().any(is_stack) {
+        if area.name.starts_with("[stack") || self.kept_out.ranges().iter().any(is_stack) {
             return refuse("a stack, which its thread is writing to".into());
         }
         if area.name.starts_with("[v") {

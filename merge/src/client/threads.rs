@@ -6,6 +6,7 @@
 //! library keeps that at the end of the stack.
 
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use crate::client::memory;
 use crate::page::PAGE_BYTES;
@@ -18,8 +19,38 @@ const BEFORE: usize = 64;
 const LIST: usize = 24;
 const RSEQ: usize = 32;
 
-/// The ranges to leave alone, whole pages. Threads that begin after this is asked are not in it.
-pub fn kept_out() -> Vec<Range<usize>> {
+/// How long what was found out is believed. A look takes some microseconds for each thread.
+const FRESH: Duration = Duration::from_millis(5);
+
+/// The ranges to leave alone, looked at again while a call goes on: threads come and go.
+#[derive(Default)]
+pub struct KeptOut {
+    ranges: Vec<Range<usize>>,
+    since: Option<Instant>,
+}
+
+impl KeptOut {
+    /// Looks.
+    pub fn look(&mut self) {
+        self.ranges = kept_out();
+        self.since = Some(Instant::now());
+    }
+
+    /// Looks, unless it has just looked.
+    pub fn look_again(&mut self) {
+        if self.since.is_none_or(|since| since.elapsed() > FRESH) {
+            self.look();
+        }
+    }
+
+    /// As they were when it looked last.
+    pub fn ranges(&self) -> &[Range<usize>] {
+        &self.ranges
+    }
+}
+
+/// The ranges to leave alone now, whole pages.
+fn kept_out() -> Vec<Range<usize>> {
     let here = 0u8;
     let mut all = vec![stack_at(&raw const here as usize)];
     all.extend(signal_stack());

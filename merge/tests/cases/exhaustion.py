@@ -328,6 +328,7 @@ def small_offers(built, options):
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 FORCE, DETACH = 1, 2
+DIE_WITH_PARENT = 1
 
 
 def serve_silently(device):
@@ -362,6 +363,7 @@ def silent_client(store, mount):
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):
+            LIBC.prctl(DIE_WITH_PARENT, signal.SIGKILL)
             device = os.open("/dev/fuse", os.O_RDWR)
             options = f"fd={device},rootmode=40000,user_id=0,group_id=0"
             if LIBC.mount(b"fuse", mount.encode(), b"fuse.silent", 0, options.encode()):

@@ -11,7 +11,6 @@ use crate::client::plan::{self, Page};
 use crate::client::remap::{self, Site};
 use crate::client::scratch::Scratch;
 use crate::client::statistics::{Clock, Statistics};
-use crate::client::threads;
 use crate::error::{Error, While};
 use crate::fault;
 use crate::index::Location;
@@ -52,9 +51,8 @@ impl Engine {
                 Error::new(libc::ENOTSUP, line)
             })?;
         }
-        // Looked at again for every chunk: threads come and go.
-        let kept_out = threads::kept_out();
-        for range in &kept_out {
+        self.kept_out.look_again();
+        for range in self.kept_out.ranges() {
             let (from, to) = (range.start.max(start), range.end.min(start + count * PAGE_BYTES));
             if from < to {
                 entries[(from - start) / PAGE_BYTES..(to - start) / PAGE_BYTES].fill(Entry::KEPT_OUT);
