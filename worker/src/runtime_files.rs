@@ -12,10 +12,11 @@ pub const BOOTSTRAP: &str = "bootstrap.py";
 /// On `PYTHONPATH` where pages are merged.
 pub const PACKAGES: &str = "python";
 
-const FILES: [(&str, &str); 7] = [
+const FILES: [(&str, &str); 8] = [
     (BOOTSTRAP, include_str!("../runtime/bootstrap.py")),
     ("python/mayfly/__init__.py", include_str!("../../python/mayfly/__init__.py")),
     ("python/mayfly/advice.py", include_str!("../../python/mayfly/advice.py")),
+    ("python/mayfly/frames.py", include_str!("../../python/mayfly/frames.py")),
     ("python/mayfly/growth.py", include_str!("../../python/mayfly/growth.py")),
     ("python/mayfly/library.py", include_str!("../../python/mayfly/library.py")),
     ("python/mayfly/packing.py", include_str!("../../python/mayfly/packing.py")),
@@ -39,4 +40,22 @@ pub fn write(folder: &Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_module_of_the_package_is_here() {
+        let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("../python/mayfly");
+        for entry in fs::read_dir(package).expect("the package's folder") {
+            let name = entry.expect("a file of it").file_name().into_string().expect("a name in UTF-8");
+            let inside = format!("python/mayfly/{name}");
+            assert!(
+                !name.ends_with(".py") || FILES.iter().any(|(path, _)| *path == inside),
+                "{inside} is not in FILES"
+            );
+        }
+    }
 }
