@@ -5,6 +5,7 @@
 //! nothing.
 
 use core::ffi::{c_char, c_int, c_void};
+use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 /// Frames kept of a context, the allocation's caller first.
 pub const MAX_FRAMES: usize = 64;
@@ -53,11 +54,46 @@ unsafe extern "C" {
     fn _dl_find_object(address: *const c_void, found: *mut FoundObject) -> c_int;
 }
 
-/// Unwinds from the function that `caller` returns to.
+// The library is linked with `--wrap=_dl_find_object` (heap/malloc/build.rs), so that this stands before glibc's, which musl and
+// glibc before 2.35 have not: there nothing is found, and the library can be loaded all the same.
+#[cfg(target_arch = "x86_64")]
+core::arch::global_asm!(
+    ".weak __real__dl_find_object",
+    ".globl __wrap__dl_find_object",
+    ".hidden __wrap__dl_find_object",
+    ".type __wrap__dl_find_object, @function",
+    "__wrap__dl_find_object:",
+    "mov rax, [rip + __real__dl_find_object@GOTPCREL]",
+    "test rax, rax",
+    "jz 2f",
+    "jmp rax",
+    "2: mov eax, -1",
+    "ret",
+);
+
+/// Whether the C library tells where functions lie: 0 not asked yet, 1 yes, 2 no.
+static TELLS: AtomicU8 = AtomicU8::new(0);
+
+/// Without it the unwinder, which cannot find even itself, would abort.
+fn can_unwind() -> bool {
+    if TELLS.load(Relaxed) == 0 {
+        let here = can_unwind as *const c_void;
+        let mut found = core::mem::MaybeUninit::<FoundObject>::uninit();
+        // SAFETY: `found` has room for what is written.
+        let tells = unsafe { _dl_find_object(here, found.as_mut_ptr()) } == 0;
+        TELLS.store(if tells { 1 } else { 2 }, Relaxed);
+    }
+    TELLS.load(Relaxed) == 1
+}
+
+/// Unwinds from the function that `caller` returns to; where the C library does not tell what that needs, the context is the
+/// caller alone.
 pub fn from(caller: usize, stack: &mut Stack) {
     stack.first = caller;
-    // SAFETY: `step` gets the pointer to `stack` back, which outlives the call.
-    unsafe { _Unwind_Backtrace(step, core::ptr::from_mut(stack).cast()) };
+    if can_unwind() {
+        // SAFETY: `step` gets the pointer to `stack` back, which outlives the call.
+        unsafe { _Unwind_Backtrace(step, core::ptr::from_mut(stack).cast()) };
+    }
     if stack.depth == 0 {
         (stack.frames[0], stack.depth) = (caller, 1);
     }

@@ -156,12 +156,12 @@ impl Socket {
             message.msg_iov = &raw mut part;
             message.msg_iovlen = 1;
             message.msg_control = (&raw mut room).cast::<c_void>();
-            message.msg_controllen = size_of::<Room>();
+            message.msg_controllen = size_of::<Room>() as _; // musl counts it in 32 bits
             if libc::recvmsg(self.0.0, &raw mut message, libc::MSG_CMSG_CLOEXEC) != 8 {
                 return None;
             }
             let header = libc::CMSG_FIRSTHDR(&raw const message).as_ref()?;
-            let one = header.cmsg_len == libc::CMSG_LEN(4) as usize;
+            let one = header.cmsg_len == libc::CMSG_LEN(4) as _;
             if header.cmsg_level != libc::SOL_SOCKET || header.cmsg_type != libc::SCM_RIGHTS || !one {
                 return None;
             }
