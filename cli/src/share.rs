@@ -33,6 +33,9 @@ pub struct ShareArguments {
     /// Who shares with whom
     #[arg(long, value_name = "WHO", value_enum, default_value_t = Domains::User)]
     domain: Domains,
+    /// Serve only programs in the cgroups that FILE names, one a line, as /proc/PID/cgroup names them; it may change
+    #[arg(long, value_name = "FILE")]
+    members: Option<PathBuf>,
     /// Memory that each trust domain's store may hold, such as 8GiB [default: half of the machine's]
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     limit: Option<u64>,
@@ -60,7 +63,7 @@ enum Domains {
 }
 
 /// "8GiB", "512MiB", "64K" or bytes.
-fn bytes(text: &str) -> Result<u64, String> {
+pub fn bytes(text: &str) -> Result<u64, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let shift = match text[digits..].trim() {
         "" | "B" => 0,
@@ -111,8 +114,10 @@ impl ShareArguments {
         };
         let most_clients = self.clients;
         let metrics = self.metrics.clone();
-        let mut server =
-            Server::new(Configuration { socket: socket.clone(), rule, most_bytes, most_clients, metrics })?;
+        let members = self.members;
+        let configuration =
+            Configuration { socket: socket.clone(), rule, members, most_bytes, most_clients, metrics };
+        let mut server = Server::new(configuration)?;
         if let Some(endpoint) = &self.metrics {
             tracing::info!("figures at {endpoint}: GET /metrics");
         }

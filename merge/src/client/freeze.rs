@@ -79,7 +79,7 @@ fn open_full() -> Option<OwnedFd> {
     let device = rustix::fs::open("/dev/userfaultfd", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).ok()?;
     // SAFETY: the request takes flags by value and returns a new descriptor.
     unsafe {
-        let file = libc::ioctl(device.as_raw_fd(), NEW, libc::O_CLOEXEC | libc::O_NONBLOCK);
+        let file = libc::ioctl(device.as_raw_fd(), NEW as _, libc::O_CLOEXEC | libc::O_NONBLOCK);
         (file >= 0).then(|| OwnedFd::from_raw_fd(file))
     }
 }

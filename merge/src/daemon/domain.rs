@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::path::Path;
 
 use crate::error::{Error, While};
 
@@ -99,6 +100,32 @@ fn cgroup_of(pid: i32, socket: impl AsFd) -> Result<String, Error> {
     cgroup_in(&text).ok_or_else(|| Error::new(libc::ENOTSUP, format!("process {pid} is in no memory cgroup")))
 }
 
+/// Whether a program is of a cgroup that the file names, or of one below it.
+///
+/// # Errors
+/// It is not, or the file cannot be read: then nobody is.
+pub fn check_member(socket: impl AsFd, pid: i32, members: &Path) -> Result<(), Error> {
+    let own = cgroup_of(pid, socket)?;
+    let text = std::fs::read_to_string(members).map_err(|error| {
+        let line = format!("who may connect is not known: {}: {error}", members.display());
+        Error::new(error.raw_os_error().unwrap_or(libc::EIO), line)
+    })?;
+    if text.lines().any(|named| is_within(&own, named)) {
+        return Ok(());
+    }
+    Err(Error::new(libc::EACCES, format!("process {pid} of cgroup {own} is no member of this store")))
+}
+
+fn is_within(cgroup: &str, named: &str) -> bool {
+    let rest = cgroup.strip_prefix(named);
+    named.len() > 1 && rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// The memory cgroup of a process that is known to live, as a store that runs beside the caller sees it.
+pub fn cgroup_of_process(pid: u32) -> Option<String> {
+    cgroup_in(&std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)
+}
+
 /// The cgroup whose memory counts: the unified hierarchy's, unless the memory controller is in one of its own.
 fn cgroup_in(text: &str) -> Option<String> {
     let fields = |line: &'_ str| {
@@ -122,6 +149,15 @@ mod tests {
         assert_eq!(cgroup_in("0::/user.slice/a:b\n").as_deref(), Some("/user.slice/a:b"));
         assert_eq!(cgroup_in("9:name=systemd:/\n4:memory:/box\n0::/\n").as_deref(), Some("/box"));
         assert_eq!(cgroup_in("9:name=systemd:/\n"), None);
+    }
+
+    #[test]
+    fn members_are_a_cgroup_and_what_lies_below_it() {
+        assert!(is_within("/pods/a", "/pods/a") && is_within("/pods/a/b", "/pods/a"));
+        // A container that can make cgroups may call one like another's, but only below its own.
+        assert!(!is_within("/pods/evil/pods/a", "/pods/a"));
+        assert!(!is_within("/pods/ab", "/pods/a") && !is_within("/pods", "/pods/a"));
+        assert!(!is_within("/pods/a", "/") && !is_within("/pods/a", ""));
     }
 
     #[test]

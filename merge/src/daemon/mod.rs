@@ -18,6 +18,6 @@ mod service;
 mod store;
 mod strangers;
 
-pub use domain::Rule;
+pub use domain::{Rule, cgroup_of_process};
 pub use metrics::Endpoint;
 pub use server::{Configuration, Server};

@@ -29,6 +29,8 @@ pub struct Configuration {
     pub socket: PathBuf,
     /// Who shares with whom.
     pub rule: Rule,
+    /// A file that names cgroups, one a line: programs of others are refused. Read at each connection.
+    pub members: Option<PathBuf>,
     /// Bytes that a domain's store may hold.
     pub most_bytes: u64,
     /// Connections that a domain may have.
@@ -65,10 +67,11 @@ impl Server {
     /// # Errors
     /// Another daemon serves that socket; the socket's folder cannot be made; the kernel lacks what the rule needs.
     pub fn new(mut configuration: Configuration) -> Result<Server, Error> {
-        if configuration.rule == Rule::Cgroup && !domain::knows_processes() {
+        let asks_cgroups = configuration.rule == Rule::Cgroup || configuration.members.is_some();
+        if asks_cgroups && !domain::knows_processes() {
             return Err(Error::new(
                 libc::ENOTSUP,
-                "domains by cgroup need Linux 6.5 or newer (SO_PEERPIDFD)",
+                "domains and members by cgroup need Linux 6.5 or newer (SO_PEERPIDFD)",
             ));
         }
         guard_this_process();
@@ -160,6 +163,11 @@ impl Server {
             Ok(peer) => peer,
             Err(error) => return self.turn_away(socket, &error.to_string()),
         };
+        if let Some(members) = &self.configuration.members
+            && let Err(error) = domain::check_member(&socket, peer.pid, members)
+        {
+            return self.turn_away(socket, &error.to_string());
+        }
         let own = rustix::process::geteuid();
         if !own.is_root() && peer.user != own.as_raw() && self.configuration.rule != Rule::Everyone {
             let why = format!("process {} is of uid {}, not of this user", peer.pid, peer.user);
