@@ -7,6 +7,7 @@ pub mod heap_replay;
 pub mod lifetime;
 pub mod live_objects;
 pub mod load;
+pub mod node;
 pub mod oracle;
 pub mod pages;
 pub mod plot;

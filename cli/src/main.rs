@@ -5,6 +5,7 @@ use std::io::IsTerminal;
 use clap::{Parser, Subcommand};
 use mayfly_cli::failure::{Failure, OWN_FAILURE};
 use mayfly_cli::load::LoadArguments;
+use mayfly_cli::node::NodeArguments;
 use mayfly_cli::predict::PredictArguments;
 use mayfly_cli::profile::ProfileArguments;
 use mayfly_cli::record::TraceArguments;
@@ -29,6 +30,9 @@ Objects: a heap that packs them by when they will die
 
 Pages: one copy of what is the same in several processes
   mayfly share                                the page store; programs call mayfly_advise
+
+Containers: both, without a change of their images
+  mayfly node                                 the agent of a node: CDI devices, pods' annotations
 
 Virtual machines: memory that comes back at once
   mayfly vm boot --detach && mayfly vm run -- CMD
@@ -62,6 +66,7 @@ enum Verb {
     Trace(TraceArguments),
     Replay(ReplayArguments),
     Share(ShareArguments),
+    Node(NodeArguments),
     Up(UpArguments),
     Load(LoadArguments),
     Report(ReportArguments),
@@ -91,6 +96,7 @@ fn main() {
         _ if mayfly.verbose => tracing::Level::DEBUG,
         Verb::Up(_) => tracing::Level::INFO,
         Verb::Share(ref arguments) if arguments.serves() => tracing::Level::INFO,
+        Verb::Node(_) => tracing::Level::INFO,
         _ => tracing::Level::WARN,
     };
     // On a thread of its own: whoever reads our stderr slowly, or not at all, holds up nothing but lines.
@@ -112,6 +118,7 @@ fn main() {
         Verb::Train(arguments) => (arguments.execute(), 1),
         Verb::Replay(arguments) => (arguments.execute(), 1),
         Verb::Share(arguments) => (arguments.execute(), 1),
+        Verb::Node(arguments) => (arguments.execute(), 1),
         Verb::Up(arguments) => (arguments.execute(), 1),
         Verb::Load(arguments) => (arguments.execute(), 1),
         Verb::Report(arguments) => (arguments.execute(), 1),

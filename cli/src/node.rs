@@ -1,0 +1,117 @@
+//! `mayfly node`: the agent of a node, in the foreground.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use node::{Name, Settings};
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use crate::quantity::parse_bytes;
+
+const EXAMPLES: &str = "\
+Examples:
+  mayfly node                                   as root: CDI devices, and the container runtime's NRI where it listens
+  mayfly node --domain web                      also the CDI device mayfly.dev/share=web
+  mayfly node --models /etc/mayfly/models       also mayfly.dev/heap=model.NAME for each NAME.mayfly-model there
+  podman run --device mayfly.dev/heap=online --device mayfly.dev/share=web IMAGE
+  curl -s 127.0.0.1:9117/metrics
+
+What a pod's annotations ask for (containerd 2 or CRI-O, by NRI):
+  mayfly.dev/heap: online | model=NAME          the lifetime-aware heap
+  mayfly.dev/share: pod | namespace | NAME      share pages with whom; never beyond the namespace
+
+An agent that is gone, slow or wrong keeps no container from starting: what is missing is said here and in /metrics.
+What is mounted into containers lies in --data and stays when the agent ends; `mayfly node --clean` takes it away.";
+
+/// Give containers the heap and page sharing, by CDI and NRI
+#[derive(Args)]
+#[command(after_long_help = EXAMPLES, after_help = "Examples and annotations: mayfly node --help")]
+pub struct NodeArguments {
+    /// The agent's folder, at the same path for the agent and for the container runtime
+    #[arg(long, value_name = "FOLDER", default_value = "/var/lib/mayfly/node")]
+    data: PathBuf,
+    /// Libraries for glibc [default: ../lib/mayfly beside the command, else the command's own folder]
+    #[arg(long, value_name = "FOLDER")]
+    glibc: Option<PathBuf>,
+    /// Libraries for musl [default: musl/ in the folder for glibc]
+    #[arg(long, value_name = "FOLDER")]
+    musl: Option<PathBuf>,
+    /// A folder of NAME.mayfly-model files; what starts next takes them as they are then
+    #[arg(long, value_name = "FOLDER")]
+    models: Option<PathBuf>,
+    /// Where container engines look for CDI specifications, or none
+    #[arg(long, value_name = "FOLDER", default_value = "/etc/cdi")]
+    cdi: PathBuf,
+    /// The container runtime's NRI socket, or none
+    #[arg(long, value_name = "SOCKET", default_value = "/var/run/nri/nri.sock")]
+    nri: PathBuf,
+    /// A trust domain to have as a CDI device, mayfly.dev/share=NAME (may be repeated)
+    #[arg(long = "domain", value_name = "NAME")]
+    domains: Vec<Name>,
+    /// Memory that each trust domain's store may hold
+    #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = parse_bytes)]
+    store_limit: u64,
+    /// Where GET /metrics and /healthz are served: they are not protected
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9117")]
+    listen: SocketAddr,
+    /// Remove what containers mount, and the CDI specifications, and end
+    #[arg(long)]
+    clean: bool,
+}
+
+impl NodeArguments {
+    /// Serves until SIGTERM or SIGINT.
+    ///
+    /// # Errors
+    /// Libraries are missing, or a folder or address cannot be used.
+    pub fn execute(self) -> Result<i32> {
+        let cdi = (self.cdi.as_os_str() != "none").then_some(self.cdi);
+        if self.clean {
+            node::clean(&self.data, cdi.as_deref())?;
+            return Ok(0);
+        }
+        let program = std::env::current_exe().context("where this command is")?;
+        let glibc = self.glibc.unwrap_or_else(|| libraries_of(&program));
+        let musl = self.musl.unwrap_or_else(|| glibc.join("musl"));
+        let settings = Settings {
+            program,
+            data: std::path::absolute(self.data)?,
+            musl: Some(musl),
+            glibc,
+            models: self.models,
+            cdi,
+            nri: (self.nri.as_os_str() != "none").then_some(self.nri),
+            domains: self.domains,
+            store_bytes: self.store_limit,
+            listen: Some(self.listen),
+        };
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .context("threads for the agent")?;
+        runtime.block_on(node::run(settings, stopped()?))?;
+        tracing::info!("agent stopped; containers keep what they have");
+        Ok(0)
+    }
+}
+
+fn libraries_of(program: &Path) -> PathBuf {
+    let beside = program.parent().unwrap_or(Path::new("/")).to_owned();
+    let installed = beside.join("../lib/mayfly");
+    if installed.join("libmayfly_heap.so").is_file() { installed } else { beside }
+}
+
+fn stopped() -> Result<impl Future<Output = ()>> {
+    let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
+    let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT]).context("signal handler")?;
+    std::thread::spawn(move || {
+        signals.forever().next();
+        let _ = sender.send(());
+    });
+    Ok(async move {
+        receiver.recv().await;
+    })
+}

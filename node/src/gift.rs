@@ -1,0 +1,139 @@
+//! What a container is given: mounts, variables and devices, the same for every way in.
+//!
+//! ```text
+//! /opt/mayfly/heap/    libmayfly_heap.so, for each C library         LD_PRELOAD
+//! /opt/mayfly/share/   libmayfly_merge_auto.so, libmayfly_merge.so   LD_PRELOAD
+//! /opt/mayfly/store/   share.socket of its trust domain
+//! /opt/mayfly/model/   one model
+//! ```
+//!
+//! **Which C library a program has** is seen by nobody but its loader, so that the loader chooses. glibc replaces `$LIB` in a
+//! path by its own folder, `lib/x86_64-linux-gnu` or `lib64`; musl takes it as it stands, and there is a folder of that
+//! name. One variable is right for every program of a container, and no hook has to look into images. A static program has
+//! no loader and is left alone.
+
+use std::path::{Path, PathBuf};
+
+/// Where everything lies in a container.
+pub const ROOT: &str = "/opt/mayfly";
+/// Says in a container's environment that it was given something; what, in words.
+pub const MARK: &str = "MAYFLY_NODE";
+/// Where a node can freeze pages for a moment while they are merged.
+pub const USERFAULTFD: &str = "/dev/userfaultfd";
+
+const HEAP_LIBRARY: &str = "/opt/mayfly/heap/$LIB/libmayfly_heap.so";
+const AUTO_LIBRARY: &str = "/opt/mayfly/share/$LIB/libmayfly_merge_auto.so";
+const MERGE_LIBRARY: &str = "/opt/mayfly/share/$LIB/libmayfly_merge.so";
+const SOCKET: &str = "/opt/mayfly/store/share.socket";
+const MODEL: &str = "/opt/mayfly/model/model";
+/// Allocations of that size or more are looked at: what lies below is rarely alike page by page.
+const AUTO_BYTES: &str = "1M";
+/// The node's root as it looks from a user namespace that does not map it. Only it can have put a socket into the mount.
+const UNMAPPED_USER: &str = "65534";
+
+/// A folder of the node in the container, read-only.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount {
+    /// On the node.
+    pub source: PathBuf,
+    /// In the container.
+    pub destination: String,
+}
+
+/// The changes to a container.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Gift {
+    /// Folders.
+    pub mounts: Vec<Mount>,
+    /// Variables, without `LD_PRELOAD`.
+    pub variables: Vec<(&'static str, String)>,
+    /// Libraries, in the order of `LD_PRELOAD`.
+    pub preloaded: Vec<&'static str>,
+    /// Device nodes.
+    pub devices: Vec<&'static str>,
+}
+
+impl Gift {
+    fn mount(&mut self, source: &Path, part: &str) {
+        self.mounts.push(Mount { source: source.to_owned(), destination: format!("{ROOT}/{part}") });
+    }
+
+    /// The folder with places for all parts, and in them libraries that do nothing: where several CDI devices
+    /// come together, each of which must name all libraries, for the last one's `LD_PRELOAD` counts.
+    pub fn ground(&mut self, folder: &Path) {
+        self.mounts.push(Mount { source: folder.to_owned(), destination: ROOT.into() });
+        self.preloaded = vec![AUTO_LIBRARY, HEAP_LIBRARY];
+    }
+
+    /// The heap, with a model's folder.
+    pub fn heap(&mut self, libraries: &Path, model: Option<&Path>) {
+        self.mount(libraries, "heap");
+        self.preload(HEAP_LIBRARY);
+        self.variables.push(("MAYFLY_HEAP_CONTROL", "on".into()));
+        if let Some(model) = model {
+            self.mount(model, "model");
+            self.variables.push(("MAYFLY_HEAP_MODEL", MODEL.into()));
+        }
+    }
+
+    /// Sharing through the store that listens in `store`.
+    pub fn share(&mut self, libraries: &Path, store: &Path) {
+        self.mount(libraries, "share");
+        self.mount(store, "store");
+        self.preload(AUTO_LIBRARY);
+        self.variables.push(("MAYFLY_SHARE_SOCKET", SOCKET.into()));
+        self.variables.push(("MAYFLY_SHARE_UID", UNMAPPED_USER.into()));
+        self.variables.push(("MAYFLY_MERGE_LIBRARY", MERGE_LIBRARY.into()));
+        self.variables.push(("MAYFLY_MERGE_AUTO", AUTO_BYTES.into()));
+        if Path::new(USERFAULTFD).exists() {
+            self.devices.push(USERFAULTFD);
+        }
+    }
+
+    fn preload(&mut self, library: &'static str) {
+        if !self.preloaded.contains(&library) {
+            // The automatic mode passes small allocations on to the heap, so it comes first.
+            let at = if library == AUTO_LIBRARY { 0 } else { self.preloaded.len() };
+            self.preloaded.insert(at, library);
+        }
+    }
+
+    /// `LD_PRELOAD`, after what the container has there already.
+    pub fn ld_preload(&self, existing: Option<&str>) -> Option<String> {
+        if self.preloaded.is_empty() {
+            return None;
+        }
+        let own = self.preloaded.join(":");
+        Some(match existing.filter(|text| !text.is_empty()) {
+            Some(existing) => format!("{existing}:{own}"),
+            None => own,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sharing_is_preloaded_before_the_heap_and_after_the_images_own() {
+        let mut gift = Gift::default();
+        assert_eq!(gift.ld_preload(Some("x.so")), None);
+        gift.heap(Path::new("/h"), None);
+        gift.share(Path::new("/s"), Path::new("/d"));
+        let both = format!("{AUTO_LIBRARY}:{HEAP_LIBRARY}");
+        assert_eq!(gift.ld_preload(None), Some(both.clone()));
+        assert_eq!(gift.ld_preload(Some("x.so")), Some(format!("x.so:{both}")));
+        assert_eq!(gift.mounts.len(), 3);
+    }
+
+    #[test]
+    fn every_cdi_device_names_all_libraries_in_one_order() {
+        let (mut one, mut two) = (Gift::default(), Gift::default());
+        one.ground(Path::new("/g"));
+        one.heap(Path::new("/h"), Some(Path::new("/m")));
+        two.ground(Path::new("/g"));
+        two.share(Path::new("/s"), Path::new("/d"));
+        assert_eq!(one.ld_preload(None), two.ld_preload(None));
+    }
+}

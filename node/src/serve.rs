@@ -1,0 +1,58 @@
+//! Puts the agent together and runs it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+
+use crate::agent::{Agent, Settings};
+use crate::cgroup::Parent;
+use crate::domain::Domain;
+use crate::offer::Offer;
+use crate::stores::{Members, Program, Stores};
+use crate::{http, metrics};
+
+/// Runs until `stop`.
+///
+/// # Errors
+/// What is needed is not there: libraries, the folder, the address.
+pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<()> {
+    let offer = Offer::prepare(
+        &settings.data,
+        &settings.glibc,
+        settings.musl.as_deref(),
+        settings.models.as_deref(),
+    )?;
+    if !offer.has_musl {
+        tracing::warn!("no libraries for musl (--musl): programs on Alpine run as they are");
+    }
+    let cgroups = Parent::new(Path::new("/sys/fs/cgroup"))
+        .inspect_err(|why| tracing::warn!("stores have no limit of their own: {why:#}"))
+        .ok();
+    let program = Program { path: settings.program.clone(), most_bytes: settings.store_bytes };
+    let stores = Stores::start(&settings.data, program, cgroups)?;
+    let agent = Arc::new(Agent::new(settings.clone(), offer, stores.clone()));
+    agent.write_cdi()?;
+    for name in &settings.domains {
+        stores.serve(&Domain::Device(name.clone()), Members::Holders);
+    }
+    let served = match settings.listen {
+        Some(address) => {
+            let listener = tokio::net::TcpListener::bind(address)
+                .await
+                .with_context(|| format!("cannot serve metrics at {address}"))?;
+            let agent = agent.clone();
+            tokio::spawn(http::serve(listener, move || metrics::text(&agent)))
+        }
+        None => tokio::spawn(std::future::pending()),
+    };
+    tracing::info!("agent ready");
+    tokio::select! {
+        () = stop => {}
+        () = agent.clone().follow_models() => {}
+        () = agent.clone().follow_runtime() => {}
+        _ = served => {}
+    }
+    stores.end();
+    Ok(())
+}

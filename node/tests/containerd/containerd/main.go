@@ -1,0 +1,17 @@
+// Command containerd is containerd 2 as its modules have it, for the tests: Debian 12's is 1.6 and has no NRI.
+package main
+
+import (
+	"fmt"
+	"os"
+
+	_ "github.com/containerd/containerd/v2/cmd/containerd/builtins"
+	"github.com/containerd/containerd/v2/cmd/containerd/command"
+)
+
+func main() {
+	if err := command.App().Run(os.Args); err != nil {
+		fmt.Fprintln(os.Stderr, "containerd:", err)
+		os.Exit(1)
+	}
+}

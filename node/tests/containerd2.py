@@ -1,0 +1,169 @@
+"""containerd 2, its shim and a small kubelet's part, built from Go modules, kept by what they are made of."""
+
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+
+from node import HERE, run, until
+
+SOURCES = HERE / "containerd"
+OLDEST_GO = (1, 24)
+TAGS = "no_btrfs,no_zfs,no_aufs,no_devmapper,no_tracing"
+
+
+class Missing(Exception):
+    """Why there is no containerd 2 here."""
+
+
+def go_version():
+    try:
+        text = run("go", "env", "GOVERSION", cwd="/")
+    except (OSError, AssertionError) as why:
+        raise Missing("needs Go, to build containerd 2") from why
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
+
+
+def programs():
+    """The folder with `containerd`, `shim` and `cri`; the first time it takes minutes."""
+    caches = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
+    cache = caches / "mayfly/containerd"
+    digest = hashlib.sha256(TAGS.encode())
+    for file in sorted(SOURCES.rglob("*")):
+        if file.is_file():
+            digest.update(file.read_bytes())
+    folder = cache / digest.hexdigest()[:16]
+    if not (folder / "cri").exists():
+        version = go_version()
+        if version < OLDEST_GO:
+            raise Missing(f"needs Go 1.{OLDEST_GO[1]}, to build containerd 2; here is {version}")
+        fresh = cache / f".{folder.name}.{os.getpid()}"
+        fresh.mkdir(parents=True)
+        command = ["go", "build", "-trimpath", "-ldflags", "-s -w", "-tags", TAGS, "-o", f"{fresh}/"]
+        command += ["./containerd", "./shim", "./cri"]
+        environment = os.environ | {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false"}
+        done = subprocess.run(
+            command, cwd=SOURCES, env=environment, capture_output=True, text=True, timeout=3000
+        )
+        if done.returncode:
+            shutil.rmtree(fresh)
+            raise Missing(f"containerd 2 cannot be built: {done.stderr[-500:]}")
+        for old in cache.iterdir():
+            if not old.name.startswith("."):
+                shutil.rmtree(old)
+        fresh.rename(folder)
+    return folder
+
+
+class Containerd:
+    """A containerd of the tests' own: its folders, its sockets, no network."""
+
+    def __init__(self, folder, programs):
+        self.folder, self.programs = folder, programs
+        self.socket, self.nri = folder / "containerd.sock", folder / "nri.sock"
+        self.process = None
+
+    def configuration(self):
+        return f"""
+version = 3
+root = "{self.folder}/root"
+state = "{self.folder}/state"
+[grpc]
+address = "{self.socket}"
+[plugins."io.containerd.cri.v1.images"]
+snapshotter = "overlayfs"
+[plugins."io.containerd.cri.v1.images".pinned_images]
+sandbox = "localhost/glibc:1"
+[plugins."io.containerd.cri.v1.runtime"]
+restrict_oom_score_adj = true
+enable_cdi = false
+[plugins."io.containerd.cri.v1.runtime".containerd]
+default_runtime_name = "runc"
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+runtime_path = "{self.programs}/shim"
+[plugins."io.containerd.nri.v1.nri"]
+disable = false
+socket_path = "{self.nri}"
+plugin_path = "{self.folder}/nri/plugins"
+plugin_config_path = "{self.folder}/nri/conf"
+"""
+
+    def __enter__(self):
+        config = self.folder / "config.toml"
+        config.write_text(self.configuration())
+        with open(self.folder / "log", "ab") as log:
+            self.process = subprocess.Popen(
+                [self.programs / "containerd", "--config", config],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+        def is_ready():
+            assert self.process.poll() is None, self.said()
+            return self.socket.exists() and self.nri.exists() and "successfully booted" in self.said()
+
+        until(is_ready, self.said, 180)
+        return self
+
+    def __exit__(self, *_):
+        self.process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(20)
+        self.process.kill()
+        # Shims outlive it.
+        for pid in pathlib.Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if os.readlink(pid / "exe") == str(self.programs / "shim") and str(self.socket) in (
+                    pid / "cmdline"
+                ).read_text() + (pid / "environ").read_text(errors="replace"):
+                    os.kill(int(pid.name), signal.SIGKILL)
+        mounts = [line.split()[4] for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines()]
+        for mount in sorted((m for m in mounts if m.startswith(str(self.folder))), reverse=True):
+            subprocess.run(["umount", "--lazy", mount], capture_output=True)
+
+    def said(self):
+        return (self.folder / "log").read_text(errors="replace")[-6000:]
+
+    def cri(self, *words, **more):
+        return run(self.programs / "cri", self.socket, *words, **more)
+
+    def load(self, archive):
+        return self.cri("import", archive)
+
+    def run(self, name, namespace, image, *command, annotations=None, environment=None):
+        """A pod with one container; (pod's id, container's id)."""
+        pod = {
+            "Name": name,
+            "Namespace": namespace,
+            "UID": f"{namespace}-{name}",
+            "Image": f"localhost/{image}:1",
+            "Logs": str(self.folder / "logs"),
+            "Annotations": annotations or {},
+            "Environment": environment or {},
+            "Command": list(command),
+        }
+        made = json.loads(self.cri("run", input=json.dumps(pod)))
+        return made["pod"], made["container"]
+
+    def log(self, name):
+        path = self.folder / "logs" / f"{name}.log"
+        return path.read_text() if path.exists() else ""
+
+    def end(self, pod):
+        self.cri("end", pod)
+
+
+def process_of(container):
+    """The first process of a container: that of its cgroup with the lowest number."""
+    for listed in pathlib.Path("/sys/fs/cgroup").rglob(f"*{container}*/cgroup.procs"):
+        pids = [int(line) for line in listed.read_text().split()]
+        if pids:
+            return min(pids)
+    return 0

@@ -1,0 +1,176 @@
+"""Podman's containers, by CDI: unchanged images, one line."""
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+
+from node import PAGES, Agent, run, scratch, shared, until
+
+CDI = pathlib.Path("/run/cdi")
+# Where limits may not be raised, podman's own defaults are refused.
+LIMITS = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096"]
+
+
+class Podman:
+    """Podman with storage of its own."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.command = ["podman", "--root", folder / "root", "--runroot", folder / "run"]
+        self.command += ["--tmpdir", folder / "tmp"]
+        self.command += ["--cgroup-manager", "cgroupfs", "--events-backend", "file", "--runtime", "runc"]
+
+    def __call__(self, *words, **more):
+        return run(*self.command, *words, **more)
+
+    def run(self, image, *words, devices=(), detach=False, **variables):
+        options = ["--network", "none", *LIMITS]
+        for device in devices:
+            options += ["--device", f"mayfly.dev/{device}"]
+        for name, value in variables.items():
+            options += ["--env", f"{name}={value}"]
+        options += ["--detach"] if detach else ["--rm"]
+        return self("run", *options, f"localhost/{image}", *words)
+
+    def start(self, image, *words, **more):
+        """A container in the background: its id and its first process."""
+        name = self.run(image, *words, detach=True, **more).strip()
+        return name, int(self("inspect", "--format", "{{.State.Pid}}", name))
+
+    def end(self, *names):
+        with contextlib.suppress(AssertionError):
+            self("rm", "--force", "--time", "0", *names)
+
+
+@pytest.fixture(scope="module")
+def podman(roots):
+    if os.geteuid() != 0 or not shutil.which("podman") or not shutil.which("runc"):
+        pytest.skip("needs root, podman and runc")
+    with scratch() as folder:
+        podman = Podman(folder)
+        for libc, root in roots.items():
+            archive = folder / f"{libc}.tar"
+            run("tar", "-cf", archive, "-C", root, ".")
+            podman("import", archive, f"localhost/{libc}")
+        try:
+            podman.run("glibc", "/bin/true")
+        except AssertionError as why:
+            pytest.skip(f"podman runs no container here: {str(why)[-300:]}")
+        try:
+            yield podman
+        finally:
+            podman("rm", "--all", "--force", "--time", "0")
+            podman("rmi", "--all", "--force")
+            for mount in ("root/overlay", "root/vfs"):
+                subprocess.run(["umount", "--lazy", folder / mount], capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def agent(podman):
+    if list(CDI.glob("mayfly.dev-*.json")):
+        pytest.skip(f"an agent has its devices in {CDI}")
+    with scratch() as folder:
+        try:
+            with Agent(folder, "--domain", "web", "--domain", "other", cdi=CDI) as agent:
+                yield agent
+        finally:
+            for file in CDI.glob("mayfly.dev-*.json"):
+                file.unlink()
+
+
+def heap_statistics(podman, image, *devices):
+    text = podman.run(image, PAGES, "8", "1", "0", devices=devices, MAYFLY_HEAP_STATS="/dev/stdout")
+    assert "good 2" in text
+    return json.JSONDecoder().raw_decode(text, text.index("{"))[0]
+
+
+@pytest.mark.parametrize("libc", ["glibc", "musl"])
+def test_heap(podman, agent, libc):
+    assert heap_statistics(podman, libc, "heap=online")["heap.live_bytes"] >= 8 << 20
+    maps = podman.run(libc, PAGES, "maps", devices=["heap=online"])
+    assert "libmayfly_heap.so" in maps and "libmayfly_merge_auto.so /" not in maps
+    assert "mayfly" not in podman.run(libc, PAGES, "maps"), "nothing is given that was not asked for"
+
+
+@pytest.mark.parametrize("libc", ["glibc", "musl"])
+def test_static_programs_are_left_alone(podman, agent, libc):
+    plain = podman.run(libc, "/bin/pages-static", "8", "1", "0")
+    assert podman.run(libc, "/bin/pages-static", "8", "1", "0", devices=["heap=online", "share=web"]) == plain
+
+
+@pytest.mark.parametrize("libc", ["glibc", "musl"])
+def test_a_domain_shares_and_another_does_not(podman, agent, libc):
+    words = [PAGES, "64", "7", "300"]
+    names = []
+    try:
+        for devices in (["share=web"], ["heap=online", "share=web"], ["share=other"]):
+            names.append(podman.start(libc, *words, devices=devices))
+        one, two, three = (pid for _, pid in names)
+
+        def both_share():
+            return all(mapped > 56 and part < 0.6 * mapped for mapped, part in (shared(one), shared(two)))
+
+        until(both_share, lambda: f"{[shared(pid) for pid in (one, two, three)]} {agent.said()}")
+        until(lambda: shared(three)[0] > 56, lambda: f"{shared(three)}")
+        mapped, part = shared(three)
+        assert part > 0.95 * mapped, "the third shares with nobody"
+        maps = pathlib.Path(f"/proc/{two}/maps").read_text()
+        assert "libmayfly_heap.so" in maps and "libmayfly_merge_auto.so" in maps
+        figures = agent.figures()
+        assert figures['mayfly_node_store_up{domain="device web",namespace=""}'] == 1
+        assert figures['mayfly_share_clients{domain="device web",namespace=""}'] >= 2
+        for name, _ in names:
+            podman("stop", "--time", "60", name)
+            assert "good 16" in podman("logs", name)
+    finally:
+        podman.end(*(name for name, _ in names))
+
+
+def test_a_malicious_container_harms_nobody_else(podman, agent):
+    words = [PAGES, "32", "9", "300"]
+    name, pid = podman.start("glibc", *words, devices=["share=other"])
+    try:
+        said = podman.run("glibc", "/bin/evil", "3", devices=["share=web"])
+        assert "wrote" not in said and "unlinked" not in said, said
+        assert agent.is_healthy()
+        until(lambda: shared(pid)[0] > 24, lambda: f"no sharing: {shared(pid)} {agent.said()}")
+        podman("stop", "--time", "60", name)
+        assert "good 8" in podman("logs", name)
+    finally:
+        podman.end(name)
+
+
+def test_a_store_that_is_killed_comes_back(podman, agent):
+    name, pid = podman.start("glibc", PAGES, "32", "11", "300", devices=["share=web"])
+    try:
+        until(lambda: shared(pid)[0] > 24, lambda: f"{shared(pid)} {agent.said()}")
+        stores = run("pgrep", "-f", f"share --socket {agent.data}").split()
+        before = agent.figures()['mayfly_node_store_restarts{domain="device web",namespace=""}']
+        for store in stores:
+            os.kill(int(store), 9)
+        label = 'mayfly_node_store_restarts{domain="device web",namespace=""}'
+        until(lambda: agent.figures()[label] > before, agent.said)
+        other, new = podman.start("glibc", PAGES, "32", "11", "300", devices=["share=web"])
+        try:
+            until(lambda: shared(new)[0] > 24, lambda: f"{shared(new)} {agent.said()}")
+        finally:
+            podman.end(other)
+        podman("stop", "--time", "60", name)
+        assert "good 8" in podman("logs", name)
+    finally:
+        podman.end(name)
+
+
+def test_containers_start_without_the_agent(podman, agent):
+    agent.kill()
+    try:
+        assert heap_statistics(podman, "glibc", "heap=online", "share=web")
+        assert heap_statistics(podman, "musl", "heap=online", "share=web")
+    finally:
+        agent.start()
+    assert heap_statistics(podman, "glibc", "heap=online", "share=web")
