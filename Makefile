@@ -2,7 +2,7 @@
 export PATH := $(CURDIR)/.venv/bin:$(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build format lint test suites soak bench demo figures
+.PHONY: help setup build format lint test flaky suites soak packages bench demo figures
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -23,24 +23,11 @@ lint: setup ## formatting and lints; every warning is an error
 	ruff check --quiet .
 	ruff format --check --quiet .
 
-test: lint build ## all tests that fit in minutes
-	cargo test --workspace
-	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p heap --release --test loom_remote --test loom_available
-	heap/tests/run
-	bench/heap/smoke
-	merge/tests/run
-	merge/auto/tests/run
-	python/tests/run
-	bench/merge/smoke
-	bench/lifetime/smoke
-	train/tests/run
-	worker/tests/run
-	bench/worker/smoke
-	sim/tests/run
-	sim/shim/tests/run
-	sim/programs/go/tests/run
-	kernel/tests/run
-	vm/tests/run
+test: lint build ## all tests that fit in minutes; ROOM=vm one room's, K=oom those of that name
+	tests/run $(if $(ROOM),--room $(ROOM)) $(if $(K),-k $(K))
+
+flaky: lint build ## tests again and again, half of the rounds under load: ROOM=heap K=NAME ROUNDS=30
+	tests/run --rounds $(or $(ROUNDS),30) $(if $(ROOM),--room $(ROOM)) $(if $(K),-k $(K))
 
 suites: build ## other projects' test suites, with and without the heap (long)
 	heap/tests/suites
@@ -54,6 +41,9 @@ soak: build ## random operations for long: heap, page store, and VMs on kernels 
 	MEMENTO_OPERATIONS=100000000 cargo test -p memento --test agree
 	sim/image/check
 	sim/tests/mutants
+
+packages: setup ## the Debian package, the Python wheel, the node agent's image: target/packages
+	deploy/packages
 
 demo: build ## Lambda functions under a bursty load, plainly and on Mayfly, side by side
 	bench/worker/demo

@@ -1,12 +1,15 @@
 //! What the `mayfly` command does, verb by verb, and the readers and simulators it does it with.
 
 pub mod child;
+pub mod command;
 pub mod failure;
 pub mod heap_driver;
 pub mod heap_replay;
+pub mod libraries;
 pub mod lifetime;
 pub mod live_objects;
 pub mod load;
+pub mod manual;
 pub mod node;
 pub mod oracle;
 pub mod pages;
@@ -25,13 +28,6 @@ pub mod settings;
 pub mod share;
 pub mod share_top;
 pub mod sim;
-pub mod sim_archive;
-pub mod sim_dram;
-pub mod sim_functions;
-pub mod sim_guest;
-pub mod sim_program;
-pub mod sim_snapshot;
-pub mod sim_table;
 pub mod simulation;
 pub mod statistics;
 pub mod timeline;

@@ -1,11 +1,11 @@
 //! Lifetimes: the seven classes (LLAMA §1: 10 ms, 100 ms, 1 s, ...) and the distribution of Fig. 2.
 
-/// Names of the classes, shortest first; an object of class c lives less than 10^(c+1) ms.
-pub const CLASS_NAMES: [&str; 7] = ["10ms", "100ms", "1s", "10s", "100s", "1000s", "inf"];
-/// The class of objects that are never freed.
-pub const CLASS_INF: u8 = 6;
+use lifetime::label::CLASS_NAMES;
 
-/// The class of an object that lived `lifetime_ns`.
+/// The class of objects that are never freed.
+pub const CLASS_INF: u8 = CLASS_NAMES.len() as u8 - 1;
+
+/// The class of an object that lived `lifetime_ns`; that of class c less than 10^(c+1) ms.
 pub fn class_of(lifetime_ns: u64) -> u8 {
     let mut bound_ns = 10_000_000;
     let mut class = 0;
@@ -46,7 +46,7 @@ pub struct Distribution {
     /// Freed objects by lifetime; `bin_start_ns` tells where a bin begins.
     pub bins: Vec<Amount>,
     /// All objects by class; those never freed are in `inf`.
-    pub classes: [Amount; 7],
+    pub classes: [Amount; CLASS_NAMES.len()],
     /// Objects alive at the end of the trace.
     pub never_freed: Amount,
     /// All objects.

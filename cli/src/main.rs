@@ -2,77 +2,10 @@
 
 use std::io::IsTerminal;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser};
+use mayfly_cli::command::{Mayfly, Verb};
 use mayfly_cli::failure::{Failure, OWN_FAILURE};
-use mayfly_cli::load::LoadArguments;
-use mayfly_cli::node::NodeArguments;
-use mayfly_cli::predict::PredictArguments;
-use mayfly_cli::profile::ProfileArguments;
-use mayfly_cli::record::TraceArguments;
-use mayfly_cli::replay::ReplayArguments;
-use mayfly_cli::report::ReportArguments;
-use mayfly_cli::run::RunArguments;
-use mayfly_cli::share::ShareArguments;
-use mayfly_cli::sim::SimArguments;
-use mayfly_cli::train::TrainArguments;
-use mayfly_cli::up::UpArguments;
-use mayfly_cli::vm::VmArguments;
 use mayfly_cli::{heap_driver, heap_replay};
-
-const EXAMPLES: &str = "\
-Objects: a heap that packs them by when they will die
-  mayfly run --stats -- python3 script.py     and what the heap did, as a table
-  mayfly profile -- ./app                     how long objects of each calling context live
-  mayfly train app.parquet -o app.model       learn from that
-  mayfly run --model app.model -- ./app       and predict it
-  mayfly trace -o app.trace -- ./app          record every allocation
-  mayfly replay app.trace --plot memory.svg   which pages they kept, over time
-
-Pages: one copy of what is the same in several processes
-  mayfly share                                the page store; programs call mayfly_advise
-
-Containers: both, without a change of their images
-  mayfly node                                 the agent of a node: CDI devices, pods' annotations
-
-Virtual machines: memory that comes back at once
-  mayfly vm boot --detach && mayfly vm run -- CMD
-
-Hardware: a CPU that allocates objects and pages itself, simulated
-  mayfly sim --compare -- churn               today's CPU, then one with Memento
-
-Functions: AWS Lambda's interfaces on one machine
-  mayfly up template.yaml
-  mayfly report -o report.html                its run so far in one file
-
-`mayfly VERB --help` explains each verb with examples.";
-
-/// Memory for programs that live briefly
-#[derive(Parser)]
-#[command(name = "mayfly", version, after_help = EXAMPLES, arg_required_else_help = true)]
-struct Mayfly {
-    /// Tell on stderr what is done: the library found, the variables set
-    #[arg(short, long, global = true, display_order = 100)]
-    verbose: bool,
-    #[command(subcommand)]
-    verb: Verb,
-}
-
-#[derive(Subcommand)]
-enum Verb {
-    Run(RunArguments),
-    Profile(ProfileArguments),
-    Train(TrainArguments),
-    Predict(PredictArguments),
-    Trace(TraceArguments),
-    Replay(ReplayArguments),
-    Share(ShareArguments),
-    Node(NodeArguments),
-    Up(UpArguments),
-    Load(LoadArguments),
-    Report(ReportArguments),
-    Vm(VmArguments),
-    Sim(SimArguments),
-}
 
 /// Lines of the log that wait for stderr to take them; more are lost.
 const LINES_THAT_WAIT: usize = 4096;
@@ -124,6 +57,7 @@ fn main() {
         Verb::Report(arguments) => (arguments.execute(), 1),
         Verb::Vm(arguments) => (arguments.execute(), 1),
         Verb::Sim(arguments) => (arguments.execute(), OWN_FAILURE),
+        Verb::Manual(arguments) => (arguments.execute(Mayfly::command()), 1),
     };
     drop(flushed_when_dropped);
     std::process::exit(outcome.unwrap_or_else(|error| {

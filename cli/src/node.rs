@@ -1,13 +1,14 @@
 //! `mayfly node`: the agent of a node, in the foreground.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::Args;
 use node::{Name, Settings};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
+use crate::libraries;
 use crate::quantity::parse_bytes;
 
 const EXAMPLES: &str = "\
@@ -32,7 +33,7 @@ pub struct NodeArguments {
     /// The agent's folder, at the same path for the agent and for the container runtime
     #[arg(long, value_name = "FOLDER", default_value = "/var/lib/mayfly/node")]
     data: PathBuf,
-    /// Libraries for glibc [default: ../lib/mayfly beside the command, else the command's own folder]
+    /// Libraries for glibc [default: where the command's own are]
     #[arg(long, value_name = "FOLDER")]
     glibc: Option<PathBuf>,
     /// Libraries for musl [default: musl/ in the folder for glibc]
@@ -73,7 +74,10 @@ impl NodeArguments {
             return Ok(0);
         }
         let program = std::env::current_exe().context("where this command is")?;
-        let glibc = self.glibc.unwrap_or_else(|| libraries_of(&program));
+        let glibc = match self.glibc {
+            Some(folder) => folder,
+            None => libraries::find("libmayfly_heap.so")?.with_file_name(""),
+        };
         let musl = self.musl.unwrap_or_else(|| glibc.join("musl"));
         let settings = Settings {
             program,
@@ -96,12 +100,6 @@ impl NodeArguments {
         tracing::info!("agent stopped; containers keep what they have");
         Ok(0)
     }
-}
-
-fn libraries_of(program: &Path) -> PathBuf {
-    let beside = program.parent().unwrap_or(Path::new("/")).to_owned();
-    let installed = beside.join("../lib/mayfly");
-    if installed.join("libmayfly_heap.so").is_file() { installed } else { beside }
 }
 
 fn stopped() -> Result<impl Future<Output = ()>> {

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
+use lifetime::label::CLASS_NAMES;
 use serde_json::{Map, Value, json};
 
-use crate::lifetime::CLASS_NAMES;
 use crate::quantity::{bytes, count, duration, parse_page_bytes};
 use crate::record::{described, totals_as_json};
 use crate::simulation::{Curve, Recorded, packed, simulate};

@@ -4,11 +4,12 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Result, anyhow, bail};
 use clap::{Args, ValueEnum};
+use lifetime::label::CLASS_NAMES;
 use serde::Deserialize;
 
-use crate::lifetime::CLASS_NAMES;
+use crate::libraries;
 
 /// The file that is read when there is one and `--config` names no other.
 const DEFAULT_FILE: &str = "mayfly.toml";
@@ -77,7 +78,7 @@ pub enum Spans {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Recycle {
-    /// The fullest page that fits.
+    /// Longer-lived pages, then those of the request's own class.
     Fill,
     /// The longest-lived page, as in the paper.
     Longest,
@@ -119,20 +120,20 @@ pub struct HeapSettings {
     /// Which pages' free blocks are used again for small objects [default: fill]
     #[arg(long)]
     pub recycle: Option<Recycle>,
-    /// A huge page's deadline is K x its lifetime class: 2 or 4 [default: 2]
+    /// A huge page's deadline is K x its lifetime class: 2 and 4 are the paper's, from 1 to 1000 [default: 2]
     #[arg(long, value_name = "K", value_parser = deadline_factor)]
     #[serde(default, deserialize_with = "deadline_factor_in_file")]
     pub k: Option<u32>,
     /// How huge pages are had [default: thp]
     #[arg(long)]
     pub pages: Option<Pages>,
-    /// Empty huge pages that stay mapped [default: 0, all go back at once]
+    /// Empty huge pages that stay mapped; with 0 all go back at once, the paper's way [default: an eighth of those in use]
     #[arg(long, value_name = "N")]
     pub retain: Option<u32>,
 }
 
 fn deadline_factor(text: &str) -> Result<u32, String> {
-    text.parse().ok().filter(|k| matches!(k, 2 | 4)).ok_or_else(|| "K is 2 or 4".into())
+    text.parse().ok().filter(|k| (1..=1000).contains(k)).ok_or_else(|| "K is a number from 1 to 1000".into())
 }
 
 fn deadline_factor_in_file<'a, D: serde::Deserializer<'a>>(deserializer: D) -> Result<Option<u32>, D::Error> {
@@ -226,8 +227,7 @@ fn number(value: u32) -> Value {
     Value::Text(value.to_string().into())
 }
 
-/// Finds `libmayfly_heap.so`: `MAYFLY_HEAP_LIB`, else beside the running program, in `../lib` or
-/// `../lib/mayfly`.
+/// Finds `libmayfly_heap.so`: `MAYFLY_HEAP_LIB`, else where [`libraries::find`] looks.
 ///
 /// # Errors
 /// No such file, or a path that `LD_PRELOAD` cannot carry.
@@ -238,15 +238,7 @@ pub fn find_library() -> Result<PathBuf> {
             .ok()
             .filter(|path| path.is_file())
             .ok_or_else(|| anyhow!("MAYFLY_HEAP_LIB={}: no such file", Path::new(&given).display()))?,
-        None => {
-            let program = std::env::current_exe().context("cannot tell where this program is")?;
-            let folder = program.parent().unwrap_or(Path::new("/"));
-            let prefix = folder.parent().unwrap_or(folder);
-            let places = [folder.to_path_buf(), prefix.join("lib"), prefix.join("lib/mayfly")];
-            places.iter().map(|place| place.join(NAME)).find(|path| path.is_file()).ok_or_else(|| {
-                anyhow!("{NAME} is not in {}, ../lib or ../lib/mayfly: set MAYFLY_HEAP_LIB", folder.display())
-            })?
-        }
+        None => libraries::find(NAME).map_err(|error| anyhow!("{error}: set MAYFLY_HEAP_LIB"))?,
     };
     if library.as_os_str().as_encoded_bytes().iter().any(|byte| b" :\t\n".contains(byte)) {
         bail!("{}: LD_PRELOAD cannot carry a path with a space or a colon", library.display());
@@ -303,7 +295,7 @@ mod tests {
         assert!(refusal("[heap]\n\nspan = 'lines'\n").starts_with("line 3: unknown field `span`"));
         assert!(refusal("[heap]\nspans = 'rows'\n").starts_with("line 2: unknown variant `rows`"));
         assert!(refusal("[heap]\nlifetimes = 'soon'\n").contains("line 2: lifetimes = \"soon\": use online"));
-        assert_eq!(refusal("[heap]\nk = 3\n"), "line 2: K is 2 or 4");
+        assert_eq!(refusal("[heap]\nk = 0\n"), "line 2: K is a number from 1 to 1000");
         assert!(refusal("[heap\n").starts_with("line 1: "));
         let missing = HeapSettings::from_file(Some(Path::new("/nowhere/mayfly.toml"))).unwrap_err();
         assert_eq!(missing.to_string(), "/nowhere/mayfly.toml: No such file or directory");

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -14,7 +14,7 @@ use worker::pool::Capacity;
 use worker::sigv4::Credentials;
 use worker::worker::{Advise, Layers};
 
-use crate::settings;
+use crate::{libraries, settings};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -209,10 +209,12 @@ fn layers(without: &[Layer], advise: AdviseName) -> Result<Layers> {
         layers.heap = Some(settings::find_library().context("--without heap does without it")?);
     }
     if !without.contains(&Layer::Merge) {
-        layers.merge = Some(beside("libmayfly_merge.so").context("--without merge does without it")?);
+        layers.merge =
+            Some(libraries::find("libmayfly_merge.so").context("--without merge does without it")?);
     }
     if layers.heap.is_some() || layers.merge.is_some() {
-        layers.rest = Some(beside("libmayfly_rest.so").context("--without heap,merge does without it")?);
+        layers.rest =
+            Some(libraries::find("libmayfly_rest.so").context("--without heap,merge does without it")?);
     }
     Ok(layers)
 }
@@ -222,15 +224,6 @@ fn code_folders(given: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let whole =
         |folder: &PathBuf| folder.canonicalize().with_context(|| format!("--code-from {}", folder.display()));
     given.iter().map(whole).collect()
-}
-
-fn beside(name: &str) -> Result<PathBuf> {
-    let program = std::env::current_exe().context("cannot tell where this program is")?;
-    let folder = program.parent().unwrap_or(Path::new("/"));
-    let prefix = folder.parent().unwrap_or(folder);
-    let places = [folder.to_path_buf(), prefix.join("lib"), prefix.join("lib/mayfly")];
-    let found = places.iter().map(|place| place.join(name)).find(|path| path.is_file());
-    found.with_context(|| format!("{name} is not in {}, ../lib or ../lib/mayfly", folder.display()))
 }
 
 fn credentials() -> Result<Option<Credentials>> {

@@ -12,9 +12,10 @@ pub const BOOTSTRAP: &str = "bootstrap.py";
 /// On `PYTHONPATH` where pages are merged.
 pub const PACKAGES: &str = "python";
 
-const FILES: [(&str, &str); 8] = [
+const FILES: [(&str, &str); 9] = [
     (BOOTSTRAP, include_str!("../runtime/bootstrap.py")),
     ("python/mayfly/__init__.py", include_str!("../../python/mayfly/__init__.py")),
+    ("python/mayfly/__main__.py", include_str!("../../python/mayfly/__main__.py")),
     ("python/mayfly/advice.py", include_str!("../../python/mayfly/advice.py")),
     ("python/mayfly/frames.py", include_str!("../../python/mayfly/frames.py")),
     ("python/mayfly/growth.py", include_str!("../../python/mayfly/growth.py")),

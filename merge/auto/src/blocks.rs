@@ -6,8 +6,6 @@
 use std::cell::UnsafeCell;
 use std::ops::Range;
 
-use crate::looks;
-
 pub const PAGE: usize = 4096;
 const MOST: usize = 4096;
 
@@ -109,8 +107,6 @@ pub fn allocate(bytes: usize) -> Option<usize> {
     table.blocks[table.count] = Block { start: start as usize, bytes, number: table.next_number };
     table.count += 1;
     table.next_number += 1;
-    drop(guard);
-    looks::begin();
     Some(start as usize)
 }
 
@@ -186,14 +182,8 @@ extern "C" fn after_fork() {
     drop(Guard);
 }
 
-/// The child has no thread that looks; its next large allocation starts one.
-extern "C" fn after_fork_in_child() {
-    looks::gone();
-    drop(Guard);
-}
-
 /// Keeps the table right across fork.
 pub fn survive_forks() {
     // SAFETY: the handlers are functions of this library, which is never unloaded.
-    unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_in_child)) };
+    unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork)) };
 }

@@ -28,6 +28,7 @@ mod settings;
 extern "C" fn loaded() {
     settings::read();
     blocks::survive_forks();
+    looks::survive_forks();
 }
 
 #[used]

@@ -32,9 +32,13 @@ pub fn begin() {
     }
 }
 
-/// In a forked child: the thread is not there.
-pub fn gone() {
-    RUNNING.store(false, Ordering::Relaxed);
+/// A forked child has no thread that looks; its next large allocation starts one.
+pub fn survive_forks() {
+    extern "C" fn in_child() {
+        RUNNING.store(false, Ordering::Relaxed);
+    }
+    // SAFETY: the handler is a function of this library, which is never unloaded.
+    unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
 }
 
 /// What is known of 64 KiB.

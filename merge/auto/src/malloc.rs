@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::next::{self, Next};
 use crate::settings::large_bytes;
-use crate::{blocks, blocks::PAGE};
+use crate::{blocks, blocks::PAGE, looks};
 
 static MALLOC: Next = Next::new(c"malloc");
 static CALLOC: Next = Next::new(c"calloc");
@@ -21,7 +21,9 @@ fn block(bytes: usize, alignment: usize) -> *mut c_void {
     if bytes < large_bytes() || alignment > PAGE {
         return null_mut();
     }
-    blocks::allocate(bytes).map_or(null_mut(), |start| start as *mut c_void)
+    let Some(start) = blocks::allocate(bytes) else { return null_mut() };
+    looks::begin();
+    start as *mut c_void
 }
 
 /// malloc(3).

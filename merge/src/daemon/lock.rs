@@ -29,7 +29,7 @@ impl Lock {
                 libc::sigfillset(&mut all);
                 libc::pthread_sigmask(libc::SIG_SETMASK, &all, std::ptr::null_mut());
                 if libc::unshare(libc::CLONE_FILES) == 0 {
-                    libc::close_range(3, libc::c_uint::MAX, 0);
+                    libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0); // musl has no name for it
                 }
             }
             let lock = lock(&path);

@@ -4,8 +4,10 @@
 //! code anew, now with calls: one for each block and one for each access. User or kernel is bit 63 of the address; a
 //! write to CR3 names the process. The page table is read in the guest's memory, which QEMU has mapped.
 
+mod callbacks;
 mod functions;
 mod guest;
+mod instruction;
 mod qemu;
 mod run;
 mod translate;
@@ -33,9 +35,9 @@ pub unsafe extern "C" fn qemu_plugin_install(
         // SAFETY: QEMU passes `count` strings that end with a zero byte.
         unsafe { CStr::from_ptr(*arguments.add(index)) }.to_string_lossy().into_owned()
     });
-    match run::Run::new(id, arguments) {
+    match run::Run::new(id, callbacks::translate_anew, arguments) {
         Ok(run) => {
-            qemu::install(run);
+            callbacks::install(run);
             0
         }
         Err(message) => {

@@ -2,8 +2,8 @@
 
 use crate::functions::{Call, Function, Functions, Kind};
 use crate::guest::GuestMemory;
+use crate::instruction::{ALLOCATOR, CR3_WRITE, Instruction, MARK, RETURN, SYSTEM_CALL};
 use crate::qemu::{self, Buffer, Register};
-use crate::translate::Instruction;
 use qemu_plugin_sys::qemu_plugin_id_t;
 use sim::block::End;
 use sim::core::Owner;
@@ -12,20 +12,6 @@ use sim::statistics::Statistics;
 use sim::{Access, Description, Machine};
 use std::path::PathBuf;
 use std::time::Instant;
-
-/// Instructions that the plugin looks at before they are executed: the kind, and a number.
-pub const MARK: u32 = 1 << 16;
-/// `mov REGISTER, %cr3`.
-pub const CR3_WRITE: u32 = 2 << 16;
-/// `syscall`.
-pub const SYSTEM_CALL: u32 = 3 << 16;
-/// The first of a function of the kernel's that is counted.
-pub const KERNEL_CALL: u32 = 4 << 16;
-
-/// The first of a function of the program's allocator.
-pub const ALLOCATOR: u32 = 5 << 16;
-/// The first of a block to which a call of it may return.
-pub const RETURN: u32 = 6 << 16;
 
 /// A system call that is a mark: getpgid(0x4d4d0000 | code), for programs in languages without instructions of their own.
 const GETPGID: u64 = 121;
@@ -57,6 +43,8 @@ enum Phase {
 pub struct Run {
     /// This plugin's name with QEMU.
     pub id: qemu_plugin_id_t,
+    /// Has QEMU translate all code again, and ask what calls are to be put in.
+    translate_anew: fn(qemu_plugin_id_t),
     folder: PathBuf,
     description: Description,
     machine: Machine,
@@ -80,7 +68,11 @@ pub struct Run {
 
 impl Run {
     /// As the plugin's arguments say.
-    pub fn new(id: qemu_plugin_id_t, arguments: impl Iterator<Item = String>) -> Result<Run, String> {
+    pub fn new(
+        id: qemu_plugin_id_t,
+        translate_anew: fn(qemu_plugin_id_t),
+        arguments: impl Iterator<Item = String>,
+    ) -> Result<Run, String> {
         let (mut folder, mut most_instructions, mut keeps_dram) = (None, 0, false);
         for argument in arguments {
             match argument.split_once('=') {
@@ -107,6 +99,7 @@ impl Run {
         }
         Ok(Run {
             id,
+            translate_anew,
             folder,
             machine,
             description,
@@ -347,7 +340,7 @@ impl Run {
                 let status = if first >> 16 == MARKS { 0 } else { first };
                 self.finish(None, Some(status));
                 self.phase = Phase::Over;
-                qemu::translate_anew(self.id);
+                (self.translate_anew)(self.id);
             }
             3 if self.phase == Phase::Boot => self.start(),
             0x11 => self.machine.stop_charging(),
@@ -380,7 +373,7 @@ impl Run {
     /// The guest is ready: begins to instrument.
     fn start(&mut self) {
         self.phase = Phase::Warm;
-        qemu::translate_anew(self.id);
+        (self.translate_anew)(self.id);
     }
 
     /// The physical address, by the kernel's map of all memory: before it is known where QEMU has that memory.

@@ -1,57 +1,48 @@
 //! What happens when QEMU translates a block: it is decoded for the machine, and calls are put in.
 
-use crate::qemu::Translation;
-use crate::run::{ALLOCATOR, CR3_WRITE, KERNEL_CALL, MARK, RETURN, Run, SYSTEM_CALL};
+use crate::instruction::{ALLOCATOR, CR3_WRITE, Instruction, KERNEL_CALL, MARK, RETURN, SYSTEM_CALL};
+use crate::run::Run;
 use sim::decode::mark;
 
-/// An instruction as QEMU has it.
-pub struct Instruction {
-    /// Its bytes.
-    pub bytes: [u8; 16],
-    /// How many.
-    pub length: usize,
-    /// Virtual address.
-    pub address: u64,
-    /// The host's address of the bytes.
-    pub host: u64,
-}
-
-impl Instruction {
-    /// Its bytes, as many as it has.
-    pub fn bytes(&self) -> &[u8] {
-        &self.bytes[..self.length]
-    }
+/// A call that QEMU is to put into the block.
+pub enum Wish {
+    /// [`Run::enter`] with this number, each time the block is entered.
+    Entry { block: usize },
+    /// [`Run::access`], for each access of the instruction at this place.
+    Access { index: usize },
+    /// [`Run::special`], before the instruction at this place is executed; it can read registers.
+    Before { index: usize, what: u32 },
 }
 
 /// Puts calls into a block: for marks always, for everything once the machine runs.
-pub fn block(run: &mut Run, translation: &Translation) {
-    let instructions: Vec<_> = (0..translation.count()).map(|index| translation.instruction(index)).collect();
+pub fn block(run: &mut Run, instructions: &[Instruction], wish: impl Fn(Wish)) {
+    let call_before = |index, what| wish(Wish::Before { index, what });
     for (index, instruction) in instructions.iter().enumerate() {
         if let Some(code) = mark(instruction.bytes()) {
-            translation.call_before(index, MARK | u32::from(code));
+            call_before(index, MARK | u32::from(code));
             run.saw_mark(code, instruction);
         } else if instruction.bytes() == [0x0f, 0x05] {
-            translation.call_before(index, SYSTEM_CALL);
+            call_before(index, SYSTEM_CALL);
         }
     }
     if !run.instruments() || instructions.is_empty() {
         return;
     }
-    let number = run.decode(&instructions);
-    translation.call_on_entry(number);
+    let number = run.decode(instructions);
+    wish(Wish::Entry { block: number });
     if let Some(function) = run.kernel_function(instructions[0].address) {
-        translation.call_before(0, KERNEL_CALL | function);
+        call_before(0, KERNEL_CALL | function);
     }
     if run.may_return_to(number, instructions[0].address) {
-        translation.call_before(0, RETURN);
+        call_before(0, RETURN);
     }
-    if let Some(function) = run.allocator_function(&instructions) {
-        translation.call_before(0, ALLOCATOR | function);
+    if let Some(function) = run.allocator_function(instructions) {
+        call_before(0, ALLOCATOR | function);
     }
     for (index, instruction) in instructions.iter().enumerate() {
-        translation.call_on_access(index);
+        wish(Wish::Access { index });
         if let Some(register) = cr3_source(instruction.bytes()) {
-            translation.call_before(index, CR3_WRITE | register);
+            call_before(index, CR3_WRITE | register);
         }
     }
 }

@@ -14,8 +14,10 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
 
-use crate::sim_archive::Archive;
-use crate::sim_guest::{Image, Owned, die_with_parent, qemu, script};
+use crate::sim::archive::Archive;
+use crate::sim::image::Image;
+use crate::sim::qemu::{self, DETERMINISTIC, Owned, die_with_parent, escaped};
+use crate::sim::script::script;
 
 /// A snapshot that nobody has used for so long is deleted: each is half as large as the guest's memory.
 const KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -34,7 +36,7 @@ pub fn of(image: &Image, memory_mib: u64, mut progress: impl FnMut(f64)) -> Resu
     let cache = cache()?;
     let init = script("sim/guest/build")?;
     let mut key = DefaultHasher::new();
-    (qemu()?, memory_mib, KERNEL_WORDS).hash(&mut key);
+    (qemu::folder()?, memory_mib, KERNEL_WORDS).hash(&mut key);
     for path in
         [Some(image.kernel.as_path()), image.initrd.as_deref(), Some(Path::new(&init))].into_iter().flatten()
     {
@@ -133,9 +135,9 @@ pub fn restored(snapshot: &Path, memory_mib: u64, socket: &Path) -> Result<Comma
 }
 
 fn command(memory_mib: u64, socket: &Path) -> Result<Command> {
-    let mut command = Command::new(Path::new(&qemu()?).join("bin/qemu-system-x86_64"));
+    let mut command = Command::new(Path::new(&qemu::folder()?).join("bin/qemu-system-x86_64"));
     command
-        .args(crate::sim_guest::DETERMINISTIC)
+        .args(DETERMINISTIC)
         .args(["-m", &format!("{memory_mib}M"), "-smp", "1", "-nodefaults", "-display", "none"])
         .args(["-serial", "stdio", "-monitor", "none", "-no-reboot"])
         .args(PAUSE)
@@ -143,11 +145,6 @@ fn command(memory_mib: u64, socket: &Path) -> Result<Command> {
         .arg(format!("unix:{},server=on,wait=off", escaped(socket)));
     die_with_parent(&mut command);
     Ok(command)
-}
-
-/// A path among QEMU's options, where a comma separates.
-pub fn escaped(path: &Path) -> String {
-    path.display().to_string().replace(',', ",,")
 }
 
 /// Lets a guest run that was started by [`restored`], once QEMU has read its state.

@@ -1,149 +1,17 @@
 //! A simulated guest: what it boots, QEMU with the plugin, and what became of it.
 
 use std::io::{BufRead, BufReader, Read};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Map, Value};
-use vm::image::{self, Kernel};
 
-use crate::sim_functions;
-use crate::sim_snapshot::{self, escaped};
-
-/// The same guest, to the bit, in every run: time is counted in instructions (2 ns each), and starts at a fixed date;
-/// no randomness; no instruction that the emulator cannot interrupt.
-pub const DETERMINISTIC: [&str; 10] = [
-    "-accel",
-    "tcg,thread=single",
-    "-cpu",
-    "max,-la57,-erms,-rdrand,-rdseed",
-    "-icount",
-    "shift=1,sleep=off",
-    "-rtc",
-    "base=2024-01-01,clock=vm",
-    "-seed",
-    "1",
-];
-
-/// What the guest boots.
-pub struct Image {
-    /// Its kernel.
-    pub kernel: PathBuf,
-    /// The root; none: the program alone.
-    pub initrd: Option<PathBuf>,
-    /// image.json.
-    pub description: Map<String, Value>,
-    /// The root as a folder.
-    pub tree: Option<PathBuf>,
-}
-
-impl Image {
-    /// The image in this folder.
-    ///
-    /// # Errors
-    /// There is none.
-    pub fn open(folder: &Path) -> Result<Image> {
-        let file = folder.join("image.json");
-        let text = std::fs::read_to_string(&file)
-            .with_context(|| format!("no simulator image in {}: {}", folder.display(), file.display()))?;
-        let description: Map<String, Value> =
-            serde_json::from_str(&text).with_context(|| format!("{}", file.display()))?;
-        let name = |key: &str| description.get(key).and_then(Value::as_str).map(|name| folder.join(name));
-        let kernel = name("kernel").ok_or_else(|| anyhow!("{} names no kernel", file.display()))?;
-        let tree = Some(folder.join("tree")).filter(|tree| tree.is_dir());
-        Ok(Image { kernel, initrd: name("initrd"), description, tree })
-    }
-
-    /// What results depend on besides the machine: QEMU, the kernel, the image and what compiled it.
-    fn made_with(&self) -> Map<String, Value> {
-        let mut all = Map::new();
-        let said = self.description.get("made_with").and_then(Value::as_object);
-        for (name, value) in said.into_iter().flatten() {
-            all.insert(format!("made_with.{name}"), value.clone());
-        }
-        if all.is_empty()
-            && let Some(folder) = self.kernel.parent().and_then(Path::file_name)
-        {
-            all.insert("made_with.kernel".into(), folder.to_string_lossy().into_owned().into());
-        }
-        if let Ok(folder) = qemu() {
-            let name = Path::new(&folder).file_name().unwrap_or_default().to_string_lossy().into_owned();
-            all.insert("made_with.qemu".into(), name.into());
-        }
-        all
-    }
-
-    /// The one that `sim/image/build` makes; it tells its progress on stderr.
-    ///
-    /// # Errors
-    /// It fails.
-    pub fn build() -> Result<Image> {
-        Image::open(Path::new(&script("sim/image/build")?))
-    }
-
-    /// A kernel without a root: for static programs.
-    ///
-    /// # Errors
-    /// There is no kernel, and none can be built.
-    pub fn bare() -> Result<Image> {
-        let image = image::latest(Kernel::Stock).or_else(|_| {
-            image::build(Kernel::Stock)?;
-            image::latest(Kernel::Stock)
-        })?;
-        Ok(Image { kernel: image.kernel, initrd: None, description: Map::new(), tree: None })
-    }
-}
-
-/// Runs a script of the source tree that prints a path.
-///
-/// # Errors
-/// It is not found, or fails.
-pub fn script(name: &str) -> Result<String> {
-    let program = std::env::current_exe().context("cannot find myself")?;
-    let here = std::env::current_dir().unwrap_or_default();
-    let found = program
-        .ancestors()
-        .chain(here.ancestors())
-        .map(|folder| folder.join(name))
-        .find(|path| path.is_file());
-    let path = found.ok_or_else(|| anyhow!("{name} is part of Mayfly's source tree: run this there"))?;
-    let output = Command::new(&path)
-        .stdin(Stdio::null())
-        .stderr(Stdio::inherit())
-        .output()
-        .with_context(|| format!("cannot run {}", path.display()))?;
-    if !output.status.success() {
-        bail!("{name} failed ({}); see above", output.status);
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
-}
-
-/// The folder of QEMU 10.
-///
-/// # Errors
-/// It cannot be had.
-pub fn qemu() -> Result<String> {
-    script("sim/qemu")
-}
-
-/// libmayfly_sim.so: beside this program, or what `MAYFLY_SIM_PLUGIN` names.
-///
-/// # Errors
-/// It is not there.
-pub fn plugin() -> Result<PathBuf> {
-    if let Some(path) = std::env::var_os("MAYFLY_SIM_PLUGIN") {
-        return Ok(PathBuf::from(path));
-    }
-    let program = std::env::current_exe().context("cannot find myself")?;
-    let path = program.with_file_name("libmayfly_sim.so");
-    if path.is_file() {
-        Ok(path)
-    } else {
-        bail!("{} is missing: build it with: cargo build --release -p sim-plugin", path.display())
-    }
-}
+use crate::sim::functions;
+use crate::sim::image::Image;
+use crate::sim::qemu::{self, Owned, escaped};
+use crate::sim::snapshot;
 
 /// One run of one command.
 pub struct Guest<'a> {
@@ -195,14 +63,14 @@ impl Guest<'_> {
         ] {
             let _ = std::fs::remove_file(self.folder.join(old));
         }
-        let snapshot = sim_snapshot::of(self.image, self.memory_mib, |seconds| {
+        let snapshot = snapshot::of(self.image, self.memory_mib, |seconds| {
             progress(Progress { seconds, ..Progress::default() })
         })?;
         let scratch = tempfile::tempdir()?;
         let mut child = self.start(&snapshot, scratch.path())?;
         let console = child.stdout.take().map(|output| std::thread::spawn(move || read_console(output)));
         let complaints = child.stderr.take().map(|errors| std::thread::spawn(move || read_all(errors)));
-        let resumed = sim_snapshot::resume(&scratch.path().join("monitor"), &mut child);
+        let resumed = snapshot::resume(&scratch.path().join("monitor"), &mut child);
         let started = Instant::now();
         let status = loop {
             if let Some(status) = child.wait_timeout(Duration::from_millis(200))? {
@@ -222,11 +90,11 @@ impl Guest<'_> {
 
     /// QEMU with the plugin, and what the guest's init will ask for.
     fn start(&self, snapshot: &Path, scratch: &Path) -> Result<Owned> {
-        let plugin = plugin()?;
+        let plugin = qemu::plugin()?;
         std::fs::write(self.folder.join("machine.toml"), self.machine)
             .context("cannot write machine.toml")?;
         let file = self.program.unwrap_or(Path::new(&self.command[0]));
-        let functions = sim_functions::of(self.image.tree.as_deref(), file, self.environment);
+        let functions = functions::of(self.image.tree.as_deref(), file, self.environment);
         std::fs::write(self.folder.join("functions.json"), functions.to_string())
             .context("cannot write functions.json")?;
         let joined =
@@ -237,7 +105,7 @@ impl Guest<'_> {
             items.push(("program", read));
             items.push(("name", path.file_name().unwrap_or_default().as_encoded_bytes().to_vec()));
         }
-        let mut command = sim_snapshot::restored(snapshot, self.memory_mib, &scratch.join("monitor"))?;
+        let mut command = snapshot::restored(snapshot, self.memory_mib, &scratch.join("monitor"))?;
         for (name, content) in items {
             let path = scratch.join(name);
             std::fs::write(&path, content).context("cannot write what the guest runs")?;
@@ -375,56 +243,4 @@ fn read_all(mut from: impl Read) -> String {
     let mut bytes = Vec::new();
     let _ = from.read_to_end(&mut bytes);
     String::from_utf8_lossy(&bytes).into_owned()
-}
-
-/// QEMU, which does not outlive this.
-pub struct Owned(pub Child);
-
-impl std::ops::Deref for Owned {
-    type Target = Child;
-    fn deref(&self) -> &Child {
-        &self.0
-    }
-}
-
-impl std::ops::DerefMut for Owned {
-    fn deref_mut(&mut self) -> &mut Child {
-        &mut self.0
-    }
-}
-
-impl Owned {
-    /// Waits so long for its end.
-    ///
-    /// # Errors
-    /// It cannot be waited for.
-    pub fn wait_timeout(&mut self, time: Duration) -> Result<Option<std::process::ExitStatus>> {
-        let until = Instant::now() + time;
-        loop {
-            let status = self.0.try_wait().context("cannot wait for QEMU")?;
-            if status.is_some() || Instant::now() >= until {
-                return Ok(status);
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-}
-
-impl Drop for Owned {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// It is killed when this process ends, however that comes.
-pub fn die_with_parent(command: &mut Command) {
-    use std::os::unix::process::CommandExt;
-    // SAFETY: prctl is async-signal-safe and touches no memory of the parent's.
-    unsafe {
-        command.pre_exec(|| {
-            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-            Ok(())
-        });
-    }
 }

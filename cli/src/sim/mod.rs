@@ -1,5 +1,16 @@
 //! `mayfly sim`: a program on a simulated machine, the kernel and all, and where its cycles go.
 
+pub mod archive;
+pub mod dram;
+pub mod functions;
+pub mod guest;
+pub mod image;
+pub mod program;
+pub mod qemu;
+pub mod script;
+pub mod snapshot;
+pub mod table;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,10 +22,10 @@ use serde_json::{Map, Value};
 use sim::Description;
 
 use crate::quantity;
-use crate::sim_dram::{self, Dram};
-use crate::sim_guest::{Ended, Guest, Image, Progress};
-use crate::sim_program::{Allocator, Program, Region, is_alone};
-use crate::sim_table;
+use crate::sim::dram::Dram;
+use crate::sim::guest::{Ended, Guest, Progress};
+use crate::sim::image::Image;
+use crate::sim::program::{Allocator, Program, Region, is_alone};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -89,7 +100,7 @@ impl SimArguments {
         // What cannot be built is told before anything is started.
         let machine = self.description(if self.compare { Allocator::Memento } else { self.allocator })?;
         if self.dram == Dram::Dramsim3 {
-            sim_dram::check(&machine)?;
+            dram::check(&machine)?;
         }
         let image = match &self.image {
             Some(name) if name.as_os_str() == "bare" => Image::bare()?,
@@ -145,7 +156,7 @@ impl SimArguments {
         let mut ended = guest.run(|progress| show(&bar, allocator, &progress))?;
         bar.finish_and_clear();
         if self.dram == Dram::Dramsim3 {
-            sim_dram::judge(folder, &description, &mut ended.statistics)?;
+            dram::judge(folder, &description, &mut ended.statistics)?;
         }
         if let Some(expected) = program.expected
             && ended.statistics.get("partial").and_then(Value::as_bool) != Some(true)
@@ -163,7 +174,7 @@ impl SimArguments {
         } else {
             std::io::stdout().write_all(&ended.output)?;
             std::io::stdout().flush()?;
-            eprint!("{}", sim_table::table(&ended.statistics));
+            eprint!("{}", table::table(&ended.statistics));
             if let Some(folder) = &self.out {
                 eprintln!("all statistics: {}", folder.join("stats.txt").display());
             }
@@ -183,7 +194,7 @@ impl SimArguments {
         } else {
             std::io::stdout().write_all(&baseline.output)?;
             std::io::stdout().flush()?;
-            eprint!("{}", sim_table::side_by_side(&baseline.statistics, &memento.statistics));
+            eprint!("{}", table::side_by_side(&baseline.statistics, &memento.statistics));
             if let Some(folder) = &self.out {
                 eprintln!("all statistics: {}/{{native,memento}}/stats.txt", folder.display());
             }

@@ -4,7 +4,8 @@ use std::fmt::Write;
 
 use serde_json::{Map, Value};
 
-use crate::{quantity, sim_dram};
+use crate::quantity;
+use crate::sim::dram;
 
 /// Time, cycles by cause and by owner, caches, memory.
 pub fn table(statistics: &Map<String, Value>) -> String {
@@ -73,7 +74,7 @@ pub fn table(statistics: &Map<String, Value>) -> String {
             .collect();
         let _ = writeln!(text, "{title:<14} {}", shown.join(", "));
     }
-    text.extend(sim_dram::line(statistics));
+    text.extend(dram::line(statistics));
     let _ = writeln!(
         text,
         "speed          {:.1} million instructions a second of wall time, {:.1} of CPU time",
@@ -110,7 +111,7 @@ pub fn side_by_side(baseline: &Map<String, Value>, memento: &Map<String, Value>)
     let speedup = number(baseline, "cycles") / number(memento, "cycles").max(1.0);
     let _ = writeln!(text, "speed-up: {:+.1}%", 100.0 * (speedup - 1.0));
     for (name, statistics) in [("baseline", baseline), ("Memento", memento)] {
-        text.extend(sim_dram::line(statistics).map(|line| format!("{name}: {line}")));
+        text.extend(dram::line(statistics).map(|line| format!("{name}: {line}")));
     }
     let rate = |key: &str| 100.0 * number(memento, key);
     let _ = writeln!(

@@ -1,0 +1,78 @@
+//! The command line as clap knows it: what `mayfly --help`, man pages and completions are made of.
+
+use clap::{Parser, Subcommand};
+
+use crate::load::LoadArguments;
+use crate::manual::ManualArguments;
+use crate::node::NodeArguments;
+use crate::predict::PredictArguments;
+use crate::profile::ProfileArguments;
+use crate::record::TraceArguments;
+use crate::replay::ReplayArguments;
+use crate::report::ReportArguments;
+use crate::run::RunArguments;
+use crate::share::ShareArguments;
+use crate::sim::SimArguments;
+use crate::train::TrainArguments;
+use crate::up::UpArguments;
+use crate::vm::VmArguments;
+
+const EXAMPLES: &str = "\
+Objects: a heap that packs them by when they will die
+  mayfly run --stats -- python3 script.py     and what the heap did, as a table
+  mayfly profile -- ./app                     how long objects of each calling context live
+  mayfly train app.parquet -o app.model       learn from that
+  mayfly run --model app.model -- ./app       and predict it
+  mayfly trace -o app.trace -- ./app          record every allocation
+  mayfly replay app.trace --plot memory.svg   which pages they kept, over time
+
+Pages: one copy of what is the same in several processes
+  mayfly share                                the page store; programs call mayfly_advise
+
+Containers: both, without a change of their images
+  mayfly node                                 the agent of a node: CDI devices, pods' annotations
+
+Virtual machines: memory that comes back at once
+  mayfly vm boot --detach && mayfly vm run -- CMD
+
+Hardware: a CPU that allocates objects and pages itself, simulated
+  mayfly sim --compare -- churn               today's CPU, then one with Memento
+
+Functions: AWS Lambda's interfaces on one machine
+  mayfly up template.yaml
+  mayfly report -o report.html                its run so far in one file
+
+`mayfly VERB --help` explains each verb with examples.";
+
+/// Memory for programs that live briefly
+#[derive(Parser)]
+#[command(name = "mayfly", version, after_help = EXAMPLES, arg_required_else_help = true)]
+pub struct Mayfly {
+    /// Tell on stderr what is done: the library found, the variables set
+    #[arg(short, long, global = true, display_order = 100)]
+    pub verbose: bool,
+    /// What to do.
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+/// What can be done.
+#[derive(Subcommand)]
+#[allow(missing_docs)] // each is explained where its arguments are
+pub enum Verb {
+    Run(RunArguments),
+    Profile(ProfileArguments),
+    Train(TrainArguments),
+    Predict(PredictArguments),
+    Trace(TraceArguments),
+    Replay(ReplayArguments),
+    Share(ShareArguments),
+    Node(NodeArguments),
+    Up(UpArguments),
+    Load(LoadArguments),
+    Report(ReportArguments),
+    Vm(VmArguments),
+    Sim(SimArguments),
+    #[command(hide = true)]
+    Manual(ManualArguments),
+}

@@ -1,0 +1,41 @@
+"""python -m mayfly run SCRIPT.py ARGUMENTS...: the script on Mayfly's heap, which packs objects by when they
+will die.
+
+MAYFLY_HEAP_* variables are its settings; the heap is MAYFLY_HEAP_LIB, or what this package brings.
+Python keeps objects below 512 bytes to itself; with PYTHONMALLOC=malloc they are the heap's as well.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+NAME = "libmayfly_heap.so"
+
+
+def heap() -> str | None:
+    """The heap's library: named, in this package, or where this checkout builds it."""
+    named = os.environ.get("MAYFLY_HEAP_LIB")
+    package = Path(__file__).resolve().parent
+    places = [Path(named)] if named else [package / NAME, package.parents[1] / "target/release" / NAME]
+    return next((str(place) for place in places if place.is_file()), None)
+
+
+def main() -> int:
+    if len(sys.argv) < 3 or sys.argv[1] != "run" or sys.argv[2] in ("-h", "--help"):
+        print(__doc__, file=sys.stderr)
+        return 2
+    library = heap()
+    if library is None:
+        print(f"mayfly: {NAME} is not in this package: set MAYFLY_HEAP_LIB to where it is", file=sys.stderr)
+        return 125
+    others = os.environ.get("LD_PRELOAD")
+    os.environ["LD_PRELOAD"] = f"{library}:{others}" if others else library
+    try:
+        os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+    except OSError as error:
+        print(f"mayfly: {sys.executable}: {error.strerror}", file=sys.stderr)
+        return 126
+
+
+if __name__ == "__main__":
+    sys.exit(main())
