@@ -56,6 +56,7 @@ bench: build ## every comparison with other systems; results in bench/results
 	bench/vm/run
 	bench/lifetime/run
 	bench/worker/run
+	bench/node/run
 	worker/tests/dispatch
 	sim/figures/run
 
