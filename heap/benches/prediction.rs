@@ -9,7 +9,7 @@ use heap::entry::{allocate, free, start};
 use heap::lifetime::{sites, unwind};
 use heap::observe::profile;
 use heap::thread::current;
-use heap::units::call::Call;
+use heap::units::call::{Call, ReturnSlot};
 
 const BATCHES: usize = 51;
 const RUNS: usize = 20_000;
@@ -63,12 +63,12 @@ fn an_address_above() -> usize {
 
 fn pair(i: usize) {
     let object = allocate::allocate(black_box(call(64, i % 50)));
-    free::free(black_box(object as usize), 0);
+    free::free(black_box(object as usize), ReturnSlot::NONE);
 }
 
 fn main() {
     start::start();
-    free::free(allocate::allocate(call(64, 0)) as usize, 0);
+    free::free(allocate::allocate(call(64, 0)) as usize, ReturnSlot::NONE);
     let heap = current::heap();
     let of = |call: &Call| sites::of(&heap.known_sites, call, heap.height(call));
     let row = |what: &str, ns: f64| println!("{what:<58} {ns:>9.1} ns");

@@ -23,7 +23,7 @@
 //! | | [`pages::decay`], [`pages::scarcity`] | free blocks that go back, and when every one counts |
 //! | [`lifetime`] | [`lifetime::source`], [`lifetime::sites`], [`lifetime::model`], [`lifetime::oracle`] | where lifetimes come from |
 //! | | [`lifetime::unwind`], [`lifetime::caller`], [`lifetime::kept`], [`lifetime::table`] | who calls; what is kept across runs |
-//! | [`thread`] | [`thread::local`], [`thread::bin`], [`thread::predictions`] | a thread's heap: fast paths, its prediction table |
+//! | [`thread`] | [`thread::local`], [`thread::bin`], [`thread::by_size`], [`thread::predictions`] | a thread's heap: fast paths, which bin a call's objects go to |
 //! | | [`thread::refill`], [`thread::predict`], [`thread::hand`], [`thread::outbox`], [`thread::large`], [`thread::sample`] | its cold half, and what it has in hand |
 //! | | [`thread::exhausted`] | what is tried before malloc says no |
 //! | | [`thread::lines`] | the paper's layout by lines |
@@ -107,6 +107,7 @@ pub mod lifetime {
 pub mod thread {
     //! A thread's heap: its bins, what it has in hand, its coming and going.
     pub mod bin;
+    pub mod by_size;
     pub mod current;
     pub mod exhausted;
     pub mod fork;

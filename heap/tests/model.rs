@@ -12,7 +12,7 @@ use heap::pages::page_life::{self, Recycle};
 use heap::pages::{region, retained};
 use heap::system::{clock, events};
 use heap::thread::lines;
-use heap::units::call::Call;
+use heap::units::call::{Call, ReturnSlot};
 use heap::units::geometry::{BLOCK_BYTES, HUGE_PAGE_BYTES, MIN_ALIGNMENT, MIN_DIRECT_BYTES, block_index};
 use heap::units::lifetime_class::CLASSES;
 use proptest::prelude::*;
@@ -244,7 +244,7 @@ impl Model {
 
     fn free(&mut self, who: Who, addresses: Vec<usize>) {
         addresses.iter().for_each(|&address| self.remove(address));
-        self.by(who, move || addresses.into_iter().for_each(|address| free::free(address, 0)));
+        self.by(who, move || addresses.into_iter().for_each(|address| free::free(address, ReturnSlot::NONE)));
     }
 
     /// The n-th object, counted around.
@@ -308,7 +308,7 @@ impl Model {
             let new = allocate::allocate(call(size, 8));
             // SAFETY: both objects are live and at least this large; they are not the same.
             unsafe { std::ptr::copy_nonoverlapping(address as *const u8, new, kept) };
-            free::free(address, 0);
+            free::free(address, ReturnSlot::NONE);
             (new as usize, usable)
         });
         self.live_bytes -= usable_before;
@@ -327,7 +327,7 @@ impl Model {
         for who in [Who::Main, Who::Helper] {
             self.by(who, || {
                 for _ in 0..8 {
-                    free::free(allocate::allocate_with_class(call(16, 9), 0) as usize, 0);
+                    free::free(allocate::allocate_with_class(call(16, 9), 0) as usize, ReturnSlot::NONE);
                 }
             });
         }
@@ -342,13 +342,13 @@ impl Model {
         let churn = move |addresses: Vec<(usize, usize)>| {
             let mut new = Vec::new();
             for (i, address) in addresses {
-                free::free(address, 0);
+                free::free(address, ReturnSlot::NONE);
                 if i % 16 < 2 {
                     new.push(allocate::allocate_with_class(call(size, 10), i % CLASSES) as usize);
                 }
             }
             // All but a few go at once.
-            new.drain(4.min(new.len())..).for_each(|address| free::free(address, 0));
+            new.drain(4.min(new.len())..).for_each(|address| free::free(address, ReturnSlot::NONE));
             new
         };
         self.helper.begin(move || give.send(churn(others)).unwrap());

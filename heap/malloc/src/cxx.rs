@@ -8,27 +8,27 @@ use core::ffi::{CStr, c_void};
 use core::ptr;
 
 use heap::entry::allocate;
-use heap::units::call::Call;
+use heap::units::call::{Call, ReturnSlot};
 use heap::units::geometry::MIN_ALIGNMENT;
 
 use crate::interface::{entry, free_from};
 
 macro_rules! news {
-    ($($name:ident = ($($argument:ident),*) $address:literal $stack:literal $inner:path;)*) => {
+    ($($name:ident = ($($argument:ident),*) $slot:literal $inner:path;)*) => {
         $(entry!(/// One of C++'s operators new.
-            $name($($argument: usize),*) -> *mut c_void, $address, $stack, $inner);)*
+            $name($($argument: usize),*) -> *mut c_void, $slot, $inner);)*
     };
 }
 
 news! {
-    _Znwm = (_size) "rsi" "rdx" new_from;
-    _Znam = (_size) "rsi" "rdx" new_from;
-    _ZnwmRKSt9nothrow_t = (_size, _nothrow) "rsi" "rdx" new_nothrow_from;
-    _ZnamRKSt9nothrow_t = (_size, _nothrow) "rsi" "rdx" new_nothrow_from;
-    _ZnwmSt11align_val_t = (_size, _alignment) "rdx" "rcx" new_aligned_from;
-    _ZnamSt11align_val_t = (_size, _alignment) "rdx" "rcx" new_aligned_from;
-    _ZnwmSt11align_val_tRKSt9nothrow_t = (_size, _alignment, _nothrow) "rdx" "rcx" new_aligned_nothrow_from;
-    _ZnamSt11align_val_tRKSt9nothrow_t = (_size, _alignment, _nothrow) "rdx" "rcx" new_aligned_nothrow_from;
+    _Znwm = (_size) "rsi" new_from;
+    _Znam = (_size) "rsi" new_from;
+    _ZnwmRKSt9nothrow_t = (_size, _nothrow) "rsi" new_nothrow_from;
+    _ZnamRKSt9nothrow_t = (_size, _nothrow) "rsi" new_nothrow_from;
+    _ZnwmSt11align_val_t = (_size, _alignment) "rdx" new_aligned_from;
+    _ZnamSt11align_val_t = (_size, _alignment) "rdx" new_aligned_from;
+    _ZnwmSt11align_val_tRKSt9nothrow_t = (_size, _alignment, _nothrow) "rdx" new_aligned_nothrow_from;
+    _ZnamSt11align_val_tRKSt9nothrow_t = (_size, _alignment, _nothrow) "rdx" new_aligned_nothrow_from;
 }
 
 macro_rules! deletes {
@@ -53,44 +53,33 @@ deletes! {
     _ZdaPvSt11align_val_tRKSt9nothrow_t(_object, _alignment, _nothrow);
 }
 
-extern "C-unwind" fn new_from(size: usize, caller: usize, stack: usize) -> *mut c_void {
-    match allocate::fast(&Call { size, caller, stack }) {
+extern "C-unwind" fn new_from(size: usize, from: ReturnSlot) -> *mut c_void {
+    match allocate::fast(size, from) {
         Some(cell) => cell as *mut c_void,
-        None => new_slow(size, caller, stack, true), // nothing to do afterwards: the fast path needs no stack frame
+        None => new_slow(size, from), // nothing to do afterwards: the fast path needs no stack frame
     }
 }
 
 #[cold]
 #[inline(never)]
-extern "C-unwind" fn new_slow(size: usize, caller: usize, stack: usize, throws: bool) -> *mut c_void {
-    let call = Call { size, caller, stack };
-    let object = allocate::allocate(call);
-    if object.is_null() { out_of_memory(call, MIN_ALIGNMENT, throws) } else { object.cast() }
+extern "C-unwind" fn new_slow(size: usize, from: ReturnSlot) -> *mut c_void {
+    new_aligned(from.asks_for(size), MIN_ALIGNMENT, true)
 }
 
-extern "C-unwind" fn new_nothrow_from(size: usize, caller: usize, stack: usize) -> *mut c_void {
-    match allocate::fast(&Call { size, caller, stack }) {
-        Some(cell) => cell as *mut c_void,
-        None => new_slow(size, caller, stack, false),
-    }
+extern "C-unwind" fn new_nothrow_from(size: usize, from: ReturnSlot) -> *mut c_void {
+    new_aligned(from.asks_for(size), MIN_ALIGNMENT, false)
 }
 
-extern "C-unwind" fn new_aligned_from(
-    size: usize,
-    alignment: usize,
-    caller: usize,
-    stack: usize,
-) -> *mut c_void {
-    new_aligned(Call { size, caller, stack }, alignment, true)
+extern "C-unwind" fn new_aligned_from(size: usize, alignment: usize, from: ReturnSlot) -> *mut c_void {
+    new_aligned(from.asks_for(size), alignment, true)
 }
 
 extern "C-unwind" fn new_aligned_nothrow_from(
     size: usize,
     alignment: usize,
-    caller: usize,
-    stack: usize,
+    from: ReturnSlot,
 ) -> *mut c_void {
-    new_aligned(Call { size, caller, stack }, alignment, false)
+    new_aligned(from.asks_for(size), alignment, false)
 }
 
 fn new_aligned(call: Call, alignment: usize, throws: bool) -> *mut c_void {

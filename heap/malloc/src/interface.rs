@@ -6,58 +6,44 @@ use core::ptr;
 
 use heap::entry::{allocate, extent, free};
 use heap::system::os::{keep_errno, set_errno};
-use heap::units::call::Call;
+use heap::units::call::ReturnSlot;
 use heap::units::geometry::{MIN_ALIGNMENT, round_up};
 
 const PAGE_BYTES: usize = 4096;
 
-/// An entry that calls `$inner` with `$n` arguments and, behind them, the return address and, if asked for, the caller's
-/// stack pointer.
+/// An entry that calls `$inner` with its own arguments and, behind them in `$slot`, where its return address lies.
 macro_rules! entry {
-    ($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*) -> $result:ty, $address:literal, $stack:literal, $inner:path) => {
+    ($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*) -> $result:ty, $slot:literal, $inner:path) => {
         $(#[$doc])*
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         pub extern "C-unwind" fn $name($($argument: $type),*) -> $result {
-            naked_asm!(
-                concat!("mov ", $address, ", [rsp]"),
-                concat!("lea ", $stack, ", [rsp + 8]"),
-                "jmp {inner}",
-                inner = sym $inner,
-            )
-        }
-    };
-    ($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*) -> $result:ty, $address:literal, $inner:path) => {
-        $(#[$doc])*
-        #[unsafe(no_mangle)]
-        #[unsafe(naked)]
-        pub extern "C-unwind" fn $name($($argument: $type),*) -> $result {
-            naked_asm!(concat!("mov ", $address, ", [rsp]"), "jmp {inner}", inner = sym $inner)
+            naked_asm!(concat!("mov ", $slot, ", rsp"), "jmp {inner}", inner = sym $inner)
         }
     };
 }
 pub(crate) use entry;
 
 entry!(/// C's malloc.
-    malloc(_size: usize) -> *mut c_void, "rsi", "rdx", malloc_from);
+    malloc(_size: usize) -> *mut c_void, "rsi", malloc_from);
 entry!(/// C's calloc.
-    calloc(_count: usize, _size: usize) -> *mut c_void, "rdx", "rcx", calloc_from);
+    calloc(_count: usize, _size: usize) -> *mut c_void, "rdx", calloc_from);
 entry!(/// C's realloc.
-    realloc(_object: *mut c_void, _size: usize) -> *mut c_void, "rdx", "rcx", realloc_from);
+    realloc(_object: *mut c_void, _size: usize) -> *mut c_void, "rdx", realloc_from);
 entry!(/// glibc's reallocarray.
-    reallocarray(_object: *mut c_void, _count: usize, _size: usize) -> *mut c_void, "rcx", "r8", reallocarray_from);
+    reallocarray(_object: *mut c_void, _count: usize, _size: usize) -> *mut c_void, "rcx", reallocarray_from);
 entry!(/// C's aligned_alloc.
-    aligned_alloc(_alignment: usize, _size: usize) -> *mut c_void, "rdx", "rcx", aligned_from);
+    aligned_alloc(_alignment: usize, _size: usize) -> *mut c_void, "rdx", aligned_from);
 entry!(/// SunOS's memalign.
-    memalign(_alignment: usize, _size: usize) -> *mut c_void, "rdx", "rcx", aligned_from);
+    memalign(_alignment: usize, _size: usize) -> *mut c_void, "rdx", aligned_from);
 entry!(/// POSIX's posix_memalign.
-    posix_memalign(_out: *mut *mut c_void, _alignment: usize, _size: usize) -> c_int, "rcx", "r8", posix_memalign_from);
+    posix_memalign(_out: *mut *mut c_void, _alignment: usize, _size: usize) -> c_int, "rcx", posix_memalign_from);
 entry!(/// BSD's valloc.
-    valloc(_size: usize) -> *mut c_void, "rsi", "rdx", valloc_from);
+    valloc(_size: usize) -> *mut c_void, "rsi", valloc_from);
 entry!(/// valloc of whole pages.
-    pvalloc(_size: usize) -> *mut c_void, "rsi", "rdx", pvalloc_from);
+    pvalloc(_size: usize) -> *mut c_void, "rsi", pvalloc_from);
 entry!(/// An object of a lifetime class that the program knows: 0 (10 ms) to 6 (for ever).
-    mayfly_malloc(_size: usize, _class: c_int) -> *mut c_void, "rdx", "rcx", mayfly_malloc_from);
+    mayfly_malloc(_size: usize, _class: c_int) -> *mut c_void, "rdx", mayfly_malloc_from);
 entry!(/// C's free.
     free(_object: *mut c_void) -> (), "rsi", free_from);
 entry!(/// The name that old programs use for free.
@@ -72,13 +58,13 @@ fn no_memory() -> *mut c_void {
     ptr::null_mut()
 }
 
-extern "C-unwind" fn malloc_from(size: usize, caller: usize, stack: usize) -> *mut c_void {
-    allocate::allocate(Call { size, caller, stack }).cast()
+extern "C-unwind" fn malloc_from(size: usize, from: ReturnSlot) -> *mut c_void {
+    allocate::allocate_from(size, from).cast()
 }
 
-extern "C-unwind" fn calloc_from(count: usize, size: usize, caller: usize, stack: usize) -> *mut c_void {
+extern "C-unwind" fn calloc_from(count: usize, size: usize, from: ReturnSlot) -> *mut c_void {
     let Some(size) = count.checked_mul(size) else { return no_memory() };
-    let object = allocate::allocate(Call { size, caller, stack });
+    let object = allocate::allocate_from(size, from);
     if !object.is_null() && !extent::is_fresh_mapping(object as usize) {
         // SAFETY: the object has at least this size.
         unsafe { ptr::write_bytes(object, 0, size) };
@@ -86,30 +72,24 @@ extern "C-unwind" fn calloc_from(count: usize, size: usize, caller: usize, stack
     object.cast()
 }
 
-extern "C-unwind" fn realloc_from(
-    object: *mut c_void,
-    size: usize,
-    caller: usize,
-    stack: usize,
-) -> *mut c_void {
-    let call = Call { size, caller, stack };
+extern "C-unwind" fn realloc_from(object: *mut c_void, size: usize, from: ReturnSlot) -> *mut c_void {
     if object.is_null() {
-        return allocate::allocate(call).cast();
+        return allocate::allocate_from(size, from).cast();
     }
     let address = object as usize;
     if size == 0 {
-        free::free(address, caller);
+        free::free(address, from);
         return ptr::null_mut();
     }
-    if let Some(resized) = extent::resize_in_place(address, &call) {
+    if let Some(resized) = extent::resize_in_place(address, &from.asks_for(size)) {
         return resized.cast();
     }
-    let kept = extent::usable_size(address, caller).min(size);
-    let new = allocate::allocate(call);
+    let kept = extent::usable_size(address, from.caller()).min(size);
+    let new = allocate::allocate_from(size, from);
     if !new.is_null() {
         // SAFETY: both objects have at least `kept` bytes, and they are two.
         unsafe { ptr::copy_nonoverlapping(object.cast::<u8>(), new, kept) };
-        free::free(address, caller);
+        free::free(address, from);
     }
     new.cast()
 }
@@ -118,24 +98,18 @@ extern "C-unwind" fn reallocarray_from(
     object: *mut c_void,
     count: usize,
     size: usize,
-    caller: usize,
-    stack: usize,
+    from: ReturnSlot,
 ) -> *mut c_void {
     match count.checked_mul(size) {
-        Some(size) => realloc_from(object, size, caller, stack),
+        Some(size) => realloc_from(object, size, from),
         None => no_memory(),
     }
 }
 
 /// As glibc does, an alignment that is not a power of two is rounded up to one.
-pub(crate) extern "C-unwind" fn aligned_from(
-    alignment: usize,
-    size: usize,
-    caller: usize,
-    stack: usize,
-) -> *mut c_void {
+pub(crate) extern "C-unwind" fn aligned_from(alignment: usize, size: usize, from: ReturnSlot) -> *mut c_void {
     match alignment.max(MIN_ALIGNMENT).checked_next_power_of_two().filter(|&a| a <= isize::MAX as usize) {
-        Some(alignment) => allocate::allocate_aligned(Call { size, caller, stack }, alignment).cast(),
+        Some(alignment) => allocate::allocate_aligned(from.asks_for(size), alignment).cast(),
         None => {
             set_errno(libc::EINVAL);
             ptr::null_mut()
@@ -147,14 +121,12 @@ extern "C-unwind" fn posix_memalign_from(
     out: *mut *mut c_void,
     alignment: usize,
     size: usize,
-    caller: usize,
-    stack: usize,
+    from: ReturnSlot,
 ) -> c_int {
     if !alignment.is_power_of_two() || !alignment.is_multiple_of(size_of::<usize>()) {
         return libc::EINVAL;
     }
-    let object =
-        keep_errno(|| allocate::allocate_aligned(Call { size, caller, stack }, alignment.max(MIN_ALIGNMENT)));
+    let object = keep_errno(|| allocate::allocate_aligned(from.asks_for(size), alignment.max(MIN_ALIGNMENT)));
     if object.is_null() {
         return libc::ENOMEM;
     }
@@ -163,28 +135,23 @@ extern "C-unwind" fn posix_memalign_from(
     0
 }
 
-extern "C-unwind" fn valloc_from(size: usize, caller: usize, stack: usize) -> *mut c_void {
-    aligned_from(PAGE_BYTES, size, caller, stack)
+extern "C-unwind" fn valloc_from(size: usize, from: ReturnSlot) -> *mut c_void {
+    aligned_from(PAGE_BYTES, size, from)
 }
 
-extern "C-unwind" fn pvalloc_from(size: usize, caller: usize, stack: usize) -> *mut c_void {
+extern "C-unwind" fn pvalloc_from(size: usize, from: ReturnSlot) -> *mut c_void {
     match round_up(size.max(1), PAGE_BYTES) {
-        Some(size) => aligned_from(PAGE_BYTES, size, caller, stack),
+        Some(size) => aligned_from(PAGE_BYTES, size, from),
         None => no_memory(),
     }
 }
 
-extern "C-unwind" fn mayfly_malloc_from(
-    size: usize,
-    class: c_int,
-    caller: usize,
-    stack: usize,
-) -> *mut c_void {
-    allocate::allocate_with_class(Call { size, caller, stack }, class.max(0) as usize).cast()
+extern "C-unwind" fn mayfly_malloc_from(size: usize, class: c_int, from: ReturnSlot) -> *mut c_void {
+    allocate::allocate_with_class(from.asks_for(size), class.max(0) as usize).cast()
 }
 
-pub(crate) extern "C-unwind" fn free_from(object: *mut c_void, caller: usize) {
-    free::free(object as usize, caller);
+pub(crate) extern "C-unwind" fn free_from(object: *mut c_void, from: ReturnSlot) {
+    free::free(object as usize, from);
 }
 
 /// Bytes that the object may use.

@@ -17,31 +17,43 @@ use crate::thread::bin::Bin;
 use crate::thread::local::Heap;
 use crate::thread::predict::{self, Prediction};
 use crate::thread::{current, exhausted, gate, large, lines, refill, registry, sample};
-use crate::units::call::Call;
+use crate::units::call::{Call, ReturnSlot};
 use crate::units::geometry::*;
 use crate::units::lifetime_class::FOREVER;
 use crate::units::size_class::{self, GRANULE_BYTES};
 
-/// The fast path alone: an object of `call.size` bytes, if the thread has one in hand for this call.
+/// The fast path alone: an object of `size` bytes, if the thread has one in hand for this call.
 #[inline(always)]
-pub fn fast(call: &Call) -> Option<usize> {
-    current::heap().allocate_fast(call)
+pub fn fast(size: usize, from: ReturnSlot) -> Option<usize> {
+    current::heap().allocate_fast(size, || from.asks_for(size))
 }
 
-/// An object of `call.size` bytes, or null, with errno set, when memory ran out.
+/// An object of `size` bytes, or null, with errno set, when memory ran out.
 #[inline(always)]
-pub fn allocate(call: Call) -> *mut u8 {
-    match fast(&call) {
+pub fn allocate_from(size: usize, from: ReturnSlot) -> *mut u8 {
+    match fast(size, from) {
         Some(cell) => cell as *mut u8,
-        // Three plain arguments, and nothing to do afterwards: the fast path needs no stack frame.
-        None => allocate_slow(call.size, call.caller, call.stack),
+        // Two plain arguments, and nothing to do afterwards: the fast path needs no stack frame.
+        None => allocate_slow(size, from),
     }
 }
 
 #[cold]
 #[inline(never)]
-fn allocate_slow(size: usize, caller: usize, stack: usize) -> *mut u8 {
-    let address = find_place(Call { size, caller, stack });
+fn allocate_slow(size: usize, from: ReturnSlot) -> *mut u8 {
+    place_or_errno(from.asks_for(size))
+}
+
+/// As [`allocate_from`], for a call that the caller of this describes.
+pub fn allocate(call: Call) -> *mut u8 {
+    match current::heap().allocate_fast(call.size, || call) {
+        Some(cell) => cell as *mut u8,
+        None => place_or_errno(call),
+    }
+}
+
+fn place_or_errno(call: Call) -> *mut u8 {
+    let address = find_place(call);
     if address == 0 {
         os::set_errno(libc::ENOMEM);
     }
@@ -55,6 +67,7 @@ fn find_place(call: Call) -> usize {
         && let Some(cell) = next_word(heap, bin)
     {
         predict::was_hit(heap, &call, bin.in_hand() + 1);
+        heap.known_call(&call, bin);
         return cell;
     }
     if call.size > MAX_SMALL_BYTES
@@ -228,7 +241,7 @@ fn place(heap: &'static Heap, call: &Call, prediction: &Prediction, alignment: u
         Some(size_class) => {
             let bin = heap.bin(class, size_class);
             if prediction.cacheable && !hook::sees_all() {
-                heap.predictions.remember(call, bin, prediction.site);
+                heap.remember(call, bin, prediction.site);
             }
             place_small(heap, bin)
         }

@@ -12,14 +12,15 @@ use crate::system::hook;
 use crate::system::text::misuse;
 use crate::thread::local::{self, Freed, Heap};
 use crate::thread::{current, gate, large, lines, refill};
+use crate::units::call::ReturnSlot;
 
-/// Frees an object; null is none. `caller` is named should the pointer be wrong.
+/// Frees an object; null is none. The caller is named should the pointer be wrong.
 #[inline(always)]
-pub fn free(address: usize, caller: usize) {
+pub fn free(address: usize, from: ReturnSlot) {
     match local::free_fast(address) {
         Freed::Yes => {}
         Freed::MayBeEmpty => settle(address),
-        Freed::No => free_slow(address, caller),
+        Freed::No => free_slow(address, from),
     }
 }
 
@@ -36,7 +37,7 @@ fn settle(address: usize) {
 
 #[cold]
 #[inline(never)]
-fn free_slow(address: usize, caller: usize) {
+fn free_slow(address: usize, from: ReturnSlot) {
     if address == 0 {
         return;
     }
@@ -45,7 +46,7 @@ fn free_slow(address: usize, caller: usize) {
     if hook::sees_all() {
         hook::freed(heap.number(), address);
     }
-    free_where_it_lies(heap, address, caller);
+    free_where_it_lies(heap, address, from.caller());
     if heap.id.get() != 0 {
         maintenance::tick_of_free(heap);
     }
@@ -105,7 +106,7 @@ fn free_cell(heap: &'static Heap, span: &'static Span, owner: u32, address: usiz
         misuse("invalid pointer, inside an object or behind the last", address, cell_bytes, caller);
     };
     let own = owner == heap.id.get();
-    if !span.is_live(cell) || span.remote().is_marked(cell) || own && span.is_pending(cell) {
+    if !span.is_live(cell) || span.remote().is_marked(cell) {
         misuse("double free or never allocated", address, cell_bytes, caller);
     }
     let watched = span.is_watched(cell);

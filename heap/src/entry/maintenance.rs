@@ -66,7 +66,7 @@ pub fn look(heap: &'static Heap) {
     if heap.epoch.get() != epoch && now_ms.wrapping_sub(heap.forgot_ms.get()) >= patience_ms {
         heap.epoch.set(epoch);
         heap.forgot_ms.set(now_ms);
-        heap.predictions.forget_changed();
+        heap.forget_changed();
     }
     let flush_ms = if registry::in_use() < MANY_THREADS { FLUSH_MS } else { FLUSH_MANY_MS };
     if now_ms.wrapping_sub(heap.flushed_ms.get()) >= flush_ms {

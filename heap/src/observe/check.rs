@@ -219,15 +219,11 @@ fn check_span(span: &Span, page_class: usize, residual: bool, tally: &mut Tally)
         && span.cells.load(Relaxed) as usize == size_class::cells(size_class)
         && span.reciprocal.load(Relaxed) == size_class::reciprocal(size_class);
     hold(shaped, "a span's cells are those of its size class", at)?;
-    let pending = span.pending().load(Relaxed) != 0;
-    hold(!pending || span.place() == Place::Open, "pending cells are those of an open span", at)?;
     for i in 0..WORDS {
         let live = if i < span.words() { span.live_cells_of(i) } else { span.live_word(i).load(Relaxed) };
         let mask = if i < span.words() { span.mask(i) } else { 0 };
         hold(live & !mask == 0, "live bits are those of cells", at)?;
-        let pending = span.pending_cells_of(i);
-        hold(pending & !span.live_word(i).load(Relaxed) == 0, "pending cells are marked live", at)?;
-        hold(span.remote().marked(i) & !(live & !pending) == 0, "cells freed by others were live", at)?;
+        hold(span.remote().marked(i) & !live == 0, "cells freed by others were live", at)?;
     }
     hold(!span.remote().any() || span.link.is_listed(), "a span with freed cells is in a list", at)
 }
@@ -235,6 +231,9 @@ fn check_span(span: &Span, page_class: usize, residual: bool, tally: &mut Tally)
 fn check_heap(heap: &'static Heap, tally: &mut Tally) -> Checked {
     let id = heap.id.get();
     for bin in heap.bins() {
+        let is_open = bin.open.get().is_some();
+        hold(is_open || bin.in_hand() == 0, "pending cells are those of an open span", id as usize)?;
+        hold(bin.in_hand_and_live() == 0, "pending cells are not live", id as usize)?;
         if let Some(span) = bin.open.get() {
             let at = span.address();
             hold(heap.tenancy.taken(), "only a running thread has open spans", at)?;

@@ -11,7 +11,6 @@ use core::cell::Cell;
 use core::sync::atomic::{
     AtomicU8, AtomicU16, AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, SeqCst},
-    compiler_fence,
 };
 
 use crate::span::remote::{Link, RemoteBits};
@@ -67,8 +66,6 @@ pub struct Span {
     /// Lifetime class of the objects.
     pub class: AtomicU8,
     place: AtomicU8,
-    /// Which word is at hand, plus one; 0 for none.
-    word_at_hand: AtomicU8,
     /// Where large objects lie: the heap that has the freed one in hand that begins in the span's first or second block; 0
     /// for none.
     pub in_hand: [AtomicU16; SPAN_BLOCKS],
@@ -81,8 +78,8 @@ pub struct Span {
     pub previous: AtomicU64,
     /// Membership in an owner's list of spans with remote frees.
     pub link: Link,
-    /// Cells of the word at hand that are marked live and not yet handed out, see [`crate::thread::bin::Bin`].
-    pending: AtomicU64,
+    /// Not 0 while it is being allocated from: one word with which a free sees that it need not ask whether the span is empty.
+    is_open: AtomicU64,
     live: LiveBits,
     remote: RemoteBits,
 }
@@ -99,8 +96,6 @@ impl Span {
         self.size_class.store(size_class as u8, Relaxed);
         self.class.store(class as u8, Relaxed);
         self.watched.store(0, Relaxed);
-        self.pending.store(0, Relaxed);
-        self.word_at_hand.store(0, Relaxed);
         self.live.0.iter().for_each(|word| word.store(0, Relaxed));
     }
 
@@ -111,7 +106,7 @@ impl Span {
 
     /// The owner gives the span up.
     pub fn disown(&self) {
-        self.place.store(Place::None as u8, Relaxed);
+        self.set_place(Place::None);
         self.reciprocal.store(0, Relaxed);
         self.tag.store(0, SeqCst);
     }
@@ -142,6 +137,7 @@ impl Span {
     /// Says where the owner keeps the span.
     pub fn set_place(&self, place: Place) {
         self.place.store(place as u8, Relaxed);
+        self.is_open.store(u64::from(place == Place::Open), Relaxed);
     }
 
     /// Words of live bits in use.
@@ -163,23 +159,17 @@ impl Span {
         if cells >= 64 { u64::MAX } else { (1 << cells) - 1 }
     }
 
-    /// Takes a word with room in hand, its free cells becoming pending, the first `most` of them; its index. The owner only,
-    /// while no cell is pending.
-    pub fn take_word(&self, most: u32, room: Room) -> Option<usize> {
+    /// A word with room, and its free cells, the first `most` of them.
+    pub fn free_word(&self, most: u32, room: Room) -> Option<(usize, u64)> {
         if most == 0 {
             return None;
         }
         let i = self.word_with(room)?;
-        let live = self.live.0[i].load(Relaxed);
         let mut free = !self.live_cells_of(i) & self.mask(i);
         while free.count_ones() > most {
             free &= !(1 << free.ilog2());
         }
-        self.live.0[i].store(live | free, Relaxed);
-        self.word_at_hand.store(i as u8 + 1, Relaxed);
-        compiler_fence(SeqCst); // a forked child must not find these cells pending in the word before
-        self.pending.store(free, Relaxed);
-        Some(i)
+        Some((i, free))
     }
 
     /// The first word with as much room.
@@ -192,36 +182,14 @@ impl Span {
         })
     }
 
-    /// Puts the word at hand back: pending cells are free.
-    pub fn return_word(&self) {
-        let pending = self.pending.load(Relaxed);
-        let at_hand = self.word_at_hand.load(Relaxed) as usize;
-        self.pending.store(0, Relaxed);
-        self.word_at_hand.store(0, Relaxed);
-        if let Some(word) = at_hand.checked_sub(1).map(|i| &self.live.0[i]) {
-            word.store(word.load(Relaxed) & !pending, Relaxed);
-        }
-    }
-
-    /// The pending cells of the word at hand.
-    pub fn pending(&self) -> &AtomicU64 {
-        &self.pending
-    }
-
-    /// Whether this cell is pending, which the owner may ask.
+    /// Whether freeing the last live cell of a word leaves the owner nothing to do: `left` are the others. An open span is not
+    /// given up when it is empty.
     #[inline(always)]
-    pub fn is_pending(&self, cell: usize) -> bool {
-        // Without a branch: whether the word is the one at hand is anyone's guess.
-        let at_hand = self.word_at_hand.load(Relaxed) as usize == cell / 64 + 1;
-        at_hand & (self.pending.load(Relaxed) >> (cell % 64) & 1 == 1)
+    pub fn is_in_use_with(&self, left: u64) -> bool {
+        left | self.is_open.load(Relaxed) != 0
     }
 
-    /// Pending cells of word `i`.
-    pub(crate) fn pending_cells_of(&self, i: usize) -> u64 {
-        if self.word_at_hand.load(Relaxed) as usize == i + 1 { self.pending.load(Relaxed) } else { 0 }
-    }
-
-    /// Live cells of word `i`, watched and pending ones included.
+    /// Live cells of word `i`, watched ones included.
     #[inline]
     pub fn live_cells_of(&self, i: usize) -> u64 {
         self.live.0[i].load(Relaxed) | self.watched_cells_of(i)
@@ -250,14 +218,12 @@ impl Span {
 
     /// Live cells, as far as the owner knows.
     pub fn live_cells(&self) -> usize {
-        (0..self.words())
-            .map(|i| (self.live_cells_of(i) & !self.pending_cells_of(i)).count_ones() as usize)
-            .sum()
+        (0..self.words()).map(|i| self.live_cells_of(i).count_ones() as usize).sum()
     }
 
     /// Live cells, less those that others have freed and the owner has not taken over.
     pub fn cells_in_use(&self) -> usize {
-        let in_use = |i| self.live_cells_of(i) & !self.pending_cells_of(i) & !self.remote.marked(i);
+        let in_use = |i| self.live_cells_of(i) & !self.remote.marked(i);
         (0..self.words()).map(|i| in_use(i).count_ones() as usize).sum()
     }
 
@@ -274,7 +240,7 @@ impl Span {
             if bits == 0 {
                 continue;
             }
-            let twice = bits & (!self.live_cells_of(i) | self.pending_cells_of(i));
+            let twice = bits & !self.live_cells_of(i);
             if twice != 0 {
                 return Err(i * 64 + twice.trailing_zeros() as usize);
             }

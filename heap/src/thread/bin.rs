@@ -9,7 +9,6 @@ use core::sync::atomic::{
 
 use crate::span::cells::{Place, Room, Span, SpanList};
 use crate::system::events::{self, Event};
-use crate::system::text::misuse;
 use crate::thread::sample;
 use crate::units::size_class;
 
@@ -21,14 +20,14 @@ const MAX_PATIENCE_IN_SCARCITY: u8 = 128;
 /// The cells of one size class and lifetime class.
 ///
 /// Allocation works through up to 64 cells at a time, the free ones of one word of the open span's live bits. Taking
-/// the word in hand marks them live and notes them as *pending*; handing one out clears its pending bit and touches
-/// nothing that a free touches. All zeros is a bin that is not yet prepared, so that a new heap touches only the
-/// memory of the bins that its thread uses.
+/// the word in hand notes them as *pending*, here; handing one out clears its pending bit and sets its live bit. A pending cell
+/// is free as far as its span knows: so who frees one again is found out at once. All zeros is a bin that is not yet prepared
+/// and has nothing, so that a new heap touches only the memory of the bins that its thread uses.
 #[repr(C, align(64))]
 pub struct Bin {
-    /// The pending cells: in the open span's metadata, or [`NONE_PENDING`].
-    pending: Cell<Option<&'static AtomicU64>>,
-    /// The live bits of the word at hand.
+    /// The pending cells.
+    pending: Cell<u64>,
+    /// The live bits of the word at hand; there while cells are pending.
     word: Cell<Option<&'static AtomicU64>>,
     /// Where the first cell of the word at hand lies.
     base: Cell<usize>,
@@ -47,9 +46,6 @@ pub struct Bin {
     pub patience: Cell<u8>,
 }
 
-/// What bins without an open span point to; never written.
-static NONE_PENDING: AtomicU64 = AtomicU64::new(0);
-
 impl Default for Bin {
     fn default() -> Self {
         Self::new()
@@ -60,7 +56,7 @@ impl Bin {
     /// Not prepared.
     pub const fn new() -> Self {
         Self {
-            pending: Cell::new(None),
+            pending: Cell::new(0),
             word: Cell::new(None),
             base: Cell::new(0),
             cell_bytes: Cell::new(0),
@@ -89,32 +85,32 @@ impl Bin {
         self.class.set(class as u8);
         self.cell_bytes.set(size_class::CELL_BYTES[size_class] as u32);
         self.before_sample.set(sample::cells_before_sample(self.cell_bytes.get() as usize));
-        self.pending.set(Some(&NONE_PENDING));
-        self.word.set(Some(&NONE_PENDING));
     }
 
     /// A cell of the word at hand; `None` if it has no more.
     #[inline(always)]
     pub fn allocate(&self) -> Option<usize> {
-        // SAFETY: `Heap::bin` prepares a bin before it hands it out.
-        let (at_hand, word) =
-            unsafe { (self.pending.get().unwrap_unchecked(), self.word.get().unwrap_unchecked()) };
-        let pending = at_hand.load(Relaxed);
+        let pending = self.pending.get();
         if pending == 0 {
             return None;
         }
-        at_hand.store(pending & (pending - 1), Relaxed);
-        let cell = pending.trailing_zeros();
-        let address = self.base.get() + cell as usize * self.cell_bytes.get() as usize;
-        if word.load(Relaxed) >> cell & 1 == 0 {
-            freed_while_pending(address, self.cell_bytes.get() as usize);
-        }
-        Some(address)
+        let left = pending & (pending - 1);
+        self.pending.set(left);
+        // SAFETY: `advance` has set the word of the cells that are pending.
+        let word = unsafe { self.word.get().unwrap_unchecked() };
+        word.store(word.load(Relaxed) | (pending ^ left), Relaxed);
+        let offset = pending.trailing_zeros().wrapping_mul(self.cell_bytes.get()); // below 16 KiB
+        Some(self.base.get() + offset as usize)
     }
 
     /// Cells in hand.
     pub fn in_hand(&self) -> u32 {
-        self.pending.get().map_or(0, |pending| pending.load(Relaxed).count_ones())
+        self.pending.get().count_ones()
+    }
+
+    /// Cells in hand that are live, too: none, ever.
+    pub fn in_hand_and_live(&self) -> u64 {
+        self.word.get().map_or(0, |word| self.pending.get() & word.load(Relaxed))
     }
 
     /// Takes a word of the open span in hand that has free cells; whether there is one. Never when an object is to be
@@ -128,10 +124,10 @@ impl Bin {
         }
         // Another thread may fork between any two of these stores, and a thread of the child moves into this heap. While the
         // span's cells and the bin's address of them do not belong together, the bin has none.
-        self.pending.set(Some(&NONE_PENDING));
+        self.pending.set(0);
         compiler_fence(SeqCst);
-        let Some(word) = span.take_word(before_sample, room) else { return false };
-        let taken = span.pending().load(Relaxed).count_ones();
+        let Some((word, cells)) = span.free_word(before_sample, room) else { return false };
+        let taken = cells.count_ones();
         if before_sample != sample::NEVER {
             self.before_sample.set(before_sample - taken);
         }
@@ -139,20 +135,18 @@ impl Bin {
         self.word.set(Some(span.live_word(word)));
         self.base.set(span.address() + word * 64 * self.cell_bytes.get() as usize);
         compiler_fence(SeqCst);
-        self.pending.set(Some(span.pending()));
+        self.pending.set(cells);
         true
     }
 
     /// Has no open span any more.
     fn give_up_open(&self) -> Option<&'static Span> {
         let span = self.open.take()?;
-        let not_used = span.pending().load(Relaxed).count_ones();
+        let not_used = self.pending.replace(0).count_ones();
         if self.before_sample.get() != sample::NEVER {
             self.before_sample.set(self.before_sample.get() + not_used);
         }
         events::add(Event::CellsTaken, u64::from(not_used).wrapping_neg());
-        span.return_word();
-        self.pending.set(Some(&NONE_PENDING));
         Some(span)
     }
 
@@ -179,11 +173,4 @@ impl Bin {
         self.patience.set(self.patience.get() / 2);
         None
     }
-}
-
-/// A cell was freed again after it had been freed and before it was handed out again. The fast path of freeing does not look
-/// for that: it is seen here, before the cell gets two owners.
-#[cold]
-fn freed_while_pending(address: usize, cell_bytes: usize) -> ! {
-    misuse("double free, seen late", address, cell_bytes, 0)
 }

@@ -1,20 +1,21 @@
 //! A thread's heap: allocation from its open spans, and what happens to a span as its cells are freed.
 //!
-//! **Allocating** looks the call up in the thread's prediction table (LLAMA §7: return address, stack height, size), which
-//! gives a *bin*: lifetime class × size class. The bin has one open span, and of it one word of 64 cells at hand: the
-//! lowest pending cell is the object's place. **Freeing** finds the span's metadata by the address and clears the cell's
+//! **Allocating** finds a *bin*, lifetime class × size class: by the size alone where all calls of that size agree
+//! ([`crate::thread::by_size`]), else in the thread's prediction table (LLAMA §7: return address, stack height, size). The bin has
+//! one open span, and of it one word of 64 cells at hand: the lowest pending cell is the object's place. **Freeing** finds the span's metadata by the address and clears the cell's
 //! live bit. Neither writes to the object or needs an atomic instruction; all else is in the cold half, [`crate::thread::refill`].
 
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use crate::lifetime::sites::KnownSites;
+use crate::lifetime::sites::{KnownSites, Site};
+use crate::lifetime::source::{self, Source};
 use crate::pages::region;
-use crate::span::cells::Place;
 use crate::span::remote::{RemoteList, Tenancy};
 use crate::system::events::Counts;
 use crate::system::thread_local;
 use crate::thread::bin::Bin;
+use crate::thread::by_size::BySize;
 use crate::thread::hand::Hand;
 use crate::thread::large::LargeCache;
 use crate::thread::lines::OpenSpans;
@@ -42,6 +43,10 @@ pub enum Freed {
 /// A thread's heap. It outlives the thread: another one moves in, with all its spans. All zeros is a valid heap.
 #[repr(C, align(4096))]
 pub struct Heap {
+    /// Where tables that hold places in the heap lead with 0: it has nothing, ever.
+    nothing: Bin,
+    /// Which bin the objects of a size go to, whoever asks.
+    pub by_size: BySize,
     /// Its number; 0 for the heap of threads that have none.
     pub id: Cell<u32>,
     /// The stack pointer at the thread's first call, from which heights are measured.
@@ -110,6 +115,8 @@ impl Heap {
     /// A heap that owns nothing and predicts nothing: every call takes the slow path.
     pub const fn new() -> Self {
         Self {
+            nothing: Bin::new(),
+            by_size: BySize::new(),
             id: Cell::new(0),
             stack_base: Cell::new(0),
             epoch: Cell::new(0),
@@ -169,19 +176,60 @@ impl Heap {
         &self.bins
     }
 
-    /// The fast path of allocation.
+    /// Where a bin of this heap lies in it.
+    fn offset(&self, bin: &Bin) -> u32 {
+        (core::ptr::from_ref(bin).addr() - core::ptr::from_ref(self).addr()) as u32
+    }
+
+    /// The bin that lies there.
     #[inline(always)]
-    pub fn allocate_fast(&self, call: &Call) -> Option<usize> {
-        self.predicted_bin(call)?.allocate()
+    fn bin_at(&self, offset: u32) -> &Bin {
+        // SAFETY: offsets in tables are those of bins, by `offset`, or 0, where `nothing` lies.
+        unsafe { &*core::ptr::from_ref(self).byte_add(offset as usize).cast::<Bin>() }
+    }
+
+    /// The fast path of allocation: by size alone where its calls agree, else by what was predicted for `call` before.
+    #[inline(always)]
+    pub fn allocate_fast(&self, size: usize, call: impl FnOnce() -> Call) -> Option<usize> {
+        if size > MAX_SMALL_BYTES {
+            return None;
+        }
+        let call = call();
+        let agreed = self.by_size.bin(&call).and_then(|offset| self.bin_at(offset).allocate());
+        agreed.or_else(|| self.bin_at(self.predictions.get(&call)?).allocate())
     }
 
     /// The bin that was predicted for this call before.
-    #[inline(always)]
-    pub fn predicted_bin(&self, call: &Call) -> Option<&'static Bin> {
+    pub fn predicted_bin(&self, call: &Call) -> Option<&Bin> {
         if call.size > MAX_SMALL_BYTES {
             return None;
         }
-        self.predictions.get(call)
+        self.predictions.get(call).map(|offset| self.bin_at(offset))
+    }
+
+    /// Calls like this one go to this bin, for as long as it is of the class that the site predicts.
+    pub fn remember(&self, call: &Call, bin: &Bin, site: Option<&'static Site>) {
+        let class = usize::from(bin.class.get());
+        let offset = self.offset(bin);
+        if self.predictions.get(call) == Some(offset) {
+            self.known_call(call, bin);
+        } else {
+            self.by_size.new_call(call, class);
+        }
+        self.predictions.remember(call, offset, class, site);
+    }
+
+    /// A call that goes to this bin as known found no cell at hand. With a model each context has an opinion of its own.
+    pub fn known_call(&self, call: &Call, bin: &Bin) {
+        if matches!(source::in_use(), Source::Online | Source::Fixed(_)) {
+            self.by_size.known_call(call, bin.class.get().into(), self.offset(bin));
+        }
+    }
+
+    /// Forgets predictions that sites have changed since.
+    pub fn forget_changed(&self) {
+        self.predictions.forget_changed(|granules, class| self.by_size.count(granules, class));
+        self.by_size.recount();
     }
 }
 
@@ -195,11 +243,10 @@ pub fn free_fast(address: usize) -> Freed {
     let Some(cell) = span.cell_at(address) else { return Freed::No };
     let word = span.live_word(cell / 64);
     let live = word.load(Relaxed);
-    let bit = 1 << (cell % 64);
-    if live & bit == 0 {
+    let left = live & !(1 << (cell % 64));
+    if left == live {
         return Freed::No; // or watched
     }
-    let left = live ^ bit;
     word.store(left, Relaxed);
-    if left == 0 && span.place() != Place::Open { Freed::MayBeEmpty } else { Freed::Yes }
+    if span.is_in_use_with(left) { Freed::Yes } else { Freed::MayBeEmpty }
 }

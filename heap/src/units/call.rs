@@ -10,3 +10,29 @@ pub struct Call {
     /// The stack pointer of the caller.
     pub stack: usize,
 }
+
+static NOWHERE: usize = 0;
+
+/// Where a call's return address lies: all that an entry point needs to hand on, read by who wants to know.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct ReturnSlot(*const usize);
+
+impl ReturnSlot {
+    /// Of a call that came from nowhere in particular.
+    pub const NONE: Self = Self(&raw const NOWHERE);
+
+    /// The return address; 0 for [`ReturnSlot::NONE`].
+    #[inline(always)]
+    pub fn caller(self) -> usize {
+        // SAFETY: but for `NONE`, only the entry points of `heap/malloc` make one: it is their stack pointer as they were called,
+        // and the call has not returned.
+        unsafe { *self.0 }
+    }
+
+    /// The call that asks for so many bytes.
+    #[inline(always)]
+    pub fn asks_for(self, size: usize) -> Call {
+        Call { size, caller: self.caller(), stack: self.0.addr() + size_of::<usize>() }
+    }
+}
