@@ -10,7 +10,7 @@ mod watched;
 
 use core::cell::Cell;
 use core::sync::atomic::{
-    AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64,
+    AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize,
     Ordering::{Acquire, Relaxed, Release},
 };
 
@@ -31,7 +31,10 @@ pub use self::watched::{freed, grow_older, watch};
 /// Sites that can be known at a time. When the table is full those that are not called any more make room, see [`aging`];
 /// until then, calls from further ones share their parent's.
 const CAPACITY: usize = 48 << 10;
-const INDEX: usize = 1 << 17;
+/// Entries of the index in use at first, and when the table is full: entries lie anywhere in it, and each page that is touched is
+/// memory of the program's own.
+const LEAST_INDEX: usize = 1 << 11;
+const MOST_INDEX: usize = 1 << 17;
 
 /// What is known of one call site.
 #[derive(Default)]
@@ -68,7 +71,9 @@ const USED: u8 = 1;
 const NOT_KEPT: u8 = 2;
 
 static SITES: [Site; CAPACITY] = [const { Site::new() }; CAPACITY];
-static INDICES: [AtomicU16; INDEX] = [const { AtomicU16::new(0) }; INDEX];
+static INDICES: [AtomicU16; MOST_INDEX] = [const { AtomicU16::new(0) }; MOST_INDEX];
+/// How many of them are in use: at least twice as many as there are sites, and a power of two.
+static INDEX: AtomicUsize = AtomicUsize::new(LEAST_INDEX);
 static COUNT: AtomicU32 = AtomicU32::new(0);
 /// Held while a site is added or a watch changes.
 static LOCK: Lock = Lock::new();
@@ -204,10 +209,12 @@ fn look_up(call: &Call, height: u64) -> Option<&'static Site> {
     Some(site)
 }
 
+/// Without the lock it may miss one that is there, while the index grows or old sites are forgotten.
 fn find(key: u64) -> Option<&'static Site> {
+    let last = INDEX.load(Acquire) - 1;
     let mut i = key as usize >> 1;
     loop {
-        let number = INDICES[i % INDEX].load(Acquire) as usize;
+        let number = INDICES[i & last].load(Acquire) as usize;
         let site = &SITES[number.checked_sub(1)?];
         if site.key.load(Relaxed) == key {
             return Some(site);
@@ -230,16 +237,23 @@ fn add(key: u64, parent: Option<&'static Site>, model_class: Option<usize>) -> O
     };
     site.class.store(first as u8, Relaxed);
     COUNT.fetch_max(number as u32 + 1, Relaxed);
+    if number >= INDEX.load(Relaxed) / 2 {
+        let entries = INDEX.load(Relaxed);
+        INDICES[..entries].iter().for_each(|index| index.store(0, Relaxed));
+        INDEX.store(entries * 2, Release);
+        SITES[..number].iter().filter(|site| site.key.load(Relaxed) != 0).for_each(put_into_index);
+    }
     put_into_index(site);
     Some(site)
 }
 
 fn put_into_index(site: &Site) {
+    let last = INDEX.load(Relaxed) - 1;
     let mut i = site.key.load(Relaxed) as usize >> 1;
-    while INDICES[i % INDEX].load(Relaxed) != 0 {
+    while INDICES[i & last].load(Relaxed) != 0 {
         i += 1;
     }
-    INDICES[i % INDEX].store(site.number() as u16 + 1, Release);
+    INDICES[i & last].store(site.number() as u16 + 1, Release);
 }
 
 impl Site {
