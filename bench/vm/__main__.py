@@ -42,7 +42,14 @@ def arguments() -> argparse.Namespace:
         "small sizes, few rounds: a few minutes",
     )
     parser.add_argument("--modes", metavar="MODE,...", help="these modes and no others")
+    parser.add_argument(
+        "--accelerator",
+        choices=("auto", "kvm", "tcg"),
+        default="auto",
+        help="how guests run: kvm, tcg (emulated), or auto: kvm where it boots the kernel [default: auto]",
+    )
     parsed = parser.parse_args()
+    Guest.accelerator = parsed.accelerator
     command.choose(parser, parsed, "only", EXPERIMENTS)
     modes = [name for one in EXPERIMENTS.values() for name in one.contenders]
     command.choose(

@@ -80,12 +80,13 @@ class Guest:
     """A VM from its boot to the end of a `with` block. Times of its calls are the host's, in milliseconds."""
 
     accelerators: ClassVar[set[str]] = set()  # what the VMs of this run ran on
+    accelerator: ClassVar[str] = "auto"  # what is asked for
 
     def __init__(self, contender: Contender, partitions: int, partition_mib: int, **settings: str):
         self.contender, self.partition_mib, self.partitions = contender, partition_mib, partitions
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed with the VM)
         command = [str(mayfly()), "vm", "boot", "--json", "--name", f"bench-{os.getpid()}"]
-        command += ["--mode", contender.mode]
+        command += ["--mode", contender.mode, "--accelerator", Guest.accelerator]
         command += ["--partitions", str(partitions), "--partition-size", f"{partition_mib}MiB"]
         # A full VM is one without slack: mode `plain` would have the shared partition's memory as such.
         options = {"shared_size": "0MiB" if contender.mode in ("plain", "static") else "256MiB"}

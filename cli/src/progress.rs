@@ -14,6 +14,14 @@ pub fn over_file(path: &Path, times: u64, what: &'static str) -> ProgressBar {
     bar
 }
 
+/// A clock beside what takes long and cannot say how far it is.
+pub fn of_waiting(what: &'static str) -> ProgressBar {
+    let bar = ProgressBar::new_spinner().with_message(what);
+    bar.set_style(ProgressStyle::with_template("{spinner} {msg}, {elapsed}").expect("the template is right"));
+    bar.enable_steady_tick(Duration::from_millis(250));
+    bar
+}
+
 /// A counter of bytes that are being recorded.
 pub fn of_recording() -> ProgressBar {
     let style = "{spinner} recording {binary_bytes}, {elapsed}";

@@ -15,6 +15,7 @@ use vm::protocol::{Layout, Mode};
 use vm::report::{GuestStatus, Status};
 use vm::{Settings, Vm, control, supervisor};
 
+use crate::progress;
 use crate::quantity;
 use crate::vm::print_json;
 
@@ -161,7 +162,9 @@ impl BootArguments {
         }
         let socket = control::folder()?.join(format!("{}.sock", settings.name));
         let json = self.json;
+        let booting = progress::of_waiting("booting the VM");
         let show = |vm: &Vm| {
+            booting.finish_and_clear();
             let mut status = json!(vm.status());
             status["socket"] = json!(socket);
             // Nobody may be reading any more; the VM goes on.
@@ -246,7 +249,9 @@ fn detach(name: &str, json: bool) -> Result<i32> {
     };
     let mut child = command.spawn().context("cannot start the VM's process")?;
     let mut line = String::new();
+    let booting = progress::of_waiting("booting the VM");
     BufReader::new(child.stdout.take().expect("a pipe was asked for")).read_line(&mut line)?;
+    booting.finish_and_clear();
     if line.is_empty() {
         let status = child.wait()?;
         let text = std::fs::read_to_string(&log).unwrap_or_default();

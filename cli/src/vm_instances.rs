@@ -37,6 +37,9 @@ struct Program {
     /// The virtual CPUs it may run on, like 0,1 [default: all]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     cpus: Vec<u32>,
+    /// How much virtual CPU time it may use, like 0.5 [default: all; where it is short, each instance gets as much]
+    #[arg(long, value_name = "N", value_parser = parse_vcpus)]
+    vcpus: Option<u32>,
     /// The program in the guest and its arguments, after --
     #[arg(last = true, required = true, value_name = "CMD")]
     argv: Vec<String>,
@@ -45,7 +48,24 @@ struct Program {
 impl Program {
     fn spawn(self, instance: String, partition: Option<u32>) -> Spawn {
         let env: BTreeMap<_, _> = self.env.into_iter().collect();
-        Spawn { instance, partition, argv: self.argv, env, cwd: self.cwd, cpus: self.cpus, confinement: None }
+        Spawn {
+            instance,
+            partition,
+            argv: self.argv,
+            env,
+            cwd: self.cwd,
+            cpus: self.cpus,
+            vcpus_milli: self.vcpus,
+            confinement: None,
+        }
+    }
+}
+
+/// In thousandths, of which the kernel takes 10 and more.
+fn parse_vcpus(text: &str) -> Result<u32, String> {
+    match text.parse::<f64>() {
+        Ok(number) if (0.01..=64.0).contains(&number) => Ok((number * 1000.0).round() as u32),
+        _ => Err("a number of vCPUs is 0.01 to 64".to_string()),
     }
 }
 

@@ -13,6 +13,9 @@ use crate::vm::{Which, print_json};
 /// Show the VMs that run, and the state of each partition
 #[derive(Args)]
 pub struct ListArguments {
+    /// Only this VM [default: all that run]
+    #[arg(long, value_name = "NAME")]
+    vm: Option<String>,
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
@@ -25,7 +28,11 @@ impl ListArguments {
     /// The folder of control sockets cannot be read.
     pub fn execute(self) -> Result<i32> {
         let mut all = Vec::new();
-        for name in control::running()? {
+        if let Some(name) = &self.vm {
+            all.push(Client::connect(Some(name))?.ask::<Status>(&Command::Status)?);
+        }
+        let others = if self.vm.is_some() { Vec::new() } else { control::running()? };
+        for name in others {
             // One that ends just now is not listed.
             let status =
                 Client::connect(Some(&name)).and_then(|mut client| client.ask::<Status>(&Command::Status));
@@ -63,11 +70,7 @@ fn print_status(status: &Status) {
     println!("  {:>9}  {:>10}  {:<10}  instance", "partition", "size", "state");
     for (number, state) in status.partitions.iter().enumerate() {
         let size = quantity::bytes(status.layout.partition_bytes as f64);
-        let line = format!(
-            "  {number:>9}  {size:>10}  {:<10}  {}",
-            state.to_string(),
-            state.instance().unwrap_or("")
-        );
+        let line = format!("  {number:>9}  {size:>10}  {:<10}  {}", state.to_string(), state.note());
         println!("{}", line.trim_end());
     }
     for instance in &status.outside {

@@ -27,6 +27,8 @@ enum Action {
     Spawn(Option<u32>, u32),
     Stop(u32),
     Exits(u32),
+    Leaks(u32),
+    LetsGo(u32),
     AgentDies,
     AgentReturns,
     /// QEMU's news of the port comes after the new agent's own.
@@ -51,9 +53,11 @@ fn actions() -> impl Strategy<Value = Vec<Action>> {
     let action = prop_oneof![
         4 => prop::option::of(partition.clone()).prop_map(Action::Plug),
         4 => partition.clone().prop_map(Action::Unplug),
-        5 => (prop::option::of(partition), instance.clone()).prop_map(|(place, name)| Action::Spawn(place, name)),
+        5 => (prop::option::of(partition.clone()), instance.clone()).prop_map(|(place, name)| Action::Spawn(place, name)),
         3 => instance.clone().prop_map(Action::Stop),
         2 => instance.prop_map(Action::Exits),
+        2 => partition.clone().prop_map(Action::Leaks),
+        1 => partition.clone().prop_map(Action::LetsGo),
         1 => Just(Action::AgentDies),
         2 => Just(Action::AgentReturns),
         1 => Just(Action::LateNews),
@@ -67,6 +71,19 @@ fn name(instance: u32) -> String {
     format!("i{instance}")
 }
 
+fn spawn_of(instance: u32) -> Spawn {
+    Spawn {
+        instance: name(instance),
+        partition: None,
+        argv: vec!["true".to_string()],
+        env: BTreeMap::new(),
+        cwd: None,
+        cpus: vec![],
+        vcpus_milli: None,
+        confinement: None,
+    }
+}
+
 fn perform(pool: &Pool<Model>, action: Action) {
     let model = &pool.machine;
     // Every outcome is allowed; what must hold is looked at afterwards.
@@ -74,20 +91,12 @@ fn perform(pool: &Pool<Model>, action: Action) {
         Action::Plug(number) => drop(pool.plug(number)),
         Action::Unplug(number) => drop(pool.unplug(number)),
         Action::Spawn(place, instance) => {
-            let argv = vec!["true".to_string()];
-            let spawn = Spawn {
-                instance: name(instance),
-                partition: None,
-                argv,
-                env: BTreeMap::new(),
-                cwd: None,
-                cpus: vec![],
-                confinement: None,
-            };
-            drop(pool.spawn(place.map_or(Place::Any, Place::Partition), spawn));
+            drop(pool.spawn(place.map_or(Place::Any, Place::Partition), spawn_of(instance)));
         }
         Action::Stop(instance) => drop(pool.stop(&name(instance), Duration::ZERO)),
         Action::Exits(instance) => model.exits(&name(instance)),
+        Action::Leaks(partition) => model.leaks(partition),
+        Action::LetsGo(partition) => model.lets_go(partition),
         Action::AgentDies => model.agent_dies(),
         Action::AgentReturns => model.agent_returns(),
         Action::LateNews => {
@@ -123,10 +132,25 @@ fn settle(pool: &Pool<Model>) -> Result<(), TestCaseError> {
         let settled = page.require_guest().is_ok()
             && page.partitions.iter().all(|partition| {
                 !partition.driven
-                    && matches!(partition.state, State::Absent | State::Ready | State::InUse { .. })
+                    && matches!(
+                        partition.state,
+                        State::Absent | State::Ready | State::InUse { .. } | State::Held { .. }
+                    )
             });
         settled.then_some(())
     });
+    // What is not held any more is found out by looking again.
+    let until = Instant::now() + Duration::from_secs(20);
+    let is_late = || {
+        let held = pool.machine.truth.lock().unwrap().held.clone();
+        let page = pool.book.read();
+        page.partitions
+            .iter()
+            .any(|one| matches!(one.state, State::Held { .. }) && !held.contains(&one.number))
+    };
+    while is_late() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     let page = pool.book.read();
     let states: Vec<_> = page.partitions.iter().map(|partition| partition.state.clone()).collect();
     prop_assert!(quiet.is_some(), "never settled: {states:?}, {:?}", page.line);
@@ -143,6 +167,9 @@ fn settle(pool: &Pool<Model>) -> Result<(), TestCaseError> {
             number,
             state
         );
+        let held = truth.held.contains(&number);
+        prop_assert!(!matches!(state, State::Held { .. }) || held, "partition {number} is not held");
+        prop_assert!(!held || *state != State::Absent, "partition {number} is held, and unplugged");
         let lives: Vec<_> = truth
             .instances
             .iter()
@@ -160,6 +187,14 @@ fn give_back(pool: &Pool<Model>) -> Result<(), TestCaseError> {
     let running: Vec<_> = pool.machine.truth.lock().unwrap().instances.keys().cloned().collect();
     for instance in running {
         prop_assert!(pool.stop(&instance, Duration::ZERO).is_ok());
+    }
+    // Nobody gets what is held, and it cannot be unplugged; it can when it is not any more.
+    for number in pool.machine.truth.lock().unwrap().held.clone() {
+        let refused = pool.unplug(number);
+        prop_assert!(matches!(refused, Err(Error::Held { .. })), "{refused:?}");
+        let refused = pool.spawn(Place::Partition(number), spawn_of(0));
+        prop_assert!(matches!(refused, Err(Error::Held { .. })), "{refused:?}");
+        pool.machine.lets_go(number);
     }
     for number in 0..PARTITIONS {
         let unplugged = pool.unplug(number);

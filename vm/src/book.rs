@@ -90,7 +90,12 @@ impl Book {
                 }
                 page.line = Line::New;
             }),
-            AgentEvent::Exited { instance, reason, .. } => self.write(|page| page.exited(&instance, reason)),
+            AgentEvent::Exited { instance, reason, held, .. } => self.write(|page| {
+                let number = page.partition_of(&instance);
+                page.exited(&instance, reason);
+                page.look_at(number, held);
+            }),
+            AgentEvent::Released { partition } => self.write(|page| page.look_at(Some(partition), None)),
             AgentEvent::Notice { message } => info!("guest: {message}"),
         }
     }
@@ -182,6 +187,12 @@ impl Page {
             return;
         }
         self.keep_reason(instance.to_string(), reason);
+    }
+
+    /// Enters what the agent found in a partition that nobody uses.
+    pub(crate) fn look_at(&mut self, number: Option<u32>, held: Option<String>) {
+        let Some(number) = number.filter(|number| (*number as usize) < self.partitions.len()) else { return };
+        self.enter(number, held.as_deref().map_or(Event::Released, Event::Held));
     }
 
     /// How the last instance of that name ended.

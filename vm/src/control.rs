@@ -3,6 +3,7 @@
 //! One line of JSON for each request and each answer. The socket is its owner's alone (mode 0600, in a folder of mode
 //! 0700); its name is the VM's.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::UnixStream;
@@ -139,11 +140,25 @@ pub fn running() -> Result<Vec<String>, Error> {
         .map_err(|error| Error::Failed(format!("cannot read {}: {error}", folder.display())))?;
     let mut names: Vec<String> = entries
         .flatten()
-        .filter_map(|entry| Some(entry.file_name().to_str()?.strip_suffix(".sock")?.to_string()))
+        .filter_map(|entry| Some(entry.file_name().to_str()?.strip_suffix(".lock")?.to_string()))
+        .filter(|name| !remove_if_dead(&folder, name))
         .filter(|name| UnixStream::connect(socket(&folder, name)).is_ok())
         .collect();
     names.sort();
     Ok(names)
+}
+
+/// Removes what a supervisor that was killed has left: nobody has the lock. Returns whether it was so.
+fn remove_if_dead(folder: &Path, name: &str) -> bool {
+    let lock = folder.join(format!("{name}.lock"));
+    let Ok(file) = File::open(&lock) else { return true };
+    let dead = file.try_lock().is_ok();
+    if dead {
+        // While it is locked nobody can take the name.
+        let _ = std::fs::remove_file(socket(folder, name));
+        let _ = std::fs::remove_file(lock);
+    }
+    dead
 }
 
 pub(crate) fn socket(folder: &Path, name: &str) -> PathBuf {

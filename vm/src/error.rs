@@ -59,6 +59,14 @@ pub enum Error {
         /// Who uses it.
         instance: String,
     },
+    /// Nobody uses it, and yet it is not empty.
+    #[error("partition {partition} is held, nobody can have it until that is gone: {why}")]
+    Held {
+        /// The partition.
+        partition: u32,
+        /// What is in use, and by whom.
+        why: String,
+    },
     /// Something is being done to it.
     #[error("partition {partition} is {doing}: try again when that is over")]
     Moving {
@@ -101,6 +109,14 @@ pub enum Error {
 }
 
 impl Error {
+    /// What an agent's refusal about a partition says.
+    pub(crate) fn refused(partition: u32, refusal: Refusal) -> Error {
+        match refusal.kind {
+            ErrorKind::Held => Error::Held { partition, why: refusal.message },
+            _ => Error::Refused(refusal),
+        }
+    }
+
     /// Whether the agent refused with this kind.
     pub fn is_refusal(&self, kind: ErrorKind) -> bool {
         matches!(self, Error::Refused(refusal) if refusal.kind == kind)

@@ -10,7 +10,7 @@ use vm_protocol::{Answer, ErrorKind, Mode, Operation, Refusal, VERSION};
 use crate::book::{Book, Line, Page};
 use crate::error::Error;
 use crate::guest::AskError;
-use crate::partition::State;
+use crate::partition::{Partition, State};
 use crate::pool::{Machine, Pool};
 
 /// Between two attempts at what does not work.
@@ -28,7 +28,7 @@ pub(crate) fn keep<M: Machine>(book: &Arc<Book>, pool: &Weak<Pool<M>>) {
         let found = book.wait(Instant::now() + PAUSE, work);
         let Some(pool) = pool.upgrade() else { return };
         match found {
-            None => {}
+            None => pool.look_at_held(),
             Some(None) => return,
             Some(Some(work)) => {
                 if let Err(error) = pool.keep_one(work) {
@@ -77,6 +77,26 @@ impl<M: Machine> Pool<M> {
         }
     }
 
+    /// Asks whether what is held still is: the agent tells that, but perhaps before the host knew that it is held.
+    fn look_at_held(&self) {
+        let is_held =
+            |partition: &&Partition| matches!(partition.state, State::Held { .. }) && !partition.driven;
+        let held: Vec<_> =
+            self.book.read().partitions.iter().filter(is_held).map(|partition| partition.number).collect();
+        held.into_iter().for_each(|number| self.look_at(number));
+    }
+
+    /// Enters whether a partition that nobody uses is empty, as far as the agent answers.
+    pub(crate) fn look_at(&self, number: u32) {
+        let (bytes, timeout_ms) = (self.layout.partition_bytes, 0);
+        let op = Operation::PlugConfirm { partition: Some(number), bytes, timeout_ms };
+        if self.has_nodes()
+            && let Ok(Answer::Confirmed { held, .. }) = self.machine.ask(op, self.patience)
+        {
+            self.book.write(|page| page.look_at(Some(number), held));
+        }
+    }
+
     fn go_on(&self, number: u32, state: &State) -> Result<(), Error> {
         let outcome = match state {
             State::Draining { instance } => self.stop(instance, Duration::ZERO).map(drop),
@@ -85,9 +105,13 @@ impl<M: Machine> Pool<M> {
         };
         match outcome {
             // Somebody else was faster, or it turned out to be used after all.
-            Err(Error::Moving { .. } | Error::NoSuchInstance(_) | Error::Absent(_) | Error::Refused(_)) => {
-                Ok(())
-            }
+            Err(
+                Error::Moving { .. }
+                | Error::NoSuchInstance(_)
+                | Error::Absent(_)
+                | Error::Refused(_)
+                | Error::Held { .. },
+            ) => Ok(()),
             other => other,
         }
     }
@@ -100,7 +124,7 @@ impl<M: Machine> Pool<M> {
             let timeout_ms = self.patience.as_millis() as u64;
             let page = self.book.read();
             let settled = page.partitions.iter().filter(|partition| {
-                matches!(partition.state, State::Ready | State::InUse { .. } | State::Draining { .. })
+                !matches!(partition.state, State::Absent | State::Plugging | State::Unplugging)
             });
             requests.extend(settled.map(|partition| Operation::PlugConfirm {
                 partition: Some(partition.number),
@@ -111,8 +135,13 @@ impl<M: Machine> Pool<M> {
         let mut met = None;
         for request in requests {
             let greeting = matches!(request, Operation::Hello { .. });
+            let about = match request {
+                Operation::PlugConfirm { partition, .. } => partition,
+                _ => None,
+            };
             match self.machine.ask(request, self.patience) {
                 Ok(Answer::Hello(agent)) => met = Some(agent),
+                Ok(Answer::Confirmed { held, .. }) => self.book.write(|page| page.look_at(about, held)),
                 Ok(_) => {}
                 // One partition that is not as it should be must not keep the others from being used.
                 Err(AskError::Refused(refusal)) if !greeting => warn!("{}", refusal.message),

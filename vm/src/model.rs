@@ -1,11 +1,11 @@
 //! A guest that is only a model. It keeps the truth: what QEMU has plugged, what is online, who lives where. A fault is
 //! one request that goes wrong: not done, done without an answer, done late, or the agent dies before or after it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use vm_protocol::{Agent, Answer, ErrorKind, Event, ExitReason, Operation, Refusal};
+use vm_protocol::{Agent, Answer, ErrorKind, Event, ExitReason, Operation, Refusal, Spawn};
 
 use crate::book::Book;
 use crate::error::Error;
@@ -41,6 +41,9 @@ pub(crate) struct Truth {
     pub(crate) size: BTreeMap<u32, u64>,
     pub(crate) online: BTreeMap<u32, u64>,
     pub(crate) instances: BTreeMap<String, u32>,
+    /// Partitions whose instance has handed pages on, and those that are held by such pages.
+    pub(crate) leaking: BTreeSet<u32>,
+    pub(crate) held: BTreeSet<u32>,
     late: Vec<Operation>,
     pub(crate) faults: Vec<Fault>,
     /// What the host must never do, and did.
@@ -72,18 +75,27 @@ impl Truth {
     /// What the agent does; events that it sends before its answer.
     fn carry_out(&mut self, op: &Operation) -> (Result<Answer, AskError>, Vec<Event>) {
         let mut events = Vec::new();
-        let online = |bytes: u64| Ok(Answer::Confirmed { online_bytes: bytes, waited_ns: 0 });
+        let online = |bytes: u64, held: Option<String>| {
+            Ok(Answer::Confirmed { online_bytes: bytes, waited_ns: 0, held })
+        };
         let answer = match op {
             Operation::Hello { .. } => Ok(Answer::Hello(self.agent())),
             Operation::PlugConfirm { partition: Some(number), bytes, .. } => {
                 let size = self.size.get(number).copied().unwrap_or(0);
                 self.online.insert(*number, size);
-                if size >= *bytes { online(size) } else { Truth::refuse(ErrorKind::TimedOut) }
+                let held = if self.users(*number) == 0 { self.why_held(*number) } else { None };
+                if size >= *bytes { online(size, held) } else { Truth::refuse(ErrorKind::TimedOut) }
             }
             Operation::UnplugConfirm { partition: Some(number), bytes, .. } => {
                 let size = self.size.get(number).copied().unwrap_or(0);
                 self.online.insert(*number, size);
-                if size <= *bytes { online(size) } else { Truth::refuse(ErrorKind::TimedOut) }
+                if size <= *bytes { online(size, None) } else { Truth::refuse(ErrorKind::TimedOut) }
+            }
+            Operation::PrepareUnplug { partition } if self.held.contains(partition) => {
+                Truth::refuse(ErrorKind::Held)
+            }
+            Operation::Spawn(Spawn { partition: Some(number), .. }) if self.held.contains(number) => {
+                Truth::refuse(ErrorKind::Held)
             }
             Operation::PrepareUnplug { partition } if self.users(*partition) > 0 => {
                 Truth::refuse(ErrorKind::Busy)
@@ -105,6 +117,7 @@ impl Truth {
                         instance: instance.clone(),
                         partition: Some(number),
                         reason,
+                        held: self.leave(number),
                     });
                     Ok(Answer::Stopped { reason })
                 }
@@ -112,6 +125,18 @@ impl Truth {
             _ => Ok(Answer::Done),
         };
         (answer, events)
+    }
+
+    /// The instance of a partition has ended: what it handed on stays.
+    fn leave(&mut self, partition: u32) -> Option<String> {
+        if self.leaking.remove(&partition) {
+            self.held.insert(partition);
+        }
+        self.why_held(partition)
+    }
+
+    fn why_held(&self, partition: u32) -> Option<String> {
+        self.held.contains(&partition).then(|| "1 page".to_string())
     }
 
     fn die(&mut self) {
@@ -149,10 +174,29 @@ impl Model {
     pub(crate) fn agent_returns(&self) {
         let mut truth = self.truth.lock().unwrap();
         if !truth.alive {
-            truth.instances.clear();
+            for number in std::mem::take(&mut truth.instances).into_values() {
+                truth.leave(number);
+            }
             truth.alive = true;
             truth.agent_id += 1;
             self.book.agent_event(Event::Ready(truth.agent()));
+        }
+    }
+
+    /// An instance hands pages of its partition on; whoever has them, lets go of all of them.
+    pub(crate) fn leaks(&self, partition: u32) {
+        let mut truth = self.truth.lock().unwrap();
+        if truth.users(partition) > 0 {
+            truth.leaking.insert(partition);
+        }
+    }
+
+    pub(crate) fn lets_go(&self, partition: u32) {
+        let mut truth = self.truth.lock().unwrap();
+        truth.leaking.remove(&partition);
+        if truth.held.remove(&partition) && truth.alive && partition % 2 == 0 {
+            // Half of the time the news is lost.
+            self.book.agent_event(Event::Released { partition });
         }
     }
 
@@ -166,6 +210,7 @@ impl Model {
                 instance: instance.to_string(),
                 partition: Some(number),
                 reason,
+                held: truth.leave(number),
             }]);
         }
     }
@@ -176,8 +221,8 @@ impl Machine for Model {
         let Device::Partition(number) = device else { panic!("the model has only partitions") };
         let mut truth = self.truth.lock().unwrap();
         truth.require_qemu()?;
-        if bytes == 0 && truth.users(number) > 0 {
-            truth.wrong.push(format!("unplug of partition {number}, which is used"));
+        if bytes == 0 && (truth.users(number) > 0 || truth.held.contains(&number)) {
+            truth.wrong.push(format!("unplug of partition {number}, which is used or held"));
         }
         match truth.faults.pop() {
             Some(Fault::Monitor) => return Err(Error::Failed("QEMU refuses".to_string())),

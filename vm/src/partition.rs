@@ -7,6 +7,8 @@
 //!     │                ▼       unplug │ │ └────────────────────────────────────────┘
 //!     └──────────── unplugging ◀──────┘ │
 //!       unplugged       └───────────────┘ refused, given up and plugged whole again
+//!
+//!   ready ◀─── released ─── held ◀─── pages of it are in use, although no instance is: ready, unplugging
 //! ```
 //! When QEMU ends, every partition is absent: its memory went with it.
 
@@ -38,6 +40,11 @@ pub enum State {
     },
     /// Being given back. Nobody can have it.
     Unplugging,
+    /// Its instance is gone, and pages of it are still in use. Nobody can have it until they are not.
+    Held {
+        /// What is in use, and by whom where that can be known.
+        why: String,
+    },
 }
 
 impl State {
@@ -50,6 +57,15 @@ impl State {
             State::InUse { .. } => "in use",
             State::Draining { .. } => "being emptied",
             State::Unplugging => "being unplugged",
+            State::Held { .. } => "held",
+        }
+    }
+
+    /// Who uses it, or why nobody can.
+    pub fn note(&self) -> &str {
+        match self {
+            State::Held { why } => why,
+            _ => self.instance().unwrap_or(""),
         }
     }
 
@@ -71,6 +87,7 @@ impl fmt::Display for State {
             State::InUse { .. } => "in use",
             State::Draining { .. } => "draining",
             State::Unplugging => "unplugging",
+            State::Held { .. } => "held",
         })
     }
 }
@@ -102,6 +119,10 @@ pub enum Event<'a> {
     UnplugGivenUp,
     /// The guest has given it back.
     Unplugged,
+    /// It is whole, nobody uses it, and yet pages of it are in use.
+    Held(&'a str),
+    /// They are not any more.
+    Released,
     /// QEMU has ended.
     VmEnded,
 }
@@ -133,6 +154,14 @@ impl Partition {
         let same = |instance: &str| self.state.instance() == Some(instance);
         let next = match (&self.state, event) {
             (_, Event::VmEnded) => State::Absent,
+
+            (State::Ready | State::Held { .. }, Event::Held(why)) => State::Held { why: why.to_string() },
+            (State::Held { .. }, Event::Released) => State::Ready,
+            (State::Held { why }, Event::Spawn(_)) => {
+                return Err(Error::Held { partition: number, why: why.clone() });
+            }
+            // The guest looks again.
+            (State::Held { .. }, Event::Unplug) => State::Unplugging,
 
             (State::Absent, Event::Plug) => State::Plugging,
             (State::Plugging | State::Unplugging, Event::Plug) => return Err(self.moving()),
@@ -197,7 +226,8 @@ mod tests {
 
     fn states() -> Vec<State> {
         let instance = "a".to_string();
-        let used = [State::InUse { instance: instance.clone() }, State::Draining { instance }];
+        let held = State::Held { why: "a pipe".to_string() };
+        let used = [State::InUse { instance: instance.clone() }, State::Draining { instance }, held];
         [State::Absent, State::Plugging, State::Ready, State::Unplugging].into_iter().chain(used).collect()
     }
 
@@ -213,7 +243,8 @@ mod tests {
         });
         let plain = [Event::Plug, Event::Plugged, Event::PlugFailed, Event::AgentLost];
         let rest = [Event::Unplug, Event::UnplugGivenUp, Event::Unplugged, Event::VmEnded];
-        named.chain(plain).chain(rest).collect()
+        let held = [Event::Held("a pipe"), Event::Held("a socket"), Event::Released];
+        named.chain(plain).chain(rest).chain(held).collect()
     }
 
     /// Every state with every event: which pairs lead on, and nothing else does.
@@ -221,6 +252,7 @@ mod tests {
     fn the_picture_above_is_all_there_is() {
         let in_use = || State::InUse { instance: "a".to_string() };
         let draining = || State::Draining { instance: "a".to_string() };
+        let held = |why: &str| State::Held { why: why.to_string() };
         let arrows = [
             (State::Absent, Event::Plug, State::Plugging),
             (State::Plugging, Event::Plugged, State::Ready),
@@ -236,6 +268,12 @@ mod tests {
             (draining(), Event::Exited("a"), State::Ready),
             (State::Unplugging, Event::UnplugGivenUp, State::Ready),
             (State::Unplugging, Event::Unplugged, State::Absent),
+            (State::Ready, Event::Held("a pipe"), held("a pipe")),
+            (State::Ready, Event::Held("a socket"), held("a socket")),
+            (held("a pipe"), Event::Held("a socket"), held("a socket")),
+            (held("a pipe"), Event::Held("a pipe"), held("a pipe")),
+            (held("a pipe"), Event::Released, State::Ready),
+            (held("a pipe"), Event::Unplug, State::Unplugging),
         ];
         for state in states() {
             for event in events() {
@@ -277,6 +315,11 @@ mod tests {
         };
         let used = State::InUse { instance: "a".to_string() };
         assert_eq!(refusal(used, Event::Unplug), "partition 3 is in use by instance a: stop it first");
+        let held = State::Held { why: "2 pages: in a pipe".to_string() };
+        assert_eq!(
+            refusal(held, Event::Spawn("b")),
+            "partition 3 is held, nobody can have it until that is gone: 2 pages: in a pipe"
+        );
         assert_eq!(refusal(State::Absent, Event::Unplug), "partition 3 is absent: plug it first");
         assert_eq!(refusal(State::Ready, Event::Plug), "partition 3 is already plugged");
         assert_eq!(

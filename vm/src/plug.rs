@@ -73,11 +73,12 @@ impl<M: Machine> Pool<M> {
                 "check a partition",
             ) {
                 Ok(_) => {}
-                Err(error @ Error::Refused(_)) => {
+                Err(Error::Refused(refusal)) => {
                     if !turn.resumed || self.give_back(number).is_ok() {
                         turn.enter(Event::UnplugGivenUp);
+                        turn.enter_if_held(&refusal);
                     }
-                    return Err(error);
+                    return Err(Error::refused(number, refusal));
                 }
                 Err(error) => return Err(error),
             }

@@ -7,7 +7,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use vm_protocol::{Answer, Layout, Mode, Operation};
+use vm_protocol::{Answer, ErrorKind, Layout, Mode, Operation, Refusal};
 
 use crate::book::{Book, Line, Page};
 use crate::error::Error;
@@ -68,6 +68,13 @@ impl Drop for Turn<'_> {
 impl Turn<'_> {
     pub(crate) fn enter(&self, event: Event) {
         self.book.write(|page| page.enter(self.number, event));
+    }
+
+    /// Enters that the partition is held, if that is why the agent refused something.
+    pub(crate) fn enter_if_held(&self, refusal: &Refusal) {
+        if refusal.kind == ErrorKind::Held {
+            self.enter(Event::Held(&refusal.message));
+        }
     }
 }
 
@@ -133,7 +140,9 @@ impl<M: Machine> Pool<M> {
                 let partition = page.partition(number)?;
                 let mut next = partition.clone();
                 next.apply(event)?;
-                if partition.driven && matches!(partition.state, State::Ready | State::Absent) {
+                if partition.driven
+                    && matches!(partition.state, State::Ready | State::Held { .. } | State::Absent)
+                {
                     return Ok(None);
                 }
                 if partition.driven {

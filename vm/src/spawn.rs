@@ -68,7 +68,9 @@ impl<M: Machine> Pool<M> {
             }
             Err(AskError::Refused(refusal)) => {
                 enter(Event::SpawnRefused(&name), false);
-                Err(Error::Refused(refusal))
+                let Some(turn) = &turn else { return Err(Error::Refused(refusal)) };
+                turn.enter_if_held(&refusal);
+                Err(Error::refused(turn.number, refusal))
             }
             Err(AskError::Unsendable(why)) => {
                 enter(Event::SpawnRefused(&name), false);
@@ -103,11 +105,13 @@ impl<M: Machine> Pool<M> {
             None => None,
         };
         let op = Operation::Stop { instance: instance.to_string(), grace_ms: grace.as_millis() as u64 };
+        let mut seen_to = true;
         let reason = match self.ask_until(op, Instant::now() + grace + self.patience, "stop an instance") {
             Ok(Answer::Stopped { reason }) => reason,
             Ok(other) => return Err(Error::Failed(format!("the agent's answer to stop is {other:?}"))),
             // It ended by itself, or with the agent.
             Err(error) if error.is_refusal(ErrorKind::NoSuchInstance) => {
+                seen_to = false;
                 self.book.read().reason(instance).unwrap_or(ExitReason::AgentLost)
             }
             Err(error) => return Err(error),
@@ -123,6 +127,10 @@ impl<M: Machine> Pool<M> {
                 page.outside.remove(instance);
             }
         });
+        // Nobody has said how it left its partition.
+        if let (Some(number), false) = (number, seen_to) {
+            self.look_at(number);
+        }
         drop(turn);
         Ok(reason)
     }

@@ -5,8 +5,7 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::mpsc::{Sender, channel};
@@ -40,13 +39,19 @@ impl Name {
         let lock = folder.join(format!("{name}.lock"));
         let failed =
             |error: std::io::Error| Error::Failed(format!("cannot use {}: {error}", folder.display()));
-        let held = File::create(&lock).map_err(failed)?;
-        // SAFETY: the descriptor is open.
-        if unsafe { libc::flock(held.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
-            return Err(Error::Setting(format!(
-                "a VM {name} runs already: choose another name with --name, or end it with: mayfly vm down --vm {name}"
-            )));
-        }
+        let held = loop {
+            let held = File::create(&lock).map_err(failed)?;
+            if held.try_lock().is_err() {
+                return Err(Error::Setting(format!(
+                    "a VM {name} runs already: choose another name with --name, or end it with: mayfly vm down --vm {name}"
+                )));
+            }
+            // Whoever lists VMs removes what is not locked: this may be gone from the folder by now.
+            let inode = |about: std::fs::Metadata| about.ino();
+            if std::fs::metadata(&lock).map(inode).ok() == held.metadata().map(inode).ok() {
+                break held;
+            }
+        };
         let socket = socket(&folder, name);
         // Left by a supervisor that was killed: it holds no lock any more.
         let _ = std::fs::remove_file(&socket);
@@ -83,8 +88,10 @@ pub fn run(settings: &Settings, on_ready: impl FnOnce(&Vm)) -> Result<String, Er
     let name = Arc::new(Mutex::new(Some(name)));
     let (by_signal, booting) = (ending.clone(), Arc::clone(&name));
     std::thread::spawn(move || take_signals(signals, &by_signal, &booting));
-    let vm = Arc::new(Vm::boot(settings)?);
+    let booted = Vm::boot(settings);
+    // Whether or not it came up, the name is this function's from now on, and goes with it.
     let _name = name.lock().expect("no panic under this lock").take();
+    let vm = Arc::new(booted?);
     let (listening, by_command) = (Arc::clone(&vm), ending.clone());
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {

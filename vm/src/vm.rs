@@ -370,7 +370,7 @@ impl Error {
     pub fn is_temporary(&self) -> bool {
         match self {
             Error::Moving { .. } | Error::NoneReady | Error::HostMemory { .. } | Error::GuestDown(_) => true,
-            Error::AgentLost(_) | Error::TimedOut { .. } => true,
+            Error::AgentLost(_) | Error::TimedOut { .. } | Error::Held { .. } => true,
             other => other.is_refusal(ErrorKind::Busy),
         }
     }

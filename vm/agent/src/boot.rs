@@ -10,10 +10,12 @@ use std::time::{Duration, Instant};
 use rustix::fs::CWD;
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change, mount_move};
 
+use crate::root;
+
 const DISK: &str = "/dev/vda";
 const DISK_PATIENCE: Duration = Duration::from_secs(20);
 
-/// What guests write outside of their private `/tmp` stays in boot memory, and is little.
+/// What tools write outside of `/tmp` stays in boot memory, and is little. Instances have layers of their own ([`root`]).
 const OVERLAY_OPTIONS: &str = "size=64m,mode=755,mpol=bind=static:0";
 
 /// Boots up to the root. Whatever fails here leaves no VM: the kernel panics with the reason on the console.
@@ -42,6 +44,11 @@ pub fn boot() {
     must("mount the root", mount("overlay", "/root", "overlay", none, Some(layers)));
 
     make_folders(&["/root/opt/mayfly", "/root/run", "/root/tmp", "/root/dev", "/root/proc", "/root/sys"]);
+    let nodev = MountFlags::NODEV | MountFlags::NOSUID;
+    must("mount /run", mount("tmpfs", "/root/run", "tmpfs", nodev, Some(c"size=16m,mode=755")));
+    // Instances get the disk without the overlay: nothing that is written to that is theirs to see.
+    make_folders(&[&format!("/root{}", root::DISK)]);
+    must("move the disk", mount_move("/disk", format!("/root{}", root::DISK)));
     must("show the workloads", mount_bind("/mayfly", "/root/opt/mayfly"));
     for folder in ["dev", "proc", "sys"] {
         must("move a mount", mount_move(format!("/{folder}"), format!("/root/{folder}")));
@@ -61,7 +68,7 @@ fn mount_rest() {
     must("mount /dev/pts", mount("devpts", "/dev/pts", "devpts", none, Some(c"mode=620,ptmxmode=666")));
     must("mount /dev/shm", mount("tmpfs", "/dev/shm", "tmpfs", nodev, Some(c"size=16m")));
     must("mount /tmp", mount("tmpfs", "/tmp", "tmpfs", nodev, Some(c"size=64m,mode=1777")));
-    must("mount /run", mount("tmpfs", "/run", "tmpfs", nodev, Some(c"size=16m,mode=755")));
+    make_folders(&root::FOLDERS);
     // Tracing is there when the kernel was built with it.
     let _ = mount("tracefs", "/sys/kernel/tracing", "tracefs", none, None);
     let _ = mount("debugfs", "/sys/kernel/debug", "debugfs", none, None);
@@ -75,6 +82,9 @@ fn set_up_kernel() {
     set("/proc/sys/kernel/numa_balancing", "0");
     set("/proc/sys/vm/compaction_proactiveness", "0");
     set("/proc/sys/kernel/hostname", "mayfly");
+    // Where the kernel lies and what it reports is nobody's business but root's.
+    set("/proc/sys/kernel/kptr_restrict", "2");
+    set("/proc/sys/kernel/dmesg_restrict", "1");
 }
 
 /// Loads `/modules/RELEASE/order`, written by vm/image/build, in that order. Mayfly's kernel has no modules.

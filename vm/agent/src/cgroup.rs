@@ -20,6 +20,9 @@ const MOST_PROCESSES: &str = "1024";
 /// Page tables and other kernel memory on behalf of an instance lie outside its partition; they need a limit too.
 const KERNEL_MEMORY_BYTES: u64 = 32 << 20;
 
+/// In which an instance uses up its CPU time.
+const CPU_PERIOD_US: u64 = 100_000;
+
 /// Makes the groups, moves this process into the agent's, and ends what a former agent left.
 pub fn set_up() -> io::Result<()> {
     fs::create_dir_all(format!("{ROOT}/agent"))?;
@@ -47,8 +50,14 @@ pub struct Group {
 }
 
 impl Group {
-    /// A group with limits: of memory, if the instance has a partition, and of processes.
-    pub fn create(name: &str, partition_bytes: Option<u64>, kernel_memory_apart: bool) -> io::Result<Group> {
+    /// A group with limits: of processes, of memory, if the instance has a partition, and of CPU time, in thousandths of a
+    /// vCPU. Where CPU is short all groups get the same, however many processes they have.
+    pub fn create(
+        name: &str,
+        partition_bytes: Option<u64>,
+        kernel_memory_apart: bool,
+        vcpus_milli: Option<u32>,
+    ) -> io::Result<Group> {
         let group = Group { path: Path::new(INSTANCES).join(name) };
         fs::create_dir(&group.path)?;
         group.set("pids.max", MOST_PROCESSES)?;
@@ -57,6 +66,9 @@ impl Group {
         if let Some(bytes) = partition_bytes {
             let apart = if kernel_memory_apart { KERNEL_MEMORY_BYTES } else { 0 };
             group.set("memory.max", &(bytes + apart).to_string())?;
+        }
+        if let Some(milli) = vcpus_milli {
+            group.set("cpu.max", &format!("{} {CPU_PERIOD_US}", u64::from(milli) * CPU_PERIOD_US / 1000))?;
         }
         Ok(group)
     }

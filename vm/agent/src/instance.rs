@@ -2,7 +2,7 @@
 //! nothing of it is left, and only then reports it.
 
 use std::collections::{HashMap, VecDeque};
-use std::io::Write;
+use std::io::{PipeWriter, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -14,11 +14,12 @@ use rustix::process::{Pid, Signal, kill_process};
 use vm_protocol::{ErrorKind, Event, ExitReason, FromAgent, InstanceInfo, Refusal, Spawn};
 
 use crate::cgroup::Group;
-use crate::confine::{Source, Stranger, confine};
+use crate::confine::{self, Confined, Reports, Share};
+use crate::held::{Holds, move_file_pages};
 use crate::memory;
 use crate::output::Output;
 use crate::port::Outbox;
-use crate::relay::{self, Door, Relay};
+use crate::relay::{Door, Relay};
 
 /// How many ended instances' output is kept.
 const KEPT_OUTPUTS: usize = 64;
@@ -35,6 +36,8 @@ pub struct Instance {
     pid: u32,
     started: Instant,
     group: Group,
+    /// Whether its first process is the agent's, which only reaps.
+    confined: bool,
     input: Mutex<Option<ChildStdin>>,
     output: Arc<Output>,
     /// Open as long as it runs, if it may call the host.
@@ -50,6 +53,7 @@ pub struct Instances {
     settled: Condvar,
     outbox: Outbox,
     relay: Option<Arc<Relay>>,
+    pub holds: Arc<Holds>,
 }
 
 #[derive(Default)]
@@ -62,23 +66,25 @@ struct State {
 
 /// What an instance may use.
 pub struct Allowance {
-    pub source: Option<Source>,
+    /// Its memory; none for a tool.
+    pub share: Option<Share>,
     /// The limit for its memory, and whether page tables and the like come on top of it.
     pub memory: Option<(u64, bool)>,
     /// The node of its partition, if it has one.
     pub node: Option<u32>,
-    /// Whether page cache may lie there, and has to go with the instance.
-    pub drop_page_cache: bool,
+    /// Where page cache that lies there has to go with the instance, if it may lie there.
+    pub files_to: Option<u32>,
 }
 
 impl Instances {
     pub fn new(outbox: Outbox, relay: Option<Arc<Relay>>) -> Arc<Instances> {
-        Arc::new(Instances { state: Mutex::default(), settled: Condvar::new(), outbox, relay })
+        let holds = Holds::new(outbox.clone());
+        Arc::new(Instances { state: Mutex::default(), settled: Condvar::new(), outbox, relay, holds })
     }
 
     /// Starts an instance that was reserved; returns its first process.
     pub fn spawn(self: &Arc<Self>, order: Spawn, allowance: Allowance) -> Result<u32, Refusal> {
-        let (node, drop_page_cache) = (allowance.node, allowance.drop_page_cache);
+        let (node, files_to) = (allowance.node, allowance.files_to);
         let outcome = self.start(&order, allowance);
         let mut state = self.state.lock().expect("not poisoned");
         state.starting.remove(&order.instance);
@@ -87,10 +93,10 @@ impl Instances {
         }
         drop(state);
         self.settled.notify_all();
-        let (instance, child) = outcome?;
+        let (instance, child, reports) = outcome?;
         let pid = instance.pid;
         let all = Arc::clone(self);
-        let keeper = move || all.keep(&instance, child, node, drop_page_cache);
+        let keeper = move || all.keep(&instance, child, reports, node, files_to);
         Builder::new().stack_size(STACK_BYTES).spawn(keeper).map_err(failed("a thread"))?;
         Ok(pid)
     }
@@ -121,50 +127,34 @@ impl Instances {
         Ok(())
     }
 
-    fn start(&self, order: &Spawn, allowance: Allowance) -> Result<(Arc<Instance>, Child), Refusal> {
-        let [program, arguments @ ..] = &order.argv[..] else {
+    fn start(
+        &self,
+        order: &Spawn,
+        allowance: Allowance,
+    ) -> Result<(Arc<Instance>, Child, Option<Reports>), Refusal> {
+        let [program, ..] = &order.argv[..] else {
             return Err(refusal(
                 ErrorKind::CannotStart,
                 format!("instance {}: no program given", order.instance),
             ));
         };
+        check_cpus(order)?;
         let (bytes, apart) = allowance.memory.unzip();
-        let group = Group::create(&order.instance, bytes, apart.unwrap_or(false))
+        let group = Group::create(&order.instance, bytes, apart.unwrap_or(false), order.vcpus_milli)
             .map_err(failed("a control group"))?;
         let (reader, writer) = std::io::pipe().map_err(failed("a pipe"))?;
-        let mut command = Command::new(program);
-        command.args(arguments).env_clear();
-        command
-            .env("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin")
-            .env("HOME", "/root")
-            .envs(&order.env);
-        if order.confinement.is_none() {
-            command.current_dir(order.cwd.as_deref().unwrap_or("/"));
-        }
-        command.stdin(Stdio::piped()).stdout(writer.try_clone().map_err(failed("a pipe"))?).stderr(writer);
-        // Its folder is there once its mounts are.
-        let cwd = order.cwd.as_deref().unwrap_or("/");
-        let stranger =
-            order.confinement.as_ref().map(|confinement| Stranger::new(confinement, cwd)).transpose();
-        confine(
-            &mut command,
-            group.procs().map_err(failed("a control group"))?,
-            &order.cpus,
-            allowance.source,
-            stranger.map_err(failed("the function's code"))?,
-        );
-        let (started, port) = (order.confinement.as_ref(), self.relay.as_ref());
-        let spawned = match (started, port) {
-            (Some(confinement), Some(relay)) => relay::spawn_apart(command, confinement.port)
-                .and_then(|(child, listener)| Ok((child, Some(relay.serve(&order.instance, listener)?)))),
-            (Some(_), None) => Err(std::io::Error::other("the VM has no relay")),
-            (None, _) => command.spawn().map(|child| (child, None)),
+        let spawned = match &allowance.share {
+            None => start_tool(order, &group, writer),
+            Some(share) => self.start_confined(order, &group, share, writer),
         };
-        let (mut child, door) = match spawned {
+        let (mut child, reports, door) = match spawned {
             Ok(spawned) => spawned,
             Err(error) => {
+                let _ = group.kill().and_then(|()| group.wait_empty(KILL_PATIENCE));
                 let _ = group.remove();
-                let message = format!("instance {}: {program}: {error}", order.instance);
+                let text = error.to_string();
+                let named = if text.contains(program) { text } else { format!("{program}: {text}") };
+                let message = format!("instance {}: {named}", order.instance);
                 return Err(refusal(ErrorKind::CannotStart, message));
             }
         };
@@ -182,18 +172,50 @@ impl Instances {
             pid: child.id(),
             started: Instant::now(),
             group,
+            confined: reports.is_some(),
             input: Mutex::new(child.stdin.take()),
             output,
             _door: door,
             reason: Mutex::new(None),
             ended: Condvar::new(),
         };
-        Ok((Arc::new(instance), child))
+        Ok((Arc::new(instance), child, reports))
+    }
+
+    fn start_confined(
+        &self,
+        order: &Spawn,
+        group: &Group,
+        share: &Share,
+        output: PipeWriter,
+    ) -> std::io::Result<Started> {
+        let same = output.try_clone()?;
+        let errors = output.try_clone()?;
+        let stdio = |command: &mut Command| {
+            command.stdin(Stdio::piped()).stdout(output).stderr(errors);
+        };
+        let Confined { child, reports, listener } = confine::start(order, group, share, stdio, &same)?;
+        let door = match (listener, self.relay.as_ref()) {
+            (None, _) => None,
+            (Some(listener), Some(relay)) => Some(relay.serve(&order.instance, listener)?),
+            (Some(_), None) => return Err(std::io::Error::other("the VM has no relay")),
+        };
+        Ok((child, Some(reports), door))
     }
 
     /// The keeper: an instance ends with its first process, and what else is left of it is killed.
-    fn keep(&self, instance: &Arc<Instance>, mut child: Child, node: Option<u32>, drop_page_cache: bool) {
-        let status = child.wait();
+    fn keep(
+        &self,
+        instance: &Arc<Instance>,
+        mut child: Child,
+        reports: Option<Reports>,
+        node: Option<u32>,
+        files_to: Option<u32>,
+    ) {
+        let told = reports.and_then(|mut reports| reports.ended());
+        let status = child.wait().map(|status| told.unwrap_or(status));
+        // Whatever waits for it in this pipe is nobody's any more.
+        drop(instance.input.lock().expect("not poisoned").take());
         let group = &instance.group;
         let gone = group.kill().and_then(|()| group.wait_empty(KILL_PATIENCE));
         let reason = match status {
@@ -207,16 +229,19 @@ impl Instances {
             },
             Err(_) => ExitReason::AgentLost,
         };
-        if drop_page_cache {
+        if let (Some(node), Some(to)) = (node, files_to) {
             group.reclaim();
+            move_file_pages(node, to);
         }
         if let Err(error) = gone.and_then(|()| group.remove()) {
             let message = format!("instance {}: not all of it could be removed: {error}", instance.name);
             self.outbox.send(FromAgent::Event(Event::Notice { message }));
         }
-        if let Some(node) = node {
+        let held = node.zip(instance.partition).and_then(|(node, partition)| {
             memory::wait_unused(node, TEARDOWN_PATIENCE);
-        }
+            self.holds.left_by(partition, &instance.name);
+            self.holds.look(partition, node, TEARDOWN_PATIENCE)
+        });
         let mut state = self.state.lock().expect("not poisoned");
         state.running.remove(&instance.name);
         state.ended.push_back((instance.name.clone(), Arc::clone(&instance.output)));
@@ -224,7 +249,8 @@ impl Instances {
             state.ended.pop_front();
         }
         drop(state);
-        let event = Event::Exited { instance: instance.name.clone(), partition: instance.partition, reason };
+        let (name, partition) = (instance.name.clone(), instance.partition);
+        let event = Event::Exited { instance: name, partition, reason, held };
         self.outbox.send(FromAgent::Event(event));
         *instance.reason.lock().expect("not poisoned") = Some(reason);
         instance.ended.notify_all();
@@ -268,7 +294,7 @@ impl Instances {
             instance: instance.name.clone(),
             partition: instance.partition,
             pid: instance.pid,
-            processes: instance.group.processes().len() as u32,
+            processes: instance.group.processes().len() as u32 - u32::from(instance.confined),
             age_ns: instance.started.elapsed().as_nanos() as u64,
         };
         let mut list: Vec<_> = all.iter().map(info).collect();
@@ -330,6 +356,31 @@ impl Instance {
     fn wait(&self, patience: Duration) -> Option<ExitReason> {
         let reason = self.reason.lock().expect("not poisoned");
         *self.ended.wait_timeout_while(reason, patience, |reason| reason.is_none()).expect("not poisoned").0
+    }
+}
+
+type Started = (Child, Option<Reports>, Option<Door>);
+
+fn start_tool(order: &Spawn, group: &Group, output: PipeWriter) -> std::io::Result<Started> {
+    let mut command = Command::new(&order.argv[0]);
+    command.args(&order.argv[1..]).env_clear();
+    command.env("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin").env("HOME", "/root").envs(&order.env);
+    command.current_dir(order.cwd.as_deref().unwrap_or("/"));
+    command.stdin(Stdio::piped()).stdout(output.try_clone()?).stderr(output);
+    confine::prepare_tool(&mut command, group.procs()?, &order.cpus);
+    Ok((command.spawn()?, None, None))
+}
+
+/// The kernel's word for a vCPU that is not there is "Invalid argument".
+fn check_cpus(order: &Spawn) -> Result<(), Refusal> {
+    // SAFETY: takes a number, returns one.
+    let there = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }.max(1) as u32;
+    match order.cpus.iter().find(|cpu| **cpu >= there) {
+        None => Ok(()),
+        Some(cpu) => Err(refusal(
+            ErrorKind::CannotStart,
+            format!("instance {}: no vCPU {cpu}: the VM has 0 to {}", order.instance, there - 1),
+        )),
     }
 }
 

@@ -4,6 +4,7 @@
 //! 2. PID 1: it starts the agent, reaps orphans, and starts the agent anew when it dies ([`init`]).
 //! 3. `vm-agent agent`, a child of PID 1: it does what the host asks over a virtio-serial port ([`serve`]; HotMem
 //!    §4.1, Figure 4), and never ends.
+//! 4. `vm-agent launch`, a child of the agent: the first process of an instance, which confines it ([`launch`]).
 //!
 //! It is one static binary, so that nothing in the root can break it.
 
@@ -11,19 +12,28 @@ mod block;
 mod boot;
 mod cgroup;
 mod confine;
+mod held;
 mod init;
 mod instance;
+mod launch;
 mod memory;
 mod output;
 mod partition;
+mod plan;
 mod port;
 mod relay;
+mod root;
 mod serve;
+mod users;
 
 fn main() {
     let arguments: Vec<_> = std::env::args().collect();
     match arguments.get(1).map(String::as_str) {
         Some("agent") => serve::serve(),
+        Some("launch") => match arguments.get(2).and_then(|plan| plan.parse().ok()) {
+            Some(plan) => launch::launch(plan),
+            None => std::process::exit(2),
+        },
         _ if std::process::id() == 1 => {
             boot::boot();
             init::run();

@@ -1,7 +1,14 @@
-//! What the kernel says of memory: by node, of the machine, and its counters.
+//! What the kernel says of memory: by node, of the machine, and its counters; and how a process is kept on a node.
+//!
+//! Mode `nodes` binds a process to its partition's node with a memory policy that fork, clone and exec hand on.
+//! `MPOL_F_STATIC_NODES` matters: without it the kernel maps the policy to another node while a partition is plugged or
+//! unplugged. Mode `hotmem` asks the kernel for the partition (HotMem §4, "The HotMem interface"), which binds the address
+//! space itself.
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
 use vm_protocol::Merged;
@@ -54,6 +61,59 @@ pub fn wait_unused(node: u32, patience: Duration) -> u64 {
         }
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// Waits until every page of a node is free, and returns how many are not. Unlike [`wait_unused`] this finds pages that
+/// nobody maps and no file has: in a pipe, in a socket.
+pub fn wait_free(node: u32, patience: Duration) -> u64 {
+    let begin = Instant::now();
+    loop {
+        let left = used_pages_in(&fs::read_to_string("/proc/zoneinfo").unwrap_or_default(), node);
+        if left == 0 || begin.elapsed() >= patience {
+            return left;
+        }
+        // The kernel keeps parts of its counts on each CPU; this makes it add them up.
+        let _ = fs::read("/proc/sys/vm/stat_refresh");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Pages that are neither in the free lists nor in those of the CPUs.
+fn used_pages_in(zoneinfo: &str, node: u32) -> u64 {
+    let heading = format!("Node {node}, zone");
+    let (mut here, mut used) = (false, 0i64);
+    for line in zoneinfo.lines() {
+        if line.starts_with("Node ") {
+            here = line.starts_with(&heading);
+        }
+        let Some((name, number)) = line.trim().rsplit_once(' ').filter(|_| here) else { continue };
+        let number: i64 = number.parse().unwrap_or(0);
+        match name.trim() {
+            "managed" => used += number,
+            "pages free" | "count:" => used -= number,
+            _ => {}
+        }
+    }
+    used.max(0) as u64
+}
+
+/// How many pages of a node a process maps.
+pub fn mapped_pages(pid: i32, node: u32) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{pid}/numa_maps")).unwrap_or_default();
+    let wanted = format!("N{node}=");
+    text.split_whitespace().filter_map(|word| word.strip_prefix(&wanted)?.parse::<u64>().ok()).sum()
+}
+
+/// Moves what a process maps of one node to another.
+pub fn move_pages_of(pid: i32, from: u32, to: u32) {
+    let mask = |node: u32| {
+        let mut mask = [0u64; 4];
+        mask[node as usize / 64] |= 1 << (node % 64);
+        mask
+    };
+    let (from, to) = (mask(from), mask(to));
+    // SAFETY: both masks have 256 bits, and the kernel reads one fewer than the number given. What cannot be moved stays.
+    unsafe { libc::syscall(libc::SYS_migrate_pages, pid, 257, from.as_ptr(), to.as_ptr()) };
 }
 
 /// The nodes that the kernel shows, in order.
@@ -113,9 +173,54 @@ pub fn vmstat() -> BTreeMap<String, u64> {
     text.lines().filter_map(entry).collect()
 }
 
+/// Memory from these nodes only, for this thread and all that it starts.
+pub fn bind_to_node(nodes: &[u32]) -> io::Result<()> {
+    let mut mask = [0u64; 4];
+    nodes.iter().for_each(|&node| mask[node as usize / 64] |= 1 << (node % 64));
+    let mode = libc::MPOL_BIND | libc::MPOL_F_STATIC_NODES;
+    // SAFETY: the mask has 256 bits, and the kernel reads one fewer than the number given; node numbers end at 128.
+    let status = unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, mask.as_ptr(), 257) };
+    if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// `struct hotmem_assign` of include/uapi/linux/hotmem.h.
+#[repr(C)]
+struct HotmemAssign {
+    flags: u32,
+    node: i32,
+    timeout_ns: u64,
+}
+
+const HOTMEM_NONBLOCK: u32 = 1;
+const HOTMEM_ASSIGN: libc::c_ulong = 0xc010_b901;
+
+/// Memory from this HotMem partition only, for this address space and all that come from it.
+pub fn assign(device: impl AsFd, node: u32) -> io::Result<()> {
+    // Not waiting: the agent gives a partition to one instance only, so it is free.
+    let mut request = HotmemAssign { flags: HOTMEM_NONBLOCK, node: node as i32, timeout_ns: 0 };
+    // SAFETY: the structure is the one this request number takes, and it lives during the call.
+    let status = unsafe { libc::ioctl(device.as_fd().as_raw_fd(), HOTMEM_ASSIGN, &raw mut request) };
+    if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn counts_pages_that_are_in_no_free_list() {
+        let zone = |node, free, count| {
+            format!(
+                "Node {node}, zone  Movable\n  per-node stats\n      nr_inactive_anon 9\n  pages free     {free}\n        \
+                 managed  65536\n        protection: (0, 0)\n      nr_free_pages {free}\n  pagesets\n    cpu: 0\n              \
+                 count:    {count}\n              high:     63\n    cpu: 1\n              count:    6\n"
+            )
+        };
+        let zoneinfo = zone(2, 65500, 30) + &zone(20, 1, 0) + &zone(3, 64000, 0);
+        assert_eq!(used_pages_in(&zoneinfo, 2), 0);
+        assert_eq!(used_pages_in(&zoneinfo, 3), 1530);
+        assert_eq!(used_pages_in(&zoneinfo, 4), 0);
+    }
 
     #[test]
     fn finds_the_movable_zone_of_the_right_node() {

@@ -12,15 +12,15 @@ use std::time::{Duration, Instant};
 use vm_protocol::{Answer, ErrorKind, Layout, Mode, Refusal};
 
 use crate::block;
-use crate::confine::bind_to_node;
+use crate::held::move_file_pages;
 use crate::instance::{Instances, refusal};
-use crate::memory;
+use crate::memory::{self, bind_to_node};
 
 /// Often enough to not add to what is measured, seldom enough to not be what is measured.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 /// For what an ended instance left, and for page cache to be dropped.
 const TEARDOWN_PATIENCE: Duration = Duration::from_millis(200);
-const EMPTY_PATIENCE: Duration = Duration::from_secs(20);
+const EMPTY_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Which partitions take no new instance.
 #[derive(Default)]
@@ -36,6 +36,7 @@ impl Partitions {
         partition: Option<u32>,
         bytes: u64,
         patience: Duration,
+        instances: &Instances,
     ) -> Result<Answer, Refusal> {
         let begin = Instant::now();
         if layout.mode == Mode::Nodes
@@ -43,13 +44,16 @@ impl Partitions {
         {
             block::bring_online(layout.node_of(partition));
         }
-        let answer = wait_for(layout, partition, patience, "plugged", |online| online >= bytes)?;
+        let mut answer = wait_for(layout, partition, patience, "plugged", |online| online >= bytes)?;
         if layout.mode == Mode::Nodes {
             let node = partition.map_or(layout.shared_node(), |partition| layout.node_of(partition));
             wait_until_bindable(layout, node, patience.saturating_sub(begin.elapsed()))?;
         }
         if let Some(partition) = partition {
             self.closed.lock().expect("not poisoned").remove(&partition);
+            if let Answer::Confirmed { held, .. } = &mut answer {
+                *held = look(layout, partition, instances);
+            }
         } else if layout.mode == Mode::Nodes {
             preload(layout.shared_node());
         }
@@ -76,7 +80,7 @@ impl Partitions {
             Some(user) => {
                 Err(refusal(ErrorKind::Busy, format!("partition {partition} is used by instance {user}")))
             }
-            None if has_node(layout.mode) => empty(partition, layout.node_of(partition)),
+            None if has_node(layout.mode) => empty(layout, partition, instances),
             None => Ok(0),
         };
         match outcome {
@@ -94,7 +98,7 @@ impl Partitions {
     }
 
     /// Whether an instance can be started there.
-    pub fn check_open(&self, layout: &Layout, partition: u32) -> Result<(), Refusal> {
+    pub fn check_open(&self, layout: &Layout, partition: u32, instances: &Instances) -> Result<(), Refusal> {
         if partition >= layout.partitions {
             let message =
                 format!("partition {partition}: this VM has {}, numbered from 0", layout.partitions);
@@ -111,6 +115,10 @@ impl Partitions {
                     layout.partition_bytes
                 );
                 return Err(refusal(ErrorKind::NotPlugged, message));
+            }
+            let node = layout.node_of(partition);
+            if let Some(why) = instances.holds.look(partition, node, TEARDOWN_PATIENCE) {
+                return Err(refusal(ErrorKind::Held, why));
             }
         }
         Ok(())
@@ -141,7 +149,8 @@ fn wait_for(
     loop {
         let online_bytes = online_bytes(layout, partition);
         if enough(online_bytes) {
-            return Ok(Answer::Confirmed { online_bytes, waited_ns: begin.elapsed().as_nanos() as u64 });
+            let waited_ns = begin.elapsed().as_nanos() as u64;
+            return Ok(Answer::Confirmed { online_bytes, waited_ns, held: None });
         }
         if begin.elapsed() >= patience {
             let which = partition
@@ -173,24 +182,32 @@ fn wait_until_bindable(layout: &Layout, node: u32, patience: Duration) -> Result
         .map_err(|error| refusal(ErrorKind::Failed, format!("memory policy: {error}")))
 }
 
-/// Empties the node of a partition that nobody uses, and returns how many pages had to go.
+/// Empties a partition that nobody uses, and returns how many pages had to go. One that cannot be emptied is held.
 ///
 /// What can be left is page cache: read by the instance that was here, still mapped by another one or charged to a
 /// group that the kernel has not finished with.
-fn empty(partition: u32, node: u32) -> Result<u64, Refusal> {
+fn empty(layout: &Layout, partition: u32, instances: &Instances) -> Result<u64, Refusal> {
+    let node = layout.node_of(partition);
     let first = memory::wait_unused(node, Duration::ZERO);
     // Most often only the teardown of mounts is late.
     if memory::wait_unused(node, TEARDOWN_PATIENCE) > 0 {
+        if layout.mode == Mode::Nodes {
+            move_file_pages(node, layout.shared_node());
+        }
         let _ = fs::write("/proc/sys/vm/drop_caches", "1");
     }
-    match memory::wait_unused(node, EMPTY_PATIENCE) {
-        0 => Ok(first),
-        left => {
-            let message =
-                format!("partition {partition}: no instance uses it, but {left} pages in it are not free");
-            Err(refusal(ErrorKind::Busy, message))
-        }
+    match instances.holds.look(partition, node, EMPTY_PATIENCE) {
+        None => Ok(first),
+        Some(why) => Err(refusal(ErrorKind::Held, why)),
     }
+}
+
+/// Why a partition that nobody uses is not empty.
+fn look(layout: &Layout, partition: u32, instances: &Instances) -> Option<String> {
+    if !has_node(layout.mode) || instances.user_of(partition).is_some() {
+        return None;
+    }
+    instances.holds.look(partition, layout.node_of(partition), Duration::ZERO)
 }
 
 /// Reads Python and the libraries into the shared partition, so that no instance is the first to do so: on a kernel

@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::Builder;
 use std::time::Duration;
 
+use rustix::thread::UnshareFlags;
 use vm_protocol::relay::{HEADER_BYTES, Header, Kind, MOST_BYTES, PORT};
 
 use crate::port;
@@ -163,15 +164,15 @@ fn give(frames: &Receiver<Vec<u8>>, mut connection: TcpStream) {
     let _ = connection.shutdown(Shutdown::Both);
 }
 
-/// Starts a command in a network of its own; also gives what listens there.
-pub fn spawn_apart(mut command: Command, port: u16) -> Result<(Child, TcpListener)> {
-    // A thread of its own is what changes networks; it ends with this.
+/// Starts a command as the first process of a PID namespace and in a network of its own; also gives what listens there.
+pub fn spawn_apart(mut command: Command, port: Option<u16>) -> Result<(Child, Option<TcpListener>)> {
+    // A thread of its own is what changes namespaces; it ends with this.
     let apart = std::thread::scope(|scope| {
         let apart = move || {
-            // SAFETY: only this thread's network changes; it shares no descriptor table that would be split.
-            unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET)? };
+            // SAFETY: only this thread's network and its children's PIDs change; no descriptor table is split by that.
+            unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET | UnshareFlags::NEWPID)? };
             loopback_up()?;
-            let listener = TcpListener::bind(("127.0.0.1", port))?;
+            let listener = port.map(|port| TcpListener::bind(("127.0.0.1", port))).transpose()?;
             Ok((command.spawn()?, listener))
         };
         Builder::new().stack_size(2 * STACK_BYTES).spawn_scoped(scope, apart).map(|thread| thread.join())

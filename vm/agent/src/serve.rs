@@ -14,9 +14,9 @@ use vm_protocol::{
 
 use crate::boot::hoard_no_pages;
 use crate::cgroup;
-use crate::confine::{Source, bind_to_node};
+use crate::confine::{Place, Share};
 use crate::instance::{Allowance, Instances, hotmem_device, refusal};
-use crate::memory;
+use crate::memory::{self, bind_to_node};
 use crate::partition::{Partitions, has_node, preload};
 use crate::port::{Incoming, Outbox, Port};
 use crate::relay::Relay;
@@ -122,6 +122,17 @@ fn take(server: &Arc<Server>, text: &[u8]) {
     }
 }
 
+/// The most that an instance may write to its root. Mode `hotmem` keeps files in what instances share, so that there each
+/// gets a part of that.
+fn layer_bytes(layout: &Layout) -> u64 {
+    match layout.mode {
+        Mode::Hotmem if layout.shared_bytes > 0 => {
+            (layout.shared_bytes / 2 / u64::from(layout.partitions)).clamp(8 << 20, layout.partition_bytes)
+        }
+        _ => layout.partition_bytes,
+    }
+}
+
 impl Server {
     fn reply(&self, id: u64, outcome: Result<Answer, Refusal>) {
         let outcome = outcome.map_or_else(Outcome::Error, Outcome::Ok);
@@ -168,7 +179,8 @@ impl Server {
         match operation {
             Operation::Hello { version, layout } => self.hello(version, layout),
             Operation::PlugConfirm { partition, bytes, timeout_ms } => {
-                self.partitions.confirm_plug(&self.layout()?, partition, bytes, milliseconds(timeout_ms))
+                let patience = milliseconds(timeout_ms);
+                self.partitions.confirm_plug(&self.layout()?, partition, bytes, patience, &self.instances)
             }
             Operation::UnplugConfirm { partition, bytes, timeout_ms } => {
                 self.partitions.confirm_unplug(&self.layout()?, partition, bytes, milliseconds(timeout_ms))
@@ -218,7 +230,9 @@ impl Server {
     fn admit(&self, order: &Spawn) -> Result<(), Refusal> {
         let layout = self.layout()?;
         self.instances.reserve(order, has_node(layout.mode))?;
-        let open = order.partition.map_or(Ok(()), |partition| self.partitions.check_open(&layout, partition));
+        let open = order
+            .partition
+            .map_or(Ok(()), |partition| self.partitions.check_open(&layout, partition, &self.instances));
         open.inspect_err(|_| self.instances.release(&order.instance))
     }
 
@@ -233,18 +247,18 @@ impl Server {
     fn allowance(&self, partition: Option<u32>) -> Result<Allowance, Refusal> {
         let layout = self.layout()?;
         let Some(partition) = partition else {
-            return Ok(Allowance { source: None, memory: None, node: None, drop_page_cache: false });
+            return Ok(Allowance { share: None, memory: None, node: None, files_to: None });
         };
-        let source = match layout.mode {
-            Mode::Nodes => Source::Node(layout.node_of(partition)),
-            Mode::Hotmem => Source::Hotmem(hotmem_device()?, layout.node_of(partition)),
-            Mode::Plain | Mode::Static => Source::Anywhere,
+        let place = match layout.mode {
+            Mode::Nodes => Place::Node(layout.node_of(partition)),
+            Mode::Hotmem => Place::Hotmem(hotmem_device()?, layout.node_of(partition)),
+            Mode::Plain | Mode::Static => Place::Anywhere,
         };
         Ok(Allowance {
-            source: Some(source),
+            share: Some(Share { partition, place, layer_bytes: layer_bytes(&layout) }),
             memory: Some((layout.partition_bytes, has_node(layout.mode))),
             node: has_node(layout.mode).then(|| layout.node_of(partition)),
-            drop_page_cache: layout.mode == Mode::Nodes,
+            files_to: (layout.mode == Mode::Nodes).then(|| layout.shared_node()),
         })
     }
 

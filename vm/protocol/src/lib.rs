@@ -13,7 +13,7 @@ pub use frame::{Decoder, FrameError, MAX_FRAME_BYTES, encode};
 pub use message::*;
 
 /// Rises with every change that an older peer would misunderstand.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// The virtio-serial port: `/dev/virtio-ports/org.mayfly.agent` in the guest.
 pub const PORT: &str = "org.mayfly.agent";

@@ -149,7 +149,10 @@ pub struct Spawn {
     /// The vCPUs it may run on; all by default (HotMem §5.5 pins instances).
     #[serde(default)]
     pub cpus: Vec<u32>,
-    /// For a function of the worker's, which nobody trusts. `None`: what runs is root in the guest.
+    /// How much of their time it may use, in thousandths of a vCPU (HotMem Table 1); all by default.
+    #[serde(default)]
+    pub vcpus_milli: Option<u32>,
+    /// For a function of the worker's: it has code that others have not, may call the host, and does not own its root.
     #[serde(default)]
     pub confinement: Option<Confinement>,
 }
@@ -221,6 +224,8 @@ pub enum ErrorKind {
     NotPlugged,
     /// The partition is used, or is being unplugged.
     Busy,
+    /// Nobody uses the partition, and yet pages of it are in use. The message is only the reason.
+    Held,
     /// No instance of that name.
     NoSuchInstance,
     /// An instance of that name runs.
@@ -245,6 +250,9 @@ pub enum Answer {
         online_bytes: u64,
         /// How long the agent waited for it.
         waited_ns: u64,
+        /// Why a partition that nobody uses is not empty, if it is not.
+        #[serde(default)]
+        held: Option<String>,
     },
     /// To [`Operation::Spawn`].
     Spawned {
@@ -312,6 +320,14 @@ pub enum Event {
         partition: Option<u32>,
         /// How its first process ended.
         reason: ExitReason,
+        /// What is left of it in its partition, and who has it: nobody can have the partition until that is gone.
+        #[serde(default)]
+        held: Option<String>,
+    },
+    /// What was left in a partition is gone.
+    Released {
+        /// Which one.
+        partition: u32,
     },
     /// Something a person may want to know.
     Notice {

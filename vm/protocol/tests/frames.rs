@@ -114,13 +114,15 @@ fn replies_and_events_look_as_documented() {
             reply(Outcome::Ok(Answer::Stopped { reason: ExitReason::Code { code: -1 } })),
             r#"{"id":7,"ok":{"answer":"stopped","reason":{"kind":"code","code":-1}}}"#,
         ),
+        (FromAgent::Event(Event::Released { partition: 3 }), r#"{"event":"released","partition":3}"#),
         (
             FromAgent::Event(Event::Exited {
                 instance: "a".to_string(),
                 partition: Some(3),
                 reason: ExitReason::Overflow,
+                held: Some("2 pages".to_string()),
             }),
-            r#"{"event":"exited","instance":"a","partition":3,"reason":{"kind":"overflow"}}"#,
+            r#"{"event":"exited","instance":"a","partition":3,"reason":{"kind":"overflow"},"held":"2 pages"}"#,
         ),
     ] {
         assert_eq!(serde_json::to_string(&message).unwrap(), text);

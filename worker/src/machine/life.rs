@@ -234,6 +234,7 @@ fn spawn_order(instance: &Instance, machine: &Machine, name: &str) -> Result<Spa
         env: environment.into_iter().collect(),
         cwd: Some(environment::TASK.into()),
         cpus: Vec::new(),
+        vcpus_milli: None,
         confinement: Some(Confinement {
             user,
             port: RUNTIME_PORT,

@@ -8,8 +8,9 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use vm_syscalls::Placement;
 
-use super::{INSIDE_USER, RUNTIME_PORT, Spec, root, syscalls, system};
+use super::{INSIDE_USER, RUNTIME_PORT, Spec, root, system};
 use crate::limits;
 
 /// Where the control socket is kept; 0 becomes the function's stdin.
@@ -120,7 +121,7 @@ fn run_inside(spec: &Spec) -> Result<()> {
     if spec.fixed_layout {
         system::fix_layout().context("cannot fix the layout")?;
     }
-    syscalls::confine().context("cannot confine the system calls")?;
+    vm_syscalls::confine(Placement::Free).context("cannot confine the system calls")?;
     let Some(runtime) = system::fork()? else {
         system::new_session()?;
         std::env::set_current_dir("/var/task")?;

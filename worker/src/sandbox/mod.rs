@@ -14,7 +14,6 @@ mod cgroup;
 mod launcher;
 mod root;
 mod spawn;
-mod syscalls;
 mod system;
 
 pub use cgroup::{Cgroup, Hierarchy, Limits};

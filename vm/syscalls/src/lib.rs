@@ -1,18 +1,18 @@
-//! The system calls that a function may make: what programs ordinarily use, nothing that manages the machine.
+//! The system calls that an instance may make: what programs ordinarily use, nothing that manages the machine. The same
+//! list holds for the worker's sandboxes on the host and for instances in a VM.
 //!
 //! Everything not listed fails with ENOSYS, as on an older kernel, so that libraries fall back. Left out on
 //! purpose: ptrace and reading other processes' memory, keyrings, bpf, perf, io_uring, mounting, namespaces, modules,
 //! clocks, writing out whole file systems (`sync` waits for everybody's disks), and new address families beyond Unix and IP.
 //!
 //! Merging pages needs userfaultfd. Only the kind that stops no system call is allowed (`UFFD_USER_MODE_ONLY`): with the
-//! other a function could hold the kernel up in the middle of copying, which many exploits of races are built on.
+//! other an instance could hold the kernel up in the middle of copying, which many exploits of races are built on.
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context, Result};
 use libc::*;
 use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen as Length, SeccompCmpOp as Compare,
+    BpfProgram, Error, SeccompAction, SeccompCmpArgLen as Length, SeccompCmpOp as Compare,
     SeccompCondition as Condition, SeccompFilter, SeccompRule as Rule, TargetArch,
 };
 
@@ -39,8 +39,7 @@ const ALLOWED: &[i64] = &[
     SYS_timerfd_gettime, SYS_io_setup, SYS_io_destroy, SYS_io_getevents, SYS_io_submit, SYS_io_cancel,
     // Memory.
     SYS_mmap, SYS_mprotect, SYS_munmap, SYS_brk, SYS_mremap, SYS_msync, SYS_mincore, SYS_madvise, SYS_mlock,
-    SYS_mlock2, SYS_munlock, SYS_mlockall, SYS_munlockall, SYS_membarrier, SYS_get_mempolicy, SYS_set_mempolicy,
-    SYS_mbind, SYS_pkey_alloc, SYS_pkey_free, SYS_pkey_mprotect, SYS_shmget, SYS_shmat, SYS_shmctl, SYS_shmdt,
+    SYS_mlock2, SYS_munlock, SYS_mlockall, SYS_munlockall, SYS_membarrier, SYS_get_mempolicy, SYS_pkey_alloc, SYS_pkey_free, SYS_pkey_mprotect, SYS_shmget, SYS_shmat, SYS_shmctl, SYS_shmdt,
     SYS_semget, SYS_semop, SYS_semctl, SYS_semtimedop, SYS_rseq,
     // Processes and threads. `clone` is looked at below.
     SYS_fork, SYS_vfork, SYS_execve, SYS_execveat, SYS_exit, SYS_exit_group, SYS_wait4, SYS_waitid, SYS_kill,
@@ -80,13 +79,28 @@ const USER_MODE_ONLY: u64 = 1;
 /// Input that a terminal would take as typed by its user.
 const TYPE_INTO_TERMINAL: u64 = 0x5412;
 
+/// Calls that choose the NUMA node that memory comes from. On the host they are harmless; in a VM the node is the
+/// instance's partition.
+const PLACEMENT: &[i64] = &[SYS_set_mempolicy, SYS_mbind];
+
+/// Whether an instance may say which NUMA node its memory comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Placement {
+    /// It may.
+    Free,
+    /// It may not: it stays in its partition.
+    Fixed,
+}
+
 /// Confines this process and all it starts, for good.
 ///
 /// # Errors
 /// The kernel has no seccomp, or `no_new_privs` is not set.
-pub fn confine() -> Result<()> {
+pub fn confine(placement: Placement) -> Result<(), Error> {
+    let placing = if placement == Placement::Free { PLACEMENT } else { &[] };
     let rules: BTreeMap<i64, Vec<Rule>> = ALLOWED
         .iter()
+        .chain(placing)
         .map(|call| (*call, Vec::new()))
         .chain([
             (SYS_clone, vec![rule(0, Length::Qword, Compare::MaskedEq(NAMESPACES), 0)?]),
@@ -108,9 +122,9 @@ pub fn confine() -> Result<()> {
     let refused = SeccompAction::Errno(ENOSYS as u32);
     let filter = SeccompFilter::new(rules, refused, SeccompAction::Allow, TargetArch::x86_64)?;
     let program: BpfProgram = filter.try_into()?;
-    seccompiler::apply_filter(&program).context("seccomp")
+    seccompiler::apply_filter(&program)
 }
 
-fn rule(argument: u8, length: Length, compare: Compare, value: u64) -> Result<Rule> {
+fn rule(argument: u8, length: Length, compare: Compare, value: u64) -> Result<Rule, Error> {
     Ok(Rule::new(vec![Condition::new(argument, length, compare, value)?])?)
 }
