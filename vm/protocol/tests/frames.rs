@@ -26,6 +26,7 @@ fn requests() -> impl Strategy<Value = Request> {
                     env,
                     cwd,
                     cpus: vec![0, 1],
+                    vcpus_milli: Some(500),
                     confinement: None,
                 })
             }),
