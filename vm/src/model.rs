@@ -194,7 +194,7 @@ impl Model {
     pub(crate) fn lets_go(&self, partition: u32) {
         let mut truth = self.truth.lock().unwrap();
         truth.leaking.remove(&partition);
-        if truth.held.remove(&partition) && truth.alive && partition % 2 == 0 {
+        if truth.held.remove(&partition) && truth.alive && partition.is_multiple_of(2) {
             // Half of the time the news is lost.
             self.book.agent_event(Event::Released { partition });
         }
