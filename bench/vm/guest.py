@@ -60,13 +60,16 @@ class Line:
         self.stream.close()
         self.socket.close()
 
-    def ask(self, verb: str, **what: Any) -> Any:
-        self.stream.write(json.dumps({"verb": verb, **what}) + "\n")
+    def answer(self, command: dict) -> dict:
+        self.stream.write(json.dumps(command) + "\n")
         self.stream.flush()
         line = self.stream.readline()
         if not line:
             raise BenchError(f"{self.who}: the VM ended")
-        answer = json.loads(line)
+        return json.loads(line)
+
+    def ask(self, verb: str, **what: Any) -> Any:
+        answer = self.answer({"verb": verb, **what})
         if "error" in answer:
             raise BenchError(f"{self.who}: {verb}: {answer['error']}")
         return answer["ok"]
@@ -126,6 +129,10 @@ class Guest:
     def ask(self, verb: str, **what: Any) -> Any:
         """One request to the VM's supervisor."""
         return self.line.ask(verb, **what)
+
+    def answer(self, command: dict) -> dict:
+        """What the supervisor answers, a refusal too."""
+        return self.line.answer(command)
 
     def warm_up(self) -> None:
         """Plugs and unplugs an empty partition a few times: emulators translate code when it first runs."""

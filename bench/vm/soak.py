@@ -2,7 +2,8 @@
 
 Afterwards nothing may be left: every partition is absent, the guest has the memory it began with, the host
 has its own back, and the kernel's log is clean. In between, every page of the guest is looked at: a partition
-holds its own instance's pages and no other's.
+holds its own instance's pages and no other's. Then one thing at a time, some partitions held by others, and a
+model that says what has to come of each step (vm/tests/agree.py).
 """
 
 import argparse
@@ -14,7 +15,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from bench.outcome import BenchError
+from bench.outcome import ROOT, BenchError
 from bench.vm.guest import MIB, Contender, Guest, Line, mayfly
 
 PARTITION_MIB = 128
@@ -128,6 +129,19 @@ class Soak:
         self.count("page_checks")
         self.counts["pages_checked"] = self.counts.get("pages_checked", 0) + int(said.split()[1])
 
+    def agree(self, steps: int) -> None:
+        """One step after the other, each as the model has it."""
+        sys.path.insert(0, str(ROOT / "vm/tests"))
+        from agree import Agreement, Disagreement
+
+        agreement = Agreement(self.guest.answer, PARTITION_MIB * MIB, self.chance.randrange(1 << 30))
+        try:
+            agreement.run(steps)
+        except Disagreement as disagreement:
+            self.faults.append(f"model and VM: {disagreement}")
+        for what, times in agreement.done.items():
+            self.counts[f"agreed_{what.replace(' ', '_')}"] = times
+
     def empty(self) -> None:
         """Stops and unplugs everything."""
         for partition, state in enumerate(self.states()):
@@ -187,13 +201,22 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--partitions", type=int, default=64, metavar="N", help="in the VM (default 64)")
     parser.add_argument("--rounds", type=int, default=1000, metavar="N", help="default 1000")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=10000,
+        metavar="N",
+        help="compared with the model one by one (default 10000)",
+    )
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="of all that is random (default 1)")
     parser.add_argument(
-        "--quick", action="store_true", help="8 partitions, 60 rounds, no debug kernel: for `make test`"
+        "--quick",
+        action="store_true",
+        help="8 partitions, 60 rounds, no step, no debug kernel: for `make test`",
     )
     options = parser.parse_args()
     if options.quick:
-        options.partitions, options.rounds = 8, 60
+        options.partitions, options.rounds, options.steps = 8, 60, 0
     if options.kernel is None:
         debug = "hotmem" if options.quick else "hotmem-debug"
         options.kernel = debug if options.mode == "hotmem" else "stock"
@@ -250,6 +273,7 @@ def soak(options: argparse.Namespace) -> list[str]:
                 if len(soak.faults) > 20:
                     break
         soak.empty()
+        soak.agree(options.steps)
         soak.check_leaks(before)
         soak.check_log()
         print("soak: " + ", ".join(f"{key} {value}" for key, value in sorted(soak.counts.items())))

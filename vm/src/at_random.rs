@@ -191,7 +191,8 @@ fn give_back(pool: &Pool<Model>) -> Result<(), TestCaseError> {
         prop_assert!(pool.stop(&instance, Duration::ZERO).is_ok());
     }
     // Nobody gets what is held, and it cannot be unplugged; it can when it is not any more.
-    for number in pool.machine.truth.lock().unwrap().held.clone() {
+    let held = pool.machine.truth.lock().unwrap().held.clone();
+    for number in held {
         let refused = pool.unplug(number);
         prop_assert!(matches!(refused, Err(Error::Held { .. })), "{refused:?}");
         let refused = pool.spawn(Place::Partition(number), spawn_of(0));

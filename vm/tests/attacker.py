@@ -5,10 +5,12 @@ Prints one line for each: its name, and what came of it. What succeeded begins w
 
 import ctypes
 import errno
+import fcntl
 import glob
 import os
 import socket
 import stat
+import struct
 import sys
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -179,8 +181,13 @@ def opens_sockets_to_the_machine():
     ):
         yield fails(f"family {family}", socket.socket, family, kind, protocol)
     names = {line.split(":")[0].strip() for line in read("/proc/net/dev").splitlines()[2:]}
-    if names - {"lo"}:
+    # Mayfly's kernel gives each network a tunnel, which nobody here can turn on.
+    if names - {"lo", "sit0"}:
         raise Broken(f"sees interfaces {names}")
+    if "sit0" in names:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as line:
+            on = struct.pack("16sh14x", b"sit0", 1)
+            yield fails("a tunnel is turned on", fcntl.ioctl, line, 0x8914, on)
 
 
 @attack

@@ -1,0 +1,238 @@
+"""Random plugs, spawns, stops, unplugs, kills and holds of one VM, one after the other, and a model that says
+what has to come of each. After every step the model, the host's book and the guest's memory have to agree.
+
+`vm/tests/run` does a hundred and some steps, `bench/vm/soak` 10,000."""
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+
+MIB = 1 << 20
+PATIENCE = 300
+# What an instance is told, and how it has to end.
+ENDS = {
+    "exit": {"kind": "code", "code": 3},
+    "kill": {"kind": "signal", "signal": 9},
+    "overflow": {"kind": "overflow"},
+}
+# How often what is tried. Filling a partition and waiting for another agent take long.
+STEPS = {"plug": 5, "unplug": 5, "spawn": 8, "stop": 3, "exit": 1, "kill": 2, "take": 3, "drop": 3}
+SELDOM = {"overflow": 40, "agent": 100}
+
+
+class Disagreement(Exception):
+    """The model and the VM differ."""
+
+
+class Agreement:
+    """A VM and what it should be."""
+
+    def __init__(self, ask: Callable[[dict], dict], partition_bytes: int, seed: int):
+        """`ask` sends a command to the control socket and returns the whole answer."""
+        self.ask, self.partition_bytes, self.dice = ask, partition_bytes, random.Random(seed)
+        count = len(self.must({"verb": "status"})["partitions"])
+        self.states = ["absent"] * count
+        # By instance: its partition, and the descriptor of its pipe.
+        self.running: dict[str, tuple[int, int]] = {}
+        # By partition: whether somebody holds the pipe of whoever is or was there.
+        self.taken: set[int] = set()
+        self.taker: str | None = None
+        self.done: Counter[str] = Counter()
+
+    def must(self, command: dict):
+        answer = self.ask(command)
+        if "error" in answer:
+            raise Disagreement(f"{command}: {answer['error']}")
+        return answer["ok"]
+
+    def expect(self, command: dict, allowed: bool, what: str):
+        """Asks for something that has to be done, or has to be refused."""
+        answer = self.ask(command)
+        if ("ok" in answer) != allowed:
+            raise Disagreement(f"{what}, and the model is {self.states}: {answer}")
+        self.done[what if allowed else f"{what} refused"] += 1
+        return answer.get("ok")
+
+    def wait(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            if time.monotonic() > deadline:
+                raise Disagreement(f"never: {what}; the model is {self.states}, {self.seen()} is seen")
+            time.sleep(0.02)
+
+    def run(self, steps: int) -> Counter[str]:
+        """Does so many steps, then empties the VM; returns how often what was done."""
+        names, weights = list(STEPS), list(STEPS.values())
+        for number in range(1, steps + 1):
+            name = self.dice.choices(names, weights)[0]
+            for seldom, every in SELDOM.items():
+                if number % every == 0:
+                    name = seldom
+            getattr(self, name)()
+            self.compare()
+        self.empty()
+        return self.done
+
+    # The steps. Each one is tried whatever the state, and the model says whether it is refused.
+
+    def any_partition(self) -> int:
+        return self.dice.randrange(len(self.states))
+
+    def plug(self) -> None:
+        number = self.any_partition()
+        self.expect({"verb": "plug", "partition": number}, self.states[number] == "absent", "plug")
+        if self.states[number] == "absent":
+            self.states[number] = "ready"
+
+    def unplug(self) -> None:
+        number = self.any_partition()
+        self.expect({"verb": "unplug", "partition": number}, self.states[number] == "ready", "unplug")
+        if self.states[number] == "ready":
+            self.states[number] = "absent"
+
+    def spawn(self) -> None:
+        number = self.dice.choice([None, self.any_partition()])
+        name = f"agree-{self.dice.randrange(len(self.states))}"
+        free = [n for n, state in enumerate(self.states) if state == "ready" and number in (None, n)]
+        allowed = bool(free) and name not in self.running
+        spawn = {"instance": name, "partition": number, "argv": ["/opt/mayfly/keep", "give"]}
+        spawned = self.expect({"verb": "spawn", "outside": False, "spawn": spawn}, allowed, "spawn")
+        if not allowed:
+            return
+        if spawned["partition"] not in free:
+            raise Disagreement(f"an instance got partition {spawned['partition']}, and ready are {free}")
+        self.states[spawned["partition"]] = "in_use"
+        self.wait(lambda: "\n" in self.said(name), f"{name} gives")
+        self.running[name] = (spawned["partition"], int(self.said(name).split()[1]))
+
+    def stop(self) -> None:
+        name = f"agree-{self.dice.randrange(len(self.states))}"
+        command = {"verb": "stop", "instance": name, "grace_ms": self.dice.choice([0, 100])}
+        reason = self.expect(command, name in self.running, "stop")
+        if name in self.running:
+            if reason not in ({"kind": "signal", "signal": 9}, {"kind": "signal", "signal": 15}):
+                raise Disagreement(f"stopped, and it ended with {reason}")
+            self.left(name)
+
+    def exit(self) -> None:
+        self.end("exit")
+
+    def kill(self) -> None:
+        self.end("kill")
+
+    def overflow(self) -> None:
+        self.end("overflow")
+
+    def end(self, how: str) -> None:
+        """An instance ends by itself."""
+        if not self.running:
+            return
+        name = self.dice.choice(sorted(self.running))
+        self.must({"verb": "input", "instance": name, "text": f"{how}\n", "close": False})
+        reason = self.must({"verb": "wait", "instance": name, "timeout_ms": PATIENCE * 1000})
+        if reason != ENDS[how]:
+            raise Disagreement(f"{name} was told to {how}, and ended with {reason}")
+        self.done[how] += 1
+        self.left(name)
+
+    def left(self, name: str) -> None:
+        number, _ = self.running.pop(name)
+        self.states[number] = "held" if number in self.taken else "ready"
+
+    def take(self) -> None:
+        """A tool of root's takes an instance's pipe."""
+        able = sorted(name for name, (number, _) in self.running.items() if number not in self.taken)
+        if not able:
+            return
+        name = self.dice.choice(able)
+        number, descriptor = self.running[name]
+        self.tell(f"take {number} {name} {descriptor}")
+        self.taken.add(number)
+        self.done["take"] += 1
+
+    def drop(self) -> None:
+        """It closes one. The partition is ready a moment later, if nobody is in it."""
+        if not self.taken:
+            return
+        number = self.dice.choice(sorted(self.taken))
+        self.tell(f"drop {number}")
+        self.taken.remove(number)
+        self.done["drop"] += 1
+        if self.states[number] == "held":
+            self.states[number] = "ready"
+            self.wait(lambda: self.seen()[number] == "ready", f"partition {number} is ready again")
+
+    def tell(self, what: str) -> None:
+        if self.taker is None:
+            self.taker = f"taker-{self.done['takers']}"
+            self.done["takers"] += 1
+            spawn = {"instance": self.taker, "partition": None, "argv": ["/opt/mayfly/keep", "take"]}
+            self.must({"verb": "spawn", "outside": True, "spawn": spawn})
+            self.told = 0
+        self.must({"verb": "input", "instance": self.taker, "text": f"{what}\n", "close": False})
+        self.told += 1
+        self.wait(lambda: len(self.said(self.taker).split()) == self.told, f"{what}: done")
+        if self.said(self.taker).split()[-1] != "done":
+            raise Disagreement(f"{what}: {self.said(self.taker)}")
+
+    def agent(self) -> None:
+        """The guest's agent is killed: with it go all instances and tools, and no memory."""
+        # Not before it is known that the killer was started.
+        script = (
+            "sleep 0.5; for pid in $(cat /proc/1/task/1/children); do "
+            'case $(tr "\\0" " " </proc/$pid/cmdline) in vm-agent*) kill -9 $pid;; esac; done; sleep 60'
+        )
+        spawn = {"instance": "killer", "partition": None, "argv": ["/bin/sh", "-c", script]}
+        self.must({"verb": "spawn", "outside": True, "spawn": spawn})
+        reason = self.must({"verb": "wait", "instance": "killer", "timeout_ms": PATIENCE * 1000})
+        if reason != {"kind": "agent_lost"}:
+            raise Disagreement(f"the agent was to be killed, and its killer ended with {reason}")
+        self.wait(lambda: self.must({"verb": "status"})["guest"]["state"] == "up", "the guest is up")
+        self.states = ["absent" if state == "absent" else "ready" for state in self.states]
+        self.running, self.taken, self.taker = {}, set(), None
+        self.wait(lambda: self.seen() == self.states, "all partitions are emptied")
+        self.done["agent killed"] += 1
+
+    # What is compared.
+
+    def said(self, name: str) -> str:
+        return self.must({"verb": "output", "instance": name, "from": 0})["text"]
+
+    def seen(self) -> list[str]:
+        return [partition["state"] for partition in self.must({"verb": "status"})["partitions"]]
+
+    def compare(self) -> None:
+        partitions = self.must({"verb": "status"})["partitions"]
+        users = {number: name for name, (number, _) in self.running.items()}
+        for number, (partition, state) in enumerate(zip(partitions, self.states, strict=True)):
+            if (partition["state"], partition.get("instance")) != (state, users.get(number)):
+                user = users.get(number, "")
+                raise Disagreement(f"partition {number} is {partition}, and not {state} {user}")
+        guest = self.must({"verb": "memory"})["guest"]
+        nodes = {node["partition"]: node for node in guest["nodes"] if node["partition"] is not None}
+        for number, state in enumerate(self.states):
+            total = nodes.get(number, {"total_bytes": 0})["total_bytes"]
+            if total != (0 if state == "absent" else self.partition_bytes):
+                raise Disagreement(f"partition {number} is {state} and has {total} bytes in the guest")
+            if state == "ready" and nodes[number]["anonymous_bytes"]:
+                raise Disagreement(f"partition {number} is ready and not empty: {nodes[number]}")
+        there = {info["instance"] for info in self.must({"verb": "instances"})} - {self.taker}
+        if there != set(self.running):
+            raise Disagreement(f"instances {sorted(self.running)} run, and the guest has {sorted(there)}")
+
+    def empty(self) -> None:
+        for name in sorted(self.running):
+            self.must({"verb": "stop", "instance": name, "grace_ms": 0})
+            self.left(name)
+        self.compare()
+        while self.taken:
+            self.drop()
+        if self.taker:
+            self.must({"verb": "stop", "instance": self.taker, "grace_ms": 0})
+            self.taker = None
+        for number, state in enumerate(self.states):
+            if state == "ready":
+                self.must({"verb": "unplug", "partition": number})
+                self.states[number] = "absent"
+        self.compare()
