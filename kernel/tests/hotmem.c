@@ -304,12 +304,12 @@ static void case_file(int node)
 	for (size_t i = 0; i < size; i += PAGE)
 		if (((volatile char *)at)[i] != 7)
 			fail("wrong data");
-	check("file mapping", at, size, SHARED);
+	check("file in memory", at, size, node);
 	touch(at, size);
 	check("private copy of a file page", at, size, node);
 	shared = map(size, MAP_SHARED | MAP_ANONYMOUS);
 	touch(shared, size);
-	check("shared memory", shared, size, SHARED);
+	check("shared memory", shared, size, node);
 	close(fd);
 	unlink("/tmp/file");
 }
@@ -460,6 +460,23 @@ static void case_hold(int node, const char *mib)
 		pause();
 }
 
+/* NODE PATH: leave 2 MiB in a file, and live until killed. */
+static void case_keep(int node, const char *path)
+{
+	int out = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
+	size_t size = 2 * MIB;
+	char *buffer = malloc(size);
+
+	take(node);
+	memset(buffer, 7, size);
+	if (write(out, buffer, size) != (ssize_t)size)
+		fail("write: %s", strerror(errno));
+	printf("holding\n");
+	fflush(stdout);
+	for (;;)
+		pause();
+}
+
 /* NODE MIB: use more than there is; a child dies of it, nobody else. */
 static void case_overflow(int node, const char *mib)
 {
@@ -552,6 +569,7 @@ int main(int argc, char **argv)
 	else if (!strcmp(name, "escape")) case_escape(node);
 	else if (!strcmp(name, "fill")) case_fill(node, arg);
 	else if (!strcmp(name, "hold")) case_hold(node, arg);
+	else if (!strcmp(name, "keep")) case_keep(node, arg);
 	else if (!strcmp(name, "overflow")) case_overflow(node, arg);
 	else if (!strcmp(name, "wait")) case_wait(node);
 	else if (!strcmp(name, "sleep")) case_sleep(node);

@@ -122,17 +122,6 @@ fn take(server: &Arc<Server>, text: &[u8]) {
     }
 }
 
-/// The most that an instance may write to its root. Mode `hotmem` keeps files in what instances share, so that there each
-/// gets a part of that.
-fn layer_bytes(layout: &Layout) -> u64 {
-    match layout.mode {
-        Mode::Hotmem if layout.shared_bytes > 0 => {
-            (layout.shared_bytes / 2 / u64::from(layout.partitions)).clamp(8 << 20, layout.partition_bytes)
-        }
-        _ => layout.partition_bytes,
-    }
-}
-
 impl Server {
     fn reply(&self, id: u64, outcome: Result<Answer, Refusal>) {
         let outcome = outcome.map_or_else(Outcome::Error, Outcome::Ok);
@@ -255,7 +244,7 @@ impl Server {
             Mode::Plain | Mode::Static => Place::Anywhere,
         };
         Ok(Allowance {
-            share: Some(Share { partition, place, layer_bytes: layer_bytes(&layout) }),
+            share: Some(Share { partition, place, layer_bytes: layout.partition_bytes }),
             memory: Some((layout.partition_bytes, has_node(layout.mode))),
             node: has_node(layout.mode).then(|| layout.node_of(partition)),
             files_to: (layout.mode == Mode::Nodes).then(|| layout.shared_node()),
