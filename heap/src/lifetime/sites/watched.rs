@@ -1,15 +1,18 @@
 //! Watched objects: some allocations, whose lifetimes are measured until they are freed. They teach their sites.
 
-use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::{LOCK, SITES, Site, add_to, mix};
 use crate::system::clock;
 use crate::system::events::{self, Event};
 use crate::units::lifetime_class;
 
-/// Objects that can be watched at once: groups of slots chosen by address.
+/// Objects that can be watched at once: groups of slots chosen by address. A program that is small uses few groups.
+const LEAST_GROUPS: usize = 1 << 5;
 const GROUPS: usize = 1 << 10;
 const GROUP: usize = 4;
+/// How many groups are in use, a power of two; changes with the lock held.
+static IN_USE: AtomicUsize = AtomicUsize::new(LEAST_GROUPS);
 
 /// A watched object.
 #[derive(Default)]
@@ -31,16 +34,47 @@ impl Watch {
             age_class: AtomicU8::new(0),
         }
     }
+
+    fn become_as(&self, other: &Self) {
+        self.birth_ms.store(other.birth_ms.load(Relaxed), Relaxed);
+        self.site.store(other.site.load(Relaxed), Relaxed);
+        self.age_class.store(other.age_class.load(Relaxed), Relaxed);
+        self.address.store(other.address.load(Relaxed), Relaxed);
+    }
 }
 
 fn group(address: usize) -> &'static [Watch; GROUP] {
-    &WATCHES[(mix(address as u64 >> 4) >> 40) as usize % GROUPS]
+    &WATCHES[(mix(address as u64 >> 4) >> 40) as usize & (IN_USE.load(Relaxed) - 1)]
+}
+
+/// A free slot for the object at `address`. The lock is held.
+fn free_slot(address: usize) -> Option<&'static Watch> {
+    loop {
+        if let Some(slot) = group(address).iter().find(|slot| slot.address.load(Relaxed) == 0) {
+            return Some(slot);
+        }
+        let groups = IN_USE.load(Relaxed);
+        if groups == GROUPS {
+            return None;
+        }
+        // Twice as many: an object's slot stays, or goes to the same one of a group that nobody was in.
+        IN_USE.store(groups * 2, Relaxed);
+        for (watches, moved) in WATCHES[..groups].iter().zip(&WATCHES[groups..]) {
+            for (from, to) in watches.iter().zip(moved) {
+                let address = from.address.load(Relaxed);
+                if address != 0 && !core::ptr::eq(group(address as usize), watches) {
+                    to.become_as(from);
+                    from.address.store(0, Relaxed);
+                }
+            }
+        }
+    }
 }
 
 /// Watches the object at `address`; `false` if there is no room.
 pub fn watch(site: &'static Site, address: usize) -> bool {
     let _guard = LOCK.lock();
-    let Some(slot) = group(address).iter().find(|slot| slot.address.load(Relaxed) == 0) else { return false };
+    let Some(slot) = free_slot(address) else { return false };
     slot.address.store(address as u64, Relaxed);
     slot.birth_ms.store(clock::now_ms(), Relaxed);
     slot.site.store(site.number() as u16, Relaxed);
@@ -77,7 +111,8 @@ fn end(slot: &Watch, class: usize) {
 /// Looks at some of the watched objects and lets their sites know how old they have become; once a tick, by one thread.
 pub fn grow_older(now_ms: u64, cursor: usize, groups: usize) -> usize {
     let _guard = LOCK.lock();
-    for watch in (cursor..cursor + groups).flat_map(|i| &WATCHES[i % GROUPS]) {
+    let in_use = IN_USE.load(Relaxed);
+    for watch in (cursor..cursor + groups.min(in_use)).flat_map(|i| &WATCHES[i & (in_use - 1)]) {
         if watch.address.load(Relaxed) == 0 {
             continue;
         }
@@ -90,5 +125,25 @@ pub fn grow_older(now_ms: u64, cursor: usize, groups: usize) -> usize {
             site.reconsider();
         }
     }
-    (cursor + groups) % GROUPS
+    (cursor + groups) & (in_use - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    #[test]
+    fn all_that_is_watched_is_found_again_after_the_groups_have_grown() {
+        let site = Site::numbered(9).expect("a site");
+        let watched: Vec<usize> = (1..3_000).map(|i| i * 64).filter(|&at| watch(site, at)).collect();
+        assert!(watched.len() > 2_000, "{} of 4,096 slots", watched.len());
+        assert_eq!(IN_USE.load(Relaxed), GROUPS);
+        let find = |at: usize| group(at).iter().find(|slot| slot.address.load(Relaxed) == at as u64);
+        for &at in &watched {
+            assert_eq!(find(at).expect("still watched").site.load(Relaxed), 9);
+            freed(at);
+        }
+        assert!(WATCHES.iter().flatten().all(|slot| slot.address.load(Relaxed) == 0));
+    }
 }
