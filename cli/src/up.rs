@@ -30,7 +30,7 @@ command. Any credentials will do, unless MAYFLY_ACCESS_KEY_ID and MAYFLY_SECRET_
 then requests must be signed with those.
 
 The page at / shows what is served, /metrics is for Prometheus, /healthz answers once it is ready.
-SIGTERM or Ctrl-C ends it: requests that run are given 5 seconds.";
+SIGHUP reads the template anew. SIGTERM or Ctrl-C ends it: requests that run are given 5 seconds.";
 
 /// A layer that can be left out, so that what it saves can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -29,7 +29,7 @@ pub struct Code {
     /// `CodeSize`.
     pub size_bytes: u64,
     /// Unpacked code goes when no function and no instance uses it any more.
-    _unpacked: Option<Arc<TempDir>>,
+    unpacked: Option<Arc<TempDir>>,
 }
 
 impl Code {
@@ -46,7 +46,7 @@ impl Code {
         let mut digest = Sha256::new();
         let mut size_bytes = 0;
         digest_folder(&folder, Path::new(""), &mut digest, &mut size_bytes).map_err(wrong)?;
-        Ok(Code { folder, sha256: BASE64.encode(digest.finalize()), size_bytes, _unpacked: None })
+        Ok(Code { folder, sha256: BASE64.encode(digest.finalize()), size_bytes, unpacked: None })
     }
 
     /// Copies a folder that a caller has named, which must lie below one of those that the operator allows. It is read as
@@ -70,8 +70,24 @@ impl Code {
             folder: copy.path().to_path_buf(),
             sha256: BASE64.encode(made.digest.finalize()),
             size_bytes: made.bytes,
-            _unpacked: Some(Arc::new(copy)),
+            unpacked: Some(Arc::new(copy)),
         })
+    }
+
+    /// The same code where nobody can change it: a folder of the operator's is copied.
+    ///
+    /// # Errors
+    /// It cannot be copied.
+    pub fn kept(&self, place: &Path) -> Result<Code, ApiError> {
+        if self.unpacked.is_some() {
+            return Ok(self.clone());
+        }
+        let copy = new_folder(place)?;
+        let put = |from: &Path, to: &Path| fs::copy(from, to).map(drop);
+        lay_over(&self.folder, copy.path(), put).map_err(|error| {
+            ApiError::service(format!("cannot copy {}: {}", self.folder.display(), plain_reason(&error)))
+        })?;
+        Ok(Code { folder: copy.path().into(), unpacked: Some(Arc::new(copy)), ..self.clone() })
     }
 
     /// Unpacks a .zip into a new folder below `place`.
@@ -92,7 +108,7 @@ impl Code {
             folder: folder.path().to_path_buf(),
             sha256: BASE64.encode(Sha256::digest(zip)),
             size_bytes: zip.len() as u64,
-            _unpacked: Some(Arc::new(folder)),
+            unpacked: Some(Arc::new(folder)),
         })
     }
 }
@@ -103,7 +119,7 @@ pub fn plain_reason(error: &io::Error) -> String {
     text.split(" (os error").next().unwrap_or(&text).to_string()
 }
 
-fn new_folder(place: &Path) -> Result<TempDir, ApiError> {
+pub(crate) fn new_folder(place: &Path) -> Result<TempDir, ApiError> {
     let folder = tempfile::Builder::new()
         .prefix("code-")
         .permissions(fs::Permissions::from_mode(0o755))
@@ -196,6 +212,30 @@ impl Copy {
         let executable = if metadata.mode() & 0o001 != 0 { 0o755 } else { 0o644 };
         made.set_permissions(fs::Permissions::from_mode(executable)).map_err(failed)
     }
+}
+
+/// Adds what is in a folder to another, as unpacking one archive over another does. `put` makes a file.
+pub(crate) fn lay_over(from: &Path, to: &Path, put: fn(&Path, &Path) -> io::Result<()>) -> io::Result<()> {
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let (kind, target) = (entry.file_type()?, to.join(entry.file_name()));
+        let there = fs::symlink_metadata(&target).ok().map(|metadata| metadata.file_type());
+        match there {
+            Some(there) if there.is_dir() && !kind.is_dir() => fs::remove_dir_all(&target)?,
+            Some(there) if !there.is_dir() => fs::remove_file(&target)?,
+            _ => {}
+        }
+        if kind.is_dir() {
+            fs::create_dir_all(&target)?;
+            fs::set_permissions(&target, entry.metadata()?.permissions())?;
+            lay_over(&entry.path(), &target, put)?;
+        } else if kind.is_symlink() {
+            std::os::unix::fs::symlink(fs::read_link(entry.path())?, &target)?;
+        } else if kind.is_file() {
+            put(&entry.path(), &target)?;
+        }
+    }
+    Ok(())
 }
 
 fn digest_folder(root: &Path, below: &Path, digest: &mut Sha256, size: &mut u64) -> Result<(), String> {
@@ -308,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_zip_is_unpacked_for_all_to_read() {
+    fn a_zip_isunpacked_for_all_to_read() {
         let (_place, code) = unpacked(&zip(&[("a.py", b"1", 0o600), ("bin/b", b"22", 0o700)])).unwrap();
         let mode = |name: &str| fs::metadata(code.folder.join(name)).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode("a.py"), mode("bin/b"), mode("bin")), (0o644, 0o755, 0o755));

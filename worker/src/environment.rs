@@ -13,6 +13,7 @@ use crate::worker::{Advise, Options};
 
 /// Files of the worker's own, inside.
 const BOOTSTRAP: &str = "/var/mayfly/bootstrap.py";
+const BOOTSTRAP_NODE: &str = "/var/mayfly/bootstrap.mjs";
 const PACKAGES: &str = "/var/mayfly/python";
 pub(crate) const TASK: &str = "/var/task";
 const RUNTIME: &str = "/var/runtime";
@@ -56,14 +57,19 @@ pub(crate) fn sources_of(instance: &Instance, sharing: Sharing) -> Sources {
     let deployment = &instance.deployment;
     let settings = &deployment.settings;
     let mut binds = vec![bind(&deployment.code.folder, TASK)];
-    binds.extend(deployment.layer.iter().map(|folder| bind(folder, "/opt")));
-    binds.extend(common(options, &instance.worker_files(runtime_files::BOOTSTRAP)));
+    binds.extend(deployment.opt.folder.iter().map(|folder| bind(folder, "/opt")));
+    binds.extend(common(options, instance.worker_folder()));
     if let Sharing::Store(door) = sharing {
         binds.push(bind(&door.folder, STORE));
     }
     let layers = &options.layers;
     let command = match &settings.runtime {
         Runtime::Provided(_) => vec![format!("{TASK}/bootstrap")],
+        Runtime::Node(program, _) => {
+            // What is left is for buffers, code and the stack.
+            let heap = format!("--max-old-space-size={}", u64::from(settings.memory_mib) * 3 / 4);
+            vec![program.to_string_lossy().into_owned(), heap, BOOTSTRAP_NODE.into()]
+        }
         Runtime::Python(program, _) => {
             let program = program.to_string_lossy().into_owned();
             match layers.rest.is_some() {
@@ -73,7 +79,7 @@ pub(crate) fn sources_of(instance: &Instance, sharing: Sharing) -> Sources {
         }
     };
     if layers.merge.is_some() && is_python(settings) {
-        binds.push(bind(&instance.worker_files(runtime_files::PACKAGES), PACKAGES));
+        binds.push(bind(&instance.worker_folder().join(runtime_files::PACKAGES), PACKAGES));
     }
     Sources {
         binds,
@@ -84,15 +90,16 @@ pub(crate) fn sources_of(instance: &Instance, sharing: Sharing) -> Sources {
     }
 }
 
-/// What all instances see: the layers' libraries, the runtime client, the bootstrap.
-pub(crate) fn common(options: &Options, bootstrap: &Path) -> Vec<Bind> {
+/// What all instances see: the layers' libraries, the runtime client, the bootstraps in the worker's `folder`.
+pub(crate) fn common(options: &Options, folder: &Path) -> Vec<Bind> {
     let layers = &options.layers;
     let libraries = [(&layers.heap, HEAP), (&layers.merge, MERGE), (&layers.rest, REST)];
     let libraries =
         libraries.into_iter().filter_map(|(library, target)| Some(bind(library.as_ref()?, target)));
     let client = options.python_client.iter().map(|folder| bind(folder, RUNTIME));
-    let bootstrap = layers.rest.as_ref().map(|_| bind(bootstrap, BOOTSTRAP));
-    libraries.chain(client).chain(bootstrap).collect()
+    let python = layers.rest.as_ref().map(|_| bind(&folder.join(runtime_files::BOOTSTRAP), BOOTSTRAP));
+    let node = bind(&folder.join(runtime_files::BOOTSTRAP_NODE), BOOTSTRAP_NODE);
+    libraries.chain(client).chain(python).chain([node]).collect()
 }
 
 fn bind(source: &Path, target: &str) -> Bind {
@@ -111,8 +118,10 @@ pub(crate) fn sandbox_of(
     let Sources { binds, command, environment, user, fixed_layout } = sources_of(instance, sharing);
     let mut hidden = Vec::new();
     let mut needs_local = false;
-    if let Runtime::Python(program, name) = &settings.runtime {
+    if let Runtime::Python(program, _) | Runtime::Node(program, _) = &settings.runtime {
         needs_local = program.starts_with(LOCAL);
+    }
+    if let Runtime::Python(_, name) = &settings.runtime {
         hidden.push(Path::new("/usr/lib/python3").join(HOST_PACKAGES));
         hidden.push(Path::new(LOCAL).join("lib").join(name).join(HOST_PACKAGES));
     }
@@ -146,7 +155,7 @@ fn variables(instance: &Instance, options: &Options, sharing: Sharing) -> Vec<(S
     let settings = &deployment.settings;
     let layers = &options.layers;
     let python = is_python(settings);
-    let stream = format!("[$LATEST]{}-{}", deployment.revision, instance.id);
+    let stream = instance.log_stream();
     let mut variables: Vec<(String, String)> = [
         ("PATH", "/usr/local/bin:/usr/bin:/bin:/opt/bin".to_string()),
         ("LD_LIBRARY_PATH", format!("{TASK}:{TASK}/lib:/opt/lib")),
@@ -161,16 +170,17 @@ fn variables(instance: &Instance, options: &Options, sharing: Sharing) -> Vec<(S
         ("AWS_EXECUTION_ENV", format!("AWS_Lambda_{}", settings.runtime.name())),
         ("AWS_LAMBDA_FUNCTION_NAME", deployment.name.clone()),
         ("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", settings.memory_mib.to_string()),
-        ("AWS_LAMBDA_FUNCTION_VERSION", "$LATEST".into()),
+        ("AWS_LAMBDA_FUNCTION_VERSION", deployment.version.clone()),
         ("AWS_LAMBDA_INITIALIZATION_TYPE", "on-demand".into()),
-        ("AWS_LAMBDA_LOG_GROUP_NAME", format!("/aws/lambda/{}", deployment.name)),
+        ("AWS_LAMBDA_LOG_GROUP_NAME", deployment.log_group()),
         ("AWS_LAMBDA_LOG_STREAM_NAME", stream),
         ("AWS_LAMBDA_RUNTIME_API", format!("127.0.0.1:{RUNTIME_PORT}")),
     ]
     .map(|(name, value)| (name.to_string(), value))
     .to_vec();
     let mut add = |name: &str, value: String| variables.push((name.to_string(), value));
-    let mut path = format!("/opt/python:{RUNTIME}");
+    let version = settings.runtime.name();
+    let mut path = format!("/opt/python:/opt/python/lib/{version}/site-packages:{RUNTIME}");
     let mut preloaded = Vec::new();
     match sharing {
         Sharing::No => {}
@@ -208,8 +218,13 @@ fn variables(instance: &Instance, options: &Options, sharing: Sharing) -> Vec<(S
     if layers.rest.is_some() {
         add("MAYFLY_REST_LIBRARY", REST.into());
     }
-    if python {
-        add("PYTHONPATH", path);
+    match &settings.runtime {
+        Runtime::Python(..) => add("PYTHONPATH", path),
+        Runtime::Node(_, name) => {
+            let folder = name.trim_end_matches(".x").replace("nodejs", "node");
+            add("NODE_PATH", format!("/opt/nodejs/{folder}/node_modules:/opt/nodejs/node_modules:{TASK}"));
+        }
+        Runtime::Provided(_) => {}
     }
     if !preloaded.is_empty() {
         add("LD_PRELOAD", preloaded.join(":"));

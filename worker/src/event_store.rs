@@ -13,7 +13,7 @@ const FILE: &str = "events.redb";
 /// An invocation that was accepted and is not done.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kept {
-    /// The function's name.
+    /// The function's name, with `:QUALIFIER` where a version or an alias was called.
     pub function: String,
     /// The request's id, the same at each attempt.
     pub id: String,

@@ -9,8 +9,9 @@ use anyhow::Result;
 use crate::error::ApiError;
 use crate::event_store::{EventStore, Kept};
 use crate::invocation::Invocation;
+use crate::limits;
+use crate::name::{self, Target};
 use crate::worker::Worker;
-use crate::{limits, name};
 
 /// Invocations that wait or run at once.
 const MOST: usize = 10_000;
@@ -67,7 +68,7 @@ impl Events {
     ///
     /// # Errors
     /// The queue is full, or the state cannot be written.
-    pub async fn accept(&self, name: &str, invocation: Invocation) -> Result<(), ApiError> {
+    pub async fn accept(&self, target: &Target, invocation: Invocation) -> Result<(), ApiError> {
         let bytes = invocation.payload.len();
         let place = self.place(bytes);
         let (count, held) =
@@ -76,7 +77,7 @@ impl Events {
             return Err(ApiError::throttled("CallerRateLimitExceeded", "too many events are waiting"));
         }
         let event = Kept {
-            function: name.to_string(),
+            function: target.to_string(),
             id: invocation.id,
             payload: String::from_utf8_lossy(&invocation.payload).into_owned(),
             client_context: invocation.client_context,
@@ -118,7 +119,10 @@ impl Events {
                 arn: name::arn(&event.function),
                 trace_id: event.trace_id.clone(),
             };
-            let outcome = self.worker.invoke(&event.function, attempt).await;
+            let outcome = match name::parse(&event.function) {
+                Ok(target) => self.worker.invoke(&target, attempt).await,
+                Err(error) => Err(error),
+            };
             // A worker that ends fails everything: the next one runs what this one has kept.
             if self.store.is_some() && self.worker.is_closing() && !matches!(&outcome, Ok(ran) if !ran.failed)
             {

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use serde::Deserialize;
@@ -10,7 +11,9 @@ use serde_json::{Value, json};
 
 use crate::code::Code;
 use crate::error::ApiError;
+use crate::layers::{self, Opt};
 use crate::pool::FunctionId;
+use crate::time::lambda_time;
 use crate::{limits, name};
 
 /// What starts inside an instance.
@@ -18,6 +21,8 @@ use crate::{limits, name};
 pub enum Runtime {
     /// `python3.N`: the host's interpreter with Lambda's own Python client (PyPI's `awslambdaric`).
     Python(PathBuf, String),
+    /// `nodejsN.x`: the host's interpreter with Mayfly's own client.
+    Node(PathBuf, String),
     /// `provided.*`: the program `bootstrap` in the code, which speaks the Runtime API itself.
     Provided(String),
 }
@@ -28,6 +33,15 @@ impl Runtime {
     pub fn parse(text: &str) -> Result<Runtime, ApiError> {
         if matches!(text, "provided" | "provided.al2" | "provided.al2023") {
             return Ok(Runtime::Provided(text.into()));
+        }
+        if let Some(wanted) = text.strip_prefix("nodejs").and_then(|rest| rest.strip_suffix(".x")) {
+            let found = node_programs().iter().find(|(_, version)| version == wanted);
+            return match found {
+                Some((program, _)) => Ok(Runtime::Node(program.clone(), text.into())),
+                None => Err(ApiError::invalid_parameter(format!(
+                    "Runtime {text}: this host has no Node.js {wanted} as /usr/bin/node or /usr/local/bin/node"
+                ))),
+            };
         }
         let version = text.strip_prefix("python3.").filter(|minor| minor.parse::<u8>().is_ok());
         let program = version.and_then(|minor| {
@@ -41,7 +55,7 @@ impl Runtime {
                 "Runtime {text}: this host has no {text} in /usr/bin"
             ))),
             (None, None) => Err(ApiError::invalid_parameter(format!(
-                "Runtime {text} is not supported here; python3.N of the host and provided.al2023 are"
+                "Runtime {text} is not supported here; python3.N and nodejsN.x of the host and provided.al2023 are"
             ))),
         }
     }
@@ -49,9 +63,23 @@ impl Runtime {
     /// Lambda's name for it.
     pub fn name(&self) -> &str {
         match self {
-            Runtime::Python(_, name) | Runtime::Provided(name) => name,
+            Runtime::Python(_, name) | Runtime::Node(_, name) | Runtime::Provided(name) => name,
         }
     }
+}
+
+/// The host's interpreters of JavaScript and their major versions, looked for once.
+fn node_programs() -> &'static [(PathBuf, String)] {
+    static FOUND: OnceLock<Vec<(PathBuf, String)>> = OnceLock::new();
+    let version = |program: &PathBuf| {
+        let output = Command::new(program).arg("--version").stdin(Stdio::null()).output().ok()?;
+        let text = String::from_utf8(output.stdout).ok()?;
+        Some(text.strip_prefix('v')?.split('.').next()?.to_string())
+    };
+    FOUND.get_or_init(|| {
+        let places = ["/usr/bin/node", "/usr/local/bin/node"].map(PathBuf::from);
+        places.into_iter().filter_map(|place| version(&place).map(|version| (place, version))).collect()
+    })
 }
 
 /// Settings as a request or a template gives them; what is absent stays as it is.
@@ -78,16 +106,19 @@ pub struct Wanted {
     pub package_type: Option<String>,
     /// `x86_64`.
     pub architectures: Option<Vec<String>>,
-    /// There are none.
+    /// ARNs of versions of layers, the later over the earlier.
     pub layers: Option<Vec<String>>,
     /// What else a request may ask for; [`REFUSED`] says what of it cannot be had.
     #[serde(flatten)]
     pub other: BTreeMap<String, Value>,
 }
 
-/// What cannot be had here. Asking for it is refused, so that nobody believes to have it; its default is accepted.
-const REFUSED: [(&str, &str); 11] = [
-    ("Publish", "there are no versions"),
+/// What belongs to the call, and not to the function.
+const OF_THE_CALL: [&str; 2] = ["Publish", "RevisionId"];
+
+/// What cannot be had here, and why. Asking for it is refused, as is what nobody here has heard of, so that nobody believes to have
+/// it; its default is accepted.
+const REFUSED: [(&str, &str); 10] = [
     ("DeadLetterConfig", "events that failed are only logged"),
     ("VpcConfig", "there is no such network"),
     ("TracingConfig", "there is no X-Ray"),
@@ -136,6 +167,8 @@ pub struct Settings {
     pub ephemeral_mib: u32,
     /// As given.
     pub role: String,
+    /// ARNs of versions of layers, the later over the earlier.
+    pub layers: Vec<String>,
     /// Processors it may use at most: `Metadata.Mayfly.Cpus` of its resource in a template.
     pub processors: Option<f64>,
     /// Whether it reaches the outside world: `Metadata.Mayfly.Network` of its resource in a template; otherwise as the worker
@@ -181,6 +214,7 @@ impl Settings {
             environment: BTreeMap::new(),
             ephemeral_mib: *limits::EPHEMERAL_MIB.start(),
             role: String::new(),
+            layers: Vec::new(),
             processors: None,
             outside: None,
         };
@@ -231,13 +265,18 @@ impl Settings {
         for architecture in wanted.architectures.iter().flatten() {
             check(architecture == "x86_64", "Architectures", architecture, "be x86_64")?;
         }
-        for (name, reason) in REFUSED {
-            if wanted.other.get(name).is_some_and(|value| !is_default(value)) {
-                return Err(ApiError::invalid_parameter(format!("{name} is not supported here: {reason}")));
-            }
+        if let Some(arns) = &wanted.layers {
+            layers::check(arns)?;
+            settings.layers.clone_from(arns);
         }
-        for layer in wanted.layers.iter().flatten() {
-            check(false, "Layers", layer, "be absent: layers are not supported here")?;
+        for (name, value) in &wanted.other {
+            if !OF_THE_CALL.contains(&name.as_str()) && !is_default(value) {
+                let known = REFUSED.iter().find(|(refused, _)| refused == name);
+                let reason = known.map_or_else(String::new, |(_, reason)| format!(": {reason}"));
+                let shown: String = name.chars().take(80).collect();
+                let shown = shown.escape_debug();
+                return Err(ApiError::invalid_parameter(format!("{shown} is not supported here{reason}")));
+            }
         }
         Ok(settings)
     }
@@ -288,18 +327,22 @@ fn check_environment(variables: &BTreeMap<String, String>) -> Result<(), ApiErro
 }
 
 /// All that an instance is started with. A change of the function makes a new one.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Deployment {
-    /// The function.
+    /// The function, or the version of it, that has instances of its own.
     pub function: FunctionId,
+    /// The function that it is a version of, or itself: all its versions share pages.
+    pub whole: FunctionId,
     /// Its name.
     pub name: String,
+    /// `$LATEST`, or the number of a version.
+    pub version: String,
     /// Its settings.
     pub settings: Settings,
     /// Its code.
     pub code: Code,
-    /// Folders with what the code needs, seen under /opt.
-    pub layer: Option<PathBuf>,
+    /// What the code needs, seen below /opt.
+    pub opt: Opt,
     /// Changes with every change.
     pub revision: String,
     /// Of the last change.
@@ -317,6 +360,44 @@ pub struct Function {
     pub url: Option<FunctionUrl>,
     /// Kept for those who ask.
     pub tags: BTreeMap<String, String>,
+    /// What was published, by number; it does not change any more.
+    pub versions: BTreeMap<u64, Arc<Deployment>>,
+    /// The number of the latest version, which is never given again.
+    pub latest_version: u64,
+    /// Names for versions.
+    pub aliases: BTreeMap<String, Alias>,
+}
+
+/// A name for a version of a function, which may be moved to another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Alias {
+    /// `$LATEST`, or the number of a version.
+    pub version: String,
+    /// Free text.
+    pub description: String,
+    /// Changes with every change.
+    pub revision: String,
+}
+
+impl Function {
+    /// What a version or an alias stands for; none is `$LATEST`.
+    ///
+    /// # Errors
+    /// There is no such version or alias.
+    pub fn qualified(&self, qualifier: Option<&str>) -> Result<&Arc<Deployment>, ApiError> {
+        let Some(qualifier) = qualifier else { return Ok(&self.deployment) };
+        let version = self.aliases.get(qualifier).map_or(qualifier, |alias| &alias.version);
+        let found = match version {
+            name::LATEST => Some(&self.deployment),
+            number => number.parse().ok().and_then(|number: u64| self.versions.get(&number)),
+        };
+        found.ok_or_else(|| ApiError::no_such_function(&format!("{}:{qualifier}", self.deployment.name)))
+    }
+
+    /// What is and what was published of it.
+    pub fn deployments(&self) -> impl Iterator<Item = &Arc<Deployment>> {
+        std::iter::once(&self.deployment).chain(self.versions.values())
+    }
 }
 
 /// A function's URL.
@@ -324,6 +405,8 @@ pub struct Function {
 pub struct FunctionUrl {
     /// What stands in the path.
     pub id: String,
+    /// The alias that it calls; none is `$LATEST`.
+    pub alias: Option<String>,
     /// `NONE` or `AWS_IAM`.
     pub auth_type: String,
     /// Lambda's time text.
@@ -338,7 +421,7 @@ impl Deployment {
         let settings = &self.settings;
         let mut configuration = json!({
             "FunctionName": self.name,
-            "FunctionArn": name::arn(&self.name),
+            "FunctionArn": self.arn(),
             "Runtime": settings.runtime.name(),
             "Role": settings.role,
             "Handler": settings.handler,
@@ -348,12 +431,13 @@ impl Deployment {
             "Timeout": settings.timeout_s,
             "MemorySize": settings.memory_mib,
             "LastModified": lambda_time(self.modified),
-            "Version": "$LATEST",
+            "Version": self.version,
             "TracingConfig": { "Mode": "PassThrough" },
             "RevisionId": self.revision,
             "State": "Active",
             "LastUpdateStatus": "Successful",
             "PackageType": "Zip",
+            "LoggingConfig": { "LogFormat": "Text", "LogGroup": self.log_group() },
             "Architectures": ["x86_64"],
             "EphemeralStorage": { "Size": settings.ephemeral_mib },
             "SnapStart": { "ApplyOn": "None", "OptimizationStatus": "Off" },
@@ -361,32 +445,38 @@ impl Deployment {
         if !settings.environment.is_empty() {
             configuration["Environment"] = json!({ "Variables": settings.environment });
         }
+        if !self.opt.layers.is_empty() {
+            let layer =
+                |layer: &Arc<layers::Layer>| json!({ "Arn": layer.arn(), "CodeSize": layer.code.size_bytes });
+            configuration["Layers"] = self.opt.layers.iter().map(layer).collect();
+        }
         configuration
     }
-}
 
-/// A time as Lambda writes it: `2026-01-02T03:04:05.678+0000`.
-pub fn lambda_time(time: SystemTime) -> String {
-    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let (days, second) = ((since.as_secs() / 86_400) as i64, since.as_secs() % 86_400);
-    // The civil date of a day number: years begin in March, so that the leap day comes last.
-    let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted_month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
-    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
-    let year = era * 400 + year_of_era + i64::from(month <= 2);
-    let (hour, minute) = (second / 3600, second / 60 % 60);
-    let (second, milliseconds) = (second % 60, since.subsec_millis());
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{milliseconds:03}+0000")
+    /// Its ARN, with the number of a version that was published.
+    pub fn arn(&self) -> String {
+        match self.version.as_str() {
+            name::LATEST => name::arn(&self.name),
+            version => name::arn(&format!("{}:{version}", self.name)),
+        }
+    }
+
+    /// The name of its functions' logs.
+    pub fn log_group(&self) -> String {
+        format!("/aws/lambda/{}", self.name)
+    }
+
+    /// Whether both do the same, whatever they are called.
+    pub fn is_alike(&self, other: &Deployment) -> bool {
+        let described =
+            |deployment: &Deployment| Settings { description: String::new(), ..deployment.settings.clone() };
+        self.code.sha256 == other.code.sha256 && described(self) == described(other)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     fn wanted() -> Wanted {
         Wanted { runtime: Some("provided.al2023".into()), handler: Some("h".into()), ..Wanted::default() }
@@ -419,7 +509,8 @@ mod tests {
         let other =
             |name: &str, value: Value| Wanted { other: [(name.to_string(), value)].into(), ..wanted() };
         for (name, value) in [
-            ("Publish", json!(true)),
+            ("NewerThanThis", json!(1)),
+            ("ImageConfig", json!({ "Command": ["a"] })),
             ("DeadLetterConfig", json!({ "TargetArn": "arn:aws:sqs:x" })),
             ("VpcConfig", json!({ "SubnetIds": ["a"], "SecurityGroupIds": [] })),
             ("TracingConfig", json!({ "Mode": "Active" })),
@@ -428,11 +519,11 @@ mod tests {
             assert!(message.starts_with(name) && message.contains("not supported here"), "{message}");
         }
         for (name, value) in [
-            ("Publish", json!(false)),
+            ("Publish", json!(true)),
+            ("NewerThanThis", json!({})),
             ("DeadLetterConfig", json!({ "TargetArn": "" })),
             ("VpcConfig", json!({ "SubnetIds": [], "SecurityGroupIds": [] })),
             ("TracingConfig", json!({ "Mode": "PassThrough" })),
-            ("Tags", json!({ "a": "b" })),
         ] {
             assert!(Settings::new(&other(name, value)).is_ok(), "{name}");
         }
@@ -444,15 +535,5 @@ mod tests {
         assert!(variable("A=B", "").starts_with("'Environment'"));
         assert!(variable("_HANDLER", "x").starts_with("'Environment'"));
         assert!(variable("AWS_LAMBDA_RUNTIME_API", "x").contains("Lambda itself"));
-    }
-
-    #[test]
-    fn times_are_written_as_lambda_does() {
-        let at = |seconds: u64, ms| {
-            lambda_time(SystemTime::UNIX_EPOCH + Duration::from_millis(seconds * 1000 + ms))
-        };
-        assert_eq!(at(0, 0), "1970-01-01T00:00:00.000+0000");
-        assert_eq!(at(951_782_400, 7), "2000-02-29T00:00:00.007+0000");
-        assert_eq!(at(1_767_225_599, 999), "2025-12-31T23:59:59.999+0000");
     }
 }

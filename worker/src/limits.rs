@@ -23,6 +23,8 @@ pub const ZIP_BYTES: usize = 50 * 1024 * 1024;
 pub const UNZIPPED_BYTES: u64 = 250 * 1024 * 1024;
 /// What a folder that the operator has named may have: as much as an image.
 pub const IMAGE_BYTES: u64 = 10 << 30;
+/// Layers of a function.
+pub const LAYERS: usize = 5;
 /// Tags of a function.
 pub const TAGS: usize = 50;
 /// The body of any call that carries no .zip and is no invocation.

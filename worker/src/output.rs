@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::net::unix::pipe;
 
 use crate::limits::LOG_TAIL_BYTES;
+use crate::logs::Stream;
 
 /// Lines are cut after this many bytes.
 const LINE_BYTES: usize = 8 * 1024;
@@ -21,6 +22,7 @@ const READ_BYTES_BEFORE_ANSWER: usize = 256 * 1024;
 /// The output of one instance.
 pub struct Output {
     label: String,
+    log: Stream,
     receiver: pipe::Receiver,
     state: Mutex<State>,
 }
@@ -35,8 +37,8 @@ struct State {
 }
 
 impl Output {
-    /// `label` stands before each line.
-    pub fn new(label: String, receiver: pipe::Receiver) -> Output {
+    /// `label` stands before each line; what is shown is kept in `log`, too.
+    pub fn new(label: String, log: Stream, receiver: pipe::Receiver) -> Output {
         let state = State {
             line: Vec::new(),
             tail: VecDeque::new(),
@@ -45,7 +47,7 @@ impl Output {
             shown: 0,
             dropped: 0,
         };
-        Output { label, receiver, state: Mutex::new(state) }
+        Output { label, log, receiver, state: Mutex::new(state) }
     }
 
     /// Reads until nobody can write any more.
@@ -131,6 +133,7 @@ impl Output {
         // What steers a terminal is not passed on to one.
         let text = String::from_utf8_lossy(line);
         let plain: String = text.chars().map(|c| if c.is_control() && c != '\t' { ' ' } else { c }).collect();
+        self.log.keep(&text);
         tracing::info!(target: "function", "{} {plain}", self.label);
     }
 
@@ -163,7 +166,8 @@ mod tests {
 
     fn output() -> (Output, std::io::PipeWriter) {
         let (reader, writer) = std::io::pipe().unwrap();
-        (Output::new("f".into(), pipe::Receiver::from_owned_fd(OwnedFd::from(reader)).unwrap()), writer)
+        let log = std::sync::Arc::new(crate::logs::Logs::default()).stream("f", "s");
+        (Output::new("f".into(), log, pipe::Receiver::from_owned_fd(OwnedFd::from(reader)).unwrap()), writer)
     }
 
     #[tokio::test]

@@ -2,7 +2,9 @@
 //!
 //! `GET /2018-06-01/runtime/invocation/next`, `POST .../invocation/ID/response`, `.../ID/error`, `.../init/error`.
 
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use hyper::body::Incoming;
 use hyper::header::HeaderValue;
@@ -17,6 +19,8 @@ use crate::limits;
 /// Errors are answered with a longer description than this cut off.
 const ERROR_BYTES: usize = 256 * 1024;
 const REST_BYTES: usize = 4096;
+/// By then, the end of a connection has been noticed.
+const NOTICED: Duration = Duration::from_secs(2);
 
 /// Answers one request of the runtime.
 pub(crate) async fn handle(instance: Arc<Instance>, request: Request<Incoming>) -> Answer {
@@ -67,7 +71,7 @@ fn hand_out(instance: &Instance, invocation: &Invocation) -> Answer {
 }
 
 async fn response(instance: &Instance, id: &str, request: Request<Incoming>) -> Answer {
-    let _answering = match Answering::begin(instance, id) {
+    let _answering = match Answering::begin(instance, id).await {
         Ok(answering) => answering,
         Err(misuse) => return refused(&misuse),
     };
@@ -85,8 +89,20 @@ async fn response(instance: &Instance, id: &str, request: Request<Incoming>) -> 
 struct Answering<'a>(&'a Instance, &'a str);
 
 impl Answering<'_> {
-    fn begin<'a>(instance: &'a Instance, id: &'a str) -> Result<Answering<'a>, Misuse> {
-        instance.begin_answer(id).map(|()| Answering(instance, id))
+    /// Where an earlier attempt has the right, it may be that its connection is closed and nobody has noticed yet.
+    async fn begin<'a>(instance: &'a Instance, id: &'a str) -> Result<Answering<'a>, Misuse> {
+        let wait = async {
+            loop {
+                let mut ends = pin!(instance.answering_ends().notified());
+                ends.as_mut().enable();
+                match instance.begin_answer(id) {
+                    Err(Misuse::Answering) => ends.await,
+                    begun => return begun,
+                }
+            }
+        };
+        let begun = tokio::time::timeout(NOTICED, wait).await.unwrap_or(Err(Misuse::Answering));
+        begun.map(|()| Answering(instance, id))
     }
 }
 
@@ -97,7 +113,7 @@ impl Drop for Answering<'_> {
 }
 
 async fn error(instance: &Instance, id: &str, request: Request<Incoming>) -> Answer {
-    let _answering = match Answering::begin(instance, id) {
+    let _answering = match Answering::begin(instance, id).await {
         Ok(answering) => answering,
         Err(misuse) => return refused(&misuse),
     };
@@ -150,7 +166,7 @@ fn accepted(outcome: Result<(), Misuse>) -> Answer {
 
 fn refused(misuse: &Misuse) -> Answer {
     match misuse {
-        Misuse::State => {
+        Misuse::State | Misuse::Answering => {
             message(403, "InvalidStateTransition", "Transition from the current state is not allowed")
         }
         Misuse::RequestId => message(400, "InvalidRequestID", "Invalid request ID"),

@@ -1,4 +1,4 @@
-//! Files of the worker's own that instances see: the bootstrap of Python functions, and the package `mayfly`. They are in
+//! Files of the worker's own that instances see: the bootstraps of functions in Python and Node.js, and the package `mayfly`. They are in
 //! this program, and written out when the worker starts.
 
 use std::fs;
@@ -9,11 +9,14 @@ use anyhow::{Context, Result};
 
 /// Below `/var/mayfly` in an instance.
 pub const BOOTSTRAP: &str = "bootstrap.py";
+/// The same of functions in Node.js.
+pub const BOOTSTRAP_NODE: &str = "bootstrap.mjs";
 /// On `PYTHONPATH` where pages are merged.
 pub const PACKAGES: &str = "python";
 
-const FILES: [(&str, &str); 9] = [
+const FILES: &[(&str, &str)] = &[
     (BOOTSTRAP, include_str!("../runtime/bootstrap.py")),
+    (BOOTSTRAP_NODE, include_str!("../runtime/bootstrap.mjs")),
     ("python/mayfly/__init__.py", include_str!("../../python/mayfly/__init__.py")),
     ("python/mayfly/__main__.py", include_str!("../../python/mayfly/__main__.py")),
     ("python/mayfly/advice.py", include_str!("../../python/mayfly/advice.py")),

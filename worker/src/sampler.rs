@@ -31,7 +31,7 @@ pub async fn run(worker: Arc<Worker>) {
 fn sample(worker: &Worker) -> Sample {
     let mut functions: BTreeMap<String, FunctionSample> = BTreeMap::new();
     for function in worker.functions() {
-        let census = worker.census(Some(function.deployment.function));
+        let census = worker.census_of(&function);
         let sample = FunctionSample {
             starting: census.starting.into(),
             idle: census.idle.into(),
@@ -59,7 +59,7 @@ fn sample(worker: &Worker) -> Sample {
         store: Store { bytes, stores },
         vm: worker.machine.get().and_then(|machine| machine.memory()),
         latency: worker.history.take_latency(),
-        queued: worker.census(None).queued.into(),
+        queued: worker.census().queued.into(),
         functions,
     }
 }

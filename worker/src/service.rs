@@ -1,22 +1,21 @@
 //! The whole service in the foreground: functions of a template, the API, a clean end.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, ensure};
-use tokio::signal::unix::{SignalKind, signal};
+use anyhow::{Context, Result, anyhow};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::api;
-use crate::code::Code;
 use crate::function::Runtime;
 use crate::machine::{Disk, Machine, Part, Plan};
 use crate::pool::Capacity;
 use crate::python;
-use crate::sandbox::worker_is_root;
 use crate::sigv4::Credentials;
-use crate::template::{self, Declared};
+use crate::stack::{self, Ready, Stack};
 use crate::worker::{Layers, Options, Worker};
 use crate::{environment, runtime_files, sampler};
 
@@ -57,29 +56,21 @@ pub struct Service {
 /// # Errors
 /// What hinders it from starting: the template, the packages, the address, the cgroups.
 pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
-    let declared = service.template.as_deref().map(template::read).transpose()?.unwrap_or_default();
+    let read = |template: &Path| Stack::read(template, &service.cache);
+    let declared = service.template.as_deref().map(read).transpose()?.unwrap_or_default();
     let default_python = Runtime::parse("python3.11").ok();
-    let python = declared.iter().map(|function| &function.settings.runtime).chain(&default_python);
+    let python = declared.functions().map(|function| &function.settings.runtime).chain(&default_python);
     let python_client = match python.into_iter().find(|runtime| matches!(runtime, Runtime::Python(..))) {
         Some(runtime) => python::client(runtime, &service.cache)?,
         None => None,
     };
-    let mut layers = Vec::new();
-    for function in &declared {
-        layers.push(python::layer(&function.settings.runtime, &function.code, &service.cache)?);
-    }
-    let largest_mib = declared.iter().map(|function| function.settings.memory_mib).max().unwrap_or(128);
+    let largest_mib = declared.functions().map(|function| function.settings.memory_mib).max().unwrap_or(128);
     if let Some(plan) = &service.machine {
         // Memory is the VM's: a place for each partition.
         service.capacity.concurrency = service.capacity.concurrency.min(plan.partitions);
         service.capacity.memory_mib = u64::from(plan.partitions) * u64::from(largest_mib);
     }
-    let reaches_out =
-        service.outside || declared.iter().any(|function| function.settings.outside == Some(true));
-    ensure!(
-        !reaches_out || (worker_is_root() && service.machine.is_none()),
-        "Network: outside needs root, and instances that are processes of this host (no --sandbox vm)"
-    );
+    declared.check_network(service.outside, service.machine.is_some())?;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start threads")?;
     runtime.block_on(async {
@@ -95,8 +86,9 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
             outside: service.outside,
             state: service.state,
         })?;
+        let functions = declared.ready(&worker)?;
         if let Some(plan) = service.machine {
-            let parts = parts(&worker, &declared, &layers)?;
+            let parts = parts(&worker, &functions);
             let starting = worker.clone();
             let started = move || -> Result<()> {
                 let disk = Disk::make(starting.folder(), parts)?;
@@ -107,9 +99,9 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
             };
             tokio::task::spawn_blocking(started).await??;
         }
-        for (function, layer) in declared.into_iter().zip(layers) {
-            let name = function.name.clone();
-            add(&worker, function, layer).with_context(|| name)?;
+        let names = stack::deploy(&worker, functions, &BTreeSet::new())?;
+        if let Some(template) = service.template {
+            tokio::spawn(reload(worker.clone(), template, names, signal(SignalKind::hangup())?));
         }
         let ticking = worker.clone();
         tokio::spawn(async move {
@@ -138,33 +130,40 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
     })
 }
 
+/// Reads the template anew at each SIGHUP. What is wrong with it is said, and all stays as it is.
+async fn reload(worker: Arc<Worker>, template: PathBuf, mut names: BTreeSet<String>, mut hangup: Signal) {
+    while hangup.recv().await.is_some() {
+        if worker.machine.get().is_some() {
+            tracing::error!("SIGHUP: what instances in a VM see is made when the worker starts: restart it");
+            continue;
+        }
+        let (reading, path, earlier) = (worker.clone(), template.clone(), names.clone());
+        let read = move || -> Result<BTreeSet<String>> {
+            let stack = Stack::read(&path, &reading.options.cache)?;
+            stack.check_network(reading.options.outside, false)?;
+            stack::deploy(&reading, stack.ready(&reading)?, &earlier)
+        };
+        match tokio::task::spawn_blocking(read).await.unwrap_or_else(|error| Err(error.into())) {
+            Ok(now) => {
+                tracing::info!("{} was read anew: {} functions", template.display(), now.len());
+                names = now;
+            }
+            Err(error) => tracing::error!("SIGHUP: {error:#}"),
+        }
+    }
+}
+
 /// What the instances in a VM see of this host.
-fn parts(worker: &Worker, declared: &[Declared], layers: &[Option<PathBuf>]) -> Result<Vec<Part>> {
-    let bootstrap = worker.folder().join(runtime_files::BOOTSTRAP);
+fn parts(worker: &Worker, functions: &[Ready]) -> Vec<Part> {
     let mut sources: Vec<PathBuf> =
-        environment::common(&worker.options, &bootstrap).into_iter().map(|bind| bind.source).collect();
+        environment::common(&worker.options, worker.folder()).into_iter().map(|bind| bind.source).collect();
     if worker.options.layers.merge.is_some() {
         sources.push(worker.folder().join(runtime_files::PACKAGES));
     }
-    for function in declared {
-        let folder = function.code.canonicalize();
-        sources
-            .push(folder.with_context(|| format!("{}: CodeUri {}", function.name, function.code.display()))?);
-    }
-    sources.extend(layers.iter().flatten().cloned());
+    sources.extend(functions.iter().map(|function| function.code.folder.clone()));
+    sources.extend(functions.iter().filter_map(|function| function.opt.folder.clone()));
     sources.sort();
     sources.dedup();
     let part = |(number, source): (usize, PathBuf)| Part { source, name: number.to_string() };
-    Ok(sources.into_iter().enumerate().map(part).collect())
-}
-
-fn add(worker: &Arc<Worker>, function: Declared, layer: Option<PathBuf>) -> Result<()> {
-    let code = Code::from_folder(&function.code).map_err(|error| anyhow!("CodeUri: {}", error.message))?;
-    let plain = |error: crate::error::ApiError| anyhow!("{}", error.message);
-    worker.create(&function.name, function.settings, code, layer).map_err(plain)?;
-    worker.reserve(&function.name, function.reserved).map_err(plain)?;
-    if let Some(auth_type) = function.url_auth_type {
-        worker.change_url(&function.name, |_| Ok(Some(api::new_url(&auth_type)))).map_err(plain)?;
-    }
-    Ok(())
+    sources.into_iter().enumerate().map(part).collect()
 }

@@ -201,7 +201,7 @@ fn is_near(time: &str, now: SystemTime) -> bool {
     let now = |shift: i64| {
         let shifted = if shift < 0 { now.checked_sub(SKEW) } else { now.checked_add(SKEW) };
         // Lambda's text of a time without its marks sorts as this one does.
-        let text = crate::function::lambda_time(shifted.unwrap_or(now));
+        let text = crate::time::lambda_time(shifted.unwrap_or(now));
         text.chars().take(19).filter(|c| !matches!(c, '-' | ':')).collect::<String>() + "Z"
     };
     let well_formed =

@@ -1,13 +1,15 @@
 //! SAM templates: which functions a `template.yaml` declares.
 //!
-//! Read are resources of type `AWS::Serverless::Function` and `Globals.Function`; [`intrinsics`] has what `!Ref` and the like stand
+//! Read are resources of types `AWS::Serverless::Function` and `AWS::Serverless::LayerVersion`, and `Globals.Function`; [`intrinsics`] has what `!Ref` and the like stand
 //! for. Other resources are none of the worker's and passed over; so are properties that mean nothing here, with a line each.
 
 mod intrinsics;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use serde::Deserialize;
 use serde_json::{Map, Value as Json};
 use serde_yaml_ng::Value as Yaml;
 
@@ -16,8 +18,9 @@ use crate::function::{Settings, Wanted};
 use crate::name;
 
 const FUNCTION: &str = "AWS::Serverless::Function";
+const LAYER: &str = "AWS::Serverless::LayerVersion";
 /// Properties that mean something here.
-const KNOWN: [&str; 14] = [
+const KNOWN: [&str; 17] = [
     "FunctionName",
     "CodeUri",
     "Handler",
@@ -32,10 +35,13 @@ const KNOWN: [&str; 14] = [
     "FunctionUrlConfig",
     "Role",
     "PackageType",
+    "Layers",
+    "AutoPublishAlias",
+    "Tags",
 ];
 
 /// Properties that change nothing for a function on one machine: what it may do in an account, and how SAM builds it.
-const MEANINGLESS: [&str; 4] = ["Policies", "Tags", "PermissionsBoundary", "AssumeRolePolicyDocument"];
+const MEANINGLESS: [&str; 3] = ["Policies", "PermissionsBoundary", "AssumeRolePolicyDocument"];
 
 /// A function of a template.
 #[derive(Debug)]
@@ -50,13 +56,44 @@ pub struct Declared {
     pub reserved: Option<u32>,
     /// `FunctionUrlConfig.AuthType`.
     pub url_auth_type: Option<String>,
+    /// `AutoPublishAlias`: the alias of what is published whenever it has changed.
+    pub alias: Option<String>,
+    /// `Tags`.
+    pub tags: BTreeMap<String, String>,
 }
+
+/// A layer of a template.
+#[derive(Debug)]
+pub struct DeclaredLayer {
+    /// `LayerName`, or the resource's name.
+    pub name: String,
+    /// The folder that `ContentUri` names.
+    pub content: PathBuf,
+    /// `Description`.
+    pub description: String,
+    /// `LicenseInfo`.
+    pub license: String,
+    /// `CompatibleRuntimes`.
+    pub runtimes: Vec<String>,
+}
+
+/// What a template declares.
+#[derive(Debug, Default)]
+pub struct Template {
+    /// Its functions.
+    pub functions: Vec<Declared>,
+    /// Its layers.
+    pub layers: Vec<DeclaredLayer>,
+}
+
+/// The version that stands for the latest of a layer of the template's own.
+pub const LATEST_OF_LAYER: u64 = 0;
 
 /// Reads a template.
 ///
 /// # Errors
 /// What is wrong, with the file, the resource and the property.
-pub fn read(path: &Path) -> Result<Vec<Declared>> {
+pub fn read(path: &Path) -> Result<Template> {
     let shown = path.display();
     let text = std::fs::read_to_string(path)
         .map_err(|error| anyhow!("{shown}: {}", crate::code::plain_reason(&error)))?;
@@ -65,7 +102,7 @@ pub fn read(path: &Path) -> Result<Vec<Declared>> {
     declared(&yaml, folder).with_context(|| shown.to_string())
 }
 
-fn declared(template: &Yaml, folder: &Path) -> Result<Vec<Declared>> {
+fn declared(template: &Yaml, folder: &Path) -> Result<Template> {
     let scope = Scope::of(template);
     let resources = template.get("Resources").and_then(Yaml::as_mapping).context("there are no Resources")?;
     let globals = match template.get("Globals").and_then(|globals| globals.get("Function")) {
@@ -73,10 +110,16 @@ fn declared(template: &Yaml, folder: &Path) -> Result<Vec<Declared>> {
         None => Map::new(),
     };
     let mut functions: Vec<Declared> = Vec::new();
+    let mut layers = Vec::new();
     for (name, resource) in resources {
         let name = name.as_str().context("Resources: a name is no text")?;
-        if resource.get("Type").and_then(Yaml::as_str) != Some(FUNCTION) {
-            continue;
+        match resource.get("Type").and_then(Yaml::as_str) {
+            Some(FUNCTION) => {}
+            Some(LAYER) => {
+                layers.push(layer(name, resource, &scope, folder)?);
+                continue;
+            }
+            _ => continue,
         }
         let place = || format!("Resources.{name}.Properties");
         let own = resource
@@ -95,7 +138,43 @@ fn declared(template: &Yaml, folder: &Path) -> Result<Vec<Declared>> {
         functions.push(function);
     }
     ensure!(!functions.is_empty(), "Resources: none is an {FUNCTION}");
-    Ok(functions)
+    Ok(Template { functions, layers })
+}
+
+/// What SAM has of a layer.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct LayerProperties {
+    layer_name: Option<String>,
+    content_uri: String,
+    #[serde(default)]
+    description: String,
+    #[serde(default)]
+    license_info: String,
+    #[serde(default)]
+    compatible_runtimes: Vec<String>,
+}
+
+fn layer(id: &str, resource: &Yaml, scope: &Scope, folder: &Path) -> Result<DeclaredLayer> {
+    let place = format!("Resources.{id}.Properties");
+    let own =
+        resource.get("Properties").with_context(|| format!("Resources.{id}: there are no Properties"))?;
+    let properties = scope.resolve(own, &place)?.unwrap_or_default();
+    let properties: LayerProperties = serde_json::from_value(properties).with_context(|| place.clone())?;
+    let name = properties.layer_name.unwrap_or_else(|| id.to_string());
+    ensure!(name::is_layer(&name), "{place}: LayerName: '{name}' is no name of a layer");
+    let content = properties.content_uri;
+    ensure!(
+        !content.starts_with("s3:"),
+        "{place}: ContentUri: '{content}': S3 is not supported, give a folder"
+    );
+    Ok(DeclaredLayer {
+        name,
+        content: folder.join(content),
+        description: properties.description,
+        license: properties.license_info,
+        runtimes: properties.compatible_runtimes,
+    })
 }
 
 /// The ceiling that SAM has no property for, and HotMem's functions have (HotMem Table 1).
@@ -135,6 +214,9 @@ fn function(resource: &str, mut properties: Map<String, Json>, folder: &Path) ->
             Some(number.with_context(|| format!("ReservedConcurrentExecutions: {value} is no number"))?)
         }
     };
+    let alias = text("AutoPublishAlias", take("AutoPublishAlias"))?;
+    ensure!(alias.as_deref().is_none_or(name::is_alias), "AutoPublishAlias: not a name of an alias");
+    let tags = take("Tags").map(serde_json::from_value).transpose().context("Tags: not texts by name")?;
     let url_auth_type = match take("FunctionUrlConfig") {
         None => None,
         Some(config) => match config.get("AuthType").and_then(Json::as_str) {
@@ -152,7 +234,8 @@ fn function(resource: &str, mut properties: Map<String, Json>, folder: &Path) ->
     }
     let wanted: Wanted = serde_json::from_value(Json::Object(properties))?;
     let settings = Settings::new(&wanted).map_err(|error| anyhow!("{}", error.message))?;
-    Ok(Declared { name: function_name, settings, code: folder.join(code), reserved, url_auth_type })
+    let (code, tags) = (folder.join(code), tags.unwrap_or_default());
+    Ok(Declared { name: function_name, settings, code, reserved, url_auth_type, alias, tags })
 }
 
 /// The properties that mean something here, with what intrinsic functions stand for.
@@ -175,7 +258,7 @@ fn properties_of(yaml: &Yaml, scope: &Scope, place: &str) -> Result<Map<String, 
     Ok(properties)
 }
 
-/// As SAM merges globals: variables one by one, everything else as a whole.
+/// As SAM merges globals: variables and tags one by one, layers one after another, everything else as a whole.
 fn merge(properties: &mut Map<String, Json>, key: String, value: Json) {
     if key == "Environment"
         && let Some(known) =
@@ -185,7 +268,11 @@ fn merge(properties: &mut Map<String, Json>, key: String, value: Json) {
         known.extend(own.clone());
         return;
     }
-    properties.insert(key, value);
+    match (properties.get_mut(&key), value) {
+        (Some(Json::Array(known)), Json::Array(own)) if key == "Layers" => known.extend(own),
+        (Some(Json::Object(known)), Json::Object(own)) if key == "Tags" => known.extend(own),
+        (_, value) => drop(properties.insert(key, value)),
+    }
 }
 
 #[cfg(test)]
@@ -193,7 +280,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn parse(text: &str) -> Result<Vec<Declared>> {
+    fn parse(text: &str) -> Result<Template> {
         declared(&serde_yaml_ng::from_str(text)?, Path::new("/templates"))
     }
 
@@ -228,13 +315,40 @@ Resources:
 
     #[test]
     fn functions_are_read_with_globals_and_parameters() {
-        let functions = parse(TEMPLATE).unwrap();
+        let functions = parse(TEMPLATE).unwrap().functions;
         let [hello] = &functions[..] else { panic!("one function: {functions:?}") };
         assert_eq!((hello.name.as_str(), hello.code.as_path()), ("Hello", Path::new("/templates/hello/")));
         assert_eq!((hello.settings.memory_mib, hello.settings.timeout_s), (512, 30));
         let variables: Vec<_> = hello.settings.environment.iter().map(|(k, v)| format!("{k}={v}")).collect();
         assert_eq!(variables, ["ONE=one", "THREE=true", "TWO=x-blue-${Word}"]);
         assert_eq!((hello.reserved, hello.url_auth_type.as_deref()), (Some(3), Some("NONE")));
+    }
+
+    #[test]
+    fn layers_are_read_and_those_of_globals_come_first() {
+        let text = "
+Globals: { Function: { Runtime: provided.al2023, Handler: h, Layers: [!Ref Base], Tags: { a: 1x, b: g } } }
+Resources:
+  Base: { Type: AWS::Serverless::LayerVersion, Properties: { ContentUri: base/, LayerName: base-libs } }
+  More: { Type: AWS::Serverless::LayerVersion, Properties: { ContentUri: more, CompatibleRuntimes: [a] } }
+  Hello:
+    Type: AWS::Serverless::Function
+    Properties: { CodeUri: hello, Layers: [!Ref More], Tags: { b: own }, AutoPublishAlias: live }
+";
+        let template = parse(text).unwrap();
+        let layers: Vec<_> =
+            template.layers.iter().map(|layer| (&*layer.name, layer.content.as_path())).collect();
+        assert_eq!(
+            layers,
+            [("base-libs", Path::new("/templates/base/")), ("More", Path::new("/templates/more"))]
+        );
+        let hello = &template.functions[0];
+        assert_eq!(hello.settings.layers, ["base-libs:0", "More:0"].map(name::layer_arn));
+        assert_eq!(hello.alias.as_deref(), Some("live"));
+        assert_eq!(hello.tags, BTreeMap::from([("a".into(), "1x".into()), ("b".into(), "own".into())]));
+        let refused = refusal(&text.replace("ContentUri: more, ", ""));
+        assert!(refused.contains("Resources.More.Properties") && refused.contains("ContentUri"), "{refused}");
+        assert!(refusal(&text.replace("!Ref More", "libs")).contains("'libs' is no ARN"));
     }
 
     #[test]
@@ -259,7 +373,7 @@ Resources:
             TEMPLATE.replace("    Properties:\n      CodeUri", &text)
         };
         assert!(refusal(&network("all")).contains("Resources.Hello: Metadata.Mayfly.Network must be"));
-        assert_eq!(parse(&network("outside")).unwrap()[0].settings.outside, Some(true));
+        assert_eq!(parse(&network("outside")).unwrap().functions[0].settings.outside, Some(true));
         assert_eq!(refusal("Resources: {}"), "Resources: none is an AWS::Serverless::Function");
         assert_eq!(refusal("a: b"), "there are no Resources");
     }

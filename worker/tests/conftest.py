@@ -68,7 +68,7 @@ class Worker:
             time.sleep(0.02)
         raise AssertionError(f"{pattern!r} is not in the log:\n{self.log()[-3000:]}")
 
-    def client(self, key="any", secret="any", **settings):
+    def client(self, key="any", secret="any", service="lambda", **settings):
         settings = {
             "retries": {"max_attempts": 0},
             "read_timeout": 300,
@@ -76,7 +76,7 @@ class Worker:
             **settings,
         }
         return boto3.client(
-            "lambda",
+            service,
             endpoint_url=self.url,
             region_name="us-east-1",
             aws_access_key_id=key,

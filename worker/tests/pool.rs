@@ -431,3 +431,30 @@ fn what_is_short_is_said() {
     pool.request(1, 1, Time::ZERO);
     assert_eq!(pool.request(1, 9, Time::ZERO), refused(Refusal::Starting));
 }
+
+#[test]
+fn versions_have_instances_of_their_own_and_share_the_reservation() {
+    let mut pool = Pool::new(capacity());
+    pool.set_function(1, 128);
+    pool.add_version(2, 1, 128);
+    pool.reserve(1, Some(1));
+    pool.request(1, 0, Time::ZERO);
+    pool.ready(1, Time::ZERO);
+    assert_eq!(pool.request(2, 1, Time::ZERO), [], "the only place is busy");
+    // Neither starves: the function's instance serves what it has, and gives its place to the version's.
+    let turn = Duration::from_secs(3);
+    assert_eq!(pool.tick(turn), []);
+    assert_eq!(
+        pool.ready(1, turn),
+        [Action::Stop { instance: 1 }, Action::Start { instance: 2, function: 2 }]
+    );
+    assert_eq!(pool.ready(2, turn), [Action::Dispatch { instance: 2, request: 1 }]);
+    pool.ready(2, turn);
+    assert_eq!(
+        pool.request(1, 2, turn),
+        [Action::Stop { instance: 2 }, Action::Start { instance: 3, function: 1 }],
+        "an idle one goes at once"
+    );
+    pool.reserve(1, Some(0));
+    assert_eq!(pool.request(2, 3, turn), [Action::Refuse { request: 3, refusal: Refusal::Reserved }]);
+}

@@ -5,7 +5,10 @@ setInterval(async () => {
   try {
     const answer = await fetch(location.href, { cache: 'no-store' });
     if (!answer.ok) throw new Error(answer.status);
-    const next = new DOMParser().parseFromString(await answer.text(), 'text/html').querySelector('main');
+    // Of it only what is shown: a browser would refuse, and report, the style of a page with another nonce.
+    const text = await answer.text();
+    const shown = text.slice(text.indexOf('<main>'), text.lastIndexOf('</main>'));
+    const next = new DOMParser().parseFromString(shown, 'text/html').querySelector('main');
     const open = [...main.querySelectorAll('details')].map(one => one.open);
     next.querySelectorAll('details').forEach((one, n) => { one.open = open[n]; });
     if (!pointed) main.replaceChildren(...next.childNodes);

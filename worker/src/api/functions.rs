@@ -8,17 +8,20 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::versions::check_revision;
 use super::{Api, Call};
 use crate::code::Code;
 use crate::error::ApiError;
-use crate::function::{Function, Settings, Wanted};
+use crate::function::{Deployment, Function, Settings, Wanted};
 use crate::http::{self, Answer};
-use crate::{limits, name};
+use crate::layers::Opt;
+use crate::limits;
+use crate::name::Target;
 
 /// `Code` of CreateFunction, and the body of UpdateFunctionCode.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct WantedCode {
+pub struct WantedCode {
     zip_file: Option<String>,
     s3_bucket: Option<String>,
     s3_key: Option<String>,
@@ -32,7 +35,7 @@ const FOLDER_BUCKET: &str = "folder";
 
 impl WantedCode {
     /// Unpacks or copies it, on a thread that may wait for disks.
-    async fn fetch(self, api: &Api) -> Result<Code, ApiError> {
+    pub async fn fetch(self, api: &Api) -> Result<Code, ApiError> {
         let unsupported = |text| Err(ApiError::invalid_parameter(text));
         let _place = api.unpacking.acquire().await;
         let worker = api.worker.clone();
@@ -99,13 +102,15 @@ struct Create {
     code: WantedCode,
     #[serde(default)]
     tags: BTreeMap<String, String>,
+    #[serde(default)]
+    publish: bool,
     #[serde(flatten)]
     wanted: Wanted,
 }
 
 pub async fn create(api: &Api, call: &Call) -> Result<Answer, ApiError> {
     let create: Create = call.json()?;
-    let name = name::parse(&create.function_name)?;
+    let name = Target::new(&create.function_name, None)?.whole()?;
     let settings = Settings::new(&create.wanted)?;
     if api.worker.function(&name).is_ok() {
         return Err(ApiError::conflict(format!("Function already exist: {name}")));
@@ -114,18 +119,29 @@ pub async fn create(api: &Api, call: &Call) -> Result<Answer, ApiError> {
     if create.tags.len() > limits::TAGS {
         return Err(ApiError::invalid_parameter(format!("a function has at most {} tags", limits::TAGS)));
     }
-    let deployment = api.worker.create(&name, settings, code, None)?;
+    let opt = opt(api, settings.layers.clone()).await?;
+    let mut deployment = api.worker.create(&name, settings, code, opt)?;
     api.worker.change_tags(&name, |tags| *tags = create.tags)?;
+    if create.publish {
+        deployment = api.worker.publish(&name, None, |_| Ok(()))?;
+    }
     Ok(http::json(201, &deployment.configuration()))
 }
 
-pub fn get(api: &Api, name: &str) -> Result<Answer, ApiError> {
-    let function = api.worker.function(name)?;
+/// Lays layers over one another, on a thread that may wait for disks.
+async fn opt(api: &Api, arns: Vec<String>) -> Result<Opt, ApiError> {
+    let worker = api.worker.clone();
+    blocking(move || worker.opt(&arns, None)).await
+}
+
+pub fn get(api: &Api, target: &Target) -> Result<Answer, ApiError> {
+    let function = api.worker.function(&target.name)?;
+    let deployment = function.qualified(target.qualifier.as_deref())?;
     let mut answer = json!({
-        "Configuration": function.deployment.configuration(),
+        "Configuration": deployment.configuration(),
         "Code": {
             "RepositoryType": "Folder",
-            "Location": format!("file://{}", function.deployment.code.folder.display()),
+            "Location": format!("file://{}", deployment.code.folder.display()),
         },
     });
     if !function.tags.is_empty() {
@@ -137,8 +153,8 @@ pub fn get(api: &Api, name: &str) -> Result<Answer, ApiError> {
     Ok(http::json(200, &answer))
 }
 
-pub fn get_configuration(api: &Api, name: &str) -> Result<Answer, ApiError> {
-    Ok(http::json(200, &api.worker.function(name)?.deployment.configuration()))
+pub fn get_configuration(api: &Api, target: &Target) -> Result<Answer, ApiError> {
+    Ok(http::json(200, &api.worker.target(target)?.configuration()))
 }
 
 pub fn list(api: &Api, call: &Call) -> Result<Answer, ApiError> {
@@ -158,7 +174,12 @@ pub fn list(api: &Api, call: &Call) -> Result<Answer, ApiError> {
         api.worker.functions().into_iter().filter(|function| function.deployment.name > after).collect();
     let more = functions.len() > most;
     functions.truncate(most);
-    let list: Vec<Value> = functions.iter().map(|function| function.deployment.configuration()).collect();
+    let all_versions = call.query("FunctionVersion").as_deref() == Some("ALL");
+    let of = |function: &Function| -> Vec<Value> {
+        let most = if all_versions { usize::MAX } else { 1 };
+        function.deployments().take(most).map(|version| version.configuration()).collect()
+    };
+    let list: Vec<Value> = functions.iter().flat_map(of).collect();
     let mut answer = json!({ "Functions": list });
     if let (true, Some(last)) = (more, functions.last()) {
         answer["NextMarker"] = last.deployment.name.clone().into();
@@ -166,36 +187,39 @@ pub fn list(api: &Api, call: &Call) -> Result<Answer, ApiError> {
     Ok(http::json(200, &answer))
 }
 
-pub fn delete(api: &Api, name: &str) -> Result<Answer, ApiError> {
-    api.worker.delete(name)?;
+pub fn delete(api: &Api, target: &Target) -> Result<Answer, ApiError> {
+    match &target.qualifier {
+        None => api.worker.delete(&target.name)?,
+        Some(version) => api.worker.delete_version(&target.name, version)?,
+    }
     Ok(http::empty(204))
 }
 
-/// `RevisionId` of a request must be the function's, if it is given.
+/// What an update says of itself.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Expected {
     revision_id: Option<String>,
+    #[serde(default)]
+    publish: bool,
 }
 
-impl Expected {
-    fn check(&self, revision: &str) -> Result<(), ApiError> {
-        if self.revision_id.as_deref().is_none_or(|wanted| wanted == revision) {
-            return Ok(());
-        }
-        Err(ApiError::new(
-            412,
-            "PreconditionFailedException",
-            "The RevisionId provided does not match the latest RevisionId. Call GetFunction to get it.",
-        ))
-    }
-}
-
-pub fn update_configuration(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
+pub async fn update_configuration(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
     let (wanted, expected): (Wanted, Expected) = (call.json()?, call.json()?);
+    // What its layers come to takes time, so nothing is locked meanwhile.
+    let known = api.worker.function(name)?.deployment;
+    let layers = known.settings.changed(&wanted)?.layers;
+    let opt =
+        if layers == known.settings.layers { known.opt.clone() } else { opt(api, layers.clone()).await? };
     let deployment = api.worker.update(name, |known| {
-        expected.check(&known.revision)?;
-        Ok((known.settings.changed(&wanted)?, known.code.clone()))
+        check_revision(expected.revision_id.as_deref(), &known.revision)?;
+        let settings = known.settings.changed(&wanted)?;
+        if settings.layers != layers {
+            return Err(ApiError::conflict(format!(
+                "The function {name} is being changed by another request"
+            )));
+        }
+        Ok((settings, known.code.clone(), opt))
     })?;
     Ok(http::json(200, &deployment.configuration()))
 }
@@ -203,13 +227,17 @@ pub fn update_configuration(api: &Api, call: &Call, name: &str) -> Result<Answer
 pub async fn update_code(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
     let (wanted, expected): (WantedCode, Expected) = (call.json()?, call.json()?);
     let known = api.worker.function(name)?;
-    expected.check(&known.deployment.revision)?;
+    check_revision(expected.revision_id.as_deref(), &known.deployment.revision)?;
     let dry_run = wanted.dry_run;
     let code = wanted.fetch(api).await?;
     if dry_run {
         return Ok(http::json(200, &known.deployment.configuration()));
     }
-    let deployment = api.worker.update(name, |known| Ok((known.settings.clone(), code)))?;
+    let change = |known: &Deployment| Ok((known.settings.clone(), code, known.opt.clone()));
+    let mut deployment = api.worker.update(name, change)?;
+    if expected.publish {
+        deployment = api.worker.publish(name, None, |_| Ok(()))?;
+    }
     Ok(http::json(200, &deployment.configuration()))
 }
 

@@ -8,17 +8,18 @@ use super::{Api, Call};
 use crate::error::ApiError;
 use crate::http::{self, Answer, header};
 use crate::invocation::Invocation;
-use crate::{limits, name};
+use crate::limits;
+use crate::name::{self, Target};
 
 /// What a decoded client context may have.
 const CLIENT_CONTEXT_BYTES: usize = 3583;
 
-pub async fn invoke(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
+pub async fn invoke(api: &Api, call: &Call, target: &Target) -> Result<Answer, ApiError> {
     let headers = &call.parts.headers;
     let kind = header(headers, "x-amz-invocation-type").unwrap_or("RequestResponse");
-    api.worker.function(name)?;
+    let deployment = api.worker.target(target)?;
     let invocation = Invocation::new(
-        name::arn(name),
+        name::arn(&target.to_string()),
         payload(call)?,
         client_context(header(headers, "x-amz-client-context"))?,
         header(headers, "x-amzn-trace-id"),
@@ -27,7 +28,7 @@ pub async fn invoke(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiErr
     let mut answer = match kind {
         "RequestResponse" => {
             let tail = header(headers, "x-amz-log-type") == Some("Tail");
-            let outcome = api.worker.invoke(name, invocation).await?;
+            let outcome = api.worker.invoke(target, invocation).await?;
             let mut answer = http::answer(200, "application/json", outcome.payload);
             if outcome.failed {
                 answer.headers_mut().insert("x-amz-function-error", HeaderValue::from_static("Unhandled"));
@@ -47,7 +48,7 @@ pub async fn invoke(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiErr
                     limits::EVENT_PAYLOAD_BYTES
                 )));
             }
-            api.events.accept(name, invocation).await?;
+            api.events.accept(target, invocation).await?;
             http::empty(202)
         }
         "DryRun" => http::empty(204),
@@ -59,7 +60,10 @@ pub async fn invoke(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiErr
     };
     let headers = answer.headers_mut();
     headers.insert("x-amzn-requestid", HeaderValue::from_str(&id).expect("a UUID is a header"));
-    headers.insert("x-amz-executed-version", HeaderValue::from_static("$LATEST"));
+    headers.insert(
+        "x-amz-executed-version",
+        HeaderValue::from_str(&deployment.version).expect("a version is a header"),
+    );
     Ok(answer)
 }
 

@@ -40,7 +40,7 @@ fn requests(text: &mut Metrics, worker: &Worker) {
         "mayfly_queued_requests",
         "gauge",
         "Requests that wait for an instance",
-        worker.census(None).queued,
+        worker.census().queued,
     );
     text.histogram("mayfly_latency_seconds", "From arrival to answer, of requests that ran", &count.latency);
     let help = "From an instance's start until it asks for work";
@@ -50,7 +50,7 @@ fn requests(text: &mut Metrics, worker: &Worker) {
 fn instances(text: &mut Metrics, worker: &Worker) {
     text.about("mayfly_instances", "gauge", "Instances, by function and phase");
     for function in worker.functions() {
-        let census = worker.census(Some(function.deployment.function));
+        let census = worker.census_of(&function);
         for (phase, number) in [
             ("starting", census.starting),
             ("idle", census.idle),
@@ -90,7 +90,7 @@ fn memory(text: &mut Metrics, worker: &Worker, sample: &Sample) {
     text.about("mayfly_instance_memory_bytes", "gauge", help);
     let instances = worker.instances();
     for function in worker.functions() {
-        let own = instances.iter().filter(|one| one.deployment.function == function.deployment.function);
+        let own = instances.iter().filter(|one| one.deployment.whole == function.deployment.function);
         let bytes: u64 = own.filter_map(|instance| instance.memory_bytes()).sum();
         text.value("mayfly_instance_memory_bytes", &[("function", &function.deployment.name)], bytes);
     }

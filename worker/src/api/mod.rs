@@ -3,9 +3,12 @@
 mod functions;
 mod history;
 mod invoke;
+mod layers;
+mod logs;
 mod metrics;
 mod page;
 mod urls;
+mod versions;
 
 pub use urls::new as new_url;
 
@@ -30,9 +33,10 @@ use crate::connections::{Connection, Connections};
 use crate::error::ApiError;
 use crate::events::Events;
 use crate::http::{self, Answer, BodyError, BodyMemory};
+use crate::limits;
+use crate::name::Target;
 use crate::sigv4::{self, Signed};
 use crate::worker::Worker;
-use crate::{limits, name};
 
 /// Memory of all bodies that are being received or handled, uploads of code apart.
 const BODIES_BYTES: usize = 256 * 1024 * 1024;
@@ -135,6 +139,14 @@ fn large_or_not<T>(body: &[u8], what: impl FnOnce() -> T) -> T {
     if body.len() > limits::CALL_BYTES { tokio::task::block_in_place(what) } else { what() }
 }
 
+/// All values of a query parameter.
+fn query<'a>(parts: &'a Parts, wanted: &'a str) -> impl Iterator<Item = String> + 'a {
+    let pairs = parts.uri.query().unwrap_or_default().split('&');
+    let pairs = pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+    let values = pairs.filter(move |(name, _)| *name == wanted).map(|(_, value)| value);
+    values.map(|value| percent_decode_str(value).decode_utf8_lossy().into_owned())
+}
+
 /// What of a request is signed.
 fn signed<'a>(parts: &'a Parts, body: &'a [u8]) -> Signed<'a> {
     Signed {
@@ -154,15 +166,12 @@ impl Call {
 
     /// The value of a query parameter.
     pub fn query(&self, wanted: &str) -> Option<String> {
-        self.queries(wanted).into_iter().next()
+        query(&self.parts, wanted).next()
     }
 
     /// All values of a query parameter.
     pub fn queries(&self, wanted: &str) -> Vec<String> {
-        let pairs = self.parts.uri.query().unwrap_or_default().split('&');
-        let pairs = pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")));
-        let values = pairs.filter(|(name, _)| *name == wanted).map(|(_, value)| value);
-        values.map(|value| percent_decode_str(value).decode_utf8_lossy().into_owned()).collect()
+        query(&self.parts, wanted).collect()
     }
 
     /// The body as JSON.
@@ -196,13 +205,19 @@ impl Api {
         }
         // Everything that can be said without the body is said before it is read.
         let credentials = self.worker.options.credentials.as_ref().filter(|_| !is_url);
+        let logs =
+            http::header(&parts.headers, "x-amz-target").and_then(|target| target.strip_prefix(logs::TARGET));
+        let logs = logs.filter(|_| parts.method == Method::POST && segments[..] == [""]).map(str::to_string);
+        let service = if logs.is_some() { logs::SERVICE } else { SERVICE };
         if let Some(known) = credentials {
-            sigv4::claim(&parts.headers, known, SERVICE, SystemTime::now())?;
+            sigv4::claim(&parts.headers, known, service, SystemTime::now())?;
         }
         let (limit, memory) = match &segments[..] {
-            [_, "functions"] | [_, "functions", _, "code"] => (UPLOAD_BYTES, &self.uploads),
+            [_, "functions"] | [_, "functions", _, "code"] | [_, "layers", _, "versions"] => {
+                (UPLOAD_BYTES, &self.uploads)
+            }
             [_, "functions", name, "invocations"] => {
-                self.worker.function(&name::parse(name)?)?;
+                self.worker.target(&Target::new(name, query(&parts, "Qualifier").next())?)?;
                 (limits::PAYLOAD_BYTES, &self.bodies)
             }
             [urls::PREFIX, ..] => {
@@ -218,10 +233,13 @@ impl Api {
             return urls::call(self, &call, &segments[1..]).await;
         }
         if let Some(known) = credentials {
-            let claim = sigv4::claim(&call.parts.headers, known, SERVICE, SystemTime::now())?;
+            let claim = sigv4::claim(&call.parts.headers, known, service, SystemTime::now())?;
             large_or_not(&call.body, || claim.verify(&call.signed(), known))?;
         }
-        self.route(&call, &segments).await
+        match logs {
+            Some(operation) => Ok(logs::answer(self, &call, &operation)),
+            None => self.route(&call, &segments).await,
+        }
     }
 
     /// The worker's own pages; `None` if it is none of them.
@@ -273,22 +291,41 @@ impl Api {
 
     async fn route(&self, call: &Call, segments: &[&str]) -> Result<Answer, ApiError> {
         let method = call.parts.method.as_str();
-        let named = |text: &str| named(text, call);
+        let target = |text: &str| Target::new(text, call.query("Qualifier"));
+        let named = |text: &str| target(text)?.whole();
         match (method, segments) {
             ("POST", ["2015-03-31", "functions", function, "invocations"]) => {
-                invoke::invoke(self, call, &named(function)?).await
+                invoke::invoke(self, call, &target(function)?).await
+            }
+            (_, ["2015-03-31", "functions", function, "versions"]) => {
+                versions::versions(self, call, &named(function)?)
+            }
+            (_, ["2015-03-31", "functions", function, "aliases"]) => {
+                versions::aliases(self, call, &named(function)?)
+            }
+            (_, ["2015-03-31", "functions", function, "aliases", alias]) => {
+                versions::alias(self, call, &named(function)?, alias)
+            }
+            ("GET", ["2018-10-31", "layers"]) => layers::list_or_find(self, call),
+            ("POST", ["2018-10-31", "layers", layer, "versions"]) => layers::publish(self, call, layer).await,
+            ("GET", ["2018-10-31", "layers", layer, "versions"]) => layers::list_versions(self, call, layer),
+            ("GET", ["2018-10-31", "layers", layer, "versions", version]) => {
+                layers::get(self, layer, version)
+            }
+            ("DELETE", ["2018-10-31", "layers", layer, "versions", version]) => {
+                layers::delete(self, layer, version)
             }
             ("POST", ["2015-03-31", "functions"]) => functions::create(self, call).await,
             ("GET", ["2015-03-31", "functions" | ""]) | ("GET", ["2015-03-31", "functions", ""]) => {
                 functions::list(self, call)
             }
-            ("GET", ["2015-03-31", "functions", function]) => functions::get(self, &named(function)?),
-            ("DELETE", ["2015-03-31", "functions", function]) => functions::delete(self, &named(function)?),
+            ("GET", ["2015-03-31", "functions", function]) => functions::get(self, &target(function)?),
+            ("DELETE", ["2015-03-31", "functions", function]) => functions::delete(self, &target(function)?),
             ("GET", ["2015-03-31", "functions", function, "configuration"]) => {
-                functions::get_configuration(self, &named(function)?)
+                functions::get_configuration(self, &target(function)?)
             }
             ("PUT", ["2015-03-31", "functions", function, "configuration"]) => {
-                functions::update_configuration(self, call, &named(function)?)
+                functions::update_configuration(self, call, &named(function)?).await
             }
             ("PUT", ["2015-03-31", "functions", function, "code"]) => {
                 functions::update_code(self, call, &named(function)?).await
@@ -303,27 +340,22 @@ impl Api {
                 functions::get_concurrency(self, &named(function)?)
             }
             ("POST", ["2021-10-31", "functions", function, "url"]) => {
-                urls::create(self, call, &named(function)?)
+                urls::create(self, call, &target(function)?)
             }
-            ("GET", ["2021-10-31", "functions", function, "url"]) => urls::get(self, &named(function)?),
+            ("GET", ["2021-10-31", "functions", function, "url"]) => urls::get(self, &target(function)?),
             ("PUT", ["2021-10-31", "functions", function, "url"]) => {
-                urls::update(self, call, &named(function)?)
+                urls::update(self, call, &target(function)?)
             }
-            ("DELETE", ["2021-10-31", "functions", function, "url"]) => urls::delete(self, &named(function)?),
+            ("DELETE", ["2021-10-31", "functions", function, "url"]) => {
+                urls::delete(self, &target(function)?)
+            }
             ("GET", ["2021-10-31", "functions", function, "urls"]) => urls::list(self, &named(function)?),
             ("GET", ["2017-03-31", "tags", function]) => functions::list_tags(self, &named(function)?),
             ("POST", ["2017-03-31", "tags", function]) => functions::tag(self, call, &named(function)?),
             ("DELETE", ["2017-03-31", "tags", function]) => functions::untag(self, call, &named(function)?),
             ("GET", ["2016-08-19", "account-settings" | "account-settings/"]) => functions::account(self),
             ("GET", ["2016-08-19", "account-settings", ""]) => functions::account(self),
-            _ => {
-                let shown: String = call.parts.uri.path().chars().take(120).collect();
-                Err(ApiError::new(
-                    404,
-                    "UnknownOperationException",
-                    format!("{method} {shown} is not supported here"),
-                ))
-            }
+            _ => Err(unknown_operation(method, call)),
         }
     }
 
@@ -333,13 +365,9 @@ impl Api {
     }
 }
 
-/// The function that a path names, of the version that a query names.
-fn named(text: &str, call: &Call) -> Result<String, ApiError> {
-    let name = name::parse(text)?;
-    match call.query("Qualifier") {
-        Some(version) if version != "$LATEST" => Err(name::no_such_version(&name, &version)),
-        _ => Ok(name),
-    }
+fn unknown_operation(method: &str, call: &Call) -> ApiError {
+    let shown: String = call.parts.uri.path().chars().take(120).collect();
+    ApiError::new(404, "UnknownOperationException", format!("{method} {shown} is not supported here"))
 }
 
 /// The API can run any code. A page in a browser on this machine must not reach it, so requests that a browser has

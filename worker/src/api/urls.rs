@@ -14,11 +14,12 @@ use serde_json::{Map, Value, json};
 
 use super::{Api, Call};
 use crate::error::ApiError;
-use crate::function::{Function, FunctionUrl, lambda_time};
+use crate::function::{Function, FunctionUrl};
 use crate::http::{self, Answer, header};
 use crate::invocation::Invocation;
-use crate::name;
+use crate::name::{self, Target};
 use crate::sigv4;
+use crate::time::lambda_time;
 
 /// First part of the path.
 pub const PREFIX: &str = "lambda-url";
@@ -47,9 +48,10 @@ impl Wanted {
 }
 
 fn describe(api: &Api, name: &str, url: &FunctionUrl) -> Value {
+    let target = of(name, url);
     json!({
         "FunctionUrl": format!("http://{}/{PREFIX}/{}/", api.address(), url.id),
-        "FunctionArn": name::arn(name),
+        "FunctionArn": name::arn(&target.to_string()),
         "AuthType": url.auth_type,
         "CreationTime": url.created,
         "LastModifiedTime": url.modified,
@@ -61,36 +63,52 @@ fn none(name: &str) -> ApiError {
     ApiError::not_found(format!("The resource you requested does not exist: {name} has no function URL"))
 }
 
-/// A new URL of a function.
-pub fn new(auth_type: &str) -> FunctionUrl {
-    let now = lambda_time(SystemTime::now());
-    let id = uuid::Uuid::new_v4().simple().to_string();
-    FunctionUrl { id, auth_type: auth_type.into(), created: now.clone(), modified: now }
+/// What a URL calls.
+fn of(name: &str, url: &FunctionUrl) -> Target {
+    Target { name: name.into(), qualifier: url.alias.clone() }
 }
 
-pub fn create(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
+/// A new URL of a function, or of an alias of it.
+pub fn new(auth_type: &str, alias: Option<String>) -> FunctionUrl {
+    let now = lambda_time(SystemTime::now());
+    let id = uuid::Uuid::new_v4().simple().to_string();
+    FunctionUrl { id, alias, auth_type: auth_type.into(), created: now.clone(), modified: now }
+}
+
+pub fn create(api: &Api, call: &Call, target: &Target) -> Result<Answer, ApiError> {
     let wanted: Wanted = call.json()?;
     wanted.check()?;
+    let name = target.name.as_str();
+    let function = api.worker.function(name)?;
+    if let Some(other) = target.qualifier.as_ref().filter(|alias| !function.aliases.contains_key(*alias)) {
+        return Err(ApiError::not_found(format!("Qualifier: {name} has no alias {other}")));
+    }
     let kind = wanted.auth_type.ok_or_else(|| ApiError::invalid_parameter("AuthType is needed"))?;
     let url = api.worker.change_url(name, |known| match known {
         Some(_) => {
             Err(ApiError::conflict(format!("Failed to create function url config for {name}: it has one")))
         }
-        None => Ok(Some(new(&kind))),
+        None => Ok(Some(new(&kind, target.qualifier.clone()))),
     })?;
     Ok(http::json(201, &describe(api, name, &url.expect("just made"))))
 }
 
-pub fn get(api: &Api, name: &str) -> Result<Answer, ApiError> {
-    let url = api.worker.function(name)?.url.ok_or_else(|| none(name))?;
-    Ok(http::json(200, &describe(api, name, &url)))
+/// The URL, if it is of the alias that the request names.
+fn found(url: Option<FunctionUrl>, target: &Target) -> Result<FunctionUrl, ApiError> {
+    url.filter(|url| url.alias == target.qualifier).ok_or_else(|| none(&target.to_string()))
 }
 
-pub fn update(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
+pub fn get(api: &Api, target: &Target) -> Result<Answer, ApiError> {
+    let url = found(api.worker.function(&target.name)?.url, target)?;
+    Ok(http::json(200, &describe(api, &target.name, &url)))
+}
+
+pub fn update(api: &Api, call: &Call, target: &Target) -> Result<Answer, ApiError> {
     let wanted: Wanted = call.json()?;
     wanted.check()?;
+    let name = target.name.as_str();
     let url = api.worker.change_url(name, |known| {
-        let mut url = known.ok_or_else(|| none(name))?;
+        let mut url = found(known, target)?;
         url.auth_type = wanted.auth_type.unwrap_or(url.auth_type);
         url.modified = lambda_time(SystemTime::now());
         Ok(Some(url))
@@ -98,8 +116,8 @@ pub fn update(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
     Ok(http::json(200, &describe(api, name, &url.expect("just set"))))
 }
 
-pub fn delete(api: &Api, name: &str) -> Result<Answer, ApiError> {
-    api.worker.change_url(name, |known| known.map(|_| None).ok_or_else(|| none(name)))?;
+pub fn delete(api: &Api, target: &Target) -> Result<Answer, ApiError> {
+    api.worker.change_url(&target.name, |known| found(known, target).map(|_| None))?;
     Ok(http::empty(204))
 }
 
@@ -131,11 +149,12 @@ pub async fn call(api: &Api, call: &Call, segments: &[&str]) -> Result<Answer, A
         sigv4::claim(&call.parts.headers, credentials, super::SERVICE, SystemTime::now())?
             .verify(&call.signed(), credentials)?;
     }
-    let name = &function.deployment.name;
+    let alias = function.url.as_ref().and_then(|url| url.alias.clone());
+    let target = Target { name: function.deployment.name.clone(), qualifier: alias };
     let trace = header(&call.parts.headers, "x-amzn-trace-id");
-    let mut invocation = Invocation::new(name::arn(name), Bytes::new(), None, trace);
+    let mut invocation = Invocation::new(name::arn(&target.to_string()), Bytes::new(), None, trace);
     invocation.payload = event(call, id, &invocation.id).to_string().into();
-    let outcome = api.worker.invoke(name, invocation).await?;
+    let outcome = api.worker.invoke(&target, invocation).await?;
     if outcome.failed {
         return Ok(http::json(502, &json!({ "Message": "Internal Server Error" })));
     }

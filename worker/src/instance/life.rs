@@ -51,7 +51,7 @@ impl Instance {
         std::fs::create_dir(&mount_point)
             .with_context(|| format!("cannot make {}", mount_point.display()))?;
         let door = match &self.options().layers.merge {
-            Some(_) => Some(self.worker.stores.door(self.deployment.function).await?),
+            Some(_) => Some(self.worker.stores.door(self.deployment.whole).await?),
             None => None,
         };
         let spec = environment::sandbox_of(self, mount_point.clone(), cgroup, door.as_ref());
@@ -68,7 +68,7 @@ impl Instance {
             tokio::task::spawn_blocking(move || network.connect(keeper)).await?
         };
         let (mut sandbox, listener) = self.worker.spawner.spawn(spec, connect).await?;
-        self.set_output(Output::new(self.label(), sandbox.take_output()));
+        self.set_output(Output::new(self.label(), self.log(), sandbox.take_output()));
         // Ends with this scope, and with it every connection.
         let mut tasks = JoinSet::new();
         tasks.spawn(accept(self.clone(), listener));

@@ -4,7 +4,7 @@ mod life;
 
 pub(crate) use life::CONNECTIONS;
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -20,6 +20,7 @@ use crate::error::ApiError;
 use crate::function::Deployment;
 use crate::history;
 use crate::invocation::{Figures, Invocation, Outcome, report_line};
+use crate::logs::Stream;
 use crate::memory::Memory;
 use crate::output::Output;
 use crate::pool::{InstanceId, RequestId};
@@ -70,6 +71,7 @@ pub struct Instance {
     cgroup: OnceLock<Cgroup>,
     /// Why it could not start: the answer for the request that waited for it.
     failure: Mutex<Option<Result<Outcome, ApiError>>>,
+    answering_ends: Notify,
     stop: Notify,
 }
 
@@ -102,6 +104,8 @@ pub enum Misuse {
     State,
     /// Answered a request that it does not have.
     RequestId,
+    /// Answered a request whose answer is being received.
+    Answering,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -125,6 +129,7 @@ impl Instance {
             output: OnceLock::new(),
             cgroup: OnceLock::new(),
             failure: Mutex::new(None),
+            answering_ends: Notify::new(),
             stop: Notify::new(),
         }
     }
@@ -149,6 +154,16 @@ impl Instance {
         Memory::of_processes(self.cgroup.get().map(Cgroup::processes).unwrap_or_default())
     }
 
+    /// The name of its log.
+    pub fn log_stream(&self) -> String {
+        format!("[{}]{}-{}", self.deployment.version, self.deployment.revision, self.id)
+    }
+
+    /// Where its lines are kept.
+    pub(crate) fn log(&self) -> Stream {
+        self.worker.logs.stream(&self.deployment.log_group(), &self.log_stream())
+    }
+
     /// Since its start.
     pub fn age(&self) -> Duration {
         self.started.elapsed()
@@ -159,9 +174,9 @@ impl Instance {
         self.started_in.get().copied()
     }
 
-    /// A file or folder of the worker's own that it is shown.
-    pub(crate) fn worker_files(&self, name: &str) -> PathBuf {
-        self.worker.folder().join(name)
+    /// The folder of the worker's own with what it is shown.
+    pub(crate) fn worker_folder(&self) -> &Path {
+        self.worker.folder()
     }
 
     /// Why it could not start, once it is gone.
@@ -227,7 +242,7 @@ impl Instance {
         if let Some(output) = self.output.get() {
             output.catch_up();
             output.begin();
-            output.say(&format!("START RequestId: {} Version: $LATEST", invocation.id));
+            output.say(&format!("START RequestId: {} Version: {}", invocation.id, self.deployment.version));
         }
     }
 
@@ -240,6 +255,7 @@ impl Instance {
                 work.answering = true;
                 Ok(())
             }
+            Phase::Busy(_) => Err(Misuse::Answering),
             _ => Err(Misuse::State),
         }
     }
@@ -251,6 +267,12 @@ impl Instance {
         {
             work.answering = false;
         }
+        self.answering_ends.notify_waiters();
+    }
+
+    /// Told whenever an answer has been received, or did not come.
+    pub(crate) fn answering_ends(&self) -> &Notify {
+        &self.answering_ends
     }
 
     /// Whether it may still say why it cannot start.

@@ -173,7 +173,7 @@ async fn unplug(instance: &Instance, machine: &Machine, running: &Arc<Running>, 
 
 async fn live_there(instance: &Arc<Instance>, running: &Arc<Running>, name: &str, door: Door) -> Result<()> {
     let (output_in, output) = pipe::pipe().context("no pipe for the instance's output")?;
-    instance.set_output(Output::new(instance.label(), output));
+    instance.set_output(Output::new(instance.label(), instance.log(), output));
     let mut tasks = JoinSet::new();
     tasks.spawn(accept(instance.clone(), door));
     let fetching = tokio::spawn(fetch_output(running.clone(), name.to_string(), output_in));

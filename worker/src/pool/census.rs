@@ -17,6 +17,20 @@ pub struct Census {
     pub queued: u32,
 }
 
+impl Census {
+    /// The sum of two.
+    #[must_use]
+    pub fn and(self, other: Census) -> Census {
+        Census {
+            starting: self.starting + other.starting,
+            idle: self.idle + other.idle,
+            busy: self.busy + other.busy,
+            stopping: self.stopping + other.stopping,
+            queued: self.queued + other.queued,
+        }
+    }
+}
+
 impl Pool {
     /// What an instance is doing, in a word.
     pub fn phase(&self, instance: InstanceId) -> &'static str {

@@ -113,6 +113,8 @@ impl Instance {
 
 #[derive(Debug)]
 struct Function {
+    /// The function that it is a version of, or itself: whose reservation counts.
+    whole: FunctionId,
     memory_mib: u64,
     reserved: Option<u32>,
     queue: VecDeque<(RequestId, Time)>,
@@ -150,26 +152,44 @@ impl Pool {
 
     /// Adds a function, or changes its memory: then the instances that it has serve no further request.
     pub fn set_function(&mut self, function: FunctionId, memory_mib: u32) -> Vec<Action> {
-        let memory_mib = u64::from(memory_mib);
         match self.functions.get_mut(&function) {
-            Some(known) => known.memory_mib = memory_mib,
-            None => {
-                let new = Function { memory_mib, reserved: None, queue: VecDeque::new(), idle: Vec::new() };
-                self.functions.insert(function, new);
-            }
+            Some(known) => known.memory_mib = memory_mib.into(),
+            None => self.add(function, function, memory_mib),
         }
         let mut actions = self.retire(function);
         self.schedule(&mut actions);
         actions
     }
 
-    /// Reserves concurrency for a function, at most this many instances, or gives it back.
+    /// Adds a version of a function: it has instances of its own, and the function's reservation.
+    pub fn add_version(&mut self, version: FunctionId, whole: FunctionId, memory_mib: u32) {
+        self.add(version, whole, memory_mib);
+    }
+
+    fn add(&mut self, id: FunctionId, whole: FunctionId, memory_mib: u32) {
+        let (queue, idle) = (VecDeque::new(), Vec::new());
+        let new = Function { whole, memory_mib: memory_mib.into(), reserved: None, queue, idle };
+        self.functions.insert(id, new);
+    }
+
+    /// What is reserved for a function, or for the one that it is a version of.
+    fn reserved(&self, function: FunctionId) -> Option<u32> {
+        self.functions.get(&self.whole(function)?)?.reserved
+    }
+
+    fn whole(&self, function: FunctionId) -> Option<FunctionId> {
+        self.functions.get(&function).map(|known| known.whole)
+    }
+
+    /// Reserves concurrency for a function and its versions, at most this many instances, or gives it back.
     pub fn reserve(&mut self, function: FunctionId, reserved: Option<u32>) -> Vec<Action> {
         let mut actions = Vec::new();
         let Some(known) = self.functions.get_mut(&function) else { return actions };
         known.reserved = reserved;
         if reserved == Some(0) {
-            refuse_all(&mut known.queue, Refusal::Reserved, &mut actions);
+            for its in self.functions.values_mut().filter(|its| its.whole == function) {
+                refuse_all(&mut its.queue, Refusal::Reserved, &mut actions);
+            }
         }
         self.schedule(&mut actions);
         actions
@@ -197,10 +217,10 @@ impl Pool {
         self.now = now;
         let mut actions = Vec::new();
         let refused = |refusal| vec![Action::Refuse { request, refusal }];
-        let Some(known) = self.functions.get_mut(&function) else { return refused(Refusal::Removed) };
-        if known.reserved == Some(0) {
+        if self.reserved(function) == Some(0) {
             return refused(Refusal::Reserved);
         }
+        let Some(known) = self.functions.get_mut(&function) else { return refused(Refusal::Removed) };
         if let Some(instance) = known.idle.pop() {
             self.dispatch(instance, request, &mut actions);
             return actions;
@@ -262,10 +282,12 @@ impl Pool {
         let Phase::Busy(request) = known.phase else { return actions };
         known.phase = Phase::Stopping;
         actions.push(Action::Stop { instance });
-        match self.functions.get_mut(&known.function) {
+        let owner = known.function;
+        let may_not_run = self.reserved(owner) == Some(0);
+        match self.functions.get_mut(&owner) {
             Some(function) => match function.idle.pop() {
                 Some(other) => self.dispatch(other, request, &mut actions),
-                None if function.reserved == Some(0) => {
+                None if may_not_run => {
                     actions.push(Action::Refuse { request, refusal: Refusal::Reserved });
                 }
                 None => function.queue.push_front((request, now)),

@@ -26,6 +26,21 @@ impl Pool {
             as u32
     }
 
+    /// Of a function and its versions.
+    fn running_of(&self, function: FunctionId) -> u32 {
+        let whole = self.whole(function);
+        self.running(|id| self.whole(id).unwrap_or(id) == whole.unwrap_or(function))
+    }
+
+    /// Whether ending an instance of one gives concurrency to the other: versions of a function share its reservation, and those
+    /// without share the rest.
+    fn share_concurrency(&self, one: FunctionId, other: FunctionId) -> bool {
+        match self.reserved(other) {
+            Some(_) => self.whole(one) == self.whole(other),
+            None => self.reserved(one).is_none(),
+        }
+    }
+
     /// Whether an instance serves the function, or soon will.
     fn is_served(&self, function: FunctionId) -> bool {
         self.instances.values().any(|instance| instance.function == function && instance.serves())
@@ -33,18 +48,15 @@ impl Pool {
 
     /// Whether the function's reservation, or what is left to those without, has a place for one more instance.
     fn has_concurrency(&self, function: FunctionId) -> bool {
-        match self.functions[&function].reserved {
-            Some(reserved) => self.running(|id| id == function) < reserved,
-            None => {
-                let shared = |id| self.functions.get(&id).is_none_or(|function| function.reserved.is_none());
-                self.running(shared) < self.unreserved(None)
-            }
+        match self.reserved(function) {
+            Some(reserved) => self.running_of(function) < reserved,
+            None => self.running(|id| self.reserved(id).is_none()) < self.unreserved(None),
         }
     }
 
     pub(super) fn what_is_short(&self, function: FunctionId) -> Refusal {
         let Some(known) = self.functions.get(&function) else { return Refusal::Removed };
-        if known.reserved.is_some_and(|reserved| self.running(|id| id == function) >= reserved) {
+        if self.reserved(function).is_some_and(|reserved| self.running_of(function) >= reserved) {
             Refusal::Reserved
         } else if !self.has_concurrency(function) || self.running(|_| true) >= self.capacity.concurrency {
             Refusal::Concurrency
@@ -114,9 +126,6 @@ impl Pool {
         let wanted = self.functions[&function].memory_mib + promised.memory_mib;
         loop {
             let own_fits = self.has_concurrency(function);
-            if !own_fits && self.functions[&function].reserved.is_some() {
-                return false;
-            }
             // More can run than the reservations say while one has just been changed.
             let fits = own_fits && self.running(|_| true) + promised.instances < self.capacity.concurrency;
             let held = self.memory_mib();
@@ -131,8 +140,7 @@ impl Pool {
                 Phase::Idle(since) if instance.function != function => Some((since, *id, instance.function)),
                 _ => None,
             });
-            // Ending an instance of a function with a reservation gives no concurrency to those without.
-            let useful = idle.filter(|(_, _, owner)| own_fits || self.functions[owner].reserved.is_none());
+            let useful = idle.filter(|(_, _, owner)| own_fits || self.share_concurrency(*owner, function));
             let Some((_, instance, _)) = useful.min() else { return false };
             self.end(instance);
             actions.push(Action::Stop { instance });
@@ -142,13 +150,9 @@ impl Pool {
     /// Has busy instances of other functions end after what they serve, until one of this function will fit: first of those that
     /// hold most, as long as they keep one; then those that have had their turn.
     fn drain_for(&mut self, function: FunctionId) {
-        let known = &self.functions[&function];
-        let (wanted, is_reserved) = (known.memory_mib, known.reserved.is_some());
+        let wanted = self.functions[&function].memory_mib;
         loop {
             let own_fits = self.has_concurrency(function);
-            if !own_fits && is_reserved {
-                return; // its own instances are in the way, and they go on to its own requests
-            }
             let leaving = |i: &&Instance| !i.serves();
             let leaving_mib: u64 = self.instances.values().filter(leaving).map(|i| i.memory_mib).sum();
             let serving = self.instances.values().filter(|i| i.serves()).count() as u32;
@@ -171,7 +175,7 @@ impl Pool {
             instance.function != function
                 && instance.serves()
                 && matches!(instance.phase, Phase::Busy(_) | Phase::Finishing(_))
-                && (own_fits || self.functions[&instance.function].reserved.is_none())
+                && (own_fits || self.share_concurrency(instance.function, function))
         });
         let may_go = others.filter_map(|(id, instance)| {
             let (count, mib) = served_by(instance.function);

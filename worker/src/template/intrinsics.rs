@@ -18,6 +18,8 @@ pub struct Scope {
     resources: BTreeSet<String>,
     /// `FunctionName` of functions, by logical id.
     functions: BTreeMap<String, String>,
+    /// `LayerName` of layers, by logical id.
+    layers: BTreeMap<String, String>,
     mappings: Yaml,
 }
 
@@ -29,15 +31,20 @@ impl Scope {
         let parameters = part("Parameters").filter_map(named).filter_map(|(name, parameter): (_, &Yaml)| {
             Some((name, serde_json::to_value(parameter.get("Default")?).ok()?))
         });
-        let functions = part("Resources").filter_map(named).filter_map(|(name, resource): (_, &Yaml)| {
-            let is_one = resource.get("Type")?.as_str()? == super::FUNCTION;
-            let given = resource.get("Properties").and_then(|p| p.get("FunctionName")?.as_str());
-            is_one.then(|| (name.clone(), given.unwrap_or(&name).to_string()))
-        });
+        let of_kind = |kind: &'static str, property: &'static str| {
+            let resources = part("Resources").filter_map(named);
+            let chosen = resources.filter_map(move |(name, resource): (String, &Yaml)| {
+                let is_one = resource.get("Type")?.as_str()? == kind;
+                let given = resource.get("Properties").and_then(|p| p.get(property)?.as_str());
+                is_one.then(|| (name.clone(), given.unwrap_or(&name).to_string()))
+            });
+            chosen.collect::<BTreeMap<_, _>>()
+        };
         Scope {
             parameters: parameters.collect(),
             resources: part("Resources").filter_map(named).map(|(name, _)| name).collect(),
-            functions: functions.collect(),
+            functions: of_kind(super::FUNCTION, "FunctionName"),
+            layers: of_kind(super::LAYER, "LayerName"),
             mappings: template.get("Mappings").cloned().unwrap_or_default(),
         }
     }
@@ -134,6 +141,9 @@ impl Scope {
         }
         if let Some(function) = self.functions.get(name) {
             return Ok(function.clone().into());
+        }
+        if let Some(layer) = self.layers.get(name) {
+            return Ok(name::layer_arn(&format!("{layer}:{}", super::LATEST_OF_LAYER)).into());
         }
         if !self.resources.contains(name) {
             bail!("Ref {name}: no parameter with a Default, and no resource");

@@ -10,6 +10,7 @@ use crate::error::ApiError;
 use crate::history;
 use crate::instance::Instance;
 use crate::invocation::Invocation;
+use crate::name;
 use crate::pool::{Action, Refusal};
 
 impl Worker {
@@ -39,7 +40,7 @@ impl Worker {
                     if let Some(waiting) = state.waiting.remove(&request) {
                         let error = refusal_error(refusal, &waiting.invocation, state);
                         self.history.note(Event {
-                            function: waiting.invocation.arn.rsplit(':').next().map(str::to_string),
+                            function: name::parse(&waiting.invocation.arn).ok().map(|target| target.name),
                             reason: Some(error.reason.unwrap_or(error.name).to_string()),
                             ..history::event("refuse")
                         });

@@ -1,7 +1,6 @@
 //! The worker's functions: created, changed, deleted; their reservations and URLs.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -9,8 +8,9 @@ use super::{State, Worker};
 use crate::code::Code;
 use crate::error::ApiError;
 use crate::function::{Deployment, Function, FunctionUrl, Settings};
-use crate::limits;
+use crate::layers::Opt;
 use crate::pool::FunctionId;
+use crate::{limits, name};
 
 impl Worker {
     /// Adds a function.
@@ -22,15 +22,14 @@ impl Worker {
         name: &str,
         settings: Settings,
         code: Code,
-        layer: Option<PathBuf>,
+        opt: Opt,
     ) -> Result<Arc<Deployment>, ApiError> {
         let mut state = self.lock();
         if state.functions.contains_key(name) {
             return Err(ApiError::conflict(format!("Function already exist: {name}")));
         }
-        let id = state.next_function;
-        state.next_function += 1;
-        self.deploy(&mut state, id, name, settings, code, layer)
+        let id = state.new_function_id();
+        self.deploy(&mut state, id, name, settings, code, opt)
     }
 
     /// Changes a function's settings, code or both; instances of the old kind finish what they have.
@@ -40,12 +39,12 @@ impl Worker {
     pub fn update(
         self: &Arc<Self>,
         name: &str,
-        change: impl FnOnce(&Deployment) -> Result<(Settings, Code), ApiError>,
+        change: impl FnOnce(&Deployment) -> Result<(Settings, Code, Opt), ApiError>,
     ) -> Result<Arc<Deployment>, ApiError> {
         let mut state = self.lock();
         let known = state.function(name)?.deployment.clone();
-        let (settings, code) = change(&known)?;
-        self.deploy(&mut state, known.function, name, settings, code, known.layer.clone())
+        let (settings, code, opt) = change(&known)?;
+        self.deploy(&mut state, known.function, name, settings, code, opt)
     }
 
     fn deploy(
@@ -55,7 +54,7 @@ impl Worker {
         name: &str,
         settings: Settings,
         code: Code,
-        layer: Option<PathBuf>,
+        opt: Opt,
     ) -> Result<Arc<Deployment>, ApiError> {
         let (wanted, most) = (settings.memory_mib, self.options.capacity.memory_mib);
         if u64::from(wanted) > most {
@@ -65,10 +64,12 @@ impl Worker {
         }
         let deployment = Arc::new(Deployment {
             function: id,
+            whole: id,
             name: name.to_string(),
+            version: name::LATEST.into(),
             settings,
             code,
-            layer,
+            opt,
             revision: uuid::Uuid::new_v4().to_string(),
             modified: SystemTime::now(),
         });
@@ -81,6 +82,9 @@ impl Worker {
                     reserved: None,
                     url: None,
                     tags: BTreeMap::new(),
+                    versions: BTreeMap::new(),
+                    latest_version: 0,
+                    aliases: BTreeMap::new(),
                 };
                 state.functions.insert(name.to_string(), new);
             }
@@ -97,14 +101,26 @@ impl Worker {
     pub fn delete(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
         let mut state = self.lock();
         let function = state.functions.remove(name).ok_or_else(|| ApiError::no_such_function(name))?;
-        let id = function.deployment.function;
-        let actions = state.pool.remove_function(id);
-        state.deployments.remove(&id);
-        if !state.instances.values().any(|instance| instance.deployment.function == id) {
-            self.stores.end(id);
+        for deployment in function.deployments() {
+            self.withdraw(&mut state, deployment);
         }
-        self.carry_out(&mut state, actions);
         Ok(())
+    }
+
+    /// Takes what has instances of its own out of service.
+    pub(super) fn withdraw(self: &Arc<Self>, state: &mut State, deployment: &Deployment) {
+        let actions = state.pool.remove_function(deployment.function);
+        state.deployments.remove(&deployment.function);
+        self.end_store_unless_used(state, deployment.whole);
+        self.carry_out(state, actions);
+    }
+
+    /// Ends a function's page store once nobody can use it.
+    pub(super) fn end_store_unless_used(&self, state: &State, whole: FunctionId) {
+        let lives = state.deployments.contains_key(&whole);
+        if !lives && !state.instances.values().any(|instance| instance.deployment.whole == whole) {
+            self.stores.end(whole);
+        }
     }
 
     /// A function.

@@ -2,6 +2,8 @@
 
 mod actions;
 mod functions;
+mod layers;
+mod versions;
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -20,7 +22,9 @@ use crate::function::{Deployment, Function};
 use crate::history::{self, History};
 use crate::instance::Instance;
 use crate::invocation::{Invocation, Outcome};
+use crate::logs::Logs;
 use crate::machine::Machine;
+use crate::name::Target;
 use crate::network::Network;
 use crate::ownership::{self, Owned};
 use crate::pool::{Action, Capacity, Census, FunctionId, InstanceId, Pool, RequestId, Time};
@@ -87,6 +91,8 @@ pub struct Worker {
     pub count: Count,
     /// What has happened, and how memory has developed.
     pub history: History,
+    /// What functions have printed lately.
+    pub(crate) logs: Arc<Logs>,
     pub(crate) readings: Readings,
     pub(crate) stores: Stores,
     /// Where instances live, if not as processes of this host.
@@ -111,6 +117,7 @@ struct State {
     deployments: HashMap<FunctionId, Arc<Deployment>>,
     waiting: HashMap<RequestId, Waiting>,
     instances: BTreeMap<InstanceId, Arc<Instance>>,
+    published: crate::layers::Layers,
     next_function: FunctionId,
     closing: bool,
 }
@@ -150,6 +157,7 @@ impl Worker {
             deployments: HashMap::new(),
             waiting: HashMap::new(),
             instances: BTreeMap::new(),
+            published: crate::layers::Layers::default(),
             next_function: 1,
             closing: false,
         };
@@ -168,6 +176,7 @@ impl Worker {
             options,
             count: Count::default(),
             history: History::new(began),
+            logs: Arc::default(),
             readings: Readings::default(),
             folder,
             began,
@@ -212,12 +221,16 @@ impl Worker {
     ///
     /// # Errors
     /// It was not run; the error says why.
-    pub async fn invoke(self: &Arc<Self>, name: &str, invocation: Invocation) -> Result<Outcome, ApiError> {
+    pub async fn invoke(
+        self: &Arc<Self>,
+        target: &Target,
+        invocation: Invocation,
+    ) -> Result<Outcome, ApiError> {
         let request = self.next_request.fetch_add(1, Ordering::Relaxed);
         let (reply, answer) = oneshot::channel();
         {
             let mut state = self.lock();
-            let id = state.function(name)?.deployment.function;
+            let id = state.function(&target.name)?.qualified(target.qualifier.as_deref())?.function;
             if state.closing {
                 return Err(ApiError::new(503, "ServiceException", "the worker is being stopped"));
             }
@@ -276,11 +289,7 @@ impl Worker {
                 ms: history::ms(known.age()),
                 ..history::of_instance("gone", &known.deployment, instance)
             });
-            let function = known.deployment.function;
-            let deleted = !state.deployments.contains_key(&function);
-            if deleted && !state.instances.values().any(|other| other.deployment.function == function) {
-                self.stores.end(function);
-            }
+            self.end_store_unless_used(&state, known.deployment.whole);
         }
         let actions = state.pool.gone(instance);
         for action in &actions {
@@ -305,9 +314,16 @@ impl Worker {
         self.carry_out(&mut state, actions);
     }
 
-    /// How many instances are in which phase, of one function or of all.
-    pub fn census(&self, function: Option<FunctionId>) -> Census {
-        self.lock().pool.census(function)
+    /// How many instances are in which phase.
+    pub fn census(&self) -> Census {
+        self.lock().pool.census(None)
+    }
+
+    /// How many instances of a function and its versions are in which phase.
+    pub fn census_of(&self, function: &Function) -> Census {
+        let state = self.lock();
+        let each = function.deployments().map(|deployment| state.pool.census(Some(deployment.function)));
+        each.fold(Census::default(), Census::and)
     }
 
     /// What an instance is doing: `starting`, `idle`, `busy` or `stopping`.
@@ -352,6 +368,12 @@ impl Worker {
 }
 
 impl State {
+    fn new_function_id(&mut self) -> FunctionId {
+        let id = self.next_function;
+        self.next_function += 1;
+        id
+    }
+
     fn function(&self, name: &str) -> Result<&Function, ApiError> {
         self.functions.get(name).ok_or_else(|| ApiError::no_such_function(name))
     }

@@ -1,0 +1,195 @@
+// Runs a function written for Node.js, as AWS' own runtime does: asks the Runtime API for events, calls the handler with
+// (event, context, callback), and sends what comes back. A client of Mayfly's own: AWS' (npm's aws-lambda-ric) must be
+// compiled for each version of Node.js.
+
+import fs from "node:fs";
+import http from "node:http";
+import path from "node:path";
+import util from "node:util";
+import { pathToFileURL } from "node:url";
+
+const env = process.env;
+const [host, port] = env.AWS_LAMBDA_RUNTIME_API.split(":");
+const agent = new http.Agent({ keepAlive: true, maxSockets: 1 });
+// Ends an invocation that failed outside its handler; there is one at a time.
+let current = null;
+// What is to be done once nothing is left to wait for.
+let whenEmpty = null;
+
+function call(method, below, body, headers = {}) {
+  return new Promise((resolve, reject) => {
+    const length = body === undefined ? {} : { "Content-Length": Buffer.byteLength(body) };
+    const to = { host, port, agent, method, path: `/2018-06-01/runtime/${below}`, headers: { ...headers, ...length } };
+    const request = http.request(to, (response) => {
+      const parts = [];
+      response.on("data", (part) => parts.push(part));
+      response.on("end", () => resolve({ headers: response.headers, status: response.statusCode, body: Buffer.concat(parts) }));
+      response.on("error", reject);
+    });
+    request.on("error", reject);
+    request.end(body);
+  });
+}
+
+class RuntimeError extends Error {
+  constructor(name, message) {
+    super(message);
+    this.name = `Runtime.${name}`;
+  }
+}
+
+// What Lambda answers with, of whatever was thrown.
+function described(error) {
+  if (util.types.isNativeError(error) || error instanceof Error) {
+    const trace = String(error.stack ?? "").split("\n");
+    return { errorType: error.name, errorMessage: error.message, trace };
+  }
+  return { errorType: typeof error, errorMessage: String(error), trace: [] };
+}
+
+function sendError(below, error) {
+  const told = described(error);
+  const kind = told.errorType.replace(/[^\x20-\x7e]/g, "?");
+  return call("POST", below, JSON.stringify(told), { "Lambda-Runtime-Function-Error-Type": kind });
+}
+
+// ---- the handler ----
+
+function fileOf(folder, module) {
+  const base = path.resolve(env.LAMBDA_TASK_ROOT, folder, module);
+  const found = ["", ".js", ".mjs", ".cjs"].map((end) => base + end).find((file) => fs.statSync(file, { throwIfNoEntry: false })?.isFile());
+  if (!found) throw new RuntimeError("ImportModuleError", `Error: Cannot find module '${path.join(folder, module)}'`);
+  return found;
+}
+
+async function load(text) {
+  const { dir, base } = path.parse(text);
+  const dot = base.indexOf(".");
+  if (dot < 1 || dot === base.length - 1 || text.includes("..")) throw new RuntimeError("MalformedHandlerName", "Bad handler");
+  const file = fileOf(dir, base.slice(0, dot));
+  let module;
+  try {
+    module = await import(pathToFileURL(file));
+  } catch (error) {
+    if (error instanceof SyntaxError) throw new RuntimeError("UserCodeSyntaxError", `SyntaxError: ${error.message}`);
+    if (error?.code === "MODULE_NOT_FOUND" || error?.code === "ERR_MODULE_NOT_FOUND") {
+      throw new RuntimeError("ImportModuleError", `Error: ${error.message}`);
+    }
+    throw error;
+  }
+  const names = base.slice(dot + 1).split(".");
+  const within = (whole) => names.reduce((part, name) => part?.[name], whole);
+  const handler = within(module) ?? within(module.default);
+  if (handler === undefined) throw new RuntimeError("HandlerNotFound", `${text} is undefined or not exported`);
+  if (typeof handler !== "function") throw new RuntimeError("HandlerNotFound", `${text} is not a function`);
+  return handler;
+}
+
+globalThis.awslambda = {
+  streamifyResponse() {
+    throw new RuntimeError("Unsupported", "awslambda.streamifyResponse: streams are not supported here");
+  },
+};
+
+function contextOf(headers, finish) {
+  const deadline = Number(headers["lambda-runtime-deadline-ms"]);
+  const json = (name) => (headers[name] ? JSON.parse(headers[name]) : undefined);
+  return {
+    callbackWaitsForEmptyEventLoop: true,
+    functionVersion: env.AWS_LAMBDA_FUNCTION_VERSION,
+    functionName: env.AWS_LAMBDA_FUNCTION_NAME,
+    memoryLimitInMB: env.AWS_LAMBDA_FUNCTION_MEMORY_SIZE,
+    logGroupName: env.AWS_LAMBDA_LOG_GROUP_NAME,
+    logStreamName: env.AWS_LAMBDA_LOG_STREAM_NAME,
+    clientContext: json("lambda-runtime-client-context"),
+    identity: json("lambda-runtime-cognito-identity"),
+    invokedFunctionArn: headers["lambda-runtime-invoked-function-arn"],
+    awsRequestId: headers["lambda-runtime-aws-request-id"],
+    getRemainingTimeInMillis: () => Math.max(0, deadline - Date.now()),
+    done: finish,
+    fail: (error) => finish(error ?? "handled"),
+    succeed: (value) => finish(null, value),
+  };
+}
+
+// What the handler gives: by its promise, by its callback, or, if it gives nothing, null once nothing is left to wait for.
+function run(handler, event, headers) {
+  return new Promise((resolve, reject) => {
+    current = reject;
+    whenEmpty = () => resolve(null);
+    const finish = (error, value) => {
+      const settle = () => (error ? reject(error) : resolve(value ?? null));
+      if (context.callbackWaitsForEmptyEventLoop) whenEmpty = settle;
+      else setImmediate(settle);
+    };
+    const context = contextOf(headers, finish);
+    const given = handler(event, context, finish);
+    if (typeof given?.then === "function") given.then((value) => resolve(value ?? null), reject);
+  });
+}
+
+async function serve(handler) {
+  for (;;) {
+    const { headers, status, body } = await call("GET", "invocation/next");
+    if (status !== 200) throw new Error(`the Runtime API says ${status} to next`);
+    const id = headers["lambda-runtime-aws-request-id"];
+    env._X_AMZN_TRACE_ID = headers["lambda-runtime-trace-id"] ?? "";
+    requestId = id;
+    let answer;
+    try {
+      answer = JSON.stringify(await run(handler, JSON.parse(body), headers)) ?? "null";
+    } catch (error) {
+      console.error("Invoke Error", JSON.stringify(described(error)));
+      await sendError(`invocation/${id}/error`, error);
+      if (error instanceof Fatal) process.exit(error.code);
+      continue;
+    } finally {
+      current = whenEmpty = null;
+    }
+    await call("POST", `invocation/${id}/response`, answer, { "Content-Type": "application/json" });
+  }
+}
+
+// ---- what happens outside the handler ----
+
+class Fatal extends Error {
+  constructor(error, code, name) {
+    const told = described(error);
+    super(told.errorMessage);
+    this.name = name ?? told.errorType;
+    this.stack = error?.stack ?? this.stack;
+    this.code = code;
+  }
+}
+
+function fail(fatal) {
+  if (current) return current(fatal);
+  console.error(fatal.name, fatal.message);
+  process.exit(fatal.code);
+}
+
+process.on("uncaughtException", (error) => fail(new Fatal(error, 129)));
+process.on("unhandledRejection", (error) => fail(new Fatal(error, 128, "Runtime.UnhandledPromiseRejection")));
+process.on("beforeExit", () => {
+  const then = whenEmpty;
+  whenEmpty = null;
+  then?.();
+});
+
+// ---- the log: time, request and level before each line ----
+
+let requestId;
+for (const [name, level] of [["log", "INFO"], ["info", "INFO"], ["debug", "DEBUG"], ["trace", "TRACE"], ["warn", "WARN"], ["error", "ERROR"]]) {
+  console[name] = (...what) =>
+    fs.writeSync(1, `${new Date().toISOString()}\t${requestId ?? "undefined"}\t${level}\t${util.format(...what)}\n`);
+}
+
+let handler;
+try {
+  handler = await load(env._HANDLER);
+} catch (error) {
+  console.error("Uncaught Exception", JSON.stringify(described(error)));
+  await sendError("init/error", error);
+  process.exit(1);
+}
+await serve(handler);

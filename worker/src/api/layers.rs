@@ -1,0 +1,117 @@
+//! Calls about layers.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::functions::WantedCode;
+use super::{Api, Call};
+use crate::error::ApiError;
+use crate::http::{self, Answer};
+use crate::layers::Layer;
+use crate::name;
+
+/// The body of PublishLayerVersion.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Publish {
+    content: WantedCode,
+    #[serde(default)]
+    description: String,
+    #[serde(default)]
+    license_info: String,
+    #[serde(default)]
+    compatible_runtimes: Vec<String>,
+    #[serde(default)]
+    compatible_architectures: Vec<String>,
+}
+
+/// The name, of a layer that a path names by that or by its ARN.
+fn named(text: &str) -> Result<&str, ApiError> {
+    let name = match text.strip_prefix("arn:aws:lambda:") {
+        Some(rest) => rest.split(':').nth(3).unwrap_or_default(),
+        None => text,
+    };
+    if !name::is_layer(name) {
+        return Err(ApiError::invalid_parameter("LayerName: 1 to 140 letters, digits, - and _"));
+    }
+    Ok(name)
+}
+
+pub async fn publish(api: &Api, call: &Call, layer: &str) -> Result<Answer, ApiError> {
+    let name = named(layer)?;
+    let wanted: Publish = call.json()?;
+    if let Some(other) = wanted.compatible_architectures.iter().find(|one| *one != "x86_64") {
+        let shown: String = other.chars().take(80).collect();
+        return Err(ApiError::invalid_parameter(format!(
+            "CompatibleArchitectures is '{}' and must be x86_64",
+            shown.escape_debug()
+        )));
+    }
+    let layer = api.worker.publish_layer(Layer {
+        name: name.into(),
+        version: 0,
+        code: wanted.content.fetch(api).await?,
+        description: wanted.description,
+        license: wanted.license_info,
+        runtimes: wanted.compatible_runtimes,
+        created: SystemTime::now(),
+    });
+    Ok(http::json(201, &layer.description()))
+}
+
+/// Whether a layer is for the runtime that the query names, if it names one.
+fn is_wanted(call: &Call, layer: &Layer) -> bool {
+    let runtime = call.query("CompatibleRuntime");
+    layer.runtimes.is_empty() || runtime.is_none_or(|runtime| layer.runtimes.contains(&runtime))
+}
+
+/// ListLayers, and GetLayerVersionByArn.
+pub fn list_or_find(api: &Api, call: &Call) -> Result<Answer, ApiError> {
+    if call.query("find").as_deref() == Some("LayerVersion") {
+        let arn = call.query("Arn").unwrap_or_default();
+        let found = name::parse_layer_arn(&arn)
+            .and_then(|(name, version)| api.worker.layers(|layers| layers.get(name, version)));
+        return found.map(|layer| http::json(200, &layer.description())).ok_or_else(|| none(&arn));
+    }
+    let layers: Vec<Arc<Layer>> = api.worker.layers(|layers| layers.all());
+    let of = |layer: &Arc<Layer>| {
+        json!({
+            "LayerName": layer.name,
+            "LayerArn": name::layer_arn(&layer.name),
+            "LatestMatchingVersion": layer.summary(),
+        })
+    };
+    let list: Vec<Value> = layers.iter().filter(|layer| is_wanted(call, layer)).map(of).collect();
+    Ok(http::json(200, &json!({ "Layers": list })))
+}
+
+pub fn list_versions(api: &Api, call: &Call, layer: &str) -> Result<Answer, ApiError> {
+    let versions = api.worker.layers(|layers| named(layer).map(|name| layers.versions(name)))?;
+    let chosen = versions.iter().filter(|layer| is_wanted(call, layer));
+    let list: Vec<Value> = chosen.map(|layer| layer.summary()).collect();
+    Ok(http::json(200, &json!({ "LayerVersions": list })))
+}
+
+fn none(what: &str) -> ApiError {
+    let shown: String = what.chars().take(200).collect();
+    ApiError::not_found(format!("The resource you requested does not exist: {}", shown.escape_debug()))
+}
+
+pub fn get(api: &Api, layer: &str, version: &str) -> Result<Answer, ApiError> {
+    let name = named(layer)?;
+    let number = version.parse().ok();
+    let found = number.and_then(|number| api.worker.layers(|layers| layers.get(name, number)));
+    let found = found.ok_or_else(|| none(&name::layer_arn(&format!("{name}:{version}"))))?;
+    Ok(http::json(200, &found.description()))
+}
+
+/// As on Lambda, it is no error if there is none.
+pub fn delete(api: &Api, layer: &str, version: &str) -> Result<Answer, ApiError> {
+    let number =
+        version.parse().map_err(|_| ApiError::invalid_parameter("VersionNumber must be a number"))?;
+    api.worker.delete_layer(named(layer)?, number);
+    Ok(http::empty(204))
+}

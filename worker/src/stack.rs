@@ -1,0 +1,178 @@
+//! A template's functions and layers in the worker: put there when it starts, and again when the template is read anew.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use anyhow::{Context, Result, anyhow, ensure};
+
+use crate::code::Code;
+use crate::error::ApiError;
+use crate::function::Alias;
+use crate::layers::{Layer, Opt};
+use crate::sandbox::worker_is_root;
+use crate::template::{self, Declared, DeclaredLayer, LATEST_OF_LAYER};
+use crate::worker::Worker;
+use crate::{api, name, python};
+
+/// What a template declares, with the packages that its functions name.
+#[derive(Default)]
+pub(crate) struct Stack {
+    layers: Vec<DeclaredLayer>,
+    functions: Vec<(Declared, Option<PathBuf>)>,
+}
+
+/// A function that can be put into the worker.
+pub(crate) struct Ready {
+    pub declared: Declared,
+    pub code: Code,
+    pub opt: Opt,
+}
+
+impl Stack {
+    /// Reads a template, and installs what its functions name.
+    ///
+    /// # Errors
+    /// What is wrong, and where.
+    pub fn read(template: &Path, cache: &Path) -> Result<Stack> {
+        let template = template::read(template)?;
+        let with_packages = |function: Declared| {
+            let packages = python::layer(&function.settings.runtime, &function.code, cache)?;
+            Ok((function, packages))
+        };
+        let functions = template.functions.into_iter().map(with_packages).collect::<Result<_>>()?;
+        Ok(Stack { layers: template.layers, functions })
+    }
+
+    /// Its functions.
+    pub fn functions(&self) -> impl Iterator<Item = &Declared> {
+        self.functions.iter().map(|(function, _)| function)
+    }
+
+    /// What an outside world needs must be there if a function wants one.
+    ///
+    /// # Errors
+    /// It is not.
+    pub fn check_network(&self, outside: bool, in_machine: bool) -> Result<()> {
+        let reaches_out = outside || self.functions().any(|function| function.settings.outside == Some(true));
+        ensure!(
+            !reaches_out || (worker_is_root() && !in_machine),
+            "Network: outside needs root, and instances that are processes of this host (no --sandbox vm)"
+        );
+        Ok(())
+    }
+
+    /// Publishes the layers that have changed, and reads the code. Nothing that is served changes yet.
+    ///
+    /// # Errors
+    /// A folder that cannot be read, a layer that is not there.
+    pub fn ready(self, worker: &Worker) -> Result<Vec<Ready>> {
+        for layer in &self.layers {
+            publish(worker, layer).with_context(|| format!("layer {}", layer.name))?;
+        }
+        let ready = |(mut declared, packages): (Declared, Option<PathBuf>)| {
+            let made = || -> Result<Ready> {
+                for arn in &mut declared.settings.layers {
+                    latest(worker, arn)?;
+                }
+                let code = Code::from_folder(&declared.code);
+                let code = code.map_err(|error| anyhow!("CodeUri: {}", error.message))?;
+                let opt = worker.opt(&declared.settings.layers, packages).map_err(plain)?;
+                Ok(Ready { declared, code, opt })
+            };
+            made()
+        };
+        let each = self.functions.into_iter().map(|function| {
+            let name = function.0.name.clone();
+            ready(function).context(name)
+        });
+        each.collect()
+    }
+}
+
+fn plain(error: ApiError) -> anyhow::Error {
+    anyhow!("{}", error.message)
+}
+
+fn publish(worker: &Worker, layer: &DeclaredLayer) -> Result<()> {
+    let code = Code::from_folder(&layer.content).map_err(|error| anyhow!("ContentUri: {}", error.message))?;
+    let latest = worker.layers(|layers| layers.versions(&layer.name)).into_iter().next();
+    if latest.is_none_or(|latest| latest.code.sha256 != code.sha256) {
+        worker.publish_layer(Layer {
+            name: layer.name.clone(),
+            version: 0,
+            code,
+            description: layer.description.clone(),
+            license: layer.license.clone(),
+            runtimes: layer.runtimes.clone(),
+            created: SystemTime::now(),
+        });
+    }
+    Ok(())
+}
+
+/// In place of a template's own layer, its latest version.
+fn latest(worker: &Worker, arn: &mut String) -> Result<()> {
+    if let Some((name, LATEST_OF_LAYER)) = name::parse_layer_arn(arn) {
+        let versions = worker.layers(|layers| layers.versions(name));
+        *arn = versions.first().with_context(|| format!("Layers: there is no {name}"))?.arn();
+    }
+    Ok(())
+}
+
+/// Puts functions into the worker, and takes those out that an earlier template had and this one has not. Those that are as they
+/// were keep their instances. Gives their names.
+///
+/// # Errors
+/// A function that the worker cannot take; those before it are there.
+pub(crate) fn deploy(
+    worker: &Arc<Worker>,
+    functions: Vec<Ready>,
+    earlier: &BTreeSet<String>,
+) -> Result<BTreeSet<String>> {
+    let names: BTreeSet<String> = functions.iter().map(|function| function.declared.name.clone()).collect();
+    for gone in earlier.difference(&names) {
+        // A caller of the API may have deleted it meanwhile.
+        let _ = worker.delete(gone);
+        tracing::info!("{gone} is gone from the template");
+    }
+    for function in functions {
+        let name = function.declared.name.clone();
+        deploy_one(worker, function).map_err(plain).context(name)?;
+    }
+    Ok(names)
+}
+
+fn deploy_one(worker: &Arc<Worker>, Ready { declared, code, opt }: Ready) -> Result<(), ApiError> {
+    let name = &declared.name;
+    match worker.function(name) {
+        Err(_) => {
+            worker.create(name, declared.settings, code, opt)?;
+        }
+        Ok(known) => {
+            let now = &known.deployment;
+            let same_code = (&now.code.folder, &now.code.sha256) == (&code.folder, &code.sha256);
+            if !(same_code && now.settings == declared.settings && now.opt.sources == opt.sources) {
+                worker.update(name, |_| Ok((declared.settings, code, opt)))?;
+                tracing::info!("{name} has changed");
+            }
+        }
+    }
+    worker.reserve(name, declared.reserved)?;
+    worker.change_tags(name, |tags| *tags = declared.tags)?;
+    if let Some(alias) = &declared.alias {
+        let version = worker.publish(name, None, |_| Ok(()))?.version.clone();
+        worker.change_alias(name, alias, |_| {
+            let (description, revision) = (String::new(), uuid::Uuid::new_v4().to_string());
+            Ok(Some(Alias { version, description, revision }))
+        })?;
+    }
+    worker.change_url(name, |known| {
+        // One that stays keeps its address.
+        let wanted = declared.url_auth_type.as_ref();
+        let stays = known.filter(|url| wanted == Some(&url.auth_type) && url.alias == declared.alias);
+        Ok(stays.or_else(|| wanted.map(|kind| api::new_url(kind, declared.alias.clone()))))
+    })?;
+    Ok(())
+}

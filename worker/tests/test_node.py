@@ -1,0 +1,131 @@
+"""Functions written for Node.js, as people have them: both kinds of modules, promises, callbacks, errors."""
+
+import base64
+import json
+import shutil
+import subprocess
+
+import pytest
+from calls import create, invoke, zipped
+from conftest import Worker
+
+
+def version():
+    node = shutil.which("node")
+    found = node and subprocess.run([node, "--version"], capture_output=True, text=True).stdout
+    return found.removeprefix("v").split(".")[0] if found else None
+
+
+RUNTIME = f"nodejs{version()}.x"
+pytestmark = pytest.mark.skipif(version() not in ("20", "22", "24"), reason="this host has no such Node.js")
+
+
+@pytest.fixture(scope="module")
+def node():
+    with Worker() as running:
+        yield running.client()
+        assert running.stop() == 0
+
+
+def made(client, name, handler="index.handler", files=None, **settings):
+    settings = {"Runtime": RUNTIME, "Handler": handler, "MemorySize": 256, "Timeout": 20, **settings}
+    return create(client, name, zipped(**files), **settings)
+
+
+MODULE = """
+import { setTimeout as sleep } from 'node:timers/promises';
+let calls = 0;
+export const handler = async (event, context) => {
+  console.log('seen', { event });
+  await sleep(5);
+  const left = context.getRemainingTimeInMillis();
+  return { event, calls: ++calls, id: context.awsRequestId, name: context.functionName,
+           left: left > 1000 && left <= 20000, memory: context.memoryLimitInMB,
+           region: process.env.AWS_REGION, home: process.env.HOME };
+};
+"""
+
+
+def test_a_module_with_a_promise(node):
+    made(node, "module", files={"index.mjs": MODULE})
+    first, error = invoke(node, "module", {"a": "é"})
+    assert error is None, first
+    assert (first["event"], first["calls"], first["name"], first["left"]) == ({"a": "é"}, 1, "module", True)
+    assert (first["memory"], first["region"], first["home"]) == ("256", "us-east-1", "/tmp")
+    second = node.invoke(FunctionName="module", Payload=b"5", LogType="Tail")
+    log = base64.b64decode(second["LogResult"]).decode()
+    assert f"\t{second['ResponseMetadata']['RequestId']}\tINFO\tseen {{ event: 5 }}" in log
+    assert json.loads(second["Payload"].read())["calls"] == 2, "the same instance"
+
+
+COMMON = """
+const { word } = require('words');
+exports.later = { handler: (event, context, callback) => {
+  context.callbackWaitsForEmptyEventLoop = event.waits;
+  setTimeout(() => {}, event.leaves);
+  setTimeout(() => callback(event.fails ? new TypeError('as asked') : null, word), 5);
+} };
+exports.nothing = (event, context, callback) => { setTimeout(() => {}, 5); };
+exports.forever = async () => { await new Promise(() => {}); };
+exports.thrown = () => new Promise(() => {
+  setTimeout(() => { throw new RangeError('outside'); }, 5);
+});
+exports.rejected = () => { Promise.reject(new Error('nobody looks')); setTimeout(() => {}, 5000); };
+exports.exits = () => process.exit(3);
+"""
+WORDS = {"node_modules/words/index.js": "exports.word = 'of a package';", "src/index.js": COMMON}
+
+
+def test_callbacks_and_the_event_loop(node):
+    made(node, "common", "src/index.later.handler", {"package.json": "{}", **WORDS})
+    assert invoke(node, "common", {"waits": True, "leaves": 50}) == ("of a package", None)
+    assert invoke(node, "common", {"waits": False, "leaves": 15000}) == ("of a package", None)
+    answer, error = invoke(node, "common", {"waits": False, "leaves": 0, "fails": True})
+    assert (
+        error == "Unhandled" and answer["errorType"] == "TypeError" and answer["errorMessage"] == "as asked"
+    )
+    assert any("src/index.js" in line for line in answer["trace"])
+    for name in ["nothing", "forever"]:
+        made(node, name, f"src/index.{name}", WORDS)
+        assert invoke(node, name, {}) == (None, None), "nothing is left to wait for"
+
+
+def test_what_fails_outside_the_handler_is_told(node):
+    for name, kind, text in [
+        ("thrown", "RangeError", "outside"),
+        ("rejected", "Runtime.UnhandledPromiseRejection", "nobody looks"),
+        ("exits", "Runtime.ExitError", "exit"),
+    ]:
+        made(node, name, f"src/index.{name}", WORDS)
+        for _ in range(2):
+            answer, error = invoke(node, name, {})
+            assert error == "Unhandled" and answer["errorType"] == kind, answer
+            assert text in answer["errorMessage"]
+
+
+def test_code_that_cannot_be_loaded_says_why(node):
+    for name, handler, files, kind in [
+        ("missing", "none.handler", {"index.js": ""}, "Runtime.ImportModuleError"),
+        ("absent", "index.handler", {"index.js": "require('nowhere')"}, "Runtime.ImportModuleError"),
+        ("syntax", "index.handler", {"index.js": "exports.handler = ("}, "Runtime.UserCodeSyntaxError"),
+        ("unnamed", "index.other", {"index.js": "exports.handler = 1"}, "Runtime.HandlerNotFound"),
+        ("malformed", "index", {"index.js": ""}, "Runtime.MalformedHandlerName"),
+        ("throws", "index.handler", {"index.mjs": "throw new RangeError('early')"}, "RangeError"),
+    ]:
+        made(node, name, handler, files)
+        answer, error = invoke(node, name, {})
+        assert (error, answer["errorType"]) == ("Unhandled", kind), answer
+
+
+def test_a_layer_with_packages(node):
+    content = zipped(**{"nodejs/node_modules/shared/index.js": "module.exports = 'of a layer';"})
+    arn = node.publish_layer_version(LayerName="packages", Content={"ZipFile": content})["LayerVersionArn"]
+    files = {"index.js": "const shared = require('shared'); exports.handler = async () => shared;"}
+    made(node, "layered", files=files, Layers=[arn])
+    assert invoke(node, "layered", {}) == ("of a layer", None)
+
+
+def test_large_events_and_answers(node):
+    made(node, "large", files={"index.js": "exports.handler = async (event) => event;"})
+    text = "é" * 1_000_000
+    assert invoke(node, "large", text) == (text, None)
