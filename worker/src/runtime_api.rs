@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::header::HeaderValue;
 use hyper::{Method, Request};
 use serde_json::json;
@@ -19,6 +19,8 @@ use crate::limits;
 /// Errors are answered with a longer description than this cut off.
 const ERROR_BYTES: usize = 256 * 1024;
 const REST_BYTES: usize = 4096;
+/// The most that is read of a body that nobody wants.
+const UNREAD_BYTES: usize = 64 * 1024;
 /// By then, the end of a connection has been noticed.
 const NOTICED: Duration = Duration::from_secs(2);
 
@@ -33,7 +35,7 @@ pub(crate) async fn handle(instance: Arc<Instance>, request: Request<Incoming>) 
         (&Method::POST, ["invocation", id, "error"]) => error(&instance, id, request).await,
         (&Method::POST, ["init", "error"]) => init_error(&instance, request).await,
         (&Method::POST, ["mayfly", "rest"]) => rest(&instance, request).await,
-        _ => unknown(&path),
+        _ => unread(request, unknown(&path)).await,
     }
 }
 
@@ -73,7 +75,7 @@ fn hand_out(instance: &Instance, invocation: &Invocation) -> Answer {
 async fn response(instance: &Instance, id: &str, request: Request<Incoming>) -> Answer {
     let _answering = match Answering::begin(instance, id).await {
         Ok(answering) => answering,
-        Err(misuse) => return refused(&misuse),
+        Err(misuse) => return unread(request, refused(&misuse)).await,
     };
     match http::read_alone(request.into_body(), limits::PAYLOAD_BYTES).await {
         Ok(payload) => accepted(instance.answer(id, payload, false)),
@@ -115,7 +117,7 @@ impl Drop for Answering<'_> {
 async fn error(instance: &Instance, id: &str, request: Request<Incoming>) -> Answer {
     let _answering = match Answering::begin(instance, id).await {
         Ok(answering) => answering,
-        Err(misuse) => return refused(&misuse),
+        Err(misuse) => return unread(request, refused(&misuse)).await,
     };
     match described_error(request).await {
         Ok(payload) => accepted(instance.answer(id, payload, true)),
@@ -125,7 +127,7 @@ async fn error(instance: &Instance, id: &str, request: Request<Incoming>) -> Ans
 
 async fn init_error(instance: &Instance, request: Request<Incoming>) -> Answer {
     if !instance.is_starting() {
-        return refused(&Misuse::State);
+        return unread(request, refused(&Misuse::State)).await;
     }
     match described_error(request).await {
         Ok(payload) => accepted(instance.init_failed(payload)),
@@ -155,6 +157,15 @@ async fn described_error(request: Request<Incoming>) -> Result<bytes::Bytes, Ans
         Ok(_) | Err(BodyError::TooLong) => Ok(json!({ "errorType": kind }).to_string().into()),
         Err(_) => Err(message(400, "InvalidRequest", "the body is incomplete")),
     }
+}
+
+/// Answers a request whose body nobody wants. A small one is read all the same: the connection of one that was not could not be used
+/// again, and the runtime's next request on it would fail.
+async fn unread(request: Request<Incoming>, answer: Answer) -> Answer {
+    if request.body().size_hint().upper().is_some_and(|bytes| bytes <= UNREAD_BYTES as u64) {
+        let _ = http::read_alone(request.into_body(), UNREAD_BYTES).await;
+    }
+    answer
 }
 
 fn accepted(outcome: Result<(), Misuse>) -> Answer {

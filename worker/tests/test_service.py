@@ -42,7 +42,7 @@ def test_the_sample_functions_serve_a_trace(tmp_path):
         assert result["all.sent"] == sum(int(line.split(",")[4]) for line in light[1:])
         assert result["all.succeeded"] == result["all.sent"], result
         assert 0 < result["all.latency.p50_ms"] <= result["all.latency.p99_ms"]
-        assert 4 < result["elapsed_s"], "at the pace of the trace"
+        assert result["elapsed_s"] > 4, "at the pace of the trace"
 
 
 def test_the_page_and_the_figures_tell_what_is_served(worker, client):
