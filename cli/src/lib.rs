@@ -35,7 +35,3 @@ pub mod trace_file;
 pub mod train;
 pub mod up;
 pub mod vm;
-pub mod vm_boot;
-pub mod vm_instances;
-pub mod vm_partitions;
-pub mod vm_state;

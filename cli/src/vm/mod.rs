@@ -1,14 +1,18 @@
 //! `mayfly vm`: VMs whose memory comes back at once, from the command line.
 
+pub mod boot;
+pub mod instances;
+pub mod partitions;
+pub mod state;
+pub mod which;
+
 use anyhow::Result;
 use clap::{Args, Subcommand};
-use serde::Serialize;
-use vm::control::Client;
 
-use crate::vm_boot::{BootArguments, ImageArguments};
-use crate::vm_instances::{OutputArguments, RunArguments, SpawnArguments, StopArguments};
-use crate::vm_partitions::{PlugArguments, UnplugArguments};
-use crate::vm_state::{ConsoleArguments, DownArguments, ListArguments, StatsArguments};
+use crate::vm::boot::{BootArguments, ImageArguments};
+use crate::vm::instances::{OutputArguments, RunArguments, SpawnArguments, StopArguments};
+use crate::vm::partitions::{PlugArguments, UnplugArguments};
+use crate::vm::state::{ConsoleArguments, DownArguments, ListArguments, StatsArguments};
 
 const EXAMPLES: &str = "\
 A VM has N partitions (the concurrency factor). A partition has no memory until it is plugged; one
@@ -75,31 +79,4 @@ impl VmArguments {
             Verb::Down(arguments) => arguments.execute(),
         }
     }
-}
-
-/// Which VM, and how to answer: the same for every verb.
-#[derive(Args)]
-pub struct Which {
-    /// The VM [default: the only one that runs]
-    #[arg(long, value_name = "NAME", display_order = 90)]
-    vm: Option<String>,
-    /// Print one JSON object instead of a table
-    #[arg(long, display_order = 91)]
-    pub json: bool,
-}
-
-impl Which {
-    /// Connects to its supervisor.
-    ///
-    /// # Errors
-    /// There is no such VM.
-    pub fn connect(&self) -> Result<Client> {
-        Ok(Client::connect(self.vm.as_deref())?)
-    }
-}
-
-/// Prints an object for programs.
-pub fn print_json(value: &impl Serialize) -> Result<()> {
-    println!("{}", serde_json::to_string(value)?);
-    Ok(())
 }

@@ -17,7 +17,7 @@ use vm::{Settings, Vm, control, supervisor};
 
 use crate::progress;
 use crate::quantity;
-use crate::vm::print_json;
+use crate::vm::which::print_json;
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum KernelName {

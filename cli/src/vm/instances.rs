@@ -16,8 +16,8 @@ use vm::report::{Plugged, Spawned, Unplugged};
 
 use crate::failure::{Failure, OWN_FAILURE};
 use crate::quantity;
-use crate::vm::{Which, print_json};
-use crate::vm_partitions::unplugged_line;
+use crate::vm::partitions::unplugged_line;
+use crate::vm::which::{Which, print_json};
 
 /// What is asked of the guest again and again while an instance runs.
 const POLL: Duration = Duration::from_millis(100);
