@@ -1,63 +1,23 @@
 """containerd 2, its shim and a small kubelet's part, built from Go modules, kept by what they are made of."""
 
 import contextlib
-import hashlib
 import json
 import os
 import pathlib
-import re
-import shutil
 import signal
 import subprocess
+
+from go_programs import built
 
 from node import HERE, run, until
 
 SOURCES = HERE / "containerd"
-OLDEST_GO = (1, 24)
 TAGS = "no_btrfs,no_zfs,no_aufs,no_devmapper,no_tracing"
 
 
-class Missing(Exception):
-    """Why there is no containerd 2 here."""
-
-
-def go_version():
-    try:
-        text = run("go", "env", "GOVERSION", cwd="/")
-    except (OSError, AssertionError) as why:
-        raise Missing("needs Go, to build containerd 2") from why
-    return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
-
-
 def programs():
-    """The folder with `containerd`, `shim` and `cri`; the first time it takes minutes."""
-    caches = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
-    cache = caches / "mayfly/containerd"
-    digest = hashlib.sha256(TAGS.encode())
-    for file in sorted(SOURCES.rglob("*")):
-        if file.is_file():
-            digest.update(file.read_bytes())
-    folder = cache / digest.hexdigest()[:16]
-    if not (folder / "cri").exists():
-        version = go_version()
-        if version < OLDEST_GO:
-            raise Missing(f"needs Go 1.{OLDEST_GO[1]}, to build containerd 2; here is {version}")
-        fresh = cache / f".{folder.name}.{os.getpid()}"
-        fresh.mkdir(parents=True)
-        command = ["go", "build", "-trimpath", "-ldflags", "-s -w", "-tags", TAGS, "-o", f"{fresh}/"]
-        command += ["./containerd", "./shim", "./cri"]
-        environment = os.environ | {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false"}
-        done = subprocess.run(
-            command, cwd=SOURCES, env=environment, capture_output=True, text=True, timeout=3000
-        )
-        if done.returncode:
-            shutil.rmtree(fresh)
-            raise Missing(f"containerd 2 cannot be built: {done.stderr[-500:]}")
-        for old in cache.iterdir():
-            if not old.name.startswith("."):
-                shutil.rmtree(old)
-        fresh.rename(folder)
-    return folder
+    """The folder with `containerd`, `shim` and `cri`."""
+    return built("containerd", SOURCES, ["./containerd", "./shim", "./cri"], TAGS)
 
 
 class Containerd:

@@ -6,8 +6,9 @@ import shutil
 import socket
 
 import pytest
-from containerd2 import Containerd, Missing, process_of
+from containerd2 import Containerd, process_of
 from containerd2 import programs as containerd_programs
+from go_programs import Missing
 
 from node import PAGES, Agent, oci_archive, scratch, shared, until
 

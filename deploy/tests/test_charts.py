@@ -1,0 +1,110 @@
+"""What clusters take: each file is read by the program that it is for, or by that program's parser."""
+
+import hashlib
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+sys.path.insert(0, str(ROOT / "node/tests"))
+
+from go_programs import Missing, built  # noqa: E402
+
+KUSTOMIZATIONS = sorted(path.parent for path in DEPLOY.glob("kubernetes/**/kustomization.yaml"))
+OLDEST_KUBERNETES = "1.28"
+NEWEST_KUBERNETES = "1.33"
+
+
+def ask(*words, **more):
+    return subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=300, **more)
+
+
+@pytest.fixture(scope="module")
+def parsers():
+    """Podman's reader of quadlets, which Debian 12's Podman is too old for, and Nomad's of jobs."""
+    packages = ["./hcl", "github.com/containers/podman/v5/cmd/quadlet"]
+    try:
+        return built("parsers", DEPLOY / "tests/parsers", packages)
+    except Missing as why:
+        pytest.skip(str(why))
+
+
+@pytest.fixture(scope="module")
+def validate():
+    """Against the schemas of Kubernetes' own API."""
+    name = hashlib.sha256((DEPLOY / "requirements.txt").read_bytes()).hexdigest()[:16]
+    caches = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
+    program = caches / "mayfly/portable" / name / "bin/kubernetes-validate"
+
+    def validate(text, version, folder):
+        file = folder / "objects.yaml"
+        file.write_text(text)
+        return ask(program, "--strict", "--kubernetes-version", version, file)
+
+    return validate
+
+
+@pytest.mark.skipif(not shutil.which("kubectl"), reason="needs kubectl, to render kustomizations")
+@pytest.mark.parametrize("folder", KUSTOMIZATIONS, ids=lambda folder: folder.name)
+def test_kubernetes_knows_all_that_the_charts_say(folder, validate, tmp_path):
+    rendered = ask("kubectl", "kustomize", folder)
+    assert rendered.returncode == 0, rendered.stderr
+    assert "kind: DaemonSet" in rendered.stdout and "image: mayfly-node:" in rendered.stdout
+    for version in (OLDEST_KUBERNETES, NEWEST_KUBERNETES):
+        done = validate(rendered.stdout, version, tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+    for right, wrong in (("hostPID: true", "hostPid: true"), ("port: 9117", "port: metrics")):
+        assert right in rendered.stdout
+        done = validate(rendered.stdout.replace(right, wrong), NEWEST_KUBERNETES, tmp_path)
+        assert done.returncode != 0, f"{wrong} is taken"
+
+
+def test_podman_makes_a_unit_of_the_quadlet(parsers, tmp_path):
+    def generate(text):
+        (tmp_path / "mayfly-node.container").write_text(text)
+        environment = {**os.environ, "QUADLET_UNIT_DIRS": str(tmp_path)}
+        return ask(parsers / "quadlet", "-dryrun", env=environment)
+
+    text = (DEPLOY / "podman/mayfly-node.container").read_text()
+    done = generate(text)
+    assert done.returncode == 0, done.stderr
+    assert "mayfly-node:0.1.0 node --nri none --domain web" in done.stdout
+    assert "--cap-drop all" in done.stdout and "unsupported" not in done.stderr
+    assert generate(text.replace("ReadOnly=", "ReadsOnly=")).returncode != 0
+
+
+def test_nomads_parser_reads_the_job(parsers):
+    done = ask(parsers / "hcl", DEPLOY / "nomad/mayfly-node.nomad.hcl")
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert said == [
+        "job mayfly-node system",
+        "task agent raw_exec /usr/bin/mayfly [node --nri none --domain web]",
+    ]
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")
+def test_systemd_finds_nothing_wrong_with_the_units(tmp_path):
+    units = tmp_path / "usr/lib/systemd/system"
+    shutil.copytree("/usr/lib/systemd/system", units, symlinks=True)
+    (tmp_path / "usr/bin").mkdir()
+    shutil.copy("/bin/true", tmp_path / "usr/bin/mayfly")
+    names = []
+    for unit in DEPLOY.glob("mayfly-*.service"):
+        shutil.copy(unit, units)
+        names.append(unit.name)
+    assert len(names) == 3
+
+    def verify():
+        done = ask("systemd-analyze", "verify", "--man=no", f"--root={tmp_path}", *sorted(names))
+        return (done.stdout + done.stderr).strip()
+
+    assert verify() == ""
+    wrong = units / "mayfly-node.service"
+    wrong.write_text(wrong.read_text().replace("Restart=always", "Restart=allways"))
+    assert "allways" in verify()

@@ -1,0 +1,53 @@
+"""Programs that tests need and Debian does not have, built from Go modules, kept by what they are made of."""
+
+import hashlib
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+
+OLDEST_GO = (1, 24)
+
+
+class Missing(Exception):
+    """Why such a program is not there."""
+
+
+def go_version(what):
+    try:
+        done = subprocess.run(["go", "env", "GOVERSION"], cwd="/", capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as why:
+        raise Missing(f"needs Go, to build {what}") from why
+    return tuple(int(part) for part in re.findall(r"\d+", done.stdout)[:2])
+
+
+def built(what, sources, packages, tags=""):
+    """The folder with the programs of these packages of a module; at first it takes minutes."""
+    caches = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
+    cache = caches / "mayfly" / what
+    digest = hashlib.sha256(tags.encode())
+    for file in sorted(sources.rglob("*")):
+        if file.is_file():
+            digest.update(file.read_bytes())
+    folder = cache / digest.hexdigest()[:16]
+    if not folder.exists():
+        version = go_version(what)
+        if version < OLDEST_GO:
+            raise Missing(f"needs Go 1.{OLDEST_GO[1]}, to build {what}; here is {version}")
+        fresh = cache / f".{folder.name}.{os.getpid()}"
+        fresh.mkdir(parents=True)
+        command = ["go", "build", "-trimpath", "-ldflags", "-s -w", "-tags", tags, "-o", f"{fresh}/"]
+        command += packages
+        environment = os.environ | {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false"}
+        done = subprocess.run(
+            command, cwd=sources, env=environment, capture_output=True, text=True, timeout=3000
+        )
+        if done.returncode:
+            shutil.rmtree(fresh)
+            raise Missing(f"{what} cannot be built: {done.stderr[-500:]}")
+        for old in cache.iterdir():
+            if not old.name.startswith("."):
+                shutil.rmtree(old)
+        fresh.rename(folder)
+    return folder
