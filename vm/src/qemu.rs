@@ -94,6 +94,11 @@ pub fn memory_devices(settings: &Settings) -> Vec<MemoryDevice> {
     }
 }
 
+/// What a guest that has broken out of its devices' emulation must do without: starting programs, becoming somebody
+/// else, moving itself to other CPUs or priorities, and system calls that QEMU never makes. By QEMU's own seccomp
+/// filter, on all its threads.
+const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
+
 /// The arguments for QEMU. The descriptors are those of monitor, agent port and console.
 fn arguments(settings: &Settings, accelerator: Accelerator, descriptors: [RawFd; 4]) -> Vec<String> {
     let layout = &settings.layout;
@@ -112,6 +117,7 @@ fn arguments(settings: &Settings, accelerator: Accelerator, descriptors: [RawFd;
     let mut list: Vec<String> = Vec::new();
     let mut add = |words: &[&str]| list.extend(words.iter().map(ToString::to_string));
     add(&["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
+    add(&["-sandbox", SANDBOX]);
     add(&["-name", &format!("mayfly-{},debug-threads=on", settings.name), "-machine", "pc,mem-merge=off"]);
     add(&["-accel", accelerator.option(), "-cpu", accelerator.cpu()]);
     let all = cpus + nodes;
