@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand, ValueEnum};
-use merge::daemon::{Configuration, Endpoint, Rule, Server};
+use merge::daemon::{Charge, Configuration, Endpoint, Rule, Server};
 
 use crate::share_top::TopArguments;
 
@@ -14,6 +14,7 @@ Examples:
   mayfly share                          serve this user's programs (as root: every user's, apart from one another)
   mayfly share --limit 8GiB             hold at most that much for each trust domain
   mayfly share --metrics 127.0.0.1:9109 and answer GET /metrics there
+  mayfly share --charge store           pay for the pages itself, in its own cgroup
   mayfly share top                      what is shared, as a live table
   LD_LIBRARY_PATH=target/release ./app  a program that calls mayfly_advise (libmayfly_merge.so)
 
@@ -42,6 +43,9 @@ pub struct ShareArguments {
     /// Connections that each trust domain may have
     #[arg(long, value_name = "NUMBER", default_value_t = 4096)]
     clients: usize,
+    /// Whose memory the pages are: whose cgroup is charged for them
+    #[arg(long, value_name = "WHOM", value_enum, default_value_t = Charged::First)]
+    charge: Charged,
     /// Serve GET /metrics at a loopback ADDRESS:PORT or on the Unix socket PATH
     #[arg(long, value_name = "WHERE")]
     metrics: Option<Endpoint>,
@@ -60,6 +64,14 @@ enum Domains {
     Cgroup,
     /// Everybody who can reach the socket: tenants can then find out what others have in memory
     Everyone,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Charged {
+    /// The program that is the first to bring them
+    First,
+    /// The store, which copies them
+    Store,
 }
 
 /// "8GiB", "512MiB", "64K" or bytes.
@@ -115,8 +127,19 @@ impl ShareArguments {
         let most_clients = self.clients;
         let metrics = self.metrics.clone();
         let members = self.members;
-        let configuration =
-            Configuration { socket: socket.clone(), rule, members, most_bytes, most_clients, metrics };
+        let charge = match self.charge {
+            Charged::First => Charge::First,
+            Charged::Store => Charge::Store,
+        };
+        let configuration = Configuration {
+            socket: socket.clone(),
+            rule,
+            members,
+            most_bytes,
+            most_clients,
+            charge,
+            metrics,
+        };
         let mut server = Server::new(configuration)?;
         if let Some(endpoint) = &self.metrics {
             tracing::info!("figures at {endpoint}: GET /metrics");

@@ -1,4 +1,4 @@
-//! `mayfly share top`: what the page store holds, as a table that renews itself, or once as JSON.
+//! `mayfly share top`: what the page store holds and which programs use it, as tables that renew themselves, or once as JSON.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -8,9 +8,10 @@ use clap::Args;
 use merge::client::connection::Connection;
 use serde_json::{Map, Value};
 
-/// Show what the page store holds: a live table, or once as JSON
+/// Show what the page store holds and who uses it: live tables, or once as JSON
 ///
-/// Root and the store's own user see every trust domain, others their own.
+/// A program is charged, in its cgroup, for the pages that it was the first to bring; also after it has gone, while others use
+/// them. Found is how many of the pages that it looked for others had brought. Root and the store's own user see every trust domain, others their own.
 #[derive(Args)]
 pub struct TopArguments {
     /// One JSON object, and no table
@@ -27,6 +28,7 @@ pub struct TopArguments {
 struct Sample {
     at: Instant,
     status: Value,
+    programs: Vec<Value>,
 }
 
 fn number(of: &Value, name: &str) -> f64 {
@@ -83,11 +85,54 @@ fn table(now: &Sample, before: Option<&Sample>) -> String {
     if domains(&now.status).is_empty() {
         out += "nobody shares anything yet\n";
     }
+    out + &programs_table(&now.programs)
+}
+
+/// Who is charged, and what he has of it.
+fn programs_table(programs: &[Value]) -> String {
+    if programs.is_empty() {
+        return String::new();
+    }
+    let mut sorted: Vec<_> = programs.iter().collect();
+    sorted.sort_by(|a, b| number(b, "charged_pages").total_cmp(&number(a, "charged_pages")));
+    let mut out = format!(
+        "\n{:<28} {:<16} {:>8} {:>6} {:>12} {:>9} {:>14} {:>6}\n",
+        "trust domain", "program", "pid", "age", "charged MiB", "mappings", "looked up MiB", "found"
+    );
+    let text = |program: &Value, name: &str| program[name].as_str().unwrap_or("?").to_owned();
+    for program in sorted {
+        let looked_up = number(program, "looked_up_pages");
+        let found = match looked_up {
+            0.0 => "-".to_owned(),
+            looked_up => format!("{:.0}%", 100.0 * number(program, "found_pages") / looked_up),
+        };
+        let has_gone = program["has_gone"].as_bool() == Some(true);
+        out += &format!(
+            "{:<28} {:<16} {:>8} {:>6} {:>12} {:>9} {:>14} {:>6}\n",
+            text(program, "domain"),
+            text(program, "name"),
+            if has_gone { "gone".to_owned() } else { number(program, "pid").to_string() },
+            age(number(program, "age_seconds")),
+            mib(number(program, "charged_pages")),
+            number(program, "mappings"),
+            mib(looked_up),
+            found,
+        );
+    }
     out
 }
 
+fn age(seconds: f64) -> String {
+    match seconds {
+        ..100.0 => format!("{seconds:.0} s"),
+        ..6000.0 => format!("{:.0} min", seconds / 60.0),
+        ..172_800.0 => format!("{:.0} h", seconds / 3600.0),
+        _ => format!("{:.0} d", seconds / 86_400.0),
+    }
+}
+
 /// The store's answer with flat, dotted names.
-fn flat(status: &Value) -> Value {
+fn flat(Sample { status, programs, .. }: &Sample) -> Value {
     let mut out = Map::new();
     out.insert("share.pid".into(), status["pid"].clone());
     out.insert("share.cpu_seconds".into(), status["cpu_seconds"].clone());
@@ -98,15 +143,29 @@ fn flat(status: &Value) -> Value {
             out.insert(format!("share.{name}.{field}"), value.clone());
         }
     }
+    for program in programs {
+        let Some(fields) = program.as_object() else { continue };
+        let domain = program["domain"].as_str().unwrap_or("?").replace(' ', "_");
+        let prefix = format!("share.{domain}.program.{}", program["client"]);
+        for (field, value) in fields.iter().filter(|(field, _)| !["domain", "client"].contains(&&***field)) {
+            out.insert(format!("{prefix}.{field}"), value.clone());
+        }
+    }
     Value::Object(out)
 }
 
 fn sample(connection: &mut Connection) -> Result<Sample> {
-    let text = connection.status()?;
-    Ok(Sample {
-        at: Instant::now(),
-        status: serde_json::from_str(&text).context("the page store's figures")?,
-    })
+    let read = |text: String| serde_json::from_str::<Value>(&text).context("the page store's figures");
+    let status = read(connection.status()?)?;
+    let mut programs = Vec::new();
+    loop {
+        let piece = read(connection.programs(programs.len() as u32)?)?;
+        let more = piece["programs"].as_array().map_or(&[][..], Vec::as_slice);
+        programs.extend_from_slice(more);
+        if more.is_empty() || programs.len() as f64 >= number(&piece, "total") {
+            return Ok(Sample { at: Instant::now(), status, programs });
+        }
+    }
 }
 
 impl TopArguments {
@@ -118,7 +177,7 @@ impl TopArguments {
         let mut connection = Connection::open()?;
         let mut now = sample(&mut connection)?;
         if self.json {
-            println!("{}", flat(&now.status));
+            println!("{}", flat(&now));
             return Ok(0);
         }
         let is_live = std::io::stdout().is_terminal() && !self.once;
@@ -144,7 +203,12 @@ mod tests {
     fn at(offered: u64, at: Instant) -> Sample {
         let status = serde_json::json!({"pid": 7, "cpu_seconds": 1.5, "domains": [
             {"domain": "uid 0", "clients": 3, "store_pages": 512, "offered_pages_total": offered}]});
-        Sample { at, status }
+        let programs = [(4711, 1024, 100, 25, 30.0), (4712, 0, 0, 0, 7200.0)].map(|(pid, charged, up, found, age)| {
+            serde_json::json!({"domain": "uid 0", "client": 5 + pid % 10, "pid": pid, "name": "web", "age_seconds": age,
+                "has_gone": pid == 4712, "charged_pages": charged, "looked_up_pages": up, "found_pages": found,
+                "mappings": 3})
+        });
+        Sample { at, status, programs: programs.into() }
     }
 
     #[test]
@@ -156,12 +220,17 @@ mod tests {
         assert_eq!(cells[2..4], ["3", "2.0"]);
         assert!(cells.contains(&"2.0"), "{line}");
         assert!(table(&at(0, start), None).contains(" -"));
+        let programs: Vec<Vec<_>> =
+            text.lines().filter(|l| l.contains(" web ")).map(|l| l.split_whitespace().collect()).collect();
+        assert_eq!(programs[0][2..], ["web", "4711", "30", "s", "4.0", "3", "0.4", "25%"]);
+        assert_eq!(programs[1][2..], ["web", "gone", "2", "h", "0.0", "3", "0.0", "-"]);
     }
 
     #[test]
     fn json_has_flat_names() {
-        let flat = flat(&at(5, Instant::now()).status);
+        let flat = flat(&at(5, Instant::now()));
         assert_eq!(flat["share.uid_0.offered_pages_total"], 5);
         assert_eq!(flat["share.pid"], 7);
+        assert_eq!(flat["share.uid_0.program.6.charged_pages"], 1024);
     }
 }

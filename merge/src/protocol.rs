@@ -10,15 +10,28 @@
 //! | attach | a segment's number | its pages; the segment read-only |
 //! | private | hashes of pages that the client keeps | |
 //! | status | | the store's figures as JSON |
+//! | report | what the client's calls have done | |
+//! | programs | how many to leave out | a piece of the list of programs as JSON |
 
 use crate::page::{PageHash, SECRET_BYTES};
 
 /// What this side speaks.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// The longest message.
 pub const MOST_BYTES: usize = 32 * 1024;
 /// Hashes in one message.
 pub const MOST_HASHES: usize = 1024;
+
+/// What the calls of a program have done since it began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Pages that were looked for in the store.
+    pub looked_up_pages: u64,
+    /// Pages that were found there: somebody else had brought them.
+    pub found_pages: u64,
+    /// Mappings of the store's segments that it has now.
+    pub mappings: u64,
+}
 
 /// What a client asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,6 +65,13 @@ pub enum Request {
         /// Their hashes.
         pages: Vec<PageHash>,
     },
+    /// Tells what its calls have done, for whoever looks at the store.
+    Report(Report),
+    /// Asks for the list of programs, which may be longer than a message.
+    Programs {
+        /// Programs to leave out: the first so many.
+        skip: u32,
+    },
 }
 
 /// What the store answers.
@@ -80,14 +100,14 @@ pub enum Answer {
         /// Pages that this segment can hold.
         segment_pages: u32,
     },
-    /// To private.
+    /// To private and report.
     Noted,
     /// To claim.
     Claimed {
         /// A bit for each page, the lowest of the first byte first: whether the client is to offer it.
         yours: Vec<u8>,
     },
-    /// To status.
+    /// To status and programs.
     Status {
         /// One JSON object.
         json: String,
@@ -172,6 +192,13 @@ impl Request {
                 }
             }
             Request::Status => words(&[6]),
+            Request::Report(report) => {
+                words(&[8]);
+                for number in [report.looked_up_pages, report.found_pages, report.mappings] {
+                    out.extend(number.to_le_bytes());
+                }
+            }
+            Request::Programs { skip } => words(&[9, *skip]),
         }
         out
     }
@@ -187,6 +214,12 @@ impl Request {
             5 => Request::Private { pages: input.hashes()? },
             6 => Request::Status,
             7 => Request::Claim { pages: input.hashes()? },
+            8 => Request::Report(Report {
+                looked_up_pages: input.u64()?,
+                found_pages: input.u64()?,
+                mappings: input.u64()?,
+            }),
+            9 => Request::Programs { skip: input.u32()? },
             _ => return Err(Malformed),
         };
         input.end()?;

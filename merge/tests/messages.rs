@@ -2,7 +2,7 @@
 //! what it then says or refused; nothing is read twice, and nothing larger comes out than went in.
 
 use merge::page::{PageHash, SECRET_BYTES};
-use merge::protocol::{Answer, MOST_BYTES, Refusal, Request};
+use merge::protocol::{Answer, MOST_BYTES, Refusal, Report, Request};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
@@ -62,6 +62,10 @@ fn requests() -> impl Strategy<Value = Request> {
         proptest::collection::vec((any::<u64>(), any::<u64>()), 0..1025).prop_map(|pages| Request::Claim {
             pages: pages.into_iter().map(|(place, tag)| PageHash { place, tag }).collect()
         }),
+        any::<[u64; 3]>().prop_map(|[looked_up_pages, found_pages, mappings]| {
+            Request::Report(Report { looked_up_pages, found_pages, mappings })
+        }),
+        any::<u32>().prop_map(|skip| Request::Programs { skip }),
     ]
 }
 

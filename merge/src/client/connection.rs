@@ -16,7 +16,7 @@ use crate::error::{Error, While};
 use crate::fault;
 use crate::index::Reader;
 use crate::page::{PAGE_BYTES, PageHash, Secret};
-use crate::protocol::{Answer, MOST_BYTES, MOST_HASHES, Refusal, Request, VERSION};
+use crate::protocol::{Answer, MOST_BYTES, MOST_HASHES, Refusal, Report, Request, VERSION};
 use crate::segment::FINAL_SEALS;
 use crate::socket_path;
 
@@ -41,6 +41,8 @@ pub struct Connection {
     path: PathBuf,
     identity: u64,
     buffer: Vec<u8>,
+    /// What the store was told last.
+    told: Report,
     /// How the store hashes.
     pub secret: Secret,
     /// Where its pages are.
@@ -129,6 +131,7 @@ impl Connection {
                 path,
                 identity,
                 buffer,
+                told: Report::default(),
                 secret: Secret::new(*secret),
                 segments: HashMap::new(),
                 files: HashSet::new(),
@@ -238,9 +241,27 @@ impl Connection {
         Ok(())
     }
 
+    /// Tells what this program's calls have done, if it is not what was told last.
+    pub fn report(&mut self, report: Report) -> Result<(), Error> {
+        if report != self.told {
+            self.told = report;
+            self.ask(&Request::Report(report), None)?;
+        }
+        Ok(())
+    }
+
     /// The store's figures as JSON.
     pub fn status(&mut self) -> Result<String, Error> {
-        match self.ask(&Request::Status, None)? {
+        self.ask_json(&Request::Status)
+    }
+
+    /// Programs after the first so many as JSON, a piece of the list.
+    pub fn programs(&mut self, skip: u32) -> Result<String, Error> {
+        self.ask_json(&Request::Programs { skip })
+    }
+
+    fn ask_json(&mut self, request: &Request) -> Result<String, Error> {
+        match self.ask(request, None)? {
             (Answer::Status { json }, _) => Ok(json),
             _ => Err(senseless(&self.path)),
         }

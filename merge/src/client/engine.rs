@@ -20,6 +20,7 @@ use crate::client::threads::KeptOut;
 use crate::error::{Error, While};
 use crate::fault;
 use crate::page::{PAGE_BYTES, PageHash};
+use crate::protocol::Report;
 use crate::segment;
 
 /// Pages handled at a time: what one segment holds.
@@ -61,6 +62,8 @@ pub struct Engine {
     kept_out: KeptOut,
     /// Whether others are waited for that are about to give the same pages.
     is_patient: bool,
+    /// Mappings of segments, as counted last and made since.
+    mappings: u64,
 }
 
 struct Work {
@@ -86,6 +89,7 @@ impl Engine {
             room_for_mappings: 0,
             kept_out: KeptOut::default(),
             is_patient: true,
+            mappings: 0,
         })
     }
 
@@ -137,8 +141,20 @@ impl Engine {
         if replaced || self.connection.segments.len() > 2 * left + 8 || when.elapsed() > LET_GO_AFTER {
             self.let_go()?;
         }
+        self.report(counts);
         fault::point("client.done");
         full.map_or(Ok(()), Err)
+    }
+
+    /// Tells the store what was done. If it does not hear it, the next call connects anew.
+    fn report(&mut self, counts: &Statistics) {
+        let passed_by = counts.unchanged_pages + counts.zero_pages;
+        let report = Report {
+            looked_up_pages: counts.pages.saturating_sub(passed_by),
+            found_pages: counts.merged_pages,
+            mappings: self.mappings,
+        };
+        let _ = self.connection.report(report);
     }
 
     /// Sees to it that what is anonymous goes on behaving so when it is shared.
@@ -185,12 +201,17 @@ impl Engine {
             counts.unadvised_pages += (area.range.len() / PAGE_BYTES) as u64;
         }
         self.kept.retain(|address, _| !range.contains(address));
-        self.let_go()
+        self.let_go()?;
+        self.report(counts);
+        Ok(())
     }
 
     /// Closes what is not mapped any more, so that the store can free it.
     fn let_go(&mut self) -> Result<(), Error> {
-        let used: HashSet<_> = memory::all()?.iter().filter_map(|area| area.file).collect();
+        let all = memory::all()?;
+        let is_of_store = |area: &&Area| matches!(self.kind(area), Kind::Store | Kind::Former);
+        self.mappings = all.iter().filter(is_of_store).count() as u64;
+        let used: HashSet<_> = all.iter().filter_map(|area| area.file).collect();
         self.connection.keep_only(&used);
         self.let_go = (Instant::now(), self.connection.segments.len());
         Ok(())

@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use crate::daemon::figures::Figures;
+use crate::daemon::programs::Programs;
 use crate::daemon::store::{Refused, Store};
 use crate::daemon::strangers::Stranger;
 use crate::protocol::{Answer, Refusal, Request, VERSION};
@@ -23,10 +24,11 @@ fn with_index(store: &Store, answer: Answer) -> Reply {
     }
 }
 
-/// Serves a request of `client`, all but status. `file` came with it.
+/// Serves a request of `client`, all that is about its own domain alone. `file` came with it.
 pub fn answer(
     store: &mut Store,
     figures: &mut Figures,
+    programs: &mut Programs,
     client: u64,
     request: Request,
     file: Option<Stranger>,
@@ -67,6 +69,10 @@ pub fn answer(
             Err(why) => refused(why),
         },
         (Request::Claim { pages }, None) => (Answer::Claimed { yours: store.claim(client, &pages) }, None),
+        (Request::Report(report), None) => {
+            programs.tells(client, report);
+            (Answer::Noted, None)
+        }
         (request, file) => {
             let with = if file.is_some() { "with" } else { "without" };
             refused((Refusal::Wrong, format!("{request:?} {with} a file")))

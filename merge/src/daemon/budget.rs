@@ -1,5 +1,5 @@
 //! What all domains together may hold. A segment is memory of the client that handed it in, and its cgroup pays; what the
-//! daemon copies into common segments it pays for itself, so that is little, and little for each client.
+//! daemon copies it pays for itself, so that is little, and little for each client, unless it was told to pay for all.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,8 +11,19 @@ pub const MOST_COPIED_BY_CLIENT: usize = 2048;
 /// Offers of so few pages are copied as long as all together have not too many: a file for each costs more.
 pub const TINY: usize = 32;
 
+/// Whose memory the pages of a store are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Charge {
+    /// Whoever brings them first: his own segment is kept.
+    First,
+    /// The store's: it copies them.
+    Store,
+}
+
 /// One for a daemon.
 pub struct Budget {
+    /// Who pays.
+    pub charge: Charge,
     pages: AtomicUsize,
     most_pages: usize,
     copied: AtomicUsize,
@@ -22,15 +33,20 @@ pub struct Budget {
 impl Budget {
     /// Of so many pages, of which the daemon copies so many for all clients of all domains.
     pub fn new(most_pages: usize, most_copied: usize) -> Budget {
-        Budget { pages: AtomicUsize::new(0), most_pages, copied: AtomicUsize::new(0), most_copied }
+        let (pages, copied) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Budget { charge: Charge::First, pages, most_pages, copied, most_copied }
     }
 
     /// Of this machine: three quarters of its memory, or what one domain may have if that is more; the daemon copies 1/32, and no
-    /// more than a quarter of what its own cgroup may have.
-    pub fn of_machine(most_of_one_domain: usize) -> Budget {
+    /// more than a quarter of what its own cgroup may have. One that pays for all holds no more than three quarters of that.
+    pub fn of_machine(most_of_one_domain: usize, charge: Charge) -> Budget {
         let memory = rustix::system::sysinfo().totalram as usize / PAGE_BYTES;
         let own = cgroup_limit().map_or(usize::MAX, |bytes| bytes / PAGE_BYTES / 4);
-        Budget::new((memory / 4 * 3).max(most_of_one_domain), (memory / 32).min(own))
+        let most = (memory / 4 * 3).max(most_of_one_domain);
+        match charge {
+            Charge::First => Budget::new(most, (memory / 32).min(own)),
+            Charge::Store => Budget { charge, ..Budget::new(most.min(own.saturating_mul(3)), usize::MAX) },
+        }
     }
 
     /// Pages that all domains may hold, and those that they hold.
@@ -87,7 +103,10 @@ impl Copied {
     /// what all may have is asked.
     pub fn take(&self, budget: &Budget, client: u64, pages: usize, has_room: bool) -> bool {
         let had = self.by_client.get(&client).copied().unwrap_or(0);
-        let may = had + pages <= MOST_COPIED_BY_CLIENT || pages <= TINY || !has_room;
+        let may = budget.charge == Charge::Store
+            || had + pages <= MOST_COPIED_BY_CLIENT
+            || pages <= TINY
+            || !has_room;
         may && take(&budget.copied, pages, budget.most_copied)
     }
 

@@ -5,6 +5,8 @@ use std::fmt::Write;
 use std::sync::Mutex;
 
 use crate::daemon::domain::Domain;
+use crate::daemon::programs::Programs;
+use crate::protocol::MOST_BYTES;
 
 macro_rules! figures {
     ($($(#[doc = $help:literal])+ $name:ident: $kind:ident,)+) => {
@@ -38,7 +40,7 @@ figures! {
     index_bytes: gauge,
     /// Pages known that clients keep for themselves
     private_pages: gauge,
-    /// Pages that the daemon has copied from small offers, and pays for
+    /// Pages that the daemon has copied, and pays for
     copied_pages: gauge,
     /// Connections accepted
     connections_total: counter,
@@ -58,22 +60,32 @@ figures! {
     dropped_pages_total: counter,
 }
 
-/// Where the domains' threads post their figures.
+/// Where the domains' threads post their figures, and now and then their programs.
 #[derive(Default)]
-pub struct Board(Mutex<BTreeMap<Domain, Figures>>);
+pub struct Board(Mutex<BTreeMap<Domain, (Figures, Programs)>>);
 
 impl Board {
     /// Posts a domain's figures, or takes them down.
     pub fn post(&self, domain: &Domain, figures: Option<&Figures>) {
         let Ok(mut all) = self.0.lock() else { return };
         match (figures, all.get_mut(domain)) {
-            (Some(figures), Some(posted)) => posted.clone_from(figures),
-            (Some(figures), None) => drop(all.insert(domain.clone(), figures.clone())),
+            (Some(figures), Some(posted)) => posted.0.clone_from(figures),
+            (Some(figures), None) => {
+                all.insert(domain.clone(), (figures.clone(), Programs::default()));
+            }
             (None, _) => drop(all.remove(domain)),
         }
     }
 
-    fn read<T>(&self, with: impl FnOnce(&BTreeMap<Domain, Figures>) -> T) -> T {
+    /// Posts the programs of a domain whose figures are there.
+    pub fn post_programs(&self, domain: &Domain, programs: &Programs) {
+        let Ok(mut all) = self.0.lock() else { return };
+        if let Some(posted) = all.get_mut(domain) {
+            posted.1.clone_from(programs);
+        }
+    }
+
+    fn read<T>(&self, with: impl FnOnce(&BTreeMap<Domain, (Figures, Programs)>) -> T) -> T {
         with(&self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
     }
 
@@ -83,7 +95,7 @@ impl Board {
         out.push_str(",\"domains\":[");
         self.read(|all| {
             let seen = all.iter().filter(|(domain, _)| only.is_none_or(|only| only == *domain));
-            for (i, (domain, figures)) in seen.take(50).enumerate() {
+            for (i, (domain, (figures, _))) in seen.take(50).enumerate() {
                 let comma = if i > 0 { "," } else { "" };
                 let _ = write!(out, "{comma}{{\"domain\":{}", quoted(&domain.to_string()));
                 for (name, _, _, value) in figures.all() {
@@ -95,6 +107,24 @@ impl Board {
         out + "]}"
     }
 
+    /// How many programs there are in all domains or in one only, and those after the first so many, as far as they fit into
+    /// a message.
+    pub fn programs(&self, only: Option<&Domain>, skip: usize) -> String {
+        let told: Vec<String> = self.read(|all| {
+            let seen = all.iter().filter(|(domain, _)| only.is_none_or(|only| only == *domain));
+            seen.flat_map(|(domain, (_, programs))| programs.json(&domain.to_string())).collect()
+        });
+        let mut out = format!("{{\"total\":{},\"programs\":[", told.len());
+        for (i, program) in told.iter().skip(skip).enumerate() {
+            if out.len() + program.len() > MOST_BYTES - 64 {
+                break;
+            }
+            out.push_str(if i > 0 { "," } else { "" });
+            out.push_str(program);
+        }
+        out + "]}"
+    }
+
     /// Prometheus' text format.
     pub fn prometheus(&self) -> String {
         let mut out = String::from("# HELP mayfly_share_cpu_seconds_total Processor time of the daemon.\n");
@@ -103,7 +133,7 @@ impl Board {
         self.read(|all| {
             for (i, (name, kind, help, _)) in Figures::default().all().enumerate() {
                 let _ = writeln!(out, "# HELP mayfly_share_{name}{help}.\n# TYPE mayfly_share_{name} {kind}");
-                for (domain, figures) in all {
+                for (domain, (figures, _)) in all {
                     let value = figures.all().nth(i).map_or(0, |figure| figure.3);
                     let label = quoted(&domain.to_string());
                     let _ = writeln!(out, "mayfly_share_{name}{{domain={label}}} {value}");
@@ -120,7 +150,7 @@ fn cpu_seconds() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-fn quoted(text: &str) -> String {
+pub fn quoted(text: &str) -> String {
     let mut out = String::from('"');
     for c in text.chars() {
         match c {

@@ -13,11 +13,13 @@ mod keeper;
 mod lock;
 mod metrics;
 mod packed;
+mod programs;
 mod server;
 mod service;
 mod store;
 mod strangers;
 
+pub use budget::Charge;
 pub use domain::{Rule, cgroup_of_process};
 pub use metrics::Endpoint;
 pub use server::{Configuration, Server};

@@ -10,6 +10,32 @@ use crate::mapping::Mapping;
 use crate::page::PAGE_BYTES;
 use crate::segment::{self, FINAL_SEALS, MOST_PAGES};
 
+/// Bytes that are copied at a time.
+const PIECE: usize = 256 << 10;
+
+/// A copy of a sealed segment of so many pages, in memory of the daemon's own; in huge pages where it is as long as they are.
+pub fn copy(from: &OwnedFd, pages: usize) -> io::Result<OwnedFd> {
+    let (file, bytes) = (segment::create()?, pages * PAGE_BYTES);
+    segment::make_huge(&file, bytes);
+    let mut piece = vec![0; PIECE.min(bytes)];
+    let mut done = 0;
+    while done < bytes {
+        let length = piece.len().min(bytes - done);
+        let read = io::retry_on_intr(|| io::pread(from, &mut piece[..length], done as u64))?;
+        let mut written = 0;
+        while written < read {
+            let at = (done + written) as u64;
+            written += io::retry_on_intr(|| io::pwrite(&file, &piece[written..read], at))?;
+        }
+        if read == 0 {
+            return Err(io::Errno::IO);
+        }
+        done += read;
+    }
+    segment::seal(&file)?;
+    Ok(file)
+}
+
 /// An open segment.
 pub struct Packed {
     file: OwnedFd,
@@ -66,6 +92,21 @@ impl Packed {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_copy_is_sealed_and_equal() {
+        let pages = 512 + 3;
+        let bytes: Vec<u8> = (0..pages * PAGE_BYTES).map(|i| (i / 1000) as u8).collect();
+        let file = segment::create().unwrap();
+        assert_eq!(rustix::io::pwrite(&file, &bytes, 0).unwrap(), bytes.len());
+        segment::seal(&file).unwrap();
+        let copy = copy(&file, pages).unwrap();
+        assert_eq!(segment::check(&copy, pages), Ok(()));
+        let mut read = vec![0; bytes.len()];
+        assert_eq!(rustix::io::pread(&copy, &mut read, 0).unwrap(), bytes.len());
+        assert!(read == bytes);
+        assert!(super::copy(&file, pages + 1).is_err(), "there are not so many");
+    }
 
     #[test]
     fn only_the_packer_writes() {

@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::daemon::budget::Budget;
+use crate::daemon::budget::{Budget, Charge};
 use crate::daemon::domain::{self, Domain, Rule};
 use crate::daemon::figures::Board;
 use crate::daemon::keeper::{self, Keeper};
@@ -35,6 +35,8 @@ pub struct Configuration {
     pub most_bytes: u64,
     /// Connections that a domain may have.
     pub most_clients: usize,
+    /// Whose memory the pages are.
+    pub charge: Charge,
     /// Where figures are served.
     pub metrics: Option<Endpoint>,
 }
@@ -89,6 +91,7 @@ impl Server {
         };
         let limits =
             Limits { pages: (configuration.most_bytes / PAGE_BYTES as u64) as usize, segments: files / 4 };
+        let budget = Arc::new(Budget::of_machine(limits.pages, configuration.charge));
         let mut server = Server {
             configuration,
             listener,
@@ -98,7 +101,7 @@ impl Server {
             board: Arc::default(),
             limits,
             keeper: Arc::new(Keeper::from_environment()),
-            budget: Arc::new(Budget::of_machine(limits.pages)),
+            budget,
             last_complaint: None,
             _lock: lock,
         };

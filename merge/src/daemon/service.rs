@@ -15,6 +15,7 @@ use crate::channel;
 use crate::daemon::answers;
 use crate::daemon::domain::{Domain, Peer};
 use crate::daemon::figures::{Board, Figures};
+use crate::daemon::programs::Programs;
 use crate::daemon::store::Store;
 use crate::daemon::strangers::{self, Stranger};
 use crate::error::{Error, While};
@@ -95,6 +96,7 @@ struct Service {
     clients: HashMap<u64, Client>,
     most_clients: usize,
     figures: Figures,
+    programs: Programs,
     next: u64,
     /// Lines written since the last sweep.
     complaints: u32,
@@ -119,6 +121,7 @@ pub fn start(domain: Domain, store: Store, board: Arc<Board>, most_clients: usiz
         clients: HashMap::new(),
         most_clients,
         figures: Figures::default(),
+        programs: Programs::default(),
         next: NEWCOMERS + 1,
         complaints: 0,
         buffer: vec![0; MOST_BYTES],
@@ -164,6 +167,7 @@ impl Service {
                 next_sweep = Instant::now() + SWEEP;
                 self.complaints = 0;
                 self.figures.dropped_pages_total += self.store.sweep() as u64;
+                self.post_programs();
                 if self.clients.is_empty() && self.store.is_empty() {
                     let mut closed = held(closed);
                     if !self.welcome() || self.clients.is_empty() {
@@ -180,6 +184,11 @@ impl Service {
         self.figures.clients = self.clients.len() as u64;
         self.store.count(&mut self.figures);
         self.board.post(&self.domain, Some(&self.figures));
+    }
+
+    fn post_programs(&mut self) {
+        self.programs.charge(&self.store.charged());
+        self.board.post_programs(&self.domain, &self.programs);
     }
 
     /// Lets in who is at the door; false if nobody can come any more.
@@ -205,6 +214,7 @@ impl Service {
                     }
                     tracing::debug!("process {pid} of {} is client {token}", self.domain);
                     self.figures.connections_total += 1;
+                    self.programs.comes(token, &peer);
                     self.clients.insert(token, Client { socket, peer, is_known: false });
                 }
                 Err(std::sync::mpsc::TryRecvError::Empty) => return true,
@@ -228,7 +238,6 @@ impl Service {
         if !client.is_known && !is_hello {
             return self.expel(token, "a request before hello");
         }
-        client.is_known = true;
         let wants_file = matches!(request, Request::Offer { .. }) && strangers::may_come();
         let received = match channel::receive(&client.socket, &mut self.buffer, flags, wants_file) {
             Err(errno) => return self.expel(token, &format!("message: {errno}")),
@@ -240,13 +249,16 @@ impl Service {
             return self.expel(token, "a file that is not wanted");
         }
         let user = client.peer.user;
-        let (answer, file) = if request == Request::Status && file.is_none() {
-            self.figures.requests_total += 1;
-            (self.status(user), None)
-        } else {
-            answers::answer(&mut self.store, &mut self.figures, token, request, file)
+        let (answer, file) = match (request, file) {
+            (Request::Status, None) => (self.status(user), None),
+            (Request::Programs { skip }, None) => (self.list(user, skip as usize), None),
+            (request, file) => {
+                let Service { store, figures, programs, .. } = self;
+                answers::answer(store, figures, programs, token, request, file)
+            }
         };
-        let Some(client) = self.clients.get(&token) else { return };
+        let Some(client) = self.clients.get_mut(&token) else { return };
+        client.is_known |= matches!(answer, Answer::Welcome { .. });
         let flags = SendFlags::DONTWAIT;
         let sent = channel::send(&client.socket, &answer.encode(), file.as_ref().map(AsFd::as_fd), flags);
         fault::point("store.answered");
@@ -260,9 +272,24 @@ impl Service {
 
     /// Figures of the asker's domain, or of all for root and the daemon's own user.
     fn status(&mut self, user: u32) -> Answer {
+        self.figures.requests_total += 1;
         self.post();
+        Answer::Status { json: self.board.json(self.seen_by(user)) }
+    }
+
+    /// A piece of the list of programs, for the same.
+    fn list(&mut self, user: u32, skip: usize) -> Answer {
+        self.figures.requests_total += 1;
+        if skip == 0 {
+            self.post();
+            self.post_programs();
+        }
+        Answer::Status { json: self.board.programs(self.seen_by(user), skip) }
+    }
+
+    fn seen_by(&self, user: u32) -> Option<&Domain> {
         let sees_all = user == 0 || user == rustix::process::geteuid().as_raw();
-        Answer::Status { json: self.board.json(if sees_all { None } else { Some(&self.domain) }) }
+        if sees_all { None } else { Some(&self.domain) }
     }
 
     /// One line about a client, but not as many as a client might like.
@@ -277,6 +304,7 @@ impl Service {
         if let Some(client) = self.clients.remove(&token) {
             tracing::debug!("client {token}, process {}, has gone", client.peer.pid);
             self.store.client_has_gone(token);
+            self.programs.goes(token);
         }
     }
 

@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use crate::daemon::budget::{Budget, Copied};
+use crate::daemon::budget::{Budget, Charge, Copied};
 use crate::daemon::claims::Claims;
 use crate::daemon::domain::Domain;
 use crate::daemon::figures::Figures;
 use crate::daemon::keeper::{Keeper, Kept, Passport};
-use crate::daemon::packed::Packed;
+use crate::daemon::packed::{self, Packed};
 use crate::daemon::strangers::Stranger;
 use crate::error::{Error, While};
 use crate::fault;
@@ -28,8 +28,10 @@ struct Segment {
     file: OwnedFd,
     pages: Vec<PageHash>,
     room: u32,
+    /// The client who has brought it, if it is known.
+    giver: Option<u64>,
     /// Whether the daemon has copied its pages.
-    is_common: bool,
+    is_copied: bool,
 }
 
 /// How much a store may hold.
@@ -159,7 +161,10 @@ impl Store {
             }
         }
         self.pages += filled;
-        self.segments.insert(number, Segment { file, pages: hashes, room: room as u32, is_common: false });
+        self.segments.insert(
+            number,
+            Segment { file, pages: hashes, room: room as u32, giver: None, is_copied: false },
+        );
         Ok(())
     }
 
@@ -167,12 +172,23 @@ impl Store {
     pub fn count(&self, figures: &mut Figures) {
         figures.store_pages = self.pages as u64;
         figures.store_limit_pages = self.most_pages as u64;
-        let common = self.segments.values().filter(|segment| segment.is_common);
-        figures.copied_pages = common.map(|segment| segment.pages.len() as u64).sum();
+        let copied = self.segments.values().filter(|segment| segment.is_copied);
+        figures.copied_pages = copied.map(|segment| segment.pages.len() as u64).sum();
         figures.segments = self.segments.len() as u64;
         figures.index_entries = self.index.entries() as u64;
         figures.index_bytes = self.index.bytes() as u64;
         figures.private_pages = self.elsewhere_pages as u64;
+    }
+
+    /// Pages that each client has brought in segments of its own, so that its cgroup is charged for them.
+    pub fn charged(&self) -> HashMap<u64, u64> {
+        let mut charged = HashMap::new();
+        for segment in self.segments.values() {
+            if let Some(giver) = segment.giver {
+                *charged.entry(giver).or_default() += segment.pages.len() as u64;
+            }
+        }
+        charged
     }
 
     /// What tells it from other stores.
@@ -211,14 +227,12 @@ impl Store {
         }
         // What is small is copied, so that a model of many small tensors is not many files; but not for long at the daemon's
         // cost.
-        let is_common = pages < PACK_BELOW
-            && self.copied.take(
-                &self.budget,
-                client,
-                new_pages,
-                self.segments.len() < self.most_segments / 2,
-            );
-        let more = if is_common { new_pages } else { pages };
+        let is_small = pages < PACK_BELOW;
+        let counted = if is_small { new_pages } else { pages };
+        let has_room = self.segments.len() < self.most_segments / 2;
+        let is_copied = (is_small || self.budget.charge == Charge::Store)
+            && self.copied.take(&self.budget, client, counted, has_room);
+        let more = if is_copied { counted } else { pages };
         let refused = if self.pages + more > self.most_pages {
             let (held, most) = (self.pages / 256, self.most_pages / 256);
             Some((Refusal::Full, format!("the page store is full: it holds {held} of {most} MiB")))
@@ -228,23 +242,28 @@ impl Store {
             None
         };
         if let Some(refused) = refused {
-            if is_common {
-                Copied::give_back(&self.budget, new_pages);
+            if is_copied {
+                Copied::give_back(&self.budget, counted);
             }
             return Err(refused);
         }
         let before = self.pages;
-        let taken = self
-            .make_room(new_pages)
-            .and_then(|()| if is_common { self.pack(&file, &hashes) } else { self.keep(file, hashes) });
+        let taken = self.make_room(new_pages).and_then(|()| match (is_copied, is_small) {
+            (true, true) => self.pack(&file, &hashes),
+            (true, false) => {
+                let copy = packed::copy(&file, pages).map_err(no_file)?;
+                self.keep(copy, hashes, None)
+            }
+            (false, _) => self.keep(file, hashes, Some(client)),
+        });
         // Pages that came twice were copied once.
         let added = self.pages - before;
         self.budget.give_back(more - added);
         match &taken {
-            Ok((segment, _)) if is_common => {
-                self.copied.put(&self.budget, client, *segment, added, new_pages - added);
+            Ok((segment, _)) if is_copied => {
+                self.copied.put(&self.budget, client, *segment, added, counted - added);
             }
-            Err(_) if is_common => Copied::give_back(&self.budget, new_pages),
+            Err(_) if is_copied => Copied::give_back(&self.budget, counted),
             _ => {}
         }
         let (segment, new_pages) = taken?;
@@ -327,7 +346,7 @@ impl Store {
             self.keeper.drop_segment(self.identity, number);
             self.pages -= segment.pages.len();
             self.budget.give_back(segment.pages.len());
-            if segment.is_common {
+            if segment.is_copied {
                 self.copied.free(&self.budget, number, segment.pages.len());
             }
             for (page, hash) in segment.pages.into_iter().enumerate() {
@@ -368,8 +387,13 @@ impl Store {
         Ok(bytes)
     }
 
-    /// Keeps a client's segment as it is.
-    fn keep(&mut self, file: OwnedFd, hashes: Vec<PageHash>) -> Result<(u32, u32), Refused> {
+    /// Keeps a segment as it is, a client's or a copy.
+    fn keep(
+        &mut self,
+        file: OwnedFd,
+        hashes: Vec<PageHash>,
+        giver: Option<u64>,
+    ) -> Result<(u32, u32), Refused> {
         let file = segment::reopen_read_only(&file).map_err(no_file)?;
         let number = self.number()?;
         let mut new_pages = 0;
@@ -382,7 +406,8 @@ impl Store {
         self.pages += hashes.len();
         let room = hashes.len() as u32;
         self.keeper.keep_segment(self.identity, number, &file);
-        self.segments.insert(number, Segment { file, pages: hashes, room, is_common: false });
+        let is_copied = giver.is_none();
+        self.segments.insert(number, Segment { file, pages: hashes, room, giver, is_copied });
         Ok((number, new_pages))
     }
 
@@ -428,7 +453,7 @@ impl Store {
             self.keeper.keep_segment(self.identity, number, &file);
             self.segments.insert(
                 number,
-                Segment { file, pages: Vec::new(), room: MOST_PAGES as u32, is_common: true },
+                Segment { file, pages: Vec::new(), room: MOST_PAGES as u32, giver: None, is_copied: true },
             );
             self.packed = Some((number, packed));
         }
@@ -486,7 +511,7 @@ impl Drop for Store {
     fn drop(&mut self) {
         for segment in self.segments.values() {
             self.budget.give_back(segment.pages.len());
-            if segment.is_common {
+            if segment.is_copied {
                 Copied::give_back(&self.budget, segment.pages.len());
             }
         }

@@ -324,6 +324,7 @@ impl Engine {
                 });
                 continue;
             };
+            self.mappings += 1;
             remap::replace(site, &extent, held, counts).map_err(|errno| {
                 Error::system(format!("{}: mapping shared pages", place_of(site, &extent)), errno)
             })?;
