@@ -168,9 +168,9 @@ def large_blocks_apart() -> Iterator[None]:
     """Large blocks that glibc's malloc gives meanwhile get mappings of their own.
 
     In malloc's heap they would lie at another offset in each instance, since what Python allocates before
-    differs a little from run to run, and pages with equal contents at unequal offsets do not merge. Only a
-    heap with room at its end is still used, so that room is given back first. Afterwards the limit is what it
-    is at first, but no longer grows. Mayfly's heap ignores this.
+    differs a little from run to run, and pages with equal contents at unequal offsets do not merge. Room in
+    the heap would be used first all the same: at its end it is given back, and elsewhere it is taken
+    meanwhile. Afterwards the limit is what it is at first, but no longer grows. Mayfly's heap ignores this.
     """
     set_limit = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_limit is None:
@@ -178,10 +178,48 @@ def large_blocks_apart() -> Iterator[None]:
         return
     give_back_freed()
     set_limit(M_MMAP_THRESHOLD, APART)
+    taken = take_room()
     try:
         yield
     finally:
+        free = ctypes.CDLL(None).free
+        free.argtypes = [c_void_p]
+        for block in taken:
+            free(block)
         set_limit(M_MMAP_THRESHOLD, GLIBC_MMAP_THRESHOLD)
+
+
+class MallocInfo(ctypes.Structure):
+    """struct mallinfo2."""
+
+    _fields_ = [
+        (name, c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",  # blocks with mappings of their own
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",  # bytes that are free in the heap
+            "keepcost",
+        )
+    ]
+
+
+def take_room() -> list[int]:
+    """Takes all free room of glibc's heap in which a large block would fit; gives the blocks that it is."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallinfo2"):
+        return []
+    libc.mallinfo2.restype = MallocInfo
+    libc.malloc.restype, libc.malloc.argtypes = c_void_p, [c_size_t]
+    before, taken = libc.mallinfo2(), []
+    while len(taken) * APART < before.fordblks and libc.mallinfo2().hblks == before.hblks:
+        taken += [libc.malloc(APART) for _ in range(16)]
+    return taken
 
 
 def give_back_freed() -> None:

@@ -1,5 +1,4 @@
-"""pack: moves a module's parameters and buffers into memory of their own, page-aligned, so that all of it
-merges.
+"""pack: moves the memory of a model, or of any other data, onto pages of its own, so that all of it merges.
 
 malloc puts weights wherever it has room: a page with the end of one tensor and the beginning of something
 else merges with nothing, and a tensor at an odd offset has no page in common with the same tensor
@@ -8,17 +7,14 @@ begins a page, so that models which have only some tensors in common share those
 """
 
 import ctypes
-import mmap
 import sys
 from dataclasses import dataclass, field
 from typing import Any
 
+from mayfly.arena import LINE, new, place
+from mayfly.copying import moved
 from mayfly.library import give_back_freed
 from mayfly.regions import is_torch, tensors_of
-
-LINE = 64  # small tensors begin a cache line
-HUGE = 2 << 20
-LARGE = 16 * mmap.PAGESIZE  # beginning a page wastes at most 1/16 of such a tensor
 
 
 @dataclass
@@ -29,36 +25,50 @@ class Block:
     start: int
     end: int
     tensors: list[Any] = field(default_factory=list)
-    moved_to: int = 0  # offset in the arena
+
+    @property
+    def size_bytes(self) -> int:
+        return self.end - self.start
 
 
-def pack(module: Any) -> Any:
-    """Packs the parameters and buffers of a torch.nn.Module into one arena and gives the same module back.
+def pack(thing: Any) -> Any:
+    """Lays the memory behind `thing` out anew, alike in every instance, and gives the thing.
 
-    Tied weights stay tied, and data types, strides, requires_grad, state_dict() and every output stay as
-    they were; tensors on other devices stay where they are. What else refers to the old tensors' memory,
-    such as a view kept outside the module, keeps the old memory. Call it once the weights are loaded, then
-    advise(module).
+    A torch.nn.Module stays the same object. Its parameters and buffers move into one arena: tied weights stay
+    tied, and data types, strides, requires_grad, state_dict() and every output stay as they were; tensors on
+    other devices stay where they are. What else refers to the old tensors' memory, such as a view kept
+    outside the module, keeps the old memory.
+
+    Of anything else an equal one is given, to be kept in place of the first: NumPy arrays, pandas frames,
+    Arrow tables, fitted estimators of scikit-learn, dicts and lists of them, whatever pickle can copy. Its
+    arrays lie in one arena. What copies them once more, as trees do, has each large one on pages of its own.
+
+    Call it once everything is loaded, then advise(thing).
     """
-    if not is_torch(module, "Module"):
-        raise TypeError(f"pack takes a torch.nn.Module, not a {type(module).__qualname__}")
-    blocks = blocks_of(module)
-    size = place(blocks)
-    if not size:
-        return module
-    torch = sys.modules["torch"]
-    arena = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    base = ctypes.addressof(ctypes.c_char.from_buffer(arena))
-    for block in blocks:
-        ctypes.memmove(base + block.moved_to, block.storage_address + block.start, block.end - block.start)
-        # A storage of its own: torch.save of one tensor then saves that tensor, not the arena.
-        moved = torch.frombuffer(
-            arena, dtype=torch.uint8, offset=block.moved_to, count=block.end - block.start
-        ).untyped_storage()
-        for tensor in block.tensors:
-            point_to(torch, tensor, moved, block.start)
+    if is_torch(thing, "Module"):
+        pack_module(thing)
+    elif is_torch(thing, "Tensor"):
+        raise TypeError("pack takes the torch.nn.Module that a tensor belongs to, not a Tensor")
+    else:
+        thing = moved(thing)
     give_back_freed()
-    return module
+    return thing
+
+
+def pack_module(module: Any) -> None:
+    blocks = blocks_of(module)
+    offsets, size = place([block.size_bytes for block in blocks])
+    if not size:
+        return
+    torch = sys.modules["torch"]
+    arena = new(size)
+    base = ctypes.addressof(ctypes.c_char.from_buffer(arena))
+    for block, offset in zip(blocks, offsets, strict=True):
+        ctypes.memmove(base + offset, block.storage_address + block.start, block.size_bytes)
+        # A storage of its own: torch.save of one tensor then saves that tensor, not the arena.
+        bytes_of_block = torch.frombuffer(arena, dtype=torch.uint8, offset=offset, count=block.size_bytes)
+        for tensor in block.tensors:
+            point_to(torch, tensor, storage_of(bytes_of_block), block.start)
 
 
 def blocks_of(module: Any) -> list[Block]:
@@ -68,7 +78,7 @@ def blocks_of(module: Any) -> list[Block]:
     for tensor in tensors_of(module):
         if not movable(torch, tensor):
             continue
-        storage = tensor.untyped_storage()
+        storage = storage_of(tensor)
         item = tensor.element_size()
         start = tensor.storage_offset() * item
         last = sum(
@@ -81,6 +91,13 @@ def blocks_of(module: Any) -> list[Block]:
     return list(blocks.values())
 
 
+def storage_of(tensor: Any) -> Any:
+    """A tensor's bytes, whatever their type. PyTorch 1 has it by another name."""
+    if hasattr(tensor, "untyped_storage"):
+        return tensor.untyped_storage()
+    return tensor.storage().untyped()
+
+
 def movable(torch: Any, tensor: Any) -> bool:
     """Whether a tensor is nothing but strided elements in main memory. Quantised ones and subclasses keep
     more than that, and stay where they are."""
@@ -91,23 +108,6 @@ def movable(torch: Any, tensor: Any) -> bool:
         and type(tensor.data) is torch.Tensor
         and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
     )
-
-
-def place(blocks: list[Block]) -> int:
-    """Gives every block its offset: large ones first, each on a page's beginning; then small ones.
-    Returns the arena's size in bytes."""
-    at = 0
-    for large in (True, False):
-        for block in blocks:
-            size = block.end - block.start
-            if (size >= LARGE) == large:
-                to = mmap.PAGESIZE if large else LINE
-                block.moved_to = at = -(-at // to) * to
-                at += size
-    # Mappings of whole huge pages begin where those begin, in every instance, and can be shared as such.
-    # What is never touched takes no memory.
-    whole = HUGE if at >= HUGE else mmap.PAGESIZE
-    return -(-at // whole) * whole
 
 
 def point_to(torch: Any, tensor: Any, storage: Any, start: int) -> None:

@@ -42,7 +42,7 @@ def test_a_large_block_of_malloc_begins_a_mapping_while_blocks_lie_apart():
     libc = ctypes.CDLL(None)
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.free.argtypes = [ctypes.c_void_p]
-    libc.free(libc.malloc(4 << 20))  # from now on glibc would put smaller ones into its heap
+    libc.mallopt(library.M_MMAP_THRESHOLD, 4 << 20)  # from now on glibc puts smaller ones into its heap
 
     def offset():
         block = libc.malloc(1 << 20)
@@ -54,7 +54,9 @@ def test_a_large_block_of_malloc_begins_a_mapping_while_blocks_lie_apart():
     def heaps():
         return without(anonymous_mappings(heap=True), anonymous_mappings())
 
+    hole = libc.malloc(2 << 20)
     libc.malloc(100)  # the heap's end is not at a page's begin
+    libc.free(hole)
     assert offset()[1]
     with library.large_blocks_apart():
-        assert offset() == (16, False)
+        assert offset() == (16, False)  # neither at the heap's end nor in the hole

@@ -1,4 +1,5 @@
-"""pack: the same module in other memory. Needs PyTorch: bench/merge/run makes an environment that has it."""
+"""pack: the same module in other memory. Needs PyTorch: bench/merge/run makes an environment that has it, and
+Debian has PyTorch 1 (python3-torch, python3-pytest)."""
 
 import copy
 import io
@@ -9,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import mayfly  # noqa: E402
+from mayfly.packing import storage_of  # noqa: E402
 from mayfly.regions import regions_of, whole_pages  # noqa: E402
 
 nn = torch.nn
@@ -68,7 +70,7 @@ def test_the_same_module_afterwards(module):
 
 
 def test_everything_lies_in_one_run_of_whole_pages(module):
-    used = sum(block.nbytes for block in {p.data_ptr(): p for p in module.parameters()}.values())
+    used = sum(p.numel() * p.element_size() for p in {p.data_ptr(): p for p in module.parameters()}.values())
     mayfly.pack(module)
     regions = sorted(regions_of(module))
     first, last = regions[0].start, regions[-1].end
@@ -84,7 +86,7 @@ def test_tied_weights_and_views_stay_tied(module):
         module.upper[59, 199] = 43
     assert module.head.weight[7, 5] == 42
     assert module.lower.data_ptr() == module.upper.data_ptr() + 60 * 200 * 4
-    assert module.upper.untyped_storage().data_ptr() == module.lower.untyped_storage().data_ptr()
+    assert storage_of(module.upper).data_ptr() == storage_of(module.lower).data_ptr()
 
 
 def test_two_instances_have_the_same_layout():

@@ -20,6 +20,8 @@ const FILES: &[(&str, &str)] = &[
     ("python/mayfly/__init__.py", include_str!("../../python/mayfly/__init__.py")),
     ("python/mayfly/__main__.py", include_str!("../../python/mayfly/__main__.py")),
     ("python/mayfly/advice.py", include_str!("../../python/mayfly/advice.py")),
+    ("python/mayfly/arena.py", include_str!("../../python/mayfly/arena.py")),
+    ("python/mayfly/copying.py", include_str!("../../python/mayfly/copying.py")),
     ("python/mayfly/frames.py", include_str!("../../python/mayfly/frames.py")),
     ("python/mayfly/growth.py", include_str!("../../python/mayfly/growth.py")),
     ("python/mayfly/library.py", include_str!("../../python/mayfly/library.py")),

@@ -1,0 +1,77 @@
+"""moved: a copy of any data whose arrays lie in one arena.
+
+pickle hands large memory out beside what it writes (its protocol 5, PEP 574), and takes other memory back in
+its place. NumPy, pandas, Arrow, SciPy and scikit-learn all speak that, so none of them has to be known here.
+"""
+
+import ctypes
+import gc
+import io
+import mmap
+import pickle
+import weakref
+from typing import Any
+
+from mayfly.arena import new, place
+from mayfly.library import large_blocks_apart
+from mayfly.regions import Region, is_torch, whole_pages
+
+
+class Writer(pickle.Pickler):
+    """Keeps PyTorch's tensors and modules out: they are the same objects afterwards."""
+
+    def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer]):
+        super().__init__(file, protocol=5, buffer_callback=buffers.append)
+        self.kept: list[Any] = []
+
+    def persistent_id(self, thing: Any) -> int | None:
+        if not (is_torch(thing, "Tensor") or is_torch(thing, "Module")):
+            return None
+        self.kept.append(thing)
+        return len(self.kept) - 1
+
+
+class Reader(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, buffers: list[Any], kept: list[Any]):
+        super().__init__(file, buffers=buffers)
+        self.kept = kept
+
+    def persistent_load(self, key: int) -> Any:
+        return self.kept[key]
+
+
+def moved(thing: Any) -> Any:
+    """An equal thing whose memory lies alike in every instance that has an equal one.
+
+    Raises TypeError for what has no memory of its own that could be moved.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    file = io.BytesIO()
+    writer = Writer(file, buffers)
+    try:
+        writer.dump(thing)
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        kind = f"{type(thing).__module__}.{type(thing).__qualname__}".removeprefix("builtins.")
+        raise TypeError(f"cannot pack a {kind}: {error}") from error
+    views = [buffer.raw() for buffer in buffers]
+    offsets, size = place([view.nbytes for view in views])
+    file.seek(0)
+    if not size:
+        return Reader(file, [], writer.kept).load()
+    arena = new(size)
+    copies: list[Any] = []
+    for offset, view in zip(offsets, views, strict=True):
+        copy = (ctypes.c_ubyte * view.nbytes).from_buffer(arena, offset)
+        memoryview(copy).cast("B")[:] = view
+        copies.append(copy)
+    with large_blocks_apart():
+        given = Reader(file, copies, writer.kept).load()
+    # Trees and the like have copied theirs once more, each on pages of its own if it is large.
+    regions = [Region(offset, offset + view.nbytes) for offset, view in zip(offsets, views, strict=True)]
+    alive = [weakref.ref(copy) for copy in copies]
+    copies.clear()
+    del copy, view
+    gc.collect()
+    for page in whole_pages(r for r, copy in zip(regions, alive, strict=True) if copy() is None):
+        arena.madvise(mmap.MADV_DONTNEED, page.start, page.size_bytes)
+    return given

@@ -1,0 +1,270 @@
+"""The recipes of python/README.md, taken from there, in real servers: the workers share the model, answer as
+without, and start without a store."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("gunicorn")
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = Path(os.environ.get("MAYFLY_COMMAND") or ROOT / "target" / "release" / "mayfly")
+MODEL_MIB = 32
+WORKERS = 2
+
+APP = f"""
+import os
+
+import numpy
+
+
+def load_model():
+    return {{"weights": numpy.random.default_rng(1).random({MODEL_MIB} << 17), "names": ["a", "b"]}}
+
+
+model = load_model()
+
+
+def answer(of=None):
+    return f"{{(of or model)['weights'].sum():.6f}} {{os.getpid()}}"
+
+
+def application(environ, start_response):
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    return [answer().encode()]
+
+
+async def respond(send):
+    await send({{"type": "http.response.start", "status": 200, "headers": []}})
+    await send({{"type": "http.response.body", "body": answer().encode()}})
+
+
+def celery():
+    import celery
+    folder = os.path.dirname(__file__)
+    made = celery.Celery("tasks", broker="filesystem://", backend=f"file://{{folder}}/results")
+    made.conf.broker_transport_options = {{
+        "data_folder_in": f"{{folder}}/queue", "data_folder_out": f"{{folder}}/queue",
+        "control_folder": f"{{folder}}/control",
+    }}
+    return made
+"""
+
+
+def recipe(name):
+    """The block of the README that begins with this file's name."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "python" / "README.md").read_text(), re.S)
+    (found,) = [block for block in blocks if block.startswith(f"# {name}")]
+    return found
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A folder with the application and the recipe; and where the store would be."""
+    folder = tmp_path / "project"
+    for name in ("", "results", "queue", "control"):
+        (folder / name).mkdir()
+    (folder / "app.py").write_text(APP)
+    for name in ("gunicorn.conf.py", "asgi.py", "tasks.py", "serve.py"):
+        (folder / name).write_text(recipe(name))
+    return folder
+
+
+@contextlib.contextmanager
+def ended(process):
+    """Ends a process and all that it has started."""
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def until(what, right, process, log, seconds=120):
+    end = time.monotonic() + seconds
+    while not (value := right()):
+        assert process.poll() is None and time.monotonic() < end, f"{what}:\n{log.read_text()[-3000:]}"
+        time.sleep(0.05)
+    return value
+
+
+@contextlib.contextmanager
+def store(project):
+    if not COMMAND.exists():
+        pytest.fail(f"{COMMAND} is not built: run 'make build'")
+    path, log = project / "share.socket", project / "store.log"
+    with log.open("w") as file:
+        process = subprocess.Popen([COMMAND, "share", "--socket", path], stderr=file, start_new_session=True)
+    with ended(process):
+        until("the store starts", path.exists, process, log)
+        yield path
+
+
+@contextlib.contextmanager
+def server(project, *command):
+    log = project / "server.log"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MAYFLY_")} | {
+        "PYTHONPATH": os.pathsep.join([str(project), str(ROOT / "python")]),
+        "MAYFLY_SHARE_SOCKET": str(project / "share.socket"),
+        "MAYFLY_MERGE_PATH": "engine",
+        "PYTHONUNBUFFERED": "1",
+    }
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command], cwd=project, env=environment, stdout=file, stderr=file,
+            start_new_session=True,
+        )  # fmt: skip
+    with ended(process):
+        yield process, log
+
+
+def shared_mib(pid):
+    """What it has mapped from the store's segments and has in its page table."""
+    total, inside = 0, False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-", line):
+            inside = "mayfly-pages" in line
+        elif inside and line.startswith("Rss:"):
+            total += int(line.split()[1]) / 1024
+        elif inside and line.startswith("Anonymous:"):
+            total -= int(line.split()[1]) / 1024
+    return total
+
+
+def family(pid):
+    """A process and all below it."""
+    found = [pid]
+    for one in found:
+        with contextlib.suppress(FileNotFoundError):
+            for task in Path(f"/proc/{one}/task").iterdir():
+                found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def sharing(pid):
+    """The processes of a server that have all of the model from the store."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return [one for one in family(pid) if shared_mib(one) > 0.98 * MODEL_MIB]
+    return []
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def fetch(port):
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30) as answer:
+            return answer.read().decode()
+    except OSError:
+        return None
+
+
+def right_answer():
+    import numpy
+
+    return f"{numpy.random.default_rng(1).random(MODEL_MIB << 17).sum():.6f}"
+
+
+WEB = {
+    "gunicorn": lambda port: [
+        "gunicorn",
+        "--workers",
+        str(WORKERS),
+        "--bind",
+        f"127.0.0.1:{port}",
+        "app:application",
+    ],
+    "uvicorn": lambda port: ["uvicorn", "--workers", str(WORKERS), "--port", str(port), "asgi:application"],
+}
+
+
+@pytest.mark.parametrize("name", WEB)
+def test_a_web_server_shares_its_model(name, project):
+    port = free_port()
+    with store(project), server(project, *WEB[name](port)) as (process, log):
+        said = until("it answers", lambda: fetch(port), process, log)
+        assert said.split()[0] == right_answer()
+        workers = until(
+            "its workers share", lambda: len(w := sharing(process.pid)) >= WORKERS and w, process, log
+        )
+        assert int(said.split()[1]) in workers and process.pid not in workers
+        assert "nothing is shared" not in log.read_text()
+        assert fetch(port).split()[0] == right_answer()
+
+
+@pytest.mark.parametrize("name", WEB)
+def test_a_web_server_starts_without_a_store(name, project):
+    port = free_port()
+    with server(project, *WEB[name](port)) as (process, log):
+        said = until("it answers", lambda: fetch(port), process, log)
+        assert said.split()[0] == right_answer()
+        until("it says why", lambda: log.read_text().count("nothing is shared") == WORKERS, process, log)
+        assert "mayfly share" in log.read_text() and sharing(process.pid) == []
+
+
+ASK = "import tasks; print(tasks.answer.delay().get(timeout=120))"
+
+
+@pytest.mark.parametrize("has_store", [True, False])
+def test_celery(has_store, project):
+    pytest.importorskip("celery")
+    words = ["celery", "-A", "tasks", "worker", "--pool", "prefork", "--concurrency", str(WORKERS),
+             "--without-gossip", "--without-mingle", "--without-heartbeat"]  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        if has_store:
+            stack.enter_context(store(project))
+        process, log = stack.enter_context(server(project, *words))
+        if has_store:
+            workers = until(
+                "its workers share", lambda: len(w := sharing(process.pid)) >= WORKERS and w, process, log
+            )
+        else:
+            # The parent's logger writes for its workers, in one line each.
+            until("it says why", lambda: log.read_text().count("nothing is shared") == WORKERS, process, log)
+        asked = subprocess.run(
+            [sys.executable, "-c", ASK],
+            cwd=project,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(project), str(ROOT / "python")])},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert asked.returncode == 0, asked.stderr[-2000:] + log.read_text()[-2000:]
+        value, pid = asked.stdout.split()
+        assert value == right_answer()
+        assert not has_store or int(pid) in workers
+
+
+def test_ray(project):
+    pytest.importorskip("ray", reason="Ray is not in the environment: its wheel is large")
+    code = """
+import ray, serve
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+replicas = [serve.Replica.remote() for _ in range(2)]
+print(*ray.get([replica.answer.remote() for replica in replicas]), flush=True)
+input()
+"""
+    (project / "driver.py").write_text(code)
+    with store(project), server(project, "driver") as (process, log):
+        said = until("it answers", lambda: log.read_text().splitlines()[-1:], process, log)
+        words = said[0].split()
+        assert words[0] == words[2] == right_answer()
+        for pid in (words[1], words[3]):
+            assert shared_mib(int(pid)) > 0.98 * MODEL_MIB
