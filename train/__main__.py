@@ -16,7 +16,8 @@ def arguments(given: list[str]) -> argparse.Namespace:
         description="Learns lifetimes from profiles of 'mayfly profile'.",
         allow_abbrev=False,
     )
-    parser.add_argument("profiles", nargs="+", metavar="PROFILE.parquet")
+    parser.add_argument("profiles", nargs="+", metavar="PROFILE.parquet|DATASET")
+    parser.add_argument("--where", metavar="EXPRESSION", help="which partitions of a data set")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("-o", "--output", metavar="MODEL", help="the model file to write")
     what.add_argument("--compare", action="store_true", help="train every encoder and compare")
@@ -34,21 +35,18 @@ def arguments(given: list[str]) -> argparse.Namespace:
 
 def main(command_line: list[str]) -> int:
     given = arguments(command_line)
-    # A shell's *.parquet names the tables of functions, too: they are found by their profiles.
-    given.profiles = [path for path in given.profiles if not path.endswith(".symbols.parquet")]
-    if not given.profiles:
-        raise TrainError("only tables of functions given: name the .parquet files without '.symbols'")
     for path in (given.output, given.plot):
         if path and not Path(path).absolute().parent.is_dir():
             raise TrainError(f"{path}: no such directory")
     # Not before the arguments are known to be good: JAX takes a second to load.
-    from train import commands
+    from train import commands, partitions
 
-    if given.compare:
-        return commands.compare(given)
-    if given.measure:
-        return commands.measure_model(given)
-    return commands.train(given)
+    with partitions.opened(given.profiles, given.where, given.engine) as given.profiles:
+        if given.compare:
+            return commands.compare(given)
+        if given.measure:
+            return commands.measure_model(given)
+        return commands.train(given)
 
 
 if __name__ == "__main__":

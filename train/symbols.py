@@ -10,6 +10,7 @@ from ibis.backends import BaseBackend
 from train import profiles
 from train.errors import TrainError
 
+SUFFIX = ".symbols.parquet"
 NEEDED = {"build_id": "text", "start": "numbers", "end": "numbers", "names": "text"}
 # Addresses in the model file have 32 bits; what lies further in a file is unknown to it.
 _ADDRESSES = 1 << 32
@@ -75,4 +76,4 @@ def functions(connection: BaseBackend, paths: list[str]) -> ir.Table:
 
 def beside(profile: str) -> str:
     """Where the functions of a profile's programs are."""
-    return profile.removesuffix(".parquet") + ".symbols.parquet"
+    return profile.removesuffix(".parquet") + SUFFIX

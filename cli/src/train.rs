@@ -17,6 +17,8 @@ Examples:
   mayfly train monday.parquet tuesday.parquet -o server.model --plot confusion.svg
   mayfly train server.parquet --compare             every encoder on the same contexts; writes no model
   mayfly train other.parquet --measure server.model how well a model does on another profile
+  mayfly train profiles/ --where \"program = 'web' AND version >= '9'\" -o web.model
+                                                    a data set in folders program=web/version=9/; s3://bucket/profiles, too
   MASTER=spark://host:7077 mayfly train hdfs://host/server.parquet --engine spark -o server.model
 
 The first run installs JAX and what else it needs into ~/.cache/mayfly/train (a few minutes).
@@ -45,9 +47,12 @@ enum Engine {
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct TrainArguments {
-    /// Tables that `mayfly profile` wrote
-    #[arg(value_name = "PROFILE.parquet", required = true)]
+    /// Tables that `mayfly profile` wrote, or folders of them, here or at a URL (s3://, gs://, hdfs://)
+    #[arg(value_name = "PROFILE.parquet|DATASET", required = true)]
     profiles: Vec<OsString>,
+    /// Which of them, by the names of their folders (KEY=VALUE): an SQL expression, such as "program = 'web'"
+    #[arg(long = "where", value_name = "EXPRESSION")]
+    chosen: Option<OsString>,
     /// The model file to write
     #[arg(short, long, value_name = "MODEL", required_unless_present_any = ["compare", "measure"])]
     output: Option<PathBuf>,
@@ -108,6 +113,7 @@ impl TrainArguments {
             }
         };
         option("--output", self.output.map(Into::into));
+        option("--where", self.chosen);
         option("--encoder", name(self.encoder.to_possible_value()).map(Into::into));
         option("--hidden", Some(self.hidden.into()));
         option("--vocabulary", Some(self.vocabulary.to_string().into()));

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from train import agreement, profiles
+from train import agreement, partitions, profiles
 from train.dataset import TENTHS, labelled_contexts
 from train.profiles import FREED
 from train.tests import synthetic
@@ -102,12 +102,16 @@ def test_spark_gives_the_same_rows_as_duckdb(tmp_path):
         row("", [0] * 7, 1, 2.5),
         row("x", [0] * 7, 0, 1.0),
     ]
-    synthetic.write(tmp_path / "a.parquet", synthetic.contexts(1500, seed=1) + edges)
+    for build in "ab":
+        (tmp_path / f"program=web/build={build}").mkdir(parents=True)
+    synthetic.write(tmp_path / "program=web/build=a/p.parquet", synthetic.contexts(1500, seed=1) + edges)
     synthetic.write(
-        tmp_path / "b.parquet",
+        tmp_path / "program=web/build=b/p.parquet",
         synthetic.contexts(1500, seed=1)[:700] + synthetic.contexts(500, seed=2) + edges,
     )
-    paths = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
-    duckdb, spark = rows_of("duckdb", paths), rows_of("spark", paths)
+    with partitions.opened([str(tmp_path)], "program = 'web'", "duckdb") as paths:
+        duckdb = rows_of("duckdb", paths)
+    with partitions.opened([str(tmp_path)], "program = 'web'", "spark") as paths:
+        spark = rows_of("spark", paths)
     assert len(duckdb) > 1000
     assert spark == duckdb
