@@ -13,6 +13,7 @@
 //! | [`malloc`] | the C library's allocation functions, which pass small sizes on |
 //! | [`blocks`] | the table of large allocations, and how a block is held while the thread looks at it |
 //! | [`looks`] | the thread: what changed between two looks, what is advised |
+//! | [`runtime`] | runtimes that malloc knows nothing of: one line says so |
 //! | [`library`] | libmayfly_merge.so, which does the merging, and keeps the meaning of what is shared |
 //!
 //! A block cannot vanish while it is looked at or merged: `free` waits for that block, some milliseconds at most.
@@ -22,11 +23,15 @@ mod library;
 mod looks;
 mod malloc;
 mod next;
+mod runtime;
 mod settings;
 
 /// Runs when the library is loaded.
 extern "C" fn loaded() {
     settings::read();
+    if settings::is_on() {
+        runtime::say();
+    }
     blocks::survive_forks();
     looks::survive_forks();
 }

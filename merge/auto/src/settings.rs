@@ -13,6 +13,11 @@ pub fn large_bytes() -> usize {
     LARGE_BYTES.load(Ordering::Relaxed)
 }
 
+/// Whether anything is looked at.
+pub fn is_on() -> bool {
+    large_bytes() != usize::MAX
+}
+
 /// Reads the variable; says on stderr what is wrong with it, and stays off then.
 pub fn read() {
     // SAFETY: runs before main, so that nobody changes the environment meanwhile; the text is copied before it returns.

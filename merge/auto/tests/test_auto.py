@@ -1,6 +1,7 @@
 """Programs under the auto library, on the real store."""
 
 import os
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -115,3 +116,62 @@ def test_a_wrong_size_is_named_and_nothing_happens(program, value):
     )
     assert ran.stdout == "hello\n" and ran.returncode == 0
     assert f"MAYFLY_MERGE_AUTO={value}" in ran.stderr and ran.stderr.count("\n") == 1
+
+
+def run_with(words, folder, **environment):
+    return subprocess.run(
+        words,
+        env=os.environ | {"LD_PRELOAD": str(AUTO), "HOME": str(folder)} | environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+GO = """package main
+
+// #include <stdlib.h>
+import "C"
+import "fmt"
+
+func main() { C.free(C.malloc(1)); fmt.Println("hello") }
+"""
+JAVA = 'class Hello { public static void main(String[] words) { System.out.println("hello"); } }\n'
+
+
+def hello(runtime, folder):
+    """A program that says hello, as command words."""
+    program = {"V8": "node", "a JVM": "java", "Go's runtime": "go"}[runtime]
+    if not shutil.which(program):
+        pytest.skip(f"{program} is not installed")
+    if program == "node":
+        return ["node", "-e", "console.log('hello')"]
+    if program == "java":
+        if not shutil.which("javac"):
+            pytest.skip("javac is not installed")
+        (folder / "Hello.java").write_text(JAVA)
+        subprocess.run(["javac", "Hello.java"], cwd=folder, check=True)
+        return ["java", "-Xshare:auto", "-cp", folder, "Hello"]
+    (folder / "go.mod").write_text("module hello\n")
+    (folder / "main.go").write_text(GO)
+    environment = os.environ | {"CGO_ENABLED": "1", "GOFLAGS": "-mod=mod", "GOTOOLCHAIN": "local"}
+    subprocess.run(["go", "build", "-o", "hello", "."], cwd=folder, env=environment, check=True)
+    return [folder / "hello"]
+
+
+@pytest.mark.parametrize("runtime", ["V8", "a JVM", "Go's runtime"])
+def test_a_runtime_that_maps_its_heap_by_itself_is_named_in_one_line(runtime, tmp_path):
+    words = hello(runtime, tmp_path)
+    ran = run_with(words, tmp_path, MAYFLY_MERGE_AUTO="4M")
+    assert ran.stdout == "hello\n" and ran.returncode == 0, ran.stderr
+    said = [line for line in ran.stderr.splitlines() if "mayfly" in line]
+    assert len(said) == 1 and f"{runtime} maps its heap by itself" in said[0], ran.stderr
+    off = run_with(words, tmp_path)
+    assert off.stdout == "hello\n" and "mayfly" not in off.stderr
+
+
+def test_of_other_programs_nothing_is_said(tmp_path):
+    for words in (["/bin/echo", "hello"], ["python3", "-c", "print('hello')"]):
+        ran = run_with(words, tmp_path, MAYFLY_MERGE_AUTO="4M")
+        assert (ran.stdout, ran.stderr) == ("hello\n", "")

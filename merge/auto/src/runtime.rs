@@ -1,0 +1,66 @@
+//! Runtimes that map their heaps by themselves, past malloc: V8, JVMs, Go. What they allocate is not seen here, and one
+//! line says so, when the library is loaded.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::slice;
+
+/// What is in a program of this kind, before its main runs: an exported function of the runtime or its launcher.
+const BY_SYMBOL: [(&CStr, &str); 3] =
+    [(c"napi_create_object", "V8"), (c"JLI_Launch", "a JVM"), (c"JNI_CreateJavaVM", "a JVM")];
+
+/// The name in the note that Go's linker leaves.
+const GO_NOTE: &[u8] = b"Go\0\0";
+
+/// Says on stderr what will not be shared of this program, if it has a runtime of these.
+pub fn say() {
+    if let Some(runtime) = found() {
+        eprintln!(
+            "mayfly-merge: MAYFLY_MERGE_AUTO: {runtime} maps its heap by itself, so of it nothing is shared; what the \
+             program allocates with malloc is"
+        );
+    }
+}
+
+fn found() -> Option<&'static str> {
+    let exported = BY_SYMBOL.iter().find(|(symbol, _)| {
+        // SAFETY: a C string; the address is not used.
+        !unsafe { libc::dlsym(libc::RTLD_DEFAULT, symbol.as_ptr()) }.is_null()
+    });
+    exported.map(|(_, runtime)| *runtime).or_else(|| is_of_go().then_some("Go's runtime"))
+}
+
+fn is_of_go() -> bool {
+    extern "C" fn look(about: *mut libc::dl_phdr_info, _: usize, found: *mut c_void) -> c_int {
+        // SAFETY: the loader's description of a program that is loaded, and the caller's flag. Its notes are in memory, and
+        // are only read.
+        unsafe {
+            let headers = slice::from_raw_parts((*about).dlpi_phdr, (*about).dlpi_phnum.into());
+            for note in headers.iter().filter(|header| header.p_type == libc::PT_NOTE) {
+                let start = (*about).dlpi_addr.wrapping_add(note.p_vaddr) as *const u8;
+                *found.cast::<bool>() |= has_go_note(slice::from_raw_parts(start, note.p_memsz as usize));
+            }
+        }
+        1 // the first is the program itself: go no further
+    }
+    let mut found = false;
+    // SAFETY: `look` takes what is given here.
+    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut found).cast()) };
+    found
+}
+
+/// Whether one of these notes is by Go: length of the name, length of what follows, kind, name.
+fn has_go_note(mut notes: &[u8]) -> bool {
+    let word = |at: usize, notes: &[u8]| {
+        let bytes = notes.get(at..at + 4)?.try_into().ok()?;
+        Some(u32::from_ne_bytes(bytes) as usize)
+    };
+    while let (Some(name), Some(rest)) = (word(0, notes), word(4, notes)) {
+        if notes.get(12..12 + name) == Some(GO_NOTE) {
+            return true;
+        }
+        let next = 12 + name.next_multiple_of(4) + rest.next_multiple_of(4);
+        let Some(left) = notes.get(next..) else { break };
+        notes = left;
+    }
+    false
+}
