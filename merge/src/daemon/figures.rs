@@ -5,6 +5,7 @@ use std::fmt::Write;
 use std::sync::Mutex;
 
 use crate::daemon::domain::Domain;
+use crate::daemon::json::quoted;
 use crate::daemon::programs::Programs;
 use crate::protocol::MOST_BYTES;
 
@@ -148,19 +149,6 @@ impl Board {
 fn cpu_seconds() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
-}
-
-pub fn quoted(text: &str) -> String {
-    let mut out = String::from('"');
-    for c in text.chars() {
-        match c {
-            '"' | '\\' => out.extend(['\\', c]),
-            '\n' => out.push_str("\\n"),
-            c if c < ' ' => drop(write!(out, "\\u{:04x}", c as u32)),
-            c => out.push(c),
-        }
-    }
-    out + "\""
 }
 
 #[cfg(test)]

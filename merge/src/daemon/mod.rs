@@ -9,6 +9,7 @@ mod budget;
 mod claims;
 mod domain;
 mod figures;
+mod json;
 mod keeper;
 mod lock;
 mod metrics;

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use std::time::Instant;
 
 use crate::daemon::domain::Peer;
-use crate::daemon::figures::quoted;
+use crate::daemon::json::quoted;
 use crate::protocol::Report;
 
 /// A program, by its connection.
