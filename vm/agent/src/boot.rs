@@ -82,6 +82,9 @@ fn set_up_kernel() {
     set("/proc/sys/kernel/numa_balancing", "0");
     set("/proc/sys/vm/compaction_proactiveness", "0");
     set("/proc/sys/kernel/hostname", "mayfly");
+    // Each instance is a user of its own, and all of them are one tenant's: a VM is one domain of trust, so they share
+    // pages as if they were one user (UPM §IV-E). Tenants that must not are in VMs of their own.
+    set("/sys/kernel/mm/upm/domain", "everyone");
     // Where the kernel lies and what it reports is nobody's business but root's.
     set("/proc/sys/kernel/kptr_restrict", "2");
     set("/proc/sys/kernel/dmesg_restrict", "1");
