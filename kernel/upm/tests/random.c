@@ -2,8 +2,9 @@
 //
 // A coordinator keeps N processes running. Each has a few mappings (anonymous, huge, private file, one that a
 // thread writes to all the time) and a model: which content each of their pages has. It writes, advises, forks,
-// execs, moves, unmaps, drops, swaps out, locks, exits or is killed, and compares memory with the model. The
-// coordinator meanwhile compacts memory, takes memory blocks away and back, reclaims, and switches ksmd.
+// execs, moves, unmaps, drops, swaps out, locks, changes its user, exits or is killed, and compares memory with the
+// model. The coordinator meanwhile compacts memory, takes memory blocks away and back, reclaims, and switches ksmd and
+// the domain: a user's or everyone's.
 // Contents are few, so that identical pages are everywhere. At the end all counters must be where they began.
 //
 // Runs as root in a throw-away VM: it changes system settings.
@@ -35,10 +36,11 @@ enum { PAGE = 4096, WORDS = PAGE / 8, REGIONS = 5, MOST = 512, COMMON = 24, FILE
 enum { ANON_A, ANON_B, HUGE_C, FILE_D, THREAD_E };
 // How long anything may take that is to happen at all: far less, but the machine may be slow and busy.
 enum { PATIENCE_S = 300 };
+enum { NOBODY = 65534 };
 static const int region_pages[REGIONS] = {96, 160, 512, 64, 12};
 
 struct shared {  // between all processes
-	_Atomic long ops, advised, eagain, forks, execs, kills, offlined, failures;
+	_Atomic long ops, advised, eagain, forks, execs, kills, users, offlined, failures;
 	long limit;
 	char failure[400];
 };
@@ -253,6 +255,8 @@ static void op_exec(void)
 	shared->execs++;
 	snprintf(s, sizeof s, "%d", slot);
 	snprintf(seed, sizeof seed, "%llu", (unsigned long long)mix(rng));
+	if (seteuid(0))
+		fail("seteuid: %s", strerror(errno));
 	execl("/proc/self/exe", "random", "--worker", s, seed, NULL);
 }
 
@@ -343,8 +347,11 @@ static void one(int top)
 			model[r][first] = (struct model){FILE_CONTENT, 0};
 		else
 			fail("pread: %s", strerror(errno));
-	} else if (what < 985) {
+	} else if (what < 978) {
 		op_fork();
+	} else if (what < 985) {  // for what is advised from now on; children of nobody's are nobody's
+		if (depth == 0 && !seteuid(below(2) ? NOBODY : 0))
+			shared->users++;
 	} else if (top && what < 990) {
 		op_exec();
 	} else if (top && what < 994) {
@@ -426,10 +433,10 @@ static void nothing(int sig)
 
 static void disturb(void)
 {
-	static const char *const runs[] = {"0", "1", "1", "2"};
+	static const char *const runs[] = {"0", "1", "1", "2"}, *const domains[] = {"user", "everyone"};
 
 	shared->ops++;
-	switch (below(6)) {
+	switch (below(7)) {
 	case 0:
 		put("/proc/sys/vm/compact_memory", "1");
 		break;
@@ -447,6 +454,10 @@ static void disturb(void)
 		break;
 	case 4:
 		put("/proc/sys/vm/drop_caches", "5");
+		break;
+	case 5:
+		if (below(8) == 0)
+			put("/sys/kernel/mm/upm/domain", domains[below(2)]);
 		break;
 	default:
 		usleep(2000);
@@ -595,9 +606,9 @@ int main(int argc, char **argv)
 		fprintf(stderr, "random: nothing was ever swapped out\n"), ok = 0;
 	double seconds = t1.tv_sec - t0.tv_sec + (t1.tv_nsec - t0.tv_nsec) / 1e9;
 	printf("random: %s: seed %llu, %ld operations in %.0f s (%.0f/s): %ld advices (%ld EAGAIN), %ld forks, %ld execs, "
-	       "%ld kills, %ld blocks offlined; merged %ld inserted %ld replaced %ld copied %ld busy %ld\n",
+	       "%ld kills, %ld changes of user, %ld blocks offlined; merged %ld inserted %ld replaced %ld copied %ld busy %ld\n",
 	       ok ? "ok" : "FAILED", (unsigned long long)seed, shared->ops, seconds, shared->ops / seconds, shared->advised,
-	       shared->eagain, shared->forks, shared->execs, shared->kills, shared->offlined,
+	       shared->eagain, shared->forks, shared->execs, shared->kills, shared->users, shared->offlined,
 	       number("/sys/kernel/mm/upm/merged"), number("/sys/kernel/mm/upm/inserted"),
 	       number("/sys/kernel/mm/upm/replaced"), number("/sys/kernel/mm/upm/copied"), number("/sys/kernel/mm/upm/busy"));
 	return !ok;

@@ -1,8 +1,8 @@
 // How long merging takes: MADV_UPM, and ksmd at its fastest, on the same processes. Prints one JSON object.
 //
 // N processes have the same SIZE MiB, but for a private share. They advise one after the other, as instances of a
-// function start one after the other (UPM section VI-E: the first call only adds pages, the others merge). Then the
-// same memory again is left to ksmd. Memory saved is net of the kernel's tables.
+// function start one after the other (UPM section VI-E: the first call only adds pages, the others merge); then others,
+// with the same memory again, all at once. Then the same is left to ksmd. Memory saved is net of the kernel's tables.
 // Runs as root in a throw-away VM: it changes system settings.
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -164,15 +164,27 @@ static _Noreturn void instance(int who, long pages, int private_percent, int in,
 
 static int to[MOST], from[MOST];
 
-static struct answer ask(int who, char work)
+static void tell(int who, char work)
+{
+	if (write(to[who], &work, 1) != 1)
+		die("an instance is gone");
+}
+
+static struct answer hear(int who)
 {
 	struct answer a;
 
-	if (write(to[who], &work, 1) != 1 || read(from[who], &a, sizeof a) != sizeof a)
+	if (read(from[who], &a, sizeof a) != sizeof a)
 		die("an instance is gone");
 	if (a.bad)
 		fprintf(stderr, "timing: process %d: %ld pages have wrong content\n", who, a.bad), exit(1);
 	return a;
+}
+
+static struct answer ask(int who, char work)
+{
+	tell(who, work);
+	return hear(who);
 }
 
 static void start(int n, long pages, int private_percent)
@@ -233,7 +245,7 @@ static void shares(const char *which, const long *before, const long *after)
 int main(int argc, char **argv)
 {
 	int n = 6, mib = 64, private_percent = 5, ksm = 1;
-	double first, merging = 0, again = 0, before, t0, cpu0, gib;
+	double first, merging = 0, again = 0, at_once, cpu, cpu_at_once = 0, before, t0, cpu0, gib;
 	long ns0[10], ns1[10], ns2[10], pages, want;
 	struct answer a;
 
@@ -264,9 +276,11 @@ int main(int argc, char **argv)
 	start(n, pages, private_percent);
 	before = used_mib();
 	a = ask(0, WORK_UPM);
-	first = a.wall;
-	for (int i = 1; i < n; i++)
-		merging += ask(i, WORK_UPM).wall / (n - 1);
+	first = a.wall, cpu = a.cpu;
+	for (int i = 1; i < n; i++) {
+		a = ask(i, WORK_UPM);
+		merging += a.wall / (n - 1), cpu += a.cpu;
+	}
 	printf("{\n  \"processes\": %d,\n  \"size_mib\": %d,\n  \"private_percent\": %d,\n", n, mib, private_percent);
 	printf("  \"upm.saved_mib\": %.1f,\n  \"saved_ideal_mib\": %.1f,\n", before - used_mib(),
 	       mib * (n - 1) * (1 - private_percent / 100.0));
@@ -278,7 +292,19 @@ int main(int argc, char **argv)
 	printf("  \"upm.first_ms\": %.2f,\n  \"upm.first_gib_s\": %.3f,\n", first * 1e3, gib / first);
 	printf("  \"upm.merging_ms\": %.2f,\n  \"upm.merging_gib_s\": %.3f,\n", merging * 1e3, gib / merging);
 	printf("  \"upm.again_ms\": %.2f,\n", again * 1e3);
-	printf("  \"upm.all_ms\": %.2f,\n", (first + merging * (n - 1)) * 1e3);
+	printf("  \"upm.all_ms\": %.2f,\n  \"upm.cpu_ms\": %.2f,\n", (first + merging * (n - 1)) * 1e3, cpu * 1e3);
+
+	start(n, pages, private_percent);
+	t0 = now(CLOCK_MONOTONIC);
+	for (int i = 0; i < n; i++)
+		tell(i, WORK_UPM);
+	for (int i = 0; i < n; i++)
+		cpu_at_once += hear(i).cpu;
+	at_once = now(CLOCK_MONOTONIC) - t0;
+	for (int i = 0; i < n; i++)
+		ask(i, WORK_CHECK);
+	end(n);
+	printf("  \"upm.at_once_ms\": %.2f,\n  \"upm.at_once_cpu_ms\": %.2f,\n", at_once * 1e3, cpu_at_once * 1e3);
 
 	put("/sys/kernel/mm/upm/timing", "1");
 	start(2, pages, private_percent);
@@ -305,9 +331,11 @@ int main(int argc, char **argv)
 		put("/sys/kernel/mm/ksm/run", "1");
 		while (number("/sys/kernel/mm/ksm/%s", "pages_sharing") < want && now(CLOCK_MONOTONIC) - t0 < 300)
 			usleep(2000);
-		printf("  \"ksm.all_ms\": %.2f,\n  \"ksm.cpu_ms\": %.0f,\n  \"ksm.saved_mib\": %.1f,\n", (now(CLOCK_MONOTONIC) - t0) * 1e3,
-		       (ksmd_cpu() - cpu0) * 1e3, before - used_mib());
-		printf("  \"ksm.time_of_upm\": %.2f,\n", (now(CLOCK_MONOTONIC) - t0) / (first + merging * (n - 1)));
+		t0 = now(CLOCK_MONOTONIC) - t0, cpu0 = ksmd_cpu() - cpu0;
+		printf("  \"ksm.all_ms\": %.2f,\n  \"ksm.cpu_ms\": %.0f,\n  \"ksm.saved_mib\": %.1f,\n", t0 * 1e3, cpu0 * 1e3,
+		       before - used_mib());
+		printf("  \"ksm.time_of_upm\": %.2f,\n  \"upm.cpu_of_ksm\": %.3f,\n", t0 / (first + merging * (n - 1)),
+		       cpu / cpu0);
 		put("/sys/kernel/mm/ksm/run", "0");
 		for (int i = 0; i < n; i++)
 			ask(i, WORK_CHECK);
