@@ -20,9 +20,9 @@ fn main() {
     }
     // While there is one thread: it makes namespaces.
     if let [_, verb] = &arguments[..]
-        && verb == worker::sandbox::LAUNCHER_VERB
+        && verb == worker::LAUNCHER_VERB
     {
-        std::process::exit(worker::sandbox::launch());
+        std::process::exit(worker::launch());
     }
     let mayfly = Mayfly::parse();
     let level = match mayfly.verb {

@@ -10,9 +10,9 @@ use clap::{Args, ValueEnum};
 use vm::protocol::Mode;
 use worker::Service;
 use worker::machine::{self, Plan};
+use worker::options::{Advise, Layers};
 use worker::pool::Capacity;
 use worker::sigv4::Credentials;
-use worker::worker::{Advise, Layers};
 
 use crate::{libraries, settings};
 

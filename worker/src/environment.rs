@@ -3,13 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use crate::function::{Runtime, Settings};
-use crate::instance::Instance;
 use crate::name::REGION;
-use crate::network;
+use crate::options::{Advise, Options};
 use crate::runtime_files;
-use crate::sandbox::{Bind, Cgroup, RUNTIME_PORT, Spec};
-use crate::store::Door;
-use crate::worker::{Advise, Options};
+use crate::sandbox::{Bind, Order, RUNTIME_PORT};
 
 /// Files of the worker's own, inside.
 const BOOTSTRAP: &str = "/var/mayfly/bootstrap.py";
@@ -25,10 +22,6 @@ const STORE: &str = "/var/mayfly/store";
 /// The first host user that instances run as, where the worker is root; far from those that people have.
 const FIRST_USER: u32 = 2_000_000_000;
 const USERS: u64 = 1_000_000;
-/// Programs of the host that no package has brought.
-const LOCAL: &str = "/usr/local";
-/// Python packages of the host, which a function shall not depend on.
-const HOST_PACKAGES: &str = "dist-packages";
 
 /// What an instance is made of, whatever its sandbox.
 pub(crate) struct Sources {
@@ -40,27 +33,36 @@ pub(crate) struct Sources {
     pub fixed_layout: bool,
 }
 
+/// What an instance must know of its store.
+pub struct Endpoint {
+    /// To be shown inside.
+    pub folder: PathBuf,
+    /// The name of the socket in it.
+    pub socket: &'static str,
+    /// The store's user, where it has one of its own.
+    pub user: Option<u32>,
+}
+
 /// Who keeps the pages that an instance has in common with others.
 #[derive(Clone, Copy)]
 pub(crate) enum Sharing<'a> {
     /// Nobody.
     No,
     /// The function's page store.
-    Store(&'a Door),
+    Store(&'a Endpoint),
     /// The kernel that it runs on, with Mayfly's UPM series.
     Kernel,
 }
 
-/// What the instance is made of.
-pub(crate) fn sources_of(instance: &Instance, sharing: Sharing) -> Sources {
-    let options = instance.options();
-    let deployment = &instance.deployment;
+/// What the instance is made of; `folder` is the worker's own.
+pub(crate) fn sources_of(order: &Order, options: &Options, folder: &Path, sharing: Sharing) -> Sources {
+    let deployment = &order.deployment;
     let settings = &deployment.settings;
     let mut binds = vec![bind(&deployment.code.folder, TASK)];
     binds.extend(deployment.opt.folder.iter().map(|folder| bind(folder, "/opt")));
-    binds.extend(common(options, instance.worker_folder()));
-    if let Sharing::Store(door) = sharing {
-        binds.push(bind(&door.folder, STORE));
+    binds.extend(common(options, folder));
+    if let Sharing::Store(endpoint) = sharing {
+        binds.push(bind(&endpoint.folder, STORE));
     }
     let layers = &options.layers;
     let command = match &settings.runtime {
@@ -79,13 +81,13 @@ pub(crate) fn sources_of(instance: &Instance, sharing: Sharing) -> Sources {
         }
     };
     if layers.merge.is_some() && is_python(settings) {
-        binds.push(bind(&instance.worker_folder().join(runtime_files::PACKAGES), PACKAGES));
+        binds.push(bind(&folder.join(runtime_files::PACKAGES), PACKAGES));
     }
     Sources {
         binds,
         command,
-        environment: variables(instance, options, sharing),
-        user: FIRST_USER + (instance.id % USERS) as u32,
+        environment: variables(order, options, sharing),
+        user: FIRST_USER + (order.id % USERS) as u32,
         fixed_layout: layers.merge.is_some(),
     }
 }
@@ -106,56 +108,16 @@ fn bind(source: &Path, target: &str) -> Bind {
     Bind { source: source.into(), target: target.into() }
 }
 
-/// How to start the instance as processes of this host.
-pub(crate) fn sandbox_of(
-    instance: &Instance,
-    mount_point: PathBuf,
-    cgroup: &Cgroup,
-    store: Option<&Door>,
-) -> Spec {
-    let settings = &instance.deployment.settings;
-    let sharing = store.map_or(Sharing::No, Sharing::Store);
-    let Sources { binds, command, environment, user, fixed_layout } = sources_of(instance, sharing);
-    let mut hidden = Vec::new();
-    let mut needs_local = false;
-    if let Runtime::Python(program, _) | Runtime::Node(program, _) = &settings.runtime {
-        needs_local = program.starts_with(LOCAL);
-    }
-    if let Runtime::Python(_, name) = &settings.runtime {
-        hidden.push(Path::new("/usr/lib/python3").join(HOST_PACKAGES));
-        hidden.push(Path::new(LOCAL).join("lib").join(name).join(HOST_PACKAGES));
-    }
-    // What the operator has installed by hand is nobody's business, but for an interpreter.
-    if !needs_local {
-        hidden.push(LOCAL.into());
-    }
-    Spec {
-        worker: std::process::id(),
-        mount_point,
-        binds,
-        hidden,
-        tmp_mib: settings.ephemeral_mib,
-        memory_mib: settings.memory_mib,
-        user,
-        host_name: format!("instance-{}", instance.id),
-        cgroup_procs: cgroup.procs_files(),
-        fixed_layout,
-        resolvers: settings.outside.unwrap_or(instance.options().outside).then(network::resolvers),
-        command,
-        environment,
-    }
-}
-
 fn is_python(settings: &Settings) -> bool {
     matches!(settings.runtime, Runtime::Python(..))
 }
 
-fn variables(instance: &Instance, options: &Options, sharing: Sharing) -> Vec<(String, String)> {
-    let deployment = &instance.deployment;
+fn variables(order: &Order, options: &Options, sharing: Sharing) -> Vec<(String, String)> {
+    let deployment = &order.deployment;
     let settings = &deployment.settings;
     let layers = &options.layers;
     let python = is_python(settings);
-    let stream = instance.log_stream();
+    let stream = deployment.log_stream(order.id);
     let mut variables: Vec<(String, String)> = [
         ("PATH", "/usr/local/bin:/usr/bin:/bin:/opt/bin".to_string()),
         ("LD_LIBRARY_PATH", format!("{TASK}:{TASK}/lib:/opt/lib")),
@@ -184,9 +146,9 @@ fn variables(instance: &Instance, options: &Options, sharing: Sharing) -> Vec<(S
     let mut preloaded = Vec::new();
     match sharing {
         Sharing::No => {}
-        Sharing::Store(door) => {
-            add("MAYFLY_SHARE_SOCKET", format!("{STORE}/{}", door.socket));
-            if let Some(user) = door.user {
+        Sharing::Store(endpoint) => {
+            add("MAYFLY_SHARE_SOCKET", format!("{STORE}/{}", endpoint.socket));
+            if let Some(user) = endpoint.user {
                 add("MAYFLY_SHARE_UID", user.to_string());
             }
         }

@@ -36,11 +36,6 @@ impl ApiError {
         ApiError::new(404, "ResourceNotFoundException", message)
     }
 
-    /// 404 in the words that Lambda uses for a function.
-    pub fn no_such_function(name: &str) -> ApiError {
-        ApiError::not_found(format!("Function not found: {}", crate::name::arn(name)))
-    }
-
     /// 409: it exists already, or is being changed.
     pub fn conflict(message: impl Into<String>) -> ApiError {
         ApiError::new(409, "ResourceConflictException", message)

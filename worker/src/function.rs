@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::code::Code;
 use crate::error::ApiError;
 use crate::layers::{self, Opt};
-use crate::pool::FunctionId;
+use crate::pool::{FunctionId, InstanceId};
 use crate::time::lambda_time;
 use crate::{limits, name};
 
@@ -391,7 +391,7 @@ impl Function {
             name::LATEST => Some(&self.deployment),
             number => number.parse().ok().and_then(|number: u64| self.versions.get(&number)),
         };
-        found.ok_or_else(|| ApiError::no_such_function(&format!("{}:{qualifier}", self.deployment.name)))
+        found.ok_or_else(|| name::no_such_function(&format!("{}:{qualifier}", self.deployment.name)))
     }
 
     /// What is and what was published of it.
@@ -464,6 +464,11 @@ impl Deployment {
     /// The name of its functions' logs.
     pub fn log_group(&self) -> String {
         format!("/aws/lambda/{}", self.name)
+    }
+
+    /// The name of one instance's log.
+    pub fn log_stream(&self, instance: InstanceId) -> String {
+        format!("[{}]{}-{instance}", self.version, self.revision)
     }
 
     /// Whether both do the same, whatever they are called.

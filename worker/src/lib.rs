@@ -3,7 +3,7 @@
 //! ```text
 //!   boto3, aws ──Lambda API──► api ──► worker ──► pool (who serves what)
 //!                                        │
-//!                                    instance ──► sandbox ──► keeper, process 1, the function's runtime
+//!                                    instance ──► sandbox: a container, or a partition of a VM ──► the function's runtime
 //!                                        ▲                                             │
 //!                                        └──────────────── Runtime API ◄───────────────┘
 //! ```
@@ -11,6 +11,7 @@
 pub mod api;
 pub mod code;
 mod connections;
+mod container;
 pub mod count;
 mod environment;
 pub mod error;
@@ -28,11 +29,12 @@ mod logs;
 pub mod machine;
 pub mod memory;
 pub mod name;
-mod network;
+pub mod options;
 pub mod output;
 mod ownership;
 pub mod pool;
 pub mod python;
+mod readings;
 mod runtime_api;
 mod runtime_files;
 mod sampler;
@@ -40,9 +42,9 @@ pub mod sandbox;
 mod service;
 pub mod sigv4;
 mod stack;
-mod store;
 pub mod template;
 mod time;
 pub mod worker;
 
+pub use container::{LAUNCHER_VERB, launch};
 pub use service::{Service, run};

@@ -147,6 +147,11 @@ fn invalid(text: &str) -> ApiError {
     )
 }
 
+/// 404 in the words that Lambda uses for a function.
+pub fn no_such_function(name: &str) -> ApiError {
+    ApiError::not_found(format!("Function not found: {}", arn(name)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

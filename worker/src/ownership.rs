@@ -5,8 +5,10 @@
 
 use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Result};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+
+use anyhow::Context;
 
 /// The right to a folder, until it is dropped.
 #[derive(Debug)]
@@ -63,6 +65,42 @@ fn own(folder: &Path) -> Result<Option<Owned>> {
         file.metadata().is_ok_and(|ours| (now.dev(), now.ino()) == (ours.dev(), ours.ino()))
     });
     Ok(is_there.then_some(Owned(file)))
+}
+
+const FOLDER_PREFIX: &str = "mayfly-worker-";
+
+/// A folder that is gone when the worker is. Others may pass through, to what is theirs.
+pub struct Folder {
+    path: PathBuf,
+    _owned: Owned,
+}
+
+impl Folder {
+    /// Makes one, and takes away those of workers that were killed.
+    ///
+    /// # Errors
+    /// None can be made there.
+    pub fn new(place: &Path) -> anyhow::Result<Folder> {
+        remove_left_behind(place, FOLDER_PREFIX, |folder| fs::remove_dir_all(folder));
+        let (path, owned) = make(place, FOLDER_PREFIX)
+            .with_context(|| format!("cannot make a folder in {}", place.display()))?;
+        let folder = Folder { path, _owned: owned };
+        fs::set_permissions(&folder.path, fs::Permissions::from_mode(0o711))?;
+        Ok(folder)
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.path) {
+            tracing::warn!("cannot remove {}: {error}", self.path.display());
+        }
+    }
 }
 
 #[cfg(test)]

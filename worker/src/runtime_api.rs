@@ -49,7 +49,8 @@ async fn next(instance: &Instance) -> Answer {
             instance.begin(&invocation);
             hand_out(instance, &invocation)
         }
-        Err(_) => refused(&Misuse::State),
+        // It is being ended, and need not know.
+        Err(_) => std::future::pending().await,
     }
 }
 

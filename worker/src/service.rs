@@ -10,13 +10,16 @@ use anyhow::{Context, Result, anyhow};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::api;
+use crate::container::Containers;
 use crate::function::Runtime;
 use crate::machine::{Disk, Machine, Part, Plan};
+use crate::options::{Layers, Options};
 use crate::pool::Capacity;
 use crate::python;
+use crate::sandbox::Maker;
 use crate::sigv4::Credentials;
 use crate::stack::{self, Ready, Stack};
-use crate::worker::{Layers, Options, Worker};
+use crate::worker::Worker;
 use crate::{environment, runtime_files, sampler};
 
 /// How requests that run are given time when the service ends.
@@ -87,21 +90,28 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
             state: service.state,
         })?;
         let functions = declared.ready(&worker)?;
-        if let Some(plan) = service.machine {
-            let parts = parts(&worker, &functions);
-            let starting = worker.clone();
-            let started = move || -> Result<()> {
-                let disk = Disk::make(starting.folder(), parts)?;
-                let machine = Arc::new(Machine::new(&plan, largest_mib, disk)?);
-                machine.start(&starting)?;
-                let _ = starting.machine.set(machine);
-                Ok(())
-            };
-            tokio::task::spawn_blocking(started).await??;
-        }
+        let in_machine = service.machine.is_some();
+        let maker: Arc<dyn Maker> = match service.machine {
+            None => Arc::new(Containers::new(worker.options.clone(), worker.folder())?),
+            Some(plan) => {
+                let (parts, worker) = (parts(&worker, &functions), worker.clone());
+                let boot = move || -> Result<Arc<Machine>> {
+                    let folder = worker.folder();
+                    let disk = Disk::make(folder, parts)?;
+                    let (options, history) = (worker.options.clone(), worker.history.clone());
+                    let machine = Machine::new(&plan, largest_mib, disk, options, folder, history)?;
+                    let machine = Arc::new(machine);
+                    machine.boot()?;
+                    Ok(machine)
+                };
+                tokio::task::spawn_blocking(boot).await??
+            }
+        };
+        worker.make_with(maker.clone());
         let names = stack::deploy(&worker, functions, &BTreeSet::new())?;
         if let Some(template) = service.template {
-            tokio::spawn(reload(worker.clone(), template, names, signal(SignalKind::hangup())?));
+            let hangup = signal(SignalKind::hangup())?;
+            tokio::spawn(reload(worker.clone(), template, names, hangup, in_machine));
         }
         let ticking = worker.clone();
         tokio::spawn(async move {
@@ -123,17 +133,21 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
             () = worker.close(GRACE) => outcome,
             _ = interrupt.recv() => Err(anyhow!("interrupted twice")),
         };
-        if let Some(machine) = worker.machine.get().cloned() {
-            tokio::task::spawn_blocking(move || machine.close()).await?;
-        }
+        tokio::task::spawn_blocking(move || maker.close()).await?;
         outcome
     })
 }
 
 /// Reads the template anew at each SIGHUP. What is wrong with it is said, and all stays as it is.
-async fn reload(worker: Arc<Worker>, template: PathBuf, mut names: BTreeSet<String>, mut hangup: Signal) {
+async fn reload(
+    worker: Arc<Worker>,
+    template: PathBuf,
+    mut names: BTreeSet<String>,
+    mut hangup: Signal,
+    in_machine: bool,
+) {
     while hangup.recv().await.is_some() {
-        if worker.machine.get().is_some() {
+        if in_machine {
             tracing::error!("SIGHUP: what instances in a VM see is made when the worker starts: restart it");
             continue;
         }

@@ -8,10 +8,10 @@ use std::time::SystemTime;
 use anyhow::{Context, Result, anyhow, ensure};
 
 use crate::code::Code;
+use crate::container::worker_is_root;
 use crate::error::ApiError;
 use crate::function::Alias;
 use crate::layers::{Layer, Opt};
-use crate::sandbox::worker_is_root;
 use crate::template::{self, Declared, DeclaredLayer, LATEST_OF_LAYER};
 use crate::worker::Worker;
 use crate::{api, name, python};

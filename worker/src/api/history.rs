@@ -27,12 +27,12 @@ pub fn history(api: &Api, after: Option<u64>) -> Answer {
 
 /// Which layers the worker uses.
 pub fn layers(worker: &Worker) -> Layers {
-    let layers = &worker.options.layers;
+    let (layers, kind) = (&worker.options.layers, worker.maker().kind());
     Layers {
-        sandbox: if worker.machine.get().is_some() { "vm" } else { "process" }.into(),
+        sandbox: kind.sandbox.into(),
         heap: layers.heap.is_some(),
         merge: layers.merge.is_some(),
-        partitions: worker.machine.get().map_or("none", |machine| machine.mode()).into(),
+        partitions: kind.partitions.into(),
     }
 }
 

@@ -1,12 +1,9 @@
 //! An instance's life as processes of this host, from its start until nothing of it is left.
 
-use std::net::TcpListener;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
-use tokio::sync::Semaphore;
+use anyhow::Result;
 use tokio::task::JoinSet;
 use worker_page::data::Event;
 
@@ -14,11 +11,8 @@ use super::{Instance, Phase, lock};
 use crate::error::ApiError;
 use crate::invocation::Outcome;
 use crate::output::Output;
-use crate::sandbox::{Cgroup, Ending, Limits};
-use crate::{environment, http, limits, machine, runtime_api};
-
-/// Connections to one instance's Runtime API at once.
-pub(crate) const CONNECTIONS: usize = 16;
+use crate::sandbox::{Ended, Handler};
+use crate::{limits, runtime_api};
 
 impl Instance {
     /// The whole life. Returns when its last process has ended and nothing of it is left.
@@ -29,73 +23,38 @@ impl Instance {
             *lock(&self.failure) =
                 Some(Err(ApiError::service(format!("no instance could be started: {error:#}"))));
         }
-        if let Some(cgroup) = self.cgroup.get() {
-            cgroup.remove_when_empty().await;
-        }
-        self.worker.gone(self.id);
+        self.scheduler.clone().gone(self.id);
     }
 
     async fn try_to_live(self: &Arc<Self>) -> Result<()> {
-        if let Some(machine) = self.worker.machine.get() {
-            return machine::live(self, machine).await;
-        }
-        let settings = &self.deployment.settings;
-        let limits = Limits {
-            memory_mib: settings.memory_mib,
-            processes: limits::PROCESSES,
-            processors: settings.processors,
-        };
-        let cgroup = self.worker.cgroups.create(&format!("instance-{}", self.id), limits)?;
-        let cgroup = self.cgroup.get_or_init(|| cgroup);
-        let mount_point: PathBuf = self.worker.folder().join(format!("root-{}", self.id));
-        std::fs::create_dir(&mount_point)
-            .with_context(|| format!("cannot make {}", mount_point.display()))?;
-        let door = match &self.options().layers.merge {
-            Some(_) => Some(self.worker.stores.door(self.deployment.whole).await?),
-            None => None,
-        };
-        let spec = environment::sandbox_of(self, mount_point.clone(), cgroup, door.as_ref());
-        let lived = self.live_inside(&spec).await;
-        // Empty for us: what is mounted there is seen by the sandbox alone.
-        std::fs::remove_dir(&mount_point)
-            .with_context(|| format!("cannot remove {}", mount_point.display()))?;
-        lived
-    }
-
-    async fn live_inside(self: &Arc<Self>, spec: &crate::sandbox::Spec) -> Result<()> {
-        let connect = async |keeper| {
-            let network = self.worker.network().await?;
-            tokio::task::spawn_blocking(move || network.connect(keeper)).await?
-        };
-        let (mut sandbox, listener) = self.worker.spawner.spawn(spec, connect).await?;
-        self.set_output(Output::new(self.label(), self.log(), sandbox.take_output()));
+        let sandbox = self.around.maker.clone().start(self.order()).await?;
+        let sandbox = self.sandbox.get_or_init(|| sandbox);
+        let output = Output::new(self.label(), self.log(), sandbox.take_output());
+        assert!(self.output.set(output).is_ok(), "an instance starts once");
         // Ends with this scope, and with it every connection.
         let mut tasks = JoinSet::new();
-        tasks.spawn(accept(self.clone(), listener));
+        let (served, instance) = (sandbox.clone(), self.clone());
+        let handler: Handler =
+            Arc::new(move |request| Box::pin(runtime_api::handle(instance.clone(), request)));
+        tasks.spawn(async move { served.serve(handler).await });
         let reader = self.clone();
-        tasks.spawn(async move { reader.follow_output().await });
-        let out_of_memory = || self.cgroup.get().is_some_and(Cgroup::was_out_of_memory);
-        let ending = async { (sandbox.ending().await, out_of_memory()) };
-        self.until_it_ends(ending, 1).await;
-        drop(tasks);
+        tasks.spawn(async move {
+            if let Some(output) = reader.output.get() {
+                output.follow().await;
+            }
+        });
+        self.until_it_ends(sandbox.ending()).await;
+        // While it is still served: a runtime that is about to end hears nothing of it.
         sandbox.end().await;
         Ok(())
     }
 
-    /// Waits until it has ended by itself (true), is to end, or did not start in time. The ending comes with whether
-    /// memory was used up.
-    pub(crate) async fn until_it_ends(
-        &self,
-        ending: impl Future<Output = (Ending, bool)>,
-        slower: u32,
-    ) -> bool {
+    /// Waits until it has ended by itself, is to end, or did not start in time.
+    async fn until_it_ends(&self, ending: impl Future<Output = Ended>) {
         let timeout = Duration::from_secs(self.deployment.settings.timeout_s.into());
-        let init = limits::INIT.max(timeout) * slower;
+        let init = limits::INIT.max(timeout) * self.around.maker.slower();
         tokio::select! {
-            (ending, out_of_memory) = ending => {
-                self.ended_by_itself(&ending, out_of_memory);
-                return true;
-            }
+            ended = ending => self.ended_by_itself(&ended),
             () = self.stop.notified() => *lock(&self.phase) = Phase::Ended,
             () = self.still_starting_after(init) => {
                 let message = format!("Error: Init phase timed out after {} seconds", init.as_secs());
@@ -103,7 +62,6 @@ impl Instance {
                 tracing::warn!("{}: {message}", self.label());
             }
         }
-        false
     }
 
     async fn still_starting_after(&self, limit: Duration) {
@@ -114,10 +72,10 @@ impl Instance {
     }
 
     /// The runtime has ended without being asked to: whoever waits for it is told why.
-    fn ended_by_itself(&self, ending: &Ending, out_of_memory: bool) {
+    fn ended_by_itself(&self, Ended { how: ending, out_of_memory }: &Ended) {
         let phase = std::mem::replace(&mut *lock(&self.phase), Phase::Ended);
         let memory = self.deployment.settings.memory_mib;
-        let cause = if out_of_memory { format!(" (memory of {memory} MB used up)") } else { String::new() };
+        let cause = if *out_of_memory { format!(" (memory of {memory} MB used up)") } else { String::new() };
         tracing::warn!("{}: {ending}{cause}", self.label());
         self.note(Event { message: Some(format!("{ending}{cause}")), ..self.event("ended") });
         match phase {
@@ -143,35 +101,6 @@ impl Instance {
             }
             Phase::Answered(timer) => timer.abort(),
             Phase::Waiting(_) | Phase::Ended => {}
-        }
-    }
-}
-
-/// Serves the Runtime API on the socket inside the instance's network namespace.
-async fn accept(instance: Arc<Instance>, listener: TcpListener) {
-    let listening = listener.set_nonblocking(true).and_then(|()| tokio::net::TcpListener::from_std(listener));
-    let listener = match listening {
-        Ok(listener) => listener,
-        Err(error) => return tracing::error!("{}: {error}", instance.label()),
-    };
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
-    let mut connections = JoinSet::new();
-    loop {
-        let place = places.clone().acquire_owned().await.expect("it is never closed");
-        while connections.try_join_next().is_some() {}
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                let _ = stream.set_nodelay(true); // answers are short and waited for
-                let instance = instance.clone();
-                connections.spawn(async move {
-                    http::serve(stream, |request| runtime_api::handle(instance.clone(), request)).await;
-                    drop(place);
-                });
-            }
-            Err(error) => {
-                tracing::warn!("{}: {error}", instance.label());
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
         }
     }
 }

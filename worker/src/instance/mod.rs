@@ -2,9 +2,6 @@
 
 mod life;
 
-pub(crate) use life::CONNECTIONS;
-
-use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -16,16 +13,36 @@ use tokio::task::AbortHandle;
 use worker_page::data::Event;
 
 use crate::code::plain_reason;
+use crate::count::Count;
 use crate::error::ApiError;
 use crate::function::Deployment;
-use crate::history;
+use crate::history::{self, History};
 use crate::invocation::{Figures, Invocation, Outcome, report_line};
-use crate::logs::Stream;
+use crate::logs::{Logs, Stream};
 use crate::memory::Memory;
 use crate::output::Output;
 use crate::pool::{InstanceId, RequestId};
-use crate::sandbox::Cgroup;
-use crate::worker::{Options, Worker};
+use crate::sandbox::{Maker, Order, Sandbox};
+
+/// Who hands out work to instances, and hears from them: the worker.
+pub(crate) trait Scheduler: Send + Sync {
+    /// It waits for work.
+    fn ready(self: Arc<Self>, instance: InstanceId);
+    /// It has run this request.
+    fn answer(&self, instance: InstanceId, request: RequestId, outcome: Result<Outcome, ApiError>);
+    /// It can be used no more.
+    fn end(self: Arc<Self>, instance: InstanceId);
+    /// Nothing of it is left.
+    fn gone(self: Arc<Self>, instance: InstanceId);
+}
+
+/// What the instances of a worker have in common.
+pub(crate) struct Surroundings {
+    pub maker: Arc<dyn Maker>,
+    pub count: Arc<Count>,
+    pub history: Arc<History>,
+    pub logs: Arc<Logs>,
+}
 
 /// What the runtime inside is doing.
 enum Phase {
@@ -56,19 +73,19 @@ pub struct Instance {
     pub id: InstanceId,
     /// What it was started with.
     pub deployment: Arc<Deployment>,
-    worker: Arc<Worker>,
+    scheduler: Arc<dyn Scheduler>,
+    around: Arc<Surroundings>,
     started: Instant,
     phase: Mutex<Phase>,
     /// Set when it first asks for work, taken by the first report.
     init: Mutex<Option<Duration>>,
     started_in: OnceLock<Duration>,
-    partition: Mutex<Option<u32>>,
     /// When it last told of a rest.
     rested: Mutex<Option<Instant>>,
     /// Live and held bytes of its heap, as it last told.
     heap: Mutex<(u64, u64)>,
     output: OnceLock<Output>,
-    cgroup: OnceLock<Cgroup>,
+    sandbox: OnceLock<Arc<dyn Sandbox>>,
     /// Why it could not start: the answer for the request that waited for it.
     failure: Mutex<Option<Result<Outcome, ApiError>>>,
     answering_ends: Notify,
@@ -114,20 +131,25 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Instance {
     /// An instance that is about to start.
-    pub fn new(id: InstanceId, deployment: Arc<Deployment>, worker: Arc<Worker>) -> Instance {
+    pub(crate) fn new(
+        id: InstanceId,
+        deployment: Arc<Deployment>,
+        scheduler: Arc<dyn Scheduler>,
+        around: Arc<Surroundings>,
+    ) -> Instance {
         Instance {
             id,
             deployment,
-            worker,
+            scheduler,
+            around,
             started: Instant::now(),
             phase: Mutex::new(Phase::Init),
             init: Mutex::new(None),
             started_in: OnceLock::new(),
-            partition: Mutex::default(),
             rested: Mutex::new(None),
             heap: Mutex::default(),
             output: OnceLock::new(),
-            cgroup: OnceLock::new(),
+            sandbox: OnceLock::new(),
             failure: Mutex::new(None),
             answering_ends: Notify::new(),
             stop: Notify::new(),
@@ -136,12 +158,12 @@ impl Instance {
 
     /// The memory it uses now.
     pub fn memory_bytes(&self) -> Option<u64> {
-        self.cgroup.get().and_then(Cgroup::bytes)
+        self.sandbox.get()?.counted_bytes()
     }
 
     /// The most memory that it has used.
     pub fn peak_bytes(&self) -> Option<u64> {
-        self.cgroup.get().and_then(Cgroup::peak_bytes)
+        self.sandbox.get()?.peak_bytes()
     }
 
     /// Bytes of live objects in its heap and of the blocks that they are in, when it last rested.
@@ -151,17 +173,12 @@ impl Instance {
 
     /// Its memory, by whose it is. Reads page tables: milliseconds.
     pub fn memory(&self) -> Memory {
-        Memory::of_processes(self.cgroup.get().map(Cgroup::processes).unwrap_or_default())
-    }
-
-    /// The name of its log.
-    pub fn log_stream(&self) -> String {
-        format!("[{}]{}-{}", self.deployment.version, self.deployment.revision, self.id)
+        self.sandbox.get().map(|sandbox| sandbox.memory()).unwrap_or_default()
     }
 
     /// Where its lines are kept.
     pub(crate) fn log(&self) -> Stream {
-        self.worker.logs.stream(&self.deployment.log_group(), &self.log_stream())
+        self.around.logs.stream(&self.deployment.log_group(), &self.deployment.log_stream(self.id))
     }
 
     /// Since its start.
@@ -172,11 +189,6 @@ impl Instance {
     /// How long it took to start, once it has.
     pub fn start_time(&self) -> Option<Duration> {
         self.started_in.get().copied()
-    }
-
-    /// The folder of the worker's own with what it is shown.
-    pub(crate) fn worker_folder(&self) -> &Path {
-        self.worker.folder()
     }
 
     /// Why it could not start, once it is gone.
@@ -201,7 +213,7 @@ impl Instance {
                     let init = self.started.elapsed();
                     *lock(&self.init) = Some(init);
                     let _ = self.started_in.set(init);
-                    self.worker.count.started(init);
+                    self.around.count.started(init);
                     self.note(Event { ms: history::ms(init), ..self.event("ready") });
                     tracing::debug!("{}: started in {:.1} ms", self.label(), init.as_secs_f64() * 1e3);
                 }
@@ -215,7 +227,7 @@ impl Instance {
             }
             *phase = Phase::Waiting(sender);
         }
-        self.worker.ready(self.id);
+        self.scheduler.clone().ready(self.id);
         Ok(receiver)
     }
 
@@ -341,7 +353,7 @@ impl Instance {
             }
             _ => tracing::warn!("{}: answered, but asked for no more work in {timeout_s} s", self.label()),
         }
-        self.worker.end(self.id);
+        self.scheduler.clone().end(self.id);
     }
 
     /// Answers the caller and writes the log's last lines.
@@ -350,7 +362,7 @@ impl Instance {
             duration: work.since.elapsed(),
             init: lock(&self.init).take(),
             memory_mib: self.deployment.settings.memory_mib,
-            peak_bytes: self.cgroup.get().and_then(Cgroup::peak_bytes),
+            peak_bytes: self.peak_bytes(),
         };
         let id = &work.invocation.id;
         if let Some(output) = self.output.get() {
@@ -359,7 +371,7 @@ impl Instance {
             output.say(&report_line(id, &figures));
             outcome.log_tail = output.tail();
         }
-        self.worker.answer(self.id, work.request, Ok(outcome));
+        self.scheduler.answer(self.id, work.request, Ok(outcome));
     }
 
     pub(crate) fn event(&self, kind: &str) -> Event {
@@ -367,23 +379,12 @@ impl Instance {
     }
 
     pub(crate) fn note(&self, event: Event) {
-        self.worker.history.note(event);
-    }
-
-    /// Whether the worker ends, and all instances with it.
-    pub(crate) fn is_worker_closing(&self) -> bool {
-        self.worker.is_closing()
-    }
-
-    /// Whether another instance has the partition by now.
-    pub(crate) fn has_lost(&self, partition: u32) -> bool {
-        let others = self.worker.instances();
-        others.iter().any(|other| other.id != self.id && other.partition() == Some(partition))
+        self.around.history.note(event);
     }
 
     /// The instance tells of a rest: only noted, for those who look. Of a chatty one, five a second.
     pub(crate) fn rested(&self, rest: &Rest) {
-        self.worker.count.rests.fetch_add(1, Ordering::Relaxed);
+        self.around.count.rests.fetch_add(1, Ordering::Relaxed);
         {
             let mut last = lock(&self.rested);
             if last.is_some_and(|last| last.elapsed() < Duration::from_millis(200)) {
@@ -405,32 +406,18 @@ impl Instance {
         }
     }
 
+    /// Who it is, for those who make sandboxes.
+    fn order(&self) -> Order {
+        Order { id: self.id, deployment: self.deployment.clone() }
+    }
+
     pub(crate) fn label(&self) -> String {
-        format!("[{}#{}]", self.deployment.name, self.id)
-    }
-
-    pub(crate) fn set_output(&self, output: Output) {
-        assert!(self.output.set(output).is_ok(), "an instance starts once");
-    }
-
-    pub(crate) async fn follow_output(&self) {
-        if let Some(output) = self.output.get() {
-            output.follow().await;
-        }
-    }
-
-    pub(crate) fn set_partition(&self, partition: u32) {
-        *lock(&self.partition) = Some(partition);
+        self.order().label()
     }
 
     /// The partition of the VM that it lives in, once it does.
     pub fn partition(&self) -> Option<u32> {
-        *lock(&self.partition)
-    }
-
-    /// How the worker is set up.
-    pub(crate) fn options(&self) -> &Options {
-        &self.worker.options
+        self.sandbox.get()?.partition()
     }
 
     /// Now plus the function's timeout, in milliseconds since 1970 (`Lambda-Runtime-Deadline-Ms`).

@@ -48,9 +48,9 @@ impl Guest {
         })
     }
 
-    /// What its kernel has merged, as it told last.
-    pub fn merged(&self) -> Merged {
-        self.lock().last.merged
+    /// Memory of a partition, as it told last.
+    pub fn partition(&self, partition: u32) -> Option<NodeStats> {
+        self.lock().last.partitions.get(&partition).cloned()
     }
 
     /// Has `question` asked, which ends with [`Guest::tell`], unless another is on its way; waits a little for the answer.

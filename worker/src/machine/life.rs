@@ -1,23 +1,23 @@
 //! The life of an instance in the VM: plug, spawn, serve, stop, unplug.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use tokio::net::unix::pipe;
 use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 use vm::protocol::{Confinement, ExitReason, Spawn};
 use vm::{Error, Place};
 use worker_page::data::Event;
 
-use super::relay::Door;
+use super::relay::Listener;
 use super::{Machine, Running};
 use crate::environment::{self, Sharing, Sources};
-use crate::instance::{CONNECTIONS, Instance};
-use crate::output::Output;
-use crate::sandbox::{Ending, RUNTIME_PORT};
-use crate::{history, http, runtime_api};
+use crate::memory::Memory;
+use crate::sandbox::{CONNECTIONS, Ended, Ending, Handler, Later, Order, RUNTIME_PORT, Sandbox};
+use crate::{history, http};
 
 /// How often the guest is asked for what an instance has printed.
 const OUTPUT_EVERY: Duration = Duration::from_millis(250);
@@ -30,27 +30,54 @@ const START_PATIENCE: Duration = Duration::from_secs(300);
 const AGAIN_AFTER: Duration = Duration::from_millis(100);
 /// Until a partition that could not be unplugged is tried again.
 const UNPLUG_AGAIN_AFTER: Duration = Duration::from_secs(1);
-/// An emulated processor is that much slower.
-pub const SLOWER: u32 = 6;
 
-/// Lives until it has ended and its partition is unplugged, or its VM is gone. If the VM ends before the instance has
-/// started, it starts in the next one: nothing of it has run.
+/// An instance in its partition.
+pub struct Instance {
+    order: Order,
+    /// Its name in the VM.
+    name: String,
+    machine: Arc<Machine>,
+    running: Arc<Running>,
+    partition: u32,
+    listener: tokio::sync::Mutex<Listener>,
+    output: Mutex<Option<pipe::Receiver>>,
+    /// Fetches its output until that ends.
+    fetching: Mutex<Option<JoinHandle<()>>>,
+    ended: AtomicBool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Plugs a partition and starts an instance in it. If the VM ends before it has started, it starts in the next one: nothing
+/// of it has run.
 ///
 /// # Errors
-/// It could not be started; says why.
-pub async fn live(instance: &Arc<Instance>, machine: &Arc<Machine>) -> Result<()> {
-    let name = format!("instance-{}", instance.id);
+/// It could not be started; says why. Its partition is unplugged then.
+pub async fn start(machine: &Arc<Machine>, order: Order) -> Result<Instance> {
+    let name = format!("instance-{}", order.id);
     let deadline = Instant::now() + START_PATIENCE;
     loop {
         let running = machine.running().await?;
-        match start(instance, machine, &running, &name).await {
-            Ok((partition, door)) => {
-                let lived = live_there(instance, &running, &name, door).await;
-                unplug(instance, machine, &running, partition).await;
-                return lived;
+        match start_in(machine, &running, &order, &name).await {
+            Ok((partition, listener)) => {
+                let (output_in, output) = pipe::pipe().context("no pipe for the instance's output")?;
+                let fetching = tokio::spawn(fetch_output(running.clone(), name.clone(), output_in));
+                return Ok(Instance {
+                    order,
+                    name,
+                    machine: machine.clone(),
+                    running,
+                    partition,
+                    listener: tokio::sync::Mutex::new(listener),
+                    output: Mutex::new(Some(output)),
+                    fetching: Mutex::new(Some(fetching)),
+                    ended: AtomicBool::new(false),
+                });
             }
             Err(error) if lost_its_vm(&error) && Instant::now() < deadline => {
-                tracing::warn!("{}: starts again: {error:#}", instance.label());
+                tracing::warn!("{}: starts again: {error:#}", order.label());
                 tokio::time::sleep(AGAIN_AFTER).await;
             }
             Err(error) => return Err(error),
@@ -58,26 +85,24 @@ pub async fn live(instance: &Arc<Instance>, machine: &Arc<Machine>) -> Result<()
     }
 }
 
-/// Plugs a partition and starts the instance in it; if it does not start, the partition is unplugged.
-async fn start(
-    instance: &Instance,
+async fn start_in(
     machine: &Machine,
     running: &Arc<Running>,
+    order: &Order,
     name: &str,
-) -> Result<(u32, Door)> {
-    let partition = plug(instance, running).await.context("no memory in the VM")?;
-    instance.set_partition(partition);
-    let door = running.relay.door(name);
-    let spawned = match spawn_order(instance, machine, name) {
+) -> Result<(u32, Listener)> {
+    let partition = plug(machine, running, order).await.context("no memory in the VM")?;
+    let listener = running.relay.listen(name);
+    let spawned = match spawn_order(machine, order, name) {
         Ok(order) => {
             ask(running, move |vm| vm.spawn(Place::Partition(partition), order)).await.map_err(Into::into)
         }
         Err(error) => Err(error),
     };
     match spawned {
-        Ok(_) => Ok((partition, door)),
+        Ok(_) => Ok((partition, listener)),
         Err(error) => {
-            unplug(instance, machine, running, partition).await;
+            unplug(machine, running, order, partition).await;
             Err(error)
         }
     }
@@ -99,14 +124,19 @@ async fn ask<T: Send + 'static>(
     asked.unwrap_or_else(|_| Err(Error::Failed("the thread that asked the VM panicked".into())))
 }
 
-async fn plug(instance: &Instance, running: &Arc<Running>) -> Result<u32, Error> {
+/// An event of this instance and its partition.
+fn event(kind: &str, order: &Order, partition: u32) -> Event {
+    Event { partition: Some(partition.into()), ..history::of_instance(kind, &order.deployment, order.id) }
+}
+
+async fn plug(machine: &Machine, running: &Arc<Running>, order: &Order) -> Result<u32, Error> {
     let plugged = patiently(PLUG_PATIENCE, || ask(running, |vm| vm.plug(None))).await?;
-    instance.note(Event {
-        partition: Some(plugged.partition.into()),
+    lock(&running.holders).insert(plugged.partition, order.id);
+    machine.history.note(Event {
         ms: history::ms(Duration::from_nanos(plugged.total_ns)),
         device_ms: history::ms(Duration::from_nanos(plugged.device_ns)),
         bytes: Some(running.vm.layout().partition_bytes),
-        ..instance.event("plug")
+        ..event("plug", order, plugged.partition)
     });
     Ok(plugged.partition)
 }
@@ -133,34 +163,33 @@ async fn patiently<T, F: Future<Output = Result<T, Error>>>(
 
 /// Until the partition is the host's again, or the VM has ended: one that stayed plugged without an instance would be lost
 /// to all others, who plug absent ones.
-async fn unplug(instance: &Instance, machine: &Machine, running: &Arc<Running>, partition: u32) {
+async fn unplug(machine: &Machine, running: &Arc<Running>, order: &Order, partition: u32) {
     let mut failed = false;
     loop {
         match ask(running, move |vm| vm.unplug(partition)).await {
             Ok(unplugged) => {
-                return instance.note(Event {
-                    partition: Some(partition.into()),
+                return machine.history.note(Event {
                     ms: history::ms(Duration::from_nanos(unplugged.total_ns)),
                     device_ms: history::ms(Duration::from_nanos(unplugged.device_ns)),
                     bytes: Some(unplugged.host_before_bytes.saturating_sub(unplugged.host_after_bytes)),
-                    ..instance.event("unplug")
+                    ..event("unplug", order, partition)
                 });
             }
             // The VM's keeper was faster.
             Err(Error::Absent(_)) if failed => return,
             Err(error) if !failed => {
                 failed = true;
-                instance.note(Event {
-                    partition: Some(partition.into()),
-                    message: Some(error.to_string()),
-                    ..instance.event("fail")
-                });
+                machine
+                    .history
+                    .note(Event { message: Some(error.to_string()), ..event("fail", order, partition) });
             }
             Err(_) => {}
         }
         // The VM's keeper goes on with it, too: then the next to plug one may have it.
-        let is_over =
-            || !machine.is_running(running) || instance.is_worker_closing() || instance.has_lost(partition);
+        let is_over = || {
+            let is_anothers = lock(&running.holders).get(&partition) != Some(&order.id);
+            !machine.is_running(running) || machine.is_closing() || is_anothers
+        };
         if is_over() {
             return;
         }
@@ -171,56 +200,97 @@ async fn unplug(instance: &Instance, machine: &Machine, running: &Arc<Running>, 
     }
 }
 
-async fn live_there(instance: &Arc<Instance>, running: &Arc<Running>, name: &str, door: Door) -> Result<()> {
-    let (output_in, output) = pipe::pipe().context("no pipe for the instance's output")?;
-    instance.set_output(Output::new(instance.label(), instance.log(), output));
-    let mut tasks = JoinSet::new();
-    tasks.spawn(accept(instance.clone(), door));
-    let fetching = tokio::spawn(fetch_output(running.clone(), name.to_string(), output_in));
-    let reader = instance.clone();
-    tasks.spawn(async move { reader.follow_output().await });
-    let waiting = {
-        let name = name.to_string();
-        ask(running, move |vm| vm.wait(&name, Instant::now() + Duration::from_secs(86_400 * 365)))
-    };
-    let ended = instance
-        .until_it_ends(
-            async {
-                match waiting.await {
-                    Ok(Some(ExitReason::Code { code })) => (Ending::Exit(code), false),
-                    Ok(Some(ExitReason::Signal { signal })) => (Ending::Signal(signal), false),
-                    Ok(Some(ExitReason::Overflow)) => (Ending::Signal(libc::SIGKILL), true),
-                    Ok(Some(ExitReason::AgentLost) | None) => {
-                        (Ending::Lost("the VM or its agent ended".into()), false)
-                    }
-                    Err(error) => (Ending::Lost(error.to_string()), false),
-                }
-            },
-            SLOWER,
-        )
-        .await;
-    if ended {
-        // Its last words are still there.
-        let _ = tokio::time::timeout(LAST_WORDS, fetching).await;
-    } else {
-        fetching.abort();
-        let name = name.to_string();
-        // It may end by itself in this moment, or with its VM.
-        if let Err(error) = ask(running, move |vm| vm.stop(&name, Duration::ZERO)).await {
-            tracing::debug!("{}: {error}", instance.label());
+impl Instance {
+    async fn accept(&self, handler: Handler) {
+        let mut listener = self.listener.lock().await;
+        let places = Arc::new(Semaphore::new(CONNECTIONS));
+        let mut connections = JoinSet::new();
+        loop {
+            let stream = listener.accept().await;
+            while connections.try_join_next().is_some() {}
+            // One more than it may have is closed at once.
+            let Ok(place) = places.clone().try_acquire_owned() else { continue };
+            let handler = handler.clone();
+            connections.spawn(async move {
+                http::serve(stream, |request| handler(request)).await;
+                drop(place);
+            });
         }
     }
-    drop(tasks);
-    Ok(())
+
+    async fn until_it_ends(&self) -> Ended {
+        let name = self.name.clone();
+        let forever = Duration::from_secs(86_400 * 365);
+        let ended = ask(&self.running, move |vm| vm.wait(&name, Instant::now() + forever)).await;
+        self.ended.store(true, Ordering::Relaxed);
+        let fetching = lock(&self.fetching).take();
+        if let Some(fetching) = fetching {
+            // Its last words are still there.
+            let _ = tokio::time::timeout(LAST_WORDS, fetching).await;
+        }
+        let out_of_memory = matches!(ended, Ok(Some(ExitReason::Overflow)));
+        let how = match ended {
+            Ok(Some(ExitReason::Code { code })) => Ending::Exit(code),
+            Ok(Some(ExitReason::Signal { signal })) => Ending::Signal(signal),
+            Ok(Some(ExitReason::Overflow)) => Ending::Signal(libc::SIGKILL),
+            Ok(Some(ExitReason::AgentLost) | None) => Ending::Lost("the VM or its agent ended".into()),
+            Err(error) => Ending::Lost(error.to_string()),
+        };
+        Ended { how, out_of_memory }
+    }
 }
 
-fn spawn_order(instance: &Instance, machine: &Machine, name: &str) -> Result<Spawn> {
-    let sharing = match instance.options().layers.merge {
+impl Sandbox for Instance {
+    fn take_output(&self) -> pipe::Receiver {
+        lock(&self.output).take().expect("the output is taken once")
+    }
+
+    fn serve(&self, handler: Handler) -> Later<'_, ()> {
+        Box::pin(self.accept(handler))
+    }
+
+    fn ending(&self) -> Later<'_, Ended> {
+        Box::pin(self.until_it_ends())
+    }
+
+    /// What is used of its partition, as the guest told last.
+    fn memory(&self) -> Memory {
+        let node = self.running.guest.partition(self.partition);
+        node.map_or_else(Memory::default, |node| Memory {
+            pss_bytes: node.total_bytes.saturating_sub(node.free_bytes),
+            private_bytes: node.anonymous_bytes,
+            ..Memory::default()
+        })
+    }
+
+    fn partition(&self) -> Option<u32> {
+        Some(self.partition)
+    }
+
+    fn end(&self) -> Later<'_, ()> {
+        Box::pin(async {
+            if let Some(fetching) = lock(&self.fetching).take() {
+                fetching.abort();
+            }
+            if !self.ended.load(Ordering::Relaxed) {
+                let name = self.name.clone();
+                // It may end by itself in this moment, or with its VM.
+                if let Err(error) = ask(&self.running, move |vm| vm.stop(&name, Duration::ZERO)).await {
+                    tracing::debug!("{}: {error}", self.order.label());
+                }
+            }
+            unplug(&self.machine, &self.running, &self.order, self.partition).await;
+        })
+    }
+}
+
+fn spawn_order(machine: &Machine, order: &Order, name: &str) -> Result<Spawn> {
+    let sharing = match machine.options.layers.merge {
         Some(_) => Sharing::Kernel,
         None => Sharing::No,
     };
     let Sources { binds, command, environment, user, fixed_layout } =
-        environment::sources_of(instance, sharing);
+        environment::sources_of(order, &machine.options, &machine.folder, sharing);
     let binds = binds.into_iter().map(|bind| {
         let missing =
             || format!("{} is not in the VM: functions come from the template", bind.source.display());
@@ -242,22 +312,6 @@ fn spawn_order(instance: &Instance, machine: &Machine, name: &str) -> Result<Spa
             fixed_layout,
         }),
     })
-}
-
-async fn accept(instance: Arc<Instance>, mut door: Door) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
-    let mut connections = JoinSet::new();
-    loop {
-        let stream = door.next().await;
-        let instance = instance.clone();
-        while connections.try_join_next().is_some() {}
-        // One more than it may have is closed at once.
-        let Ok(place) = places.clone().try_acquire_owned() else { continue };
-        connections.spawn(async move {
-            http::serve(stream, |request| runtime_api::handle(instance.clone(), request)).await;
-            drop(place);
-        });
-    }
 }
 
 /// What the instance prints comes in pieces, when asked for.

@@ -11,8 +11,10 @@ mod guest;
 mod life;
 mod relay;
 
-use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -23,17 +25,19 @@ use worker_page::data::{self, Event};
 
 pub use disk::{Disk, Part};
 use guest::Guest;
-pub use guest::Partitions;
-pub use life::live;
 use relay::Relay;
 
-use crate::history;
-use crate::worker::Worker;
+use crate::history::{self, History};
+use crate::options::Options;
+use crate::pool::InstanceId;
+use crate::sandbox::{Kind, Later, Maker, Order, Overall, Sandbox};
 
 /// A VM that does not come up is tried again after so long.
 const PAUSE: Duration = Duration::from_secs(2);
 /// How long an instance waits for the VM, which may be emulated on a busy machine. Requests have their own patience.
 const PATIENCE: Duration = Duration::from_secs(300);
+/// An emulated processor is that much slower.
+const SLOWER: u32 = 6;
 const BLOCK_MIB: u64 = 128;
 /// Of the shared partition, for files; merged pages come on top: as much as one instance may have.
 const SHARED_MIB: u64 = 256;
@@ -61,14 +65,20 @@ pub struct Running {
     pub(crate) vm: Vm,
     pub(crate) relay: Relay,
     guest: Guest,
+    /// Whose each plugged partition is, as far as the worker knows.
+    holders: Mutex<BTreeMap<u32, InstanceId>>,
 }
 
 /// The VM, which is there most of the time.
 pub struct Machine {
     settings: Settings,
     pub(crate) disk: Disk,
+    options: Arc<Options>,
+    /// The worker's own.
+    folder: PathBuf,
+    history: Arc<History>,
     running: watch::Sender<Option<Arc<Running>>>,
-    closing: Mutex<bool>,
+    closing: AtomicBool,
 }
 
 impl Machine {
@@ -76,7 +86,14 @@ impl Machine {
     ///
     /// # Errors
     /// The code disk cannot be made, or there cannot be such a VM.
-    pub fn new(plan: &Plan, largest_mib: u32, disk: Disk) -> Result<Machine> {
+    pub fn new(
+        plan: &Plan,
+        largest_mib: u32,
+        disk: Disk,
+        options: Arc<Options>,
+        folder: &Path,
+        history: Arc<History>,
+    ) -> Result<Machine> {
         let partition_mib = u64::from(largest_mib).next_multiple_of(BLOCK_MIB);
         let cpus = std::thread::available_parallelism().map_or(1, |number| number.get() as u32);
         let settings = Settings {
@@ -98,7 +115,8 @@ impl Machine {
             patience: Duration::from_secs(120),
         };
         settings.check()?;
-        Ok(Machine { settings, disk, running: watch::Sender::new(None), closing: Mutex::new(false) })
+        let (folder, running, closing) = (folder.into(), watch::Sender::new(None), AtomicBool::new(false));
+        Ok(Machine { settings, disk, options, folder, history, running, closing })
     }
 
     /// How its memory grows and shrinks, in a word.
@@ -120,28 +138,33 @@ impl Machine {
     ///
     /// # Errors
     /// It does not come up the first time.
-    pub fn start(self: &Arc<Self>, worker: &Arc<Worker>) -> Result<()> {
-        self.boot(worker).context("the VM for the instances")?;
-        let (machine, worker) = (Arc::clone(self), Arc::clone(worker));
+    pub fn boot(self: &Arc<Self>) -> Result<()> {
+        self.boot_once().context("the VM for the instances")?;
+        let machine = Arc::clone(self);
         let runtime = tokio::runtime::Handle::current();
         std::thread::Builder::new().name("machine".into()).spawn(move || {
             let _in_runtime = runtime.enter();
-            machine.keep(&worker);
+            machine.keep();
         })?;
         Ok(())
     }
 
-    fn boot(&self, worker: &Worker) -> Result<()> {
+    fn boot_once(&self) -> Result<()> {
         let vm = Vm::boot(&self.settings)?;
         let Some(stream) = vm.take_relay() else { bail!("the VM has no relay") };
         let boot = vm.boot_time();
-        self.tell(worker, format!("up, mode {}", self.mode()), Some(boot));
+        self.tell(format!("up, mode {}", self.mode()), Some(boot));
         let relay = Relay::new(stream)?;
-        self.running.send_replace(Some(Arc::new(Running { vm, relay, guest: Guest::default() })));
+        self.running.send_replace(Some(Arc::new(Running {
+            vm,
+            relay,
+            guest: Guest::default(),
+            holders: Mutex::default(),
+        })));
         Ok(())
     }
 
-    fn keep(&self, worker: &Arc<Worker>) {
+    fn keep(&self) {
         loop {
             let running = self.running.borrow().clone();
             if let Some(running) = running {
@@ -151,27 +174,27 @@ impl Machine {
                     return;
                 }
                 tracing::error!("the VM ended: {how}; its instances have ended with it");
-                self.tell(worker, format!("ended: {how}"), None);
+                self.tell(format!("ended: {how}"), None);
                 self.running.send_replace(None);
             }
             if self.is_closing() {
                 return;
             }
-            if let Err(error) = self.boot(worker) {
+            if let Err(error) = self.boot_once() {
                 tracing::error!("the VM does not come up again: {error:#}");
-                self.tell(worker, format!("does not come up: {error:#}"), None);
+                self.tell(format!("does not come up: {error:#}"), None);
                 std::thread::sleep(PAUSE);
             }
         }
     }
 
     fn is_closing(&self) -> bool {
-        *self.closing.lock().unwrap_or_else(PoisonError::into_inner)
+        self.closing.load(Ordering::Relaxed)
     }
 
-    fn tell(&self, worker: &Worker, message: String, took: Option<Duration>) {
+    fn tell(&self, message: String, took: Option<Duration>) {
         let ms = took.and_then(history::ms);
-        worker.history.note(Event { message: Some(message), ms, ..history::event("vm") });
+        self.history.note(Event { message: Some(message), ms, ..history::event("vm") });
     }
 
     /// The VM, once it is there.
@@ -190,22 +213,15 @@ impl Machine {
         self.running.borrow().as_ref().is_some_and(|now| Arc::ptr_eq(now, running))
     }
 
-    /// Powers the VM off; its instances are gone already.
-    pub fn close(&self) {
-        *self.closing.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        if let Some(running) = self.running.send_replace(None) {
-            running.vm.shut_down();
-        }
-    }
-
-    /// Its memory, as the host sees it.
-    pub fn memory(&self) -> Option<data::Vm> {
+    /// Its memory, as host and guest see it. A guest that does not answer at once is not waited for: then it is what it
+    /// told last.
+    fn memory_now(&self) -> Option<data::Vm> {
         let running = self.running.borrow().clone()?;
+        let merged = running.guest.memory(&running).merged;
         let status = running.vm.status();
         let is_plugged = |state: &&vm::State| !matches!(state, vm::State::Absent | vm::State::Plugging);
         let plugged = status.partitions.iter().filter(is_plugged).count() as u64;
         let used = status.partitions.iter().filter(|state| state.instance().is_some()).count() as u64;
-        let merged = running.guest.merged();
         Some(data::Vm {
             resident_bytes: status.host_resident_bytes,
             partitions: status.partitions.len() as u64,
@@ -216,13 +232,34 @@ impl Machine {
             mapped_merged_bytes: merged.advised_bytes,
         })
     }
+}
 
-    /// Memory of each partition, as the guest tells it. A guest that does not answer at once is not waited for: then it
-    /// is what it told last.
-    pub fn partitions(&self) -> Partitions {
-        match self.running.borrow().clone() {
-            Some(running) => running.guest.memory(&running).partitions,
-            None => Partitions::default(),
+impl Maker for Machine {
+    fn start(self: Arc<Self>, order: Order) -> Later<'static, Result<Arc<dyn Sandbox>>> {
+        Box::pin(async move { Ok(Arc::new(life::start(&self, order).await?) as Arc<dyn Sandbox>) })
+    }
+
+    fn slower(&self) -> u32 {
+        SLOWER
+    }
+
+    fn memory(&self) -> Overall {
+        Overall { store: data::Store::default(), vm: self.memory_now() }
+    }
+
+    fn kind(&self) -> Kind {
+        Kind { sandbox: "vm", partitions: self.mode() }
+    }
+
+    fn closing(&self) {
+        self.closing.store(true, Ordering::Relaxed);
+    }
+
+    /// Powers the VM off.
+    fn close(&self) {
+        self.closing();
+        if let Some(running) = self.running.send_replace(None) {
+            running.vm.shut_down();
         }
     }
 }

@@ -20,20 +20,20 @@ const FROM_INSTANCE: usize = 128;
 pub struct Relay(Arc<Shared>);
 
 struct Shared {
-    doors: Mutex<HashMap<String, mpsc::Sender<UnixStream>>>,
+    listeners: Mutex<HashMap<String, mpsc::Sender<UnixStream>>>,
     to_guest: mpsc::Sender<Vec<u8>>,
 }
 
 /// Where connections of one instance come in, until it is dropped.
-pub struct Door {
+pub struct Listener {
     shared: Arc<Shared>,
     instance: String,
     connections: mpsc::Receiver<UnixStream>,
 }
 
-impl Door {
+impl Listener {
     /// The next connection; never, once the VM is gone.
-    pub async fn next(&mut self) -> UnixStream {
+    pub async fn accept(&mut self) -> UnixStream {
         match self.connections.recv().await {
             Some(connection) => connection,
             None => std::future::pending().await,
@@ -41,15 +41,15 @@ impl Door {
     }
 }
 
-impl Drop for Door {
+impl Drop for Listener {
     fn drop(&mut self) {
-        self.shared.doors().remove(&self.instance);
+        self.shared.listeners().remove(&self.instance);
     }
 }
 
 impl Shared {
-    fn doors(&self) -> MutexGuard<'_, HashMap<String, mpsc::Sender<UnixStream>>> {
-        self.doors.lock().unwrap_or_else(PoisonError::into_inner)
+    fn listeners(&self) -> MutexGuard<'_, HashMap<String, mpsc::Sender<UnixStream>>> {
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -62,17 +62,17 @@ impl Relay {
         line.set_nonblocking(true).context("the VM's relay")?;
         let (reader, writer) = UnixStream::from_std(line).context("the VM's relay")?.into_split();
         let (to_guest, frames) = mpsc::channel(TO_GUEST);
-        let shared = Arc::new(Shared { doors: Mutex::default(), to_guest });
+        let shared = Arc::new(Shared { listeners: Mutex::default(), to_guest });
         tokio::spawn(send(writer, frames));
         tokio::spawn(receive(reader, shared.clone()));
         Ok(Relay(shared))
     }
 
     /// Lets an instance of this name connect.
-    pub fn door(&self, instance: &str) -> Door {
+    pub fn listen(&self, instance: &str) -> Listener {
         let (sender, connections) = mpsc::channel(4);
-        self.0.doors().insert(instance.to_string(), sender);
-        Door { shared: self.0.clone(), instance: instance.to_string(), connections }
+        self.0.listeners().insert(instance.to_string(), sender);
+        Listener { shared: self.0.clone(), instance: instance.to_string(), connections }
     }
 }
 
@@ -99,10 +99,10 @@ async fn receive(mut reader: OwnedReadHalf, shared: Arc<Shared>) {
         }
         match kind {
             Kind::Open => {
-                let door = shared.doors().get(&*String::from_utf8_lossy(&payload)).cloned();
-                let pair = door.zip(UnixStream::pair().ok());
-                if let Some((door, (ours, theirs))) = pair
-                    && door.try_send(theirs).is_ok()
+                let listener = shared.listeners().get(&*String::from_utf8_lossy(&payload)).cloned();
+                let pair = listener.zip(UnixStream::pair().ok());
+                if let Some((listener, (ours, theirs))) = pair
+                    && listener.try_send(theirs).is_ok()
                 {
                     let (sender, frames) = mpsc::channel(FROM_INSTANCE);
                     streams.insert(stream, sender);
@@ -168,12 +168,12 @@ mod tests {
     async fn a_connection_is_carried_both_ways_and_strangers_are_closed() {
         let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         let relay = Relay::new(ours).unwrap();
-        let mut door = relay.door("a");
+        let mut listener = relay.listen("a");
         theirs.set_nonblocking(true).unwrap();
         let mut guest = UnixStream::from_std(theirs).unwrap();
         guest.write_all(&frame(7, Kind::Open, b"a")).await.unwrap();
         guest.write_all(&frame(7, Kind::Data, b"ping")).await.unwrap();
-        let mut connection = door.next().await;
+        let mut connection = listener.accept().await;
         let mut bytes = [0; 4];
         connection.read_exact(&mut bytes).await.unwrap();
         assert_eq!(&bytes, b"ping");

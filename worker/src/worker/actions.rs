@@ -1,4 +1,4 @@
-//! Carries out what the pool decides: starts and ends instances, hands out requests, answers those that are not run.
+//! Tells the pool what happens to instances, and carries out what it decides: starts and ends instances, hands out requests, answers those that are not run.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use worker_page::data::Event;
 
 use crate::error::ApiError;
 use crate::history;
-use crate::instance::Instance;
-use crate::invocation::Invocation;
+use crate::instance::{Instance, Scheduler};
+use crate::invocation::{Invocation, Outcome};
 use crate::name;
-use crate::pool::{Action, Refusal};
+use crate::pool::{Action, InstanceId, Refusal, RequestId};
 
 impl Worker {
     pub(super) fn carry_out(self: &Arc<Self>, state: &mut State, actions: Vec<Action>) {
@@ -19,7 +19,12 @@ impl Worker {
             match action {
                 Action::Start { instance, function } => {
                     let Some(deployment) = state.deployments.get(&function) else { continue };
-                    let started = Arc::new(Instance::new(instance, deployment.clone(), self.clone()));
+                    let started = Arc::new(Instance::new(
+                        instance,
+                        deployment.clone(),
+                        self.clone(),
+                        self.around().clone(),
+                    ));
                     self.history.note(history::of_instance("start", deployment, instance));
                     state.instances.insert(instance, started.clone());
                     tokio::spawn(started.live());
@@ -66,6 +71,62 @@ impl Worker {
                 Action::FailedStart { .. } => {}
             }
         }
+    }
+}
+
+impl Scheduler for Worker {
+    fn answer(&self, instance: InstanceId, request: RequestId, outcome: Result<Outcome, ApiError>) {
+        let waiting = {
+            let mut state = self.lock();
+            let now = self.now();
+            state.pool.answered(instance, now);
+            state.waiting.remove(&request)
+        };
+        if let Some(waiting) = waiting {
+            let latency = waiting.arrived.elapsed();
+            self.count.answered(&outcome, latency);
+            self.history.answered(latency);
+            // The caller may have gone away.
+            let _ = waiting.reply.send(outcome);
+        }
+    }
+
+    fn ready(self: Arc<Self>, instance: InstanceId) {
+        let mut state = self.lock();
+        let now = self.now();
+        let actions = state.pool.ready(instance, now);
+        self.carry_out(&mut state, actions);
+    }
+
+    fn end(self: Arc<Self>, instance: InstanceId) {
+        let mut state = self.lock();
+        let actions = state.pool.stop(instance);
+        self.carry_out(&mut state, actions);
+    }
+
+    fn gone(self: Arc<Self>, instance: InstanceId) {
+        let mut state = self.lock();
+        let known = state.instances.remove(&instance);
+        if let Some(known) = &known {
+            self.history.note(Event {
+                ms: history::ms(known.age()),
+                ..history::of_instance("gone", &known.deployment, instance)
+            });
+            self.end_store_unless_used(&state, known.deployment.whole);
+        }
+        let actions = state.pool.gone(instance);
+        for action in &actions {
+            if let (Action::FailedStart { request, .. }, Some(known)) = (action, &known)
+                && let Some(waiting) = state.waiting.remove(request)
+            {
+                let outcome = known.take_failure();
+                self.count.answered(&outcome, waiting.arrived.elapsed());
+                let _ = waiting.reply.send(outcome);
+            }
+        }
+        self.carry_out(&mut state, actions);
+        drop(state);
+        self.emptier.notify_waiters();
     }
 }
 

@@ -100,7 +100,7 @@ impl Worker {
     /// No such function.
     pub fn delete(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
         let mut state = self.lock();
-        let function = state.functions.remove(name).ok_or_else(|| ApiError::no_such_function(name))?;
+        let function = state.functions.remove(name).ok_or_else(|| name::no_such_function(name))?;
         for deployment in function.deployments() {
             self.withdraw(&mut state, deployment);
         }
@@ -119,7 +119,7 @@ impl Worker {
     pub(super) fn end_store_unless_used(&self, state: &State, whole: FunctionId) {
         let lives = state.deployments.contains_key(&whole);
         if !lives && !state.instances.values().any(|instance| instance.deployment.whole == whole) {
-            self.stores.end(whole);
+            self.maker().forget(whole);
         }
     }
 

@@ -6,9 +6,7 @@ mod layers;
 mod versions;
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::SocketAddr;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -19,90 +17,31 @@ use tokio::sync::{Notify, oneshot};
 use crate::count::Count;
 use crate::error::ApiError;
 use crate::function::{Deployment, Function};
-use crate::history::{self, History};
-use crate::instance::Instance;
+use crate::history::History;
+use crate::instance::{Instance, Scheduler, Surroundings};
 use crate::invocation::{Invocation, Outcome};
 use crate::logs::Logs;
-use crate::machine::Machine;
-use crate::name::Target;
-use crate::network::Network;
-use crate::ownership::{self, Owned};
-use crate::pool::{Action, Capacity, Census, FunctionId, InstanceId, Pool, RequestId, Time};
+use crate::name::{self, Target};
+use crate::options::Options;
+use crate::ownership::Folder;
+use crate::pool::{Census, FunctionId, InstanceId, Pool, RequestId, Time};
+use crate::readings::Readings;
 use crate::runtime_files;
-use crate::sampler::Readings;
-use crate::sandbox::{Hierarchy, Spawner, worker_is_root};
-use crate::sigv4::Credentials;
-use crate::store::Stores;
-use worker_page::data::Event;
-
-/// How the worker is set up.
-#[derive(Debug)]
-pub struct Options {
-    /// Where the Lambda API listens.
-    pub address: SocketAddr,
-    /// What the instances may use.
-    pub capacity: Capacity,
-    /// Requests must be signed with these, if given.
-    pub credentials: Option<Credentials>,
-    /// What instances are given to save memory.
-    pub layers: Layers,
-    /// The folder with `awslambdaric`, needed for functions in Python.
-    pub python_client: Option<PathBuf>,
-    /// `mayfly` itself, which becomes the keeper of each sandbox.
-    pub program: PathBuf,
-    /// Where unpacked code lies while the worker runs.
-    pub cache: PathBuf,
-    /// Folders below which callers may name code.
-    pub code_folders: Vec<PathBuf>,
-    /// Whether functions that say nothing of it reach the outside world.
-    pub outside: bool,
-    /// Where events that were accepted are kept, so that they survive the worker; otherwise in memory.
-    pub state: Option<PathBuf>,
-}
-
-/// Mayfly's libraries for instances; what is absent is left out.
-#[derive(Clone, Debug, Default)]
-pub struct Layers {
-    /// `libmayfly_heap.so`, preloaded.
-    pub heap: Option<PathBuf>,
-    /// `libmayfly_merge.so`: instances of a function share pages.
-    pub merge: Option<PathBuf>,
-    /// `libmayfly_rest.so`, which makes use of both while an instance is idle.
-    pub rest: Option<PathBuf>,
-    /// What an idle instance advises to merge.
-    pub advise: Advise,
-}
-
-/// What an idle instance advises to merge.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Advise {
-    /// All its anonymous memory.
-    #[default]
-    Whole,
-    /// What its heap has placed in the longest lifetime class.
-    Class,
-}
+use crate::sandbox::Maker;
 
 /// The worker.
 pub struct Worker {
     /// How it is set up.
-    pub options: Options,
+    pub options: Arc<Options>,
     /// What has happened so far.
-    pub count: Count,
+    pub count: Arc<Count>,
     /// What has happened, and how memory has developed.
-    pub history: History,
+    pub history: Arc<History>,
     /// What functions have printed lately.
     pub(crate) logs: Arc<Logs>,
     pub(crate) readings: Readings,
-    pub(crate) stores: Stores,
-    /// Where instances live, if not as processes of this host.
-    pub(crate) machine: OnceLock<Arc<Machine>>,
-    /// Goes after the stores.
-    store_folder: Folder,
-    /// Made with the first instance that reaches the outside world.
-    network: tokio::sync::OnceCell<Arc<Network>>,
-    pub(crate) cgroups: Arc<Hierarchy>,
-    pub(crate) spawner: Spawner,
+    /// What instances are made by; said once, before the first.
+    around: OnceLock<Arc<Surroundings>>,
     folder: Folder,
     began: Instant,
     state: Mutex<State>,
@@ -149,8 +88,6 @@ impl Worker {
         std::fs::create_dir_all(&options.cache)
             .with_context(|| format!("cannot make {}", options.cache.display()))?;
         let folder = Folder::new(&options.cache)?;
-        // Stores are users of their own where the worker is root, whose cache is closed to others.
-        let stores = Folder::new(if worker_is_root() { Path::new("/run") } else { &options.cache })?;
         let state = State {
             pool: Pool::new(options.capacity.clone()),
             functions: BTreeMap::new(),
@@ -161,23 +98,15 @@ impl Worker {
             next_function: 1,
             closing: false,
         };
-        runtime_files::write(&folder.path)?;
-        let spawner = Spawner::new(options.program.clone())?;
+        runtime_files::write(folder.path())?;
         let began = Instant::now();
-        let (program, memory_mib) = (options.program.clone(), options.capacity.memory_mib);
-        let cgroups = Arc::new(Hierarchy::new()?);
         Ok(Arc::new(Worker {
-            stores: Stores::new(program, spawner.clone(), cgroups.clone(), stores.path.clone(), memory_mib),
-            store_folder: stores,
-            network: tokio::sync::OnceCell::new(),
-            cgroups,
-            machine: OnceLock::new(),
-            spawner,
-            options,
-            count: Count::default(),
-            history: History::new(began),
+            options: Arc::new(options),
+            count: Arc::default(),
+            history: Arc::new(History::new(began)),
             logs: Arc::default(),
             readings: Readings::default(),
+            around: OnceLock::new(),
             folder,
             began,
             state: Mutex::new(state),
@@ -186,20 +115,25 @@ impl Worker {
         }))
     }
 
-    /// A folder of the worker's own, gone when it is.
-    pub fn folder(&self) -> &Path {
-        &self.folder.path
+    /// Says what instances are made by, once, before the first.
+    pub(crate) fn make_with(&self, maker: Arc<dyn Maker>) {
+        let (count, history, logs) = (self.count.clone(), self.history.clone(), self.logs.clone());
+        let around = Arc::new(Surroundings { maker, count, history, logs });
+        assert!(self.around.set(around).is_ok(), "instances are made by one maker");
     }
 
-    /// The way to the outside world.
-    ///
-    /// # Errors
-    /// It cannot be made.
-    pub(crate) async fn network(&self) -> Result<Arc<Network>> {
-        let owner = self.store_folder.path.clone();
-        let make =
-            || async move { tokio::task::spawn_blocking(move || Network::new(&owner)).await?.map(Arc::new) };
-        self.network.get_or_try_init(make).await.cloned()
+    fn around(&self) -> &Arc<Surroundings> {
+        self.around.get().expect("the maker is said before the first function")
+    }
+
+    /// What instances are made by.
+    pub(crate) fn maker(&self) -> &dyn Maker {
+        &*self.around().maker
+    }
+
+    /// A folder of the worker's own, gone when it is.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
     }
 
     /// Since it began.
@@ -244,68 +178,6 @@ impl Worker {
         answer.await.unwrap_or_else(|_| Err(ApiError::service("the request was lost")))
     }
 
-    /// Answers a request that the instance has run, once.
-    pub(crate) fn answer(
-        &self,
-        instance: InstanceId,
-        request: RequestId,
-        outcome: Result<Outcome, ApiError>,
-    ) {
-        let waiting = {
-            let mut state = self.lock();
-            let now = self.now();
-            state.pool.answered(instance, now);
-            state.waiting.remove(&request)
-        };
-        if let Some(waiting) = waiting {
-            let latency = waiting.arrived.elapsed();
-            self.count.answered(&outcome, latency);
-            self.history.answered(latency);
-            // The caller may have gone away.
-            let _ = waiting.reply.send(outcome);
-        }
-    }
-
-    // ---- instances ----
-
-    pub(crate) fn ready(self: &Arc<Self>, instance: InstanceId) {
-        let mut state = self.lock();
-        let now = self.now();
-        let actions = state.pool.ready(instance, now);
-        self.carry_out(&mut state, actions);
-    }
-
-    pub(crate) fn end(self: &Arc<Self>, instance: InstanceId) {
-        let mut state = self.lock();
-        let actions = state.pool.stop(instance);
-        self.carry_out(&mut state, actions);
-    }
-
-    pub(crate) fn gone(self: &Arc<Self>, instance: InstanceId) {
-        let mut state = self.lock();
-        let known = state.instances.remove(&instance);
-        if let Some(known) = &known {
-            self.history.note(Event {
-                ms: history::ms(known.age()),
-                ..history::of_instance("gone", &known.deployment, instance)
-            });
-            self.end_store_unless_used(&state, known.deployment.whole);
-        }
-        let actions = state.pool.gone(instance);
-        for action in &actions {
-            if let (Action::FailedStart { request, .. }, Some(known)) = (action, &known)
-                && let Some(waiting) = state.waiting.remove(request)
-            {
-                let outcome = known.take_failure();
-                self.count.answered(&outcome, waiting.arrived.elapsed());
-                let _ = waiting.reply.send(outcome);
-            }
-        }
-        self.carry_out(&mut state, actions);
-        drop(state);
-        self.emptier.notify_waiters();
-    }
-
     /// Lets time pass; call it a few times a second.
     pub fn tick(self: &Arc<Self>) {
         let mut state = self.lock();
@@ -344,6 +216,7 @@ impl Worker {
     /// Takes no new requests, gives those that run some time, then ends all instances and waits until they are gone.
     pub async fn close(self: &Arc<Self>, grace: Duration) {
         self.lock().closing = true;
+        self.maker().closing();
         let deadline = Instant::now() + grace;
         while !self.lock().waiting.is_empty() && Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -354,7 +227,7 @@ impl Worker {
         }
         let left: Vec<InstanceId> = self.lock().instances.keys().copied().collect();
         for instance in left {
-            self.end(instance);
+            self.clone().end(instance);
         }
         loop {
             let emptier = self.emptier.notified();
@@ -375,37 +248,6 @@ impl State {
     }
 
     fn function(&self, name: &str) -> Result<&Function, ApiError> {
-        self.functions.get(name).ok_or_else(|| ApiError::no_such_function(name))
-    }
-}
-
-const FOLDER_PREFIX: &str = "mayfly-worker-";
-
-/// A folder that is gone when the worker is. Others may pass through, to what is theirs.
-struct Folder {
-    path: PathBuf,
-    _owned: Owned,
-}
-
-fn remove_folder(folder: &Path) -> std::io::Result<()> {
-    std::fs::remove_dir_all(folder)
-}
-
-impl Folder {
-    fn new(place: &Path) -> Result<Folder> {
-        ownership::remove_left_behind(place, FOLDER_PREFIX, remove_folder);
-        let (path, owned) = ownership::make(place, FOLDER_PREFIX)
-            .with_context(|| format!("cannot make a folder in {}", place.display()))?;
-        let folder = Folder { path, _owned: owned };
-        std::fs::set_permissions(&folder.path, std::fs::Permissions::from_mode(0o711))?;
-        Ok(folder)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_dir_all(&self.path) {
-            tracing::warn!("cannot remove {}: {error}", self.path.display());
-        }
+        self.functions.get(name).ok_or_else(|| name::no_such_function(name))
     }
 }

@@ -108,7 +108,7 @@ impl Worker {
                 version => version.parse().is_ok_and(|number: u64| function.versions.contains_key(&number)),
             };
             if !known(function) {
-                return Err(ApiError::no_such_function(&format!("{name}:{}", changed.version)));
+                return Err(name::no_such_function(&format!("{name}:{}", changed.version)));
             }
         }
         let aliases = &mut state.functions.get_mut(name).expect("found above").aliases;

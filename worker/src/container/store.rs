@@ -17,8 +17,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
+use super::cgroup::{Cgroup, Hierarchy, Limits};
+use super::spawn::Spawner;
+use super::system::own_user_with_leases;
+use super::worker_is_root;
+use crate::environment::Endpoint;
 use crate::pool::FunctionId;
-use crate::sandbox::{Cgroup, Hierarchy, Limits, Spawner, own_user_with_leases, worker_is_root};
 
 /// The first host user of stores; instances' users end below.
 const FIRST_USER: u32 = 2_001_000_000;
@@ -73,16 +77,6 @@ impl Store {
     }
 }
 
-/// What an instance must know of its store.
-pub struct Door {
-    /// To be shown inside.
-    pub folder: PathBuf,
-    /// The name of the socket in it.
-    pub socket: &'static str,
-    /// The store's user, where it has one of its own.
-    pub user: Option<u32>,
-}
-
 impl Stores {
     /// No store yet. `memory_mib` is what all instances together may have; a store holds a part of that at most.
     pub fn new(
@@ -108,20 +102,20 @@ impl Stores {
     ///
     /// # Errors
     /// It cannot be started.
-    pub async fn door(&self, function: FunctionId) -> Result<Door> {
+    pub async fn endpoint(&self, function: FunctionId) -> Result<Endpoint> {
         let place = self.place(function);
         let user = worker_is_root().then(|| FIRST_USER + (function % 1_000_000) as u32);
-        let door = Door { folder: place.join("door"), socket: SOCKET, user };
+        let endpoint = Endpoint { folder: place.join("socket"), socket: SOCKET, user };
         {
             let mut stores = self.lock();
             if stores.get_mut(&function).is_some_and(Store::runs) {
-                return Ok(door);
+                return Ok(endpoint);
             }
             if let Some(died) = stores.insert(function, Store { running: None }) {
                 died.end(&place);
             }
         }
-        let started = self.start(function, &place, &door).await;
+        let started = self.start(function, &place, &endpoint).await;
         let mut stores = self.lock();
         match (started, stores.get_mut(&function)) {
             (Ok(running), Some(store)) => store.running = Some(running),
@@ -132,17 +126,17 @@ impl Stores {
                 return Err(error);
             }
         }
-        Ok(door)
+        Ok(endpoint)
     }
 
-    async fn start(&self, function: FunctionId, place: &Path, door: &Door) -> Result<Running> {
-        std::fs::create_dir_all(&door.folder)
-            .with_context(|| format!("cannot make {}", door.folder.display()))?;
+    async fn start(&self, function: FunctionId, place: &Path, endpoint: &Endpoint) -> Result<Running> {
+        std::fs::create_dir_all(&endpoint.folder)
+            .with_context(|| format!("cannot make {}", endpoint.folder.display()))?;
         let mut command = Command::new(&self.program);
         command
             .arg("share")
             .arg("--socket")
-            .arg(door.folder.join(SOCKET))
+            .arg(endpoint.folder.join(SOCKET))
             .args(["--domain", "everyone", "--limit", &format!("{}MiB", self.limit_mib)])
             .arg("--metrics")
             .arg(place.join(FIGURES))
@@ -150,15 +144,15 @@ impl Stores {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .process_group(0);
-        if let Some(user) = door.user {
+        if let Some(user) = endpoint.user {
             // Closed to all others; a sandbox shows the inner one.
             std::fs::set_permissions(place, std::fs::Permissions::from_mode(0o700))?;
-            for folder in [place, &door.folder] {
+            for folder in [place, &endpoint.folder] {
                 std::os::unix::fs::chown(folder, Some(user), Some(user))
                     .with_context(|| format!("cannot give {} to its store", folder.display()))?;
             }
         }
-        own_user_with_leases(&mut command, door.user);
+        own_user_with_leases(&mut command, endpoint.user);
         let limits = Limits { memory_mib: self.limit_mib + OWN_MIB, processes: PROCESSES, processors: None };
         let cgroup = self.cgroups.create(&format!("store-{function}"), limits)?;
         let child = match self.spawner.run(command).await.context("cannot start a page store") {

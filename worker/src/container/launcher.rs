@@ -10,8 +10,9 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use vm_syscalls::Placement;
 
-use super::{INSIDE_USER, RUNTIME_PORT, Spec, root, system};
+use super::{INSIDE_USER, Spec, root, system};
 use crate::limits;
+use crate::sandbox::RUNTIME_PORT;
 
 /// Where the control socket is kept; 0 becomes the function's stdin.
 const CONTROL: RawFd = 3;

@@ -8,7 +8,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use super::{Bind, INSIDE_USER, Spec, system};
+use super::{INSIDE_USER, Spec, system};
+use crate::sandbox::Bind;
 
 const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
 /// Of the host's /etc; those that exist.

@@ -1,4 +1,4 @@
-//! One sandbox per instance: namespaces, a read-only root, a private /tmp, cgroup limits, seccomp, no privileges.
+//! Instances as processes of this host: namespaces, a read-only root, a private /tmp, cgroup limits, seccomp, no privileges.
 //!
 //! ```text
 //!   worker ──spawn──► keeper ──unshare, fork──► init, process 1 inside ──fork──► the function's runtime
@@ -12,34 +12,26 @@
 
 mod cgroup;
 mod launcher;
+mod maker;
+mod network;
 mod root;
 mod spawn;
+mod store;
 mod system;
 
-pub use cgroup::{Cgroup, Hierarchy, Limits};
 pub use launcher::launch;
-pub use spawn::{Ending, Sandbox, Spawner};
-pub use system::own_user_with_leases;
+pub(crate) use maker::Containers;
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::sandbox::Bind;
+
 /// The first argument under which `mayfly` becomes the keeper of a sandbox, reading a [`Spec`] from its stdin.
 pub const LAUNCHER_VERB: &str = "sandbox-keeper";
-/// Port of the Runtime API on the loopback device of every instance.
-pub const RUNTIME_PORT: u16 = 9001;
 /// The user that a function sees itself as where the worker is not root.
-pub const INSIDE_USER: u32 = 993;
-
-/// A file or folder of the host, seen read-only inside.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Bind {
-    /// On the host.
-    pub source: PathBuf,
-    /// Inside.
-    pub target: PathBuf,
-}
+const INSIDE_USER: u32 = 993;
 
 /// All that the keeper needs to know.
 #[derive(Clone, Debug, Serialize, Deserialize)]

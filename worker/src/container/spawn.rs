@@ -15,8 +15,9 @@ use tokio::net::unix::pipe;
 use tokio::sync::oneshot;
 
 use super::launcher::{CONNECTS, EXITED, FAILED, LISTENS};
+use super::network::Pair;
 use super::{LAUNCHER_VERB, Spec, system};
-use crate::network::Pair;
+use crate::sandbox::Ending;
 
 /// The longest that the namespaces and mounts of one sandbox may take.
 const PREPARATION: Duration = Duration::from_secs(20);
@@ -67,7 +68,7 @@ impl Spawner {
         &self,
         spec: &Spec,
         connect: impl AsyncFnOnce(u32) -> Result<Pair>,
-    ) -> Result<(Sandbox, std::net::TcpListener)> {
+    ) -> Result<(Container, std::net::TcpListener)> {
         let (ours, theirs) = UnixStream::pair().context("no socket for a new sandbox")?;
         let (output, output_in) = pipe_pair().context("no pipe for a new sandbox")?;
         let mut command = Command::new(&self.program);
@@ -78,7 +79,7 @@ impl Spawner {
             .stdout(output_in.try_clone()?)
             .stderr(Stdio::from(output_in));
         let child = self.run(command).await.context("cannot start a sandbox's keeper")?;
-        let mut sandbox = Sandbox {
+        let mut sandbox = Container {
             ended: system::ending_of(child.id() as libc::pid_t)?,
             child,
             control: None,
@@ -121,39 +122,8 @@ fn pipe_pair() -> std::io::Result<(pipe::Receiver, OwnedFd)> {
     Ok((pipe::Receiver::from_owned_fd(OwnedFd::from(reader))?, OwnedFd::from(writer)))
 }
 
-/// How the runtime of a sandbox ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ending {
-    /// With this exit code.
-    Exit(i32),
-    /// By this signal.
-    Signal(i32),
-    /// The sandbox was killed as a whole.
-    Killed,
-    /// It could not be started.
-    NotStarted(String),
-    /// What it ran in is gone.
-    Lost(String),
-}
-
-impl std::fmt::Display for Ending {
-    /// In the words of Lambda's `Runtime.ExitError`.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Ending::Exit(0) => f.write_str("Runtime exited without providing a reason"),
-            Ending::Exit(code) => write!(f, "Runtime exited with error: exit status {code}"),
-            Ending::Signal(libc::SIGKILL) | Ending::Killed => {
-                f.write_str("Runtime exited with error: signal: killed")
-            }
-            Ending::Signal(signal) => write!(f, "Runtime exited with error: signal: {signal}"),
-            Ending::Lost(reason) => write!(f, "Runtime exited with error: {reason}"),
-            Ending::NotStarted(reason) => write!(f, "Runtime could not be started: {reason}"),
-        }
-    }
-}
-
-/// A running sandbox. Dropping it ends it, but only [`Sandbox::end`] waits until it has.
-pub struct Sandbox {
+/// A running sandbox. Dropping it ends it, but only [`Container::end`] waits until it has.
+pub struct Container {
     child: Child,
     ended: AsyncFd<OwnedFd>,
     control: Option<tokio::net::UnixStream>,
@@ -161,7 +131,7 @@ pub struct Sandbox {
     network: Option<Pair>,
 }
 
-impl Sandbox {
+impl Container {
     /// Makes the network when the keeper waits for it, and has it go on.
     async fn connect(&mut self, connect: impl AsyncFnOnce(u32) -> Result<Pair>) -> Result<()> {
         match self.message().await? {

@@ -1,0 +1,261 @@
+//! Makes containers: a cgroup, a page store's socket, a network where one is wanted, and the processes.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tokio::net::unix::pipe;
+use tokio::sync::{OnceCell, Semaphore};
+use tokio::task::JoinSet;
+use worker_page::data;
+
+use super::cgroup::{Cgroup, Hierarchy, Limits};
+use super::network::{self, Network};
+use super::spawn::{Container, Spawner};
+use super::store::Stores;
+use super::{Spec, worker_is_root};
+use crate::environment::{self, Endpoint, Sharing, Sources};
+use crate::function::Runtime;
+use crate::memory::Memory;
+use crate::options::Options;
+use crate::ownership::Folder;
+use crate::pool::FunctionId;
+use crate::sandbox::{CONNECTIONS, Ended, Handler, Kind, Later, Maker, Order, Overall, Sandbox};
+use crate::{http, limits};
+
+/// Programs of the host that no package has brought.
+const LOCAL: &str = "/usr/local";
+/// Python packages of the host, which a function shall not depend on.
+const HOST_PACKAGES: &str = "dist-packages";
+
+/// Makes instances that are processes of this host.
+pub(crate) struct Containers {
+    options: Arc<Options>,
+    /// The worker's own.
+    folder: PathBuf,
+    stores: Stores,
+    /// Goes after the stores.
+    store_folder: Folder,
+    /// Made with the first instance that reaches the outside world.
+    network: OnceCell<Arc<Network>>,
+    cgroups: Arc<Hierarchy>,
+    spawner: Spawner,
+}
+
+impl Containers {
+    /// None yet. `folder` is the worker's own.
+    ///
+    /// # Errors
+    /// No cgroup or folder can be made.
+    pub fn new(options: Arc<Options>, folder: &Path) -> Result<Containers> {
+        // Stores are users of their own where the worker is root, whose cache is closed to others.
+        let store_folder = Folder::new(if worker_is_root() { Path::new("/run") } else { &options.cache })?;
+        let (program, memory_mib) = (options.program.clone(), options.capacity.memory_mib);
+        let spawner = Spawner::new(program.clone())?;
+        let cgroups = Arc::new(Hierarchy::new()?);
+        let place = store_folder.path().to_path_buf();
+        let stores = Stores::new(program, spawner.clone(), cgroups.clone(), place, memory_mib);
+        let folder = folder.to_path_buf();
+        Ok(Containers { options, folder, stores, store_folder, network: OnceCell::new(), cgroups, spawner })
+    }
+
+    /// The way to the outside world.
+    async fn network(&self) -> Result<Arc<Network>> {
+        let owner = self.store_folder.path().to_path_buf();
+        let make =
+            || async move { tokio::task::spawn_blocking(move || Network::new(&owner)).await?.map(Arc::new) };
+        self.network.get_or_try_init(make).await.cloned()
+    }
+
+    async fn make(&self, order: &Order) -> Result<Instance> {
+        let settings = &order.deployment.settings;
+        let limits = Limits {
+            memory_mib: settings.memory_mib,
+            processes: limits::PROCESSES,
+            processors: settings.processors,
+        };
+        let cgroup = self.cgroups.create(&format!("instance-{}", order.id), limits)?;
+        let mount_point = self.folder.join(format!("root-{}", order.id));
+        match self.make_in(order, &cgroup, &mount_point).await {
+            Ok((mut container, listener)) => {
+                let output = Mutex::new(Some(container.take_output()));
+                let container = tokio::sync::Mutex::new(Some(container));
+                Ok(Instance { label: order.label(), container, listener, output, cgroup, mount_point })
+            }
+            Err(error) => {
+                cgroup.remove_when_empty().await;
+                let _ = std::fs::remove_dir(&mount_point);
+                Err(error)
+            }
+        }
+    }
+
+    async fn make_in(
+        &self,
+        order: &Order,
+        cgroup: &Cgroup,
+        mount_point: &Path,
+    ) -> Result<(Container, TcpListener)> {
+        std::fs::create_dir(mount_point).with_context(|| format!("cannot make {}", mount_point.display()))?;
+        let endpoint = match &self.options.layers.merge {
+            Some(_) => Some(self.stores.endpoint(order.deployment.whole).await?),
+            None => None,
+        };
+        let spec = self.spec(order, mount_point.to_path_buf(), cgroup, endpoint.as_ref());
+        let connect = async |keeper| {
+            let network = self.network().await?;
+            tokio::task::spawn_blocking(move || network.connect(keeper)).await?
+        };
+        self.spawner.spawn(&spec, connect).await
+    }
+
+    /// What the keeper is told.
+    fn spec(&self, order: &Order, mount_point: PathBuf, cgroup: &Cgroup, store: Option<&Endpoint>) -> Spec {
+        let settings = &order.deployment.settings;
+        let sharing = store.map_or(Sharing::No, Sharing::Store);
+        let Sources { binds, command, environment, user, fixed_layout } =
+            environment::sources_of(order, &self.options, &self.folder, sharing);
+        let mut hidden = Vec::new();
+        let mut needs_local = false;
+        if let Runtime::Python(program, _) | Runtime::Node(program, _) = &settings.runtime {
+            needs_local = program.starts_with(LOCAL);
+        }
+        if let Runtime::Python(_, name) = &settings.runtime {
+            hidden.push(Path::new("/usr/lib/python3").join(HOST_PACKAGES));
+            hidden.push(Path::new(LOCAL).join("lib").join(name).join(HOST_PACKAGES));
+        }
+        // What the operator has installed by hand is nobody's business, but for an interpreter.
+        if !needs_local {
+            hidden.push(LOCAL.into());
+        }
+        Spec {
+            worker: std::process::id(),
+            mount_point,
+            binds,
+            hidden,
+            tmp_mib: settings.ephemeral_mib,
+            memory_mib: settings.memory_mib,
+            user,
+            host_name: format!("instance-{}", order.id),
+            cgroup_procs: cgroup.procs_files(),
+            fixed_layout,
+            resolvers: settings.outside.unwrap_or(self.options.outside).then(network::resolvers),
+            command,
+            environment,
+        }
+    }
+}
+
+impl Maker for Containers {
+    fn start(self: Arc<Self>, order: Order) -> Later<'static, Result<Arc<dyn Sandbox>>> {
+        Box::pin(async move { Ok(Arc::new(self.make(&order).await?) as Arc<dyn Sandbox>) })
+    }
+
+    fn forget(&self, function: FunctionId) {
+        self.stores.end(function);
+    }
+
+    fn memory(&self) -> Overall {
+        let (stores, bytes) = self.stores.figures();
+        Overall { store: data::Store { bytes, stores }, vm: None }
+    }
+
+    fn kind(&self) -> Kind {
+        Kind { sandbox: "process", partitions: "none" }
+    }
+}
+
+/// An instance as processes of this host.
+struct Instance {
+    label: String,
+    /// Until it is ended.
+    container: tokio::sync::Mutex<Option<Container>>,
+    /// The socket inside the instance's network namespace.
+    listener: TcpListener,
+    output: Mutex<Option<pipe::Receiver>>,
+    cgroup: Cgroup,
+    /// Empty for us: what is mounted there is seen by the container alone.
+    mount_point: PathBuf,
+}
+
+impl Instance {
+    async fn accept(&self, handler: Handler) -> Result<()> {
+        let listener = self.listener.try_clone()?;
+        listener.set_nonblocking(true)?;
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        let places = Arc::new(Semaphore::new(CONNECTIONS));
+        let mut connections = JoinSet::new();
+        loop {
+            let place = places.clone().acquire_owned().await.expect("it is never closed");
+            while connections.try_join_next().is_some() {}
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    let _ = stream.set_nodelay(true); // answers are short and waited for
+                    let handler = handler.clone();
+                    connections.spawn(async move {
+                        http::serve(stream, |request| handler(request)).await;
+                        drop(place);
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!("{}: {error}", self.label);
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+    }
+}
+
+impl Sandbox for Instance {
+    fn take_output(&self) -> pipe::Receiver {
+        let mut output = self.output.lock().unwrap_or_else(PoisonError::into_inner);
+        output.take().expect("the output is taken once")
+    }
+
+    fn serve(&self, handler: Handler) -> Later<'_, ()> {
+        Box::pin(async move {
+            if let Err(error) = self.accept(handler).await {
+                tracing::error!("{}: {error}", self.label);
+            }
+        })
+    }
+
+    fn ending(&self) -> Later<'_, Ended> {
+        Box::pin(async move {
+            let mut container = self.container.lock().await;
+            match container.as_mut() {
+                Some(container) => {
+                    let how = container.ending().await;
+                    Ended { how, out_of_memory: self.cgroup.was_out_of_memory() }
+                }
+                None => std::future::pending().await,
+            }
+        })
+    }
+
+    fn memory(&self) -> Memory {
+        Memory::of_processes(self.cgroup.processes())
+    }
+
+    fn counted_bytes(&self) -> Option<u64> {
+        self.cgroup.bytes()
+    }
+
+    fn peak_bytes(&self) -> Option<u64> {
+        self.cgroup.peak_bytes()
+    }
+
+    fn end(&self) -> Later<'_, ()> {
+        Box::pin(async move {
+            if let Some(container) = self.container.lock().await.take() {
+                container.end().await;
+            }
+            if let Err(error) = std::fs::remove_dir(&self.mount_point) {
+                tracing::error!("cannot remove {}: {error}", self.mount_point.display());
+            }
+            self.cgroup.remove_when_empty().await;
+        })
+    }
+}

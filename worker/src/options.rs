@@ -1,0 +1,55 @@
+//! How the worker is set up, and which of Mayfly's layers its instances are given.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use crate::pool::Capacity;
+use crate::sigv4::Credentials;
+
+/// How the worker is set up.
+#[derive(Debug)]
+pub struct Options {
+    /// Where the Lambda API listens.
+    pub address: SocketAddr,
+    /// What the instances may use.
+    pub capacity: Capacity,
+    /// Requests must be signed with these, if given.
+    pub credentials: Option<Credentials>,
+    /// What instances are given to save memory.
+    pub layers: Layers,
+    /// The folder with `awslambdaric`, needed for functions in Python.
+    pub python_client: Option<PathBuf>,
+    /// `mayfly` itself, which becomes the keeper of each sandbox.
+    pub program: PathBuf,
+    /// Where unpacked code lies while the worker runs.
+    pub cache: PathBuf,
+    /// Folders below which callers may name code.
+    pub code_folders: Vec<PathBuf>,
+    /// Whether functions that say nothing of it reach the outside world.
+    pub outside: bool,
+    /// Where events that were accepted are kept, so that they survive the worker; otherwise in memory.
+    pub state: Option<PathBuf>,
+}
+
+/// Mayfly's libraries for instances; what is absent is left out.
+#[derive(Clone, Debug, Default)]
+pub struct Layers {
+    /// `libmayfly_heap.so`, preloaded.
+    pub heap: Option<PathBuf>,
+    /// `libmayfly_merge.so`: instances of a function share pages.
+    pub merge: Option<PathBuf>,
+    /// `libmayfly_rest.so`, which makes use of both while an instance is idle.
+    pub rest: Option<PathBuf>,
+    /// What an idle instance advises to merge.
+    pub advise: Advise,
+}
+
+/// What an idle instance advises to merge.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Advise {
+    /// All its anonymous memory.
+    #[default]
+    Whole,
+    /// What its heap has placed in the longest lifetime class.
+    Class,
+}

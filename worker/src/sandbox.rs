@@ -1,0 +1,167 @@
+//! The seam between an instance and what it lives in: start, serve, memory, end.
+//!
+//! ```text
+//!   instance ──► Maker::start ──► Sandbox: serve, ending, memory, end
+//!                  │
+//!                  ├ container/   processes of this host: namespaces, cgroup, seccomp
+//!                  └ machine/     a partition of a VM's memory (HotMem §4.1)
+//! ```
+
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use anyhow::Result;
+use hyper::Request;
+use hyper::body::Incoming;
+use serde::{Deserialize, Serialize};
+use tokio::net::unix::pipe;
+use worker_page::data::{Store, Vm};
+
+use crate::function::Deployment;
+use crate::http::Answer;
+use crate::memory::Memory;
+use crate::pool::{FunctionId, InstanceId};
+
+/// Port of the Runtime API on the loopback device of every instance.
+pub const RUNTIME_PORT: u16 = 9001;
+/// Connections to one instance's Runtime API at once.
+pub(crate) const CONNECTIONS: usize = 16;
+
+/// What is waited for, of a trait's object.
+pub(crate) type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+/// Answers one request of the runtime inside.
+pub(crate) type Handler = Arc<dyn Fn(Request<Incoming>) -> Later<'static, Answer> + Send + Sync>;
+
+/// A file or folder of the host, seen read-only inside.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Bind {
+    /// On the host.
+    pub source: PathBuf,
+    /// Inside.
+    pub target: PathBuf,
+}
+
+/// Who is to be started.
+#[derive(Clone)]
+pub(crate) struct Order {
+    pub id: InstanceId,
+    pub deployment: Arc<Deployment>,
+}
+
+impl Order {
+    /// Names it among people.
+    pub fn label(&self) -> String {
+        format!("[{}#{}]", self.deployment.name, self.id)
+    }
+}
+
+/// Makes sandboxes of one kind.
+pub(crate) trait Maker: Send + Sync {
+    /// Starts an instance: its runtime runs when this is done. Where it fails, nothing is left.
+    fn start(self: Arc<Self>, order: Order) -> Later<'static, Result<Arc<dyn Sandbox>>>;
+
+    /// How many times longer than on this machine's processors a start may take.
+    fn slower(&self) -> u32 {
+        1
+    }
+
+    /// Nobody has this function, or an instance of it, any more.
+    fn forget(&self, _function: FunctionId) {}
+
+    /// Memory that is no single instance's. A guest is asked anew, and its sandboxes tell what it then said.
+    fn memory(&self) -> Overall;
+
+    /// What instances are, in a word, and how memory grows and shrinks with them.
+    fn kind(&self) -> Kind;
+
+    /// Nothing will be started any more.
+    fn closing(&self) {}
+
+    /// All instances are gone.
+    fn close(&self) {}
+}
+
+/// Of a maker, for those who look.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kind {
+    pub sandbox: &'static str,
+    pub partitions: &'static str,
+}
+
+/// Memory that is no single instance's.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Overall {
+    pub store: Store,
+    pub vm: Option<Vm>,
+}
+
+/// One instance's own world, which runs until it is ended.
+pub(crate) trait Sandbox: Send + Sync {
+    /// What it prints, stdout and stderr in one. Taken once.
+    fn take_output(&self) -> pipe::Receiver;
+
+    /// Answers the requests that its runtime makes, until this is dropped, and with it every connection.
+    fn serve(&self, handler: Handler) -> Later<'_, ()>;
+
+    /// Waits until the runtime has ended by itself.
+    fn ending(&self) -> Later<'_, Ended>;
+
+    /// Its memory, by whose it is. May read page tables: milliseconds.
+    fn memory(&self) -> Memory;
+
+    /// The memory that counts against its limit, if that is known.
+    fn counted_bytes(&self) -> Option<u64> {
+        None
+    }
+
+    /// The most of it so far.
+    fn peak_bytes(&self) -> Option<u64> {
+        None
+    }
+
+    /// The partition of the VM's memory that it has.
+    fn partition(&self) -> Option<u32> {
+        None
+    }
+
+    /// Ends all that is left of it, and waits until nothing is.
+    fn end(&self) -> Later<'_, ()>;
+}
+
+/// How a runtime ended by itself, and whether a process of its sandbox was killed because the memory was used up.
+pub(crate) struct Ended {
+    pub how: Ending,
+    pub out_of_memory: bool,
+}
+
+/// How a runtime ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// With this exit code.
+    Exit(i32),
+    /// By this signal.
+    Signal(i32),
+    /// The sandbox was killed as a whole.
+    Killed,
+    /// It could not be started.
+    NotStarted(String),
+    /// What it ran in is gone.
+    Lost(String),
+}
+
+impl std::fmt::Display for Ending {
+    /// In the words of Lambda's `Runtime.ExitError`.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Ending::Exit(0) => f.write_str("Runtime exited without providing a reason"),
+            Ending::Exit(code) => write!(f, "Runtime exited with error: exit status {code}"),
+            Ending::Signal(libc::SIGKILL) | Ending::Killed => {
+                f.write_str("Runtime exited with error: signal: killed")
+            }
+            Ending::Signal(signal) => write!(f, "Runtime exited with error: signal: {signal}"),
+            Ending::Lost(reason) => write!(f, "Runtime exited with error: {reason}"),
+            Ending::NotStarted(reason) => write!(f, "Runtime could not be started: {reason}"),
+        }
+    }
+}
