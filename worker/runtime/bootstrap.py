@@ -18,7 +18,10 @@ import time
 import runtime_client
 from awslambdaric import __main__ as client
 
-NEXT = b"GET /2018-06-01/runtime/invocation/next HTTP/1.1\r\nHost: runtime\r\n\r\n"
+# The worker freezes an instance that has no work, and lets it run again when it has said that it wants to rest.
+NEXT = (
+    "GET /2018-06-01/runtime/invocation/next HTTP/1.1\r\nHost: runtime\r\nMayfly-Rests-After-Ms: %s\r\n\r\n"
+)
 REST = (
     "POST /2018-06-01/runtime/mayfly/rest HTTP/1.1\r\nHost: runtime\r\nConnection: close\r\nContent-Length: "
 )
@@ -95,11 +98,17 @@ class Work:
         """What runtime_client.next gives: the event and its headers."""
         self.asked += 1
         with socket.create_connection(self.address) as connection:
-            connection.sendall(NEXT)
-            if self.merges and not self.has_merged and self.asked > 2 and self.age() > self.busy_try_s:
+            pause = self.pace.pause_s
+            rests_after = [max(pause, FIRST_S - self.age()) if self.merges and self.asked == 1 else pause]
+            is_busy = (
+                self.merges and not self.has_merged and self.asked > 2 and self.age() > self.busy_try_s
+            )
+            if is_busy:
+                rests_after.insert(0, 0)
+            connection.sendall((NEXT % ",".join(str(int(after * 1000)) for after in rests_after)).encode())
+            if is_busy:
                 self.busy_try_s = 2 * self.age()
                 self.rest(connection.fileno())
-            pause = self.pace.pause_s
             while not select.select([connection], [], [], pause)[0]:
                 if self.rest(connection.fileno()):
                     self.pace.rested(time.monotonic())
@@ -117,16 +126,17 @@ class Work:
         due = self.asked >= self.rest_when_asked or self.asked == 1
         merges = self.merges and due and has_room()
         if not merges:
-            self.rest_alone(work, merges)
+            self.tell(self.rest_alone(work, merges))
             return True
         turn = os.open(self.place, os.O_RDONLY)
         try:
             fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.rest_alone(work, merges)
+            told = self.rest_alone(work, merges)
         except BlockingIOError:
             return False
         finally:
             os.close(turn)
+        self.tell(told)  # it may be frozen at once, and then must have no turn
         return True
 
     def is_old(self):
@@ -136,6 +146,7 @@ class Work:
         return time.monotonic() - self.started
 
     def rest_alone(self, work, merges):
+        """Rests, and gives what is to be told of it."""
         began = time.monotonic()
         if merges and not self.has_merged:
             # Collections write to every object that they look at: they leave alone what is there now.
@@ -148,7 +159,7 @@ class Work:
             # What has changed since is worth looking at ever more seldom.
             self.rest_when_asked = 2 * self.asked
         told = {name: getattr(outcome, name) for name, _ in Outcome._fields_}
-        self.tell({**told, "merges": merges, "ms": (time.monotonic() - began) * 1000})
+        return {**told, "merges": merges, "ms": (time.monotonic() - began) * 1000}
 
     def tell(self, what):
         body = json.dumps(what)

@@ -22,6 +22,8 @@ pub struct Count {
     pub refused: AtomicU64,
     /// Times that an instance has rested.
     pub rests: AtomicU64,
+    /// Times that an instance without work was frozen.
+    pub freezes: AtomicU64,
     /// From arrival to answer, of those that ran.
     pub latency: Histogram,
     /// From an instance's start until it asked for work.

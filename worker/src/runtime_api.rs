@@ -19,6 +19,8 @@ use crate::limits;
 /// Errors are answered with a longer description than this cut off.
 const ERROR_BYTES: usize = 256 * 1024;
 const REST_BYTES: usize = 4096;
+/// After how long without work a runtime wants to rest, if it does: one number, or two.
+const RESTS_AFTER_MS: &str = "mayfly-rests-after-ms";
 /// The most that is read of a body that nobody wants.
 const UNREAD_BYTES: usize = 64 * 1024;
 /// By then, the end of a connection has been noticed.
@@ -30,7 +32,7 @@ pub(crate) async fn handle(instance: Arc<Instance>, request: Request<Incoming>) 
     let Some(below) = path.strip_prefix("/2018-06-01/runtime/") else { return unknown(&path) };
     let parts: Vec<&str> = below.split('/').collect();
     match (request.method(), &parts[..]) {
-        (&Method::GET, ["invocation", "next"]) => next(&instance).await,
+        (&Method::GET, ["invocation", "next"]) => next(&instance, &request).await,
         (&Method::POST, ["invocation", id, "response"]) => response(&instance, id, request).await,
         (&Method::POST, ["invocation", id, "error"]) => error(&instance, id, request).await,
         (&Method::POST, ["init", "error"]) => init_error(&instance, request).await,
@@ -39,8 +41,13 @@ pub(crate) async fn handle(instance: Arc<Instance>, request: Request<Incoming>) 
     }
 }
 
-async fn next(instance: &Instance) -> Answer {
-    let work = match instance.next() {
+async fn next(instance: &Instance, request: &Request<Incoming>) -> Answer {
+    let rests_after: Vec<Duration> = http::header(request.headers(), RESTS_AFTER_MS)
+        .into_iter()
+        .flat_map(|text| text.split(','))
+        .filter_map(|text| text.trim().parse().ok().map(Duration::from_millis))
+        .collect();
+    let work = match instance.next(&rests_after) {
         Ok(work) => work,
         Err(misuse) => return refused(&misuse),
     };

@@ -125,7 +125,15 @@ pub(crate) trait Sandbox: Send + Sync {
         None
     }
 
-    /// Ends all that is left of it, and waits until nothing is.
+    /// Stops all that runs in it. False if that cannot be.
+    fn freeze(&self) -> bool {
+        false
+    }
+
+    /// Lets it go on.
+    fn thaw(&self) {}
+
+    /// Ends all that is left of it, frozen or not, and waits until nothing is.
     fn end(&self) -> Later<'_, ()>;
 }
 

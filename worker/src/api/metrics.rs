@@ -173,6 +173,8 @@ fn events(text: &mut Metrics, worker: &Worker) {
     let of = |kind: &str| totals.get(kind).cloned().unwrap_or_default();
     let rests = worker.count.rests.load(Ordering::Relaxed);
     text.alone("mayfly_rests_total", "counter", "Times that an instance without work has rested", rests);
+    let freezes = worker.count.freezes.load(Ordering::Relaxed);
+    text.alone("mayfly_freezes_total", "counter", "Times that an instance without work was frozen", freezes);
     let (merge, rest, unplug) = (of("merge"), of("rest"), of("unplug"));
     text.alone("mayfly_merged_bytes_total", "counter", "Memory that was merged", merge.bytes);
     text.alone("mayfly_merge_seconds_total", "counter", "Time that merging took", merge.ms / 1e3);

@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
+use super::freezer::{self, Freezer};
+use super::mounts::{enable, has_controllers, version_one, version_one_of, version_two};
 use crate::limits::MIB_PER_PROCESSOR;
 use crate::ownership::{self, Owned};
 
@@ -42,6 +44,8 @@ pub struct Hierarchy {
     version: Version,
     /// Memory first.
     folders: Vec<PathBuf>,
+    /// Version 1 only, where it has a hierarchy of its own.
+    freezer: Option<PathBuf>,
     _owned: Vec<Owned>,
 }
 
@@ -50,6 +54,7 @@ pub struct Hierarchy {
 pub struct Cgroup {
     version: Version,
     folders: Vec<PathBuf>,
+    freezer: Option<Freezer>,
 }
 
 impl Hierarchy {
@@ -62,27 +67,32 @@ impl Hierarchy {
         let own = fs::read_to_string("/proc/self/cgroup").context("cannot read the own cgroup")?;
         let two = version_two(&mounts, &own).into_iter().find(|folder| has_controllers(folder));
         let made = match (two, version_one(&mounts, &own)) {
-            (Some(base), _) => enable(&base).and_then(|()| Hierarchy::below(Version::Two, &[base])),
-            (None, Some(bases)) => Hierarchy::below(Version::One, &bases),
+            (Some(base), _) => enable(&base).and_then(|()| Hierarchy::below(Version::Two, &[base], None)),
+            (None, Some(bases)) => {
+                let freezer = version_one_of("freezer", &mounts, &own).filter(|base| !bases.contains(base));
+                Hierarchy::below(Version::One, &bases, freezer)
+            }
             (None, None) => bail!("no cgroup with the controllers memory and pids is mounted on this host"),
         };
         made.with_context(|| format!("instances need cgroups: {HOW_TO_GET_ONE}"))
     }
 
-    fn below(version: Version, bases: &[PathBuf]) -> Result<Hierarchy> {
+    fn below(version: Version, bases: &[PathBuf], freezer: Option<PathBuf>) -> Result<Hierarchy> {
         let (mut folders, mut owned) = (Vec::new(), Vec::new());
-        for base in bases {
+        // First: what is frozen does not end.
+        for base in freezer.iter().chain(bases) {
             ownership::remove_left_behind(base, PREFIX, remove_with_instances);
             let (folder, right) = ownership::make(base, PREFIX)
                 .with_context(|| format!("cannot make a cgroup in {}", base.display()))?;
             folders.push(folder);
             owned.push(right);
         }
+        let freezer = freezer.map(|_| folders.remove(0));
         if version == Version::Two {
             fs::write(folders[0].join("cgroup.subtree_control"), "+memory +pids +cpu")
                 .with_context(|| format!("{}: controllers", folders[0].display()))?;
         }
-        Ok(Hierarchy { version, folders, _owned: owned })
+        Ok(Hierarchy { version, folders, freezer, _owned: owned })
     }
 
     /// Makes the cgroup of an instance.
@@ -91,8 +101,13 @@ impl Hierarchy {
     /// A file that cannot be written, named.
     pub fn create(&self, name: &str, limits: Limits) -> Result<Cgroup> {
         let folders: Vec<PathBuf> = self.folders.iter().map(|folder| folder.join(name)).collect();
-        let cgroup = Cgroup { version: self.version, folders };
-        for folder in &cgroup.folders {
+        let freezer = match (self.version, &self.freezer) {
+            (Version::Two, _) => Some(Freezer::two(&folders[0])),
+            (Version::One, Some(freezer)) => Some(Freezer::one(&freezer.join(name))),
+            (Version::One, None) => None,
+        };
+        let cgroup = Cgroup { version: self.version, folders, freezer };
+        for folder in cgroup.all_folders() {
             fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         }
         for (file, value, needed) in settings(self.version, limits) {
@@ -115,7 +130,7 @@ impl Hierarchy {
 
 impl Drop for Hierarchy {
     fn drop(&mut self) {
-        for folder in &self.folders {
+        for folder in self.folders.iter().chain(&self.freezer) {
             if let Err(error) = fs::remove_dir(folder) {
                 tracing::warn!("cannot remove the cgroup {}: {error}", folder.display());
             }
@@ -164,6 +179,15 @@ impl Cgroup {
         self.folders.iter().map(|folder| folder.join("cgroup.procs")).collect()
     }
 
+    /// What stops its processes, if this host has that.
+    pub fn freezer(&self) -> Option<&Freezer> {
+        self.freezer.as_ref()
+    }
+
+    fn all_folders(&self) -> impl Iterator<Item = &PathBuf> {
+        self.folders.iter().chain(self.freezer.as_ref().and_then(Freezer::own_folder))
+    }
+
     /// The most memory it has used, if the kernel says.
     pub fn peak_bytes(&self) -> Option<u64> {
         match self.version {
@@ -192,6 +216,9 @@ impl Cgroup {
 
     /// Waits until no process is left in it, killing any that is, and removes it.
     pub async fn remove_when_empty(&self) {
+        if let Some(freezer) = &self.freezer {
+            freezer.thaw();
+        }
         for attempt in 0_u64.. {
             if self.remove() {
                 return;
@@ -232,7 +259,7 @@ impl Cgroup {
             Err(error) => error.kind() == io::ErrorKind::NotFound,
             Ok(()) => true,
         };
-        self.folders.iter().filter(|folder| !removed(folder)).count() == 0
+        self.all_folders().filter(|folder| !removed(folder)).count() == 0
     }
 
     fn number(&self, file: &str) -> Option<u64> {
@@ -244,107 +271,14 @@ impl Cgroup {
 fn remove_with_instances(folder: &Path) -> io::Result<()> {
     for below in fs::read_dir(folder)?.flatten().filter(|entry| entry.path().is_dir()) {
         // Files of the cgroup itself are no folders, and go with it.
-        fs::remove_dir(below.path())?;
+        freezer::remove_thawed(&below.path())?;
     }
     fs::remove_dir(folder)
-}
-
-/// A cgroup file system: where it is mounted, what of it is seen there, its kind and options.
-struct Mount<'a> {
-    root: &'a str,
-    place: &'a str,
-    kind: &'a str,
-    options: &'a str,
-}
-
-/// One line of /proc/self/mountinfo (proc(5)).
-fn mount(line: &str) -> Option<Mount<'_>> {
-    let (before, after) = line.split_once(" - ")?;
-    let mut before = before.split(' ').skip(3);
-    let mut after = after.split(' ');
-    let (root, place) = (before.next()?, before.next()?);
-    Some(Mount { root, place, kind: after.next()?, options: after.nth(1)? })
-}
-
-/// The folder of a cgroup below a mount.
-fn folder(mount: &Mount<'_>, cgroup: &str) -> PathBuf {
-    let below = cgroup.strip_prefix(mount.root).unwrap_or(cgroup);
-    Path::new(mount.place).join(below.trim_start_matches('/'))
-}
-
-/// Where version 2 may be used: the top, which may hold processes, or else the own cgroup.
-fn version_two(mounts: &str, own: &str) -> Vec<PathBuf> {
-    let Some(mount) = mounts.lines().filter_map(mount).find(|mount| mount.kind == "cgroup2") else {
-        return Vec::new();
-    };
-    let own = own.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/");
-    let writable = |folder: &PathBuf| {
-        fs::metadata(folder).is_ok_and(|metadata| {
-            use std::os::unix::fs::MetadataExt;
-            metadata.uid() == super::system::effective_user()
-        })
-    };
-    [PathBuf::from(mount.place), folder(&mount, own)].into_iter().filter(writable).collect()
-}
-
-fn has_controllers(folder: &Path) -> bool {
-    let text = fs::read_to_string(folder.join("cgroup.controllers")).unwrap_or_default();
-    ["memory", "pids"].iter().all(|wanted| text.split_whitespace().any(|controller| controller == *wanted))
-}
-
-/// Gives the controllers to the cgroups below `base`. Where it holds processes, this one goes into a leaf.
-fn enable(base: &Path) -> Result<()> {
-    let control = base.join("cgroup.subtree_control");
-    if fs::write(&control, "+memory +pids +cpu").is_ok() {
-        return Ok(());
-    }
-    let leaf = base.join("mayfly");
-    fs::create_dir_all(&leaf).with_context(|| format!("cannot make {}", leaf.display()))?;
-    fs::write(leaf.join("cgroup.procs"), "0").with_context(|| format!("cannot enter {}", leaf.display()))?;
-    fs::write(&control, "+memory +pids +cpu").with_context(|| format!("cannot write {}", control.display()))
-}
-
-/// The own cgroups of the three controllers, memory first; the processor's may be missing.
-fn version_one(mounts: &str, own: &str) -> Option<Vec<PathBuf>> {
-    let of = |controller: &str| {
-        let has = |list: &str| list.split(',').any(|name| name == controller);
-        let mount =
-            mounts.lines().filter_map(mount).find(|mount| mount.kind == "cgroup" && has(mount.options))?;
-        let cgroup = own.lines().find_map(|line| {
-            let (_, line) = line.split_once(':')?;
-            let (controllers, path) = line.split_once(':')?;
-            has(controllers).then_some(path)
-        })?;
-        Some(folder(&mount, cgroup))
-    };
-    let mut folders = vec![of("memory")?, of("pids")?];
-    folders.extend(of("cpu"));
-    folders.dedup();
-    Some(folders)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const HYBRID: &str = "\
-29 24 0:26 / /sys/fs/cgroup rw - tmpfs tmpfs rw
-30 29 0:27 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu,cpuacct
-33 29 0:30 /outer /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
-37 29 0:34 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids
-40 29 0:37 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw,nsdelegate
-";
-    const OWN: &str = "8:pids:/\n4:memory:/outer/a/b\n1:cpu,cpuacct:/x\n0::/own\n";
-
-    #[test]
-    fn own_cgroups_are_found_below_their_mounts() {
-        assert_eq!(
-            version_one(HYBRID, OWN).unwrap(),
-            ["/sys/fs/cgroup/memory/a/b", "/sys/fs/cgroup/pids/", "/sys/fs/cgroup/cpu/x"].map(PathBuf::from)
-        );
-        assert_eq!(version_one("", OWN), None);
-        assert!(version_two("", OWN).is_empty());
-    }
 
     #[test]
     fn limits_are_written_as_each_version_names_them() {
@@ -366,7 +300,7 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         fs::write(base.path().join("cgroup.controllers"), "cpuset cpu io memory pids\n").unwrap();
         assert!(has_controllers(base.path()));
-        let hierarchy = Hierarchy::below(Version::Two, &[base.path().into()]).unwrap();
+        let hierarchy = Hierarchy::below(Version::Two, &[base.path().into()], None).unwrap();
         let inside = hierarchy.folders[0].join("7");
         fs::create_dir_all(&inside).unwrap();
         for file in ["memory.max", "pids.max", "cpu.weight"] {

@@ -10,7 +10,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use vm_syscalls::Placement;
 
-use super::{INSIDE_USER, Spec, root, system};
+use super::{INSIDE_USER, Spec, freezer, root, system};
 use crate::limits;
 use crate::sandbox::RUNTIME_PORT;
 
@@ -54,6 +54,14 @@ fn keep() -> Result<()> {
     let mut text = vec![0; u32::from_le_bytes(length) as usize];
     control.read_exact(&mut text).context("the worker's order is cut short")?;
     let spec: Spec = serde_json::from_slice(&text).context("the worker's order is wrong")?;
+    let thawing = match &spec.freezer {
+        // It must thaw what it kills, so it must not be killed itself: the control socket tells it of the worker's end.
+        Some(folder) => {
+            system::outlive_parent()?;
+            Some(freezer::thawing(folder).with_context(|| format!("no freezer in {}", folder.display()))?)
+        }
+        None => None,
+    };
     ensure!(std::os::unix::process::parent_id() == spec.worker, "the worker has ended");
     for file in &spec.cgroup_procs {
         std::fs::write(file, "0").with_context(|| format!("cannot enter the cgroup {}", file.display()))?;
@@ -74,6 +82,9 @@ fn keep() -> Result<()> {
             let ended = system::pidfd(init)?;
             if !system::first_is_readable(ended.as_raw_fd(), CONTROL) {
                 system::kill(init);
+                if let Some(thawing) = thawing {
+                    freezer::thaw(&thawing).context("cannot thaw the sandbox")?;
+                }
             }
             // Process 1 can be waited for once everything in its namespace has ended.
             system::wait(init).map(drop).context("cannot wait for the sandbox")
@@ -104,6 +115,9 @@ fn enter_namespaces(root: bool) -> Result<()> {
 /// Process 1: prepares the inside, starts the runtime and reaps. Returns only with an error.
 fn run_inside(spec: &Spec) -> Result<()> {
     let was_root = system::effective_user() == 0;
+    if let Some(folder) = &spec.freezer {
+        freezer::enter(folder).with_context(|| format!("cannot enter the freezer {}", folder.display()))?;
+    }
     root::enter(spec)?;
     system::set_host_name(&spec.host_name)?;
     system::loopback_up().context("cannot bring up the loopback device")?;

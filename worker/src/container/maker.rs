@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 use worker_page::data;
 
 use super::cgroup::{Cgroup, Hierarchy, Limits};
+use super::freezer::Freezer;
 use super::network::{self, Network};
 use super::spawn::{Container, Spawner};
 use super::store::Stores;
@@ -140,6 +141,7 @@ impl Containers {
             user,
             host_name: format!("instance-{}", order.id),
             cgroup_procs: cgroup.procs_files(),
+            freezer: cgroup.freezer().and_then(Freezer::own_folder).cloned(),
             fixed_layout,
             resolvers: settings.outside.unwrap_or(self.options.outside).then(network::resolvers),
             command,
@@ -224,8 +226,8 @@ impl Sandbox for Instance {
 
     fn ending(&self) -> Later<'_, Ended> {
         Box::pin(async move {
-            let mut container = self.container.lock().await;
-            match container.as_mut() {
+            let container = self.container.lock().await;
+            match container.as_ref() {
                 Some(container) => {
                     let how = container.ending().await;
                     Ended { how, out_of_memory: self.cgroup.was_out_of_memory() }
@@ -247,8 +249,20 @@ impl Sandbox for Instance {
         self.cgroup.peak_bytes()
     }
 
+    fn freeze(&self) -> bool {
+        self.cgroup.freezer().is_some_and(Freezer::freeze)
+    }
+
+    fn thaw(&self) {
+        if let Some(freezer) = self.cgroup.freezer() {
+            freezer.thaw();
+        }
+    }
+
     fn end(&self) -> Later<'_, ()> {
         Box::pin(async move {
+            // Of version 2, the keeper itself is frozen, and hears of nothing.
+            self.thaw();
             if let Some(container) = self.container.lock().await.take() {
                 container.end().await;
             }

@@ -11,8 +11,10 @@
 //! device and reaches nothing else.
 
 mod cgroup;
+mod freezer;
 mod launcher;
 mod maker;
+mod mounts;
 mod network;
 mod root;
 mod spawn;
@@ -54,6 +56,8 @@ pub struct Spec {
     pub host_name: String,
     /// The `cgroup.procs` files that the keeper writes itself into.
     pub cgroup_procs: Vec<PathBuf>,
+    /// The freezer's cgroup that process 1 enters and the keeper does not, in version 1.
+    pub freezer: Option<PathBuf>,
     /// Whether all instances have the same addresses (no ASLR), so that pages with pointers are alike.
     pub fixed_layout: bool,
     /// Whether there is a network beside the loopback device, which the worker makes: what /etc/resolv.conf says.

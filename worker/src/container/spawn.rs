@@ -24,6 +24,9 @@ const PREPARATION: Duration = Duration::from_secs(20);
 /// How long the keeper may take to end everything before it is killed, which ends everything as well.
 const GRACE: Duration = Duration::from_secs(3);
 
+/// What was sent before the keeper ended is there.
+const LAST_MESSAGE: Duration = Duration::from_millis(100);
+
 type Order = (Command, oneshot::Sender<std::io::Result<Child>>);
 
 /// Starts keepers, on a thread that lasts as long as the worker: a keeper dies with the *thread* that started it.
@@ -161,8 +164,17 @@ impl Container {
     }
 
     /// Waits until the runtime has ended by itself.
-    pub async fn ending(&mut self) -> Ending {
-        match self.message().await {
+    pub async fn ending(&self) -> Ending {
+        let message = tokio::select! {
+            biased;
+            message = self.message() => message,
+            // What it held frozen cannot tell.
+            _ = self.ended.readable() => match tokio::time::timeout(LAST_MESSAGE, self.message()).await {
+                Ok(message) => message,
+                Err(_) => return Ending::Killed,
+            },
+        };
+        match message {
             Ok((EXITED, status, _)) if status.len() == 4 => {
                 let status = i32::from_le_bytes(status.try_into().expect("four bytes"));
                 if libc::WIFSIGNALED(status) {
@@ -190,7 +202,7 @@ impl Container {
     }
 
     /// The next message of the keeper or of process 1: its kind, the rest, a descriptor. Kind 0: there is none.
-    async fn message(&mut self) -> Result<(u8, Vec<u8>, Option<OwnedFd>)> {
+    async fn message(&self) -> Result<(u8, Vec<u8>, Option<OwnedFd>)> {
         let Some(control) = &self.control else { return Ok((0, Vec::new(), None)) };
         let mut buffer = [0; 2048];
         let (length, descriptor) = control

@@ -39,6 +39,12 @@ pub fn die_with_parent() -> Result<()> {
     checked(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) }).map(drop)
 }
 
+/// Has this process live on when the thread that started it ends.
+pub fn outlive_parent() -> Result<()> {
+    // SAFETY: sets an attribute of this process, no memory is passed.
+    checked(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, 0) }).map(drop)
+}
+
 /// Moves this process into new namespaces.
 pub fn unshare(namespaces: libc::c_int) -> Result<()> {
     // SAFETY: no memory is passed; only called while the process has one thread.

@@ -43,7 +43,13 @@ impl Instance {
                 output.follow().await;
             }
         });
-        self.until_it_ends(sandbox.ending()).await;
+        let ending = async {
+            tokio::select! {
+                ended = sandbox.ending() => ended,
+                never = self.freeze_while_idle(&**sandbox) => match never {},
+            }
+        };
+        self.until_it_ends(ending).await;
         // While it is still served: a runtime that is about to end hears nothing of it.
         sandbox.end().await;
         Ok(())

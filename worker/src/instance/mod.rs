@@ -1,5 +1,6 @@
-//! One instance: what it is doing now, and what becomes of its requests. [`life`] starts and ends it.
+//! One instance: what it is doing now, and what becomes of its requests. [`life`] starts and ends it, [`idle`] freezes it.
 
+mod idle;
 mod life;
 
 use std::sync::atomic::Ordering;
@@ -89,6 +90,9 @@ pub struct Instance {
     /// Why it could not start: the answer for the request that waited for it.
     failure: Mutex<Option<Result<Outcome, ApiError>>>,
     answering_ends: Notify,
+    idle: Mutex<idle::Idle>,
+    /// Told when there may be another thing to do about it than was thought.
+    idle_changes: Notify,
     stop: Notify,
 }
 
@@ -152,6 +156,8 @@ impl Instance {
             sandbox: OnceLock::new(),
             failure: Mutex::new(None),
             answering_ends: Notify::new(),
+            idle: Mutex::default(),
+            idle_changes: Notify::new(),
             stop: Notify::new(),
         }
     }
@@ -203,8 +209,12 @@ impl Instance {
         self.stop.notify_one();
     }
 
-    /// The runtime asks for work (`GET /invocation/next`): where the work will come from.
-    pub(crate) fn next(&self) -> Result<oneshot::Receiver<Arc<Invocation>>, Misuse> {
+    /// The runtime asks for work (`GET /invocation/next`): where the work will come from. It may say after how long without any it
+    /// wants to rest, and to rest again.
+    pub(crate) fn next(
+        &self,
+        rests_after: &[Duration],
+    ) -> Result<oneshot::Receiver<Arc<Invocation>>, Misuse> {
         let (sender, receiver) = oneshot::channel();
         {
             let mut phase = lock(&self.phase);
@@ -227,6 +237,7 @@ impl Instance {
             }
             *phase = Phase::Waiting(sender);
         }
+        self.idles(rests_after);
         self.scheduler.clone().ready(self.id);
         Ok(receiver)
     }
@@ -249,8 +260,9 @@ impl Instance {
         true
     }
 
-    /// The runtime is about to be given the invocation: its log begins.
+    /// The runtime is about to be given the invocation: it runs again, and its log begins.
     pub(crate) fn begin(&self, invocation: &Invocation) {
+        self.works();
         if let Some(output) = self.output.get() {
             output.catch_up();
             output.begin();
@@ -385,6 +397,7 @@ impl Instance {
     /// The instance tells of a rest: only noted, for those who look. Of a chatty one, five a second.
     pub(crate) fn rested(&self, rest: &Rest) {
         self.around.count.rests.fetch_add(1, Ordering::Relaxed);
+        self.has_rested();
         {
             let mut last = lock(&self.rested);
             if last.is_some_and(|last| last.elapsed() < Duration::from_millis(200)) {

@@ -1,5 +1,8 @@
 """Does what the event says: {"do": NAME, ...}."""
 
+import contextlib
+import http.client
+import json
 import mmap
 import os
 import socket
@@ -98,6 +101,51 @@ def start_thread(event, context):
     ours, theirs = socket.socketpair()
     HELD.append(theirs)
     threading.Thread(target=ours.recv, args=[10], daemon=True).start()
+
+
+COUNT = {"count": 0, "longest_gap_s": 0.0}
+
+
+def go_on_counting():
+    last = time.monotonic()
+    while True:
+        time.sleep(0.001)
+        now = time.monotonic()
+        COUNT["count"] += 1
+        COUNT["longest_gap_s"] = max(COUNT["longest_gap_s"], now - last)
+        last = now
+
+
+def start_counting(event, context):
+    """A thread that counts, whether there is a request or not."""
+    threading.Thread(target=go_on_counting, daemon=True).start()
+
+
+def counted(event, context):
+    time.sleep(event.get("seconds", 0))
+    return COUNT
+
+
+def tell_of_rests():
+    """Speaks the worker's own protocol, as the runtime would."""
+    host, port = os.environ["AWS_LAMBDA_RUNTIME_API"].split(":")
+    told = {"advised_bytes": 0, "shared_pages": 0, "trimmed_bytes": 0, "merges": False, "errno": 0, "ms": 1}
+    while True:
+        for method, path, body in [
+            ("POST", "mayfly/rest", json.dumps(told)),
+            ("GET", "invocation/next", None),
+        ]:
+            connection = http.client.HTTPConnection(host, int(port), timeout=1)
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                connection.request(
+                    method, f"/2018-06-01/runtime/{path}", body, {"Mayfly-Rests-After-Ms": "0,0,0,0"}
+                )
+                connection.getresponse().read()
+            connection.close()
+
+
+def rest_for_ever(event, context):
+    threading.Thread(target=tell_of_rests, daemon=True).start()
 
 
 def fill_memory(event, context):

@@ -1,0 +1,96 @@
+//! Stops all processes of an instance and lets them go on: the cgroup freezer, of version 1 or 2.
+//!
+//! A process that version 1 has frozen does not even take SIGKILL. There the freezer is a hierarchy of its own, and the keeper
+//! stays out of it: if the worker ends, whatever way, the keeper kills process 1 and thaws it.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// In version 1, what says whether a cgroup is frozen.
+const STATE: &str = "freezer.state";
+const THAWED: &str = "THAWED";
+/// How long processes that were killed while they were frozen may take to end.
+const ENDING: Duration = Duration::from_secs(5);
+
+/// What stops the processes of one cgroup.
+#[derive(Debug)]
+pub enum Freezer {
+    /// The folder that process 1 enters, in version 1.
+    One(PathBuf),
+    /// The file to write to, in version 2.
+    Two(PathBuf),
+}
+
+impl Freezer {
+    /// That of version 1, in this folder.
+    pub fn one(folder: &Path) -> Freezer {
+        Freezer::One(folder.into())
+    }
+
+    /// That of version 2, of the cgroup in this folder.
+    pub fn two(folder: &Path) -> Freezer {
+        Freezer::Two(folder.join("cgroup.freeze"))
+    }
+
+    /// The folder that is there for nothing else.
+    pub fn own_folder(&self) -> Option<&PathBuf> {
+        match self {
+            Freezer::One(folder) => Some(folder),
+            Freezer::Two(_) => None,
+        }
+    }
+
+    /// Stops them. False if they go on.
+    pub fn freeze(&self) -> bool {
+        match self {
+            Freezer::One(folder) => fs::write(folder.join(STATE), "FROZEN"),
+            Freezer::Two(file) => fs::write(file, "1"),
+        }
+        .is_ok()
+    }
+
+    /// Lets them go on.
+    pub fn thaw(&self) {
+        // One that fails has gone.
+        let _ = match self {
+            Freezer::One(folder) => fs::write(folder.join(STATE), THAWED),
+            Freezer::Two(file) => fs::write(file, "0"),
+        };
+    }
+}
+
+/// For the keeper, in version 1: what thaws process 1, opened while it may be.
+pub fn thawing(folder: &Path) -> io::Result<fs::File> {
+    fs::OpenOptions::new().write(true).open(folder.join(STATE))
+}
+
+/// Thaws what the file of [`thawing`] stands for.
+pub fn thaw(mut state: &fs::File) -> io::Result<()> {
+    io::Write::write_all(&mut state, THAWED.as_bytes())
+}
+
+/// Puts this process into it.
+pub fn enter(folder: &Path) -> io::Result<()> {
+    fs::write(folder.join("cgroup.procs"), "0")
+}
+
+/// Removes the cgroup of an instance whose worker and keeper are gone. Where it is frozen, what was killed in it ends first.
+pub fn remove_thawed(folder: &Path) -> io::Result<()> {
+    if folder.join(STATE).exists() {
+        Freezer::one(folder).thaw();
+    }
+    let deadline = std::time::Instant::now() + ENDING;
+    loop {
+        match fs::remove_dir(folder) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                if std::time::Instant::now() > deadline {
+                    return Err(error);
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            removed => return removed,
+        }
+    }
+}

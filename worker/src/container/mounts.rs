@@ -1,0 +1,107 @@
+//! Where cgroups may be made: read from the mounts, and from the own cgroups.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+/// A cgroup file system: where it is mounted, what of it is seen there, its kind and options.
+struct Mount<'a> {
+    root: &'a str,
+    place: &'a str,
+    kind: &'a str,
+    options: &'a str,
+}
+
+/// One line of /proc/self/mountinfo (proc(5)).
+fn mount(line: &str) -> Option<Mount<'_>> {
+    let (before, after) = line.split_once(" - ")?;
+    let mut before = before.split(' ').skip(3);
+    let mut after = after.split(' ');
+    let (root, place) = (before.next()?, before.next()?);
+    Some(Mount { root, place, kind: after.next()?, options: after.nth(1)? })
+}
+
+/// The folder of a cgroup below a mount.
+fn folder(mount: &Mount<'_>, cgroup: &str) -> PathBuf {
+    let below = cgroup.strip_prefix(mount.root).unwrap_or(cgroup);
+    Path::new(mount.place).join(below.trim_start_matches('/'))
+}
+
+/// Where version 2 may be used: the top, which may hold processes, or else the own cgroup.
+pub fn version_two(mounts: &str, own: &str) -> Vec<PathBuf> {
+    let Some(mount) = mounts.lines().filter_map(mount).find(|mount| mount.kind == "cgroup2") else {
+        return Vec::new();
+    };
+    let own = own.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/");
+    let writable = |folder: &PathBuf| {
+        fs::metadata(folder).is_ok_and(|metadata| {
+            use std::os::unix::fs::MetadataExt;
+            metadata.uid() == super::system::effective_user()
+        })
+    };
+    [PathBuf::from(mount.place), folder(&mount, own)].into_iter().filter(writable).collect()
+}
+
+pub fn has_controllers(folder: &Path) -> bool {
+    let text = fs::read_to_string(folder.join("cgroup.controllers")).unwrap_or_default();
+    ["memory", "pids"].iter().all(|wanted| text.split_whitespace().any(|controller| controller == *wanted))
+}
+
+/// Gives the controllers to the cgroups below `base`. Where it holds processes, this one goes into a leaf.
+pub fn enable(base: &Path) -> Result<()> {
+    let control = base.join("cgroup.subtree_control");
+    if fs::write(&control, "+memory +pids +cpu").is_ok() {
+        return Ok(());
+    }
+    let leaf = base.join("mayfly");
+    fs::create_dir_all(&leaf).with_context(|| format!("cannot make {}", leaf.display()))?;
+    fs::write(leaf.join("cgroup.procs"), "0").with_context(|| format!("cannot enter {}", leaf.display()))?;
+    fs::write(&control, "+memory +pids +cpu").with_context(|| format!("cannot write {}", control.display()))
+}
+
+/// The own cgroup of one controller.
+pub fn version_one_of(controller: &str, mounts: &str, own: &str) -> Option<PathBuf> {
+    let has = |list: &str| list.split(',').any(|name| name == controller);
+    let mount =
+        mounts.lines().filter_map(mount).find(|mount| mount.kind == "cgroup" && has(mount.options))?;
+    let cgroup = own.lines().find_map(|line| {
+        let (_, line) = line.split_once(':')?;
+        let (controllers, path) = line.split_once(':')?;
+        has(controllers).then_some(path)
+    })?;
+    Some(folder(&mount, cgroup))
+}
+
+/// The own cgroups of the three controllers, memory first; the processor's may be missing.
+pub fn version_one(mounts: &str, own: &str) -> Option<Vec<PathBuf>> {
+    let of = |controller| version_one_of(controller, mounts, own);
+    let mut folders = vec![of("memory")?, of("pids")?];
+    folders.extend(of("cpu"));
+    folders.dedup();
+    Some(folders)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HYBRID: &str = "\
+29 24 0:26 / /sys/fs/cgroup rw - tmpfs tmpfs rw
+30 29 0:27 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu,cpuacct
+33 29 0:30 /outer /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+37 29 0:34 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids
+40 29 0:37 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw,nsdelegate
+";
+    const OWN: &str = "8:pids:/\n4:memory:/outer/a/b\n1:cpu,cpuacct:/x\n0::/own\n";
+
+    #[test]
+    fn own_cgroups_are_found_below_their_mounts() {
+        assert_eq!(
+            version_one(HYBRID, OWN).unwrap(),
+            ["/sys/fs/cgroup/memory/a/b", "/sys/fs/cgroup/pids/", "/sys/fs/cgroup/cpu/x"].map(PathBuf::from)
+        );
+        assert_eq!(version_one("", OWN), None);
+        assert!(version_two("", OWN).is_empty());
+    }
+}

@@ -1,0 +1,128 @@
+//! An instance without work is frozen, as on Lambda: nothing in it runs until there is work, except that it rests once.
+//!
+//! ```text
+//!   asks for work ── GRACE ──► frozen ── the runtime wants to rest ──► rests ──► frozen ── work ──► runs
+//! ```
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::{Instance, lock};
+use crate::sandbox::Sandbox;
+
+/// Without work for so long, it is frozen. Under load instances have work sooner, and freezing costs them nothing.
+const GRACE: Duration = Duration::from_millis(100);
+/// The longest a rest may take, and the wait for other instances that rest.
+const REST: Duration = Duration::from_secs(30);
+/// What a runtime may say of its next rest at most.
+const MOST: Duration = Duration::from_secs(3600);
+/// Rests that it may have while it waits: one in between, if it is never idle for long, and one when it is.
+const RESTS: usize = 2;
+
+/// Since when an instance has no work.
+#[derive(Debug, Default)]
+pub(super) struct Idle {
+    since: Option<Instant>,
+    /// When its runtime wants to rest; what it has done is taken away.
+    rests: VecDeque<Instant>,
+    frozen: bool,
+}
+
+impl Idle {
+    /// Whether it may run at `now`, and when that changes next.
+    fn look(&self, now: Instant) -> (bool, Option<Instant>) {
+        let Some(since) = self.since else { return (true, Some(now + GRACE)) };
+        let grace = since + GRACE;
+        let rest = self.rests.front().map(|begins| (*begins, *begins + REST));
+        let runs = now < grace || rest.is_some_and(|(begins, ends)| begins <= now && now < ends);
+        let changes = [Some(grace), rest.map(|rest| rest.0), rest.map(|rest| rest.1)];
+        (runs, changes.into_iter().flatten().filter(|change| *change > now).min())
+    }
+}
+
+impl Instance {
+    /// It waits for work from now on, and wants to rest if there is none for so long, in order.
+    pub(super) fn idles(&self, rests_after: &[Duration]) {
+        let now = Instant::now();
+        let mut idle = lock(&self.idle);
+        idle.since = Some(now);
+        idle.rests = rests_after.iter().take(RESTS).map(|after| now + MOST.min(*after)).collect();
+    }
+
+    /// It has work, or is about to.
+    pub(super) fn works(&self) {
+        let mut idle = lock(&self.idle);
+        idle.since = None;
+        if idle.frozen {
+            idle.frozen = false;
+            if let Some(sandbox) = self.sandbox.get() {
+                sandbox.thaw();
+            }
+            self.idle_changes.notify_one();
+        }
+    }
+
+    /// It has rested.
+    pub(super) fn has_rested(&self) {
+        lock(&self.idle).rests.pop_front();
+        self.idle_changes.notify_one();
+    }
+
+    /// Freezes and thaws it, until this is dropped. It may be left frozen then.
+    pub(super) async fn freeze_while_idle(&self, sandbox: &dyn Sandbox) -> Infallible {
+        loop {
+            let now = Instant::now();
+            let changes = {
+                let mut idle = lock(&self.idle);
+                let (runs, changes) = idle.look(now);
+                if runs && idle.frozen {
+                    sandbox.thaw();
+                    idle.frozen = false;
+                } else if !runs && !idle.frozen {
+                    idle.frozen = sandbox.freeze();
+                    self.around.count.freezes.fetch_add(u64::from(idle.frozen), Ordering::Relaxed);
+                }
+                changes
+            };
+            let changed = self.idle_changes.notified();
+            match changes {
+                Some(change) => {
+                    let _ = tokio::time::timeout_at(change.into(), changed).await;
+                }
+                None => changed.await,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn it_is_frozen_after_a_while_and_runs_for_its_rest() {
+        let now = Instant::now();
+        let mut idle = Idle { since: Some(now), rests: [now + 300 * MS].into(), frozen: false };
+        assert_eq!(idle.look(now), (true, Some(now + GRACE)));
+        assert_eq!(idle.look(now + GRACE), (false, Some(now + 300 * MS)));
+        assert_eq!(idle.look(now + 300 * MS), (true, Some(now + 300 * MS + REST)));
+        // One that never tells that it has rested gets no more time.
+        assert_eq!(idle.look(now + 300 * MS + REST), (false, None));
+        idle.rests.clear();
+        assert_eq!(idle.look(now + 300 * MS), (false, None));
+        idle.since = None;
+        assert!(idle.look(now + 300 * MS).0, "it has work");
+    }
+
+    #[test]
+    fn one_that_wants_to_rest_at_once_is_not_frozen_in_the_midst_of_it() {
+        let now = Instant::now();
+        let idle = Idle { since: Some(now), rests: [now].into(), frozen: false };
+        assert!(idle.look(now + GRACE).0 && idle.look(now + REST / 2).0);
+        assert!(!idle.look(now + REST).0);
+    }
+}

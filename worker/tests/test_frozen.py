@@ -1,0 +1,118 @@
+"""An instance without work is frozen, as on Lambda, and whatever ends it still does."""
+
+import os
+import pathlib
+import signal
+import time
+
+import pytest
+from calls import invoke
+from conftest import HERE, Worker, cgroups_of, descendants, lives
+
+# Nothing in the instance wants to run while it has no work.
+WITHOUT_REST = ["--without", "heap,merge"]
+
+
+def states(running):
+    """Of each instance: whether it is frozen."""
+    found = []
+    for folder in map(pathlib.Path, cgroups_of(running.process.pid)):
+        found += [file.read_text().strip() == "FROZEN" for file in folder.glob("instance-*/freezer.state")]
+        found += ["frozen 1" in file.read_text() for file in folder.glob("instance-*/cgroup.events")]
+    return found
+
+
+def wait_until(what, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def wait_until_frozen(running, instances=1):
+    wait_until(lambda: states(running) == [True] * instances)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def there_is_a_freezer():
+    if not any(pathlib.Path("/sys/fs/cgroup").glob("**/freezer.state")) and not any(
+        pathlib.Path("/sys/fs/cgroup").glob("*/cgroup.freeze")
+    ):
+        pytest.skip("this host has no cgroup freezer")
+
+
+def test_a_thread_does_not_run_on_between_requests():
+    with Worker(str(HERE / "functions/template.yaml"), *WITHOUT_REST) as running:
+        client = running.client()
+        assert invoke(client, "probe", {"do": "start_counting"})[1] is None
+        wait_until_frozen(running)
+        time.sleep(3)
+        counted, error = invoke(client, "probe", {"do": "counted"})
+        assert error is None
+        # What it counts by is the machine's clock, so the time in which it stood still is a gap.
+        assert counted["count"] > 0 and counted["longest_gap_s"] > 2.5, counted
+        # It runs while there is work.
+        seen, error = invoke(client, "probe", {"do": "counted", "seconds": 0.5})
+        assert error is None and seen["count"] > counted["count"], (counted, seen)
+        wait_until_frozen(running)
+        assert running.stop(signal.SIGTERM) == 0, "frozen ones end with it"
+        assert not cgroups_of(running.process.pid)
+
+
+def test_it_is_thawed_for_its_rest():
+    with Worker(str(HERE / "functions/template.yaml")) as running:
+        client = running.client()
+        for _ in range(2):
+            assert invoke(client, "probe", {"do": "count"})[1] is None
+        before = running.figure("mayfly_rests_total")
+        wait_until(lambda: running.figure("mayfly_rests_total") > before)
+        wait_until_frozen(running)
+        answer, error = invoke(client, "probe", {"do": "count"})
+        assert error is None and answer["calls"] == 3, "the same instance goes on"
+
+
+def test_a_frozen_one_ends_with_its_worker_that_is_killed():
+    with Worker(str(HERE / "functions/template.yaml"), *WITHOUT_REST) as running:
+        invoke(running.client(), "probe", {"do": "start_counting"})
+        wait_until_frozen(running)
+        below = descendants(running.process.pid)
+        assert len(below) >= 3, "a keeper, process 1 and the runtime"
+        running.stop(signal.SIGKILL)
+        wait_until(lambda: not [process for process in below if lives(process)])
+
+
+def test_a_frozen_one_whose_keeper_is_killed_too_ends_when_the_next_worker_comes():
+    with Worker(str(HERE / "functions/template.yaml"), *WITHOUT_REST) as running:
+        invoke(running.client(), "probe", {"do": "start_counting"})
+        wait_until_frozen(running)
+        below = descendants(running.process.pid)
+        keeper = below[0]
+        # So that it does not see that the worker ends.
+        os.kill(keeper, signal.SIGSTOP)
+        running.stop(signal.SIGKILL)
+        os.kill(keeper, signal.SIGKILL)
+        with Worker(*WITHOUT_REST):
+            wait_until(lambda: not [process for process in below if lives(process)])
+            assert not cgroups_of(running.process.pid)
+
+
+def test_one_whose_keeper_is_killed_is_replaced():
+    with Worker(str(HERE / "functions/template.yaml"), *WITHOUT_REST) as running:
+        client = running.client()
+        first, _ = invoke(client, "probe", {"do": "count"})
+        wait_until_frozen(running)
+        keeper = descendants(running.process.pid)[0]
+        os.kill(keeper, signal.SIGKILL)
+        wait_until(lambda: states(running) == [])
+        second, error = invoke(client, "probe", {"do": "count"})
+        assert error is None and second["calls"] == 1, (first, second)
+
+
+def test_a_function_cannot_stay_awake_by_saying_that_it_wants_to_rest():
+    """What a runtime says buys it one rest, however often it says it."""
+    with Worker(str(HERE / "functions/template.yaml"), *WITHOUT_REST) as running:
+        client = running.client()
+        assert invoke(client, "probe", {"do": "rest_for_ever"})[1] is None
+        wait_until_frozen(running)
+        time.sleep(1)
+        assert states(running) == [True]
