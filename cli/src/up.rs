@@ -113,7 +113,7 @@ pub struct UpArguments {
     /// Folder below which callers may name code (S3Bucket 'folder', S3Key its path); may be given several times [default: none]
     #[arg(long, value_name = "FOLDER")]
     code_from: Vec<PathBuf>,
-    /// Folder where accepted Event invocations are kept until they are done, so that a killed worker loses none [default: in memory]
+    /// Folder where functions and layers made by the API are kept, and accepted Event invocations until they are done, so that a killed worker loses none [default: in memory]
     #[arg(long, value_name = "FOLDER")]
     state: Option<PathBuf>,
     /// What functions reach whose template says nothing of it (Metadata: {Mayfly: {Network: outside}}); outside needs root

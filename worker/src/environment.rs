@@ -2,11 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::function::{Runtime, Settings};
 use crate::name::REGION;
 use crate::options::{Advise, Options};
+use crate::runtime::Runtime;
 use crate::runtime_files;
 use crate::sandbox::{Bind, Order, RUNTIME_PORT};
+use crate::settings::Settings;
 
 /// Files of the worker's own, inside.
 const BOOTSTRAP: &str = "/var/mayfly/bootstrap.py";

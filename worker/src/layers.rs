@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -16,7 +17,7 @@ use crate::time::lambda_time;
 use crate::{limits, name};
 
 /// One version of a layer.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Layer {
     /// The layer's name.
     pub name: String,
@@ -86,6 +87,20 @@ impl Layers {
         let layer = Arc::new(layer);
         self.known.entry(layer.name.clone()).or_default().insert(layer.version, layer.clone());
         layer
+    }
+
+    /// All versions of a layer, and the number of its latest, which may be gone.
+    pub fn history(&self, name: &str) -> Option<(u64, Vec<Arc<Layer>>)> {
+        Some((*self.latest.get(name)?, self.versions(name)))
+    }
+
+    /// The versions that an earlier worker had of a layer.
+    pub fn again(&mut self, name: &str, latest: u64, versions: Vec<Arc<Layer>>) {
+        self.latest.insert(name.into(), latest);
+        if !versions.is_empty() {
+            let numbered = versions.into_iter().map(|layer| (layer.version, layer));
+            self.known.insert(name.into(), numbered.collect());
+        }
     }
 
     /// The versions of a layer, the latest first.

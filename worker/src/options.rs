@@ -27,7 +27,7 @@ pub struct Options {
     pub code_folders: Vec<PathBuf>,
     /// Whether functions that say nothing of it reach the outside world.
     pub outside: bool,
-    /// Where events that were accepted are kept, so that they survive the worker; otherwise in memory.
+    /// Where what callers have made and events that were accepted are kept, so that they survive the worker; otherwise in memory.
     pub state: Option<PathBuf>,
 }
 

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 use sha2::{Digest, Sha256};
 
-use crate::function::Runtime;
+use crate::runtime::Runtime;
 
 /// Lambda's own client of the Runtime API, for functions in Python.
 const CLIENT: &str = include_str!("../python-client.txt");

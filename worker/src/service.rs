@@ -11,11 +11,12 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::api;
 use crate::container::Containers;
-use crate::function::Runtime;
+use crate::function_store::Kept;
 use crate::machine::{Disk, Machine, Part, Plan};
 use crate::options::{Layers, Options};
 use crate::pool::Capacity;
 use crate::python;
+use crate::runtime::Runtime;
 use crate::sandbox::Maker;
 use crate::sigv4::Credentials;
 use crate::stack::{self, Ready, Stack};
@@ -50,7 +51,7 @@ pub struct Service {
     pub code_folders: Vec<PathBuf>,
     /// Whether functions that say nothing of it reach the outside world.
     pub outside: bool,
-    /// Where events that were accepted are kept, so that they survive the worker; otherwise in memory.
+    /// Where what callers have made and events that were accepted are kept, so that they survive the worker; otherwise in memory.
     pub state: Option<PathBuf>,
 }
 
@@ -89,6 +90,8 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
             outside: service.outside,
             state: service.state,
         })?;
+        // With --sandbox vm functions come from the template; what is kept waits.
+        let kept = if service.machine.is_none() { worker.read_kept()? } else { Kept::default() };
         let functions = declared.ready(&worker)?;
         let in_machine = service.machine.is_some();
         let maker: Arc<dyn Maker> = match service.machine {
@@ -109,6 +112,7 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
         };
         worker.make_with(maker.clone());
         let names = stack::deploy(&worker, functions, &BTreeSet::new())?;
+        worker.restore(kept);
         if let Some(template) = service.template {
             let hangup = signal(SignalKind::hangup())?;
             tokio::spawn(reload(worker.clone(), template, names, hangup, in_machine));

@@ -13,7 +13,7 @@ use crate::error::ApiError;
 use crate::function::Alias;
 use crate::layers::{Layer, Opt};
 use crate::template::{self, Declared, DeclaredLayer, LATEST_OF_LAYER};
-use crate::worker::Worker;
+use crate::worker::{Changed, Worker};
 use crate::{api, name, python};
 
 /// What a template declares, with the packages that its functions name.
@@ -135,6 +135,7 @@ pub(crate) fn deploy(
     for gone in earlier.difference(&names) {
         // A caller of the API may have deleted it meanwhile.
         let _ = worker.delete(gone);
+        worker.keep(&Changed::Function(gone.clone())).map_err(plain)?;
         tracing::info!("{gone} is gone from the template");
     }
     for function in functions {

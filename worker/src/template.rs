@@ -14,8 +14,8 @@ use serde_json::{Map, Value as Json};
 use serde_yaml_ng::Value as Yaml;
 
 use self::intrinsics::Scope;
-use crate::function::{Settings, Wanted};
 use crate::name;
+use crate::settings::{Settings, Wanted};
 
 const FUNCTION: &str = "AWS::Serverless::Function";
 const LAYER: &str = "AWS::Serverless::LayerVersion";

@@ -12,11 +12,12 @@ use super::versions::check_revision;
 use super::{Api, Call};
 use crate::code::Code;
 use crate::error::ApiError;
-use crate::function::{Deployment, Function, Settings, Wanted};
+use crate::function::{Deployment, Function};
 use crate::http::{self, Answer};
 use crate::layers::Opt;
 use crate::limits;
 use crate::name::Target;
+use crate::settings::{Settings, Wanted};
 
 /// `Code` of CreateFunction, and the body of UpdateFunctionCode.
 #[derive(Deserialize)]
@@ -39,20 +40,21 @@ impl WantedCode {
         let unsupported = |text| Err(ApiError::invalid_parameter(text));
         let _place = api.unpacking.acquire().await;
         let worker = api.worker.clone();
-        let place = move || worker.folder().to_path_buf();
+        let place = worker.code_folder().to_path_buf();
         match (self.zip_file, self.s3_bucket.as_deref(), self.s3_key, self.image_uri) {
             (Some(zip), None, None, None) => {
                 blocking(move || {
                     let zip = BASE64.decode(zip).map_err(|error| {
                         ApiError::invalid_content(format!("ZipFile is not base64: {error}"))
                     })?;
-                    Code::from_zip(&zip, &place())
+                    Ok(worker.lasting(Code::from_zip(&zip, &place)?))
                 })
                 .await
             }
             (None, Some(FOLDER_BUCKET), Some(folder), None) if Path::new(&folder).is_absolute() => {
                 let allowed = api.worker.options.code_folders.clone();
-                blocking(move || Code::copied(Path::new(&folder), &allowed, &place())).await
+                let copied = move || Ok(worker.lasting(Code::copied(Path::new(&folder), &allowed, &place)?));
+                blocking(copied).await
             }
             (None, Some(_), ..) => unsupported(
                 "S3 is not supported here: give a ZipFile, or a folder of this host as S3Bucket 'folder' and its \

@@ -29,7 +29,7 @@ struct Publish {
 }
 
 /// The name, of a layer that a path names by that or by its ARN.
-fn named(text: &str) -> Result<&str, ApiError> {
+pub fn named(text: &str) -> Result<&str, ApiError> {
     let name = match text.strip_prefix("arn:aws:lambda:") {
         Some(rest) => rest.split(':').nth(3).unwrap_or_default(),
         None => text,

@@ -3,6 +3,7 @@
 mod functions;
 mod history;
 mod invoke;
+mod kept;
 mod layers;
 mod logs;
 mod metrics;
@@ -56,6 +57,8 @@ pub(crate) struct Api {
     bodies: BodyMemory,
     uploads: BodyMemory,
     unpacking: Semaphore,
+    /// Held while a change is made and kept.
+    changing: Arc<tokio::sync::Mutex<()>>,
     address: SocketAddr,
 }
 
@@ -76,6 +79,7 @@ pub async fn serve(worker: Arc<Worker>, ready: impl FnOnce(SocketAddr)) -> Resul
         bodies: BodyMemory::new(BODIES_BYTES),
         uploads: BodyMemory::new(UPLOADS_BYTES),
         unpacking: Semaphore::new(UNPACKED_AT_ONCE),
+        changing: Arc::default(),
         address,
     });
     let connections = Arc::new(Connections::default());
@@ -238,7 +242,7 @@ impl Api {
         }
         match logs {
             Some(operation) => Ok(logs::answer(self, &call, &operation)),
-            None => self.route(&call, &segments).await,
+            None => kept::route(self, &call, &segments).await,
         }
     }
 

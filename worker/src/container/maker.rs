@@ -18,11 +18,11 @@ use super::spawn::{Container, Spawner};
 use super::store::Stores;
 use super::{Spec, worker_is_root};
 use crate::environment::{self, Endpoint, Sharing, Sources};
-use crate::function::Runtime;
 use crate::memory::Memory;
 use crate::options::Options;
 use crate::ownership::Folder;
 use crate::pool::FunctionId;
+use crate::runtime::Runtime;
 use crate::sandbox::{CONNECTIONS, Ended, Handler, Kind, Later, Maker, Order, Overall, Sandbox};
 use crate::{http, limits};
 

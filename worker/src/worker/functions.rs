@@ -7,9 +7,10 @@ use std::time::SystemTime;
 use super::{State, Worker};
 use crate::code::Code;
 use crate::error::ApiError;
-use crate::function::{Deployment, Function, FunctionUrl, Settings};
+use crate::function::{Deployment, Function, FunctionUrl};
 use crate::layers::Opt;
 use crate::pool::FunctionId;
+use crate::settings::Settings;
 use crate::{limits, name};
 
 impl Worker {

@@ -2,8 +2,11 @@
 
 mod actions;
 mod functions;
+mod kept;
 mod layers;
 mod versions;
+
+pub(crate) use kept::Changed;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -17,6 +20,7 @@ use tokio::sync::{Notify, oneshot};
 use crate::count::Count;
 use crate::error::ApiError;
 use crate::function::{Deployment, Function};
+use crate::function_store::FunctionStore;
 use crate::history::History;
 use crate::instance::{Instance, Scheduler, Surroundings};
 use crate::invocation::{Invocation, Outcome};
@@ -42,6 +46,8 @@ pub struct Worker {
     pub(crate) readings: Readings,
     /// What instances are made by; said once, before the first.
     around: OnceLock<Arc<Surroundings>>,
+    /// Where what callers have made is kept.
+    kept: Option<FunctionStore>,
     folder: Folder,
     began: Instant,
     state: Mutex<State>,
@@ -99,6 +105,7 @@ impl Worker {
             closing: false,
         };
         runtime_files::write(folder.path())?;
+        let kept = options.state.as_deref().map(FunctionStore::open).transpose()?;
         let began = Instant::now();
         Ok(Arc::new(Worker {
             options: Arc::new(options),
@@ -107,6 +114,7 @@ impl Worker {
             logs: Arc::default(),
             readings: Readings::default(),
             around: OnceLock::new(),
+            kept,
             folder,
             began,
             state: Mutex::new(state),
@@ -216,6 +224,7 @@ impl Worker {
     /// Takes no new requests, gives those that run some time, then ends all instances and waits until they are gone.
     pub async fn close(self: &Arc<Self>, grace: Duration) {
         self.lock().closing = true;
+        self.let_code_go(false);
         self.maker().closing();
         let deadline = Instant::now() + grace;
         while !self.lock().waiting.is_empty() && Instant::now() < deadline {

@@ -35,7 +35,8 @@ impl Worker {
             return Ok(latest.clone());
         }
         // That may take time, so nothing is locked meanwhile.
-        let code = tokio::task::block_in_place(|| function.deployment.code.kept(self.folder()))?;
+        let code = tokio::task::block_in_place(|| function.deployment.code.kept(self.code_folder()))?;
+        let code = self.lasting(code);
         let mut state = self.lock();
         let is_same = |now: &Function| Arc::ptr_eq(&now.deployment, &function.deployment);
         let Some(function) = state.functions.get(name).filter(|now| is_same(now)) else {

@@ -1,15 +1,19 @@
 //! A function's code: a folder that the operator has named in a template, the copy of one that a caller has named, or a
 //! .zip that is unpacked with care.
 
+mod copy;
+mod unpack;
+
 use std::fs;
-use std::io::{self, Cursor, Read, Write};
+use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use cap_std::fs::{Dir, MetadataExt, OpenOptions, OpenOptionsExt};
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
@@ -20,7 +24,7 @@ use crate::limits;
 const ENTRIES: usize = 50_000;
 
 /// Code in a folder.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Code {
     /// Where it lies; instances see it as /var/task.
     pub folder: PathBuf,
@@ -29,10 +33,51 @@ pub struct Code {
     /// `CodeSize`.
     pub size_bytes: u64,
     /// Unpacked code goes when no function and no instance uses it any more.
-    unpacked: Option<Arc<TempDir>>,
+    #[serde(skip)]
+    unpacked: Option<Arc<Unpacked>>,
+}
+
+/// A folder that goes when nobody uses it any more; where it outlives the worker, only while that says so.
+#[derive(Debug)]
+pub(crate) struct Unpacked {
+    folder: PathBuf,
+    may_go: Option<Arc<AtomicBool>>,
+}
+
+impl Unpacked {
+    fn new(folder: TempDir) -> Option<Arc<Unpacked>> {
+        Some(Arc::new(Unpacked { folder: folder.keep(), may_go: None }))
+    }
+
+    /// A folder of an earlier worker's.
+    pub fn again(folder: PathBuf, may_go: Arc<AtomicBool>) -> Arc<Unpacked> {
+        Arc::new(Unpacked { folder, may_go: Some(may_go) })
+    }
+}
+
+impl Drop for Unpacked {
+    fn drop(&mut self) {
+        let may_go = self.may_go.as_ref().is_none_or(|may_go| may_go.load(Ordering::Relaxed));
+        if may_go && let Err(error) = fs::remove_dir_all(&self.folder) {
+            tracing::warn!("cannot remove {}: {error}", self.folder.display());
+        }
+    }
 }
 
 impl Code {
+    /// Code that has just been unpacked, and that outlives the worker.
+    pub(crate) fn outliving(mut self, may_go: &Arc<AtomicBool>) -> Code {
+        if let Some(unpacked) = self.unpacked.as_mut().and_then(Arc::get_mut) {
+            unpacked.may_go = Some(may_go.clone());
+        }
+        self
+    }
+
+    /// Code of an earlier worker's, in the folder that it had.
+    pub(crate) fn again(&mut self, unpacked: Arc<Unpacked>) {
+        self.unpacked = Some(unpacked);
+    }
+
     /// A folder, used where it is: instances see later changes of its files.
     ///
     /// # Errors
@@ -62,15 +107,15 @@ impl Code {
                 "is not below a folder that code may come from (mayfly up --code-from FOLDER)".into(),
             ));
         };
-        let source = open_below(root, below).map_err(refused)?;
+        let source = copy::open_below(root, below).map_err(refused)?;
         let copy = new_folder(place)?;
-        let mut made = Copy { digest: Sha256::new(), bytes: 0, entries: 0 };
+        let mut made = copy::Copy::default();
         made.folder(&source, Path::new(""), copy.path()).map_err(refused)?;
         Ok(Code {
             folder: copy.path().to_path_buf(),
             sha256: BASE64.encode(made.digest.finalize()),
             size_bytes: made.bytes,
-            unpacked: Some(Arc::new(copy)),
+            unpacked: Unpacked::new(copy),
         })
     }
 
@@ -87,7 +132,7 @@ impl Code {
         lay_over(&self.folder, copy.path(), put).map_err(|error| {
             ApiError::service(format!("cannot copy {}: {}", self.folder.display(), plain_reason(&error)))
         })?;
-        Ok(Code { folder: copy.path().into(), unpacked: Some(Arc::new(copy)), ..self.clone() })
+        Ok(Code { folder: copy.path().into(), unpacked: Unpacked::new(copy), ..self.clone() })
     }
 
     /// Unpacks a .zip into a new folder below `place`.
@@ -103,12 +148,12 @@ impl Code {
             )));
         }
         let folder = new_folder(place)?;
-        unpack(zip, folder.path())?;
+        unpack::unpack(zip, folder.path())?;
         Ok(Code {
             folder: folder.path().to_path_buf(),
             sha256: BASE64.encode(Sha256::digest(zip)),
             size_bytes: zip.len() as u64,
-            unpacked: Some(Arc::new(folder)),
+            unpacked: Unpacked::new(folder),
         })
     }
 }
@@ -128,90 +173,6 @@ pub(crate) fn new_folder(place: &Path) -> Result<TempDir, ApiError> {
             ApiError::service(format!("cannot make a folder in {}: {error}", place.display()))
         })?;
     Ok(folder)
-}
-
-/// Opens a folder as one without privileges could: every folder on the way must let everybody pass.
-fn open_below(root: &Path, below: &Path) -> Result<Dir, String> {
-    let failed = |error: io::Error| plain_reason(&error);
-    let mut folder = Dir::open_ambient_dir(root, cap_std::ambient_authority()).map_err(failed)?;
-    for part in below.components() {
-        let Component::Normal(name) = part else { return Err("must be named without '..'".into()) };
-        folder = folder.open_dir(name).map_err(failed)?;
-        if folder.dir_metadata().map_err(failed)?.mode() & 0o001 == 0 {
-            return Err(format!("{} is closed to others (o+x is needed)", Path::new(name).display()));
-        }
-    }
-    Ok(folder)
-}
-
-/// A copy that is being made.
-struct Copy {
-    digest: Sha256,
-    bytes: u64,
-    entries: usize,
-}
-
-impl Copy {
-    /// Copies what is in `source`, which is `below` in the whole.
-    fn folder(&mut self, source: &Dir, below: &Path, target: &Path) -> Result<(), String> {
-        let failed = |error: io::Error| format!("{}: {}", below.display(), plain_reason(&error));
-        if source.dir_metadata().map_err(failed)?.mode() & 0o005 != 0o005 {
-            return Err(format!("{}: not all may read this folder (o+rx is needed)", below.display()));
-        }
-        let mut entries: Vec<_> =
-            source.entries().map_err(failed)?.collect::<Result<_, _>>().map_err(failed)?;
-        entries.sort_by_key(cap_std::fs::DirEntry::file_name);
-        for entry in entries {
-            self.entries += 1;
-            if self.entries > ENTRIES {
-                return Err(format!("has more than the {ENTRIES} files that are allowed"));
-            }
-            let (name, kind) = (entry.file_name(), entry.file_type().map_err(failed)?);
-            let (below, target) = (below.join(&name), target.join(&name));
-            let failed = |error: io::Error| format!("{}: {}", below.display(), plain_reason(&error));
-            if kind.is_dir() {
-                fs::create_dir(&target).map_err(failed)?;
-                fs::set_permissions(&target, fs::Permissions::from_mode(0o755)).map_err(failed)?;
-                self.folder(&entry.open_dir().map_err(failed)?, &below, &target)?;
-            } else if kind.is_symlink() {
-                // It leads to what the instance sees there, nowhere else.
-                let points_to = source.read_link_contents(&name).map_err(failed)?;
-                std::os::unix::fs::symlink(points_to, &target).map_err(failed)?;
-            } else {
-                self.file(&entry, &below, &target)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn file(&mut self, entry: &cap_std::fs::DirEntry, below: &Path, target: &Path) -> Result<(), String> {
-        let failed = |error: io::Error| format!("{}: {}", below.display(), plain_reason(&error));
-        // Opening a pipe must not wait for its other end.
-        let mut options = OpenOptions::new();
-        options.read(true).custom_flags(libc::O_NONBLOCK);
-        if !entry.file_type().map_err(failed)?.is_file() {
-            return Err(format!("{}: is neither a file nor a folder nor a link", below.display()));
-        }
-        let mut source = entry.open_with(&options).map_err(failed)?;
-        // What was opened is looked at, not what had this name before.
-        let metadata = source.metadata().map_err(failed)?;
-        if !metadata.is_file() || metadata.mode() & 0o004 == 0 {
-            return Err(format!("{}: not all may read it (o+r is needed)", below.display()));
-        }
-        self.digest.update(below.as_os_str().as_encoded_bytes());
-        self.digest.update([0]);
-        let mut made = fs::File::create_new(target).map_err(failed)?;
-        let left = limits::UNZIPPED_BYTES - self.bytes;
-        let mut writer = Hashing(&mut self.digest, &mut made);
-        let length = io::copy(&mut (&mut source).take(left + 1), &mut writer).map_err(failed)?;
-        if length > left {
-            return Err(format!("has more than the {} bytes that are allowed", limits::UNZIPPED_BYTES));
-        }
-        self.digest.update(length.to_le_bytes());
-        self.bytes += length;
-        let executable = if metadata.mode() & 0o001 != 0 { 0o755 } else { 0o644 };
-        made.set_permissions(fs::Permissions::from_mode(executable)).map_err(failed)
-    }
 }
 
 /// Adds what is in a folder to another, as unpacking one archive over another does. `put` makes a file.
@@ -280,54 +241,10 @@ impl<W: Write> Write for Hashing<'_, W> {
     }
 }
 
-fn unpack(zip: &[u8], folder: &Path) -> Result<(), ApiError> {
-    let invalid =
-        |reason: String| ApiError::invalid_parameter(format!("Could not unzip uploaded file: {reason}"));
-    let mut archive = zip::ZipArchive::new(Cursor::new(zip)).map_err(|error| invalid(error.to_string()))?;
-    if archive.len() > ENTRIES {
-        return Err(invalid(format!("it has {} entries, at most {ENTRIES} are allowed", archive.len())));
-    }
-    // What the headers claim is not believed: bytes are counted as they come out.
-    let mut left = limits::UNZIPPED_BYTES;
-    for index in 0..archive.len() {
-        let mut entry = archive.by_index(index).map_err(|error| invalid(error.to_string()))?;
-        let name = entry.name().map_err(|error| invalid(error.to_string()))?.into_owned();
-        let shown: String = name.chars().take(80).collect();
-        let wrong = |reason: &str| invalid(format!("{}: {reason}", shown.escape_debug()));
-        let name = inside(&name).ok_or_else(|| wrong("the name leads out of the archive"))?;
-        let mode = entry.unix_mode().unwrap_or(0o644);
-        if mode & 0o170_000 != 0 && !matches!(mode & 0o170_000, 0o100_000 | 0o040_000) {
-            return Err(wrong("only files and folders are allowed"));
-        }
-        let failed = |error: io::Error| wrong(&plain_reason(&error));
-        let path = folder.join(&name);
-        if entry.is_dir() {
-            fs::create_dir_all(&path).map_err(failed)?;
-            continue;
-        }
-        fs::create_dir_all(path.parent().unwrap_or(folder)).map_err(failed)?;
-        let mut file = fs::OpenOptions::new().write(true).create_new(true).open(&path).map_err(failed)?;
-        let written = io::copy(&mut (&mut entry).take(left + 1), &mut file).map_err(failed)?;
-        left = left.checked_sub(written).ok_or_else(|| {
-            invalid(format!("Unzipped size must be smaller than {} bytes", limits::UNZIPPED_BYTES))
-        })?;
-        // Instances run as other users: whoever packed it, all may read.
-        let executable = if mode & 0o111 != 0 { 0o755 } else { 0o644 };
-        file.set_permissions(fs::Permissions::from_mode(executable)).map_err(failed)?;
-    }
-    Ok(())
-}
-
-/// A name in a .zip as a path that stays below its folder.
-fn inside(name: &str) -> Option<PathBuf> {
-    let plain = !name.is_empty() && name.len() <= 1024 && !name.contains(['\0', '\\']);
-    let path = Path::new(name);
-    let stays = path.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
-    (plain && stays).then(|| path.to_path_buf())
-}
-
 #[cfg(test)]
 mod tests {
+    use std::io::Cursor;
+
     use super::*;
     use proptest::prelude::*;
     use zip::write::SimpleFileOptions;

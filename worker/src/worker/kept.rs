@@ -1,0 +1,149 @@
+//! What callers have made is kept, and there again when the worker is (`--state`).
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use anyhow::{Result, anyhow, ensure};
+
+use super::Worker;
+use crate::code::Code;
+use crate::error::ApiError;
+use crate::function::{Deployment, Function};
+use crate::function_store::{Kept, KeptDeployment, KeptFunction, KeptLayer};
+use crate::layers::Opt;
+use crate::pool::FunctionId;
+
+/// What a call may change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Changed {
+    /// The function of this name.
+    Function(String),
+    /// The layer of this name.
+    Layer(String),
+}
+
+impl Worker {
+    /// Where the code of callers is unpacked.
+    pub(crate) fn code_folder(&self) -> &Path {
+        self.kept.as_ref().map_or(self.folder(), |kept| kept.code_folder())
+    }
+
+    /// Code that has just been unpacked there: it stays for the next worker, where that is kept.
+    pub(crate) fn lasting(&self, code: Code) -> Code {
+        match &self.kept {
+            Some(kept) => code.outliving(kept.may_go()),
+            None => code,
+        }
+    }
+
+    /// Whether code that is not used any more goes. When the worker ends it is still there for the next one.
+    pub(super) fn let_code_go(&self, may_go: bool) {
+        if let Some(kept) = &self.kept {
+            kept.may_go().store(may_go, Ordering::Relaxed);
+        }
+    }
+
+    /// Keeps what may have changed as it is now. Waits for the disk.
+    ///
+    /// # Errors
+    /// It could not be written.
+    pub(crate) fn keep(&self, changed: &Changed) -> Result<(), ApiError> {
+        let Some(kept) = &self.kept else { return Ok(()) };
+        let done = match changed {
+            Changed::Function(name) => {
+                kept.keep_function(name, || self.lock().functions.get(name).map(KeptFunction::of))
+            }
+            Changed::Layer(name) => kept.keep_layer(name, || {
+                let (latest, versions) = self.lock().published.history(name)?;
+                Some(KeptLayer { latest, versions: versions.iter().map(|layer| (**layer).clone()).collect() })
+            }),
+        };
+        done.map_err(|error| ApiError::service(format!("the change cannot be kept: {error:#}")))
+    }
+
+    /// What an earlier worker has kept: its layers are there when this returns, its functions are given.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub(crate) fn read_kept(&self) -> Result<Kept> {
+        let mut kept = self.kept.as_ref().map_or_else(|| Ok(Kept::default()), |kept| kept.all())?;
+        let mut state = self.lock();
+        for (name, KeptLayer { latest, versions }) in std::mem::take(&mut kept.layers) {
+            state.published.again(&name, latest, versions.into_iter().map(Arc::new).collect());
+        }
+        Ok(kept)
+    }
+
+    /// Takes functions of an earlier worker into service. Those that the template has by now are the template's; one whose files
+    /// are gone is told of. From now on code that is not used any more goes.
+    pub(crate) fn restore(self: &Arc<Self>, kept: Kept) {
+        for (name, function) in kept.functions {
+            if self.function(&name).is_ok() {
+                tracing::info!("{name} is the template's: what was changed of it by the API is not kept");
+            } else if let Err(error) = self.restore_one(&name, function) {
+                tracing::error!("{name} is kept by --state, but cannot be served: {error:#}");
+            }
+        }
+        self.let_code_go(true);
+    }
+
+    fn restore_one(self: &Arc<Self>, name: &str, kept: KeptFunction) -> Result<()> {
+        let (id, numbers) = {
+            let mut state = self.lock();
+            let id = state.new_function_id();
+            (id, kept.versions.iter().map(|_| state.new_function_id()).collect::<Vec<_>>())
+        };
+        let deployment = self.deployment_again(name, id, id, kept.deployment)?;
+        let mut versions = BTreeMap::new();
+        for ((number, version), own) in kept.versions.into_iter().zip(numbers) {
+            versions.insert(number, self.deployment_again(name, own, id, version)?);
+        }
+        let function = Function {
+            deployment,
+            reserved: kept.reserved,
+            url: kept.url,
+            tags: kept.tags,
+            versions,
+            latest_version: kept.latest_version,
+            aliases: kept.aliases,
+        };
+        let mut state = self.lock();
+        for deployment in function.deployments() {
+            state.deployments.insert(deployment.function, deployment.clone());
+        }
+        let mut actions = state.pool.set_function(id, function.deployment.settings.memory_mib);
+        for version in function.versions.values() {
+            state.pool.add_version(version.function, id, version.settings.memory_mib);
+        }
+        actions.extend(state.pool.reserve(id, function.reserved));
+        state.functions.insert(name.to_string(), function);
+        self.carry_out(&mut state, actions);
+        Ok(())
+    }
+
+    fn deployment_again(
+        &self,
+        name: &str,
+        function: FunctionId,
+        whole: FunctionId,
+        kept: KeptDeployment,
+    ) -> Result<Arc<Deployment>> {
+        let folder = &kept.code.folder;
+        ensure!(folder.is_dir(), "{} is gone", folder.display());
+        let layers = kept.layers.into_iter().map(Arc::new).collect();
+        let opt = Opt::new(layers, None, self.folder()).map_err(|error| anyhow!("{error}"))?;
+        Ok(Arc::new(Deployment {
+            function,
+            whole,
+            name: name.to_string(),
+            version: kept.version,
+            settings: kept.settings,
+            code: kept.code,
+            opt,
+            revision: kept.revision,
+            modified: kept.modified,
+        }))
+    }
+}

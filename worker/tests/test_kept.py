@@ -1,0 +1,175 @@
+"""What callers have made is there again when the worker is, however it ended (`--state`)."""
+
+import json
+import pathlib
+import random
+import re
+import signal
+import threading
+import time
+
+import botocore.exceptions
+import pytest
+from calls import create, invoke, zipped
+from conftest import HERE, Worker
+
+TEMPLATE = str(HERE / "functions/template.yaml")
+PRINTS = "def handler(event, context):\n    print('ran', event)\n    return {number}\n"
+ANSWER = "def handler(event, context):\n    return {answer}\n"
+# Nothing here is about how memory is saved.
+PLAIN = ["--without", "heap,merge"]
+
+
+def code(answer):
+    return zipped(app_py=ANSWER.format(answer=answer))
+
+
+def test_functions_layers_versions_and_what_is_said_of_them_survive(tmp_path):
+    state = ["--state", str(tmp_path / "state"), *PLAIN]
+    with Worker(*state) as running:
+        client = running.client()
+        create(client, "plain", code("1"), MemorySize=192, Tags={"a": "b"})
+        client.put_function_concurrency(FunctionName="plain", ReservedConcurrentExecutions=3)
+        url = client.create_function_url_config(FunctionName="plain", AuthType="NONE")["FunctionUrl"]
+        first = client.publish_version(FunctionName="plain")["Version"]
+        client.update_function_code(FunctionName="plain", ZipFile=code("2"))
+        client.create_alias(FunctionName="plain", Name="live", FunctionVersion=first)
+        layer = client.publish_layer_version(
+            LayerName="numbers", Content={"ZipFile": zipped(**{"python/number_py": "NUMBER = 7\n"})}
+        )
+        create(
+            client,
+            "layered",
+            zipped(app_py="import number\n" + ANSWER.format(answer="number.NUMBER")),
+            Layers=[layer["LayerVersionArn"]],
+        )
+        # A version of a layer that was deleted stays with the functions that have it.
+        client.delete_layer_version(LayerName="numbers", VersionNumber=1)
+        create(client, "deleted", code("3"))
+        client.delete_function(FunctionName="deleted")
+        before = client.get_function(FunctionName="plain")
+        running.stop(signal.SIGKILL)
+    for how in [signal.SIGTERM, signal.SIGKILL]:
+        with Worker(*state) as running:
+            client = running.client()
+            after = client.get_function(FunctionName="plain")
+            for part in ["Tags", "Concurrency", "Configuration"]:
+                assert after[part] == before[part], part
+            assert invoke(client, "plain") == (2, None)
+            assert invoke(client, "plain", Qualifier="live") == (1, None)
+            assert invoke(client, "layered") == (7, None)
+            again = client.get_function_url_config(FunctionName="plain")["FunctionUrl"]
+            assert again.rsplit("/lambda-url/")[1] == url.rsplit("/lambda-url/")[1]
+            names = [function["FunctionName"] for function in client.list_functions()["Functions"]]
+            assert names == ["layered", "plain"]
+            assert client.publish_layer_version(
+                LayerName="numbers", Content={"ZipFile": zipped(x="")}
+            )["Version"] in [2, 3], "a number is never given again"
+            running.stop(how)
+    # Nothing stays that belongs to nobody: two codes of plain, layered's, its layer's, and two layers'.
+    with Worker(*state):
+        assert len(list((tmp_path / "state/code").iterdir())) == 6
+
+
+def test_the_template_has_the_last_word_and_others_are_left_alone(tmp_path):
+    state = ["--state", str(tmp_path), *PLAIN]
+    with Worker(TEMPLATE, *state) as running:
+        client = running.client()
+        client.update_function_code(FunctionName="neighbour", ZipFile=code("'changed'"))
+        create(client, "mine", code("1"))
+        assert invoke(client, "neighbour")[0] == "changed"
+        running.stop(signal.SIGTERM)
+    with Worker(TEMPLATE, *state) as running:
+        client = running.client()
+        assert invoke(client, "neighbour", {"do": "count"})[0]["calls"] == 1, "the template's again"
+        assert invoke(client, "mine") == (1, None)
+        running.wait_for("neighbour is the template's")
+
+
+def test_a_worker_that_does_not_come_up_takes_nothing_away(tmp_path):
+    state = ["--state", str(tmp_path), *PLAIN]
+    with Worker(*state) as running:
+        create(running.client(), "mine", code("1"))
+        with pytest.raises(AssertionError, match="has another worker this --state"):
+            Worker(*state)
+        running.stop(signal.SIGTERM)
+    broken = tmp_path / "template.yaml"
+    broken.write_text("Resources: {A: {Type: AWS::Serverless::Function, Properties: {CodeUri: /nowhere}}}")
+    with pytest.raises(AssertionError):
+        Worker(str(broken), *state)
+    with Worker(*state) as running:
+        assert invoke(running.client(), "mine") == (1, None)
+
+
+def test_one_whose_code_is_gone_is_told_of_and_holds_up_nobody(tmp_path):
+    state = ["--state", str(tmp_path), *PLAIN]
+    with Worker(*state) as running:
+        client = running.client()
+        create(client, "broken", code("1"))
+        location = client.get_function(FunctionName="broken")["Code"]["Location"]
+        create(client, "whole", code("2"))
+        running.stop(signal.SIGTERM)
+    folder = pathlib.Path(location.removeprefix("file://"))
+    (folder / "app.py").unlink()
+    folder.rmdir()
+    with Worker(*state) as running:
+        running.wait_for(r"broken is kept by --state, but cannot be served: .* is gone")
+        assert invoke(running.client(), "whole") == (2, None)
+
+
+def test_kills_at_any_moment_lose_nothing_that_was_accepted(tmp_path):
+    """What was answered is there, and each event that was accepted is run, by this worker or the next."""
+    state = ["--state", str(tmp_path), *PLAIN]
+    choose = random.Random(11)
+    made, events, ran = {}, set(), set()
+
+    def note_what_ran(running):
+        ran.update(map(int, re.findall(r"ran (\d+)", running.log())))
+
+    for life in range(5):
+        with Worker(*state) as running:
+            client = running.client()
+
+            def work(client=client, life=life):
+                for number in range(life * 1000, life * 1000 + 1000):
+                    name = f"f{number % 3}"
+                    code = zipped(app_py=PRINTS.format(number=number))
+                    try:
+                        if name in made:
+                            client.update_function_code(FunctionName=name, ZipFile=code)
+                        else:
+                            create(client, name, code)
+                        made[name] = number
+                        client.invoke(FunctionName=name, InvocationType="Event", Payload=json.dumps(number))
+                        events.add(number)
+                    except botocore.exceptions.BotoCoreError:
+                        return  # the worker was killed
+
+            caller = threading.Thread(target=work)
+            known = len(events)
+            caller.start()
+            wait_until(lambda known=known: len(events) > known, running)
+            time.sleep(choose.random())
+            running.process.send_signal(signal.SIGKILL)
+            caller.join()
+            running.process.wait()
+            note_what_ran(running)
+    with Worker(*state) as running:
+        client = running.client()
+        for name, number in made.items():
+            answer, error = invoke(client, name, -1)
+            # One more change may have been made than was answered.
+            assert error is None and answer >= number, (name, answer, number)
+
+        def all_ran():
+            note_what_ran(running)
+            return events <= ran
+
+        wait_until(all_ran, running)
+
+
+def wait_until(what, running, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, running.log()[-3000:]
+        time.sleep(0.05)
