@@ -18,7 +18,7 @@ import time
 import runtime_client
 from awslambdaric import __main__ as client
 
-# The worker freezes an instance that has no work, and lets it run again when it has said that it wants to rest.
+# The worker freezes an instance that has no work, and lets it run when it has said that it wants to rest.
 NEXT = (
     "GET /2018-06-01/runtime/invocation/next HTTP/1.1\r\nHost: runtime\r\nMayfly-Rests-After-Ms: %s\r\n\r\n"
 )
@@ -100,9 +100,7 @@ class Work:
         with socket.create_connection(self.address) as connection:
             pause = self.pace.pause_s
             rests_after = [max(pause, FIRST_S - self.age()) if self.merges and self.asked == 1 else pause]
-            is_busy = (
-                self.merges and not self.has_merged and self.asked > 2 and self.age() > self.busy_try_s
-            )
+            is_busy = self.merges and not self.has_merged and self.asked > 2 and self.age() > self.busy_try_s
             if is_busy:
                 rests_after.insert(0, 0)
             connection.sendall((NEXT % ",".join(str(int(after * 1000)) for after in rests_after)).encode())

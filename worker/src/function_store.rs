@@ -207,7 +207,11 @@ impl FunctionStore {
         Ok(kept)
     }
 
-    fn read<T: DeserializeOwned>(&self, table: TableDefinition<&str, &[u8]>) -> Result<BTreeMap<String, T>> {
+    fn read<T: DeserializeOwned>(
+        &self,
+        table: TableDefinition<&str, &[u8]>,
+        broken: &mut usize,
+    ) -> Result<BTreeMap<String, T>> {
         let table = self.database.begin_read()?.open_table(table)?;
         let mut found = BTreeMap::new();
         for entry in table.iter()? {

@@ -1,5 +1,6 @@
 //! The Lambda API: which call a request is, and the checks that come before any.
 
+mod call;
 mod functions;
 mod history;
 mod invoke;
@@ -11,6 +12,7 @@ mod page;
 mod urls;
 mod versions;
 
+use call::{Call, large_or_not, query, signed};
 pub use urls::new as new_url;
 
 use std::net::SocketAddr;
@@ -36,7 +38,7 @@ use crate::events::Events;
 use crate::http::{self, Answer, BodyError, BodyMemory};
 use crate::limits;
 use crate::name::Target;
-use crate::sigv4::{self, Signed};
+use crate::sigv4;
 use crate::worker::Worker;
 
 /// Memory of all bodies that are being received or handled, uploads of code apart.
@@ -130,62 +132,6 @@ fn error_answer(error: &ApiError) -> Answer {
         headers.insert("www-authenticate", HeaderValue::from_static("Basic realm=\"mayfly\""));
     }
     answer
-}
-
-/// A call with its body.
-pub(crate) struct Call {
-    pub parts: Parts,
-    pub body: Bytes,
-}
-
-/// Does what takes time in proportion to `body`; where that is long, other requests go on meanwhile on another thread.
-fn large_or_not<T>(body: &[u8], what: impl FnOnce() -> T) -> T {
-    if body.len() > limits::CALL_BYTES { tokio::task::block_in_place(what) } else { what() }
-}
-
-/// All values of a query parameter.
-fn query<'a>(parts: &'a Parts, wanted: &'a str) -> impl Iterator<Item = String> + 'a {
-    let pairs = parts.uri.query().unwrap_or_default().split('&');
-    let pairs = pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")));
-    let values = pairs.filter(move |(name, _)| *name == wanted).map(|(_, value)| value);
-    values.map(|value| percent_decode_str(value).decode_utf8_lossy().into_owned())
-}
-
-/// What of a request is signed.
-fn signed<'a>(parts: &'a Parts, body: &'a [u8]) -> Signed<'a> {
-    Signed {
-        method: parts.method.as_str(),
-        path: parts.uri.path(),
-        query: parts.uri.query().unwrap_or_default(),
-        headers: &parts.headers,
-        body,
-    }
-}
-
-impl Call {
-    /// What of it is signed.
-    pub fn signed(&self) -> Signed<'_> {
-        signed(&self.parts, &self.body)
-    }
-
-    /// The value of a query parameter.
-    pub fn query(&self, wanted: &str) -> Option<String> {
-        query(&self.parts, wanted).next()
-    }
-
-    /// All values of a query parameter.
-    pub fn queries(&self, wanted: &str) -> Vec<String> {
-        query(&self.parts, wanted).collect()
-    }
-
-    /// The body as JSON.
-    pub fn json<T: serde::de::DeserializeOwned>(&self) -> Result<T, ApiError> {
-        let body: &[u8] = if self.body.is_empty() { b"{}" } else { &self.body };
-        let parsed = large_or_not(body, || serde_json::from_slice(body));
-        parsed.map_err(|error| {
-            ApiError::invalid_content(format!("Could not parse request body into json: {error}"))
-        })
-    }
 }
 
 impl Api {

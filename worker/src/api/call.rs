@@ -1,0 +1,65 @@
+//! One call of the API: its head, its body, and what of both is asked for.
+
+use bytes::Bytes;
+use hyper::http::request::Parts;
+use percent_encoding::percent_decode_str;
+
+use crate::error::ApiError;
+use crate::limits;
+use crate::sigv4::Signed;
+
+/// A call with its body.
+pub(crate) struct Call {
+    pub parts: Parts,
+    pub body: Bytes,
+}
+
+/// Does what takes time in proportion to `body`; where that is long, other requests go on meanwhile on another thread.
+pub fn large_or_not<T>(body: &[u8], what: impl FnOnce() -> T) -> T {
+    if body.len() > limits::CALL_BYTES { tokio::task::block_in_place(what) } else { what() }
+}
+
+/// All values of a query parameter.
+pub fn query<'a>(parts: &'a Parts, wanted: &'a str) -> impl Iterator<Item = String> + 'a {
+    let pairs = parts.uri.query().unwrap_or_default().split('&');
+    let pairs = pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+    let values = pairs.filter(move |(name, _)| *name == wanted).map(|(_, value)| value);
+    values.map(|value| percent_decode_str(value).decode_utf8_lossy().into_owned())
+}
+
+/// What of a request is signed.
+pub fn signed<'a>(parts: &'a Parts, body: &'a [u8]) -> Signed<'a> {
+    Signed {
+        method: parts.method.as_str(),
+        path: parts.uri.path(),
+        query: parts.uri.query().unwrap_or_default(),
+        headers: &parts.headers,
+        body,
+    }
+}
+
+impl Call {
+    /// What of it is signed.
+    pub fn signed(&self) -> Signed<'_> {
+        signed(&self.parts, &self.body)
+    }
+
+    /// The value of a query parameter.
+    pub fn query(&self, wanted: &str) -> Option<String> {
+        query(&self.parts, wanted).next()
+    }
+
+    /// All values of a query parameter.
+    pub fn queries(&self, wanted: &str) -> Vec<String> {
+        query(&self.parts, wanted).collect()
+    }
+
+    /// The body as JSON.
+    pub fn json<T: serde::de::DeserializeOwned>(&self) -> Result<T, ApiError> {
+        let body: &[u8] = if self.body.is_empty() { b"{}" } else { &self.body };
+        let parsed = large_or_not(body, || serde_json::from_slice(body));
+        parsed.map_err(|error| {
+            ApiError::invalid_content(format!("Could not parse request body into json: {error}"))
+        })
+    }
+}

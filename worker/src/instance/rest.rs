@@ -1,0 +1,59 @@
+//! What an instance tells of a rest, for those who look.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+use worker_page::data::Event;
+
+use super::{Instance, lock};
+use crate::code::plain_reason;
+
+/// What an instance tells of a rest. Nothing depends on its truth.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Rest {
+    /// Resident memory that fell when the heap gave back what it held free.
+    trimmed_bytes: u64,
+    /// Looked at for merging.
+    advised_bytes: u64,
+    /// Shared since.
+    shared_pages: u64,
+    /// Bytes of live objects in Mayfly's heap, and of the blocks that they are in; 0 on another heap.
+    #[serde(default)]
+    heap_live_bytes: u64,
+    #[serde(default)]
+    heap_held_bytes: u64,
+    /// Whether it merged at all.
+    merges: bool,
+    /// Why merging ended early; 0: it did not.
+    errno: i32,
+    /// How long it took.
+    ms: f64,
+}
+
+impl Instance {
+    /// The instance tells of a rest: only noted, for those who look. Of a chatty one, five a second.
+    pub(crate) fn rested(&self, rest: &Rest) {
+        self.around.count.rests.fetch_add(1, Ordering::Relaxed);
+        self.has_rested();
+        {
+            let mut last = lock(&self.rested);
+            if last.is_some_and(|last| last.elapsed() < Duration::from_millis(200)) {
+                return;
+            }
+            *last = Some(Instant::now());
+        }
+        *lock(&self.heap) = (rest.heap_live_bytes, rest.heap_held_bytes);
+        let ms = Some(rest.ms).filter(|ms| ms.is_finite());
+        if rest.merges && (rest.shared_pages > 0 || rest.errno != 0) {
+            let error = std::io::Error::from_raw_os_error(rest.errno);
+            let message = (rest.errno != 0).then(|| format!("not merged: {}", plain_reason(&error)));
+            let (bytes, merged_bytes) =
+                (Some(rest.advised_bytes), Some(rest.shared_pages.saturating_mul(4096)));
+            self.note(Event { ms, bytes, merged_bytes, message, ..self.event("merge") });
+        }
+        if rest.trimmed_bytes > 0 {
+            self.note(Event { ms, trimmed_bytes: Some(rest.trimmed_bytes), ..self.event("rest") });
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! What the pool is told and what it says.
+
+use std::time::Duration;
+
+/// Time since the worker began.
+pub type Time = Duration;
+/// A function, in one life from its creation to its deletion.
+pub type FunctionId = u64;
+/// An instance.
+pub type InstanceId = u64;
+/// A request, from its arrival to its answer.
+pub type RequestId = u64;
+
+/// What the worker may use.
+#[derive(Clone, Debug)]
+pub struct Capacity {
+    /// Instances that run at once.
+    pub concurrency: u32,
+    /// Instances that start at once (burst concurrency); more wait in the queue.
+    pub starting: u32,
+    /// The sum of `MemorySize` over all instances.
+    pub memory_mib: u64,
+    /// Requests of one function that wait at once.
+    pub queue: usize,
+    /// How long a request waits for an instance before it is refused.
+    pub queue_wait: Duration,
+    /// How long an instance stays without work.
+    pub keep_alive: Duration,
+}
+
+/// What the caller must do.
+#[allow(missing_docs, reason = "the variants say what their fields are")]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Start an instance; say `ready` or `gone` later.
+    Start { instance: InstanceId, function: FunctionId },
+    /// Give the request to the instance, which waits for one.
+    Dispatch { instance: InstanceId, request: RequestId },
+    /// Answer the request: it was not run.
+    Refuse { request: RequestId, refusal: Refusal },
+    /// Answer the request: this instance was to serve it, and ended while it started.
+    FailedStart { instance: InstanceId, request: RequestId },
+    /// Answer the request: this instance ended while it ran it.
+    Lost { instance: InstanceId, request: RequestId },
+    /// End the instance; say `gone` when it has.
+    Stop { instance: InstanceId },
+}
+
+/// Why a request is not run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The function has all the concurrency that is reserved for it.
+    Reserved,
+    /// As many instances run as may.
+    Concurrency,
+    /// The memory for instances is used up.
+    Memory,
+    /// There is room, but instances did not start in time.
+    Starting,
+    /// The function was deleted.
+    Removed,
+}
