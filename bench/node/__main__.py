@@ -12,16 +12,16 @@ import os
 import statistics
 import subprocess
 import sys
-import tarfile
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "node/tests"))
 
-from test_podman import CDI, Podman  # noqa: E402
+from podman4 import CDI, Podman  # noqa: E402
 
 import node  # noqa: E402
+from bench.node import debian  # noqa: E402
 
 CONTAINERS, WORKERS = 2, 4
 REQUESTS = 500  # of each container and round
@@ -49,25 +49,6 @@ for _ in range(int(sys.argv[1])):
     took.append(1e3 * (time.perf_counter() - begin))
 print(json.dumps(took))
 """
-
-
-def image(podman: Podman, folder: Path) -> str:
-    sources = ["apt-get", "indextargets", "--format", "deb $(REPO_URI) $(RELEASE) $(COMPONENT)"]
-    sources = node.run(*sources, "Created-By: Packages", "Origin: Debian")
-    command = [
-        "mmdebstrap",
-        "--mode=root",
-        "--variant=minbase",
-        "--include=gunicorn,python3-gunicorn,python3-numpy",
-    ]
-    command += ["--keyring=/usr/share/keyrings", "--format=tar", "--quiet", "", str(folder / "root.tar"), "-"]
-    subprocess.run(command, input="\n".join(sorted(set(sources.splitlines()))), text=True, check=True)
-    (folder / "application.py").write_text(APPLICATION)
-    with tarfile.open(folder / "root.tar", "a") as archive:
-        archive.add(folder / "application.py", "srv/application.py")
-    podman("import", str(folder / "root.tar"), "localhost/server")
-    (folder / "root.tar").unlink()
-    return "server"
 
 
 def processes(first: int) -> list[int]:
@@ -153,20 +134,17 @@ def main() -> int:
     with node.scratch() as folder:
         podman = Podman(folder)
         try:
-            name = image(podman, folder)
+            application = {"srv/application.py": APPLICATION}
+            name = debian.image(
+                podman, folder, ["gunicorn", "python3-gunicorn", "python3-numpy"], application
+            )
             with node.Agent(folder, "--domain", "web", cdi=CDI) as agent:
                 result = measure(podman, name, 1 if options.quick else 3)
                 figures = agent.figures()
                 store = next(v for k, v in figures.items() if k.startswith("mayfly_node_store_memory_bytes"))
                 result["store_mib"] = round(store / 2**20, 1)
         finally:
-            podman("rm", "--all", "--force", "--time", "0")
-            podman("rmi", "--all", "--force")
-            subprocess.run(
-                ["umount", "--lazy", str(folder / "root/overlay")], capture_output=True, check=False
-            )
-            for file in CDI.glob("mayfly.dev-*.json"):
-                file.unlink()
+            debian.clear(podman)
     result["load_average"] = round(os.getloadavg()[0], 1)
 
     def median(kind: str, what: str) -> float:

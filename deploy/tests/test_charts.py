@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from test_pages import blocks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -15,7 +16,7 @@ sys.path.insert(0, str(ROOT / "node/tests"))
 
 from go_programs import Missing, built  # noqa: E402
 
-KUSTOMIZATIONS = sorted(path.parent for path in DEPLOY.glob("kubernetes/**/kustomization.yaml"))
+KUSTOMIZATIONS = sorted(path.parent for path in DEPLOY.glob("kubernetes*/kustomization.yaml"))
 OLDEST_KUBERNETES = "1.28"
 NEWEST_KUBERNETES = "1.33"
 
@@ -62,6 +63,13 @@ def test_kubernetes_knows_all_that_the_charts_say(folder, validate, tmp_path):
         assert right in rendered.stdout
         done = validate(rendered.stdout.replace(right, wrong), NEWEST_KUBERNETES, tmp_path)
         assert done.returncode != 0, f"{wrong} is taken"
+
+
+def test_kubernetes_knows_the_pod_of_the_first_steps(validate, tmp_path):
+    [pod] = blocks("node-first-steps.md", "pod", "yaml")
+    done = validate(pod, NEWEST_KUBERNETES, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert validate(pod.replace("command:", "commands:"), NEWEST_KUBERNETES, tmp_path).returncode != 0
 
 
 def test_podman_makes_a_unit_of_the_quadlet(parsers, tmp_path):

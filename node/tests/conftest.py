@@ -1,12 +1,21 @@
-"""Programs and images are made once a run."""
+"""Programs, images and a containerd 2 are made once a run."""
 
+import os
 import pathlib
+import shutil
+import subprocess
 import sys
 
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
+from containerd2 import Containerd, process_of
+from containerd2 import programs as containerd_programs
+from go_programs import Missing
+from podman4 import Podman
+
 import node
+from node import oci_archive, run, scratch, until
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +29,67 @@ def roots(programs):
     """Container roots by C library."""
     with node.scratch() as folder:
         yield {libc: node.root_folder(folder / libc, programs, libc) for libc in ("glibc", "musl")}
+
+
+@pytest.fixture(scope="session")
+def podman(roots):
+    if os.geteuid() != 0 or not shutil.which("podman") or not shutil.which("runc"):
+        pytest.skip("needs root, podman and runc")
+    with scratch() as folder:
+        podman = Podman(folder)
+        for libc, root in roots.items():
+            archive = folder / f"{libc}.tar"
+            run("tar", "-cf", archive, "-C", root, ".")
+            podman("import", archive, f"localhost/{libc}")
+        try:
+            podman.run("glibc", "/bin/true")
+        except AssertionError as why:
+            pytest.skip(f"podman runs no container here: {str(why)[-300:]}")
+        try:
+            yield podman
+        finally:
+            podman("rm", "--all", "--force", "--time", "0")
+            podman("rmi", "--all", "--force")
+            for mount in ("root/overlay", "root/vfs"):
+                subprocess.run(["umount", "--lazy", folder / mount], capture_output=True)
+
+
+@pytest.fixture(scope="session")
+def containerd(roots):
+    if os.geteuid() != 0 or not shutil.which("runc"):
+        pytest.skip("needs root and runc")
+    try:
+        built = containerd_programs()
+    except Missing as why:
+        pytest.skip(str(why))
+    with scratch() as folder, Containerd(folder, built) as containerd:
+        for libc, root in roots.items():
+            containerd.load(oci_archive(root, f"localhost/{libc}:1", folder / f"{libc}.tar"))
+        try:
+            pod, _ = containerd.run("probe", "probe", "glibc", "/bin/sleep", "100")
+        except AssertionError as why:
+            pytest.skip(f"containerd runs no container here: {str(why)[-300:]}")
+        containerd.end(pod)
+        yield containerd
+
+
+class Pods:
+    """Pods that end with the test."""
+
+    def __init__(self, containerd):
+        self.containerd, self.ids = containerd, []
+
+    def __call__(self, name, namespace, image, *command, **annotations):
+        """Starts one; the process of its program."""
+        keys = {f"mayfly.dev/{key}": value for key, value in annotations.items()}
+        pod, container = self.containerd.run(name, namespace, image, *command, annotations=keys)
+        self.ids.append(pod)
+        return until(lambda: process_of(container), f"{name} has a process")
+
+
+@pytest.fixture
+def pods(containerd):
+    pods = Pods(containerd)
+    yield pods
+    for pod in pods.ids:
+        containerd.end(pod)

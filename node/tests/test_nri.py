@@ -1,35 +1,11 @@
 """Pods' annotations, by containerd 2's NRI, as a kubelet makes pods (CRI)."""
 
-import os
 import pathlib
-import shutil
 import socket
 
 import pytest
-from containerd2 import Containerd, process_of
-from containerd2 import programs as containerd_programs
-from go_programs import Missing
 
-from node import PAGES, Agent, oci_archive, scratch, shared, until
-
-
-@pytest.fixture(scope="module")
-def containerd(roots):
-    if os.geteuid() != 0 or not shutil.which("runc"):
-        pytest.skip("needs root and runc")
-    try:
-        built = containerd_programs()
-    except Missing as why:
-        pytest.skip(str(why))
-    with scratch() as folder, Containerd(folder, built) as containerd:
-        for libc, root in roots.items():
-            containerd.load(oci_archive(root, f"localhost/{libc}:1", folder / f"{libc}.tar"))
-        try:
-            pod, _ = containerd.run("probe", "probe", "glibc", "/bin/sleep", "100")
-        except AssertionError as why:
-            pytest.skip(f"containerd runs no container here: {str(why)[-300:]}")
-        containerd.end(pod)
-        yield containerd
+from node import PAGES, Agent, scratch, shared, until
 
 
 @pytest.fixture(scope="module")
@@ -37,28 +13,6 @@ def agent(containerd):
     with scratch() as folder, Agent(folder, nri=containerd.nri) as agent:
         until(lambda: agent.figures()["mayfly_node_connected"] == 1, agent.said)
         yield agent
-
-
-class Pods:
-    """Pods that end with the test."""
-
-    def __init__(self, containerd):
-        self.containerd, self.ids = containerd, []
-
-    def __call__(self, name, namespace, image, *command, **annotations):
-        """Starts one; the process of its program."""
-        keys = {f"mayfly.dev/{key}": value for key, value in annotations.items()}
-        pod, container = self.containerd.run(name, namespace, image, *command, annotations=keys)
-        self.ids.append(pod)
-        return until(lambda: process_of(container), f"{name} has a process")
-
-
-@pytest.fixture
-def pods(containerd):
-    pods = Pods(containerd)
-    yield pods
-    for pod in pods.ids:
-        containerd.end(pod)
 
 
 def environment(pid):
@@ -104,8 +58,12 @@ def test_namespaces_are_the_border(agent, pods):
     assert taken < 0.6 * mapped
     stores = [name for name in figures if name.startswith("mayfly_node_store_up")]
     assert len(stores) == 3, stores
-    charged = [value for name, value in figures.items() if name.startswith("mayfly_node_store_memory_bytes")]
-    assert len(charged) == 3 and all(0 < value < 1 << 28 for value in charged)
+
+    def charged():
+        name = "mayfly_node_store_memory_bytes"
+        return [value for key, value in agent.figures().items() if key.startswith(name)]
+
+    until(lambda: len(charged()) == 3 and all(0 < value < 1 << 28 for value in charged()), charged)
 
 
 def test_who_has_the_socket_without_being_a_member_is_refused(agent, pods):

@@ -1,73 +1,14 @@
 """Podman's containers, by CDI: unchanged images, one line."""
 
-import contextlib
 import json
 import os
 import pathlib
-import shutil
-import subprocess
+import re
 
 import pytest
+from podman4 import CDI
 
 from node import PAGES, Agent, run, scratch, shared, until
-
-CDI = pathlib.Path("/run/cdi")
-# Where limits may not be raised, podman's own defaults are refused.
-LIMITS = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096"]
-
-
-class Podman:
-    """Podman with storage of its own."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        self.command = ["podman", "--root", folder / "root", "--runroot", folder / "run"]
-        self.command += ["--tmpdir", folder / "tmp"]
-        self.command += ["--cgroup-manager", "cgroupfs", "--events-backend", "file", "--runtime", "runc"]
-
-    def __call__(self, *words, **more):
-        return run(*self.command, *words, **more)
-
-    def run(self, image, *words, devices=(), detach=False, **variables):
-        options = ["--network", "none", *LIMITS]
-        for device in devices:
-            options += ["--device", f"mayfly.dev/{device}"]
-        for name, value in variables.items():
-            options += ["--env", f"{name}={value}"]
-        options += ["--detach"] if detach else ["--rm"]
-        return self("run", *options, f"localhost/{image}", *words)
-
-    def start(self, image, *words, **more):
-        """A container in the background: its id and its first process."""
-        name = self.run(image, *words, detach=True, **more).strip()
-        return name, int(self("inspect", "--format", "{{.State.Pid}}", name))
-
-    def end(self, *names):
-        with contextlib.suppress(AssertionError):
-            self("rm", "--force", "--time", "0", *names)
-
-
-@pytest.fixture(scope="module")
-def podman(roots):
-    if os.geteuid() != 0 or not shutil.which("podman") or not shutil.which("runc"):
-        pytest.skip("needs root, podman and runc")
-    with scratch() as folder:
-        podman = Podman(folder)
-        for libc, root in roots.items():
-            archive = folder / f"{libc}.tar"
-            run("tar", "-cf", archive, "-C", root, ".")
-            podman("import", archive, f"localhost/{libc}")
-        try:
-            podman.run("glibc", "/bin/true")
-        except AssertionError as why:
-            pytest.skip(f"podman runs no container here: {str(why)[-300:]}")
-        try:
-            yield podman
-        finally:
-            podman("rm", "--all", "--force", "--time", "0")
-            podman("rmi", "--all", "--force")
-            for mount in ("root/overlay", "root/vfs"):
-                subprocess.run(["umount", "--lazy", folder / mount], capture_output=True)
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +70,22 @@ def test_a_domain_shares_and_another_does_not(podman, agent, libc):
             assert "good 16" in podman("logs", name)
     finally:
         podman.end(*(name for name, _ in names))
+
+
+def test_the_fleets_page_names_figures_that_there_are(podman, agent):
+    page = pathlib.Path(__file__).resolve().parents[2] / "deploy/grafana-fleet.json"
+    named = set(re.findall(r"\bmayfly_[a-z_]+", page.read_text())) - {"mayfly_fleet"}
+    assert len(named) > 8
+
+    def missing():
+        return named - set(re.findall(r"^(?:# TYPE )?(mayfly_\w+)", agent.get("/metrics"), re.M))
+
+    # A store has figures of its own as soon as somebody has called it.
+    name, _ = podman.start("glibc", PAGES, "16", "1", "300", devices=["share=web"])
+    try:
+        until(lambda: not missing(), missing)
+    finally:
+        podman.end(name)
 
 
 def test_a_malicious_container_harms_nobody_else(podman, agent):

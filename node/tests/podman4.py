@@ -1,0 +1,43 @@
+"""Podman as Debian 12 has it, with storage of the tests' own."""
+
+import contextlib
+import pathlib
+
+from node import run
+
+CDI = pathlib.Path("/run/cdi")
+# Where limits may not be raised, podman's own defaults are refused.
+LIMITS = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096"]
+
+
+class Podman:
+    """Podman with storage of its own."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.command = ["podman", "--root", folder / "root", "--runroot", folder / "run"]
+        self.command += ["--tmpdir", folder / "tmp"]
+        self.command += ["--cgroup-manager", "cgroupfs", "--events-backend", "file", "--runtime", "runc"]
+
+    def __call__(self, *words, **more):
+        return run(*self.command, *words, **more)
+
+    def run(self, image, *words, devices=(), volumes=(), detach=False, **variables):
+        options = ["--network", "none", *LIMITS]
+        for volume in volumes:
+            options += ["--volume", volume]
+        for device in devices:
+            options += ["--device", f"mayfly.dev/{device}"]
+        for name, value in variables.items():
+            options += ["--env", f"{name}={value}"]
+        options += ["--detach"] if detach else ["--rm"]
+        return self("run", *options, f"localhost/{image}", *words)
+
+    def start(self, image, *words, **more):
+        """A container in the background: its id and its first process."""
+        name = self.run(image, *words, detach=True, **more).strip()
+        return name, int(self("inspect", "--format", "{{.State.Pid}}", name))
+
+    def end(self, *names):
+        with contextlib.suppress(AssertionError):
+            self("rm", "--force", "--time", "0", *names)
