@@ -7,7 +7,7 @@ from pathlib import Path
 
 from train.errors import TrainError
 
-ENCODERS = ("lstm-tokens", "lstm-frames")
+ENCODERS = ("auto", "table", "lstm-tokens", "lstm-frames")
 
 
 def arguments(given: list[str]) -> argparse.Namespace:
@@ -22,7 +22,7 @@ def arguments(given: list[str]) -> argparse.Namespace:
     what.add_argument("-o", "--output", metavar="MODEL", help="the model file to write")
     what.add_argument("--compare", action="store_true", help="train every encoder and compare")
     what.add_argument("--measure", metavar="MODEL", help="measure this model on the profiles")
-    parser.add_argument("--encoder", choices=ENCODERS, default="lstm-frames")
+    parser.add_argument("--encoder", choices=ENCODERS, default="auto")
     parser.add_argument("--hidden", type=int, choices=(16, 64), default=64)
     parser.add_argument("--vocabulary", type=int, default=5000)
     parser.add_argument("--rounds", type=int, default=100)

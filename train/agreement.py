@@ -11,7 +11,7 @@ from train.contexts import FRAME_SEPARATOR, Contexts
 
 
 def between_runs(engine: str, paths: list[str]) -> float | None:
-    """The share of allocations, 0 to 1, of contexts that a profile and the next have both, whose class is the
+    """The share of bytes, 0 to 1, of contexts that a profile and the next have both, whose class is the
     same in both; `None` for one profile, or where no context is in two."""
     if len(paths) < 2:
         return None
@@ -22,11 +22,11 @@ def between_runs(engine: str, paths: list[str]) -> float | None:
 
 
 def _shared(one: Contexts, other: Contexts) -> tuple[float, float]:
-    """Allocations of both runs in contexts of both: those of the same class in both, and all."""
+    """Bytes of both runs in contexts of both: those of the same class in both, and all."""
     places = {FRAME_SEPARATOR.join(stack): place for place, stack in enumerate(one.stacks)}
     found = [places.get(FRAME_SEPARATOR.join(stack), -1) for stack in other.stacks]
     in_one, in_other = np.array(found, np.int64), np.arange(len(found))
     both = in_one >= 0
     in_one, in_other = in_one[both], in_other[both]
-    weights = one.weights[in_one] + other.weights[in_other]
+    weights = one.bytes[in_one] + other.bytes[in_other]
     return float(weights @ (one.labels[in_one] == other.labels[in_other])), float(weights.sum())

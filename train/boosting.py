@@ -1,6 +1,8 @@
 """For comparison: gradient-boosted trees on hashed n-grams of frames and tokens. What a good predictor
 without a network gives; too large and slow for malloc."""
 
+import functools
+
 import numpy as np
 import xxhash
 
@@ -72,10 +74,7 @@ def held_out_accuracy(data: Contexts, folds: list[Fold], seed: int, most_frames:
         predicted.append(trees.predict(_table(split.held_out, most_frames)).argmax(axis=1))
     if not told:
         return None
-    labels, weights = (
-        np.concatenate([getattr(part, name) for part in told]) for name in ("labels", "weights")
-    )
-    return measure.accuracy(labels, np.concatenate(predicted), weights)
+    return measure.accuracy(functools.reduce(Contexts.joined_by, told), np.concatenate(predicted))
 
 
 def _table(part: Contexts, most_frames: int):

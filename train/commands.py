@@ -2,13 +2,23 @@
 
 import argparse
 import json
-import sys
 import time
 from dataclasses import dataclass
 
 import numpy as np
 
-from train import agreement, boosting, contexts, export, fit, measure, model_file, symbols
+from train import (
+    agreement,
+    boosting,
+    contexts,
+    export,
+    fit,
+    measure,
+    model_file,
+    progress,
+    symbols,
+    table,
+)
 from train.contexts import Contexts
 from train.dataset import CLASS_NAMES
 from train.encoders import ENCODERS
@@ -28,22 +38,23 @@ class Row:
 def train(given: argparse.Namespace) -> int:
     """Makes a model file and says how good it is."""
     begun = time.monotonic()
-    made = fit.make(
-        given.engine, given.profiles, _recipe(given, given.encoder, given.hidden), _shows_progress()
-    )
+    made = fit.make(given.engine, given.profiles, _recipe(given, given.encoder, given.hidden))
     size = model_file.write(made.model, given.output)
     held_out = made.held_out
     if given.plot and held_out.of_file:
-        measure.plot(held_out.of_file, given.plot, f"{given.encoder} on contexts held out of training")
+        measure.plot(held_out.of_file, given.plot, f"{made.recipe.encoder} on contexts held out of training")
     rows = [
+        *([Row("other_run", made.other_run)] if made.other_run else []),
         Row("held_out", held_out.of_file),
         Row(f"held_out_{fit.ENOUGH_SAMPLES}_samples", held_out.of_file_many_samples),
         Row("held_out_before_rounding", held_out.as_trained),
         Row("all", made.all),
     ]
-    agree = agreement.between_runs(given.engine, given.profiles)
+    with progress.stage("comparing the profiles with each other"):
+        agree = agreement.between_runs(given.engine, given.profiles)
     if given.json:
         about = {
+            "encoder": made.recipe.encoder,
             "contexts": len(made.data),
             "rounds": held_out.rounds,
             "seconds": round(time.monotonic() - begun, 1),
@@ -56,9 +67,11 @@ def train(given: argparse.Namespace) -> int:
         return 0
     _print_contexts(made.data)
     if agree is not None:
-        print(f"the profiles agree with each other on the class of {100 * agree:.1f}% of what is allocated")
-    _print_table(f"{given.encoder} of width {given.hidden}, {held_out.rounds} rounds", rows)
-    print(f"{given.output}: {size / 2**20:.1f} MiB, for {_count(len(made.model.modules), 'file')} with code")
+        print(f"the profiles agree with each other on the class of {100 * agree:.1f}% of the bytes")
+    kind = f"{made.recipe.encoder} of width {given.hidden}, {held_out.rounds} rounds"
+    _print_table(kind if not made.recipe.is_table else "a table", rows)
+    amount = f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size / 2**10:.0f} KiB"
+    print(f"{given.output}: {amount}, for {_count(len(made.model.modules), 'file')} with code")
     return 0
 
 
@@ -67,12 +80,16 @@ def compare(given: argparse.Namespace) -> int:
     data = contexts.load(given.engine, given.profiles)
     contexts.refuse_too_little(data)
     rows = [Row("most_common_class", _most_common_class(data))]
+    tabled = fit.measured(data, _recipe(given, table.NAME, 0), export_too=False)
+    rows.append(Row(table.NAME, tabled.as_trained, tabled.seconds))
     begun = time.monotonic()
-    boosted = boosting.held_out_accuracy(data, fit.folds_for(data), given.seed, fit.MOST_FRAMES)
+    with progress.stage("training ngrams-boosting"):
+        boosted = boosting.held_out_accuracy(data, fit.folds_for(data), given.seed, fit.MOST_FRAMES)
     rows.append(Row("ngrams-boosting", boosted, time.monotonic() - begun))
     for hidden in (64, 16):
         for name in ENCODERS:
-            found = fit.measured(data, _recipe(given, name, hidden), _shows_progress(), export_too=False)
+            with progress.stage(f"training {name} of width {hidden}"):
+                found = fit.measured(data, _recipe(given, name, hidden), export_too=False)
             rows.append(Row(f"{name}-{hidden}", found.as_trained, found.seconds))
     if given.json:
         _print_json("compare", rows, {"contexts": len(data)})
@@ -88,7 +105,7 @@ def measure_model(given: argparse.Namespace) -> int:
     data = contexts.load(given.engine, given.profiles)
     frames = export.link(model, symbols.load(given.engine, given.profiles))
     predicted = fit.predict(model, frames, data)
-    rows = [Row("all", measure.accuracy(data.labels, predicted, data.weights))]
+    rows = [Row("all", measure.accuracy(data, predicted))]
     if given.plot:
         measure.plot(rows[0].accuracy, given.plot, f"{given.measure} on {len(data)} contexts")
     if given.json:
@@ -104,12 +121,8 @@ def _recipe(given: argparse.Namespace, encoder: str, hidden: int) -> Recipe:
 
 
 def _most_common_class(data: Contexts) -> Accuracy | None:
-    common = np.bincount(data.labels, data.weights).argmax()
-    return measure.accuracy(data.labels, np.full(len(data), common), data.weights)
-
-
-def _shows_progress() -> bool:
-    return sys.stderr.isatty()
+    common = np.bincount(data.labels, data.bytes).argmax()
+    return measure.accuracy(data, np.full(len(data), common))
 
 
 def _count(number: int, what: str) -> str:
@@ -117,26 +130,26 @@ def _count(number: int, what: str) -> str:
 
 
 def _print_contexts(data: Contexts) -> None:
-    shares = np.bincount(data.labels, data.weights, len(CLASS_NAMES)) / data.weights.sum()
+    shares = np.bincount(data.labels, data.bytes, len(CLASS_NAMES)) / data.bytes.sum()
     held_out = "a fifth of them" if len(fit.folds_for(data)) == 1 else "each a tenth in turn"
     print(f"{_count(len(data), 'context')}, {held_out} held out of training")
     print("  class          " + "".join(f"{name:>9}" for name in CLASS_NAMES))
     counts = np.bincount(data.labels, minlength=len(CLASS_NAMES))
     print("  contexts       " + "".join(f"{count:>9,}" for count in counts))
-    print("  of allocations " + "".join(f"{100 * share:>8.1f}%" for share in shares))
+    print("  of bytes       " + "".join(f"{100 * share:>8.1f}%" for share in shares))
 
 
 def _print_table(title: str, rows: list[Row]) -> None:
     width = max(len(title), *(len(row.name) for row in rows))
-    print(f"{title:<{width}}  weighted  unweighted   off by one: weighted  unweighted")
+    print(f"{title:<{width}}  bytes right  within a class  known   allocations right  contexts right")
     for row in rows:
         name = row.name.replace("_", " ")
         if not row.accuracy:
             print(f"{name:<{width}}  no contexts to measure on")
             continue
         a = row.accuracy
-        shares = [100 * share for share in (a.weighted, a.unweighted, a.weighted_near, a.unweighted_near)]
-        text = "  {:7.1f}%  {:9.1f}%  {:20.1f}%  {:9.1f}%".format(*shares)
+        shares = [a.bytes, a.bytes_near, a.bytes_known, a.allocations, a.unweighted]
+        text = "  {:10.1%}  {:14.1%}  {:5.0%}  {:18.1%}  {:14.1%}".format(*shares)
         print(f"{name:<{width}}{text}" + (f"  {row.seconds:.0f} s" if row.seconds is not None else ""))
 
 

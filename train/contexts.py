@@ -9,8 +9,6 @@ from train.dataset import CLASS_NAMES, TENTHS, labelled_contexts
 from train.errors import TrainError
 
 FRAME_SEPARATOR = "@"
-# Fewer distinct contexts than this are no data set: a table of them would do.
-FEWEST = 20
 # With fewer than this chance would decide when training ends.
 FEWEST_TO_STOP_BY = 50
 
@@ -25,6 +23,8 @@ class Contexts:
     stacks: list[list[str]]
     labels: np.ndarray
     weights: np.ndarray
+    """Allocations."""
+    bytes: np.ndarray
     samples: np.ndarray
     tenths: np.ndarray
 
@@ -35,9 +35,14 @@ class Contexts:
         """Those where `which` is true."""
         places = np.flatnonzero(which)
         stacks = [self.stacks[place] for place in places]
-        return Contexts(
-            stacks, self.labels[places], self.weights[places], self.samples[places], self.tenths[places]
-        )
+        arrays = (self.labels, self.weights, self.bytes, self.samples, self.tenths)
+        return Contexts(stacks, *(array[places] for array in arrays))
+
+    def joined_by(self, other: "Contexts") -> "Contexts":
+        """These, and those."""
+        names = ("labels", "weights", "bytes", "samples", "tenths")
+        arrays = (np.concatenate([getattr(self, name), getattr(other, name)]) for name in names)
+        return Contexts(self.stacks + other.stacks, *arrays)
 
     def split(self, tenths: Fold) -> "Split":
         """The contexts to learn from, to stop by (none where they would be too few to tell) and to measure
@@ -70,6 +75,7 @@ def load(engine: str, paths: list[str]) -> Contexts:
         [stack.split(FRAME_SEPARATOR) for stack in table["stack"].to_pylist()],
         table["label"].to_numpy().astype(np.int32),
         table["weight"].to_numpy().astype(np.float64),
+        table["bytes"].to_numpy().astype(np.float64),
         table["samples"].to_numpy(),
         table["tenth"].to_numpy().astype(np.int32),
     )
@@ -77,15 +83,16 @@ def load(engine: str, paths: list[str]) -> Contexts:
 
 def refuse_too_little(contexts: Contexts) -> None:
     """Says so where there is nothing to learn."""
-    if len(contexts) < FEWEST:
+    if not len(contexts):
         raise TrainError(
-            f"the profiles have {len(contexts)} distinct contexts with known lifetimes, "
-            f"{FEWEST} are the least: profile for longer, or with a smaller --every"
+            "the profiles have no contexts with known lifetimes: profile for longer, "
+            "or with a smaller --every"
         )
     met = np.unique(contexts.labels)
     if len(met) == 1:
         name = CLASS_NAMES[met[0]]
+        what = "the only context has" if len(contexts) == 1 else f"all {len(contexts)} contexts have"
         raise TrainError(
-            f"all {len(contexts)} contexts have lifetime class {name}: nothing to learn; "
+            f"{what} lifetime class {name}: nothing to learn; "
             f"'mayfly run --lifetimes fixed:{name}' does the same"
         )

@@ -19,7 +19,8 @@ def labelled_contexts(profiles: ir.Table) -> ir.Table:
     """A row for each distinct context whose lifetimes are known, by `stack`.
 
     `label` is the smallest class by which 95% of its objects died (T95); those that lived at the end never
-    did. `weight` is the allocations it stands for, `samples` the objects whose lifetimes were seen. `split`
+    did. `weight` is the allocations it stands for, `bytes` theirs, `samples` the objects whose lifetimes
+    were seen. `tenth`
     is a function of the stack alone: the same context falls into the same part in every profile, run and
     engine.
     """
@@ -29,6 +30,7 @@ def labelled_contexts(profiles: ir.Table) -> ir.Table:
     grouped = t.group_by("stack").aggregate(
         **{name: counts.sum() for name, counts in classes.items()},
         weight=t.allocations.round().cast("int64").sum(),
+        bytes=t.bytes.round().cast("int64").sum(),
     )
     samples = sum((grouped[name] for name in classes), ibis.literal(0))
     known = grouped.mutate(samples=samples).filter(lambda g: g.samples > 0)
@@ -36,6 +38,7 @@ def labelled_contexts(profiles: ir.Table) -> ir.Table:
         "stack",
         label=_t95(known, list(classes)),
         weight=ibis.greatest(known.weight, 1),
+        bytes=ibis.greatest(known.bytes, 1),
         samples=known.samples,
         tenth=_tenth(known.stack),
     ).order_by("stack")

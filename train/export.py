@@ -2,22 +2,19 @@
 weights are rounded to 8 bits, and every function of every build in the profiles gets its steps, by
 address."""
 
-import json
-import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from train import model_file
+from train import model_file, table
 from train.encoders import EMBEDDING, Encoder, Recurrence, Weights
 from train.errors import TrainError
-from train.model_file import STEP_ENDS, Model, Module
+from train.model_file import LIMITS_MS, STEP_ENDS, Model, Module
 from train.stacks import FrameSteps, TokenSteps
 from train.symbols import Ranges
 from train.tokens import RESERVED, Vocabulary
 
-LIMITS_MS = np.array([10, 100, 1000, 10_000, 100_000, 1_000_000, 2**64 - 1], np.uint64)
 UNKNOWN_FRAME = 0
 """Stands for code that no table knows."""
 
@@ -31,15 +28,16 @@ class Names:
     frames: list[str]
 
     def packed(self) -> np.ndarray:
-        text = json.dumps([self.encoder, self.tokens, self.frames], ensure_ascii=False)
-        return np.frombuffer(zlib.compress(text.encode(), 9), np.uint8)
+        return model_file.packed_names([self.encoder, self.tokens, self.frames])
 
     @classmethod
     def of(cls, model: Model) -> "Names":
-        return cls(*json.loads(zlib.decompress(model.names.tobytes())))
+        return cls(*model_file.unpacked_names(model.names))
 
     def entries(self) -> Callable[[str], tuple[int, ...]]:
         """A function from a frame's name to its entries in the file's `steps`."""
+        if self.encoder == table.NAME:
+            return table.entries(self.tokens)
         vocabulary = Vocabulary(self.tokens[len(RESERVED) :])
         if self.encoder == "lstm-tokens":
             by_token = TokenSteps(vocabulary)
@@ -81,10 +79,6 @@ def export(
         metadata={},
         modules=[],
         limits=LIMITS_MS,
-        starts=np.zeros(0, np.uint32),
-        range_frames=np.zeros(0, np.uint32),
-        frames=np.zeros(0, np.uint32),
-        steps=np.zeros(0, np.uint16),
         rows=rows,
         row_scales=row_scales,
         bias=weights["bias"],

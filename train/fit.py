@@ -1,15 +1,20 @@
-"""The whole way from profiles to a model file. How good it is is measured on contexts held out of training;
-the model that is written then learns from all of them."""
+"""The whole way from profiles to a model file. How good it is is measured on a run that it has not learned
+from, if there are several, and on contexts held out of training; the model that is written then learns from
+all of them."""
 
-from dataclasses import dataclass
+import functools
+import os
+import time
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 
-from train import contexts, export, measure, symbols, training
-from train.contexts import A_FIFTH, EACH_ONCE, Contexts, Fold
+from train import contexts, export, measure, progress, symbols, table, training
+from train.contexts import A_FIFTH, EACH_ONCE, Contexts, Fold, Split
 from train.encoders import Encoder
 from train.measure import Accuracy
-from train.model_file import MOST_ROWS, Model
+from train.model_file import MOST_ROWS, TABLE, Model
 from train.predictor import Predictor
 from train.symbols import Ranges
 from train.tokens import RESERVED, Vocabulary
@@ -17,8 +22,11 @@ from train.training import Examples, Outcome
 
 MOST_FRAMES = 32
 """Frames of a context that are read, innermost first."""
-# With fewer contexts than this a fifth of them says little: then each is held out once, in ten trainings.
+# With fewer contexts than this a table of them says as much as a network; and a fifth of them says little, so
+# each is held out once, in ten trainings.
 FEW_CONTEXTS = 1000
+BY_NUMBER = "auto"
+"""In place of an encoder: what fits the number of contexts."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,16 @@ class Recipe:
     vocabulary: int = 5000
     rounds: int = 100
     seed: int = 1
+
+    def chosen_for(self, data: Contexts) -> "Recipe":
+        """With an encoder for so many contexts."""
+        if self.encoder != BY_NUMBER:
+            return self
+        return replace(self, encoder=table.NAME if len(data) < FEW_CONTEXTS else "lstm-frames")
+
+    @property
+    def is_table(self) -> bool:
+        return self.encoder == table.NAME
 
 
 @dataclass
@@ -71,44 +89,72 @@ def folds_for(data: Contexts) -> list[Fold]:
     return EACH_ONCE if len(data) < FEW_CONTEXTS else A_FIFTH
 
 
-def measured(data: Contexts, recipe: Recipe, show: bool, export_too: bool) -> Measured:
+def trial(split: Split, recipe: Recipe, export_too: bool) -> tuple[np.ndarray, np.ndarray, Outcome]:
+    """Learns from one part, and says the classes of the part that is held out: as trained, and as the file
+    does."""
+    if recipe.is_table:
+        begun = time.monotonic()
+        found = table.predict(table.make(split.learn.joined_by(split.stop_by)), split.held_out.stacks)
+        return found, found, Outcome({}, 0, time.monotonic() - begun)
+    encoder = new_encoder(split.learn, recipe)
+    learn, held_out = examples(encoder, split.learn), examples(encoder, split.held_out)
+    stop_by = examples(encoder, split.stop_by) if len(split.stop_by) else None
+    rounds = recipe.rounds if stop_by else min(recipe.rounds, training.ROUNDS_OF_FEW)
+    outcome = training.train(encoder, learn, stop_by, recipe.seed, rounds)
+    predicted = training.scores(encoder, outcome.weights, held_out.steps).argmax(axis=1)
+    if not export_too:
+        return predicted, predicted, outcome
+    frames = sorted({frame for stack in split.held_out.stacks for frame in stack})
+    model, numbers = export.export(encoder, outcome.weights, [Ranges.of_names(frames)], MOST_FRAMES)
+    return predicted, predict(model, numbers, split.held_out), outcome
+
+
+def measured(data: Contexts, recipe: Recipe, export_too: bool) -> Measured:
     """Trains on some contexts and measures on others."""
-    told, predicted, rounded = [], [], []
-    outcomes: list[Outcome] = []
-    for fold in folds_for(data):
-        split = data.split(fold)
-        if not len(split.learn) or not len(split.held_out):
-            continue
-        encoder = new_encoder(split.learn, recipe)
-        learn, held_out = examples(encoder, split.learn), examples(encoder, split.held_out)
-        stop_by = examples(encoder, split.stop_by) if len(split.stop_by) else None
-        rounds = recipe.rounds if stop_by else min(recipe.rounds, training.ROUNDS_OF_FEW)
-        outcome = training.train(encoder, learn, stop_by, recipe.seed, rounds, show)
-        outcomes.append(outcome)
-        told.append(split.held_out)
-        predicted.append(training.scores(encoder, outcome.weights, held_out.steps).argmax(axis=1))
-        if export_too:
-            frames = sorted({frame for stack in split.held_out.stacks for frame in stack})
-            model, numbers = export.export(encoder, outcome.weights, [Ranges.of_names(frames)], MOST_FRAMES)
-            rounded.append(predict(model, numbers, split.held_out))
-    labels, weights, samples = (
-        np.concatenate([getattr(part, name) for part in told] or [np.zeros(0, np.int32)])
-        for name in ("labels", "weights", "samples")
-    )
-    all_predicted = np.concatenate(predicted or [np.zeros(0, np.int32)])
-    all_rounded = np.concatenate(rounded or [all_predicted])
-    many = samples >= ENOUGH_SAMPLES
+    splits = [data.split(fold) for fold in folds_for(data)]
+    splits = [split for split in splits if len(split.learn) and len(split.held_out)]
+    if not splits:
+        return Measured(None, None, None, min(recipe.rounds, training.ROUNDS_OF_FEW), 0)
+    trials = [trial(split, recipe, export_too) for split in splits]
+    held_out = functools.reduce(Contexts.joined_by, (split.held_out for split in splits))
+    predicted, rounded = (np.concatenate([each[part] for each in trials]) for part in (0, 1))
+    many = held_out.samples >= ENOUGH_SAMPLES
     return Measured(
-        measure.accuracy(labels, all_predicted, weights),
-        measure.accuracy(labels, all_rounded, weights),
-        measure.accuracy(labels[many], all_rounded[many], weights[many]),
-        int(np.median([outcome.rounds for outcome in outcomes] or [recipe.rounds])),
-        sum(outcome.seconds for outcome in outcomes),
+        measure.accuracy(held_out, predicted),
+        measure.accuracy(held_out, rounded),
+        measure.accuracy(held_out.chosen(many), rounded[many]),
+        int(np.median([outcome.rounds for *_, outcome in trials])),
+        sum(outcome.seconds for *_, outcome in trials),
     )
+
+
+def on_another_run(engine: str, paths: list[str], recipe: Recipe) -> Accuracy | None:
+    """How much is right of runs that the model has not learned from: the last of each folder that has
+    several, or of all. `None` for one profile."""
+    last = [list(of_one)[1:][-1:] for _, of_one in groupby(sorted(paths), os.path.dirname)]
+    held_out = [path for some in last for path in some] or paths[1:][-1:]
+    if not held_out:
+        return None
+    others = [path for path in paths if path not in held_out]
+    if not others:
+        return None
+    learn = contexts.load(engine, others)
+    other = contexts.load(engine, held_out)
+    if not len(learn) or not len(other):
+        return None
+    stop_by = learn.split(contexts.A_FIFTH[0])
+    split = Split(learn, learn.chosen(np.zeros(len(learn), bool)), other)
+    if len(stop_by.stop_by):
+        split = Split(stop_by.learn.joined_by(stop_by.held_out), stop_by.stop_by, other)
+    _, predicted, _ = trial(split, recipe, export_too=True)
+    return measure.accuracy(other, predicted)
 
 
 def predict(model: Model, frames: dict[str, int], data: Contexts) -> np.ndarray:
-    """The classes that a model file gives these contexts, its functions known by name."""
+    """The classes that a model file gives these contexts, its functions known by name; -1 where a table has
+    none."""
+    if model.encoder == TABLE:
+        return table.predict(model, data.stacks)
     numbers = [[frames.get(frame, export.UNKNOWN_FRAME) for frame in stack] for stack in data.stacks]
     return Predictor(model).scores(numbers).argmax(axis=1)
 
@@ -118,31 +164,54 @@ class Made:
     """A model and what is known about it."""
 
     model: Model
+    recipe: Recipe
     data: Contexts
+    other_run: Accuracy | None
     held_out: Measured
     all: Accuracy
     """Of all contexts, with the model that is written, which has learned from them."""
 
 
-def make(engine: str, paths: list[str], recipe: Recipe, show: bool) -> Made:
+def make(engine: str, paths: list[str], recipe: Recipe) -> Made:
     """From profiles to a model."""
-    data = contexts.load(engine, paths)
-    contexts.refuse_too_little(data)
-    files = symbols.load(engine, paths)
-    held_out = measured(data, recipe, show, export_too=True)
-    encoder = new_encoder(data, recipe)
-    outcome = training.train(encoder, examples(encoder, data), None, recipe.seed, held_out.rounds, show)
-    model, frames = export.export(encoder, outcome.weights, files, MOST_FRAMES)
-    of_all = measure.accuracy(data.labels, predict(model, frames, data), data.weights)
+    with progress.stage(f"reading {len(paths)} {'profile' if len(paths) == 1 else 'profiles'}"):
+        data = contexts.load(engine, paths)
+        contexts.refuse_too_little(data)
+    recipe = recipe.chosen_for(data)
+    if recipe.is_table:
+        estimate = measure.accuracy(data, table.predict(table.make(data), data.stacks))
+        progress.say(f"first estimate, of what was seen: {estimate.in_words()}")
+    with progress.stage(f"learning from {len(data):,} contexts, to measure on others"):
+        held_out = measured(data, recipe, export_too=True)
+    if held_out.of_file and not recipe.is_table:
+        progress.say(f"first estimate, of contexts not learned from: {held_out.of_file.in_words()}")
+    with progress.stage("learning from all runs but one, to measure on that"):
+        other_run = on_another_run(engine, paths, recipe)
+    with progress.stage("naming the functions of all files"):
+        files = symbols.load(engine, paths)
+    with progress.stage("learning from all, and writing the model"):
+        if recipe.is_table:
+            model = table.make(data)
+            frames = export.link(model, files)
+        else:
+            encoder = new_encoder(data, recipe)
+            rounds = held_out.rounds
+            outcome = training.train(encoder, examples(encoder, data), None, recipe.seed, rounds)
+            model, frames = export.export(encoder, outcome.weights, files, MOST_FRAMES)
+        of_all = measure.accuracy(data, predict(model, frames, data))
     model.metadata = {
         "made_by": "mayfly train",
         "encoder": recipe.encoder,
-        "hidden": recipe.hidden,
-        "vocabulary": len(encoder.steps.vocabulary),
-        "seed": recipe.seed,
-        "rounds": held_out.rounds,
         "contexts": len(data),
+        "other_run": other_run.as_dict() if other_run else None,
         "held_out": held_out.of_file.as_dict() if held_out.of_file else None,
         "all": of_all.as_dict(),
     }
-    return Made(model, data, held_out, of_all)
+    if not recipe.is_table:
+        model.metadata |= {
+            "hidden": recipe.hidden,
+            "vocabulary": len(encoder.steps.vocabulary),
+            "seed": recipe.seed,
+            "rounds": held_out.rounds,
+        }
+    return Made(model, recipe, data, other_run, held_out, of_all)

@@ -4,52 +4,70 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from train.contexts import Contexts
 from train.dataset import CLASS_NAMES
 
 
 @dataclass
 class Accuracy:
-    """Shares of contexts, 0 to 1; `weighted` ones by allocations; `near` ones also count a prediction that
-    is off by one class as right."""
+    """Shares, 0 to 1: of bytes, which is what memory is made of, of allocations, which is the paper's, and
+    of contexts. `near` ones also count a prediction that is off by one class as right. What a table does not
+    know is not right."""
 
     contexts: int
-    weighted: float
+    bytes: float
+    bytes_near: float
+    bytes_known: float
+    allocations: float
+    allocations_near: float
     unweighted: float
-    weighted_near: float
     unweighted_near: float
     confusion: np.ndarray
-    """Share of all allocations, by true and predicted class."""
+    """Share of all bytes, by true and predicted class."""
 
     def as_dict(self) -> dict[str, float | int]:
-        return {
-            "contexts": self.contexts,
-            "weighted_percent": round(100 * self.weighted, 2),
-            "unweighted_percent": round(100 * self.unweighted, 2),
-            "weighted_off_by_one_percent": round(100 * self.weighted_near, 2),
-            "unweighted_off_by_one_percent": round(100 * self.unweighted_near, 2),
+        shares = {
+            "bytes": self.bytes,
+            "bytes_off_by_one": self.bytes_near,
+            "bytes_known": self.bytes_known,
+            "weighted": self.allocations,
+            "unweighted": self.unweighted,
+            "weighted_off_by_one": self.allocations_near,
+            "unweighted_off_by_one": self.unweighted_near,
+        }
+        return {"contexts": self.contexts} | {
+            f"{name}_percent": round(100 * share, 2) for name, share in shares.items()
         }
 
+    def in_words(self) -> str:
+        return f"right for {100 * self.bytes:.1f}% of bytes, within a class for {100 * self.bytes_near:.1f}%"
 
-def accuracy(labels: np.ndarray, predicted: np.ndarray, weights: np.ndarray) -> Accuracy | None:
-    """`None` where there is nothing to measure on."""
-    if not len(labels):
+
+def accuracy(told: Contexts, predicted: np.ndarray) -> Accuracy | None:
+    """Of these contexts, -1 being no prediction; `None` where there is nothing to measure on."""
+    if not len(told):
         return None
-    weights = weights.astype(np.float64) / weights.sum()
-    right, near = labels == predicted, np.abs(labels - predicted) <= 1
+    allocated, weights = told.bytes / told.bytes.sum(), told.weights / told.weights.sum()
+    known = predicted >= 0
+    right, near = told.labels == predicted, known & (np.abs(told.labels - predicted) <= 1)
     confusion = np.zeros((len(CLASS_NAMES), len(CLASS_NAMES)))
-    np.add.at(confusion, (labels, predicted), weights)
+    np.add.at(confusion, (told.labels[known], predicted[known]), allocated[known])
     return Accuracy(
-        len(labels),
+        len(told),
+        float(allocated @ right),
+        float(allocated @ near),
+        float(allocated @ known),
         float(weights @ right),
-        float(right.mean()),
         float(weights @ near),
+        float(right.mean()),
         float(near.mean()),
         confusion,
     )
 
 
 def plot(measured: Accuracy, path: str, title: str) -> None:
-    """Draws the confusion matrix; a row adds up to 100% of the allocations of its class."""
+    """Draws the confusion matrix; a row adds up to 100% of the bytes of its class, but for what a table does
+    not know."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -72,8 +90,8 @@ def plot(measured: Accuracy, path: str, title: str) -> None:
     axes.set_xticks(range(len(CLASS_NAMES)), CLASS_NAMES)
     axes.set_yticks(range(len(CLASS_NAMES)), names)
     axes.set_xlabel("predicted lifetime class")
-    axes.set_ylabel("true class, and its share of allocations")
+    axes.set_ylabel("true class, and its share of bytes")
     axes.set_title(title, fontsize=10)
-    figure.colorbar(image, label="% of the class's allocations", shrink=0.8)
+    figure.colorbar(image, label="% of the class's bytes", shrink=0.8)
     figure.savefig(path, metadata={"Date": None} if str(path).endswith(".svg") else None)
     pyplot.close(figure)

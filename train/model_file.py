@@ -5,6 +5,7 @@ import json
 import os
 import struct
 import tempfile
+import zlib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from train.errors import TrainError
 MAGIC = b"MAYFLYLM"
 VERSION = 1
 RECURRENT = 1
+TABLE = 2
+LIMITS_MS = np.array([10, 100, 1000, 10_000, 100_000, 1_000_000, 2**64 - 1], np.uint64)
 MOST_ROWS = 32767
 STEP_ENDS = 0x8000
 """Set in an entry of `steps` that is the last of its step."""
@@ -36,8 +39,18 @@ class Module:
     ranges: int
 
 
-def _section(kind: int, dtype: str):
-    return field(metadata={"kind": kind, "dtype": dtype})
+def _section(kind: int, dtype: str, **more):
+    return field(metadata={"kind": kind, "dtype": dtype}, **more)
+
+
+def _part(kind: int, dtype: str):
+    """A section that only some models have."""
+    return _section(kind, dtype, default=None)
+
+
+def _filled_later(kind: int, dtype: str):
+    """What says where functions are: `train.export.link` does."""
+    return _section(kind, dtype, default_factory=lambda: np.zeros(0, dtype))
 
 
 @dataclass
@@ -46,8 +59,8 @@ class Model:
 
     A context becomes steps: each return address, less one, falls into a range, which has a frame, which has
     entries in `steps`; entries up to one marked `STEP_ENDS` are rows that are added up for one step of the
-    recurrence.
-    """
+    recurrence. In a table each entry is a function: `keys` has the beginnings of contexts, `outputs` their
+    classes."""
 
     encoder: int
     hidden: int
@@ -56,18 +69,21 @@ class Model:
     metadata: dict
     modules: list[Module]
     limits: np.ndarray = _section(2, "<u8")
-    starts: np.ndarray = _section(4, "<u4")
-    range_frames: np.ndarray = _section(5, "<u4")
-    frames: np.ndarray = _section(6, "<u4")
-    steps: np.ndarray = _section(7, "<u2")
-    rows: np.ndarray = _section(8, "<i1")
-    row_scales: np.ndarray = _section(9, "<f4")
-    bias: np.ndarray = _section(10, "<f4")
-    recurrent: np.ndarray = _section(11, "<i1")
-    recurrent_scales: np.ndarray = _section(12, "<f4")
-    dense: np.ndarray = _section(13, "<f4")
-    dense_bias: np.ndarray = _section(14, "<f4")
-    names: np.ndarray = _section(1000, "u1")
+    starts: np.ndarray = _filled_later(4, "<u4")
+    range_frames: np.ndarray = _filled_later(5, "<u4")
+    frames: np.ndarray = _filled_later(6, "<u4")
+    steps: np.ndarray = _filled_later(7, "<u2")
+    functions: int = 0
+    rows: np.ndarray | None = _part(8, "<i1")
+    row_scales: np.ndarray | None = _part(9, "<f4")
+    bias: np.ndarray | None = _part(10, "<f4")
+    recurrent: np.ndarray | None = _part(11, "<i1")
+    recurrent_scales: np.ndarray | None = _part(12, "<f4")
+    dense: np.ndarray | None = _part(13, "<f4")
+    dense_bias: np.ndarray | None = _part(14, "<f4")
+    keys: np.ndarray | None = _part(15, "<u8")
+    outputs: np.ndarray | None = _part(16, "u1")
+    names: np.ndarray | None = _part(1000, "u1")
     """Not read by the heap: train/export.py's own."""
 
 
@@ -77,11 +93,12 @@ _ARRAYS = {each.name: each.metadata for each in fields(Model) if "kind" in each.
 
 def to_bytes(model: Model) -> bytes:
     """The whole file."""
-    outputs, row_count = len(model.limits), len(model.row_scales)
+    outputs = len(model.limits)
+    row_count = model.functions if model.encoder == TABLE else len(model.row_scales)
     if not 1 <= row_count <= MOST_ROWS:
         raise ValueError(f"{row_count} rows")
     for name in ("row_scales", "bias", "recurrent_scales", "dense", "dense_bias"):
-        if not np.isfinite(getattr(model, name)).all():
+        if model.encoder == RECURRENT and not np.isfinite(getattr(model, name)).all():
             raise ValueError(f"{name} is not finite")
     metadata = json.dumps(model.metadata, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
     modules = b"".join(
@@ -90,6 +107,8 @@ def to_bytes(model: Model) -> bytes:
     )
     sections = [(_METADATA, metadata, len(metadata)), (_MODULES, modules, len(model.modules))]
     for name, about in _ARRAYS.items():
+        if getattr(model, name) is None:
+            continue
         array = np.ascontiguousarray(getattr(model, name), about["dtype"])
         if name == "recurrent":
             array = interleaved(array.reshape(4 * model.hidden, model.hidden))
@@ -156,18 +175,27 @@ def from_bytes(content: bytes, path: str | Path) -> Model:
         raise TrainError(f"{path}: {len(content)} bytes, not {length}: the file is truncated")
     if checksum != xxhash.xxh3_64_intdigest(content[_CHECKED_FROM:]):
         raise TrainError(f"{path}: the checksum is wrong: the file is damaged")
-    encoder, hidden, _, _, most_frames, order = shape
+    encoder, hidden, _, row_count, most_frames, order = shape
+    if encoder not in (RECURRENT, TABLE):
+        raise TrainError(f"{path}: a model of a kind that this program does not know")
     found = {}
     for number in range(count):
         kind, _, offset, size, entries = _SECTION.unpack_from(content, _ALIGNMENT + number * _SECTION.size)
         found[kind] = (content[offset : offset + size], entries)
-    arrays = {name: np.frombuffer(found[a["kind"]][0], a["dtype"]) for name, a in _ARRAYS.items()}
-    width = 4 * hidden
-    arrays["rows"] = arrays["rows"].reshape(-1, width)
-    arrays["recurrent"] = (
-        arrays["recurrent"].reshape(hidden // 4, width, 4).transpose(1, 0, 2).reshape(width, hidden)
-    )
-    arrays["dense"] = arrays["dense"].reshape(-1, hidden)
+    arrays = {
+        name: np.frombuffer(found[a["kind"]][0], a["dtype"])
+        for name, a in _ARRAYS.items()
+        if a["kind"] in found
+    }
+    if encoder == RECURRENT:
+        width = 4 * hidden
+        arrays["rows"] = arrays["rows"].reshape(-1, width)
+        arrays["recurrent"] = (
+            arrays["recurrent"].reshape(hidden // 4, width, 4).transpose(1, 0, 2).reshape(width, hidden)
+        )
+        arrays["dense"] = arrays["dense"].reshape(-1, hidden)
+    else:
+        arrays["functions"] = row_count
     modules = [
         Module(build_id[:size], first, ranges)
         for build_id, size, first, ranges, _ in _MODULE.iter_unpack(found[_MODULES][0])
@@ -175,6 +203,15 @@ def from_bytes(content: bytes, path: str | Path) -> Model:
     return Model(
         encoder, hidden, most_frames, bool(order), json.loads(found[_METADATA][0]), modules, **arrays
     )
+
+
+def packed_names(names: list) -> np.ndarray:
+    """What a model knows of names, as its file has it."""
+    return np.frombuffer(zlib.compress(json.dumps(names, ensure_ascii=False).encode(), 9), np.uint8)
+
+
+def unpacked_names(packed: np.ndarray) -> list:
+    return json.loads(zlib.decompress(packed.tobytes()))
 
 
 def interleaved(weights: np.ndarray) -> np.ndarray:

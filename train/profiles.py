@@ -18,7 +18,9 @@ from train.errors import TrainError
 FREED = ("freed_10ms", "freed_100ms", "freed_1s", "freed_10s", "freed_100s", "freed_1000s", "freed_later")
 """Columns with the sampled objects that died within each class, the last one later than 1000 s."""
 
-NEEDED = {"stack": "text", "allocations": "numbers"} | dict.fromkeys(("live", *FREED), "numbers")
+NEEDED = {"stack": "text", "allocations": "numbers", "bytes": "numbers"} | dict.fromkeys(
+    ("live", *FREED), "numbers"
+)
 VERSION = "2"
 ENGINES = ("duckdb", "spark")
 
@@ -103,6 +105,7 @@ def _read_one(connection: BaseBackend, path: str) -> ir.Table:
     table = table.select(
         "stack",
         allocations=table.allocations.cast("float64"),
+        bytes=table.bytes.cast("float64"),
         **{name: table[name].cast("int64") for name in ("live", *FREED)},
     )
     _refuse_bad_rows(path, table)
@@ -124,8 +127,10 @@ def _first_line(error: Exception) -> str:
 def _refuse_bad_rows(path: str, table: ir.Table) -> None:
     whole = [table[name] for name in ("live", *FREED)]
     # Not isnan(): by the file's statistics, which leave it out, DuckDB takes it that there is none.
-    checks = {"rows": table.count(), "stack": table.stack.isnull().sum(), "total": table.allocations.sum()}
-    for column in [table.allocations, *whole]:
+    checks = {"rows": table.count(), "stack": table.stack.isnull().sum()}
+    sums = {"allocations": table.allocations.sum(), "bytes": table.bytes.sum()}
+    checks |= {f"sum of {name}": value for name, value in sums.items()}
+    for column in [table.allocations, table.bytes, *whole]:
         checks[column.get_name()] = (column.isnull() | (column < 0)).sum()
     found = collect(table.aggregate(**checks), [path]).to_pylist()[0]
     if not found.pop("rows"):
@@ -133,10 +138,9 @@ def _refuse_bad_rows(path: str, table: ir.Table) -> None:
             f"{path}: no contexts: the program allocated less than one sample; "
             "profile it for longer or with a smaller --every"
         )
-    total = found.pop("total")
+    totals = {name: found.pop(f"sum of {name}") for name in sums}
     wrong = [name for name, count in found.items() if count]
-    if not wrong and not math.isfinite(total):
-        wrong = ["allocations"]
+    wrong = wrong or [name for name, total in totals.items() if not math.isfinite(total)][:1]
     for name in wrong:
         what = "no value" if name == "stack" else "a value that is not a number of 0 or more"
         raise TrainError(f"{path}: column {name} has {what}: the file is damaged")

@@ -19,9 +19,14 @@ _BUILD_SPECIFIC = re.compile(
 )
 
 
+def plain(name: str) -> str:
+    """A name without what is different in each build."""
+    return _BUILD_SPECIFIC.sub("", name)
+
+
 def tokenize(frame: str) -> list[str]:
     """The tokens of one frame, in the order in which they stand."""
-    return _WORD.findall(_BUILD_SPECIFIC.sub("", frame))
+    return _WORD.findall(plain(frame))
 
 
 class Vocabulary:

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from tqdm import tqdm
 
+from train import progress
 from train.encoders import CLASSES, Encoder, Network, Weights, padded
 from train.errors import TrainError
 
@@ -115,9 +115,7 @@ def _compiled(network: Network):
     return optimizer.init, update, judge
 
 
-def train(
-    encoder: Encoder, learn: Examples, stop_by: Examples | None, seed: int, rounds: int, show: bool
-) -> Outcome:
+def train(encoder: Encoder, learn: Examples, stop_by: Examples | None, seed: int, rounds: int) -> Outcome:
     """Trains from fresh weights: for at most so many rounds, for exactly so many if there are none to stop
     by."""
     begun = time.monotonic()
@@ -129,10 +127,7 @@ def train(
     random = np.random.default_rng(seed)
     key = jax.random.key(seed + 1)
     best, best_round, best_loss = weights, 0, np.inf
-    progress = tqdm(
-        range(1, rounds + 1), f"training {encoder.name}", unit="round", disable=not show, leave=False
-    )
-    for number in progress:
+    for number in range(1, rounds + 1):
         total, updates, passes = 0.0, 0, 0
         while updates < ROUND_UPDATES:
             made = batches(learn, random.permutation(len(learn)))
@@ -145,7 +140,7 @@ def train(
         told = float(total) / (passes * learn.weights.sum())
         if judging:
             told = sum(float(judge(weights, constants, batch)) for batch in judging) / stop_by.weights.sum()
-        progress.set_postfix_str(f"loss {told:.3f}")
+        progress.detail(f"round {number} of {rounds} at most, loss {told:.3f}")
         if not np.isfinite(told):
             raise TrainError(
                 f"the loss is {told} after {number} rounds: the profile has what cannot be learned"
@@ -154,7 +149,6 @@ def train(
             best, best_round, best_loss = weights, number, told
         elif number - best_round >= PATIENCE:
             break
-    progress.close()
     return Outcome(best, best_round, time.monotonic() - begun)
 
 

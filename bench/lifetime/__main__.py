@@ -143,7 +143,7 @@ class Comparison:
         profiles = [learning.profile(workload, self.size, seed) for seed in seeds]
         models.append(learning.train(workload, profiles))
         self.results.accuracy[workload.name] = models[0].accuracy
-        return f"{models[0].accuracy.get('train.held_out.weighted_percent')}% weighted accuracy"
+        return f"{models[0].accuracy.get('train.other_run.bytes_percent')}% of another run's bytes"
 
     def measure(self, workload: Workload, variant: variants.Variant) -> str:
         run = workload.run(variant, self.size, MEASURED_SEED)

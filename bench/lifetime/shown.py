@@ -49,12 +49,13 @@ def shown(results: Results) -> list[Shown]:
             found.append(
                 at_most(f"{workload}: right lifetimes, average memory by live", ORACLE_MOST, oracle, "x")
             )
-        accuracy = results.accuracy.get(workload, {}).get("train.held_out.weighted_percent")
+        known = results.accuracy.get(workload, {})
+        # Of a run that was not learned from, or, in results of before, of contexts that were held out.
+        held_out = known.get("train.held_out.weighted_percent")
+        accuracy = known.get("train.other_run.bytes_percent", held_out)
         if accuracy is not None:
             found.append(
-                at_least(
-                    f"{workload}: weighted accuracy, contexts held out", wanted["weighted"], accuracy, "%"
-                )
+                at_least(f"{workload}: weighted accuracy, held out", wanted["weighted"], accuracy, "%")
             )
         found += predictor(results, workload)
         slower = results.slowdown(workload, ours)

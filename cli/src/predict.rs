@@ -33,7 +33,8 @@ pub struct PredictArguments {
     /// Measure how long the model takes, by number of frames
     #[arg(long)]
     time: bool,
-    /// Print JSON: a line a context, {"class": output, "scores": [...]}; with --time one object
+    /// Print JSON: a line a context, {"class": output, "scores": [...]}, a table without scores, and null for what it does not
+    /// know; with --time one object
     #[arg(long)]
     json: bool,
 }
@@ -56,8 +57,12 @@ impl PredictArguments {
             (true, json) => print_times(&times(&model, &contexts), json),
             (false, true) => {
                 for frames in &contexts {
-                    let scores = model.scores(Kernel::best(), frames);
                     let class = model.classify(Kernel::best(), frames);
+                    if model.is_table() {
+                        println!("{}", json!({"class": class}));
+                        continue;
+                    }
+                    let scores = model.scores(Kernel::best(), frames);
                     println!("{}", json!({"class": class, "scores": scores[..model.limits.len()]}));
                 }
             }
@@ -67,43 +72,74 @@ impl PredictArguments {
     }
 }
 
-/// How often the model is right, by class, weighted by bytes and not.
+/// Contexts of a class, and what the model said of them.
+#[derive(Clone, Copy, Default)]
+struct Row {
+    contexts: usize,
+    right: usize,
+    bytes: f64,
+    right_bytes: f64,
+    near_bytes: f64,
+    /// Of which it said anything.
+    known_bytes: f64,
+}
+
+impl Row {
+    fn with(self, other: &Self) -> Self {
+        Self {
+            contexts: self.contexts + other.contexts,
+            right: self.right + other.right,
+            bytes: self.bytes + other.bytes,
+            right_bytes: self.right_bytes + other.right_bytes,
+            near_bytes: self.near_bytes + other.near_bytes,
+            known_bytes: self.known_bytes + other.known_bytes,
+        }
+    }
+}
+
+/// How often the model is right, by class: of bytes, and of contexts.
 fn described(model: &Model, profile: &Profile, contexts: &[Vec<u32>]) -> String {
-    let mut rows = [(0usize, 0usize, 0usize, 0.0, 0.0); CLASS_NAMES.len()];
+    let mut rows = [Row::default(); CLASS_NAMES.len()];
     let (mut known_frames, mut frames_in_all) = (0, 0);
     for (context, frames) in profile.contexts.iter().zip(contexts) {
         let read = &frames[..frames.len().min(model.max_frames)];
         frames_in_all += read.len();
         known_frames += read.iter().filter(|&&frame| frame != 0).count();
         let Some(truth) = t95(context) else { continue };
-        let output = model.classify(Kernel::best(), frames);
+        let row = &mut rows[truth];
+        row.contexts += 1;
+        row.bytes += context.bytes;
+        let Some(output) = model.classify(Kernel::best(), frames) else { continue };
         let limits = [10, 100, 1000, 10_000, 100_000, 1_000_000];
         let class =
             limits.iter().position(|&limit| model.limits[output] <= limit).unwrap_or(CLASS_NAMES.len() - 1);
-        let row = &mut rows[truth];
-        row.0 += 1;
-        row.1 += usize::from(class == truth);
-        row.2 += usize::from(class.abs_diff(truth) <= 1);
-        row.3 += context.bytes;
-        row.4 += if class == truth { context.bytes } else { 0.0 };
+        row.known_bytes += context.bytes;
+        if class.abs_diff(truth) <= 1 {
+            row.near_bytes += context.bytes;
+        }
+        if class == truth {
+            row.right += 1;
+            row.right_bytes += context.bytes;
+        }
     }
     let percent = |part: f64, whole: f64| {
         if whole > 0.0 { format!("{:.1}%", part / whole * 100.0) } else { "-".into() }
     };
     let mut text = format!(
-        "{:>8} {:>9} {:>9} {:>10} {:>10} {:>9}\n",
-        "class", "contexts", "right", "within one", "bytes", "right"
+        "{:>8} {:>10} {:>9} {:>10} {:>9} {:>10} {:>9}\n",
+        "class", "bytes", "right", "within one", "known", "contexts", "right"
     );
-    let total =
-        rows.iter().fold((0, 0, 0, 0.0, 0.0), |a, b| (a.0 + b.0, a.1 + b.1, a.2 + b.2, a.3 + b.3, a.4 + b.4));
-    for (name, row) in CLASS_NAMES.iter().zip(&rows).filter(|(_, row)| row.0 > 0).chain([(&"all", &total)]) {
+    let total = rows.iter().fold(Row::default(), Row::with);
+    let met = CLASS_NAMES.iter().zip(&rows).filter(|(_, row)| row.contexts > 0);
+    for (name, row) in met.chain([(&"all", &total)]) {
         text += &format!(
-            "{name:>8} {:>9} {:>9} {:>10} {:>10} {:>9}\n",
-            row.0,
-            percent(row.1 as f64, row.0 as f64),
-            percent(row.2 as f64, row.0 as f64),
-            bytes(row.3),
-            percent(row.4, row.3),
+            "{name:>8} {:>10} {:>9} {:>10} {:>9} {:>10} {:>9}\n",
+            bytes(row.bytes),
+            percent(row.right_bytes, row.bytes),
+            percent(row.near_bytes, row.bytes),
+            percent(row.known_bytes, row.bytes),
+            row.contexts,
+            percent(row.right as f64, row.contexts as f64),
         );
     }
     text + &format!(

@@ -22,12 +22,17 @@ Examples:
   MASTER=spark://host:7077 mayfly train hdfs://host/server.parquet --engine spark -o server.model
 
 The first run installs JAX and what else it needs into ~/.cache/mayfly/train (a few minutes).
-Accuracy is measured on contexts held out of training; the model that is written then learns from all.
+Accuracy is in bytes: of a run that was held out of training if there are several, and of contexts that were; the model that
+is written then learns from all.
 The same profiles, options and seed give the same file. A GPU is used when there is one.";
 
 /// What the model is made of
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Encoder {
+    /// A table where contexts are few, else lstm-frames
+    Auto,
+    /// A table of contexts: made in a second, and what it does not know is learned online
+    Table,
     /// A step a frame: as accurate and many times faster (LLAMA §10)
     LstmFrames,
     /// A step a token: the paper's (LLAMA §5.2)
@@ -57,7 +62,7 @@ pub struct TrainArguments {
     #[arg(short, long, value_name = "MODEL", required_unless_present_any = ["compare", "measure"])]
     output: Option<PathBuf>,
     /// What the model is made of
-    #[arg(long, value_enum, default_value_t = Encoder::LstmFrames)]
+    #[arg(long, value_enum, default_value_t = Encoder::Auto)]
     encoder: Encoder,
     /// Length of the encoder's state: 64, or 16 for a smaller and faster model
     #[arg(long, value_name = "LENGTH", default_value = "64", value_parser = ["16", "64"])]

@@ -22,7 +22,7 @@
 //! | | [`pages::large_blocks`], [`pages::direct`] | large objects, those with a mapping of their own |
 //! | | [`pages::decay`], [`pages::scarcity`] | free blocks that go back, and when every one counts |
 //! | [`lifetime`] | [`lifetime::source`], [`lifetime::sites`], [`lifetime::model`], [`lifetime::oracle`] | where lifetimes come from |
-//! | | [`lifetime::unwind`], [`lifetime::caller`], [`lifetime::kept`], [`lifetime::table`] | who calls; what is kept across runs |
+//! | | [`lifetime::unwind`], [`lifetime::caller`], [`lifetime::kept`], [`lifetime::table`], [`lifetime::trust`] | who calls; what is kept across runs; whether a model is believed |
 //! | [`thread`] | [`thread::local`], [`thread::bin`], [`thread::by_size`], [`thread::predictions`] | a thread's heap: fast paths, which bin a call's objects go to |
 //! | | [`thread::refill`], [`thread::predict`], [`thread::hand`], [`thread::outbox`], [`thread::large`], [`thread::sample`] | its cold half, and what it has in hand |
 //! | | [`thread::exhausted`] | what is tried before malloc says no |
@@ -101,6 +101,7 @@ pub mod lifetime {
     pub mod sites;
     pub mod source;
     pub mod table;
+    pub mod trust;
     pub mod unwind;
 }
 

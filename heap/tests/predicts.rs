@@ -13,51 +13,7 @@ use std::sync::OnceLock;
 
 use maker::Maker;
 
-const PROGRAM: &str = r#"
-#include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-#define FUNCTION __attribute__((noinline, noclone))
-int mayfly_heap_stats(char *, size_t) __attribute__((weak));
-enum { SPANS = 300, EACH = 16384 };
-static void *kept[64][SPANS];
-/* A wrapper: who calls it decides how long its objects live, and the model has to look behind it. */
-FUNCTION void *get(size_t size) { void *p = malloc(size); memset(p, 1, size); return p; }
-FUNCTION void briefly(void) { for (int i = 0; i < 100000; i++) { free(get(64)); __asm__(""); } }
-FUNCTION void fill_short(int n) { for (int i = 0; i < SPANS; i++) kept[n][i] = get(EACH / 2 - n * 16); __asm__(""); }
-FUNCTION void fill_long(int n) { char big[512]; memset(big, 0, 512); for (int i = 0; i < SPANS; i++) kept[n][i] = get(EACH / 2 - n * 16); __asm__("" :: "r"(big) : "memory"); }
-FUNCTION void refill(void) { for (int n = 0; n < 100; n++) { fill_short(2); for (int i = 0; i < SPANS; i++) free(kept[2][i]); } }
-/* The same return address, height and size, from two callers: only a second look at the stack tells them apart. */
-FUNCTION void *alias(int n) { void *p = get(200); __asm__(""); return p; }
-FUNCTION void from_one(int n) { for (int i = 0; i < n; i++) free(alias(i)); __asm__(""); }
-FUNCTION void from_two(int n) { for (int i = 0; i < n; i++) free(alias(i)); __asm__(""); }
-FUNCTION void *in_thread(void *unused) { briefly(); from_one(5000); return unused; }
-/* Each thread's first call is the same; what lies above it on the stack is not. */
-FUNCTION void *in_shallow(void *unused) { from_one(5000); return unused; }
-FUNCTION void *in_deep(void *unused) { char big[4096]; memset(big, 0, 4096); from_one(5000); __asm__("" :: "r"(big) : "memory"); return unused; }
-int main(int count, char **arguments) {
-    const char *what = arguments[1];
-    if (!strcmp(what, "classes")) { fill_short(0); fill_long(1); briefly(); }
-    if (!strcmp(what, "refill")) refill();
-    if (!strcmp(what, "alias")) { from_one(20000); from_two(20000); }
-    if (!strcmp(what, "alias_back")) { from_two(20000); from_one(20000); }
-    if (!strcmp(what, "threads")) {
-        pthread_t all[8];
-        for (int i = 0; i < 8; i++) pthread_create(all + i, 0, in_thread, 0);
-        for (int i = 0; i < 8; i++) pthread_join(all[i], 0);
-    }
-    if (!strcmp(what, "seldom")) for (int i = 0; i < 100; i++) kept[0][i] = get(200);
-    if (!strcmp(what, "heights")) {
-        void *(*all[])(void *) = {in_shallow, in_deep, in_shallow};
-        for (int i = 0; i < 3; i++) { pthread_t one; pthread_create(&one, 0, all[i], 0); pthread_join(one, 0); }
-    }
-    static char text[16384];
-    if (mayfly_heap_stats) { mayfly_heap_stats(text, sizeof text); fputs(text, stdout); }
-    return count > 2;
-}
-"#;
+const PROGRAM: &str = include_str!("predicts/program.c");
 
 struct Built {
     folder: PathBuf,
@@ -150,7 +106,11 @@ fn run(what: &str, variables: &[(&str, &Path)]) -> Output {
 fn statistics(what: &str, variables: &[(&str, &Path)]) -> HashMap<String, u64> {
     let output = run(what, variables);
     assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr).as_ref()), (Some(0), ""));
-    let text = String::from_utf8(output.stdout).unwrap();
+    numbers(&output.stdout)
+}
+
+fn numbers(statistics: &[u8]) -> HashMap<String, u64> {
+    let text = String::from_utf8(statistics.to_vec()).unwrap();
     let pairs = text.trim().trim_matches(['{', '}']).split(',').map(|pair| pair.split_once(':').unwrap());
     pairs.filter_map(|(key, value)| Some((key.trim_matches('"').to_owned(), value.parse().ok()?))).collect()
 }
@@ -235,6 +195,76 @@ fn the_height_of_a_threads_stack_tells_where_it_began() {
     let found = statistics("heights", &[("MODEL", &path), mode]);
     assert!(found["heap.predictions.checks"] >= 3, "each thread has been asked again: {found:?}");
     assert_eq!(found["heap.predictions.disagreements"], 0, "{found:?}");
+}
+
+/// What the heap says on stderr, and its statistics at the end.
+fn said(what: &str, path: &Path) -> (String, HashMap<String, u64>) {
+    let output = run(what, &[("MODEL", path)]);
+    assert_eq!(output.status.code(), Some(0));
+    (String::from_utf8(output.stderr).unwrap(), numbers(&output.stdout))
+}
+
+#[test]
+fn a_model_of_another_program_is_noticed_and_not_believed() {
+    let built = built();
+    let path = built.folder.join("foreign");
+    let mut made = Maker::by_innermost_frame(&[0, 0]);
+    made.modules = vec![(vec![7; 20], vec![(0, 1)])];
+    std::fs::write(&path, made.file()).unwrap();
+    let (line, found) = said("strange", &path);
+    assert_eq!(
+        line,
+        "mayfly-heap: the model is of another program or build and not believed: it knows the modules of 0% of the frames on \
+         the stack; learning online\n"
+    );
+    assert_eq!(found["heap.predictions.disbelieved"], 1, "{found:?}");
+    // From then on it is as without a model: what it would say, that all dies at once, holds nowhere.
+    let online = statistics("strange", &[]);
+    assert_eq!(online["heap.predictions.disbelieved"], 0);
+    assert!(found["heap.huge_pages.peak"] <= online["heap.huge_pages.peak"] + 4, "{found:?} {online:?}");
+    assert!(found["heap.lifetimes_measured"] > 0);
+}
+
+#[test]
+fn a_model_that_objects_contradict_is_not_believed() {
+    let path = model("contrary", &[("many_sites", 5)]);
+    let (line, found) = said("contrary", &path);
+    assert!(
+        line.starts_with("mayfly-heap: the model is not believed: ") && line.ends_with("learning online\n")
+    );
+    assert_eq!((line.lines().count(), found["heap.predictions.disbelieved"]), (1, 1), "{line} {found:?}");
+    // They die within 100 ms, or within 1 s or 10 s where the machine is busy.
+    let path = model("agreeing", &[("many_sites", 2)]);
+    assert_eq!(said("contrary", &path).1["heap.predictions.disbelieved"], 0);
+}
+
+#[test]
+fn a_table_is_asked_as_a_network_is_and_what_it_does_not_know_is_learned_online() {
+    let built = built();
+    let names = ["get", "fill_short", "fill_long", "refill"];
+    let mut made = Maker::by_innermost_frame(&[0; 5]);
+    // Frame i + 1 is function i; frame 0 says nothing.
+    made.frames = (0..5).map(|function| vec![vec![function]]).collect();
+    made.contexts = Some(vec![(vec![1], 255), (vec![1, 2], 4), (vec![1, 3], 5)]);
+    let mut ranges = vec![(0, 0)];
+    for (name, start, length) in &built.functions {
+        if let Some(number) = names.iter().position(|wanted| wanted == name) {
+            ranges.retain(|&(at, _)| at != *start);
+            ranges.extend([(*start, number as u32 + 1), (*start + *length, 0)]);
+        }
+    }
+    ranges.sort_unstable();
+    ranges.dedup_by_key(|range| range.0);
+    made.modules = vec![(built.build_id.clone(), ranges)];
+    let path = built.folder.join("table");
+    std::fs::write(&path, made.file()).unwrap();
+    let mode = (MODEL_ONLY.0, Path::new(MODEL_ONLY.1));
+    let found = statistics("classes", &[("MODEL", &path), mode]);
+    assert!(found["heap.huge_pages.class.100s"] >= 1, "{found:?}");
+    assert!(found["heap.huge_pages.class.1000s"] >= 1, "{found:?}");
+    assert!(found["heap.lifetimes_measured"] >= 1, "those of `briefly`, which it does not know: {found:?}");
+    assert!(found["heap.predictions.model_runs"] < 20, "and is asked about ever more seldom: {found:?}");
+    assert_eq!(found["heap.predictions.disbelieved"], 0);
 }
 
 #[test]

@@ -125,8 +125,10 @@ def write(path, rows: list[dict], build: int = 0) -> None:
     kinds = [pa.uint32(), pa.string(), pa.string(), pa.uint64(), pa.uint64(), pa.string()]
     _write(path.removesuffix(".parquet") + ".symbols.parquet", columns, kinds, zip(*functions, strict=True))
     packed = [struct.pack(f"<{len(s)}Q", *map(at.get, s)) for s in (row["stack"].split("@") for row in rows)]
-    columns = ["stack", "allocations", "live", *FREED]
-    kinds = [pa.string(), pa.float64(), *[pa.uint64()] * 8, pa.binary()]
+    # Objects of 64 B, unless a row says how many bytes they are.
+    rows = [{"bytes": 64 * row["allocations"]} | row for row in rows]
+    columns = ["stack", "allocations", "bytes", "live", *FREED]
+    kinds = [pa.string(), pa.float64(), pa.float64(), *[pa.uint64()] * 8, pa.binary()]
     _write(path, [*columns, "frames"], kinds, [*([row[name] for row in rows] for name in columns), packed])
 
 

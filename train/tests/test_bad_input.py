@@ -29,7 +29,7 @@ def test_the_command_fails_with_one_line(tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout) == (1, "")
     hint = "name the .parquet file that 'mayfly profile' wrote"
-    assert done.stderr == f"mayfly: none.parquet: no such file: {hint}\n"
+    assert done.stderr.splitlines()[-1] == f"mayfly: none.parquet: no such file: {hint}"
 
 
 def changed(path: Path, column: str, value) -> Path:
@@ -59,6 +59,7 @@ def profile(tmp_path) -> Path:
         ("freed_10s", None, "no column freed_10s"),
         ("live", -1, "column live has a value that is not a number of 0 or more"),
         ("allocations", float("nan"), "column allocations has a value that is not a number"),
+        ("bytes", float("inf"), "column bytes has a value that is not a number"),
         ("allocations", float("inf"), "column allocations has a value that is not a number"),
         ("live", 2**64 - 1, "cannot be computed: "),
     ],
@@ -102,8 +103,6 @@ def test_a_profile_without_its_functions(profile, tmp_path):
 
 def test_too_little_to_learn_from(tmp_path):
     path = tmp_path / "p.parquet"
-    synthetic.write(path, synthetic.contexts(5))
-    assert "20 are the least: profile for longer" in refusal(path, "-o", tmp_path / "m")
     rows = synthetic.contexts(300)
     for row in rows:
         row["live"] = 1 + sum(row.pop(name) for name in list(row) if name.startswith("freed_")) + row["live"]
@@ -111,7 +110,7 @@ def test_too_little_to_learn_from(tmp_path):
     synthetic.write(path, rows)
     assert "contexts have lifetime class inf: nothing to learn" in refusal(path, "-o", tmp_path / "m")
     synthetic.write(path, [row | {"live": 0} for row in rows])
-    assert "0 distinct contexts with known lifetimes" in refusal(path, "-o", tmp_path / "m")
+    assert "no contexts with known lifetimes: profile for longer" in refusal(path, "-o", tmp_path / "m")
     table = pq.read_table(path)
     pq.write_table(table.slice(0, 0), path)
     assert "no contexts: the program allocated less than one sample" in refusal(path, "-o", tmp_path / "m")

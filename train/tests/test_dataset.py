@@ -48,7 +48,7 @@ def test_contexts_of_several_profiles_are_one_and_unknown_ones_none(tmp_path):
     synthetic.write(tmp_path / "b", [row("f@main", [0, 0, 0, 10, 0, 0, 0], allocations=5.0)])
     [found] = rows_of("duckdb", [tmp_path / "a", tmp_path / "b"])
     tenth = found.pop("tenth")
-    assert found == {"stack": "f@main", "label": 3, "weight": 15, "samples": 100}
+    assert found == {"stack": "f@main", "label": 3, "weight": 15, "bytes": 986, "samples": 100}
     assert 0 <= tenth < TENTHS
 
 

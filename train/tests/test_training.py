@@ -7,6 +7,7 @@ import pytest
 
 from train import boosting, contexts, export, fit, measure, model_file, training
 from train.__main__ import main
+from train.contexts import Contexts
 from train.encoders import ENCODERS, Encoder, padded
 from train.fit import Recipe
 from train.predictor import Predictor
@@ -124,17 +125,34 @@ def test_a_context_counts_by_the_root_of_its_allocations():
     assert told[3] < 1001 * np.median(told)
 
 
+def told(labels: list[int], allocations: list[int], sizes: list[int]) -> Contexts:
+    arrays = (np.array(values) for values in (labels, allocations, sizes, sizes, [0] * len(labels)))
+    return Contexts([["f"]] * len(labels), *arrays)
+
+
 def test_accuracies():
-    found = measure.accuracy(np.array([0, 1, 2, 6]), np.array([0, 2, 2, 0]), np.array([70, 20, 9, 1]))
+    data = told([0, 1, 2, 6], [70, 20, 9, 1], [10, 20, 30, 40])
+    found = measure.accuracy(data, np.array([0, 2, 2, 0]))
     assert found.as_dict() == {
         "contexts": 4,
+        "bytes_percent": 40.0,
+        "bytes_off_by_one_percent": 60.0,
+        "bytes_known_percent": 100.0,
         "weighted_percent": 79.0,
         "unweighted_percent": 50.0,
         "weighted_off_by_one_percent": 99.0,
         "unweighted_off_by_one_percent": 75.0,
     }
     assert found.confusion[1, 2] == 0.2 and abs(found.confusion.sum() - 1) < 1e-9
-    assert measure.accuracy(np.zeros(0), np.zeros(0), np.zeros(0)) is None
+    assert measure.accuracy(told([], [], []), np.zeros(0)) is None
+    # What is not known is neither right nor nearly.
+    unknown = measure.accuracy(data, np.array([-1, -1, 2, 6]))
+    assert (unknown.bytes, unknown.bytes_near, unknown.bytes_known, unknown.unweighted) == (
+        0.7,
+        0.7,
+        0.7,
+        0.5,
+    )
 
 
 def test_comparing_encoders(data, profile, capsys, monkeypatch):
@@ -161,7 +179,8 @@ def test_the_parts_are_apart_and_each_context_is_held_out_once(data):
 def test_few_contexts_are_held_out_in_turn(tmp_path, capsys):
     path = tmp_path / "p.parquet"
     synthetic.write(path, synthetic.contexts(120))
-    assert main([str(path), "-o", str(tmp_path / "m"), "--json", "--rounds", "1", "--hidden", "16"]) == 0
+    options = ["--encoder", "lstm-frames", "--rounds", "1", "--hidden", "16"]
+    assert main([str(path), "-o", str(tmp_path / "m"), "--json", *options]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["train.held_out.contexts"] == found["train.contexts"] == found["train.all.contexts"]
 

@@ -2,7 +2,7 @@
 //!
 //! The file is mapped and checked once. A prediction unwinds the stack, finds each return address' module and with it the
 //! number of its frame, and runs the network, all on the calling thread's stack: nothing is allocated, locked or shared, but
-//! for a cache of the modules' build-ids. Several threads predict at once.
+//! for caches of the modules' build-ids and of return addresses. Several threads predict at once.
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
@@ -14,7 +14,7 @@ use core::sync::atomic::{
 use lifetime_model::file::{MAX_FRAMES, UNKNOWN_FRAME};
 use lifetime_model::{Kernel, Model};
 
-use crate::lifetime::unwind;
+use crate::lifetime::{trust, unwind};
 use crate::system::events::{self, Event};
 use crate::system::lock::Lock;
 use crate::system::os;
@@ -91,28 +91,62 @@ pub fn load(path: &[u8]) -> bool {
     }
 }
 
-/// The class that the model gives the allocation whose function `caller` returns to; `None` without a model.
+/// The class that the model gives the allocation whose function `caller` returns to; `None` without a model, or where a table
+/// does not know the context.
 #[cold]
 pub fn predict(caller: usize) -> Option<usize> {
-    let loaded = loaded()?;
+    let loaded = loaded().filter(|_| trust::is_believed())?;
     let began_ns = os::precise_ns();
     let mut stack = unwind::Stack::of_most(loaded.model.max_frames);
     os::keep_errno(|| unwind::from(caller, &mut stack));
     let mut frames = [UNKNOWN_FRAME; MAX_FRAMES];
+    let (mut in_modules, mut in_known) = (0, 0);
     for (frame, &address) in frames.iter_mut().zip(stack.frames()) {
-        *frame = frame_of(&loaded.model, address);
+        let place = place_of(&loaded.model, address);
+        in_modules += u32::from(place != NO_MODULE);
+        if place < FOREIGN_MODULE {
+            in_known += 1;
+            *frame = place;
+        }
     }
+    trust::looked_at(in_modules, in_known);
     let output = loaded.model.classify(loaded.kernel, &frames[..stack.frames().len()]);
     events::count(Event::ModelRun);
     events::add(Event::ModelNs, os::precise_ns().saturating_sub(began_ns));
-    loaded.classes.get(output).map(|&class| usize::from(class).min(CLASSES - 1))
+    loaded.classes.get(output?).map(|&class| usize::from(class).min(CLASSES - 1))
 }
 
+/// In place of a frame's number: the address is in a module that the model does not have, or in none.
+const FOREIGN_MODULE: u32 = u32::MAX - 1;
+const NO_MODULE: u32 = u32::MAX;
+
+/// What was found for return addresses of late: a stack has few that are new, and to search a file's functions is to wait for
+/// memory. An entry is what was found, and that combined with the address: who reads one that is half written finds that they
+/// do not fit.
+const PLACES: usize = 2048;
+static KNOWN_PLACES: [[AtomicUsize; 2]; PLACES] = [const { [const { AtomicUsize::new(0) }; 2] }; PLACES];
+
 /// A return address as the model knows it.
-fn frame_of(model: &Model, address: usize) -> u32 {
-    let Some(found) = unwind::module(address) else { return UNKNOWN_FRAME };
-    let Some(module) = module_number(model, &found) else { return UNKNOWN_FRAME };
-    model.frame(module, address.wrapping_sub(found.load_address).wrapping_sub(1) as u64)
+fn place_of(model: &Model, address: usize) -> u32 {
+    let hash = (address as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (u64::BITS - PLACES.ilog2());
+    let [combined, found] = &KNOWN_PLACES[hash as usize];
+    let known = found.load(Relaxed);
+    if combined.load(Relaxed) ^ known.rotate_left(32) == address {
+        return known as u32;
+    }
+    let place = match unwind::module(address) {
+        None => return NO_MODULE, // code that was made at run time may become other code
+        Some(module) => match module_number(model, &module) {
+            None => FOREIGN_MODULE,
+            Some(number) => {
+                let offset = address.wrapping_sub(module.load_address).wrapping_sub(1);
+                model.frame(number, offset as u64)
+            }
+        },
+    };
+    found.store(place as usize, Relaxed);
+    combined.store((place as usize).rotate_left(32) ^ address, Relaxed);
+    place
 }
 
 /// Modules whose number in the model is known, by where they are mapped.

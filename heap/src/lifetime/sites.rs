@@ -314,7 +314,7 @@ impl Site {
     /// What the next run needs to know of it. At the program's end, objects older than the site's class never died.
     pub fn kept(&self, at_end: bool) -> Kept {
         let class = self.class.load(Relaxed);
-        let model_class = self.model_class.load(Relaxed);
+        let model_class = self.model_class().map_or(0, |class| class as u8 + 1);
         let parent = self.parent().map_or(0, |parent| parent.key.load(Relaxed));
         let mut kept =
             Kept::new(self.key.load(Relaxed), parent, class, model_class, self.agreed.load(Relaxed));

@@ -54,13 +54,15 @@ pub enum Event {
     SiteRecalled,
     /// A free block of a page that lives was returned to the operating system.
     BlocksDiscarded,
+    /// The model is believed no more.
+    ModelDoubted,
 }
 
 /// How many kinds of events there are.
 pub const EVENTS: usize = NAMES_OF_EVENTS.len();
 
 /// Their names, in statistics.
-pub const NAMES_OF_EVENTS: [&str; 23] = [
+pub const NAMES_OF_EVENTS: [&str; 24] = [
     "spans_acquired",
     "blocks_recycled",
     "blocks_refilled",
@@ -84,6 +86,7 @@ pub const NAMES_OF_EVENTS: [&str; 23] = [
     "predictions.model_ns",
     "predictions.recalled",
     "blocks_discarded",
+    "predictions.disbelieved",
 ];
 
 static PAGES: AtomicIsize = AtomicIsize::new(0);

@@ -65,10 +65,13 @@ pub fn was_hit(heap: &'static Heap, call: &Call, count: u32) {
 #[cold]
 #[inline(never)]
 fn ask_again(site: &'static Site, call: &Call) {
-    if matches!(source::in_use(), Source::Model { .. })
-        && let Some(class) = model::predict(call.caller)
-    {
-        events::count(Event::PredictionChecked);
-        site.model_says(class);
+    if matches!(source::in_use(), Source::Model { .. }) {
+        match model::predict(call.caller) {
+            Some(class) => {
+                events::count(Event::PredictionChecked);
+                site.model_says(class);
+            }
+            None => site.model_says_nothing(),
+        }
     }
 }

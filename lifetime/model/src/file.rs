@@ -4,6 +4,8 @@
 use xxhash_rust::xxh3::xxh3_64;
 use zerocopy::FromBytes;
 
+use crate::table::{NOT_TOLD, Table};
+
 /// The version of the layout that is read here.
 pub const VERSION: u32 = 1;
 /// The widest hidden state.
@@ -23,6 +25,7 @@ const CHECKED_FROM: usize = 32;
 const MODULE: usize = 64;
 const BUILD_ID: usize = 32;
 const RECURRENT_ENCODER: u32 = 1;
+const TABLE_ENCODER: u32 = 2;
 /// In a step's last row.
 pub const STEP_END: u16 = 1 << 15;
 
@@ -50,6 +53,8 @@ pub struct Model<'a> {
     pub(crate) recurrent_scales: &'a [f32],
     pub(crate) dense: &'a [f32],
     pub(crate) dense_bias: &'a [f32],
+    /// In place of the weights, which are none then.
+    pub(crate) table: Option<Table<'a>>,
     /// -128 times the sum of each row of `recurrent`: what a kernel that counts the state from 0 has to add.
     pub(crate) correction: [i32; 4 * MAX_HIDDEN],
 }
@@ -129,10 +134,14 @@ impl<'a> Model<'a> {
         if u64_at(file, 24) != xxh3_64(&file[CHECKED_FROM..]) {
             return Err("its checksum is wrong: damaged");
         }
-        if u32_at(file, 32) != RECURRENT_ENCODER {
-            return Err("its encoder is not known to this heap");
-        }
-        let hidden = within(u32_at(file, 36), 16, MAX_HIDDEN, "its hidden size is not from 16 to 128")?;
+        let least_hidden = match u32_at(file, 32) {
+            RECURRENT_ENCODER => 16,
+            TABLE_ENCODER => 0,
+            _ => return Err("its encoder is not known to this heap"),
+        };
+        let most_hidden = if least_hidden == 0 { 0 } else { MAX_HIDDEN };
+        let hidden =
+            within(u32_at(file, 36), least_hidden, most_hidden, "its hidden size is not from 16 to 128")?;
         if !hidden.is_multiple_of(16) {
             return Err("its hidden size is not a multiple of 16");
         }
@@ -160,24 +169,38 @@ impl<'a> Model<'a> {
             range_frames: sections.find(5, Some(starts.len()))?,
             frames,
             steps: sections.find(7, None)?,
-            rows: sections.find(8, None).and_then(|found: &[i8]| {
-                if found.len() == rows * gates {
-                    Ok(found)
-                } else {
-                    Err("it has not as many rows as it says")
-                }
-            })?,
-            row_scales: sections.floats(9, rows)?,
-            bias: sections.floats(10, gates)?,
-            recurrent: sections.find(11, Some(gates * hidden))?,
-            recurrent_scales: sections.floats(12, gates)?,
-            dense: sections.floats(13, outputs * hidden)?,
-            dense_bias: sections.floats(14, outputs)?,
+            rows: &[],
+            row_scales: &[],
+            bias: &[],
+            recurrent: &[],
+            recurrent_scales: &[],
+            dense: &[],
+            dense_bias: &[],
+            table: None,
             correction: [0; 4 * MAX_HIDDEN],
         };
+        if hidden == 0 {
+            model.table = Some(table_of(&sections, outputs)?);
+        } else {
+            model.rows = sections.find(8, None)?;
+            if model.rows.len() != rows * gates {
+                return Err("it has not as many rows as it says");
+            }
+            model.row_scales = sections.floats(9, rows)?;
+            model.bias = sections.floats(10, gates)?;
+            model.recurrent = sections.find(11, Some(gates * hidden))?;
+            model.recurrent_scales = sections.floats(12, gates)?;
+            model.dense = sections.floats(13, outputs * hidden)?;
+            model.dense_bias = sections.floats(14, outputs)?;
+        }
         model.check(rows)?;
         model.prepare();
         Ok(model)
+    }
+
+    /// Whether it is a table and no network: then it may know nothing of a context.
+    pub fn is_table(&self) -> bool {
+        self.table.is_some()
     }
 
     /// That every number that leads to another place leads to one that is there.
@@ -219,7 +242,7 @@ impl<'a> Model<'a> {
     }
 
     fn prepare(&mut self) {
-        let gates = 4 * self.hidden;
+        let gates = 4 * self.hidden.max(1);
         for quads in self.recurrent.chunks_exact(4 * gates) {
             for (row, quad) in quads.chunks_exact(4).enumerate() {
                 self.correction[row] -= 128 * quad.iter().map(|&weight| i32::from(weight)).sum::<i32>();
@@ -254,6 +277,19 @@ impl<'a> Model<'a> {
             _ => &[],
         }
     }
+}
+
+/// The table of a file that has one.
+fn table_of<'a>(sections: &Sections<'a>, outputs: usize) -> Result<Table<'a>, &'static str> {
+    let keys: &[u64] = sections.find(15, None)?;
+    let found = Table { keys, outputs: sections.find(16, Some(keys.len()))? };
+    if keys.windows(2).any(|pair| pair[0] >= pair[1]) {
+        return Err("its contexts do not ascend");
+    }
+    if found.outputs.iter().any(|&output| output != NOT_TOLD && usize::from(output) >= outputs) {
+        return Err("a context has a class that is not there");
+    }
+    Ok(found)
 }
 
 /// Which ranges are a module's.

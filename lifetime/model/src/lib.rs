@@ -17,6 +17,7 @@ pub mod attach;
 pub mod file;
 mod kernel;
 pub mod lstm;
+pub mod table;
 
 pub use file::Model;
 pub use kernel::Kernel;

@@ -7,16 +7,28 @@ use crate::kernel::{self, Kernel, State, Sums};
 
 impl Model<'_> {
     /// The likeliest output for a context, given as its frames' numbers, innermost first; the first of equals. Frames beyond
-    /// [`Model::max_frames`] are not read.
+    /// [`Model::max_frames`] are not read. `None` where a table does not know it; a network always says something.
     ///
     /// The result is the same with every kernel. It takes about 5 KiB of stack.
-    pub fn classify(&self, kernel: Kernel, frames: &[u32]) -> usize {
+    pub fn classify(&self, kernel: Kernel, frames: &[u32]) -> Option<usize> {
+        if let Some(table) = &self.table {
+            let steps = frames.iter().take(self.max_frames).flat_map(|&frame| self.steps_of(frame));
+            return table.look_up(steps.map(|step| step & !STEP_END));
+        }
         let scores = self.scores(kernel, frames);
-        (1..self.limits.len()).fold(0, |best, i| if scores[i] > scores[best] { i } else { best })
+        Some((1..self.limits.len()).fold(0, |best, i| if scores[i] > scores[best] { i } else { best }))
     }
 
-    /// A number for each output, higher for likelier ones.
+    /// What a table says of a context given as its functions, innermost first.
+    pub fn says(&self, functions: impl Iterator<Item = u16>) -> Option<usize> {
+        self.table.as_ref()?.look_up(functions)
+    }
+
+    /// A network's number for each output, higher for likelier ones; a table has none.
     pub fn scores(&self, kernel: Kernel, frames: &[u32]) -> [f32; MAX_OUTPUTS] {
+        if self.is_table() {
+            return [f32::NEG_INFINITY; MAX_OUTPUTS];
+        }
         let frames = &frames[..frames.len().min(self.max_frames)];
         match kernel {
             // SAFETY: the processor has what the kernel needs.

@@ -23,6 +23,7 @@ fn follows_the_reference_with_every_kernel() {
                 }
                 let best = logits.iter().copied().fold(f64::MIN, f64::max);
                 // A unit of the state may be rounded to the other of two steps where it lies between them.
+                let found = found.expect("a network always says something");
                 assert!(logits[found] > best - 0.05, "{logits:?}, not {found}");
                 close += usize::from(logits[found] < best);
                 seen[found] += 1;
@@ -39,7 +40,7 @@ fn reads_the_innermost_frames_in_the_order_that_the_file_says() {
     let mut made = Maker::by_innermost_frame(&[6, 0, 1, 2, 3, 4, 5]);
     let file = Aligned::new(&made.file());
     let model = Model::parse(file.bytes()).unwrap();
-    let classify = |model: &Model, frames: &[u32]| model.classify(Kernel::best(), frames);
+    let classify = |model: &Model, frames: &[u32]| model.classify(Kernel::best(), frames).unwrap();
     for (frame, output) in [6, 0, 1, 2, 3, 4, 5].into_iter().enumerate() {
         assert_eq!(classify(&model, &[frame as u32, 1, 2, 3, 4, 5]), output, "the last step decides");
     }
@@ -48,6 +49,23 @@ fn reads_the_innermost_frames_in_the_order_that_the_file_says() {
     let model = Model::parse(file.bytes()).unwrap();
     assert_eq!(classify(&model, &[0, 1, 2, 3, 4, 5, 6]), 2, "the fourth frame is the last that is read");
     assert_eq!(classify(&model, &[]), 0);
+}
+
+#[test]
+fn a_table_says_what_the_longest_beginning_that_it_knows_says() {
+    let mut made = Maker::random(1, 16, 0, 1, 1);
+    // Frame 3 has two functions: the second was inlined into the first's caller.
+    made.frames = vec![vec![vec![0]], vec![vec![1]], vec![vec![2]], vec![vec![1], vec![2]]];
+    made.contexts = Some(vec![(vec![1], 255), (vec![1, 2], 6), (vec![1, 0], 2), (vec![2], 3)]);
+    let file = Aligned::new(&made.file());
+    let model = Model::parse(file.bytes()).unwrap();
+    assert!(model.is_table());
+    let says = |frames: &[u32]| model.classify(Kernel::best(), frames);
+    assert_eq!([says(&[1, 2]), says(&[3]), says(&[3, 0, 0])], [Some(6); 3], "whatever was inlined");
+    assert_eq!([says(&[1]), says(&[1, 1]), says(&[]), says(&[0])], [None; 4]);
+    assert_eq!((says(&[2, 2, 2]), says(&[1, 0]), says(&[1, 99])), (Some(3), Some(2), None));
+    let deep: Vec<u32> = [vec![2], vec![0; 80]].concat();
+    assert_eq!(says(&deep), Some(3));
 }
 
 #[test]

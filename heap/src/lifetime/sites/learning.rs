@@ -13,6 +13,7 @@ use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use super::{LOCK, Site, add_to};
 use crate::lifetime::source::{self, Source};
+use crate::lifetime::trust;
 use crate::system::events::{self, Event};
 use crate::units::lifetime_class::{CLASSES, FOREVER};
 
@@ -27,6 +28,8 @@ const LITTLE_BYTES: u32 = 256 << 10;
 const LITTLE_TO_MODEL: u32 = 64 << 10;
 /// A site of which the model has an opinion is known from this many on.
 const ENOUGH_AGAINST_MODEL: u32 = 8;
+/// A site of which so many objects were freed is held against what the model said of it.
+const ENOUGH_TO_COMPARE: u32 = 16;
 /// As many objects that live speak for the model where it says that they live longer than the freed ones did.
 const MOST_DOUBTS: u32 = 6;
 /// The model is asked again after this many hits (LLAMA §7), and after twice as many each time that it says nothing
@@ -47,7 +50,7 @@ pub fn epoch() -> u32 {
 
 /// There is a model, and what it says is not corrected.
 pub(super) fn is_alone() -> bool {
-    source::in_use() == Source::Model { online: false }
+    source::in_use() == Source::Model { online: false } && trust::is_believed()
 }
 
 impl Site {
@@ -62,7 +65,8 @@ impl Site {
 
     /// Whether one more object should be watched, at a thread's visit number `visit`: all at first, then ever fewer.
     pub fn wants_sample(&self, visit: u32) -> bool {
-        if self.watched.load(Relaxed) >= MAX_WATCHED || is_alone() {
+        // What a table does not know is learned online.
+        if self.watched.load(Relaxed) >= MAX_WATCHED || is_alone() && self.model_class().is_some() {
             return false;
         }
         match self.ends() + u32::from(self.watched.load(Relaxed)) {
@@ -101,9 +105,9 @@ impl Site {
         Some(FOREVER)
     }
 
-    /// What the model said of this site.
-    fn model_class(&self) -> Option<usize> {
-        usize::from(self.model_class.load(Relaxed)).checked_sub(1)
+    /// What the model said of this site, if it is believed.
+    pub(super) fn model_class(&self) -> Option<usize> {
+        usize::from(self.model_class.load(Relaxed)).checked_sub(1).filter(|_| trust::is_believed())
     }
 
     /// Counts `count` objects of `size` bytes; whether the model should be asked again.
@@ -131,6 +135,11 @@ impl Site {
         events::count(Event::PredictionLengthened);
         self.model_class.store(class as u8 + 1, Relaxed);
         self.reconsider();
+    }
+
+    /// It was asked again, and does not know this context: it is asked ever more seldom.
+    pub fn model_says_nothing(&self) {
+        self.agreed.store((self.agreed.load(Relaxed) + 1).min(MOST_DOUBLINGS), Relaxed);
     }
 
     fn best_class(&self) -> usize {
@@ -196,6 +205,24 @@ impl Site {
             self.dead.iter().for_each(|n| n.store(n.load(Relaxed) / 2, Relaxed));
         }
         add_to(&self.dead[class], 1);
+        if self.ends() == ENOUGH_TO_COMPARE
+            && self.parent().is_some()
+            && let Some(model) = self.model_class()
+        {
+            self.compare(model);
+        }
+    }
+
+    /// Holds what the model said against the lifetimes that were seen, once. Objects that live may yet do as it said.
+    fn compare(&self, model: usize) {
+        let died_by =
+            |class: usize| self.dead[..=class].iter().map(|n| u32::from(n.load(Relaxed))).sum::<u32>();
+        let found = (0..CLASSES).find(|&class| died_by(class) * 100 >= ENOUGH_TO_COMPARE * 95);
+        let alive: u32 = self.alive.iter().map(|n| u32::from(n.load(Relaxed))).sum();
+        let found = found.unwrap_or(FOREVER);
+        if found >= model || alive * 2 < ENOUGH_TO_COMPARE {
+            trust::compared(model, found);
+        }
     }
 
     /// Watched objects that have reached the age of `class` became more or fewer, here and with the parent.

@@ -3,6 +3,7 @@
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::{LOCK, SITES, Site, add_to, mix};
+use crate::lifetime::trust;
 use crate::system::clock;
 use crate::system::events::{self, Event};
 use crate::units::lifetime_class;
@@ -110,7 +111,11 @@ fn end(slot: &Watch, class: usize) {
 
 /// Looks at some of the watched objects and lets their sites know how old they have become; once a tick, by one thread.
 pub fn grow_older(now_ms: u64, cursor: usize, groups: usize) -> usize {
+    let lost = trust::was_lost(); // says so: not under the lock
     let _guard = LOCK.lock();
+    if lost {
+        SITES.iter().filter(|site| site.key.load(Relaxed) != 0).for_each(Site::reconsider);
+    }
     let in_use = IN_USE.load(Relaxed);
     for watch in (cursor..cursor + groups.min(in_use)).flat_map(|i| &WATCHES[i & (in_use - 1)]) {
         if watch.address.load(Relaxed) == 0 {

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, clippy::type_complexity)] // each test uses a part
 
+use lifetime_model::table::key_of;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// A file's bytes, beginning at a multiple of 64.
@@ -41,6 +42,8 @@ pub struct Maker {
     pub recurrent_scales: Vec<f32>,
     pub dense: Vec<Vec<f32>>,
     pub dense_bias: Vec<f32>,
+    /// For a table in place of the network: beginnings of contexts, as rows, and their outputs.
+    pub contexts: Option<Vec<(Vec<u16>, u8)>>,
 }
 
 /// Numbers that are the same in each run.
@@ -88,6 +91,7 @@ impl Maker {
             recurrent_scales: (0..gates).map(|_| random.real(0.002)).collect(),
             dense: (0..7).map(|_| (0..hidden).map(|_| random.real(1.0)).collect()).collect(),
             dense_bias: (0..7).map(|_| random.real(0.1)).collect(),
+            contexts: None,
         };
         for _ in 0..frames {
             let steps = 1 + random.below(steps);
@@ -148,6 +152,14 @@ impl Maker {
         }
         add(6, firsts.len(), firsts.iter().flat_map(|first| first.to_le_bytes()).collect());
         add(7, steps.len(), steps.iter().flat_map(|step| step.to_le_bytes()).collect());
+        if let Some(contexts) = &self.contexts {
+            let mut told: Vec<(u64, u8)> =
+                contexts.iter().map(|(functions, output)| (key_of(functions), *output)).collect();
+            told.sort_unstable();
+            add(15, told.len(), told.iter().flat_map(|(key, _)| key.to_le_bytes()).collect());
+            add(16, told.len(), told.iter().map(|&(_, output)| output).collect());
+            return self.assembled(2, 0, &sections);
+        }
         add(8, self.rows.concat().len(), self.rows.concat().iter().map(|&weight| weight as u8).collect());
         let floats =
             |numbers: &[f32]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<_>>();
@@ -160,19 +172,22 @@ impl Maker {
         add(12, self.recurrent_scales.len(), floats(&self.recurrent_scales));
         add(13, self.dense.concat().len(), floats(&self.dense.concat()));
         add(14, self.dense_bias.len(), floats(&self.dense_bias));
+        self.assembled(1, self.hidden, &sections)
+    }
 
+    fn assembled(&self, encoder: u32, hidden: usize, sections: &[(u32, usize, Vec<u8>)]) -> Vec<u8> {
         let mut file = b"MAYFLYLM".to_vec();
         file.extend(1u32.to_le_bytes());
         file.extend((sections.len() as u32).to_le_bytes());
         file.extend([0; 16]); // length and checksum
-        let shape = [1, self.hidden as u32, self.limits.len() as u32, self.rows.len() as u32];
+        let shape = [encoder, hidden as u32, self.limits.len() as u32, self.rows.len() as u32];
         for number in shape.into_iter().chain([self.max_frames, self.outermost_first.into(), 0, 0]) {
             file.extend(number.to_le_bytes());
         }
         let mut data = Vec::new();
-        for (kind, count, bytes) in &sections {
-            let offset = 64 + 32 * sections.len() + data.len();
-            assert_eq!(offset % 64, 0);
+        let start = (64 + 32 * sections.len()).next_multiple_of(64);
+        for (kind, count, bytes) in sections {
+            let offset = start + data.len();
             file.extend(u64::from(*kind).to_le_bytes());
             for number in [offset, bytes.len(), *count] {
                 file.extend((number as u64).to_le_bytes());
@@ -180,6 +195,7 @@ impl Maker {
             data.extend(bytes);
             data.resize(data.len().next_multiple_of(64), 0);
         }
+        file.resize(start, 0);
         file.extend(data);
         sign(&mut file);
         file

@@ -1,0 +1,59 @@
+"""What is being done, on stderr: on a terminal with a clock that ticks each second, else a line where a stage
+takes longer than two."""
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+TICK_SECONDS = 1.0
+SILENT_SECONDS = 2.0
+_detail = ""
+
+
+@contextlib.contextmanager
+def stage(what: str) -> Iterator[None]:
+    """Says what the block does, for as long as it takes."""
+    global _detail
+    _detail = ""
+    if not sys.stderr.isatty():
+        late = threading.Timer(SILENT_SECONDS, say, [what])
+        late.daemon = True
+        late.start()
+        try:
+            yield
+        finally:
+            late.cancel()
+        return
+    done = threading.Event()
+    begun = time.monotonic()
+
+    def tick() -> None:
+        while True:
+            detail = f", {_detail}" if _detail else ""
+            sys.stderr.write(f"\r\x1b[2Kmayfly: {what}{detail}, {time.monotonic() - begun:.0f} s")
+            sys.stderr.flush()
+            if done.wait(TICK_SECONDS):
+                return
+
+    clock = threading.Thread(target=tick, daemon=True)
+    clock.start()
+    try:
+        yield
+    finally:
+        done.set()
+        clock.join()
+        sys.stderr.write("\r\x1b[2K")
+        sys.stderr.flush()
+
+
+def detail(text: str) -> None:
+    """How far the stage is, to be shown at its clock's next tick."""
+    global _detail
+    _detail = text
+
+
+def say(line: str) -> None:
+    """A line of its own."""
+    print(f"mayfly: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,121 @@
+"""Where contexts are few, a table of them says as much as a network, and is made in a second. It is looked up
+as the heap does it (lifetime/model/src/table.rs): a context is the sequence of its functions, innermost
+first, those that were inlined being functions like others, so that it is the same with another compiler; the
+longest beginning of it that the table has decides. Where that does not say a class, because contexts that
+begin so die at different times, and where nothing is known, the heap learns online."""
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from train import model_file
+from train.contexts import Contexts
+from train.dataset import CLASS_NAMES
+from train.model_file import LIMITS_MS, MOST_ROWS, STEP_ENDS, TABLE, Model
+from train.tokens import plain
+
+NAME = "table"
+MOST_FUNCTIONS = 32
+"""Functions of a context that are looked at, innermost first."""
+UNKNOWN = 0
+NOT_TOLD = 255
+# The share of the bytes of contexts that begin alike that must be of one class for it to be theirs.
+AGREEING = 0.95
+# So many contexts that begin alike, and agree, stand for all that begin so.
+ENOUGH_CONTEXTS = 3
+# Fewer stand for themselves, whatever the outermost functions are: those call `main` or begin a thread, and
+# differ from one C library to the next.
+OUTERMOST = 3
+
+_WORD = (1 << 64) - 1
+_START = 0x243F6A8885A308D3
+_MULTIPLIER = 0x9E3779B97F4A7C15
+
+
+def functions_of(frame: str) -> list[str]:
+    """The functions of a frame as a table knows them: without what differs from build to build."""
+    return [plain(name) for name in frame.split(";")]
+
+
+def entries(names: list[str]):
+    """A function from a frame's name to its entries in the file's `steps`."""
+    numbers = {name: number for number, name in enumerate(names) if number != UNKNOWN}
+
+    def of_frame(frame: str) -> tuple[int, ...]:
+        known = [numbers.get(name, UNKNOWN) for name in functions_of(frame)]
+        # Nothing that is not known differs from anything else that is not.
+        return tuple(number | STEP_ENDS for number in (known if any(known) else [UNKNOWN]))
+
+    return of_frame
+
+
+def keys(functions: Iterable[int]) -> Iterator[int]:
+    """The key of each beginning of a context."""
+    key = _START
+    for function in functions:
+        key = ((key ^ (function + 1)) * _MULTIPLIER) & _WORD
+        key ^= key >> 32
+        yield key
+
+
+def make(data: Contexts) -> Model:
+    """The table of these contexts, without functions' addresses."""
+    stacks = [
+        [name for frame in stack for name in functions_of(frame)][:MOST_FUNCTIONS] for stack in data.stacks
+    ]
+    names = ["", *sorted({name for stack in stacks for name in stack})[: MOST_ROWS - 1]]
+    numbers = {name: number for number, name in enumerate(names)}
+    sequences = [[numbers.get(name, UNKNOWN) for name in stack] for stack in stacks]
+    told: dict[int, int] = {}
+    _divide(told, sequences, data, list(range(len(sequences))), 0)
+    ordered = sorted(told)
+    return Model(
+        encoder=TABLE,
+        hidden=0,
+        most_frames=MOST_FUNCTIONS,
+        outermost_first=False,
+        metadata={},
+        modules=[],
+        limits=LIMITS_MS,
+        keys=np.array(ordered, np.uint64),
+        outputs=np.array([told[key] for key in ordered], np.uint8),
+        functions=len(names),
+        names=model_file.packed_names([NAME, names, []]),
+    )
+
+
+def _divide(told: dict, sequences: list, data: Contexts, members: list[int], depth: int) -> None:
+    """Puts the beginnings of length `depth` + 1 of these contexts, which are alike before, into the table,
+    and longer ones where these do not tell enough."""
+    by_next: dict[int, list[int]] = {}
+    for member in members:
+        if len(sequences[member]) > depth:
+            by_next.setdefault(sequences[member][depth], []).append(member)
+    for alike in by_next.values():
+        *_, key = keys(sequences[alike[0]][: depth + 1])
+        shares = np.bincount(data.labels[alike], data.bytes[alike], len(CLASS_NAMES))
+        agree = shares.max() >= AGREEING * shares.sum()
+        whole = all(len(sequences[member]) == depth + 1 for member in alike)
+        near_end = all(len(sequences[member]) <= depth + 1 + OUTERMOST for member in alike)
+        enough = near_end or len(alike) >= ENOUGH_CONTEXTS
+        # Contexts whose functions are all the same differ in lines of code only: they get what most bytes
+        # have.
+        told[key] = int(shares.argmax()) if whole or agree and enough else NOT_TOLD
+        if told[key] == NOT_TOLD:
+            _divide(told, sequences, data, alike, depth + 1)
+
+
+def predict(model: Model, stacks: Iterable[list[str]]) -> np.ndarray:
+    """The class of each context; -1 where the table does not know it."""
+    of_frame = entries(model_file.unpacked_names(model.names)[1])
+    classes = dict(zip(model.keys.tolist(), model.outputs.tolist(), strict=True))
+    found = []
+    for stack in stacks:
+        functions = [step & ~STEP_ENDS for frame in stack[: model.most_frames] for step in of_frame(frame)]
+        last = NOT_TOLD
+        for key in keys(functions[:MOST_FUNCTIONS]):
+            if key not in classes:
+                break
+            last = classes[key]
+        found.append(-1 if last == NOT_TOLD else last)
+    return np.array(found, np.int32)
