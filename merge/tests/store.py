@@ -48,6 +48,7 @@ class Built:
 
     def __init__(self, folder):
         self.folder = pathlib.Path(folder).resolve()
+        BUILD.mkdir(exist_ok=True)
         self.mayfly, self.library = self.folder / "mayfly", self.folder / "libmayfly_merge.so"
         for file, package in ((self.mayfly, "mayfly"), (self.library, "mayfly_merge")):
             if not file.is_file():
@@ -60,7 +61,6 @@ class Built:
         return self.programs[name, extra]
 
     def compile(self, name, extra):
-        BUILD.mkdir(exist_ok=True)
         target = BUILD / "-".join([name, *(re.sub(r"\W", "", e) for e in extra)])
         source = HERE / f"programs/{name}.c"
         headers = [HERE / "programs/merge_test.h", HERE.parent / "include/mayfly_merge.h"]

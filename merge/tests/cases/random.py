@@ -74,19 +74,20 @@ class Workers:
     def done(self):
         return sum(struct.unpack(f"{self.processes}Q", self.shared[: 8 * self.processes]))
 
-    def go(self, every=0.3, disturb=None, limit=1800):
+    def go(self, every=0.3, disturb=None, limit=1800, seconds=None):
+        """Until so many operations are done, or for so many seconds."""
         self.victims = set()
         self.progress.write_bytes(bytes(mmap.PAGESIZE))
         self.progress.chmod(0o666)
-        end = time.monotonic() + limit
+        end = time.monotonic() + (seconds or limit)
         try:
             with open(self.progress, "r+b") as file, mmap.mmap(file.fileno(), mmap.PAGESIZE) as self.shared:
                 for slot in range(self.processes):
                     self.start(slot)
                 now = (0,) * self.processes
-                while self.done() < self.operations:
+                while time.monotonic() < end if seconds else self.done() < self.operations:
                     check(
-                        time.monotonic() < end,
+                        seconds or time.monotonic() < end,
                         f"only {self.done()} of {self.operations} operations in {limit} s",
                     )
                     time.sleep(every)
