@@ -35,6 +35,7 @@ pub(crate) struct Sources {
 }
 
 /// What an instance must know of its store.
+#[derive(Clone)]
 pub struct Endpoint {
     /// To be shown inside.
     pub folder: PathBuf,

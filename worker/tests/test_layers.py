@@ -2,7 +2,9 @@
 
 import concurrent.futures
 import json
+import os
 import pathlib
+import signal
 import subprocess
 import time
 
@@ -77,7 +79,9 @@ def test_instances_advise_all_their_memory_or_what_their_heap_expects_to_stay(ad
 
         until(advised, running.sample)
         function = running.sample()["functions"]["probe"]
-        for event in running.events("merge"):
+        # One that waited for its first work has merged once before.
+        last = {event["instance"]: event for event in running.events("merge")}
+        for event in last.values():
             if advise == "class":
                 assert 17 << 20 <= event["bytes"] <= function["heap_held_bytes"], function
             else:
@@ -140,17 +144,26 @@ def test_functions_share_with_no_other(client, worker):
             assert int(fields["CapEff"], 16) == 1 << 28, "the right to ask for leases, and no other"
 
 
-def test_a_store_that_dies_is_replaced(client, worker):
-    invoke(client, "single", {"do": "count"})
-    before = set(worker.stores())
-    shell(client, "true", "single")
-    for store in before:
-        pathlib.Path(f"/proc/{store}").exists() and __import__("os").kill(store, 9)
-    client.update_function_configuration(FunctionName="single", Description="anew")
-    assert invoke(client, "single", {"do": "count"})[1] is None
-    until(lambda: set(worker.stores()) - before, "a new store")
-    # Nor is anything left of those whose functions need none now.
-    until(lambda: not [store for store in before if pathlib.Path(f"/proc/{store}").exists()], worker.left)
+def test_a_store_that_dies_is_started_anew_for_the_instances_that_are_there():
+    with Worker(TEMPLATE) as running:
+        client = running.client()
+
+        with concurrent.futures.ThreadPoolExecutor(1) as threads:
+            # It rests, and merges, when that is over.
+            busy = threads.submit(invoke, client, "single", {"do": "sleep", "seconds": 15})
+            until(lambda: running.events("ready") and running.stores(), running.log)
+            (store,) = running.stores()
+            os.kill(store, signal.SIGKILL)
+            until(lambda: set(running.stores()) - {store}, running.left)
+            assert busy.result() == ("slept", None)
+        assert invoke(client, "single", {"do": "hold", "mib": 24, "seconds": 1}) == (None, None)
+        until(lambda: running.sample()["store"]["bytes"] > 24 << 20, running.log)
+        assert len(running.events("ready")) == 1, "it is the same instance"
+        assert invoke(client, "single", {"do": "check"}) == (True, None)
+        # A function that is gone has none.
+        client.delete_function(FunctionName="single")
+        until(lambda: not running.stores(), running.left)
+        assert running.stop() == 0
 
 
 def test_only_the_userfaultfd_that_stops_no_system_call_is_allowed(client):

@@ -2,12 +2,12 @@
 
 use std::io::Read;
 use std::net::TcpListener;
-use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use vm_syscalls::Placement;
 
 use super::{INSIDE_USER, Spec, freezer, root, system};
@@ -50,7 +50,10 @@ fn keep() -> Result<()> {
     // SAFETY: this process has just made the descriptor and owns it; it lives until the process ends.
     let mut control = std::mem::ManuallyDrop::new(unsafe { UnixStream::from_raw_fd(CONTROL) });
     let mut length = [0; 4];
-    control.read_exact(&mut length).context("`mayfly up` starts this, it is not a command of its own")?;
+    let disk = match system::receive_with(CONTROL, &mut length) {
+        Ok((4, disk)) => disk,
+        _ => bail!("`mayfly up` starts this, it is not a command of its own"),
+    };
     let mut text = vec![0; u32::from_le_bytes(length) as usize];
     control.read_exact(&mut text).context("the worker's order is cut short")?;
     let spec: Spec = serde_json::from_slice(&text).context("the worker's order is wrong")?;
@@ -76,9 +79,10 @@ fn keep() -> Result<()> {
     match system::fork()? {
         None => {
             system::die_with_parent()?;
-            Err(run_inside(&spec).expect_err("process 1 ends by itself only when it fails"))
+            Err(run_inside(&spec, disk).expect_err("process 1 ends by itself only when it fails"))
         }
         Some(init) => {
+            drop(disk);
             let ended = system::pidfd(init)?;
             if !system::first_is_readable(ended.as_raw_fd(), CONTROL) {
                 system::kill(init);
@@ -113,12 +117,12 @@ fn enter_namespaces(root: bool) -> Result<()> {
 }
 
 /// Process 1: prepares the inside, starts the runtime and reaps. Returns only with an error.
-fn run_inside(spec: &Spec) -> Result<()> {
+fn run_inside(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
     let was_root = system::effective_user() == 0;
     if let Some(folder) = &spec.freezer {
         freezer::enter(folder).with_context(|| format!("cannot enter the freezer {}", folder.display()))?;
     }
-    root::enter(spec)?;
+    root::enter(spec, disk)?;
     system::set_host_name(&spec.host_name)?;
     system::loopback_up().context("cannot bring up the loopback device")?;
     let listener = TcpListener::bind(("127.0.0.1", RUNTIME_PORT)).context("cannot listen")?;

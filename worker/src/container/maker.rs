@@ -1,8 +1,9 @@
 //! Makes containers: a cgroup, a page store's socket, a network where one is wanted, and the processes.
 
 use std::net::TcpListener;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -12,6 +13,7 @@ use tokio::task::JoinSet;
 use worker_page::data;
 
 use super::cgroup::{Cgroup, Hierarchy, Limits};
+use super::disk::Disks;
 use super::freezer::Freezer;
 use super::network::{self, Network};
 use super::spawn::{Container, Spawner};
@@ -36,13 +38,17 @@ pub(crate) struct Containers {
     options: Arc<Options>,
     /// The worker's own.
     folder: PathBuf,
-    stores: Stores,
+    stores: Arc<Stores>,
     /// Goes after the stores.
     store_folder: Folder,
     /// Made with the first instance that reaches the outside world.
     network: OnceCell<Arc<Network>>,
     cgroups: Arc<Hierarchy>,
     spawner: Spawner,
+    /// None where the worker is not root.
+    disks: Option<Arc<Disks>>,
+    /// Why there are none is said once.
+    no_disk: Once,
 }
 
 impl Containers {
@@ -57,9 +63,11 @@ impl Containers {
         let spawner = Spawner::new(program.clone())?;
         let cgroups = Arc::new(Hierarchy::new()?);
         let place = store_folder.path().to_path_buf();
-        let stores = Stores::new(program, spawner.clone(), cgroups.clone(), place, memory_mib);
+        let stores = Arc::new(Stores::new(program, spawner.clone(), cgroups.clone(), place, memory_mib));
         let folder = folder.to_path_buf();
-        Ok(Containers { options, folder, stores, store_folder, network: OnceCell::new(), cgroups, spawner })
+        let disks = worker_is_root().then(|| Arc::new(Disks::new(folder.clone())));
+        let (network, no_disk) = (OnceCell::new(), Once::new());
+        Ok(Containers { options, folder, stores, store_folder, network, cgroups, spawner, disks, no_disk })
     }
 
     /// The way to the outside world.
@@ -68,6 +76,16 @@ impl Containers {
         let make =
             || async move { tokio::task::spawn_blocking(move || Network::new(&owner)).await?.map(Arc::new) };
         self.network.get_or_try_init(make).await.cloned()
+    }
+
+    /// Where /tmp lies, if not in memory.
+    async fn disk(&self, mib: u32) -> Option<OwnedFd> {
+        let disk = self.disks.as_ref()?.take(mib).await;
+        let complain = |error| {
+            self.no_disk
+                .call_once(|| tracing::warn!("/tmp is the function's memory, as there is no disk: {error:#}"))
+        };
+        disk.map_err(complain).ok()
     }
 
     async fn make(&self, order: &Order) -> Result<Instance> {
@@ -109,7 +127,8 @@ impl Containers {
             let network = self.network().await?;
             tokio::task::spawn_blocking(move || network.connect(keeper)).await?
         };
-        self.spawner.spawn(&spec, connect).await
+        let disk = self.disk(spec.tmp_mib).await;
+        self.spawner.spawn(&spec, disk, connect).await
     }
 
     /// What the keeper is told.

@@ -11,6 +11,7 @@
 //! device and reaches nothing else.
 
 mod cgroup;
+mod disk;
 mod freezer;
 mod launcher;
 mod maker;
@@ -46,7 +47,7 @@ pub struct Spec {
     pub binds: Vec<Bind>,
     /// Folders of the host's that look empty inside.
     pub hidden: Vec<PathBuf>,
-    /// Size of /tmp.
+    /// Size of /tmp, where it is memory: where no disk comes with the order.
     pub tmp_mib: u32,
     /// Memory of the instance, which is what it sees of the machine's.
     pub memory_mib: u32,

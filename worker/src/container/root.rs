@@ -3,10 +3,13 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use rustix::fs::CWD;
+use rustix::mount::{MoveMountFlags, move_mount};
 
 use super::{INSIDE_USER, Spec, system};
 use crate::sandbox::Bind;
@@ -35,11 +38,11 @@ const MASK: &str = "var/mask";
 /// Top folders that are links into /usr on most systems, folders on others.
 const USR_LINKS: [&str; 5] = ["bin", "sbin", "lib", "lib32", "lib64"];
 
-/// Assembles the root on `spec.mount_point` and changes into it. Runs as process 1 of the new namespaces.
+/// Assembles the root on `spec.mount_point`, with the disk as its /tmp, and changes into it. Runs as process 1 of the new namespaces.
 ///
 /// # Errors
 /// What could not be mounted, and why.
-pub fn enter(spec: &Spec) -> Result<()> {
+pub fn enter(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
     let none = Path::new("none");
     let root = &spec.mount_point;
     system::mount(none, Path::new("/"), "", libc::MS_REC | libc::MS_PRIVATE, "")
@@ -102,10 +105,17 @@ pub fn enter(spec: &Spec) -> Result<()> {
             system::mount(none, &inside, "tmpfs", flags, "size=4k,nr_inodes=1,mode=755")?;
         }
     }
-    // Inodes are limited too: each costs memory that the size does not count.
-    let inodes = u64::from(spec.tmp_mib) * 64;
-    let options = format!("size={}m,nr_inodes={inodes},mode=1777", spec.tmp_mib);
-    system::mount(none, &root.join("tmp"), "tmpfs", flags, &options).context("cannot mount /tmp")?;
+    let tmp = root.join("tmp");
+    match disk {
+        Some(disk) => move_mount(disk, "", CWD, &tmp, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
+            .context("cannot mount the disk on /tmp")?,
+        None => {
+            // Inodes are limited too: each costs memory that the size does not count.
+            let inodes = u64::from(spec.tmp_mib) * 64;
+            let options = format!("size={}m,nr_inodes={inodes},mode=1777", spec.tmp_mib);
+            system::mount(none, &tmp, "tmpfs", flags, &options).context("cannot mount /tmp")?;
+        }
+    }
     let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
     system::mount(none, &root.join("proc"), "proc", flags, "").context("cannot mount /proc")?;
     mask_proc(&root.join("proc"), &mask)?;

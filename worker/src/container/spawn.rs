@@ -1,6 +1,6 @@
 //! The worker's side of a sandbox: starting the keeper, hearing from it, ending it.
 
-use std::io::{Error, ErrorKind, Write};
+use std::io::{Error, ErrorKind};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -62,7 +62,7 @@ impl Spawner {
         Ok(answer.await.context("the spawner has ended")??)
     }
 
-    /// Starts a sandbox; the function's runtime runs when this returns. Where the order wants a network, `connect` makes it, for
+    /// Starts a sandbox; the function's runtime runs when this returns. `disk` is the mount that its /tmp is. Where the order wants a network, `connect` makes it, for
     /// the namespace of the process that it is given; what it returns lives as long as the sandbox.
     ///
     /// # Errors
@@ -70,6 +70,7 @@ impl Spawner {
     pub async fn spawn(
         &self,
         spec: &Spec,
+        disk: Option<OwnedFd>,
         connect: impl AsyncFnOnce(u32) -> Result<Pair>,
     ) -> Result<(Container, std::net::TcpListener)> {
         let (ours, theirs) = UnixStream::pair().context("no socket for a new sandbox")?;
@@ -89,7 +90,7 @@ impl Spawner {
             output: Some(output),
             network: None,
         };
-        if let Err(error) = sandbox.order(&ours, spec) {
+        if let Err(error) = sandbox.order(&ours, spec, disk) {
             sandbox.end().await;
             return Err(error);
         }
@@ -148,13 +149,13 @@ impl Container {
     }
 
     /// Tells the keeper what to do.
-    fn order(&self, control: &UnixStream, spec: &Spec) -> Result<()> {
+    fn order(&self, control: &UnixStream, spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
         let text = serde_json::to_vec(spec)?;
         let mut order = (text.len() as u32).to_le_bytes().to_vec();
         order.extend(text);
         // Orders are shorter than a socket's buffer, so this does not block.
-        let mut writer = control;
-        writer.write_all(&order).context("the sandbox's keeper ended at once")?;
+        let disk = disk.as_ref().map(AsRawFd::as_raw_fd);
+        system::send_with(control.as_raw_fd(), &order, disk).context("the sandbox's keeper ended at once")?;
         Ok(control.set_nonblocking(true)?)
     }
 

@@ -4,22 +4,28 @@
 //! only that function's sandboxes show. All their users may call it (`--domain everyone`): who sees the folder is the
 //! trust domain. Where the worker is root, the store is a user of its own, whose only right is to ask who still uses a
 //! segment (CAP_LEASE).
+//!
+//! A store that dies is started anew at the same place, for the instances that are there: what they share stays
+//! theirs, and what they advise next finds the new one.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use tokio::io::unix::AsyncFd;
 
 use super::cgroup::{Cgroup, Hierarchy, Limits};
 use super::spawn::Spawner;
-use super::system::own_user_with_leases;
+use super::system::{ending_of, own_user_with_leases};
 use super::worker_is_root;
 use crate::environment::Endpoint;
 use crate::pool::FunctionId;
@@ -36,6 +42,8 @@ const OWN_MIB: u32 = 64;
 const PROCESSES: u64 = 64;
 /// A store answers at once; one that is stuck must not hold up a sample.
 const PATIENCE: Duration = Duration::from_millis(200);
+/// How long the next one waits where one has died, so that a store which dies at once does not keep the host busy.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// All page stores of a worker.
 pub struct Stores {
@@ -47,8 +55,9 @@ pub struct Stores {
     stores: Mutex<BTreeMap<FunctionId, Store>>,
 }
 
+#[derive(Default)]
 struct Store {
-    /// `None` while it is being started.
+    /// `None` while it is being started, and from one's death to the next one's start.
     running: Option<Running>,
 }
 
@@ -58,22 +67,22 @@ struct Running {
     cgroup: Cgroup,
 }
 
-impl Store {
+impl Running {
     /// It keeps nothing that must be written: what instances share stays theirs.
-    fn end(self, place: &Path) {
-        let Some(Running { mut child, cgroup }) = self.running else { return };
-        let _ = child.kill();
-        let _ = child.wait();
-        cgroup.remove();
-        let _ = std::fs::remove_dir_all(place);
+    fn end(mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        self.cgroup.remove();
     }
+}
 
-    /// Whether it runs, or is about to. The kernel forgets one that has ended only when it is asked.
-    fn runs(&mut self) -> bool {
-        match &mut self.running {
-            Some(running) => matches!(running.child.try_wait(), Ok(None)),
-            None => true,
+impl Store {
+    /// For good.
+    fn end(self, place: &Path) {
+        if let Some(running) = self.running {
+            running.end();
         }
+        let _ = std::fs::remove_dir_all(place);
     }
 }
 
@@ -98,35 +107,61 @@ impl Stores {
         self.folder.join(format!("store-{function}"))
     }
 
-    /// The way to a function's store, which is started if it does not run.
+    /// The way to a function's store, which is started if there is none yet.
     ///
     /// # Errors
     /// It cannot be started.
-    pub async fn endpoint(&self, function: FunctionId) -> Result<Endpoint> {
+    pub async fn endpoint(self: &Arc<Self>, function: FunctionId) -> Result<Endpoint> {
         let place = self.place(function);
         let user = worker_is_root().then(|| FIRST_USER + (function % 1_000_000) as u32);
         let endpoint = Endpoint { folder: place.join("socket"), socket: SOCKET, user };
-        {
-            let mut stores = self.lock();
-            if stores.get_mut(&function).is_some_and(Store::runs) {
-                return Ok(endpoint);
+        match self.lock().entry(function) {
+            Entry::Occupied(_) => return Ok(endpoint),
+            Entry::Vacant(none) => none.insert(Store::default()),
+        };
+        match self.begin(function, &endpoint).await {
+            Ok(ended) => {
+                tokio::spawn(again(Arc::downgrade(self), function, endpoint.clone(), ended));
+                Ok(endpoint)
             }
-            if let Some(died) = stores.insert(function, Store { running: None }) {
-                died.end(&place);
+            Err(error) => {
+                self.end(function);
+                Err(error)
             }
         }
-        let started = self.start(function, &place, &endpoint).await;
+    }
+
+    /// Starts a function's store. What is returned becomes readable when the store has died; none, if the function was
+    /// deleted meanwhile.
+    async fn begin(&self, function: FunctionId, endpoint: &Endpoint) -> Result<Option<AsyncFd<OwnedFd>>> {
+        let place = self.place(function);
+        let running = self.start(function, &place, endpoint).await?;
+        let ended = match ending_of(running.child.id() as libc::pid_t) {
+            Ok(ended) => ended,
+            Err(error) => {
+                running.end();
+                return Err(error).context("cannot watch a page store");
+            }
+        };
         let mut stores = self.lock();
-        match (started, stores.get_mut(&function)) {
-            (Ok(running), Some(store)) => store.running = Some(running),
-            // The function was deleted meanwhile.
-            (Ok(running), None) => Store { running: Some(running) }.end(&place),
-            (Err(error), _) => {
-                stores.remove(&function);
-                return Err(error);
+        match stores.get_mut(&function) {
+            Some(store) => store.running = Some(running),
+            None => {
+                Store { running: Some(running) }.end(&place);
+                return Ok(None);
             }
         }
-        Ok(endpoint)
+        Ok(Some(ended))
+    }
+
+    /// Puts away a function's store that has died. Whether the function is still there.
+    fn has_died(&self, function: FunctionId) -> bool {
+        let mut stores = self.lock();
+        let Some(store) = stores.get_mut(&function) else { return false };
+        if let Some(running) = store.running.take() {
+            running.end();
+        }
+        true
     }
 
     async fn start(&self, function: FunctionId, place: &Path, endpoint: &Endpoint) -> Result<Running> {
@@ -165,7 +200,7 @@ impl Stores {
         let id = child.id();
         let running = Running { child, cgroup };
         if let Err(error) = running.cgroup.take_in(id) {
-            Store { running: Some(running) }.end(place);
+            running.end();
             return Err(error);
         }
         Ok(running)
@@ -181,11 +216,37 @@ impl Stores {
 
     /// How many stores run, and what their pages occupy.
     pub fn figures(&self) -> (u64, u64) {
-        let running = |(function, store): (&FunctionId, &mut Store)| store.runs().then_some(*function);
-        let functions: Vec<FunctionId> = self.lock().iter_mut().filter_map(running).collect();
+        let running = |(function, store): (&FunctionId, &Store)| store.running.is_some().then_some(*function);
+        let functions: Vec<FunctionId> = self.lock().iter().filter_map(running).collect();
         let pages: u64 =
             functions.iter().filter_map(|function| pages_of(&self.place(*function).join(FIGURES))).sum();
         (functions.len() as u64, pages * 4096)
+    }
+}
+
+/// Starts a function's store anew whenever it has died, until the function is deleted or the worker ends.
+async fn again(
+    stores: Weak<Stores>,
+    function: FunctionId,
+    endpoint: Endpoint,
+    mut ended: Option<AsyncFd<OwnedFd>>,
+) {
+    while let Some(running) = ended.take() {
+        let _ = running.readable().await;
+        loop {
+            if !stores.upgrade().is_some_and(|stores| stores.has_died(function)) {
+                return;
+            }
+            tokio::time::sleep(AGAIN).await;
+            let Some(stores) = stores.upgrade() else { return };
+            match stores.begin(function, &endpoint).await {
+                Ok(begun) => {
+                    ended = begun;
+                    break;
+                }
+                Err(error) => tracing::warn!("the page store of function {function} has died: {error:#}"),
+            }
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::ffi::CString;
 use std::io::{Error, Result};
 use std::mem::{size_of, zeroed};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -170,6 +170,39 @@ pub fn loopback_up() -> Result<()> {
     request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
     // SAFETY: SIOCSIFFLAGS reads an ifreq, which outlives the call.
     checked(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) }).map(drop)
+}
+
+/// The number of a loop device that has no file yet; another may take it before us.
+pub fn free_loop_device(control: BorrowedFd<'_>) -> Result<libc::c_int> {
+    const LOOP_CTL_GET_FREE: libc::Ioctl = 0x4C82;
+    // SAFETY: passes numbers only.
+    checked(unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) })
+}
+
+/// `struct loop_config` of linux/loop.h, of which only what is set here has a name.
+#[repr(C)]
+struct LoopConfiguration {
+    descriptor: u32,
+    block_bytes: u32,
+    _device_to_key_size: [u32; 13],
+    flags: u32,
+    _names_to_reserved: [u64; 30],
+}
+
+/// Puts a file into a loop device, until the last who has the device open or mounted lets it go. EBUSY: it has one.
+pub fn configure_loop_device(device: BorrowedFd<'_>, image: BorrowedFd<'_>) -> Result<()> {
+    const LOOP_CONFIGURE: libc::Ioctl = 0x4C0A;
+    const LO_FLAGS_AUTOCLEAR: u32 = 4;
+    const { assert!(size_of::<LoopConfiguration>() == 304) };
+    let configuration = LoopConfiguration {
+        descriptor: image.as_raw_fd() as u32,
+        block_bytes: 4096,
+        _device_to_key_size: [0; 13],
+        flags: LO_FLAGS_AUTOCLEAR,
+        _names_to_reserved: [0; 30],
+    };
+    // SAFETY: LOOP_CONFIGURE reads a loop_config, which outlives the call.
+    checked(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE, &raw const configuration) }).map(drop)
 }
 
 /// Sets a limit of this process and those it starts.

@@ -1,0 +1,74 @@
+"""An instance's /tmp is a disk of its own: no memory, an error when it is full, and nothing when it is over."""
+
+import os
+import pathlib
+import signal
+import time
+
+import pytest
+from calls import invoke
+from conftest import HERE, Worker
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or not pathlib.Path("/dev/loop-control").exists(),
+    reason="disks need root and loop devices; /tmp is memory without",
+)
+MIB = 1 << 20
+
+
+def shell(client, command, name="single"):
+    answer, error = invoke(client, name, {"do": "shell", "command": command})
+    assert error is None, answer
+    return answer
+
+
+def disks():
+    """The files behind loop devices that have no name any more."""
+    files = pathlib.Path("/sys/block").glob("loop*/loop/backing_file")
+    found = []
+    for file in files:
+        try:
+            found.append(file.read_text().strip())
+        except OSError:
+            continue  # it goes just now
+    return [name for name in found if name.endswith("(deleted)")]
+
+
+def test_tmp_is_no_memory(client):
+    # The function has 128 MiB of memory.
+    assert shell(client, "head -c 200M /dev/zero > /tmp/x && stat -c %s /tmp/x")["out"].strip() == str(
+        200 * MIB
+    )
+    before = shell(client, "echo $PPID")["out"]
+    assert shell(client, "sha256sum < /tmp/x; rm /tmp/x")["code"] == 0
+    assert shell(client, "echo $PPID")["out"] == before, "nobody was killed"
+
+
+def test_a_full_tmp_is_an_error_that_one_can_live_with(client):
+    room = int(shell(client, "df --output=avail -B1 /tmp | tail -1")["out"])
+    assert 512 * MIB <= room < 640 * MIB
+    full = shell(client, f"fallocate -l {room - 4 * MIB} /tmp/a && head -c 8M /dev/zero > /tmp/b")
+    assert full["code"] != 0 and "No space left on device" in full["err"], full
+    assert (
+        shell(client, "rm /tmp/a /tmp/b && echo x > /tmp/c && cat /tmp/c && rm /tmp/c")["out"].strip() == "x"
+    )
+
+
+def test_what_is_in_tmp_is_not_the_next_ones_and_cannot_be_run_as_another(client):
+    assert shell(client, "ls -A /tmp", "neighbour")["out"] == ""
+    options = shell(client, "grep ' /tmp ' /proc/mounts")["out"]
+    assert "nosuid" in options and "nodev" in options, options
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_of_a_disk_is_left(how):
+    before = set(disks())
+    with Worker(str(HERE / "functions/template.yaml")) as running:
+        client = running.client()
+        assert shell(client, "echo x > /tmp/x", "probe")["code"] == 0
+        assert set(disks()) - before, "a file without a name behind a loop device"
+        running.stop(how)
+    deadline = time.monotonic() + 60
+    while left := set(disks()) - before:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
