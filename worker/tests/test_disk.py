@@ -1,4 +1,4 @@
-"""An instance's /tmp is a disk of its own: no memory, an error when it is full, and nothing when it is over."""
+"""An instance's /tmp is a disk of its own: no memory, an error when it is full, nothing when it is over."""
 
 import os
 import pathlib
