@@ -5,6 +5,7 @@
 import fs from "node:fs";
 import http from "node:http";
 import path from "node:path";
+import stream from "node:stream";
 import util from "node:util";
 import { pathToFileURL } from "node:url";
 
@@ -85,11 +86,87 @@ async function load(text) {
   return handler;
 }
 
+// ---- answers that are streamed ----
+
+const STREAMS = Symbol("streams");
+// Of a function's URL: status and headers come first, in JSON, and end with eight zero bytes.
+const INTEGRATION = "application/vnd.awslambda.http-integration-response";
+
 globalThis.awslambda = {
-  streamifyResponse() {
-    throw new RuntimeError("Unsupported", "awslambda.streamifyResponse: streams are not supported here");
+  streamifyResponse(handler) {
+    handler[STREAMS] = true;
+    return handler;
+  },
+  HttpResponseStream: {
+    from(responseStream, prelude) {
+      responseStream.setContentType(INTEGRATION);
+      responseStream.write(JSON.stringify(prelude));
+      responseStream.write(Buffer.alloc(8));
+      return responseStream;
+    },
   },
 };
+
+// What is written to it goes out at once. An error after that is told by trailers.
+class ResponseStream extends stream.Writable {
+  #id;
+  #type = "application/octet-stream";
+  #request;
+  #answered;
+
+  constructor(id) {
+    super();
+    this.#id = id;
+    this.on("error", () => {}); // the handler has it from whoever writes
+  }
+
+  get hasBegun() {
+    return this.#request !== undefined;
+  }
+
+  setContentType(type) {
+    this.#type = type;
+  }
+
+  #open() {
+    if (this.#request) return this.#request;
+    const headers = {
+      "Content-Type": this.#type,
+      "Lambda-Runtime-Function-Response-Mode": "streaming",
+      Trailer: "Lambda-Runtime-Function-Error-Type, Lambda-Runtime-Function-Error-Body",
+    };
+    const to = { host, port, agent, method: "POST", path: `/2018-06-01/runtime/invocation/${this.#id}/response`, headers };
+    this.#request = http.request(to);
+    this.#request.flushHeaders();
+    this.#answered = new Promise((resolve, reject) => {
+      this.#request.on("response", (response) => response.resume().on("end", resolve).on("error", reject));
+      this.#request.on("error", reject);
+    });
+    this.#answered.catch(() => {}); // whoever ends it hears of it
+    return this.#request;
+  }
+
+  _write(part, encoding, done) {
+    this.#open().write(part, encoding, done);
+  }
+
+  _final(done) {
+    this.#open().end();
+    this.#answered.then(() => done(), done);
+  }
+
+  // The handler failed when a part was sent already.
+  async fail(error) {
+    const told = described(error);
+    this.#request.addTrailers({
+      "Lambda-Runtime-Function-Error-Type": told.errorType.replace(/[^\x20-\x7e]/g, "?"),
+      "Lambda-Runtime-Function-Error-Body": Buffer.from(JSON.stringify(told)).toString("base64"),
+    });
+    this.#request.end();
+    await this.#answered;
+    this.destroy();
+  }
+}
 
 function contextOf(headers, finish) {
   const deadline = Number(headers["lambda-runtime-deadline-ms"]);
@@ -128,6 +205,17 @@ function run(handler, event, headers) {
   });
 }
 
+// The handler writes its answer, and ends it.
+function runStreaming(handler, event, headers, response) {
+  return new Promise((resolve, reject) => {
+    current = reject;
+    // It has left the answer open, and nothing is left that could end it.
+    whenEmpty = () => response.end();
+    stream.finished(response, (error) => (error ? reject(error) : resolve()));
+    Promise.resolve(handler(event, response, contextOf(headers, () => {}))).catch(reject);
+  });
+}
+
 async function serve(handler) {
   for (;;) {
     const { headers, status, body } = await call("GET", "invocation/next");
@@ -136,11 +224,17 @@ async function serve(handler) {
     env._X_AMZN_TRACE_ID = headers["lambda-runtime-trace-id"] ?? "";
     requestId = id;
     let answer;
+    const response = handler[STREAMS] && new ResponseStream(id);
     try {
+      if (response) {
+        await runStreaming(handler, JSON.parse(body), headers, response);
+        continue;
+      }
       answer = JSON.stringify(await run(handler, JSON.parse(body), headers)) ?? "null";
     } catch (error) {
       console.error("Invoke Error", JSON.stringify(described(error)));
-      await sendError(`invocation/${id}/error`, error);
+      if (response?.hasBegun) await response.fail(error);
+      else await sendError(`invocation/${id}/error`, error);
       if (error instanceof Fatal) process.exit(error.code);
       continue;
     } finally {

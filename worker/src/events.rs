@@ -118,6 +118,7 @@ impl Events {
                 client_context: event.client_context.clone(),
                 arn: name::arn(&event.function),
                 trace_id: event.trace_id.clone(),
+                stream: None,
             };
             let outcome = match name::parse(&event.function) {
                 Ok(target) => self.worker.invoke(&target, attempt).await,

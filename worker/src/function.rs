@@ -98,6 +98,9 @@ pub struct FunctionUrl {
     pub alias: Option<String>,
     /// `NONE` or `AWS_IAM`.
     pub auth_type: String,
+    /// `InvokeMode`: whether what the function streams is answered while it comes.
+    #[serde(default)]
+    pub streams: bool,
     /// Lambda's time text.
     pub created: String,
     /// Lambda's time text.

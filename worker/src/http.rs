@@ -1,22 +1,40 @@
 //! HTTP/1.1 connections with bounds: on headers, on time, on bodies and on the memory that all bodies take.
 
 use std::convert::Infallible;
+use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use http_body_util::{BodyExt, Full};
-use hyper::body::{Body, Incoming};
+use http_body_util::{BodyExt, Either, Full};
+use hyper::body::{Body, Frame, Incoming};
 use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode, Version};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-/// An answer, all of it in memory.
-pub type Answer = Response<Full<Bytes>>;
+/// An answer: all of it in memory, or piece by piece as it comes.
+pub type Answer = Response<Either<Full<Bytes>, Pieces>>;
+
+/// A body that comes piece by piece. An error breaks the connection off, so that nobody takes what came for the whole.
+pub struct Pieces(mpsc::Receiver<io::Result<Bytes>>);
+
+impl Body for Pieces {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        self.0.poll_recv(context).map(|piece| piece.map(|piece| piece.map(Frame::data)))
+    }
+}
 
 /// A request's headers must arrive within this time, and the next request of a connection begin.
 const HEADERS: Duration = Duration::from_secs(30);
@@ -162,8 +180,15 @@ pub fn answer(status: u16, content_type: &str, body: impl Into<Bytes>) -> Answer
         .status(StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR))
         .header(CONTENT_TYPE, content_type)
         .header(CONTENT_LENGTH, body.len())
-        .body(Full::new(body))
+        .body(Either::Left(Full::new(body)))
         .expect("status and content types are valid")
+}
+
+/// An answer whose body comes piece by piece.
+pub fn in_pieces(status: u16, pieces: mpsc::Receiver<io::Result<Bytes>>) -> Answer {
+    let mut answer = Response::new(Either::Right(Pieces(pieces)));
+    *answer.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    answer
 }
 
 /// An answer in JSON.
@@ -173,7 +198,7 @@ pub fn json(status: u16, value: &serde_json::Value) -> Answer {
 
 /// An answer without a body.
 pub fn empty(status: u16) -> Answer {
-    let mut answer = Response::new(Full::new(Bytes::new()));
+    let mut answer = Response::new(Either::Left(Full::new(Bytes::new())));
     *answer.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     answer
 }

@@ -5,8 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use serde_json::json;
-
-use crate::limits;
+use tokio::sync::mpsc;
 
 /// What a function is called with.
 #[derive(Debug)]
@@ -21,6 +20,37 @@ pub struct Invocation {
     pub arn: String,
     /// `X-Amzn-Trace-Id`.
     pub trace_id: String,
+    /// Where the answer goes as it comes, if its caller wants that.
+    pub stream: Option<Stream>,
+}
+
+/// Where an answer goes while the function makes it.
+#[derive(Debug)]
+pub struct Stream(mpsc::Sender<Piece>);
+
+/// What a function streams.
+#[derive(Debug)]
+pub enum Piece {
+    /// First of all: the `Content-Type` that the runtime gives.
+    Kind(String),
+    /// A part of the answer.
+    Data(Bytes),
+}
+
+/// Pieces on their way: a function that makes them faster than its caller reads them waits.
+const PIECES: usize = 16;
+
+/// A stream, and where what is put into it comes out.
+pub fn stream() -> (Stream, mpsc::Receiver<Piece>) {
+    let (sender, receiver) = mpsc::channel(PIECES);
+    (Stream(sender), receiver)
+}
+
+impl Stream {
+    /// Waits until there is room. A caller who has gone away misses it, and nobody else.
+    pub async fn send(&self, piece: Piece) {
+        let _ = self.0.send(piece).await;
+    }
 }
 
 impl Invocation {
@@ -43,7 +73,7 @@ impl Invocation {
                 )
             }
         };
-        Invocation { id: id.to_string(), payload, client_context, arn, trace_id }
+        Invocation { id: id.to_string(), payload, client_context, arn, trace_id, stream: None }
     }
 }
 
@@ -73,16 +103,17 @@ impl Outcome {
         )
     }
 
+    /// The runtime did not end what it had begun to stream.
+    pub fn cut_off() -> Outcome {
+        Outcome::error("Runtime.TruncatedResponse", "The response was cut off")
+    }
+
     /// The answer is longer than allowed.
-    pub fn too_large(bytes: Option<usize>) -> Outcome {
-        let limit = limits::PAYLOAD_BYTES;
-        let shown = bytes.map_or_else(|| format!("more than {limit}"), |bytes| bytes.to_string());
-        Outcome::error(
-            "Function.ResponseSizeTooLarge",
-            &format!(
-                "Response payload size ({shown} bytes) exceeded maximum allowed payload size ({limit} bytes)."
-            ),
-        )
+    pub fn too_large(limit: usize) -> Outcome {
+        let message = format!(
+            "Response payload size (more than {limit} bytes) exceeded maximum allowed payload size ({limit} bytes)."
+        );
+        Outcome::error("Function.ResponseSizeTooLarge", &message)
     }
 }
 

@@ -15,6 +15,8 @@ pub const DEFAULT_TIMEOUT_S: u32 = 3;
 pub const EPHEMERAL_MIB: RangeInclusive<u32> = 512..=10_240;
 /// Payload and answer of a synchronous invocation.
 pub const PAYLOAD_BYTES: usize = 6 * 1024 * 1024;
+/// An answer that is streamed.
+pub const STREAM_BYTES: usize = 200 * 1024 * 1024;
 /// Payload of an asynchronous invocation.
 pub const EVENT_PAYLOAD_BYTES: usize = 1024 * 1024;
 /// A .zip that is uploaded.

@@ -1,23 +1,30 @@
 //! Lambda's Runtime API, as the runtime inside an instance sees it on AWS_LAMBDA_RUNTIME_API.
 //!
-//! `GET /2018-06-01/runtime/invocation/next`, `POST .../invocation/ID/response`, `.../ID/error`, `.../init/error`.
+//! `GET /2018-06-01/runtime/invocation/next`, `POST .../invocation/ID/response`, `.../ID/error`, `.../init/error`. An answer may be
+//! streamed.
 
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::body::{Body, Incoming};
-use hyper::header::HeaderValue;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt;
+use hyper::body::{Body, Frame, Incoming};
+use hyper::header::{HeaderMap, HeaderValue};
 use hyper::{Method, Request};
 use serde_json::json;
 
 use crate::http::{self, Answer, BodyError};
 use crate::instance::{Instance, Misuse};
-use crate::invocation::Invocation;
+use crate::invocation::{Invocation, Outcome, Piece};
 use crate::limits;
 
 /// Errors are answered with a longer description than this cut off.
 const ERROR_BYTES: usize = 256 * 1024;
+/// Says that the answer is streamed.
+const MODE: &str = "lambda-runtime-function-response-mode";
 const REST_BYTES: usize = 4096;
 /// After how long without work a runtime wants to rest, if it does: one number, or two.
 const RESTS_AFTER_MS: &str = "mayfly-rests-after-ms";
@@ -85,14 +92,69 @@ async fn response(instance: &Instance, id: &str, request: Request<Incoming>) -> 
         Ok(answering) => answering,
         Err(misuse) => return unread(request, refused(&misuse)).await,
     };
+    if http::header(request.headers(), MODE) == Some("streaming") {
+        return streamed(instance, id, request).await;
+    }
     match http::read_alone(request.into_body(), limits::PAYLOAD_BYTES).await {
         Ok(payload) => accepted(instance.answer(id, payload, false)),
-        Err(BodyError::TooLong) => match instance.answer_too_large(id, None) {
-            Ok(()) => message(413, "RequestEntityTooLarge", "Exceeded maximum allowed payload size."),
-            Err(misuse) => refused(&misuse),
-        },
+        Err(BodyError::TooLong) => too_large(instance, id, limits::PAYLOAD_BYTES),
         Err(_) => message(400, "InvalidRequest", "the body is incomplete"),
     }
+}
+
+fn too_large(instance: &Instance, id: &str, limit: usize) -> Answer {
+    match instance.finish(id, Outcome::too_large(limit)) {
+        Ok(()) => message(413, "RequestEntityTooLarge", "Exceeded maximum allowed payload size."),
+        Err(misuse) => refused(&misuse),
+    }
+}
+
+/// An answer that comes while the function makes it. It goes to its caller piece by piece, or all at once where the caller has not asked
+/// for pieces. An error in the middle comes as trailers.
+async fn streamed(instance: &Instance, id: &str, request: Request<Incoming>) -> Answer {
+    let Some(invocation) = instance.invocation(id) else { return refused(&Misuse::State) };
+    let limit = if invocation.stream.is_some() { limits::STREAM_BYTES } else { limits::PAYLOAD_BYTES };
+    if let Some(stream) = &invocation.stream {
+        let kind = http::header(request.headers(), "content-type").unwrap_or("application/octet-stream");
+        stream.send(Piece::Kind(kind.to_string())).await;
+    }
+    let (mut body, mut whole, mut bytes) = (request.into_body(), BytesMut::new(), 0);
+    let mut error = None;
+    // How long it may take is the function's Timeout to say, which ends the instance.
+    while let Some(frame) = body.frame().await {
+        match frame.map(Frame::into_data) {
+            Ok(Ok(data)) => {
+                bytes += data.len();
+                if bytes > limit {
+                    return too_large(instance, id, limit);
+                }
+                match &invocation.stream {
+                    Some(stream) => stream.send(Piece::Data(data)).await,
+                    None => whole.extend_from_slice(&data),
+                }
+            }
+            Ok(Err(frame)) => {
+                error = frame.into_trailers().ok().and_then(|trailers| trailing_error(&trailers))
+            }
+            Err(_) => {
+                let _ = instance.finish(id, Outcome::cut_off());
+                return message(400, "InvalidRequest", "the body is incomplete");
+            }
+        }
+    }
+    match error {
+        Some(payload) => accepted(instance.answer(id, payload, true)),
+        None => accepted(instance.answer(id, whole.freeze(), false)),
+    }
+}
+
+/// What the trailers of an answer say that failed.
+fn trailing_error(trailers: &HeaderMap) -> Option<Bytes> {
+    let kind = http::header(trailers, "lambda-runtime-function-error-type")?;
+    let body = http::header(trailers, "lambda-runtime-function-error-body")
+        .and_then(|text| BASE64.decode(text).ok())
+        .filter(|body| serde_json::from_slice::<serde::de::IgnoredAny>(body).is_ok());
+    Some(body.map_or_else(|| json!({ "errorType": kind }).to_string().into(), Bytes::from))
 }
 
 /// The right to answer a request; without an answer, another may.
@@ -156,7 +218,7 @@ async fn rest(instance: &Instance, request: Request<Incoming>) -> Answer {
 }
 
 /// The body if it is JSON, or else a description made of the header that names the error.
-async fn described_error(request: Request<Incoming>) -> Result<bytes::Bytes, Answer> {
+async fn described_error(request: Request<Incoming>) -> Result<Bytes, Answer> {
     let kind = http::header(request.headers(), "lambda-runtime-function-error-type")
         .unwrap_or("Runtime.UnknownReason")
         .to_string();

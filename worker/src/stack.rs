@@ -10,7 +10,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use crate::code::Code;
 use crate::container::worker_is_root;
 use crate::error::ApiError;
-use crate::function::Alias;
+use crate::function::{Alias, FunctionUrl};
 use crate::layers::{Layer, Opt};
 use crate::template::{self, Declared, DeclaredLayer, LATEST_OF_LAYER};
 use crate::worker::{Changed, Worker};
@@ -171,9 +171,10 @@ fn deploy_one(worker: &Arc<Worker>, Ready { declared, code, opt }: Ready) -> Res
     }
     worker.change_url(name, |known| {
         // One that stays keeps its address.
-        let wanted = declared.url_auth_type.as_ref();
-        let stays = known.filter(|url| wanted == Some(&url.auth_type) && url.alias == declared.alias);
-        Ok(stays.or_else(|| wanted.map(|kind| api::new_url(kind, declared.alias.clone()))))
+        let Some((kind, streams)) = declared.url else { return Ok(None) };
+        let stays = known.filter(|url| url.auth_type == kind && url.alias == declared.alias);
+        let url = stays.unwrap_or_else(|| api::new_url(&kind, streams, declared.alias.clone()));
+        Ok(Some(FunctionUrl { streams, ..url }))
     })?;
     Ok(())
 }

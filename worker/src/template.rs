@@ -54,8 +54,8 @@ pub struct Declared {
     pub code: PathBuf,
     /// `ReservedConcurrentExecutions`.
     pub reserved: Option<u32>,
-    /// `FunctionUrlConfig.AuthType`.
-    pub url_auth_type: Option<String>,
+    /// `FunctionUrlConfig`: its `AuthType`, and whether its `InvokeMode` streams.
+    pub url: Option<(String, bool)>,
     /// `AutoPublishAlias`: the alias of what is published whenever it has changed.
     pub alias: Option<String>,
     /// `Tags`.
@@ -217,12 +217,18 @@ fn function(resource: &str, mut properties: Map<String, Json>, folder: &Path) ->
     let alias = text("AutoPublishAlias", take("AutoPublishAlias"))?;
     ensure!(alias.as_deref().is_none_or(name::is_alias), "AutoPublishAlias: not a name of an alias");
     let tags = take("Tags").map(serde_json::from_value).transpose().context("Tags: not texts by name")?;
-    let url_auth_type = match take("FunctionUrlConfig") {
+    let url = match take("FunctionUrlConfig") {
         None => None,
-        Some(config) => match config.get("AuthType").and_then(Json::as_str) {
-            Some(kind @ ("NONE" | "AWS_IAM")) => Some(kind.to_string()),
-            _ => bail!("FunctionUrlConfig.AuthType must be NONE or AWS_IAM"),
-        },
+        Some(config) => {
+            let Some(kind @ ("NONE" | "AWS_IAM")) = config.get("AuthType").and_then(Json::as_str) else {
+                bail!("FunctionUrlConfig.AuthType must be NONE or AWS_IAM")
+            };
+            match config.get("InvokeMode").map(|mode| mode.as_str().unwrap_or_default()) {
+                None | Some("BUFFERED") => Some((kind.to_string(), false)),
+                Some("RESPONSE_STREAM") => Some((kind.to_string(), true)),
+                Some(_) => bail!("FunctionUrlConfig.InvokeMode must be BUFFERED or RESPONSE_STREAM"),
+            }
+        }
     };
     if let Some(variables) = properties.get_mut("Environment").and_then(|e| e.get_mut("Variables")) {
         // YAML reads numbers where the environment has texts.
@@ -235,7 +241,7 @@ fn function(resource: &str, mut properties: Map<String, Json>, folder: &Path) ->
     let wanted: Wanted = serde_json::from_value(Json::Object(properties))?;
     let settings = Settings::new(&wanted).map_err(|error| anyhow!("{}", error.message))?;
     let (code, tags) = (folder.join(code), tags.unwrap_or_default());
-    Ok(Declared { name: function_name, settings, code, reserved, url_auth_type, alias, tags })
+    Ok(Declared { name: function_name, settings, code, reserved, url, alias, tags })
 }
 
 /// The properties that mean something here, with what intrinsic functions stand for.
@@ -309,7 +315,7 @@ Resources:
       MemorySize: !Ref Size
       Environment: { Variables: { TWO: !Sub 'x-${Word}-${!Word}', THREE: true } }
       ReservedConcurrentExecutions: 3
-      FunctionUrlConfig: { AuthType: NONE }
+      FunctionUrlConfig: { AuthType: NONE, InvokeMode: RESPONSE_STREAM }
       Policies: []
 ";
 
@@ -321,7 +327,7 @@ Resources:
         assert_eq!((hello.settings.memory_mib, hello.settings.timeout_s), (512, 30));
         let variables: Vec<_> = hello.settings.environment.iter().map(|(k, v)| format!("{k}={v}")).collect();
         assert_eq!(variables, ["ONE=one", "THREE=true", "TWO=x-blue-${Word}"]);
-        assert_eq!((hello.reserved, hello.url_auth_type.as_deref()), (Some(3), Some("NONE")));
+        assert_eq!((hello.reserved, &hello.url), (Some(3), &Some(("NONE".into(), true))));
     }
 
     #[test]
@@ -366,6 +372,7 @@ Resources:
         assert!(with("CodeUri: hello/", "CodeUri: s3://b/k").contains("CodeUri: 's3://b/k'"));
         assert!(with("      CodeUri: hello/\n", "").contains("CodeUri is needed"));
         assert!(with("AuthType: NONE", "AuthType: SOME").contains("FunctionUrlConfig.AuthType"));
+        assert!(with("RESPONSE_STREAM", "OTHER").contains("FunctionUrlConfig.InvokeMode"));
         assert!(with("CodeUri: hello/", "CodeUri: hello/\n      FunctionName: a b").contains("'a b'"));
         let network = |word: &str| {
             let text =

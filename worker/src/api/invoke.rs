@@ -18,12 +18,7 @@ pub async fn invoke(api: &Api, call: &Call, target: &Target) -> Result<Answer, A
     let headers = &call.parts.headers;
     let kind = header(headers, "x-amz-invocation-type").unwrap_or("RequestResponse");
     let deployment = api.worker.target(target)?;
-    let invocation = Invocation::new(
-        name::arn(&target.to_string()),
-        payload(call)?,
-        client_context(header(headers, "x-amz-client-context"))?,
-        header(headers, "x-amzn-trace-id"),
-    );
+    let invocation = invocation(call, target)?;
     let id = invocation.id.clone();
     let mut answer = match kind {
         "RequestResponse" => {
@@ -65,6 +60,17 @@ pub async fn invoke(api: &Api, call: &Call, target: &Target) -> Result<Answer, A
         HeaderValue::from_str(&deployment.version).expect("a version is a header"),
     );
     Ok(answer)
+}
+
+/// What the function is called with.
+pub fn invocation(call: &Call, target: &Target) -> Result<Invocation, ApiError> {
+    let headers = &call.parts.headers;
+    Ok(Invocation::new(
+        name::arn(&target.to_string()),
+        payload(call)?,
+        client_context(header(headers, "x-amz-client-context"))?,
+        header(headers, "x-amzn-trace-id"),
+    ))
 }
 
 /// The body, which must be JSON; none is an empty object.

@@ -25,7 +25,7 @@ struct Created {
 fn changed_by(call: &Call, segments: &[&str]) -> Option<Changed> {
     let function = |text: &str| Some(Changed::Function(Target::new(text, None).ok()?.name));
     match (call.parts.method.as_str(), segments) {
-        ("GET", _) | (_, [_, "functions", _, "invocations"]) => None,
+        ("GET", _) | (_, [_, "functions", _, "invocations" | "response-streaming-invocations"]) => None,
         (_, [_, "functions"]) => function(&call.json::<Created>().ok()?.function_name),
         (_, [_, "functions" | "tags", name, ..]) => function(name),
         (_, [_, "layers", name, ..]) => Some(Changed::Layer(layers::named(name).ok()?.into())),

@@ -9,6 +9,8 @@ mod layers;
 mod logs;
 mod metrics;
 mod page;
+mod streams;
+mod url_answer;
 mod urls;
 mod versions;
 
@@ -23,6 +25,7 @@ use anyhow::{Context, Result};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
+use http_body_util::Either;
 use hyper::body::Incoming;
 use hyper::header::HeaderValue;
 use hyper::http::request::Parts;
@@ -113,7 +116,10 @@ async fn handle(api: Arc<Api>, connection: &Connection, request: Request<Incomin
         Ok(answer) => answer,
         Err(error) => error_answer(&error),
     };
-    connection.waits();
+    // One that is streamed is not there yet.
+    if matches!(answer.body(), Either::Left(_)) {
+        connection.waits();
+    }
     let headers = answer.headers_mut();
     if !headers.contains_key("x-amzn-requestid") {
         headers.insert("x-amzn-requestid", HeaderValue::from_str(&id).expect("a UUID is a header"));
@@ -166,7 +172,7 @@ impl Api {
             [_, "functions"] | [_, "functions", _, "code"] | [_, "layers", _, "versions"] => {
                 (UPLOAD_BYTES, &self.uploads)
             }
-            [_, "functions", name, "invocations"] => {
+            [_, "functions", name, "invocations" | "response-streaming-invocations"] => {
                 self.worker.target(&Target::new(name, query(&parts, "Qualifier").next())?)?;
                 (limits::PAYLOAD_BYTES, &self.bodies)
             }
@@ -246,6 +252,9 @@ impl Api {
         match (method, segments) {
             ("POST", ["2015-03-31", "functions", function, "invocations"]) => {
                 invoke::invoke(self, call, &target(function)?).await
+            }
+            ("POST", ["2021-11-15", "functions", function, "response-streaming-invocations"]) => {
+                streams::call(self, call, &target(function)?).await
             }
             (_, ["2015-03-31", "functions", function, "versions"]) => {
                 versions::versions(self, call, &named(function)?)

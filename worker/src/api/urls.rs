@@ -8,11 +8,10 @@ use std::time::SystemTime;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
-use hyper::header::{HeaderName, HeaderValue, SET_COOKIE};
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use super::{Api, Call};
+use super::{Api, Call, streams, url_answer};
 use crate::error::ApiError;
 use crate::function::{Function, FunctionUrl};
 use crate::http::{self, Answer, header};
@@ -23,6 +22,11 @@ use crate::time::lambda_time;
 
 /// First part of the path.
 pub const PREFIX: &str = "lambda-url";
+
+/// `InvokeMode`: the function's answer is sent when it is whole.
+pub const BUFFERED: &str = "BUFFERED";
+/// Or while the function makes it.
+pub const RESPONSE_STREAM: &str = "RESPONSE_STREAM";
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
@@ -38,10 +42,12 @@ impl Wanted {
                 "AuthType is '{other}' and must be NONE or AWS_IAM"
             )));
         }
-        if self.invoke_mode.as_deref().is_some_and(|mode| mode != "BUFFERED") {
-            return Err(ApiError::invalid_parameter(
-                "InvokeMode must be BUFFERED: streams are not supported here",
-            ));
+        if let Some(other) =
+            self.invoke_mode.as_deref().filter(|mode| !matches!(*mode, BUFFERED | RESPONSE_STREAM))
+        {
+            return Err(ApiError::invalid_parameter(format!(
+                "InvokeMode is '{other}' and must be {BUFFERED} or {RESPONSE_STREAM}"
+            )));
         }
         Ok(())
     }
@@ -55,7 +61,7 @@ fn describe(api: &Api, name: &str, url: &FunctionUrl) -> Value {
         "AuthType": url.auth_type,
         "CreationTime": url.created,
         "LastModifiedTime": url.modified,
-        "InvokeMode": "BUFFERED",
+        "InvokeMode": if url.streams { RESPONSE_STREAM } else { BUFFERED },
     })
 }
 
@@ -69,10 +75,10 @@ fn of(name: &str, url: &FunctionUrl) -> Target {
 }
 
 /// A new URL of a function, or of an alias of it.
-pub fn new(auth_type: &str, alias: Option<String>) -> FunctionUrl {
+pub fn new(auth_type: &str, streams: bool, alias: Option<String>) -> FunctionUrl {
     let now = lambda_time(SystemTime::now());
     let id = uuid::Uuid::new_v4().simple().to_string();
-    FunctionUrl { id, alias, auth_type: auth_type.into(), created: now.clone(), modified: now }
+    FunctionUrl { id, alias, streams, auth_type: auth_type.into(), created: now.clone(), modified: now }
 }
 
 pub fn create(api: &Api, call: &Call, target: &Target) -> Result<Answer, ApiError> {
@@ -84,11 +90,12 @@ pub fn create(api: &Api, call: &Call, target: &Target) -> Result<Answer, ApiErro
         return Err(ApiError::not_found(format!("Qualifier: {name} has no alias {other}")));
     }
     let kind = wanted.auth_type.ok_or_else(|| ApiError::invalid_parameter("AuthType is needed"))?;
+    let streams = wanted.invoke_mode.as_deref() == Some(RESPONSE_STREAM);
     let url = api.worker.change_url(name, |known| match known {
         Some(_) => {
             Err(ApiError::conflict(format!("Failed to create function url config for {name}: it has one")))
         }
-        None => Ok(Some(new(&kind, target.qualifier.clone()))),
+        None => Ok(Some(new(&kind, streams, target.qualifier.clone()))),
     })?;
     Ok(http::json(201, &describe(api, name, &url.expect("just made"))))
 }
@@ -110,6 +117,7 @@ pub fn update(api: &Api, call: &Call, target: &Target) -> Result<Answer, ApiErro
     let url = api.worker.change_url(name, |known| {
         let mut url = found(known, target)?;
         url.auth_type = wanted.auth_type.unwrap_or(url.auth_type);
+        url.streams = wanted.invoke_mode.as_deref().map_or(url.streams, |mode| mode == RESPONSE_STREAM);
         url.modified = lambda_time(SystemTime::now());
         Ok(Some(url))
     })?;
@@ -154,12 +162,10 @@ pub async fn call(api: &Api, call: &Call, segments: &[&str]) -> Result<Answer, A
     let trace = header(&call.parts.headers, "x-amzn-trace-id");
     let mut invocation = Invocation::new(name::arn(&target.to_string()), Bytes::new(), None, trace);
     invocation.payload = event(call, id, &invocation.id).to_string().into();
-    let outcome = api.worker.invoke(&target, invocation).await?;
-    if outcome.failed {
-        return Ok(http::json(502, &json!({ "Message": "Internal Server Error" })));
+    if function.url.as_ref().is_some_and(|url| url.streams) {
+        return streams::url(api, target, invocation).await;
     }
-    Ok(answer(&outcome.payload)
-        .unwrap_or_else(|| http::json(502, &json!({ "Message": "Internal Server Error" }))))
+    Ok(url_answer::whole(&api.worker.invoke(&target, invocation).await?))
 }
 
 fn event(call: &Call, id: &str, request_id: &str) -> Value {
@@ -251,83 +257,4 @@ fn is_text(content_type: &str) -> bool {
 
 fn decoded(text: &str) -> String {
     percent_encoding::percent_decode_str(&text.replace('+', " ")).decode_utf8_lossy().into_owned()
-}
-
-/// What the function has returned as an HTTP answer; `None` if it makes no sense as one.
-fn answer(payload: &Bytes) -> Option<Answer> {
-    let Ok(Value::Object(fields)) = serde_json::from_slice::<Value>(payload) else {
-        return Some(http::answer(200, "application/json", payload.clone()));
-    };
-    let Some(status) = fields.get("statusCode") else {
-        return Some(http::answer(200, "application/json", payload.clone()));
-    };
-    let status = status.as_u64().or_else(|| status.as_str()?.parse().ok())?;
-    let status = u16::try_from(status).ok().filter(|status| (200..600).contains(status))?;
-    let body = match fields.get("body") {
-        None | Some(Value::Null) => Bytes::new(),
-        Some(Value::String(text)) if fields.get("isBase64Encoded") == Some(&Value::Bool(true)) => {
-            BASE64.decode(text).ok()?.into()
-        }
-        Some(Value::String(text)) => text.clone().into(),
-        Some(other) => other.to_string().into(),
-    };
-    let mut answer = http::answer(status, "application/json", body);
-    let empty = Map::new();
-    let headers = fields.get("headers").and_then(Value::as_object).unwrap_or(&empty);
-    for (name, value) in headers {
-        let text = value.as_str().map_or_else(|| value.to_string(), str::to_string);
-        let name = HeaderName::try_from(name.as_str()).ok()?;
-        // How the answer is framed is not the function's to say.
-        if !matches!(name.as_str(), "content-length" | "transfer-encoding" | "connection") {
-            answer.headers_mut().insert(name, HeaderValue::try_from(text).ok()?);
-        }
-    }
-    for cookie in fields.get("cookies").and_then(Value::as_array).into_iter().flatten() {
-        answer.headers_mut().append(SET_COOKIE, HeaderValue::try_from(cookie.as_str()?).ok()?);
-    }
-    Some(answer)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn answered(payload: &str) -> Option<Answer> {
-        answer(&Bytes::from(payload.to_string()))
-    }
-
-    #[test]
-    fn plain_values_are_answered_as_json() {
-        for payload in ["1", "\"x\"", "[1]", "{\"a\":1}"] {
-            let answer = answered(payload).unwrap();
-            assert_eq!(answer.status().as_u16(), 200);
-            assert_eq!(answer.headers()["content-type"], "application/json");
-        }
-    }
-
-    #[test]
-    fn status_headers_and_cookies_are_the_functions() {
-        let answer = answered(
-            r#"{"statusCode": 404, "headers": {"Content-Type": "text/html", "X-N": 1, "Content-Length": "999"},
-                "cookies": ["a=1", "b=2"], "body": "eA==", "isBase64Encoded": true}"#,
-        )
-        .unwrap();
-        assert_eq!(answer.status().as_u16(), 404);
-        assert_eq!(answer.headers()["content-type"], "text/html");
-        assert_eq!(answer.headers()["content-length"], "1");
-        assert_eq!(answer.headers().get_all("set-cookie").iter().count(), 2);
-    }
-
-    #[test]
-    fn what_is_no_http_answer_is_refused() {
-        for payload in [
-            r#"{"statusCode": 99}"#,
-            r#"{"statusCode": "x"}"#,
-            r#"{"statusCode": 200, "headers": {"a b": "c"}}"#,
-            r#"{"statusCode": 200, "headers": {"a": "x\r\ny: z"}}"#,
-            r#"{"statusCode": 200, "body": "!", "isBase64Encoded": true}"#,
-        ] {
-            assert!(answered(payload).is_none(), "{payload}");
-        }
-    }
 }

@@ -285,12 +285,16 @@ impl Instance {
         self.finish(id, Outcome { payload, failed, log_tail: Vec::new() })
     }
 
-    /// The runtime has answered, but with too much.
-    pub(crate) fn answer_too_large(&self, id: &str, bytes: Option<usize>) -> Result<(), Misuse> {
-        self.finish(id, Outcome::too_large(bytes))
+    /// The invocation that it has, if it is this one.
+    pub(crate) fn invocation(&self, id: &str) -> Option<Arc<Invocation>> {
+        match &*lock(&self.phase) {
+            Phase::Busy(work) if work.invocation.id == id => Some(work.invocation.clone()),
+            _ => None,
+        }
     }
 
-    fn finish(&self, id: &str, outcome: Outcome) -> Result<(), Misuse> {
+    /// What came of the request.
+    pub(crate) fn finish(&self, id: &str, outcome: Outcome) -> Result<(), Misuse> {
         let work = {
             let mut phase = lock(&self.phase);
             match &*phase {

@@ -1,0 +1,258 @@
+//! Answers that reach their caller while the function makes them: `InvokeWithResponseStream`, and function URLs whose
+//! `InvokeMode` is `RESPONSE_STREAM`.
+//!
+//! The call's answer is a sequence of messages in AWS' event stream encoding (`application/vnd.amazon.eventstream`): lengths
+//! and a checksum, headers, a payload, a checksum. A URL's is plain HTTP; the function may begin it with status and headers in
+//! JSON, which eight zero bytes end.
+
+use std::io;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use bytes::{BufMut, Bytes, BytesMut};
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use super::{Api, Call, invoke, url_answer};
+use crate::error::ApiError;
+use crate::http::{self, Answer, header};
+use crate::invocation::{Invocation, Outcome, Piece, stream};
+use crate::name::Target;
+
+/// What a URL's function calls an answer that begins with its status and headers.
+const INTEGRATION: &str = "application/vnd.awslambda.http-integration-response";
+/// What ends these.
+const END: [u8; 8] = [0; 8];
+/// What they may have.
+const PRELUDE_BYTES: usize = 64 * 1024;
+
+/// What is still to come of a function's answer.
+struct Coming {
+    pieces: mpsc::Receiver<Piece>,
+    outcome: tokio::task::JoinHandle<Result<Outcome, ApiError>>,
+    done: Option<Outcome>,
+}
+
+/// The next of it.
+enum Next {
+    Piece(Piece),
+    Done(Outcome),
+}
+
+impl Coming {
+    /// Has the function run. What it streams comes first, and then what came of it.
+    fn begin(api: &Api, target: Target, mut invocation: Invocation) -> Coming {
+        let (stream, pieces) = stream();
+        invocation.stream = Some(stream);
+        let worker = api.worker.clone();
+        let outcome = tokio::spawn(async move { worker.invoke(&target, invocation).await });
+        Coming { pieces, outcome, done: None }
+    }
+
+    async fn next(&mut self) -> Result<Next, ApiError> {
+        if self.done.is_none() {
+            tokio::select! {
+                biased;
+                Some(piece) = self.pieces.recv() => return Ok(Next::Piece(piece)),
+                outcome = &mut self.outcome => {
+                    let outcome = outcome.map_err(|_| ApiError::service("the request was lost"))?;
+                    self.done = Some(outcome?);
+                }
+            }
+        }
+        // All of it was sent before the runtime said that it was done.
+        match (self.pieces.try_recv(), self.done.take()) {
+            (Ok(piece), done) => {
+                self.done = done;
+                Ok(Next::Piece(piece))
+            }
+            (Err(_), Some(outcome)) => Ok(Next::Done(outcome)),
+            (Err(_), None) => Err(ApiError::service("the answer has ended")),
+        }
+    }
+}
+
+/// One message: its headers are texts.
+fn message(headers: &[(&str, &str)], payload: &[u8]) -> Bytes {
+    const TEXT: u8 = 7;
+    const BESIDE: usize = 16;
+    let mut encoded = BytesMut::new();
+    for (name, value) in headers {
+        encoded.put_u8(name.len() as u8);
+        encoded.put_slice(name.as_bytes());
+        encoded.put_u8(TEXT);
+        encoded.put_u16(value.len() as u16);
+        encoded.put_slice(value.as_bytes());
+    }
+    let mut message = BytesMut::new();
+    message.put_u32((BESIDE + encoded.len() + payload.len()) as u32);
+    message.put_u32(encoded.len() as u32);
+    message.put_u32(crc32fast::hash(&message));
+    message.put_slice(&encoded);
+    message.put_slice(payload);
+    message.put_u32(crc32fast::hash(&message));
+    message.freeze()
+}
+
+fn event(kind: &str, content_type: &str, payload: &[u8]) -> Bytes {
+    message(&[(":message-type", "event"), (":event-type", kind), (":content-type", content_type)], payload)
+}
+
+fn chunk(payload: &[u8]) -> Bytes {
+    event("PayloadChunk", "application/octet-stream", payload)
+}
+
+/// The last message: what failed, if anything did, and the end of the log, if that is wanted.
+fn complete(outcome: &Outcome, tail: bool) -> Bytes {
+    let mut told = json!({});
+    if outcome.failed {
+        let error: Value = serde_json::from_slice(&outcome.payload).unwrap_or_default();
+        told["ErrorCode"] = error["errorType"].as_str().unwrap_or("Runtime.Unknown").into();
+        told["ErrorDetails"] = String::from_utf8_lossy(&outcome.payload).into();
+    }
+    if tail {
+        told["LogResult"] = BASE64.encode(&outcome.log_tail).into();
+    }
+    event("InvokeComplete", "application/json", told.to_string().as_bytes())
+}
+
+/// `InvokeWithResponseStream`.
+pub async fn call(api: &Api, call: &Call, target: &Target) -> Result<Answer, ApiError> {
+    let headers = &call.parts.headers;
+    match header(headers, "x-amz-invocation-type").unwrap_or("RequestResponse") {
+        "RequestResponse" => {}
+        "DryRun" => {
+            api.worker.target(target)?;
+            return Ok(http::empty(204));
+        }
+        _ => return Err(ApiError::invalid_parameter("InvocationType must be RequestResponse or DryRun")),
+    }
+    let tail = header(headers, "x-amz-log-type") == Some("Tail");
+    let version = api.worker.target(target)?.version.clone();
+    let invocation = invoke::invocation(call, target)?;
+    let id = invocation.id.clone();
+    let mut coming = Coming::begin(api, target.clone(), invocation);
+    let mut next = coming.next().await?;
+    let (messages, answer) = mpsc::channel(1);
+    tokio::spawn(async move {
+        let mut streamed = false;
+        loop {
+            let (part, is_last) = match next {
+                Next::Piece(Piece::Kind(_)) => (Bytes::new(), false),
+                Next::Piece(Piece::Data(data)) => (chunk(&data), false),
+                Next::Done(outcome) => {
+                    let mut part = BytesMut::new();
+                    // One that streams nothing answers all the same.
+                    if !streamed && !outcome.failed {
+                        part.put_slice(&chunk(&outcome.payload));
+                    }
+                    part.put_slice(&complete(&outcome, tail));
+                    (part.freeze(), true)
+                }
+            };
+            streamed = true;
+            if (!part.is_empty() && messages.send(Ok(part)).await.is_err()) || is_last {
+                return;
+            }
+            next = match coming.next().await {
+                Ok(next) => next,
+                Err(error) => {
+                    let _ = messages.send(Err(io::Error::other(error.message))).await;
+                    return;
+                }
+            };
+        }
+    });
+    let mut answer = http::in_pieces(200, answer);
+    let headers = answer.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/vnd.amazon.eventstream"));
+    headers.insert("x-amzn-requestid", HeaderValue::from_str(&id).expect("a UUID is a header"));
+    let version = HeaderValue::from_str(&version).expect("a version is a header");
+    headers.insert("x-amz-executed-version", version);
+    Ok(answer)
+}
+
+/// Answers a request to a function's URL with what the function streams; one that does not stream answers as ever.
+pub async fn url(api: &Api, target: Target, invocation: Invocation) -> Result<Answer, ApiError> {
+    let mut coming = Coming::begin(api, target, invocation);
+    let kind = match coming.next().await? {
+        Next::Done(outcome) => return Ok(url_answer::whole(&outcome)),
+        Next::Piece(Piece::Kind(kind)) => kind,
+        Next::Piece(Piece::Data(_)) => return Err(ApiError::service("the answer has no beginning")),
+    };
+    let mut begun = BytesMut::new();
+    let end = |begun: &BytesMut| begun.windows(END.len()).position(|window| window == END);
+    let prelude = if kind == INTEGRATION {
+        loop {
+            if let Some(at) = end(&begun) {
+                let prelude = begun.split_to(at);
+                let _ = begun.split_to(END.len());
+                break Some(prelude.freeze());
+            }
+            match coming.next().await? {
+                Next::Piece(Piece::Data(data))
+                    if begun.len() + data.len() <= PRELUDE_BYTES.max(data.len()) =>
+                {
+                    begun.put_slice(&data);
+                }
+                _ => return Ok(url_answer::broken()),
+            }
+        }
+    } else {
+        None
+    };
+    let (parts, body) = mpsc::channel(1);
+    let mut answer = http::in_pieces(200, body);
+    match prelude {
+        None => {
+            let kind =
+                HeaderValue::from_str(&kind).unwrap_or(HeaderValue::from_static("application/octet-stream"));
+            answer.headers_mut().insert(CONTENT_TYPE, kind);
+        }
+        Some(prelude) => {
+            let described = serde_json::from_slice::<Value>(&prelude).ok();
+            let Some(described) = described.as_ref().and_then(Value::as_object) else {
+                return Ok(url_answer::broken());
+            };
+            if url_answer::describe_answer(&mut answer, described).is_none() {
+                return Ok(url_answer::broken());
+            }
+        }
+    }
+    tokio::spawn(async move {
+        let mut part = begun.freeze();
+        loop {
+            if !part.is_empty() && parts.send(Ok(part)).await.is_err() {
+                return;
+            }
+            part = match coming.next().await {
+                Ok(Next::Piece(Piece::Data(data))) => data,
+                Ok(Next::Piece(Piece::Kind(_))) => Bytes::new(),
+                Ok(Next::Done(outcome)) if !outcome.failed => return,
+                // It cannot be said any more but by breaking off.
+                _ => {
+                    let _ = parts.send(Err(io::Error::other("the function failed"))).await;
+                    return;
+                }
+            };
+        }
+    });
+    Ok(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_encoded_as_aws_has_it() {
+        let encoded = message(&[(":a", "bc")], b"xyz");
+        let lengths = [0, 0, 0, 16 + 8 + 3, 0, 0, 0, 8];
+        assert_eq!(encoded[..8], lengths);
+        assert_eq!(encoded[8..12], crc32fast::hash(&lengths).to_be_bytes());
+        assert_eq!(&encoded[12..20], b"\x02:a\x07\x00\x02bc");
+        assert_eq!(&encoded[20..23], b"xyz");
+        assert_eq!(encoded[23..], crc32fast::hash(&encoded[..23]).to_be_bytes());
+    }
+}

@@ -1,0 +1,111 @@
+//! What a function answers to a request at its URL, as HTTP: status, headers, cookies and body, where it says any of these, or
+//! else its answer in JSON.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use bytes::Bytes;
+use hyper::StatusCode;
+use hyper::header::{HeaderName, HeaderValue, SET_COOKIE};
+use serde_json::{Map, Value, json};
+
+use crate::http::{self, Answer};
+use crate::invocation::Outcome;
+
+/// What a URL answers with when the function's answer is there.
+pub fn whole(outcome: &Outcome) -> Answer {
+    let answer = if outcome.failed { None } else { answer(&outcome.payload) };
+    answer.unwrap_or_else(broken)
+}
+
+/// The function has failed, or has answered with what makes no sense.
+pub fn broken() -> Answer {
+    http::json(502, &json!({ "Message": "Internal Server Error" }))
+}
+
+/// What the function has returned as an HTTP answer; `None` if it makes no sense as one.
+fn answer(payload: &Bytes) -> Option<Answer> {
+    let Ok(Value::Object(fields)) = serde_json::from_slice::<Value>(payload) else {
+        return Some(http::answer(200, "application/json", payload.clone()));
+    };
+    if !fields.contains_key("statusCode") {
+        return Some(http::answer(200, "application/json", payload.clone()));
+    }
+    let body = match fields.get("body") {
+        None | Some(Value::Null) => Bytes::new(),
+        Some(Value::String(text)) if fields.get("isBase64Encoded") == Some(&Value::Bool(true)) => {
+            BASE64.decode(text).ok()?.into()
+        }
+        Some(Value::String(text)) => text.clone().into(),
+        Some(other) => other.to_string().into(),
+    };
+    let mut answer = http::answer(200, "application/json", body);
+    describe_answer(&mut answer, &fields)?;
+    Some(answer)
+}
+
+/// Gives an answer the status, headers and cookies that the function says; `None` if they make no sense.
+pub fn describe_answer(answer: &mut Answer, fields: &Map<String, Value>) -> Option<()> {
+    if let Some(status) = fields.get("statusCode") {
+        let status = status.as_u64().or_else(|| status.as_str()?.parse().ok())?;
+        let status = u16::try_from(status).ok().filter(|status| (200..600).contains(status))?;
+        *answer.status_mut() = StatusCode::from_u16(status).ok()?;
+    }
+    let empty = Map::new();
+    let headers = fields.get("headers").and_then(Value::as_object).unwrap_or(&empty);
+    for (name, value) in headers {
+        let text = value.as_str().map_or_else(|| value.to_string(), str::to_string);
+        let name = HeaderName::try_from(name.as_str()).ok()?;
+        // How the answer is framed is not the function's to say.
+        if !matches!(name.as_str(), "content-length" | "transfer-encoding" | "connection") {
+            answer.headers_mut().insert(name, HeaderValue::try_from(text).ok()?);
+        }
+    }
+    for cookie in fields.get("cookies").and_then(Value::as_array).into_iter().flatten() {
+        answer.headers_mut().append(SET_COOKIE, HeaderValue::try_from(cookie.as_str()?).ok()?);
+    }
+    Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answered(payload: &str) -> Option<Answer> {
+        answer(&Bytes::from(payload.to_string()))
+    }
+
+    #[test]
+    fn plain_values_are_answered_as_json() {
+        for payload in ["1", "\"x\"", "[1]", "{\"a\":1}"] {
+            let answer = answered(payload).unwrap();
+            assert_eq!(answer.status().as_u16(), 200);
+            assert_eq!(answer.headers()["content-type"], "application/json");
+        }
+    }
+
+    #[test]
+    fn status_headers_and_cookies_are_the_functions() {
+        let answer = answered(
+            r#"{"statusCode": 404, "headers": {"Content-Type": "text/html", "X-N": 1, "Content-Length": "999"},
+                "cookies": ["a=1", "b=2"], "body": "eA==", "isBase64Encoded": true}"#,
+        )
+        .unwrap();
+        assert_eq!(answer.status().as_u16(), 404);
+        assert_eq!(answer.headers()["content-type"], "text/html");
+        assert_eq!(answer.headers()["content-length"], "1");
+        assert_eq!(answer.headers().get_all("set-cookie").iter().count(), 2);
+    }
+
+    #[test]
+    fn what_is_no_http_answer_is_refused() {
+        for payload in [
+            r#"{"statusCode": 99}"#,
+            r#"{"statusCode": "x"}"#,
+            r#"{"statusCode": 200, "headers": {"a b": "c"}}"#,
+            r#"{"statusCode": 200, "headers": {"a": "x\r\ny: z"}}"#,
+            r#"{"statusCode": 200, "body": "!", "isBase64Encoded": true}"#,
+        ] {
+            assert!(answered(payload).is_none(), "{payload}");
+        }
+    }
+}

@@ -1,0 +1,165 @@
+"""Answers that come while the function makes them: InvokeWithResponseStream, and URLs that stream."""
+
+import base64
+import http.client
+import json
+import time
+import urllib.parse
+
+import pytest
+from botocore.exceptions import ClientError
+from calls import create, invoke, zipped
+from conftest import HERE, Worker
+from test_node import RUNTIME, version
+
+TEMPLATE = str(HERE / "functions/template.yaml")
+needs_node = pytest.mark.skipif(version() not in ("20", "22", "24"), reason="this host has no such Node.js")
+
+
+def streamed(client, name, payload, **arguments):
+    """The parts with the times when they came, and what the last message says."""
+    answer = client.invoke_with_response_stream(FunctionName=name, Payload=json.dumps(payload), **arguments)
+    parts, end = [], None
+    for event in answer["EventStream"]:
+        if "PayloadChunk" in event:
+            parts.append((time.monotonic(), event["PayloadChunk"]["Payload"]))
+        else:
+            end = event["InvokeComplete"]
+    return parts, end
+
+
+def joined(parts):
+    return b"".join(part for _, part in parts)
+
+
+def test_parts_come_while_the_function_makes_them(client):
+    parts, end = streamed(client, "raw", "stream", LogType="Tail")
+    assert joined(parts) == b"onetwothree"
+    # It waits 0.2 s after each.
+    assert len(parts) == 3 and parts[2][0] - parts[0][0] > 0.3, parts
+    assert "ErrorCode" not in end and "END RequestId" in base64.b64decode(end["LogResult"]).decode()
+
+
+def test_who_does_not_ask_for_parts_gets_the_whole(client):
+    answer = client.invoke(FunctionName="raw", Payload=json.dumps("stream"))
+    assert answer["Payload"].read() == b"onetwothree" and "FunctionError" not in answer
+    answer, error = invoke(client, "raw", "stream error")
+    assert (answer["errorType"], error) == ("Own", "Unhandled")
+
+
+def test_a_function_that_streams_nothing_answers_in_one_part(client):
+    parts, end = streamed(client, "probe", {"do": "count"})
+    assert json.loads(joined(parts))["calls"] >= 1 and end == {}
+    parts, end = streamed(client, "probe", {"do": "fail"})
+    assert parts == [] and end["ErrorCode"] == "ValueError" and "as asked" in end["ErrorDetails"]
+
+
+@pytest.mark.parametrize(
+    "event, code",
+    [
+        ("stream error", "Own"),
+        ("stream cut", "Runtime.TruncatedResponse"),
+        ("stream much", "Function.ResponseSizeTooLarge"),
+    ],
+)
+def test_what_fails_in_the_middle_is_said_at_the_end(client, event, code):
+    parts, end = streamed(client, "raw", event)
+    assert joined(parts)[:11] == b"onetwothree" and len(joined(parts)) <= 200 << 20
+    assert end["ErrorCode"] == code, end
+    # Some of these end the connection, and the instance with it; the next one serves.
+    assert joined(streamed(client, "raw", "stream")[0]) == b"onetwothree"
+
+
+def test_errors_before_the_first_part_are_errors_of_the_call(client):
+    with pytest.raises(ClientError, match="ResourceNotFound"):
+        streamed(client, "nobody", 1)
+    with pytest.raises(ClientError, match="InvocationType"):
+        streamed(client, "raw", 1, InvocationType="Event")
+
+
+def test_a_caller_that_goes_away_harms_nobody(client):
+    answer = client.invoke_with_response_stream(FunctionName="raw", Payload=json.dumps("stream much"))
+    next(iter(answer["EventStream"]))
+    answer["EventStream"].close()
+    assert joined(streamed(client, "raw", "stream")[0]) == b"onetwothree"
+
+
+def fetched(url, path="/"):
+    """Status, headers, the parts of the body as they come; an error as it is."""
+    place = urllib.parse.urlsplit(url)
+    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=60)
+    connection.request("GET", place.path.rstrip("/") + path)
+    answer = connection.getresponse()
+    parts = []
+    while part := answer.read1(1 << 16):
+        parts.append((time.monotonic(), part))
+    return answer.status, dict(answer.getheaders()), parts
+
+
+STREAMS = """
+import { setTimeout as sleep } from 'node:timers/promises';
+import { pipeline } from 'node:stream/promises';
+import { Readable } from 'node:stream';
+export const handler = awslambda.streamifyResponse(async (event, response, context) => {
+  const path = event.rawPath ?? event.path;
+  if (path === '/early') throw new TypeError('before');
+  if (path === '/page') {
+    response = awslambda.HttpResponseStream.from(response, {
+      statusCode: 201, headers: { 'Content-Type': 'text/html', 'X-Own': 'yes' }, cookies: ['a=1', 'b=2'] });
+  } else response.setContentType('text/plain');
+  response.write('one');
+  await sleep(300);
+  if (path === '/late') throw new TypeError('after');
+  if (path === '/pipe') return pipeline(Readable.from(['two', 'three']), response);
+  response.write('two');
+  response.end('three');
+});
+"""
+
+
+@pytest.fixture(scope="module")
+def streaming():
+    if version() not in ("20", "22", "24"):
+        pytest.skip("this host has no such Node.js")
+    with Worker() as running:
+        client = running.client()
+        settings = {"Runtime": RUNTIME, "Handler": "index.handler", "MemorySize": 256, "Timeout": 20}
+        create(client, "streams", zipped(**{"index.mjs": STREAMS}), **settings)
+        url = client.create_function_url_config(
+            FunctionName="streams", AuthType="NONE", InvokeMode="RESPONSE_STREAM"
+        )
+        assert url["InvokeMode"] == "RESPONSE_STREAM"
+        yield client, url["FunctionUrl"]
+        assert running.stop() == 0
+
+
+@needs_node
+@pytest.mark.parametrize("path", ["/", "/pipe"])
+def test_a_function_of_node_streams(streaming, path):
+    parts, end = streamed(streaming[0], "streams", {"path": path})
+    assert joined(parts) == b"onetwothree" and end == {}
+    assert parts[-1][0] - parts[0][0] > 0.2, parts
+
+
+@needs_node
+def test_errors_of_a_function_of_node(streaming):
+    parts, end = streamed(streaming[0], "streams", {"path": "/early"})
+    assert (parts, end["ErrorCode"]) == ([], "TypeError")
+    parts, end = streamed(streaming[0], "streams", {"path": "/late"})
+    assert (joined(parts), end["ErrorCode"]) == (b"one", "TypeError") and "after" in end["ErrorDetails"]
+
+
+@needs_node
+def test_a_url_streams_with_status_headers_and_cookies(streaming):
+    client, url = streaming
+    status, headers, parts = fetched(url, "/page")
+    assert (status, headers["content-type"], headers["x-own"]) == (201, "text/html", "yes")
+    assert joined(parts) == b"onetwothree" and parts[-1][0] - parts[0][0] > 0.2
+    status, headers, parts = fetched(url)
+    assert (status, headers["content-type"], joined(parts)) == (200, "text/plain", b"onetwothree")
+    assert fetched(url, "/early")[0] == 502
+    with pytest.raises(http.client.IncompleteRead):
+        fetched(url, "/late")
+    client.update_function_url_config(FunctionName="streams", InvokeMode="BUFFERED")
+    assert client.get_function_url_config(FunctionName="streams")["InvokeMode"] == "BUFFERED"
+    assert fetched(url, "/late")[0] == 502
