@@ -30,6 +30,8 @@ struct Table {
     count: usize,
     next_number: u64,
     held: Option<u64>,
+    /// Threads that are about to fork: until they have, no block is held.
+    forking: usize,
 }
 
 struct Shared {
@@ -46,7 +48,7 @@ const NONE: Block = Block { start: 0, bytes: 0, number: 0 };
 static SHARED: Shared = Shared {
     lock: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER),
     let_go: UnsafeCell::new(libc::PTHREAD_COND_INITIALIZER),
-    table: UnsafeCell::new(Table { blocks: [NONE; MOST], count: 0, next_number: 1, held: None }),
+    table: UnsafeCell::new(Table { blocks: [NONE; MOST], count: 0, next_number: 1, held: None, forking: 0 }),
 };
 
 /// The lock, and with it the table.
@@ -64,12 +66,18 @@ impl Guard {
         unsafe { &mut *SHARED.table.get() }
     }
 
-    /// Waits until the block is not held. It may be gone after that.
-    fn wait_for(&mut self, number: u64) {
-        while self.table().held == Some(number) {
+    /// Waits while the table is like this.
+    fn wait_while(&mut self, is_so: impl Fn(&Table) -> bool) {
+        while is_so(self.table()) {
             // SAFETY: the guard has the lock.
             unsafe { libc::pthread_cond_wait(SHARED.let_go.get(), SHARED.lock.get()) };
         }
+    }
+
+    /// Wakes whoever waits.
+    fn tell(&self) {
+        // SAFETY: initialised statically.
+        unsafe { libc::pthread_cond_broadcast(SHARED.let_go.get()) };
     }
 }
 
@@ -124,7 +132,8 @@ pub fn find(start: usize) -> Option<Block> {
 pub fn release(start: usize) -> bool {
     let Some(block) = find(start) else { return false };
     let mut guard = Guard::take();
-    guard.wait_for(block.number);
+    // It may be gone after that.
+    guard.wait_while(|table| table.held == Some(block.number));
     let table = guard.table();
     let Some(at) = table.position(start) else { return false };
     table.count -= 1;
@@ -153,6 +162,7 @@ pub struct Held(());
 /// Holds a block, if it is still there.
 pub fn hold(block: &Block) -> Option<Held> {
     let mut guard = Guard::take();
+    guard.wait_while(|table| table.forking > 0);
     let table = guard.table();
     debug_assert!(table.held.is_none());
     table.position(block.start).filter(|&at| table.blocks[at].number == block.number)?;
@@ -164,26 +174,43 @@ impl Drop for Held {
     fn drop(&mut self) {
         let mut guard = Guard::take();
         guard.table().held = None;
-        // SAFETY: initialised statically.
-        unsafe { libc::pthread_cond_broadcast(SHARED.let_go.get()) };
+        guard.tell();
     }
 }
 
-/// Before a fork: nobody holds a block, nobody has the lock.
-extern "C" fn before_fork() {
+/// Lets nobody hold a block until after the fork.
+pub extern "C" fn pause() {
     let mut guard = Guard::take();
-    while let Some(number) = guard.table().held {
-        guard.wait_for(number);
-    }
-    std::mem::forget(guard); // both sides let it go after the fork
+    guard.table().forking += 1;
+    guard.wait_while(|table| table.held.is_some());
 }
 
-extern "C" fn after_fork() {
+/// Ends [`pause`] in the process that forked.
+pub extern "C" fn go_on() {
+    let mut guard = Guard::take();
+    guard.table().forking -= 1;
+    guard.tell();
+}
+
+/// Ends [`pause`] in the child, in which there is no other thread, about to fork or waiting.
+pub extern "C" fn go_on_in_child() {
+    let mut guard = Guard::take();
+    guard.table().forking = 0;
+    // Whoever tells would wait for those who waited.
+    // SAFETY: nobody else uses it.
+    unsafe { *SHARED.let_go.get() = libc::PTHREAD_COND_INITIALIZER };
+}
+
+extern "C" fn lock() {
+    std::mem::forget(Guard::take()); // both sides let it go after the fork
+}
+
+extern "C" fn unlock() {
     drop(Guard);
 }
 
-/// Keeps the table right across fork.
+/// Keeps the table whole across fork.
 pub fn survive_forks() {
     // SAFETY: the handlers are functions of this library, which is never unloaded.
-    unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork)) };
+    unsafe { libc::pthread_atfork(Some(lock), Some(unlock), Some(unlock)) };
 }

@@ -29,10 +29,13 @@ mod settings;
 /// Runs when the library is loaded.
 extern "C" fn loaded() {
     settings::read();
+    // What is registered first runs last before a fork: the looks pause, then libmayfly_merge.so waits for its calls, which
+    // may allocate, then the table is locked.
+    blocks::survive_forks();
     if settings::is_on() {
         runtime::say();
+        library::load();
     }
-    blocks::survive_forks();
     looks::survive_forks();
 }
 

@@ -1,4 +1,5 @@
-//! libmayfly_merge.so, the same that a program may use by itself: loaded when there is something to advise.
+//! libmayfly_merge.so, the same that a program may use by itself: loaded before there are threads, since a child that is forked
+//! while it is loaded would find it half done.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::ops::Range;
@@ -29,7 +30,12 @@ fn beside_this() -> Option<String> {
     path.exists().then(|| path.to_string_lossy().into_owned())
 }
 
-fn load() -> Result<Functions, String> {
+/// Loads it; what went wrong is said when there is something to advise.
+pub fn load() {
+    FUNCTIONS.get_or_init(find);
+}
+
+fn find() -> Result<Functions, String> {
     let named = std::env::var("MAYFLY_MERGE_LIBRARY").ok();
     let path = named.or_else(beside_this).unwrap_or_else(|| NAME.to_owned());
     let text = CString::new(path.clone()).map_err(|_| format!("{path}: not a path"))?;
@@ -59,7 +65,10 @@ fn load() -> Result<Functions, String> {
 
 /// Shares the pages of a range. An error is errno and a line for people.
 pub fn advise(range: Range<usize>) -> Result<(), (i32, String)> {
-    let functions = FUNCTIONS.get_or_init(load).as_ref().map_err(|why| (libc::ENOENT, why.clone()))?;
+    let Some(found) = FUNCTIONS.get() else {
+        return Err((libc::ENOENT, format!("{NAME} is not loaded yet")));
+    };
+    let functions = found.as_ref().map_err(|why| (libc::ENOENT, why.clone()))?;
     // SAFETY: whole pages of a block that the caller holds, so they stay mapped.
     if unsafe { (functions.advise)(range.start as *mut c_void, range.len(), 0) } == 0 {
         return Ok(());

@@ -32,13 +32,14 @@ pub fn begin() {
     }
 }
 
-/// A forked child has no thread that looks; its next large allocation starts one.
+/// Nothing is looked at during a fork. A child has no thread that looks; its next large allocation starts one.
 pub fn survive_forks() {
     extern "C" fn in_child() {
+        blocks::go_on_in_child();
         RUNNING.store(false, Ordering::Relaxed);
     }
-    // SAFETY: the handler is a function of this library, which is never unloaded.
-    unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    // SAFETY: the handlers are functions of this library, which is never unloaded.
+    unsafe { libc::pthread_atfork(Some(blocks::pause), Some(blocks::go_on), Some(in_child)) };
 }
 
 /// What is known of 64 KiB.

@@ -17,12 +17,15 @@ AUTO = Path(os.environ.get("MAYFLY_MERGE_AUTO_LIBRARY") or RELEASE / "libmayfly_
 SIZE_MIB = 24
 
 
+def compiled(name, folder):
+    command = ["gcc", "-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fno-builtin", "-pthread"]
+    subprocess.run([*command, "-o", folder / name, HERE / f"{name}.c"], check=True)
+    return folder / name
+
+
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
-    output = tmp_path_factory.mktemp("built") / "allocate"
-    command = ["gcc", "-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fno-builtin", "-pthread"]
-    subprocess.run([*command, "-o", output, HERE / "allocate.c"], check=True)
-    return output
+    return compiled("allocate", tmp_path_factory.mktemp("built"))
 
 
 @pytest.fixture
@@ -41,11 +44,13 @@ def store(tmp_path):
     assert process.wait(20) == 0
 
 
+PRELOAD = {"LD_PRELOAD": str(AUTO), "MAYFLY_MERGE_LIBRARY": str(MERGE)}
+
+
 def start(program, environment, auto="1M"):
-    preload = {"LD_PRELOAD": str(AUTO), "MAYFLY_MERGE_LIBRARY": str(MERGE), "MAYFLY_MERGE_AUTO": auto}
     process = subprocess.Popen(
         [program, str(SIZE_MIB)],
-        env=os.environ | environment | preload,
+        env=os.environ | environment | PRELOAD | {"MAYFLY_MERGE_AUTO": auto},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -80,6 +85,19 @@ def test_what_is_at_rest_is_shared_and_stays_right(program, store):
         for process in both:
             process.kill()
             process.wait()
+
+
+def test_a_program_that_forks_while_it_is_looked_at(store, tmp_path):
+    """The thread that looks holds a block and waits for its turn; who forks waits for both, in that order."""
+    ran = subprocess.run(
+        [compiled("forks", tmp_path), str(SIZE_MIB)],
+        env=os.environ | store | PRELOAD | {"MAYFLY_MERGE_AUTO": "1M"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ran.returncode == 0 and ran.stderr == "", ran.stderr
+    assert int(ran.stdout.split()[0]) > 3
 
 
 def test_small_blocks_and_many_mappings(program, store):

@@ -15,8 +15,9 @@ mod statistics;
 mod threads;
 
 use std::cell::UnsafeCell;
+use std::hint::black_box;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use crate::error::Error;
@@ -108,13 +109,26 @@ extern "C" fn after_fork() {
     unsafe { *FORKING.0.get() = None };
 }
 
+/// When the library is loaded, and not at the first call: a fork could come in between, and what its child finds half done it
+/// would wait for, for ever.
+extern "C" fn loaded() {
+    // SAFETY: a block of our own; the functions stay as long as the library, which is linked not to be unloaded
+    // (library/build.rs).
+    unsafe {
+        // An allocator registers its handlers with its first block. Ours come later, so they run earlier: they wait for
+        // calls, and those allocate.
+        libc::free(black_box(libc::malloc(1)));
+        libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork));
+    }
+    stand_in::look_up();
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static LOADED: extern "C" fn() = loaded;
+
 /// The state, made ready for this process.
 fn state() -> MutexGuard<'static, State> {
-    static ONCE: Once = Once::new();
-    // SAFETY: the functions stay as long as the library, which is linked not to be unloaded (library/build.rs).
-    ONCE.call_once(|| unsafe {
-        libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork));
-    });
     let mut state = lock();
     if state.birthmark.as_ref().is_some_and(Birthmark::is_gone) {
         state.birthmark = Birthmark::new();

@@ -67,14 +67,10 @@ fn find_real() -> Option<Real> {
     }
 }
 
-/// Looks the functions up, when the library is loaded: later a fork could come in between, and the child would wait for ever.
-extern "C" fn loaded() {
+/// Looks the functions up: when the library is loaded, and no later.
+pub fn look_up() {
     REAL.get_or_init(find_real);
 }
-
-#[used]
-#[unsafe(link_section = ".init_array")]
-static LOADED: extern "C" fn() = loaded;
 
 /// Stands in, in every object that is loaded now.
 ///

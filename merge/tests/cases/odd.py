@@ -117,6 +117,7 @@ TESTS = {
         "few files",
         "little address space",
         "small files",
+        "first call",
     )
 } | {
     "same pid": program("same pid", prefix=("unshare", "--pid", "--fork")),

@@ -160,6 +160,49 @@ static void kept_from_children(void) {
     must_end_well(child, "the child");
 }
 
+// Another thread begins its first call when the fork has begun already, so that handlers which the call registers come too late
+// for this fork. The child must not wait for what that thread had begun.
+enum { MANY = 16384 };
+static atomic_bool has_begun;
+static int files_before;
+
+static void *first_caller(void *block) {
+    while (!has_begun) sched_yield();
+    must_advise(block, MANY);
+    return NULL;
+}
+
+static void begin_first_call(void) {
+    if (has_begun) return;
+    has_begun = true;
+    while (open_files() <= files_before) sched_yield();  // until it talks to the store
+}
+
+static void first_call(void) {
+    unsigned char *one = block_of(MANY, 1000), *two = block_of(PAGES, 1000);
+    pthread_t thread;
+    CHECK(!pthread_create(&thread, NULL, first_caller, one), "%m");
+    files_before = open_files();
+    CHECK(!pthread_atfork(begin_first_call, NULL, NULL), "%m");
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(50);
+        must_advise(two, PAGES);
+        expect_block(two, PAGES, 1000, "in the child");
+        pid_t grandchild = fork();
+        if (grandchild == 0) {
+            alarm(50);
+            must_advise(two, PAGES);
+            _exit(0);
+        }
+        must_end_well(grandchild, "the child's child");
+        _exit(0);
+    }
+    must_end_well(child, "a child that was forked during the first call");
+    pthread_join(thread, NULL);
+    expect_block(one, MANY, 1000, "in the parent");
+}
+
 static unsigned char *rung;
 static atomic_ulong rings;
 
@@ -362,6 +405,7 @@ int main(int count, char **words) {
     else if (!strcmp(name, "small files")) limits(RLIMIT_FSIZE, 64 << 10);
     else if (!strcmp(name, "threads")) threads();
     else if (!strcmp(name, "direct")) direct(words[2]);
+    else if (!strcmp(name, "first call")) first_call();
     else CHECK(0, "no case %s", name);
     return 0;
 }
