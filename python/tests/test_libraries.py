@@ -4,7 +4,6 @@ processes with the same data share nearly all of it, and their answers stay what
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ for needed in ("pandas", "pyarrow", "sklearn", "onnxruntime", "safetensors"):
     pytest.importorskip(needed)
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMAND = Path(os.environ.get("MAYFLY_COMMAND") or ROOT / "target" / "release" / "mayfly")
 
 BEGIN = """
 import sys, numpy, mayfly
@@ -114,21 +112,6 @@ else:
     raise AssertionError("a session says where its weights are")
 sys.stdin.read()
 """
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    if not COMMAND.exists():
-        pytest.fail(f"{COMMAND} is not built: run 'make build'")
-    socket = tmp_path_factory.mktemp("store") / "share.sock"
-    process = subprocess.Popen([COMMAND, "share", "--socket", socket], stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while not socket.exists():
-        assert process.poll() is None and time.monotonic() < deadline, "mayfly share did not start"
-        time.sleep(0.01)
-    yield {"MAYFLY_SHARE_SOCKET": str(socket), "MAYFLY_MERGE_PATH": "engine"}
-    process.terminate()
-    assert process.wait(20) == 0
 
 
 def parts_merged(code, store):

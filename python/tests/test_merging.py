@@ -6,7 +6,6 @@ import errno
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy
@@ -14,7 +13,6 @@ import pytest
 from mayfly.regions import regions_of
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMAND = Path(os.environ.get("MAYFLY_COMMAND") or ROOT / "target" / "release" / "mayfly")
 MIB = 1 << 20
 
 PROGRAM = """
@@ -45,22 +43,6 @@ for line in sys.stdin:
         mayfly.unadvise(data)
     print(digest(data) == want, flush=True)
 """
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    if not COMMAND.exists():
-        pytest.fail(f"{COMMAND} is not built: run 'make build'")
-    socket = tmp_path_factory.mktemp("store") / "share.sock"
-    process = subprocess.Popen([COMMAND, "share", "--socket", socket], stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 120
-    while not socket.exists():
-        assert process.poll() is None and time.monotonic() < deadline, "mayfly share did not start"
-        time.sleep(0.01)
-    yield {"MAYFLY_SHARE_SOCKET": str(socket), "MAYFLY_MERGE_PATH": "engine"}
-    process.terminate()
-    assert process.wait(20) == 0
-    process.stderr.close()
 
 
 @contextlib.contextmanager
@@ -127,6 +109,29 @@ assert pending.wait(30) == pending.wait() > 8000000
 assert pending.done() and (data == copy).all()
 pending = mayfly.advise(numpy.ones(1 << 20), background=True)
 del pending   # waits: the array must outlive the merging
+""",
+        store,
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_a_child_that_is_forked_during_the_first_call(store):
+    ran = run(
+        """
+import os, threading
+much = numpy.ones(32 << 20)  # so that the fork takes a while
+data = [numpy.random.default_rng(13).random(1 << 20) for _ in range(2)]
+begins = threading.Event()
+first = threading.Thread(target=lambda: begins.set() or mayfly.advise(data[0]))
+first.start()
+begins.wait()
+child = os.fork()
+if child == 0:
+    mayfly.advise(data[1])
+    os._exit(not (data[0] == data[1]).all())
+assert os.waitpid(child, 0)[1] == 0
+first.join()
+assert (data[0] == data[1]).all()
 """,
         store,
     )
