@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from bench import command
-from bench.merge import environment, kernel, models, regions, tables
+from bench.merge import environment, kernel, models, reads, regions, servers, tables
 from bench.merge.machine import can_set_ksm
 from bench.merge.regions import METHODS, PATTERNS, Shape
 from bench.merge.shown import shown
@@ -15,6 +15,8 @@ from bench.outcome import BenchError, print_shown, write
 
 PARTS = {
     "regions": "16 instances with a region each, 5% of it their own: memory, CPU and time of each method",
+    "reads": "reading a merged table of 1 GiB beside one that is not: rows, random words, matrix by vector",
+    "servers": "eight gunicorn workers with a forest, embeddings and a frame: memory, P99, start",
     "sizes": "time of the first and the second call by size (UPM Fig. 7)",
     "cold": "model instances: cold start, where the time goes (Fig. 8, Table I)",
     "models": "model instances: memory of each and of all, for 1 to 16 (Fig. 5, 6)",
@@ -24,7 +26,8 @@ PARTS = {
 }
 
 EPILOG = """
-methods  none; engine (mayfly share and libmayfly_merge.so); ksm_default and ksm_best (the kernel's own
+methods  none; engine (mayfly share and libmayfly_merge.so), one instance after another, and
+         engine_at_once; ksm_default and ksm_best (the kernel's own
          merging: needs root; its settings are put back afterwards). For model instances also mmap
          (torch.load(mmap=True)), advise (parameters as they lie), pack (parameters in an arena), all (and
          the libraries' tables), process (everything, after the first answer, in processes without ASLR).
@@ -96,17 +99,28 @@ class Run:
 
     def regions(self) -> None:
         quick = self.options.quick
-        count, mib, limit_s = (4, 32, 5) if quick else (16, 256, 40)
+        count, mib = (4, 32) if quick else (16, 256)
+        # On a busy machine ksmd, which gives way to everybody, takes its time.
+        limits_s = {"ksm_default": 5 if quick else 40, "ksm_best": 5 if quick else 300}
         for pattern in PATTERNS:
             for method in METHODS:
-                # The patterns differ in how pages lie, which matters to the engine alone.
-                if not self.wants(method) or (pattern != "contiguous" and method != "engine"):
+                if not self.wants(method) or method not in regions.MEASURED[pattern]:
                     continue
                 if method.startswith("ksm") and not can_set_ksm():
                     print(f"bench: {method} left out: needs root, and a kernel with KSM", file=sys.stderr)
                     continue
                 shape = Shape(count, mib, pattern)
-                self.measure(f"regions.{pattern}.{method}", regions.compare, shape, method, limit_s)
+                self.measure(
+                    f"regions.{pattern}.{method}", regions.compare, shape, method, limits_s.get(method, 0)
+                )
+
+    def reads(self) -> None:
+        quick = self.options.quick
+        self.measure("reads", reads.compare, 64 if quick else 1024, 3 if quick else 15)
+
+    def servers(self) -> None:
+        quick = self.options.quick
+        self.measure("servers", servers.compare, 2 if quick else 8, 2 if quick else 3, 200 if quick else 1500)
 
     def sizes(self) -> None:
         sizes = [16, 64] if self.options.quick else [16, 32, 64, 128, 256, 512, 1024, 2048]
@@ -115,9 +129,12 @@ class Run:
             print(f"bench: sizes.{mib}", file=sys.stderr, flush=True)
 
     def networks(self) -> list[str]:
-        return [
-            name for name in models.NETWORKS if not self.options.networks or name in self.options.networks
-        ]
+        if self.options.networks:
+            return self.options.networks
+        if not environment.has_debian_torch():
+            print("bench: PyTorch 1.13 left out: 'apt install python3-torch' brings it", file=sys.stderr)
+            return [name for name in models.NETWORKS if not name.endswith(environment.DEBIAN)]
+        return list(models.NETWORKS)
 
     def sharing(self) -> None:
         for network in self.networks():

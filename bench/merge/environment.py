@@ -2,7 +2,9 @@
 hashed requirements. PyTorch's wheel brings libraries of 5 GB, so `make setup` leaves it to this
 comparison."""
 
+import contextlib
 import fcntl
+import functools
 import hashlib
 import os
 import subprocess
@@ -63,18 +65,43 @@ def variables() -> dict[str, str]:
     }
 
 
-def model_files() -> Path:
-    """The folder with the models' files, written once."""
+# Debian's PyTorch is 1.13, without CUDA's libraries: what an instance has besides its parameters is as little
+# as when the paper was written.
+DEBIAN = "-debian"
+
+
+def debian_python() -> Path:
+    """The system's Python, with python3-torch."""
+    if not has_debian_torch():
+        raise BenchError("no PyTorch of Debian's: run 'apt install python3-torch'")
+    return Path("/usr/bin/python3")
+
+
+@functools.cache
+def has_debian_torch() -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return subprocess.run(["/usr/bin/python3", "-c", "import torch"], capture_output=True).returncode == 0
+    return False
+
+
+def python_of(network: str) -> Path:
+    return debian_python() if network.endswith(DEBIAN) else python()
+
+
+def model_files(network: str = "") -> Path:
+    """The folder with the models' files, written once; PyTorch 1 reads and writes its own."""
     sources = [HERE / "model" / "networks.py", HERE / "model" / "prepare.py", *NEEDED]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
-    interpreter = python()
-    folder = PLACE / f"models-{digest}"
+    interpreter = python_of(network)
+    is_debian = network.endswith(DEBIAN)
+    folder = CACHE / f"bench-models{DEBIAN}-{digest}" if is_debian else PLACE / f"models-{digest}"
     if not folder.exists():
-        new = PLACE / f"models-{digest}.new"
-        new.mkdir(exist_ok=True)
+        new = folder.with_suffix(".new")
+        new.mkdir(parents=True, exist_ok=True)
         subprocess_environment = os.environ | variables()
+        names = ["resnet50", "alexnet"] if is_debian else []
         made = subprocess.run(
-            [interpreter, "-m", "bench.merge.model.prepare", new],
+            [interpreter, "-m", "bench.merge.model.prepare", new, *names],
             env=subprocess_environment,
             stderr=subprocess.PIPE,
             text=True,

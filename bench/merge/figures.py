@@ -24,6 +24,7 @@ COLOURS = {
     "all": "#c0392b",
     "process": "#6d1f16",
     "engine": "#c0392b",
+    "engine_at_once": "#d9705f",
 }
 LABELS = {
     "nothing": "nothing",
@@ -32,6 +33,7 @@ LABELS = {
     "pack": "pack, advise",
     "all": "pack, advise, libraries' tables too",
     "process": "all memory, no ASLR",
+    "engine_at_once": "engine, all at once",
     "ksm_default": "KSM, default",
     "ksm_best": "KSM, fastest",
 }
@@ -40,6 +42,8 @@ TITLES = {
     "alexnet": "AlexNet",
     "minilm": "MiniLM",
     "opennsfw": "open_nsfw (ONNX Runtime)",
+    "resnet50-debian": "ResNet-50 (PyTorch 1.13)",
+    "alexnet-debian": "AlexNet (PyTorch 1.13)",
 }
 STEP_COLOURS = [
     "#4c78a8",

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 
 from bench.merge import environment, store, study
+from bench.merge.environment import DEBIAN
 from bench.merge.machine import (
     KSM_BEST,
     KSM_DEFAULT,
@@ -24,12 +25,21 @@ from bench.merge.store import Store
 from bench.merge.talker import Talker, fleet
 from bench.outcome import BenchError
 
-NETWORKS = {"resnet50": "pt", "alexnet": "pt", "minilm": "pt", "opennsfw": "onnx"}
+NETWORKS = {
+    "resnet50": "pt",
+    "alexnet": "pt",
+    "minilm": "pt",
+    "opennsfw": "onnx",
+    f"resnet50{DEBIAN}": "pt",
+    f"alexnet{DEBIAN}": "pt",
+}
 METHODS = {
     "resnet50": ["nothing", "mmap", "advise", "pack", "all", "process"],
     "alexnet": ["nothing", "mmap", "pack", "all", "process"],
     "minilm": ["nothing", "mmap", "pack", "all", "process"],
     "opennsfw": ["nothing", "all", "process"],
+    f"resnet50{DEBIAN}": ["nothing", "pack", "process"],
+    f"alexnet{DEBIAN}": ["nothing", "pack", "process"],
 }
 MERGING = ("advise", "pack", "all", "process")
 # Instances without address space layout randomisation, and with the same order in sets: alike to the last
@@ -42,10 +52,19 @@ class Instance(Talker):
     def __init__(
         self, network: str, method: str, number: int, extra: dict[str, str], prefix: tuple[str, ...] = ()
     ):
-        file = environment.model_files() / f"{network}.{NETWORKS[network]}"
+        name = network.removesuffix(DEBIAN)
+        file = environment.model_files(network) / f"{name}.{NETWORKS[network]}"
         if method == "process":
             prefix = SAME_LAYOUT
-        command = [*prefix, environment.python(), "-m", "bench.merge.model.instance", network, method, file]
+        command = [
+            *prefix,
+            environment.python_of(network),
+            "-m",
+            "bench.merge.model.instance",
+            name,
+            method,
+            file,
+        ]
         begun = time.monotonic()
         super().__init__(
             f"{network} {method} {number}", [*command, str(number)], environment.variables() | extra

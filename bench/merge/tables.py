@@ -20,6 +20,8 @@ STEPS = {
 
 def print_all(flat: dict) -> None:
     print_regions(flat)
+    print_reads(flat)
+    print_servers(flat)
     print_sizes(flat)
     print_where(flat)
     print_kernel(flat)
@@ -41,6 +43,7 @@ def print_regions(flat: dict) -> None:
         "merged %": ("merged_percent", 0),
         "first MiB/s": ("first_call_mib_per_s", 0),
         "merging MiB/s": ("merging_call_mib_per_s", 0),
+        "again MiB/s": ("again_mib_per_s", 0),
         "mappings": ("mappings_of_last", 0),
     }
     rows = [["", *columns]]
@@ -55,6 +58,35 @@ def print_regions(flat: dict) -> None:
     if len(rows) > 1:
         print("\nRegions: 16 x 256 MiB, 5% of each its own (alternating: half of it). --quick: 4 x 32 MiB")
         table(rows)
+
+
+def print_reads(flat: dict) -> None:
+    if "reads.mib" not in flat:
+        return
+    print(
+        f"\nReading a table of {flat['reads.mib']} MiB, in turn: medians, and times as long on merged memory"
+    )
+    rows = [["", "plain ms", "the first's ms", "merged ms", "merged, x", "(min-max)"]]
+    for way in ("rows", "random", "gemv"):
+        row = [way, *(figure(flat[f"reads.{way}.{name}_ms"]) for name in ("plain", "first", "merged"))]
+        low, high = (flat[f"reads.{way}.merged_ratio_{end}"] for end in ("min", "max"))
+        rows.append([*row, figure(flat[f"reads.{way}.merged_ratio"], 2), f"{low:.2f}-{high:.2f}"])
+    table(rows)
+    huge = (figure(flat[f"reads.{name}.huge_mib"], 0) for name in ("plain", "first", "merged"))
+    print(f"  of it on huge pages, MiB: {', '.join(huge)}")
+
+
+def print_servers(flat: dict) -> None:
+    if "servers.workers" not in flat:
+        return
+    print(
+        f"\ngunicorn, {flat['servers.workers']} workers: PSS of all and the store; x: beside plain, in turn"
+    )
+    rows = [["", "MiB", "x", "P50 ms", "P99 ms", "x", "start s", "x"]]
+    for method in ("plain", "pack", "process"):
+        keys = ("system_mib", "system_ratio", "p50_ms", "p99_ms", "p99_ratio", "start_s", "start_ratio")
+        rows.append([method, *(figure(flat[f"servers.{method}.{key}"], 2) for key in keys)])
+    table(rows)
 
 
 def print_sizes(flat: dict) -> None:

@@ -32,10 +32,13 @@ class Talker:
             )
         return json.loads(line)
 
-    def ask(self, text: str) -> dict[str, float]:
+    def tell(self, text: str) -> None:
         with contextlib.suppress(BrokenPipeError):  # its answer says why
             self.process.stdin.write(text)
             self.process.stdin.flush()
+
+    def ask(self, text: str) -> dict[str, float]:
+        self.tell(text)
         return self.answer()
 
     def end(self) -> None:

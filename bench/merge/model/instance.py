@@ -6,7 +6,7 @@ requests for every line on standard input. The methods:
   nothing     torch.load
   mmap        torch.load(mmap=True): weights stay in the file's page cache, which all instances share
   advise      torch.load, then mayfly.advise(model)
-  pack        torch.load(mmap=True), mayfly.pack(model), mayfly.advise(model)
+  pack        torch.load(mmap=True; not in PyTorch 1), mayfly.pack(model), mayfly.advise(model)
   all         as pack, and what importing PyTorch built in memory is advised as well
   process     as pack, but everything that the process has in memory is advised, after the first answer
   ksm         torch.load, and the whole process is given to KSM (prctl PR_SET_MEMORY_MERGE)
@@ -59,11 +59,15 @@ def load_torch(name: str, method: str, file: str, clock: Clock) -> Callable[[int
         with clock.step("advise"):
             growth.__exit__(None, None, None)
     with clock.step("load"):
-        with torch.device("meta"):  # the weights come from the file: no time and no memory for others before
+        if torch.__version__.startswith("1."):
             model = networks.NETWORKS[name]().eval()
-        state = torch.load(file, mmap=method in ("mmap", "pack", "all", "process"), weights_only=True)
-        model.load_state_dict(state, assign=True)
-        del state
+            model.load_state_dict(torch.load(file))
+        else:
+            with torch.device("meta"):  # the weights come from the file: no time, no memory for others before
+                model = networks.NETWORKS[name]().eval()
+            state = torch.load(file, mmap=method in ("mmap", "pack", "all", "process"), weights_only=True)
+            model.load_state_dict(state, assign=True)
+            del state
     if method in ("pack", "all", "process"):
         with clock.step("pack"):
             mayfly.pack(model)

