@@ -22,6 +22,7 @@ Examples:
 What a pod's annotations ask for (containerd 2 or CRI-O, by NRI):
   mayfly.dev/heap: online | model=NAME          the lifetime-aware heap
   mayfly.dev/share: pod | namespace | NAME      share pages with whom; never beyond the namespace
+  mayfly.dev/profile: SECONDS                   sample lifetimes for so long, into --profiles; then mayfly train PROFILES --where ...
 
 An agent that is gone, slow or wrong keeps no container from starting: what is missing is said here and in /metrics.
 What is mounted into containers lies in --data and stays when the agent ends; `mayfly node --clean` takes it away.";
@@ -42,6 +43,9 @@ pub struct NodeArguments {
     /// A folder of NAME.mayfly-model files; what starts next takes them as they are then
     #[arg(long, value_name = "FOLDER")]
     models: Option<PathBuf>,
+    /// Where profiles go that pods ask for, in partitions for `mayfly train` [default: profiles/ in --data]
+    #[arg(long, value_name = "FOLDER")]
+    profiles: Option<PathBuf>,
     /// Where container engines look for CDI specifications, or none
     #[arg(long, value_name = "FOLDER", default_value = "/etc/cdi")]
     cdi: PathBuf,
@@ -79,12 +83,15 @@ impl NodeArguments {
             None => libraries::find("libmayfly_heap.so")?.with_file_name(""),
         };
         let musl = self.musl.unwrap_or_else(|| glibc.join("musl"));
+        let data = std::path::absolute(self.data)?;
+        let profiles = self.profiles.unwrap_or_else(|| data.join("profiles"));
         let settings = Settings {
             program,
-            data: std::path::absolute(self.data)?,
+            data,
             musl: Some(musl),
             glibc,
             models: self.models,
+            profiles,
             cdi,
             nri: (self.nri.as_os_str() != "none").then_some(self.nri),
             domains: self.domains,

@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Args;
 use lifetime::label::{CLASS_NAMES, t95};
 use lifetime::profile::{Context, Profile};
+use lifetime::root::Root;
 use lifetime::symbols::Symbols;
 use serde_json::{Value, json};
 
@@ -27,7 +28,8 @@ Examples:
 It leaves NAME.pb.gz (pprof), NAME.parquet (one row a calling context) and NAME.profile, which both are made from.
 Objects are chosen by allocated bytes, so what is seen stands for all that was allocated (LLAMA §4).
 
-With --pid the program must have been started by `mayfly run`, or with MAYFLY_HEAP_CONTROL=on. In the first half of the time
+With --pid the program must have been started by `mayfly run`, or with MAYFLY_HEAP_CONTROL=on; its files are found in its container.
+In the first half of the time
 objects are chosen, in the second half only their frees are awaited: what lives longer than half the time counts as living
 for ever, so sample for more than twice the lifetimes that you want to tell apart. Ctrl-C ends it early and keeps what there is.";
 
@@ -47,6 +49,9 @@ pub struct ProfileArguments {
     /// How long to stay attached to --pid
     #[arg(long, value_name = "N", requires = "pid", value_parser = parse_seconds)]
     seconds: Option<Duration>,
+    /// The folder that --pid has as MAYFLY_HEAP_CONTROL, where it lies here: for programs in containers
+    #[arg(long, value_name = "FOLDER", requires = "pid")]
+    control: Option<PathBuf>,
     /// How many contexts the table shows
     #[arg(long, value_name = "N", default_value_t = 15)]
     top: usize,
@@ -78,14 +83,16 @@ impl ProfileArguments {
             bail!("{}: no such directory", folder.display());
         }
         let raw = with_suffix(&stem, "profile");
-        let exit_code = match (self.pid, self.seconds) {
+        let (exit_code, root) = match (self.pid, self.seconds) {
             (Some(pid), Some(time)) => {
-                profile_attach::profile(pid, time, self.every, &raw)?;
-                0
+                // Now: it may have ended when names are looked for.
+                let root = Root::of_process(pid).unwrap_or(Root::Own);
+                profile_attach::profile(pid, self.control.as_deref(), time, self.every, &raw)?;
+                (0, root)
             }
-            _ => self.run(folder, &raw)?,
+            _ => (self.run(folder, &raw)?, Root::Own),
         };
-        self.write(&stem, &raw)?;
+        self.write(&stem, &raw, &root)?;
         Ok(exit_code)
     }
 
@@ -121,9 +128,9 @@ impl ProfileArguments {
     }
 
     /// Names the contexts of the profile in `raw`, and writes its other forms.
-    fn write(&self, stem: &Path, raw: &Path) -> Result<()> {
+    fn write(&self, stem: &Path, raw: &Path, root: &Root) -> Result<()> {
         let profile = Profile::read(raw)?;
-        let mut symbols = Symbols::new(&profile);
+        let mut symbols = Symbols::below(root, &profile);
         let (pprof, table) = (with_suffix(stem, "pb.gz"), with_suffix(stem, "parquet"));
         lifetime::pprof::write(&profile, &mut symbols, &pprof)?;
         lifetime::table::write(&profile, &mut symbols, &table)?;

@@ -8,14 +8,14 @@ use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use lifetime::attach::{AGREED, ENDED, HAS_A_PROFILE, PHASE_AT, SEEN_AT, WATCH};
 use memmap2::MmapRaw;
@@ -25,19 +25,14 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 const PATIENCE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Samples process `pid` for `time`, one object every `every` bytes; writes the profile to `raw`.
+/// Samples process `pid` for `time`, one object every `every` bytes; writes the profile to `raw`. `control` is the folder that it
+/// looks for sockets in, where it lies here; without one it looks for abstract names, in its network namespace.
 ///
 /// # Errors
 /// The process is not there, not ours, has no heap of Mayfly's that can be attached to, or is being profiled already.
-pub fn profile(pid: u32, time: Duration, every: u64, raw: &Path) -> Result<()> {
+pub fn profile(pid: u32, control: Option<&Path>, time: Duration, every: u64, raw: &Path) -> Result<()> {
     check(pid)?;
-    let name = SocketAddr::from_abstract_name(format!("mayfly-profile-{pid}"))?;
-    let listener = match UnixListener::bind_addr(&name) {
-        Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
-            bail!("process {pid} is being profiled by another mayfly profile")
-        }
-        other => other.context("cannot make a socket")?,
-    };
+    let (listener, _socket) = listen(pid, control)?;
     let stopped = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, stopped.clone()).context("cannot take signals")?;
@@ -83,6 +78,40 @@ pub fn profile(pid: u32, time: Duration, every: u64, raw: &Path) -> Result<()> {
     copy(&file, raw, map.len() as u64).with_context(|| format!("cannot write {}", raw.display()))
 }
 
+/// A socket with a file's name, which goes with this.
+struct Named(PathBuf);
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Listens where the heap of process `pid` looks.
+fn listen(pid: u32, control: Option<&Path>) -> Result<(UnixListener, Option<Named>)> {
+    let in_use = |error: std::io::Error| match error.kind() {
+        std::io::ErrorKind::AddrInUse => anyhow!("process {pid} is being profiled by another mayfly profile"),
+        _ => anyhow!("cannot make a socket: {error}"),
+    };
+    let Some(folder) = control else {
+        let name = SocketAddr::from_abstract_name(format!("mayfly-profile-{pid}"))?;
+        return Ok((UnixListener::bind_addr(&name).map_err(in_use)?, None));
+    };
+    // It knows itself by the number that it has in its container.
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    let own = numbers.and_then(|numbers| numbers.split_whitespace().next_back());
+    let Some(own) = own else { bail!("there is no process {pid}") };
+    let path = folder.join(own);
+    if path.exists() && UnixStream::connect(&path).is_err() {
+        let _ = std::fs::remove_file(&path); // left by one that was killed
+    }
+    let listener = UnixListener::bind(&path).map_err(in_use)?;
+    // Programs in containers have other users than this one.
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666))?;
+    Ok((listener, Some(Named(path))))
+}
+
 /// Most of a profile is zeros, which are left out.
 fn copy(from: &File, to: &Path, bytes: u64) -> std::io::Result<()> {
     let out = File::create(to)?;
@@ -111,7 +140,9 @@ fn check(pid: u32) -> Result<()> {
         bail!("process {pid} does not run on Mayfly's heap: start it with mayfly run");
     }
     let variables = read("environ").unwrap_or_default();
-    if !variables.split(|&byte| byte == 0).any(|line| line == b"MAYFLY_HEAP_CONTROL=on") {
+    let name = b"MAYFLY_HEAP_CONTROL=";
+    let mut values = variables.split(|&byte| byte == 0).filter_map(|line| line.strip_prefix(name));
+    if !values.any(|value| value == b"on" || value.starts_with(b"/")) {
         bail!("process {pid} cannot be attached to: start it with mayfly run, or MAYFLY_HEAP_CONTROL=on");
     }
     Ok(())

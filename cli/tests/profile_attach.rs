@@ -162,6 +162,29 @@ fn a_forked_child_is_a_process_of_its_own() {
 }
 
 #[test]
+fn a_program_in_namespaces_of_its_own_is_attached_to_by_a_folder() {
+    // SAFETY: always allowed.
+    if unsafe { libc::geteuid() } != 0 {
+        return; // needs root to make namespaces
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new("unshare");
+    command.args(["--net", "--pid", "--fork", "--kill-child"]).arg(built()).arg("");
+    command.env("LD_PRELOAD", heap_library()).env("MAYFLY_HEAP_CONTROL", folder.path());
+    let program = Program::of(&mut command);
+    assert_eq!(program.1, 1, "as it knows itself");
+    let of_unshare = format!("/proc/{0}/task/{0}/children", program.0.id());
+    let pid: u32 = std::fs::read_to_string(of_unshare).unwrap().trim().parse().unwrap();
+    // What somebody has left who was killed is in nobody's way.
+    drop(std::os::unix::net::UnixListener::bind(folder.path().join("1")).unwrap());
+    let out = folder.path().join("out");
+    let output = attach(pid, "3", &out).arg("--control").arg(folder.path()).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    check(&out);
+    assert!(!folder.path().join("1").exists(), "the socket goes");
+}
+
+#[test]
 fn a_program_that_ends_meanwhile_leaves_what_there_is() {
     let folder = tempfile::tempdir().unwrap();
     let program = Program::start("");

@@ -72,6 +72,16 @@ def test_kubernetes_knows_the_pod_of_the_first_steps(validate, tmp_path):
     assert validate(pod.replace("command:", "commands:"), NEWEST_KUBERNETES, tmp_path).returncode != 0
 
 
+def test_models_are_mounted_from_an_image(validate, tmp_path):
+    [volume] = blocks("node.md", "model-image", "yaml")
+    text = (DEPLOY / "kubernetes/daemonset.yaml").read_text()
+    first = text.index("        - name: models\n          configMap:")
+    text = text[:first] + volume
+    done = validate(text, NEWEST_KUBERNETES, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert validate(text.replace("reference:", "references:"), NEWEST_KUBERNETES, tmp_path).returncode != 0
+
+
 def test_podman_makes_a_unit_of_the_quadlet(parsers, tmp_path):
     def generate(text):
         (tmp_path / "mayfly-node.container").write_text(text)

@@ -11,5 +11,6 @@ pub mod label;
 pub mod model;
 pub mod pprof;
 pub mod profile;
+pub mod root;
 pub mod symbols;
 pub mod table;

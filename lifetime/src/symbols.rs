@@ -3,12 +3,15 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use addr2line::{Loader, demangle_auto};
 use object::{Object, read::elf::ElfFile64};
 
 use crate::profile::{Frame, Module, Profile};
+use crate::root::Root;
 
 /// A function on the stack.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -27,21 +30,28 @@ pub const INLINED_SEPARATOR: &str = ";";
 /// Finds and keeps names.
 pub struct Symbols<'a> {
     profile: &'a Profile,
-    loaders: Vec<Option<(Loader, PathBuf)>>,
+    loaders: Vec<Option<Opened>>,
     known: HashMap<Frame, Vec<Function>>,
     /// Modules whose file is not what ran, and why.
     pub missing: Vec<String>,
 }
 
 impl<'a> Symbols<'a> {
-    /// Opens the files of a profile's modules.
+    /// Opens the files of a profile's modules, on this machine.
     pub fn new(profile: &'a Profile) -> Self {
+        Self::below(&Root::Own, profile)
+    }
+
+    /// Opens the files of a profile's modules where its program had them.
+    pub fn below(root: &Root, profile: &'a Profile) -> Self {
         let mut missing = Vec::new();
         let loaders = profile
             .modules
             .iter()
             .map(|module| {
-                open(module).map_err(|why| missing.push(format!("{}: {why}", module.path.display()))).ok()
+                open(root, module)
+                    .map_err(|why| missing.push(format!("{}: {why}", module.path.display())))
+                    .ok()
             })
             .collect();
         Self { profile, loaders, known: HashMap::new(), missing }
@@ -53,8 +63,9 @@ impl<'a> Symbols<'a> {
         self.known.entry(frame).or_insert_with(|| {
             let loader = frame.module.and_then(|number| loaders[number].as_ref());
             // The call is before the address that it returns to.
-            let found =
-                loader.map(|(loader, _)| functions(loader, frame.offset.wrapping_sub(1))).unwrap_or_default();
+            let found = loader
+                .map(|opened| functions(&opened.loader, frame.offset.wrapping_sub(1)))
+                .unwrap_or_default();
             if found.is_empty() { vec![unknown(profile, frame)] } else { found }
         })
     }
@@ -67,7 +78,7 @@ impl<'a> Symbols<'a> {
 
     /// A module's file with the names, and what finds them in it.
     pub(crate) fn loader(&self, module: usize) -> Option<(&Loader, &Path)> {
-        self.loaders[module].as_ref().map(|(loader, path)| (loader, path.as_path()))
+        self.loaders[module].as_ref().map(|opened| (&opened.loader, opened.path.as_path()))
     }
 }
 
@@ -106,15 +117,26 @@ pub(crate) fn functions(loader: &Loader, address: u64) -> Vec<Function> {
     functions
 }
 
-/// The file with a module's symbols: the separate one for its build-id if there is one, else its own.
-fn open(module: &Module) -> Result<(Loader, PathBuf), String> {
-    let separate = separate_file(&module.build_id).filter(|path| path.is_file());
-    let path = separate.as_deref().unwrap_or(&module.path);
-    if build_id(path)? != module.build_id {
+/// A file with symbols, open for as long as its path is used, which is that of the descriptor.
+struct Opened {
+    loader: Loader,
+    path: PathBuf,
+    _file: File,
+}
+
+/// The file with a module's symbols: this machine's separate one for its build-id if there is one, else its own.
+fn open(root: &Root, module: &Module) -> Result<Opened, String> {
+    let separate = separate_file(&module.build_id).and_then(|path| Root::Own.open(&path).ok());
+    let file = match separate {
+        Some(file) => file,
+        None => root.open(&module.path).map_err(|error| error.to_string())?,
+    };
+    let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    if build_id(&path)? != module.build_id {
         return Err("its build-id is not that of the file that ran; rebuilt or upgraded since?".into());
     }
-    let loader = Loader::new(path).map_err(|error| error.to_string())?;
-    Ok((loader, path.to_owned()))
+    let loader = Loader::new(&path).map_err(|error| error.to_string())?;
+    Ok(Opened { loader, path, _file: file })
 }
 
 /// Where distributions put debug files.

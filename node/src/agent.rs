@@ -2,24 +2,23 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use anyhow::Result;
 
+use crate::adjust::{adjustment, is_in_the_way, variable_of};
 use crate::ask::{Ask, Heap, Name};
 use crate::domain::Domain;
 use crate::gift::{Gift, MARK, ROOT};
-use crate::nri::messages::{
-    Adjustment, Container, Device, LinuxAdjustment, Mode, Mount, Pod, RUNNING, Variable,
-};
+use crate::nri::messages::{Adjustment, Container, Pod, RUNNING};
 use crate::offer::Offer;
+use crate::profiles::{Profiles, Subject};
 use crate::stores::{Members, Stores};
 use crate::watch::Outcome;
-use crate::{cdi, nri, watch};
+use crate::{cdi, cgroup, nri, watch};
 
 /// How an agent is set up.
 #[derive(Clone, Debug)]
@@ -34,6 +33,8 @@ pub struct Settings {
     pub musl: Option<PathBuf>,
     /// Models, `NAME.mayfly-model`.
     pub models: Option<PathBuf>,
+    /// Where profiles go.
+    pub profiles: PathBuf,
     /// Where CDI specifications go, if they do.
     pub cdi: Option<PathBuf>,
     /// The runtime's NRI socket, if there is one.
@@ -62,6 +63,8 @@ pub struct Counts {
     pub refused: AtomicU64,
     /// Containers that asked and started while the agent was away.
     pub missed: AtomicU64,
+    /// Containers whose model was not believed.
+    pub models_doubted: AtomicU64,
     /// What programs had, once they ran.
     pub outcomes: Mutex<BTreeMap<Outcome, u64>>,
 }
@@ -77,6 +80,10 @@ pub struct Known {
     pub name: String,
     /// With whom it shares.
     pub domain: Option<Domain>,
+    /// The model that it was given.
+    pub model: Option<Name>,
+    /// Whether it was seen that its program does not believe the model.
+    pub is_model_doubted: bool,
     /// Its memory cgroup, once it has one.
     pub cgroup: Option<String>,
 }
@@ -87,6 +94,8 @@ pub struct Agent {
     offer: Offer,
     /// The page stores.
     pub stores: Stores,
+    /// What takes profiles.
+    pub profiles: Arc<Profiles>,
     known: Mutex<BTreeMap<String, Known>>,
     /// Whether a runtime asks it.
     pub is_connected: AtomicBool,
@@ -96,11 +105,12 @@ pub struct Agent {
 
 impl Agent {
     /// One that knows of nothing yet.
-    pub fn new(settings: Settings, offer: Offer, stores: Stores) -> Agent {
+    pub fn new(settings: Settings, offer: Offer, stores: Stores, profiles: Arc<Profiles>) -> Agent {
         Agent {
             settings,
             offer,
             stores,
+            profiles,
             known: Mutex::default(),
             is_connected: AtomicBool::new(false),
             counts: Counts::default(),
@@ -114,6 +124,18 @@ impl Agent {
     /// The containers that were given something, by the runtime's name.
     pub fn known(&self) -> BTreeMap<String, Known> {
         self.held().clone()
+    }
+
+    /// What the node has to give.
+    pub fn offer(&self) -> &Offer {
+        &self.offer
+    }
+
+    /// It was seen that a container's program does not believe its model.
+    pub fn model_is_doubted(&self, id: &str) {
+        if let Some(known) = self.held().get_mut(id) {
+            known.is_model_doubted = true;
+        }
     }
 
     /// Writes the CDI specifications, if they are wanted.
@@ -162,7 +184,7 @@ impl Agent {
     }
 
     /// What a container is given of what it asks for.
-    fn gift(&self, pod: &Pod, ask: &Ask, domain: Option<&Domain>) -> Result<Gift> {
+    fn gift(&self, pod: &Pod, id: &str, ask: &Ask, domain: Option<&Domain>) -> Result<Gift> {
         let mut gift = Gift::default();
         if ask.needs_heap() {
             let model = match &ask.heap {
@@ -175,7 +197,8 @@ impl Agent {
                     .ok(),
                 _ => None,
             };
-            gift.heap(&self.offer.part("heap"), model.as_deref());
+            let control = ask.profile.map(|_| self.profiles.folder(id)).transpose()?;
+            gift.heap(&self.offer.part("heap"), model.as_deref(), control.as_deref());
         }
         if let Some(domain) = domain {
             gift.share(&self.offer.part("share"), &self.stores.folder(domain)?);
@@ -183,14 +206,20 @@ impl Agent {
         Ok(gift)
     }
 
-    fn learn(&self, pod: &Pod, container: &Container, domain: Option<Domain>) {
+    fn learn(&self, pod: &Pod, container: &Container, ask: &Ask, domain: Option<Domain>) {
         let process = (container.process != 0).then_some(container.process);
         let cgroup = process.and_then(merge::daemon::cgroup_of_process);
+        let model = match &ask.heap {
+            Some(Heap::Model(name)) => Some(name.clone()),
+            _ => None,
+        };
         let known = Known {
             namespace: pod.namespace.clone(),
             pod: pod.name.clone(),
             name: container.name.clone(),
             domain,
+            model,
+            is_model_doubted: false,
             cgroup,
         };
         self.held().insert(container.id.clone(), known);
@@ -205,6 +234,20 @@ impl Agent {
             count += 1;
         }
         self.stores.serve(domain, if count == 0 { Members::Nobody } else { Members::Cgroups(cgroups) });
+    }
+
+    /// Takes the profile that the container asks for.
+    fn profile_later(self: &Arc<Self>, pod: &Pod, container: &Container) {
+        let Some(time) = Ask::read(&pod.annotations).0.profile else { return };
+        let subject = Subject::of(pod, &container.id, &container.name);
+        let cgroup = self.known().remove(&container.id).and_then(|known| known.cgroup);
+        let profiles = self.profiles.clone();
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        runtime.spawn(async move {
+            tokio::time::sleep(LOOK_AFTER).await;
+            let processes = cgroup.map(|path| cgroup::processes_below(&path)).unwrap_or_default();
+            profiles.take(subject, processes, time).await;
+        });
     }
 
     /// Looks whether the program has what it was given; says once if it has not.
@@ -270,8 +313,9 @@ impl nri::Answers for Agent {
                 .as_ref()
                 .filter(|_| is_given)
                 .map(|share| Domain::of(share, &pod.namespace, &pod.uid));
-            self.learn(pod, container, domain);
+            self.learn(pod, container, &ask, domain);
         }
+        self.profiles.keep_only(self.known().keys());
         // Also of those that nobody is in any more.
         let served = self.stores.states().into_keys().filter(|domain| !matches!(domain, Domain::Device(_)));
         let domains: BTreeSet<Domain> =
@@ -289,17 +333,17 @@ impl nri::Answers for Agent {
         if ask.is_nothing() {
             return Adjustment::default();
         }
-        if container.mounts.iter().any(|mount| is_ours(&mount.destination)) {
+        if is_in_the_way(container) {
             self.refuse(pod, format_args!("it mounts something at {ROOT} itself"));
             return Adjustment::default();
         }
         let domain = ask.share.as_ref().map(|share| Domain::of(share, &pod.namespace, &pod.uid));
         // Known first: from now on the domain has somebody, and its folder stays.
-        self.learn(pod, container, domain.clone());
+        self.learn(pod, container, &ask, domain.clone());
         if let Some(domain) = &domain {
             self.tell_members(domain);
         }
-        match self.gift(pod, &ask, domain.as_ref()) {
+        match self.gift(pod, &container.id, &ask, domain.as_ref()) {
             Ok(gift) => {
                 let count = |count: &AtomicU64, is: bool| count.fetch_add(is.into(), Ordering::Relaxed);
                 count(&self.counts.heap, ask.needs_heap());
@@ -317,7 +361,8 @@ impl nri::Answers for Agent {
     fn starting(&self, pod: &Pod, container: &Container) {
         let known = self.held().get(&container.id).cloned();
         if let Some(known) = known {
-            self.learn(pod, container, known.domain.clone());
+            let (ask, _) = Ask::read(&pod.annotations);
+            self.learn(pod, container, &ask, known.domain.clone());
             if let Some(domain) = known.domain {
                 self.tell_members(&domain);
             }
@@ -329,73 +374,15 @@ impl nri::Answers for Agent {
         if is_known {
             self.starting(pod, container);
             self.look_later(pod, container);
+            self.profile_later(pod, container);
         }
     }
 
     fn gone(&self, container: &Container) {
         let known = self.held().remove(&container.id);
+        self.profiles.forget(&container.id);
         if let Some(domain) = known.and_then(|known| known.domain) {
             self.tell_members(&domain);
         }
-    }
-}
-
-fn is_ours(destination: &str) -> bool {
-    Path::new(destination).starts_with(ROOT)
-}
-
-fn variable_of<'a>(container: &'a Container, name: &str) -> Option<&'a str> {
-    let value = |line: &'a String| line.strip_prefix(name)?.strip_prefix('=');
-    container.environment.iter().find_map(value)
-}
-
-fn adjustment(gift: &Gift, preloaded: Option<&str>) -> Adjustment {
-    let options = ["rbind", "ro", "nosuid", "nodev"].map(str::to_owned);
-    let mounts = gift.mounts.iter().map(|mount| Mount {
-        destination: mount.destination.clone(),
-        kind: "bind".into(),
-        source: mount.source.to_string_lossy().into_owned(),
-        options: options.to_vec(),
-    });
-    let mut environment = Vec::new();
-    let mut set = |name: &str, value: String| environment.push(Variable { name: name.into(), value });
-    if let Some(value) = gift.ld_preload(preloaded) {
-        // Taken away first: two plugins that set one variable would be an error, and the container not made.
-        set("-LD_PRELOAD", String::new());
-        set("LD_PRELOAD", value);
-    }
-    for (name, value) in &gift.variables {
-        set(name, value.clone());
-    }
-    set(MARK, gift.mounts.iter().map(|mount| mount.destination.as_str()).collect::<Vec<_>>().join(","));
-    let devices: Vec<Device> = gift.devices.iter().filter_map(|path| device(path)).collect();
-    let linux = (!devices.is_empty()).then_some(LinuxAdjustment { devices });
-    Adjustment { mounts: mounts.collect(), environment, linux }
-}
-
-fn device(path: &str) -> Option<Device> {
-    let number = std::fs::metadata(path).ok()?.rdev();
-    Some(Device {
-        path: path.into(),
-        kind: "c".into(),
-        major: i64::from(libc::major(number)),
-        minor: i64::from(libc::minor(number)),
-        mode: Some(Mode { value: 0o666 }),
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_variable_that_another_plugin_sets_is_no_conflict() {
-        let mut gift = Gift::default();
-        gift.heap(Path::new("/h"), None);
-        let adjustment = adjustment(&gift, Some("theirs.so"));
-        let names: Vec<&str> = adjustment.environment.iter().map(|variable| variable.name.as_str()).collect();
-        assert_eq!(names[..2], ["-LD_PRELOAD", "LD_PRELOAD"]);
-        assert!(adjustment.environment[1].value.starts_with("theirs.so:/opt/mayfly/heap/$LIB/"));
-        assert_eq!(names.last(), Some(&MARK));
     }
 }

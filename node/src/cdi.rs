@@ -83,7 +83,7 @@ fn file_name(class: &str) -> String {
 fn heap(offer: &Offer, ground: &Path, model: Option<&Path>) -> Gift {
     let mut gift = Gift::default();
     gift.ground(ground);
-    gift.heap(&offer.part("heap"), model);
+    gift.heap(&offer.part("heap"), model, None);
     gift
 }
 

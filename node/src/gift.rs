@@ -5,6 +5,7 @@
 //! /opt/mayfly/share/   libmayfly_merge_auto.so, libmayfly_merge.so   LD_PRELOAD
 //! /opt/mayfly/store/   share.socket of its trust domain
 //! /opt/mayfly/model/   one model
+//! /opt/mayfly/control/ a socket, while the agent takes a profile
 //! ```
 //!
 //! **Which C library a program has** is seen by nobody but its loader, so that the loader chooses. glibc replaces `$LIB` in a
@@ -26,6 +27,7 @@ const AUTO_LIBRARY: &str = "/opt/mayfly/share/$LIB/libmayfly_merge_auto.so";
 const MERGE_LIBRARY: &str = "/opt/mayfly/share/$LIB/libmayfly_merge.so";
 const SOCKET: &str = "/opt/mayfly/store/share.socket";
 const MODEL: &str = "/opt/mayfly/model/model";
+const CONTROL: &str = "/opt/mayfly/control";
 /// Allocations of that size or more are looked at: what lies below is rarely alike page by page.
 const AUTO_BYTES: &str = "1M";
 /// The node's root as it looks from a user namespace that does not map it. Only it can have put a socket into the mount.
@@ -65,11 +67,15 @@ impl Gift {
         self.preloaded = vec![AUTO_LIBRARY, HEAP_LIBRARY];
     }
 
-    /// The heap, with a model's folder.
-    pub fn heap(&mut self, libraries: &Path, model: Option<&Path>) {
+    /// The heap, with a model's folder, and one by which its profile is taken.
+    pub fn heap(&mut self, libraries: &Path, model: Option<&Path>, control: Option<&Path>) {
         self.mount(libraries, "heap");
         self.preload(HEAP_LIBRARY);
-        self.variables.push(("MAYFLY_HEAP_CONTROL", "on".into()));
+        let looks = control.map_or("on", |folder| {
+            self.mount(folder, "control");
+            CONTROL
+        });
+        self.variables.push(("MAYFLY_HEAP_CONTROL", looks.into()));
         if let Some(model) = model {
             self.mount(model, "model");
             self.variables.push(("MAYFLY_HEAP_MODEL", MODEL.into()));
@@ -119,7 +125,7 @@ mod tests {
     fn sharing_is_preloaded_before_the_heap_and_after_the_images_own() {
         let mut gift = Gift::default();
         assert_eq!(gift.ld_preload(Some("x.so")), None);
-        gift.heap(Path::new("/h"), None);
+        gift.heap(Path::new("/h"), None, None);
         gift.share(Path::new("/s"), Path::new("/d"));
         let both = format!("{AUTO_LIBRARY}:{HEAP_LIBRARY}");
         assert_eq!(gift.ld_preload(None), Some(both.clone()));
@@ -131,7 +137,7 @@ mod tests {
     fn every_cdi_device_names_all_libraries_in_one_order() {
         let (mut one, mut two) = (Gift::default(), Gift::default());
         one.ground(Path::new("/g"));
-        one.heap(Path::new("/h"), Some(Path::new("/m")));
+        one.heap(Path::new("/h"), Some(Path::new("/m")), None);
         two.ground(Path::new("/g"));
         two.share(Path::new("/s"), Path::new("/d"));
         assert_eq!(one.ld_preload(None), two.ld_preload(None));

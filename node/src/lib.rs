@@ -7,12 +7,14 @@
 //!   CDI ─ cdi ┘                      offer     where the libraries and models lie, that containers mount
 //!            │
 //!   domain ─ stores ─ cgroup         a page store for each trust domain, in a cgroup of its own
-//!   watch, memory ─ metrics ─ http   what became of it, for people and Prometheus
+//!   profiles ─ place                 lifetimes of programs that ask for it, into a data set
+//!   watch, memory, standing ─ metrics ─ http   what became of it, for people and Prometheus
 //! ```
 //!
 //! It fails open. Nothing that goes wrong here keeps a container from starting: an answer to the runtime is never an
 //! error, a library that is not there is not loaded, a store that is gone leaves programs what they share.
 
+mod adjust;
 mod agent;
 mod ask;
 mod cdi;
@@ -24,7 +26,10 @@ mod memory;
 mod metrics;
 mod nri;
 mod offer;
+mod place;
+mod profiles;
 mod serve;
+mod standing;
 mod stores;
 mod watch;
 

@@ -7,6 +7,7 @@ use crate::agent::Agent;
 use crate::cgroup;
 use crate::domain::Domain;
 use crate::memory;
+use crate::standing::{self, Standing};
 
 /// All figures as Prometheus' text.
 pub fn text(agent: &Agent) -> String {
@@ -26,8 +27,18 @@ pub fn text(agent: &Agent) -> String {
     for (outcome, count) in counts.outcomes.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).iter() {
         out.line("outcomes_total", &[("outcome", outcome.label())], *count);
     }
+    out.head("profiles_total", "counter", "Profiles of programs");
+    out.line("profiles_total", &[("outcome", "kept")], one(&agent.profiles.kept));
+    out.line("profiles_total", &[("outcome", "failed")], one(&agent.profiles.failed));
+    out.head(
+        "models_doubted_total",
+        "counter",
+        "Containers whose model was of another build and not believed",
+    );
+    out.line("models_doubted_total", &[], one(&counts.models_doubted));
     stores(agent, &mut out);
     containers(agent, &mut out);
+    models(agent, &mut out);
     out.0
 }
 
@@ -101,6 +112,28 @@ fn containers(agent: &Agent, out: &mut Text) {
             out.line(name, &labels, bytes);
         }
     }
+}
+
+fn models(agent: &Agent, out: &mut Text) {
+    let known = agent.known();
+    let of = |known: &crate::agent::Known| standing::of_container(known, agent.offer());
+    let standings: Vec<_> =
+        known.values().filter_map(|known| Some((known, known.model.as_ref()?, of(known)?))).collect();
+    let mut gauge = |name: &str, help: &str, value: fn(&Standing) -> u64| {
+        out.head(name, "gauge", help);
+        for (known, model, standing) in &standings {
+            let labels = [
+                ("namespace", known.namespace.as_str()),
+                ("pod", known.pod.as_str()),
+                ("container", known.name.as_str()),
+                ("model", model.as_str()),
+            ];
+            out.line(name, &labels, value(standing));
+        }
+    };
+    gauge("model_contexts", "Calling contexts that the model was asked about", |one| one.contexts);
+    gauge("model_contexts_known", "Those that lie wholly in modules that it has", |one| one.known);
+    gauge("model_believed", "Whether the program believes it", |one| u64::from(!one.is_doubted));
 }
 
 struct Text(String);

@@ -6,7 +6,7 @@
 use std::collections::HashSet;
 use std::fs;
 use std::io::{self, Read};
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -92,6 +92,15 @@ impl Offer {
         self.folder.join(part)
     }
 
+    /// The heap's library with that file number, of this version or a former one that somebody has still mapped.
+    pub fn heap_library(&self, inode: u64) -> Option<PathBuf> {
+        let versions = fs::read_dir(self.folder.parent()?).ok()?.flatten();
+        let mut files = versions.flat_map(|version| {
+            [GLIBC[0], MUSL].map(|place| version.path().join("heap").join(place).join(HEAP[0]))
+        });
+        files.find(|file| fs::metadata(file).is_ok_and(|about| about.ino() == inode))
+    }
+
     /// The folder that holds a model as it is now, as `model`.
     ///
     /// # Errors
@@ -138,7 +147,7 @@ impl Offer {
 /// # Errors
 /// The folder that cannot be removed.
 pub fn remove(data: &Path) -> Result<()> {
-    for part in ["lib", "models", "domains", "stores"] {
+    for part in ["lib", "models", "domains", "stores", "control", "work"] {
         let folder = data.join(part);
         match fs::remove_dir_all(&folder) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -231,6 +240,9 @@ mod tests {
             }
         }
         assert!(offer.part("ground/store").is_dir() && offer.has_musl);
+        let musl = offer.part("heap").join(MUSL).join(HEAP[0]);
+        assert_eq!(offer.heap_library(fs::metadata(&musl).unwrap().ino()), Some(musl));
+        assert_eq!(offer.heap_library(0), None);
     }
 
     #[test]

@@ -9,8 +9,10 @@ use crate::agent::{Agent, Settings};
 use crate::cgroup::Parent;
 use crate::domain::Domain;
 use crate::offer::Offer;
+use crate::place::Place;
+use crate::profiles::Profiles;
 use crate::stores::{Members, Program, Stores};
-use crate::{http, metrics};
+use crate::{http, metrics, standing};
 
 /// Runs until `stop`.
 ///
@@ -31,7 +33,9 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
         .ok();
     let program = Program { path: settings.program.clone(), most_bytes: settings.store_bytes };
     let stores = Stores::start(&settings.data, program, cgroups)?;
-    let agent = Arc::new(Agent::new(settings.clone(), offer, stores.clone()));
+    let place = Place::of(&settings.profiles)?;
+    let profiles = Arc::new(Profiles::new(&settings.program, &settings.data, place)?);
+    let agent = Arc::new(Agent::new(settings.clone(), offer, stores.clone(), profiles));
     agent.write_cdi()?;
     for name in &settings.domains {
         stores.serve(&Domain::Device(name.clone()), Members::Holders);
@@ -51,6 +55,7 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
         () = stop => {}
         () = agent.clone().follow_models() => {}
         () = agent.clone().follow_runtime() => {}
+        () = standing::follow(agent.clone()) => {}
         _ = served => {}
     }
     stores.end();

@@ -79,10 +79,12 @@ class Pods:
     def __init__(self, containerd):
         self.containerd, self.ids = containerd, []
 
-    def __call__(self, name, namespace, image, *command, **annotations):
+    def __call__(self, name, namespace, image, *command, labels=None, **annotations):
         """Starts one; the process of its program."""
         keys = {f"mayfly.dev/{key}": value for key, value in annotations.items()}
-        pod, container = self.containerd.run(name, namespace, image, *command, annotations=keys)
+        pod, container = self.containerd.run(
+            name, namespace, image, *command, annotations=keys, labels=labels
+        )
         self.ids.append(pod)
         return until(lambda: process_of(container), f"{name} has a process")
 

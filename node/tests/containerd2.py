@@ -97,7 +97,7 @@ plugin_config_path = "{self.folder}/nri/conf"
     def load(self, archive):
         return self.cri("import", archive)
 
-    def run(self, name, namespace, image, *command, annotations=None, environment=None):
+    def run(self, name, namespace, image, *command, annotations=None, environment=None, labels=None):
         """A pod with one container; (pod's id, container's id)."""
         pod = {
             "Name": name,
@@ -106,6 +106,7 @@ plugin_config_path = "{self.folder}/nri/conf"
             "Image": f"localhost/{image}:1",
             "Logs": str(self.folder / "logs"),
             "Annotations": annotations or {},
+            "Labels": labels or {},
             "Environment": environment or {},
             "Command": list(command),
         }

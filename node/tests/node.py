@@ -42,11 +42,14 @@ def run(*command, **more):
 
 
 def compile_programs(folder):
-    """pages for glibc, for musl, and static; evil, static."""
+    """pages for glibc, for musl, and static; two builds of contexts, for glibc; evil, static."""
     folder.mkdir(parents=True, exist_ok=True)
     flags = ["-O2", "-Wall", "-Wextra", "-Werror"]
     sources = HERE / "programs"
     run("gcc", *flags, "-o", folder / "pages-glibc", sources / "pages.c")
+    for build in (1, 2):
+        contexts = folder / f"contexts-{build}"
+        run("gcc", *flags, f"-DBUILD={build}", "-Wl,--build-id", "-o", contexts, sources / "contexts.c")
     run("musl-gcc", *flags, "-o", folder / "pages-musl", sources / "pages.c")
     run("musl-gcc", *flags, "-static", "-o", folder / "pages-static", sources / "pages.c")
     run("musl-gcc", *flags, "-static", "-o", folder / "evil", sources / "evil.c")
@@ -70,6 +73,8 @@ def root_folder(folder, programs, libc):
     shutil.copy(programs / f"pages-{libc}", folder / PAGES.strip("/"))
     shutil.copy(programs / "pages-static", folder / "bin/pages-static")
     shutil.copy(programs / "evil", folder / "bin/evil")
+    for build in (1, 2):
+        shutil.copy(programs / f"contexts-{build}", folder / "bin")
     files = [MUSL_LOADER] if libc == "musl" else libraries_of(programs / "pages-glibc")
     for file in files:
         target = folder / file.lstrip("/")

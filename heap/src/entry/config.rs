@@ -52,11 +52,11 @@ pub fn load() {
             },
             b"STATS" => report::set_path(value),
             b"TRACE" => trace::start(value),
-            b"CONTROL" => {
-                if choose(name, value, &[("off", false), ("on", true)]) {
-                    control::start();
-                }
-            }
+            b"CONTROL" => match value {
+                [b'/', ..] => control::start(text(value)),
+                _ if choose(name, value, &[("off", false), ("on", true)]) => control::start(""),
+                _ => {}
+            },
             b"PROFILE" => profile::start(value),
             b"PROFILE_BYTES" => {
                 profile::set_mean_bytes(number(name, value, 1, 1 << 40).unwrap_or(sample::MEAN_BYTES));

@@ -80,6 +80,7 @@ pub fn load(path: &[u8]) -> bool {
             // SAFETY: nobody reads it before READY.
             unsafe { (*SLOT.0.get()).write(Loaded { model, kernel: Kernel::best(), classes, bytes, id }) };
             READY.store(true, Release);
+            trust::begin();
             os::forget_pages(at, bytes); // the checks read all of it; predictions need little
             true
         }

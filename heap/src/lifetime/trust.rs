@@ -7,15 +7,38 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use crate::system::events::{self, Event};
 use crate::system::text::warn;
 
-static DOUBTED: AtomicBool = AtomicBool::new(false);
-/// Why, for the line that says so, until it was said: 0 nothing, else [`FOREIGN`] or [`WRONG`].
-static REASON: AtomicU32 = AtomicU32::new(0);
+/// What can be said of the model: exported, for a node's agent reads it from outside, where the program's heap is idle, too
+/// (`node/src/standing.rs`). Words are added behind the others, and none is moved.
+#[repr(C)]
+pub struct Standing {
+    /// 1 with a model, else 0.
+    loaded: AtomicU32,
+    /// Calling contexts that it was asked about.
+    contexts: AtomicU32,
+    /// Those of them that lie wholly in modules that it has.
+    known_contexts: AtomicU32,
+    /// Why it is believed no more: 0 it is believed, else [`FOREIGN`] or [`WRONG`].
+    doubt: AtomicU32,
+}
+
+/// See [`Standing`].
+#[unsafe(no_mangle)]
+#[used]
+#[allow(non_upper_case_globals)] // as the other symbols that the library has
+pub static mayfly_heap_model: Standing = Standing {
+    loaded: AtomicU32::new(0),
+    contexts: AtomicU32::new(0),
+    known_contexts: AtomicU32::new(0),
+    doubt: AtomicU32::new(0),
+};
 const FOREIGN: u32 = 1;
 const WRONG: u32 = 2;
 
+/// Whether the line that says why was written.
+static SAID: AtomicBool = AtomicBool::new(false);
+
 /// Contexts that are looked at before the model is judged by their frames.
 const ENOUGH_CONTEXTS: u32 = 64;
-static CONTEXTS: AtomicU32 = AtomicU32::new(0);
 static FRAMES: AtomicU32 = AtomicU32::new(0);
 static KNOWN_FRAMES: AtomicU32 = AtomicU32::new(0);
 
@@ -24,18 +47,25 @@ const ENOUGH_SITES: u32 = 32;
 static SITES: AtomicU32 = AtomicU32::new(0);
 static WRONG_SITES: AtomicU32 = AtomicU32::new(0);
 
+/// There is a model.
+pub fn begin() {
+    mayfly_heap_model.loaded.store(1, Relaxed);
+}
+
 /// Whether what it says counts.
 #[inline]
 pub fn is_believed() -> bool {
-    !DOUBTED.load(Relaxed)
+    mayfly_heap_model.doubt.load(Relaxed) == 0
 }
 
 /// The model was asked for a context of so many frames in modules, of which so many are in modules that it has. Code that was
 /// made at run time is in none, and says nothing.
 pub fn looked_at(frames: u32, known: u32) {
+    mayfly_heap_model.known_contexts.fetch_add(u32::from(frames == known), Relaxed);
     let all = FRAMES.fetch_add(frames, Relaxed).saturating_add(frames);
     let known = KNOWN_FRAMES.fetch_add(known, Relaxed).saturating_add(known);
-    if CONTEXTS.fetch_add(1, Relaxed) + 1 == ENOUGH_CONTEXTS && u64::from(known) * 3 < u64::from(all) * 2 {
+    let contexts = mayfly_heap_model.contexts.fetch_add(1, Relaxed) + 1;
+    if contexts == ENOUGH_CONTEXTS && u64::from(known) * 3 < u64::from(all) * 2 {
         doubt(FOREIGN);
     }
 }
@@ -51,15 +81,13 @@ pub fn compared(model: usize, found: usize) {
 }
 
 fn doubt(reason: u32) {
-    if !DOUBTED.swap(true, Relaxed) {
-        REASON.store(reason, Relaxed);
-    }
+    let _ = mayfly_heap_model.doubt.compare_exchange(0, reason, Relaxed, Relaxed); // the first one is the reason
 }
 
 /// Whether the model has lost its credit since the last time; says why, once. Called once a tick.
 pub fn was_lost() -> bool {
-    let reason = REASON.swap(0, Relaxed);
-    if reason == 0 {
+    let reason = mayfly_heap_model.doubt.load(Relaxed);
+    if reason == 0 || SAID.swap(true, Relaxed) {
         return false;
     }
     events::count(Event::ModelDoubted);

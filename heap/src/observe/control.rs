@@ -7,9 +7,14 @@
 //! the words of its header say what is wanted: [`SAMPLE`](lifetime_model::attach::SAMPLE), [`WATCH`], [`ENDED`]. Who dies is not
 //! seen any more, and is left.
 //!
+//! In a container it is a socket in a folder that whoever runs the container has mounted there (`MAYFLY_HEAP_CONTROL=/FOLDER`): abstract
+//! names end at the network namespace, which most containers have for themselves.
+//!
 //! Only root and the process' own user are believed (SO_PEERCRED): anybody may listen on a name.
 
+use core::cell::UnsafeCell;
 use core::ffi::c_void;
+use core::fmt::Write;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use lifetime_model::attach::{AGREED, CANNOT_MAP, ENDED, HAS_A_PROFILE, WATCH};
@@ -19,7 +24,7 @@ use crate::observe::profile_file::File;
 use crate::system::hook::{self, Onlooker};
 use crate::system::lock::Lock;
 use crate::system::os;
-use crate::system::text::Text;
+use crate::system::text::{Text, warn};
 use crate::thread::sample;
 
 /// Ticks of the maintenance between two looks whether somebody listens.
@@ -33,8 +38,26 @@ static LISTENS: AtomicBool = AtomicBool::new(false);
 static ATTACHED: AtomicBool = AtomicBool::new(false);
 static LOCK: Lock = Lock::new();
 
-/// Lets somebody attach from now on.
-pub fn start() {
+/// What the sockets' names begin with; the process' number follows.
+struct Prefix(UnsafeCell<Text<NAME_BYTES>>);
+// SAFETY: written before `LISTENS` says so, and only read afterwards.
+unsafe impl Sync for Prefix {}
+static PREFIX: Prefix = Prefix(UnsafeCell::new(Text::new()));
+/// A socket's name, of which the process' number takes up to ten bytes.
+const NAME_BYTES: usize = 107;
+
+/// Lets somebody attach from now on, by a socket in `folder`, or by an abstract name if that is empty. Called once, before the first
+/// allocation.
+pub fn start(folder: &str) {
+    // SAFETY: see `Prefix`.
+    let prefix = unsafe { &mut *PREFIX.0.get() };
+    let _ = match folder {
+        "" => prefix.write_str("\0mayfly-profile-"), // a NUL first: no file
+        _ => write!(prefix, "{folder}/"),
+    };
+    if prefix.bytes().len() + 10 > NAME_BYTES {
+        return warn(format_args!("MAYFLY_HEAP_CONTROL={folder} is too long; nobody can attach"));
+    }
     LISTENS.store(true, Relaxed);
     hook::hang(&ONLOOKER);
 }
@@ -109,10 +132,13 @@ impl Socket {
         // SAFETY: plain numbers, for which zero is a value.
         let mut name: libc::sockaddr_un = unsafe { core::mem::zeroed() };
         name.sun_family = libc::AF_UNIX as libc::sa_family_t;
-        let text = Text::<64>::of(format_args!("mayfly-profile-{}", os::process_id()));
-        let path = &mut name.sun_path[1..]; // a NUL first: no file
+        // SAFETY: see `Prefix`; who comes here has seen `LISTENS`.
+        let prefix = unsafe { &*PREFIX.0.get() };
+        let mut text = prefix.clone();
+        let _ = write!(text, "{}", os::process_id());
+        let path = &mut name.sun_path;
         path.iter_mut().zip(text.bytes()).for_each(|(to, &from)| *to = from as libc::c_char);
-        let length = core::mem::offset_of!(libc::sockaddr_un, sun_path) + 1 + text.bytes().len();
+        let length = core::mem::offset_of!(libc::sockaddr_un, sun_path) + text.bytes().len();
         let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
         let wait = libc::timeval { tv_sec: 0, tv_usec: ANSWER_MS * 1000 };
         // SAFETY: all pointers are to values of the lengths given.

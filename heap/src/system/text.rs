@@ -5,6 +5,7 @@ use core::fmt::{self, Write};
 use crate::system::{hook, os};
 
 /// A line or a page of text; what does not fit is cut off.
+#[derive(Clone)]
 pub struct Text<const N: usize> {
     bytes: [u8; N],
     length: usize,
@@ -12,11 +13,16 @@ pub struct Text<const N: usize> {
 
 impl<const N: usize> Default for Text<N> {
     fn default() -> Self {
-        Self { bytes: [0; N], length: 0 }
+        Self::new()
     }
 }
 
 impl<const N: usize> Text<N> {
+    /// None yet.
+    pub const fn new() -> Self {
+        Self { bytes: [0; N], length: 0 }
+    }
+
     /// The formatted text.
     pub fn of(arguments: fmt::Arguments) -> Self {
         let mut text = Self::default();

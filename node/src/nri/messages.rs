@@ -130,6 +130,9 @@ pub struct Pod {
     /// Its namespace.
     #[prost(string, tag = "4")]
     pub namespace: String,
+    /// What it is, for people and selectors.
+    #[prost(map = "string, string", tag = "5")]
+    pub labels: HashMap<String, String>,
     /// What it asks for.
     #[prost(map = "string, string", tag = "6")]
     pub annotations: HashMap<String, String>,

@@ -24,7 +24,7 @@ import (
 // Pod is what `run` reads.
 type Pod struct {
 	Name, Namespace, UID, Image, Logs string
-	Annotations                       map[string]string
+	Annotations, Labels               map[string]string
 	Environment                       map[string]string
 	Command                           []string
 }
@@ -108,6 +108,7 @@ func run(ctx context.Context, runtime cri.RuntimeServiceClient) error {
 	sandbox := &cri.PodSandboxConfig{
 		Metadata:     &cri.PodSandboxMetadata{Name: pod.Name, Namespace: pod.Namespace, Uid: pod.UID},
 		Annotations:  pod.Annotations,
+		Labels:       pod.Labels,
 		LogDirectory: pod.Logs,
 		Linux: &cri.LinuxPodSandboxConfig{
 			SecurityContext: &cri.LinuxSandboxSecurityContext{NamespaceOptions: node},

@@ -1,0 +1,273 @@
+//! Profiles of containers that ask for one (`mayfly.dev/profile: SECONDS`): `mayfly profile` samples their programs from outside for
+//! that long, and what it leaves goes into a data set in partitions, for `mayfly train`.
+//!
+//! ```text
+//! namespace=shop/workload=web/version=7/POD.CONTAINER.PROCESS.TIME.parquet, .symbols.parquet, .pb.gz
+//! ```
+//!
+//! A container gets a folder in which its heap looks for who wants to sample it, and only the agent makes sockets there.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, ensure};
+use sha2::{Digest, Sha256};
+use tokio::process::Command;
+use tokio::sync::Semaphore;
+
+use crate::nri::messages::Pod;
+use crate::place::Place;
+use crate::watch::{self, Outcome};
+
+/// Of one container: a server's workers are alike.
+const MOST_PROCESSES: usize = 4;
+/// Profiles that are taken at once on a node.
+const MOST_AT_ONCE: usize = 16;
+/// Finding the names of all functions of large programs takes its time.
+const FOR_NAMES: Duration = Duration::from_secs(300);
+/// What of a profile is kept; the table last, for it stands for the others.
+const KEPT: [&str; 3] = ["symbols.parquet", "pb.gz", "parquet"];
+
+/// Which container a profile is of.
+#[derive(Clone, Debug)]
+pub struct Subject {
+    /// The runtime's name for it.
+    pub id: String,
+    /// Its partition: `namespace=…/workload=…/version=…`.
+    pub partition: String,
+    /// What its files' names begin with.
+    pub name: String,
+}
+
+impl Subject {
+    /// The container of a pod: workload and version are what the pod's labels say.
+    pub fn of(pod: &Pod, id: &str, container: &str) -> Subject {
+        let label = |names: &[&str]| names.iter().find_map(|name| pod.labels.get(*name)).map(String::as_str);
+        let workload = label(&["app.kubernetes.io/name", "app", "k8s-app"]).unwrap_or(&pod.name);
+        let version = label(&["app.kubernetes.io/version", "version", "pod-template-hash"]).unwrap_or("none");
+        let pairs = [("namespace", pod.namespace.as_str()), ("workload", workload), ("version", version)];
+        let partition: Vec<String> =
+            pairs.iter().map(|(key, value)| format!("{key}={}", escaped(value))).collect();
+        let name = format!("{}.{}", escaped(&pod.name), escaped(container));
+        Subject { id: id.to_owned(), partition: partition.join("/"), name }
+    }
+}
+
+/// As a part of a path, which readers of such data sets undo.
+fn escaped(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+    let first = |at: usize, byte: u8| at > 0 || byte.is_ascii_alphanumeric();
+    let bytes = text.bytes().take(100).enumerate();
+    bytes
+        .map(|(at, byte)| {
+            if plain(byte) && first(at, byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }
+        })
+        .collect()
+}
+
+/// Takes profiles.
+pub struct Profiles {
+    program: PathBuf,
+    /// Folders of containers, with sockets.
+    control: PathBuf,
+    /// Where profiles lie until they are whole.
+    work: PathBuf,
+    place: Place,
+    room: Semaphore,
+    /// Profiles that were put into the data set.
+    pub kept: AtomicU64,
+    /// Programs of which none was.
+    pub failed: AtomicU64,
+}
+
+impl Profiles {
+    /// Takes them with `program`, which is `mayfly`, below the agent's folder, for `place`.
+    ///
+    /// # Errors
+    /// The agent's folder cannot be written.
+    pub fn new(program: &Path, data: &Path, place: Place) -> Result<Profiles> {
+        let (control, work) = (data.join("control"), data.join("work"));
+        let _ = fs::remove_dir_all(&work); // what a former agent has not finished
+        for folder in [&control, &work] {
+            fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        }
+        fs::set_permissions(&work, fs::Permissions::from_mode(0o700))?;
+        Ok(Profiles {
+            program: program.to_owned(),
+            control,
+            work,
+            place,
+            room: Semaphore::new(MOST_AT_ONCE),
+            kept: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+        })
+    }
+
+    fn folder_of(&self, id: &str) -> PathBuf {
+        let digest = Sha256::digest(id);
+        self.control.join(digest[..16].iter().map(|byte| format!("{byte:02x}")).collect::<String>())
+    }
+
+    /// The folder that a container gets, made now.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn folder(&self, id: &str) -> Result<PathBuf> {
+        let folder = self.folder_of(id);
+        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        for open in [&self.control, &folder] {
+            fs::set_permissions(open, fs::Permissions::from_mode(0o755))?; // containers' users are others
+        }
+        Ok(folder)
+    }
+
+    /// The container is gone.
+    pub fn forget(&self, id: &str) {
+        let _ = fs::remove_dir_all(self.folder_of(id));
+    }
+
+    /// Forgets all containers but these.
+    pub fn keep_only<'a>(&self, ids: impl Iterator<Item = &'a String>) {
+        let kept: Vec<PathBuf> = ids.map(|id| self.folder_of(id)).collect();
+        for entry in fs::read_dir(&self.control).into_iter().flatten().flatten() {
+            if !kept.contains(&entry.path()) {
+                let _ = fs::remove_dir_all(entry.path());
+            }
+        }
+    }
+
+    /// Samples the largest programs of a container for so long, and puts away what was found.
+    pub async fn take(self: Arc<Self>, subject: Subject, processes: Vec<u32>, time: Duration) {
+        let chosen = tokio::task::spawn_blocking(move || largest(processes)).await.unwrap_or_default();
+        if chosen.is_empty() {
+            tracing::warn!("{}: no profile: none of its programs has the heap", subject.name);
+            self.failed.fetch_add(1, Ordering::Relaxed);
+        }
+        let taken: Vec<_> = chosen
+            .into_iter()
+            .map(|process| {
+                let (profiles, subject) = (self.clone(), subject.clone());
+                tokio::spawn(async move { profiles.take_one(&subject, process, time).await })
+            })
+            .collect();
+        for one in taken {
+            match one.await {
+                Ok(Ok(key)) => {
+                    self.kept.fetch_add(1, Ordering::Relaxed);
+                    tracing::info!("{}: profile of {time:?} in {key}", subject.name);
+                }
+                Ok(Err(why)) => {
+                    self.failed.fetch_add(1, Ordering::Relaxed);
+                    tracing::warn!("{}: no profile: {why:#}", subject.name);
+                }
+                Err(_) => {} // the agent ends
+            }
+        }
+    }
+
+    async fn take_one(&self, subject: &Subject, process: u32, time: Duration) -> Result<String> {
+        let _room = self.room.acquire().await?;
+        let now_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let stem = self.work.join(format!("{}.{process}.{now_s}", subject.name));
+        let found = self.sample(subject, process, time, &stem).await;
+        let key = format!("{}/{}.{process}.{now_s}", subject.partition, subject.name);
+        let put = match found {
+            Ok(()) => self.put(&key, &stem),
+            Err(why) => Err(why),
+        };
+        for suffix in KEPT.iter().chain(&["profile"]) {
+            let _ = fs::remove_file(format!("{}.{suffix}", stem.display()));
+        }
+        put.map(|()| format!("{key}.parquet"))
+    }
+
+    async fn sample(&self, subject: &Subject, process: u32, time: Duration, stem: &Path) -> Result<()> {
+        let mut command = Command::new(&self.program);
+        command.args(["profile", "--json", "--pid"]).arg(process.to_string());
+        command.arg("--seconds").arg(time.as_secs().to_string());
+        command.arg("--control").arg(self.folder_of(&subject.id)).arg("--output").arg(stem);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
+        let child = command.spawn().context("mayfly profile")?;
+        if let Some(own) = child.id() {
+            // Names are looked for in files of the container's: where that takes all memory, it ends, and the agent does not.
+            let _ = fs::write(format!("/proc/{own}/oom_score_adj"), "1000");
+        }
+        let done = tokio::time::timeout(time + FOR_NAMES, child.wait_with_output())
+            .await
+            .context("it took too long")??;
+        let said = String::from_utf8_lossy(&done.stderr);
+        ensure!(done.status.success(), "{}", said.trim().lines().next_back().unwrap_or("it was ended"));
+        Ok(())
+    }
+
+    fn put(&self, key: &str, stem: &Path) -> Result<()> {
+        for suffix in KEPT {
+            let file = PathBuf::from(format!("{}.{suffix}", stem.display()));
+            self.place.put(&format!("{key}.{suffix}"), &file)?;
+        }
+        Ok(())
+    }
+}
+
+/// Those with the heap, that take most memory first.
+fn largest(processes: Vec<u32>) -> Vec<u32> {
+    let pages = |process: u32| -> u64 {
+        let text = fs::read_to_string(format!("/proc/{process}/statm")).unwrap_or_default();
+        text.split(' ').nth(1).and_then(|resident| resident.parse().ok()).unwrap_or(0)
+    };
+    let has_heap = |process: &u32| watch::look(*process, &["libmayfly_heap.so"]) == Outcome::InPlace;
+    let sizes: HashMap<u32, u64> =
+        processes.into_iter().filter(has_heap).map(|process| (process, pages(process))).collect();
+    let mut chosen: Vec<u32> = sizes.keys().copied().collect();
+    chosen.sort_by_key(|process| std::cmp::Reverse(sizes[process]));
+    chosen.truncate(MOST_PROCESSES);
+    chosen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(labels: &[(&str, &str)]) -> Pod {
+        let labels = labels.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
+        Pod { name: "web-1".into(), namespace: "shop".into(), labels, ..Pod::default() }
+    }
+
+    #[test]
+    fn workload_and_version_are_the_pods_labels() {
+        let labels = [("app.kubernetes.io/name", "web"), ("version", "2.1"), ("pod-template-hash", "4f0c")];
+        let subject = Subject::of(&pod(&labels), "1", "main");
+        assert_eq!(subject.partition, "namespace=shop/workload=web/version=2.1");
+        assert_eq!(subject.name, "web-1.main");
+        assert_eq!(
+            Subject::of(&pod(&[]), "1", "main").partition,
+            "namespace=shop/workload=web-1/version=none"
+        );
+    }
+
+    #[test]
+    fn no_name_leaves_the_data_set() {
+        assert_eq!(escaped("a/b=c"), "a%2Fb%3Dc");
+        assert_eq!(escaped("../x"), "%2E.%2Fx");
+        assert_eq!(escaped("_é"), "%5F%C3%A9");
+        assert!(escaped(&"x".repeat(1000)).len() <= 300);
+    }
+
+    #[test]
+    fn folders_of_containers_that_are_gone_go() {
+        let data = tempfile::tempdir().unwrap();
+        let place = Place::of(&data.path().join("profiles")).unwrap();
+        let profiles = Profiles::new(Path::new("mayfly"), data.path(), place).unwrap();
+        let [one, two] = ["one", "two"].map(|id| profiles.folder(id).unwrap());
+        profiles.keep_only([&"two".to_owned()].into_iter());
+        assert!(!one.exists() && two.exists());
+        profiles.forget("two");
+        assert!(!two.exists());
+    }
+}
