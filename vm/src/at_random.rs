@@ -24,7 +24,8 @@ const PATIENCE: Duration = Duration::from_millis(25);
 enum Action {
     Plug(Option<u32>),
     Unplug(u32),
-    Spawn(Option<u32>, u32),
+    /// Where, where more of its memory comes from, and its name.
+    Spawn(Option<u32>, Option<u32>, u32),
     Stop(u32),
     Exits(u32),
     Leaks(u32),
@@ -53,7 +54,8 @@ fn actions() -> impl Strategy<Value = Vec<Action>> {
     let action = prop_oneof![
         4 => prop::option::of(partition.clone()).prop_map(Action::Plug),
         4 => partition.clone().prop_map(Action::Unplug),
-        5 => (prop::option::of(partition.clone()), instance.clone()).prop_map(|(place, name)| Action::Spawn(place, name)),
+        5 => (prop::option::of(partition.clone()), prop::option::weighted(0.3, partition.clone()), instance.clone())
+            .prop_map(|(place, more, name)| Action::Spawn(place, more, name)),
         3 => instance.clone().prop_map(Action::Stop),
         2 => instance.prop_map(Action::Exits),
         2 => partition.clone().prop_map(Action::Leaks),
@@ -71,8 +73,9 @@ fn name(instance: u32) -> String {
     format!("i{instance}")
 }
 
-fn spawn_of(instance: u32) -> Spawn {
+fn spawn_of(instance: u32, more: Option<u32>) -> Spawn {
     Spawn {
+        more: more.into_iter().collect(),
         instance: name(instance),
         partition: None,
         argv: vec!["true".to_string()],
@@ -90,8 +93,8 @@ fn perform(pool: &Pool<Model>, action: Action) {
     match action {
         Action::Plug(number) => drop(pool.plug(number)),
         Action::Unplug(number) => drop(pool.unplug(number)),
-        Action::Spawn(place, instance) => {
-            drop(pool.spawn(place.map_or(Place::Any, Place::Partition), spawn_of(instance)));
+        Action::Spawn(place, more, instance) => {
+            drop(pool.spawn(place.map_or(Place::Any, Place::Partition), spawn_of(instance, more)));
         }
         Action::Stop(instance) => drop(pool.stop(&name(instance), Duration::ZERO)),
         Action::Exits(instance) => model.exits(&name(instance)),
@@ -116,7 +119,7 @@ fn start() -> (Arc<Pool<Model>>, std::thread::JoinHandle<()>) {
     let book = Arc::new(Book::new(PARTITIONS));
     let model = Model { truth: Mutex::default(), book: Arc::clone(&book) };
     let layout =
-        Layout { mode: Mode::Nodes, partitions: PARTITIONS, partition_bytes: BYTES, shared_bytes: BYTES };
+        Layout { mode: Mode::Nodes, partition_bytes: vec![BYTES; PARTITIONS as usize], shared_bytes: BYTES };
     let pool = Arc::new(Pool::new(model, Arc::clone(&book), layout, u64::MAX, PATIENCE));
     let kept = Arc::downgrade(&pool);
     let keeper = std::thread::spawn(move || keeper::keep(&book, &kept));
@@ -175,7 +178,7 @@ fn settle(pool: &Pool<Model>) -> Result<(), TestCaseError> {
         let lives: Vec<_> = truth
             .instances
             .iter()
-            .filter(|(_, used)| **used == number)
+            .filter(|(_, used)| used.contains(&number))
             .map(|(name, _)| name.as_str())
             .collect();
         let believed: Vec<_> = state.instance().into_iter().collect();
@@ -195,7 +198,7 @@ fn give_back(pool: &Pool<Model>) -> Result<(), TestCaseError> {
     for number in held {
         let refused = pool.unplug(number);
         prop_assert!(matches!(refused, Err(Error::Held { .. })), "{refused:?}");
-        let refused = pool.spawn(Place::Partition(number), spawn_of(0));
+        let refused = pool.spawn(Place::Partition(number), spawn_of(0, None));
         prop_assert!(matches!(refused, Err(Error::Held { .. })), "{refused:?}");
         pool.machine.lets_go(number);
     }

@@ -90,11 +90,14 @@ impl Book {
                 }
                 page.line = Line::New;
             }),
-            AgentEvent::Exited { instance, reason, held, .. } => self.write(|page| {
-                let number = page.partition_of(&instance);
+            AgentEvent::Exited { instance, partition, reason, held } => self.write(|page| {
+                let had = page.partitions_of(&instance);
                 page.exited(&instance, reason);
-                page.look_at(number, held);
+                page.look_at(partition.filter(|number| had.contains(number)), held);
             }),
+            AgentEvent::Held { partition, why } => {
+                self.write(|page| page.look_at(Some(partition), Some(why)));
+            }
             AgentEvent::Released { partition } => self.write(|page| page.look_at(Some(partition), None)),
             AgentEvent::Notice { message } => info!("guest: {message}"),
         }
@@ -168,24 +171,23 @@ impl Page {
         }
     }
 
-    /// The partition that an instance has.
-    pub(crate) fn partition_of(&self, instance: &str) -> Option<u32> {
-        let partition =
-            self.partitions.iter().find(|partition| partition.state.instance() == Some(instance))?;
-        Some(partition.number)
+    /// The partitions that an instance has.
+    pub(crate) fn partitions_of(&self, instance: &str) -> Vec<u32> {
+        let has = |partition: &&Partition| partition.state.instance() == Some(instance);
+        self.partitions.iter().filter(has).map(|partition| partition.number).collect()
     }
 
     /// Whether an instance of that name runs or may still run.
     pub(crate) fn runs(&self, instance: &str) -> bool {
-        self.outside.contains(instance) || self.partition_of(instance).is_some()
+        self.outside.contains(instance) || !self.partitions_of(instance).is_empty()
     }
 
     pub(crate) fn exited(&mut self, instance: &str, reason: ExitReason) {
-        if let Some(number) = self.partition_of(instance) {
-            self.enter(number, Event::Exited(instance));
-        } else if !self.outside.remove(instance) {
+        let numbers = self.partitions_of(instance);
+        if numbers.is_empty() && !self.outside.remove(instance) {
             return;
         }
+        numbers.into_iter().for_each(|number| self.enter(number, Event::Exited(instance)));
         self.keep_reason(instance.to_string(), reason);
     }
 

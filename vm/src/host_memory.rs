@@ -42,7 +42,8 @@ impl HostMemory {
 /// The resident memory of a process; 0 when it has ended.
 pub fn resident_bytes(pid: u32) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    kib_field(&text, "VmRSS:").unwrap_or(0)
+    // Pages that were set aside are told apart.
+    kib_field(&text, "VmRSS:").unwrap_or(0) + kib_field(&text, "HugetlbPages:").unwrap_or(0)
 }
 
 fn kib_field(text: &str, name: &str) -> Option<u64> {

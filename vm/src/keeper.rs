@@ -88,7 +88,7 @@ impl<M: Machine> Pool<M> {
 
     /// Enters whether a partition that nobody uses is empty, as far as the agent answers.
     pub(crate) fn look_at(&self, number: u32) {
-        let (bytes, timeout_ms) = (self.layout.partition_bytes, 0);
+        let (bytes, timeout_ms) = (self.layout.bytes_of(number), 0);
         let op = Operation::PlugConfirm { partition: Some(number), bytes, timeout_ms };
         if self.has_nodes()
             && let Ok(Answer::Confirmed { held, .. }) = self.machine.ask(op, self.patience)
@@ -118,7 +118,7 @@ impl<M: Machine> Pool<M> {
 
     /// Tells a new agent what the VM is, and which partitions are plugged.
     pub(crate) fn greet(&self) -> Result<(), Error> {
-        let hello = Operation::Hello { version: VERSION, layout: self.layout };
+        let hello = Operation::Hello { version: VERSION, layout: self.layout.clone() };
         let mut requests = vec![hello];
         if self.has_nodes() {
             let timeout_ms = self.patience.as_millis() as u64;
@@ -128,7 +128,7 @@ impl<M: Machine> Pool<M> {
             });
             requests.extend(settled.map(|partition| Operation::PlugConfirm {
                 partition: Some(partition.number),
-                bytes: self.layout.partition_bytes,
+                bytes: self.layout.bytes_of(partition.number),
                 timeout_ms,
             }));
         }

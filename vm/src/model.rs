@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use vm_protocol::{Agent, Answer, ErrorKind, Event, ExitReason, Operation, Refusal, Spawn};
+use vm_protocol::{Agent, Answer, ErrorKind, Event, ExitReason, Operation, Refusal};
 
 use crate::book::Book;
+use crate::device::Device;
 use crate::error::Error;
 use crate::guest::AskError;
 use crate::pool::Machine;
-use crate::qemu::Device;
 
 /// The size of each partition.
 pub(crate) const BYTES: u64 = 128 << 20;
@@ -40,7 +40,8 @@ pub(crate) struct Truth {
     pub(crate) requested: BTreeMap<u32, u64>,
     pub(crate) size: BTreeMap<u32, u64>,
     pub(crate) online: BTreeMap<u32, u64>,
-    pub(crate) instances: BTreeMap<String, u32>,
+    /// With their partitions.
+    pub(crate) instances: BTreeMap<String, Vec<u32>>,
     /// Partitions whose instance has handed pages on, and those that are held by such pages.
     pub(crate) leaking: BTreeSet<u32>,
     pub(crate) held: BTreeSet<u32>,
@@ -57,7 +58,7 @@ pub(crate) struct Model {
 
 impl Truth {
     fn users(&self, partition: u32) -> usize {
-        self.instances.values().filter(|used| **used == partition).count()
+        self.instances.values().filter(|used| used.contains(&partition)).count()
     }
 
     fn agent(&self) -> Agent {
@@ -94,7 +95,7 @@ impl Truth {
             Operation::PrepareUnplug { partition } if self.held.contains(partition) => {
                 Truth::refuse(ErrorKind::Held)
             }
-            Operation::Spawn(Spawn { partition: Some(number), .. }) if self.held.contains(number) => {
+            Operation::Spawn(spawn) if spawn.partitions().iter().any(|number| self.held.contains(number)) => {
                 Truth::refuse(ErrorKind::Held)
             }
             Operation::PrepareUnplug { partition } if self.users(*partition) > 0 => {
@@ -102,29 +103,37 @@ impl Truth {
             }
             Operation::PrepareUnplug { .. } => Ok(Answer::Prepared { dropped_pages: 0 }),
             Operation::Spawn(spawn) => {
-                let number = spawn.partition.expect("the model spawns in partitions");
-                if self.users(number) > 0 || self.online.get(&number).copied().unwrap_or(0) != BYTES {
-                    self.wrong.push(format!("spawn in partition {number}, which is used or not online"));
+                let numbers = spawn.partitions();
+                for number in &numbers {
+                    if self.users(*number) > 0 || self.online.get(number).copied().unwrap_or(0) != BYTES {
+                        self.wrong.push(format!("spawn in partition {number}, which is used or not online"));
+                    }
                 }
-                self.instances.insert(spawn.instance.clone(), number);
+                self.instances.insert(spawn.instance.clone(), numbers);
                 Ok(Answer::Spawned { pid: 1 })
             }
             Operation::Stop { instance, .. } => match self.instances.remove(instance) {
                 None => Truth::refuse(ErrorKind::NoSuchInstance),
-                Some(number) => {
+                Some(numbers) => {
                     let reason = ExitReason::Signal { signal: 15 };
-                    events.push(Event::Exited {
-                        instance: instance.clone(),
-                        partition: Some(number),
-                        reason,
-                        held: self.leave(number),
-                    });
+                    events.extend(self.exited(instance, &numbers, reason));
                     Ok(Answer::Stopped { reason })
                 }
             },
             _ => Ok(Answer::Done),
         };
         (answer, events)
+    }
+
+    /// What the agent tells when an instance has ended.
+    fn exited(&mut self, instance: &str, numbers: &[u32], reason: ExitReason) -> Vec<Event> {
+        let mut held =
+            numbers.iter().map(|number| (*number, self.leave(*number))).collect::<Vec<_>>().into_iter();
+        let (first, why) = held.next().expect("the model spawns in partitions");
+        let exited =
+            Event::Exited { instance: instance.to_string(), partition: Some(first), reason, held: why };
+        let more = held.filter_map(|(partition, why)| Some(Event::Held { partition, why: why? }));
+        [exited].into_iter().chain(more).collect()
     }
 
     /// The instance of a partition has ended: what it handed on stays.
@@ -174,7 +183,7 @@ impl Model {
     pub(crate) fn agent_returns(&self) {
         let mut truth = self.truth.lock().unwrap();
         if !truth.alive {
-            for number in std::mem::take(&mut truth.instances).into_values() {
+            for number in std::mem::take(&mut truth.instances).into_values().flatten() {
                 truth.leave(number);
             }
             truth.alive = true;
@@ -203,15 +212,10 @@ impl Model {
     pub(crate) fn exits(&self, instance: &str) {
         let mut truth = self.truth.lock().unwrap();
         if truth.alive
-            && let Some(number) = truth.instances.remove(instance)
+            && let Some(numbers) = truth.instances.remove(instance)
         {
-            let reason = ExitReason::Code { code: 0 };
-            self.tell(vec![Event::Exited {
-                instance: instance.to_string(),
-                partition: Some(number),
-                reason,
-                held: truth.leave(number),
-            }]);
+            let events = truth.exited(instance, &numbers, ExitReason::Code { code: 0 });
+            self.tell(events);
         }
     }
 }

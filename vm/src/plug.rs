@@ -5,16 +5,15 @@ use std::time::{Duration, Instant};
 
 use vm_protocol::{ErrorKind, Mode, Operation, Refusal};
 
+use crate::device::Device;
 use crate::error::Error;
 use crate::partition::{Event, State};
 use crate::pool::{Machine, Pool, elapsed_ns};
-use crate::qemu::Device;
 use crate::report::{Plugged, Unplugged};
 
 impl<M: Machine> Pool<M> {
     /// Gives a partition memory: the one of that number, or the first absent one.
     pub(crate) fn plug(&self, number: Option<u32>) -> Result<Plugged, Error> {
-        let bytes = self.layout.partition_bytes;
         let turn = self.begin(|page| {
             page.require_guest()?;
             let absent = || page.partitions.iter().find(|partition| partition.state == State::Absent);
@@ -22,11 +21,12 @@ impl<M: Machine> Pool<M> {
                 Some(number) => number,
                 None => absent()
                     .map(|partition| partition.number)
-                    .ok_or(Error::AllPlugged(self.layout.partitions))?,
+                    .ok_or(Error::AllPlugged(self.layout.partitions()))?,
             };
-            let has =
-                page.partitions.iter().filter(|partition| partition.state != State::Absent).count() as u64;
-            let has_bytes = self.layout.shared_bytes + has * bytes;
+            let there = page.partitions.iter().filter(|partition| partition.state != State::Absent);
+            let has_bytes = self.layout.shared_bytes
+                + there.map(|partition| self.layout.bytes_of(partition.number)).sum::<u64>();
+            let bytes = self.layout.bytes_of(number);
             if page.partition(number)?.state == State::Absent && has_bytes + bytes > self.limit_bytes {
                 return Err(Error::Limit { limit_bytes: self.limit_bytes, has_bytes });
             }
@@ -38,7 +38,7 @@ impl<M: Machine> Pool<M> {
             Mode::Static => Ok((0, 0)),
             _ => self
                 .machine
-                .require_memory(&format!("partition {number}"), bytes)
+                .require_memory(&format!("partition {number}"), self.layout.bytes_of(number))
                 .and_then(|()| self.grow(number, deadline)),
         };
         match outcome {
@@ -126,7 +126,7 @@ impl<M: Machine> Pool<M> {
             return self.plug_device(
                 Device::Partition(number),
                 Some(number),
-                self.layout.partition_bytes,
+                self.layout.bytes_of(number),
                 deadline,
             );
         }
@@ -192,8 +192,8 @@ impl<M: Machine> Pool<M> {
     }
 
     fn plain_bytes(&self, parts: &[bool]) -> u64 {
-        let plugged = parts.iter().filter(|part| **part).count() as u64;
-        self.layout.shared_bytes + plugged * self.layout.partition_bytes
+        let plugged = parts.iter().zip(&self.layout.partition_bytes).filter(|(part, _)| **part);
+        self.layout.shared_bytes + plugged.map(|(_, bytes)| bytes).sum::<u64>()
     }
 
     /// QEMU tells a device's size once a second at most, so it is asked.

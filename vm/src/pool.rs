@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use vm_protocol::{Answer, ErrorKind, Layout, Mode, Operation, Refusal};
 
 use crate::book::{Book, Line, Page};
+use crate::device::Device;
 use crate::error::Error;
 use crate::guest::AskError;
 use crate::partition::{Event, State};
-use crate::qemu::Device;
 
 /// What operations need of QEMU, the agent and the host.
 pub(crate) trait Machine: Send + Sync {
@@ -86,7 +86,7 @@ impl<M: Machine> Pool<M> {
         limit_bytes: u64,
         patience: Duration,
     ) -> Pool<M> {
-        let plain = Mutex::new(vec![false; layout.partitions as usize]);
+        let plain = Mutex::new(vec![false; layout.partition_bytes.len()]);
         Pool { machine, book, layout, patience, limit_bytes, plain }
     }
 

@@ -41,6 +41,8 @@ pub struct Spawned {
     pub instance: String,
     /// Where its memory comes from.
     pub partition: Option<u32>,
+    /// And where more of it does.
+    pub more: Vec<u32>,
     /// Its first process in the guest.
     pub pid: u32,
     /// How long it took.

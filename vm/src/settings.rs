@@ -14,11 +14,26 @@ use crate::image::Image;
 /// 64 GiB or more.
 pub const BLOCK_BYTES: u64 = 128 << 20;
 
+/// Of a block, the driver of virtio-mem can leave pieces out: of the size of a huge page, which is also QEMU's block.
+pub const PIECE_BYTES: u64 = 2 << 20;
+
 /// Boot memory for the kernel, the root file system and the agent, before any partition is described.
 const BASE_BYTES: u64 = 512 << 20;
 
 /// The most boot memory that keeps memory blocks at [`BLOCK_BYTES`].
 const MAX_BOOT_BYTES: u64 = 60 << 30;
+
+/// What holds the guest's memory on the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Backing {
+    /// Anonymous memory; in huge pages where the host has them to give.
+    #[default]
+    Anonymous,
+    /// A file in memory, which processes that serve the VM's devices can map (vhost-user).
+    Shared,
+    /// Huge pages of 2 MiB that the host has set aside: what is unplugged goes back there.
+    HugePages,
+}
 
 /// A VM to make.
 #[derive(Debug, Clone)]
@@ -39,8 +54,10 @@ pub struct Settings {
     pub image: Image,
     /// A second disk, read-only: the code of the worker's functions.
     pub code: Option<PathBuf>,
+    /// What holds its memory.
+    pub backing: Backing,
     /// The guest reports free memory, in pieces of 2 MiB, and the host takes it back until it is used again: what instances
-    /// give back or merge away is the host's before they end. Debian's guest has no driver for it, Mayfly's kernel has.
+    /// give back or merge away is the host's before they end.
     pub reports_free_memory: bool,
     /// Added to the kernel's command line.
     pub append: String,
@@ -57,7 +74,7 @@ impl Settings {
                 Mode::Static => 0,
                 _ => self.hotplug_bytes(),
             };
-            let node_bytes = u64::from(self.layout.partitions) << 20;
+            let node_bytes = u64::from(self.layout.partitions()) << 20;
             (BASE_BYTES + hotplug_bytes / 64 + node_bytes).next_multiple_of(BLOCK_BYTES)
         })
     }
@@ -72,8 +89,7 @@ impl Settings {
 
     /// Everything that can be plugged.
     pub fn hotplug_bytes(&self) -> u64 {
-        let layout = &self.layout;
-        layout.shared_bytes.saturating_add(layout.partition_bytes.saturating_mul(layout.partitions.into()))
+        self.layout.all_bytes()
     }
 
     /// The most memory the VM may have plugged.
@@ -94,47 +110,55 @@ impl Settings {
                 self.name
             ));
         }
-        if layout.partitions == 0 {
+        if layout.partitions() == 0 {
             return wrong("a VM has at least 1 partition".to_string());
         }
         let shared = u32::from(layout.shared_bytes > 0);
-        if layout.partitions.saturating_add(shared) > MAX_PARTITIONS {
+        if layout.partitions() + shared > MAX_PARTITIONS {
             let with = if shared > 0 { " and a shared one" } else { "" };
             return wrong(format!(
                 "{} partitions{with} are too many: a VM has at most {MAX_PARTITIONS} in all, because each is a NUMA node \
                  and QEMU has 128",
-                layout.partitions
+                layout.partitions()
             ));
         }
-        for (what, bytes) in [
-            ("the partition size", layout.partition_bytes),
-            ("the shared size", layout.shared_bytes),
-            ("the memory at boot", self.boot_bytes()),
-        ] {
-            if !bytes.is_multiple_of(BLOCK_BYTES) {
+        // Mayfly's kernel counts, empties and unplugs whole blocks.
+        let (piece, unit) = match layout.mode {
+            Mode::Hotmem => (BLOCK_BYTES, "the block in which Linux plugs memory"),
+            _ => (PIECE_BYTES, "a huge page"),
+        };
+        let block = (BLOCK_BYTES, "the block in which Linux plugs memory");
+        let whole = [
+            ("the shared size", layout.shared_bytes, block),
+            ("the memory at boot", self.boot_bytes(), block),
+        ];
+        let partitions =
+            layout.partition_bytes.iter().map(|bytes| ("the partition size", *bytes, (piece, unit)));
+        for (what, bytes, (piece, unit)) in whole.into_iter().chain(partitions) {
+            if !bytes.is_multiple_of(piece) {
                 return wrong(format!(
-                    "{what} must be a multiple of {} MiB, the block in which Linux plugs memory, not {} bytes",
-                    BLOCK_BYTES >> 20,
-                    bytes
+                    "{what} must be a multiple of {} MiB, {unit}, not {bytes} bytes",
+                    piece >> 20
                 ));
             }
         }
-        if layout.partition_bytes == 0 {
-            return wrong("a partition has at least one block of 128 MiB".to_string());
+        if layout.partition_bytes.contains(&0) {
+            return wrong(format!("a partition has at least {} MiB, {unit}", piece >> 20));
         }
+        let largest_bytes = layout.partition_bytes.iter().copied().max().unwrap_or(0);
         let host = HostMemory::read()?;
-        if layout.partition_bytes > host.total_bytes {
+        if largest_bytes > host.total_bytes {
             return wrong(format!(
                 "a partition of {} MiB is larger than this host's memory ({} MiB)",
-                layout.partition_bytes >> 20,
+                largest_bytes >> 20,
                 host.total_bytes >> 20
             ));
         }
         let most = self.limit_bytes().saturating_sub(layout.shared_bytes);
-        if layout.partition_bytes > most {
+        if largest_bytes > most {
             return wrong(format!(
                 "a partition of {} MiB is larger than the VM: it may have {} MiB beside boot memory and shared partition",
-                layout.partition_bytes >> 20,
+                largest_bytes >> 20,
                 most >> 20
             ));
         }
@@ -167,7 +191,7 @@ mod tests {
 
     fn settings() -> Settings {
         let layout =
-            Layout { mode: Mode::Nodes, partitions: 4, partition_bytes: 256 << 20, shared_bytes: 128 << 20 };
+            Layout { mode: Mode::Nodes, partition_bytes: vec![256 << 20; 4], shared_bytes: 128 << 20 };
         let (kernel, initrd) = (PathBuf::from("/k"), PathBuf::from("/i"));
         Settings {
             name: "a".to_string(),
@@ -178,10 +202,15 @@ mod tests {
             accelerator: Choice::Auto,
             image: Image { kernel, initrd, disk: None, append: String::new(), hotmem: false },
             code: None,
+            backing: Backing::Anonymous,
             reports_free_memory: false,
             append: String::new(),
             patience: Duration::from_secs(1),
         }
+    }
+
+    fn give(settings: &mut Settings, partitions: usize, bytes: u64) {
+        settings.layout.partition_bytes = vec![bytes; partitions];
     }
 
     fn refusal(change: impl FnOnce(&mut Settings)) -> String {
@@ -194,15 +223,31 @@ mod tests {
     fn a_vm_that_cannot_be_is_refused_in_one_line() {
         settings().check().unwrap();
         type Change = fn(&mut Settings);
-        let changes: [(Change, &str); 11] = [
+        let changes: [(Change, &str); 12] = [
             (|s| s.name = "a/b".to_string(), "name"),
-            (|s| s.layout.partitions = 0, "at least 1 partition"),
-            (|s| s.layout.partitions = 127, "127 partitions and a shared one are too many"),
-            (|s| (s.layout.partitions, s.layout.shared_bytes) = (128, 0), "128 partitions are too many"),
-            (|s| s.layout.partition_bytes += 1 << 20, "the partition size must be a multiple of 128 MiB"),
+            (|s| s.layout.partition_bytes.clear(), "at least 1 partition"),
+            (|s| give(s, 127, 128 << 20), "127 partitions and a shared one are too many"),
+            (
+                |s| {
+                    give(s, 128, 128 << 20);
+                    s.layout.shared_bytes = 0;
+                },
+                "128 partitions are too many",
+            ),
+            (
+                |s| s.layout.partition_bytes[3] += 1 << 20,
+                "the partition size must be a multiple of 2 MiB, a huge page",
+            ),
+            (
+                |s| {
+                    s.layout.mode = Mode::Hotmem;
+                    s.layout.partition_bytes[3] = 64 << 20;
+                },
+                "the partition size must be a multiple of 128 MiB, the block",
+            ),
             (|s| s.layout.shared_bytes = 1, "the shared size must be a multiple of 128 MiB"),
-            (|s| s.layout.partition_bytes = 0, "at least one block"),
-            (|s| s.layout.partition_bytes = 1 << 50, "larger than this host's memory"),
+            (|s| s.layout.partition_bytes[1] = 0, "at least 2 MiB"),
+            (|s| s.layout.partition_bytes[2] = 1 << 50, "larger than this host's memory"),
             (
                 |s| s.limit_bytes = Some(256 << 20),
                 "a partition of 256 MiB is larger than the VM: it may have 128 MiB",
@@ -218,10 +263,15 @@ mod tests {
             assert!(line.contains(expected) && !line.contains('\n'), "{line}");
         }
         let mut most = settings();
-        (most.layout.partitions, most.layout.shared_bytes) = (127, 0);
+        give(&mut most, 127, 256 << 20);
+        most.layout.shared_bytes = 0;
         most.check().unwrap();
+        let mut mixed = settings();
+        mixed.layout.partition_bytes = vec![256 << 20, 64 << 20, 2 << 20];
+        mixed.check().unwrap();
+        assert_eq!(mixed.hotplug_bytes(), (128 + 256 + 64 + 2) << 20);
         most.layout.mode = Mode::Static;
-        most.layout.partition_bytes = 32 << 30;
+        give(&mut most, 127, 32 << 30);
         let line = most.check().unwrap_err().to_string();
         assert!(
             line.contains("not enough memory on this host") || line.contains("larger than this host"),

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use vm_protocol::{Answer, ErrorKind, ExitReason, Operation, Spawn};
+use vm_protocol::{Answer, ErrorKind, ExitReason, Mode, Operation, Spawn};
 
 use crate::book::Page;
 use crate::error::Error;
@@ -16,6 +16,11 @@ impl<M: Machine> Pool<M> {
     /// Starts an instance.
     pub(crate) fn spawn(&self, place: Place, mut spawn: Spawn) -> Result<Spawned, Error> {
         check_instance_name(&spawn.instance)?;
+        if !spawn.more.is_empty() && self.layout.mode == Mode::Hotmem {
+            let line =
+                "mode hotmem: an instance has one partition, for the kernel gives an address space one";
+            return Err(Error::Setting(line.to_string()));
+        }
         let name = spawn.instance.clone();
         let started = Instant::now();
         let claim = |page: &mut Page| {
@@ -25,16 +30,14 @@ impl<M: Machine> Pool<M> {
             }
             Ok(())
         };
-        let turn = match place {
-            Place::Outside => {
-                self.book.write(|page| {
-                    claim(page)?;
-                    page.outside.insert(name.clone());
-                    Ok(())
-                })?;
-                None
-            }
-            place => Some(self.begin(|page| {
+        let mut turns = Vec::new();
+        match place {
+            Place::Outside => self.book.write(|page| {
+                claim(page)?;
+                page.outside.insert(name.clone());
+                Ok(())
+            })?,
+            place => turns.push(self.begin(|page| {
                 claim(page)?;
                 let ready = page
                     .partitions
@@ -47,20 +50,26 @@ impl<M: Machine> Pool<M> {
                 page.partition(number)?;
                 Ok((number, Event::Spawn(name.as_str())))
             })?),
-        };
-        spawn.partition = turn.as_ref().map(|turn| turn.number);
-        let partition = spawn.partition;
+        }
+        spawn.partition = turns.first().map(|turn| turn.number);
+        for &number in &spawn.more {
+            let turn =
+                self.begin(|page| page.partition(number).map(|_| (number, Event::Spawn(name.as_str()))));
+            turns.push(
+                turn.inspect_err(|_| turns.iter().for_each(|turn| turn.enter(Event::SpawnRefused(&name))))?,
+            );
+        }
+        let (partition, more) = (spawn.partition, spawn.more.clone());
         let outcome = self.machine.ask(Operation::Spawn(spawn), self.patience);
-        let enter = |event: Event, runs: bool| match &turn {
-            Some(turn) => turn.enter(event),
-            None if !runs => self.book.write(|page| {
+        let enter = |event: Event, runs: bool| match &turns[..] {
+            [] if !runs => self.book.write(|page| {
                 page.outside.remove(&name);
             }),
-            None => {}
+            turns => turns.iter().for_each(|turn| turn.enter(event.clone())),
         };
         match outcome {
             Ok(Answer::Spawned { pid }) => {
-                Ok(Spawned { instance: name, partition, pid, total_ns: elapsed_ns(started) })
+                Ok(Spawned { instance: name, partition, more, pid, total_ns: elapsed_ns(started) })
             }
             Ok(other) => {
                 enter(Event::SpawnUnsure(&name), true);
@@ -68,9 +77,18 @@ impl<M: Machine> Pool<M> {
             }
             Err(AskError::Refused(refusal)) => {
                 enter(Event::SpawnRefused(&name), false);
-                let Some(turn) = &turn else { return Err(Error::Refused(refusal)) };
-                turn.enter_if_held(&refusal);
-                Err(Error::refused(turn.number, refusal))
+                match &turns[..] {
+                    [] => Err(Error::Refused(refusal)),
+                    [turn] => {
+                        turn.enter_if_held(&refusal);
+                        Err(Error::refused(turn.number, refusal))
+                    }
+                    // It does not say which of them is held.
+                    turns => {
+                        turns.iter().for_each(|turn| self.look_at(turn.number));
+                        Err(Error::Refused(refusal))
+                    }
+                }
             }
             Err(AskError::Unsendable(why)) => {
                 enter(Event::SpawnRefused(&name), false);
@@ -92,14 +110,15 @@ impl<M: Machine> Pool<M> {
 
     /// Ends an instance; returns when all its processes are gone.
     pub(crate) fn stop(&self, instance: &str, grace: Duration) -> Result<ExitReason, Error> {
-        let number = {
+        let numbers = {
             let page = self.book.read();
             page.require_guest()?;
             if !page.runs(instance) {
                 return Err(Error::NoSuchInstance(instance.to_string()));
             }
-            page.partition_of(instance)
+            page.partitions_of(instance)
         };
+        let number = numbers.first().copied();
         let turn = match number {
             Some(number) => Some(self.begin(|_| Ok((number, Event::Stop(instance))))?),
             None => None,
@@ -127,9 +146,9 @@ impl<M: Machine> Pool<M> {
                 page.outside.remove(instance);
             }
         });
-        // Nobody has said how it left its partition.
-        if let (Some(number), false) = (number, seen_to) {
-            self.look_at(number);
+        // Nobody has said how it left its partitions.
+        if !seen_to {
+            numbers.into_iter().for_each(|number| self.look_at(number));
         }
         drop(turn);
         Ok(reason)

@@ -5,7 +5,6 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use qapi::qmp;
 use tracing::warn;
 use vm_protocol::{Answer, ErrorKind, ExitReason, InstanceInfo, Layout, Mode, Operation, Spawn};
 
@@ -13,13 +12,14 @@ use crate::accelerator::Accelerator;
 use crate::book::{Book, Line};
 use crate::cache;
 use crate::control::Output;
+use crate::device::Device;
 use crate::error::Error;
 use crate::guest::{AskError, Guest};
 use crate::host_memory::{HostMemory, resident_bytes};
+use crate::hypervisor::{Hypervisor, News};
 use crate::keeper;
-use crate::monitor::Monitor;
 use crate::pool::{Machine, Place, Pool};
-use crate::qemu::{self, AGENT_PORT, Device, Handle, Qemu};
+use crate::qemu;
 use crate::report::{GuestStatus, Memory, Plugged, Spawned, Status, Unplugged};
 use crate::settings::Settings;
 
@@ -36,19 +36,17 @@ const LAST_WORDS: Duration = Duration::from_secs(60);
 const POWER_OFF: Duration = Duration::from_secs(10);
 
 struct Running {
-    monitor: Monitor,
+    hypervisor: Box<dyn Hypervisor>,
     guest: Arc<Guest>,
-    pid: u32,
-    handle: Handle,
 }
 
 impl Machine for Running {
     fn request(&self, device: Device, bytes: u64) -> Result<(), Error> {
-        self.monitor.set_number(&path(device), "requested-size", bytes)
+        self.hypervisor.request(device, bytes)
     }
 
     fn size(&self, device: Device) -> Result<u64, Error> {
-        self.monitor.number(&path(device), "size")
+        self.hypervisor.size(device)
     }
 
     fn ask(&self, op: Operation, timeout: Duration) -> Result<Answer, AskError> {
@@ -60,12 +58,8 @@ impl Machine for Running {
     }
 
     fn resident_bytes(&self) -> u64 {
-        resident_bytes(self.pid)
+        resident_bytes(self.hypervisor.pid())
     }
-}
-
-fn path(device: Device) -> String {
-    format!("/machine/peripheral/{}", device.id())
 }
 
 /// A VM that runs. Dropping it kills it.
@@ -105,27 +99,31 @@ impl Vm {
 
     fn boot_once(settings: &Settings, program: &Path, accelerator: Accelerator) -> Result<Vm, Error> {
         let started = Instant::now();
-        let book = Arc::new(Book::new(settings.layout.partitions));
+        let book = Arc::new(Book::new(settings.layout.partitions()));
         let told = Arc::clone(&book);
-        let Qemu { pid, handle, monitor, agent, relay, console } =
-            Qemu::start(program, settings, accelerator, move |why| told.ended(why))?;
+        let qemu::Started { process, agent, relay, console } =
+            qemu::start(program, settings, accelerator, move |why| told.ended(why))?;
         let told = Arc::clone(&book);
         let guest = Guest::new(agent, move |event| told.agent_event(event));
         let guest = Arc::new(guest.map_err(|error| Error::Failed(format!("the agent's port: {error}")))?);
         let (told, line) = (Arc::clone(&book), Arc::clone(&guest));
-        let monitor = Monitor::new(monitor, move |event| match event {
-            qmp::Event::VSERPORT_CHANGE { data, .. } if data.id != AGENT_PORT => {}
-            qmp::Event::VSERPORT_CHANGE { data, .. } if data.open => told.agent_came(),
-            qmp::Event::VSERPORT_CHANGE { .. } => {
+        let hypervisor = process.greet(move |news| match news {
+            News::AgentCame => told.agent_came(),
+            News::AgentLost => {
                 told.agent_lost();
                 line.lose_requests();
             }
-            _ => {}
         });
-        let monitor = monitor.map_err(|error| why_it_ended(&book).unwrap_or(error))?;
-        let machine = Running { monitor, guest, pid, handle };
+        let hypervisor = Box::new(hypervisor.map_err(|error| why_it_ended(&book).unwrap_or(error))?);
+        let machine = Running { hypervisor, guest };
         let limit = settings.limit_bytes();
-        let pool = Arc::new(Pool::new(machine, Arc::clone(&book), settings.layout, limit, settings.patience));
+        let pool = Arc::new(Pool::new(
+            machine,
+            Arc::clone(&book),
+            settings.layout.clone(),
+            limit,
+            settings.patience,
+        ));
         let mut vm = Vm {
             name: settings.name.clone(),
             accelerator,
@@ -137,7 +135,7 @@ impl Vm {
         };
         // Each partition's node and device takes part of a second of boot under translation.
         vm.wait_for_agent(
-            started + settings.patience + Duration::from_secs(settings.layout.partitions.into()),
+            started + settings.patience + Duration::from_secs(settings.layout.partitions().into()),
         )?;
         vm.boot = started.elapsed();
         let kept = Arc::downgrade(&pool);
@@ -287,7 +285,7 @@ impl Vm {
             name: self.name.clone(),
             qemu_pid: self.qemu_pid(),
             accelerator: self.accelerator.to_string(),
-            layout: self.pool.layout,
+            layout: self.pool.layout.clone(),
             guest: page.guest_status(),
             boot_ns: self.boot.as_nanos() as u64,
             host_resident_bytes: resident_bytes(self.qemu_pid()),
@@ -303,7 +301,7 @@ impl Vm {
 
     /// QEMU's process, for those who measure it.
     pub fn qemu_pid(&self) -> u32 {
-        self.pool.machine.pid
+        self.pool.machine.hypervisor.pid()
     }
 
     /// From QEMU's start to the agent's first answer.
@@ -337,7 +335,7 @@ impl Vm {
 
     /// Kills QEMU. [`Vm::wait_for_end`] says when it has ended.
     pub fn kill(&self) {
-        self.pool.machine.handle.kill();
+        self.pool.machine.hypervisor.kill();
     }
 
     fn ask(&self, op: Operation, what: &str) -> Result<Answer, Error> {

@@ -13,6 +13,7 @@ use vm::accelerator::Choice;
 use vm::image::{self, Image};
 use vm::protocol::{Layout, Mode};
 use vm::report::{GuestStatus, Status};
+use vm::settings::Backing;
 use vm::{Settings, Vm, control, supervisor};
 
 use crate::progress;
@@ -49,6 +50,16 @@ enum ModeName {
     Plain,
     /// All memory from boot, for comparison
     Static,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum BackingName {
+    /// Anonymous memory, in huge pages where the host has them to give
+    Anonymous,
+    /// A file in memory that other processes can map (vhost-user)
+    Shared,
+    /// Huge pages that the host has set aside (vm.nr_hugepages)
+    Huge,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -92,11 +103,12 @@ const BOOT_EXAMPLES: &str = "\
 Examples:
   mayfly vm boot                                        in the foreground; Ctrl-C ends the VM
   mayfly vm boot --detach --partitions 64 --partition-size 384MiB
+  mayfly vm boot --detach --partition-size 512MiB,128MiB,64MiB
   mayfly vm boot --detach --mode hotmem --name a        needs: mayfly vm image --kernel hotmem
   mayfly vm boot --mode plain --append init_on_alloc=0  the paper's baseline, kernel words added
 
-Sizes are multiples of 128MiB, the block in which Linux plugs memory. Killing this process kills
-the VM.";
+Sizes are multiples of 128MiB, the block in which Linux plugs memory; partitions may have any multiple
+of 2MiB, but in mode hotmem. Killing this process kills the VM.";
 
 /// Start a VM, and own it until it ends
 #[derive(Args)]
@@ -108,12 +120,18 @@ pub struct BootArguments {
     /// How memory is made elastic
     #[arg(long, value_enum, default_value = "nodes")]
     mode: ModeName,
-    /// The most instances at one time: the concurrency factor
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 4)]
-    partitions: u32,
-    /// What one instance may use
-    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = quantity::parse_bytes)]
-    partition_size: u64,
+    /// The most instances at one time: the concurrency factor [default: 4, or as many as there are sizes]
+    #[arg(short = 'n', long, value_name = "N")]
+    partitions: Option<u16>,
+    /// What one instance may use; several sizes: one for each partition
+    #[arg(
+        long,
+        value_name = "SIZE,...",
+        default_value = "256MiB",
+        value_delimiter = ',',
+        value_parser = quantity::parse_bytes
+    )]
+    partition_size: Vec<u64>,
     /// What instances share: files, once for all; 0: they share boot memory
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = quantity::parse_bytes)]
     shared_size: u64,
@@ -129,6 +147,12 @@ pub struct BootArguments {
     /// How the guest's code is run
     #[arg(long, value_enum, default_value = "auto")]
     accelerator: AcceleratorName,
+    /// What holds the guest's memory on the host
+    #[arg(long, value_enum, default_value = "anonymous")]
+    backing: BackingName,
+    /// Memory that is free in the guest stays with it until it is unplugged, and is not reported to the host
+    #[arg(long)]
+    keep_free_memory: bool,
     /// Which kernel [default: hotmem for mode hotmem, else stock]
     #[arg(long, value_enum)]
     kernel: Option<KernelName>,
@@ -174,6 +198,17 @@ impl BootArguments {
         Ok(0)
     }
 
+    /// The size of each partition.
+    fn partition_bytes(&self) -> Result<Vec<u64>> {
+        match (&self.partition_size[..], self.partitions) {
+            ([size], count) => Ok(vec![*size; count.unwrap_or(4).into()]),
+            (sizes, Some(count)) if usize::from(count) != sizes.len() => {
+                bail!("{count} partitions and {} sizes: give one size for all, or one for each", sizes.len())
+            }
+            (sizes, _) => Ok(sizes.to_vec()),
+        }
+    }
+
     fn settings(&self) -> Result<Settings> {
         let mode = match self.mode {
             ModeName::Nodes => Mode::Nodes,
@@ -188,12 +223,7 @@ impl BootArguments {
         };
         Ok(Settings {
             name: self.name.clone(),
-            layout: Layout {
-                mode,
-                partitions: self.partitions,
-                partition_bytes: self.partition_size,
-                shared_bytes: self.shared_size,
-            },
+            layout: Layout { mode, partition_bytes: self.partition_bytes()?, shared_bytes: self.shared_size },
             boot_bytes: self.memory,
             limit_bytes: self.limit,
             cpus: self.cpus,
@@ -204,10 +234,25 @@ impl BootArguments {
             },
             image,
             code: None,
-            reports_free_memory: false,
+            backing: match self.backing {
+                BackingName::Anonymous => Backing::Anonymous,
+                BackingName::Shared => Backing::Shared,
+                BackingName::Huge => Backing::HugePages,
+            },
+            reports_free_memory: !self.keep_free_memory,
             append: self.append.clone(),
             patience: self.patience,
         })
+    }
+}
+
+/// "4 partitions of 256 MiB", or all sizes where they differ.
+fn partitions_line(layout: &Layout) -> String {
+    let size = |bytes: &u64| quantity::bytes(*bytes as f64);
+    let sizes = &layout.partition_bytes;
+    match sizes.iter().all(|bytes| *bytes == sizes[0]) {
+        true => format!("{} partitions of {}", sizes.len(), size(&sizes[0])),
+        false => format!("partitions of {}", sizes.iter().map(size).collect::<Vec<_>>().join(", ")),
     }
 }
 
@@ -218,14 +263,12 @@ fn print_ready(status: &Status) -> Result<()> {
         GuestStatus::Down { why } | GuestStatus::Ended { why } => why,
     };
     let mode = serde_json::to_value(layout.mode)?;
-    let size = |bytes: u64| quantity::bytes(bytes as f64);
     println!(
-        "{name} is ready after {:.1} s: kernel {kernel}, {accelerator}, mode {}, {} partitions of {}, {} shared",
+        "{name} is ready after {:.1} s: kernel {kernel}, {accelerator}, mode {}, {}, {} shared",
         status.boot_ns as f64 / 1e9,
         mode.as_str().unwrap_or_default(),
-        layout.partitions,
-        size(layout.partition_bytes),
-        size(layout.shared_bytes),
+        partitions_line(layout),
+        quantity::bytes(layout.shared_bytes as f64),
     );
     Ok(())
 }

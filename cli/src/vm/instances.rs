@@ -46,11 +46,12 @@ struct Program {
 }
 
 impl Program {
-    fn spawn(self, instance: String, partition: Option<u32>) -> Spawn {
+    fn spawn(self, instance: String, partitions: &[u32]) -> Spawn {
         let env: BTreeMap<_, _> = self.env.into_iter().collect();
         Spawn {
             instance,
-            partition,
+            partition: partitions.first().copied(),
+            more: partitions.iter().skip(1).copied().collect(),
             argv: self.argv,
             env,
             cwd: self.cwd,
@@ -81,9 +82,10 @@ fn parse_variable(text: &str) -> Result<(String, String), String> {
 pub struct SpawnArguments {
     /// Its name: letters, digits, '-', '_' and '.'
     instance: String,
-    /// The partition it gets all its memory from [default: the first that is ready]
-    #[arg(short, long)]
-    partition: Option<u32>,
+    /// The partition it gets all its memory from [default: the first that is ready]; with commas: several, not in mode
+    /// hotmem
+    #[arg(short, long, value_name = "NUMBER,...", value_delimiter = ',')]
+    partition: Vec<u32>,
     /// No partition: boot memory, for tools
     #[arg(long, conflicts_with = "partition")]
     outside: bool,
@@ -107,7 +109,7 @@ impl SpawnArguments {
             std::io::stdin().read_to_string(&mut input).context("cannot read standard input")?;
         }
         let mut client = self.which.connect()?;
-        let spawn = self.program.spawn(self.instance, self.partition);
+        let spawn = self.program.spawn(self.instance, &self.partition);
         let spawned: Spawned = client.ask(&Command::Spawn { outside: self.outside, spawn })?;
         if self.stdin {
             let instance = spawned.instance.clone();
@@ -117,8 +119,12 @@ impl SpawnArguments {
             print_json(&spawned)?;
             return Ok(0);
         }
-        let place =
-            spawned.partition.map_or("no partition".to_string(), |number| format!("partition {number}"));
+        let all: Vec<_> = spawned.partition.iter().chain(&spawned.more).map(u32::to_string).collect();
+        let place = match &all[..] {
+            [] => "no partition".to_string(),
+            [one] => format!("partition {one}"),
+            several => format!("partitions {}", several.join(", ")),
+        };
         let took = quantity::duration(spawned.total_ns as f64);
         println!("{} started in {place} as process {} in {took}", spawned.instance, spawned.pid);
         Ok(0)
@@ -166,7 +172,7 @@ impl RunArguments {
         let plugged: Plugged = client.ask(&Command::Plug { partition: None })?;
         let partition = plugged.partition;
         let instance = format!("run-{}", std::process::id());
-        let spawn = self.program.spawn(instance.clone(), Some(partition));
+        let spawn = self.program.spawn(instance.clone(), &[partition]);
         let ran = run_in_partition(&mut client, spawn, &interrupted, json);
         // Whatever happened: nothing stays.
         if ran.is_err() {

@@ -68,8 +68,8 @@ fn print_status(status: &Status) {
         quantity::bytes(status.host_resident_bytes as f64),
     );
     println!("  {:>9}  {:>10}  {:<10}  instance", "partition", "size", "state");
-    for (number, state) in status.partitions.iter().enumerate() {
-        let size = quantity::bytes(status.layout.partition_bytes as f64);
+    for (number, state) in (0..).zip(&status.partitions) {
+        let size = quantity::bytes(status.layout.bytes_of(number) as f64);
         let line = format!("  {number:>9}  {size:>10}  {:<10}  {}", state.to_string(), state.note());
         println!("{}", line.trim_end());
     }
@@ -132,7 +132,7 @@ impl StatsArguments {
             println!(
                 "{:<20}  {:>9}  {:>8}  {:>9}  {:>10}",
                 instance.instance,
-                instance.partition.map_or("none".to_string(), |number| number.to_string()),
+                partitions_of(instance),
                 instance.pid,
                 instance.processes,
                 quantity::duration(instance.age_ns as f64),
@@ -140,6 +140,11 @@ impl StatsArguments {
         }
         Ok(0)
     }
+}
+
+fn partitions_of(instance: &InstanceInfo) -> String {
+    let all: Vec<_> = instance.partition.iter().chain(&instance.more).map(u32::to_string).collect();
+    if all.is_empty() { "none".to_string() } else { all.join(",") }
 }
 
 fn migrated(memory: &Memory) -> u64 {

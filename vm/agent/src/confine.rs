@@ -1,11 +1,11 @@
 //! How the agent starts programs: tools as they are, instances through [`crate::launch`], which confines them.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, PipeReader, Write};
+use std::io::{self, BufRead, BufReader, PipeReader, PipeWriter, Write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::fchown;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Mutex;
 
 use rustix::fs::{CWD, MemfdFlags, Mode, OFlags};
@@ -19,7 +19,7 @@ use crate::{relay, users};
 /// What an instance's memory may be.
 #[derive(Debug)]
 pub struct Share {
-    /// The partition, which tells its users from those of others.
+    /// Its first partition, which tells its users from those of others.
     pub partition: u32,
     pub place: Place,
     /// The most that its writable layer takes.
@@ -30,7 +30,7 @@ pub struct Share {
 #[derive(Debug)]
 pub enum Place {
     Anywhere,
-    Node(u32),
+    Nodes(Vec<u32>),
     Hotmem(OwnedFd, u32),
 }
 
@@ -61,8 +61,15 @@ pub struct Confined {
     pub listener: Option<std::net::TcpListener>,
 }
 
-/// Prepares a tool: root in the guest, in a group of its own, with the agent's memory and view.
-pub fn prepare_tool(command: &mut Command, procs: File, cpus: &[u32]) {
+/// Starts a tool: root in the guest, in a group of its own, with the agent's memory and view.
+pub fn start_tool(order: &Spawn, group: &Group, output: PipeWriter) -> io::Result<Child> {
+    let mut command = Command::new(&order.argv[0]);
+    command.args(&order.argv[1..]).env_clear();
+    command.env("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin").env("HOME", "/root").envs(&order.env);
+    command.current_dir(order.cwd.as_deref().unwrap_or("/"));
+    command.stdin(Stdio::piped()).stdout(output.try_clone()?).stderr(output);
+    let procs = group.procs()?;
+    let cpus = &order.cpus;
     let mut cpu_set = rustix::thread::CpuSet::new();
     cpus.iter().for_each(|&cpu| cpu_set.set(cpu as usize));
     let any_cpu = cpus.is_empty();
@@ -79,6 +86,7 @@ pub fn prepare_tool(command: &mut Command, procs: File, cpus: &[u32]) {
     // SAFETY: between fork and exec in a program with threads, only system calls are made: the closure allocates nothing
     // and takes no lock (rustix passes C strings on as they are, errors are numbers).
     unsafe { command.pre_exec(child) };
+    command.spawn()
 }
 
 /// Starts an instance. `stdio` has its standard streams set; `output` is the one it writes to.
@@ -98,7 +106,7 @@ pub fn start(
     let procs = group.procs()?;
     let source = match &share.place {
         Place::Anywhere => Source::Anywhere,
-        Place::Node(node) => Source::Node(*node),
+        Place::Nodes(nodes) => Source::Nodes(nodes.clone()),
         Place::Hotmem(device, node) => Source::Hotmem { device: device.as_raw_fd(), node: *node },
     };
     let mut env = order.env.clone();
@@ -124,7 +132,7 @@ pub fn start(
     written.write_all(&serde_json::to_vec(&plan)?)?;
     io::Seek::rewind(&mut written)?;
     let mut passed: Vec<RawFd> = vec![written.as_raw_fd(), plan.report, plan.group, plan.users];
-    if let Source::Hotmem { device, .. } = source {
+    if let Source::Hotmem { device, .. } = plan.source {
         passed.push(device);
     }
     let mut command = Command::new("/proc/self/exe");

@@ -3,7 +3,6 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{PipeWriter, Write};
-use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex};
@@ -19,7 +18,7 @@ use crate::held::{Holds, move_file_pages};
 use crate::memory;
 use crate::output::Output;
 use crate::port::Outbox;
-use crate::relay::{Door, Relay};
+use crate::relay::{Listener, Relay};
 
 /// How many ended instances' output is kept.
 const KEPT_OUTPUTS: usize = 64;
@@ -32,7 +31,7 @@ const STACK_BYTES: usize = 128 << 10;
 /// One instance, from its start until its last process is gone.
 pub struct Instance {
     name: String,
-    partition: Option<u32>,
+    partitions: Vec<u32>,
     pid: u32,
     started: Instant,
     group: Group,
@@ -41,7 +40,7 @@ pub struct Instance {
     input: Mutex<Option<ChildStdin>>,
     output: Arc<Output>,
     /// Open as long as it runs, if it may call the host.
-    _door: Option<Door>,
+    _listener: Option<Listener>,
     reason: Mutex<Option<ExitReason>>,
     ended: Condvar,
 }
@@ -60,7 +59,7 @@ pub struct Instances {
 struct State {
     running: HashMap<String, Arc<Instance>>,
     /// Being started: names and partitions that are taken already.
-    starting: HashMap<String, Option<u32>>,
+    starting: HashMap<String, Vec<u32>>,
     ended: VecDeque<(String, Arc<Output>)>,
 }
 
@@ -70,8 +69,8 @@ pub struct Allowance {
     pub share: Option<Share>,
     /// The limit for its memory, and whether page tables and the like come on top of it.
     pub memory: Option<(u64, bool)>,
-    /// The node of its partition, if it has one.
-    pub node: Option<u32>,
+    /// Its partitions that are nodes, and which.
+    pub nodes: Vec<(u32, u32)>,
     /// Where page cache that lies there has to go with the instance, if it may lie there.
     pub files_to: Option<u32>,
 }
@@ -84,7 +83,7 @@ impl Instances {
 
     /// Starts an instance that was reserved; returns its first process.
     pub fn spawn(self: &Arc<Self>, order: Spawn, allowance: Allowance) -> Result<u32, Refusal> {
-        let (node, files_to) = (allowance.node, allowance.files_to);
+        let (nodes, files_to) = (allowance.nodes.clone(), allowance.files_to);
         let outcome = self.start(&order, allowance);
         let mut state = self.state.lock().expect("not poisoned");
         state.starting.remove(&order.instance);
@@ -96,7 +95,7 @@ impl Instances {
         let (instance, child, reports) = outcome?;
         let pid = instance.pid;
         let all = Arc::clone(self);
-        let keeper = move || all.keep(&instance, child, reports, node, files_to);
+        let keeper = move || all.keep(&instance, child, reports, &nodes, files_to);
         Builder::new().stack_size(STACK_BYTES).spawn(keeper).map_err(failed("a thread"))?;
         Ok(pid)
     }
@@ -115,15 +114,15 @@ impl Instances {
         if state.running.contains_key(name) || state.starting.contains_key(name) {
             return Err(refusal(ErrorKind::InstanceExists, format!("instance {name} runs already")));
         }
-        if let (Some(partition), true) = (order.partition, alone)
-            && let Some(user) = state.user_of(partition)
-        {
+        let partitions = order.partitions();
+        let taken = |number: &u32| Some((*number, state.user_of(*number)?));
+        if alone && let Some((partition, user)) = partitions.iter().find_map(taken) {
             return Err(refusal(
                 ErrorKind::Busy,
                 format!("partition {partition} is used by instance {user}"),
             ));
         }
-        state.starting.insert(name.clone(), order.partition);
+        state.starting.insert(name.clone(), partitions);
         Ok(())
     }
 
@@ -144,10 +143,10 @@ impl Instances {
             .map_err(failed("a control group"))?;
         let (reader, writer) = std::io::pipe().map_err(failed("a pipe"))?;
         let spawned = match &allowance.share {
-            None => start_tool(order, &group, writer),
+            None => confine::start_tool(order, &group, writer).map(|child| (child, None, None)),
             Some(share) => self.start_confined(order, &group, share, writer),
         };
-        let (mut child, reports, door) = match spawned {
+        let (mut child, reports, listener) = match spawned {
             Ok(spawned) => spawned,
             Err(error) => {
                 let _ = group.kill().and_then(|()| group.wait_empty(KILL_PATIENCE));
@@ -168,14 +167,14 @@ impl Instances {
         }
         let instance = Instance {
             name: order.instance.clone(),
-            partition: order.partition,
+            partitions: order.partitions(),
             pid: child.id(),
             started: Instant::now(),
             group,
             confined: reports.is_some(),
             input: Mutex::new(child.stdin.take()),
             output,
-            _door: door,
+            _listener: listener,
             reason: Mutex::new(None),
             ended: Condvar::new(),
         };
@@ -195,12 +194,12 @@ impl Instances {
             command.stdin(Stdio::piped()).stdout(output).stderr(errors);
         };
         let Confined { child, reports, listener } = confine::start(order, group, share, stdio, &same)?;
-        let door = match (listener, self.relay.as_ref()) {
+        let listener = match (listener, self.relay.as_ref()) {
             (None, _) => None,
             (Some(listener), Some(relay)) => Some(relay.serve(&order.instance, listener)?),
             (Some(_), None) => return Err(std::io::Error::other("the VM has no relay")),
         };
-        Ok((child, Some(reports), door))
+        Ok((child, Some(reports), listener))
     }
 
     /// The keeper: an instance ends with its first process, and what else is left of it is killed.
@@ -209,7 +208,7 @@ impl Instances {
         instance: &Arc<Instance>,
         mut child: Child,
         reports: Option<Reports>,
-        node: Option<u32>,
+        nodes: &[(u32, u32)],
         files_to: Option<u32>,
     ) {
         let told = reports.and_then(|mut reports| reports.ended());
@@ -229,19 +228,20 @@ impl Instances {
             },
             Err(_) => ExitReason::AgentLost,
         };
-        if let (Some(node), Some(to)) = (node, files_to) {
+        if let Some(to) = files_to {
             group.reclaim();
-            move_file_pages(node, to);
+            nodes.iter().for_each(|(_, node)| move_file_pages(*node, to));
         }
         if let Err(error) = gone.and_then(|()| group.remove()) {
             let message = format!("instance {}: not all of it could be removed: {error}", instance.name);
             self.outbox.send(FromAgent::Event(Event::Notice { message }));
         }
-        let held = node.zip(instance.partition).and_then(|(node, partition)| {
-            memory::wait_unused(node, TEARDOWN_PATIENCE);
-            self.holds.left_by(partition, &instance.name);
-            self.holds.look(partition, node, TEARDOWN_PATIENCE)
-        });
+        let held = |(partition, node): &(u32, u32)| {
+            memory::wait_unused(*node, TEARDOWN_PATIENCE);
+            self.holds.left_by(*partition, &instance.name);
+            self.holds.look(*partition, *node, TEARDOWN_PATIENCE)
+        };
+        let mut held = nodes.iter().map(|one| (one.0, held(one))).collect::<Vec<_>>().into_iter();
         let mut state = self.state.lock().expect("not poisoned");
         state.running.remove(&instance.name);
         state.ended.push_back((instance.name.clone(), Arc::clone(&instance.output)));
@@ -249,9 +249,13 @@ impl Instances {
             state.ended.pop_front();
         }
         drop(state);
-        let (name, partition) = (instance.name.clone(), instance.partition);
-        let event = Event::Exited { instance: name, partition, reason, held };
+        let (name, partition) = (instance.name.clone(), instance.partitions.first().copied());
+        let event =
+            Event::Exited { instance: name, partition, reason, held: held.next().and_then(|one| one.1) };
         self.outbox.send(FromAgent::Event(event));
+        for (partition, why) in held.filter_map(|(partition, why)| Some((partition, why?))) {
+            self.outbox.send(FromAgent::Event(Event::Held { partition, why }));
+        }
         *instance.reason.lock().expect("not poisoned") = Some(reason);
         instance.ended.notify_all();
     }
@@ -292,7 +296,8 @@ impl Instances {
         let all: Vec<_> = self.state.lock().expect("not poisoned").running.values().cloned().collect();
         let info = |instance: &Arc<Instance>| InstanceInfo {
             instance: instance.name.clone(),
-            partition: instance.partition,
+            partition: instance.partitions.first().copied(),
+            more: instance.partitions.iter().skip(1).copied().collect(),
             pid: instance.pid,
             processes: instance.group.processes().len() as u32 - u32::from(instance.confined),
             age_ns: instance.started.elapsed().as_nanos() as u64,
@@ -345,9 +350,9 @@ impl Instances {
 
 impl State {
     fn user_of(&self, partition: u32) -> Option<String> {
-        let running = self.running.values().map(|instance| (&instance.name, instance.partition));
-        let starting = self.starting.iter().map(|(name, partition)| (name, *partition));
-        running.chain(starting).find(|(_, taken)| *taken == Some(partition)).map(|(name, _)| name.clone())
+        let running = self.running.values().map(|instance| (&instance.name, &instance.partitions));
+        let mut all = running.chain(&self.starting);
+        all.find(|(_, taken)| taken.contains(&partition)).map(|(name, _)| name.clone())
     }
 }
 
@@ -359,17 +364,7 @@ impl Instance {
     }
 }
 
-type Started = (Child, Option<Reports>, Option<Door>);
-
-fn start_tool(order: &Spawn, group: &Group, output: PipeWriter) -> std::io::Result<Started> {
-    let mut command = Command::new(&order.argv[0]);
-    command.args(&order.argv[1..]).env_clear();
-    command.env("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin").env("HOME", "/root").envs(&order.env);
-    command.current_dir(order.cwd.as_deref().unwrap_or("/"));
-    command.stdin(Stdio::piped()).stdout(output.try_clone()?).stderr(output);
-    confine::prepare_tool(&mut command, group.procs()?, &order.cpus);
-    Ok((command.spawn()?, None, None))
-}
+type Started = (Child, Option<Reports>, Option<Listener>);
 
 /// The kernel's word for a vCPU that is not there is "Invalid argument".
 fn check_cpus(order: &Spawn) -> Result<(), Refusal> {
@@ -395,16 +390,4 @@ fn no_such(name: &str) -> Refusal {
 
 fn failed(what: &'static str) -> impl Fn(std::io::Error) -> Refusal {
     move |error| refusal(ErrorKind::Failed, format!("{what}: {error}"))
-}
-
-/// `/dev/hotmem`, which Mayfly's kernel has when it was given partitions.
-pub fn hotmem_device() -> Result<OwnedFd, Refusal> {
-    let opened = std::fs::File::options().read(true).write(true).open("/dev/hotmem");
-    opened.map(Into::into).map_err(|error| {
-        let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
-        refusal(
-            ErrorKind::WrongKernel,
-            format!("kernel {kernel} has no HotMem partitions (/dev/hotmem: {error})"),
-        )
-    })
 }

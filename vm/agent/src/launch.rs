@@ -101,13 +101,13 @@ fn confine(plan: &Plan) -> Result<(), String> {
     let host: String = plan.name.chars().take(63).collect();
     rustix::system::sethostname(host.as_bytes()).map_err(at("host name"))?;
     // From here on its memory is the instance's.
-    match plan.source {
+    match &plan.source {
         Source::Anywhere => {}
-        Source::Node(node) => bind_to_node(&[node]).map_err(at("memory policy"))?,
+        Source::Nodes(nodes) => bind_to_node(nodes).map_err(at("memory policy"))?,
         Source::Hotmem { device, node } => {
             // SAFETY: as above.
-            let device = unsafe { BorrowedFd::borrow_raw(device) };
-            assign(device, node).map_err(at("HotMem partition"))?;
+            let device = unsafe { BorrowedFd::borrow_raw(*device) };
+            assign(device, *node).map_err(at("HotMem partition"))?;
         }
     }
     give_up_privileges(plan).map_err(at("privileges"))?;

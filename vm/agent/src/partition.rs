@@ -99,9 +99,9 @@ impl Partitions {
 
     /// Whether an instance can be started there.
     pub fn check_open(&self, layout: &Layout, partition: u32, instances: &Instances) -> Result<(), Refusal> {
-        if partition >= layout.partitions {
+        if partition >= layout.partitions() {
             let message =
-                format!("partition {partition}: this VM has {}, numbered from 0", layout.partitions);
+                format!("partition {partition}: this VM has {}, numbered from 0", layout.partitions());
             return Err(refusal(ErrorKind::NotPlugged, message));
         }
         if self.closed.lock().expect("not poisoned").contains(&partition) {
@@ -109,11 +109,9 @@ impl Partitions {
         }
         if has_node(layout.mode) {
             let online = memory::of_node(layout.node_of(partition)).total;
-            if online < layout.partition_bytes {
-                let message = format!(
-                    "partition {partition}: {online} of {} bytes are plugged",
-                    layout.partition_bytes
-                );
+            let bytes = layout.bytes_of(partition);
+            if online < bytes {
+                let message = format!("partition {partition}: {online} of {bytes} bytes are plugged");
                 return Err(refusal(ErrorKind::NotPlugged, message));
             }
             let node = layout.node_of(partition);

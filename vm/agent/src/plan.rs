@@ -32,12 +32,12 @@ pub struct Plan {
 }
 
 /// Where an instance's memory comes from.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Source {
     /// Anywhere: modes `plain` and `static`.
     Anywhere,
-    /// This NUMA node only.
-    Node(u32),
+    /// These NUMA nodes only.
+    Nodes(Vec<u32>),
     /// The HotMem partition that is this node; the descriptor is `/dev/hotmem`.
     Hotmem { device: RawFd, node: u32 },
 }

@@ -37,9 +37,9 @@ pub struct Relay {
 }
 
 /// Listens for one instance. Dropping it ends that; connections end with their processes.
-pub struct Door(TcpListener);
+pub struct Listener(TcpListener);
 
-impl Drop for Door {
+impl Drop for Listener {
     fn drop(&mut self) {
         // SAFETY: passes numbers; the listener is open. It wakes the thread that accepts.
         unsafe { libc::shutdown(self.0.as_raw_fd(), libc::SHUT_RDWR) };
@@ -93,16 +93,16 @@ impl Relay {
         self.writer.lock().expect("not poisoned").write_all(&frame)
     }
 
-    /// Accepts connections for an instance until its [`Door`] is dropped.
-    pub fn serve(self: &Arc<Self>, instance: &str, listener: TcpListener) -> Result<Door> {
-        let door = Door(listener.try_clone()?);
+    /// Accepts connections for an instance until its [`Listener`] is dropped.
+    pub fn serve(self: &Arc<Self>, instance: &str, listener: TcpListener) -> Result<Listener> {
+        let guard = Listener(listener.try_clone()?);
         let (relay, instance) = (Arc::clone(self), instance.to_string());
         let open = Arc::new(AtomicUsize::new(0));
         Builder::new().stack_size(STACK_BYTES).spawn(move || {
             loop {
                 let connection = match listener.accept() {
                     Ok((connection, _)) => connection,
-                    // It was shut down: its door is closed.
+                    // It was shut down.
                     Err(error) if error.raw_os_error() == Some(libc::EINVAL) => return,
                     // The caller went away, or descriptors are used up for now.
                     Err(_) => {
@@ -117,7 +117,7 @@ impl Relay {
                 }
             }
         })?;
-        Ok(door)
+        Ok(guard)
     }
 
     /// Carries one connection; whatever fails ends it.

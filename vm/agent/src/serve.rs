@@ -1,6 +1,7 @@
 //! What the host asks, done: one thread a request, so that one that waits holds up no other.
 
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::os::unix::process::parent_id;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -15,7 +16,7 @@ use vm_protocol::{
 use crate::boot::hoard_no_pages;
 use crate::cgroup;
 use crate::confine::{Place, Share};
-use crate::instance::{Allowance, Instances, hotmem_device, refusal};
+use crate::instance::{Allowance, Instances, refusal};
 use crate::memory::{self, bind_to_node};
 use crate::partition::{Partitions, has_node, preload};
 use crate::port::{Incoming, Outbox, Port};
@@ -150,16 +151,17 @@ impl Server {
             }
             Mode::Plain | Mode::Static => {}
         }
-        let former = self.layout.lock().expect("not poisoned").replace(layout);
         // A shared partition of its own is filled when it is plugged.
-        if former.is_none() && layout.mode == Mode::Nodes && layout.shared_bytes == 0 {
+        let preloads = layout.mode == Mode::Nodes && layout.shared_bytes == 0;
+        let former = self.layout.lock().expect("not poisoned").replace(layout);
+        if former.is_none() && preloads {
             std::thread::spawn(|| preload(0));
         }
         Ok(Answer::Hello(self.agent.clone()))
     }
 
     fn layout(&self) -> Result<Layout, Refusal> {
-        let layout = *self.layout.lock().expect("not poisoned");
+        let layout = self.layout.lock().expect("not poisoned").clone();
         layout.ok_or_else(|| refusal(ErrorKind::Failed, "the host has not said hello".to_string()))
     }
 
@@ -220,33 +222,41 @@ impl Server {
         let layout = self.layout()?;
         self.instances.reserve(order, has_node(layout.mode))?;
         let open = order
-            .partition
-            .map_or(Ok(()), |partition| self.partitions.check_open(&layout, partition, &self.instances));
+            .partitions()
+            .into_iter()
+            .try_for_each(|partition| self.partitions.check_open(&layout, partition, &self.instances));
         open.inspect_err(|_| self.instances.release(&order.instance))
     }
 
     /// Starts an instance that was admitted.
     fn spawn(&self, order: Spawn) -> Result<Answer, Refusal> {
         let allowance =
-            self.allowance(order.partition).inspect_err(|_| self.instances.release(&order.instance))?;
+            self.allowance(&order.partitions()).inspect_err(|_| self.instances.release(&order.instance))?;
         let pid = self.instances.spawn(order, allowance)?;
         Ok(Answer::Spawned { pid })
     }
 
-    fn allowance(&self, partition: Option<u32>) -> Result<Allowance, Refusal> {
+    fn allowance(&self, partitions: &[u32]) -> Result<Allowance, Refusal> {
         let layout = self.layout()?;
-        let Some(partition) = partition else {
-            return Ok(Allowance { share: None, memory: None, node: None, files_to: None });
+        let [partition, more @ ..] = partitions else {
+            return Ok(Allowance { share: None, memory: None, nodes: Vec::new(), files_to: None });
         };
+        let bytes = partitions.iter().map(|partition| layout.bytes_of(*partition)).sum();
+        let nodes: Vec<_> = partitions.iter().map(|partition| layout.node_of(*partition)).collect();
         let place = match layout.mode {
-            Mode::Nodes => Place::Node(layout.node_of(partition)),
-            Mode::Hotmem => Place::Hotmem(hotmem_device()?, layout.node_of(partition)),
+            Mode::Nodes => Place::Nodes(nodes.clone()),
+            Mode::Hotmem if more.is_empty() => Place::Hotmem(hotmem_device()?, nodes[0]),
+            Mode::Hotmem => {
+                let message = "mode hotmem: the kernel gives an instance one partition".to_string();
+                return Err(refusal(ErrorKind::CannotStart, message));
+            }
             Mode::Plain | Mode::Static => Place::Anywhere,
         };
+        let apart = has_node(layout.mode);
         Ok(Allowance {
-            share: Some(Share { partition, place, layer_bytes: layout.partition_bytes }),
-            memory: Some((layout.partition_bytes, has_node(layout.mode))),
-            node: has_node(layout.mode).then(|| layout.node_of(partition)),
+            share: Some(Share { partition: *partition, place, layer_bytes: bytes }),
+            memory: Some((bytes, apart)),
+            nodes: if apart { partitions.iter().copied().zip(nodes).collect() } else { Vec::new() },
             files_to: (layout.mode == Mode::Nodes).then(|| layout.shared_node()),
         })
     }
@@ -278,4 +288,14 @@ impl Server {
             merged: memory::merged(),
         })
     }
+}
+
+/// `/dev/hotmem`, which Mayfly's kernel has when it was given partitions.
+fn hotmem_device() -> Result<OwnedFd, Refusal> {
+    let opened = fs::File::options().read(true).write(true).open("/dev/hotmem");
+    opened.map(Into::into).map_err(|error| {
+        let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
+        let message = format!("kernel {kernel} has no HotMem partitions (/dev/hotmem: {error})");
+        refusal(ErrorKind::WrongKernel, message)
+    })
 }

@@ -6,14 +6,16 @@
 //! Partitions are numbered from 0; [`Layout::node_of`] tells the NUMA node of each.
 
 pub mod frame;
+pub mod layout;
 pub mod message;
 pub mod relay;
 
 pub use frame::{Decoder, FrameError, MAX_FRAME_BYTES, encode};
+pub use layout::{Layout, Mode};
 pub use message::*;
 
 /// Rises with every change that an older peer would misunderstand.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// The virtio-serial port: `/dev/virtio-ports/org.mayfly.agent` in the guest.
 pub const PORT: &str = "org.mayfly.agent";

@@ -4,44 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// How a VM's memory is made elastic.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Mode {
-    /// A NUMA node per partition, on any kernel; the agent binds instances to their node.
-    Nodes,
-    /// A NUMA node per partition, on Mayfly's kernel, which keeps everybody else out of it (HotMem §4).
-    Hotmem,
-    /// One virtio-mem device for all (the paper's *vanilla*). A partition is only a number.
-    Plain,
-    /// All memory from boot (the paper's *statically over-provisioned* VM). A partition is only a number.
-    Static,
-}
-
-/// What was fixed when the VM was made (HotMem §4.1, "VM creation").
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Layout {
-    /// How its memory is made elastic.
-    pub mode: Mode,
-    /// The most instances at one time: the concurrency factor N.
-    pub partitions: u32,
-    /// What one instance may use.
-    pub partition_bytes: u64,
-    /// What instances share: file-backed pages. 0: they share boot memory.
-    pub shared_bytes: u64,
-}
-
-impl Layout {
-    /// The NUMA node of the shared partition (HotMem §4, "shared HotMem partition"): 1, or boot memory's, which is 0.
-    pub fn shared_node(&self) -> u32 {
-        u32::from(self.shared_bytes > 0)
-    }
-
-    /// The NUMA node of a partition, in the modes `nodes` and `hotmem`.
-    pub fn node_of(&self, partition: u32) -> u32 {
-        self.shared_node() + 1 + partition
-    }
-}
+use crate::layout::Layout;
 
 /// What the host asks, with the number that the reply will carry.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -138,6 +101,10 @@ pub struct Spawn {
     pub instance: String,
     /// Where its memory comes from. `None`: outside all partitions, from boot memory (tools, not instances).
     pub partition: Option<u32>,
+    /// Further partitions of which its memory may be, all of them its own; not in mode `hotmem`, where the kernel gives an
+    /// address space one.
+    #[serde(default)]
+    pub more: Vec<u32>,
     /// The program and its arguments.
     pub argv: Vec<String>,
     /// Its whole environment, apart from defaults for PATH and HOME.
@@ -155,6 +122,13 @@ pub struct Spawn {
     /// For a function of the worker's: it has code that others have not, may call the host, and does not own its root.
     #[serde(default)]
     pub confinement: Option<Confinement>,
+}
+
+impl Spawn {
+    /// All partitions that are its own; none for a tool.
+    pub fn partitions(&self) -> Vec<u32> {
+        self.partition.into_iter().chain(self.more.iter().copied()).collect()
+    }
 }
 
 /// How a function of the worker's runs in the guest.
@@ -324,6 +298,13 @@ pub enum Event {
         #[serde(default)]
         held: Option<String>,
     },
+    /// Nobody uses a partition, and yet it is not empty: one of the further ones of an instance that has just ended.
+    Held {
+        /// Which one.
+        partition: u32,
+        /// What is left of it, and who has it.
+        why: String,
+    },
     /// What was left in a partition is gone.
     Released {
         /// Which one.
@@ -363,6 +344,9 @@ pub struct InstanceInfo {
     pub instance: String,
     /// Where its memory comes from.
     pub partition: Option<u32>,
+    /// And where more of it does.
+    #[serde(default)]
+    pub more: Vec<u32>,
     /// Its first process.
     pub pid: u32,
     /// All its processes.

@@ -21,7 +21,8 @@ fn requests() -> impl Strategy<Value = Request> {
                 let cwd = Some("/tmp/\u{0}\n{".to_string());
                 Operation::Spawn(Spawn {
                     instance,
-                    partition: None,
+                    partition: Some(1),
+                    more: vec![3, 2],
                     argv,
                     env,
                     cwd,

@@ -1,6 +1,7 @@
 //! The code disk: what instances in the VM see under /var and /opt, read-only, of all functions. The agent shows each
 //! instance its own part. As files of one disk they are in the guest's memory once (HotMem §4, "shared HotMem partition").
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -66,6 +67,9 @@ impl Disk {
             .args([Path::new("-d"), &tree, &file])
             .arg(format!("{blocks}k")))
         .context("cannot make the code disk")?;
+        // QEMU is a user of its own, who reads it whatever this process's umask is.
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644))
+            .with_context(|| format!("cannot let QEMU read {}", file.display()))?;
         std::fs::remove_dir_all(&tree).with_context(|| format!("cannot remove {}", tree.display()))?;
         Ok(Disk { file, parts })
     }

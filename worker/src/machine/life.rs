@@ -135,7 +135,7 @@ async fn plug(machine: &Machine, running: &Arc<Running>, order: &Order) -> Resul
     machine.history.note(Event {
         ms: history::ms(Duration::from_nanos(plugged.total_ns)),
         device_ms: history::ms(Duration::from_nanos(plugged.device_ns)),
-        bytes: Some(running.vm.layout().partition_bytes),
+        bytes: Some(running.vm.layout().bytes_of(plugged.partition)),
         ..event("plug", order, plugged.partition)
     });
     Ok(plugged.partition)
@@ -298,6 +298,7 @@ fn spawn_order(machine: &Machine, order: &Order, name: &str) -> Result<Spawn> {
         Ok((place.to_string(), bind.target.to_string_lossy().into_owned()))
     });
     Ok(Spawn {
+        more: Vec::new(),
         instance: name.to_string(),
         partition: None,
         argv: command,

@@ -100,8 +100,7 @@ impl Machine {
             name: format!("worker-{}", std::process::id()),
             layout: Layout {
                 mode: plan.mode,
-                partitions: plan.partitions,
-                partition_bytes: partition_mib << 20,
+                partition_bytes: vec![partition_mib << 20; plan.partitions as usize],
                 shared_bytes: (SHARED_MIB + if plan.merges() { partition_mib } else { 0 }) << 20,
             },
             boot_bytes: None,
@@ -110,6 +109,7 @@ impl Machine {
             accelerator: vm::accelerator::Choice::Auto,
             image: plan.image.clone(),
             code: Some(disk.file.clone()),
+            backing: vm::settings::Backing::Anonymous,
             reports_free_memory: plan.merges(),
             append: String::new(),
             patience: Duration::from_secs(120),
@@ -131,7 +131,7 @@ impl Machine {
 
     /// What one instance may use.
     pub fn partition_mib(&self) -> u64 {
-        self.settings.layout.partition_bytes >> 20
+        self.settings.layout.bytes_of(0) >> 20
     }
 
     /// Boots the VM, and boots it again whenever it ends, on a thread of its own. Returns when it runs.
@@ -227,7 +227,7 @@ impl Machine {
             partitions: status.partitions.len() as u64,
             plugged,
             used,
-            plugged_bytes: plugged * self.settings.layout.partition_bytes,
+            plugged_bytes: plugged * self.settings.layout.bytes_of(0),
             merged_bytes: merged.bytes,
             mapped_merged_bytes: merged.advised_bytes,
         })

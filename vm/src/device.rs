@@ -1,0 +1,65 @@
+//! The devices of a VM that its memory is plugged through. All are virtio-mem: so much of each is asked for, and the guest's
+//! driver takes or gives it.
+
+use vm_protocol::Mode;
+
+use crate::settings::{BLOCK_BYTES, Settings};
+
+/// A virtio-mem device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryDevice {
+    /// Which one.
+    pub device: Device,
+    /// All that it can plug: whole blocks of Linux's, of which a smaller partition leaves pieces out.
+    pub bytes: u64,
+    /// The guest's NUMA node of its memory.
+    pub node: u32,
+}
+
+/// Names a virtio-mem device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Device {
+    /// The shared partition.
+    Shared,
+    /// A partition.
+    Partition(u32),
+    /// Mode `plain`: the one device for everything.
+    All,
+}
+
+impl Device {
+    /// Its name in the hypervisor.
+    pub fn id(self) -> String {
+        match self {
+            Device::Shared => "shared".to_string(),
+            Device::Partition(number) => format!("partition{number}"),
+            Device::All => "all".to_string(),
+        }
+    }
+}
+
+/// The virtio-mem devices of a VM.
+pub fn memory_devices(settings: &Settings) -> Vec<MemoryDevice> {
+    let layout = &settings.layout;
+    match layout.mode {
+        Mode::Static => Vec::new(),
+        Mode::Plain => vec![MemoryDevice {
+            device: Device::All,
+            bytes: settings.hotplug_bytes().next_multiple_of(BLOCK_BYTES),
+            node: 0,
+        }],
+        Mode::Nodes | Mode::Hotmem => {
+            let shared = MemoryDevice {
+                device: Device::Shared,
+                bytes: layout.shared_bytes,
+                node: layout.shared_node(),
+            };
+            let partitions = (0..layout.partitions()).map(|number| MemoryDevice {
+                device: Device::Partition(number),
+                bytes: layout.bytes_of(number).next_multiple_of(BLOCK_BYTES),
+                node: layout.node_of(number),
+            });
+            (layout.shared_bytes > 0).then_some(shared).into_iter().chain(partitions).collect()
+        }
+    }
+}

@@ -1,0 +1,152 @@
+"""The `mayfly vm` command for the tests: run, refused, waited for; and what a VM's processes are."""
+
+import json
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MIB = 1 << 20
+PARTITIONS = 3
+SIZE_MIB = 256
+# Debian's default costs 300 ms a partition here; what it costs is for bench/vm to tell.
+APPEND = "init_on_alloc=0"
+# How long anything may take that is to happen at all.
+PATIENCE = 300
+BOOT = [
+    "-n",
+    str(PARTITIONS),
+    "--partition-size",
+    f"{SIZE_MIB}MiB",
+    "--shared-size",
+    "256MiB",
+    "--append",
+    APPEND,
+    "--patience",
+    "240s",
+]
+
+
+def check(condition, *what):
+    """An assertion that says what was seen."""
+    if not condition:
+        raise AssertionError(" ".join(str(part) for part in what))
+
+
+class Command:
+    """The mayfly command, with a folder of its own for control sockets."""
+
+    def __init__(self, program, mode):
+        self.program = program
+        self.mode = mode
+        self.kernel = ["--kernel", "hotmem"] if mode == "hotmem" else []
+        self.runtime = tempfile.TemporaryDirectory(prefix="mayfly-vm-test-")
+        self.environment = dict(os.environ, XDG_RUNTIME_DIR=self.runtime.name)
+
+    def __call__(self, *words, expect=0, environment=None, timeout=PATIENCE):
+        """Runs `mayfly vm WORDS`; returns stdout, or the line on stderr when it is to fail."""
+        result = subprocess.run(
+            [self.program, "vm", *words],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            env=environment or self.environment,
+        )
+        check(
+            result.returncode == expect, words, "exited with", result.returncode, result.stdout, result.stderr
+        )
+        if expect == 1:
+            check(
+                result.stderr.startswith("mayfly: ") and result.stderr.count("\n") == 1,
+                "not one line:",
+                result.stderr,
+            )
+            return result.stderr
+        return result.stdout
+
+    def json(self, *words):
+        return json.loads(self(*words, "--json"))
+
+    def refused(self, expected, *words, environment=None):
+        line = self(*words, expect=1, environment=environment)
+        check(expected in line, words, "was refused with", line, "and not", expected)
+
+    def status(self):
+        return self.json("list")["vms"][0]
+
+    def states(self):
+        return [partition["state"] for partition in self.status()["partitions"]]
+
+    def wait(self, condition, what, seconds=PATIENCE):
+        deadline = time.monotonic() + seconds
+        while not condition():
+            check(time.monotonic() < deadline, "never:", what, self("list"))
+            time.sleep(0.05)
+
+    def boot(self, *words, mode=None):
+        began = time.monotonic()
+        status = self.json("boot", "--detach", "--mode", mode or self.mode, *(words or BOOT))
+        status["wall"] = time.monotonic() - began
+        return status
+
+    def tool(self, command):
+        """Runs a shell command in the guest, outside all partitions."""
+        name = f"tool-{time.monotonic_ns()}"
+        self("spawn", name, "--outside", "--", "sh", "-c", command)
+        return self("output", name, "--follow")
+
+    def hog(self, name, mib, partition):
+        """An instance that holds so much memory; returns when it does."""
+        self("spawn", name, "--partition", str(partition), "--", "/opt/mayfly/memhog", str(mib))
+        self.wait(lambda: "filled" in self("output", name), f"{name} filled its memory")
+
+    def node(self, partition):
+        nodes = self.json("stats")["guest"]["nodes"]
+        return next(node for node in nodes if node["partition"] == partition)
+
+    def counter(self, name):
+        return self.json("stats")["guest"]["vmstat"][name]
+
+    def all_absent(self):
+        for name in [state["instance"] for state in self.status()["partitions"] if "instance" in state]:
+            try:
+                self("stop", name, "--grace", "0s")
+            except AssertionError as failed:
+                # It may have ended by itself since it was listed.
+                check("no instance" in str(failed), failed)
+        self("unplug", "--all")
+        check(self.states() == ["absent"] * PARTITIONS, "left behind:", self("list"))
+
+
+def gone(pid):
+    """Not there, or dead and not yet waited for."""
+    try:
+        return re.search(r"^State:\s+Z", pathlib.Path(f"/proc/{pid}/status").read_text(), re.M) is not None
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def supervisor_of(vm):
+    return int(
+        re.search(
+            r"^PPid:\s+(\d+)", pathlib.Path(f"/proc/{vm.status()['qemu_pid']}/status").read_text(), re.M
+        ).group(1)
+    )
+
+
+def ask(path, command):
+    """One request on the control socket."""
+    with socket.socket(socket.AF_UNIX) as line:
+        line.settimeout(PATIENCE)
+        line.connect(path)
+        line.sendall(json.dumps(command).encode() + b"\n")
+        answer = b""
+        while not answer.endswith(b"\n"):
+            part = line.recv(1 << 16)
+            check(part, "the supervisor hung up on", command)
+            answer += part
+    return json.loads(answer)

@@ -1,0 +1,56 @@
+"""VMs for the tests. Each test gets one that is up and whose partitions are absent: the one that the test
+before it left, if it left it so; else another one."""
+
+import os
+
+import pytest
+from command import PARTITIONS, ROOT, Command, check, gone
+
+
+def pytest_addoption(parser):
+    parser.addoption("--mode", choices=["nodes", "hotmem"], default="nodes")
+    parser.addoption("--steps", type=int, default=120, metavar="N", help="of the model's test (120)")
+
+
+@pytest.fixture(scope="session")
+def command(request):
+    """The command, and images for it. No VM outlives the tests."""
+    program = os.environ.get("MAYFLY", str(ROOT / "target/release/mayfly"))
+    vm = Command(program, request.config.getoption("mode"))
+    vm.steps = request.config.getoption("steps")
+    vm("image", *vm.kernel, timeout=3600)
+    vm("image", timeout=3600)
+    yield vm
+    down(vm)
+
+
+@pytest.fixture
+def host(command):
+    """No VM runs."""
+    down(command)
+    return command
+
+
+@pytest.fixture
+def vm(command):
+    """One runs, and all its partitions are absent."""
+    running = command.json("list")["vms"]
+    if [is_fresh(status) for status in running] != [True]:
+        down(command)
+        command.boot()
+    return command
+
+
+def is_fresh(status):
+    states = [partition["state"] for partition in status["partitions"]]
+    return (
+        (status["name"], status["guest"]["state"]) == ("mayfly", "up")
+        and states == ["absent"] * PARTITIONS
+        and status["outside"] == []
+    )
+
+
+def down(command):
+    for status in command.json("list")["vms"]:
+        command("down", "--vm", status["name"])
+        check(gone(status["qemu_pid"]), "QEMU", status["qemu_pid"], "is still there")

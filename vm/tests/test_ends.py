@@ -1,0 +1,264 @@
+"""Whoever dies, agent, QEMU or supervisor, at whatever moment: nothing leaks, and nobody waits for ever."""
+
+import json
+import os
+import pathlib
+import random
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+
+import agree
+from command import BOOT, MIB, PARTITIONS, PATIENCE, SIZE_MIB, ask, check, gone, supervisor_of
+
+
+def test_an_agent_that_dies_takes_its_instances_and_nothing_else(vm):
+    vm("plug", "0", "1")
+    vm.hog("a", 50, 0)
+    if vm.mode == "nodes":
+        # As if it died in the middle of an unplug. Node 0 is the guest's own, 1 the shared one.
+        offline = (
+            "for block in /sys/devices/system/node/node3/memory[0-9]*; do echo offline >$block/state; done"
+        )
+        vm.tool(f"{offline}; echo done")
+        online = [node["partition"] for node in vm.json("stats")["guest"]["nodes"]]
+        check(0 in online and 1 not in online, "partition 1 was not taken offline:", online)
+    # From the root cgroup, where no agent cleans up; for a while, to see the guest down.
+    seconds = max(8, 2 * vm.status()["boot_ns"] / 1e9)
+    killer = (
+        "import os, time\n"
+        "open('/sys/fs/cgroup/cgroup.procs', 'w').write(str(os.getpid()))\n"
+        f"end = time.monotonic() + {seconds:.0f}\n"
+        "while time.monotonic() < end:\n"
+        "    for pid in open('/proc/1/task/1/children').read().split():\n"
+        "        if open(f'/proc/{pid}/cmdline').read().startswith('vm-agent'): os.kill(int(pid), 9)\n"
+        "    time.sleep(0.02)\n"
+    )
+    vm("spawn", "killer", "--outside", "--", "python3", "-c", killer)
+    vm.wait(lambda: vm.status()["guest"]["state"] == "down", "the guest is down")
+    # An agent may have come for a moment.
+    for _ in range(50):
+        line = subprocess.run(
+            [vm.program, "vm", "plug", "2"], capture_output=True, text=True, env=vm.environment
+        ).stderr
+        if "the guest is down" in line:
+            break
+        vm.wait(lambda: vm.status()["guest"]["state"] == "down", "the guest is down")
+    check("the guest is down" in line, "a plug while the guest is down:", line)
+    vm.wait(lambda: vm.status()["guest"]["state"] == "up", "the guest is up again")
+    vm.wait(lambda: set(vm.states()) <= {"ready", "absent"}, "all partitions are empty")
+    check(vm.json("stats")["instances"] == [], vm("stats"))
+    check(vm.node(1)["total_bytes"] == SIZE_MIB * MIB, "partition 1 is not whole:", vm("stats"))
+    check(vm("run", "--", "echo", "alive") == "alive\n")
+    vm.all_absent()
+
+
+def test_a_host_that_stops_qemu_for_a_while_loses_nothing(vm):
+    vm("plug", "0")
+    pid = vm.status()["qemu_pid"]
+    asked = subprocess.Popen(
+        [vm.program, "vm", "unplug", "0"],
+        env=vm.environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(3)
+    os.kill(pid, signal.SIGCONT)
+    asked.wait(PATIENCE)
+    vm.wait(lambda: vm.states()[0] in ("ready", "absent"), "partition 0 is ready or absent")
+    vm.all_absent()
+
+
+def anything(dice):
+    """A request at random."""
+    partition = dice.randrange(PARTITIONS)
+    name = f"r{dice.randrange(4)}"
+    mib = dice.choice([20, 100, SIZE_MIB + 40])
+    argv = dice.choice(
+        [["true"], ["/opt/mayfly/memhog", str(mib)], ["sh", "-c", "sleep 0.1 & sleep 0.1; exit 3"]]
+    )
+    spawn = {"instance": name, "partition": partition, "argv": argv}
+    return dice.choice(
+        [
+            {"verb": "plug", "partition": None},
+            {"verb": "plug", "partition": partition},
+            {"verb": "spawn", "outside": False, "spawn": spawn},
+            {"verb": "spawn", "outside": False, "spawn": spawn},
+            {"verb": "stop", "instance": name, "grace_ms": dice.choice([0, 100])},
+            {"verb": "unplug", "partition": partition},
+            {"verb": "memory"},
+        ]
+    )
+
+
+def test_at_random_from_all_sides_nothing_leaks(vm):
+    path = str(pathlib.Path(vm.runtime.name) / "mayfly/vm/mayfly.sock")
+    total = vm.json("stats")["guest"]["meminfo_bytes"]["MemTotal"]
+    resident = vm.status()["host_resident_bytes"]
+    seed = random.randrange(1 << 32)
+    print(f"  seed {seed}")
+    # What may be said, as another side may have been faster.
+    allowed = re.compile("partition|no instance|runs already|is not|Busy|busy|ready")
+    problems = []
+
+    def side(number):
+        dice = random.Random(seed + number)
+        for round_number in range(30):
+            command = anything(dice)
+            answer = ask(path, command)
+            if "error" in answer and not allowed.search(answer["error"]):
+                problems.append((round_number, command, answer))
+
+    sides = [threading.Thread(target=side, args=[number]) for number in range(3)]
+    for thread in sides:
+        thread.start()
+    for thread in sides:
+        thread.join()
+    check(not problems, problems)
+    vm.wait(lambda: set(vm.states()) <= {"ready", "absent", "in_use"}, "all is settled")
+    vm.all_absent()
+    now = vm.json("stats")["guest"]["meminfo_bytes"]["MemTotal"]
+    check(now == total, "MemTotal was", total, "and is", now)
+    check(vm.status()["host_resident_bytes"] < resident + 60 * MIB, "QEMU had", resident, vm("list"))
+
+
+def test_model_and_vm_agree_at_every_step(vm):
+    path = str(pathlib.Path(vm.runtime.name) / "mayfly/vm/mayfly.sock")
+    seed = random.randrange(1 << 32)
+    print(f"  seed {seed}")
+    agreement = agree.Agreement(lambda command: ask(path, command), SIZE_MIB * MIB, seed)
+    try:
+        done = agreement.run(vm.steps)
+    except agree.Disagreement as disagreement:
+        raise AssertionError(f"after {dict(agreement.done)}: {disagreement}") from disagreement
+    print("  " + ", ".join(f"{what} {times}" for what, times in sorted(done.items())))
+    for what in ("plug", "unplug", "spawn", "stop", "kill", "take", "unplug refused"):
+        check(done[what] > 0, f"in {vm.steps} steps, no", what)
+
+
+def test_a_supervisor_that_is_killed_takes_qemu_with_it_and_leaves_its_name(vm):
+    qemu = vm.status()["qemu_pid"]
+    supervisor = supervisor_of(vm)
+    os.kill(supervisor, signal.SIGKILL)
+    vm.wait(lambda: gone(qemu), "QEMU is gone")
+    # Until it is gone itself it has its name.
+    vm.wait(lambda: gone(supervisor), "the supervisor is gone")
+    check(vm("list") == "no VM runs\n", vm("list"))
+    vm.boot()
+
+
+def test_a_qemu_that_is_killed_ends_the_supervisor(vm):
+    booted = vm.status() | {"socket": str(pathlib.Path(vm.runtime.name) / "mayfly/vm/mayfly.sock")}
+    vm("plug", "0", "1")
+    vm.hog("a", 50, 0)
+    supervisor = supervisor_of(vm)
+    asked = subprocess.Popen(
+        [vm.program, "vm", "plug", "2"],
+        env=vm.environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    os.kill(booted["qemu_pid"], signal.SIGKILL)
+    vm.wait(lambda: gone(supervisor), "the supervisor is gone")
+    check(asked.wait(PATIENCE) in (0, 1))
+    check(not os.path.exists(booted["socket"]), "the socket is still there")
+    log = (pathlib.Path(booted["socket"]).parent / "mayfly.log").read_text()
+    check("mayfly: the VM has ended: QEMU was killed by signal 9\n" in log, log)
+
+
+def test_whatever_is_killed_at_any_moment_the_rest_goes_and_the_next_vm_boots(host):
+    seed = random.randrange(1 << 32)
+    print(f"  seed {seed}")
+    for number, victim in enumerate(("qemu", "qemu", "supervisor")):
+        booted = host.boot()
+        pids = {"qemu": booted["qemu_pid"], "supervisor": supervisor_of(host)}
+        path, problems = booted["socket"], []
+
+        def side(dice, path=path, problems=problems):
+            # Until nobody answers; what was refused, and why, others look at.
+            while True:
+                try:
+                    ask(path, anything(dice))
+                except TimeoutError as error:
+                    problems.append(error)
+                    return
+                except (OSError, AssertionError):
+                    return
+
+        dice = random.Random(seed + number)
+        sides = [threading.Thread(target=side, args=[random.Random(dice.random())]) for _ in range(3)]
+        for thread in sides:
+            thread.start()
+        # Any moment is good.
+        time.sleep(dice.uniform(0, 3))
+        os.kill(pids[victim], signal.SIGKILL)
+        for name, pid in pids.items():
+            host.wait(lambda pid=pid: gone(pid), f"the {name} is gone, after the {victim} was killed")
+        for thread in sides:
+            thread.join(PATIENCE)
+            check(not thread.is_alive(), "somebody waits for an answer from a VM whose", victim, "was killed")
+        check(not problems, problems)
+        check(host("list") == "no VM runs\n", host("list"))
+        if victim == "qemu":
+            check(not os.path.exists(path), "the socket is still there")
+            log = (pathlib.Path(path).parent / "mayfly.log").read_text()
+            check("mayfly: the VM has ended: QEMU was killed by signal 9\n" in log, log)
+
+
+# A QEMU whose guest dies as it does when the emulation slips; every second start is the real one.
+SLIPPING = """#!/bin/bash
+if [[ "$*" =~ socket,id=console,fd=([0-9]+) ]] && [ ! -e "$0.slipped" ]; then
+    touch "$0.slipped"
+    echo "[    0.5] Oops: int3: 0000 [#1] SMP" >&"${BASH_REMATCH[1]}"
+    exit 0
+fi
+rm -f "$0.slipped"
+exec %s "$@"
+"""
+
+
+def test_a_boot_in_which_the_emulation_slips_is_done_again(host):
+    with tempfile.TemporaryDirectory() as folder:
+        qemu = pathlib.Path(folder, "qemu-system-x86_64")
+        qemu.write_text(SLIPPING % shutil.which(qemu.name))
+        # QEMU runs as a user of its own, in a root that has this folder.
+        qemu.chmod(0o755)
+        os.chmod(folder, 0o777)
+        path = {"PATH": f"{folder}:{os.environ['PATH']}"}
+        command = [host.program, "vm", "boot", "--accelerator", "tcg", "--mode", host.mode, *BOOT, "--detach"]
+        booted = subprocess.run(
+            command, env=host.environment | path, capture_output=True, text=True, timeout=PATIENCE
+        )
+        check(booted.returncode == 0, booted.stderr)
+        log = next(pathlib.Path(host.runtime.name).rglob("mayfly.log")).read_text()
+        check("booting once more" in log + booted.stderr, "the second boot is not mentioned:", log)
+        host("down")
+
+
+def test_a_vm_in_the_foreground_ends_in_order(host):
+    for number in (signal.SIGTERM, signal.SIGINT):
+        process = subprocess.Popen(
+            [host.program, "vm", "boot", "--json", "--mode", host.mode, *BOOT],
+            env=host.environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        status = json.loads(process.stdout.readline())
+        process.send_signal(number)
+        check(process.wait(PATIENCE) == 0, "exit code", process.returncode)
+        check(gone(status["qemu_pid"]) and not os.path.exists(status["socket"]), "something stays")
+    process = subprocess.Popen([host.program, "vm", "boot", "--mode", host.mode, *BOOT], env=host.environment)
+    # It takes its name when it is ready for signals.
+    name = pathlib.Path(host.runtime.name) / "mayfly/vm/mayfly.lock"
+    host.wait(name.exists, "the VM has its name")
+    process.send_signal(signal.SIGTERM)
+    # On a busy machine it may be ready by the time that the signal comes; then it ends in order.
+    check(process.wait(PATIENCE) in (128 + signal.SIGTERM, 0), "exit code", process.returncode)
+    check(host("list") == "no VM runs\n", host("list"))
