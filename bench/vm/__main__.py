@@ -74,8 +74,6 @@ def measure(options: argparse.Namespace) -> Results:
     results = Results(contenders)
     for experiment in only:
         for contender in [one for one in contenders if one.name in chosen[experiment.name]]:
-            if not contender.elastic and experiment.name != "interference":
-                continue
             start = time.monotonic()
             try:
                 results.samples[experiment.name, contender.name] = experiment.run(contender, options.quick)

@@ -3,10 +3,14 @@
 An experiment returns samples: a list of measured values for each key. Keys are dotted and say their unit.
 """
 
+import re
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+from bench.vm import functions
 from bench.vm.guest import Contender, Guest
 
 Samples = dict[str, list[float]]
@@ -15,6 +19,9 @@ Samples = dict[str, list[float]]
 FILL = 31 / 32
 # The kernel finishes an ended instance's teardown in the background.
 SETTLE_S = 0.3
+# Unplugs in a cell of a table, so that its spread says something.
+ROUNDS = 30
+ALL_MODES = ("static", "plain", "nodes", "hotmem")
 
 
 @dataclass(frozen=True)
@@ -22,7 +29,7 @@ class Experiment:
     name: str
     about: str
     run: Callable[[Contender, bool], Samples]
-    contenders: tuple[str, ...] = ("plain", "nodes", "hotmem")
+    contenders: tuple[str, ...] = ALL_MODES
 
 
 def add(samples: Samples, prefix: str, numbers: dict[str, float]) -> None:
@@ -55,7 +62,7 @@ def sizes(contender: Contender, quick: bool) -> Samples:
     """Figure 5: by size."""
     samples: Samples = {}
     for mib in (128, 256) if quick else (128, 256, 512, 1024):
-        plug_ms, found = unplug_loaded(contender, mib, rounds=2 if quick else 3)
+        plug_ms, found = unplug_loaded(contender, mib, rounds=2 if quick else ROUNDS)
         samples[f"{mib}mib.plug_ms"] = [plug_ms]
         for numbers in found:
             add(samples, f"{mib}mib.", numbers)
@@ -65,11 +72,32 @@ def sizes(contender: Contender, quick: bool) -> Samples:
 def zeroing(contender: Contender, quick: bool) -> Samples:
     """256 MiB, with pages zeroed when they are allocated (as Debian does) and without."""
     samples: Samples = {}
+    rounds = 2 if quick else ROUNDS
     for value in (0, 1):
-        rounds = 2 if quick else 3
         for numbers in unplug_loaded(contender, 256, rounds, append=f"init_on_alloc={value}")[1]:
             add(samples, f"init_on_alloc_{value}.", numbers)
     return samples
+
+
+def backings(contender: Contender, quick: bool) -> Samples:
+    """256 MiB on what can hold a guest's memory: the host's part of an unplug depends on it."""
+    samples: Samples = {}
+    for backing in BACKINGS:
+        if backing == "huge" and huge_pages_free_mib() < 5 * 256 + 1024:
+            print("bench: backing huge: too few huge pages are set aside (vm.nr_hugepages)", file=sys.stderr)
+            continue
+        rounds = 2 if quick else ROUNDS
+        for numbers in unplug_loaded(contender, 256, rounds, backing=backing)[1]:
+            add(samples, f"{backing}.", numbers)
+    return samples
+
+
+BACKINGS = ("anonymous", "shared", "huge")
+
+
+def huge_pages_free_mib() -> int:
+    found = re.search(r"^HugePages_Free:\s+(\d+)$", Path("/proc/meminfo").read_text(), re.M)
+    return 2 * int(found[1]) if found else 0
 
 
 def usage(contender: Contender, quick: bool) -> Samples:
@@ -86,7 +114,7 @@ def usage(contender: Contender, quick: bool) -> Samples:
         guest.plug_all()
         running: set[int] = set()
         for count in (1, 5, 9) if quick else (1, 3, 5, 7, 9):
-            for _ in range(1 if quick else 5):
+            for _ in range(1 if quick else ROUNDS):
                 guest.fill([number for number in range(others + 1) if number not in running], hog)
                 for number in [*range(count, others), victim]:
                     guest.stop(f"hog-{number}")
@@ -98,13 +126,22 @@ def usage(contender: Contender, quick: bool) -> Samples:
 
 
 def steps(contender: Contender, quick: bool) -> Samples:
-    """Figure 7: a full VM shrinks in 32 steps; CPU time of the vCPU that serves them and nothing else."""
+    """Figure 7: a full VM of 8 GiB shrinks in steps of 512 MiB; CPU time of the vCPU that serves them and
+    nothing else. Twice, so that there are 32 steps."""
     samples: Samples = {}
-    count = 8 if quick else 32
-    with Guest(contender, count, 128) as guest:
-        guest.serve_unplug_on(1)
+    count, mib = (4, 128) if quick else (16, 512)
+    for number in range(1 if quick else 2):
+        shrink(contender, samples, number, count, mib)
+    samples["step_mib"] = [mib]
+    return samples
+
+
+def shrink(contender: Contender, samples: Samples, number: int, count: int, mib: int) -> None:
+    with Guest(contender, count, mib) as guest:
+        if contender.elastic:
+            guest.serve_unplug_on(1)
         guest.plug_all()
-        guest.fill(list(range(count)), int(128 * FILL), cpus=(0,))
+        guest.fill(list(range(count)), int(mib * FILL), cpus=(0,))
         time.sleep(1)
         before, begin = guest.vcpu_s(1), time.monotonic()
         for step in range(count):
@@ -112,9 +149,9 @@ def steps(contender: Contender, quick: bool) -> Samples:
             numbers = guest.unplug(step)
             add(samples, "", {"migrated_pages": numbers["migrated_pages"], "step_ms": numbers["unplug_ms"]})
             at, cpu = time.monotonic() - begin, guest.vcpu_s(1) - before
-            add(samples, f"over_time.{step}.", {"at_s": at, "cpu_s": cpu})
+            if number == 0:
+                add(samples, f"over_time.{step}.", {"at_s": at, "cpu_s": cpu})
         add(samples, "", {"cpu_s": cpu, "whole_s": at})
-    return samples
 
 
 def interference(contender: Contender, quick: bool) -> Samples:
@@ -178,14 +215,24 @@ EXPERIMENTS = {
             "interference",
             "latency of a CPU-bound instance during unplugs (Fig. 10)",
             interference,
-            ("static", "plain", "nodes", "hotmem"),
         ),
-        Experiment("steps", "CPU of the vCPU that serves 32 unplugs (Fig. 7)", steps),
+        Experiment("steps", "a full VM of 8 GiB shrinks by 512 MiB: CPU of the vCPU (Fig. 7)", steps),
+        Experiment(
+            "functions",
+            "functions under bursts: how fast memory comes back (Fig. 8), P99 (Fig. 9)",
+            functions.trace,
+        ),
+        Experiment(
+            "colocated",
+            "a function's requests while another's instances end (Fig. 10)",
+            functions.colocated,
+        ),
         Experiment(
             "zeroing",
             "256 MiB with init_on_alloc=0 and 1, on Mayfly's kernel and on Debian's",
             zeroing,
-            ("plain", "nodes", "hotmem", "plain:debian", "nodes:debian"),
+            (*ALL_MODES, "plain:debian", "nodes:debian"),
         ),
+        Experiment("backings", "256 MiB in anonymous memory, in a shared file, in huge pages", backings),
     )
 }

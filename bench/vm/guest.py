@@ -90,6 +90,8 @@ class Guest:
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed with the VM)
         command = [str(mayfly()), "vm", "boot", "--json", "--name", f"bench-{os.getpid()}"]
         command += ["--mode", contender.mode, "--accelerator", Guest.accelerator]
+        # What an unplug gives back is to be measured, and not what is given back before it.
+        command += ["--keep-free-memory"]
         command += ["--partitions", str(partitions), "--partition-size", f"{partition_mib}MiB"]
         # A full VM is one without slack: mode `plain` would have the shared partition's memory as such.
         options = {"shared_size": "0MiB" if contender.mode in ("plain", "static") else "256MiB"}

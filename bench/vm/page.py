@@ -23,7 +23,21 @@ def percent(share: float | None) -> str:
 
 
 def table(heading: list[str], rows: list[list[str]]) -> list[str]:
+    if not rows:
+        return ["(Not measured yet.)"]
     return ["| " + " | ".join(row) + " |" for row in (heading, ["---"] * len(heading), *rows)]
+
+
+def with_spread(results: dict, key: str) -> str:
+    """The median, and from where to where all of them were."""
+    least, most = results.get(key + "_min"), results.get(key + "_max")
+    return number(results.get(key)) + ("" if least is None else f" ({number(least)} to {number(most)})")
+
+
+def rounds(results: dict, prefix: str) -> str:
+    """How many measurements are behind each cell of these."""
+    found = {value for key, value in results.items() if key.startswith(prefix) and key.endswith(".rounds")}
+    return " to ".join(str(count) for count in sorted({min(found), max(found)})) if found else "-"
 
 
 def how_run(results: dict) -> str:
@@ -46,14 +60,15 @@ def by_size(results: dict) -> list[str]:
         return results.get(f"unplug.{mode}.{point}.{metric}")
 
     # The whole: from the request until the host has the memory; the device's part is the paper's (§5.4).
-    heading = [f"MiB ({how_run(results)})", *(f"{mode}, whole ms" for mode in MODES)]
+    count = rounds(results, "unplug.")
+    heading = [f"MiB ({how_run(results)}, n = {count})", *(f"{mode}, whole ms" for mode in ALL_MODES)]
     heading += [
         "plain / nodes",
         "plain / hotmem",
         "device's part alone: " + ", ".join(MODES),
         "plain / hotmem",
     ]
-    heading += ["pages moved: " + ", ".join(MODES), "gone from the host's memory: " + ", ".join(MODES)]
+    heading += ["pages moved: " + ", ".join(MODES), "gone from the host's memory: " + ", ".join(ALL_MODES)]
     rows = []
     for point in points(results, "unplug"):
         took = {mode: of(mode, point, "whole_ms") for mode in MODES}
@@ -63,12 +78,12 @@ def by_size(results: dict) -> list[str]:
         rows.append(
             [
                 point.removesuffix("mib"),
-                *(number(took[mode]) for mode in MODES),
+                *(with_spread(results, f"unplug.{mode}.{point}.whole_ms") for mode in ALL_MODES),
                 *(f"{number(ratio)}x" for ratio in ratios),
                 ", ".join(number(device[mode]) for mode in MODES),
                 f"{number(part)}x",
                 ", ".join(number(of(mode, point, "migrated_pages")) for mode in MODES),
-                ", ".join(percent(of(mode, point, "returned_share")) for mode in MODES),
+                ", ".join(percent(of(mode, point, "returned_share")) for mode in ALL_MODES),
             ]
         )
     return table(heading, rows)
@@ -103,15 +118,38 @@ def the_rest(results: dict) -> list[str]:
         return number(results.get(f"all.{mode}.migrated_pages"))
 
     said = ", ".join(point.removesuffix("percent") for point in usages)
+    # `static` gives nothing back, so what it takes is what a call costs.
+    count = len([key for key in results if re.fullmatch(r"steps\.plain\.over_time\.\d+\.at_s", key)])
+    step = number(results.get("steps.plain.step_mib", 128))
     rows = [
-        row(f"256 MiB at {said}% memory use (Fig. 6), ms", at_usages),
+        row(f"256 MiB at {said}% memory use (Fig. 6), ms", at_usages, ALL_MODES),
         row("farthest from the median of these", off),
-        row("CPU of the vCPU that serves 32 unplugs of 128 MiB (Fig. 7), s", busy),
+        row(f"CPU of the vCPU that serves {count} unplugs of {step} MiB (Fig. 7), s", busy, ALL_MODES),
         row("a co-located instance's worst second, over its calm (Fig. 10)", worst, ALL_MODES),
         row("four evictions, stop and unplug (`static`: stop), s", evictions, ALL_MODES),
-        row("256 MiB with `init_on_alloc=0` and 1, ms", zeroing),
+        row("256 MiB with `init_on_alloc=0` and 1, ms", zeroing, ALL_MODES),
         row("all pages moved", moved),
     ]
+    return table([how_run(results), *ALL_MODES], rows)
+
+
+def functions(results: dict) -> list[str]:
+    """Figures 8, 9 and 10, with functions."""
+
+    def row(what: str, key: str) -> list[str]:
+        return [what, *(number(results.get(key.replace("MODE", mode))) for mode in ALL_MODES)]
+
+    found = [key for key in results if re.fullmatch(r"functions\.\w+\.\w+\.p99_ms", key)]
+    names = sorted({key.split(".")[2] for key in found})
+    rows = []
+    for name in names:
+        requests, unplugs = (results.get(f"functions.hotmem.{name}.{key}") for key in ("requests", "unplugs"))
+        said = f"`{name}`, {number(requests)} requests, {number(unplugs)} unplugs"
+        rows.append(row(f"{said}: MiB/s that come back (Fig. 8)", f"functions.MODE.{name}.mib_per_s"))
+        rows.append(row(f"{said}: P99, ms (Fig. 9)", f"functions.MODE.{name}.p99_ms"))
+    if any(key.startswith("colocated.") for key in results):
+        what = "requests while others' instances end, over others (Fig. 10)"
+        rows.append(row(what, "colocated.MODE.ratio"))
     return table([how_run(results), *ALL_MODES], rows)
 
 
@@ -124,7 +162,7 @@ def goals(results: dict) -> list[str]:
     return table(["to be shown", "wanted", "measured", ""], rows)
 
 
-TABLES = {"by size": by_size, "the rest": the_rest, "goals": goals}
+TABLES = {"by size": by_size, "the rest": the_rest, "functions": functions, "goals": goals}
 
 
 def fill(text: str, results: dict) -> str:

@@ -25,12 +25,7 @@ def times(value: float | None) -> str:
 def print_all(results: Results) -> None:
     for name in results.experiments():
         print(f"\n{name}: {EXPERIMENTS[name].about}")
-        if results.points(name):
-            print_points(results, name)
-        elif name == "steps":
-            print_steps(results)
-        else:
-            print_interference(results)
+        PRINT.get(name, lambda results, name=name: print_points(results, name))(results)
     print_shown(shown(results))
     for (experiment, contender), why in results.failures.items():
         print(f"  FAILED   {experiment}, {contender}: {why}")
@@ -89,3 +84,31 @@ def print_interference(results: Results) -> None:
         row.append(figure(sum(results.of("interference", contender, "migrated_pages"))))
         rows.append(row)
     table(rows)
+
+
+def print_functions(results: Results) -> None:
+    rows = [["", "", "requests", "unplugs", "unplug P50 ms", "MiB/s back", "P50 ms", "P99 ms"]]
+    keys = ("requests", "unplugs", "unplug_p50_ms", "mib_per_s", "p50_ms", "p99_ms")
+    for function in results.points("functions"):
+        for contender in results.names("functions"):
+            values = [results.median("functions", contender, f"{function}.{key}") for key in keys]
+            rows.append([function, contender, *map(figure, values)])
+    table(rows)
+
+
+def print_colocated(results: Results) -> None:
+    rows = [["", "requests", "of them meanwhile", "ms otherwise", "ms meanwhile", "ratio"]]
+    for contender in results.names("colocated"):
+        keys = ("requests", "requests_meanwhile", "otherwise_ms", "meanwhile_ms")
+        values = [results.median("colocated", contender, key) for key in keys]
+        rows.append([contender, *map(figure, values), times(results.median("colocated", contender, "ratio"))])
+    table(rows)
+
+
+# What is no unplug at several points.
+PRINT = {
+    "steps": print_steps,
+    "interference": print_interference,
+    "functions": print_functions,
+    "colocated": print_colocated,
+}

@@ -138,8 +138,10 @@ def test_model_and_vm_agree_at_every_step(vm):
     except agree.Disagreement as disagreement:
         raise AssertionError(f"after {dict(agreement.done)}: {disagreement}") from disagreement
     print("  " + ", ".join(f"{what} {times}" for what, times in sorted(done.items())))
+    # In few steps chance may leave something out.
     for what in ("plug", "unplug", "spawn", "stop", "kill", "take", "unplug refused"):
-        check(done[what] > 0, f"in {vm.steps} steps, no", what)
+        check(done[what] > 0 or vm.steps < 1000, f"in {vm.steps} steps, no", what)
+    check(done["plug"] and done["unplug refused"], "nothing was done:", dict(done))
 
 
 def test_a_supervisor_that_is_killed_takes_qemu_with_it_and_leaves_its_name(vm):

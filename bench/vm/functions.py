@@ -1,0 +1,86 @@
+"""Functions on the worker, in a VM whose memory comes and goes with their instances: the paper's four, each
+in a VM of its own, under a load of the shape that Azure's traces have (HotMem §6.2)."""
+
+import json
+import random
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+from bench.outcome import BenchError
+from bench.vm.guest import MIB, Contender, mayfly
+from bench.worker.machines import INSTANCES, KEEP_ALIVE_S, interference, machine, time_of_any, unplugs_of
+from bench.worker.worker import Worker
+
+# Requests of each function, and bursts in which they come. After each burst its instances end, so unplugs are
+# as many as bursts times instances: 40 and more.
+REQUESTS, BURSTS = 1000, 20
+# Of the trace's minutes: one of much, then so many of next to nothing (Shahrad et al., USENIX ATC 2020:
+# bursts that end at once). Two minutes of it pass in the time after which an idle instance ends.
+QUIET_MINUTES = 3
+# While a function is called, another's instances end so often.
+COLOCATED_ROUNDS = 10
+
+
+def write_trace(path: Path, function: str, requests: int, bursts: int) -> None:
+    """In the layout of Azure Functions 2019: the same numbers for the same function each time."""
+    chance = random.Random(function)
+    counts: list[int] = []
+    for _ in range(bursts):
+        counts += [round(requests / bursts * chance.uniform(0.7, 1.3)) + 1]
+        counts += [0] * (QUIET_MINUTES - 1) + [chance.randint(0, 1)]
+    heading = ["HashOwner", "HashApp", "HashFunction", "Trigger", *map(str, range(1, len(counts) + 1))]
+    row = ["bench", "bench", function, "http", *map(str, counts)]
+    path.write_text("\n".join(",".join(line) for line in (heading, row)) + "\n")
+
+
+def load(worker: Worker, function: str, requests: int, bursts: int) -> dict[str, float]:
+    """Replays the trace, open loop; what `mayfly load` tells of the function."""
+    with tempfile.TemporaryDirectory(prefix="mayfly-bench-") as folder:
+        trace = Path(folder, "trace.csv")
+        write_trace(trace, function, requests, bursts)
+        command = [mayfly(), "load", "--trace", trace, "--worker", worker.address, "--json"]
+        command += ["--functions", function, "--speed", str(60 / (KEEP_ALIVE_S / 2))]
+        done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise BenchError(f"mayfly load: {done.stderr.strip().splitlines()[-1]}")
+    told = json.loads(done.stdout)
+    prefix = f"{function}."
+    return {key.removeprefix(prefix): value for key, value in told.items() if key.startswith(prefix)}
+
+
+def trace(contender: Contender, quick: bool) -> dict[str, list[float]]:
+    """Figures 8 and 9: MiB a second that come back as instances end, and how long requests took meanwhile."""
+    samples: dict[str, list[float]] = {}
+    for function in ("page",) if quick else INSTANCES:
+        requests, bursts = (20, 2) if quick else (REQUESTS, BURSTS)
+        for key, value in traced(contender, function, requests, bursts).items():
+            samples[f"{function}.{key}"] = [value]
+    return samples
+
+
+def traced(contender: Contender, function: str, requests: int, bursts: int) -> dict[str, float]:
+    with machine(contender.mode, INSTANCES[function]) as worker:
+        told = load(worker, function, requests, bursts)
+        deadline = time.monotonic() + 120
+        while worker.instances(function) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        unplugs = unplugs_of(worker)
+        plugs = [event for event in worker.read("/events")["events"] if event["kind"] == "plug"]
+    if told["failed"] or told["throttled"] or told["refused"]:
+        raise BenchError(f"{contender.name}: requests to {function} went wrong: {told}")
+    numbers = {"requests": told["sent"], "p50_ms": told["latency.p50_ms"], "p99_ms": told["latency.p99_ms"]}
+    numbers["unplugs"] = len(unplugs)
+    if unplugs and contender.elastic:
+        seconds = time_of_any([(event["at_ms"] - event["ms"], event["at_ms"]) for event in unplugs]) / 1000
+        numbers["unplug_p50_ms"] = median(event["device_ms"] for event in unplugs)
+        numbers["mib_per_s"] = len(unplugs) * plugs[0]["bytes"] / MIB / seconds
+    return numbers
+
+
+def colocated(contender: Contender, quick: bool) -> dict[str, list[float]]:
+    """Figure 10, with functions: one is called all the time while the instances of another end."""
+    numbers = interference(contender.mode, 2 if quick else 4, 1 if quick else COLOCATED_ROUNDS)
+    return {key: [value] for key, value in numbers.items()}
