@@ -1,27 +1,23 @@
 //! One trust domain's pages: its segments, its index, its secret.
 
+mod taking;
+
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use crate::daemon::budget::{Budget, Charge, Copied};
+use crate::daemon::budget::{Budget, Copied};
 use crate::daemon::claims::Claims;
 use crate::daemon::domain::Domain;
 use crate::daemon::figures::Figures;
 use crate::daemon::keeper::{Keeper, Kept, Passport};
-use crate::daemon::packed::{self, Packed};
-use crate::daemon::strangers::Stranger;
+use crate::daemon::packed::Packed;
 use crate::error::{Error, While};
 use crate::fault;
 use crate::index::{FEWEST_LINES, Location, Writer};
 use crate::page::{PAGE_BYTES, PageHash, SECRET_BYTES, Secret};
 use crate::protocol::Refusal;
-use crate::segment::{self, Flaw, MOST_PAGES, Use};
-
-/// Offers of fewer pages are copied into a segment that they share with others.
-const PACK_BELOW: usize = 512;
-/// Pages read and hashed at a time: what the second-level cache holds.
-const PIECE_PAGES: usize = 64;
+use crate::segment::{self, MOST_PAGES, Use};
 
 struct Segment {
     /// The daemon's only opening.
@@ -211,67 +207,6 @@ impl Store {
         self.segments.is_empty()
     }
 
-    /// Takes over a segment of a client, as far as its contents are new.
-    pub fn offer(&mut self, client: u64, file: Stranger, pages: usize) -> Result<Taken, Refused> {
-        self.claims.release(client);
-        let checked = file.file().map_or(Err(Flaw::NotMemory), |file| segment::check(file, pages));
-        checked.map_err(|flaw| {
-            (Refusal::Wrong, format!("the offered file is no sealed segment of {pages} pages: {flaw:?}"))
-        })?;
-        let file = file.into_memory().ok_or_else(|| no_file(rustix::io::Errno::BADF))?;
-        let hashes = self.hash_all(&file, pages)?;
-        fault::point("store.hashed");
-        let new_pages = hashes.iter().filter(|hash| !self.has(**hash)).count();
-        if new_pages == 0 {
-            return Ok(Taken { new_pages: 0, at: None });
-        }
-        // What is small is copied, so that a model of many small tensors is not many files; but not for long at the daemon's
-        // cost.
-        let is_small = pages < PACK_BELOW;
-        let counted = if is_small { new_pages } else { pages };
-        let has_room = self.segments.len() < self.most_segments / 2;
-        let is_copied = (is_small || self.budget.charge == Charge::Store)
-            && self.copied.take(&self.budget, client, counted, has_room);
-        let more = if is_copied { counted } else { pages };
-        let refused = if self.pages + more > self.most_pages {
-            let (held, most) = (self.pages / 256, self.most_pages / 256);
-            Some((Refusal::Full, format!("the page store is full: it holds {held} of {most} MiB")))
-        } else if !self.budget.take(more) {
-            Some(self.all_full())
-        } else {
-            None
-        };
-        if let Some(refused) = refused {
-            if is_copied {
-                Copied::give_back(&self.budget, counted);
-            }
-            return Err(refused);
-        }
-        let before = self.pages;
-        let taken = self.make_room(new_pages).and_then(|()| match (is_copied, is_small) {
-            (true, true) => self.pack(&file, &hashes),
-            (true, false) => {
-                let copy = packed::copy(&file, pages).map_err(no_file)?;
-                self.keep(copy, hashes, None)
-            }
-            (false, _) => self.keep(file, hashes, Some(client)),
-        });
-        // Pages that came twice were copied once.
-        let added = self.pages - before;
-        self.budget.give_back(more - added);
-        match &taken {
-            Ok((segment, _)) if is_copied => {
-                self.copied.put(&self.budget, client, *segment, added, counted - added);
-            }
-            Err(_) if is_copied => Copied::give_back(&self.budget, counted),
-            _ => {}
-        }
-        let (segment, new_pages) = taken?;
-        fault::point("store.indexed");
-        let at = self.attach(segment).map(|(file, room)| (segment, file, room));
-        Ok(Taken { new_pages, at })
-    }
-
     /// A segment's file for a client, and how many pages it can hold.
     pub fn attach(&self, segment: u32) -> Option<(OwnedFd, u32)> {
         let segment = self.segments.get(&segment)?;
@@ -358,118 +293,6 @@ impl Store {
 
     fn has(&self, hash: PageHash) -> bool {
         matches!(self.index.find(hash), Some(Location::Stored { .. }))
-    }
-
-    /// Reads rather than maps: a page that cannot be had is an error and not a signal.
-    fn hash_all(&mut self, file: &OwnedFd, pages: usize) -> Result<Vec<PageHash>, Refused> {
-        let mut hashes = Vec::with_capacity(pages);
-        while hashes.len() < pages {
-            let piece = PIECE_PAGES.min(pages - hashes.len());
-            let bytes = self.read(file, hashes.len(), piece)?;
-            let secret = &self.secret;
-            hashes.extend(self.buffer[..bytes].chunks_exact(PAGE_BYTES).map(|page| secret.hash(page)));
-        }
-        Ok(hashes)
-    }
-
-    fn read(&mut self, file: &OwnedFd, page: usize, pages: usize) -> Result<usize, Refused> {
-        let bytes = pages * PAGE_BYTES;
-        self.buffer.resize(PIECE_PAGES * PAGE_BYTES, 0);
-        let mut filled = 0;
-        while filled < bytes {
-            let at = (page * PAGE_BYTES + filled) as u64;
-            match rustix::io::pread(file, &mut self.buffer[filled..bytes], at) {
-                Err(rustix::io::Errno::INTR) => {}
-                Ok(0) | Err(_) => return Err((Refusal::Wrong, "the offered segment cannot be read".into())),
-                Ok(n) => filled += n,
-            }
-        }
-        Ok(bytes)
-    }
-
-    /// Keeps a segment as it is, a client's or a copy.
-    fn keep(
-        &mut self,
-        file: OwnedFd,
-        hashes: Vec<PageHash>,
-        giver: Option<u64>,
-    ) -> Result<(u32, u32), Refused> {
-        let file = segment::reopen_read_only(&file).map_err(no_file)?;
-        let number = self.number()?;
-        let mut new_pages = 0;
-        for (page, &hash) in hashes.iter().enumerate() {
-            if !self.has(hash) {
-                let at = Location::Stored { segment: number, page: page as u32 };
-                new_pages += self.index.put(hash, at) as u32;
-            }
-        }
-        self.pages += hashes.len();
-        let room = hashes.len() as u32;
-        self.keeper.keep_segment(self.identity, number, &file);
-        let is_copied = giver.is_none();
-        self.segments.insert(number, Segment { file, pages: hashes, room, giver, is_copied });
-        Ok((number, new_pages))
-    }
-
-    /// Copies what is new into the open segment.
-    fn pack(&mut self, file: &OwnedFd, hashes: &[PageHash]) -> Result<(u32, u32), Refused> {
-        let number = self.open_packed(hashes.len())?;
-        let mut new_pages = 0;
-        for from in (0..hashes.len()).step_by(PIECE_PAGES) {
-            let piece = PIECE_PAGES.min(hashes.len() - from);
-            let bytes = self.read(file, from, piece)?;
-            for (page, &hash) in self.buffer[..bytes].as_chunks::<PAGE_BYTES>().0.iter().zip(&hashes[from..])
-            {
-                let known = matches!(self.index.find(hash), Some(Location::Stored { .. }));
-                let (Some((_, packed)), Some(segment)) = (&mut self.packed, self.segments.get_mut(&number))
-                else {
-                    continue;
-                };
-                if known {
-                    continue;
-                }
-                let at = packed.add(page);
-                segment.pages.push(hash);
-                self.pages += 1;
-                new_pages += self.index.put(hash, Location::Stored { segment: number, page: at }) as u32;
-            }
-        }
-        Ok((number, new_pages))
-    }
-
-    /// The open segment, with room and memory for so many pages.
-    fn open_packed(&mut self, pages: usize) -> Result<u32, Refused> {
-        if self.packed.as_ref().is_some_and(|(_, packed)| packed.room() < pages)
-            && let Some((_, full)) = self.packed.take()
-        {
-            // Unsealed it is as read-only to clients; it can merely not be handed in to another daemon.
-            if let Err(errno) = full.finish() {
-                tracing::debug!("cannot seal a packed segment: {errno}");
-            }
-        }
-        if self.packed.is_none() {
-            let (packed, file) = Packed::new().map_err(no_file)?;
-            let number = self.number()?;
-            self.keeper.keep_segment(self.identity, number, &file);
-            self.segments.insert(
-                number,
-                Segment { file, pages: Vec::new(), room: MOST_PAGES as u32, giver: None, is_copied: true },
-            );
-            self.packed = Some((number, packed));
-        }
-        match &self.packed {
-            Some((number, packed)) => packed.reserve(pages).map_err(no_file).map(|()| *number),
-            None => Err(no_file(rustix::io::Errno::NOMEM)),
-        }
-    }
-
-    fn number(&mut self) -> Result<u32, Refused> {
-        if self.segments.len() >= self.most_segments {
-            return Err(no_file(rustix::io::Errno::MFILE));
-        }
-        let number = self.next_segment;
-        self.next_segment = number.checked_add(1).ok_or_else(|| no_file(rustix::io::Errno::OVERFLOW))?;
-        Ok(number)
     }
 
     /// Makes the index large enough.
