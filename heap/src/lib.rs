@@ -44,9 +44,9 @@
 #[cfg(test)]
 extern crate std;
 
-#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+#[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), target_os = "linux")))]
 compile_error!(
-    "the heap knows Linux on x86-64 only: thread-local storage and return addresses are in assembly"
+    "the heap knows Linux on x86-64 and aarch64 only: thread-local storage and return addresses are in assembly"
 );
 
 pub mod units {
@@ -67,6 +67,7 @@ pub mod system {
     pub mod os;
     pub mod paths;
     pub mod text;
+    #[cfg_attr(target_arch = "aarch64", path = "thread_local/aarch64.rs")]
     pub mod thread_local;
 }
 

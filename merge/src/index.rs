@@ -153,10 +153,17 @@ impl Reader {
     /// Begins to load what [`Reader::find`] will look at.
     #[inline]
     pub fn prefetch(&self, hash: PageHash) {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         let line: *const _ = self.0.line(hash.place as usize & (self.0.lines - 1));
         // SAFETY: a hint, about memory of ours.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
+        #[cfg(target_arch = "x86_64")]
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line.cast());
+        }
+        // SAFETY: as above.
+        #[cfg(target_arch = "aarch64")]
+        unsafe {
+            std::arch::asm!("prfm pldl1keep, [{}]", in(reg) line, options(nostack, readonly, preserves_flags));
+        }
     }
 
     /// Whether the store has a larger one now.

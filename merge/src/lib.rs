@@ -9,8 +9,8 @@
 //!
 //! docs/merge.md describes how they work together.
 
-#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
-compile_error!("merging knows Linux on x86-64 only");
+#[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), target_os = "linux")))]
+compile_error!("merging knows Linux on x86-64 and aarch64 only");
 
 pub mod channel;
 pub mod client;

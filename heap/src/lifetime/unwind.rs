@@ -1,6 +1,6 @@
 //! The calling context of an allocation: return addresses, and the modules (program, libraries) that they lie in.
 //!
-//! libgcc's unwinder is linked in. It reads the tables that every x86-64 program carries for exceptions, so code without
+//! libgcc's unwinder is linked in. It reads the tables that every program carries for exceptions, so code without
 //! frame pointers is no obstacle, and finds them through glibc's `_dl_find_object`, which takes no lock and allocates
 //! nothing.
 
@@ -71,6 +71,21 @@ core::arch::global_asm!(
     "ret",
 );
 
+#[cfg(target_arch = "aarch64")]
+core::arch::global_asm!(
+    ".weak __real__dl_find_object",
+    ".globl __wrap__dl_find_object",
+    ".hidden __wrap__dl_find_object",
+    ".type __wrap__dl_find_object, %function",
+    "__wrap__dl_find_object:",
+    "adrp x16, :got:__real__dl_find_object",
+    "ldr x16, [x16, :got_lo12:__real__dl_find_object]",
+    "cbz x16, 2f",
+    "br x16",
+    "2: mov w0, -1",
+    "ret",
+);
+
 /// Whether the C library tells where functions lie: 0 not asked yet, 1 yes, 2 no.
 static TELLS: AtomicU8 = AtomicU8::new(0);
 
@@ -114,7 +129,7 @@ extern "C" fn step(context: *mut c_void, argument: *mut c_void) -> c_int {
     if stack.depth < stack.most { NO_REASON } else { END_OF_STACK }
 }
 
-/// glibc's `struct dl_find_object` of x86-64.
+/// glibc's `struct dl_find_object` of x86-64 and aarch64.
 #[repr(C)]
 struct FoundObject {
     flags: u64,

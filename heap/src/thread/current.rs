@@ -95,18 +95,28 @@ pub fn enter(call: &Call) -> Option<Visit> {
     Some(Visit { heap, leaves: false })
 }
 
-/// From where the heights of a thread's stack are measured. The C library puts a thread's control block, which `fs:0` points
-/// to, at the top of its stack: so threads that run the same code have the same heights, and functions that allocate from
+/// From where the heights of a thread's stack are measured. The C library puts a thread's control block, to which the thread
+/// pointer points, at the top of its stack: so threads that run the same code have the same heights, and functions that allocate from
 /// different ones have different heights. The first thread's is elsewhere: it has one first call, and measures from there.
 fn stack_base(call: &Call) -> usize {
     const FARTHEST: usize = 1 << 30;
     let control_block: usize;
     // SAFETY: reads the thread's own control block, which begins with its address (System V ABI).
+    #[cfg(target_arch = "x86_64")]
     unsafe {
         core::arch::asm!(
             "mov {0}, qword ptr fs:[0]",
             out(reg) control_block,
             options(pure, readonly, nostack, preserves_flags),
+        );
+    }
+    // SAFETY: every process may read the register.
+    #[cfg(target_arch = "aarch64")]
+    unsafe {
+        core::arch::asm!(
+            "mrs {0}, tpidr_el0",
+            out(reg) control_block,
+            options(pure, nomem, nostack, preserves_flags),
         );
     }
     if control_block.wrapping_sub(call.stack) < FARTHEST { control_block } else { call.stack }

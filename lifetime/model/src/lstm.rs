@@ -31,25 +31,29 @@ impl Model<'_> {
         }
         let frames = &frames[..frames.len().min(self.max_frames)];
         match kernel {
+            #[cfg(target_arch = "x86_64")]
             // SAFETY: the processor has what the kernel needs.
             Kernel::Avx512 if kernel.works() => unsafe { self.scores_avx512(frames) },
+            #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             Kernel::Avx2 if kernel.works() => unsafe { self.scores_avx2(frames) },
             _ => self.run(frames, |state, sums| kernel::plain(self.recurrent, self.hidden, state, sums)),
         }
     }
 
+    #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
     fn scores_avx512(&self, frames: &[u32]) -> [f32; MAX_OUTPUTS] {
         let product = |state: &State, sums: &mut Sums| {
-            kernel::avx512(self.recurrent, self.hidden, state, &self.correction, sums);
+            kernel::avx::avx512(self.recurrent, self.hidden, state, &self.correction, sums);
         };
         self.run(frames, product)
     }
 
+    #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2")]
     fn scores_avx2(&self, frames: &[u32]) -> [f32; MAX_OUTPUTS] {
-        self.run(frames, |state, sums| kernel::avx2(self.recurrent, self.hidden, state, sums))
+        self.run(frames, |state, sums| kernel::avx::avx2(self.recurrent, self.hidden, state, sums))
     }
 
     /// Inlined into each of the above, so that the loops here are compiled for its instructions.

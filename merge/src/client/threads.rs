@@ -74,10 +74,19 @@ fn kept_out() -> Vec<Range<usize>> {
 /// Where this thread's rseq area is, if the C library has one: as far from its list as any other thread's.
 fn rseq() -> Option<usize> {
     let thread: usize;
-    // SAFETY: a C string; the C library's variable of this name has this type; the first word at fs is its own address.
+    // SAFETY: the first word at fs is its own address.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::asm!("mov {}, fs:0", out(reg) thread, options(nostack, preserves_flags, readonly));
+    }
+    // SAFETY: every process may read the register.
+    #[cfg(target_arch = "aarch64")]
+    unsafe {
+        std::arch::asm!("mrs {}, tpidr_el0", out(reg) thread, options(nostack, preserves_flags, nomem));
+    }
+    // SAFETY: a C string; the C library's variable of this name has this type.
     unsafe {
         let offset = libc::dlsym(libc::RTLD_DEFAULT, c"__rseq_offset".as_ptr()).cast::<isize>();
-        std::arch::asm!("mov {}, fs:0", out(reg) thread, options(nostack, preserves_flags, readonly));
         (!offset.is_null()).then(|| thread.wrapping_add_signed(*offset))
     }
 }

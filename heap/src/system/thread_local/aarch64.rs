@@ -1,0 +1,88 @@
+//! What each thread has at hand, as `thread_local.rs` has it for x86-64: a fixed distance from the thread pointer, here in
+//! `tpidr_el0`.
+
+core::arch::global_asm!(
+    ".pushsection .tbss.mayfly_heap_thread,\"awT\",%nobits",
+    ".p2align 3",
+    ".globl mayfly_heap_thread",
+    ".hidden mayfly_heap_thread",
+    ".type mayfly_heap_thread,%object",
+    ".size mayfly_heap_thread,24",
+    "mayfly_heap_thread:",
+    ".zero 24",
+    ".popsection",
+);
+
+#[repr(C)]
+struct Words {
+    /// How far the thread's heap is from that of threads that have none.
+    heap: usize,
+    tag: u32,
+    exits: u32,
+    /// How far its counts are from those of threads that have no heap.
+    counts: usize,
+}
+
+/// The calling thread's words, which nobody else reads or writes.
+#[inline(always)]
+fn words() -> *mut Words {
+    let address: *mut Words;
+    // SAFETY: the symbol is defined above; reads the thread pointer, and how far the symbol is from it.
+    unsafe {
+        core::arch::asm!(
+            "mrs {0}, tpidr_el0",
+            "adrp {1}, :gottprel:mayfly_heap_thread",
+            "ldr {1}, [{1}, :gottprel_lo12:mayfly_heap_thread]",
+            "add {0}, {0}, {1}",
+            out(reg) address,
+            out(reg) _,
+            options(pure, readonly, nostack, preserves_flags),
+        );
+    }
+    address
+}
+
+/// How far the thread's heap is from that of threads that have none.
+#[inline(always)]
+pub fn heap() -> usize {
+    // SAFETY: see `words`.
+    unsafe { (*words()).heap }
+}
+
+/// The tag of spans in which the calling thread may free by clearing a bit; 0 for none.
+#[inline(always)]
+pub fn tag() -> u32 {
+    // SAFETY: see `words`.
+    unsafe { (*words()).tag }
+}
+
+/// Sets both.
+pub fn set_heap(distance: usize, tag: u32) {
+    // SAFETY: see `words`.
+    unsafe { ((*words()).heap, (*words()).tag) = (distance, tag) };
+}
+
+/// Counts an end of the thread: its destructors may allocate and bring it back.
+pub fn count_exit() {
+    // SAFETY: see `words`.
+    unsafe { (*words()).exits = (*words()).exits.wrapping_add(1) };
+}
+
+/// How often the thread has ended.
+pub fn exits() -> u32 {
+    // SAFETY: see `words`.
+    unsafe { (*words()).exits }
+}
+
+/// How far the thread's counts are from those of threads that have no heap.
+#[inline]
+pub fn counts() -> usize {
+    // SAFETY: see `words`.
+    unsafe { (*words()).counts }
+}
+
+/// Sets it.
+pub fn set_counts(distance: usize) {
+    // SAFETY: see `words`.
+    unsafe { (*words()).counts = distance };
+}
