@@ -190,6 +190,8 @@ impl State {
 
 struct Kept {
     members: Members,
+    /// Whether its store can read who they are; not while the disk is full.
+    told: bool,
     process: Option<Child>,
     cgroup: Option<Cgroup>,
     since: Instant,
@@ -227,17 +229,19 @@ impl Keeper {
         if members == Members::Nobody {
             return self.forget(&domain);
         }
-        if let Members::Cgroups(paths) = &members
-            && let Err(error) =
-                write_at_once(&self.places.beside(&domain, "members"), &(paths.join("\n") + "\n"))
-        {
-            tracing::error!("the members of {domain} are not known to its store: {error}");
+        let told = self.tell(&domain, &members);
+        if let Err(error) = &told {
+            tracing::error!(
+                "the members of {domain} are not known to its store, which is tried again: {error}"
+            );
         }
+        let told = told.is_ok();
         match self.kept.get_mut(&domain) {
-            Some(kept) => kept.members = members,
+            Some(kept) => (kept.members, kept.told) = (members, told),
             None => {
                 let new = Kept {
                     members,
+                    told,
                     process: None,
                     cgroup: None,
                     since: Instant::now(),
@@ -247,6 +251,16 @@ impl Keeper {
                 self.kept.insert(domain.clone(), new);
                 self.begin(&domain);
             }
+        }
+    }
+
+    /// Writes down who may use a domain's store.
+    fn tell(&self, domain: &Domain, members: &Members) -> std::io::Result<()> {
+        match members {
+            Members::Cgroups(paths) => {
+                write_at_once(&self.places.beside(domain, "members"), &(paths.join("\n") + "\n"))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -296,6 +310,13 @@ impl Keeper {
     fn look(&mut self) {
         let domains: Vec<Domain> = self.kept.keys().cloned().collect();
         for domain in domains {
+            let untold = self.kept.get(&domain).filter(|kept| !kept.told);
+            if untold.is_some_and(|kept| self.tell(&domain, &kept.members).is_ok())
+                && let Some(kept) = self.kept.get_mut(&domain)
+            {
+                kept.told = true;
+                tracing::info!("the members of {domain} are known to its store");
+            }
             let Some(kept) = self.kept.get_mut(&domain) else { continue };
             if let Some(Ok(Some(status))) = kept.process.as_mut().map(Child::try_wait) {
                 kept.process = None;

@@ -1,11 +1,13 @@
 """Pods' annotations, by containerd 2's NRI, as a kubelet makes pods (CRI)."""
 
+import contextlib
 import pathlib
+import shutil
 import socket
 
 import pytest
 
-from node import PAGES, Agent, scratch, shared, until
+from node import PAGES, Agent, run, scratch, shared, until
 
 
 @pytest.fixture(scope="module")
@@ -112,3 +114,42 @@ def test_pods_start_while_the_agent_is_gone_and_are_served_after_it_is_back(agen
     until(lambda: shared(after)[0] > 24, lambda: f"{shared(after)} {agent.said()}")
     assert shared(before)[0] > 24, "what was shared stays shared"
     assert agent.figures()["mayfly_node_containers"] == 2
+
+
+def fill(folder):
+    """Takes all blocks and all names of a small file system."""
+    hog = folder / "hog"
+    hog.mkdir()
+    with contextlib.suppress(OSError), open(hog / "bytes", "wb", buffering=0) as file:
+        while file.write(bytes(1 << 16)):
+            pass
+    with contextlib.suppress(OSError):
+        for number in range(10_000):
+            (hog / str(number)).touch()
+    with pytest.raises(OSError):
+        (folder / "one-more").touch()
+    return hog
+
+
+def test_a_full_disk_keeps_nothing_from_starting_and_harms_nobody_who_shares(containerd, pods):
+    words = ["glibc", PAGES, "32", "13", "600"]
+    with scratch() as folder:
+        run("mount", "-t", "tmpfs", "-o", "size=64m,nr_inodes=500,mode=755", "tmpfs", folder)
+        try:
+            with Agent(folder, nri=containerd.nri) as agent:
+                until(lambda: agent.figures()["mayfly_node_connected"] == 1, agent.said)
+                before = pods("before", "shop", *words, share="web")
+                until(lambda: shared(before)[0] > 24, agent.said)
+                hog = fill(folder)
+                # With less than it asked for, or nothing, if there is no room for it; but it starts.
+                assert pods("during", "shop", *words, share="other", heap="online")
+                assert agent.is_healthy()
+                joins = pods("joins", "shop", *words, share="web")
+                assert shared(before)[0] > 24
+                shutil.rmtree(hog)
+                # It asks every few seconds, and is a member as soon as that can be written down.
+                until(lambda: shared(joins)[0] > 24, agent.said)
+                after = pods("after", "shop", *words, share="other")
+                until(lambda: shared(after)[0] > 24, agent.said)
+        finally:
+            run("umount", "--lazy", folder)
