@@ -84,7 +84,7 @@ def test_the_network_is_only_the_own_loopback(client, worker):
     "do, errors, log",
     [
         ("fill_memory", ["Runtime.ExitError"], "memory of 128 MB used up"),
-        # A full /tmp is the function's to handle; a slow disk takes its time. Memory is used up first.
+        # A full /tmp is the function's to handle. A slow disk is not full in time, memory is before.
         ("fill_disk", ["OSError", "Runtime.ExitError", "Sandbox.Timedout"], ""),
         # Processes take memory too, and whichever limit is met first ends it.
         ("fork_without_end", ["Sandbox.Timedout", "Runtime.ExitError"], ""),
