@@ -24,6 +24,7 @@ from bench.merge.machine import (
     ksmd,
     mappings_of,
     memory_of,
+    take_and_return,
 )
 from bench.merge.talker import Talker, fleet
 
@@ -88,6 +89,7 @@ def compare(shape: Shape, method: str, ksm_limit_s: float) -> Numbers:
         overhead_mib = base["anonymous"] - shape.instances * shape.mib  # the programs themselves
         numbers: Numbers = {"ideal_mib": ideal_mib(shape, private_pages), "before_mib": base["anonymous"]}
         free_full = available_mib()
+        take_and_return(free_full / 4)
         begun, scanner_cpu = time.monotonic(), cpu_s(ksmd()) if method.startswith("ksm") else 0
         answers = (
             all_at_once(running, "a") if method == "engine_at_once" else [one.ask("a") for one in running]
@@ -191,6 +193,7 @@ def by_size(sizes_mib: list[int], rounds: int) -> dict[int, Numbers]:
         shape = Shape(2, mib, "contiguous", 0)
         for _ in range(rounds):
             with store.running() as shared, instances(shape, "engine", shared.environment()) as running:
+                take_and_return(available_mib() / 4)
                 firsts.append(running[0].ask("a")["wall_s"])
                 seconds.append(running[1].ask("a")["wall_s"])
                 running[1].ask("v")

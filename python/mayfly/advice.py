@@ -31,14 +31,12 @@ def advise(
     """
     flags = library.QUIET if quiet else 0
     pages = whole_pages(regions_of(thing))
-    size = 0
     with library.or_without(required):
         if background:
             return Pending(thing, pages, flags, required)
-        for region in pages:
-            library.call("mayfly_advise", region.start, region.size_bytes, flags)
-            size += region.size_bytes
-    return size
+        library.advise_all(pages, flags)
+        return sum(region.size_bytes for region in pages)
+    return 0
 
 
 def unadvise(thing: Any) -> int:

@@ -39,10 +39,11 @@ def advising(
     if heap:
         library.give_back_freed()  # what loading left behind free is not worth sharing
     with library.or_without(required):
-        for region in without(anonymous_mappings(heap), before):
-            if region.size_bytes >= min_bytes:
-                library.call("mayfly_advise", region.start, region.size_bytes, library.QUIET if quiet else 0)
-                advised.append(region)
+        new = [
+            region for region in without(anonymous_mappings(heap), before) if region.size_bytes >= min_bytes
+        ]
+        library.advise_all(new, library.QUIET if quiet else 0)
+        advised.extend(new)
 
 
 def advise_process(*, min_bytes: int = 256 << 10, required: bool = True) -> int:

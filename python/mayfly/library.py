@@ -7,9 +7,10 @@ import errno
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import c_char_p, c_int, c_int64, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
 from pathlib import Path
+from typing import Any
 
 NAME = "libmayfly_merge.so"
 QUIET = 2  # MAYFLY_ADVISE_QUIET
@@ -18,6 +19,12 @@ QUIET = 2  # MAYFLY_ADVISE_QUIET
 class MergeError(OSError):
     """What could not be merged, and why. `errno` is the library's; the contents of the memory are right
     whatever it is."""
+
+
+class Range(ctypes.Structure):
+    """struct iovec."""
+
+    _fields_ = [("start", c_void_p), ("size_bytes", c_size_t)]
 
 
 class Stats(ctypes.Structure):
@@ -100,6 +107,7 @@ def declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
     """Says what the functions take and give; AttributeError when it is some other library."""
     for name, result, *taken in (
         ("mayfly_advise", c_int, c_void_p, c_size_t, c_uint),
+        ("mayfly_advise_all", c_int, ctypes.POINTER(Range), c_size_t, c_uint),
         ("mayfly_unadvise", c_int, c_void_p, c_size_t),
         ("mayfly_advise_begin", c_int64, c_void_p, c_size_t, c_uint),
         ("mayfly_advise_wait", c_int, c_int64, c_int),
@@ -112,7 +120,7 @@ def declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
     return loaded
 
 
-def call(name: str, *taken: int, by: Callable[[], ctypes.CDLL] = library) -> int:
+def call(name: str, *taken: Any, by: Callable[[], ctypes.CDLL] = library) -> int:
     """Calls a function that gives -1 and errno on failure. Other Python threads run meanwhile, unless `by` is
     `alone`."""
     result = getattr(by(), name)(*taken)
@@ -120,6 +128,12 @@ def call(name: str, *taken: int, by: Callable[[], ctypes.CDLL] = library) -> int
         number = ctypes.get_errno()
         raise MergeError(number, library().mayfly_merge_error().decode() or os.strerror(number))
     return result
+
+
+def advise_all(regions: Sequence[tuple[int, int]], flags: int) -> None:
+    """Shares whole pages, each from a start to an end, all by one call."""
+    ranges = (Range * len(regions))(*((start, end - start) for start, end in regions))
+    call("mayfly_advise_all", ranges, len(regions), flags)
 
 
 # No store, not the user's, not permitted here, no room: what a server can do without.

@@ -35,7 +35,24 @@ fn answer(result: Result<(), Error>) -> c_int {
 /// See the header.
 #[unsafe(no_mangle)]
 pub extern "C" fn mayfly_advise(address: *mut c_void, length: usize, flags: c_uint) -> c_int {
-    answer(Flags::from_bits(flags).and_then(|flags| merge::advise(address as usize, length, flags)))
+    answer(Flags::from_bits(flags).and_then(|flags| merge::advise(&[(address as usize, length)], flags)))
+}
+
+/// See the header.
+///
+/// # Safety
+/// `ranges` points to `count` ranges.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mayfly_advise_all(ranges: *const libc::iovec, count: usize, flags: c_uint) -> c_int {
+    let ranges: Vec<_> = match count {
+        0 => Vec::new(),
+        // SAFETY: as the caller says.
+        _ => unsafe { std::slice::from_raw_parts(ranges, count) }
+            .iter()
+            .map(|range| (range.iov_base as usize, range.iov_len))
+            .collect(),
+    };
+    answer(Flags::from_bits(flags).and_then(|flags| merge::advise(&ranges, flags)))
 }
 
 /// See the header.

@@ -50,7 +50,7 @@ impl Background {
             let run = move || {
                 let _signals_go_to_the_programs_threads = crate::client::remap::SignalsWait::new();
                 for (ticket, address, length, flags) in receiver {
-                    let result = crate::client::advise(address, length, flags);
+                    let result = crate::client::advise(&[(address, length)], flags);
                     background.state().open.insert(ticket, Some(result));
                     background.done.notify_all();
                 }

@@ -2,6 +2,7 @@
 //! the page table, and for pages that stayed private from a table by address (the reversed table of §V-B).
 
 mod chunk;
+mod giving;
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -101,19 +102,22 @@ impl Engine {
         self.page_map = None;
     }
 
-    /// Merges a range.
+    /// Merges ranges. What is asked of the system once for all of them is most of the cost of a small one.
     pub fn advise(
         &mut self,
-        range: Range<usize>,
+        ranges: &[Range<usize>],
         flags: Flags,
         counts: &mut Statistics,
     ) -> Result<(), Error> {
-        let areas = memory::areas(&range)?;
+        let mut areas = Vec::new();
+        for range in ranges {
+            areas.extend(memory::areas(range)?);
+        }
         self.kept_out.look();
         for area in &areas {
             self.check(area, flags)?;
         }
-        check_locked(&range)?;
+        check_locked(ranges)?;
         self.keep_meaning(&areas)?;
         if !self.connection.is_alive() {
             self.reconnect()?;
@@ -361,17 +365,18 @@ fn cannot_hold(area: &Area, errno: rustix::io::Errno) -> Error {
     }
 }
 
-fn check_locked(range: &Range<usize>) -> Result<(), Error> {
-    if memory::any_is_locked()
-        && let Some(at) = memory::locked_in(range)
-    {
-        return Err(Error::new(
-            libc::ENOTSUP,
-            format!(
-                "{}: locked memory at {at:#x}, which sharing would unlock: munlock it first",
-                place(range)
-            ),
-        ));
+fn check_locked(ranges: &[Range<usize>]) -> Result<(), Error> {
+    if !memory::any_is_locked() {
+        return Ok(());
+    }
+    for range in ranges {
+        if let Some(at) = memory::locked_in(range) {
+            let line = "which sharing would unlock: munlock it first";
+            return Err(Error::new(
+                libc::ENOTSUP,
+                format!("{}: locked memory at {at:#x}, {line}", place(range)),
+            ));
+        }
     }
     Ok(())
 }

@@ -170,24 +170,26 @@ pub fn path() -> Result<Path, Error> {
     }
 }
 
-/// Merges the pages of a range, and returns when they are shared (UPM §IV-D).
+/// Merges the pages of ranges, each an address and a length, and returns when they are shared (UPM §IV-D).
 ///
 /// # Errors
-/// As merge/include/mayfly_merge.h says. The contents of the range are right in any case.
-pub fn advise(address: usize, length: usize, flags: Flags) -> Result<(), Error> {
-    let range = range(address, length)?;
+/// As merge/include/mayfly_merge.h says. The contents of the ranges are right in any case.
+pub fn advise(ranges: &[(usize, usize)], flags: Flags) -> Result<(), Error> {
+    let whole = ranges.iter().map(|&(address, length)| range(address, length));
+    let mut ranges = whole.collect::<Result<Vec<_>, Error>>()?;
+    ranges.retain(|range| !range.is_empty());
     let path = path()?;
     let mut state = state();
     let state = &mut *state;
     let clock = std::time::Instant::now();
     state.counts.path = path;
     let result = match path {
-        _ if range.is_empty() => Ok(()),
-        Path::Kernel => {
+        _ if ranges.is_empty() => Ok(()),
+        Path::Kernel => ranges.iter().try_for_each(|range| {
             state.counts.pages += (range.len() / PAGE_BYTES) as u64;
-            kernel::advise(&range)
-        }
-        _ => state.engine().and_then(|(engine, counts)| engine.advise(range, flags, counts)),
+            kernel::advise(range)
+        }),
+        _ => state.engine().and_then(|(engine, counts)| engine.advise(&ranges, flags, counts)),
     };
     state.counts.calls += 1;
     state.counts.total_ns += clock.elapsed().as_nanos() as u64;

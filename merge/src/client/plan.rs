@@ -168,6 +168,34 @@ pub fn runs(pages: &[Page], which: Page) -> impl Iterator<Item = std::ops::Range
     })
 }
 
+/// Pages in a row, and one of them that is asked about for all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// The one.
+    pub speaker: usize,
+    /// All of them.
+    pub pages: std::ops::Range<usize>,
+}
+
+/// Divides the runs of pages that are `which` before each page that speaks; the first group of a run begins with the run. Where
+/// none speaks the run's first page does.
+pub fn groups(pages: &[Page], which: Page, speaks: impl Fn(usize) -> bool) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
+    for run in runs(pages, which) {
+        let mut group = Group { speaker: run.start, pages: run.clone() };
+        let mut is_spoken_for = false;
+        for i in run.clone().filter(|&i| speaks(i)) {
+            if is_spoken_for {
+                group.pages.end = i;
+                groups.push(std::mem::replace(&mut group, Group { speaker: i, pages: i..run.end }));
+            }
+            (group.speaker, is_spoken_for) = (i, true);
+        }
+        groups.push(group);
+    }
+    groups
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -237,6 +265,18 @@ mod tests {
         let mut few = vec![stored(7), stored(3), stored(5)];
         assert_eq!(economise(&mut few, most_extents(3)), 0);
         assert_eq!(extents(&few).count(), 3);
+    }
+
+    #[test]
+    fn a_page_speaks_for_those_that_follow_it() {
+        let mut pages = vec![Page::Given; 20];
+        pages[8] = Page::Same;
+        let group = |speaker, pages| Group { speaker, pages };
+        let found = groups(&pages, Page::Given, |i| matches!(i, 2 | 5 | 8 | 19));
+        assert_eq!(found, [group(2, 0..5), group(5, 5..8), group(19, 9..20)]);
+        let none = groups(&pages, Page::Given, |_| false);
+        assert_eq!(none, [group(0, 0..8), group(9, 9..20)]);
+        assert_eq!(groups(&pages, Page::Awaited, |_| true), []);
     }
 
     fn page() -> impl Strategy<Value = Page> {

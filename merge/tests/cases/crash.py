@@ -29,7 +29,7 @@ SCENE = [
     "advise 1 0",
     "advise 2 0",
     "touch 2 5 77",
-    "advise 2 0",
+    "advise_all 2 0",
     "begin 3 0",
     "unadvise 1",
     "unmap 3",

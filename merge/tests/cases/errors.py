@@ -26,6 +26,7 @@ REFUSED = {
     "writable_file": (errno.ENOTSUP, r"file.*QUIET|QUIET.*file"),
     "locked": (errno.ENOTSUP, r"lock"),
     "unreadable": (errno.ENOTSUP, r"read"),
+    "one_of_many": (errno.ENOTSUP, r"shared"),
     "huge": (errno.ENOTSUP, r"huge"),
     "wait": (errno.EINVAL, r"ticket"),
     "unadvise_address": (errno.EINVAL, r"aligned|multiple"),

@@ -314,13 +314,16 @@ def small_offers(built, options):
                 check(kind == TAKEN and said[0] == 400, f"offer {n}: {kind} {said}")
 
         with Wire(store) as one, Wire(store) as other:
+            # Figures are posted after the answer.
             hand_in(one, b"one", 20)
+            until(lambda: store.metrics()["pages"] >= 20 * 400, "the store holds what one has handed in")
             copied = store.metrics()["copied_pages"] - begun
             check(0 < copied <= 2048, f"for one client the store has copied {copied} pages")
             hand_in(other, b"other", 2)
+            until(
+                lambda: store.metrics()["pages"] >= 22 * 400, "the store holds what the other has handed in"
+            )
             check(store.metrics()["copied_pages"] > begun + copied, "another client's are not copied")
-            held = store.metrics()["pages"]
-            check(held >= 22 * 400, f"the store holds {held} pages")
         until(lambda: store.metrics()["pages"] <= begun + 4096, "what was kept is freed with its clients")
         undisturbed(store, witness)
         return f"{copied} of 8000 pages copied"

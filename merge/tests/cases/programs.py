@@ -127,9 +127,13 @@ def charge(built, options):
                 want = [small, 32.0, 0.0] if how == "first" else [32 + small, 0.0, 0.0]
                 for name, mib, wanted in zip(("store", "first", "second"), paid, want, strict=True):
                     check(abs(mib - wanted) < 1.5, f"--charge {how}: the {name}'s cgroup has {paid} MiB")
-                copied, told = store.metrics()["copied_pages"], listed(store)[one.pid]["charged_pages"]
                 mine = PAGES if how == "first" else 0
-                check((copied, told) == (PAGES + 256 - mine, mine), f"--charge {how}: {copied}, {told}")
+                until(
+                    lambda mine=mine: store.metrics()["copied_pages"] == PAGES + 256 - mine,
+                    f"--charge {how}: what the store has copied is posted",
+                )
+                told = listed(store)[one.pid]["charged_pages"]
+                check(told == mine, f"--charge {how}: {told}")
                 one.do("check 1", "check 2")
                 one.kill()
                 two.do("touch 1 5 9", "check 1", "check 2")

@@ -153,6 +153,17 @@ int main(int count, char **words) {
         errno = e;
     } else if (!strcmp(name, "wait")) {
         result = mayfly_advise_wait(12345, 0);
+    } else if (!strcmp(name, "one_of_many")) {
+        // None is merged: what could be is where it was.
+        block = filled();
+        contents = true;
+        struct iovec all[] = {{block, PAGES * PAGE}, {page_block(PROT_READ | PROT_WRITE, MAP_SHARED), PAGE}};
+        result = mayfly_advise_all(all, 2, 0);
+        int e = errno;
+        struct mayfly_merge_stats after;
+        CHECK(!mayfly_merge_stats(&after, sizeof after) && !after.pages, "%llu pages", (unsigned long long)after.pages);
+        CHECK(!mayfly_advise_all(NULL, 0, 0), "nothing is no failure");
+        errno = e;
     } else if (!strcmp(name, "unadvise_address")) {
         result = mayfly_unadvise(filled() + 1, PAGE);
     } else if (!strcmp(name, "unadvise_unmapped")) {

@@ -2,6 +2,7 @@
 // runner can play clients against one another:
 //   map BLOCK PAGES   a new block of anonymous memory    fill BLOCK CONTENT   known contents, page by page
 //   advise BLOCK FLAGS             "ok", or "errno line"              begin BLOCK FLAGS    "ok" (asynchronous form)
+//   advise_all BLOCK FLAGS         the same in three parts
 //   unadvise BLOCK                                                    check BLOCK          "ok" if every byte is right
 //   touch BLOCK PAGE VALUE         writes one byte                    unmap BLOCK
 //   steps begin|end                where kill_at counts               stats                "name=value ..."
@@ -79,6 +80,11 @@ int main(void) {
             puts("ok");
         } else if (!strcmp(word, "advise")) {
             answer(mayfly_advise(b->base, size, (unsigned)first));
+        } else if (!strcmp(word, "advise_all")) {
+            // In three parts, out of order.
+            size_t third = b->pages / 3 * PAGE;
+            struct iovec parts[] = {{b->base + third, third}, {b->base, third}, {b->base + 2 * third, size - 2 * third}};
+            answer(mayfly_advise_all(parts, 3, (unsigned)first));
         } else if (!strcmp(word, "begin")) {
             int64_t ticket = mayfly_advise_begin(b->base, size, (unsigned)first);
             answer(ticket > 0 ? mayfly_advise_wait(ticket, -1) : -1);

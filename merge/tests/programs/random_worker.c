@@ -190,7 +190,14 @@ static unsigned flags_of(bool quiet) {
 
 static void advise(struct region *r, size_t first, size_t pages) {
     bool quiet = r->file || (r->locked_out && first % 2);
-    judge("mayfly_advise", mayfly_advise(r->base + first * PAGE, pages * PAGE, flags_of(quiet)));
+    unsigned char *start = r->base + first * PAGE;
+    size_t half = pages / 2 * PAGE;
+    if (pages % 3) {
+        judge("mayfly_advise", mayfly_advise(start, pages * PAGE, flags_of(quiet)));
+    } else {
+        struct iovec halves[] = {{start + half, pages * PAGE - half}, {start, half}};
+        judge("mayfly_advise_all", mayfly_advise_all(halves, 2, flags_of(quiet)));
+    }
 }
 
 // A second thread that advises, so that calls overlap with one another and with forks.

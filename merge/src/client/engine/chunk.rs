@@ -1,29 +1,15 @@
-//! One chunk through the store: what is known of its pages, what the store gets, what is put in place.
-
-use std::ops::Range;
-use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
+//! One chunk through the store: what is known of its pages, and what is put in place.
 
 use super::{Engine, HASHES_AHEAD, Kind, Work, place};
-use crate::client::connection::{Held, Offered};
+use crate::client::connection::Held;
 use crate::client::memory::{Area, Entry};
 use crate::client::plan::{self, Page};
 use crate::client::remap::{self, Site};
-use crate::client::scratch::Scratch;
 use crate::client::statistics::{Clock, Statistics};
 use crate::error::{Error, While};
 use crate::fault;
 use crate::index::Location;
 use crate::page::{PAGE_BYTES, PageHash};
-use crate::segment;
-
-/// New pages for which it is worth asking whether somebody else is about to give them.
-const FEWEST_CLAIMED: usize = 128;
-/// How long somebody else may take to give a segment, and how often to look.
-const PATIENCE: Duration = Duration::from_millis(300);
-const GLANCE: Duration = Duration::from_micros(500);
-/// After so many it is asked again who is about to give.
-const GLANCES: u32 = 6;
 
 impl Engine {
     /// Finds out about every page of a chunk.
@@ -125,182 +111,6 @@ impl Engine {
         }
     }
 
-    /// Gives the store what it does not have, and looks up where that is.
-    pub(super) fn give(
-        &mut self,
-        start: usize,
-        count: usize,
-        work: &mut Work,
-        counts: &mut Statistics,
-        full: &mut Option<Error>,
-    ) -> Result<(), Error> {
-        let pages = &mut work.pages[..count];
-        if !pages.contains(&Page::Given) {
-            return Ok(());
-        }
-        let mut clock = Clock::start();
-        if full.is_none() {
-            self.claim(pages, &work.hashes)?;
-            self.offer(start, pages, &work.hashes, &mut work.given, counts, full)?;
-            if self.wait_for_others(pages, &work.hashes)? {
-                self.offer(start, pages, &work.hashes, &mut work.given, counts, full)?;
-            }
-        }
-        for (page, &hash) in pages.iter_mut().zip(&work.hashes[..count]) {
-            if *page == Page::Given {
-                *page = match self.connection.index.find(hash) {
-                    Some(Location::Stored { segment, page }) if self.connection.attach(segment)? => {
-                        Page::Stored { segment, page }
-                    }
-                    // Written between hash and copy.
-                    _ if full.is_none() => {
-                        counts.busy_pages += 1;
-                        Page::Left
-                    }
-                    _ => {
-                        counts.refused_pages += 1;
-                        Page::Left
-                    }
-                };
-            }
-        }
-        counts.insert_ns += clock.lap();
-        Ok(())
-    }
-
-    /// Of several programs that have the same new pages at the same moment one gives them. What is another's becomes
-    /// `Awaited`.
-    fn claim(&mut self, pages: &mut [Page], hashes: &[PageHash]) -> Result<(), Error> {
-        let given: Vec<usize> = (0..pages.len()).filter(|&i| pages[i] == Page::Given).collect();
-        // For a few it costs more to ask than to give them twice.
-        if given.len() < FEWEST_CLAIMED || !self.is_patient {
-            return Ok(());
-        }
-        let asked: Vec<PageHash> = given.iter().map(|&i| hashes[i]).collect();
-        for (&i, is_ours) in given.iter().zip(self.connection.claim(&asked)?) {
-            if !is_ours {
-                pages[i] = Page::Awaited;
-            }
-        }
-        Ok(())
-    }
-
-    /// Waits until others have given what they claimed. What they have not becomes `Given`; whether there is any.
-    fn wait_for_others(&mut self, pages: &mut [Page], hashes: &[PageHash]) -> Result<bool, Error> {
-        let end = Instant::now() + PATIENCE;
-        for glance in 1u32.. {
-            self.connection.refresh()?;
-            let mut awaited = Vec::new();
-            for i in (0..pages.len()).filter(|&i| pages[i] == Page::Awaited).collect::<Vec<_>>() {
-                match self.connection.index.find(hashes[i]) {
-                    Some(Location::Stored { segment, page }) if self.connection.attach(segment)? => {
-                        pages[i] = Page::Stored { segment, page };
-                    }
-                    _ => awaited.push(i),
-                }
-            }
-            if awaited.is_empty() {
-                break;
-            }
-            if Instant::now() >= end {
-                // Stopped in the midst of it: one that comes late is not waited for again in this call.
-                self.is_patient = false;
-                awaited.iter().for_each(|&i| pages[i] = Page::Given);
-            } else if glance % GLANCES == 0 {
-                // What was written meanwhile, was not given, or whose giver has ended, is claimed by nobody any more.
-                let asked: Vec<PageHash> = awaited.iter().map(|&i| hashes[i]).collect();
-                for (&i, is_ours) in awaited.iter().zip(self.connection.claim(&asked)?) {
-                    if is_ours {
-                        pages[i] = Page::Given;
-                    }
-                }
-            } else {
-                std::thread::sleep(GLANCE);
-            }
-        }
-        Ok(pages.contains(&Page::Given))
-    }
-
-    fn offer(
-        &mut self,
-        start: usize,
-        pages: &mut [Page],
-        hashes: &[PageHash],
-        given: &mut Scratch<u32>,
-        counts: &mut Statistics,
-        full: &mut Option<Error>,
-    ) -> Result<(), Error> {
-        if full.is_some() || !pages.contains(&Page::Given) {
-            return Ok(());
-        }
-        match self.write_segment(start, pages, hashes, given)? {
-            (Offered::Taken, written) => counts.inserted_pages += written as u64,
-            (Offered::Full(line), _) => *full = Some(Error::new(libc::ENOSPC, line)),
-        }
-        self.connection.refresh()?;
-        for (page, &hash) in pages.iter_mut().zip(hashes) {
-            if *page == Page::Given
-                && let Some(Location::Stored { segment, page: at }) = self.connection.index.find(hash)
-                && self.connection.attach(segment)?
-            {
-                *page = Page::Stored { segment, page: at };
-            }
-        }
-        Ok(())
-    }
-
-    fn write_segment(
-        &mut self,
-        start: usize,
-        pages: &[Page],
-        hashes: &[PageHash],
-        given: &mut Scratch<u32>,
-    ) -> Result<(Offered, usize), Error> {
-        given.fill(0);
-        let mask = given.len() - 1;
-        let mut is_first = |i: usize| {
-            let mut slot = hashes[i].place as usize & mask;
-            while given[slot] != 0 {
-                if hashes[given[slot] as usize - 1] == hashes[i] {
-                    return false;
-                }
-                slot = (slot + 1) & mask;
-            }
-            given[slot] = i as u32 + 1;
-            true
-        };
-        let most = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
-        if most.is_some_and(|most| most < (pages.len() * PAGE_BYTES) as u64) {
-            let line = "the limit of file sizes (ulimit -f) is too low for the memory files of new pages: 16 MiB will do";
-            return Err(Error::new(libc::EFBIG, line));
-        }
-        let file = segment::create().while_doing("a memory file for new pages")?;
-        let mut runs: Vec<Range<usize>> = Vec::new();
-        for i in (0..pages.len()).filter(|&i| pages[i] == Page::Given) {
-            if is_first(i) {
-                match runs.last_mut() {
-                    Some(run) if run.end == i => run.end = i + 1,
-                    _ => runs.push(i..i + 1),
-                }
-            }
-        }
-        if let [whole] = &runs[..]
-            && (start + whole.start * PAGE_BYTES).is_multiple_of(segment::HUGE_BYTES)
-        {
-            // Whole huge pages, at the places where they are in the caller's memory.
-            segment::make_huge(&file, whole.len() * PAGE_BYTES);
-        }
-        let mut written = 0;
-        for run in &runs {
-            write(&file, start, run, &mut written)?;
-        }
-        fault::point("client.written");
-        segment::seal(&file).while_doing("sealing new pages")?;
-        fault::point("client.sealed");
-        let pages = written / PAGE_BYTES;
-        Ok((self.connection.offer(file.as_fd(), pages as u32)?, pages))
-    }
-
     pub(super) fn put_in_place(
         &mut self,
         site: &Site<'_>,
@@ -364,27 +174,4 @@ impl Engine {
 fn place_of(site: &Site<'_>, extent: &plan::Extent) -> String {
     let start = site.start + extent.first * PAGE_BYTES;
     place(&(start..start + extent.bytes()))
-}
-
-/// Appends a run of the caller's pages to a new segment.
-fn write(
-    file: &std::os::fd::OwnedFd,
-    start: usize,
-    run: &Range<usize>,
-    written: &mut usize,
-) -> Result<(), Error> {
-    let bytes = run.len() * PAGE_BYTES;
-    let from = start + run.start * PAGE_BYTES;
-    let mut done = 0;
-    while done < bytes {
-        // SAFETY: readable pages of the caller's; the kernel copies them, whoever writes them meanwhile.
-        let piece = unsafe { std::slice::from_raw_parts((from + done) as *const u8, bytes - done) };
-        match rustix::io::pwrite(file, piece, (*written + done) as u64) {
-            Err(rustix::io::Errno::INTR) => {}
-            Ok(0) => return Err(Error::new(libc::EIO, "copying new pages: nothing was written")),
-            other => done += other.while_doing("copying new pages")?,
-        }
-    }
-    *written += bytes;
-    Ok(())
 }
