@@ -9,21 +9,22 @@ import numpy as np
 
 from train import (
     agreement,
-    boosting,
     contexts,
-    export,
     fit,
+    link,
     measure,
     model_file,
+    needed,
+    placed,
     progress,
+    recipe,
     symbols,
     table,
 )
 from train.contexts import Contexts
 from train.dataset import CLASS_NAMES
-from train.encoders import ENCODERS
-from train.fit import Recipe
 from train.measure import Accuracy
+from train.recipe import Recipe
 
 
 @dataclass
@@ -37,6 +38,8 @@ class Row:
 
 def train(given: argparse.Namespace) -> int:
     """Makes a model file and says how good it is."""
+    if given.plot:
+        needed.install()
     begun = time.monotonic()
     made = fit.make(given.engine, given.profiles, _recipe(given, given.encoder, given.hidden))
     size = model_file.write(made.model, given.output)
@@ -65,7 +68,7 @@ def train(given: argparse.Namespace) -> int:
             about["profiles_agree_percent"] = round(100 * agree, 2)
         _print_json("train", rows, about)
         return 0
-    _print_contexts(made.data)
+    _print_contexts(made.data, _held_out(made.data))
     if agree is not None:
         print(f"the profiles agree with each other on the class of {100 * agree:.1f}% of the bytes")
     kind = f"{made.recipe.encoder} of width {given.hidden}, {held_out.rounds} rounds"
@@ -79,12 +82,16 @@ def compare(given: argparse.Namespace) -> int:
     """Trains every encoder on the same contexts, and says how good each is before it is rounded to 8 bits."""
     data = contexts.load(given.engine, given.profiles)
     contexts.refuse_too_little(data)
+    needed.install()
+    from train import boosting
+    from train.encoders import ENCODERS
+
     rows = [Row("most_common_class", _most_common_class(data))]
     tabled = fit.measured(data, _recipe(given, table.NAME, 0), export_too=False)
     rows.append(Row(table.NAME, tabled.as_trained, tabled.seconds))
     begun = time.monotonic()
     with progress.stage("training ngrams-boosting"):
-        boosted = boosting.held_out_accuracy(data, fit.folds_for(data), given.seed, fit.MOST_FRAMES)
+        boosted = boosting.held_out_accuracy(data, fit.folds_for(data), given.seed, recipe.MOST_FRAMES)
     rows.append(Row("ngrams-boosting", boosted, time.monotonic() - begun))
     for hidden in (64, 16):
         for name in ENCODERS:
@@ -94,25 +101,39 @@ def compare(given: argparse.Namespace) -> int:
     if given.json:
         _print_json("compare", rows, {"contexts": len(data)})
         return 0
-    _print_contexts(data)
+    _print_contexts(data, _held_out(data))
     _print_table("encoder", rows)
     return 0
 
 
 def measure_model(given: argparse.Namespace) -> int:
-    """Says how good a model is on other profiles: of other runs, revisions or builds (LLAMA §9.2)."""
+    """Says how good a model is on other profiles, of other runs, revisions or builds (LLAMA §9.2): as the
+    heap uses it, and, where it is for other builds, what `mayfly bind` could make of it."""
+    if given.plot:
+        needed.install()
     model = model_file.read(given.measure)
-    data = contexts.load(given.engine, given.profiles)
-    frames = export.link(model, symbols.load(given.engine, given.profiles))
-    predicted = fit.predict(model, frames, data)
-    rows = [Row("all", measure.accuracy(data, predicted))]
+    with progress.stage(f"reading {_count(len(given.profiles), 'profile')}"):
+        data = contexts.load(given.engine, given.profiles)
+        contexts.refuse_none(data)
+        met = placed.load(given.engine, given.profiles)
+    known = placed.known_frames(model, met)
+    rows = [Row("all", measure.accuracy(met.told, placed.predict(model, met)))]
+    if known < 1:
+        with progress.stage("naming the functions of all files"):
+            frames = link.link(model, symbols.load(given.engine, given.profiles))
+            rows.append(Row("by_names", measure.accuracy(data, fit.predict(model, frames, data))))
     if given.plot:
         measure.plot(rows[0].accuracy, given.plot, f"{given.measure} on {len(data)} contexts")
     if given.json:
-        _print_json("measure", rows, {"contexts": len(data)})
+        _print_json("measure", rows, {"contexts": len(data), "frames_known_percent": round(100 * known, 2)})
         return 0
     _print_contexts(data)
     _print_table(given.measure, rows)
+    if known < 1:
+        print(
+            f"the model has the files of {100 * known:.0f}% of the frames: by names is what it says once "
+            "'mayfly bind' has bound it to the others"
+        )
     return 0
 
 
@@ -129,10 +150,14 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def _print_contexts(data: Contexts) -> None:
+def _held_out(data: Contexts) -> str:
+    part = "a fifth of them" if len(fit.folds_for(data)) == 1 else "each a tenth in turn"
+    return f", {part} held out of training"
+
+
+def _print_contexts(data: Contexts, held_out: str = "") -> None:
     shares = np.bincount(data.labels, data.bytes, len(CLASS_NAMES)) / data.bytes.sum()
-    held_out = "a fifth of them" if len(fit.folds_for(data)) == 1 else "each a tenth in turn"
-    print(f"{_count(len(data), 'context')}, {held_out} held out of training")
+    print(f"{_count(len(data), 'context')}{held_out}")
     print("  class          " + "".join(f"{name:>9}" for name in CLASS_NAMES))
     counts = np.bincount(data.labels, minlength=len(CLASS_NAMES))
     print("  contexts       " + "".join(f"{count:>9,}" for count in counts))

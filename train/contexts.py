@@ -81,13 +81,18 @@ def load(engine: str, paths: list[str]) -> Contexts:
     )
 
 
-def refuse_too_little(contexts: Contexts) -> None:
-    """Says so where there is nothing to learn."""
+def refuse_none(contexts: Contexts) -> None:
+    """Says so where no lifetime is known."""
     if not len(contexts):
         raise TrainError(
             "the profiles have no contexts with known lifetimes: profile for longer, "
             "or with a smaller --every"
         )
+
+
+def refuse_too_little(contexts: Contexts) -> None:
+    """Says so where there is nothing to learn."""
+    refuse_none(contexts)
     met = np.unique(contexts.labels)
     if len(met) == 1:
         name = CLASS_NAMES[met[0]]

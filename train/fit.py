@@ -5,49 +5,17 @@ all of them."""
 import functools
 import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 
-from train import contexts, export, measure, progress, symbols, table, training
+from train import contexts, link, measure, needed, progress, seen, symbols, table
 from train.contexts import A_FIFTH, EACH_ONCE, Contexts, Fold, Split
-from train.encoders import Encoder
 from train.measure import Accuracy
-from train.model_file import MOST_ROWS, TABLE, Model
+from train.model_file import TABLE, Model
 from train.predictor import Predictor
-from train.symbols import Ranges
-from train.tokens import RESERVED, Vocabulary
-from train.training import Examples, Outcome
-
-MOST_FRAMES = 32
-"""Frames of a context that are read, innermost first."""
-# With fewer contexts than this a table of them says as much as a network; and a fifth of them says little, so
-# each is held out once, in ten trainings.
-FEW_CONTEXTS = 1000
-BY_NUMBER = "auto"
-"""In place of an encoder: what fits the number of contexts."""
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """All that a model depends on besides the profiles."""
-
-    encoder: str
-    hidden: int = 64
-    vocabulary: int = 5000
-    rounds: int = 100
-    seed: int = 1
-
-    def chosen_for(self, data: Contexts) -> "Recipe":
-        """With an encoder for so many contexts."""
-        if self.encoder != BY_NUMBER:
-            return self
-        return replace(self, encoder=table.NAME if len(data) < FEW_CONTEXTS else "lstm-frames")
-
-    @property
-    def is_table(self) -> bool:
-        return self.encoder == table.NAME
+from train.recipe import FEW_CONTEXTS, ROUNDS_OF_FEW, Recipe
 
 
 @dataclass
@@ -65,48 +33,34 @@ class Measured:
 ENOUGH_SAMPLES = 20
 
 
-def new_encoder(data: Contexts, recipe: Recipe) -> Encoder:
-    """An encoder that knows the names in these contexts."""
-    counts: dict[str, int] = {}
-    for stack in data.stacks:
-        for frame in stack[:MOST_FRAMES]:
-            counts[frame] = counts.get(frame, 0) + 1
-    # A token counts once for each frame of each context that it is in.
-    vocabulary = Vocabulary.of(counts, recipe.vocabulary)
-    seen = sorted(counts, key=lambda frame: (-counts[frame], frame))
-    room = MOST_ROWS - recipe.vocabulary - len(RESERVED)
-    return Encoder(recipe.encoder, recipe.hidden, vocabulary, seen[:room])
-
-
-def examples(encoder: Encoder, data: Contexts) -> Examples:
-    """Contexts as the encoder reads them."""
-    steps = [encoder.steps.of(stack[:MOST_FRAMES]) for stack in data.stacks]
-    return Examples(steps, data.labels, training.say_in_training(data.weights))
-
-
 def folds_for(data: Contexts) -> list[Fold]:
     """The folds to measure by."""
     return EACH_ONCE if len(data) < FEW_CONTEXTS else A_FIFTH
 
 
-def trial(split: Split, recipe: Recipe, export_too: bool) -> tuple[np.ndarray, np.ndarray, Outcome]:
-    """Learns from one part, and says the classes of the part that is held out: as trained, and as the file
-    does."""
+@dataclass
+class Trial:
+    """The classes that one part's contexts get, when another was learned from."""
+
+    as_trained: np.ndarray
+    of_file: np.ndarray
+    rounds: int
+    seconds: float
+
+
+def trial(split: Split, recipe: Recipe, export_too: bool) -> Trial:
+    """Learns from one part, and says the classes of the part that is held out."""
+    begun = time.monotonic()
     if recipe.is_table:
-        begun = time.monotonic()
         found = table.predict(table.make(split.learn.joined_by(split.stop_by)), split.held_out.stacks)
-        return found, found, Outcome({}, 0, time.monotonic() - begun)
-    encoder = new_encoder(split.learn, recipe)
-    learn, held_out = examples(encoder, split.learn), examples(encoder, split.held_out)
-    stop_by = examples(encoder, split.stop_by) if len(split.stop_by) else None
-    rounds = recipe.rounds if stop_by else min(recipe.rounds, training.ROUNDS_OF_FEW)
-    outcome = training.train(encoder, learn, stop_by, recipe.seed, rounds)
-    predicted = training.scores(encoder, outcome.weights, held_out.steps).argmax(axis=1)
-    if not export_too:
-        return predicted, predicted, outcome
-    frames = sorted({frame for stack in split.held_out.stacks for frame in stack})
-    model, numbers = export.export(encoder, outcome.weights, [Ranges.of_names(frames)], MOST_FRAMES)
-    return predicted, predict(model, numbers, split.held_out), outcome
+        return Trial(found, found, 0, time.monotonic() - begun)
+    networks = needed.networks()
+    encoder, predicted, outcome = networks.trial(split, recipe)
+    rounded = predicted
+    if export_too:
+        frames = sorted({frame for stack in split.held_out.stacks for frame in stack})
+        rounded = predict(*networks.file_for_frames(encoder, outcome, frames), split.held_out)
+    return Trial(predicted, rounded, outcome.rounds, outcome.seconds)
 
 
 def measured(data: Contexts, recipe: Recipe, export_too: bool) -> Measured:
@@ -114,17 +68,18 @@ def measured(data: Contexts, recipe: Recipe, export_too: bool) -> Measured:
     splits = [data.split(fold) for fold in folds_for(data)]
     splits = [split for split in splits if len(split.learn) and len(split.held_out)]
     if not splits:
-        return Measured(None, None, None, min(recipe.rounds, training.ROUNDS_OF_FEW), 0)
+        return Measured(None, None, None, min(recipe.rounds, ROUNDS_OF_FEW), 0)
     trials = [trial(split, recipe, export_too) for split in splits]
     held_out = functools.reduce(Contexts.joined_by, (split.held_out for split in splits))
-    predicted, rounded = (np.concatenate([each[part] for each in trials]) for part in (0, 1))
+    predicted = np.concatenate([each.as_trained for each in trials])
+    rounded = np.concatenate([each.of_file for each in trials])
     many = held_out.samples >= ENOUGH_SAMPLES
     return Measured(
         measure.accuracy(held_out, predicted),
         measure.accuracy(held_out, rounded),
         measure.accuracy(held_out.chosen(many), rounded[many]),
-        int(np.median([outcome.rounds for *_, outcome in trials])),
-        sum(outcome.seconds for *_, outcome in trials),
+        int(np.median([each.rounds for each in trials])),
+        sum(each.seconds for each in trials),
     )
 
 
@@ -146,8 +101,7 @@ def on_another_run(engine: str, paths: list[str], recipe: Recipe) -> Accuracy | 
     split = Split(learn, learn.chosen(np.zeros(len(learn), bool)), other)
     if len(stop_by.stop_by):
         split = Split(stop_by.learn.joined_by(stop_by.held_out), stop_by.stop_by, other)
-    _, predicted, _ = trial(split, recipe, export_too=True)
-    return measure.accuracy(other, predicted)
+    return measure.accuracy(other, trial(split, recipe, export_too=True).of_file)
 
 
 def predict(model: Model, frames: dict[str, int], data: Contexts) -> np.ndarray:
@@ -155,7 +109,7 @@ def predict(model: Model, frames: dict[str, int], data: Contexts) -> np.ndarray:
     none."""
     if model.encoder == TABLE:
         return table.predict(model, data.stacks)
-    numbers = [[frames.get(frame, export.UNKNOWN_FRAME) for frame in stack] for stack in data.stacks]
+    numbers = [[frames.get(frame, link.UNKNOWN_FRAME) for frame in stack] for stack in data.stacks]
     return Predictor(model).scores(numbers).argmax(axis=1)
 
 
@@ -178,6 +132,8 @@ def make(engine: str, paths: list[str], recipe: Recipe) -> Made:
         data = contexts.load(engine, paths)
         contexts.refuse_too_little(data)
     recipe = recipe.chosen_for(data)
+    if not recipe.is_table:
+        needed.networks()
     if recipe.is_table:
         estimate = measure.accuracy(data, table.predict(table.make(data), data.stacks))
         progress.say(f"first estimate, of what was seen: {estimate.in_words()}")
@@ -192,17 +148,18 @@ def make(engine: str, paths: list[str], recipe: Recipe) -> Made:
     with progress.stage("learning from all, and writing the model"):
         if recipe.is_table:
             model = table.make(data)
-            frames = export.link(model, files)
+            frames = link.link(model, files)
         else:
-            encoder = new_encoder(data, recipe)
-            rounds = held_out.rounds
-            outcome = training.train(encoder, examples(encoder, data), None, recipe.seed, rounds)
-            model, frames = export.export(encoder, outcome.weights, files, MOST_FRAMES)
+            networks = needed.networks()
+            encoder, outcome = networks.learned(data, recipe, held_out.rounds)
+            model, frames = networks.file_for(encoder, outcome, files)
+        model.seen, places = seen.packed(data, files)
         of_all = measure.accuracy(data, predict(model, frames, data))
     model.metadata = {
         "made_by": "mayfly train",
         "encoder": recipe.encoder,
         "contexts": len(data),
+        "files": places,
         "other_run": other_run.as_dict() if other_run else None,
         "held_out": held_out.of_file.as_dict() if held_out.of_file else None,
         "all": of_all.as_dict(),

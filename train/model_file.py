@@ -84,7 +84,9 @@ class Model:
     keys: np.ndarray | None = _part(15, "<u8")
     outputs: np.ndarray | None = _part(16, "u1")
     names: np.ndarray | None = _part(1000, "u1")
-    """Not read by the heap: train/export.py's own."""
+    """Not read by the heap: train/link.py's own."""
+    seen: np.ndarray | None = _part(1001, "u1")
+    """Nor this: the contexts that it was made from (train/seen.py)."""
 
 
 _METADATA, _MODULES = 1, 3
@@ -205,12 +207,12 @@ def from_bytes(content: bytes, path: str | Path) -> Model:
     )
 
 
-def packed_names(names: list) -> np.ndarray:
+def packed_names(names: list | dict) -> np.ndarray:
     """What a model knows of names, as its file has it."""
     return np.frombuffer(zlib.compress(json.dumps(names, ensure_ascii=False).encode(), 9), np.uint8)
 
 
-def unpacked_names(packed: np.ndarray) -> list:
+def unpacked_names(packed: np.ndarray) -> list | dict:
     return json.loads(zlib.decompress(packed.tobytes()))
 
 

@@ -11,6 +11,16 @@ from train.model_file import STEP_ENDS, Model
 _F32 = np.float32
 
 
+def frame_at(model: Model, build_id: bytes, address: int) -> int:
+    """The frame of the code at an address of a file: for a return address, the one before it."""
+    module = next((module for module in model.modules if bytes(module.build_id) == build_id), None)
+    if module is None or not module.ranges:
+        return 0
+    starts = model.starts[module.first : module.first + module.ranges]
+    place = int(np.searchsorted(starts, address, side="right")) - 1
+    return int(model.range_frames[module.first + place]) if place >= 0 else 0
+
+
 class Predictor:
     """A model ready to predict many contexts at once."""
 
@@ -19,16 +29,6 @@ class Predictor:
         self._inputs = [self._steps_of(frame) for frame in range(len(model.frames) - 1)]
         self._recurrent = model.recurrent.astype(np.int32)
         self._scales = model.recurrent_scales / _F32(127)
-        self._ranges = {bytes(module.build_id): module for module in model.modules}
-
-    def frame_at(self, build_id: bytes, address: int) -> int:
-        """The frame of the code at an address of a file: for a return address, the one before it."""
-        module = self._ranges.get(build_id)
-        if module is None or not module.ranges:
-            return 0
-        starts = self.model.starts[module.first : module.first + module.ranges]
-        place = int(np.searchsorted(starts, address, side="right")) - 1
-        return int(self.model.range_frames[module.first + place]) if place >= 0 else 0
 
     def _steps_of(self, frame: int) -> np.ndarray:
         """The inputs of each step of a frame."""

@@ -83,7 +83,7 @@ def open_table(connection: BaseBackend, path: str, needed: dict[str, str], hint:
         raise TrainError(f"{path}: no column {', '.join(missing)}: not a table of 'mayfly profile'")
     for name, wanted in needed.items():
         kind = schema[name]
-        if not (kind.is_string() if wanted == "text" else kind.is_numeric()):
+        if not {"text": kind.is_string, "numbers": kind.is_numeric, "bytes": kind.is_binary}[wanted]():
             raise TrainError(f"{path}: column {name} is {kind}, not {wanted}")
     return table
 

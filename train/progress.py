@@ -56,4 +56,6 @@ def detail(text: str) -> None:
 
 def say(line: str) -> None:
     """A line of its own."""
-    print(f"mayfly: {line}", file=sys.stderr, flush=True)
+    # In one piece: the timer's thread may end with the program, between a text and its end.
+    sys.stderr.write(f"mayfly: {line}\n")
+    sys.stderr.flush()

@@ -11,7 +11,7 @@ from train import profiles
 from train.errors import TrainError
 
 SUFFIX = ".symbols.parquet"
-NEEDED = {"build_id": "text", "start": "numbers", "end": "numbers", "names": "text"}
+NEEDED = {"path": "text", "build_id": "text", "start": "numbers", "end": "numbers", "names": "text"}
 # Addresses in the model file have 32 bits; what lies further in a file is unknown to it.
 _ADDRESSES = 1 << 32
 
@@ -24,6 +24,8 @@ class Ranges:
     starts: np.ndarray
     ends: np.ndarray
     names: list[str]
+    path: str = ""
+    """Where it was profiled."""
 
     @classmethod
     def of_names(cls, names: list[str]) -> "Ranges":
@@ -35,7 +37,10 @@ class Ranges:
 def load(engine: str, paths: list[str]) -> list[Ranges]:
     """The functions of all files with a build-id that these profiles name, each once, by build-id."""
     with profiles.engine(engine) as connection:
-        table = profiles.collect(functions(connection, paths), paths)
+        tables = _tables(connection, paths)
+        table = profiles.collect(functions(tables), paths)
+        places = profiles.collect(_paths(tables), paths)
+    path_of = dict(zip(places["build_id"].to_pylist(), places["path"].to_pylist(), strict=True))
     build_ids = np.array(table["build_id"].to_pylist(), dtype=object)
     starts, ends = table["start"].to_numpy(), table["end"].to_numpy()
     names = table["names"].to_pylist()
@@ -44,23 +49,35 @@ def load(engine: str, paths: list[str]) -> list[Ranges]:
     for first, last in zip([0, *edges], [*edges, len(build_ids)], strict=True):
         if first == last:
             continue
-        try:
-            build_id = bytes.fromhex(build_ids[first])
-        except ValueError:
-            raise TrainError(
-                f"build_id {build_ids[first]!r} is not in hexadecimal: the file is damaged"
-            ) from None
+        build_id = build_id_of(build_ids[first])
         if not 1 <= len(build_id) <= 32:
             raise TrainError(f"build_id {build_ids[first]} has {len(build_id)} bytes, 32 are the most")
-        found.append(Ranges(build_id, starts[first:last], ends[first:last], names[first:last]))
+        path = path_of[build_ids[first]]
+        found.append(Ranges(build_id, starts[first:last], ends[first:last], names[first:last], path))
     return found
 
 
-def functions(connection: BaseBackend, paths: list[str]) -> ir.Table:
+def build_id_of(text: str) -> bytes:
+    """A build-id as the tables have it."""
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise TrainError(f"build_id {text!r} is not in hexadecimal: the file is damaged") from None
+
+
+def _tables(connection: BaseBackend, paths: list[str]) -> list[ir.Table]:
+    return [profiles.open_table(connection, beside(path), NEEDED, f"it belongs to {path}") for path in paths]
+
+
+def _paths(tables: list[ir.Table]) -> ir.Table:
+    """A path of each file, by build-id."""
+    first, *others = [table.select("build_id", "path") for table in tables]
+    whole = first.union(*others) if others else first
+    return whole.group_by("build_id").aggregate(path=whole.path.min())
+
+
+def functions(tables: list[ir.Table]) -> ir.Table:
     """The rows of all tables of functions, each once, by build-id and address."""
-    tables = [
-        profiles.open_table(connection, beside(path), NEEDED, f"it belongs to {path}") for path in paths
-    ]
     first, *others = [
         table.select(
             "build_id", start=table.start.cast("int64"), end=table.end.cast("int64"), names=table.names

@@ -4,7 +4,9 @@ first, those that were inlined being functions like others, so that it is the sa
 longest beginning of it that the table has decides. Where that does not say a class, because contexts that
 begin so die at different times, and where nothing is known, the heap learns online."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import islice, pairwise
 
 import numpy as np
 
@@ -12,7 +14,7 @@ from train import model_file
 from train.contexts import Contexts
 from train.dataset import CLASS_NAMES
 from train.model_file import LIMITS_MS, MOST_ROWS, STEP_ENDS, TABLE, Model
-from train.tokens import plain
+from train.tokens import functions_of, without_arguments
 
 NAME = "table"
 MOST_FUNCTIONS = 32
@@ -32,17 +34,18 @@ _START = 0x243F6A8885A308D3
 _MULTIPLIER = 0x9E3779B97F4A7C15
 
 
-def functions_of(frame: str) -> list[str]:
-    """The functions of a frame as a table knows them: without what differs from build to build."""
-    return [plain(name) for name in frame.split(";")]
-
-
 def entries(names: list[str]):
     """A function from a frame's name to its entries in the file's `steps`."""
     numbers = {name: number for number, name in enumerate(names) if number != UNKNOWN}
+    # One whose arguments changed is still the same function, if there is but one of its name.
+    alike = Counter(map(without_arguments, numbers))
+    bare = {without_arguments(name): number for name, number in numbers.items()}
+    bare = {name: number for name, number in bare.items() if alike[name] == 1}
 
     def of_frame(frame: str) -> tuple[int, ...]:
-        known = [numbers.get(name, UNKNOWN) for name in functions_of(frame)]
+        known = [
+            numbers.get(name) or bare.get(without_arguments(name), UNKNOWN) for name in functions_of(frame)
+        ]
         # Nothing that is not known differs from anything else that is not.
         return tuple(number | STEP_ENDS for number in (known if any(known) else [UNKNOWN]))
 
@@ -108,10 +111,20 @@ def _divide(told: dict, sequences: list, data: Contexts, members: list[int], dep
 def predict(model: Model, stacks: Iterable[list[str]]) -> np.ndarray:
     """The class of each context; -1 where the table does not know it."""
     of_frame = entries(model_file.unpacked_names(model.names)[1])
+    return _looked_up(model, ((of_frame(frame) for frame in stack) for stack in stacks))
+
+
+def predict_frames(model: Model, contexts: Iterable[list[int]]) -> np.ndarray:
+    """The same for contexts given as frames of the file."""
+    of_frame = [model.steps[first:behind].tolist() for first, behind in pairwise(model.frames.tolist())]
+    return _looked_up(model, ((of_frame[frame] for frame in frames) for frames in contexts))
+
+
+def _looked_up(model: Model, contexts: Iterable[Iterable[Iterable[int]]]) -> np.ndarray:
     classes = dict(zip(model.keys.tolist(), model.outputs.tolist(), strict=True))
     found = []
-    for stack in stacks:
-        functions = [step & ~STEP_ENDS for frame in stack[: model.most_frames] for step in of_frame(frame)]
+    for steps in contexts:
+        functions = [step & ~STEP_ENDS for frame in islice(steps, model.most_frames) for step in frame]
         last = NOT_TOLD
         for key in keys(functions[:MOST_FUNCTIONS]):
             if key not in classes:

@@ -12,16 +12,37 @@ FRAME_END = 1
 """The number of `@`, which separates frames."""
 RESERVED = ("UNK", "@")
 
-_WORD = re.compile(r"~?\w+")
+# All that is not ASCII is part of a word: lifetime/src/names.rs, which does the same, needs no tables then.
+_LETTER = r"[0-9A-Za-z_\x80-\U0010ffff]"
+_WORD = re.compile(f"~?{_LETTER}+")
 # What a compiler adds to a name, different in each build: rustc's hash, and the numbers of GCC's clones.
 _BUILD_SPECIFIC = re.compile(
-    r"::h[0-9a-f]{16}\b| \[clone [^]]*\]|\.(?:isra|constprop|part|cold|lto_priv|llvm)(?:\.\d+)*"
+    rf"::h[0-9a-f]{{16}}(?!{_LETTER})| \[clone [^]]*\]"
+    r"|\.(?:isra|constprop|part|cold|lto_priv|llvm)(?:\.[0-9]+)*"
 )
 
 
 def plain(name: str) -> str:
     """A name without what is different in each build."""
     return _BUILD_SPECIFIC.sub("", name)
+
+
+def functions_of(frame: str) -> list[str]:
+    """The functions of a frame, innermost first, without what differs from build to build."""
+    return [plain(name) for name in frame.split(";")]
+
+
+def without_arguments(function: str) -> str:
+    """A C++ function's name without its arguments, which a revision may change."""
+    end = function.rfind(")")
+    if end < 0 or ">" in function[end:] or ":" in function[end:]:
+        return function
+    depth = 0
+    for at in range(end, -1, -1):
+        depth += (function[at] == ")") - (function[at] == "(")
+        if depth == 0:
+            return function[:at] or function
+    return function
 
 
 def tokenize(frame: str) -> list[str]:

@@ -22,8 +22,6 @@ BATCH = 64
 ROUND_UPDATES = 50
 # Rounds without a better result on the contexts to stop by until training ends.
 PATIENCE = 10
-# Rounds of training where there are too few contexts to tell by when to stop.
-ROUNDS_OF_FEW = 30
 # A context's say in training grows with the root of its allocations: with all of them a handful of contexts
 # would be all that is learned, with none the many that hardly allocate (§5.1 duplicates frequent ones for
 # this).

@@ -119,7 +119,7 @@ def write(path, rows: list[dict], build: int = 0) -> None:
         for name in [*of_module, "http::Parser::neverSeen(char const*)", f"lib{module}.so"]:
             size = 16 + len(name)
             at[name] = ((module + 1) << 48) | (address + size // 2)
-            functions.append((module, f"/opt/lib{module}.so", build_id, address, address + size, name))
+            functions.append((module + 1, f"/opt/lib{module}.so", build_id, address, address + size, name))
             address += size + 5 * (len(name) % 2)
     columns = ["module", "path", "build_id", "start", "end", "names"]
     kinds = [pa.uint32(), pa.string(), pa.string(), pa.uint64(), pa.uint64(), pa.string()]

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from train import export, model_file
+from train import export, link, model_file
 from train.encoders import Encoder
 from train.errors import TrainError
 from train.model_file import STEP_ENDS, Model, Module
-from train.predictor import Predictor
+from train.predictor import Predictor, frame_at
 from train.symbols import Ranges
 from train.tests import synthetic
 from train.tokens import Vocabulary
@@ -66,16 +66,15 @@ def test_addresses_have_the_frames_of_their_functions():
     names = [*FRAMES, UNSEEN]
     both = files(names)
     model, frames = export.export(encoder, weights, both, 32)
-    predictor = Predictor(model)
     for file in both:
-        assert predictor.frame_at(file.build_id, int(file.starts[0]) - 1) == export.UNKNOWN_FRAME
+        assert frame_at(model, file.build_id, int(file.starts[0]) - 1) == link.UNKNOWN_FRAME
         for start, end, name in zip(file.starts, file.ends, file.names, strict=True):
             for address in (start, start + 9, end - 1):
-                assert predictor.frame_at(file.build_id, int(address)) == frames[name] != export.UNKNOWN_FRAME
+                assert frame_at(model, file.build_id, int(address)) == frames[name] != link.UNKNOWN_FRAME
             # Between functions there is nothing, unless the next one begins at once.
             if end not in file.starts:
-                assert predictor.frame_at(file.build_id, int(end)) == export.UNKNOWN_FRAME
-    assert predictor.frame_at(b"another build", int(both[0].starts[0])) == export.UNKNOWN_FRAME
+                assert frame_at(model, file.build_id, int(end)) == link.UNKNOWN_FRAME
+    assert frame_at(model, b"another build", int(both[0].starts[0])) == link.UNKNOWN_FRAME
     for module in model.modules:
         assert (np.diff(model.starts[module.first : module.first + module.ranges].astype(np.int64)) > 0).all()
 
@@ -97,7 +96,7 @@ def test_another_build_gets_the_same_frames_by_name(tmp_path):
     model_file.write(model, tmp_path / "m")
     before = Predictor(model).scores([[frames[frame] for frame in stack] for stack in STACKS])
     other = model_file.read(tmp_path / "m")
-    relinked = export.link(
+    relinked = link.link(
         other,
         [Ranges(b"x" * 20, np.arange(len(FRAMES)) * 64, np.arange(len(FRAMES)) * 64 + 64, FRAMES[::-1])],
     )

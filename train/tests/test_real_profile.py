@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from train import contexts, model_file, symbols, table
-from train.predictor import Predictor
+from train.predictor import Predictor, frame_at
 
 HERE = Path(__file__).parent
 TARGET = Path(os.environ.get("MAYFLY_TEST_TARGET", HERE.parents[1] / "target" / "release"))
@@ -102,7 +102,7 @@ def test_the_heap_predicts_what_python_does(profile, trained):
     rows = pq.read_table(parquet, columns=["stack", "frames"]).to_pylist()
     stacks = [
         [
-            predictor.frame_at(build_ids.get(address >> 48, b""), (address & (1 << 48) - 1) - 1)
+            frame_at(predictor.model, build_ids.get(address >> 48, b""), (address & (1 << 48) - 1) - 1)
             for address in np.frombuffer(row["frames"], "<u8").tolist()
         ]
         for row in rows

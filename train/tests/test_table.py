@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from train import contexts, export, fit, model_file, progress, symbols, table
+from train import contexts, link, model_file, progress, symbols, table
 from train.__main__ import main
-from train.fit import Recipe
+from train.recipe import FEW_CONTEXTS, Recipe
 from train.tests import synthetic
 
 ROOT = Path(__file__).parents[2]
@@ -60,6 +60,15 @@ def test_inlined_functions_are_functions_and_what_differs_from_build_to_build_is
     assert classes(model, "get@a@b@keep@main", "get;a;b;drop.constprop.1;main") == [6, 0]
 
 
+def test_a_function_whose_arguments_changed_is_the_same_if_it_is_the_only_one(tmp_path):
+    path = profile(tmp_path / "p.parquet", {"get(int)@keep(int)@main": 6, "get(int)@drop(int)@main": 0})
+    model = table.make(contexts.load("duckdb", [path]))
+    assert classes(model, "get(long)@keep()@main", "get()@drop@main") == [6, 0]
+    path = profile(tmp_path / "q.parquet", {"get@keep(int)@main": 6, "get@keep(long)@main": 0})
+    model = table.make(contexts.load("duckdb", [path]))
+    assert classes(model, "get@keep(long)@main", "get@keep(char)@main") == [0, -1]
+
+
 def test_what_begins_alike_dies_alike_if_enough_contexts_do(tmp_path):
     outer = "main@__libc_start_call_main@_start"
     stacks = {f"alloc@string@parse@handle@f{number}@{outer}": 0 for number in range(9)}
@@ -92,14 +101,14 @@ def test_a_table_is_right_about_a_run_it_has_not_seen_and_about_another_build(tm
     assert found["train.all.bytes_percent"] > 99
     # The functions of another build, by name.
     other = model_file.read(model)
-    frames = export.link(other, symbols.load("duckdb", runs[:1]))
-    assert frames["main"] != export.UNKNOWN_FRAME == frames["http::Parser::neverSeen(char const*)"]
+    frames = link.link(other, symbols.load("duckdb", runs[:1]))
+    assert frames["main"] != link.UNKNOWN_FRAME == frames["http::Parser::neverSeen(char const*)"]
 
 
 def test_the_number_of_contexts_decides(tmp_path):
     few, many = (contexts.load("duckdb", [written(tmp_path, count)]) for count in (100, 1500))
     assert Recipe("auto").chosen_for(few).is_table
-    assert len(many) >= fit.FEW_CONTEXTS and Recipe("auto").chosen_for(many).encoder == "lstm-frames"
+    assert len(many) >= FEW_CONTEXTS and Recipe("auto").chosen_for(many).encoder == "lstm-frames"
     assert Recipe("lstm-tokens").chosen_for(few).encoder == "lstm-tokens"
 
 
@@ -147,3 +156,19 @@ def _read(output) -> bytes:
         return output.read(4096)
     except OSError:
         return b""
+
+
+def test_a_table_is_made_without_what_networks_need(tmp_path):
+    """JAX and matplotlib are large: nothing of a table's way may import them."""
+    path = profile(tmp_path / "p.parquet", {"get@keep@main": 6, "get@drop@main": 0})
+    code = (
+        "import sys\nfor name in ('jax', 'optax', 'matplotlib', 'scipy'): sys.modules[name] = None\n"
+        "from train.__main__ import main\n"
+        "sys.exit(main(sys.argv[1:4]) or main([sys.argv[1], '--measure', sys.argv[3]]))"
+    )
+    command = [sys.executable, "-c", code, path, "-o", str(tmp_path / "m")]
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    assert "first estimate" in done.stderr and (tmp_path / "m").stat().st_size < 4096

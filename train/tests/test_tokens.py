@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.tokens import FRAME_END, RESERVED, UNKNOWN, Vocabulary, tokenize
+from train.tokens import FRAME_END, RESERVED, UNKNOWN, Vocabulary, tokenize, without_arguments
 
 names = st.text(st.sampled_from("ab_Z9:<>(),*&~ .@{}#"), max_size=30)
 
@@ -49,3 +49,16 @@ def test_every_name_has_numbers_within_the_vocabulary(seen, asked, size):
 def test_the_vocabulary_does_not_depend_on_the_order(seen, random):
     shuffled = random.sample(seen, len(seen))
     assert Vocabulary.of(seen, 7).tokens == Vocabulary.of(shuffled, 7).tokens
+
+
+def test_arguments_are_left_out():
+    for name, wanted in {
+        "f": "f",
+        "a::f(int, void (*)(long))": "a::f",
+        "(anonymous namespace)::g(char) const": "(anonymous namespace)::g",
+        "f(int)::{lambda(int)#1}::operator()(int) const": "f(int)::{lambda(int)#1}::operator()",
+        "std::function<void (int)>::swap": "std::function<void (int)>::swap",
+        "(x)": "(x)",
+        "f)": "f)",
+    }.items():
+        assert without_arguments(name) == wanted

@@ -1,0 +1,59 @@
+"""Networks learned and written. All that needs JAX is imported from here on, and JAX is large: a table does
+without (train/needed.py)."""
+
+import numpy as np
+
+from train import export, training
+from train.contexts import Contexts, Split
+from train.encoders import Encoder
+from train.model_file import MOST_ROWS, Model
+from train.recipe import MOST_FRAMES, ROUNDS_OF_FEW, Recipe
+from train.symbols import Ranges
+from train.tokens import RESERVED, Vocabulary
+from train.training import Examples, Outcome
+
+
+def new_encoder(data: Contexts, recipe: Recipe) -> Encoder:
+    """An encoder that knows the names in these contexts."""
+    counts: dict[str, int] = {}
+    for stack in data.stacks:
+        for frame in stack[:MOST_FRAMES]:
+            counts[frame] = counts.get(frame, 0) + 1
+    # A token counts once for each frame of each context that it is in.
+    vocabulary = Vocabulary.of(counts, recipe.vocabulary)
+    seen = sorted(counts, key=lambda frame: (-counts[frame], frame))
+    room = MOST_ROWS - recipe.vocabulary - len(RESERVED)
+    return Encoder(recipe.encoder, recipe.hidden, vocabulary, seen[:room])
+
+
+def examples(encoder: Encoder, data: Contexts) -> Examples:
+    """Contexts as the encoder reads them."""
+    steps = [encoder.steps.of(stack[:MOST_FRAMES]) for stack in data.stacks]
+    return Examples(steps, data.labels, training.say_in_training(data.weights))
+
+
+def trial(split: Split, recipe: Recipe) -> tuple[Encoder, np.ndarray, Outcome]:
+    """Learns from one part, and says the classes of the part that is held out."""
+    encoder = new_encoder(split.learn, recipe)
+    learn, held_out = examples(encoder, split.learn), examples(encoder, split.held_out)
+    stop_by = examples(encoder, split.stop_by) if len(split.stop_by) else None
+    rounds = recipe.rounds if stop_by else min(recipe.rounds, ROUNDS_OF_FEW)
+    outcome = training.train(encoder, learn, stop_by, recipe.seed, rounds)
+    predicted = training.scores(encoder, outcome.weights, held_out.steps).argmax(axis=1)
+    return encoder, predicted, outcome
+
+
+def file_for(encoder: Encoder, outcome: Outcome, files: list[Ranges]) -> tuple[Model, dict[str, int]]:
+    """The model file of what was learned, for these files; and the frame of each name."""
+    return export.export(encoder, outcome.weights, files, MOST_FRAMES)
+
+
+def file_for_frames(encoder: Encoder, outcome: Outcome, frames: list[str]) -> tuple[Model, dict[str, int]]:
+    """The same for these frames, wherever they are."""
+    return file_for(encoder, outcome, [Ranges.of_names(frames)])
+
+
+def learned(data: Contexts, recipe: Recipe, rounds: int) -> tuple[Encoder, Outcome]:
+    """An encoder that has learned from all, for so many rounds."""
+    encoder = new_encoder(data, recipe)
+    return encoder, training.train(encoder, examples(encoder, data), None, recipe.seed, rounds)

@@ -1,0 +1,89 @@
+"""Contexts as a running program meets them: not the names of functions, but where in which file each call is.
+What a model says of these is what the heap can use; of names, it is what `mayfly bind` could make of it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from train import contexts, profiles, symbols, table
+from train.contexts import FRAME_SEPARATOR, Contexts
+from train.errors import TrainError
+from train.model_file import TABLE, Model
+from train.predictor import Predictor, frame_at
+
+_NEEDED = {"stack": "text", "frames": "bytes", "allocations": "numbers", "bytes": "numbers"}
+_NAMED = {"module": "numbers", "build_id": "text"}
+_MODULE_SHIFT = np.uint64(48)
+_OFFSET = np.uint64((1 << 48) - 1)
+# The heap believes no model that has not the files of so many of the frames (heap/src/lifetime/trust.rs).
+_BELIEVED = 2 / 3
+
+Place = tuple[bytes, int]
+"""A file's build-id, and an address in it; of a call, the one before that to which it returns."""
+
+
+@dataclass
+class Placed:
+    """Contexts that differ in a place at least; several may have the same names."""
+
+    told: Contexts
+    places: list[tuple[Place, ...]]
+
+
+def load(engine: str, paths: list[str]) -> Placed:
+    """The contexts of these profiles, with the class that all of the same names have."""
+    by_name = contexts.load(engine, paths)
+    number = {FRAME_SEPARATOR.join(stack): place for place, stack in enumerate(by_name.stacks)}
+    sums: dict[tuple[int, tuple[Place, ...]], list[int]] = {}
+    for path in paths:
+        with profiles.engine(engine) as connection:
+            hint = "name the .parquet file that 'mayfly profile' wrote"
+            read = profiles.open_table(connection, path, _NEEDED, hint).select(*_NEEDED)
+            modules = profiles.open_table(connection, symbols.beside(path), _NAMED, f"it belongs to {path}")
+            told = profiles.collect(read, [path]).to_pylist()
+            files = profiles.collect(modules.select(*_NAMED).distinct(), [path]).to_pylist()
+        build_ids = {file["module"]: symbols.build_id_of(file["build_id"]) for file in files}
+        for row in told:
+            if row["stack"] not in number:
+                continue  # its lifetimes are not known
+            if len(row["frames"]) % 8:
+                raise TrainError(f"{path}: column frames ends within a number: the file is damaged")
+            frames = np.frombuffer(row["frames"], "<u8")
+            ids = [build_ids.get(module, b"") for module in (frames >> _MODULE_SHIFT).tolist()]
+            addresses = ((frames & _OFFSET) - np.uint64(1)).tolist()
+            context = number[row["stack"]], tuple(zip(ids, addresses, strict=True))
+            total = sums.setdefault(context, [0, 0])
+            total[0] += round(row["allocations"])
+            total[1] += round(row["bytes"])
+    which = np.array([place for place, _ in sums], np.int64)
+    allocations, sizes = np.array(list(sums.values()), np.float64).reshape(-1, 2).T
+    told = Contexts(
+        [by_name.stacks[place] for place in which],
+        by_name.labels[which],
+        np.maximum(allocations, 1),
+        np.maximum(sizes, 1),
+        by_name.samples[which],
+        by_name.tenths[which],
+    )
+    return Placed(told, [places for _, places in sums])
+
+
+def known_frames(model: Model, placed: Placed) -> float:
+    """The share of frames in files that the model has; code that was made at run time is in none."""
+    has = {bytes(module.build_id) for module in model.modules}
+    met = [build_id in has for places in placed.places for build_id, _ in places if build_id]
+    return sum(met) / len(met) if met else 1.0
+
+
+def predict(model: Model, placed: Placed) -> np.ndarray:
+    """The classes that the heap gives these contexts; -1 where it learns online, everywhere if the model is
+    of another build."""
+    if known_frames(model, placed) < _BELIEVED:
+        return np.full(len(placed.places), -1, np.int32)
+    known: dict[Place, int] = {}
+    for place in {place for places in placed.places for place in places}:
+        known[place] = frame_at(model, *place)
+    numbers = [[known[place] for place in places] for places in placed.places]
+    if model.encoder == TABLE:
+        return table.predict_frames(model, numbers)
+    return Predictor(model).scores(numbers).argmax(axis=1)

@@ -1,0 +1,37 @@
+"""What a model is made by, besides the profiles."""
+
+from dataclasses import dataclass, replace
+
+from train import table
+from train.contexts import Contexts
+
+MOST_FRAMES = 32
+"""Frames of a context that are read, innermost first."""
+# With fewer contexts than this a table of them says as much as a network; and a fifth of them says little, so
+# each is held out once, in ten trainings.
+FEW_CONTEXTS = 1000
+# Rounds of training where there are too few contexts to tell by when to stop.
+ROUNDS_OF_FEW = 30
+BY_NUMBER = "auto"
+"""In place of an encoder: what fits the number of contexts."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that a model depends on besides the profiles."""
+
+    encoder: str
+    hidden: int = 64
+    vocabulary: int = 5000
+    rounds: int = 100
+    seed: int = 1
+
+    def chosen_for(self, data: Contexts) -> "Recipe":
+        """With an encoder for so many contexts."""
+        if self.encoder != BY_NUMBER:
+            return self
+        return replace(self, encoder=table.NAME if len(data) < FEW_CONTEXTS else "lstm-frames")
+
+    @property
+    def is_table(self) -> bool:
+        return self.encoder == table.NAME

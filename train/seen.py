@@ -1,0 +1,43 @@
+"""The contexts that a model was made from, by the names of their functions, kept in its file: `mayfly bind`
+says by them how much of it another build has (lifetime/src/bind.rs)."""
+
+from pathlib import Path
+
+import numpy as np
+
+from train import model_file
+from train.contexts import Contexts
+from train.recipe import MOST_FRAMES
+from train.symbols import Ranges
+from train.tokens import functions_of
+
+# It is on the stacks of its own slow path alone, and of another build whenever Mayfly is.
+_HEAP = "libmayfly_heap.so"
+
+
+def packed(data: Contexts, files: list[Ranges]) -> tuple[np.ndarray, list[str]]:
+    """The model file's section: names of functions, in which files each is, and of each context its bytes and
+    functions. And where each file was, if it has functions of these contexts: no other one matters."""
+    numbers: dict[str, int] = {}
+    contexts: dict[tuple[int, ...], int] = {}
+    for stack, size in zip(data.stacks, data.bytes.tolist(), strict=True):
+        names = [name for frame in stack[:MOST_FRAMES] for name in functions_of(frame)]
+        functions = tuple(numbers.setdefault(name, len(numbers)) for name in names)
+        contexts[functions] = contexts.get(functions, 0) + int(size)
+    paths = [""] * len(files)
+    homes: list[list[int]] = [[] for _ in numbers]
+    for number, file in enumerate(files):
+        there = {name for frame in set(file.names) for name in functions_of(frame)}
+        met = there & numbers.keys() if Path(file.path).name != _HEAP else ()
+        for name in met:
+            homes[numbers[name]].append(number)
+        if met:
+            paths[number] = file.path
+    section = model_file.packed_names(
+        {
+            "functions": list(numbers),
+            "files": homes,
+            "contexts": [[size, functions] for functions, size in contexts.items()],
+        }
+    )
+    return section, paths
