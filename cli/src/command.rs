@@ -2,6 +2,7 @@
 
 use clap::{Parser, Subcommand};
 
+use crate::bind::BindArguments;
 use crate::load::LoadArguments;
 use crate::manual::ManualArguments;
 use crate::node::NodeArguments;
@@ -23,6 +24,7 @@ Objects: a heap that packs them by when they will die
   mayfly profile -- ./app                     how long objects of each calling context live
   mayfly train app.parquet -o app.model       learn from that
   mayfly run --model app.model -- ./app       and predict it
+  mayfly bind app.model -o new.model -- ./new the same for a new build, by names
   mayfly trace -o app.trace -- ./app          record every allocation
   mayfly replay app.trace --plot memory.svg   which pages they kept, over time
 
@@ -64,6 +66,7 @@ pub enum Verb {
     Profile(ProfileArguments),
     Train(TrainArguments),
     Predict(PredictArguments),
+    Bind(BindArguments),
     Trace(TraceArguments),
     Replay(ReplayArguments),
     Share(ShareArguments),

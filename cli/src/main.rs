@@ -48,6 +48,7 @@ fn main() {
         Verb::Profile(arguments) => (arguments.execute(), OWN_FAILURE),
         Verb::Predict(arguments) => (arguments.execute(), 1),
         Verb::Trace(arguments) => (arguments.execute(), OWN_FAILURE),
+        Verb::Bind(arguments) => (arguments.execute(), 1),
         Verb::Train(arguments) => (arguments.execute(), 1),
         Verb::Replay(arguments) => (arguments.execute(), 1),
         Verb::Share(arguments) => (arguments.execute(), 1),

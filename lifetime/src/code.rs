@@ -1,13 +1,15 @@
 //! Names for all the code of a module, whether it was seen on a stack or not: a model that knows functions by the tokens of
 //! their names can then predict for contexts that no profile held (LLAMA §5.2).
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use addr2line::Loader;
+use anyhow::{Result, anyhow, bail, ensure};
 use object::{Object, ObjectSegment, ObjectSymbol, SegmentFlags, SymbolKind};
 
 use crate::profile::{Frame, Module};
-use crate::symbols::{INLINED_SEPARATOR, Symbols, functions, plain};
+use crate::root::Root;
+use crate::symbols::{INLINED_SEPARATOR, Symbols, build_id, functions, plain};
 
 /// Code of one function, or of one inlined into others.
 #[derive(Debug, PartialEq, Eq)]
@@ -18,6 +20,39 @@ pub struct Range {
     pub end: u64,
     /// Its names as in a stack's text, innermost first; the module's file name where there is no function.
     pub names: String,
+}
+
+/// The code of a program or library that no profile has.
+pub struct Code {
+    /// Where it lies.
+    pub path: PathBuf,
+    /// Its build-id.
+    pub build_id: Vec<u8>,
+    /// All its functions.
+    pub ranges: Vec<Range>,
+}
+
+impl Code {
+    /// Names the functions of a file.
+    ///
+    /// # Errors
+    /// It is no 64-bit ELF file that can be read, or has no build-id, by which the heap would know it.
+    pub fn read(path: &Path) -> Result<Code> {
+        let build_id = build_id(path).map_err(|why| anyhow!("{}: {why}", path.display()))?;
+        ensure!(
+            !build_id.is_empty(),
+            "{}: it has no build-id, by which the heap would know it: link it with -Wl,--build-id",
+            path.display()
+        );
+        let module =
+            Module { path: path.to_owned(), build_id: build_id.clone(), addresses: 0..0, load_address: 0 };
+        let mut symbols = Symbols::of_modules(&Root::Own, std::slice::from_ref(&module));
+        let ranges = ranges(&mut symbols, &module, 0, &[]);
+        if let Some(missing) = symbols.missing.first() {
+            bail!("{missing}");
+        }
+        Ok(Code { path: path.to_owned(), build_id, ranges })
+    }
 }
 
 /// All the code of a module, ascending, without overlaps. What `calls` return to is in it as it is in the stacks' text.

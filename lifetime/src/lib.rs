@@ -2,15 +2,18 @@
 //!
 //! The heap writes addresses ([`profile`] reads them); names are found afterwards, outside the program ([`symbols`]); the
 //! result goes to people's tools ([`pprof`]) and to training ([`table`]). What training made of it is read by [`model`], for
-//! people; the heap reads it itself.
+//! people; the heap reads it itself. [`bind`] gives a model another build's functions, by their names.
 
 pub use lifetime_model::attach;
 
+pub mod bind;
 pub mod code;
 pub mod label;
 pub mod model;
+pub mod names;
 pub mod pprof;
 pub mod profile;
 pub mod root;
+pub mod sections;
 pub mod symbols;
 pub mod table;

@@ -32,7 +32,12 @@ impl File {
     }
 
     fn parse(&self) -> Result<Model<'_>, &'static str> {
-        Model::parse(&self.words.as_bytes()[..self.bytes])
+        Model::parse(self.bytes())
+    }
+
+    /// The whole file.
+    pub fn bytes(&self) -> &[u8] {
+        &self.words.as_bytes()[..self.bytes]
     }
 
     /// The model.

@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use addr2line::{Loader, demangle_auto};
-use object::{Object, read::elf::ElfFile64};
+use object::{Endianness, Object, ReadCache, read::elf::ElfFile64};
 
 use crate::profile::{Frame, Module, Profile};
 use crate::root::Root;
@@ -29,7 +29,7 @@ pub const INLINED_SEPARATOR: &str = ";";
 
 /// Finds and keeps names.
 pub struct Symbols<'a> {
-    profile: &'a Profile,
+    modules: &'a [Module],
     loaders: Vec<Option<Opened>>,
     known: HashMap<Frame, Vec<Function>>,
     /// Modules whose file is not what ran, and why.
@@ -44,9 +44,13 @@ impl<'a> Symbols<'a> {
 
     /// Opens the files of a profile's modules where its program had them.
     pub fn below(root: &Root, profile: &'a Profile) -> Self {
+        Self::of_modules(root, &profile.modules)
+    }
+
+    /// Opens the files of these modules where their program has them.
+    pub fn of_modules(root: &Root, modules: &'a [Module]) -> Self {
         let mut missing = Vec::new();
-        let loaders = profile
-            .modules
+        let loaders = modules
             .iter()
             .map(|module| {
                 open(root, module)
@@ -54,19 +58,19 @@ impl<'a> Symbols<'a> {
                     .ok()
             })
             .collect();
-        Self { profile, loaders, known: HashMap::new(), missing }
+        Self { modules, loaders, known: HashMap::new(), missing }
     }
 
     /// The functions of a frame, innermost first: more than one where calls were inlined.
     pub fn of(&mut self, frame: Frame) -> &[Function] {
-        let (profile, loaders) = (self.profile, &self.loaders);
+        let (modules, loaders) = (self.modules, &self.loaders);
         self.known.entry(frame).or_insert_with(|| {
             let loader = frame.module.and_then(|number| loaders[number].as_ref());
             // The call is before the address that it returns to.
             let found = loader
                 .map(|opened| functions(&opened.loader, frame.offset.wrapping_sub(1)))
                 .unwrap_or_default();
-            if found.is_empty() { vec![unknown(profile, frame)] } else { found }
+            if found.is_empty() { vec![unknown(modules, frame)] } else { found }
         })
     }
 
@@ -87,8 +91,8 @@ pub(crate) fn plain(name: &str) -> &str {
     name.split('@').next().unwrap_or(name)
 }
 
-fn unknown(profile: &Profile, frame: Frame) -> Function {
-    let module = frame.module.and_then(|number| profile.modules[number].path.file_name());
+fn unknown(modules: &[Module], frame: Frame) -> Function {
+    let module = frame.module.and_then(|number| modules[number].path.file_name());
     let module = module.map_or(Cow::Borrowed("anonymous"), |name| name.to_string_lossy());
     Function { name: format!("{module}+{:#x}", frame.offset), file: String::new(), line: 0 }
 }
@@ -146,9 +150,15 @@ fn separate_file(build_id: &[u8]) -> Option<PathBuf> {
     Some(PathBuf::from(format!("/usr/lib/debug/.build-id/{first}/{rest}.debug")))
 }
 
-fn build_id(path: &Path) -> Result<Vec<u8>, String> {
-    let bytes = std::fs::read(path).map_err(|error| error.to_string())?;
-    let file: ElfFile64 = ElfFile64::parse(&*bytes).map_err(|error| error.to_string())?;
+/// The build-id of a program or library, empty if it has none. Little more of the file is read than its headers.
+///
+/// # Errors
+/// It cannot be read, or is neither.
+pub fn build_id(path: &Path) -> Result<Vec<u8>, String> {
+    let file = File::open(path).map_err(|error| error.to_string())?;
+    let parts = ReadCache::new(file);
+    let file: ElfFile64<Endianness, &ReadCache<File>> =
+        ElfFile64::parse(&parts).map_err(|error| error.to_string())?;
     let id = file.build_id().map_err(|error| error.to_string())?;
     Ok(id.unwrap_or_default().to_vec())
 }
