@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::io::IsTerminal;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 
 use anyhow::{Context, Result};
@@ -19,6 +19,7 @@ use crate::settings;
 pub struct Preloaded {
     command: Command,
     name: OsString,
+    program: PathBuf,
 }
 
 impl Preloaded {
@@ -52,7 +53,12 @@ impl Preloaded {
         debug!(library = %library.display(), program = %program.display(), "preload");
         let mut command = Command::new(&program);
         command.arg0(&name).args(&command_line[1..]).env("LD_PRELOAD", preload);
-        Ok(Preloaded { command, name })
+        Ok(Preloaded { command, name, program })
+    }
+
+    /// The file that it runs.
+    pub fn program(&self) -> &Path {
+        &self.program
     }
 
     /// Sets a variable for the program.

@@ -1,6 +1,7 @@
 //! What the `mayfly` command does, verb by verb, and the readers and simulators it does it with.
 
 pub mod bind;
+pub mod bound;
 pub mod child;
 pub mod command;
 pub mod failure;

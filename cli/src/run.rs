@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use clap::Args;
 
+use crate::bound;
 use crate::child::{Finished, Preloaded};
 use crate::oracle::Table;
 use crate::progress;
-use crate::settings::{HeapSettings, Value};
+use crate::settings::{HeapSettings, Lifetimes, Value};
 use crate::statistics;
 
 const EXAMPLES: &str = "\
@@ -18,7 +19,8 @@ Examples:
   mayfly run --stats -- python3 script.py             a table of the heap's statistics at the end
   mayfly run --stats=heap.json -- ./server            the same as JSON in a file
   mayfly run --model server.mayfly-model -- ./server  lifetimes predicted by what `mayfly train` learned; what each run
-                                                      finds out is kept in server.mayfly-model.table for the next
+                                                      finds out is kept in server.mayfly-model.table for the next;
+                                                      for another build, see mayfly bind
   mayfly run --lifetimes fixed:1s -- ./server         no learning: every object in one class
   mayfly run --lifetimes oracle=app.trace -- ./app    true lifetimes, recorded by `mayfly trace`
 
@@ -83,7 +85,11 @@ impl RunArguments {
                 }
             }
         }
-        if let Some(kept) = self.kept_table(&file)? {
+        let model = self.bound_model(&file, program.program());
+        if let Some(bound) = &model {
+            program.set("MAYFLY_HEAP_MODEL", bound);
+        }
+        if let Some(kept) = self.kept_table(model.or_else(|| self.model(&file)))? {
             program.set("MAYFLY_HEAP_TABLE", kept);
         }
         if std::env::var_os("MAYFLY_HEAP_CONTROL").is_none() {
@@ -109,23 +115,35 @@ impl RunArguments {
 }
 
 impl RunArguments {
+    /// The model that the heap is to have.
+    fn model(&self, file: &HeapSettings) -> Option<PathBuf> {
+        let variable = std::env::var_os("MAYFLY_HEAP_MODEL").map(PathBuf::from);
+        self.heap.model.clone().or(variable).or(file.model.clone())
+    }
+
+    /// In its place, one for the build of this program that is to run.
+    fn bound_model(&self, file: &HeapSettings, program: &Path) -> Option<PathBuf> {
+        if !self.heap.lifetimes.as_ref().is_none_or(|lifetimes| matches!(lifetimes, Lifetimes::Model { .. }))
+        {
+            return None; // no model is asked
+        }
+        bound::for_program(&std::path::absolute(self.model(file)?).ok()?, program)
+    }
+
     /// Where the sites are kept for the next run; `None` if nowhere, or if the environment says it.
-    fn kept_table(&self, file: &HeapSettings) -> Result<Option<PathBuf>> {
+    fn kept_table(&self, model: Option<PathBuf>) -> Result<Option<PathBuf>> {
         let named = match &self.table {
             Some(none) if none.as_os_str() == "none" => return Ok(None),
             Some(table) => table.clone(),
             None if std::env::var_os("MAYFLY_HEAP_TABLE").is_some() => return Ok(None),
-            None => {
-                let variable = std::env::var_os("MAYFLY_HEAP_MODEL").map(PathBuf::from);
-                match self.heap.model.clone().or(variable).or(file.model.clone()) {
-                    Some(model) => {
-                        let mut table = model.into_os_string();
-                        table.push(".table");
-                        table.into()
-                    }
-                    None => return Ok(None),
+            None => match model {
+                Some(model) => {
+                    let mut table = model.into_os_string();
+                    table.push(".table");
+                    table.into()
                 }
-            }
+                None => return Ok(None),
+            },
         };
         let table = std::path::absolute(&named)?;
         if self.table.is_some() && !table.parent().is_some_and(Path::is_dir) {
