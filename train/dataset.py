@@ -5,11 +5,15 @@ same rows."""
 import ibis
 import ibis.expr.types as ir
 
-from train.profiles import FREED
+from train.profiles import FREED, LEFT
 
 CLASS_NAMES = ("10ms", "100ms", "1s", "10s", "100s", "1000s", "inf")
 """Lifetime class c holds what dies within 10^(c+1) ms, the last one what does not within 1000 s, or never
 (§5.1)."""
+
+LAST = len(CLASS_NAMES) - 1
+WHOLE = 1_000_000
+"""What there is of a share: with whole numbers, rounded down, every engine computes the same."""
 
 TENTHS = 10
 """Parts of about the same size that contexts fall into, so that some can be held out of training."""
@@ -18,25 +22,29 @@ TENTHS = 10
 def labelled_contexts(profiles: ir.Table) -> ir.Table:
     """A row for each distinct context whose lifetimes are known, by `stack`.
 
-    `label` is the smallest class by which 95% of its objects died (T95); those that lived at the end never
-    did. `weight` is the allocations it stands for, `bytes` theirs, `samples` the objects whose lifetimes
-    were seen. `tenth`
-    is a function of the stack alone: the same context falls into the same part in every profile, run and
-    engine.
+    `label` is the smallest class by which 95% of its objects died (T95), by the survival estimate of Kaplan
+    and Meier: those that lived when their process ended never died, those that were left while it ran on
+    live at least so long as they were seen, and what is known of longer lives says what becomes of them.
+    Where nobody saw it, the label is the class up to which they were seen.
+
+    `weight` is the allocations it stands for, `bytes` theirs, `samples` the objects that were watched.
+    `tenth` is a function of the stack alone: the same context falls into the same part in every profile, run
+    and engine.
     """
     t = profiles
-    classes = {f"class_{number}": t[column] for number, column in enumerate(FREED)}
-    classes["class_6"] += t.live
+    counts = {f"dead_{number}": t[column] for number, column in enumerate(FREED)}
+    counts |= {f"left_{number}": t[column] for number, column in enumerate(LEFT)}
+    counts[f"dead_{LAST}"] += t.live - sum((t[column] for column in LEFT), ibis.literal(0, "int64"))
     grouped = t.group_by("stack").aggregate(
-        **{name: counts.sum() for name, counts in classes.items()},
+        **{name: count.sum() for name, count in counts.items()},
         weight=t.allocations.round().cast("int64").sum(),
         bytes=t.bytes.round().cast("int64").sum(),
     )
-    samples = sum((grouped[name] for name in classes), ibis.literal(0))
-    known = grouped.mutate(samples=samples).filter(lambda g: g.samples > 0)
+    samples = sum((grouped[name] for name in counts), ibis.literal(0, "int64"))
+    known = _surviving(grouped.mutate(samples=samples).filter(lambda g: g.samples > 0))
     return known.select(
         "stack",
-        label=_t95(known, list(classes)),
+        label=_t95(known),
         weight=ibis.greatest(known.weight, 1),
         bytes=ibis.greatest(known.bytes, 1),
         samples=known.samples,
@@ -44,13 +52,29 @@ def labelled_contexts(profiles: ir.Table) -> ir.Table:
     ).order_by("stack")
 
 
-def _t95(counted: ir.Table, classes: list[str]) -> ir.IntegerValue:
-    """The smallest class by which 95% of `samples` have died."""
-    dead, branches = ibis.literal(0), []
-    for number, name in enumerate(classes[:-1]):
-        dead = dead + counted[name]
-        branches.append((dead * 100 >= counted.samples * 95, ibis.literal(number, "int64")))
-    return ibis.cases(*branches, else_=ibis.literal(len(classes) - 1, "int64"))
+def _surviving(counted: ir.Table) -> ir.Table:
+    """Adds what share of the objects, in millionths, outlives each class, and how many are known to. Of those
+    that live into a class some die in it, and some were left in it alive, on average in its middle: those
+    count half."""
+    t = counted.mutate(living=counted.samples, share=ibis.literal(WHOLE, "int64"))
+    for number in range(LAST):
+        dead, left = t[f"dead_{number}"], t[f"left_{number}"]
+        twice = ibis.greatest(2 * t.living - left, 1)
+        t = t.mutate(
+            share=t.share * (twice - 2 * dead) // twice,
+            living=t.living - dead - left,
+        ).mutate(**{f"share_{number}": lambda t: t.share})
+    return t
+
+
+def _t95(t: ir.Table) -> ir.IntegerValue:
+    """The smallest class by which 95% have died; the last one, if some are known to have lived into it; else
+    the longest that any was seen for."""
+    died = [(t[f"share_{number}"] * 20 <= WHOLE, number) for number in range(LAST)]
+    longest = [(t[f"left_{number}"] > 0, number) for number in reversed(range(LAST))]
+    branches = [*died, (t.living > 0, LAST), *longest]
+    cases = [(condition, ibis.literal(number, "int64")) for condition, number in branches]
+    return ibis.cases(*cases, else_=ibis.literal(LAST, "int64"))
 
 
 def _tenth(stack: ir.StringValue) -> ir.IntegerValue:

@@ -18,6 +18,10 @@ from train.errors import TrainError
 FREED = ("freed_10ms", "freed_100ms", "freed_1s", "freed_10s", "freed_100s", "freed_1000s", "freed_later")
 """Columns with the sampled objects that died within each class, the last one later than 1000 s."""
 
+LEFT = tuple(name.replace("freed", "left") for name in FREED)
+"""Columns with those of the live ones whose process ran on when the profile ended, by the class of their age
+then: they live at least so long. Profiles of whole runs, and tables from before there were any, have none."""
+
 NEEDED = {"stack": "text", "allocations": "numbers", "bytes": "numbers"} | dict.fromkeys(
     ("live", *FREED), "numbers"
 )
@@ -107,9 +111,14 @@ def _read_one(connection: BaseBackend, path: str) -> ir.Table:
         allocations=table.allocations.cast("float64"),
         bytes=table.bytes.cast("float64"),
         **{name: table[name].cast("int64") for name in ("live", *FREED)},
+        **{name: _left(table, name) for name in LEFT},
     )
     _refuse_bad_rows(path, table)
     return table
+
+
+def _left(table: ir.Table, name: str) -> ir.IntegerValue:
+    return table[name].cast("int64") if name in table.schema() else ibis.literal(0, "int64")
 
 
 def collect(expression: ir.Table, paths: list[str]) -> pyarrow.Table:
@@ -125,7 +134,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _refuse_bad_rows(path: str, table: ir.Table) -> None:
-    whole = [table[name] for name in ("live", *FREED)]
+    whole = [table[name] for name in ("live", *FREED, *LEFT)]
     # Not isnan(): by the file's statistics, which leave it out, DuckDB takes it that there is none.
     checks = {"rows": table.count(), "stack": table.stack.isnull().sum()}
     sums = {"allocations": table.allocations.sum(), "bytes": table.bytes.sum()}

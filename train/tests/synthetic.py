@@ -8,7 +8,7 @@ import struct
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from train.profiles import FREED, VERSION
+from train.profiles import FREED, LEFT, VERSION
 
 # Scene: who allocates, and the class in which that memory dies.
 SCENES = {
@@ -128,7 +128,11 @@ def write(path, rows: list[dict], build: int = 0) -> None:
     # Objects of 64 B, unless a row says how many bytes they are.
     rows = [{"bytes": 64 * row["allocations"]} | row for row in rows]
     columns = ["stack", "allocations", "bytes", "live", *FREED]
-    kinds = [pa.string(), pa.float64(), pa.float64(), *[pa.uint64()] * 8, pa.binary()]
+    kinds = [pa.string(), pa.float64(), pa.float64(), *[pa.uint64()] * 8]
+    if any(name in row for row in rows for name in LEFT):  # tables from before have none
+        rows = [dict.fromkeys(LEFT, 0) | row for row in rows]
+        columns, kinds = [*columns, *LEFT], [*kinds, *[pa.uint64()] * 7]
+    kinds.append(pa.binary())
     _write(path, [*columns, "frames"], kinds, [*([row[name] for row in rows] for name in columns), packed])
 
 

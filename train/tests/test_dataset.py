@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from train import agreement, partitions, profiles
 from train.dataset import TENTHS, labelled_contexts
-from train.profiles import FREED
+from train.profiles import FREED, LEFT
 from train.tests import synthetic
 
 
@@ -18,6 +18,11 @@ def rows_of(engine: str, paths) -> list[dict]:
 
 def row(stack: str, counts: list[int], live: int = 0, allocations: float = 1.0) -> dict:
     return {"stack": stack, "allocations": allocations, "live": live} | dict(zip(FREED, counts, strict=True))
+
+
+def attached(stack: str, counts: list[int], left: list[int]) -> dict:
+    """A row of a look at a program that ran on."""
+    return row(stack, counts, sum(left)) | dict(zip(LEFT, left, strict=True))
 
 
 def t95(counts: list[int], live: int) -> int:
@@ -39,6 +44,33 @@ def test_the_label_is_the_class_by_which_95_percent_have_died(tmp_path):
     synthetic.write(tmp_path / "p", [row(name, counts, live) for name, (counts, live, _) in cases.items()])
     found = {each["stack"]: each["label"] for each in rows_of("duckdb", [tmp_path / "p"])}
     assert found == {name: label for name, (_, _, label) in cases.items()}
+
+
+NONE = [0] * 7
+
+
+def test_what_was_left_alive_lives_at_least_so_long(tmp_path):
+    looks = {
+        "at least": ([60, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 40, 0, 0], 4),
+        "nothing but that": (NONE, [0, 0, 0, 9, 0, 0, 0], 3),
+        "outlived the last limit": (NONE, [0, 0, 0, 0, 0, 0, 9], 6),
+        "all that were seen for longer died": ([100, 0, 0, 50, 0, 0, 0], [0, 0, 40, 0, 0, 0, 0], 3),
+        "most die at once": ([99, 0, 0, 0, 0, 0, 0], [3, 0, 0, 0, 0, 0, 0], 0),
+    }
+    synthetic.write(tmp_path / "p", [attached(name, *counts) for name, (*counts, _) in looks.items()])
+    found = {each["stack"]: each["label"] for each in rows_of("duckdb", [tmp_path / "p"])}
+    assert found == {name: label for name, (_, _, label) in looks.items()}
+
+
+def test_short_looks_and_whole_runs_make_one_estimate(tmp_path):
+    short = [attached(name, NONE, [0, 0, 0, 500, 0, 0, 0]) for name in ("dies", "stays")]
+    whole = [row("dies", [0, 0, 0, 0, 80, 0, 0]), row("stays", NONE, live=2)]
+    synthetic.write(tmp_path / "short", short)
+    synthetic.write(tmp_path / "whole", whole)  # without the columns, as tables were before
+    paths = [tmp_path / "short", tmp_path / "whole"]
+    labels = lambda paths: {each["stack"]: each["label"] for each in rows_of("duckdb", paths)}  # noqa: E731
+    assert labels(paths[:1]) == {"dies": 3, "stays": 3}
+    assert labels(paths) == {"dies": 4, "stays": 6}
 
 
 def test_contexts_of_several_profiles_are_one_and_unknown_ones_none(tmp_path):
@@ -101,6 +133,9 @@ def test_spark_gives_the_same_rows_as_duckdb(tmp_path):
         row("größe@日本@main", [19, 1, 0, 0, 0, 0, 0], 0, 0.5),
         row("", [0] * 7, 1, 2.5),
         row("x", [0] * 7, 0, 1.0),
+        attached("left", [3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8, 9, 7]),
+        attached("all left", NONE, [2, 7, 1, 8, 2, 8, 0]),
+        attached("large", [10**7, 3, 0, 7, 0, 0, 10**5], [11, 0, 10**6, 13, 0, 17, 0]),
     ]
     for build in "ab":
         (tmp_path / f"program=web/build={build}").mkdir(parents=True)
