@@ -4,17 +4,23 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Result, anyhow, bail, ensure};
 use clap::Args;
-use lifetime::label::{CLASS_NAMES, t95};
-use lifetime::profile::{Context, Profile};
+use lifetime::profile::Profile;
 use lifetime::root::Root;
 use lifetime::symbols::Symbols;
-use serde_json::{Value, json};
 
 use crate::child::Preloaded;
-use crate::profile_attach;
-use crate::quantity::{bytes, count, duration, parse_bytes};
+use crate::process;
+use crate::profile_again::{self, parse_pause};
+use crate::profile_flame;
+use crate::profile_keep::{self, Keeper};
+use crate::profile_parts::{self, Parts};
+use crate::profile_table::{as_json, described, difference, leaks};
+use crate::profile_tree::{self, Wish};
+use crate::program;
+use crate::progress::Told;
+use crate::quantity::{duration, parse_bytes};
 use crate::settings::HeapSettings;
 
 const EXAMPLES: &str = "\
@@ -22,36 +28,66 @@ Examples:
   mayfly profile -- ./server                          until it ends, or is killed
   mayfly profile -o server --every 64k -- ./server    more samples, of less memory each
   mayfly profile --pid 1234 --seconds 300 -o server   a program that runs already, for five minutes
+  mayfly profile --from one.profile two.profile -o both   profiles that were taken, as one
+  mayfly profile --from new.profile --minus old.profile --flame new.html   what has changed, and a flame graph of it
+  mayfly profile --leaks -- ./app                     what it never freed
+  mayfly profile --name server --seconds 60 --again 1h -o profiles/   a minute each hour; then: mayfly train profiles/
   go tool pprof -http : server.pb.gz                  flame graphs; -tagfocus lifetime=1s for one class
   duckdb -c \"FROM 'server.parquet' ORDER BY bytes DESC\"
 
 It leaves NAME.pb.gz (pprof), NAME.parquet (one row a calling context) and NAME.profile, which both are made from.
-Objects are chosen by allocated bytes, so what is seen stands for all that was allocated (LLAMA §4).
+Objects are chosen by allocated bytes, so what is seen stands for all that was allocated (LLAMA §4). Processes that the program
+starts or forks have a profile each; all become one, unless --only is said.
 
 With --pid the program must have been started by `mayfly run`, or with MAYFLY_HEAP_CONTROL=on; its files are found in its container.
-In the first half of the time
-objects are chosen, in the second half only their frees are awaited: what lives longer than half the time counts as living
-for ever, so sample for more than twice the lifetimes that you want to tell apart. Ctrl-C ends it early and keeps what there is.";
+What descends from it, now or later, is sampled, too. In the first half of the time objects are chosen, in the second half only
+their frees are awaited. What lives then is known to live at least so long (≥10s in the table); profiles of other lengths and
+of whole runs say what becomes of it: `mayfly train` takes them together.
+
+Ctrl-C ends it early and keeps what there is; kill -s RTMIN PID-OF-MAYFLY writes NAME.1.profile, NAME.2.profile and so on
+meanwhile. A profile that is there for the asking: mayfly profile --from FILE. One that was killed leaves NAME.profile, as it was
+some seconds before, or with -- CMD the folder NAME.parts-…";
 
 /// Sample a program's allocations: how long do objects of each calling context live?
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES, after_help = "Examples: mayfly profile --help")]
 pub struct ProfileArguments {
-    /// Where the profile goes: NAME.profile, NAME.pb.gz and NAME.parquet [default: the program's name]
+    /// Where the profile goes: NAME.profile, NAME.pb.gz and NAME.parquet [default: the program's name; nowhere with --from]
     #[arg(short, long, value_name = "NAME")]
     output: Option<PathBuf>,
     /// Bytes between two samples, on average: 512k, 64KiB, 1M
     #[arg(long, value_name = "BYTES", default_value = "512k", value_parser = parse_distance)]
     every: u64,
     /// Sample a process that is running, for --seconds
-    #[arg(long, value_name = "PID", requires = "seconds", conflicts_with = "command")]
+    #[arg(long, value_name = "PID", requires = "seconds", conflicts_with_all = ["command", "from"])]
     pid: Option<u32>,
+    /// As --pid, of all processes that are called so
+    #[arg(long, value_name = "NAME", requires = "seconds", conflicts_with_all = ["command", "from", "pid"])]
+    name: Option<String>,
+    /// Look again so long after the last look began (30m, 1h), until told to end: each becomes a file of the data set -o FOLDER
+    #[arg(long, value_name = "TIME", requires = "output", conflicts_with_all = ["command", "from"], value_parser = parse_pause)]
+    again: Option<Duration>,
+    /// That process, or that of CMD, alone: none that it forks or starts
+    #[arg(long, conflicts_with = "from")]
+    only: bool,
+    /// Read profiles that were taken, and merge them: .profile files, or what a killed mayfly profile left
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "command")]
+    from: Vec<PathBuf>,
     /// How long to stay attached to --pid
-    #[arg(long, value_name = "N", requires = "pid", value_parser = parse_seconds)]
+    #[arg(long, value_name = "N", conflicts_with = "command", value_parser = parse_seconds)]
     seconds: Option<Duration>,
     /// The folder that --pid has as MAYFLY_HEAP_CONTROL, where it lies here: for programs in containers
-    #[arg(long, value_name = "FOLDER", requires = "pid")]
+    #[arg(long, value_name = "FOLDER", requires = "seconds")]
     control: Option<PathBuf>,
+    /// Draw a flame graph: one HTML page, by bytes, objects, byte-seconds (what is held, for how long) or what lives at the end
+    #[arg(long, value_name = "FILE.html")]
+    flame: Option<PathBuf>,
+    /// Show what has changed since this profile, of the same build or another
+    #[arg(long, value_name = "FILE.profile")]
+    minus: Option<PathBuf>,
+    /// Show what was never freed, most first
+    #[arg(long, conflicts_with = "minus")]
+    leaks: bool,
     /// How many contexts the table shows
     #[arg(long, value_name = "N", default_value_t = 15)]
     top: usize,
@@ -61,7 +97,7 @@ pub struct ProfileArguments {
     #[arg(long)]
     json: bool,
     /// The program and its arguments, after --
-    #[arg(last = true, required_unless_present = "pid", value_name = "CMD")]
+    #[arg(last = true, required_unless_present_any = ["pid", "name", "from"], value_name = "CMD")]
     command: Vec<OsString>,
 }
 
@@ -72,32 +108,107 @@ impl ProfileArguments {
     /// # Errors
     /// The program or the heap is not found, or it left no profile that can be read.
     pub fn execute(self) -> Result<i32> {
-        let stem = match (&self.output, self.pid) {
-            (Some(name), _) => name.clone(),
-            (None, Some(pid)) => program_of(pid)?,
-            (None, None) => Path::new(&self.command[0]).file_name().map(PathBuf::from).unwrap_or_default(),
-        };
-        let stem = std::path::absolute(&stem)?;
-        let folder = stem.parent().ok_or_else(|| anyhow!("{}: not a file's name", stem.display()))?;
-        if !folder.is_dir() {
-            bail!("{}: no such directory", folder.display());
+        if let Some(pause) = self.again {
+            let dataset = self.output.as_deref().unwrap_or(Path::new("."));
+            let mut keeper = Keeper::new(None)?;
+            keeper.stop_by_signals()?;
+            profile_again::repeat(dataset, pause, &mut keeper, |keeper| self.attach(keeper))?;
+            return Ok(0);
         }
-        let raw = with_suffix(&stem, "profile");
-        let (exit_code, root) = match (self.pid, self.seconds) {
-            (Some(pid), Some(time)) => {
-                // Now: it may have ended when names are looked for.
-                let root = Root::of_process(pid).unwrap_or(Root::Own);
-                profile_attach::profile(pid, self.control.as_deref(), time, self.every, &raw)?;
-                (0, root)
+        // Before it takes long.
+        let before = self.minus.as_deref().map(Profile::read).transpose()?;
+        let stem = self.stem()?;
+        let (exit_code, profile, root) = match (&self.from[..], self.seconds, &stem) {
+            ([], Some(_), Some(stem)) => {
+                let mut keeper = Keeper::new(Some(stem))?;
+                keeper.stop_by_signals()?;
+                let (profile, root) = self.attach(&mut keeper)?;
+                (0, profile, root)
             }
-            _ => (self.run(folder, &raw)?, Root::Own),
+            ([], _, Some(stem)) => {
+                let (exit_code, profile) = self.run(stem)?;
+                (exit_code, profile, Root::Own)
+            }
+            (files, ..) => (0, read(files)?, Root::Own),
         };
-        self.write(&stem, &raw, &root)?;
+        let mut symbols = Symbols::below(&root, &profile);
+        let told = Told::of("finding the names of functions", self.json);
+        let mut written = match &stem {
+            Some(stem) => profile_keep::write(&profile, &mut symbols, stem)?,
+            None => Vec::new(),
+        };
+        let mut old = before.as_ref().map(|before| (before, Symbols::new(before)));
+        if let Some(page) = &self.flame {
+            let program = profile.program().and_then(|number| profile.modules[number].path.file_name());
+            let title = format!(
+                "{}: {}",
+                program.unwrap_or_default().display(),
+                duration(profile.duration_ns as f64)
+            );
+            let before = old.as_mut().map(|(before, symbols)| (*before, symbols));
+            profile_flame::write(&title, (&profile, &mut symbols), before, page)?;
+            written.push(page.clone());
+        }
+        drop(told);
+        match &mut old {
+            _ if self.json => eprintln!("{}", as_json(&profile)),
+            Some((before, names)) => {
+                eprint!("{}", difference((&profile, &mut symbols), (before, names), self.top))
+            }
+            None if self.leaks => eprint!("{}", leaks(&profile, &mut symbols, self.top)),
+            None => eprint!("{}", described(&profile, &mut symbols, self.top)),
+        }
+        for missing in &symbols.missing {
+            eprintln!("mayfly: no names for {missing}");
+        }
+        if !self.json && !written.is_empty() {
+            let names: Vec<_> = written.iter().map(|path| path.display().to_string()).collect();
+            eprintln!("written: {}", names.join(", "));
+        }
         Ok(exit_code)
     }
 
-    /// Runs the program from its start; its exit code.
-    fn run(&self, folder: &Path, raw: &Path) -> Result<i32> {
+    /// What the files' names begin with.
+    fn stem(&self) -> Result<Option<PathBuf>> {
+        let stem = match (&self.output, self.pid, self.command.first()) {
+            (Some(name), ..) => name.clone(),
+            (None, Some(pid), _) => {
+                process::name(pid).ok_or_else(|| anyhow!("there is no process {pid}"))?.into()
+            }
+            (None, None, None) if self.name.is_some() => {
+                self.name.clone().unwrap_or_default().replace('/', "_").into()
+            }
+            (None, None, Some(command)) => {
+                Path::new(command).file_name().map(PathBuf::from).unwrap_or_default()
+            }
+            (None, None, None) => return Ok(None),
+        };
+        let stem = std::path::absolute(&stem)?;
+        let folder = stem.parent().ok_or_else(|| anyhow!("{}: not a file's name", stem.display()))?;
+        ensure!(folder.is_dir(), "{}: no such directory", folder.display());
+        Ok(Some(stem))
+    }
+
+    /// Samples the processes that were named; also, where their files are.
+    fn attach(&self, keeper: &mut Keeper) -> Result<(Profile, Root)> {
+        let pids = match &self.name {
+            Some(name) => process::named(name),
+            None => self.pid.into_iter().collect(),
+        };
+        let name = || self.name.clone().unwrap_or_default();
+        let pid = *pids.first().ok_or_else(|| anyhow!("there is no process called {}", name()))?;
+        // Now: it may have ended when names are looked for.
+        let root = Root::of_process(pid).unwrap_or(Root::Own);
+        let (control, time) = (self.control.as_deref(), self.seconds.unwrap_or_default());
+        let wish = Wish { pids: &pids, only: self.only, control, time, every: self.every };
+        Ok((profile_tree::profile(&wish, keeper)?, root))
+    }
+
+    /// Runs the program from its start; its exit code, and the profile.
+    fn run(&self, stem: &Path) -> Result<(i32, Profile)> {
+        if let Some(why) = program::find(&self.command[0]).and_then(|program| program::no_profile(&program)) {
+            bail!("{why}");
+        }
         let mut program = Preloaded::new(&self.command)?;
         for (variable, value) in self.heap.variables(&HeapSettings::default(), |_| true) {
             match value {
@@ -107,46 +218,43 @@ impl ProfileArguments {
                 }
             }
         }
-        // Each process writes a file of its own, or one would write over another.
-        let parts = tempfile::Builder::new()
-            .prefix(".mayfly-profile-")
-            .tempdir_in(folder)
-            .with_context(|| format!("cannot write in {}", folder.display()))?;
-        program.set("MAYFLY_HEAP_PROFILE", parts.path().join("%p"));
+        let mut parts = Parts::beside(stem)?;
+        let mut keeper = Keeper::new(Some(stem))?;
+        program.set("MAYFLY_HEAP_PROFILE", parts.name());
         program.set("MAYFLY_HEAP_PROFILE_BYTES", self.every.to_string());
-        let finished = program.run(|_| {})?;
-        let own = parts.path().join(finished.pid.to_string());
-        if !own.is_file() {
+        let finished = program.run(|pid| {
+            parts.look();
+            let found = keeper.is_asked().then(|| parts.read(self.only.then_some(pid))).flatten();
+            if let Some(Err(why)) = found.map(|found| keeper.snapshot(&found.profile)) {
+                eprintln!("mayfly: {why:#}");
+            }
+        })?;
+        let Some(found) = parts.read(self.only.then_some(finished.pid)) else {
             bail!("the program left no profile: it never loaded Mayfly's heap");
+        };
+        if found.running > 0 {
+            let number = found.running;
+            eprintln!(
+                "mayfly: {number} processes that it started run on: what they do from now on is not in the profile"
+            );
         }
-        std::fs::rename(&own, raw).with_context(|| format!("cannot write {}", raw.display()))?;
-        let others = std::fs::read_dir(parts.path())?.count();
-        if others > 0 {
-            eprintln!("mayfly: left out {others} processes that it started");
-        }
-        Ok(finished.exit_code())
+        Ok((finished.exit_code(), found.profile))
     }
+}
 
-    /// Names the contexts of the profile in `raw`, and writes its other forms.
-    fn write(&self, stem: &Path, raw: &Path, root: &Root) -> Result<()> {
-        let profile = Profile::read(raw)?;
-        let mut symbols = Symbols::below(root, &profile);
-        let (pprof, table) = (with_suffix(stem, "pb.gz"), with_suffix(stem, "parquet"));
-        lifetime::pprof::write(&profile, &mut symbols, &pprof)?;
-        lifetime::table::write(&profile, &mut symbols, &table)?;
-        let code = with_suffix(stem, "symbols.parquet");
-        lifetime::table::write_code(&profile, &mut symbols, &code)?;
-        for missing in &symbols.missing {
-            eprintln!("mayfly: no names for {missing}");
+/// Reads these files, and those in these folders, as one profile.
+fn read(names: &[PathBuf]) -> Result<Profile> {
+    let mut profiles = Vec::new();
+    for name in names {
+        if !name.is_dir() {
+            profiles.push(Profile::read(name)?);
+            continue;
         }
-        if self.json {
-            eprintln!("{}", as_json(&profile));
-        } else {
-            eprint!("{}", described(&profile, &mut symbols, self.top));
-            eprintln!("written: {}, {} and {}", raw.display(), pprof.display(), table.display());
-        }
-        Ok(())
+        let before = profiles.len();
+        profiles.extend(profile_parts::files(name).iter().filter_map(|path| Profile::read(path).ok()));
+        ensure!(profiles.len() > before, "{}: no profile in this folder", name.display());
     }
+    Ok(Profile::merged(profiles))
 }
 
 fn parse_distance(text: &str) -> Result<u64, String> {
@@ -159,101 +267,4 @@ fn parse_distance(text: &str) -> Result<u64, String> {
 fn parse_seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse::<f64>().ok().filter(|seconds| (0.1..1e6).contains(seconds));
     seconds.map(Duration::from_secs_f64).ok_or_else(|| "a number of seconds, from 0.1".into())
-}
-
-/// The name of the program that a process runs.
-fn program_of(pid: u32) -> Result<PathBuf> {
-    let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
-    Ok(name.map_err(|_| anyhow!("there is no process {pid}"))?.trim_end().replace('/', "_").into())
-}
-
-fn with_suffix(stem: &Path, suffix: &str) -> PathBuf {
-    let mut name = stem.as_os_str().to_owned();
-    name.push(".");
-    name.push(suffix);
-    name.into()
-}
-
-fn sum(profile: &Profile, of: impl Fn(&Context) -> u64) -> u64 {
-    profile.contexts.iter().map(of).sum()
-}
-
-/// The totals under `profile.*`.
-fn as_json(profile: &Profile) -> Value {
-    let mut totals = json!({
-        "profile.duration_s": profile.duration_ns as f64 / 1e9,
-        "profile.mean_bytes": profile.mean_bytes,
-        "profile.contexts": profile.contexts.len(),
-        "profile.sampled": sum(profile, |context| context.sampled),
-        "profile.freed": sum(profile, |context| context.freed),
-        "profile.live": sum(profile, |context| context.live),
-        "profile.unwatched": sum(profile, |context| context.unwatched),
-        "profile.lost": profile.lost,
-        "profile.allocations": profile.contexts.iter().map(|context| context.allocations).sum::<f64>(),
-        "profile.bytes": profile.contexts.iter().map(|context| context.bytes).sum::<f64>(),
-    });
-    for (class, name) in CLASS_NAMES.iter().enumerate() {
-        let of_class = profile.contexts.iter().filter(|context| t95(context) == Some(class));
-        totals[format!("profile.t95_{name}.bytes")] =
-            of_class.map(|context| context.bytes).sum::<f64>().into();
-    }
-    totals
-}
-
-fn described(profile: &Profile, symbols: &mut Symbols, top: usize) -> String {
-    let mut contexts: Vec<&Context> = profile.contexts.iter().collect();
-    contexts.sort_by(|a, b| b.bytes.total_cmp(&a.bytes));
-    let total: f64 = contexts.iter().map(|context| context.bytes).sum();
-    let mut text = format!(
-        "{} samples of {} contexts in {}, one every {}: they stand for {} in {} allocations\n",
-        count(sum(profile, |context| context.sampled)),
-        count(contexts.len() as u64),
-        duration(profile.duration_ns as f64),
-        bytes(profile.mean_bytes as f64),
-        bytes(total),
-        count(contexts.iter().map(|context| context.allocations).sum::<f64>() as u64),
-    );
-    for (number, what) in [
-        (sum(profile, |context| context.unwatched), "have no lifetime: two of one span are watched at most"),
-        (profile.lost, "were lost: a table of the profile is full"),
-    ] {
-        if number > 0 {
-            text += &format!("note: {} of the samples {what}; sample less often (--every)\n", count(number));
-        }
-    }
-    text +=
-        &format!("{:>9} {:>6}  {:>8} {:>8}  {:>9}  context\n", "bytes", "share", "size", "lifetime", "mean");
-    for context in contexts.iter().take(top) {
-        let names: Vec<String> = context
-            .frames
-            .iter()
-            .flat_map(|&frame| symbols.of(frame).to_vec())
-            .map(|function| short(&function.name))
-            .collect();
-        let mean = match context.freed {
-            0 => "-".to_owned(),
-            freed => duration(context.lifetime_ns.sum / freed as f64),
-        };
-        text += &format!(
-            "{:>9} {:>5.1}%  {:>8} {:>8}  {:>9}  {}\n",
-            bytes(context.bytes),
-            context.bytes / total * 100.0,
-            bytes(context.size.sum / context.sampled as f64),
-            t95(context).map_or("?", |class| CLASS_NAMES[class]),
-            mean,
-            names.iter().take(4).cloned().collect::<Vec<_>>().join(" < "),
-        );
-    }
-    text
-}
-
-/// A function's name without its parameters, cut where a line would not hold four of them.
-fn short(name: &str) -> String {
-    const MOST: usize = 40;
-    let name = name.split('(').next().unwrap_or(name);
-    if name.chars().count() <= MOST {
-        name.to_owned()
-    } else {
-        name.chars().take(MOST - 1).chain(['…']).collect()
-    }
 }

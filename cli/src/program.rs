@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use object::Endianness;
-use object::elf::{EM_X86_64, FileHeader64, PT_INTERP};
+use object::elf::{EM_X86_64, FileHeader64, PT_INTERP, PT_NOTE};
 use object::read::elf::{FileHeader, ProgramHeader};
 
 /// Headers of a program lie in its first bytes.
@@ -36,6 +36,48 @@ pub fn obstacle(program: &Path) -> Option<Obstacle> {
         return obstacle_of_binary(&interpreter, &read_headers(&interpreter)?);
     }
     obstacle_of_binary(program, &headers)
+}
+
+/// Why a program cannot be profiled, and what to do; `None`: nothing speaks against it.
+pub fn no_profile(program: &Path) -> Option<String> {
+    let mut headers = read_headers(program)?;
+    let mut program = program.to_owned();
+    if let Some(interpreter) = interpreter_of_script(&headers) {
+        headers = read_headers(&interpreter)?;
+        program = interpreter;
+    }
+    let why = why_no_profile(&headers)
+        .map(str::to_owned)
+        .or_else(|| match obstacle_of_binary(&program, &headers)? {
+            Obstacle::Ignored(what) if what.starts_with("static") => Some(STATIC.to_owned()),
+            Obstacle::Ignored(what) => Some(format!(
+                "is {what}: the loader gives such programs no other heap; profile a copy without these rights, as the user that it needs"
+            )),
+            Obstacle::Foreign(what) => Some(format!("is {what}: the heap is for x86-64")),
+        })?;
+    Some(format!("{} {why}", program.display()))
+}
+
+const STATIC: &str =
+    "is statically linked: no other heap can be loaded into it; link it dynamically (without -static)";
+
+/// What its headers say against it.
+fn why_no_profile(headers: &[u8]) -> Option<&'static str> {
+    const GO: &[u8] = b"Go\0\0";
+    let header = FileHeader64::<Endianness>::parse(headers).ok()?;
+    let endian = header.endian().ok()?;
+    let segments = header.program_headers(endian, headers).ok()?;
+    let has = |kind, word: &[u8]| {
+        let of_kind = segments.iter().filter(|segment| segment.p_type(endian) == kind);
+        let mut contents = of_kind.filter_map(|segment| segment.data(endian, headers).ok());
+        contents.any(|content| content.windows(word.len()).any(|window| window == word))
+    };
+    if has(PT_NOTE, GO) {
+        return Some("is written in Go, whose objects are not malloc's: use Go's own, runtime/pprof");
+    }
+    has(PT_INTERP, b"ld-musl").then_some(
+        "is linked with musl, whose loader does not tell what unwinding needs: profile a build for glibc",
+    )
 }
 
 fn read_headers(path: &Path) -> Option<Vec<u8>> {
@@ -131,10 +173,29 @@ mod tests {
     }
 
     #[test]
+    fn what_cannot_be_profiled_is_told_with_the_reason() {
+        let own = std::env::current_exe().unwrap();
+        assert_eq!(no_profile(&own), None);
+        assert_eq!(no_profile(&executable(b"#!/bin/sh\nexit\n")), None);
+        let bytes = read_headers(&own).unwrap();
+        let with = |from: &[u8], to: &[u8]| {
+            let at = bytes.windows(from.len()).position(|window| window == from).unwrap();
+            let mut changed = bytes.clone();
+            changed[at..at + to.len()].copy_from_slice(to);
+            no_profile(&executable(&changed)).unwrap()
+        };
+        let why = with(b"/lib64/ld-linux-x86-64.so.2", b"/lib/ld-musl-x86_64.so.1\0\0\0");
+        assert!(why.contains("is linked with musl"), "{why}");
+        let why = with(b"GNU\0", b"Go\0\0");
+        assert!(why.contains("is written in Go"), "{why}");
+    }
+
+    #[test]
     fn nothing_in_a_file_makes_it_panic() {
         let bytes = read_headers(&std::env::current_exe().unwrap()).unwrap();
         for length in 0..256 {
             obstacle(&executable(&bytes[..length]));
+            no_profile(&executable(&bytes[..length]));
         }
         for script in [&b"#!"[..], b"#! \n", b"#!/usr/bin/env\n", b"#!\xff\xfe\n", b"#!/nowhere/sh\n"] {
             assert_eq!(obstacle(&executable(script)), None);

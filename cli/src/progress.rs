@@ -1,7 +1,9 @@
 //! Progress on a terminal; nothing is drawn where stderr is not one.
 
 use std::path::Path;
-use std::time::Duration;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -20,6 +22,38 @@ pub fn of_waiting(what: &'static str) -> ProgressBar {
     bar.set_style(ProgressStyle::with_template("{spinner} {msg}, {elapsed}").expect("the template is right"));
     bar.enable_steady_tick(Duration::from_millis(250));
     bar
+}
+
+/// As [`of_waiting`], where nothing is drawn a line every two seconds. It ends when it is dropped.
+pub struct Told {
+    bar: ProgressBar,
+    ends: Option<(mpsc::Sender<()>, JoinHandle<()>)>,
+}
+
+impl Told {
+    /// Tells of `what` from now on; `quiet` where lines are not wanted.
+    pub fn of(what: &'static str, quiet: bool) -> Self {
+        let bar = of_waiting(what);
+        let (sender, receiver) = mpsc::channel();
+        let began = Instant::now();
+        let tell = move || {
+            while receiver.recv_timeout(Duration::from_secs(2)) == Err(mpsc::RecvTimeoutError::Timeout) {
+                eprintln!("mayfly: {what}, {} s", began.elapsed().as_secs());
+            }
+        };
+        let ends = (!quiet && bar.is_hidden()).then(|| (sender, std::thread::spawn(tell)));
+        Self { bar, ends }
+    }
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+        if let Some((sender, thread)) = self.ends.take() {
+            drop(sender);
+            let _ = thread.join();
+        }
+    }
 }
 
 /// A counter of bytes that are being recorded.

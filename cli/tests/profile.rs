@@ -145,10 +145,10 @@ fn all_code_has_the_names_that_stacks_have() {
         for call in calls {
             let address = call.offset - 1;
             let range = ranges.iter().find(|range| (range.start..range.end).contains(&address)).unwrap();
-            assert_eq!(range.names, symbols.text_of(call));
+            assert_eq!(*range.names, *symbols.text_of(call));
         }
         if module.path == program {
-            let has = |names: &str| ranges.iter().any(|range| range.names == names);
+            let has = |names: &str| ranges.iter().any(|range| *range.names == *names);
             assert!(has("unseen") && has("inlined;outer") && has("main"));
         } else {
             assert!(
@@ -184,32 +184,224 @@ fn a_killed_program_leaves_its_profile() {
     assert!(of(&profile, "second").freed > 0);
 }
 
-#[test]
-fn a_forked_child_allocates_and_leaves_its_parents_profile_alone() {
-    let folder = tempdir().unwrap();
-    let (source, program) = (folder.path().join("forks.c"), folder.path().join("forks"));
-    let text = "
+/// A server's worker is forked, becomes another user where it may, and ends; the server's own part is small.
+const FORKS: &str = r#"
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#define FUNCTION __attribute__((noinline, noclone))
 static void churn(int n) { for (int i = 0; i < n; i++) { void *p = malloc(i % 300); *(volatile char *)p = 1; free(p); } }
-int main(void) {
-    int status;
-    churn(100000);
-    if (!fork()) { churn(3000000); _exit(0); }
-    wait(&status);
-    return status != 0;
-}";
-    std::fs::write(&source, text).unwrap();
+FUNCTION void master(void) { churn(100000); }
+FUNCTION void worker(void) { if (!geteuid() && (chdir("/") || setuid(65534))) _exit(1); churn(1000000); }
+int main(int count, char **arguments) {
+    master();
+    for (int i = 1; i < count; i++) if (!fork()) { worker(); _exit(0); }
+    for (int i = 1, status; i < count; i++) if (wait(&status) < 0 || status) return 1;
+    return 0;
+}
+"#;
+
+/// Profiles that program with three workers; the totals, and the profile.
+fn profile_of_forks(folder: &Path, options: &[&str]) -> (Value, Profile) {
+    let (source, program) = (folder.join("forks.c"), folder.join("forks"));
+    std::fs::write(&source, FORKS).unwrap();
     let flags = ["-O1", "-fno-builtin", "-o"];
     assert!(Command::new("cc").args(flags).arg(&program).arg(&source).status().unwrap().success());
     let mut command = mayfly();
-    command.args(["profile", "--json", "--every", "20000", "-o"]).arg(folder.path().join("out"));
-    let output = command.arg("--").arg(&program).env("MAYFLY_HEAP_LIB", heap_library()).output().unwrap();
+    command.args(["profile", "--json", "--every", "20000"]).args(options).arg("-o").arg(folder.join("out"));
+    command.arg("--").arg(&program).args(["1", "2", "3"]).env("MAYFLY_HEAP_LIB", heap_library());
+    let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-    let totals: Value = serde_json::from_slice(&output.stderr).unwrap();
+    let totals = serde_json::from_slice(&output.stderr).unwrap();
+    (totals, Profile::read(&folder.join("out.profile")).unwrap())
+}
+
+#[test]
+fn each_forked_process_has_a_profile_and_all_become_one() {
+    let folder = tempdir().unwrap();
+    let (totals, profile) = profile_of_forks(folder.path(), &[]);
+    assert_eq!((&totals["profile.processes"], profile.processes), (&4.into(), 4));
+    let mut symbols = Symbols::new(&profile);
+    let mut of = |function: &str| -> f64 {
+        let is_of =
+            |context: &&Context| context.frames.iter().any(|&frame| symbols.text_of(frame) == function);
+        profile.contexts.iter().filter(is_of).map(|context| context.bytes).sum()
+    };
+    for (function, wanted) in [("master", 100_000.0 * 150.0), ("worker", 3.0 * 1_000_000.0 * 150.0)] {
+        let share = of(function) / wanted;
+        assert!((0.8..1.25).contains(&share), "{function}: {share} of what it allocates");
+    }
+    let program = &profile.modules[profile.program().unwrap()];
+    assert_eq!(program.path, folder.path().join("forks"));
+    let left: Vec<_> =
+        std::fs::read_dir(folder.path()).unwrap().flatten().map(|entry| entry.file_name()).collect();
+    assert!(!left.iter().any(|name| name.to_string_lossy().contains("parts")), "{left:?}");
+}
+
+#[test]
+fn the_programs_own_process_alone_can_be_asked_for() {
+    let folder = tempdir().unwrap();
+    let (totals, profile) = profile_of_forks(folder.path(), &["--only"]);
+    assert_eq!(profile.processes, 1);
     let bytes = totals["profile.bytes"].as_f64().unwrap();
     assert!((0.7..1.3).contains(&(bytes / (100_000.0 * 150.0))), "the parent's alone: {bytes}");
+}
+
+#[test]
+fn many_processes_that_ended_take_little_room_meanwhile() {
+    let folder = tempdir().unwrap();
+    let mut command = mayfly();
+    command.args(["profile", "--json", "--every", "1k", "-o"]).arg(folder.path().join("out")).arg("--");
+    // A shell that starts programs one after another, and says how many files there are at the end.
+    let script = format!(
+        "for i in $(seq 200); do /bin/true; done; sleep 3; for i in 1 2 3; do /bin/true; done; ls {}/out.parts-* | wc -l",
+        folder.path().display()
+    );
+    let output = command.args(["sh", "-c", &script]).env("MAYFLY_HEAP_LIB", heap_library()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let files: usize = String::from_utf8(output.stdout).unwrap().trim().parse().unwrap();
+    assert!(files < 64, "{files} files");
+    let totals: Value = serde_json::from_slice(&output.stderr).unwrap();
+    assert!(totals["profile.processes"].as_u64().unwrap() > 200, "{totals}");
+}
+
+#[test]
+fn a_profile_is_read_while_it_is_taken_and_after_it_was_killed() {
+    let folder = tempdir().unwrap();
+    let source = folder.path().join("serves.c");
+    let program = folder.path().join("serves");
+    let text = "
+#include <stdlib.h>
+#include <unistd.h>
+static void *kept[1 << 16];
+__attribute__((noinline, noclone)) void keep(int i) { free(kept[i]); *(volatile char *)(kept[i] = malloc(5000)) = 1; }
+int main(void) { for (unsigned i = 0;; i++) { keep(i % (1 << 16)); if (i % 100 == 0) usleep(1000); } }";
+    std::fs::write(&source, text).unwrap();
+    let flags = ["-O2", "-g", "-fno-builtin-malloc", "-o"];
+    assert!(Command::new("cc").args(flags).arg(&program).arg(&source).status().unwrap().success());
+    let mut command = mayfly();
+    command.args(["profile", "--every", "20k", "-o"]).arg(folder.path().join("out")).arg("--").arg(&program);
+    let mut running =
+        command.env("MAYFLY_HEAP_LIB", heap_library()).stderr(std::process::Stdio::null()).spawn().unwrap();
+    let parts = || {
+        let entries = std::fs::read_dir(folder.path()).unwrap().flatten().map(|entry| entry.path());
+        entries.into_iter().find(|path| path.to_string_lossy().contains("out.parts-"))
+    };
+    let from = |name: &Path| -> Option<Profile> {
+        let out = folder.path().join("again");
+        let output =
+            mayfly().args(["profile", "--json", "--from"]).arg(name).arg("-o").arg(&out).output().unwrap();
+        output.status.success().then(|| Profile::read(&out.with_extension("profile")).unwrap())
+    };
+    let enough = |profile: &Profile| profile.contexts.iter().any(|context| context.live > 3);
+    let folder_of_parts =
+        wait_for(|| parts().filter(|parts| from(parts).is_some_and(|profile| enough(&profile))));
+    let profile = from(&folder_of_parts).unwrap();
+    let keep = of(&profile, "keep");
+    assert_eq!(
+        keep.censored().iter().sum::<u64>(),
+        keep.live,
+        "it runs: nobody knows how long they will live"
+    );
+
+    // By a signal, once mayfly waits for its program.
+    let pid = i32::try_from(running.id()).unwrap();
+    // SAFETY: the process is a child that was not waited for.
+    let ask = || unsafe { libc::kill(pid, libc::SIGRTMIN()) };
+    let snapshot = folder.path().join("out.1.profile");
+    wait_for(|| (snapshot.is_file() || ask() != 0).then_some(()));
+    assert!(enough(&Profile::read(&snapshot).unwrap()));
+
+    running.kill().unwrap();
+    running.wait().unwrap();
+    assert!(enough(&from(&folder_of_parts).unwrap()), "what a killed one leaves");
+    let of_program = std::fs::read_dir(&folder_of_parts).unwrap().flatten().next().unwrap().file_name();
+    let pid: i32 = of_program.to_str().unwrap().parse().unwrap();
+    // SAFETY: its file says that the program runs.
+    assert_eq!(unsafe { libc::kill(pid, libc::SIGKILL) }, 0);
+    wait_for(|| from(&folder_of_parts).filter(|profile| of(profile, "keep").censored() == [0; 7]));
+}
+
+fn wait_for<T>(mut what: impl FnMut() -> Option<T>) -> T {
+    let began = std::time::Instant::now();
+    loop {
+        if let Some(found) = what() {
+            return found;
+        }
+        assert!(began.elapsed().as_secs() < 60, "it never happened");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_profile_that_was_taken_is_shown_in_every_way() {
+    let folder = tempdir().unwrap();
+    let program = program(folder.path());
+    let out = folder.path().join("out");
+    let mut command = mayfly();
+    command.args(["profile", "--leaks", "--every", "32k", "-o"]).arg(&out).arg("--").arg(&program);
+    let output = command.env("MAYFLY_HEAP_LIB", heap_library()).output().unwrap();
+    assert_eq!(output.status.code(), Some(7));
+    // Without the lines that tell how far it is, on a slow machine.
+    let shown = |output: std::process::Output| -> String {
+        let text = String::from_utf8(output.stderr).unwrap();
+        text.lines().filter(|line| !line.starts_with("mayfly: ")).map(|line| format!("{line}\n")).collect()
+    };
+    let text = shown(output);
+    let mut lines = text.lines();
+    assert!(lines.next().unwrap().ends_with("were never freed"), "{text}");
+    assert!(lines.nth(1).unwrap().contains("  permanent < main"), "most first: {text}");
+
+    let raw = out.with_extension("profile");
+    let page = folder.path().join("page.html");
+    let mut command = mayfly();
+    command.args(["profile", "--from"]).arg(&raw).arg("--minus").arg(&raw).arg("--flame").arg(&page);
+    let text = shown(command.output().unwrap());
+    let changes: Vec<_> = text.lines().skip(2).take_while(|line| !line.starts_with("written")).collect();
+    assert!(changes.len() > 4 && changes.iter().all(|line| line.trim_start().starts_with("+0")), "{text}");
+    let html = std::fs::read_to_string(&page).unwrap();
+    assert!(html.contains("\"permanent\"") && html.contains("\"compares\":true"));
+
+    // Two of the same are twice as much, and a lifetime is what it was.
+    let twice = folder.path().join("twice");
+    let mut command = mayfly();
+    command.args(["profile", "--from"]).arg(&raw).arg(&raw).arg("-o").arg(&twice);
+    assert!(shown(command.output().unwrap()).contains("of 2 processes"));
+    let [one, two] = [raw, twice.with_extension("profile")].map(|path| Profile::read(&path).unwrap());
+    assert_eq!(one.bytes() * 2.0, two.bytes());
+    assert_eq!(t95(of(&one, "permanent")), t95(of(&two, "permanent")));
+}
+
+#[test]
+fn what_cannot_be_profiled_is_refused_before_it_starts() {
+    let folder = tempdir().unwrap();
+    let source = folder.path().join("static.c");
+    let program = folder.path().join("static");
+    let text = "#include <stdio.h>\nint main(void) { puts(\"started\"); return 0; }";
+    std::fs::write(&source, text).unwrap();
+    let cc = Command::new("cc").arg("-static").arg("-o").arg(&program).arg(&source).status().unwrap();
+    assert!(cc.success());
+    let refused = |program: &Path| {
+        let mut command = mayfly();
+        command.args(["profile", "-o"]).arg(folder.path().join("out")).arg("--").arg(program);
+        refusal(&command.env("MAYFLY_HEAP_LIB", heap_library()).output().unwrap(), 125)
+    };
+    let line = refused(&program);
+    assert!(line.contains("static is statically linked") && line.ends_with("(without -static)"), "{line}");
+    // Another user's program that runs with that user's rights.
+    // SAFETY: always allowed.
+    if unsafe { libc::geteuid() } == 0 {
+        let copy = folder.path().join("suid");
+        std::fs::copy("/bin/true", &copy).unwrap();
+        assert!(Command::new("chown").arg("65534").arg(&copy).status().unwrap().success());
+        assert!(Command::new("chmod").arg("4755").arg(&copy).status().unwrap().success());
+        let line = refused(&copy);
+        assert!(line.contains("suid is setuid") && line.contains("without these rights"), "{line}");
+    }
+    assert_eq!(
+        std::fs::read_dir(folder.path()).unwrap().count(),
+        3 - usize::from(!folder.path().join("suid").exists())
+    );
 }
 
 #[test]

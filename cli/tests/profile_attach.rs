@@ -161,6 +161,117 @@ fn a_forked_child_is_a_process_of_its_own() {
     }
 }
 
+/// A server with workers, some of which are forked when it has run for a while; it shows what it does where its environment was.
+const SERVER: &str = r#"
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#define FUNCTION __attribute__((noinline, noclone))
+extern char **environ;
+static void *kept[1 << 16];
+FUNCTION void serve(int i) { *(volatile char *)(kept[i % (1 << 16)] = malloc(3000)) = 1; }
+FUNCTION void supervise(void) { void *p = malloc(2000); *(volatile char *)p = 1; free(p); }
+static void worker(void) { for (int i = 0;; i++) { serve(i); if (i % 10 == 0) usleep(1000); } }
+int main(void) {
+    for (char **line = environ; *line; line++) memset(*line, 0, strlen(*line));
+    for (int i = 0; i < 2; i++) if (!fork()) worker();
+    printf("%d\n", getpid());
+    fflush(stdout);
+    for (int i = 0;; i++) {
+        supervise();
+        usleep(1000);
+        if (i == 3000 && !fork()) worker();
+    }
+}
+"#;
+
+#[test]
+fn a_servers_workers_are_sampled_with_it_though_it_shows_another_environment() {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, binary) = (folder.path().join("server.c"), folder.path().join("server"));
+    std::fs::write(&source, SERVER).unwrap();
+    let flags = ["-O2", "-g", "-fno-builtin-malloc", "-o"];
+    assert!(Command::new("cc").args(flags).arg(&binary).arg(&source).status().unwrap().success());
+    let mut command = mayfly();
+    let program =
+        Program::of(command.args(["run", "--"]).arg(&binary).env("MAYFLY_HEAP_LIB", heap_library()));
+    let environment = std::fs::read(format!("/proc/{}/environ", program.1)).unwrap();
+    assert!(!environment.windows(6).any(|word| word == b"MAYFLY"), "it was written over");
+    let out = folder.path().join("all");
+    let output = attach(program.1, "10", &out).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let profile = Profile::read(&out.with_extension("profile")).unwrap();
+    // The third worker may have been there before.
+    assert!((3..=4).contains(&profile.processes), "{}", text(&output));
+    let serve = of(&profile, "serve");
+    let left: u64 = serve.censored().iter().sum();
+    assert!(serve.sampled > 20 && left > 0 && left == serve.live, "{serve:?}");
+    assert!(lifetime::label::lifetime(serve).unwrap().at_least, "nobody saw them die");
+    assert!(of(&profile, "supervise").freed > 0);
+
+    let out = folder.path().join("one");
+    let output = attach(program.1, "2", &out).arg("--only").output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let profile = Profile::read(&out.with_extension("profile")).unwrap();
+    assert_eq!(profile.processes, 1);
+    assert!(profile.contexts.iter().all(|context| context.freed > 0), "the server's own");
+}
+
+#[test]
+fn looks_again_and_again_into_a_data_set_until_it_is_told_to_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = Program::start("");
+    let data = folder.path().join("profiles");
+    let mut looking = attach(program.1, "1", &data).args(["--again", "1s"]).spawn().unwrap();
+    let tables = || -> Vec<PathBuf> {
+        let below =
+            |path: PathBuf| std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
+        let files = below(data.join("program=runs")).flat_map(below);
+        let is_table = |path: &PathBuf| {
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            name.ends_with(".parquet") && !name.ends_with(".symbols.parquet")
+        };
+        files.filter(is_table).collect()
+    };
+    wait_until(|| tables().len() >= 2);
+    // SAFETY: the process is a child that was not waited for.
+    assert_eq!(unsafe { libc::kill(i32::try_from(looking.id()).unwrap(), libc::SIGTERM) }, 0);
+    assert!(looking.wait().unwrap().success());
+    for table in tables() {
+        assert!(table.parent().unwrap().file_name().unwrap().to_string_lossy().len() > "build=".len() + 8);
+        for other in ["symbols.parquet", "pb.gz"] {
+            let name = table.to_string_lossy().replace(".parquet", &format!(".{other}"));
+            assert!(Path::new(&name).is_file(), "{name}");
+        }
+    }
+    let entries = std::fs::read_dir(&data).unwrap().flatten().map(|entry| entry.file_name());
+    assert_eq!(entries.collect::<Vec<_>>(), ["program=runs"], "nothing is left over");
+}
+
+#[test]
+fn an_attached_profiler_that_is_killed_leaves_what_it_had() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = Program::start("");
+    let out = folder.path().join("out");
+    let mut attached = attach(program.1, "600", &out).stderr(Stdio::null()).spawn().unwrap();
+    let enough = |name: &str| {
+        let profile = Profile::read(&folder.path().join(name));
+        profile.is_ok_and(|profile| profile.contexts.iter().any(|context| context.sampled > 20))
+    };
+    wait_until(|| enough("out.profile"));
+    // SAFETY: the process is a child that was not waited for.
+    assert_eq!(unsafe { libc::kill(i32::try_from(attached.id()).unwrap(), libc::SIGRTMIN()) }, 0);
+    wait_until(|| enough("out.1.profile"));
+    attached.kill().unwrap();
+    attached.wait().unwrap();
+    let output = mayfly().args(["profile", "--from"]).arg(out.with_extension("profile")).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    assert!(text(&output).contains("brief"), "{}", text(&output));
+}
+
 #[test]
 fn a_program_in_namespaces_of_its_own_is_attached_to_by_a_folder() {
     // SAFETY: always allowed.
@@ -204,7 +315,9 @@ fn a_program_that_ends_meanwhile_leaves_what_there_is() {
 #[test]
 fn what_cannot_be_attached_to_is_named() {
     let out = tempfile::tempdir().unwrap();
-    let line = |pid: u32| refusal(&attach(pid, "1", &out.path().join("x")).output().unwrap(), 125);
+    // Alone: from this process descend those of other tests.
+    let line =
+        |pid: u32| refusal(&attach(pid, "1", &out.path().join("x")).arg("--only").output().unwrap(), 125);
     assert_eq!(line(0x3FFF_FFFF), "mayfly: there is no process 1073741823");
     let own = std::process::id();
     assert!(line(own).contains("does not run on Mayfly's heap: start it with mayfly run"));

@@ -220,7 +220,7 @@ impl Seen {
 /// All functions of these files, inlined ones too.
 fn names_in(codes: &[&Code]) -> HashSet<String> {
     let ranges = codes.iter().flat_map(|code| &code.ranges);
-    let distinct: HashSet<&str> = ranges.map(|range| range.names.as_str()).collect();
+    let distinct: HashSet<&str> = ranges.map(|range| &*range.names).collect();
     distinct.into_iter().flat_map(functions_of).map(|name| name.into_owned()).collect()
 }
 

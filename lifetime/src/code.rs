@@ -1,15 +1,19 @@
 //! Names for all the code of a module, whether it was seen on a stack or not: a model that knows functions by the tokens of
 //! their names can then predict for contexts that no profile held (LLAMA §5.2).
 
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
-use addr2line::Loader;
+use addr2line::{Loader, demangle_auto};
 use anyhow::{Result, anyhow, bail, ensure};
-use object::{Object, ObjectSegment, ObjectSymbol, SegmentFlags, SymbolKind};
+use object::{Object, ObjectSegment, ObjectSymbol, ReadCache, SegmentFlags, SymbolKind};
 
 use crate::profile::{Frame, Module};
 use crate::root::Root;
-use crate::symbols::{INLINED_SEPARATOR, Symbols, build_id, functions, plain};
+use crate::symbols::{INLINED_SEPARATOR, Symbols, build_id, plain};
 
 /// Code of one function, or of one inlined into others.
 #[derive(Debug, PartialEq, Eq)]
@@ -18,8 +22,55 @@ pub struct Range {
     pub start: u64,
     /// The first behind it.
     pub end: u64,
-    /// Its names as in a stack's text, innermost first; the module's file name where there is no function.
-    pub names: String,
+    /// Its names as in a stack's text, innermost first; the module's file name where there is no function. Many ranges of a
+    /// function share them.
+    pub names: Rc<str>,
+}
+
+/// Names that were met, each once: a large program has a hundred ranges for each function.
+#[derive(Default)]
+struct Names {
+    /// As people write them, by the symbol's.
+    demangled: HashMap<String, String>,
+    joined: HashMap<String, Rc<str>>,
+}
+
+impl Names {
+    fn add(&mut self, to: &mut String, symbol: &str, language: Option<addr2line::gimli::DwLang>) {
+        if !self.demangled.contains_key(symbol) {
+            let name = demangle_auto(Cow::Borrowed(symbol), language).into_owned();
+            self.demangled.insert(symbol.to_owned(), plain(&name).to_owned());
+        }
+        if !to.is_empty() {
+            to.push_str(INLINED_SEPARATOR);
+        }
+        to.push_str(&self.demangled[symbol]);
+    }
+
+    /// What a stack's text says of an address (see [`Symbols::text_of`]); `None` where there is no function.
+    fn at(&mut self, loader: &Loader, address: u64) -> Option<Rc<str>> {
+        let mut names = String::new();
+        if let Ok(mut frames) = loader.find_frames(address) {
+            while let Ok(Some(frame)) = frames.next() {
+                let Some(function) = frame.function else { continue };
+                let Ok(symbol) = function.raw_name() else { continue };
+                self.add(&mut names, &symbol, function.language);
+            }
+        }
+        if names.is_empty() {
+            self.add(&mut names, loader.find_symbol(address)?, None);
+        }
+        Some(self.one(names))
+    }
+
+    fn one(&mut self, names: String) -> Rc<str> {
+        if let Some(known) = self.joined.get(&names) {
+            return known.clone();
+        }
+        let shared: Rc<str> = names.as_str().into();
+        self.joined.insert(names, shared.clone());
+        shared
+    }
 }
 
 /// The code of a program or library that no profile has.
@@ -58,27 +109,23 @@ impl Code {
 /// All the code of a module, ascending, without overlaps. What `calls` return to is in it as it is in the stacks' text.
 pub fn ranges(symbols: &mut Symbols<'_>, module: &Module, number: usize, calls: &[Frame]) -> Vec<Range> {
     let file_name = module.path.file_name().unwrap_or_default().to_string_lossy();
-    let anonymous = plain(&file_name).to_owned();
-    let mut ranges = Vec::new();
+    let mut names = Names::default();
+    let anonymous = names.one(plain(&file_name).to_owned());
+    let mut ranges: Vec<Range> = Vec::new();
     if let Some((loader, path)) = symbols.loader(number) {
         let edges = edges(loader, path).unwrap_or_default();
         for pair in edges.windows(2) {
-            let names: Vec<String> =
-                functions(loader, pair[0]).into_iter().map(|function| function.name).collect();
-            let names: Vec<&str> = names.iter().map(|name| plain(name)).collect();
-            let names = if names.is_empty() { anonymous.clone() } else { names.join(INLINED_SEPARATOR) };
-            ranges.push(Range { start: pair[0], end: pair[1], names });
+            let names = names.at(loader, pair[0]).unwrap_or_else(|| anonymous.clone());
+            match ranges.last_mut() {
+                Some(last) if last.end == pair[0] && last.names == names => last.end = pair[1],
+                _ => ranges.push(Range { start: pair[0], end: pair[1], names }),
+            }
         }
     }
-    ranges.dedup_by(|next, last| {
-        let same = last.names == next.names && last.end == next.start;
-        if same {
-            last.end = next.end;
-        }
-        same
-    });
-    let mut calls: Vec<_> =
-        calls.iter().map(|&frame| (frame.offset.wrapping_sub(1), symbols.text_of(frame))).collect();
+    let mut calls: Vec<_> = calls
+        .iter()
+        .map(|&frame| (frame.offset.wrapping_sub(1), names.one(symbols.text_of(frame))))
+        .collect();
     calls.sort();
     calls.dedup();
     calls.into_iter().for_each(|(address, names)| name_one(&mut ranges, address, names));
@@ -86,7 +133,7 @@ pub fn ranges(symbols: &mut Symbols<'_>, module: &Module, number: usize, calls: 
 }
 
 /// Gives one address its names, where its range has others.
-fn name_one(ranges: &mut Vec<Range>, address: u64, names: String) {
+fn name_one(ranges: &mut Vec<Range>, address: u64, names: Rc<str>) {
     let at = ranges.partition_point(|range| range.end <= address);
     let one = Range { start: address, end: address + 1, names };
     match ranges.get_mut(at) {
@@ -107,8 +154,8 @@ fn name_one(ranges: &mut Vec<Range>, address: u64, names: String) {
 /// Where names may change within the code: symbols' beginnings and ends, and every row of the line table, at which inlined
 /// functions begin and end.
 fn edges(loader: &Loader, path: &Path) -> Option<Vec<u64>> {
-    let bytes = std::fs::read(path).ok()?;
-    let file = object::File::parse(&*bytes).ok()?;
+    let bytes = ReadCache::new(File::open(path).ok()?);
+    let file = object::File::parse(&bytes).ok()?;
     let executable =
         |flags| matches!(flags, SegmentFlags::Elf { p_flags, .. } if p_flags.contains(object::elf::PF_X));
     let mut edges = Vec::new();
@@ -149,8 +196,7 @@ mod tests {
         name_one(&mut ranges, 29, "z".into());
         name_one(&mut ranges, 15, "w".into());
         name_one(&mut ranges, 40, "v".into());
-        let starts: Vec<_> =
-            ranges.iter().map(|range| (range.start, range.end, range.names.as_str())).collect();
+        let starts: Vec<_> = ranges.iter().map(|range| (range.start, range.end, &*range.names)).collect();
         let wanted = [
             (10, 15, "a"),
             (15, 16, "w"),

@@ -1,6 +1,6 @@
 //! Profiles of object lifetimes by calling context (LLAMA §4): what `mayfly profile` leaves, read, named and handed on.
 //!
-//! The heap writes addresses ([`profile`] reads them); names are found afterwards, outside the program ([`symbols`]); the
+//! The heap writes addresses ([`profile_file`] reads them into a [`profile`]); names are found afterwards, outside the program ([`symbols`]); the
 //! result goes to people's tools ([`pprof`]) and to training ([`table`]). What training made of it is read by [`model`], for
 //! people; the heap reads it itself. [`bind`] gives a model another build's functions, by their names.
 
@@ -13,6 +13,9 @@ pub mod model;
 pub mod names;
 pub mod pprof;
 pub mod profile;
+pub mod profile_file;
+mod profile_write;
+pub mod readable;
 pub mod root;
 pub mod sections;
 pub mod symbols;

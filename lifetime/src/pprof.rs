@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use prost::Message;
 
-use crate::label::{CLASS_NAMES, t95};
+use crate::label::lifetime;
 use crate::profile::{Context, Frame, Profile};
 use crate::symbols::{Function as Named, Symbols};
 
@@ -172,15 +172,10 @@ impl Builder<'_, '_> {
 
     fn sample(&mut self, context: &Context) {
         let location_id = context.frames.iter().map(|&frame| self.location(frame)).collect();
-        let class = t95(context).map_or("unknown", |class| CLASS_NAMES[class]);
-        let label = vec![Label { key: self.string("lifetime"), str: self.string(class) }];
-        let watched = (context.freed + context.live).max(1) as f64;
-        let live = context.live as f64 / watched;
-        let value = [1.0, live]
-            .iter()
-            .flat_map(|share| [context.allocations * share, context.bytes * share])
-            .map(|value| value.round() as i64)
-            .collect();
+        let class = lifetime(context).map_or("unknown".to_owned(), |lifetime| lifetime.to_string());
+        let label = vec![Label { key: self.string("lifetime"), str: self.string(&class) }];
+        let values = [context.allocations, context.bytes, context.live_allocations(), context.live_bytes()];
+        let value = values.iter().map(|value| value.round() as i64).collect();
         self.proto.sample.push(Sample { location_id, value, label });
     }
 }
@@ -218,7 +213,11 @@ fn encode<'a>(profile: &'a Profile, symbols: &mut Symbols<'a>) -> Vec<u8> {
         let value_type = builder.value_type(r#type, unit);
         builder.proto.sample_type.push(value_type);
     }
-    for (number, module) in profile.modules.iter().enumerate() {
+    // pprof takes the first for the program.
+    let program = profile.program().into_iter();
+    let others = (0..profile.modules.len()).filter(|&number| Some(number) != profile.program());
+    for number in program.chain(others) {
+        let module = &profile.modules[number];
         let filename = builder.string(&module.path.to_string_lossy());
         let hex: String = module.build_id.iter().map(|byte| format!("{byte:02x}")).collect();
         let build_id = builder.string(&hex);

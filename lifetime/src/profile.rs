@@ -1,26 +1,22 @@
-//! Reading a profile as the heap left it (docs/lifetime.md). The process may have been killed at any moment, and the file
-//! may be anybody's: every number is checked before it is used.
+//! What a profile knows: modules, calling contexts, and how long their objects lived (docs/lifetime.md).
 
-use std::path::{Path, PathBuf};
-
-use anyhow::{Context as _, Result, bail, ensure};
+use std::collections::HashMap;
+use std::path::PathBuf;
 
 /// Lifetime classes.
 pub const CLASSES: usize = 7;
-const MAGIC: &[u8; 8] = b"MAYFLYPF";
-const VERSION: u32 = 1;
-const HEADER_BYTES: usize = 256;
-const MODULE_BYTES: usize = 320;
-const CONTEXT_BYTES: usize = 736;
-const LIVE_BYTES: usize = 32;
-const MAX_FRAMES: usize = 64;
-const OFFSET_BITS: u32 = 48;
+/// A frame's offset has so many bits of its number, and its module those above.
+pub(crate) const OFFSET_BITS: u32 = 48;
+/// What dies within each class, ms; the last has no end.
+const CLASS_LIMITS_MS: [u64; CLASSES - 1] = [10, 100, 1000, 10_000, 100_000, 1_000_000];
 
-/// A whole profile.
-#[derive(Debug)]
+/// A whole profile, of one process or of several that were merged.
+#[derive(Clone, Debug, Default)]
 pub struct Profile {
-    /// The process.
+    /// The process; of several that which allocated most.
     pub pid: u32,
+    /// How many processes it is of.
+    pub processes: u32,
     /// When it started, ns since 1970.
     pub start_unix_ns: u64,
     /// From the start to the last event.
@@ -36,7 +32,7 @@ pub struct Profile {
 }
 
 /// A program or library.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Module {
     /// Where it was loaded from.
     pub path: PathBuf,
@@ -46,6 +42,12 @@ pub struct Module {
     pub addresses: std::ops::Range<u64>,
     /// What was added to the addresses in its file.
     pub load_address: u64,
+}
+
+impl Module {
+    fn is_library(&self) -> bool {
+        self.path.file_name().is_none_or(|name| name.to_string_lossy().contains(".so"))
+    }
 }
 
 /// A return address.
@@ -77,6 +79,21 @@ pub struct Tally {
     pub sum_of_squares: f64,
 }
 
+impl Tally {
+    /// Takes in another; `counts` says how many values each is of.
+    fn add(&mut self, other: &Tally, counts: [u64; 2]) {
+        match counts {
+            [_, 0] => {}
+            [0, _] => *self = *other,
+            _ => {
+                (self.min, self.max) = (self.min.min(other.min), self.max.max(other.max));
+                self.sum += other.sum;
+                self.sum_of_squares += other.sum_of_squares;
+            }
+        }
+    }
+}
+
 /// A calling context and what is known of its objects.
 #[derive(Clone, Debug, Default)]
 pub struct Context {
@@ -102,6 +119,8 @@ pub struct Context {
     pub classes: [u64; CLASSES],
     /// Watched objects that lived at the end.
     pub live: u64,
+    /// Each of those.
+    pub alive: Vec<Alive>,
     /// Bytes asked for.
     pub size: Tally,
     /// Alignment, bytes.
@@ -110,224 +129,202 @@ pub struct Context {
     pub lifetime_ns: Tally,
 }
 
-struct Bytes<'a>(&'a [u8]);
+/// A watched object that lived at the end of the profile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Alive {
+    /// How old it was then.
+    pub age_ns: u64,
+    /// Its process ended then, too, so it was never freed; or that process ran on, and it lives at least so long.
+    pub for_ever: bool,
+}
 
-impl Bytes<'_> {
-    fn u32(&mut self) -> u32 {
-        let (now, rest) = self.0.split_at(4);
-        self.0 = rest;
-        u32::from_le_bytes(now.try_into().unwrap_or_default())
+/// The lifetime class of what lives so long.
+pub fn class_of(lifetime_ns: u64) -> usize {
+    let ms = lifetime_ns / 1_000_000;
+    CLASS_LIMITS_MS.iter().position(|&limit| ms < limit).unwrap_or(CLASSES - 1)
+}
+
+impl Context {
+    /// Objects whose lifetimes are known at least so far: by the class of their age when their process, which ran on, was left.
+    pub fn censored(&self) -> [u64; CLASSES] {
+        let mut counts = [0; CLASSES];
+        let censored = self.alive.iter().filter(|object| !object.for_ever);
+        censored.for_each(|object| counts[class_of(object.age_ns)] += 1);
+        counts
     }
 
-    fn u64(&mut self) -> u64 {
-        let (now, rest) = self.0.split_at(8);
-        self.0 = rest;
-        u64::from_le_bytes(now.try_into().unwrap_or_default())
+    /// How many allocations one of the watched objects stands for.
+    fn weight(&self) -> f64 {
+        self.allocations / (self.freed + self.live).max(1) as f64
     }
 
-    fn f64(&mut self) -> f64 {
-        Some(f64::from_bits(self.u64())).filter(|number| number.is_finite()).unwrap_or_default()
+    /// Allocations that live at the end.
+    pub fn live_allocations(&self) -> f64 {
+        self.weight() * self.live as f64
     }
 
-    fn tally(&mut self) -> Tally {
-        Tally { min: self.u64(), max: self.u64(), sum: self.f64(), sum_of_squares: self.f64() }
+    /// Bytes that live at the end.
+    pub fn live_bytes(&self) -> f64 {
+        self.bytes * self.live as f64 / (self.freed + self.live).max(1) as f64
+    }
+
+    /// Bytes, each times the seconds that it was seen to live: what this context holds, on average, times the profile's duration.
+    pub fn byte_seconds(&self) -> f64 {
+        let alive: f64 = self.alive.iter().map(|object| object.age_ns as f64).sum();
+        let mean_ns = (self.lifetime_ns.sum + alive) / (self.freed + self.live).max(1) as f64;
+        self.bytes * mean_ns / 1e9
+    }
+
+    fn add(&mut self, other: Context) {
+        let sampled = [self.sampled, other.sampled];
+        self.size.add(&other.size, sampled);
+        self.alignment.add(&other.alignment, sampled);
+        self.lifetime_ns.add(&other.lifetime_ns, [self.freed, other.freed]);
+        self.sampled += other.sampled;
+        self.unwatched += other.unwatched;
+        self.allocations += other.allocations;
+        self.bytes += other.bytes;
+        self.freed += other.freed;
+        self.same_thread += other.same_thread;
+        self.same_cpu += other.same_cpu;
+        self.classes.iter_mut().zip(other.classes).for_each(|(sum, count)| *sum += count);
+        self.live += other.live;
+        self.alive.extend(other.alive);
     }
 }
 
 impl Profile {
-    /// Reads a file.
-    ///
-    /// # Errors
-    /// It cannot be read, or is no profile; the path is named.
-    pub fn read(path: &Path) -> Result<Self> {
-        let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-        Self::parse(&bytes).with_context(|| format!("{} is no profile that can be read", path.display()))
+    /// The program: the first module that is no library.
+    pub fn program(&self) -> Option<usize> {
+        self.modules.iter().position(|module| !module.is_library())
     }
 
-    /// Reads a profile from memory.
-    ///
-    /// # Errors
-    /// What is wrong with it.
-    pub fn parse(file: &[u8]) -> Result<Self> {
-        ensure!(file.len() >= HEADER_BYTES, "it ends within its header");
-        ensure!(&file[..8] == MAGIC, "it does not begin with MAYFLYPF");
-        let mut header = Bytes(&file[8..HEADER_BYTES]);
-        let (version, pid) = (header.u32(), header.u32());
-        ensure!(version == VERSION, "its version is {version}, this program reads {VERSION}");
-        let mut sizes = [0; 3];
-        for (count, (expected, what)) in sizes.iter_mut().zip([
-            (MODULE_BYTES, "module"),
-            (CONTEXT_BYTES, "context"),
-            (LIVE_BYTES, "object"),
-        ]) {
-            *count = header.u32() as usize;
-            let bytes = header.u32() as usize;
-            ensure!(bytes == expected, "a {what} takes {bytes} bytes in it, not {expected}");
-        }
-        let (mean_bytes, start_unix_ns, start_ns) = (header.u64(), header.u64(), header.u64());
-        let last_ns = header.u64();
-        let lost = header.u64().saturating_add(header.u64());
-        let mut rest = &file[HEADER_BYTES..];
-        let mut section = |count: usize, bytes: usize| -> Result<&[u8]> {
-            let length = count.saturating_mul(bytes);
-            ensure!(length <= rest.len(), "it ends within its tables");
-            let (section, behind) = rest.split_at(length);
-            rest = behind;
-            Ok(section)
-        };
-        let modules =
-            section(sizes[0], MODULE_BYTES)?.chunks(MODULE_BYTES).map_while(module).collect::<Vec<_>>();
-        let table = section(sizes[1], CONTEXT_BYTES)?;
-        let mut live = vec![0; sizes[1]];
-        for object in section(sizes[2], LIVE_BYTES)?.chunks(LIVE_BYTES) {
-            let mut object = Bytes(object);
-            let (address, _birth, context) = (object.u64(), object.u64(), object.u32() as usize);
-            if address != 0 {
-                let Some(count) = context.checked_sub(1).and_then(|number| live.get_mut(number)) else {
-                    bail!("a live object names a context that is not there");
-                };
-                *count += 1;
+    /// What a context is of: the program that its outermost frames lie in.
+    pub fn program_of(&self, context: &Context) -> Option<usize> {
+        let mut modules = context.frames.iter().rev().filter_map(|frame| frame.module);
+        modules.find(|&number| !self.modules[number].is_library()).or_else(|| self.program())
+    }
+
+    /// What was allocated.
+    pub fn bytes(&self) -> f64 {
+        self.contexts.iter().map(|context| context.bytes).sum()
+    }
+
+    /// One profile of several processes: what they have in common is added up. Modules are the same if path and build-id are, and
+    /// contexts if their frames are. That which allocated most comes first: what a shell started is known by that, not by the shell.
+    pub fn merged(profiles: impl IntoIterator<Item = Profile>) -> Profile {
+        let mut profiles: Vec<Profile> =
+            profiles.into_iter().filter(|profile| profile.processes > 0).collect();
+        profiles.sort_by(|a, b| b.bytes().total_cmp(&a.bytes()));
+        let mut whole = Profile::default();
+        let mut modules: HashMap<(PathBuf, Vec<u8>), usize> = HashMap::new();
+        let mut places: HashMap<Vec<Frame>, usize> = HashMap::new();
+        for profile in profiles {
+            let begins_with_it = whole.processes == 0;
+            if begins_with_it {
+                (whole.pid, whole.start_unix_ns) = (profile.pid, profile.start_unix_ns);
+                whole.mean_bytes = profile.mean_bytes;
+            }
+            let start = whole.start_unix_ns.min(profile.start_unix_ns);
+            let end = |profile: &Profile| profile.start_unix_ns.saturating_add(profile.duration_ns);
+            whole.duration_ns = end(&whole).max(end(&profile)).saturating_sub(start);
+            whole.start_unix_ns = start;
+            whole.processes += profile.processes;
+            whole.lost = whole.lost.saturating_add(profile.lost);
+            let numbers: Vec<usize> = profile
+                .modules
+                .into_iter()
+                .map(|module| {
+                    let key = (module.path.clone(), module.build_id.clone());
+                    *modules.entry(key).or_insert_with(|| {
+                        whole.modules.push(module);
+                        whole.modules.len() - 1
+                    })
+                })
+                .collect();
+            for mut context in profile.contexts {
+                for frame in &mut context.frames {
+                    frame.module = frame.module.map(|number| numbers[number]);
+                }
+                match places.get(&context.frames) {
+                    Some(&place) => whole.contexts[place].add(context),
+                    None => {
+                        places.insert(context.frames.clone(), whole.contexts.len());
+                        context.id = if begins_with_it { context.id } else { id_of(&context.frames) };
+                        whole.contexts.push(context);
+                    }
+                }
             }
         }
-        let mut contexts = Vec::new();
-        for (bytes, live) in table.chunks(CONTEXT_BYTES).zip(live) {
-            if let Some(mut context) = context(bytes, modules.len())? {
-                context.live = live;
-                contexts.push(context);
-            }
-        }
-        let duration_ns = last_ns.saturating_sub(start_ns);
-        Ok(Self { pid, start_unix_ns, duration_ns, mean_bytes, lost, modules, contexts })
+        whole
     }
 }
 
-fn module(bytes: &[u8]) -> Option<Module> {
-    let mut fields = Bytes(bytes);
-    let addresses = fields.u64()..fields.u64();
-    let load_address = fields.u64();
-    let (id_bytes, path_bytes) = (fields.u32() as usize, fields.u32() as usize);
-    let (id, path) = fields.0.split_at(32);
-    use std::os::unix::ffi::OsStrExt;
-    (addresses.end != 0).then(|| Module {
-        path: std::ffi::OsStr::from_bytes(&path[..path_bytes.min(path.len())]).into(),
-        build_id: id[..id_bytes.min(id.len())].to_vec(),
-        addresses,
-        load_address,
-    })
-}
-
-/// `None` for a place of the table that was never used, or whose first sample was cut short.
-fn context(bytes: &[u8], modules: usize) -> Result<Option<Context>> {
-    let mut fields = Bytes(bytes);
-    let (id, depth) = (fields.u64(), fields.u64() as usize);
-    ensure!(depth <= MAX_FRAMES, "a context has {depth} frames");
-    let mut frames = Vec::with_capacity(depth);
-    for i in 0..MAX_FRAMES {
-        let place = fields.u64();
-        if i >= depth {
-            continue;
-        }
-        let module = ((place >> OFFSET_BITS) as usize).checked_sub(1);
-        ensure!(module.is_none_or(|number| number < modules), "a frame names a module that is not there");
-        let offset = if module.is_some() { place & ((1 << OFFSET_BITS) - 1) } else { place };
-        frames.push(Frame { module, offset });
-    }
-    let mut context = Context {
-        id,
-        frames,
-        sampled: fields.u64(),
-        unwatched: fields.u64(),
-        allocations: fields.f64(),
-        bytes: fields.f64(),
-        freed: fields.u64(),
-        same_thread: fields.u64(),
-        same_cpu: fields.u64(),
-        ..Context::default()
-    };
-    context.classes.iter_mut().for_each(|count| *count = fields.u64());
-    context.size = fields.tally();
-    context.alignment = fields.tally();
-    context.lifetime_ns = fields.tally();
-    Ok(Some(context).filter(|context| context.id != 0 && context.sampled > 0))
+/// As the heap makes them: of the frames' numbers, so modules must have the numbers of this profile.
+fn id_of(frames: &[Frame]) -> u64 {
+    let mix =
+        |hash: u64, frame: &Frame| (hash ^ frame.place()).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
+    frames.iter().fold(0xCBF2_9CE4_8422_2325, mix) | 1
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
 
-    /// A profile of two modules' worth of room, one context and one live object.
-    fn file() -> Vec<u8> {
-        let mut file = MAGIC.to_vec();
-        for number in [VERSION, 7, 1, MODULE_BYTES as u32, 1, CONTEXT_BYTES as u32, 1, LIVE_BYTES as u32] {
-            file.extend(number.to_le_bytes());
-        }
-        for number in [1000u64, 5, 10, 30, 1, 2] {
-            file.extend(number.to_le_bytes());
-        }
-        file.resize(HEADER_BYTES, 0);
-        for number in [0x1000u64, 0x2000, 0x1000, 4 | 3 << 32] {
-            file.extend(number.to_le_bytes());
-        }
-        file.extend(b"\x01\x02\x03\x04");
-        file.resize(HEADER_BYTES + 64, 0);
-        file.extend(b"/ab");
-        file.resize(HEADER_BYTES + MODULE_BYTES, 0);
-        for number in [99u64, 1, 1 << OFFSET_BITS | 0x42] {
-            file.extend(number.to_le_bytes());
-        }
-        file.resize(HEADER_BYTES + MODULE_BYTES + 16 + 8 * MAX_FRAMES, 0);
-        file.extend(3u64.to_le_bytes());
-        file.resize(HEADER_BYTES + MODULE_BYTES + CONTEXT_BYTES, 0);
-        for number in [0x7000u64, 20, 1, 0] {
-            file.extend(number.to_le_bytes());
-        }
-        file
-    }
-
-    #[test]
-    fn reads_what_is_there() {
-        let profile = Profile::parse(&file()).unwrap();
-        assert_eq!((profile.pid, profile.duration_ns, profile.mean_bytes, profile.lost), (7, 20, 1000, 3));
-        assert_eq!(profile.modules[0].path, Path::new("/ab"));
-        assert_eq!(profile.modules[0].build_id, [1, 2, 3, 4]);
-        let context = &profile.contexts[0];
-        assert_eq!(context.frames, [Frame { module: Some(0), offset: 0x42 }]);
-        assert_eq!((context.sampled, context.live), (3, 1));
-    }
-
-    #[test]
-    fn names_what_is_wrong() {
-        let whole = file();
-        let error = |file: &[u8]| Profile::parse(file).unwrap_err().to_string();
-        assert_eq!(error(b"MAYFLYPF"), "it ends within its header");
-        assert_eq!(error(&whole[..whole.len() - 1]), "it ends within its tables");
-        let broken = |at: usize, byte: u8| {
-            let mut file = whole.clone();
-            file[at] = byte;
-            error(&file)
+    fn profile(pid: u32, modules: &[&str], frames: &[(usize, u64)]) -> Profile {
+        let module = |path: &&str| Module {
+            path: path.into(),
+            build_id: vec![1],
+            addresses: 0..9,
+            load_address: u64::from(pid),
         };
-        assert_eq!(broken(0, b'm'), "it does not begin with MAYFLYPF");
-        assert_eq!(broken(8, 2), "its version is 2, this program reads 1");
-        let table = HEADER_BYTES + MODULE_BYTES;
-        assert_eq!(broken(table + 8, 65), "a context has 65 frames");
-        assert_eq!(broken(table + 22, 2), "a frame names a module that is not there");
-        assert_eq!(broken(table + CONTEXT_BYTES + 16, 9), "a live object names a context that is not there");
+        let frames = frames.iter().map(|&(module, offset)| Frame { module: Some(module), offset }).collect();
+        let size = Tally { min: u64::from(pid), max: u64::from(pid), sum: 8.0, sum_of_squares: 64.0 };
+        let alive = vec![Alive { age_ns: 1, for_ever: false }];
+        let context =
+            Context { id: 77, frames, sampled: 2, freed: 1, live: 1, alive, size, ..Context::default() };
+        Profile {
+            pid,
+            processes: 1,
+            start_unix_ns: 1000 * u64::from(pid),
+            duration_ns: 500,
+            modules: modules.iter().map(module).collect(),
+            contexts: vec![context],
+            ..Profile::default()
+        }
     }
 
-    proptest! {
-        #[test]
-        fn hostile_files_are_refused_not_followed(changes in proptest::collection::vec((0usize..1500, any::<u8>()), 0..20), keep in 0usize..1500) {
-            let mut file = file();
-            for (at, byte) in changes {
-                if let Some(place) = file.get_mut(at) {
-                    *place = byte;
-                }
-            }
-            file.truncate(keep.max(8));
-            if let Ok(profile) = Profile::parse(&file) {
-                prop_assert!(profile.contexts.iter().all(|context| context.frames.len() <= MAX_FRAMES));
-            }
-        }
+    #[test]
+    fn the_same_frames_are_one_context_whatever_numbers_their_modules_had() {
+        let [one, two] = [
+            profile(1, &["/bin/server", "/lib/b.so"], &[(1, 5), (0, 7)]),
+            profile(2, &["/lib/b.so", "/lib/c.so", "/bin/server"], &[(0, 5), (2, 7)]),
+        ];
+        let other = profile(3, &["/lib/c.so"], &[(0, 5)]);
+        let whole = Profile::merged([one, two, other]);
+        assert_eq!((whole.pid, whole.processes), (1, 3));
+        assert_eq!((whole.start_unix_ns, whole.duration_ns), (1000, 2500));
+        assert_eq!(whole.program(), Some(0));
+        let paths: Vec<_> = whole.modules.iter().map(|module| module.path.to_str().unwrap()).collect();
+        assert_eq!(paths, ["/bin/server", "/lib/b.so", "/lib/c.so"]);
+        assert_eq!(whole.contexts.len(), 2);
+        let both = &whole.contexts[0];
+        assert_eq!((both.id, both.sampled, both.freed, both.live, both.alive.len()), (77, 4, 2, 2, 2));
+        assert_eq!((both.size.min, both.size.max, both.size.sum), (1, 2, 16.0));
+        assert_eq!(whole.contexts[1].frames, [Frame { module: Some(2), offset: 5 }]);
+        assert_ne!(whole.contexts[1].id, 77, "another one has another id");
+    }
+
+    #[test]
+    fn what_nobody_freed_yet_counts_for_as_long_as_it_was_seen() {
+        let alive = vec![
+            Alive { age_ns: 3_000_000_000, for_ever: false },
+            Alive { age_ns: 50_000_000, for_ever: true },
+        ];
+        let context =
+            Context { bytes: 300.0, allocations: 30.0, freed: 1, live: 2, alive, ..Context::default() };
+        assert_eq!(context.censored(), [0, 0, 0, 1, 0, 0, 0]);
+        assert_eq!((context.live_bytes(), context.live_allocations()), (200.0, 20.0));
+        assert!((context.byte_seconds() - 305.0).abs() < 1e-9);
     }
 }

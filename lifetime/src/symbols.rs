@@ -2,6 +2,7 @@
 //! path and known by build-id, so a library that was replaced since is not taken for the one that ran.
 
 use std::borrow::Cow;
+use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -27,51 +28,53 @@ pub struct Function {
 /// Stands between the functions of one frame, where calls were inlined.
 pub const INLINED_SEPARATOR: &str = ";";
 
-/// Finds and keeps names.
+/// Finds and keeps names. A module's file is opened when the first of its frames is asked for.
 pub struct Symbols<'a> {
     modules: &'a [Module],
-    loaders: Vec<Option<Opened>>,
+    root: &'a Root,
+    loaders: Vec<OnceCell<Option<Opened>>>,
     known: HashMap<Frame, Vec<Function>>,
     /// Modules whose file is not what ran, and why.
     pub missing: Vec<String>,
 }
 
 impl<'a> Symbols<'a> {
-    /// Opens the files of a profile's modules, on this machine.
+    /// Names from the files of a profile's modules, on this machine.
     pub fn new(profile: &'a Profile) -> Self {
         Self::below(&Root::Own, profile)
     }
 
-    /// Opens the files of a profile's modules where its program had them.
-    pub fn below(root: &Root, profile: &'a Profile) -> Self {
+    /// Names from the files of a profile's modules where its program had them.
+    pub fn below(root: &'a Root, profile: &'a Profile) -> Self {
         Self::of_modules(root, &profile.modules)
     }
 
-    /// Opens the files of these modules where their program has them.
-    pub fn of_modules(root: &Root, modules: &'a [Module]) -> Self {
-        let mut missing = Vec::new();
-        let loaders = modules
-            .iter()
-            .map(|module| {
-                open(root, module)
-                    .map_err(|why| missing.push(format!("{}: {why}", module.path.display())))
-                    .ok()
-            })
-            .collect();
-        Self { modules, loaders, known: HashMap::new(), missing }
+    /// Names from the files of these modules where their program has them.
+    pub fn of_modules(root: &'a Root, modules: &'a [Module]) -> Self {
+        let loaders = modules.iter().map(|_| OnceCell::new()).collect();
+        Self { modules, root, loaders, known: HashMap::new(), missing: Vec::new() }
+    }
+
+    fn opened(&mut self, number: usize) -> Option<&Opened> {
+        let module = &self.modules[number];
+        let missing = &mut self.missing;
+        let mut open = || {
+            open(self.root, module).map_err(|why| missing.push(format!("{}: {why}", module.path.display())))
+        };
+        self.loaders[number].get_or_init(|| open().ok()).as_ref()
     }
 
     /// The functions of a frame, innermost first: more than one where calls were inlined.
     pub fn of(&mut self, frame: Frame) -> &[Function] {
-        let (modules, loaders) = (self.modules, &self.loaders);
-        self.known.entry(frame).or_insert_with(|| {
-            let loader = frame.module.and_then(|number| loaders[number].as_ref());
+        if !self.known.contains_key(&frame) {
+            let opened = frame.module.and_then(|number| self.opened(number));
             // The call is before the address that it returns to.
-            let found = loader
-                .map(|opened| functions(&opened.loader, frame.offset.wrapping_sub(1)))
-                .unwrap_or_default();
-            if found.is_empty() { vec![unknown(modules, frame)] } else { found }
-        })
+            let found = opened.map(|opened| functions(&opened.loader, frame.offset.wrapping_sub(1)));
+            let found = found.filter(|found| !found.is_empty());
+            let found = found.unwrap_or_else(|| vec![unknown(self.modules, frame)]);
+            self.known.insert(frame, found);
+        }
+        &self.known[&frame]
     }
 
     /// What training knows a frame by: the names of its functions, innermost first.
@@ -81,8 +84,8 @@ impl<'a> Symbols<'a> {
     }
 
     /// A module's file with the names, and what finds them in it.
-    pub(crate) fn loader(&self, module: usize) -> Option<(&Loader, &Path)> {
-        self.loaders[module].as_ref().map(|opened| (&opened.loader, opened.path.as_path()))
+    pub(crate) fn loader(&mut self, module: usize) -> Option<(&Loader, &Path)> {
+        self.opened(module).map(|opened| (&opened.loader, opened.path.as_path()))
     }
 }
 
@@ -98,7 +101,7 @@ fn unknown(modules: &[Module], frame: Frame) -> Function {
 }
 
 /// The functions at an address, innermost first; none if nothing is known.
-pub(crate) fn functions(loader: &Loader, address: u64) -> Vec<Function> {
+fn functions(loader: &Loader, address: u64) -> Vec<Function> {
     let mut functions = Vec::new();
     if let Ok(mut frames) = loader.find_frames(address) {
         while let Ok(Some(frame)) = frames.next() {

@@ -12,8 +12,8 @@ use parquet::record::RecordWriter;
 use parquet_derive::ParquetRecordWriter;
 
 use crate::code;
-use crate::label::{CLASS_NAMES, t95};
-use crate::profile::{CLASSES, Frame, Profile};
+use crate::label::{CLASS_NAMES, lifetime};
+use crate::profile::{CLASSES, Context, Frame, Profile};
 use crate::symbols::Symbols;
 
 /// Version of the tables, in their metadata as `mayfly.version`.
@@ -58,18 +58,31 @@ struct Row {
     freed_100s: u64,
     freed_1000s: u64,
     freed_later: u64,
+    left_10ms: u64,
+    left_100ms: u64,
+    left_1s: u64,
+    left_10s: u64,
+    left_100s: u64,
+    left_1000s: u64,
+    left_later: u64,
     t95: Option<String>,
+    t95_at_least: bool,
 }
 
 #[derive(ParquetRecordWriter)]
-struct CodeRow {
+struct CodeRow<'a> {
     module: u32,
-    path: String,
-    build_id: String,
+    path: &'a str,
+    build_id: &'a str,
     start: u64,
     end: u64,
-    names: String,
+    names: &'a str,
 }
+
+/// Rows that are in memory at once, while they are written.
+const ROWS: usize = 1 << 15;
+/// Strings that differ are kept once in each group of rows, up to so many bytes.
+const DICTIONARY_BYTES: usize = 64 << 20;
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -80,22 +93,32 @@ fn hex(bytes: &[u8]) -> String {
 /// # Errors
 /// The file cannot be written.
 pub fn write<'a>(profile: &'a Profile, symbols: &mut Symbols<'a>, path: &Path) -> Result<()> {
-    let program = profile.modules.iter().find(|module| !module.path.to_string_lossy().contains(".so"));
-    let name = program.map_or(String::new(), |module| module.path.display().to_string());
-    let build_id = program.map_or(String::new(), |module| hex(&module.build_id));
     let run = format!("{}-{}", profile.pid, profile.start_unix_ns);
-    let rows: Vec<Row> = profile
-        .contexts
+    let cannot = || format!("cannot write {}", path.display());
+    let mut writer = writer::<Row>(path)?;
+    for contexts in profile.contexts.chunks(ROWS) {
+        add_rows(&mut writer, &rows_of(profile, contexts, symbols, &run)).with_context(cannot)?;
+    }
+    writer.close().with_context(cannot)?;
+    Ok(())
+}
+
+fn rows_of(profile: &Profile, contexts: &[Context], symbols: &mut Symbols, run: &str) -> Vec<Row> {
+    contexts
         .iter()
         .map(|context| {
             let stack: Vec<String> = context.frames.iter().map(|&frame| symbols.text_of(frame)).collect();
+            let program = profile.program_of(context).map(|number| &profile.modules[number]);
+            let lifetime = lifetime(context);
+            let [left_10ms, left_100ms, left_1s, left_10s, left_100s, left_1000s, left_later] =
+                context.censored();
             let [freed_10ms, freed_100ms, freed_1s, freed_10s, freed_100s, freed_1000s, freed_later]: [u64;
                 CLASSES] = context.classes;
             Row {
-                program: name.clone(),
-                program_build_id: build_id.clone(),
+                program: program.map_or(String::new(), |module| module.path.display().to_string()),
+                program_build_id: program.map_or(String::new(), |module| hex(&module.build_id)),
                 context: context.id,
-                profile: run.clone(),
+                profile: run.to_owned(),
                 stack: stack.join(FRAME_SEPARATOR),
                 frames: context.frames.iter().flat_map(|frame| frame.place().to_le_bytes()).collect(),
                 depth: stack.len() as u32,
@@ -126,11 +149,18 @@ pub fn write<'a>(profile: &'a Profile, symbols: &mut Symbols<'a>, path: &Path) -
                 freed_100s,
                 freed_1000s,
                 freed_later,
-                t95: t95(context).map(|class| CLASS_NAMES[class].to_owned()),
+                left_10ms,
+                left_100ms,
+                left_1s,
+                left_10s,
+                left_100s,
+                left_1000s,
+                left_later,
+                t95: lifetime.map(|lifetime| CLASS_NAMES[lifetime.class].to_owned()),
+                t95_at_least: lifetime.is_some_and(|lifetime| lifetime.at_least),
             }
         })
-        .collect();
-    write_rows(&rows, path)
+        .collect()
 }
 
 /// Writes the names of all the code of the profile's modules to `path`.
@@ -138,25 +168,32 @@ pub fn write<'a>(profile: &'a Profile, symbols: &mut Symbols<'a>, path: &Path) -
 /// # Errors
 /// The file cannot be written.
 pub fn write_code<'a>(profile: &'a Profile, symbols: &mut Symbols<'a>, path: &Path) -> Result<()> {
-    let mut rows = Vec::new();
+    let cannot = || format!("cannot write {}", path.display());
+    let mut writer = writer::<CodeRow>(path)?;
     for (number, module) in profile.modules.iter().enumerate() {
         let calls = profile.contexts.iter().flat_map(|context| &context.frames);
         let calls: Vec<Frame> = calls.filter(|frame| frame.module == Some(number)).copied().collect();
-        for range in code::ranges(symbols, module, number, &calls) {
-            rows.push(CodeRow {
-                module: number as u32 + 1,
-                path: module.path.display().to_string(),
-                build_id: hex(&module.build_id),
-                start: range.start,
-                end: range.end,
-                names: range.names,
-            });
+        if calls.is_empty() {
+            continue; // no context goes through it
+        }
+        let (file, build_id) = (module.path.display().to_string(), hex(&module.build_id));
+        let ranges = code::ranges(symbols, module, number, &calls);
+        for ranges in ranges.chunks(ROWS) {
+            let rows: Vec<CodeRow> = ranges
+                .iter()
+                .map(|range| {
+                    let (module, start, end) = (number as u32 + 1, range.start, range.end);
+                    CodeRow { module, path: &file, build_id: &build_id, start, end, names: &range.names }
+                })
+                .collect();
+            add_rows(&mut writer, &rows).with_context(cannot)?;
         }
     }
-    write_rows(&rows, path)
+    writer.close().with_context(cannot)?;
+    Ok(())
 }
 
-fn write_rows<T>(rows: &[T], path: &Path) -> Result<()>
+fn writer<T>(path: &Path) -> Result<SerializedFileWriter<std::fs::File>>
 where
     for<'a> &'a [T]: RecordWriter<T>,
 {
@@ -164,13 +201,19 @@ where
     let file = std::fs::File::create(path).with_context(cannot)?;
     let properties = WriterProperties::builder()
         .set_compression(parquet::basic::Compression::SNAPPY)
+        .set_dictionary_page_size_limit(DICTIONARY_BYTES)
         .set_key_value_metadata(Some(vec![KeyValue::new("mayfly.version".to_owned(), VERSION.to_owned())]))
         .build();
-    let mut writer =
-        SerializedFileWriter::new(file, rows.schema()?, Arc::new(properties)).with_context(cannot)?;
+    let none: &[T] = &[];
+    SerializedFileWriter::new(file, none.schema()?, Arc::new(properties)).with_context(cannot)
+}
+
+fn add_rows<T>(writer: &mut SerializedFileWriter<std::fs::File>, rows: &[T]) -> Result<()>
+where
+    for<'a> &'a [T]: RecordWriter<T>,
+{
     let mut group = writer.next_row_group()?;
-    rows.write_to_row_group(&mut group).with_context(cannot)?;
+    rows.write_to_row_group(&mut group)?;
     group.close()?;
-    writer.close().with_context(cannot)?;
     Ok(())
 }

@@ -62,7 +62,7 @@ fn table() -> Vec<u8> {
 fn code(path: &str, build_id: &[u8], names: &[&str]) -> Code {
     let range = |(place, name): (usize, &&str)| {
         let start = 100 + 32 * place as u64;
-        Range { start, end: start + 32 - 8 * (place as u64 % 2), names: (*name).to_owned() }
+        Range { start, end: start + 32 - 8 * (place as u64 % 2), names: (*name).into() }
     };
     let ranges = names.iter().enumerate().map(range).collect();
     Code { path: PathBuf::from(path), build_id: build_id.to_vec(), ranges }
@@ -163,7 +163,7 @@ proptest! {
             file[at] = byte;
         }
         sign(&mut file);
-        let range = |(names, (start, length)): (String, (u64, u64))| Range { start, end: start + length, names };
+        let range = |(names, (start, length)): (String, (u64, u64))| Range { start, end: start + length, names: names.into() };
         let ranges = names.into_iter().zip(places).map(range).collect();
         let code = Code { path: "server".into(), build_id: build_id.clone(), ranges };
         let aligned = Aligned::new(&file);

@@ -189,7 +189,7 @@ impl Profiles {
 
     async fn sample(&self, subject: &Subject, process: u32, time: Duration, stem: &Path) -> Result<()> {
         let mut command = Command::new(&self.program);
-        command.args(["profile", "--json", "--pid"]).arg(process.to_string());
+        command.args(["profile", "--json", "--only", "--pid"]).arg(process.to_string());
         command.arg("--seconds").arg(time.as_secs().to_string());
         command.arg("--control").arg(self.folder_of(&subject.id)).arg("--output").arg(stem);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);

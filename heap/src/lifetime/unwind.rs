@@ -159,6 +159,12 @@ pub struct Module {
     pub path: &'static [u8],
 }
 
+/// Where the program's own code begins to run.
+pub fn program_entry() -> usize {
+    // SAFETY: always allowed.
+    unsafe { libc::getauxval(libc::AT_ENTRY) as usize }
+}
+
 /// The module that `address` lies in; `None` for code that was made at run time.
 pub fn module(address: usize) -> Option<Module> {
     // SAFETY: plain numbers and pointers, for which zero is a value.

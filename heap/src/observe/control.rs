@@ -1,8 +1,8 @@
 //! Profiles of a program that runs (LLAMA §4: "periodically connects to servers"): somebody attaches for a while and leaves.
 //!
 //! Who attaches listens, on a socket named after this process, and the heap looks four times a second whether somebody does,
-//! in its maintenance. So the heap has no thread for it, keeps no descriptor that the program could close or meet, leaves no
-//! file behind, and a forked child is a process like any other. The connection lasts for one question: the heap gets a memory
+//! in its maintenance, or as often as that is come to: a process that takes nearly all its memory from what it has in hand comes
+//! there seldom. So the heap has no thread for it, keeps no descriptor that the program could close or meet, leaves no file behind, and a forked child is a process like any other. The connection lasts for one question: the heap gets a memory
 //! file and the mean distance of samples, and says whether it agrees. From then on the profile is written into that file, and
 //! the words of its header say what is wanted: [`SAMPLE`](lifetime_model::attach::SAMPLE), [`WATCH`], [`ENDED`]. Who dies is not
 //! seen any more, and is left.
@@ -15,7 +15,7 @@
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::fmt::Write;
-use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use lifetime_model::attach::{AGREED, CANNOT_MAP, ENDED, HAS_A_PROFILE, WATCH};
 
@@ -27,8 +27,8 @@ use crate::system::os;
 use crate::system::text::{Text, warn};
 use crate::thread::sample;
 
-/// Ticks of the maintenance between two looks whether somebody listens.
-const TICKS: u32 = 25;
+/// Between two looks whether somebody listens.
+const LOOK_MS: u64 = 250;
 /// Who was not seen for so long is gone.
 const PATIENCE_NS: u64 = 10_000_000_000;
 /// For the answer of who listens.
@@ -36,6 +36,7 @@ const ANSWER_MS: i64 = 500;
 
 static LISTENS: AtomicBool = AtomicBool::new(false);
 static ATTACHED: AtomicBool = AtomicBool::new(false);
+static NEXT_LOOK_MS: AtomicU64 = AtomicU64::new(0);
 static LOCK: Lock = Lock::new();
 
 /// What the sockets' names begin with; the process' number follows.
@@ -63,20 +64,24 @@ pub fn start(folder: &str) {
 }
 
 static ONLOOKER: Onlooker = Onlooker {
-    tick: |tick, _| attend(tick),
-    in_child: || ATTACHED.store(false, Relaxed), // it has nobody attached
+    tick: |_, now_ms| attend(now_ms),
+    in_child: || {
+        ATTACHED.store(false, Relaxed); // it has nobody attached
+        NEXT_LOOK_MS.store(0, Relaxed);
+    },
     ..Onlooker::IDLE
 };
 
 /// Sees to who attaches or is attached; once a tick, in a section that fork does not cut.
-fn attend(tick: u32) {
+fn attend(now_ms: u64) {
     if !LISTENS.load(Relaxed) {
         return;
     }
     let Some(_guard) = LOCK.try_lock() else { return };
     if ATTACHED.load(Relaxed) {
         serve();
-    } else if tick.is_multiple_of(TICKS) {
+    } else if now_ms >= NEXT_LOOK_MS.load(Relaxed) {
+        NEXT_LOOK_MS.store(now_ms + LOOK_MS, Relaxed);
         os::keep_errno(|| {
             if let Some(socket) = Socket::to_who_listens() {
                 let answer = meet(&socket);

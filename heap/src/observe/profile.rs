@@ -8,9 +8,13 @@
 //!
 //! **Where.** In a file mapped into memory (docs/lifetime.md): nothing is written at the end, so a process may be killed at
 //! any moment and leaves a profile that is whole but for the sample in work. Nothing here allocates.
+//!
+//! **Forks.** The file is not mapped in a child. Where its name has `%p`, the child begins one of its own before it does anything
+//! else: afterwards it may be another user's, or in another root, as servers' workers are.
 
+use core::cell::UnsafeCell;
 use core::sync::atomic::{
-    AtomicPtr,
+    AtomicPtr, AtomicUsize,
     Ordering::{Acquire, Relaxed, Release},
 };
 
@@ -29,22 +33,52 @@ use crate::units::lifetime_class;
 static FILE: AtomicPtr<File> = AtomicPtr::new(core::ptr::null_mut());
 static LOCK: Lock = Lock::new();
 
+/// The name of children's files, with `%p` in it.
+struct Name(UnsafeCell<[u8; PATH_BYTES]>);
+// SAFETY: written once, while the configuration is read, before LENGTH says that it is there.
+unsafe impl Sync for Name {}
+static NAME: Name = Name(UnsafeCell::new([0; PATH_BYTES]));
+static LENGTH: AtomicUsize = AtomicUsize::new(0);
+
 /// Sets the mean number of bytes between two samples; before the first allocation.
 pub fn set_mean_bytes(bytes: usize) {
     sample::set_mean_bytes(bytes);
     with_file(|file| file.header.mean_bytes = bytes as u64);
 }
 
-/// Starts sampling into the file that `path` names, `%p` in it being the process id.
+/// Starts sampling into the file that `path` names, `%p` in it being the process id: then forked children have one, too.
 pub fn start(path: &[u8]) {
+    if !start_in(path) {
+        return;
+    }
+    if path.len() < PATH_BYTES && path.windows(2).any(|two| two == b"%p") {
+        // SAFETY: see `Name`.
+        unsafe { (&mut *NAME.0.get())[..path.len()].copy_from_slice(path) };
+        LENGTH.store(path.len(), Release);
+    }
+}
+
+fn start_in(path: &[u8]) -> bool {
     let mut name = [0; PATH_BYTES];
-    let shown = core::str::from_utf8(path).unwrap_or("(not UTF-8)");
     let file = paths::expand(path, &mut name).and_then(|name| os::create_mapped(name, size_of::<File>()));
     let Some(at) = file else {
-        return warn(format_args!("profile {shown} cannot be created; nothing is sampled"));
+        let shown = core::str::from_utf8(path).unwrap_or("(not UTF-8)");
+        warn(format_args!("profile {shown} cannot be created; nothing is sampled"));
+        return false;
     };
     // SAFETY: a fresh shared mapping of a file of zeros, of that size.
     unsafe { begin(at, sample::mean_bytes()) };
+    true
+}
+
+/// The child of a fork does not write into its parent's profile, which it has not mapped.
+fn in_child() {
+    end();
+    let length = LENGTH.load(Acquire);
+    if length > 0 {
+        // SAFETY: see `Name`; not written again.
+        start_in(unsafe { &(&*NAME.0.get())[..length] });
+    }
 }
 
 /// Starts sampling into a mapping of zeros.
@@ -71,13 +105,8 @@ pub fn end() -> Option<usize> {
     (!file.is_null()).then_some(file as usize)
 }
 
-static ONLOOKER: Onlooker = Onlooker {
-    allocated,
-    sample_freed: freed,
-    sample_moved: moved,
-    in_child: || _ = end(), // it does not write into its parent's profile, which it has not mapped
-    ..Onlooker::IDLE
-};
+static ONLOOKER: Onlooker =
+    Onlooker { allocated, sample_freed: freed, sample_moved: moved, in_child, ..Onlooker::IDLE };
 
 /// Who is attached is there.
 pub fn seen() {

@@ -3,7 +3,7 @@
 
 use core::sync::atomic::AtomicU64;
 
-use lifetime_model::attach::{PHASE_AT, SEEN_AT};
+use lifetime_model::attach::{LEFT_AT, PHASE_AT, SEEN_AT};
 
 use crate::lifetime::unwind::{self, MAX_FRAMES};
 use crate::system::os;
@@ -57,10 +57,14 @@ pub struct Header {
     pub phase: AtomicU64,
     /// When who is attached was last seen, by the clock of `start_ns`.
     pub seen_ns: AtomicU64,
+    /// Not the heap's: when who was attached left while the process ran on, and of how many processes a merged profile is.
+    left_ns: u64,
+    processes: u32,
 }
 
 const _: () = assert!(core::mem::offset_of!(Header, phase) == PHASE_AT);
 const _: () = assert!(core::mem::offset_of!(Header, seen_ns) == SEEN_AT);
+const _: () = assert!(core::mem::offset_of!(Header, left_ns) == LEFT_AT);
 
 #[repr(C)]
 struct Module {
@@ -218,6 +222,7 @@ impl File {
         header.start_ns = os::precise_ns();
         header.last_ns = header.start_ns;
         header.magic = *b"MAYFLYPF";
+        self.place(unwind::program_entry()); // the program is the first module
     }
 
     /// The number of a context, added if it is new; `None` when the table is full, which is counted.

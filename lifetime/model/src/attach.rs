@@ -1,10 +1,12 @@
-//! What the heap and who attaches to a running program agree on (LLAMA §4): two words of the profile's header, and the heap's
+//! What the heap and who attaches to a running program agree on (LLAMA §4): three words of the profile's header, and the heap's
 //! answer. docs/lifetime.md says how they meet.
 
 /// Where the header says what is wanted: [`SAMPLE`], [`WATCH`] or [`ENDED`].
 pub const PHASE_AT: usize = 88;
 /// Where it says when who is attached was last seen, monotonic ns.
 pub const SEEN_AT: usize = 96;
+/// Where who is attached says when it left a process that runs on, monotonic ns; 0 where the process has ended.
+pub const LEFT_AT: usize = 104;
 
 /// Objects are sampled.
 pub const SAMPLE: u64 = 0;

@@ -1,0 +1,111 @@
+//! The files of a profile: all forms of it at the end, and meanwhile what is there, now and then and when it is asked for.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use lifetime::profile::Profile;
+use lifetime::symbols::Symbols;
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use crate::profile_tree::Onlooker;
+
+/// Between two times that the profile so far is kept; more where keeping it takes long.
+const KEEP: Duration = Duration::from_secs(2);
+const COST: u32 = 50;
+
+/// Writes `NAME.profile` and what is made from it; which files.
+///
+/// # Errors
+/// One cannot be written.
+pub fn write<'a>(profile: &'a Profile, symbols: &mut Symbols<'a>, stem: &Path) -> Result<Vec<PathBuf>> {
+    let [raw, pprof, table, code] =
+        ["profile", "pb.gz", "parquet", "symbols.parquet"].map(|suffix| with_suffix(stem, suffix));
+    profile.write(&raw)?;
+    lifetime::pprof::write(profile, symbols, &pprof)?;
+    lifetime::table::write(profile, symbols, &table)?;
+    lifetime::table::write_code(profile, symbols, &code)?;
+    Ok(vec![raw, pprof, table])
+}
+
+/// `NAME.SUFFIX`.
+pub fn with_suffix(stem: &Path, suffix: &str) -> PathBuf {
+    let mut name = stem.as_os_str().to_owned();
+    name.push(".");
+    name.push(suffix);
+    name.into()
+}
+
+/// Keeps a profile that is being taken.
+pub struct Keeper {
+    stem: Option<PathBuf>,
+    stopped: Arc<AtomicBool>,
+    asked: Arc<AtomicBool>,
+    snapshots: u32,
+    next: Instant,
+}
+
+impl Keeper {
+    /// For the profile `stem`, or one that is not kept meanwhile; SIGRTMIN asks for a snapshot.
+    ///
+    /// # Errors
+    /// Signals cannot be taken.
+    pub fn new(stem: Option<&Path>) -> Result<Self> {
+        let asked = Arc::new(AtomicBool::new(false));
+        signal_hook::flag::register(libc::SIGRTMIN(), asked.clone()).context("cannot take signals")?;
+        let stopped = Arc::new(AtomicBool::new(false));
+        Ok(Self { stem: stem.map(Path::to_owned), stopped, asked, snapshots: 0, next: Instant::now() + KEEP })
+    }
+
+    /// Ctrl-C and SIGTERM end it.
+    ///
+    /// # Errors
+    /// Signals cannot be taken.
+    pub fn stop_by_signals(&self) -> Result<()> {
+        for signal in [SIGINT, SIGTERM] {
+            signal_hook::flag::register(signal, self.stopped.clone()).context("cannot take signals")?;
+        }
+        Ok(())
+    }
+
+    /// Whether a snapshot was asked for since the last look.
+    pub fn is_asked(&self) -> bool {
+        self.asked.swap(false, Relaxed)
+    }
+
+    /// Writes the profile so far to a file of its own.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn snapshot(&mut self, so_far: &Profile) -> Result<()> {
+        let Some(stem) = &self.stem else { return Ok(()) };
+        self.snapshots += 1;
+        let path = with_suffix(stem, &format!("{}.profile", self.snapshots));
+        so_far.write(&path)?;
+        eprintln!("mayfly: so far: {0}; mayfly profile --from {0} shows it", path.display());
+        Ok(())
+    }
+}
+
+impl Onlooker for Keeper {
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(Relaxed)
+    }
+
+    fn wants(&mut self) -> bool {
+        self.stem.is_some() && (self.asked.load(Relaxed) || Instant::now() >= self.next)
+    }
+
+    fn keep(&mut self, so_far: &Profile) -> Result<()> {
+        if self.is_asked() {
+            return self.snapshot(so_far);
+        }
+        let Some(stem) = &self.stem else { return Ok(()) };
+        let began = Instant::now();
+        so_far.write(&with_suffix(stem, "profile"))?;
+        self.next = Instant::now() + KEEP.max(began.elapsed() * COST);
+        Ok(())
+    }
+}

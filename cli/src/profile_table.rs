@@ -1,0 +1,259 @@
+//! A profile as a table for people, and its totals as JSON.
+
+use std::collections::HashMap;
+
+use lifetime::label::{CLASS_NAMES, lifetime, t95};
+use lifetime::profile::{Context, Profile};
+use lifetime::readable::{says_nothing, short};
+use lifetime::symbols::Symbols;
+use serde_json::{Value, json};
+
+use crate::quantity::{bytes, count, duration};
+
+/// Functions of a stack that a line shows.
+const FUNCTIONS: usize = 4;
+
+fn sum(profile: &Profile, of: impl Fn(&Context) -> u64) -> u64 {
+    profile.contexts.iter().map(of).sum()
+}
+
+/// The totals under `profile.*`.
+pub fn as_json(profile: &Profile) -> Value {
+    let mut totals = json!({
+        "profile.processes": profile.processes,
+        "profile.duration_s": profile.duration_ns as f64 / 1e9,
+        "profile.mean_bytes": profile.mean_bytes,
+        "profile.contexts": profile.contexts.len(),
+        "profile.sampled": sum(profile, |context| context.sampled),
+        "profile.freed": sum(profile, |context| context.freed),
+        "profile.live": sum(profile, |context| context.live),
+        "profile.left": sum(profile, |context| context.censored().iter().sum()),
+        "profile.unwatched": sum(profile, |context| context.unwatched),
+        "profile.lost": profile.lost,
+        "profile.allocations": profile.contexts.iter().map(|context| context.allocations).sum::<f64>(),
+        "profile.bytes": profile.bytes(),
+        "profile.live_bytes": profile.contexts.iter().map(Context::live_bytes).sum::<f64>(),
+    });
+    for (class, name) in CLASS_NAMES.iter().enumerate() {
+        let of_class = profile.contexts.iter().filter(|context| t95(context) == Some(class));
+        totals[format!("profile.t95_{name}.bytes")] =
+            of_class.map(|context| context.bytes).sum::<f64>().into();
+    }
+    totals
+}
+
+/// The contexts that allocate most, with what is known of their objects' lives.
+pub fn described(profile: &Profile, symbols: &mut Symbols, top: usize) -> String {
+    let mut contexts: Vec<&Context> = profile.contexts.iter().collect();
+    contexts.sort_by(|a, b| b.bytes.total_cmp(&a.bytes));
+    let total = profile.bytes();
+    let mut text = format!(
+        "{} samples of {} contexts in {}{}, one every {}: they stand for {} in {} allocations\n",
+        count(sum(profile, |context| context.sampled)),
+        count(contexts.len() as u64),
+        duration(profile.duration_ns as f64),
+        if profile.processes > 1 { format!(" of {} processes", profile.processes) } else { String::new() },
+        bytes(profile.mean_bytes as f64),
+        bytes(total),
+        count(contexts.iter().map(|context| context.allocations).sum::<f64>() as u64),
+    );
+    for (number, what) in [
+        (sum(profile, |context| context.unwatched), "have no lifetime: two of one span are watched at most"),
+        (profile.lost, "were lost: a table of the profile is full"),
+    ] {
+        if number > 0 {
+            text += &format!("note: {} of the samples {what}; sample less often (--every)\n", count(number));
+        }
+    }
+    text +=
+        &format!("{:>9} {:>6}  {:>8} {:>8}  {:>9}  context\n", "bytes", "share", "size", "lifetime", "mean");
+    for context in contexts.iter().take(top) {
+        let mean = match context.freed {
+            0 => "-".to_owned(),
+            freed => duration(context.lifetime_ns.sum / freed as f64),
+        };
+        text += &format!(
+            "{:>9} {:>5.1}%  {:>8} {:>8}  {:>9}  {}\n",
+            bytes(context.bytes),
+            context.bytes / total * 100.0,
+            bytes(context.size.sum / context.sampled as f64),
+            lifetime(context).map_or("?".to_owned(), |lifetime| lifetime.to_string()),
+            mean,
+            line_of(context, symbols),
+        );
+    }
+    text
+}
+
+/// The innermost functions of a context that say something.
+pub fn line_of(context: &Context, symbols: &mut Symbols) -> String {
+    let mut all = Vec::new();
+    let mut telling = Vec::new();
+    for &frame in &context.frames {
+        for function in symbols.of(frame) {
+            let name = short(&function.name);
+            if !says_nothing(&function.name) {
+                telling.push(name.clone());
+            }
+            all.push(name);
+        }
+        if telling.len() >= FUNCTIONS {
+            break;
+        }
+    }
+    let mut names = if telling.is_empty() { all } else { telling };
+    names.dedup();
+    names.truncate(FUNCTIONS);
+    names.join(" < ")
+}
+
+/// The contexts of which most lives at the end: of a program that has ended, what it never freed.
+pub fn leaks(profile: &Profile, symbols: &mut Symbols, top: usize) -> String {
+    let mut contexts: Vec<&Context> = profile.contexts.iter().filter(|context| context.live > 0).collect();
+    contexts.sort_by(|a, b| b.live_bytes().total_cmp(&a.live_bytes()));
+    let total: f64 = contexts.iter().map(|context| context.live_bytes()).sum();
+    let left = sum(profile, |context| context.censored().iter().sum());
+    let when = if left > 0 { "were not freed when the profile ended" } else { "were never freed" };
+    let mut text = format!("{} of {} {when}\n", bytes(total), bytes(profile.bytes()));
+    text += &format!(
+        "{:>9} {:>6}  {:>9} {:>9}  {:>9}  context\n",
+        "live", "share", "objects", "of its", "oldest"
+    );
+    for context in contexts.iter().take(top) {
+        let oldest = context.alive.iter().map(|object| object.age_ns).max().unwrap_or(0);
+        text += &format!(
+            "{:>9} {:>5.1}%  {:>9} {:>8.1}%  {:>9}  {}\n",
+            bytes(context.live_bytes()),
+            context.live_bytes() / total * 100.0,
+            count(context.live_allocations().round() as u64),
+            context.live as f64 / (context.freed + context.live) as f64 * 100.0,
+            duration(oldest as f64),
+            line_of(context, symbols),
+        );
+    }
+    text
+}
+
+/// What one profile has of a stack.
+#[derive(Clone, Default)]
+struct Side {
+    bytes: f64,
+    lifetime: String,
+}
+
+/// By the names on their stacks, which are the same in another build.
+fn by_names(profile: &Profile, symbols: &mut Symbols) -> HashMap<String, (Side, String)> {
+    let mut found: HashMap<String, (Side, String)> = HashMap::new();
+    for context in &profile.contexts {
+        let names: Vec<String> = context.frames.iter().map(|&frame| symbols.text_of(frame)).collect();
+        let line = || (Side::default(), line_of(context, symbols));
+        let (side, _) = found.entry(names.join("@")).or_insert_with(line);
+        side.bytes += context.bytes;
+        // Of several that are called alike the first says it.
+        if side.lifetime.is_empty() {
+            side.lifetime = lifetime(context).map_or("?".to_owned(), |lifetime| lifetime.to_string());
+        }
+    }
+    found
+}
+
+/// What has changed since `before`: the contexts that allocate more or less, most first.
+pub fn difference(now: (&Profile, &mut Symbols), before: (&Profile, &mut Symbols), top: usize) -> String {
+    let times = [now.0.duration_ns, before.0.duration_ns].map(|ns| duration(ns as f64));
+    let totals = [now.0.bytes(), before.0.bytes()];
+    let (now, before) = (by_names(now.0, now.1), by_names(before.0, before.1));
+    let mut rows: Vec<(Side, Side, &str)> = Vec::new();
+    for (stack, (side, line)) in &now {
+        rows.push((side.clone(), before.get(stack).map_or(Side::default(), |other| other.0.clone()), line));
+    }
+    let gone = before.iter().filter(|(stack, _)| !now.contains_key(*stack));
+    rows.extend(gone.map(|(_, (side, line))| (Side::default(), side.clone(), line.as_str())));
+    let change = |row: &(Side, Side, &str)| row.0.bytes - row.1.bytes;
+    rows.sort_by(|a, b| change(b).abs().total_cmp(&change(a).abs()).then(a.2.cmp(b.2)));
+    let mut text = format!(
+        "{} in {}, before {} in {}: {}\n",
+        bytes(totals[0]),
+        times[0],
+        bytes(totals[1]),
+        times[1],
+        signed(totals[0] - totals[1])
+    );
+    text += &format!(
+        "{:>10}  {:>9}  {:>9}  {:>8} {:>8}  context\n",
+        "change", "now", "before", "lifetime", "before"
+    );
+    for row in rows.iter().take(top) {
+        let shown =
+            |side: &Side| if side.lifetime.is_empty() { "-".to_owned() } else { side.lifetime.clone() };
+        text += &format!(
+            "{:>10}  {:>9}  {:>9}  {:>8} {:>8}  {}\n",
+            signed(change(row)),
+            bytes(row.0.bytes),
+            bytes(row.1.bytes),
+            shown(&row.0),
+            shown(&row.1),
+            row.2
+        );
+    }
+    text
+}
+
+fn signed(value: f64) -> String {
+    format!("{}{}", if value < 0.0 { '-' } else { '+' }, bytes(value.abs()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lifetime::profile::{Alive, Frame};
+
+    fn context(offset: u64, bytes: f64, freed: u64, ages_s: &[u64]) -> Context {
+        let alive = ages_s.iter().map(|age| Alive { age_ns: age * 1_000_000_000, for_ever: true }).collect();
+        let mut classes = [0; 7];
+        classes[0] = freed;
+        Context {
+            frames: vec![Frame { module: None, offset }],
+            sampled: freed + ages_s.len() as u64,
+            allocations: bytes / 64.0,
+            bytes,
+            freed,
+            classes,
+            live: ages_s.len() as u64,
+            alive,
+            ..Context::default()
+        }
+    }
+
+    fn profile(contexts: Vec<Context>) -> Profile {
+        Profile { contexts, duration_ns: 1_000_000_000, ..Profile::default() }
+    }
+
+    #[test]
+    fn leaks_are_ordered_by_what_lives_and_not_by_what_was_allocated() {
+        let profile = profile(vec![
+            context(1, 8192.0 * 1024.0, 99, &[1]),
+            context(2, 1024.0 * 1024.0, 1, &[5, 3, 7]),
+            context(3, 1e9, 50, &[]),
+        ]);
+        let text = leaks(&profile, &mut Symbols::new(&profile), 10);
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[0].ends_with("were never freed"), "{text}");
+        assert_eq!(lines.len(), 4, "what was all freed is no leak: {text}");
+        assert!(
+            lines[2].contains("768") && lines[2].contains("75.0%") && lines[2].ends_with("anonymous+0x2"),
+            "{text}"
+        );
+        assert!(lines[3].ends_with("anonymous+0x1"), "{text}");
+    }
+
+    #[test]
+    fn a_difference_has_what_came_and_what_went() {
+        let now = profile(vec![context(1, 4096.0, 9, &[]), context(2, 9000.0, 9, &[])]);
+        let before = profile(vec![context(2, 8999.0, 0, &[1]), context(3, 2048.0, 9, &[])]);
+        let text = difference((&now, &mut Symbols::new(&now)), (&before, &mut Symbols::new(&before)), 10);
+        let lines: Vec<&str> = text.lines().skip(2).collect();
+        assert!(lines[0].contains("+4") && lines[0].ends_with("anonymous+0x1"), "{text}");
+        assert!(lines[1].contains("-2") && lines[1].ends_with("anonymous+0x3"), "{text}");
+        assert!(lines[2].contains("10ms      inf") && lines[2].ends_with("anonymous+0x2"), "{text}");
+    }
+}
