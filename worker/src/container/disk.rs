@@ -6,16 +6,17 @@
 //! are no hole. The copy has no name any more when it is written to, and the kernel puts away mount, loop device and file
 //! when the last who has the mount ends: whatever is killed, nothing is left.
 //!
-//! Copy, loop device and mount take some 10 ms, so while an instance starts, the next one's disk is made.
+//! Copy, loop device and mount take some 10 ms, so while an instance starts, the next one's disk is made: one, however many
+//! start at once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, Permissions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{SeekFrom, copy_file_range, seek};
@@ -37,16 +38,40 @@ const TRIES: u32 = 50;
 /// The disks of a worker's instances.
 pub struct Disks {
     folder: PathBuf,
-    /// Made ahead, by size in MiB.
-    ready: Mutex<BTreeMap<u32, OwnedFd>>,
+    spares: Mutex<Spares>,
     /// Empty file systems, by size in MiB.
     empty: Mutex<BTreeMap<u32, Arc<File>>>,
+}
+
+/// Disks that are made ahead, by size in MiB: one of each.
+struct Spares<T = OwnedFd> {
+    ready: BTreeMap<u32, T>,
+    being_made: BTreeSet<u32>,
+}
+
+impl<T> Default for Spares<T> {
+    fn default() -> Spares<T> {
+        Spares { ready: BTreeMap::new(), being_made: BTreeSet::new() }
+    }
+}
+
+impl<T> Spares<T> {
+    /// The one that is ready, and whether the next one is to be made by whoever asks.
+    fn take(&mut self, mib: u32) -> (Option<T>, bool) {
+        (self.ready.remove(&mib), self.being_made.insert(mib))
+    }
+
+    /// The next one is made, or could not be.
+    fn put(&mut self, mib: u32, made: Option<T>) {
+        self.being_made.remove(&mib);
+        self.ready.extend(made.map(|made| (mib, made)));
+    }
 }
 
 impl Disks {
     /// Images are made in this folder, which is on a disk with room.
     pub fn new(folder: PathBuf) -> Disks {
-        Disks { folder, ready: Mutex::default(), empty: Mutex::default() }
+        Disks { folder, spares: Mutex::default(), empty: Mutex::default() }
     }
 
     /// A mount that is nowhere yet, of an empty file system with room for so much. The next one is made meanwhile.
@@ -54,22 +79,29 @@ impl Disks {
     /// # Errors
     /// The host has no loop devices, no `mke2fs`, or no room.
     pub async fn take(self: &Arc<Self>, mib: u32) -> Result<OwnedFd> {
-        let made = self.ready.lock().unwrap_or_else(PoisonError::into_inner).remove(&mib);
+        let (made, makes_next) = self.spares().take(mib);
         let disk = match made {
-            Some(disk) => disk,
+            Some(disk) => Ok(disk),
             None => {
                 let disks = self.clone();
-                tokio::task::spawn_blocking(move || disks.make(mib)).await??
+                tokio::task::spawn_blocking(move || disks.make(mib))
+                    .await
+                    .unwrap_or_else(|error| Err(error.into()))
             }
         };
-        let disks = self.clone();
-        tokio::task::spawn_blocking(move || {
-            // It is reported to whoever needs one.
-            if let Ok(next) = disks.make(mib) {
-                disks.ready.lock().unwrap_or_else(PoisonError::into_inner).insert(mib, next);
-            }
-        });
-        Ok(disk)
+        if makes_next {
+            let (disks, works) = (self.clone(), disk.is_ok());
+            tokio::task::spawn_blocking(move || {
+                // What hinders it is reported to whoever needs one.
+                let next = if works { disks.make(mib).ok() } else { None };
+                disks.spares().put(mib, next);
+            });
+        }
+        disk
+    }
+
+    fn spares(&self) -> MutexGuard<'_, Spares> {
+        self.spares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn make(&self, mib: u32) -> Result<OwnedFd> {
@@ -172,6 +204,18 @@ fn mount(device: &str) -> io::Result<OwnedFd> {
 mod tests {
     use super::*;
     use std::os::unix::fs::FileExt;
+
+    #[test]
+    fn of_those_that_start_at_once_one_has_the_next_disk_made() {
+        let mut spares = Spares::default();
+        let starts = [spares.take(512), spares.take(512), spares.take(512), spares.take(1024)];
+        assert_eq!(starts, [(None, true), (None, false), (None, false), (None, true)]);
+        spares.put(512, Some("first"));
+        assert_eq!(spares.take(512), (Some("first"), true));
+        // One that could not be made is tried again by the next.
+        spares.put(512, None);
+        assert_eq!(spares.take(512), (None, true));
+    }
 
     #[test]
     fn a_copy_has_the_same_data_and_the_same_holes() {
