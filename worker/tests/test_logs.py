@@ -1,5 +1,7 @@
 """What functions print, by CloudWatch Logs' calls as boto3 sends them."""
 
+import time
+
 import pytest
 from calls import create, invoke, zipped
 from conftest import Worker
@@ -74,6 +76,22 @@ def test_lines_are_found_by_group_stream_time_and_pattern(alone):
         logs.filter_log_events(logGroupName="/aws/lambda/nobody")
     client.delete_function(FunctionName="talks")
     assert found()[: len(everything)] == everything, "what it said stays"
+
+
+def test_an_instance_that_is_ended_has_nothing_to_complain_of(alone):
+    client, logs = alone.client(), alone.client(service="logs")
+    create(client, "leaves", zipped(app_py="def handler(event, context): print('here')"))
+    for _ in range(3):
+        assert invoke(client, "leaves", {})[1] is None
+        client.update_function_configuration(FunctionName="leaves", Description="another")
+    deadline = time.monotonic() + 60
+    while len([event for event in alone.events("gone") if event["function"] == "leaves"]) < 3:
+        assert time.monotonic() < deadline, alone.events("stop")
+        time.sleep(0.05)
+    said = logs.filter_log_events(logGroupName="/aws/lambda/leaves")["events"]
+    said = [event["message"] for event in said if not event["message"].startswith(("START", "END", "REPORT"))]
+    assert said == ["here"] * 3, "its connection was closed before it was ended"
+    client.delete_function(FunctionName="leaves")
 
 
 def test_only_who_may_call_may_read():
