@@ -110,9 +110,12 @@ pub struct UpArguments {
     /// Seconds that an instance without work is kept
     #[arg(long, value_name = "S", default_value_t = 300)]
     keep_alive: u64,
-    /// Folder below which callers may name code (S3Bucket 'folder', S3Key its path); may be given several times [default: none]
+    /// Folder below which callers may name code (S3Bucket 'folder', S3Key its path) and images (ImageUri its path); may be given several times [default: none]
     #[arg(long, value_name = "FOLDER")]
     code_from: Vec<PathBuf>,
+    /// Registry on this machine from which callers may name images (ImageUri ADDRESS/NAME:TAG); may be given several times [default: none]
+    #[arg(long, value_name = "ADDRESS", value_parser = loopback)]
+    image_registry: Vec<SocketAddr>,
     /// Folder where functions and layers made by the API are kept, and accepted Event invocations until they are done, so that a killed worker loses none [default: in memory]
     #[arg(long, value_name = "FOLDER")]
     state: Option<PathBuf>,
@@ -172,6 +175,7 @@ impl UpArguments {
             program: std::env::current_exe().context("cannot tell where this program is")?,
             cache: cache()?,
             code_folders: code_folders(&self.code_from)?,
+            image_registries: self.image_registry,
             outside: self.network == Network::Outside,
             state: self.state,
         };
@@ -217,6 +221,17 @@ fn layers(without: &[Layer], advise: AdviseName) -> Result<Layers> {
             Some(libraries::find("libmayfly_rest.so").context("--without heap,merge does without it")?);
     }
     Ok(layers)
+}
+
+/// An address of this machine's own: what comes from there is not encrypted.
+fn loopback(text: &str) -> Result<SocketAddr, String> {
+    let address = text.replace("localhost:", "127.0.0.1:").parse::<SocketAddr>();
+    let address = address.map_err(|_| "an address with a port is needed, such as 127.0.0.1:5000")?;
+    if address.ip().is_loopback() {
+        Ok(address)
+    } else {
+        Err("it must be a loopback address, such as 127.0.0.1:5000".into())
+    }
 }
 
 /// As callers name them: absolute, and without links.

@@ -1,7 +1,9 @@
 //! What a function finds in its instance: programs, folders and variables, as Lambda's guide describes them.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use crate::image::Image;
 use crate::name::REGION;
 use crate::options::{Advise, Options};
 use crate::runtime::Runtime;
@@ -15,6 +17,7 @@ const BOOTSTRAP_NODE: &str = "/var/mayfly/bootstrap.mjs";
 const PACKAGES: &str = "/var/mayfly/python";
 pub(crate) const TASK: &str = "/var/task";
 const RUNTIME: &str = "/var/runtime";
+const PATH: &str = "/usr/local/bin:/usr/bin:/bin:/opt/bin";
 const HEAP: &str = "/var/mayfly/lib/libmayfly_heap.so";
 const MERGE: &str = "/var/mayfly/lib/libmayfly_merge.so";
 const REST: &str = "/var/mayfly/lib/libmayfly_rest.so";
@@ -30,6 +33,10 @@ pub(crate) struct Sources {
     pub command: Vec<String>,
     pub environment: Vec<(String, String)>,
     pub user: u32,
+    /// In place of the host's own files, those of an image.
+    pub root: Option<PathBuf>,
+    /// Where the command is started.
+    pub folder: String,
     /// No ASLR: pages with pointers are alike in all instances of a function.
     pub fixed_layout: bool,
 }
@@ -60,6 +67,10 @@ pub(crate) enum Sharing<'a> {
 pub(crate) fn sources_of(order: &Order, options: &Options, folder: &Path, sharing: Sharing) -> Sources {
     let deployment = &order.deployment;
     let settings = &deployment.settings;
+    let user = FIRST_USER + (order.id % USERS) as u32;
+    if let Some(image) = &deployment.code.image {
+        return of_image(order, image, user);
+    }
     let mut binds = vec![bind(&deployment.code.folder, TASK)];
     binds.extend(deployment.opt.folder.iter().map(|folder| bind(folder, "/opt")));
     binds.extend(common(options, folder));
@@ -68,7 +79,7 @@ pub(crate) fn sources_of(order: &Order, options: &Options, folder: &Path, sharin
     }
     let layers = &options.layers;
     let command = match &settings.runtime {
-        Runtime::Provided(_) => vec![format!("{TASK}/bootstrap")],
+        Runtime::Provided(_) | Runtime::Image => vec![format!("{TASK}/bootstrap")],
         Runtime::Node(program, _) => {
             // What is left is for buffers, code and the stack.
             let heap = format!("--max-old-space-size={}", u64::from(settings.memory_mib) * 3 / 4);
@@ -89,8 +100,37 @@ pub(crate) fn sources_of(order: &Order, options: &Options, folder: &Path, sharin
         binds,
         command,
         environment: variables(order, options, sharing),
-        user: FIRST_USER + (order.id % USERS) as u32,
+        user,
         fixed_layout: layers.merge.is_some(),
+        root: None,
+        folder: TASK.into(),
+    }
+}
+
+/// Nothing but the image, which has its own libraries: the layers' would not fit them.
+fn of_image(order: &Order, image: &Image, user: u32) -> Sources {
+    let deployment = &order.deployment;
+    let config = &deployment.settings.image_config;
+    let or =
+        |own: &Vec<String>, images: &Vec<String>| if own.is_empty() { images.clone() } else { own.clone() };
+    let mut command = or(&config.entry_point, &image.entry_point);
+    command.extend(or(&config.command, &image.command));
+    let folder = config.working_directory.clone().filter(|folder| !folder.is_empty());
+    let mut variables: BTreeMap<String, String> =
+        [("PATH", PATH), ("LANG", "C.UTF-8"), ("TZ", ":UTC"), ("HOME", "/tmp")]
+            .map(|(name, value)| (name.into(), value.into()))
+            .into();
+    variables.extend(image.environment.iter().cloned());
+    variables.extend(about(order));
+    variables.extend(deployment.settings.environment.clone());
+    Sources {
+        binds: Vec::new(),
+        command,
+        environment: variables.into_iter().collect(),
+        user,
+        root: Some(deployment.code.folder.clone()),
+        folder: folder.or_else(|| image.folder.clone()).unwrap_or_else(|| "/".into()),
+        fixed_layout: false,
     }
 }
 
@@ -114,14 +154,31 @@ fn is_python(settings: &Settings) -> bool {
     matches!(settings.runtime, Runtime::Python(..))
 }
 
+/// What Lambda tells every function of itself.
+fn about(order: &Order) -> Vec<(String, String)> {
+    let deployment = &order.deployment;
+    [
+        ("AWS_REGION", REGION.to_string()),
+        ("AWS_DEFAULT_REGION", REGION.into()),
+        ("AWS_LAMBDA_FUNCTION_NAME", deployment.name.clone()),
+        ("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", deployment.settings.memory_mib.to_string()),
+        ("AWS_LAMBDA_FUNCTION_VERSION", deployment.version.clone()),
+        ("AWS_LAMBDA_INITIALIZATION_TYPE", "on-demand".into()),
+        ("AWS_LAMBDA_LOG_GROUP_NAME", deployment.log_group()),
+        ("AWS_LAMBDA_LOG_STREAM_NAME", deployment.log_stream(order.id)),
+        ("AWS_LAMBDA_RUNTIME_API", format!("127.0.0.1:{RUNTIME_PORT}")),
+    ]
+    .map(|(name, value)| (name.to_string(), value))
+    .to_vec()
+}
+
 fn variables(order: &Order, options: &Options, sharing: Sharing) -> Vec<(String, String)> {
     let deployment = &order.deployment;
     let settings = &deployment.settings;
     let layers = &options.layers;
     let python = is_python(settings);
-    let stream = deployment.log_stream(order.id);
     let mut variables: Vec<(String, String)> = [
-        ("PATH", "/usr/local/bin:/usr/bin:/bin:/opt/bin".to_string()),
+        ("PATH", PATH.to_string()),
         ("LD_LIBRARY_PATH", format!("{TASK}:{TASK}/lib:/opt/lib")),
         ("LANG", "C.UTF-8".into()),
         ("TZ", ":UTC".into()),
@@ -129,19 +186,11 @@ fn variables(order: &Order, options: &Options, sharing: Sharing) -> Vec<(String,
         ("_HANDLER", settings.handler.clone()),
         ("LAMBDA_TASK_ROOT", TASK.into()),
         ("LAMBDA_RUNTIME_DIR", RUNTIME.into()),
-        ("AWS_REGION", REGION.into()),
-        ("AWS_DEFAULT_REGION", REGION.into()),
         ("AWS_EXECUTION_ENV", format!("AWS_Lambda_{}", settings.runtime.name())),
-        ("AWS_LAMBDA_FUNCTION_NAME", deployment.name.clone()),
-        ("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", settings.memory_mib.to_string()),
-        ("AWS_LAMBDA_FUNCTION_VERSION", deployment.version.clone()),
-        ("AWS_LAMBDA_INITIALIZATION_TYPE", "on-demand".into()),
-        ("AWS_LAMBDA_LOG_GROUP_NAME", deployment.log_group()),
-        ("AWS_LAMBDA_LOG_STREAM_NAME", stream),
-        ("AWS_LAMBDA_RUNTIME_API", format!("127.0.0.1:{RUNTIME_PORT}")),
     ]
     .map(|(name, value)| (name.to_string(), value))
     .to_vec();
+    variables.extend(about(order));
     let mut add = |name: &str, value: String| variables.push((name.to_string(), value));
     let version = settings.runtime.name();
     let mut path = format!("/opt/python:/opt/python/lib/{version}/site-packages:{RUNTIME}");
@@ -188,7 +237,7 @@ fn variables(order: &Order, options: &Options, sharing: Sharing) -> Vec<(String,
             let folder = name.trim_end_matches(".x").replace("nodejs", "node");
             add("NODE_PATH", format!("/opt/nodejs/{folder}/node_modules:/opt/nodejs/node_modules:{TASK}"));
         }
-        Runtime::Provided(_) => {}
+        Runtime::Provided(_) | Runtime::Image => {}
     }
     if !preloaded.is_empty() {
         add("LD_PRELOAD", preloaded.join(":"));

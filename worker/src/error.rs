@@ -1,6 +1,12 @@
 //! Errors of the Lambda API: a name that clients switch on, an HTTP status and a line for people.
 
-use std::fmt;
+use std::{fmt, io};
+
+/// An error of the system in its own short words.
+pub fn plain_reason(error: &io::Error) -> String {
+    let text = error.to_string();
+    text.split(" (os error").next().unwrap_or(&text).to_string()
+}
 
 /// An error answer of the Lambda API.
 #[derive(Clone, Debug, PartialEq, Eq)]

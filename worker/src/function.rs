@@ -9,9 +9,11 @@ use serde_json::{Value, json};
 
 use crate::code::Code;
 use crate::error::ApiError;
+use crate::image::ImageConfig;
 use crate::layers::{self, Opt};
 use crate::name;
 use crate::pool::{FunctionId, InstanceId};
+use crate::runtime::Runtime;
 use crate::settings::Settings;
 use crate::time::lambda_time;
 
@@ -114,9 +116,7 @@ impl Deployment {
         let mut configuration = json!({
             "FunctionName": self.name,
             "FunctionArn": self.arn(),
-            "Runtime": settings.runtime.name(),
             "Role": settings.role,
-            "Handler": settings.handler,
             "CodeSize": self.code.size_bytes,
             "CodeSha256": self.code.sha256,
             "Description": settings.description,
@@ -134,6 +134,18 @@ impl Deployment {
             "EphemeralStorage": { "Size": settings.ephemeral_mib },
             "SnapStart": { "ApplyOn": "None", "OptimizationStatus": "Off" },
         });
+        match settings.runtime {
+            Runtime::Image => {
+                configuration["PackageType"] = "Image".into();
+                if settings.image_config != ImageConfig::default() {
+                    configuration["ImageConfigResponse"] = json!({ "ImageConfig": settings.image_config });
+                }
+            }
+            _ => {
+                configuration["Runtime"] = settings.runtime.name().into();
+                configuration["Handler"] = settings.handler.clone().into();
+            }
+        }
         if !settings.environment.is_empty() {
             configuration["Environment"] = json!({ "Variables": settings.environment });
         }
@@ -143,6 +155,21 @@ impl Deployment {
             configuration["Layers"] = self.opt.layers.iter().map(layer).collect();
         }
         configuration
+    }
+
+    /// Where its code is, as `GetFunction` has it.
+    pub fn location(&self) -> Value {
+        match &self.code.image {
+            Some(image) => json!({
+                "RepositoryType": "Image",
+                "ImageUri": image.uri,
+                "ResolvedImageUri": format!("{}@sha256:{}", image.uri, self.code.sha256),
+            }),
+            None => json!({
+                "RepositoryType": "Folder",
+                "Location": format!("file://{}", self.code.folder.display()),
+            }),
+        }
     }
 
     /// Its ARN, with the number of a version that was published.

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::code::{self, Code};
-use crate::error::ApiError;
+use crate::error::{ApiError, plain_reason};
 use crate::time::lambda_time;
 use crate::{limits, name};
 
@@ -173,7 +173,7 @@ impl Opt {
         let merged = code::new_folder(place)?;
         for folder in &sources {
             code::lay_over(folder, merged.path(), link_or_copy).map_err(|error| {
-                let reason = code::plain_reason(&error);
+                let reason = plain_reason(&error);
                 ApiError::service(format!("cannot lay {} below /opt: {reason}", folder.display()))
             })?;
         }

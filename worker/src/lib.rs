@@ -9,6 +9,7 @@
 //! ```
 
 pub mod api;
+mod below;
 pub mod code;
 mod connections;
 mod container;
@@ -21,6 +22,7 @@ pub mod function;
 mod function_store;
 pub mod history;
 pub mod http;
+pub mod image;
 pub mod instance;
 pub mod invocation;
 mod layers;

@@ -25,6 +25,8 @@ pub struct Options {
     pub cache: PathBuf,
     /// Folders below which callers may name code.
     pub code_folders: Vec<PathBuf>,
+    /// Registries on this machine from which callers may name images.
+    pub image_registries: Vec<SocketAddr>,
     /// Whether functions that say nothing of it reach the outside world.
     pub outside: bool,
     /// Where what callers have made and events that were accepted are kept, so that they survive the worker; otherwise in memory.

@@ -18,7 +18,12 @@ pub enum Runtime {
     Node(PathBuf, String),
     /// `provided.*`: the program `bootstrap` in the code, which speaks the Runtime API itself.
     Provided(String),
+    /// `PackageType: Image`: what the image says, which brings Lambda's runtime interface client with it.
+    Image,
 }
+
+/// In place of a runtime's name.
+const IMAGE: &str = "Image";
 
 impl Runtime {
     /// # Errors
@@ -57,6 +62,7 @@ impl Runtime {
     pub fn name(&self) -> &str {
         match self {
             Runtime::Python(_, name) | Runtime::Node(_, name) | Runtime::Provided(name) => name,
+            Runtime::Image => IMAGE,
         }
     }
 }
@@ -65,7 +71,7 @@ impl TryFrom<String> for Runtime {
     type Error = ApiError;
 
     fn try_from(text: String) -> Result<Runtime, ApiError> {
-        Runtime::parse(&text)
+        if text == IMAGE { Ok(Runtime::Image) } else { Runtime::parse(&text) }
     }
 }
 

@@ -49,6 +49,8 @@ pub struct Service {
     pub cache: PathBuf,
     /// Folders below which callers of the API may name code.
     pub code_folders: Vec<PathBuf>,
+    /// Registries on this machine from which callers of the API may name images.
+    pub image_registries: Vec<SocketAddr>,
     /// Whether functions that say nothing of it reach the outside world.
     pub outside: bool,
     /// Where what callers have made and events that were accepted are kept, so that they survive the worker; otherwise in memory.
@@ -74,7 +76,7 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
         service.capacity.concurrency = service.capacity.concurrency.min(plan.partitions);
         service.capacity.memory_mib = u64::from(plan.partitions) * u64::from(largest_mib);
     }
-    declared.check_network(service.outside, service.machine.is_some())?;
+    declared.check(service.outside, service.machine.is_some())?;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start threads")?;
     runtime.block_on(async {
@@ -87,6 +89,7 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
             program: service.program,
             cache: service.cache,
             code_folders: service.code_folders,
+            image_registries: service.image_registries,
             outside: service.outside,
             state: service.state,
         })?;
@@ -158,7 +161,7 @@ async fn reload(
         let (reading, path, earlier) = (worker.clone(), template.clone(), names.clone());
         let read = move || -> Result<BTreeSet<String>> {
             let stack = Stack::read(&path, &reading.options.cache)?;
-            stack.check_network(reading.options.outside, false)?;
+            stack.check(reading.options.outside, false)?;
             stack::deploy(&reading, stack.ready(&reading)?, &earlier)
         };
         match tokio::task::spawn_blocking(read).await.unwrap_or_else(|error| Err(error.into())) {

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::error::ApiError;
+use crate::image::ImageConfig;
 use crate::runtime::Runtime;
 use crate::{layers, limits};
 
@@ -29,12 +30,14 @@ pub struct Wanted {
     pub ephemeral_storage: Option<EphemeralStorage>,
     /// Kept for `GetFunction`; nothing here acts in a role.
     pub role: Option<String>,
-    /// `Zip`.
+    /// `Zip` or `Image`.
     pub package_type: Option<String>,
     /// `x86_64`.
     pub architectures: Option<Vec<String>>,
     /// ARNs of versions of layers, the later over the earlier.
     pub layers: Option<Vec<String>>,
+    /// What is to be different from what the image says.
+    pub image_config: Option<ImageConfig>,
     /// What else a request may ask for; [`REFUSED`] says what of it cannot be had.
     #[serde(flatten)]
     pub other: BTreeMap<String, Value>,
@@ -45,13 +48,12 @@ const OF_THE_CALL: [&str; 2] = ["Publish", "RevisionId"];
 
 /// What cannot be had here, and why. Asking for it is refused, as is what nobody here has heard of, so that nobody believes to have
 /// it; its default is accepted.
-const REFUSED: [(&str, &str); 10] = [
+const REFUSED: [(&str, &str); 9] = [
     ("DeadLetterConfig", "events that failed are only logged"),
     ("VpcConfig", "there is no such network"),
     ("TracingConfig", "there is no X-Ray"),
     ("KMSKeyArn", "nothing is encrypted at rest"),
     ("FileSystemConfigs", "there is no EFS"),
-    ("ImageConfig", "images are not supported"),
     ("CodeSigningConfigArn", "signatures of code are not checked"),
     ("SnapStart", "there is no SnapStart"),
     ("LoggingConfig", "logs are plain text on the worker's stderr"),
@@ -96,6 +98,9 @@ pub struct Settings {
     pub role: String,
     /// ARNs of versions of layers, the later over the earlier.
     pub layers: Vec<String>,
+    /// `ImageConfig`.
+    #[serde(default)]
+    pub image_config: ImageConfig,
     /// Processors it may use at most: `Metadata.Mayfly.Cpus` of its resource in a template.
     pub processors: Option<f64>,
     /// Whether it reaches the outside world: `Metadata.Mayfly.Network` of its resource in a template; otherwise as the worker
@@ -131,17 +136,26 @@ impl Settings {
     pub fn new(wanted: &Wanted) -> Result<Settings, ApiError> {
         let needed =
             |what: &str| ApiError::invalid_parameter(format!("{what} is needed for a .zip or folder"));
-        let runtime = wanted.runtime.as_deref().ok_or_else(|| needed("Runtime"))?;
+        let package = wanted.package_type.as_deref().unwrap_or("Zip");
+        let (runtime, handler) = match package {
+            "Image" => (Runtime::Image, String::new()),
+            _ => {
+                check(package == "Zip", "PackageType", package, "be Zip or Image")?;
+                let runtime = wanted.runtime.as_deref().ok_or_else(|| needed("Runtime"))?;
+                (Runtime::parse(runtime)?, wanted.handler.clone().ok_or_else(|| needed("Handler"))?)
+            }
+        };
         let defaults = Settings {
             description: String::new(),
-            runtime: Runtime::parse(runtime)?,
-            handler: wanted.handler.clone().ok_or_else(|| needed("Handler"))?,
+            runtime,
+            handler,
             memory_mib: limits::DEFAULT_MEMORY_MIB,
             timeout_s: limits::DEFAULT_TIMEOUT_S,
             environment: BTreeMap::new(),
             ephemeral_mib: *limits::EPHEMERAL_MIB.start(),
             role: String::new(),
             layers: Vec::new(),
+            image_config: ImageConfig::default(),
             processors: None,
             outside: None,
         };
@@ -154,6 +168,11 @@ impl Settings {
     /// A value out of range.
     pub fn changed(&self, wanted: &Wanted) -> Result<Settings, ApiError> {
         let mut settings = self.clone();
+        self.check_package(wanted)?;
+        if let Some(config) = &wanted.image_config {
+            check_image_config(config)?;
+            settings.image_config.clone_from(config);
+        }
         if let Some(text) = &wanted.description {
             check(text.len() <= 256, "Description", text, "have at most 256 bytes")?;
             settings.description.clone_from(text);
@@ -187,8 +206,6 @@ impl Settings {
         if let Some(role) = &wanted.role {
             settings.role.clone_from(role);
         }
-        let package = wanted.package_type.as_deref().unwrap_or("Zip");
-        check(package == "Zip", "PackageType", package, "be Zip: images are not supported here")?;
         for architecture in wanted.architectures.iter().flatten() {
             check(architecture == "x86_64", "Architectures", architecture, "be x86_64")?;
         }
@@ -207,6 +224,40 @@ impl Settings {
         }
         Ok(settings)
     }
+
+    /// What belongs to the other kind of package is refused, as on Lambda.
+    fn check_package(&self, wanted: &Wanted) -> Result<(), ApiError> {
+        let given = |is_given: bool, what: &'static str| is_given.then_some(what);
+        let (wrong, kind) = match self.runtime {
+            Runtime::Image => {
+                let layers = wanted.layers.as_ref().is_some_and(|layers| !layers.is_empty());
+                let wrong = given(wanted.runtime.is_some(), "Runtime")
+                    .or(given(wanted.handler.is_some(), "Handler"))
+                    .or(given(layers, "Layers"));
+                (wrong, "Image")
+            }
+            _ => {
+                let config =
+                    wanted.image_config.as_ref().is_some_and(|config| *config != ImageConfig::default());
+                (given(config, "ImageConfig"), "Zip")
+            }
+        };
+        match wrong {
+            None => Ok(()),
+            Some(what) => Err(ApiError::invalid_parameter(format!(
+                "{what} is not supported for functions created with PackageType {kind}"
+            ))),
+        }
+    }
+}
+
+fn check_image_config(config: &ImageConfig) -> Result<(), ApiError> {
+    for word in config.entry_point.iter().chain(&config.command).chain(&config.working_directory) {
+        let fits = word.len() <= 1000 && !word.contains('\0');
+        check(fits, "ImageConfig", word, "have at most 1000 bytes, none of them zero")?;
+    }
+    let most = config.entry_point.len().max(config.command.len());
+    check(most <= 1500, "ImageConfig", &most.to_string(), "have at most 1500 words")
 }
 
 /// Whether a value asks for nothing: what clients send that fill in every field.
@@ -276,6 +327,25 @@ mod tests {
     }
 
     #[test]
+    fn an_image_says_itself_what_starts() {
+        let image = || Wanted { package_type: Some("Image".into()), ..Wanted::default() };
+        let settings = Settings::new(&image()).unwrap();
+        assert_eq!((&settings.runtime, settings.handler.as_str()), (&Runtime::Image, ""));
+        let kept: Settings = serde_json::from_value(serde_json::to_value(&settings).unwrap()).unwrap();
+        assert_eq!(kept, settings, "as a worker keeps it");
+        assert!(Runtime::parse("Image").is_err(), "nobody asks for it by name");
+        let config = ImageConfig { command: vec!["app.handler".into()], ..ImageConfig::default() };
+        let changed = Settings::new(&Wanted { image_config: Some(config.clone()), ..image() }).unwrap();
+        assert_eq!(changed.image_config, config);
+        let zip = refusal(|w| w.image_config = Some(config.clone()));
+        assert!(zip.starts_with("ImageConfig is not supported"), "{zip}");
+        let layers = Wanted { layers: Some(vec!["a".into()]), ..image() };
+        assert!(Settings::new(&layers).unwrap_err().message.starts_with("Layers is not supported"));
+        let long = ImageConfig { working_directory: Some("x".repeat(1001)), ..config };
+        assert!(Settings::new(&Wanted { image_config: Some(long), ..image() }).is_err());
+    }
+
+    #[test]
     fn values_out_of_range_are_refused_by_name() {
         assert_eq!(refusal(|w| w.memory_size = Some(127)), "'MemorySize' is '127' and must be 128 to 10240");
         assert!(refusal(|w| w.timeout = Some(0)).starts_with("'Timeout' is '0'"));
@@ -285,13 +355,13 @@ mod tests {
         assert!(refusal(|w| w.runtime = Some("cobol".into())).contains("not supported"));
         assert!(refusal(|w| w.runtime = Some("python3.99".into())).contains("no python3.99"));
         assert!(refusal(|w| w.runtime = Some("python3.../sh".into())).contains("not supported"));
-        assert!(refusal(|w| w.package_type = Some("Image".into())).starts_with("'PackageType'"));
+        assert!(refusal(|w| w.package_type = Some("Jar".into())).starts_with("'PackageType'"));
+        assert!(refusal(|w| w.package_type = Some("Image".into())).starts_with("Runtime is not supported"));
         assert!(refusal(|w| w.architectures = Some(vec!["arm64".into()])).starts_with("'Architectures'"));
         let other =
             |name: &str, value: Value| Wanted { other: [(name.to_string(), value)].into(), ..wanted() };
         for (name, value) in [
             ("NewerThanThis", json!(1)),
-            ("ImageConfig", json!({ "Command": ["a"] })),
             ("DeadLetterConfig", json!({ "TargetArn": "arn:aws:sqs:x" })),
             ("VpcConfig", json!({ "SubnetIds": ["a"], "SecurityGroupIds": [] })),
             ("TracingConfig", json!({ "Mode": "Active" })),

@@ -5,14 +5,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 
 use crate::code::Code;
 use crate::container::worker_is_root;
 use crate::error::ApiError;
 use crate::function::{Alias, FunctionUrl};
 use crate::layers::{Layer, Opt};
-use crate::template::{self, Declared, DeclaredLayer, LATEST_OF_LAYER};
+use crate::runtime::Runtime;
+use crate::template::{self, Declared, DeclaredLayer, LATEST_OF_LAYER, Package};
 use crate::worker::{Changed, Worker};
 use crate::{api, name, python};
 
@@ -38,7 +39,10 @@ impl Stack {
     pub fn read(template: &Path, cache: &Path) -> Result<Stack> {
         let template = template::read(template)?;
         let with_packages = |function: Declared| {
-            let packages = python::layer(&function.settings.runtime, &function.code, cache)?;
+            let packages = match &function.package {
+                Package::Folder(folder) => python::layer(&function.settings.runtime, folder, cache)?,
+                Package::Image(..) => None,
+            };
             Ok((function, packages))
         };
         let functions = template.functions.into_iter().map(with_packages).collect::<Result<_>>()?;
@@ -50,16 +54,23 @@ impl Stack {
         self.functions.iter().map(|(function, _)| function)
     }
 
-    /// What an outside world needs must be there if a function wants one.
+    /// What an outside world needs must be there if a function wants one; and in a VM there are no images.
     ///
     /// # Errors
     /// It is not.
-    pub fn check_network(&self, outside: bool, in_machine: bool) -> Result<()> {
+    pub fn check(&self, outside: bool, in_machine: bool) -> Result<()> {
         let reaches_out = outside || self.functions().any(|function| function.settings.outside == Some(true));
         ensure!(
             !reaches_out || (worker_is_root() && !in_machine),
             "Network: outside needs root, and instances that are processes of this host (no --sandbox vm)"
         );
+        let image = self.functions().find(|function| function.settings.runtime == Runtime::Image);
+        if let (Some(function), true) = (image, in_machine) {
+            bail!(
+                "{}: PackageType: Image needs instances that are processes of this host (no --sandbox vm)",
+                function.name
+            );
+        }
         Ok(())
     }
 
@@ -76,8 +87,14 @@ impl Stack {
                 for arn in &mut declared.settings.layers {
                     latest(worker, arn)?;
                 }
-                let code = Code::from_folder(&declared.code);
-                let code = code.map_err(|error| anyhow!("CodeUri: {}", error.message))?;
+                let code = match &declared.package {
+                    Package::Folder(folder) => {
+                        Code::from_folder(folder).map_err(|error| anyhow!("CodeUri: {}", error.message))?
+                    }
+                    Package::Image(uri, base) => {
+                        Code::of_operators_image(uri, base, &worker.options.cache, worker.folder())?
+                    }
+                };
                 let opt = worker.opt(&declared.settings.layers, packages).map_err(plain)?;
                 Ok(Ready { declared, code, opt })
             };

@@ -3,6 +3,7 @@
 //! Read are resources of types `AWS::Serverless::Function` and `AWS::Serverless::LayerVersion`, and `Globals.Function`; [`intrinsics`] has what `!Ref` and the like stand
 //! for. Other resources are none of the worker's and passed over; so are properties that mean nothing here, with a line each.
 
+mod function;
 mod intrinsics;
 
 use std::collections::BTreeMap;
@@ -15,14 +16,16 @@ use serde_yaml_ng::Value as Yaml;
 
 use self::intrinsics::Scope;
 use crate::name;
-use crate::settings::{Settings, Wanted};
+use crate::settings::Settings;
 
 const FUNCTION: &str = "AWS::Serverless::Function";
 const LAYER: &str = "AWS::Serverless::LayerVersion";
 /// Properties that mean something here.
-const KNOWN: [&str; 17] = [
+const KNOWN: [&str; 19] = [
     "FunctionName",
     "CodeUri",
+    "ImageUri",
+    "ImageConfig",
     "Handler",
     "Runtime",
     "MemorySize",
@@ -43,6 +46,9 @@ const KNOWN: [&str; 17] = [
 /// Properties that change nothing for a function on one machine: what it may do in an account, and how SAM builds it.
 const MEANINGLESS: [&str; 3] = ["Policies", "PermissionsBoundary", "AssumeRolePolicyDocument"];
 
+/// Properties that an image has not.
+const OF_FOLDERS: [&str; 4] = ["Runtime", "Handler", "Layers", "CodeUri"];
+
 /// A function of a template.
 #[derive(Debug)]
 pub struct Declared {
@@ -50,8 +56,8 @@ pub struct Declared {
     pub name: String,
     /// Checked settings.
     pub settings: Settings,
-    /// The folder that `CodeUri` names.
-    pub code: PathBuf,
+    /// What it is made of.
+    pub package: Package,
     /// `ReservedConcurrentExecutions`.
     pub reserved: Option<u32>,
     /// `FunctionUrlConfig`: its `AuthType`, and whether its `InvokeMode` streams.
@@ -60,6 +66,15 @@ pub struct Declared {
     pub alias: Option<String>,
     /// `Tags`.
     pub tags: BTreeMap<String, String>,
+}
+
+/// What a function is made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Package {
+    /// The folder that `CodeUri` names.
+    Folder(PathBuf),
+    /// What `ImageUri` says, and the folder where relative paths begin.
+    Image(String, PathBuf),
 }
 
 /// A layer of a template.
@@ -96,7 +111,7 @@ pub const LATEST_OF_LAYER: u64 = 0;
 pub fn read(path: &Path) -> Result<Template> {
     let shown = path.display();
     let text = std::fs::read_to_string(path)
-        .map_err(|error| anyhow!("{shown}: {}", crate::code::plain_reason(&error)))?;
+        .map_err(|error| anyhow!("{shown}: {}", crate::error::plain_reason(&error)))?;
     let yaml: Yaml = serde_yaml_ng::from_str(&text).map_err(|error| anyhow!("{shown}: {error}"))?;
     let folder = path.parent().unwrap_or(Path::new("."));
     declared(&yaml, folder).with_context(|| shown.to_string())
@@ -125,13 +140,20 @@ fn declared(template: &Yaml, folder: &Path) -> Result<Template> {
         let own = resource
             .get("Properties")
             .with_context(|| format!("Resources.{name}: there are no Properties"))?;
+        let own = properties_of(own, &scope, &place())?;
         let mut properties = globals.clone();
-        for (key, value) in properties_of(own, &scope, &place())? {
+        if own.get("PackageType").or(globals.get("PackageType")).is_some_and(|kind| kind == "Image") {
+            // What Globals say of the other functions.
+            OF_FOLDERS.iter().for_each(|key| drop(properties.remove(*key)));
+        }
+        for (key, value) in own {
             merge(&mut properties, key, value);
         }
-        let mut function = function(name, properties, folder).with_context(place)?;
-        function.settings.processors = processors(resource).with_context(|| format!("Resources.{name}"))?;
-        function.settings.outside = reaches_out(resource).with_context(|| format!("Resources.{name}"))?;
+        let mut function = function::function(name, properties, folder).with_context(place)?;
+        function.settings.processors =
+            function::processors(resource).with_context(|| format!("Resources.{name}"))?;
+        function.settings.outside =
+            function::reaches_out(resource).with_context(|| format!("Resources.{name}"))?;
         if functions.iter().any(|other| other.name == function.name) {
             bail!("{}: FunctionName '{}' is there twice", place(), function.name);
         }
@@ -175,73 +197,6 @@ fn layer(id: &str, resource: &Yaml, scope: &Scope, folder: &Path) -> Result<Decl
         license: properties.license_info,
         runtimes: properties.compatible_runtimes,
     })
-}
-
-/// The ceiling that SAM has no property for, and HotMem's functions have (HotMem Table 1).
-fn processors(resource: &Yaml) -> Result<Option<f64>> {
-    let Some(value) = resource.get("Metadata").and_then(|m| m.get("Mayfly")?.get("Cpus")) else {
-        return Ok(None);
-    };
-    let number = value.as_f64().filter(|number| (0.01..=256.0).contains(number));
-    number.map(Some).context("Metadata.Mayfly.Cpus must be a number of processors, 0.01 to 256")
-}
-
-/// Whether it reaches the outside world, which SAM has no property for either: on Lambda every function does.
-fn reaches_out(resource: &Yaml) -> Result<Option<bool>> {
-    match resource.get("Metadata").and_then(|m| m.get("Mayfly")?.get("Network")).map(Yaml::as_str) {
-        None => Ok(None),
-        Some(Some("outside")) => Ok(Some(true)),
-        Some(Some("none")) => Ok(Some(false)),
-        Some(_) => bail!("Metadata.Mayfly.Network must be outside or none"),
-    }
-}
-
-fn function(resource: &str, mut properties: Map<String, Json>, folder: &Path) -> Result<Declared> {
-    let mut take = |key: &str| properties.remove(key);
-    let text = |key: &str, value: Option<Json>| match value {
-        None => Ok(None),
-        Some(Json::String(text)) => Ok(Some(text)),
-        Some(other) => Err(anyhow!("{key}: {other} is no text")),
-    };
-    let function_name = text("FunctionName", take("FunctionName"))?.unwrap_or_else(|| resource.to_string());
-    ensure!(name::is_plain(&function_name), "FunctionName: '{function_name}' is no name of a function");
-    let code = text("CodeUri", take("CodeUri"))?.context("CodeUri is needed: the folder with the code")?;
-    ensure!(!code.starts_with("s3:"), "CodeUri: '{code}': S3 is not supported, give a folder");
-    let reserved = match take("ReservedConcurrentExecutions") {
-        None => None,
-        Some(value) => {
-            let number = value.as_u64().and_then(|number| u32::try_from(number).ok());
-            Some(number.with_context(|| format!("ReservedConcurrentExecutions: {value} is no number"))?)
-        }
-    };
-    let alias = text("AutoPublishAlias", take("AutoPublishAlias"))?;
-    ensure!(alias.as_deref().is_none_or(name::is_alias), "AutoPublishAlias: not a name of an alias");
-    let tags = take("Tags").map(serde_json::from_value).transpose().context("Tags: not texts by name")?;
-    let url = match take("FunctionUrlConfig") {
-        None => None,
-        Some(config) => {
-            let Some(kind @ ("NONE" | "AWS_IAM")) = config.get("AuthType").and_then(Json::as_str) else {
-                bail!("FunctionUrlConfig.AuthType must be NONE or AWS_IAM")
-            };
-            match config.get("InvokeMode").map(|mode| mode.as_str().unwrap_or_default()) {
-                None | Some("BUFFERED") => Some((kind.to_string(), false)),
-                Some("RESPONSE_STREAM") => Some((kind.to_string(), true)),
-                Some(_) => bail!("FunctionUrlConfig.InvokeMode must be BUFFERED or RESPONSE_STREAM"),
-            }
-        }
-    };
-    if let Some(variables) = properties.get_mut("Environment").and_then(|e| e.get_mut("Variables")) {
-        // YAML reads numbers where the environment has texts.
-        for value in variables.as_object_mut().into_iter().flat_map(|map| map.values_mut()) {
-            if !value.is_string() {
-                *value = Json::String(value.to_string());
-            }
-        }
-    }
-    let wanted: Wanted = serde_json::from_value(Json::Object(properties))?;
-    let settings = Settings::new(&wanted).map_err(|error| anyhow!("{}", error.message))?;
-    let (code, tags) = (folder.join(code), tags.unwrap_or_default());
-    Ok(Declared { name: function_name, settings, code, reserved, url, alias, tags })
 }
 
 /// The properties that mean something here, with what intrinsic functions stand for.
@@ -323,7 +278,8 @@ Resources:
     fn functions_are_read_with_globals_and_parameters() {
         let functions = parse(TEMPLATE).unwrap().functions;
         let [hello] = &functions[..] else { panic!("one function: {functions:?}") };
-        assert_eq!((hello.name.as_str(), hello.code.as_path()), ("Hello", Path::new("/templates/hello/")));
+        assert_eq!(hello.name, "Hello");
+        assert_eq!(hello.package, Package::Folder("/templates/hello/".into()));
         assert_eq!((hello.settings.memory_mib, hello.settings.timeout_s), (512, 30));
         let variables: Vec<_> = hello.settings.environment.iter().map(|(k, v)| format!("{k}={v}")).collect();
         assert_eq!(variables, ["ONE=one", "THREE=true", "TWO=x-blue-${Word}"]);
@@ -355,6 +311,23 @@ Resources:
         let refused = refusal(&text.replace("ContentUri: more, ", ""));
         assert!(refused.contains("Resources.More.Properties") && refused.contains("ContentUri"), "{refused}");
         assert!(refusal(&text.replace("!Ref More", "libs")).contains("'libs' is no ARN"));
+    }
+
+    #[test]
+    fn an_image_takes_of_globals_what_an_image_may_have() {
+        let image = TEMPLATE
+            .replace("CodeUri: hello/", "PackageType: Image\n      ImageUri: image.tar")
+            .replace("      Handler: app.handler\n", "      ImageConfig: { Command: [app.handler] }\n");
+        let hello = &parse(&image).unwrap().functions[0];
+        assert_eq!(hello.package, Package::Image("image.tar".into(), "/templates".into()));
+        assert_eq!((hello.settings.image_config.command.len(), hello.settings.timeout_s), (1, 30));
+        let refused = |from: &str, to: &str| refusal(&image.replace(from, to));
+        assert!(refused("      ImageUri: image.tar\n", "").contains("ImageUri is needed"));
+        assert!(
+            refused("ImageUri:", "Runtime: python3.11\n      ImageUri:").contains("Runtime is not supported")
+        );
+        let zip = refusal(&TEMPLATE.replace("CodeUri: hello/", "ImageUri: image.tar"));
+        assert!(zip.contains("ImageUri needs PackageType: Image"), "{zip}");
     }
 
     #[test]

@@ -83,7 +83,7 @@ def test_what_sam_build_leaves_is_served_as_it_is(tmp_path):
 def test_nothing_is_accepted_that_is_not_done(client):
     code = zipped(app_py="def handler(event, context): return 1")
     for setting, reason in [
-        ({"ImageConfig": {"Command": ["a"]}}, "ImageConfig is not supported here"),
+        ({"ImageConfig": {"Command": ["a"]}}, "ImageConfig is not supported for"),
         ({"DeadLetterConfig": {"TargetArn": "arn:aws:sqs:us-east-1:0:q"}}, "DeadLetterConfig is not"),
         ({"VpcConfig": {"SubnetIds": ["a"], "SecurityGroupIds": ["b"]}}, "VpcConfig is not"),
         ({"TracingConfig": {"Mode": "Active"}}, "TracingConfig is not"),

@@ -17,6 +17,7 @@ use crate::http::{self, Answer};
 use crate::layers::Opt;
 use crate::limits;
 use crate::name::Target;
+use crate::runtime::Runtime;
 use crate::settings::{Settings, Wanted};
 
 /// `Code` of CreateFunction, and the body of UpdateFunctionCode.
@@ -35,9 +36,12 @@ pub struct WantedCode {
 const FOLDER_BUCKET: &str = "folder";
 
 impl WantedCode {
-    /// Unpacks or copies it, on a thread that may wait for disks.
-    pub async fn fetch(self, api: &Api) -> Result<Code, ApiError> {
+    /// Unpacks or copies it, on a thread that may wait for disks. It must be of the kind that the function is.
+    pub async fn fetch(self, api: &Api, is_image: bool) -> Result<Code, ApiError> {
         let unsupported = |text| Err(ApiError::invalid_parameter(text));
+        if self.image_uri.is_some() != is_image {
+            return unsupported("ImageUri and PackageType Image belong together");
+        }
         let _place = api.unpacking.acquire().await;
         let worker = api.worker.clone();
         let place = worker.code_folder().to_path_buf();
@@ -56,12 +60,13 @@ impl WantedCode {
                 let copied = move || Ok(worker.lasting(Code::copied(Path::new(&folder), &allowed, &place)?));
                 blocking(copied).await
             }
+            (None, None, None, Some(uri)) => blocking(move || worker.image(&uri)).await,
             (None, Some(_), ..) => unsupported(
                 "S3 is not supported here: give a ZipFile, or a folder of this host as S3Bucket 'folder' and its \
                  absolute path as S3Key",
             ),
             _ => unsupported(
-                "Please provide a source for function code: ZipFile, or S3Bucket 'folder' and S3Key",
+                "Please provide a source for function code: ZipFile, S3Bucket 'folder' and S3Key, or ImageUri",
             ),
         }
     }
@@ -117,7 +122,7 @@ pub async fn create(api: &Api, call: &Call) -> Result<Answer, ApiError> {
     if api.worker.function(&name).is_ok() {
         return Err(ApiError::conflict(format!("Function already exist: {name}")));
     }
-    let code = create.code.fetch(api).await?;
+    let code = create.code.fetch(api, settings.runtime == Runtime::Image).await?;
     if create.tags.len() > limits::TAGS {
         return Err(ApiError::invalid_parameter(format!("a function has at most {} tags", limits::TAGS)));
     }
@@ -141,10 +146,7 @@ pub fn get(api: &Api, target: &Target) -> Result<Answer, ApiError> {
     let deployment = function.qualified(target.qualifier.as_deref())?;
     let mut answer = json!({
         "Configuration": deployment.configuration(),
-        "Code": {
-            "RepositoryType": "Folder",
-            "Location": format!("file://{}", deployment.code.folder.display()),
-        },
+        "Code": deployment.location(),
     });
     if !function.tags.is_empty() {
         answer["Tags"] = json!(function.tags);
@@ -231,7 +233,7 @@ pub async fn update_code(api: &Api, call: &Call, name: &str) -> Result<Answer, A
     let known = api.worker.function(name)?;
     check_revision(expected.revision_id.as_deref(), &known.deployment.revision)?;
     let dry_run = wanted.dry_run;
-    let code = wanted.fetch(api).await?;
+    let code = wanted.fetch(api, known.deployment.code.image.is_some()).await?;
     if dry_run {
         return Ok(http::json(200, &known.deployment.configuration()));
     }

@@ -53,7 +53,7 @@ pub async fn publish(api: &Api, call: &Call, layer: &str) -> Result<Answer, ApiE
     let layer = api.worker.publish_layer(Layer {
         name: name.into(),
         version: 0,
-        code: wanted.content.fetch(api).await?,
+        code: wanted.content.fetch(api, false).await?,
         description: wanted.description,
         license: wanted.license_info,
         runtimes: wanted.compatible_runtimes,

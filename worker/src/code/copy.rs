@@ -3,27 +3,14 @@
 use std::fs;
 use std::io::{self, Read};
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Component, Path};
+use std::path::Path;
 
 use cap_std::fs::{Dir, MetadataExt, OpenOptions, OpenOptionsExt};
 use sha2::{Digest, Sha256};
 
-use super::{ENTRIES, Hashing, plain_reason};
+use super::{ENTRIES, Hashing};
+use crate::error::plain_reason;
 use crate::limits;
-
-/// Opens a folder as one without privileges could: every folder on the way must let everybody pass.
-pub fn open_below(root: &Path, below: &Path) -> Result<Dir, String> {
-    let failed = |error: io::Error| plain_reason(&error);
-    let mut folder = Dir::open_ambient_dir(root, cap_std::ambient_authority()).map_err(failed)?;
-    for part in below.components() {
-        let Component::Normal(name) = part else { return Err("must be named without '..'".into()) };
-        folder = folder.open_dir(name).map_err(failed)?;
-        if folder.dir_metadata().map_err(failed)?.mode() & 0o001 == 0 {
-            return Err(format!("{} is closed to others (o+x is needed)", Path::new(name).display()));
-        }
-    }
-    Ok(folder)
-}
 
 /// A copy that is being made.
 #[derive(Default)]

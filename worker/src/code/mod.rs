@@ -1,8 +1,11 @@
-//! A function's code: a folder that the operator has named in a template, the copy of one that a caller has named, or a
-//! .zip that is unpacked with care.
+//! A function's code: a folder that the operator has named in a template, the copy of one that a caller has named, a
+//! .zip that is unpacked with care, or a container image.
 
 mod copy;
+mod image;
 mod unpack;
+
+pub(crate) use image::Images;
 
 use std::fs;
 use std::io::{self, Write};
@@ -17,8 +20,9 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
-use crate::error::ApiError;
-use crate::limits;
+use crate::error::{ApiError, plain_reason};
+use crate::image::Image;
+use crate::{below, limits};
 
 /// The most files and folders in a .zip.
 const ENTRIES: usize = 50_000;
@@ -30,8 +34,11 @@ pub struct Code {
     pub folder: PathBuf,
     /// `CodeSha256`: of the .zip, or of names and contents of the folder.
     pub sha256: String,
-    /// `CodeSize`.
+    /// `CodeSize`; 0 of an image.
     pub size_bytes: u64,
+    /// What it says of itself, if it is an image, whose root the folder is.
+    #[serde(default)]
+    pub image: Option<Image>,
     /// Unpacked code goes when no function and no instance uses it any more.
     #[serde(skip)]
     unpacked: Option<Arc<Unpacked>>,
@@ -91,7 +98,7 @@ impl Code {
         let mut digest = Sha256::new();
         let mut size_bytes = 0;
         digest_folder(&folder, Path::new(""), &mut digest, &mut size_bytes).map_err(wrong)?;
-        Ok(Code { folder, sha256: BASE64.encode(digest.finalize()), size_bytes, unpacked: None })
+        Ok(Code { folder, sha256: BASE64.encode(digest.finalize()), size_bytes, image: None, unpacked: None })
     }
 
     /// Copies a folder that a caller has named, which must lie below one of those that the operator allows. It is read as
@@ -107,7 +114,7 @@ impl Code {
                 "is not below a folder that code may come from (mayfly up --code-from FOLDER)".into(),
             ));
         };
-        let source = copy::open_below(root, below).map_err(refused)?;
+        let source = below::open(root, below).map_err(refused)?;
         let copy = new_folder(place)?;
         let mut made = copy::Copy::default();
         made.folder(&source, Path::new(""), copy.path()).map_err(refused)?;
@@ -115,6 +122,7 @@ impl Code {
             folder: copy.path().to_path_buf(),
             sha256: BASE64.encode(made.digest.finalize()),
             size_bytes: made.bytes,
+            image: None,
             unpacked: Unpacked::new(copy),
         })
     }
@@ -124,7 +132,7 @@ impl Code {
     /// # Errors
     /// It cannot be copied.
     pub fn kept(&self, place: &Path) -> Result<Code, ApiError> {
-        if self.unpacked.is_some() {
+        if self.unpacked.is_some() || self.image.is_some() {
             return Ok(self.clone());
         }
         let copy = new_folder(place)?;
@@ -153,15 +161,10 @@ impl Code {
             folder: folder.path().to_path_buf(),
             sha256: BASE64.encode(Sha256::digest(zip)),
             size_bytes: zip.len() as u64,
+            image: None,
             unpacked: Unpacked::new(folder),
         })
     }
-}
-
-/// An error of the system in its own short words.
-pub fn plain_reason(error: &io::Error) -> String {
-    let text = error.to_string();
-    text.split(" (os error").next().unwrap_or(&text).to_string()
 }
 
 pub(crate) fn new_folder(place: &Path) -> Result<TempDir, ApiError> {

@@ -5,8 +5,8 @@ use std::io::{self, Cursor, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
 
-use super::{ENTRIES, plain_reason};
-use crate::error::ApiError;
+use super::ENTRIES;
+use crate::error::{ApiError, plain_reason};
 use crate::limits;
 
 pub fn unpack(zip: &[u8], folder: &Path) -> Result<(), ApiError> {

@@ -143,7 +143,8 @@ fn run_inside(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
     vm_syscalls::confine(Placement::Free).context("cannot confine the system calls")?;
     let Some(runtime) = system::fork()? else {
         system::new_session()?;
-        std::env::set_current_dir("/var/task")?;
+        let folder = &spec.folder;
+        std::env::set_current_dir(folder).with_context(|| format!("cannot start in the folder {folder}"))?;
         let (program, arguments) = spec.command.split_first().context("no program to run")?;
         let error = Command::new(program).args(arguments).env_clear().envs(spec.environment.clone()).exec();
         return Err(error).with_context(|| format!("cannot run {program}"));

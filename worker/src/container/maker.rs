@@ -118,9 +118,10 @@ impl Containers {
         mount_point: &Path,
     ) -> Result<(Container, TcpListener)> {
         std::fs::create_dir(mount_point).with_context(|| format!("cannot make {}", mount_point.display()))?;
+        let is_image = order.deployment.code.image.is_some();
         let endpoint = match &self.options.layers.merge {
-            Some(_) => Some(self.stores.endpoint(order.deployment.whole).await?),
-            None => None,
+            Some(_) if !is_image => Some(self.stores.endpoint(order.deployment.whole).await?),
+            _ => None,
         };
         let spec = self.spec(order, mount_point.to_path_buf(), cgroup, endpoint.as_ref());
         let connect = async |keeper| {
@@ -135,7 +136,7 @@ impl Containers {
     fn spec(&self, order: &Order, mount_point: PathBuf, cgroup: &Cgroup, store: Option<&Endpoint>) -> Spec {
         let settings = &order.deployment.settings;
         let sharing = store.map_or(Sharing::No, Sharing::Store);
-        let Sources { binds, command, environment, user, fixed_layout } =
+        let Sources { binds, command, environment, user, root, folder, fixed_layout } =
             environment::sources_of(order, &self.options, &self.folder, sharing);
         let mut hidden = Vec::new();
         let mut needs_local = false;
@@ -147,12 +148,13 @@ impl Containers {
             hidden.push(Path::new(LOCAL).join("lib").join(name).join(HOST_PACKAGES));
         }
         // What the operator has installed by hand is nobody's business, but for an interpreter.
-        if !needs_local {
+        if !needs_local && root.is_none() {
             hidden.push(LOCAL.into());
         }
         Spec {
             worker: std::process::id(),
             mount_point,
+            image: root,
             binds,
             hidden,
             tmp_mib: settings.ephemeral_mib,
@@ -164,6 +166,7 @@ impl Containers {
             fixed_layout,
             resolvers: settings.outside.unwrap_or(self.options.outside).then(network::resolvers),
             command,
+            folder,
             environment,
         }
     }

@@ -43,6 +43,8 @@ pub struct Spec {
     pub worker: u32,
     /// An empty folder on which the root is assembled; only the sandbox sees what is mounted there.
     pub mount_point: PathBuf,
+    /// In place of the system's own programs and libraries: the root of an image.
+    pub image: Option<PathBuf>,
     /// Beside the system's own programs and libraries.
     pub binds: Vec<Bind>,
     /// Folders of the host's that look empty inside.
@@ -63,8 +65,10 @@ pub struct Spec {
     pub fixed_layout: bool,
     /// Whether there is a network beside the loopback device, which the worker makes: what /etc/resolv.conf says.
     pub resolvers: Option<String>,
-    /// Program and arguments, started in /var/task.
+    /// Program and arguments.
     pub command: Vec<String>,
+    /// Where they are started.
+    pub folder: String,
     /// All of its environment.
     pub environment: Vec<(String, String)>,
 }

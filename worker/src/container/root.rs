@@ -1,5 +1,5 @@
-//! The root that a function sees: the host's /usr read-only, its own code, an empty /tmp, and little else; of /proc what is
-//! its own, and little of the machine.
+//! The root that a function sees: the host's /usr read-only and its own code, or an image; an empty /tmp, and little else; of /proc what
+//! is its own, and little of the machine.
 
 use std::fs;
 use std::io;
@@ -33,8 +33,11 @@ const PROC: [&str; 13] = [
     "version",
     "cgroups",
 ];
+const HOSTS: &str = "127.0.0.1 localhost\n";
 /// What is shown in place of the rest.
-const MASK: &str = "var/mask";
+const MASK: &str = ".mask";
+/// What is not an image's in a root.
+const OWN: [&str; 4] = ["dev", "proc", "tmp", MASK];
 /// Top folders that are links into /usr on most systems, folders on others.
 const USR_LINKS: [&str; 5] = ["bin", "sbin", "lib", "lib32", "lib64"];
 
@@ -50,14 +53,9 @@ pub fn enter(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
     let flags = libc::MS_NOSUID | libc::MS_NODEV;
     system::mount(none, root, "tmpfs", flags, "size=1m,nr_inodes=1k,mode=755")
         .with_context(|| format!("cannot mount a root on {}", root.display()))?;
-    bind_system(Path::new("/usr"), &root.join("usr"))?;
-    for name in USR_LINKS {
-        let host = Path::new("/").join(name);
-        match fs::read_link(&host) {
-            Ok(target) => symlink(target, root.join(name))?,
-            Err(_) if host.is_dir() => bind_system(&host, &root.join(name))?,
-            Err(_) => {}
-        }
+    match &spec.image {
+        Some(image) => show_image(image, root)?,
+        None => show_system(root)?,
     }
     fs::create_dir(root.join("dev"))?;
     for name in DEVICES {
@@ -67,31 +65,20 @@ pub fn enter(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
     for (number, name) in ["stdin", "stdout", "stderr"].iter().enumerate() {
         symlink(format!("/proc/self/fd/{number}"), root.join("dev").join(name))?;
     }
-    for name in ETC {
-        let host = Path::new("/etc").join(name);
-        if host.exists() {
-            bind_system(&host, &root.join("etc").join(name))?;
-        }
-    }
-    let user = if system::effective_user() == 0 { spec.user } else { INSIDE_USER };
-    fs::write(root.join("etc/passwd"), format!("function:x:{user}:{user}:function:/tmp:/bin/sh\n"))?;
-    fs::write(root.join("etc/group"), format!("function:x:{user}:\n"))?;
-    fs::write(root.join("etc/hosts"), "127.0.0.1 localhost\n")?;
-    let hosts = if spec.resolvers.is_some() { "files dns" } else { "files" };
-    fs::write(root.join("etc/nsswitch.conf"), format!("passwd: files\ngroup: files\nhosts: {hosts}\n"))?;
-    if let Some(resolvers) = &spec.resolvers {
-        fs::write(root.join("etc/resolv.conf"), resolvers)?;
-    }
-    for folder in ["opt", "var/task", "var/runtime", "tmp", "proc"] {
-        fs::create_dir_all(root.join(folder))?;
-    }
-    for Bind { source, target } in &spec.binds {
-        bind(source, &root.join(target.strip_prefix("/").unwrap_or(target)))?;
+    for folder in ["tmp", "proc"] {
+        fs::create_dir(root.join(folder))?;
     }
     let mask = root.join(MASK);
     fs::create_dir_all(mask.join("folder"))?;
     fs::write(mask.join("file"), "")?;
     fs::write(mask.join("meminfo"), meminfo(spec.memory_mib))?;
+    match &spec.image {
+        Some(image) => image_etc(spec, image, &mask)?,
+        None => system_etc(spec)?,
+    }
+    for Bind { source, target } in &spec.binds {
+        bind(source, &root.join(target.strip_prefix("/").unwrap_or(target)))?;
+    }
     // Everything so far may be read and executed, not written, and is no device.
     let attributes = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
     system::restrict_mount(root, attributes).context("cannot make the root read-only")?;
@@ -121,6 +108,75 @@ pub fn enter(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
     mask_proc(&root.join("proc"), &mask)?;
     std::env::set_current_dir(root)?;
     system::change_root_to_current_folder().context("cannot change the root")
+}
+
+/// Shows the host's programs and libraries.
+fn show_system(root: &Path) -> Result<()> {
+    bind_system(Path::new("/usr"), &root.join("usr"))?;
+    for name in USR_LINKS {
+        let host = Path::new("/").join(name);
+        match fs::read_link(&host) {
+            Ok(target) => symlink(target, root.join(name))?,
+            Err(_) if host.is_dir() => bind_system(&host, &root.join(name))?,
+            Err(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Of /etc what programs look at, and who the function is.
+fn system_etc(spec: &Spec) -> Result<()> {
+    let root = &spec.mount_point;
+    for name in ETC {
+        let host = Path::new("/etc").join(name);
+        if host.exists() {
+            bind_system(&host, &root.join("etc").join(name))?;
+        }
+    }
+    let user = if system::effective_user() == 0 { spec.user } else { INSIDE_USER };
+    fs::write(root.join("etc/passwd"), format!("function:x:{user}:{user}:function:/tmp:/bin/sh\n"))?;
+    fs::write(root.join("etc/group"), format!("function:x:{user}:\n"))?;
+    fs::write(root.join("etc/hosts"), HOSTS)?;
+    let hosts = if spec.resolvers.is_some() { "files dns" } else { "files" };
+    fs::write(root.join("etc/nsswitch.conf"), format!("passwd: files\ngroup: files\nhosts: {hosts}\n"))?;
+    if let Some(resolvers) = &spec.resolvers {
+        fs::write(root.join("etc/resolv.conf"), resolvers)?;
+    }
+    for folder in ["opt", "var/task", "var/runtime"] {
+        fs::create_dir_all(root.join(folder))?;
+    }
+    Ok(())
+}
+
+/// Shows what an image has, part by part: nothing is ever written through one of its links, nor mounted there.
+fn show_image(image: &Path, root: &Path) -> Result<()> {
+    for entry in fs::read_dir(image).with_context(|| format!("cannot read {}", image.display()))? {
+        let entry = entry?;
+        let (name, target) = (entry.file_name(), root.join(entry.file_name()));
+        if OWN.iter().any(|own| name == *own) {
+            continue;
+        }
+        match entry.file_type()? {
+            kind if kind.is_symlink() => symlink(fs::read_link(entry.path())?, &target)?,
+            _ => bind(&entry.path(), &target)?,
+        }
+    }
+    Ok(())
+}
+
+/// The instance's own hosts and resolvers, where the image has files for them, as unpacking sees to.
+fn image_etc(spec: &Spec, image: &Path, mask: &Path) -> Result<()> {
+    let etc = image.join("etc");
+    let is =
+        |path: &Path, what: fn(&fs::Metadata) -> bool| fs::symlink_metadata(path).is_ok_and(|it| what(&it));
+    let files = [("hosts", HOSTS), ("resolv.conf", spec.resolvers.as_deref().unwrap_or_default())];
+    for (name, text) in files {
+        if is(&etc, fs::Metadata::is_dir) && is(&etc.join(name), fs::Metadata::is_file) {
+            fs::write(mask.join(name), text)?;
+            mount_at(&mask.join(name), &spec.mount_point.join("etc").join(name), libc::MS_BIND)?;
+        }
+    }
+    Ok(())
 }
 
 /// Hides of /proc what is the machine's.

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use tokio::net::unix::pipe;
 use tokio::sync::Semaphore;
 use tokio::task::{JoinHandle, JoinSet};
@@ -289,8 +289,12 @@ fn spawn_order(machine: &Machine, order: &Order, name: &str) -> Result<Spawn> {
         Some(_) => Sharing::Kernel,
         None => Sharing::No,
     };
-    let Sources { binds, command, environment, user, fixed_layout } =
+    let Sources { binds, command, environment, user, root, fixed_layout, .. } =
         environment::sources_of(order, &machine.options, &machine.folder, sharing);
+    ensure!(
+        root.is_none(),
+        "PackageType Image needs instances that are processes of this host (no --sandbox vm)"
+    );
     let binds = binds.into_iter().map(|bind| {
         let missing =
             || format!("{} is not in the VM: functions come from the template", bind.source.display());

@@ -11,7 +11,8 @@ use super::Worker;
 use crate::code::Code;
 use crate::error::ApiError;
 use crate::function::{Deployment, Function};
-use crate::function_store::{Kept, KeptDeployment, KeptFunction, KeptLayer};
+use crate::function_store::{FunctionStore, Kept, KeptDeployment, KeptFunction, KeptLayer};
+use crate::image::Allowed;
 use crate::layers::Opt;
 use crate::pool::FunctionId;
 
@@ -36,6 +37,17 @@ impl Worker {
             Some(kept) => code.outliving(kept.may_go()),
             None => code,
         }
+    }
+
+    /// An image that a caller has named, unpacked; it stays for the next worker, where that is kept.
+    ///
+    /// # Errors
+    /// The operator does not allow it, or what is wrong with it.
+    pub(crate) fn image(&self, uri: &str) -> Result<Code, ApiError> {
+        let options = &self.options;
+        let allowed = Allowed { folders: &options.code_folders, registries: &options.image_registries };
+        let may_go = self.kept.as_ref().map(FunctionStore::may_go);
+        Code::of_callers_image(uri, &allowed, &self.images, self.code_folder(), may_go)
     }
 
     /// Whether code that is not used any more goes. When the worker ends it is still there for the next one.

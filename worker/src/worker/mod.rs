@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use tokio::sync::{Notify, oneshot};
 
+use crate::code::Images;
 use crate::count::Count;
 use crate::error::ApiError;
 use crate::function::{Deployment, Function};
@@ -46,6 +47,8 @@ pub struct Worker {
     pub(crate) readings: Readings,
     /// What instances are made by; said once, before the first.
     around: OnceLock<Arc<Surroundings>>,
+    /// Images of callers that are unpacked.
+    images: Images,
     /// Where what callers have made is kept.
     kept: Option<FunctionStore>,
     folder: Folder,
@@ -114,6 +117,7 @@ impl Worker {
             logs: Arc::default(),
             readings: Readings::default(),
             around: OnceLock::new(),
+            images: Images::default(),
             kept,
             folder,
             began,

@@ -1,0 +1,88 @@
+//! Code that is a container image: the operator's stay in the cache, named after their digests; callers' go with the last function that
+//! has them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use anyhow::{Context, Result, anyhow};
+
+use super::{Code, Unpacked, new_folder};
+use crate::error::ApiError;
+use crate::image::{self, Allowed, Opened};
+
+/// Callers' images that are unpacked now, by digest.
+#[derive(Debug, Default)]
+pub(crate) struct Images(Mutex<BTreeMap<String, Weak<Unpacked>>>);
+
+impl Images {
+    fn known(&self, digest: &str) -> Option<Arc<Unpacked>> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|_, unpacked| unpacked.strong_count() > 0);
+        known.get(digest)?.upgrade()
+    }
+
+    fn add(&self, digest: &str, unpacked: &Arc<Unpacked>) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.insert(digest.into(), Arc::downgrade(unpacked));
+    }
+}
+
+impl Code {
+    /// An image that the operator has named, relative to `base`. It is unpacked below `cache`, once and for good; `place` is on the same
+    /// file system.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(crate) fn of_operators_image(uri: &str, base: &Path, cache: &Path, place: &Path) -> Result<Code> {
+        let opened = image::open(uri, None, Some(base), place)?;
+        let images = cache.join("images");
+        fs::create_dir_all(&images).with_context(|| format!("cannot make {}", images.display()))?;
+        let root = images.join(opened.digest());
+        if !root.is_dir() {
+            let begun = new_folder(place).map_err(|error| anyhow!("{}", error.message))?;
+            opened.unpack(begun.path())?;
+            match fs::rename(begun.path(), &root) {
+                Ok(()) => drop(begun.keep()),
+                // Another worker was first.
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists) => {}
+                Err(error) => return Err(error).with_context(|| format!("cannot make {}", root.display())),
+            }
+        }
+        Ok(Code { folder: root.canonicalize()?, ..Code::of(opened, None) })
+    }
+
+    /// An image that a caller has named. Where a function has the same one, it is not unpacked again. `may_go` says whether it goes with its
+    /// last user.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(crate) fn of_callers_image(
+        uri: &str,
+        allowed: &Allowed,
+        images: &Images,
+        place: &Path,
+        may_go: Option<&Arc<AtomicBool>>,
+    ) -> Result<Code, ApiError> {
+        let refused = |error: anyhow::Error| ApiError::invalid_parameter(format!("{error:#}"));
+        let opened = image::open(uri, Some(allowed), None, place).map_err(refused)?;
+        if let Some(known) = images.known(opened.digest()) {
+            return Ok(Code::of(opened, Some(known)));
+        }
+        let folder = new_folder(place)?;
+        opened.unpack(folder.path()).map_err(refused)?;
+        let unpacked = Arc::new(Unpacked { folder: folder.keep(), may_go: may_go.cloned() });
+        images.add(opened.digest(), &unpacked);
+        Ok(Code::of(opened, Some(unpacked)))
+    }
+
+    fn of(opened: Opened, unpacked: Option<Arc<Unpacked>>) -> Code {
+        let folder = unpacked.as_ref().map(|unpacked| unpacked.folder.clone()).unwrap_or_default();
+        // Lambda says nothing of an image's size either.
+        Code { folder, sha256: opened.digest().into(), size_bytes: 0, image: Some(opened.image), unpacked }
+    }
+}

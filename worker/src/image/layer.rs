@@ -1,0 +1,209 @@
+//! Puts one layer over what earlier ones have left: first what it takes away, then what it holds (OCI image format, "Image Layer
+//! Filesystem Changeset"). What its headers claim is bounded before it is believed.
+
+use std::ffi::OsStr;
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use flate2::bufread::MultiGzDecoder;
+use tar::EntryType;
+
+use super::Hashing;
+use super::reference::{Digest, shown};
+use super::tree::{Attributes, Tree, inside};
+
+/// Before the name of what the layer takes away.
+const WHITEOUT: &[u8] = b".wh.";
+/// Takes away all that earlier layers have in its folder.
+const OPAQUE: &[u8] = b".wh..wh..opq";
+/// Names and what else is said of one file before it.
+const EXTENSION_BYTES: u64 = 1 << 20;
+
+/// What an image may still have.
+pub struct Left {
+    pub bytes: u64,
+    pub entries: usize,
+}
+
+/// What an archive says of one thing in it.
+struct Member {
+    path: PathBuf,
+    kind: EntryType,
+    /// Where a link leads.
+    link: PathBuf,
+    attributes: Attributes,
+    bytes: u64,
+}
+
+/// Looks at all of a layer before anything of it is believed: whether it is the one that is meant, and within bounds. Takes away what
+/// it takes away.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn check<'a>(
+    open: &dyn Fn() -> Result<Box<dyn Read + 'a>>,
+    digest: Option<&Digest>,
+    content: &Digest,
+    tree: &Tree,
+    left: &mut Left,
+) -> Result<()> {
+    if let Some(digest) = digest {
+        let mut file = Hashing::new(open()?);
+        io::copy(&mut file, &mut io::sink())?;
+        let found = file.digest();
+        ensure!(found == *digest, "its file has the digest {found} and should have {digest}");
+    }
+    let too_large = || {
+        format!("unpacked, the image has more than the {} bytes that are allowed", crate::limits::IMAGE_BYTES)
+    };
+    let before = left.bytes;
+    let mut archive = Hashing::new(unzipped(open()?)?.take(before + 1));
+    walk(&mut archive, |member, _| {
+        left.bytes = left.bytes.checked_sub(member.bytes).with_context(too_large)?;
+        left.entries = left.entries.checked_sub(1).context("it has too many files")?;
+        take_away(tree, &member).with_context(|| place(&member.path))
+    })?;
+    // What follows its end is part of what was hashed, too.
+    io::copy(&mut archive, &mut io::sink())?;
+    ensure!(archive.bytes <= before, too_large());
+    left.bytes = before - archive.bytes;
+    let found = archive.digest();
+    ensure!(found == *content, "it has the digest {found}, unpacked, and should have {content}");
+    Ok(())
+}
+
+/// Puts there what a layer holds that was checked.
+///
+/// # Errors
+/// What cannot be put there: devices, names and links that lead out.
+pub fn put<'a>(open: &dyn Fn() -> Result<Box<dyn Read + 'a>>, tree: &Tree) -> Result<()> {
+    walk(unzipped(open()?)?, |member, content| {
+        let put = put_one(tree, &member, content);
+        put.with_context(|| place(&member.path))
+    })
+}
+
+fn place(path: &Path) -> String {
+    shown(&path.to_string_lossy())
+}
+
+fn unzipped<'a>(file: Box<dyn Read + 'a>) -> Result<Box<dyn Read + 'a>> {
+    let mut file = BufReader::with_capacity(1 << 16, file);
+    match file.fill_buf()? {
+        [0x1f, 0x8b, ..] => Ok(Box::new(MultiGzDecoder::new(file))),
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => {
+            bail!("it is compressed by zstd: only gzip is read (skopeo copy --dest-compress-format gzip)")
+        }
+        _ => Ok(Box::new(file)),
+    }
+}
+
+fn take_away(tree: &Tree, member: &Member) -> Result<()> {
+    let Some(name) = member.path.file_name().map(OsStr::as_bytes) else { return Ok(()) };
+    let folder = member.path.parent().unwrap_or(Path::new(""));
+    if name == OPAQUE {
+        return Ok(tree.empty(folder)?);
+    }
+    match name.strip_prefix(WHITEOUT) {
+        // Others of these are notes of a file system that nobody has any more.
+        Some(gone) if !gone.starts_with(WHITEOUT) => {
+            ensure!(!matches!(gone, b"" | b"." | b".."), "it takes away what has no name");
+            Ok(tree.remove(&folder.join(OsStr::from_bytes(gone)))?)
+        }
+        _ => Ok(()),
+    }
+}
+
+fn put_one(tree: &Tree, member: &Member, content: &mut dyn Read) -> Result<()> {
+    let Member { path, kind, link, attributes, bytes } = member;
+    if path.file_name().is_some_and(|name| name.as_bytes().starts_with(WHITEOUT)) {
+        return Ok(());
+    }
+    match kind {
+        EntryType::Directory => Ok(tree.put_folder(path, *attributes)?),
+        EntryType::Regular | EntryType::Continuous => {
+            let written = tree.put_file(path, *attributes, &mut { content })?;
+            ensure!(written == *bytes, "it ends early");
+            Ok(())
+        }
+        EntryType::Symlink => Ok(tree.put_link(path, link)?),
+        EntryType::Link => {
+            let first =
+                inside(link).with_context(|| format!("a hard link to {}, which leads out", place(link)))?;
+            tree.put_name(path, &first).with_context(|| format!("a hard link to {}", place(link)))
+        }
+        EntryType::Char | EntryType::Block => bail!("a device, which no image may have"),
+        _ => bail!("neither a file nor a folder nor a link"),
+    }
+}
+
+/// What is said before a member that its header has no room for.
+#[derive(Default)]
+struct Extension {
+    path: Option<Vec<u8>>,
+    link: Option<Vec<u8>>,
+    bytes: Option<u64>,
+}
+
+impl Extension {
+    fn read(&mut self, kind: EntryType, mut entry: impl Read, bytes: u64) -> Result<()> {
+        ensure!(bytes <= EXTENSION_BYTES, "a name has {bytes} bytes, at most {EXTENSION_BYTES} are allowed");
+        let mut text = Vec::new();
+        entry.read_to_end(&mut text)?;
+        let until_zero = || text.split(|byte| *byte == 0).next().unwrap_or_default().to_vec();
+        match kind {
+            EntryType::GNULongName => self.path = Some(until_zero()),
+            EntryType::GNULongLink => self.link = Some(until_zero()),
+            _ => {
+                for record in tar::PaxExtensions::new(&text) {
+                    let record = record?;
+                    let value = record.value_bytes();
+                    match record.key_bytes() {
+                        b"path" => self.path = Some(value.to_vec()),
+                        b"linkpath" => self.link = Some(value.to_vec()),
+                        b"size" => self.bytes = Some(record.value()?.parse()?),
+                        _ => {}
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn walk(archive: impl Read, mut visit: impl FnMut(Member, &mut dyn Read) -> Result<()>) -> Result<()> {
+    let mut archive = tar::Archive::new(archive);
+    let mut extension = Extension::default();
+    // Raw, since the library would read names of any length into memory.
+    for entry in archive.entries()?.raw(true) {
+        let mut entry = entry.context("it is no archive, or damaged")?;
+        let (header, bytes) = (entry.header().clone(), entry.size());
+        let kind = header.entry_type();
+        match kind {
+            EntryType::GNULongName | EntryType::GNULongLink | EntryType::XHeader => {
+                extension.read(kind, &mut entry, bytes)?;
+                continue;
+            }
+            EntryType::XGlobalHeader => continue,
+            _ => {}
+        }
+        let Extension { path, link, bytes: told } = std::mem::take(&mut extension);
+        let path = path.unwrap_or_else(|| header.path_bytes().into_owned());
+        let path = Path::new(OsStr::from_bytes(&path));
+        ensure!(told.is_none_or(|told| told == bytes), "{}: a file of more than 8 GiB", place(path));
+        let link =
+            link.or_else(|| header.link_name_bytes().map(|link| link.into_owned())).unwrap_or_default();
+        let member = Member {
+            path: inside(path)
+                .with_context(|| format!("{}: the name leads out of the image", place(path)))?,
+            kind,
+            link: OsStr::from_bytes(&link).into(),
+            attributes: Attributes { mode: header.mode()?, modified_s: header.mtime()? },
+            bytes,
+        };
+        visit(member, &mut entry)?;
+    }
+    Ok(())
+}

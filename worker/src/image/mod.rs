@@ -1,0 +1,182 @@
+//! Container images as functions (`PackageType: Image`): found, checked, and unpacked into a folder that becomes the root of instances.
+//!
+//! ```text
+//!   ImageUri ─► reference ─► files (folder, archive, registry) ─► manifest: which image, which layers
+//!                                                                   │
+//!                      root of instances ◄── tree ◄── layer by layer ┘   each checked by its digest first
+//! ```
+//! An image is known by the digest of its description, which names the digests of all layers' contents.
+
+mod files;
+mod layer;
+mod manifest;
+mod reference;
+mod registry;
+mod tree;
+
+use std::io::{self, Read};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use files::Files;
+use manifest::Found;
+use reference::{Digest, Reference};
+use tree::{Attributes, Tree};
+
+/// Files, folders and links in all layers of an image together.
+const ENTRIES: usize = 1_000_000;
+
+/// What callers may name, other than the operator.
+pub struct Allowed<'a> {
+    /// Folders, and what is below.
+    pub folders: &'a [PathBuf],
+    /// Registries.
+    pub registries: &'a [SocketAddr],
+}
+
+/// How an image's programs are started, as it says itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Image {
+    /// `ImageUri`.
+    pub uri: String,
+    /// `Entrypoint`.
+    pub entry_point: Vec<String>,
+    /// `Cmd`.
+    pub command: Vec<String>,
+    /// `Env`.
+    pub environment: Vec<(String, String)>,
+    /// `WorkingDir`.
+    pub folder: Option<String>,
+}
+
+/// `ImageConfig`: what is absent or empty is as the image has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub struct ImageConfig {
+    /// In place of `Entrypoint`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub entry_point: Vec<String>,
+    /// In place of `Cmd`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub command: Vec<String>,
+    /// In place of `WorkingDir`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub working_directory: Option<String>,
+}
+
+/// An image that was found, and is not unpacked yet.
+pub struct Opened {
+    /// What it says of itself.
+    pub image: Image,
+    files: Files,
+    id: Digest,
+    layers: Vec<manifest::Layer>,
+}
+
+/// Finds an image. `place` is for what comes from a registry.
+///
+/// # Errors
+/// It is not there, not allowed, or not as it should be.
+pub fn open(uri: &str, allowed: Option<&Allowed>, base: Option<&Path>, place: &Path) -> Result<Opened> {
+    let reference = Reference::parse(uri, base)?;
+    let found = || -> Result<Opened> {
+        let files = Files::open(&reference, allowed, place)?;
+        let Found { id, description, layers } = files.find(&reference)?;
+        let image = started(uri, description.config.as_ref())?;
+        Ok(Opened { image, files, id, layers })
+    };
+    found().with_context(|| format!("ImageUri: {}", reference::shown(uri)))
+}
+
+impl Opened {
+    /// Its digest, 64 digits: the same wherever it comes from.
+    pub fn digest(&self) -> &str {
+        self.id.hex()
+    }
+
+    /// Unpacks it into an empty folder, which is the root of instances then.
+    ///
+    /// # Errors
+    /// What is wrong with it, and in which layer.
+    pub fn unpack(&self, folder: &Path) -> Result<()> {
+        let unpacked = unpack(&self.files, &self.layers, folder, crate::limits::IMAGE_BYTES);
+        unpacked.with_context(|| format!("ImageUri: {}", reference::shown(&self.image.uri)))
+    }
+}
+
+fn started(uri: &str, config: Option<&manifest::Config>) -> Result<Image> {
+    let variable = |text: &String| {
+        let (name, value) = text.split_once('=')?;
+        Some((name.to_string(), value.to_string()))
+    };
+    let Some(config) = config else { return Ok(Image { uri: uri.into(), ..Image::default() }) };
+    let environment: Vec<_> = config.env.iter().flatten().filter_map(variable).collect();
+    let words = config.entrypoint.iter().chain(&config.cmd).flatten().chain(config.env.iter().flatten());
+    ensure!(
+        !words.chain(&config.working_dir).any(|text| text.contains('\0')),
+        "what it says of itself holds a zero byte"
+    );
+    Ok(Image {
+        uri: uri.into(),
+        entry_point: config.entrypoint.clone().unwrap_or_default(),
+        command: config.cmd.clone().unwrap_or_default(),
+        environment,
+        folder: config.working_dir.clone().filter(|folder| !folder.is_empty()),
+    })
+}
+
+/// Puts an image's layers over one another in an empty folder, with at most so many bytes.
+fn unpack(files: &Files, layers: &[manifest::Layer], folder: &Path, bytes: u64) -> Result<()> {
+    let tree = Tree::new(folder)?;
+    let mut left = layer::Left { bytes, entries: ENTRIES };
+    for (number, manifest::Layer { file, digest, content }) in layers.iter().enumerate() {
+        let place = || format!("layer {} of {}", number + 1, layers.len());
+        let open = || files.file(file)?.with_context(|| format!("{} is missing", reference::shown(file)));
+        layer::check(&open, digest.as_ref(), content, &tree, &mut left).with_context(place)?;
+        layer::put(&open, &tree).with_context(place)?;
+    }
+    // What is put in front of these is each instance's own; in a folder that is read-only they must be there.
+    let plain = Attributes { mode: 0o755, modified_s: 0 };
+    if !folder.join("etc").is_symlink() {
+        tree.put_folder(Path::new("etc"), plain)?;
+        for name in ["etc/hosts", "etc/resolv.conf"] {
+            tree.put_file(Path::new(name), Attributes { mode: 0o644, ..plain }, &mut io::empty())?;
+        }
+    }
+    Ok(tree.sync()?)
+}
+
+fn hash(text: &[u8]) -> Sha256 {
+    Sha256::new_with_prefix(text)
+}
+
+/// Hashes and counts what is read.
+struct Hashing<R> {
+    inner: R,
+    hash: Sha256,
+    bytes: u64,
+}
+
+impl<R> Hashing<R> {
+    fn new(inner: R) -> Hashing<R> {
+        Hashing { inner, hash: Sha256::new(), bytes: 0 }
+    }
+
+    /// Of what has been read.
+    fn digest(self) -> Digest {
+        Digest::of(self.hash)
+    }
+}
+
+impl<R: Read> Read for Hashing<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.inner.read(buffer)?;
+        self.hash.update(&buffer[..read]);
+        self.bytes += read as u64;
+        Ok(read)
+    }
+}

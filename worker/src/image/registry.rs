@@ -1,0 +1,113 @@
+//! A registry on this machine, by OCI's distribution API. Plain HTTP, no other address than the one that was named, no redirects:
+//! nobody is led elsewhere.
+
+use std::fs::File;
+use std::io::{Seek, Write};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Empty};
+use hyper::Request;
+use hyper::client::conn::http1;
+use hyper::header::{ACCEPT, HOST, USER_AGENT};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::reference::{Digest, Remote};
+use crate::limits;
+
+/// Something must come within this time.
+const STALL: Duration = Duration::from_secs(30);
+const MANIFEST_BYTES: u64 = 4 << 20;
+const MANIFESTS: &str = "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json, \
+    application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.docker.distribution.manifest.v2+json";
+
+/// The registry, and where files lie that come from it.
+pub struct Registry {
+    remote: Remote,
+    folder: tempfile::TempDir,
+}
+
+impl Registry {
+    /// Asks nothing yet.
+    ///
+    /// # Errors
+    /// No folder can be made.
+    pub fn new(remote: Remote, place: &Path) -> Result<Registry> {
+        Ok(Registry { remote, folder: tempfile::tempdir_in(place)? })
+    }
+
+    /// The manifest of the image, or an index of several.
+    ///
+    /// # Errors
+    /// There is none, or it is not the one whose digest was given.
+    pub fn manifest(&self) -> Result<Vec<u8>> {
+        let text = self.manifest_of(&self.remote.tag)?;
+        if let Ok(digest) = Digest::parse(&self.remote.tag) {
+            let found = Digest::of(super::hash(&text));
+            ensure!(found == digest, "the manifest has the digest {found} and should have {digest}");
+        }
+        Ok(text)
+    }
+
+    /// The manifest with this tag or digest, which is not checked.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn manifest_of(&self, tag: &str) -> Result<Vec<u8>> {
+        let mut text = Vec::new();
+        self.fetch(&format!("manifests/{tag}"), MANIFEST_BYTES, &mut text)?;
+        Ok(text)
+    }
+
+    /// A file, fetched when it is first asked for. Its digest is not checked here.
+    ///
+    /// # Errors
+    /// There is none, or it does not come.
+    pub fn blob(&self, digest: &Digest) -> Result<File> {
+        let path = self.folder.path().join(digest.hex());
+        if let Ok(known) = File::open(&path) {
+            return Ok(known);
+        }
+        let mut file = tempfile::NamedTempFile::new_in(self.folder.path())?;
+        self.fetch(&format!("blobs/{digest}"), limits::IMAGE_BYTES, file.as_file_mut())?;
+        let mut file = file.persist(path)?;
+        file.rewind()?;
+        Ok(File::open(self.folder.path().join(digest.hex()))?)
+    }
+
+    fn fetch(&self, what: &str, limit: u64, into: &mut (dyn Write + Send)) -> Result<()> {
+        let path = format!("/v2/{}/{what}", self.remote.name);
+        let fetched = self.fetch_path(&path, limit, into);
+        let done = tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(fetched));
+        done.with_context(|| format!("http://{}{path}", self.remote.address))
+    }
+
+    async fn fetch_path(&self, path: &str, limit: u64, into: &mut (dyn Write + Send)) -> Result<()> {
+        let address = self.remote.address;
+        let stream = timeout(STALL, TcpStream::connect(address)).await.context("does not answer")??;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        let connection = tokio::spawn(connection);
+        let request = Request::get(path)
+            .header(HOST, address.to_string())
+            .header(USER_AGENT, "mayfly")
+            .header(ACCEPT, format!("{MANIFESTS}, */*"))
+            .body(Empty::<Bytes>::new())?;
+        let answer = timeout(STALL, sender.send_request(request)).await.context("does not answer")??;
+        if answer.status() != 200 {
+            bail!("answers {}", answer.status());
+        }
+        let (mut body, mut bytes) = (answer.into_body(), 0);
+        while let Some(frame) = timeout(STALL, body.frame()).await.context("stopped in the middle")? {
+            let Ok(data) = frame?.into_data() else { continue };
+            bytes += data.len() as u64;
+            ensure!(bytes <= limit, "has more than the {limit} bytes that are allowed");
+            into.write_all(&data)?;
+        }
+        connection.abort();
+        Ok(())
+    }
+}

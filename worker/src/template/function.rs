@@ -1,0 +1,98 @@
+//! A function of a template: what its properties say.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use serde_json::{Map, Value as Json};
+use serde_yaml_ng::Value as Yaml;
+
+use super::{Declared, Package};
+use crate::name;
+use crate::runtime::Runtime;
+use crate::settings::{Settings, Wanted};
+
+/// The ceiling that SAM has no property for, and HotMem's functions have (HotMem Table 1).
+pub fn processors(resource: &Yaml) -> Result<Option<f64>> {
+    let Some(value) = resource.get("Metadata").and_then(|m| m.get("Mayfly")?.get("Cpus")) else {
+        return Ok(None);
+    };
+    let number = value.as_f64().filter(|number| (0.01..=256.0).contains(number));
+    number.map(Some).context("Metadata.Mayfly.Cpus must be a number of processors, 0.01 to 256")
+}
+
+/// Whether it reaches the outside world, which SAM has no property for either: on Lambda every function does.
+pub fn reaches_out(resource: &Yaml) -> Result<Option<bool>> {
+    match resource.get("Metadata").and_then(|m| m.get("Mayfly")?.get("Network")).map(Yaml::as_str) {
+        None => Ok(None),
+        Some(Some("outside")) => Ok(Some(true)),
+        Some(Some("none")) => Ok(Some(false)),
+        Some(_) => bail!("Metadata.Mayfly.Network must be outside or none"),
+    }
+}
+
+/// A function, of its own properties and those of Globals.
+pub fn function(resource: &str, mut properties: Map<String, Json>, folder: &Path) -> Result<Declared> {
+    let mut take = |key: &str| properties.remove(key);
+    let text = |key: &str, value: Option<Json>| match value {
+        None => Ok(None),
+        Some(Json::String(text)) => Ok(Some(text)),
+        Some(other) => Err(anyhow!("{key}: {other} is no text")),
+    };
+    let function_name = text("FunctionName", take("FunctionName"))?.unwrap_or_else(|| resource.to_string());
+    ensure!(name::is_plain(&function_name), "FunctionName: '{function_name}' is no name of a function");
+    let (code, image) = (text("CodeUri", take("CodeUri"))?, text("ImageUri", take("ImageUri"))?);
+    let reserved = match take("ReservedConcurrentExecutions") {
+        None => None,
+        Some(value) => {
+            let number = value.as_u64().and_then(|number| u32::try_from(number).ok());
+            Some(number.with_context(|| format!("ReservedConcurrentExecutions: {value} is no number"))?)
+        }
+    };
+    let alias = text("AutoPublishAlias", take("AutoPublishAlias"))?;
+    ensure!(alias.as_deref().is_none_or(name::is_alias), "AutoPublishAlias: not a name of an alias");
+    let tags = take("Tags").map(serde_json::from_value).transpose().context("Tags: not texts by name")?;
+    let url = match take("FunctionUrlConfig") {
+        None => None,
+        Some(config) => {
+            let Some(kind @ ("NONE" | "AWS_IAM")) = config.get("AuthType").and_then(Json::as_str) else {
+                bail!("FunctionUrlConfig.AuthType must be NONE or AWS_IAM")
+            };
+            match config.get("InvokeMode").map(|mode| mode.as_str().unwrap_or_default()) {
+                None | Some("BUFFERED") => Some((kind.to_string(), false)),
+                Some("RESPONSE_STREAM") => Some((kind.to_string(), true)),
+                Some(_) => bail!("FunctionUrlConfig.InvokeMode must be BUFFERED or RESPONSE_STREAM"),
+            }
+        }
+    };
+    if let Some(variables) = properties.get_mut("Environment").and_then(|e| e.get_mut("Variables")) {
+        // YAML reads numbers where the environment has texts.
+        for value in variables.as_object_mut().into_iter().flat_map(|map| map.values_mut()) {
+            if !value.is_string() {
+                *value = Json::String(value.to_string());
+            }
+        }
+    }
+    let wanted: Wanted = serde_json::from_value(Json::Object(properties))?;
+    let settings = Settings::new(&wanted).map_err(|error| anyhow!("{}", error.message))?;
+    let (package, tags) = (package(&settings, code, image, folder)?, tags.unwrap_or_default());
+    Ok(Declared { name: function_name, settings, package, reserved, url, alias, tags })
+}
+
+fn package(
+    settings: &Settings,
+    code: Option<String>,
+    image: Option<String>,
+    folder: &Path,
+) -> Result<Package> {
+    if settings.runtime == Runtime::Image {
+        let image = image.context(
+            "ImageUri is needed: podman save --format oci-archive -o image.tar NAME, then ImageUri: image.tar",
+        )?;
+        ensure!(code.is_none(), "CodeUri: an image has none");
+        return Ok(Package::Image(image, folder.into()));
+    }
+    ensure!(image.is_none(), "ImageUri needs PackageType: Image");
+    let code = code.context("CodeUri is needed: the folder with the code")?;
+    ensure!(!code.starts_with("s3:"), "CodeUri: '{code}': S3 is not supported, give a folder");
+    Ok(Package::Folder(folder.join(code)))
+}

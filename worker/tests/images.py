@@ -1,0 +1,190 @@
+"""Container images for the tests, by hand as OCI's format and `docker save` have them, and a registry."""
+
+import contextlib
+import gzip
+import hashlib
+import http.server
+import io
+import json
+import pathlib
+import subprocess
+import tarfile
+import threading
+
+INDEX = "application/vnd.oci.image.index.v1+json"
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+
+
+def digest(data):
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def member(name, kind=tarfile.REGTYPE, mode=0o644, link="", **fields):
+    info = tarfile.TarInfo(name)
+    info.type, info.mode, info.linkname = kind, mode, link
+    for field, value in fields.items():
+        setattr(info, field, value)
+    return info
+
+
+def link(name, target):
+    return member(name, tarfile.SYMTYPE, link=target)
+
+
+def hard_link(name, target):
+    return member(name, tarfile.LNKTYPE, link=target)
+
+
+def folder(name, mode=0o755):
+    return member(name, tarfile.DIRTYPE, mode)
+
+
+def layer(*entries, form=tarfile.PAX_FORMAT):
+    """An archive of members, or of pairs of a member or name, and a content or a path of this host's."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=form) as archive:
+        for entry in entries:
+            info, content = entry if isinstance(entry, tuple) else (entry, b"")
+            if isinstance(content, pathlib.Path):
+                archive.add(content, info, filter=plain)
+                continue
+            info = member(info) if isinstance(info, str) else info
+            # What a header claims is its own business.
+            info.size = info.size or len(content)
+            archive.addfile(info)
+            made.write(content)
+            made.write(b"\0" * (-len(content) % tarfile.BLOCKSIZE))
+            archive.offset = made.tell()
+    return made.getvalue()
+
+
+def plain(info):
+    return None if "__pycache__" in info.name or "dist-packages" in info.name else info
+
+
+class Image:
+    """An image: its layers, each an archive, and what it says of itself."""
+
+    def __init__(self, *layers, compress=False, contents=None, architecture="amd64", **config):
+        self.layers = [gzip.compress(archive, 1) if compress else archive for archive in layers]
+        self.config = json.dumps(
+            {
+                "architecture": architecture,
+                "os": "linux",
+                "config": config,
+                "rootfs": {
+                    "type": "layers",
+                    "diff_ids": contents or [digest(archive) for archive in layers],
+                },
+            }
+        ).encode()
+        self.manifest = json.dumps(
+            {
+                "schemaVersion": 2,
+                "mediaType": MANIFEST,
+                "config": self.descriptor(self.config),
+                "layers": [self.descriptor(archive) for archive in self.layers],
+            }
+        ).encode()
+
+    @staticmethod
+    def descriptor(data, **more):
+        return {"mediaType": MANIFEST, "digest": digest(data), "size": len(data), **more}
+
+    def files(self, tag="v1"):
+        """An OCI layout, by name."""
+        blobs = [self.config, self.manifest, *self.layers]
+        named = {"annotations": {"org.opencontainers.image.ref.name": tag}}
+        index = {"schemaVersion": 2, "manifests": [self.descriptor(self.manifest, **named)]}
+        return {
+            "oci-layout": b'{"imageLayoutVersion": "1.0.0"}',
+            "index.json": json.dumps(index).encode(),
+            **{f"blobs/sha256/{digest(blob)[7:]}": blob for blob in blobs},
+        }
+
+    def write(self, place):
+        for name, data in self.files().items():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            (place / name).write_bytes(data)
+        return f"oci:{place}"
+
+    def archive(self, path, compress=False):
+        data = layer(*self.files().items())
+        path.write_bytes(gzip.compress(data, 1) if compress else data)
+        return f"oci-archive:{path}"
+
+    def docker_archive(self, path):
+        """As `docker save` has it: a layer that is there twice is a link to the first."""
+        name = digest(self.config)[7:] + ".json"
+        names, entries = [], [(name, self.config)]
+        for number, archive in enumerate(self.layers):
+            first = self.layers.index(archive)
+            names.append(f"{number}/layer.tar")
+            entries.append(
+                (names[-1], archive) if first == number else link(names[-1], f"../{first}/layer.tar")
+            )
+        saved = [{"Config": name, "RepoTags": ["me/it:v1"], "Layers": names}]
+        path.write_bytes(layer(*entries, ("manifest.json", json.dumps(saved).encode())))
+        return f"docker-archive:{path}:me/it:v1"
+
+
+@contextlib.contextmanager
+def registry(image, index=False, change=lambda path, data: data):
+    """Serves an image as 127.0.0.1:PORT/me/it:v1; `change` says what is answered in place of something."""
+    documents = {f"blobs/{digest(blob)}": blob for blob in [image.config, *image.layers]}
+    documents[f"manifests/{digest(image.manifest)}"] = image.manifest
+    documents["manifests/v1"] = image.manifest
+    if index:
+        of_others = Image(architecture="arm64").manifest
+        platforms = [(image.manifest, "amd64"), (of_others, "arm64")]
+        manifests = [
+            Image.descriptor(text, platform={"os": "linux", "architecture": kind}) for text, kind in platforms
+        ]
+        listed = {"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests}
+        documents["manifests/v1"] = json.dumps(listed).encode()
+    asked = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            data = change(self.path, documents.get(self.path.removeprefix("/v2/me/it/")))
+            if isinstance(data, str):
+                self.send_response(307)
+                self.send_header("Location", data)
+                data = b""
+            else:
+                self.send_response(404 if data is None else 200)
+            self.send_header("Content-Length", str(len(data or b"")))
+            self.end_headers()
+            self.wfile.write(data or b"")
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"127.0.0.1:{server.server_port}", asked
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def python_layer(client):
+    """The host's interpreter, with the libraries that it, its modules and those of a folder need."""
+    program = pathlib.Path("/usr/bin/python3.11").resolve()
+    modules = pathlib.Path("/usr/lib/python3.11")
+    linked = [program, *modules.glob("lib-dynload/*.so"), *client.glob("*.so")]
+    needed = subprocess.run(["ldd", *linked], capture_output=True, text=True, check=True)
+    words = [word for line in needed.stdout.splitlines() for word in line.split() if word.startswith("/")]
+    libraries = sorted({pathlib.Path(word) for word in words if not word.endswith(":")})
+    real = [("usr" + str(path) if path.parts[1].startswith("lib") else str(path)[1:]) for path in libraries]
+    files = [(name, path.resolve()) for name, path in zip(real, libraries, strict=True)]
+    links = [link("lib", "usr/lib"), link("lib64", "usr/lib64")]
+    return layer(*links, ("usr/bin/python3.11", program), ("usr/lib/python3.11", modules), *files)
+
+
+def create_image(client, name, uri, **settings):
+    settings = {"MemorySize": 256, "Timeout": 60, **settings}
+    code = {"ImageUri": uri}
+    return client.create_function(FunctionName=name, Code=code, PackageType="Image", Role="r", **settings)
