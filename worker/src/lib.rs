@@ -18,6 +18,7 @@ mod environment;
 pub mod error;
 mod event_store;
 pub mod events;
+mod extension_api;
 pub mod function;
 mod function_store;
 pub mod history;

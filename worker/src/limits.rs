@@ -27,6 +27,8 @@ pub const UNZIPPED_BYTES: u64 = 250 * 1024 * 1024;
 pub const IMAGE_BYTES: u64 = 10 << 30;
 /// Layers of a function.
 pub const LAYERS: usize = 5;
+/// Extensions of a function.
+pub const EXTENSIONS: usize = 10;
 /// Tags of a function.
 pub const TAGS: usize = 50;
 /// The body of any call that carries no .zip and is no invocation.

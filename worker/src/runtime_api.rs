@@ -19,7 +19,7 @@ use serde_json::json;
 use crate::http::{self, Answer, BodyError};
 use crate::instance::{Instance, Misuse};
 use crate::invocation::{Invocation, Outcome, Piece};
-use crate::limits;
+use crate::{extension_api, limits};
 
 /// Errors are answered with a longer description than this cut off.
 const ERROR_BYTES: usize = 256 * 1024;
@@ -36,6 +36,9 @@ const NOTICED: Duration = Duration::from_secs(2);
 /// Answers one request of the runtime.
 pub(crate) async fn handle(instance: Arc<Instance>, request: Request<Incoming>) -> Answer {
     let path = request.uri().path().to_string();
+    if let Some(below) = path.strip_prefix(extension_api::ROOT) {
+        return extension_api::handle(instance, below, request).await;
+    }
     let Some(below) = path.strip_prefix("/2018-06-01/runtime/") else { return unknown(&path) };
     let parts: Vec<&str> = below.split('/').collect();
     match (request.method(), &parts[..]) {

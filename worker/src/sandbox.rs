@@ -104,7 +104,12 @@ pub(crate) trait Sandbox: Send + Sync {
     /// Answers the requests that its runtime makes, until this is dropped, and with it every connection.
     fn serve(&self, handler: Handler) -> Later<'_, ()>;
 
-    /// Waits until the runtime has ended by itself.
+    /// The programs of /opt/extensions that were started with the runtime.
+    fn extensions(&self) -> &[String] {
+        &[]
+    }
+
+    /// Waits until the runtime has ended by itself, or an extension.
     fn ending(&self) -> Later<'_, Ended>;
 
     /// Its memory, by whose it is. May read page tables: milliseconds.
@@ -150,6 +155,8 @@ pub enum Ending {
     Exit(i32),
     /// By this signal.
     Signal(i32),
+    /// An extension has ended before, with this name and in this way.
+    Extension(String, Box<Ending>),
     /// The sandbox was killed as a whole.
     Killed,
     /// It could not be started.
@@ -158,10 +165,20 @@ pub enum Ending {
     Lost(String),
 }
 
+impl Ending {
+    /// The type of the error that callers are told.
+    pub fn kind(&self) -> &'static str {
+        if matches!(self, Ending::Extension(..)) { "Extension.Crash" } else { "Runtime.ExitError" }
+    }
+}
+
 impl std::fmt::Display for Ending {
     /// In the words of Lambda's `Runtime.ExitError`.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
+            Ending::Extension(name, how) => {
+                write!(f, "{}", how.to_string().replacen("Runtime", &format!("extension {name}"), 1))
+            }
             Ending::Exit(0) => f.write_str("Runtime exited without providing a reason"),
             Ending::Exit(code) => write!(f, "Runtime exited with error: exit status {code}"),
             Ending::Signal(libc::SIGKILL) | Ending::Killed => {

@@ -10,18 +10,20 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 use vm_syscalls::Placement;
 
-use super::{INSIDE_USER, Spec, freezer, root, system};
+use super::{INSIDE_USER, Spec, extensions, freezer, root, system};
 use crate::limits;
 use crate::sandbox::RUNTIME_PORT;
 
 /// Where the control socket is kept; 0 becomes the function's stdin.
 const CONTROL: RawFd = 3;
-/// First byte of a message to the worker: the listener comes with it.
+/// First byte of a message to the worker: the listener comes with it, and the names of extensions, a line each.
 pub(super) const LISTENS: u8 = b'L';
 /// First byte of a message to the worker: the network namespace is there, and waits for a way out.
 pub(super) const CONNECTS: u8 = b'C';
 /// First byte of a message to the worker: a line of text follows that says what failed.
 pub(super) const FAILED: u8 = b'F';
+/// First byte of a message to the worker: an extension's wait status follows, and its name.
+pub(super) const CRASHED: u8 = b'E';
 /// First byte of a message to the worker: the runtime's wait status follows, four bytes.
 pub(super) const EXITED: u8 = b'X';
 
@@ -126,7 +128,10 @@ fn run_inside(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
     system::set_host_name(&spec.host_name)?;
     system::loopback_up().context("cannot bring up the loopback device")?;
     let listener = TcpListener::bind(("127.0.0.1", RUNTIME_PORT)).context("cannot listen")?;
-    system::send_with(CONTROL, &[LISTENS], Some(listener.as_raw_fd())).context("the worker has ended")?;
+    let names = extensions::names()?;
+    let mut message = vec![LISTENS];
+    message.extend(names.join("\n").bytes());
+    system::send_with(CONTROL, &message, Some(listener.as_raw_fd())).context("the worker has ended")?;
     drop(listener);
     system::limit(libc::RLIMIT_CORE, 0)?;
     system::limit(libc::RLIMIT_NOFILE, limits::OPEN_FILES)?;
@@ -141,6 +146,7 @@ fn run_inside(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
         system::fix_layout().context("cannot fix the layout")?;
     }
     vm_syscalls::confine(Placement::Free).context("cannot confine the system calls")?;
+    let mut extensions = extensions::start(names, &spec.environment)?;
     let Some(runtime) = system::fork()? else {
         system::new_session()?;
         let folder = &spec.folder;
@@ -155,6 +161,13 @@ fn run_inside(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
             let mut message = vec![EXITED];
             message.extend(status.to_le_bytes());
             // If nobody hears it, the worker has ended and so do we.
+            let _ = system::send_with(CONTROL, &message, None);
+            std::process::exit(0);
+        }
+        if let Some(name) = extensions.ended(child, status) {
+            let mut message = vec![CRASHED];
+            message.extend(status.to_le_bytes());
+            message.extend(name.bytes());
             let _ = system::send_with(CONTROL, &message, None);
             std::process::exit(0);
         }

@@ -100,8 +100,17 @@ impl Containers {
         match self.make_in(order, &cgroup, &mount_point).await {
             Ok((mut container, listener)) => {
                 let output = Mutex::new(Some(container.take_output()));
+                let extensions = std::mem::take(&mut container.extensions);
                 let container = tokio::sync::Mutex::new(Some(container));
-                Ok(Instance { label: order.label(), container, listener, output, cgroup, mount_point })
+                Ok(Instance {
+                    label: order.label(),
+                    container,
+                    listener,
+                    output,
+                    cgroup,
+                    mount_point,
+                    extensions,
+                })
             }
             Err(error) => {
                 cgroup.remove_when_empty().await;
@@ -202,6 +211,7 @@ struct Instance {
     cgroup: Cgroup,
     /// Empty for us: what is mounted there is seen by the container alone.
     mount_point: PathBuf,
+    extensions: Vec<String>,
 }
 
 impl Instance {
@@ -244,6 +254,10 @@ impl Sandbox for Instance {
                 tracing::error!("{}: {error}", self.label);
             }
         })
+    }
+
+    fn extensions(&self) -> &[String] {
+        &self.extensions
     }
 
     fn ending(&self) -> Later<'_, Ended> {

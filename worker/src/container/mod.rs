@@ -12,6 +12,7 @@
 
 mod cgroup;
 mod disk;
+mod extensions;
 mod freezer;
 mod launcher;
 mod maker;

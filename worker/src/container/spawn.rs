@@ -14,7 +14,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::net::unix::pipe;
 use tokio::sync::oneshot;
 
-use super::launcher::{CONNECTS, EXITED, FAILED, LISTENS};
+use super::launcher::{CONNECTS, CRASHED, EXITED, FAILED, LISTENS};
 use super::network::Pair;
 use super::{LAUNCHER_VERB, Spec, system};
 use crate::sandbox::Ending;
@@ -89,6 +89,7 @@ impl Spawner {
             control: None,
             output: Some(output),
             network: None,
+            extensions: Vec::new(),
         };
         if let Err(error) = sandbox.order(&ours, spec, disk) {
             sandbox.end().await;
@@ -103,7 +104,10 @@ impl Spawner {
         }
         let preparation = tokio::time::timeout(PREPARATION, sandbox.message());
         match preparation.await.unwrap_or_else(|_| Err(anyhow!("the sandbox was not ready in time"))) {
-            Ok((LISTENS, _, Some(socket))) => Ok((sandbox, std::net::TcpListener::from(socket))),
+            Ok((LISTENS, names, Some(socket))) => {
+                sandbox.extensions = String::from_utf8_lossy(&names).lines().map(String::from).collect();
+                Ok((sandbox, std::net::TcpListener::from(socket)))
+            }
             Ok((FAILED, text, _)) => {
                 sandbox.end().await;
                 bail!("{}", String::from_utf8_lossy(&text))
@@ -120,6 +124,16 @@ impl Spawner {
     }
 }
 
+/// What a wait status says.
+fn how(status: [u8; 4]) -> Ending {
+    let status = i32::from_le_bytes(status);
+    if libc::WIFSIGNALED(status) {
+        Ending::Signal(libc::WTERMSIG(status))
+    } else {
+        Ending::Exit(libc::WEXITSTATUS(status))
+    }
+}
+
 /// Our end is read without blocking, the sandbox's blocks as programs expect.
 fn pipe_pair() -> std::io::Result<(pipe::Receiver, OwnedFd)> {
     let (reader, writer) = std::io::pipe()?;
@@ -133,6 +147,8 @@ pub struct Container {
     control: Option<tokio::net::UnixStream>,
     output: Option<pipe::Receiver>,
     network: Option<Pair>,
+    /// The extensions that start with the runtime.
+    pub extensions: Vec<String>,
 }
 
 impl Container {
@@ -176,13 +192,10 @@ impl Container {
             },
         };
         match message {
-            Ok((EXITED, status, _)) if status.len() == 4 => {
-                let status = i32::from_le_bytes(status.try_into().expect("four bytes"));
-                if libc::WIFSIGNALED(status) {
-                    Ending::Signal(libc::WTERMSIG(status))
-                } else {
-                    Ending::Exit(libc::WEXITSTATUS(status))
-                }
+            Ok((EXITED, status, _)) if status.len() == 4 => how([status[0], status[1], status[2], status[3]]),
+            Ok((CRASHED, told, _)) if told.len() > 4 => {
+                let name = String::from_utf8_lossy(&told[4..]).into_owned();
+                Ending::Extension(name, Box::new(how([told[0], told[1], told[2], told[3]])))
             }
             Ok((FAILED, reason, _)) => Ending::NotStarted(String::from_utf8_lossy(&reason).into_owned()),
             _ => Ending::Killed,

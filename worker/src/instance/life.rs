@@ -7,10 +7,11 @@ use anyhow::Result;
 use tokio::task::JoinSet;
 use worker_page::data::Event;
 
-use super::{Instance, Phase, lock};
+use super::{Instance, Phase, Work, lock};
 use crate::error::ApiError;
-use crate::invocation::Outcome;
+use crate::invocation::{Figures, Outcome, report_line};
 use crate::output::Output;
+use crate::pool::RequestId;
 use crate::sandbox::{Ended, Handler};
 use crate::{limits, runtime_api};
 
@@ -29,6 +30,7 @@ impl Instance {
     async fn try_to_live(self: &Arc<Self>) -> Result<()> {
         let sandbox = self.around.maker.clone().start(self.order()).await?;
         let sandbox = self.sandbox.get_or_init(|| sandbox);
+        self.extensions_started(sandbox.extensions());
         let output = Output::new(self.label(), self.log(), sandbox.take_output());
         assert!(self.output.set(output).is_ok(), "an instance starts once");
         // Ends with this scope, and with it every connection.
@@ -50,6 +52,7 @@ impl Instance {
             }
         };
         self.until_it_ends(ending).await;
+        self.shut_extensions_down(&**sandbox).await;
         // While it is still served: a runtime that is about to end hears nothing of it.
         sandbox.end().await;
         Ok(())
@@ -72,7 +75,7 @@ impl Instance {
 
     async fn still_starting_after(&self, limit: Duration) {
         tokio::time::sleep(limit).await;
-        if !matches!(&*lock(&self.phase), Phase::Init) {
+        if self.was_ready() {
             std::future::pending::<()>().await;
         }
     }
@@ -84,18 +87,18 @@ impl Instance {
         let cause = if *out_of_memory { format!(" (memory of {memory} MB used up)") } else { String::new() };
         tracing::warn!("{}: {ending}{cause}", self.label());
         self.note(Event { message: Some(format!("{ending}{cause}")), ..self.event("ended") });
+        let kind = ending.kind();
         match phase {
             Phase::Busy(work) => {
                 work.timer.abort();
                 let message = format!("RequestId: {} Error: {ending}{cause}", work.invocation.id);
-                self.report(work, Outcome::error("Runtime.ExitError", &message));
+                self.report(work, Outcome::error(kind, &message));
             }
-            Phase::Init => {
+            Phase::Init | Phase::Waiting(_) if !self.was_ready() => {
                 let mut failure = lock(&self.failure);
                 // What the runtime itself has said is better.
                 if failure.is_none() {
-                    *failure =
-                        Some(Ok(Outcome::error("Runtime.ExitError", &format!("Error: {ending}{cause}"))));
+                    *failure = Some(Ok(Outcome::error(kind, &format!("Error: {ending}{cause}"))));
                 }
                 let tail = self.output.get().map(|output| {
                     output.catch_up();
@@ -106,7 +109,56 @@ impl Instance {
                 }
             }
             Phase::Answered(timer) => timer.abort(),
-            Phase::Waiting(_) | Phase::Ended => {}
+            Phase::Init | Phase::Waiting(_) | Phase::Ended => {}
         }
+    }
+
+    pub(super) fn out_of_time(&self, request: RequestId) {
+        let timeout_s = self.deployment.settings.timeout_s;
+        let phase = {
+            let mut phase = lock(&self.phase);
+            // It may have gone on to another request just now.
+            let overdue = match &*phase {
+                Phase::Busy(work) => work.request == request,
+                Phase::Answered(_) => true,
+                Phase::Waiting(_) => self.extension_is_at_work(),
+                _ => false,
+            };
+            if !overdue {
+                return;
+            }
+            std::mem::replace(&mut *phase, Phase::Ended)
+        };
+        self.ran_out_of_time();
+        match phase {
+            Phase::Busy(work) => {
+                let outcome = Outcome::timed_out(&work.invocation.id, timeout_s);
+                tracing::warn!("{}: {} did not answer in {timeout_s} s", self.label(), work.invocation.id);
+                self.report(work, outcome);
+            }
+            Phase::Waiting(_) => {
+                tracing::warn!("{}: answered, but an extension was not done in {timeout_s} s", self.label())
+            }
+            _ => tracing::warn!("{}: answered, but asked for no more work in {timeout_s} s", self.label()),
+        }
+        self.scheduler.clone().end(self.id);
+    }
+
+    /// Answers the caller and writes the log's last lines.
+    pub(super) fn report(&self, work: Work, mut outcome: Outcome) {
+        let figures = Figures {
+            duration: work.since.elapsed(),
+            init: lock(&self.init).take(),
+            memory_mib: self.deployment.settings.memory_mib,
+            peak_bytes: self.peak_bytes(),
+        };
+        let id = &work.invocation.id;
+        if let Some(output) = self.output.get() {
+            output.catch_up();
+            output.say(&format!("END RequestId: {id}"));
+            output.say(&report_line(id, &figures));
+            outcome.log_tail = output.tail();
+        }
+        self.scheduler.answer(self.id, work.request, Ok(outcome));
     }
 }

@@ -1,8 +1,12 @@
-//! One instance: what it is doing now, and what becomes of its requests. [`life`] starts and ends it, [`idle`] freezes it.
+//! One instance: what it is doing now, and what becomes of its requests. [`life`] starts and ends it, [`idle`] freezes it,
+//! [`extensions`] are told of it.
 
+mod extensions;
 mod idle;
 mod life;
 mod rest;
+
+pub(crate) use extensions::{Refused, Wishes};
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -16,7 +20,7 @@ use crate::count::Count;
 use crate::error::ApiError;
 use crate::function::Deployment;
 use crate::history::{self, History};
-use crate::invocation::{Figures, Invocation, Outcome, report_line};
+use crate::invocation::{Invocation, Outcome};
 use crate::logs::{Logs, Stream};
 use crate::memory::Memory;
 use crate::output::Output;
@@ -88,6 +92,7 @@ pub struct Instance {
     /// Why it could not start: the answer for the request that waited for it.
     failure: Mutex<Option<Result<Outcome, ApiError>>>,
     answering_ends: Notify,
+    extensions: Mutex<extensions::Extensions>,
     idle: Mutex<idle::Idle>,
     /// Told when there may be another thing to do about it than was thought.
     idle_changes: Notify,
@@ -132,6 +137,7 @@ impl Instance {
             sandbox: OnceLock::new(),
             failure: Mutex::new(None),
             answering_ends: Notify::new(),
+            extensions: Mutex::default(),
             idle: Mutex::default(),
             idle_changes: Notify::new(),
             stop: Notify::new(),
@@ -194,7 +200,7 @@ impl Instance {
         let (sender, receiver) = oneshot::channel();
         {
             let mut phase = lock(&self.phase);
-            match &*phase {
+            let timer = match &*phase {
                 Phase::Init => {
                     let init = self.started.elapsed();
                     *lock(&self.init) = Some(init);
@@ -202,19 +208,20 @@ impl Instance {
                     self.around.count.started(init);
                     self.note(Event { ms: history::ms(init), ..self.event("ready") });
                     tracing::debug!("{}: started in {:.1} ms", self.label(), init.as_secs_f64() * 1e3);
+                    None
                 }
-                Phase::Answered(timer) => timer.abort(),
+                Phase::Answered(timer) => Some(timer.clone()),
                 // Its earlier connection broke before work came; the pool still counts on it.
                 Phase::Waiting(earlier) if earlier.is_closed() => {
                     *phase = Phase::Waiting(sender);
                     return Ok(receiver);
                 }
                 Phase::Waiting(_) | Phase::Busy(_) | Phase::Ended => return Err(Misuse::State),
-            }
+            };
             *phase = Phase::Waiting(sender);
+            self.runtime_waits(rests_after, timer);
         }
-        self.idles(rests_after);
-        self.scheduler.clone().ready(self.id);
+        self.ready_if_all_wait();
         Ok(receiver)
     }
 
@@ -239,6 +246,7 @@ impl Instance {
     /// The runtime is about to be given the invocation: it runs again, and its log begins.
     pub(crate) fn begin(&self, invocation: &Invocation) {
         self.works();
+        self.tell_of_invocation(invocation);
         if let Some(output) = self.output.get() {
             output.catch_up();
             output.begin();
@@ -322,50 +330,6 @@ impl Instance {
         Ok(())
     }
 
-    fn out_of_time(&self, request: RequestId) {
-        let timeout_s = self.deployment.settings.timeout_s;
-        let phase = {
-            let mut phase = lock(&self.phase);
-            // It may have gone on to another request just now.
-            let overdue = match &*phase {
-                Phase::Busy(work) => work.request == request,
-                Phase::Answered(_) => true,
-                _ => false,
-            };
-            if !overdue {
-                return;
-            }
-            std::mem::replace(&mut *phase, Phase::Ended)
-        };
-        match phase {
-            Phase::Busy(work) => {
-                let outcome = Outcome::timed_out(&work.invocation.id, timeout_s);
-                tracing::warn!("{}: {} did not answer in {timeout_s} s", self.label(), work.invocation.id);
-                self.report(work, outcome);
-            }
-            _ => tracing::warn!("{}: answered, but asked for no more work in {timeout_s} s", self.label()),
-        }
-        self.scheduler.clone().end(self.id);
-    }
-
-    /// Answers the caller and writes the log's last lines.
-    fn report(&self, work: Work, mut outcome: Outcome) {
-        let figures = Figures {
-            duration: work.since.elapsed(),
-            init: lock(&self.init).take(),
-            memory_mib: self.deployment.settings.memory_mib,
-            peak_bytes: self.peak_bytes(),
-        };
-        let id = &work.invocation.id;
-        if let Some(output) = self.output.get() {
-            output.catch_up();
-            output.say(&format!("END RequestId: {id}"));
-            output.say(&report_line(id, &figures));
-            outcome.log_tail = output.tail();
-        }
-        self.scheduler.answer(self.id, work.request, Ok(outcome));
-    }
-
     pub(crate) fn event(&self, kind: &str) -> Event {
         history::of_instance(kind, &self.deployment, self.id)
     }
@@ -389,9 +353,13 @@ impl Instance {
     }
 
     /// Now plus the function's timeout, in milliseconds since 1970 (`Lambda-Runtime-Deadline-Ms`).
-    pub(crate) fn deadline_ms(&self) -> u128 {
-        let timeout = Duration::from_secs(self.deployment.settings.timeout_s.into());
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        (now + timeout).as_millis()
+    pub(crate) fn deadline_ms(&self) -> u64 {
+        since_1970(Duration::from_secs(self.deployment.settings.timeout_s.into()))
     }
+}
+
+/// The time after so long, in milliseconds since 1970.
+fn since_1970(after: Duration) -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    (now + after).as_millis() as u64
 }

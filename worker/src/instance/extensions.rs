@@ -1,0 +1,278 @@
+//! Lambda's external and internal extensions: programs beside the runtime that are told of each invocation, and of the end.
+//!
+//! An instance is ready when its runtime and every extension have asked for what comes next: at its start, and after each invocation.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
+
+use super::{Instance, Phase, lock, since_1970};
+use crate::invocation::{Invocation, Outcome};
+use crate::limits;
+use crate::sandbox::Sandbox;
+
+/// What extensions have for their last words.
+const SHUTDOWN: Duration = Duration::from_secs(2);
+
+/// What an extension may ask to be told of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Wishes {
+    pub invoke: bool,
+    pub shutdown: bool,
+}
+
+/// Why an extension's request does not fit.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// It is registered, or it is too late, or they are too many.
+    Registration(&'static str),
+    /// Nobody has this identifier.
+    Unknown,
+}
+
+#[derive(Debug)]
+struct Extension {
+    name: String,
+    wishes: Wishes,
+    /// It has asked for what comes next, and does nothing until then.
+    waits: bool,
+    waiting: Option<oneshot::Sender<Value>>,
+    /// What it was to be told while its connection was broken.
+    missed: Option<Value>,
+}
+
+impl Extension {
+    fn tell(&mut self, event: Value) {
+        self.waits = false;
+        self.missed = match self.waiting.take() {
+            Some(waiting) => waiting.send(event).err(),
+            None => Some(event),
+        };
+    }
+}
+
+/// Those of one instance.
+#[derive(Debug, Default)]
+pub(super) struct Extensions {
+    /// The programs that were started with the runtime.
+    started: Vec<String>,
+    /// By identifier.
+    registered: BTreeMap<String, Extension>,
+    /// The runtime waits for work, and would rest after so long; nobody else was told yet.
+    runtime_waits: Option<Vec<Duration>>,
+    /// Ends the instance where an extension is never done with an invocation.
+    timer: Option<AbortHandle>,
+    was_ready: bool,
+    out_of_time: bool,
+}
+
+impl Extensions {
+    fn register(&mut self, name: &str, wishes: Wishes) -> Result<String, Refused> {
+        let refused = |reason| Err(Refused::Registration(reason));
+        if self.was_ready {
+            return refused("extensions register while the instance starts");
+        }
+        if self.registered.len() >= limits::EXTENSIONS {
+            return refused("there are too many extensions");
+        }
+        if self.registered.values().any(|known| known.name == name) {
+            return refused("an extension of this name is registered");
+        }
+        if wishes.shutdown && !self.started.iter().any(|known| known == name) {
+            return refused("only extensions in /opt/extensions are told of SHUTDOWN");
+        }
+        let id = uuid::Uuid::new_v4().to_string();
+        let known = Extension { name: name.into(), wishes, waits: false, waiting: None, missed: None };
+        self.registered.insert(id.clone(), known);
+        Ok(id)
+    }
+
+    fn next(&mut self, id: &str) -> Result<oneshot::Receiver<Value>, Refused> {
+        let extension = self.registered.get_mut(id).ok_or(Refused::Unknown)?;
+        let (sender, receiver) = oneshot::channel();
+        match extension.missed.take() {
+            Some(event) => drop(sender.send(event)),
+            None => {
+                extension.waits = true;
+                extension.waiting = Some(sender);
+            }
+        }
+        Ok(receiver)
+    }
+
+    /// If all wait, that the instance is ready: said once.
+    fn take_ready(&mut self) -> Option<Vec<Duration>> {
+        let all = self.started.iter().all(|name| self.registered.values().any(|known| known.name == *name));
+        if !all || !self.registered.values().all(|known| known.waits) {
+            return None;
+        }
+        let ready = self.runtime_waits.take()?;
+        self.was_ready = true;
+        if let Some(timer) = self.timer.take() {
+            timer.abort();
+        }
+        Some(ready)
+    }
+
+    /// Tells those who wish it; whether there is one.
+    fn tell(&mut self, wishes: fn(&Wishes) -> bool, event: &Value) -> bool {
+        let mut told = false;
+        for extension in self.registered.values_mut().filter(|known| wishes(&known.wishes)) {
+            extension.tell(event.clone());
+            told = true;
+        }
+        told
+    }
+}
+
+impl Instance {
+    /// An extension registers: its identifier.
+    pub(crate) fn register_extension(&self, name: &str, wishes: Wishes) -> Result<String, Refused> {
+        lock(&self.extensions).register(name, wishes)
+    }
+
+    /// An extension is done, and asks for what comes next.
+    pub(crate) fn next_for_extension(&self, id: &str) -> Result<oneshot::Receiver<Value>, Refused> {
+        let next = lock(&self.extensions).next(id)?;
+        self.ready_if_all_wait();
+        Ok(next)
+    }
+
+    /// The name of an extension.
+    pub(crate) fn extension(&self, id: &str) -> Result<String, Refused> {
+        lock(&self.extensions).registered.get(id).map(|known| known.name.clone()).ok_or(Refused::Unknown)
+    }
+
+    /// An extension cannot go on: whoever waits is told why, and the instance ends.
+    pub(crate) fn extension_failed(&self, kind: &str, reason: &str) {
+        tracing::warn!("{}: {kind}: {reason}", self.label());
+        let busy = match &*lock(&self.phase) {
+            Phase::Busy(work) => Some(work.invocation.id.clone()),
+            _ => None,
+        };
+        match busy {
+            // The runtime may have answered meanwhile.
+            Some(id) => drop(self.finish(&id, Outcome::error(kind, &format!("RequestId: {id} {reason}")))),
+            None => drop(lock(&self.failure).get_or_insert_with(|| Ok(Outcome::error(kind, reason)))),
+        }
+        match self.was_ready() {
+            true => self.scheduler.clone().end(self.id),
+            // The pool is not asked: it would start another for who waits, and not tell why.
+            false => self.stop(),
+        }
+    }
+
+    /// The runtime waits for work. `timer` ends the instance if an extension is not done by then.
+    pub(super) fn runtime_waits(&self, rests_after: &[Duration], timer: Option<AbortHandle>) {
+        let mut extensions = lock(&self.extensions);
+        extensions.runtime_waits = Some(rests_after.to_vec());
+        extensions.timer = timer;
+    }
+
+    /// Says so to the pool.
+    pub(super) fn ready_if_all_wait(&self) {
+        let ready = lock(&self.extensions).take_ready();
+        if let Some(rests_after) = ready {
+            self.idles(&rests_after);
+            self.scheduler.clone().ready(self.id);
+        }
+    }
+
+    /// Whether its runtime is done, and an extension is not.
+    pub(super) fn extension_is_at_work(&self) -> bool {
+        lock(&self.extensions).runtime_waits.is_some()
+    }
+
+    /// What extensions are told of why it ends.
+    pub(super) fn ran_out_of_time(&self) {
+        lock(&self.extensions).out_of_time = true;
+    }
+
+    /// The runtime is given an invocation: extensions hear of it.
+    pub(super) fn tell_of_invocation(&self, invocation: &Invocation) {
+        let event = json!({
+            "eventType": "INVOKE",
+            "deadlineMs": self.deadline_ms(),
+            "requestId": invocation.id,
+            "invokedFunctionArn": invocation.arn,
+            "tracing": { "type": "X-Amzn-Trace-Id", "value": invocation.trace_id },
+        });
+        lock(&self.extensions).tell(|wishes| wishes.invoke, &event);
+    }
+
+    /// It is about to be ended: extensions that wish it have two seconds, or until all have ended.
+    pub(super) async fn shut_extensions_down(&self, sandbox: &dyn Sandbox) {
+        let told = {
+            let mut extensions = lock(&self.extensions);
+            let reason = if extensions.out_of_time { "timeout" } else { "spindown" };
+            let deadline = since_1970(SHUTDOWN);
+            let event = json!({ "eventType": "SHUTDOWN", "shutdownReason": reason, "deadlineMs": deadline });
+            extensions.tell(|wishes| wishes.shutdown, &event)
+        };
+        if told {
+            self.works();
+            sandbox.thaw();
+            let _ = tokio::time::timeout(SHUTDOWN, sandbox.ending()).await;
+        }
+    }
+
+    /// Whether it was ready once: its runtime alone does not make it so.
+    pub(super) fn was_ready(&self) -> bool {
+        lock(&self.extensions).was_ready
+    }
+
+    /// The programs that were started with the runtime.
+    pub(super) fn extensions_started(&self, names: &[String]) {
+        lock(&self.extensions).started = names.to_vec();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INVOKE: Wishes = Wishes { invoke: true, shutdown: false };
+
+    #[test]
+    fn an_instance_is_ready_when_all_wait_and_that_is_said_once() {
+        let mut extensions = Extensions { started: vec!["one".into()], ..Extensions::default() };
+        extensions.runtime_waits = Some(Vec::new());
+        assert_eq!(extensions.take_ready(), None, "one has not registered");
+        let one = extensions.register("one", INVOKE).unwrap();
+        let internal = extensions.register("inside", INVOKE).unwrap();
+        let mut waiting = extensions.next(&one).unwrap();
+        assert_eq!(extensions.take_ready(), None, "the other does not wait");
+        drop(extensions.next(&internal).unwrap());
+        assert_eq!(extensions.take_ready(), Some(Vec::new()));
+        assert_eq!(extensions.take_ready(), None);
+        assert!(matches!(extensions.register("late", INVOKE), Err(Refused::Registration(_))));
+
+        extensions.tell(|wishes| wishes.invoke, &json!(1));
+        assert_eq!(waiting.try_recv().unwrap(), json!(1));
+        extensions.runtime_waits = Some(Vec::new());
+        assert_eq!(extensions.take_ready(), None);
+        drop(extensions.next(&one).unwrap());
+        // The connection on which it waited was broken: it hears of it all the same.
+        assert_eq!(extensions.next(&internal).unwrap().try_recv().unwrap(), json!(1));
+        assert_eq!(extensions.take_ready(), None, "and has it to do");
+        drop(extensions.next(&internal).unwrap());
+        assert_eq!(extensions.take_ready(), Some(Vec::new()));
+        assert_eq!(extensions.next("nobody").unwrap_err(), Refused::Unknown);
+    }
+
+    #[test]
+    fn who_registers_and_for_what() {
+        let mut extensions = Extensions { started: vec!["one".into()], ..Extensions::default() };
+        let both = Wishes { invoke: true, shutdown: true };
+        assert!(extensions.register("one", both).is_ok());
+        assert!(extensions.register("one", INVOKE).is_err(), "twice");
+        assert!(extensions.register("inside", both).is_err(), "it ends with the runtime");
+        for number in 1..limits::EXTENSIONS {
+            assert!(extensions.register(&number.to_string(), INVOKE).is_ok());
+        }
+        assert!(extensions.register("more", INVOKE).is_err());
+    }
+}

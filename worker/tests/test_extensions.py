@@ -1,0 +1,243 @@
+"""Extensions, of a layer and of the function itself, by Lambda's Extensions API."""
+
+import io
+import time
+import zipfile
+
+import pytest
+from calls import create, invoke, zipped
+from conftest import Worker
+
+WATCH = """#!/usr/bin/python3.11
+import http.client, json, os, sys, time
+
+ROOT = "/2020-01-01/extension"
+does = os.environ.get("DOES", "")
+name = os.path.basename(sys.argv[0])
+api = http.client.HTTPConnection(os.environ["AWS_LAMBDA_RUNTIME_API"])
+
+def call(method, path, body=None, **headers):
+    headers = {"Lambda-Extension-" + key.replace("_", "-"): text for key, text in headers.items()}
+    api.request(method, ROOT + path, body, headers)
+    answer = api.getresponse()
+    return answer.status, answer.headers, json.loads(answer.read() or b"null")
+
+def say(*words):
+    print(name, *words, flush=True)
+
+if does == "fail to start":
+    sys.exit(3)
+if does == "leave":
+    sys.exit(0)
+if does == "never ask":
+    time.sleep(1000)
+events = json.dumps({"events": ["INVOKE", "SHUTDOWN"]})
+status, headers, told = call("POST", "/register", events, Name=name)
+assert status == 200 and told["functionName"] and told["functionVersion"] == "$LATEST", told
+own = {"Identifier": headers["Lambda-Extension-Identifier"]}
+if does == "init error":
+    call("POST", "/init/error", "{}", Function_Error_Type="Extension.NoKey", **own)
+while True:
+    status, headers, event = call("GET", "/event/next", **own)
+    assert status == 200 and headers["Lambda-Extension-Event-Identifier"], event
+    assert event["deadlineMs"] > time.time() * 1000
+    if event["eventType"] == "SHUTDOWN":
+        say("SHUTDOWN", event["shutdownReason"])
+        if does == "stay":
+            time.sleep(1000)
+        time.sleep(0.3)
+        say("goodbye")
+        sys.exit(0)
+    say("INVOKE", event["requestId"], event["invokedFunctionArn"].rsplit(":", 1)[1], event["tracing"]["type"])
+    if does == "crash":
+        os.abort()
+    if does == "exit error":
+        call("POST", "/exit/error", "{}", Function_Error_Type="Extension.Lost", **own)
+    time.sleep({"slow": 1, "hang": 1000}.get(does, 0))
+    say("done")
+"""
+APP = """
+import time
+
+def handler(event, context):
+    time.sleep(event.get("seconds", 0))
+    return context.aws_request_id
+"""
+
+
+@pytest.fixture(scope="module")
+def running():
+    with Worker() as worker:
+        yield worker
+        assert worker.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def layers(running):
+    """Layers with the program once, and twice under two names."""
+    client, arns = running.client(), []
+    for names in [["watch"], ["watch", "other"]]:
+        content = io.BytesIO()
+        with zipfile.ZipFile(content, "w") as archive:
+            for name in names:
+                program = zipfile.ZipInfo(f"extensions/{name}")
+                program.external_attr = 0o755 << 16
+                archive.writestr(program, WATCH)
+            archive.writestr("extensions/README", "no program")
+        layer = f"layer-of-{len(names)}"
+        made = client.publish_layer_version(LayerName=layer, Content={"ZipFile": content.getvalue()})
+        arns.append(made["LayerVersionArn"])
+    return arns
+
+
+def make(client, name, layers, does="", **settings):
+    settings = {"Timeout": 20, "Environment": {"Variables": {"DOES": does}}, **settings}
+    create(client, name, zipped(app_py=APP), Layers=layers[:1], **settings)
+    client.put_function_concurrency(FunctionName=name, ReservedConcurrentExecutions=1)
+
+
+def lines(running, name):
+    return [line.split("] ", 1)[1] for line in running.log().splitlines() if f"[{name}#" in line]
+
+
+def test_they_are_told_of_each_invocation_and_of_the_end(running, layers):
+    client = running.client()
+    make(client, "told", layers)
+    client.update_function_configuration(FunctionName="told", Layers=layers[1:])
+    ids = [invoke(client, "told", {})[0] for _ in range(2)]
+    for request in ids:
+        running.wait_for(rf"\[told#\d+\] watch INVOKE {request} told X-Amzn-Trace-Id")
+        running.wait_for(rf"\[told#\d+\] other INVOKE {request} told")
+    client.delete_function(FunctionName="told")
+    for name in ["watch", "other"]:
+        running.wait_for(rf"\[told#\d+\] {name} SHUTDOWN spindown")
+        running.wait_for(rf"\[told#\d+\] {name} goodbye")
+
+
+def test_the_answer_does_not_wait_for_an_extension_and_the_next_invocation_does(running, layers):
+    client = running.client()
+    make(client, "slow", layers, "slow")
+    first, _ = invoke(client, "slow", {})
+    assert "watch done" not in lines(running, "slow")
+    second, _ = invoke(client, "slow", {})
+    said = lines(running, "slow")
+    begins = [index for index, line in enumerate(said) if line.startswith("START RequestId")]
+    assert len(begins) == 2 and f"watch INVOKE {first}" in "\n".join(said[: begins[1]])
+    assert "watch done" in said[: begins[1]], said
+    assert len({event["instance"] for event in running.events("ready") if event["function"] == "slow"}) == 1
+
+
+@pytest.mark.parametrize(
+    "does, kind, message",
+    [
+        ("fail to start", "Extension.Crash", "extension watch exited with error: exit status 3"),
+        ("leave", "Extension.Crash", "extension watch exited without"),
+        ("init error", "Extension.InitError", "watch: Extension.NoKey"),
+        ("never ask", "Sandbox.Timedout", "Init phase timed out"),
+    ],
+)
+def test_an_extension_that_does_not_start_keeps_the_function_from_it(running, layers, does, kind, message):
+    client, name = running.client(), does.replace(" ", "-")
+    make(client, name, layers, does, Timeout=1)
+    answer, error = invoke(client, name, {})
+    assert error == "Unhandled" and answer["errorType"] == kind and message in answer["errorMessage"], answer
+    client.delete_function(FunctionName=name)
+
+
+@pytest.mark.parametrize(
+    "does, kind, message",
+    [
+        ("crash", "Extension.Crash", "extension watch exited with error: signal: 6"),
+        ("exit error", "Extension.ExitError", "watch: Extension.Lost"),
+    ],
+)
+def test_an_extension_that_ends_ends_the_instance(running, layers, does, kind, message):
+    client, name = running.client(), does.replace(" ", "-")
+    make(client, name, layers, does)
+    answer, error = invoke(client, name, {"seconds": 10})
+    assert error == "Unhandled" and answer["errorType"] == kind and message in answer["errorMessage"], answer
+    assert answer["errorMessage"].startswith("RequestId: ")
+    client.delete_function(FunctionName=name)
+
+
+def test_an_extension_that_is_never_done_ends_the_instance_and_no_request(running, layers):
+    client = running.client()
+    make(client, "hang", layers, "hang", Timeout=1)
+    ids = [invoke(client, "hang", {}) for _ in range(2)]
+    assert [error for _, error in ids] == [None, None], ids
+    running.wait_for(r"\[hang#\d+\]: answered, but an extension was not done in 1 s")
+    client.delete_function(FunctionName="hang")
+
+
+def test_an_extension_that_does_not_leave_is_ended(running, layers):
+    client = running.client()
+    make(client, "stay", layers, "stay")
+    assert invoke(client, "stay", {})[1] is None
+    client.delete_function(FunctionName="stay")
+    running.wait_for(r"\[stay#\d+\] watch SHUTDOWN spindown")
+    deadline = time.monotonic() + 60
+    while not [event for event in running.events("gone") if event["function"] == "stay"]:
+        assert time.monotonic() < deadline, running.left()
+        time.sleep(0.05)
+
+
+INTERNAL = """
+import http.client, json, os, threading
+
+ROOT = "/2020-01-01/extension"
+
+def call(method, path, body=None, **headers):
+    api = http.client.HTTPConnection(os.environ["AWS_LAMBDA_RUNTIME_API"])
+    headers = {"Lambda-Extension-" + key: text for key, text in headers.items()}
+    api.request(method, ROOT + path, body, headers)
+    answer = api.getresponse()
+    return answer.status, answer.headers["Lambda-Extension-Identifier"], json.loads(answer.read() or b"null")
+
+def kind(*arguments, **headers):
+    status, _, told = call(*arguments, **headers)
+    return [status, told["errorType"]]
+
+told = []
+early = {
+    "nameless": kind("POST", "/register", '{"events": []}'),
+    "shutdown": kind("POST", "/register", '{"events": ["SHUTDOWN"]}', Name="inside"),
+    "event": kind("POST", "/register", '{"events": ["OTHER"]}', Name="inside"),
+    "body": kind("POST", "/register", '[', Name="inside"),
+    "stranger": kind("GET", "/event/next", Identifier="x"),
+    "unregistered": kind("POST", "/init/error"),
+    "path": kind("GET", "/other"),
+}
+_, own, _ = call("POST", "/register", '{"events": ["INVOKE"]}', Name="inside")
+early["twice"] = kind("POST", "/register", '{"events": []}', Name="inside")
+
+def follow():
+    while True:
+        told.append(call("GET", "/event/next", Identifier=own)[2]["requestId"])
+
+threading.Thread(target=follow, daemon=True).start()
+
+def handler(event, context):
+    late = kind("POST", "/register", '{"events": []}', Name="late")
+    while context.aws_request_id not in told:
+        pass
+    return {"early": early, "late": late, "told": len(told)}
+"""
+
+
+def test_an_extension_in_the_runtime_and_what_is_refused(running):
+    client = running.client()
+    create(client, "internal", zipped(app_py=INTERNAL), Timeout=20)
+    for number in [1, 2]:
+        answer, error = invoke(client, "internal", {})
+        assert error is None, answer
+        assert answer["told"] == number and answer["late"] == [403, "Extension.RegistrationError"]
+    assert answer["early"] == {
+        "nameless": [400, "Extension.InvalidExtensionName"],
+        "shutdown": [403, "Extension.RegistrationError"],
+        "event": [400, "Extension.InvalidEventType"],
+        "body": [400, "InvalidRequestFormat"],
+        "stranger": [403, "Extension.UnknownExtensionIdentifier"],
+        "unregistered": [403, "Extension.UnknownExtensionIdentifier"],
+        "path": [404, "UnknownPath"],
+        "twice": [403, "Extension.RegistrationError"],
+    }
