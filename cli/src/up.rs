@@ -116,6 +116,9 @@ pub struct UpArguments {
     /// Registry on this machine from which callers may name images (ImageUri ADDRESS/NAME:TAG); may be given several times [default: none]
     #[arg(long, value_name = "ADDRESS", value_parser = loopback)]
     image_registry: Vec<SocketAddr>,
+    /// Server of the queues that functions of the template are called from (Events of Type SQS), which speaks SQS' API in plain HTTP and asks for no signature, such as ElasticMQ [default: none]
+    #[arg(long, value_name = "ADDRESS", value_parser = loopback)]
+    queues: Option<SocketAddr>,
     /// Folder where functions and layers made by the API are kept, and accepted Event invocations until they are done, so that a killed worker loses none [default: in memory]
     #[arg(long, value_name = "FOLDER")]
     state: Option<PathBuf>,
@@ -176,6 +179,7 @@ impl UpArguments {
             cache: cache()?,
             code_folders: code_folders(&self.code_from)?,
             image_registries: self.image_registry,
+            queues: self.queues,
             outside: self.network == Network::Outside,
             state: self.state,
         };

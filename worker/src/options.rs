@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use crate::pool::Capacity;
+use crate::queues::Queues;
 use crate::sigv4::Credentials;
 
 /// How the worker is set up.
@@ -27,6 +28,8 @@ pub struct Options {
     pub code_folders: Vec<PathBuf>,
     /// Registries on this machine from which callers may name images.
     pub image_registries: Vec<SocketAddr>,
+    /// The server of the queues that functions are called from.
+    pub queues: Option<Queues>,
     /// Whether functions that say nothing of it reach the outside world.
     pub outside: bool,
     /// Where what callers have made and events that were accepted are kept, so that they survive the worker; otherwise in memory.

@@ -16,9 +16,11 @@ use crate::machine::{Disk, Machine, Part, Plan};
 use crate::options::{Layers, Options};
 use crate::pool::Capacity;
 use crate::python;
+use crate::queues::Queues;
 use crate::runtime::Runtime;
 use crate::sandbox::Maker;
 use crate::sigv4::Credentials;
+use crate::sources::Sources;
 use crate::stack::{self, Ready, Stack};
 use crate::worker::Worker;
 use crate::{environment, runtime_files, sampler};
@@ -51,6 +53,8 @@ pub struct Service {
     pub code_folders: Vec<PathBuf>,
     /// Registries on this machine from which callers of the API may name images.
     pub image_registries: Vec<SocketAddr>,
+    /// The server of the queues that functions are called from.
+    pub queues: Option<SocketAddr>,
     /// Whether functions that say nothing of it reach the outside world.
     pub outside: bool,
     /// Where what callers have made and events that were accepted are kept, so that they survive the worker; otherwise in memory.
@@ -76,7 +80,7 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
         service.capacity.concurrency = service.capacity.concurrency.min(plan.partitions);
         service.capacity.memory_mib = u64::from(plan.partitions) * u64::from(largest_mib);
     }
-    declared.check(service.outside, service.machine.is_some())?;
+    declared.check(service.outside, service.machine.is_some(), service.queues.is_some())?;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start threads")?;
     runtime.block_on(async {
@@ -90,11 +94,13 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
             cache: service.cache,
             code_folders: service.code_folders,
             image_registries: service.image_registries,
+            queues: service.queues.map(|address| Queues { address }),
             outside: service.outside,
             state: service.state,
         })?;
         // With --sandbox vm functions come from the template; what is kept waits.
         let kept = if service.machine.is_none() { worker.read_kept()? } else { Kept::default() };
+        let queues = declared.sources();
         let functions = declared.ready(&worker)?;
         let in_machine = service.machine.is_some();
         let maker: Arc<dyn Maker> = match service.machine {
@@ -116,9 +122,11 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
         worker.make_with(maker.clone());
         let names = stack::deploy(&worker, functions, &BTreeSet::new())?;
         worker.restore(kept);
+        let sources = Arc::new(Sources::new(worker.clone()));
+        sources.set(queues);
         if let Some(template) = service.template {
             let hangup = signal(SignalKind::hangup())?;
-            tokio::spawn(reload(worker.clone(), template, names, hangup, in_machine));
+            tokio::spawn(reload(worker.clone(), template, names, hangup, in_machine, sources));
         }
         let ticking = worker.clone();
         tokio::spawn(async move {
@@ -152,17 +160,22 @@ async fn reload(
     mut names: BTreeSet<String>,
     mut hangup: Signal,
     in_machine: bool,
+    sources: Arc<Sources>,
 ) {
     while hangup.recv().await.is_some() {
         if in_machine {
             tracing::error!("SIGHUP: what instances in a VM see is made when the worker starts: restart it");
             continue;
         }
-        let (reading, path, earlier) = (worker.clone(), template.clone(), names.clone());
+        let (reading, path, earlier, asking) =
+            (worker.clone(), template.clone(), names.clone(), sources.clone());
         let read = move || -> Result<BTreeSet<String>> {
             let stack = Stack::read(&path, &reading.options.cache)?;
-            stack.check(reading.options.outside, false)?;
-            stack::deploy(&reading, stack.ready(&reading)?, &earlier)
+            stack.check(reading.options.outside, false, reading.options.queues.is_some())?;
+            let queues = stack.sources();
+            let names = stack::deploy(&reading, stack.ready(&reading)?, &earlier)?;
+            asking.set(queues);
+            Ok(names)
         };
         match tokio::task::spawn_blocking(read).await.unwrap_or_else(|error| Err(error.into())) {
             Ok(now) => {

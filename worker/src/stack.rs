@@ -1,6 +1,6 @@
 //! A template's functions and layers in the worker: put there when it starts, and again when the template is read anew.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -13,7 +13,7 @@ use crate::error::ApiError;
 use crate::function::{Alias, FunctionUrl};
 use crate::layers::{Layer, Opt};
 use crate::runtime::Runtime;
-use crate::template::{self, Declared, DeclaredLayer, LATEST_OF_LAYER, Package};
+use crate::template::{self, Declared, DeclaredLayer, LATEST_OF_LAYER, Package, Source};
 use crate::worker::{Changed, Worker};
 use crate::{api, name, python};
 
@@ -54,11 +54,29 @@ impl Stack {
         self.functions.iter().map(|(function, _)| function)
     }
 
-    /// What an outside world needs must be there if a function wants one; and in a VM there are no images.
+    /// The queues that functions are called from, by what is called: the function, or the alias that is published.
+    pub fn sources(&self) -> BTreeMap<String, Vec<Source>> {
+        let with = self.functions().filter(|function| !function.sources.is_empty());
+        let of = |function: &Declared| {
+            let alias = function.alias.as_ref().map(|alias| format!(":{alias}")).unwrap_or_default();
+            (format!("{}{alias}", function.name), function.sources.clone())
+        };
+        with.map(of).collect()
+    }
+
+    /// What an outside world needs must be there if a function wants one, and a server for its queues; and in a VM there are no images.
     ///
     /// # Errors
     /// It is not.
-    pub fn check(&self, outside: bool, in_machine: bool) -> Result<()> {
+    pub fn check(&self, outside: bool, in_machine: bool, queues: bool) -> Result<()> {
+        if let (Some(function), false) =
+            (self.functions().find(|function| !function.sources.is_empty()), queues)
+        {
+            bail!(
+                "{}: Events of Type SQS need a server that speaks SQS' API (mayfly up --queues ADDRESS)",
+                function.name
+            );
+        }
         let reaches_out = outside || self.functions().any(|function| function.settings.outside == Some(true));
         ensure!(
             !reaches_out || (worker_is_root() && !in_machine),

@@ -3,6 +3,7 @@
 //! Read are resources of types `AWS::Serverless::Function` and `AWS::Serverless::LayerVersion`, and `Globals.Function`; [`intrinsics`] has what `!Ref` and the like stand
 //! for. Other resources are none of the worker's and passed over; so are properties that mean nothing here, with a line each.
 
+mod events;
 mod function;
 mod intrinsics;
 
@@ -14,6 +15,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value as Json};
 use serde_yaml_ng::Value as Yaml;
 
+pub use self::events::Source;
 use self::intrinsics::Scope;
 use crate::name;
 use crate::settings::Settings;
@@ -21,7 +23,7 @@ use crate::settings::Settings;
 const FUNCTION: &str = "AWS::Serverless::Function";
 const LAYER: &str = "AWS::Serverless::LayerVersion";
 /// Properties that mean something here.
-const KNOWN: [&str; 19] = [
+const KNOWN: [&str; 20] = [
     "FunctionName",
     "CodeUri",
     "ImageUri",
@@ -41,6 +43,7 @@ const KNOWN: [&str; 19] = [
     "Layers",
     "AutoPublishAlias",
     "Tags",
+    "Events",
 ];
 
 /// Properties that change nothing for a function on one machine: what it may do in an account, and how SAM builds it.
@@ -66,6 +69,8 @@ pub struct Declared {
     pub alias: Option<String>,
     /// `Tags`.
     pub tags: BTreeMap<String, String>,
+    /// The queues in `Events`.
+    pub sources: Vec<Source>,
 }
 
 /// What a function is made of.
@@ -149,9 +154,17 @@ fn declared(template: &Yaml, folder: &Path) -> Result<Template> {
         for (key, value) in own {
             merge(&mut properties, key, value);
         }
+        let sources = match properties.remove("Events") {
+            Some(Json::Object(events)) => {
+                events::sources(&events, &template["Resources"]).with_context(place)?
+            }
+            Some(_) => bail!("{}: Events should be a mapping", place()),
+            None => Vec::new(),
+        };
         let mut function = function::function(name, properties, folder).with_context(place)?;
         function.settings.processors =
             function::processors(resource).with_context(|| format!("Resources.{name}"))?;
+        function.sources = sources;
         function.settings.outside =
             function::reaches_out(resource).with_context(|| format!("Resources.{name}"))?;
         if functions.iter().any(|other| other.name == function.name) {
@@ -211,7 +224,8 @@ fn properties_of(yaml: &Yaml, scope: &Scope, place: &str) -> Result<Map<String, 
             }
             continue;
         }
-        let value = scope.resolve(value, &format!("{place}.{key}"));
+        let queues = (key == "Events").then(|| events::only_queues(value, &format!("{place}.Events")));
+        let value = scope.resolve(queues.as_ref().unwrap_or(value), &format!("{place}.{key}"));
         if let Some(value) = value.with_context(|| key.to_string()).with_context(|| place.to_string())? {
             properties.insert(key.to_string(), value);
         }

@@ -73,7 +73,7 @@ def test_what_sam_build_leaves_is_served_as_it_is(tmp_path):
             r"Environment.Variables.TABLE: there is no Table here",
             r"Environment.Variables.IMPORTED: !ImportValue is not supported here",
             r"VpcConfig is not supported and passed over",
-            r"Events is not supported and passed over",
+            r"Events.Api: events of Type Api are not supported and passed over",
             r"Globals.Function.Tracing is not supported and passed over",
         ]:
             running.wait_for(line)

@@ -4,23 +4,17 @@
 use std::fs::File;
 use std::io::{Seek, Write};
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
-use http_body_util::{BodyExt, Empty};
+use http_body_util::Full;
 use hyper::Request;
-use hyper::client::conn::http1;
-use hyper::header::{ACCEPT, HOST, USER_AGENT};
-use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
-use tokio::time::timeout;
+use hyper::header::ACCEPT;
 
 use super::reference::{Digest, Remote};
+use crate::http_client::{self, STALL};
 use crate::limits;
 
-/// Something must come within this time.
-const STALL: Duration = Duration::from_secs(30);
 const MANIFEST_BYTES: u64 = 4 << 20;
 const MANIFESTS: &str = "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json, \
     application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.docker.distribution.manifest.v2+json";
@@ -87,27 +81,12 @@ impl Registry {
     }
 
     async fn fetch_path(&self, path: &str, limit: u64, into: &mut (dyn Write + Send)) -> Result<()> {
-        let address = self.remote.address;
-        let stream = timeout(STALL, TcpStream::connect(address)).await.context("does not answer")??;
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        let connection = tokio::spawn(connection);
-        let request = Request::get(path)
-            .header(HOST, address.to_string())
-            .header(USER_AGENT, "mayfly")
-            .header(ACCEPT, format!("{MANIFESTS}, */*"))
-            .body(Empty::<Bytes>::new())?;
-        let answer = timeout(STALL, sender.send_request(request)).await.context("does not answer")??;
+        let request =
+            Request::get(path).header(ACCEPT, format!("{MANIFESTS}, */*")).body(Full::new(Bytes::new()))?;
+        let answer = http_client::send(self.remote.address, request, STALL).await?;
         if answer.status() != 200 {
             bail!("answers {}", answer.status());
         }
-        let (mut body, mut bytes) = (answer.into_body(), 0);
-        while let Some(frame) = timeout(STALL, body.frame()).await.context("stopped in the middle")? {
-            let Ok(data) = frame?.into_data() else { continue };
-            bytes += data.len() as u64;
-            ensure!(bytes <= limit, "has more than the {limit} bytes that are allowed");
-            into.write_all(&data)?;
-        }
-        connection.abort();
-        Ok(())
+        http_client::read(answer.into_body(), limit, |data| into.write_all(data)).await
     }
 }

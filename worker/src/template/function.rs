@@ -75,7 +75,7 @@ pub fn function(resource: &str, mut properties: Map<String, Json>, folder: &Path
     let wanted: Wanted = serde_json::from_value(Json::Object(properties))?;
     let settings = Settings::new(&wanted).map_err(|error| anyhow!("{}", error.message))?;
     let (package, tags) = (package(&settings, code, image, folder)?, tags.unwrap_or_default());
-    Ok(Declared { name: function_name, settings, package, reserved, url, alias, tags })
+    Ok(Declared { name: function_name, settings, package, reserved, url, alias, tags, sources: Vec::new() })
 }
 
 fn package(

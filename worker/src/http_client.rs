@@ -1,0 +1,56 @@
+//! Requests to servers that the operator has named, in plain HTTP. Redirects are not followed.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper::header::{HOST, HeaderValue, USER_AGENT};
+use hyper::{Request, Response};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+/// Something must come within this time.
+pub const STALL: Duration = Duration::from_secs(30);
+
+/// Sends a request, and waits so long for the head of the answer.
+///
+/// # Errors
+/// The server cannot be reached, or does not answer.
+pub async fn send(
+    address: SocketAddr,
+    mut request: Request<Full<Bytes>>,
+    patience: Duration,
+) -> Result<Response<Incoming>> {
+    let stream = timeout(STALL, TcpStream::connect(address)).await.context("does not answer")??;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    // It ends with the answer's body.
+    tokio::spawn(connection);
+    let headers = request.headers_mut();
+    headers.insert(HOST, HeaderValue::from_str(&address.to_string())?);
+    headers.insert(USER_AGENT, HeaderValue::from_static("mayfly"));
+    Ok(timeout(patience, sender.send_request(request)).await.context("does not answer")??)
+}
+
+/// Gives a body to `take`, piece by piece, up to a limit.
+///
+/// # Errors
+/// It is longer, stops in the middle, or is not taken.
+pub async fn read(
+    mut body: Incoming,
+    limit: u64,
+    mut take: impl FnMut(&[u8]) -> std::io::Result<()> + Send,
+) -> Result<()> {
+    let mut bytes = 0;
+    while let Some(frame) = timeout(STALL, body.frame()).await.context("stopped in the middle")? {
+        let Ok(data) = frame?.into_data() else { continue };
+        bytes += data.len() as u64;
+        ensure!(bytes <= limit, "has more than the {limit} bytes that are allowed");
+        take(&data)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,127 @@
+"""A server of queues that speaks SQS' JSON protocol, as far as boto3's tests here and the worker need it."""
+
+import contextlib
+import hashlib
+import http.server
+import itertools
+import json
+import threading
+import time
+
+import boto3
+
+
+class Queues:
+    """Queues by name; each message is visible from a time on, and hidden for a while when it was received."""
+
+    def __init__(self, visibility=1):
+        self.visibility = visibility
+        self.changed = threading.Condition()
+        self.messages = {}
+        self.numbers = itertools.count()
+        # What was asked: how many messages of a call, and which queues.
+        self.received, self.asked = [], []
+
+    def left(self, name):
+        with self.changed:
+            return sorted(message["Body"] for message in self.messages[name].values())
+
+    def call(self, action, wanted):
+        return getattr(self, action)(wanted.get("QueueUrl", "").rsplit("/", 1)[-1], wanted)
+
+    def GetQueueUrl(self, _, wanted):
+        name = wanted["QueueName"]
+        self.asked.append(name)
+        return {"QueueUrl": f"{self.url}/0/{name}"} if name in self.messages else None
+
+    def SendMessage(self, name, wanted):
+        with self.changed:
+            identifier = str(next(self.numbers))
+            digest = hashlib.md5(wanted["MessageBody"].encode()).hexdigest()
+            self.messages[name][identifier] = {
+                "MessageId": identifier,
+                "Body": wanted["MessageBody"],
+                "MD5OfBody": digest,
+                "MessageAttributes": wanted.get("MessageAttributes", {}),
+                "received": 0,
+                "visible": 0,
+            }
+            self.changed.notify_all()
+        return {"MessageId": identifier, "MD5OfMessageBody": digest}
+
+    def ReceiveMessage(self, name, wanted):
+        ends = time.monotonic() + wanted["WaitTimeSeconds"]
+        with self.changed:
+            while True:
+                now = time.monotonic()
+                ready = [message for message in self.messages[name].values() if message["visible"] <= now]
+                if ready or now >= ends:
+                    break
+                self.changed.wait(min(0.05, ends - now))
+            assert 1 <= wanted["MaxNumberOfMessages"] <= 10
+            taken = ready[: wanted["MaxNumberOfMessages"]]
+            for message in taken:
+                message["visible"] = now + self.visibility
+                message["received"] += 1
+                message["ReceiptHandle"] = f"{message['MessageId']}/{message['received']}"
+                message["Attributes"] = {"ApproximateReceiveCount": str(message["received"])}
+            if taken:
+                self.received.append(len(taken))
+            return {"Messages": [dict(message) for message in taken]} if taken else {}
+
+    def DeleteMessageBatch(self, name, wanted):
+        done = []
+        with self.changed:
+            assert 1 <= len(wanted["Entries"]) <= 10
+            for entry in wanted["Entries"]:
+                self.messages[name].pop(entry["ReceiptHandle"].split("/")[0], None)
+                done.append({"Id": entry["Id"]})
+        return {"Successful": done, "Failed": []}
+
+    def client(self):
+        return boto3.client(
+            "sqs",
+            endpoint_url=self.url,
+            region_name="us-east-1",
+            aws_access_key_id="any",
+            aws_secret_access_key="any",
+        )
+
+    def send(self, name, bodies, **more):
+        """By boto3, which checks the answers."""
+        client = self.client()
+        for body in bodies:
+            client.send_message(QueueUrl=f"{self.url}/0/{name}", MessageBody=body, **more)
+
+
+@contextlib.contextmanager
+def served(*names, port=0, **settings):
+    queues = Queues(**settings)
+    queues.messages = {name: {} for name in names}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            action = self.headers["X-Amz-Target"].removeprefix("AmazonSQS.")
+            wanted = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            answer = queues.call(action, wanted)
+            missing = {"__type": "com.amazonaws.sqs#QueueDoesNotExist", "message": "there is no such queue"}
+            text = json.dumps(missing if answer is None else answer).encode()
+            with contextlib.suppress(ConnectionError):
+                self.send_response(400 if answer is None else 200)
+                self.send_header("Content-Type", "application/x-amz-json-1.0")
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    queues.address = f"127.0.0.1:{server.server_port}"
+    queues.url = f"http://{queues.address}"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield queues
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,169 @@
+"""Functions that are called from queues (Events of Type SQS): batches, failures, kills, SIGHUP."""
+
+import json
+import signal
+import subprocess
+import time
+
+import pytest
+from conftest import MAYFLY, Worker
+from queues import served
+
+APP = """
+import json, time
+
+def handler(event, context):
+    failures = []
+    for record in event["Records"]:
+        told = [record["body"], record["attributes"]["ApproximateReceiveCount"], record["eventSourceARN"]]
+        print("GOT", json.dumps(told), flush=True)
+        word = record["messageAttributes"].get("Word", {})
+        assert not word or (word["stringValue"], word["dataType"]) == ("blue", "String"), word
+        if record["body"].startswith("poison"):
+            failures.append({"itemIdentifier": record["messageId"]})
+        if record["body"] == "slow":
+            time.sleep(1000)
+    print("BATCH", len(event["Records"]), context.invoked_function_arn, flush=True)
+    if failures and not event["Records"][0]["eventSourceARN"].endswith("some"):
+        raise ValueError("all of them")
+    return {"batchItemFailures": failures}
+"""
+TEMPLATE = """
+Globals: {{Function: {{Runtime: python3.11, Handler: app.handler, CodeUri: app, Timeout: 20}}}}
+Resources:
+  Named: {{Type: AWS::SQS::Queue, Properties: {{QueueName: some}}}}
+  Consumer:
+    Type: AWS::Serverless::Function
+    Properties:
+      FunctionName: consumer
+      AutoPublishAlias: live
+      Events:
+        Come: {{Type: SQS, Properties: {{Queue: {queue}{more}}}}}
+        Web: {{Type: Api, Properties: {{Path: /, Method: get}}}}
+"""
+ARN = "'arn:aws:sqs:us-east-1:000000000000:{}'"
+PARTIAL = ", FunctionResponseTypes: [ReportBatchItemFailures]"
+
+
+@pytest.fixture
+def template(tmp_path):
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app/app.py").write_text(APP)
+
+    def write(queue, more=""):
+        path = tmp_path / "template.yaml"
+        path.write_text(TEMPLATE.format(queue=queue, more=more))
+        return str(path)
+
+    return write
+
+
+def until(condition, running, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, running.log()
+        time.sleep(0.05)
+
+
+def got(running):
+    lines = [line.split("GOT ", 1)[1] for line in running.log().splitlines() if "GOT " in line]
+    return [json.loads(line) for line in lines]
+
+
+def test_each_message_is_done_and_deleted(template):
+    with served("orders") as queues:
+        path = template(ARN.format("orders"), ", BatchSize: 4")
+        with Worker(path, "--queues", queues.address) as running:
+            word = {"Word": {"StringValue": "blue", "DataType": "String"}}
+            queues.send("orders", [f"m{number}" for number in range(23)], MessageAttributes=word)
+            until(lambda: not queues.left("orders"), running)
+            assert {body for body, *_ in got(running)} == {f"m{number}" for number in range(23)}
+            assert {arn for *_, arn in got(running)} == {ARN.format("orders").strip("'")}
+            assert max(queues.received) <= 4
+            assert ":function:consumer:live" in running.log(), "the alias is called"
+            assert "Events.Web: events of Type Api are not supported" in running.log()
+            assert running.stop() == 0
+
+
+def test_a_batch_that_fails_comes_again_whole(template):
+    path = template(ARN.format("orders"))
+    with served("orders") as queues, Worker(path, "--queues", queues.address) as running:
+        queues.send("orders", ["poison"])
+        until(lambda: [count for _, count, _ in got(running)][1:2] == ["2"], running)
+        queues.send("orders", ["good"])
+        until(lambda: queues.left("orders") == ["poison"], running)
+        running.wait_for("1 messages of orders: .*all of them")
+        assert running.stop() == 0
+
+
+def test_of_a_batch_that_fails_in_part_the_rest_is_deleted(template):
+    with served("some") as queues:
+        queues.send("some", ["poison", "a", "b", "c"])
+        more = PARTIAL + ", BatchSize: 20, MaximumBatchingWindowInSeconds: 1"
+        with Worker(template("!GetAtt Named.Arn", more), "--queues", queues.address) as running:
+            until(lambda: queues.left("some") == ["poison"], running)
+            running.wait_for("BATCH [234]")
+            until(
+                lambda: any(body == "poison" and int(count) > 1 for body, count, _ in got(running)), running
+            )
+            assert running.stop() == 0
+
+
+def test_what_a_killed_worker_had_comes_again(template):
+    with served("orders") as queues:
+        path = template(ARN.format("orders"), ", BatchSize: 1")
+        with Worker(path, "--queues", queues.address) as running:
+            queues.send("orders", ["slow"])
+            until(lambda: got(running), running)
+            running.stop(signal.SIGKILL)
+        assert queues.left("orders") == ["slow"], "nobody has done it"
+        with Worker(path, "--queues", queues.address) as running:
+            until(lambda: [body for body, count, _ in got(running) if int(count) > 1] == ["slow"], running)
+            running.stop(signal.SIGKILL)
+
+
+def test_a_server_that_goes_and_a_template_that_changes(template):
+    with served("orders", "other") as queues:
+        path = template(ARN.format("orders"))
+        with Worker(path, "--queues", queues.address) as running:
+            until(lambda: "orders" in queues.asked, running)
+            template(ARN.format("other"))
+            running.process.send_signal(signal.SIGHUP)
+            until(lambda: "other" in queues.asked, running)
+            queues.send("other", ["now"])
+            until(lambda: not queues.left("other"), running)
+            template(ARN.format("missing"))
+            running.process.send_signal(signal.SIGHUP)
+            running.wait_for("queue missing: GetQueueUrl of .*QueueDoesNotExist")
+            queues.send("other", ["nobody asks"])
+            with queues.changed:
+                queues.messages["missing"] = {}
+            queues.send("missing", ["found"])
+            until(lambda: not queues.left("missing"), running)
+            assert queues.left("other") == ["nobody asks"]
+            assert running.stop() == 0
+    with Worker(path, "--queues", queues.address) as running:
+        running.wait_for("queue missing: GetQueueUrl of")
+        with served("missing", port=int(queues.address.rsplit(":", 1)[1])) as again:
+            again.send("missing", ["at last"])
+            until(lambda: not again.left("missing"), running)
+            assert running.stop() == 0
+
+
+@pytest.mark.parametrize(
+    "more, arguments, reason",
+    [
+        ("", [], "consumer: Events of Type SQS need a server"),
+        ("", ["--queues", "10.0.0.1:9324"], "it must be a loopback address"),
+        (", BatchSize: 0", ["--queues", "127.0.0.1:9324"], "Events.Come: BatchSize is 0"),
+        (
+            ", FilterCriteria: {}",
+            ["--queues", "127.0.0.1:9324"],
+            "unknown field `FilterCriteria`",
+        ),
+    ],
+)
+def test_what_cannot_be_is_said(template, more, arguments, reason):
+    command = [MAYFLY, "up", template(ARN.format("orders"), more), "--listen", "127.0.0.1:0", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0 and reason in done.stderr, done.stderr
