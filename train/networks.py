@@ -35,12 +35,11 @@ def examples(encoder: Encoder, data: Contexts) -> Examples:
 def trial(split: Split, recipe: Recipe) -> tuple[Encoder, np.ndarray, Outcome]:
     """Learns from one part, and says the classes of the part that is held out."""
     encoder = new_encoder(split.learn, recipe)
-    learn, held_out = examples(encoder, split.learn), examples(encoder, split.held_out)
+    learn = examples(encoder, split.learn)
     stop_by = examples(encoder, split.stop_by) if len(split.stop_by) else None
     rounds = recipe.rounds if stop_by else min(recipe.rounds, ROUNDS_OF_FEW)
     outcome = training.train(encoder, learn, stop_by, recipe.seed, rounds)
-    predicted = training.scores(encoder, outcome.weights, held_out.steps).argmax(axis=1)
-    return encoder, predicted, outcome
+    return encoder, classes(encoder, outcome, split.held_out), outcome
 
 
 def file_for(encoder: Encoder, outcome: Outcome, files: list[Ranges]) -> tuple[Model, dict[str, int]]:
@@ -57,3 +56,8 @@ def learned(data: Contexts, recipe: Recipe, rounds: int) -> tuple[Encoder, Outco
     """An encoder that has learned from all, for so many rounds."""
     encoder = new_encoder(data, recipe)
     return encoder, training.train(encoder, examples(encoder, data), None, recipe.seed, rounds)
+
+
+def classes(encoder: Encoder, outcome: Outcome, data: Contexts) -> np.ndarray:
+    """The classes of contexts by names, before rounding."""
+    return training.scores(encoder, outcome.weights, examples(encoder, data).steps).argmax(axis=1)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from bench import command
 from bench.heap.machine import thp_setting
 from bench.heap.measure import RunFailed
-from bench.lifetime import learning, tables, times, variants
+from bench.lifetime import builds, learning, tables, times, variants
 from bench.lifetime.results import Results
 from bench.lifetime.shown import shown
 from bench.lifetime.workloads import FULL, QUICK, WORKLOADS, Size, Workload
@@ -36,11 +36,13 @@ examples
   bench/lifetime/run                                   everything (16 minutes on two idle cores)
   bench/lifetime/run --resume                          what an interrupted run has not done
   bench/lifetime/run --quick --only pipeline           seconds
+  bench/lifetime/run --only builds                     models bound to other builds (minutes)
   bench/lifetime/run --only image --variants tcmalloc,model --rounds 5
 """
 NAMES = ("tcmalloc", "tcmalloc_returning", "online", "model", "model_only", "oracle", "times")
 # Keys of the file that are of no workload.
 TIMES = ("paths.", "model.")
+BUILDS = (f"{builds.NAME}.",)
 
 
 def arguments() -> argparse.Namespace:
@@ -49,7 +51,7 @@ def arguments() -> argparse.Namespace:
         "Runs LLAMA's workloads on tcmalloc and on Mayfly: fragmentation, speed, accuracy. What the file has"
         " of workloads that are not run is kept.",
         "workload",
-        {one.name: one.about for one in WORKLOADS.values()},
+        {one.name: one.about for one in WORKLOADS.values()} | {builds.NAME: builds.ABOUT},
         EPILOG,
         "a twentieth of the load: seconds; says nothing of memory",
     )
@@ -61,7 +63,7 @@ def arguments() -> argparse.Namespace:
     parsed = parser.parse_args()
     if parsed.rounds < 1:
         parser.error(f"--rounds {parsed.rounds}: must be 1 or more")
-    command.choose(parser, parsed, "only", WORKLOADS)
+    command.choose(parser, parsed, "only", [*WORKLOADS, builds.NAME])
     command.choose(parser, parsed, "variants", NAMES)
     return parsed
 
@@ -79,10 +81,14 @@ class Comparison:
         self.before = read(options.output)
         self.results = Results()
         self.times: dict = {}
+        self.builds: dict = {}
         self.size: Size = QUICK if options.quick else FULL
         self.machine = command.machine(options.quick) | {"transparent_huge_pages": thp_setting()}
         self.variants = without_what_needs_root(options.variants or list(NAMES))
-        self.workloads = [name for name in options.only or WORKLOADS if not self.is_there(f"{name}.whole")]
+        chosen = [name for name in options.only or WORKLOADS if name in WORKLOADS]
+        self.workloads = [name for name in chosen if not self.is_there(f"{name}.whole")]
+        self.with_builds = builds.NAME in options.only if options.only else not options.variants
+        self.with_builds &= not self.is_there(f"{builds.NAME}.whole")
         all_of_it = not options.only or "image" in options.only
         self.with_times = "times" in self.variants and all_of_it and not self.is_there("paths.whole")
 
@@ -96,6 +102,8 @@ class Comparison:
             self.write()
         if self.with_times:
             self.attempt("image", "times", self.measure_times)
+        if self.with_builds:
+            self.attempt(builds.NAME, "all", self.measure_builds)
         flat = self.write()
         if self.options.json:
             print(json.dumps(flat))
@@ -103,6 +111,8 @@ class Comparison:
             tables.print_all(self.results, self.goals())
             if self.times:
                 times.print_all(self.times)
+            if self.builds:
+                builds.print_all(self.builds)
             print(f"\nWritten to {self.options.output}")
         return 1 if self.results.failures else 0
 
@@ -157,6 +167,10 @@ class Comparison:
         self.times = times.measure(self.options.quick)
         return "done"
 
+    def measure_builds(self) -> str:
+        self.builds = builds.measure(self.options.quick)
+        return "done"
+
     def replay(self, workload: Workload) -> str:
         quick = self.options.quick and workload.traced.scale > QUICK.scale
         found = learning.oracle(workload, QUICK if quick else workload.traced, MEASURED_SEED)
@@ -165,13 +179,16 @@ class Comparison:
 
     def goals(self) -> list[Shown]:
         """A twentieth of the load is not what the goals are about."""
-        return [] if self.options.quick else shown(self.results) + times.shown(self.times)
+        if self.options.quick:
+            return []
+        return shown(self.results) + times.shown(self.times) + builds.shown(self.builds)
 
     def write(self) -> dict:
         """What was measured until now, and what the file had of all else."""
         done = self.results.workloads()
         measured = tuple(f"{name}." for name in done) + (TIMES if self.times else ())
-        known = tuple(f"{name}." for name in WORKLOADS) + TIMES
+        measured += BUILDS if self.builds else ()
+        known = tuple(f"{name}." for name in WORKLOADS) + TIMES + BUILDS
         kept = {
             key: value
             for key, value in self.before.items()
@@ -182,10 +199,12 @@ class Comparison:
         whole = {f"{name}.whole": size for name in done if name not in failed and not self.options.variants}
         if self.times:
             whole["paths.whole"] = size
+        if self.builds:
+            whole[f"{builds.NAME}.whole"] = size
         now = self.goals()
         of_now = {goal.what for goal in now}
         goals = [goal for goal in goals_of(self.before) if goal.what not in of_now]
-        flat = kept | self.results.flat(self.machine) | self.times | whole
+        flat = kept | self.results.flat(self.machine) | self.times | self.builds | whole
         return write(self.options.output, flat, [*goals, *now])
 
 

@@ -1,0 +1,171 @@
+"""From build to build (LLAMA Fig. 10 and 11a, Table 2): a model is made from one build of a small server,
+bound to others by names, and asked what the heap would ask it in a run of those."""
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.compiled import BUILD
+from bench.heap.measure import RunFailed
+from bench.lifetime.learning import mayfly
+from bench.outcome import ROOT, Shown, at_least, figure, table
+from train.tests import revision
+
+NAME = "builds"
+ABOUT = "a small server built otherwise: a revision, other compilers and options; seconds for each"
+FOLDER = BUILD / "lifetime" / NAME
+BYTES_LEAST_PERCENT, NEAR_LEAST_PERCENT = 75, 90
+# A model of one build, and the build of a revision: what kinds of tokens tell is asked of that.
+FIRST, REVISED = "same build", "revision"
+ENCODERS = {"table": "table", "network": "lstm-frames"}
+EVERY = "2k"
+EVERY_OTHER = ("8k", "32k", "128k")
+
+
+@dataclass
+class Build:
+    compiler: str
+    options: list[str]
+    changes: dict[str, str]
+
+
+BUILDS = {
+    FIRST: Build("g++", ["-O2"], {}),
+    REVISED: Build("g++", ["-O2"], revision.CHANGES),
+    "clang": Build("clang++", ["-O2"], {}),
+    "-O3": Build("g++", ["-O3"], {}),
+    "-O1": Build("g++", ["-O1"], {}),
+    "-O0": Build("g++", ["-O0"], {}),
+    "-O0 revision": Build("g++", ["-O0"], revision.CHANGES),
+}
+
+
+def measure(quick: bool) -> dict:
+    """Flat keys: `builds.BUILD.…`, `builds.every.…`, `builds.tokens.…`."""
+    seconds = 3 if quick else 10
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    programs = {name: program for name in BUILDS if (program := built(name))}
+    first = profiled(programs[FIRST], "made-from", seconds, EVERY)
+    profiles = {name: profiled(program, "run", seconds, EVERY) for name, program in programs.items()}
+    flat, asked = {}, {}
+    for kind, encoder in ENCODERS.items():
+        model = trained(first, kind, encoder, quick)
+        for name, profile in profiles.items():
+            bound, flat[f"{key(name)}.{kind}.contexts_known_percent"] = bound_to(model, profile, key(name))
+            asked[f"{key(name)}.{kind}"] = (bound, profile)
+            asked[f"{key(name)}.{kind}.without_bind"] = (model, profile)
+    for every in EVERY_OTHER:
+        seldom = profiled(programs[FIRST], f"every-{every}", seconds, every)
+        asked[f"every.{every}"] = (trained(seldom, f"every-{every}", "table", quick), profiles[FIRST])
+    flat |= studied(first, profiles, asked, quick)
+    return {f"builds.{name}": value for name, value in flat.items()}
+
+
+def key(name: str) -> str:
+    return name.replace(" ", "_").lstrip("-")
+
+
+def say(line: str) -> None:
+    print(f"bench: builds: {line}", file=sys.stderr, flush=True)
+
+
+def built(name: str) -> Path | None:
+    """The server of a build; none where there is no such compiler."""
+    build = BUILDS[name]
+    if not shutil.which(build.compiler):
+        say(f"{build.compiler} is not installed: left out")
+        return None
+    folder = FOLDER / key(name)
+    folder.mkdir(exist_ok=True)
+    (folder / "server.cc").write_text(revision.changed(build.changes))
+    command = [build.compiler, "-std=c++17", "-g", *build.options, "-o", "server", "server.cc"]
+    made = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if made.returncode:
+        raise RunFailed(f"{name}: does not compile: {made.stderr.strip().splitlines()[-1]}")
+    return folder / "server"
+
+
+def profiled(program: Path, run: str, seconds: int, every: str) -> Path:
+    output = program.with_name(run)
+    command = ["profile", "--every", every, "-o", output, "--", program, str(seconds)]
+    mayfly(*command, timeout_s=60 + 20 * seconds)
+    return output.with_suffix(".parquet")
+
+
+def trained(profile: Path, name: str, encoder: str, quick: bool) -> Path:
+    model = FOLDER / f"{name}.mayfly-model"
+    rounds = 2 if quick else 10
+    mayfly("train", profile, "-o", model, "--encoder", encoder, "--rounds", rounds, timeout_s=1200)
+    return model
+
+
+def bound_to(model: Path, profile: Path, name: str) -> tuple[Path, float]:
+    """The model for the build that a profile is of, and the share of its contexts known, by bytes."""
+    bound = model.with_name(f"{model.stem}-{name}.mayfly-model")
+    command = ["bind", model, "-o", bound, "--json", "--", profile.with_name("server")]
+    said = json.loads(mayfly(*command, timeout_s=300))
+    say(f"{bound.name}: {said['bind.bytes_percent']}% of the contexts' bytes are known")
+    return bound, said["bind.bytes_percent"]
+
+
+def studied(first: Path, profiles: dict[str, Path], asked: dict, quick: bool) -> dict[str, float]:
+    """What the heap makes of each model in a run, Table 2 and Fig. 11a, by training's own Python."""
+    environment = subprocess.run([ROOT / "train" / "environment", "network"], capture_output=True, text=True)
+    if environment.returncode:
+        raise RunFailed(environment.stderr.strip().splitlines()[-1])
+    command = [environment.stdout.strip(), "-m", "train.study", first]
+    command += [f"{key(name)}={path}" for name, path in profiles.items()]
+    for name, (model, profile) in asked.items():
+        command += ["--heard", f"{name}={model}={profile}"]
+    command += ["--tokens", REVISED, "--rounds", "1" if quick else "12"]
+    done = subprocess.run(list(map(str, command)), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise RunFailed("train.study failed: see its lines above")
+    return json.loads(done.stdout)
+
+
+def shown(flat: dict) -> list[Shown]:
+    """What a revision is to keep, by the better of the two kinds of model."""
+    found = []
+    for what, label, least in (
+        ("bytes_percent", "right", BYTES_LEAST_PERCENT),
+        ("bytes_off_by_one_percent", "right within a class", NEAR_LEAST_PERCENT),
+    ):
+        for kind in ENCODERS:
+            value = flat.get(f"builds.{key(REVISED)}.{kind}.{what}")
+            if value is not None:
+                found.append(at_least(f"builds: a revision's bytes {label}, {kind}", least, value, "%"))
+    return found
+
+
+def print_all(flat: dict) -> None:
+    print(f"\nFrom build to build: {ABOUT}. Percent of bytes")
+    rows = [["", "same stacks", "known", "table", "off by one", "network", "off by one", "without bind"]]
+    for name in BUILDS:
+        get = lambda what, name=name: figure(flat.get(what.replace("BUILD", key(name))))  # noqa: E731
+        whats = ["matching.BUILD.bytes_percent", "BUILD.table.contexts_known_percent"]
+        whats += [
+            f"BUILD.{kind}.{what}"
+            for kind in ENCODERS
+            for what in ("bytes_percent", "bytes_off_by_one_percent")
+        ]
+        rows.append(
+            [name, *(get(f"builds.{what}") for what in [*whats, "BUILD.network.without_bind.bytes_percent"])]
+        )
+    table(rows)
+    print("\n  Samples of the model's profile (table, another run of the same build)")
+    rows = [["every", "bytes", "off by one", "known"]]
+    for every in (EVERY, *EVERY_OTHER):
+        of_rate = f"builds.{key(FIRST)}.table" if every == EVERY else f"builds.every.{every}"
+        whats = ("bytes_percent", "bytes_off_by_one_percent", "bytes_known_percent")
+        rows.append([every, *(figure(flat.get(f"{of_rate}.{what}")) for what in whats)])
+    table(rows)
+    print("\n  Kinds of tokens, asked about the revision (network, before rounding)")
+    rows = [["", "bytes", "contexts"]]
+    for name in dict.fromkeys(name.split(".")[2] for name in flat if name.startswith("builds.tokens.")):
+        get = lambda what, name=name: figure(flat.get(f"builds.tokens.{name}.{what}_percent"))  # noqa: E731
+        rows.append([name.replace("_", " "), get("bytes"), get("contexts")])
+    table(rows)

@@ -1,0 +1,121 @@
+"""From build to build, for bench/lifetime (`python -m train.study`): how many of a build's contexts another
+one has (LLAMA Table 2), and what each kind of token tells (Fig. 11a): networks are made of names of which one
+kind is left out, or all others are, and asked about the other build."""
+
+import argparse
+import json
+import re
+import sys
+from dataclasses import replace
+
+import numpy as np
+
+from train import contexts, measure, model_file, needed, placed, progress
+from train.contexts import FRAME_SEPARATOR, Contexts
+from train.errors import TrainError
+from train.recipe import Recipe
+from train.tokens import functions_of, without_arguments
+
+KINDS = ("scopes", "function", "template_arguments", "argument_types")
+ROUNDS = 12
+_INNERMOST = re.compile(r"<[^<>]*>")
+
+
+def parts(function: str) -> dict[str, str]:
+    """A function's name by kinds of tokens: the namespaces and classes that it is in, its own name, what its
+    templates and what it itself is given."""
+    head = without_arguments(function)
+    argument_types, templates = function[len(head) :], []
+    # An operator's < is no bracket, and what has none that closes it stays.
+    while inner := _INNERMOST.search(head):
+        templates.append(inner.group())
+        head = head[: inner.start()] + head[inner.end() :]
+    scopes, _, own = head.rpartition("::")
+    return dict(zip(KINDS, (scopes, own, " ".join(templates), argument_types), strict=True))
+
+
+def of_kinds(frame: str, kinds: tuple[str, ...]) -> str:
+    """A frame of which only tokens of these kinds are left."""
+    functions = (parts(function) for function in functions_of(frame))
+    return ";".join(" ".join(found[kind] for kind in kinds if found[kind]) for found in functions)
+
+
+def reduced(data: Contexts, kinds: tuple[str, ...]) -> Contexts:
+    """Contexts with the names that are left."""
+    known: dict[str, str] = {}
+    for frame in {frame for stack in data.stacks for frame in stack}:
+        known[frame] = of_kinds(frame, kinds)
+    return replace(data, stacks=[[known[frame] for frame in stack] for stack in data.stacks])
+
+
+def matching(known: Contexts, other: Contexts) -> dict[str, float]:
+    """How much of another build's contexts and bytes has the same functions as a context that is known."""
+    names = {FRAME_SEPARATOR.join(stack) for stack in known.stacks}
+    same = np.array([FRAME_SEPARATOR.join(stack) in names for stack in other.stacks])
+    return {
+        "contexts_percent": round(100 * float(same.mean()), 2),
+        "bytes_percent": round(100 * float(other.bytes @ same / other.bytes.sum()), 2),
+    }
+
+
+def heard(asked: list[str]) -> dict[str, float]:
+    """What the heap makes of models in runs, given as NAME=MODEL=PROFILE."""
+    runs: dict[str, placed.Placed] = {}
+    found: dict[str, float] = {}
+    for each in asked:
+        name, model, profile = each.split("=", 2)
+        if profile not in runs:
+            runs[profile] = placed.load("duckdb", [profile])
+        run = runs[profile]
+        accuracy = measure.accuracy(run.told, placed.predict(model_file.read(model), run)).as_dict()
+        for what in ("bytes", "bytes_off_by_one", "bytes_known"):
+            found[f"{name}.{what}_percent"] = accuracy[f"{what}_percent"]
+        progress.say(f"{name}: right for {found[f'{name}.bytes_percent']}% of the bytes")
+    return found
+
+
+def token_kinds(known: Contexts, other: Contexts, rounds: int) -> dict[str, float]:
+    """How right a network about another build is that has read tokens of some kinds only."""
+    networks, found = needed.networks(), {}
+    choices = {"all": KINDS}
+    for kind in KINDS:
+        choices[f"without_{kind}"] = tuple(each for each in KINDS if each != kind)
+        choices[f"only_{kind}"] = (kind,)
+    for name, kinds in choices.items():
+        with progress.stage(f"tokens: {name.replace('_', ' ')}"):
+            learn, asked = reduced(known, kinds), reduced(other, kinds)
+            encoder, outcome = networks.learned(learn, Recipe("lstm-frames", rounds=rounds), rounds)
+            accuracy = measure.accuracy(asked, networks.classes(encoder, outcome, asked))
+        found[f"{name}.bytes_percent"] = round(100 * accuracy.bytes, 2)
+        found[f"{name}.contexts_percent"] = round(100 * accuracy.unweighted, 2)
+    return found
+
+
+def main(command_line: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="train.study", description=__doc__)
+    parser.add_argument("known", help="the profile of the build that is known")
+    parser.add_argument("others", nargs="+", metavar="NAME=PROFILE", help="of other builds")
+    parser.add_argument("--heard", action="append", default=[], metavar="NAME=MODEL=PROFILE")
+    parser.add_argument("--tokens", metavar="NAME", help="of which the kinds of tokens are asked")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    given = parser.parse_args(command_line)
+    known = contexts.load("duckdb", [given.known])
+    others = {
+        name: contexts.load("duckdb", [path])
+        for name, _, path in (each.partition("=") for each in given.others)
+    }
+    found = heard(given.heard)
+    for name, other in others.items():
+        found |= {f"matching.{name}.{key}": value for key, value in matching(known, other).items()}
+    if given.tokens:
+        about = token_kinds(known, others[given.tokens], given.rounds)
+        found |= {f"tokens.{key}": value for key, value in about.items()}
+    print(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except TrainError as error:
+        sys.exit(f"mayfly: {error}")
