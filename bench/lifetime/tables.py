@@ -12,7 +12,8 @@ def percent(value: float | None) -> str:
 def print_all(results: Results, found: list) -> None:
     for workload in results.workloads():
         print_variants(results, workload)
-    print_table_3(results)
+    if results.workloads():
+        print_table_3(results)
     print_shown(found)
     for (workload, variant), why in results.failures.items():
         print(f"\n  FAILED: {workload} on {variant}: {why}")
