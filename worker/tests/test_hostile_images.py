@@ -143,8 +143,9 @@ def test_a_damaged_image_is_refused_in_one_line(tmp_path):
     assert "has no image for linux on amd64 called 'v2'" in refusal(tmp_path, archive + ":v2")
     (tmp_path / "cut").write_bytes((tmp_path / "a").read_bytes()[:3000])
     assert "digest" in (line := refusal(tmp_path, str(tmp_path / "cut"))) or "missing" in line, line
-    (tmp_path / "cut").write_bytes(os.urandom(4000))
-    assert "no archive" in refusal(tmp_path, str(tmp_path / "cut"))
+    for junk in (os.urandom(4000), b"a\nb\x0b\x1b[31m" * 500):
+        (tmp_path / "cut").write_bytes(junk)
+        assert "no archive" in refusal(tmp_path, str(tmp_path / "cut"))
     assert "No such file" in refusal(tmp_path, "oci-archive:nowhere.tar")
     other = Image(layer(("a", b"")), architecture="arm64").write(tmp_path / "other")
     assert "arm64" in refusal(tmp_path, other)

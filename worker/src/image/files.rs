@@ -10,7 +10,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use cap_std::fs::Dir;
 
 use super::manifest::{self, Documents, Found};
-use super::reference::{Digest, Reference, shown};
+use super::reference::{Digest, Reference, quoted, shown};
 use super::registry::Registry;
 use super::tree::inside;
 use super::{Allowed, hash};
@@ -192,7 +192,7 @@ impl Archive {
         let file = unzipped(file, place)?;
         let mut members = BTreeMap::new();
         for entry in tar::Archive::new(&file).entries_with_seek()?.raw(true) {
-            let entry = entry.context("is no archive, or damaged")?;
+            let entry = entry.map_err(quoted).context("is no archive, or damaged")?;
             ensure!(members.len() < MEMBERS, "has more than {MEMBERS} files");
             let Some(path) = inside(&entry.header().path()?) else { continue };
             match entry.header().entry_type() {

@@ -11,7 +11,7 @@ use flate2::bufread::MultiGzDecoder;
 use tar::EntryType;
 
 use super::Hashing;
-use super::reference::{Digest, shown};
+use super::reference::{Digest, quoted, shown};
 use super::tree::{Attributes, Tree, inside};
 
 /// Before the name of what the layer takes away.
@@ -158,7 +158,7 @@ impl Extension {
             EntryType::GNULongLink => self.link = Some(until_zero()),
             _ => {
                 for record in tar::PaxExtensions::new(&text) {
-                    let record = record?;
+                    let record = record.map_err(quoted)?;
                     let value = record.value_bytes();
                     match record.key_bytes() {
                         b"path" => self.path = Some(value.to_vec()),
@@ -178,7 +178,7 @@ fn walk(archive: impl Read, mut visit: impl FnMut(Member, &mut dyn Read) -> Resu
     let mut extension = Extension::default();
     // Raw, since the library would read names of any length into memory.
     for entry in archive.entries()?.raw(true) {
-        let mut entry = entry.context("it is no archive, or damaged")?;
+        let mut entry = entry.map_err(quoted).context("it is no archive, or damaged")?;
         let (header, bytes) = (entry.header().clone(), entry.size());
         let kind = header.entry_type();
         match kind {
@@ -200,7 +200,10 @@ fn walk(archive: impl Read, mut visit: impl FnMut(Member, &mut dyn Read) -> Resu
                 .with_context(|| format!("{}: the name leads out of the image", place(path)))?,
             kind,
             link: OsStr::from_bytes(&link).into(),
-            attributes: Attributes { mode: header.mode()?, modified_s: header.mtime()? },
+            attributes: Attributes {
+                mode: header.mode().map_err(quoted)?,
+                modified_s: header.mtime().map_err(quoted)?,
+            },
             bytes,
         };
         visit(member, &mut entry)?;

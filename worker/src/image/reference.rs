@@ -66,6 +66,11 @@ pub fn shown(text: &str) -> String {
     start.escape_debug().to_string()
 }
 
+/// What a library says of foreign bytes, which it may quote as they are.
+pub fn quoted(error: std::io::Error) -> std::io::Error {
+    std::io::Error::new(error.kind(), shown(&error.to_string()))
+}
+
 impl Reference {
     /// Reads an `ImageUri`. `base` is where relative paths begin: a template has one, a caller of the API has none.
     ///
