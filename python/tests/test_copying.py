@@ -1,5 +1,6 @@
 """pack of what is no module: an equal thing, laid out alike in every process."""
 
+import gc
 import mmap
 import subprocess
 import sys
@@ -81,6 +82,19 @@ def test_every_process_has_the_same_places():
         for seed in (1, 2)
     }
     assert len(said) == 1
+
+
+def test_what_a_program_has_frozen_stays_so_and_nothing_else():
+    """Moving looks only at its own garbage, by freezing all else for that time."""
+    gc.unfreeze()
+    mayfly.pack([numpy.ones(1 << 16)])
+    assert gc.get_freeze_count() == 0
+    gc.freeze()
+    try:
+        mayfly.pack([numpy.ones(1 << 16)])
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
 
 
 def test_what_cannot_be_copied_is_named():

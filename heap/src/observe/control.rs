@@ -2,7 +2,8 @@
 //!
 //! Who attaches listens, on a socket named after this process, and the heap looks four times a second whether somebody does,
 //! in its maintenance, or as often as that is come to: a process that takes nearly all its memory from what it has in hand comes
-//! there seldom. So the heap has no thread for it, keeps no descriptor that the program could close or meet, leaves no file behind, and a forked child is a process like any other. The connection lasts for one question: the heap gets a memory
+//! there seldom. So the heap has no thread for it, keeps no descriptor that the program could close or meet, leaves no file
+//! behind, and a forked child is a process like any other. The connection lasts for one question: the heap gets a memory
 //! file and the mean distance of samples, and says whether it agrees. From then on the profile is written into that file, and
 //! the words of its header say what is wanted: [`SAMPLE`](lifetime_model::attach::SAMPLE), [`WATCH`], [`ENDED`]. Who dies is not
 //! seen any more, and is left.
