@@ -72,8 +72,11 @@ fn object_that_begins(page: &HugePage, address: usize) -> Option<usize> {
 pub fn around(address: usize) -> Option<(usize, usize)> {
     let mut at = address & !(BLOCK_BYTES - 1);
     let is_large = |at: usize| {
-        let (page, block) = (region::huge_page(at), block_index(at));
-        huge_page_index(at) >= FIRST_HUGE_PAGE && page.live.get(block) && !page.spans.get(block)
+        let block = block_index(at);
+        region::holds(at) && {
+            let page = region::huge_page(at);
+            page.live.get(block) && !page.spans.get(block)
+        }
     };
     while is_large(at) {
         if let Some(blocks) = blocks_at(at) {

@@ -1,15 +1,14 @@
-//! Address space: 16 GiB regions, one or more for each lifetime class (LLAMA §6.1, §8), and the huge pages in them.
+//! Address space: a window of 16 GiB regions, one or more for each lifetime class (LLAMA §6.1, §8), and the huge pages in them.
 //!
-//! A region is reserved whole, its metadata readable from the start and its huge pages made usable one by one.
-//! Where that much address space is not to be had (RLIMIT_AS, strict overcommit), a *piecemeal* region claims only
-//! a place, shared by all classes, and maps each huge page and its metadata when they are needed.
+//! The window is reserved whole; each region's metadata is readable from when it is first used, and its huge pages are made
+//! usable one by one. Where that much address space is not to be had (RLIMIT_AS), the window is *piecemeal*: only a place, whose
+//! regions are shared by all classes and filled one after the other; each huge page and its metadata are mapped when they are needed.
 //!
 //! The paper never uses a huge page's addresses twice; here the lowest freed place is used again, so that page
-//! tables and metadata stay small. [`SPAN_METADATA`] answers in one load whether an
-//! address can be the heap's, and where its metadata is.
+//! tables and metadata stay small. One comparison with [`WINDOW`] answers whether an address has metadata that can be read.
 
 use core::sync::atomic::{
-    AtomicU8, AtomicU32, AtomicUsize,
+    AtomicBool, AtomicU8, AtomicU32, AtomicUsize,
     Ordering::{Acquire, Relaxed, Release},
 };
 
@@ -20,18 +19,25 @@ use crate::system::lock::Lock;
 use crate::system::os;
 use crate::units::geometry::*;
 
-/// In [`REGIONS`]: the region is piecemeal, so metadata may be unmapped.
-const PIECEMEAL: u8 = 0x80;
+/// Where the heap's addresses lie. All zeros holds none.
+#[repr(C)]
+pub struct Window {
+    /// The first address.
+    pub base: AtomicUsize,
+    /// Bytes from there on whose span metadata can be read, now and for ever.
+    pub readable: AtomicUsize,
+    /// The first span's metadata.
+    pub metadata: AtomicUsize,
+}
 
-/// For each 16 GiB of address space: 0, or the region's number plus one.
-static REGIONS: [AtomicU8; REGION_SLOTS] = [const { AtomicU8::new(0) }; REGION_SLOTS];
+/// The one window.
+pub static WINDOW: Window =
+    Window { base: AtomicUsize::new(0), readable: AtomicUsize::new(0), metadata: AtomicUsize::new(0) };
 
-/// For each 16 GiB of address space: 0, or what to add to (address / 16 KiB) × 320 to get to the span's metadata. Piecemeal
-/// regions, whose metadata may be unmapped, have 0: they are asked about by [`holds`].
-static SPAN_METADATA: [AtomicUsize; REGION_SLOTS] = [const { AtomicUsize::new(0) }; REGION_SLOTS];
+/// The window is piecemeal.
+static PIECEMEAL: AtomicBool = AtomicBool::new(false);
 
 struct Region {
-    base: AtomicUsize,
     class: AtomicU8,
     /// Huge pages from here on were never used.
     frontier: AtomicU32,
@@ -41,47 +47,43 @@ struct Region {
 const SHARED: u8 = u8::MAX;
 
 static TABLE: [Region; MAX_REGIONS] =
-    [const { Region { base: AtomicUsize::new(0), class: AtomicU8::new(0), frontier: AtomicU32::new(0) } };
-        MAX_REGIONS];
+    [const { Region { class: AtomicU8::new(0), frontier: AtomicU32::new(0) } }; MAX_REGIONS];
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// Huge pages that were used and are free, by id.
 static FREED: AvailableSet = AvailableSet::new();
 /// Held while places for huge pages are chosen.
 static PLACES: Lock = Lock::new();
 
-/// The metadata of the block span around `address`, if that is in a region; the fast path's question.
+/// The metadata of the block span around `address`, if it can be the heap's; the fast path's question.
 #[inline(always)]
 pub fn span_if_plain(address: usize) -> Option<&'static Span> {
-    let base = SPAN_METADATA.get(address >> REGION_SHIFT)?.load(Relaxed);
-    if base == 0 {
+    let offset = address.wrapping_sub(WINDOW.base.load(Relaxed));
+    if offset >= WINDOW.readable.load(Relaxed) {
         return None;
     }
-    let metadata = (address / SPAN_BYTES * SPAN_METADATA_BYTES).wrapping_add(base);
-    // SAFETY: a region's metadata is mapped, zeroed is a valid Span, and it is never unmapped.
+    let metadata = WINDOW.metadata.load(Relaxed) + span_metadata_at(offset);
+    // SAFETY: so much of the metadata is mapped, zeroed is a valid Span, and it is never unmapped.
     unsafe {
         core::hint::assert_unchecked(metadata != 0);
         Some(&*(metadata as *const Span))
     }
 }
 
-/// Whether `address` lies among the huge pages of the heap, with metadata that is mapped.
+/// Whether `address` lies among the huge pages of the heap.
 pub fn holds(address: usize) -> bool {
-    let Some(slot) = REGIONS.get(address >> REGION_SHIFT) else { return false };
-    let number = slot.load(Acquire);
-    if number == 0 {
+    let offset = address.wrapping_sub(WINDOW.base.load(Relaxed));
+    if offset >= WINDOW.readable.load(Acquire) {
         return false;
     }
-    let region = &TABLE[(number & !PIECEMEAL) as usize - 1];
-    let index = huge_page_index(address);
-    index >= FIRST_HUGE_PAGE
-        && index < region.frontier.load(Acquire) as usize
-        && (number & PIECEMEAL == 0 || huge_page_in_region(address).high_water.load(Relaxed) != NEVER_MAPPED)
+    let frontier = TABLE[offset / REGION_BYTES].frontier.load(Acquire) as usize;
+    offset % REGION_BYTES / HUGE_PAGE_BYTES < frontier
+        && huge_page_in_window(address).high_water.load(Relaxed) != NEVER_MAPPED
 }
 
-/// In `high_water` of a piecemeal page: another mapping was in the way.
+/// In `high_water` of a page of a piecemeal window: another mapping was in the way.
 const NEVER_MAPPED: u16 = u16::MAX;
 
-fn huge_page_in_region(address: usize) -> &'static HugePage {
+fn huge_page_in_window(address: usize) -> &'static HugePage {
     // SAFETY: huge page metadata of every region is mapped, zeroed is a valid HugePage, and it is never unmapped.
     unsafe { &*(huge_page_metadata_address(address) as *const HugePage) }
 }
@@ -89,8 +91,8 @@ fn huge_page_in_region(address: usize) -> &'static HugePage {
 /// The metadata of the huge page around `address`, which lies in a region.
 #[inline(always)]
 pub fn huge_page(address: usize) -> &'static HugePage {
-    debug_assert!(REGIONS[address >> REGION_SHIFT].load(Relaxed) != 0);
-    huge_page_in_region(address)
+    debug_assert!((address - WINDOW.base.load(Relaxed)) / REGION_BYTES < COUNT.load(Relaxed));
+    huge_page_in_window(address)
 }
 
 /// The metadata of the block span around `address`, for which [`holds`] said yes.
@@ -103,26 +105,24 @@ pub fn span(address: usize) -> &'static Span {
 
 /// The huge page's number among all that the heap can have.
 pub fn id(address: usize) -> usize {
-    let number = (REGIONS[address >> REGION_SHIFT].load(Relaxed) & !PIECEMEAL) as usize;
-    (number - 1) * HUGE_PAGES_PER_REGION + huge_page_index(address)
+    huge_page_index(address)
 }
 
 /// The address of the huge page with this number.
 pub fn address(id: usize) -> usize {
-    TABLE[id / HUGE_PAGES_PER_REGION].base.load(Relaxed) + id % HUGE_PAGES_PER_REGION * HUGE_PAGE_BYTES
+    WINDOW.base.load(Relaxed) + id * HUGE_PAGE_BYTES
 }
 
 /// Ids of all huge pages that were ever used, region by region, from `start` on; the end wraps to `None`.
 pub fn next_used(start: usize) -> Option<usize> {
     let (mut number, mut index) = (start / HUGE_PAGES_PER_REGION, start % HUGE_PAGES_PER_REGION);
     while number < COUNT.load(Acquire) {
-        let index_from = index.max(FIRST_HUGE_PAGE);
-        if index_from < TABLE[number].frontier.load(Acquire) as usize {
-            let id = number * HUGE_PAGES_PER_REGION + index_from;
-            if huge_page_in_region(address(id)).high_water.load(Relaxed) != NEVER_MAPPED {
+        if index < TABLE[number].frontier.load(Acquire) as usize {
+            let id = number * HUGE_PAGES_PER_REGION + index;
+            if huge_page_in_window(address(id)).high_water.load(Relaxed) != NEVER_MAPPED {
                 return Some(id);
             }
-            index = index_from + 1;
+            index += 1;
             continue;
         }
         (number, index) = (number + 1, 0);
@@ -143,7 +143,7 @@ pub fn take(class: usize, count: usize) -> Option<usize> {
         let owner = region.class.load(Relaxed);
         if owner == SHARED || owner as usize == class {
             let start = number * HUGE_PAGES_PER_REGION;
-            if let Some(at) = take_freed(start, count).or_else(|| take_fresh(region, count)) {
+            if let Some(at) = take_freed(start, count).or_else(|| take_fresh(number, count)) {
                 return Some(at);
             }
             if (region.frontier.load(Relaxed) as usize) < HUGE_PAGES_PER_REGION {
@@ -152,25 +152,28 @@ pub fn take(class: usize, count: usize) -> Option<usize> {
         }
         number += 1;
     }
-    // No more memory may be mapped (RLIMIT_DATA, RLIMIT_AS): what other classes have freed is mapped already.
-    (0..COUNT.load(Relaxed)).find_map(|number| take_freed(number * HUGE_PAGES_PER_REGION, count))
+    // No more memory may be mapped (RLIMIT_DATA, RLIMIT_AS): what other classes have freed is mapped already. And where no more
+    // regions may be had, those of other classes have room.
+    let mut regions = 0..COUNT.load(Relaxed);
+    let freed = regions.clone().find_map(|number| take_freed(number * HUGE_PAGES_PER_REGION, count));
+    freed.or_else(|| regions.find_map(|number| take_fresh(number, count)))
 }
 
-/// Gives a place back for reuse; its memory was returned before. In a piecemeal region the addresses go back, too: there they
+/// Gives a place back for reuse; its memory was returned before. In a piecemeal window the addresses go back, too: there they
 /// are what is scarce (RLIMIT_AS), and threads' stacks and the program's own mappings need them. The metadata stays mapped.
 pub fn give(address: usize) {
     let id = id(address);
-    if is_shared(id) {
+    if is_piecemeal() {
         os::unmap(address, HUGE_PAGE_BYTES);
     }
     FREED.insert(id);
 }
 
-fn is_shared(id: usize) -> bool {
-    TABLE[id / HUGE_PAGES_PER_REGION].class.load(Relaxed) == SHARED
+fn is_piecemeal() -> bool {
+    PIECEMEAL.load(Relaxed)
 }
 
-/// Maps places of a piecemeal region again that were given back; `false` if one cannot be: all are given back then, but one
+/// Maps places of a piecemeal window again that were given back; `false` if one cannot be: all are given back then, but one
 /// in whose place something else is mapped now.
 fn map_again(first: usize, count: usize) -> bool {
     for id in first..first + count {
@@ -182,7 +185,7 @@ fn map_again(first: usize, count: usize) -> bool {
         (first..id).for_each(|id| give(address(id)));
         (id + 1..first + count).for_each(|id| FREED.insert(id));
         if os::is_room_for(HUGE_PAGE_BYTES) {
-            huge_page_in_region(at).high_water.store(NEVER_MAPPED, Relaxed);
+            huge_page_in_window(at).high_water.store(NEVER_MAPPED, Relaxed);
         } else {
             FREED.insert(id);
         }
@@ -207,7 +210,7 @@ fn take_freed(start: usize, count: usize) -> Option<usize> {
     for id in first..first + count {
         FREED.remove(id);
     }
-    if is_shared(first) && !map_again(first, count) {
+    if is_piecemeal() && !map_again(first, count) {
         return None;
     }
     let at = address(first);
@@ -215,8 +218,9 @@ fn take_freed(start: usize, count: usize) -> Option<usize> {
     Some(at)
 }
 
-fn take_fresh(region: &Region, count: usize) -> Option<usize> {
-    let base = region.base.load(Relaxed);
+fn take_fresh(number: usize, count: usize) -> Option<usize> {
+    let region = &TABLE[number];
+    let base = address(number * HUGE_PAGES_PER_REGION);
     let mut first = region.frontier.load(Relaxed) as usize;
     let mut run = 0;
     while run < count {
@@ -226,15 +230,18 @@ fn take_fresh(region: &Region, count: usize) -> Option<usize> {
         }
         let at = base + index * HUGE_PAGE_BYTES;
         let metadata = span_metadata_address(at);
-        if region.class.load(Relaxed) == SHARED {
-            os::map_at(metadata, SPAN_METADATA_PER_HUGE_PAGE)?;
+        if is_piecemeal() {
+            // Metadata that is mapped stays so: that of the page for which there was no room before is there already.
+            if at >= WINDOW.base.load(Relaxed) + WINDOW.readable.load(Relaxed) {
+                os::map_at(metadata, SPAN_METADATA_PER_HUGE_PAGE)?;
+                WINDOW.readable.store(at + HUGE_PAGE_BYTES - WINDOW.base.load(Relaxed), Release);
+            }
             if os::map_at(at, HUGE_PAGE_BYTES).is_none() {
                 // Either memory ran out, then the next place fails too, or something is in the way.
-                os::unmap(metadata, SPAN_METADATA_PER_HUGE_PAGE);
                 if !os::is_room_for(HUGE_PAGE_BYTES) {
                     return abandon(first, run, base);
                 }
-                huge_page_in_region(at).high_water.store(NEVER_MAPPED, Relaxed);
+                huge_page_in_window(at).high_water.store(NEVER_MAPPED, Relaxed);
                 abandon(first, run, base);
                 region.frontier.store(index as u32 + 1, Release);
                 (first, run) = (index + 1, 0);
@@ -259,51 +266,64 @@ fn abandon(first: usize, run: usize, base: usize) -> Option<usize> {
 
 fn add_region(class: usize) -> bool {
     let number = COUNT.load(Relaxed);
-    if number == MAX_REGIONS {
+    if number == MAX_REGIONS || !is_open() && !open() {
         return false;
     }
-    let (base, owner, mark) = match reserve_whole() {
-        Some(base) => (base, class as u8, 0),
-        None => match claim_place() {
-            Some(base) => (base, SHARED, PIECEMEAL),
-            None => return false,
-        },
-    };
-    let region = &TABLE[number];
-    region.base.store(base, Relaxed);
-    region.class.store(owner, Relaxed);
-    region.frontier.store(FIRST_HUGE_PAGE as u32, Relaxed);
-    REGIONS[base >> REGION_SHIFT].store((number as u8 + 1) | mark, Release);
-    if mark == 0 {
-        let of_first_span = base / SPAN_BYTES * SPAN_METADATA_BYTES;
-        let metadata = (base + SPAN_METADATA_OFFSET).wrapping_sub(of_first_span);
-        SPAN_METADATA[base >> REGION_SHIFT].store(metadata, Release);
+    let at = address(number * HUGE_PAGES_PER_REGION);
+    let of_pages = huge_page_metadata_address(at);
+    const OF_PAGES: usize = HUGE_PAGES_PER_REGION * HUGE_PAGE_METADATA_BYTES;
+    let of_spans = span_metadata_address(at);
+    const OF_SPANS: usize = span_metadata_at(REGION_BYTES);
+    if is_piecemeal() {
+        if os::map_at(of_pages, OF_PAGES).is_none() {
+            return false;
+        }
+    } else if !may_have_more() || !os::allow_reads(of_spans, OF_SPANS) || !os::commit(of_pages, OF_PAGES) {
+        return false;
+    } else {
+        os::advise_small(of_spans, OF_SPANS);
+        os::advise_huge(at, REGION_BYTES);
+        WINDOW.readable.store((number + 1) * REGION_BYTES, Release);
     }
+    os::advise_small(of_pages, OF_PAGES);
+    TABLE[number].class.store(if is_piecemeal() { SHARED } else { class as u8 }, Relaxed);
     COUNT.store(number + 1, Release);
     true
 }
 
-fn reserve_whole() -> Option<usize> {
-    let base = os::reserve(REGION_BYTES, REGION_BYTES)?;
-    let objects = base + FIRST_HUGE_PAGE * HUGE_PAGE_BYTES;
-    if !os::allow_reads(base, objects - base) || !os::commit(base, SPAN_METADATA_OFFSET) {
-        os::unmap(base, REGION_BYTES);
-        return None;
-    }
-    os::advise_small(base, objects - base);
-    os::advise_huge(objects, base + REGION_BYTES - objects);
-    Some(base)
+/// A program that limits its address space when the window is reserved already means to limit its memory.
+fn may_have_more() -> bool {
+    os::reserve(REGION_BYTES, 0, HUGE_PAGE_BYTES).map(|probe| os::unmap(probe, REGION_BYTES)).is_some()
 }
 
-/// A region's base in a free part of the address space, with only the huge page metadata mapped.
-fn claim_place() -> Option<usize> {
+fn is_open() -> bool {
+    WINDOW.base.load(Relaxed) != 0
+}
+
+/// Finds a place for the window.
+fn open() -> bool {
+    let whole = os::reserve(METADATA_BYTES + WINDOW_BYTES, METADATA_BYTES, WINDOW_BYTES);
+    let Some(metadata) = whole.or_else(find_place) else { return false };
+    PIECEMEAL.store(whole.is_none(), Relaxed);
+    WINDOW.metadata.store(metadata, Relaxed);
+    WINDOW.base.store(metadata + METADATA_BYTES, Release);
+    true
+}
+
+/// Where a window and its metadata could lie: a part of the address space in which nothing is mapped now, as far as a look at
+/// both ends and some places between tells.
+fn find_place() -> Option<usize> {
     let probe = os::map_anywhere(HUGE_PAGE_BYTES)?;
     os::unmap(probe, HUGE_PAGE_BYTES);
-    let mut base = region_base(probe);
+    let mut base = window_base(probe);
     for _ in 0..64 {
-        base = base.checked_sub(REGION_BYTES).filter(|&base| base >= REGION_BYTES)?;
-        if let Some(at) = os::map_at(base, SPAN_METADATA_OFFSET) {
-            return Some(at);
+        base = base.checked_sub(WINDOW_BYTES).filter(|&base| base >= WINDOW_BYTES)?;
+        let metadata = base - METADATA_BYTES;
+        let looked_at = [metadata, huge_page_metadata_address(base), base, base + WINDOW_BYTES / 2];
+        let is_free =
+            |&at: &usize| os::map_at(at, HUGE_PAGE_BYTES).map(|at| os::unmap(at, HUGE_PAGE_BYTES)).is_some();
+        if looked_at.iter().all(is_free) {
+            return Some(metadata);
         }
     }
     None

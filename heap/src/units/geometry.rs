@@ -1,13 +1,15 @@
-//! Sizes of things and where they lie: regions of 16 GiB, huge pages of 2 MiB, block spans of 16 KiB,
+//! Sizes of things and where they lie: one window of addresses, in it regions of 16 GiB, huge pages of 2 MiB, block spans of 16 KiB,
 //! blocks of 8 KiB and lines of 128 B (LLAMA §6.1), and the arithmetic from an address to each of them.
 //!
 //! ```text
-//! region (16 GiB, aligned)
-//! ├── 2 MiB      8192 × 256 B   huge page metadata, one entry for each 2 MiB of the region
-//! ├── 320 MiB    2^20 × 320 B   block span metadata, one entry for each 16 KiB of the region
-//! └── the rest   8031 huge pages of objects
+//! ├── 20 GiB    2^26 × 320 B   block span metadata, one entry for each 16 KiB of the window   ┐ metadata, 32 GiB,
+//! ├── 128 MiB   2^19 × 256 B   huge page metadata, one entry for each 2 MiB of it             ┘ aligned
+//! window (1 TiB, aligned)
+//! ├── 16 GiB    a region: 8192 huge pages of objects
+//! └── ...       63 more
 //! ```
-//! All metadata is apart from the objects and in small pages, touched only where it is used (LLAMA §6.5).
+//! All metadata is apart from the objects and in small pages, touched only where it is used (LLAMA §6.5). One window for all
+//! regions makes the way from an address to its metadata a subtraction, a comparison and a multiplication.
 
 /// Bytes of a huge page.
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
@@ -30,28 +32,23 @@ pub const SPANS_PER_HUGE_PAGE: usize = HUGE_PAGE_BYTES / SPAN_BYTES;
 pub const REGION_SHIFT: u32 = 34;
 /// Bytes of a region.
 pub const REGION_BYTES: usize = 1 << REGION_SHIFT;
-/// Huge pages of a region, metadata included.
+/// Huge pages of a region.
 pub const HUGE_PAGES_PER_REGION: usize = REGION_BYTES / HUGE_PAGE_BYTES;
+/// Regions of the window.
+pub const MAX_REGIONS: usize = 64;
+/// Bytes of the window, which is also its alignment.
+pub const WINDOW_BYTES: usize = MAX_REGIONS * REGION_BYTES;
+
 /// Bytes of one huge page's metadata.
 pub const HUGE_PAGE_METADATA_BYTES: usize = 256;
 /// Bytes of one block span's metadata: a line of header, two of live bits, two of remote bits.
 pub const SPAN_METADATA_BYTES: usize = 320;
-/// Where, in a region, the block span metadata begins.
-pub const SPAN_METADATA_OFFSET: usize = HUGE_PAGES_PER_REGION * HUGE_PAGE_METADATA_BYTES;
 /// Block span metadata of one huge page: a whole number of 4 KiB pages.
 pub const SPAN_METADATA_PER_HUGE_PAGE: usize = SPANS_PER_HUGE_PAGE * SPAN_METADATA_BYTES;
-/// The first huge page of a region that holds objects.
-pub const FIRST_HUGE_PAGE: usize =
-    (SPAN_METADATA_OFFSET + HUGE_PAGES_PER_REGION * SPAN_METADATA_PER_HUGE_PAGE) / HUGE_PAGE_BYTES;
-/// Huge pages of a region that hold objects.
-pub const USABLE_HUGE_PAGES: usize = HUGE_PAGES_PER_REGION - FIRST_HUGE_PAGE;
-
-/// User addresses end here.
-pub const ADDRESS_BITS: u32 = 47;
-/// Regions that an address space could hold.
-pub const REGION_SLOTS: usize = 1 << (ADDRESS_BITS - REGION_SHIFT);
-/// Regions that one heap may have: 1 TiB of objects.
-pub const MAX_REGIONS: usize = 64;
+/// Bytes before the window for the metadata of all that lies in it. Block spans' begins there, huge pages' ends with it.
+pub const METADATA_BYTES: usize = 32 << 30;
+/// Huge page metadata of the window.
+const HUGE_PAGES_METADATA_BYTES: usize = WINDOW_BYTES / HUGE_PAGE_BYTES * HUGE_PAGE_METADATA_BYTES;
 
 /// The largest object that shares a block span: above it, an object is *large* (LLAMA §6.1).
 pub const MAX_SMALL_BYTES: usize = 8 << 10;
@@ -60,16 +57,16 @@ pub const MIN_DIRECT_BYTES: usize = 16 << 20;
 /// The alignment of everything that malloc returns on this machine.
 pub const MIN_ALIGNMENT: usize = 16;
 
-/// The region's base for an address in it.
+/// The window's base for an address in it.
 #[inline(always)]
-pub const fn region_base(address: usize) -> usize {
-    address & !(REGION_BYTES - 1)
+pub const fn window_base(address: usize) -> usize {
+    address & !(WINDOW_BYTES - 1)
 }
 
-/// The huge page's index in its region.
+/// The huge page's index in the window.
 #[inline(always)]
 pub const fn huge_page_index(address: usize) -> usize {
-    (address & (REGION_BYTES - 1)) / HUGE_PAGE_BYTES
+    (address & (WINDOW_BYTES - 1)) / HUGE_PAGE_BYTES
 }
 
 /// The block's index in its huge page.
@@ -78,25 +75,29 @@ pub const fn block_index(address: usize) -> usize {
     (address & (HUGE_PAGE_BYTES - 1)) / BLOCK_BYTES
 }
 
+/// How far from the first one's the metadata of the block span lies that is so far into the window.
+#[inline(always)]
+pub const fn span_metadata_at(offset: usize) -> usize {
+    offset / SPAN_BYTES * SPAN_METADATA_BYTES
+}
+
 /// Where the metadata of the block span around `address` lies.
 #[inline(always)]
 pub const fn span_metadata_address(address: usize) -> usize {
-    region_base(address)
-        + SPAN_METADATA_OFFSET
-        + ((address & (REGION_BYTES - 1)) / SPAN_BYTES) * SPAN_METADATA_BYTES
+    window_base(address) - METADATA_BYTES + span_metadata_at(address & (WINDOW_BYTES - 1))
 }
 
 /// Where the block span begins whose metadata lies at `metadata`.
 #[inline]
 pub const fn span_of_metadata(metadata: usize) -> usize {
-    let base = region_base(metadata);
-    base + (metadata - base - SPAN_METADATA_OFFSET) / SPAN_METADATA_BYTES * SPAN_BYTES
+    let first = metadata & !(METADATA_BYTES - 1);
+    first + METADATA_BYTES + (metadata - first) / SPAN_METADATA_BYTES * SPAN_BYTES
 }
 
 /// Where the metadata of the huge page around `address` lies.
 #[inline(always)]
 pub const fn huge_page_metadata_address(address: usize) -> usize {
-    region_base(address) + huge_page_index(address) * HUGE_PAGE_METADATA_BYTES
+    window_base(address) - HUGE_PAGES_METADATA_BYTES + huge_page_index(address) * HUGE_PAGE_METADATA_BYTES
 }
 
 /// `value` rounded up to a multiple of `alignment`, a power of two; `None` past the end of the address space.
@@ -109,7 +110,7 @@ pub const fn round_up(value: usize, alignment: usize) -> Option<usize> {
 }
 
 const _: () = assert!(SPAN_METADATA_PER_HUGE_PAGE.is_multiple_of(4096));
-const _: () = assert!(FIRST_HUGE_PAGE == 161);
+const _: () = assert!(span_metadata_at(WINDOW_BYTES) + HUGE_PAGES_METADATA_BYTES <= METADATA_BYTES);
 
 #[cfg(test)]
 mod tests {
@@ -117,16 +118,18 @@ mod tests {
 
     #[test]
     fn metadata_of_neighbours_does_not_overlap_and_ends_before_the_objects() {
-        let base = 5 * REGION_BYTES;
-        let first = base + FIRST_HUGE_PAGE * HUGE_PAGE_BYTES;
-        let last = base + REGION_BYTES - 1;
+        let first = 5 * WINDOW_BYTES;
+        let last = first + WINDOW_BYTES - 1;
         assert_eq!(
             span_metadata_address(first + SPAN_BYTES) - span_metadata_address(first),
             SPAN_METADATA_BYTES
         );
         assert_eq!(span_metadata_address(first + SPAN_BYTES - 1), span_metadata_address(first));
-        assert_eq!(span_of_metadata(span_metadata_address(first + SPAN_BYTES)), first + SPAN_BYTES);
-        assert!(span_metadata_address(last) + SPAN_METADATA_BYTES <= first);
-        assert!(huge_page_metadata_address(last) + HUGE_PAGE_METADATA_BYTES <= base + SPAN_METADATA_OFFSET);
+        for address in [first, first + SPAN_BYTES, first + WINDOW_BYTES / 3 * 2, last] {
+            let span = address / SPAN_BYTES * SPAN_BYTES;
+            assert_eq!(span_of_metadata(span_metadata_address(address)), span);
+        }
+        assert!(span_metadata_address(last) + SPAN_METADATA_BYTES <= huge_page_metadata_address(first));
+        assert_eq!(huge_page_metadata_address(last) + HUGE_PAGE_METADATA_BYTES, first);
     }
 }
