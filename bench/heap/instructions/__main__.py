@@ -26,10 +26,10 @@ PATTERNS = {
 LIMITS = {"agree": 40, "differ": 60}
 EPILOG = """
 Nothing but ptrace is needed, no performance counter. The program runs a pattern for a second and a half, so
-that an allocator may learn, and then 2,000 pairs in single steps. What is counted runs outside the program's
-own file: not its loop. 'median' is the fast path, 'mean' all calls, the slow paths among them. Under single
-steps a clock runs a hundred times as fast, so what an allocator does by the clock weighs more in the mean
-than it does in life.
+that an allocator may learn, and then, of a few million calls, 2,000 in single steps: one in 997, or one in 23
+of the pattern that pauses. What is counted runs outside the program's own file: not its loop. 'median' is the
+fast path, 'mean' all calls, the slow paths among them. The calls between run at full speed, so what an
+allocator does by the clock weighs in the mean as it does in life.
 
 examples
   bench/heap/count                                   every allocator and pattern: three minutes or so

@@ -1,5 +1,5 @@
 // Allocates and frees in one pattern, first for a second and a half so that an allocator may learn what it learns,
-// then between two marks for step.c. `pairs PATTERN`.
+// then with a mark for step.c before some of its calls. `pairs PATTERN`.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -9,12 +9,37 @@
 
 namespace {
 
-constexpr int PAIRS = 2000, BATCH = 100, RING = 64, SITES = 16;
+constexpr int MARKS = 2000, BATCH = 100, RING = 64, SITES = 16;
 constexpr uint64_t WARM_NS = 1'500'000'000, LONG_NS = 200'000'000;
 
 // Called by pointer: no stub of the linker's is between the loop and the allocator.
-void *(*volatile allocate)(size_t) = malloc;
-void (*volatile release)(void *) = free;
+void *(*volatile allocate_by)(size_t) = malloc;
+void (*volatile release_by)(void *) = free;
+
+// Calls until the next mark; how many lie between two, an odd number; and marks so far. Most calls run at full speed, so that
+// what an allocator does by the clock is as rare among those that are counted as it is in life.
+long until = 1L << 62;
+long between;
+int marks;
+
+inline __attribute__((always_inline)) void mark() {
+    if (--until) return;
+    until = between;
+    ++marks;
+    asm volatile("int3" : : : "memory");
+}
+
+inline __attribute__((always_inline)) void *allocate(size_t size) {
+    auto by = allocate_by;
+    mark();
+    return by(size);
+}
+
+inline __attribute__((always_inline)) void release(void *object) {
+    auto by = release_by;
+    mark();
+    by(object);
+}
 
 uint64_t now_ns() {
     timespec t;
@@ -106,14 +131,21 @@ void pause_ms() {
 struct Pattern {
     const char *name;
     void (*run)(int);
-    int warm_pairs; // between two looks at the clock
+    int pairs; // between two looks at the clock
     bool pauses;
+    int between; // marks
 };
 
 const Pattern patterns[] = {
-    {"lifo", lifo, 10'000, false},     {"new", lifo, 10'000, false},   {"batch", batch, 10'000, false},
-    {"random", random_sizes, 10'000, false}, {"agree", agree, 10'000, false}, {"differ", differ, 100, true},
+    {"lifo", lifo, 10'000, false, 997},           {"new", lifo, 10'000, false, 997},
+    {"batch", batch, 10'000, false, 997},         {"random", random_sizes, 10'000, false, 997},
+    {"agree", agree, 10'000, false, 997},         {"differ", differ, 100, true, 23},
 };
+
+void round_of(const Pattern &pattern) {
+    pattern.run(pattern.pairs);
+    if (pattern.pauses) pause_ms();
+}
 
 } // namespace
 
@@ -126,17 +158,13 @@ int main(int count, char **arguments) {
         return 2;
     }
     if (!strcmp(pattern->name, "new")) {
-        allocate = static_cast<void *(*)(size_t)>(::operator new);
-        release = static_cast<void (*)(void *)>(::operator delete);
+        allocate_by = static_cast<void *(*)(size_t)>(::operator new);
+        release_by = static_cast<void (*)(void *)>(::operator delete);
     }
     for (void *&place : ring) place = allocate(16 + random_below(1009));
-    for (uint64_t end = now_ns() + WARM_NS; now_ns() < end;) {
-        pattern->run(pattern->warm_pairs);
-        if (pattern->pauses) pause_ms();
-    }
-    void *allocates = reinterpret_cast<void *>(allocate), *frees = reinterpret_cast<void *>(release);
+    for (uint64_t end = now_ns() + WARM_NS; now_ns() < end;) round_of(*pattern);
+    void *allocates = reinterpret_cast<void *>(allocate_by), *frees = reinterpret_cast<void *>(release_by);
     asm volatile("int3" : : "D"(allocates), "S"(frees) : "memory");
-    pattern->run(PAIRS);
-    asm volatile("int3" : : : "memory");
+    for (until = between = pattern->between; marks < MARKS;) round_of(*pattern);
     return 0;
 }

@@ -1,9 +1,9 @@
-// Counts the instructions of every malloc and free that a program makes between two marks, by single steps: no
-// performance counter is needed. `step PROGRAM ARGUMENTS...` prints one JSON object.
+// Counts the instructions of mallocs and frees that a program marks, by single steps: no performance counter is needed.
+// `step PROGRAM ARGUMENTS...` prints one JSON object.
 //
-// The program marks its part with `int3`: at the first one rdi holds the address of the function that allocates
-// and rsi of the one that frees. What runs outside the program's own file between two of its own instructions is
-// one call; the loop around the calls is not counted.
+// A mark is `int3`. At the first one rdi holds the address of the function that allocates and rsi of the one that frees; each
+// further one stands before a call of one of them. What runs from there outside the program's own file is the call. Between two
+// marks the program runs at full speed.
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -48,20 +48,22 @@ static void own_code(pid_t program, unsigned long *first, unsigned long *end) {
   exit(1);
 }
 
-// Runs until the next int3, or step; signals for the program are handed on.
-static void advance(pid_t program, enum __ptrace_request how, struct user_regs_struct *now) {
+// Runs until the next int3, or step; signals for the program are handed on. Whether the program goes on.
+static int advance(pid_t program, enum __ptrace_request how, struct user_regs_struct *now) {
   int status, signal = 0;
   for (;;) {
     if (ptrace(how, program, NULL, (void *)(long)signal)) fail("ptrace");
     if (waitpid(program, &status, 0) < 0) fail("waitpid");
+    if (WIFEXITED(status) && !WEXITSTATUS(status)) return 0;
     if (!WIFSTOPPED(status)) {
-      fprintf(stderr, "step: the program ended before its last mark (status %x)\n", status);
+      fprintf(stderr, "step: the program failed (status %x)\n", status);
       exit(1);
     }
     signal = WSTOPSIG(status);
     if (signal == SIGTRAP) break;
   }
   if (ptrace(PTRACE_GETREGS, program, NULL, now)) fail("ptrace");
+  return 1;
 }
 
 static int compare(const void *a, const void *b) {
@@ -101,34 +103,34 @@ int main(int count, char **arguments) {
   // If this process dies, the program does, too.
   ptrace(PTRACE_SETOPTIONS, program, NULL, (void *)PTRACE_O_EXITKILL);
   struct user_regs_struct now;
-  advance(program, PTRACE_CONT, &now);
-  unsigned long entries[KINDS] = {now.rdi, now.rsi}, first = 0, end = 0;
-  own_code(program, &first, &end);
-  unsigned *counting = NULL;
-  for (;;) {
-    advance(program, PTRACE_SINGLESTEP, &now);
-    if (now.rip >= first && now.rip < end) {
-      counting = NULL;
-      // Stepping stops before an instruction: the last mark is the next.
-      errno = 0;
-      long bytes = ptrace(PTRACE_PEEKTEXT, program, (void *)now.rip, NULL);
-      if (!errno && (bytes & 0xff) == 0xcc) break;
-      continue;
-    }
-    if (!counting) {
-      int kind = now.rip == entries[ALLOCATES] ? ALLOCATES : now.rip == entries[FREES] ? FREES : KINDS;
-      if (kind == KINDS || calls[kind].number == MOST_CALLS) {
-        fprintf(stderr, "step: a call of %lx, which is neither of the two\n", (unsigned long)now.rip);
+  unsigned long entries[KINDS] = {0, 0}, first = 0, end = 0;
+  if (advance(program, PTRACE_CONT, &now)) {
+    entries[ALLOCATES] = now.rdi, entries[FREES] = now.rsi;
+    own_code(program, &first, &end);
+  }
+  while (advance(program, PTRACE_CONT, &now)) {
+    unsigned *counting = NULL;
+    for (;;) {
+      if (!advance(program, PTRACE_SINGLESTEP, &now)) {
+        fprintf(stderr, "step: the program ended in a call\n");
         return 1;
       }
-      counting = &calls[kind].counts[calls[kind].number++];
+      int own = now.rip >= first && now.rip < end;
+      if (own && counting) break;
+      if (own) continue;
+      if (!counting) {
+        int kind = now.rip == entries[ALLOCATES] ? ALLOCATES : now.rip == entries[FREES] ? FREES : KINDS;
+        if (kind == KINDS || calls[kind].number == MOST_CALLS) {
+          fprintf(stderr, "step: a call of %lx, which is neither of the two\n", (unsigned long)now.rip);
+          return 1;
+        }
+        counting = &calls[kind].counts[calls[kind].number++];
+      }
+      ++*counting;
     }
-    ++*counting;
   }
-  ptrace(PTRACE_KILL, program, NULL, NULL);
-  waitpid(program, &status, 0);
   if (!calls[ALLOCATES].number || !calls[FREES].number) {
-    fprintf(stderr, "step: nothing was allocated and freed between the marks\n");
+    fprintf(stderr, "step: no call of both was marked\n");
     return 1;
   }
   printf("{");
