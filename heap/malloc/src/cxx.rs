@@ -1,4 +1,4 @@
-//! C++'s operators new and delete, all forms, under their mangled names.
+//! C++'s operators new under their mangled names; [`crate::fast`] has the plain ones and all of delete.
 //!
 //! A failed new calls the program's new_handler until memory is found or no handler is left, then throws std::bad_alloc
 //! (returns null if nothrow). Handlers and exceptions belong to the C++ library, found when needed: a C program has none.
@@ -11,7 +11,7 @@ use heap::entry::allocate;
 use heap::units::call::{Call, ReturnSlot};
 use heap::units::geometry::MIN_ALIGNMENT;
 
-use crate::interface::{entry, free_from};
+use crate::interface::entry;
 
 macro_rules! news {
     ($($name:ident = ($($argument:ident),*) $slot:literal $inner:path;)*) => {
@@ -21,8 +21,6 @@ macro_rules! news {
 }
 
 news! {
-    _Znwm = (_size) "rsi" new_from;
-    _Znam = (_size) "rsi" new_from;
     _ZnwmRKSt9nothrow_t = (_size, _nothrow) "rsi" new_nothrow_from;
     _ZnamRKSt9nothrow_t = (_size, _nothrow) "rsi" new_nothrow_from;
     _ZnwmSt11align_val_t = (_size, _alignment) "rdx" new_aligned_from;
@@ -31,39 +29,10 @@ news! {
     _ZnamSt11align_val_tRKSt9nothrow_t = (_size, _alignment, _nothrow) "rdx" new_aligned_nothrow_from;
 }
 
-macro_rules! deletes {
-    ($($name:ident ($($argument:ident),*);)*) => {
-        $(entry!(/// One of C++'s operators delete.
-            $name($($argument: usize),*) -> (), "rsi", free_from);)*
-    };
-}
-
-deletes! {
-    _ZdlPv(_object);
-    _ZdaPv(_object);
-    _ZdlPvm(_object, _size);
-    _ZdaPvm(_object, _size);
-    _ZdlPvRKSt9nothrow_t(_object, _nothrow);
-    _ZdaPvRKSt9nothrow_t(_object, _nothrow);
-    _ZdlPvSt11align_val_t(_object, _alignment);
-    _ZdaPvSt11align_val_t(_object, _alignment);
-    _ZdlPvmSt11align_val_t(_object, _size, _alignment);
-    _ZdaPvmSt11align_val_t(_object, _size, _alignment);
-    _ZdlPvSt11align_val_tRKSt9nothrow_t(_object, _alignment, _nothrow);
-    _ZdaPvSt11align_val_tRKSt9nothrow_t(_object, _alignment, _nothrow);
-}
-
-extern "C-unwind" fn new_from(size: usize, from: ReturnSlot) -> *mut c_void {
-    match allocate::fast(size, from) {
-        Some(cell) => cell as *mut c_void,
-        None => new_slow(size, from), // nothing to do afterwards: the fast path needs no stack frame
-    }
-}
-
-#[cold]
-#[inline(never)]
-extern "C-unwind" fn new_slow(size: usize, from: ReturnSlot) -> *mut c_void {
-    new_aligned(from.asks_for(size), MIN_ALIGNMENT, true)
+/// What the plain operators new do that found nothing on their fast path.
+pub(crate) extern "C-unwind" fn new_slow(size: usize, from: ReturnSlot) -> *mut c_void {
+    let object = allocate::allocate_slow(size, from);
+    if object.is_null() { out_of_memory(&from.asks_for(size), MIN_ALIGNMENT, true) } else { object.cast() }
 }
 
 extern "C-unwind" fn new_nothrow_from(size: usize, from: ReturnSlot) -> *mut c_void {
@@ -85,10 +54,10 @@ extern "C-unwind" fn new_aligned_nothrow_from(
 fn new_aligned(call: Call, alignment: usize, throws: bool) -> *mut c_void {
     let alignment = alignment.max(MIN_ALIGNMENT);
     if !alignment.is_power_of_two() {
-        return out_of_memory(Call { size: usize::MAX, ..call }, MIN_ALIGNMENT, throws);
+        return out_of_memory(&Call { size: usize::MAX, ..call }, MIN_ALIGNMENT, throws);
     }
     let object = allocate::allocate_aligned(call, alignment);
-    if object.is_null() { out_of_memory(call, alignment, throws) } else { object.cast() }
+    if object.is_null() { out_of_memory(&call, alignment, throws) } else { object.cast() }
 }
 
 type Handler = extern "C-unwind" fn();
@@ -109,7 +78,7 @@ fn new_handler() -> Option<Handler> {
 
 #[cold]
 #[inline(never)]
-fn out_of_memory(call: Call, alignment: usize, throws: bool) -> *mut c_void {
+fn out_of_memory(call: &Call, alignment: usize, throws: bool) -> *mut c_void {
     while let Some(handler) = new_handler() {
         if throws {
             handler(); // may throw: there is nothing of ours to clean up in the frames it passes
@@ -117,7 +86,7 @@ fn out_of_memory(call: Call, alignment: usize, throws: bool) -> *mut c_void {
             // A nothrow form turns what the handler throws into null. Only C++ can catch: its own nothrow new does.
             return nothrow_through_library(call, alignment);
         }
-        let object = allocate::allocate_aligned(call, alignment);
+        let object = allocate::allocate_aligned(*call, alignment);
         if !object.is_null() {
             return object.cast();
         }
@@ -129,7 +98,7 @@ fn out_of_memory(call: Call, alignment: usize, throws: bool) -> *mut c_void {
 }
 
 /// The C++ library's own nothrow operator new calls the throwing one, which is ours, and catches.
-fn nothrow_through_library(call: Call, alignment: usize) -> *mut c_void {
+fn nothrow_through_library(call: &Call, alignment: usize) -> *mut c_void {
     let name = if alignment <= MIN_ALIGNMENT {
         c"_ZnwmRKSt9nothrow_t"
     } else {

@@ -1,4 +1,4 @@
-//! The C functions: malloc and its family, as POSIX, C23 and glibc define them, and Mayfly's own few.
+//! The C functions: malloc's family, as POSIX, C23 and glibc define it, and Mayfly's own few. [`crate::fast`] has malloc and free.
 
 use core::arch::naked_asm;
 use core::ffi::{c_char, c_int, c_void};
@@ -24,8 +24,6 @@ macro_rules! entry {
 }
 pub(crate) use entry;
 
-entry!(/// C's malloc.
-    malloc(_size: usize) -> *mut c_void, "rsi", malloc_from);
 entry!(/// C's calloc.
     calloc(_count: usize, _size: usize) -> *mut c_void, "rdx", calloc_from);
 entry!(/// C's realloc.
@@ -44,22 +42,10 @@ entry!(/// valloc of whole pages.
     pvalloc(_size: usize) -> *mut c_void, "rsi", pvalloc_from);
 entry!(/// An object of a lifetime class that the program knows: 0 (10 ms) to 6 (for ever).
     mayfly_malloc(_size: usize, _class: c_int) -> *mut c_void, "rdx", mayfly_malloc_from);
-entry!(/// C's free.
-    free(_object: *mut c_void) -> (), "rsi", free_from);
-entry!(/// The name that old programs use for free.
-    cfree(_object: *mut c_void) -> (), "rsi", free_from);
-entry!(/// C23's free_sized.
-    free_sized(_object: *mut c_void, _size: usize) -> (), "rsi", free_from);
-entry!(/// C23's free_aligned_sized.
-    free_aligned_sized(_object: *mut c_void, _alignment: usize, _size: usize) -> (), "rsi", free_from);
 
 fn no_memory() -> *mut c_void {
     set_errno(libc::ENOMEM);
     ptr::null_mut()
-}
-
-extern "C-unwind" fn malloc_from(size: usize, from: ReturnSlot) -> *mut c_void {
-    allocate::allocate_from(size, from).cast()
 }
 
 extern "C-unwind" fn calloc_from(count: usize, size: usize, from: ReturnSlot) -> *mut c_void {
@@ -148,10 +134,6 @@ extern "C-unwind" fn pvalloc_from(size: usize, from: ReturnSlot) -> *mut c_void 
 
 extern "C-unwind" fn mayfly_malloc_from(size: usize, class: c_int, from: ReturnSlot) -> *mut c_void {
     allocate::allocate_with_class(from.asks_for(size), class.max(0) as usize).cast()
-}
-
-pub(crate) extern "C-unwind" fn free_from(object: *mut c_void, from: ReturnSlot) {
-    free::free(object as usize, from);
 }
 
 /// Bytes that the object may use.

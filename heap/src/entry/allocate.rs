@@ -22,31 +22,28 @@ use crate::units::geometry::*;
 use crate::units::lifetime_class::FOREVER;
 use crate::units::size_class::{self, GRANULE_BYTES};
 
-/// The fast path alone: an object of `size` bytes, if the thread has one in hand for this call.
-#[inline(always)]
-pub fn fast(size: usize, from: ReturnSlot) -> Option<usize> {
-    current::heap().allocate_fast(size, || from.asks_for(size))
-}
-
 /// An object of `size` bytes, or null, with errno set, when memory ran out.
-#[inline(always)]
 pub fn allocate_from(size: usize, from: ReturnSlot) -> *mut u8 {
-    match fast(size, from) {
-        Some(cell) => cell as *mut u8,
-        // Two plain arguments, and nothing to do afterwards: the fast path needs no stack frame.
-        None => allocate_slow(size, from),
-    }
+    allocate(from.asks_for(size))
 }
 
+/// As [`allocate_from`], for a call that found nothing on the fast path.
 #[cold]
-#[inline(never)]
-fn allocate_slow(size: usize, from: ReturnSlot) -> *mut u8 {
-    place_or_errno(from.asks_for(size))
+pub fn allocate_slow(size: usize, from: ReturnSlot) -> *mut u8 {
+    let call = from.asks_for(size);
+    if lines::chosen()
+        && let Some(address) = by_lines(current::heap(), &call)
+    {
+        return address as *mut u8;
+    }
+    place_or_errno(call)
 }
 
 /// As [`allocate_from`], for a call that the caller of this describes.
 pub fn allocate(call: Call) -> *mut u8 {
-    match current::heap().allocate_fast(call.size, || call) {
+    let heap = current::heap();
+    let found = if lines::chosen() { by_lines(heap, &call) } else { heap.allocate_fast(&call) };
+    match found {
         Some(cell) => cell as *mut u8,
         None => place_or_errno(call),
     }
@@ -83,6 +80,22 @@ fn find_place(call: Call) -> usize {
     let prediction = predict::classify(heap, &call);
     allocated(heap, &call, &prediction, MIN_ALIGNMENT)
 }
+
+/// The fast path of the paper's layout: the call's class is known, and that class' open span has room. Now and then `None`, so that
+/// what is due is seen to, and the site is charged for all of these.
+#[inline]
+fn by_lines(heap: &'static Heap, call: &Call) -> Option<usize> {
+    let class = heap.predicted_bin(call)?.class.get();
+    let visits = heap.visits.get().wrapping_add(1);
+    heap.visits.set(visits);
+    if visits.is_multiple_of(LINES_VISITS) {
+        return None;
+    }
+    lines::allocate_at_hand(&heap.lines[usize::from(class)], call.size)
+}
+
+/// Where spans are divided by lines, one allocation of a known call in this many takes the slow path.
+const LINES_VISITS: u32 = 64;
 
 /// A large object in hand, for a call whose site is known; but now and then `None`, so that lifetimes go on being measured
 /// and the clock is looked at.
@@ -226,9 +239,15 @@ fn place(heap: &'static Heap, call: &Call, prediction: &Prediction, alignment: u
     let class = prediction.class;
     let size = call.size;
     if lines::chosen() && size <= MAX_SMALL_BYTES && alignment < BLOCK_BYTES / 2 {
+        let allocations = if heap.predicted_bin(call).is_some() { LINES_VISITS as usize } else { 1 };
+        if alignment <= MIN_ALIGNMENT && prediction.cacheable && !hook::sees_all() {
+            // Of a bin only the class is asked: it has no cells.
+            let size_class = size_class::of_granules(size.div_ceil(GRANULE_BYTES));
+            heap.remember(call, heap.bin(class, size_class), prediction.site);
+        }
         return Placed {
             address: lines::allocate(&heap.lines[class], class, size, alignment).unwrap_or(0),
-            charged_bytes: size,
+            charged_bytes: allocations * size,
             sampled: false,
         };
     }

@@ -24,9 +24,10 @@ pub fn free(address: usize, from: ReturnSlot) {
     }
 }
 
+/// The object at `address` is freed: its span may be empty.
 #[cold]
 #[inline(never)]
-fn settle(address: usize) {
+pub fn settle(address: usize) {
     let (heap, span) = (current::heap(), region::span(address));
     if span.is_empty() {
         let _pass = gate::pass(heap);
@@ -35,21 +36,48 @@ fn settle(address: usize) {
     }
 }
 
+/// As [`free`], for an object with which the fast path did nothing.
 #[cold]
 #[inline(never)]
-fn free_slow(address: usize, from: ReturnSlot) {
+pub fn free_slow(address: usize, from: ReturnSlot) {
     if address == 0 {
         return;
     }
     let heap = current::heap();
+    if lines::chosen() && free_by_lines(heap, address, from) {
+        return;
+    }
     let _pass = gate::pass(heap);
     if hook::sees_all() {
         hook::freed(heap.number(), address);
     }
     free_where_it_lies(heap, address, from.caller());
-    if heap.id.get() != 0 {
-        maintenance::tick_of_free(heap);
+    if heap.id.get() != 0 && maintenance::count_free(heap) {
+        maintenance::look(heap);
     }
+}
+
+/// The fast path of the paper's layout; `false`: the object lies elsewhere, or somebody wants to know.
+#[inline]
+fn free_by_lines(heap: &'static Heap, address: usize, from: ReturnSlot) -> bool {
+    let Some(span) = region::span_if_plain(address).filter(|span| span.place() == Place::Lines) else {
+        return false;
+    };
+    if hook::sees_all() || heap.id.get() == 0 {
+        return false;
+    }
+    let last = lines::free(span, address, from.caller());
+    let due = maintenance::count_free(heap);
+    if last || due {
+        let _pass = gate::pass(heap);
+        if last {
+            lines::give_back(span);
+        }
+        if due {
+            maintenance::look(heap);
+        }
+    }
+    true
 }
 
 fn free_where_it_lies(heap: &'static Heap, address: usize, caller: usize) {
@@ -66,7 +94,9 @@ fn free_where_it_lies(heap: &'static Heap, address: usize, caller: usize) {
     };
     match span.owner() {
         0 if span.place() == Place::Lines => {
-            lines::free(address, caller);
+            if lines::free(span, address, caller) {
+                lines::give_back(span);
+            }
         }
         0 => free_large(heap, address, caller),
         owner => free_cell(heap, span, owner, address, caller),

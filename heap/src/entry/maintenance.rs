@@ -48,13 +48,12 @@ pub fn tick(heap: &'static Heap) {
 /// Slow frees between two looks at the clock: as many as the outbox, which a look posts, holds back.
 const SLOW_FREES: u32 = 256;
 
-/// Counts a slow free, and does what is due: a thread that only frees gives back what it has in hand, too.
-pub fn tick_of_free(heap: &'static Heap) {
+/// Counts a slow free; whether to look what is due: a thread that only frees gives back what it has in hand, too.
+#[inline]
+pub fn count_free(heap: &Heap) -> bool {
     let frees = heap.slow_frees.get().wrapping_add(1);
     heap.slow_frees.set(frees);
-    if frees.is_multiple_of(SLOW_FREES) {
-        look(heap);
-    }
+    frees.is_multiple_of(SLOW_FREES)
 }
 
 /// Does what is due.

@@ -84,6 +84,21 @@ pub struct Span {
     remote: RemoteBits,
 }
 
+/// Where things lie, for a fast path in assembly.
+pub mod layout {
+    use super::Span;
+    use core::mem::offset_of;
+
+    /// The owner.
+    pub const TAG: usize = offset_of!(Span, tag);
+    /// What divides by the size of a cell.
+    pub const RECIPROCAL: usize = offset_of!(Span, reciprocal);
+    /// Not 0 while it is being allocated from.
+    pub const IS_OPEN: usize = offset_of!(Span, is_open);
+    /// The live bits.
+    pub const LIVE: usize = offset_of!(Span, live);
+}
+
 const _: () = assert!(size_of::<Span>() == SPAN_METADATA_BYTES);
 const _: () = assert!(core::mem::offset_of!(Span, live) == 64);
 
@@ -166,7 +181,7 @@ impl Span {
         }
         let i = self.word_with(room)?;
         let mut free = !self.live_cells_of(i) & self.mask(i);
-        while free.count_ones() > most {
+        while most < 64 && free.count_ones() > most {
             free &= !(1 << free.ilog2());
         }
         Some((i, free))
@@ -178,7 +193,8 @@ impl Span {
         (0..self.words()).find(|&i| {
             let mask = self.mask(i);
             let free = !self.live_cells_of(i) & mask;
-            free != 0 && (room == Room::Any || free.count_ones() >= mask.count_ones() / 8)
+            let enough = || room == Room::Any || free.count_ones() >= mask.count_ones() / 8;
+            free != 0 && (free == mask || enough())
         })
     }
 

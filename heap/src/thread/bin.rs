@@ -31,7 +31,7 @@ pub struct Bin {
     word: Cell<Option<&'static AtomicU64>>,
     /// Where the first cell of the word at hand lies.
     base: Cell<usize>,
-    cell_bytes: Cell<u32>,
+    cell_bytes: Cell<usize>,
     /// Index into [`size_class::CELL_BYTES`].
     pub size_class: Cell<u8>,
     /// Lifetime class.
@@ -44,6 +44,21 @@ pub struct Bin {
     pub queue: SpanList,
     /// How many of them a refill looks at.
     pub patience: Cell<u8>,
+}
+
+/// Where things lie, for a fast path in assembly.
+pub mod layout {
+    use super::Bin;
+    use core::mem::offset_of;
+
+    /// The pending cells.
+    pub const PENDING: usize = offset_of!(Bin, pending);
+    /// The live bits of the word at hand.
+    pub const WORD: usize = offset_of!(Bin, word);
+    /// The first cell of the word at hand.
+    pub const BASE: usize = offset_of!(Bin, base);
+    /// Bytes of a cell.
+    pub const CELL_BYTES: usize = offset_of!(Bin, cell_bytes);
 }
 
 impl Default for Bin {
@@ -71,7 +86,7 @@ impl Bin {
 
     /// Bytes of a cell.
     pub fn cell_bytes(&self) -> usize {
-        self.cell_bytes.get() as usize
+        self.cell_bytes.get()
     }
 
     /// Whether it is prepared.
@@ -83,8 +98,8 @@ impl Bin {
     pub fn prepare(&self, class: usize, size_class: usize) {
         self.size_class.set(size_class as u8);
         self.class.set(class as u8);
-        self.cell_bytes.set(size_class::CELL_BYTES[size_class] as u32);
-        self.before_sample.set(sample::cells_before_sample(self.cell_bytes.get() as usize));
+        self.cell_bytes.set(size_class::CELL_BYTES[size_class].into());
+        self.before_sample.set(sample::cells_before_sample(self.cell_bytes.get()));
     }
 
     /// A cell of the word at hand; `None` if it has no more.
@@ -99,7 +114,7 @@ impl Bin {
         // SAFETY: `advance` has set the word of the cells that are pending.
         let word = unsafe { self.word.get().unwrap_unchecked() };
         word.store(word.load(Relaxed) | (pending ^ left), Relaxed);
-        let offset = pending.trailing_zeros().wrapping_mul(self.cell_bytes.get()); // below 16 KiB
+        let offset = pending.trailing_zeros().wrapping_mul(self.cell_bytes.get() as u32); // below 16 KiB
         Some(self.base.get() + offset as usize)
     }
 
@@ -133,7 +148,7 @@ impl Bin {
         }
         events::add(Event::CellsTaken, taken.into());
         self.word.set(Some(span.live_word(word)));
-        self.base.set(span.address() + word * 64 * self.cell_bytes.get() as usize);
+        self.base.set(span.address() + word * 64 * self.cell_bytes.get());
         compiler_fence(SeqCst);
         self.pending.set(cells);
         true

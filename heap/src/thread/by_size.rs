@@ -13,6 +13,7 @@
 
 use core::cell::Cell;
 
+use crate::thread::bin::Bin;
 use crate::units::call::Call;
 use crate::units::geometry::MAX_SMALL_BYTES;
 use crate::units::lifetime_class::FOREVER;
@@ -20,6 +21,16 @@ use crate::units::size_class::GRANULE_BYTES;
 
 /// Sizes in granules, 0 among them.
 const SIZES: usize = MAX_SMALL_BYTES / GRANULE_BYTES + 1;
+/// A size finds its place without a comparison: larger ones share those of smaller ones, whose cells do not hold them.
+const PLACES: usize = SIZES.next_power_of_two();
+/// A place.
+pub const PLACE_BYTES: usize = size_of::<Agreed>();
+/// What the place of a size, rounded up to granules, is masked with.
+pub const PLACES_MASK: usize = (PLACES - 1) * PLACE_BYTES;
+/// Where, in a place, the bin is told.
+pub const BIN: usize = core::mem::offset_of!(Agreed, bin);
+const _: () = assert!(PLACE_BYTES == GRANULE_BYTES);
+const _: () = assert!(core::mem::offset_of!(Agreed, callers) == 0);
 
 /// Slow visits in a row of known calls before a size gets its bin, up to 64 calls each. Of what lives long few are enough: a new
 /// call's objects would lie there in any case.
@@ -32,17 +43,29 @@ fn granules(call: &Call) -> usize {
     call.size.div_ceil(GRANULE_BYTES)
 }
 
+fn bit(call: &Call) -> u64 {
+    1 << (call.caller % 64)
+}
+
 /// The table, by size in granules. All zeros has no bin for any size.
+#[repr(C)]
 pub struct BySize {
-    /// The calls of a size that are known, by the low six bits of their return addresses.
-    callers: [Cell<u64>; SIZES],
-    /// Where in the thread's heap the bin lies; 0 for none.
-    bins: [Cell<u32>; SIZES],
+    agreed: [Agreed; PLACES],
     /// What the fast path does not ask.
     sizes: [Size; SIZES],
 }
 
+/// What the fast path asks of a size.
+#[repr(C)]
+struct Agreed {
+    /// The calls that go to the bin, by the low six bits of their return addresses; 0 while there is none.
+    callers: Cell<u64>,
+    bin: Cell<*const Bin>,
+}
+
 struct Size {
+    /// The calls that are known, by the low six bits of their return addresses.
+    callers: Cell<u64>,
     /// The lifetime classes of the calls of this size in the prediction table, a bit each.
     classes: Cell<u8>,
     /// Those counted so far, see [`BySize::count`].
@@ -53,7 +76,13 @@ struct Size {
 
 impl Size {
     const fn new() -> Self {
-        Self { classes: Cell::new(0), counted: Cell::new(0), visits: Cell::new(0) }
+        Self { callers: Cell::new(0), classes: Cell::new(0), counted: Cell::new(0), visits: Cell::new(0) }
+    }
+}
+
+impl Agreed {
+    const fn new() -> Self {
+        Self { callers: Cell::new(0), bin: Cell::new(core::ptr::null()) }
     }
 }
 
@@ -66,23 +95,24 @@ impl Default for BySize {
 impl BySize {
     /// No bin for any size.
     pub const fn new() -> Self {
-        Self {
-            callers: [const { Cell::new(0) }; SIZES],
-            bins: [const { Cell::new(0) }; SIZES],
-            sizes: [const { Size::new() }; SIZES],
-        }
+        Self { agreed: [const { Agreed::new() }; PLACES], sizes: [const { Size::new() }; SIZES] }
     }
 
-    /// Where in the heap the bin for calls of at most [`MAX_SMALL_BYTES`] lies; 0 for none, `None` for a new caller.
+    /// The bin for calls like this one, if all of that size go to one. Of a call of more than [`MAX_SMALL_BYTES`] it may be that
+    /// of smaller ones.
     #[inline(always)]
-    pub fn bin(&self, call: &Call) -> Option<u32> {
-        let granules = granules(call);
-        (self.callers[granules].get() >> (call.caller % 64) & 1 != 0).then(|| self.bins[granules].get())
+    pub fn bin(&self, call: &Call) -> Option<*const Bin> {
+        let agreed = &self.agreed[call.size.wrapping_add(GRANULE_BYTES - 1) / GRANULE_BYTES % PLACES];
+        (agreed.callers.get() >> (call.caller % 64) & 1 != 0).then(|| agreed.bin.get())
     }
 
     fn knows(&self, call: &Call) {
-        let callers = &self.callers[granules(call)];
-        callers.set(callers.get() | 1 << (call.caller % 64));
+        let size = &self.sizes[granules(call)];
+        size.callers.set(size.callers.get() | bit(call));
+        let agreed = &self.agreed[granules(call)];
+        if agreed.callers.get() != 0 {
+            agreed.callers.set(size.callers.get());
+        }
     }
 
     /// A call that was not known goes to a bin of this class.
@@ -90,21 +120,23 @@ impl BySize {
         let size = &self.sizes[granules(call)];
         let classes = size.classes.get() | 1 << class;
         size.classes.set(classes);
+        if !classes.is_power_of_two() {
+            self.agreed[granules(call)].callers.set(0);
+        }
         self.knows(call);
         size.visits.set(0);
-        if !classes.is_power_of_two() {
-            self.bins[granules(call)].set(0);
-        }
     }
 
-    /// A known call found no cell at hand; its bin, of this class, lies at `bin` in the heap.
-    pub fn known_call(&self, call: &Call, class: usize, bin: u32) {
-        let size = &self.sizes[granules(call)];
+    /// A known call found no cell at hand; this is its bin, of this class.
+    pub fn known_call(&self, call: &Call, class: usize, bin: *const Bin) {
         self.knows(call);
+        let size = &self.sizes[granules(call)];
         let visits = size.visits.get().saturating_add(1);
         size.visits.set(visits);
         if visits >= enough_visits(class) && size.classes.get() == 1 << class {
-            self.bins[granules(call)].set(bin);
+            let agreed = &self.agreed[granules(call)];
+            agreed.bin.set(bin);
+            agreed.callers.set(size.callers.get());
         }
     }
 
@@ -116,13 +148,13 @@ impl BySize {
 
     /// Sizes of which the prediction table knows other classes than before begin anew.
     pub fn recount(&self) {
-        for (granules, size) in self.sizes.iter().enumerate() {
+        for (size, agreed) in self.sizes.iter().zip(&self.agreed) {
             let classes = size.counted.get();
             if size.classes.get() != classes {
                 size.classes.set(classes);
                 size.visits.set(0);
-                self.callers[granules].set(0);
-                self.bins[granules].set(0);
+                size.callers.set(0);
+                agreed.callers.set(0);
             }
             if classes != 0 {
                 size.counted.set(0);
@@ -135,7 +167,7 @@ impl BySize {
 mod tests {
     use super::*;
 
-    const BIN: u32 = 640;
+    const BIN: *const Bin = core::ptr::without_provenance(640);
     const ENOUGH: u8 = enough_visits(2);
 
     fn call(caller: usize) -> Call {
@@ -154,17 +186,19 @@ mod tests {
         known(&table, 2, ENOUGH - 1);
         table.new_call(&call(2), 2);
         known(&table, 2, ENOUGH - 1);
-        assert_eq!(table.bin(&call(1)), Some(0), "a call was new a short while ago");
+        assert_eq!(table.bin(&call(1)), None, "a call was new a short while ago");
         known(&table, 2, 1);
         assert_eq!([1, 2, 3].map(|caller| table.bin(&call(caller))), [Some(BIN), Some(BIN), None]);
-        assert_eq!(table.bin(&Call { size: 65, ..call(1) }), None, "another size");
+        for size in [65, 8_193, usize::MAX] {
+            assert_eq!(table.bin(&Call { size, ..call(1) }), None, "another size");
+        }
         table.new_call(&call(3), 2);
         assert_eq!(table.bin(&call(3)), Some(BIN), "one more of the same class");
         table.new_call(&call(4), 6);
-        assert_eq!(table.bin(&call(1)), Some(0), "one of another class");
+        assert_eq!(table.bin(&call(1)), None, "one of another class");
         known(&table, 2, ENOUGH);
         known(&table, 6, ENOUGH);
-        assert_eq!(table.bin(&call(1)), Some(0), "they still differ");
+        assert_eq!(table.bin(&call(1)), None, "they still differ");
     }
 
     #[test]

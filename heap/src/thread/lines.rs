@@ -6,6 +6,9 @@
 //! they have free lines: tiny objects skip to the next free line, small ones that do not fit go to an *overflow span*.
 //! Counts are updated atomically at each allocation and free, as in the paper's prototype. Since C's free() does not
 //! tell the size, each object has a header (§8), which is checked.
+//!
+//! The fast path is the paper's, too: the prediction table tells the class of a call (§7), and the object takes the next bytes of
+//! that class' open span. It needs no gate ([`crate::thread::gate`]): what a fork cuts there was never handed out.
 
 use core::cell::Cell;
 use core::sync::atomic::{
@@ -150,6 +153,14 @@ fn room_for(size: usize) -> usize {
 /// Bytes of an object with a header that fits a line.
 const TINY_BYTES: usize = LINE_BYTES - HEADER_BYTES;
 
+/// The fast path: a small object in the free run at hand, if that has room.
+#[inline]
+pub fn allocate_at_hand(spans: &OpenSpans, size: usize) -> Option<usize> {
+    let room = room_for(size);
+    let address = spans.first.fit(room, MIN_ALIGNMENT)?;
+    Some(place(&spans.first, address, size, room))
+}
+
 /// Bump-allocates a small object; `None` when memory ran out.
 pub fn allocate(spans: &OpenSpans, class: usize, size: usize, alignment: usize) -> Option<usize> {
     let room = room_for(size);
@@ -238,25 +249,28 @@ pub fn usable_size(address: usize, caller: usize) -> usize {
     size_at(address, caller)
 }
 
-/// Frees an object.
-pub fn free(address: usize, caller: usize) {
+/// Frees an object; whether it was the last of its span, which the caller must give back.
+pub fn free(span: &Span, address: usize, caller: usize) -> bool {
     let size = size_at(address, caller);
     // SAFETY: as in `size_at`; the object was live.
     unsafe { ((address - HEADER_BYTES) as *mut [u64; 2]).write([size as u64, FREED ^ address as u64]) };
-    let span = region::span(address);
     for line in lines_of(address, room_for(size)) {
         objects_on(span, line).fetch_sub(1, AcqRel);
     }
-    drop_count(span);
+    objects(span).fetch_sub(1, AcqRel) == 1
+}
+
+fn drop_count(span: &'static Span) {
+    if objects(span).fetch_sub(1, AcqRel) == 1 {
+        give_back(span);
+    }
 }
 
 /// The thread that drops the count to zero gives the span back (LLAMA §8).
-fn drop_count(span: &'static Span) {
-    if objects(span).fetch_sub(1, AcqRel) == 1 {
-        recyclable::forget(span);
-        span.set_place(Place::None);
-        global::release_span(span.address());
-    }
+pub fn give_back(span: &'static Span) {
+    recyclable::forget(span);
+    span.set_place(Place::None);
+    global::release_span(span.address());
 }
 
 /// Adds one to the count unless it is zero: the span is being given back.

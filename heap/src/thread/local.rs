@@ -22,12 +22,22 @@ use crate::thread::lines::OpenSpans;
 use crate::thread::outbox::Outbox;
 use crate::thread::predictions::Predictions;
 use crate::units::call::Call;
-use crate::units::geometry::MAX_SMALL_BYTES;
 use crate::units::lifetime_class::CLASSES;
 use crate::units::size_class::COUNT as SIZE_CLASSES;
 
 /// Bytes that a thread keeps to predict with, if it uses all of its tables.
 pub const TABLES_BYTES: usize = size_of::<Predictions>() + size_of::<KnownSites>();
+
+/// Where a heap's tables lie in it, for a fast path in assembly.
+pub mod layout {
+    use super::Heap;
+    use core::mem::offset_of;
+
+    /// Which bin the objects of a size go to.
+    pub const BY_SIZE: usize = offset_of!(Heap, by_size);
+    /// Which bin the objects of a call go to.
+    pub const PREDICTIONS: usize = offset_of!(Heap, predictions);
+}
 
 /// What the fast path of freeing did.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -188,23 +198,25 @@ impl Heap {
         unsafe { &*core::ptr::from_ref(self).byte_add(offset as usize).cast::<Bin>() }
     }
 
-    /// The fast path of allocation: by size alone where its calls agree, else by what was predicted for `call` before.
+    /// The fast path of allocation: by size alone where its calls agree, else by what was predicted for `call` before. `heap/malloc`
+    /// has it once more in assembly, for the entries that programs call most.
     #[inline(always)]
-    pub fn allocate_fast(&self, size: usize, call: impl FnOnce() -> Call) -> Option<usize> {
-        if size > MAX_SMALL_BYTES {
-            return None;
+    pub fn allocate_fast(&self, call: &Call) -> Option<usize> {
+        let bin = match self.by_size.bin(call) {
+            // SAFETY: the table holds bins of this heap.
+            Some(bin) => unsafe { &*bin },
+            None => self.bin_at(self.predictions.get(call)?),
+        };
+        if call.size > bin.cell_bytes() {
+            return None; // the place, or the key, of another call
         }
-        let call = call();
-        let agreed = self.by_size.bin(&call).and_then(|offset| self.bin_at(offset).allocate());
-        agreed.or_else(|| self.bin_at(self.predictions.get(&call)?).allocate())
+        bin.allocate()
     }
 
     /// The bin that was predicted for this call before.
     pub fn predicted_bin(&self, call: &Call) -> Option<&Bin> {
-        if call.size > MAX_SMALL_BYTES {
-            return None;
-        }
-        self.predictions.get(call).map(|offset| self.bin_at(offset))
+        let bin = self.bin_at(self.predictions.get(call)?);
+        (call.size <= bin.cell_bytes()).then_some(bin)
     }
 
     /// Calls like this one go to this bin, for as long as it is of the class that the site predicts.
@@ -222,7 +234,7 @@ impl Heap {
     /// A call that goes to this bin as known found no cell at hand. With a model each context has an opinion of its own.
     pub fn known_call(&self, call: &Call, bin: &Bin) {
         if matches!(source::in_use(), Source::Online | Source::Fixed(_)) {
-            self.by_size.known_call(call, bin.class.get().into(), self.offset(bin));
+            self.by_size.known_call(call, bin.class.get().into(), bin);
         }
     }
 

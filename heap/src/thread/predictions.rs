@@ -16,29 +16,54 @@ const CALLS: usize = 2;
 
 /// The table. All zeros knows nothing. Calls lie anywhere among the places in use, so these are few at first: each page that is
 /// touched is memory of the program's own, for every thread.
+#[repr(C, align(64))]
 pub struct Predictions {
     /// The last place in use, as its distance from the first in bytes.
     last: Cell<u32>,
+    _aligned: [u32; 7],
     places: [Place; PLACES],
 }
 
 type Place = [Entry; CALLS];
 
-/// Where the last place of all lies.
-const LAST: u32 = ((PLACES - 1) * size_of::<Place>()) as u32;
-
+#[repr(C)]
 struct Entry {
-    key: Cell<u64>,
+    key: Cell<u32>,
     /// Where in the thread's heap the bin lies.
     bin: Cell<u32>,
     /// The call's site, by number plus one; 0 for none.
     site: Cell<u16>,
+    /// The call's size in granules.
+    granules: Cell<u16>,
     class: Cell<u8>,
+}
+
+/// Where things lie, for a fast path in assembly: the last place in use, the first place, an entry, its key and its bin.
+pub mod layout {
+    use super::{Entry, Predictions};
+    use core::mem::offset_of;
+
+    /// See above.
+    pub const LAST: usize = offset_of!(Predictions, last);
+    /// See above.
+    pub const PLACES: usize = offset_of!(Predictions, places);
+    /// See above.
+    pub const ENTRY_BYTES: usize = size_of::<Entry>();
+    /// See above.
+    pub const KEY: usize = offset_of!(Entry, key);
+    /// See above.
+    pub const BIN: usize = offset_of!(Entry, bin);
 }
 
 impl Entry {
     const fn new() -> Self {
-        Self { key: Cell::new(0), bin: Cell::new(0), site: Cell::new(0), class: Cell::new(0) }
+        Self {
+            key: Cell::new(0),
+            bin: Cell::new(0),
+            site: Cell::new(0),
+            granules: Cell::new(0),
+            class: Cell::new(0),
+        }
     }
 
     fn is_used(&self) -> bool {
@@ -53,6 +78,7 @@ impl Entry {
     fn become_as(&self, other: &Self) {
         self.bin.set(other.bin.get());
         self.site.set(other.site.get());
+        self.granules.set(other.granules.get());
         self.class.set(other.class.get());
         self.key.set(other.key.get());
     }
@@ -70,31 +96,37 @@ impl Default for Predictions {
     }
 }
 
-/// The low bits of a key are the size in granules, at most 512.
-const SIZE_BITS: u32 = 10;
+/// What return addresses are multiplied with: 2^32 by the golden ratio.
+pub const CALLER_FACTOR: u32 = 0x9E37_79B1;
+/// What sizes, rounded up to granules, are multiplied with: next to the heights of a call, which are multiples of 16, so that the
+/// sizes of one call and its heights have places of their own.
+pub const SIZE_FACTOR: u32 = 8;
 
 impl Predictions {
     /// Knows nothing.
     pub const fn new() -> Self {
-        Self { last: Cell::new(0), places: [const { [const { Entry::new() }; CALLS] }; PLACES] }
+        Self {
+            last: Cell::new(0),
+            _aligned: [0; 7],
+            places: [const { [const { Entry::new() }; CALLS] }; PLACES],
+        }
     }
 
-    /// The place for a call of at most [`MAX_SMALL_BYTES`], and the key by which it knows
-    /// it. The size in granules has the low ten bits to itself: so no collision can yield cells too small.
-    /// Return address and stack height are mixed above it, and all bits of both choose the place.
+    /// The place for a call, and the key by which it knows it. Two calls may have the same one, of any sizes: who allocates from the
+    /// bin that is found must see whether its cells are large enough.
     #[inline(always)]
-    fn place(&self, call: &Call) -> (&Place, u64) {
+    fn place(&self, call: &Call) -> (&Place, u32) {
         // The slot of the return address, below `stack`, is what the fast path has.
-        let slot = call.stack.wrapping_sub(size_of::<usize>()) as u64;
-        let call_site = (call.caller as u64).wrapping_add(slot << 12);
-        let key = call_site << SIZE_BITS | call.size.div_ceil(GRANULE_BYTES) as u64;
+        let slot = call.stack.wrapping_sub(size_of::<usize>()) as u32;
+        let size = call.size.wrapping_add(GRANULE_BYTES - 1) as u32 & !(GRANULE_BYTES as u32 - 1);
+        let of_caller = (call.caller as u32).wrapping_mul(CALLER_FACTOR);
+        let key = of_caller.wrapping_add(slot).wrapping_add(size.wrapping_mul(SIZE_FACTOR));
         (self.place_of(key), key)
     }
 
     #[inline(always)]
-    fn place_of(&self, key: u64) -> &Place {
-        let mixed = key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (u64::BITS - LAST.ilog2() - 1);
-        let distance = (mixed as u32 & self.last.get()) as usize;
+    fn place_of(&self, key: u32) -> &Place {
+        let distance = (key & self.last.get()) as usize;
         // SAFETY: `last` is one less than a power of two, times the size of a place, and at most that of the last place.
         unsafe { &*self.places.as_ptr().byte_add(distance) }
     }
@@ -153,6 +185,7 @@ impl Predictions {
         }
         entry.bin.set(bin);
         entry.site.set(site.map_or(0, |site| site.number() as u16 + 1));
+        entry.granules.set(call.size.div_ceil(GRANULE_BYTES) as u16);
         entry.class.set(class as u8);
         entry.key.set(key);
     }
@@ -164,7 +197,7 @@ impl Predictions {
             if entry.has_changed() {
                 entry.forget();
             } else {
-                known(entry.key.get() as usize & ((1 << SIZE_BITS) - 1), entry.class.get());
+                known(entry.granules.get().into(), entry.class.get());
             }
         }
     }
@@ -225,7 +258,7 @@ mod tests {
         assert!((table.last.get() as usize) < PLACES * size_of::<Place>() - 1);
         assert!((0..400).all(|i| table.get(&call(0x7fff_0000 + 16 * i)) == Some(bin(i))));
         (0..20_000).for_each(|i| table.remember(&call(16 * i), bin(i), 0, None));
-        assert_eq!(table.last.get(), LAST);
+        assert_eq!(table.last.get() as usize, (PLACES - 1) * size_of::<Place>());
     }
 
     #[test]
@@ -233,9 +266,17 @@ mod tests {
         let table = Predictions::new();
         while table.grow() {}
         let mut places: Vec<*const Place> =
-            (4..20).map(|bit| &raw const *table.place(&call(1 << bit)).0).collect();
+            (5..16).map(|bit| &raw const *table.place(&call(1 << bit)).0).collect();
         places.sort_unstable();
         places.dedup();
-        assert!(places.len() >= 15, "{} places for 16 heights", places.len());
+        assert_eq!(places.len(), 11);
+        let bins = || (4..32).map(|bit| table.get(&call(1 << bit)));
+        (4..32).for_each(|bit| table.remember(&call(1 << bit), 64 * bit as u32, 0, None));
+        let known = bins().zip(4..32).filter(|(bin, bit)| *bin == Some(64 * bit));
+        assert!(
+            known.count() >= 13,
+            "those that share a place drive one another out, and none is taken for another"
+        );
+        assert!(bins().zip(4..32).all(|(bin, bit)| bin.is_none_or(|bin| bin == 64 * bit)));
     }
 }

@@ -1,0 +1,226 @@
+//! The entries that programs call most, with their fast paths in assembly: what [`heap::thread::local`] says in Rust, without a frame,
+//! a call or a register too many. A malloc is 24 instructions where calls of the size agree, else 32; a free is 28.
+//!
+//! Whatever is not usual goes on, with the stack as it was at the entry, to a function in Rust that gets the arguments of the call and
+//! where its return address lies.
+
+use core::arch::naked_asm;
+use core::ffi::c_void;
+
+use heap::entry::{allocate, free};
+use heap::pages::region::{WINDOW, Window};
+use heap::span::cells;
+use heap::thread::current::EMPTY;
+use heap::thread::{bin, by_size, local, predictions};
+use heap::units::call::ReturnSlot;
+use heap::units::geometry::{SPAN_BYTES, SPAN_METADATA_BYTES};
+use heap::units::size_class::GRANULE_BYTES;
+
+use crate::cxx::new_slow;
+
+/// Takes the lowest pending cell of the bin at `rdx`, which is marked live, and returns it.
+macro_rules! take_cell {
+    () => {
+        "cmp rdi, qword ptr [rdx + {cell_bytes}]
+        ja 5f
+        mov rsi, qword ptr [rdx + {pending}]
+        neg rsi
+        jz 5f
+        and rsi, qword ptr [rdx + {pending}]
+        xor qword ptr [rdx + {pending}], rsi
+        mov r8, qword ptr [rdx + {word}]
+        or qword ptr [r8], rsi
+        rep bsf rax, rsi
+        imul eax, dword ptr [rdx + {cell_bytes}]
+        add rax, qword ptr [rdx + {base}]
+        ret"
+    };
+}
+
+/// An entry that allocates `rdi` bytes; what it does not find at hand `$slow` does.
+macro_rules! allocates {
+    ($($(#[$doc:meta])* $name:ident -> $slow:path;)*) => {
+        $($(#[$doc])*
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub extern "C-unwind" fn $name(_size: usize) -> *mut c_void {
+            naked_asm!(
+                // rcx: the thread's heap, or that of threads that have none.
+                "mov rcx, qword ptr [rip + mayfly_heap_thread@GOTTPOFF]",
+                "lea rdx, [rip + {empty}]",
+                "lea eax, [rdi + {granule} - 1]",
+                "mov rcx, qword ptr fs:[rcx]",
+                "and eax, {sizes}",
+                "add rcx, rdx",
+                // By size alone, if this caller is known to agree with all others. rdx: the return address, then the bin.
+                "mov rdx, qword ptr [rsp]",
+                "mov rsi, qword ptr [rcx + rax + {by_size}]",
+                "bt rsi, rdx",
+                "jnc 3f",
+                "mov rdx, qword ptr [rcx + rax + {by_size} + {by_size_bin}]",
+                take_cell!(),
+                // By the key of the call: return address, stack height and size. A place has two entries.
+                "3:",
+                "imul edx, edx, {caller_factor}",
+                "add edx, esp",
+                "lea edx, [rdx + rax * {size_factor}]",
+                "mov esi, edx",
+                "and esi, dword ptr [rcx + {last}]",
+                "cmp edx, dword ptr [rcx + rsi + {places} + {key}]",
+                "jne 4f",
+                "mov edx, dword ptr [rcx + rsi + {places} + {bin}]",
+                "add rdx, rcx",
+                "2:",
+                take_cell!(),
+                "4:",
+                "cmp edx, dword ptr [rcx + rsi + {places} + {entry_bytes} + {key}]",
+                "jne 5f",
+                "mov edx, dword ptr [rcx + rsi + {places} + {entry_bytes} + {bin}]",
+                "add rdx, rcx",
+                "jmp 2b",
+                "5:",
+                "mov rsi, rsp",
+                "jmp {slow}",
+                empty = sym EMPTY,
+                granule = const GRANULE_BYTES,
+                sizes = const by_size::PLACES_MASK,
+                by_size = const local::layout::BY_SIZE,
+                by_size_bin = const by_size::BIN,
+                cell_bytes = const bin::layout::CELL_BYTES,
+                pending = const bin::layout::PENDING,
+                word = const bin::layout::WORD,
+                base = const bin::layout::BASE,
+                caller_factor = const predictions::CALLER_FACTOR as i32,
+                size_factor = const predictions::SIZE_FACTOR,
+                last = const local::layout::PREDICTIONS + predictions::layout::LAST,
+                places = const local::layout::PREDICTIONS + predictions::layout::PLACES,
+                entry_bytes = const predictions::layout::ENTRY_BYTES,
+                key = const predictions::layout::KEY,
+                bin = const predictions::layout::BIN,
+                slow = sym $slow,
+            )
+        })*
+    };
+}
+
+allocates! {
+    /// C's malloc.
+    malloc -> malloc_slow;
+    /// C++'s operator new.
+    _Znwm -> new_slow;
+    /// As above, for arrays.
+    _Znam -> new_slow;
+}
+
+extern "C-unwind" fn malloc_slow(size: usize, from: ReturnSlot) -> *mut c_void {
+    allocate::allocate_slow(size, from).cast()
+}
+
+/// An entry that frees what `rdi` points to.
+macro_rules! frees {
+    ($($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*);)*) => {
+        $($(#[$doc])*
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub extern "C-unwind" fn $name(_object: *mut c_void, $($argument: $type),*) {
+            naked_asm!(
+                // rax: the span's metadata.
+                "mov rax, rdi",
+                "sub rax, qword ptr [rip + {window} + {window_base}]",
+                "cmp rax, qword ptr [rip + {window} + {readable}]",
+                "jae 2f",
+                "mov rcx, qword ptr [rip + mayfly_heap_thread@GOTTPOFF]",
+                "shr rax, {span_shift}",
+                "lea rax, [rax + rax * 4]",
+                "shl rax, {fifth_shift}",
+                "add rax, qword ptr [rip + {window} + {metadata}]",
+                // Is it this thread's?
+                "mov ecx, dword ptr fs:[rcx + 8]",
+                "cmp ecx, dword ptr [rax + {tag}]",
+                "jne 2f",
+                // The cell's number is above the point of the product; below it, less than one step is left exactly for a multiple
+                // of the cell size.
+                "mov ecx, edi",
+                "mov edx, dword ptr [rax + {reciprocal}]",
+                "and ecx, {span_bytes} - 1",
+                "imul rcx, rdx",
+                "cmp ecx, edx",
+                "jae 2f",
+                "mov rdx, rcx",
+                "shr rcx, 32",
+                "shr rdx, 38",
+                // It must be live, and is no more.
+                "mov rsi, qword ptr [rax + rdx * 8 + {live}]",
+                "btr rsi, rcx",
+                "jnc 2f",
+                "mov qword ptr [rax + rdx * 8 + {live}], rsi",
+                "or rsi, qword ptr [rax + {is_open}]",
+                "jz 3f",
+                "ret",
+                "2:",
+                "mov rsi, rsp",
+                "jmp {slow}",
+                "3:",
+                "jmp {settle}",
+                window = sym WINDOW,
+                window_base = const core::mem::offset_of!(Window, base),
+                readable = const core::mem::offset_of!(Window, readable),
+                metadata = const core::mem::offset_of!(Window, metadata),
+                span_shift = const SPAN_BYTES.ilog2(),
+                fifth_shift = const (SPAN_METADATA_BYTES / 5).ilog2(),
+                tag = const cells::layout::TAG,
+                reciprocal = const cells::layout::RECIPROCAL,
+                span_bytes = const SPAN_BYTES,
+                live = const cells::layout::LIVE,
+                is_open = const cells::layout::IS_OPEN,
+                slow = sym free_slow,
+                settle = sym settle,
+            )
+        })*
+    };
+}
+
+const _: () = assert!(SPAN_METADATA_BYTES == 5 << (SPAN_METADATA_BYTES / 5).ilog2());
+
+frees! {
+    /// C's free.
+    free();
+    /// The name that old programs use for free.
+    cfree();
+    /// C23's free_sized.
+    free_sized(_size: usize);
+    /// C23's free_aligned_sized.
+    free_aligned_sized(_alignment: usize, _size: usize);
+    /// C++'s operators delete.
+    _ZdlPv();
+    /// As above.
+    _ZdaPv();
+    /// As above.
+    _ZdlPvm(_size: usize);
+    /// As above.
+    _ZdaPvm(_size: usize);
+    /// As above.
+    _ZdlPvRKSt9nothrow_t(_nothrow: usize);
+    /// As above.
+    _ZdaPvRKSt9nothrow_t(_nothrow: usize);
+    /// As above.
+    _ZdlPvSt11align_val_t(_alignment: usize);
+    /// As above.
+    _ZdaPvSt11align_val_t(_alignment: usize);
+    /// As above.
+    _ZdlPvmSt11align_val_t(_size: usize, _alignment: usize);
+    /// As above.
+    _ZdaPvmSt11align_val_t(_size: usize, _alignment: usize);
+    /// As above.
+    _ZdlPvSt11align_val_tRKSt9nothrow_t(_alignment: usize, _nothrow: usize);
+    /// As above.
+    _ZdaPvSt11align_val_tRKSt9nothrow_t(_alignment: usize, _nothrow: usize);
+}
+
+extern "C-unwind" fn free_slow(object: *mut c_void, from: ReturnSlot) {
+    free::free_slow(object as usize, from);
+}
+
+extern "C-unwind" fn settle(object: *mut c_void) {
+    free::settle(object as usize);
+}
