@@ -10,7 +10,7 @@
 //!
 //! | layer | modules | what |
 //! | --- | --- | --- |
-//! | [`units`] | [`units::geometry`], [`units::bits`] | sizes of things and where they lie, bit vectors |
+//! | [`units`] | [`units::geometry`], [`units::window`], [`units::bits`] | sizes of things, where they lie, bit vectors |
 //! | | [`units::size_class`], [`units::lifetime_class`], [`units::call`] | classes; a call of malloc |
 //! | [`system`] | [`system::os`], [`system::lock`], [`system::clock`] | what is asked of the operating system |
 //! | | [`system::text`], [`system::paths`] | messages, names of files |
@@ -56,6 +56,7 @@ pub mod units {
     pub mod geometry;
     pub mod lifetime_class;
     pub mod size_class;
+    pub mod window;
 }
 
 pub mod system {

@@ -8,13 +8,13 @@ use core::arch::naked_asm;
 use core::ffi::c_void;
 
 use heap::entry::{allocate, free};
-use heap::pages::region::{WINDOW, Window};
 use heap::span::cells;
 use heap::thread::current::EMPTY;
 use heap::thread::{bin, by_size, local, predictions};
 use heap::units::call::ReturnSlot;
 use heap::units::geometry::{SPAN_BYTES, SPAN_METADATA_BYTES};
 use heap::units::size_class::GRANULE_BYTES;
+use heap::units::window::{WINDOW, Window};
 
 use crate::cxx::new_slow;
 

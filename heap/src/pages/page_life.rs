@@ -18,6 +18,7 @@ use crate::system::{clock, os};
 use crate::units::bits;
 use crate::units::geometry::*;
 use crate::units::lifetime_class::{self, FOREVER};
+use crate::units::window::WINDOW;
 
 /// Where blocks for a request of class lr are taken from, before a page of class lr is opened.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -166,7 +167,7 @@ fn hand_back(page: &HugePage, address: usize) {
     page.set_state(State::Free);
     page.high_water.store(0, Relaxed);
     os::discard(address, HUGE_PAGE_BYTES);
-    os::discard(span_metadata_address(address), SPAN_METADATA_PER_HUGE_PAGE);
+    os::discard(WINDOW.span_metadata(address), SPAN_METADATA_PER_HUGE_PAGE);
     events::count(Event::PageReturned);
     region::give(address);
 }

@@ -1,11 +1,13 @@
 //! Address space: a window of 16 GiB regions, one or more for each lifetime class (LLAMA §6.1, §8), and the huge pages in them.
 //!
-//! The window is reserved whole; each region's metadata is readable from when it is first used, and its huge pages are made
-//! usable one by one. Where that much address space is not to be had (RLIMIT_AS), the window is *piecemeal*: only a place, whose
-//! regions are shared by all classes and filled one after the other; each huge page and its metadata are mapped when they are needed.
+//! The window ([`crate::units::window`]) is reserved whole; each region's metadata is readable from when it is first used, and its
+//! huge pages are made usable one by one. Where that much address space is not to be had (RLIMIT_AS), the window is *piecemeal*: only
+//! a place, whose regions are shared by all classes and filled one after the other; each huge page and its metadata are mapped when they
+//! are needed. Where there are not so many addresses at all (a process under valgrind, processors with 39 bits), it has fewer regions.
 //!
 //! The paper never uses a huge page's addresses twice; here the lowest freed place is used again, so that page
-//! tables and metadata stay small. One comparison with [`WINDOW`] answers whether an address has metadata that can be read.
+//! tables and metadata stay small. One comparison with [`WINDOW`] answers whether an
+//! address has metadata that can be read.
 
 use core::sync::atomic::{
     AtomicBool, AtomicU8, AtomicU32, AtomicUsize,
@@ -18,22 +20,10 @@ use crate::span::cells::Span;
 use crate::system::lock::Lock;
 use crate::system::os;
 use crate::units::geometry::*;
+use crate::units::window::{WINDOW, Window, huge_page_metadata_at, span_metadata_at};
 
-/// Where the heap's addresses lie. All zeros holds none.
-#[repr(C)]
-pub struct Window {
-    /// The first address.
-    pub base: AtomicUsize,
-    /// Bytes from there on whose span metadata can be read, now and for ever.
-    pub readable: AtomicUsize,
-    /// The first span's metadata.
-    pub metadata: AtomicUsize,
-}
-
-/// The one window.
-pub static WINDOW: Window =
-    Window { base: AtomicUsize::new(0), readable: AtomicUsize::new(0), metadata: AtomicUsize::new(0) };
-
+/// How many regions the window has.
+static REGIONS: AtomicUsize = AtomicUsize::new(0);
 /// The window is piecemeal.
 static PIECEMEAL: AtomicBool = AtomicBool::new(false);
 
@@ -57,7 +47,7 @@ static PLACES: Lock = Lock::new();
 /// The metadata of the block span around `address`, if it can be the heap's; the fast path's question.
 #[inline(always)]
 pub fn span_if_plain(address: usize) -> Option<&'static Span> {
-    let offset = address.wrapping_sub(WINDOW.base.load(Relaxed));
+    let offset = WINDOW.offset(address);
     if offset >= WINDOW.readable.load(Relaxed) {
         return None;
     }
@@ -71,7 +61,7 @@ pub fn span_if_plain(address: usize) -> Option<&'static Span> {
 
 /// Whether `address` lies among the huge pages of the heap.
 pub fn holds(address: usize) -> bool {
-    let offset = address.wrapping_sub(WINDOW.base.load(Relaxed));
+    let offset = WINDOW.offset(address);
     if offset >= WINDOW.readable.load(Acquire) {
         return false;
     }
@@ -85,13 +75,13 @@ const NEVER_MAPPED: u16 = u16::MAX;
 
 fn huge_page_in_window(address: usize) -> &'static HugePage {
     // SAFETY: huge page metadata of every region is mapped, zeroed is a valid HugePage, and it is never unmapped.
-    unsafe { &*(huge_page_metadata_address(address) as *const HugePage) }
+    unsafe { &*(WINDOW.huge_page_metadata(address) as *const HugePage) }
 }
 
 /// The metadata of the huge page around `address`, which lies in a region.
 #[inline(always)]
 pub fn huge_page(address: usize) -> &'static HugePage {
-    debug_assert!((address - WINDOW.base.load(Relaxed)) / REGION_BYTES < COUNT.load(Relaxed));
+    debug_assert!(WINDOW.offset(address) / REGION_BYTES < COUNT.load(Relaxed));
     huge_page_in_window(address)
 }
 
@@ -100,12 +90,12 @@ pub fn huge_page(address: usize) -> &'static HugePage {
 pub fn span(address: usize) -> &'static Span {
     debug_assert!(holds(address));
     // SAFETY: the metadata is mapped, zeroed is a valid Span, and it is never unmapped.
-    unsafe { &*(span_metadata_address(address) as *const Span) }
+    unsafe { &*(WINDOW.span_metadata(address) as *const Span) }
 }
 
 /// The huge page's number among all that the heap can have.
 pub fn id(address: usize) -> usize {
-    huge_page_index(address)
+    WINDOW.offset(address) / HUGE_PAGE_BYTES
 }
 
 /// The address of the huge page with this number.
@@ -229,12 +219,12 @@ fn take_fresh(number: usize, count: usize) -> Option<usize> {
             return None;
         }
         let at = base + index * HUGE_PAGE_BYTES;
-        let metadata = span_metadata_address(at);
+        let metadata = WINDOW.span_metadata(at);
         if is_piecemeal() {
             // Metadata that is mapped stays so: that of the page for which there was no room before is there already.
-            if at >= WINDOW.base.load(Relaxed) + WINDOW.readable.load(Relaxed) {
+            if WINDOW.offset(at) >= WINDOW.readable.load(Relaxed) {
                 os::map_at(metadata, SPAN_METADATA_PER_HUGE_PAGE)?;
-                WINDOW.readable.store(at + HUGE_PAGE_BYTES - WINDOW.base.load(Relaxed), Release);
+                WINDOW.readable.store(WINDOW.offset(at) + HUGE_PAGE_BYTES, Release);
             }
             if os::map_at(at, HUGE_PAGE_BYTES).is_none() {
                 // Either memory ran out, then the next place fails too, or something is in the way.
@@ -266,13 +256,13 @@ fn abandon(first: usize, run: usize, base: usize) -> Option<usize> {
 
 fn add_region(class: usize) -> bool {
     let number = COUNT.load(Relaxed);
-    if number == MAX_REGIONS || !is_open() && !open() {
+    if !is_open() && !open() || number == REGIONS.load(Relaxed) {
         return false;
     }
     let at = address(number * HUGE_PAGES_PER_REGION);
-    let of_pages = huge_page_metadata_address(at);
-    const OF_PAGES: usize = HUGE_PAGES_PER_REGION * HUGE_PAGE_METADATA_BYTES;
-    let of_spans = span_metadata_address(at);
+    let of_pages = WINDOW.huge_page_metadata(at);
+    const OF_PAGES: usize = huge_page_metadata_at(REGION_BYTES);
+    let of_spans = WINDOW.span_metadata(at);
     const OF_SPANS: usize = span_metadata_at(REGION_BYTES);
     if is_piecemeal() {
         if os::map_at(of_pages, OF_PAGES).is_none() {
@@ -293,33 +283,37 @@ fn add_region(class: usize) -> bool {
 
 /// A program that limits its address space when the window is reserved already means to limit its memory.
 fn may_have_more() -> bool {
-    os::reserve(REGION_BYTES, 0, HUGE_PAGE_BYTES).map(|probe| os::unmap(probe, REGION_BYTES)).is_some()
+    os::reserve(REGION_BYTES, HUGE_PAGE_BYTES).map(|probe| os::unmap(probe, REGION_BYTES)).is_some()
 }
 
 fn is_open() -> bool {
     WINDOW.base.load(Relaxed) != 0
 }
 
-/// Finds a place for the window.
+/// Finds a place for the window: of as many regions as there are addresses for.
 fn open() -> bool {
-    let whole = os::reserve(METADATA_BYTES + WINDOW_BYTES, METADATA_BYTES, WINDOW_BYTES);
-    let Some(metadata) = whole.or_else(find_place) else { return false };
-    PIECEMEAL.store(whole.is_none(), Relaxed);
-    WINDOW.metadata.store(metadata, Relaxed);
-    WINDOW.base.store(metadata + METADATA_BYTES, Release);
-    true
+    core::iter::successors(Some(MAX_REGIONS), |&regions| (regions > 1).then_some(regions / 4)).any(
+        |regions| {
+            let whole = os::reserve(Window::bytes(regions), HUGE_PAGE_BYTES);
+            let Some(metadata) = whole.or_else(|| find_place(regions)) else { return false };
+            PIECEMEAL.store(whole.is_none(), Relaxed);
+            REGIONS.store(regions, Relaxed);
+            WINDOW.open(metadata, regions);
+            true
+        },
+    )
 }
 
 /// Where a window and its metadata could lie: a part of the address space in which nothing is mapped now, as far as a look at
 /// both ends and some places between tells.
-fn find_place() -> Option<usize> {
-    let probe = os::map_anywhere(HUGE_PAGE_BYTES)?;
-    os::unmap(probe, HUGE_PAGE_BYTES);
-    let mut base = window_base(probe);
+fn find_place(regions: usize) -> Option<usize> {
+    let mut end = os::map_anywhere(HUGE_PAGE_BYTES)?;
+    os::unmap(end, HUGE_PAGE_BYTES);
     for _ in 0..64 {
-        base = base.checked_sub(WINDOW_BYTES).filter(|&base| base >= WINDOW_BYTES)?;
-        let metadata = base - METADATA_BYTES;
-        let looked_at = [metadata, huge_page_metadata_address(base), base, base + WINDOW_BYTES / 2];
+        end = end.checked_sub(Window::bytes(regions))?;
+        let metadata = end & !(HUGE_PAGE_BYTES - 1);
+        let base = metadata + Window::lead(regions);
+        let looked_at = [metadata, base - HUGE_PAGE_BYTES, base, base + regions * REGION_BYTES / 2];
         let is_free =
             |&at: &usize| os::map_at(at, HUGE_PAGE_BYTES).map(|at| os::unmap(at, HUGE_PAGE_BYTES)).is_some();
         if looked_at.iter().all(is_free) {

@@ -14,8 +14,9 @@ use core::sync::atomic::{
 };
 
 use crate::span::remote::{Link, RemoteBits};
-use crate::units::geometry::{SPAN_BLOCKS, SPAN_BYTES, SPAN_METADATA_BYTES, span_of_metadata};
+use crate::units::geometry::{SPAN_BLOCKS, SPAN_BYTES, SPAN_METADATA_BYTES};
 use crate::units::size_class;
+use crate::units::window::WINDOW;
 
 /// Words of live bits: enough for the 1024 cells of 16 B.
 pub const WORDS: usize = 16;
@@ -129,7 +130,7 @@ impl Span {
     /// Where the span's objects begin.
     #[inline]
     pub fn address(&self) -> usize {
-        span_of_metadata(core::ptr::from_ref(self) as usize)
+        WINDOW.span_of(core::ptr::from_ref(self) as usize)
     }
 
     /// The owner's id; 0 for none.

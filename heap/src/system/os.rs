@@ -75,10 +75,10 @@ pub fn map_at(address: usize, bytes: usize) -> Option<usize> {
     }
 }
 
-/// Address space without memory, to be made usable by [`commit`]: what lies `lead` bytes behind its begin is aligned.
-pub fn reserve(bytes: usize, lead: usize, alignment: usize) -> Option<usize> {
+/// Address space without memory, aligned, to be made usable by [`commit`].
+pub fn reserve(bytes: usize, alignment: usize) -> Option<usize> {
     let whole = map(0, bytes.checked_add(alignment)?, libc::PROT_NONE, 0)?;
-    let base = (whole + lead).next_multiple_of(alignment) - lead;
+    let base = whole.next_multiple_of(alignment);
     unmap(whole, base - whole);
     unmap(base + bytes, whole + alignment - base);
     Some(base)
