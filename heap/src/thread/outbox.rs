@@ -12,15 +12,22 @@ use crate::span::cells::Span;
 use crate::span::remote;
 use crate::system::text::misuse;
 
-const PLACES: usize = 16;
+/// So many that a thread which frees the objects of another in any order finds most of their words here.
+const PLACES: usize = 64;
 /// Frees after which all is posted.
 const PATIENCE: u32 = 256;
 
 /// The outbox of a thread. All zeros is an empty one.
-#[derive(Default)]
 pub struct Outbox {
     places: [Marks; PLACES],
+    /// Since all was posted.
     frees: Cell<u32>,
+}
+
+impl Default for Outbox {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 /// Marks for one word of a span. The word's number is kept in the low bits of the span's address.
@@ -41,11 +48,30 @@ impl Outbox {
         }
     }
 
+    #[inline]
+    fn place(&self, span: &'static Span, cell: usize) -> (&Marks, usize) {
+        let key = core::ptr::from_ref(span) as usize | (cell / 64);
+        (&self.places[(key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 58) % PLACES], key)
+    }
+
+    /// The fast path: puts a free of `cell` in, if others of its word are in and nothing is to be posted; else `false`.
+    #[inline]
+    pub fn put_beside(&self, span: &'static Span, cell: usize) -> bool {
+        let (place, key) = self.place(span, cell);
+        let (bits, bit) = (place.bits.get(), 1 << (cell % 64));
+        let frees = self.frees.get() + 1;
+        if place.key.get() != key || bits & bit != 0 || frees == PATIENCE {
+            return false;
+        }
+        place.bits.set(bits | bit);
+        self.frees.set(frees);
+        true
+    }
+
     /// Puts a free of `cell` in; `false`: it is in already, a double free.
     pub fn put(&self, span: &'static Span, cell: usize) -> bool {
-        let key = core::ptr::from_ref(span) as usize | (cell / 64);
+        let (place, key) = self.place(span, cell);
         let bit = 1 << (cell % 64);
-        let place = &self.places[(key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 60) % PLACES];
         if place.key.get() != key {
             place.post(false);
             place.key.set(key);
@@ -53,9 +79,8 @@ impl Outbox {
             return false;
         }
         place.bits.set(place.bits.get() | bit);
-        let frees = self.frees.get().wrapping_add(1);
-        self.frees.set(frees);
-        if frees.is_multiple_of(PATIENCE) {
+        self.frees.set(self.frees.get() + 1);
+        if self.frees.get() >= PATIENCE {
             self.post(false);
         }
         true
@@ -63,12 +88,14 @@ impl Outbox {
 
     /// Whether there is nothing to post.
     pub fn is_empty(&self) -> bool {
-        self.places.iter().all(|place| place.key.get() == 0)
+        self.frees.get() == 0
     }
 
     /// Posts all; `locked`: the registry's lock is held.
     pub fn post(&self, locked: bool) {
-        self.places.iter().for_each(|place| place.post(locked));
+        if self.frees.replace(0) != 0 {
+            self.places.iter().for_each(|place| place.post(locked));
+        }
     }
 }
 
