@@ -35,10 +35,12 @@ int main(void) {
     char *object = malloc(opaque_size(100));
     memset(object, 1, 100);
     CHECK(private_kib() < 1024, "%ld KiB of private memory for an object of 100 B", private_kib());
-    const uintptr_t region = (uintptr_t)16 << 30;
-    uintptr_t metadata = (uintptr_t)object & ~(region - 1);
-    int small = is_on_small_pages(metadata);
-    CHECK(small != 0, "metadata at %#lx may be on huge pages", (unsigned long)metadata);
+    // The first object lies on the window's first huge page; before that lies metadata of 64 regions (heap/src/units/window.rs).
+    const uintptr_t mib = 1 << 20;
+    uintptr_t base = (uintptr_t)object & ~(2 * mib - 1);
+    uintptr_t of_pages = base - 64 * 2 * mib, of_spans = of_pages - 64 * 320 * mib;
+    CHECK(is_on_small_pages(of_pages) == 1, "huge pages' metadata at %#lx may be on huge pages", (unsigned long)of_pages);
+    CHECK(is_on_small_pages(of_spans) == 1, "spans' metadata at %#lx may be on huge pages", (unsigned long)of_spans);
     free(object);
     return 0;
 }
