@@ -176,12 +176,12 @@ impl Span {
     }
 
     /// A word with room, and its free cells, the first `most` of them.
+    #[inline]
     pub fn free_word(&self, most: u32, room: Room) -> Option<(usize, u64)> {
         if most == 0 {
             return None;
         }
-        let i = self.word_with(room)?;
-        let mut free = !self.live_cells_of(i) & self.mask(i);
+        let (i, mut free) = self.first_with(room)?;
         while most < 64 && free.count_ones() > most {
             free &= !(1 << free.ilog2());
         }
@@ -189,13 +189,18 @@ impl Span {
     }
 
     /// The first word with as much room.
-    #[inline]
     pub fn word_with(&self, room: Room) -> Option<usize> {
-        (0..self.words()).find(|&i| {
+        self.first_with(room).map(|(i, _)| i)
+    }
+
+    /// As above, with its free cells.
+    #[inline]
+    fn first_with(&self, room: Room) -> Option<(usize, u64)> {
+        (0..self.words()).find_map(|i| {
             let mask = self.mask(i);
             let free = !self.live_cells_of(i) & mask;
             let enough = || room == Room::Any || free.count_ones() >= mask.count_ones() / 8;
-            free != 0 && (free == mask || enough())
+            (free == mask || free != 0 && enough()).then_some((i, free))
         })
     }
 

@@ -129,6 +129,9 @@ impl BySize {
 
     /// A known call found no cell at hand; this is its bin, of this class.
     pub fn known_call(&self, call: &Call, class: usize, bin: *const Bin) {
+        if self.bin(call) == Some(bin) {
+            return;
+        }
         self.knows(call);
         let size = &self.sizes[granules(call)];
         let visits = size.visits.get().saturating_add(1);
