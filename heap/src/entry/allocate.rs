@@ -59,9 +59,9 @@ fn place_or_errno(call: Call) -> *mut u8 {
 
 fn find_place(call: Call) -> usize {
     let heap = current::heap();
-    // The usual reason: 64 cells were used up, and the open span has more.
+    // The usual reason: 64 cells were used up, and the open span has more, or the next one.
     if let Some(bin) = heap.predicted_bin(&call)
-        && let Some(cell) = next_word(heap, bin)
+        && let Some(cell) = next_word(heap, bin).or_else(|| next_span(heap, &call, bin))
     {
         predict::was_hit(heap, &call, bin.in_hand() + 1);
         heap.known_call(&call, bin);
@@ -122,6 +122,22 @@ fn next_word(heap: &'static Heap, bin: &Bin) -> Option<usize> {
         look(heap);
     }
     Some(cell)
+}
+
+/// A cell of the next span of the bin's queue, for a call of whose site nothing is to be learned now.
+fn next_span(heap: &'static Heap, call: &Call, bin: &Bin) -> Option<usize> {
+    let this_visit = heap.visits.get().wrapping_add(1); // as the way that watches objects would count it
+    let wants_sample = |site: &Site| site.wants_sample(this_visit);
+    if bin.queue.first().is_none()
+        || bin.before_sample.get() == 0
+        || hook::sees_all()
+        || heap.predictions.site(call).is_some_and(wants_sample)
+    {
+        return None;
+    }
+    let _pass = gate::pass(heap);
+    maintenance::tick(heap);
+    refill::from_queue(heap, bin)
 }
 
 /// A program may never need more than this path: of so many words, one is a reason to see what is due.

@@ -32,7 +32,7 @@ pub struct Refill {
 /// A cell for a bin whose word at hand has none.
 pub fn refill(heap: &'static Heap, bin: &Bin) -> Refill {
     let mut new_span = false;
-    let room = if scarcity::near() { Room::Any } else { Room::Worthwhile };
+    let room = room();
     loop {
         if bin.advance(room) {
             return Refill { cell: bin.allocate(), new_span };
@@ -58,6 +58,21 @@ pub fn refill(heap: &'static Heap, bin: &Bin) -> Refill {
         span.set_place(Place::Open);
         bin.open.set(Some(span));
     }
+}
+
+/// A cell of the next span in the bin's queue with room; `None` if none has.
+pub fn from_queue(heap: &'static Heap, bin: &Bin) -> Option<usize> {
+    let room = room();
+    bin.close();
+    remote::collect(heap, false);
+    let span = bin.next_queued(room)?;
+    span.set_place(Place::Open);
+    bin.open.set(Some(span));
+    bin.advance(room).then(|| bin.allocate()).flatten()
+}
+
+fn room() -> Room {
+    if scarcity::near() { Room::Any } else { Room::Worthwhile }
 }
 
 /// What a bin without a span may borrow between two flushes: half a span.
