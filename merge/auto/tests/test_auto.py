@@ -3,17 +3,19 @@
 import os
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
 HERE = Path(__file__).parent
-RELEASE = ROOT / "target" / "release"
-COMMAND = Path(os.environ.get("MAYFLY_COMMAND") or RELEASE / "mayfly")
-MERGE = Path(os.environ.get("MAYFLY_MERGE_LIBRARY") or RELEASE / "libmayfly_merge.so")
-AUTO = Path(os.environ.get("MAYFLY_MERGE_AUTO_LIBRARY") or RELEASE / "libmayfly_merge_auto.so")
+ROOT = HERE.parents[2]
+sys.path.insert(0, str(ROOT))
+from bench.merge.machine import LIBRARY  # noqa: E402
+from bench.merge.store import running  # noqa: E402
+
+AUTO = Path(os.environ.get("MAYFLY_MERGE_AUTO_LIBRARY") or ROOT / "target/release/libmayfly_merge_auto.so")
 SIZE_MIB = 24
 
 
@@ -29,22 +31,14 @@ def program(tmp_path_factory):
 
 
 @pytest.fixture
-def store(tmp_path):
-    for needed in (COMMAND, MERGE, AUTO):
-        if not needed.exists():
-            pytest.fail(f"{needed} is not built: run 'make build'")
-    socket = tmp_path / "share.sock"
-    process = subprocess.Popen([COMMAND, "share", "--socket", socket], stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while not socket.exists():
-        assert process.poll() is None and time.monotonic() < deadline, "mayfly share did not start"
-        time.sleep(0.01)
-    yield {"MAYFLY_SHARE_SOCKET": str(socket), "MAYFLY_MERGE_PATH": "engine"}
-    process.terminate()
-    assert process.wait(20) == 0
+def store():
+    if not AUTO.exists():
+        pytest.fail(f"{AUTO} is not built: run 'make build'")
+    with running() as started:
+        yield started.environment()
 
 
-PRELOAD = {"LD_PRELOAD": str(AUTO), "MAYFLY_MERGE_LIBRARY": str(MERGE)}
+PRELOAD = {"LD_PRELOAD": str(AUTO), "MAYFLY_MERGE_LIBRARY": str(LIBRARY)}
 
 
 def start(program, environment, auto="1M"):

@@ -16,6 +16,7 @@ use crate::client::plan::{self, Page};
 use crate::client::remap::{self, Site};
 use crate::client::scratch::Scratch;
 use crate::client::stand_in;
+use crate::client::stand_in::advised::Noted;
 use crate::client::statistics::Statistics;
 use crate::client::threads::KeptOut;
 use crate::error::{Error, While};
@@ -109,16 +110,14 @@ impl Engine {
         flags: Flags,
         counts: &mut Statistics,
     ) -> Result<(), Error> {
-        let mut areas = Vec::new();
-        for range in ranges {
-            areas.extend(memory::areas(range)?);
-        }
         self.kept_out.look();
-        for area in &areas {
-            self.check(area, flags)?;
+        let mut areas = self.areas(ranges, flags)?;
+        while self.keep_meaning(&areas)? {
+            // What other threads were about to do with it is done then, and it may be something else.
+            stand_in::visits::wait_for_earlier();
+            areas = self.areas(ranges, flags)?;
         }
         check_locked(ranges)?;
-        self.keep_meaning(&areas)?;
         if !self.connection.is_alive() {
             self.reconnect()?;
         }
@@ -150,6 +149,16 @@ impl Engine {
         full.map_or(Ok(()), Err)
     }
 
+    /// What the ranges are; refused if one must not be merged.
+    fn areas(&self, ranges: &[Range<usize>], flags: Flags) -> Result<Vec<Area>, Error> {
+        let mut areas = Vec::new();
+        for range in ranges {
+            areas.extend(memory::areas(range)?);
+        }
+        areas.iter().try_for_each(|area| self.check(area, flags))?;
+        Ok(areas)
+    }
+
     /// Tells the store what was done. If it does not hear it, the next call connects anew.
     fn report(&mut self, counts: &Statistics) {
         let passed_by = counts.unchanged_pages + counts.zero_pages;
@@ -161,24 +170,27 @@ impl Engine {
         let _ = self.connection.report(report);
     }
 
-    /// Sees to it that what is anonymous goes on behaving so when it is shared.
-    fn keep_meaning(&self, areas: &[Area]) -> Result<(), Error> {
+    /// Sees to it that what is anonymous goes on behaving so when it is shared. True if some of it has not been known for that
+    /// before.
+    fn keep_meaning(&self, areas: &[Area]) -> Result<bool, Error> {
+        let mut is_new = false;
         for area in areas {
-            let is_noted = match self.kind(area) {
+            let noted = match self.kind(area) {
                 Kind::Anonymous => {
                     stand_in::install()?;
                     stand_in::advised::note(&area.range)
                 }
                 // Dropped, it reads from its file again.
-                Kind::File => stand_in::advised::forget(&area.range),
-                Kind::Store | Kind::Former => true,
+                Kind::File if !stand_in::advised::forget(&area.range) => Noted::Not,
+                Kind::File | Kind::Store | Kind::Former => Noted::Before,
             };
-            if !is_noted {
+            is_new |= noted == Noted::Now;
+            if noted == Noted::Not {
                 let line = format!("{}: too many separate regions are advised", place(&area.range));
                 return Err(Error::new(libc::ENOMEM, line));
             }
         }
-        Ok(())
+        Ok(is_new)
     }
 
     /// Gives a range private copies.
@@ -360,6 +372,10 @@ fn cannot_hold(area: &Area, errno: rustix::io::Errno) -> Error {
         rustix::io::Errno::BUSY => Error::new(
             libc::EBUSY,
             format!("{}: another userfaultfd of the program watches it", place(&area.range)),
+        ),
+        rustix::io::Errno::INVAL | rustix::io::Errno::NOENT => Error::new(
+            libc::ENOMEM,
+            format!("{}: not mapped any more, or as something else", place(&area.range)),
         ),
         errno => Error::system(format!("{}: holding writers off (userfaultfd)", place(&area.range)), errno),
     }

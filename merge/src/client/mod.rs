@@ -109,6 +109,11 @@ extern "C" fn after_fork() {
     unsafe { *FORKING.0.get() = None };
 }
 
+extern "C" fn after_fork_in_child() {
+    stand_in::visits::forget_all();
+    after_fork();
+}
+
 /// When the library is loaded, and not at the first call: a fork could come in between, and what its child finds half done it
 /// would wait for, for ever.
 extern "C" fn loaded() {
@@ -118,7 +123,7 @@ extern "C" fn loaded() {
         // An allocator registers its handlers with its first block. Ours come later, so they run earlier: they wait for
         // calls, and those allocate.
         libc::free(black_box(libc::malloc(1)));
-        libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork));
+        libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_in_child));
     }
     stand_in::look_up();
 }
@@ -154,6 +159,19 @@ fn range(address: usize, length: usize) -> Result<Range<usize>, Error> {
     }
 }
 
+/// In order, and none twice: what a range is, is asked before the first of them is shared.
+fn joined(mut ranges: Vec<Range<usize>>) -> Vec<Range<usize>> {
+    ranges.sort_by_key(|range| range.start);
+    ranges.dedup_by(|next, last| {
+        let overlaps = next.start < last.end;
+        if overlaps {
+            last.end = last.end.max(next.end);
+        }
+        overlaps
+    });
+    ranges
+}
+
 /// Which way the next call goes.
 pub fn path() -> Result<Path, Error> {
     match std::env::var(PATH_VARIABLE).as_deref() {
@@ -178,6 +196,7 @@ pub fn advise(ranges: &[(usize, usize)], flags: Flags) -> Result<(), Error> {
     let whole = ranges.iter().map(|&(address, length)| range(address, length));
     let mut ranges = whole.collect::<Result<Vec<_>, Error>>()?;
     ranges.retain(|range| !range.is_empty());
+    let ranges = joined(ranges);
     let path = path()?;
     let mut state = state();
     let state = &mut *state;

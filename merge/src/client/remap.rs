@@ -218,7 +218,17 @@ unsafe fn replace_batch(
 ) -> rustix::io::Result<()> {
     let mut clock = Clock::start();
     let from = aside.left.start;
-    site.freeze(batch)?;
+    match site.freeze(batch) {
+        // Another thread has put other memory there since.
+        Err(Errno::NOENT) => {
+            site.thaw(batch);
+            counts.busy += pages.len() as u64;
+            aside.left.start += batch.len();
+            // SAFETY: the piece just passed over, ours.
+            return unsafe { munmap(start_of(from), batch.len()) };
+        }
+        result => result?,
+    }
     fault::point("client.frozen");
     counts.freeze_ns = clock.lap();
     for (i, page) in pages.iter().enumerate() {
@@ -296,7 +306,15 @@ pub fn drop_zeros(site: &Site<'_>, run: Range<usize>, counts: &mut Statistics) -
         let batch = start..(start + BATCH_BYTES).min(all.end);
         let waiting = SignalsWait::new();
         let alone = stand_in::hold();
-        site.freeze(&batch)?;
+        match site.freeze(&batch) {
+            // Another thread has put other memory there since.
+            Err(Errno::NOENT) => {
+                site.thaw(&batch);
+                counts.busy_pages += (batch.len() / PAGE_BYTES) as u64;
+                continue;
+            }
+            result => result?,
+        }
         let mut still = batch.start;
         let mut dropped = 0;
         let mut result = Ok(());

@@ -15,7 +15,9 @@
 
 pub mod advised;
 mod lock;
+mod moving;
 mod slots;
+pub mod visits;
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute;
@@ -45,6 +47,8 @@ struct Real {
     malloc: Malloc,
     free: Free,
     usable_size: UsableSize,
+    /// Whether the allocator is the C library's own.
+    is_libc: bool,
 }
 
 static REAL: OnceLock<Option<Real>> = OnceLock::new();
@@ -56,14 +60,25 @@ fn find_real() -> Option<Real> {
             let found = libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr());
             (!found.is_null()).then_some(found)
         };
+        let malloc = find(c"malloc")?;
         Some(Real {
             madvise: transmute::<*mut c_void, Madvise>(find(c"madvise")?),
             mremap: transmute::<*mut c_void, Mremap>(find(c"mremap")?),
             realloc: transmute::<*mut c_void, Realloc>(find(c"realloc")?),
-            malloc: transmute::<*mut c_void, Malloc>(find(c"malloc")?),
+            malloc: transmute::<*mut c_void, Malloc>(malloc),
             free: transmute::<*mut c_void, Free>(find(c"free")?),
             usable_size: transmute::<*mut c_void, UsableSize>(find(c"malloc_usable_size")?),
+            is_libc: object_of(malloc)? == object_of(libc::getpid as *const () as *mut c_void)?,
         })
+    }
+}
+
+/// Where the object begins that an address is in.
+fn object_of(address: *mut c_void) -> Option<usize> {
+    // SAFETY: dladdr fills the structure for an address inside a loaded object, or says that it did not.
+    unsafe {
+        let mut about: libc::Dl_info = std::mem::zeroed();
+        (libc::dladdr(address, &mut about) != 0).then_some(about.dli_fbase as usize)
     }
 }
 
@@ -89,7 +104,7 @@ pub fn install() -> Result<(), Error> {
     }
     let ours = [
         (c"madvise", madvise as Madvise as usize),
-        (c"mremap", mremap as Mremap as usize),
+        (c"mremap", moving::mremap as Mremap as usize),
         (c"realloc", realloc as Realloc as usize),
     ];
     match slots::fill(&ours) {
@@ -188,6 +203,7 @@ unsafe extern "C" fn madvise(start: *mut c_void, bytes: usize, advice: c_int) ->
         // SAFETY: the caller's arguments.
         return unsafe { (real.madvise)(start, bytes, advice) };
     };
+    let _visit = visits::enter();
     if !advised::overlaps(&(at..end)) {
         // SAFETY: the caller's arguments.
         return unsafe { (real.madvise)(start, bytes, advice) };
@@ -211,147 +227,14 @@ unsafe extern "C" fn madvise(start: *mut c_void, bytes: usize, advice: c_int) ->
                 libc::syscall(libc::SYS_madvise, part.range.start, part.range.len(), advice) == 0
             }
         };
-        if !is_done || part.range.start > next {
+        if !is_done {
             result = -1;
+        } else if part.range.start > next {
+            result = fail(libc::ENOMEM);
         }
         next = part.range.end;
     }
     result
-}
-
-unsafe extern "C" fn mremap(
-    old: *mut c_void,
-    old_bytes: usize,
-    new_bytes: usize,
-    flags: c_int,
-    to: *mut c_void,
-) -> *mut c_void {
-    let Some(Some(real)) = REAL.get() else {
-        fail(libc::ENOSYS);
-        return libc::MAP_FAILED;
-    };
-    let at = old as usize;
-    let moves = flags & (libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0;
-    let (have, want) = (old_bytes.next_multiple_of(PAGE_BYTES), new_bytes.next_multiple_of(PAGE_BYTES));
-    let is_ours = at.is_multiple_of(PAGE_BYTES)
-        && have > 0
-        && want > 0
-        && (want > have || moves)
-        && at.checked_add(have).is_some_and(|end| advised::overlaps(&(at..end)));
-    if is_ours {
-        let _held = hold();
-        // What was advised may be several mappings for good, which the system call would refuse.
-        if !is_plain(&(at..at + have)) {
-            // SAFETY: the caller's arguments.
-            return unsafe { move_shared(at..at + have, want, flags, to as usize) };
-        }
-    }
-    // SAFETY: the caller's arguments.
-    unsafe { (real.mremap)(old, old_bytes, new_bytes, flags, to) }
-}
-
-/// mremap of a range in which there are pages of the store: each mapping moves as it is, and what is new is anonymous.
-///
-/// # Safety
-/// As mremap(2).
-unsafe fn move_shared(old: Range<usize>, want: usize, flags: c_int, to: usize) -> *mut c_void {
-    let failed = |errno| {
-        fail(errno);
-        libc::MAP_FAILED
-    };
-    let mut rights = libc::PROT_READ | libc::PROT_WRITE;
-    let mut covered = old.start;
-    let is_known = each(&old, |part| {
-        covered = if part.range.start == covered { part.range.end } else { covered };
-        rights = part.rights;
-    });
-    if !is_known {
-        return failed(libc::ENOMEM);
-    }
-    if covered != old.end {
-        return failed(libc::EFAULT);
-    }
-    let fixed = flags & libc::MREMAP_FIXED != 0;
-    let stays = flags & libc::MREMAP_DONTUNMAP != 0;
-    if (fixed || stays) && flags & libc::MREMAP_MAYMOVE == 0 || stays && want != old.len() {
-        return failed(libc::EINVAL);
-    }
-    if fixed && (!to.is_multiple_of(PAGE_BYTES) || to < old.end && old.start < to.saturating_add(want)) {
-        return failed(libc::EINVAL);
-    }
-    let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // SAFETY: as the function's; new mappings lie where there is room, or where the caller says.
-    unsafe {
-        if !fixed && !stays {
-            let behind = old.end as *mut c_void;
-            let more = want - old.len();
-            let found = libc::mmap(behind, more, rights, anonymous | libc::MAP_FIXED_NOREPLACE, -1, 0);
-            if found == behind {
-                return old.start as *mut c_void;
-            }
-            if found != libc::MAP_FAILED {
-                libc::munmap(found, more); // a kernel that does not know the flag
-            }
-            if flags & libc::MREMAP_MAYMOVE == 0 {
-                return failed(libc::ENOMEM);
-            }
-        }
-        let new = libc::mmap(
-            if fixed { to as *mut c_void } else { null_mut() },
-            want,
-            rights,
-            anonymous | if fixed { libc::MAP_FIXED } else { 0 },
-            -1,
-            0,
-        );
-        if new == libc::MAP_FAILED {
-            return new;
-        }
-        let new = new as usize;
-        // Known before anything shared is there, or not moved at all.
-        if !advised::add(&(new..new + want)) {
-            libc::munmap(new as *mut c_void, want);
-            return failed(libc::ENOMEM);
-        }
-        let moving = old.start..old.end.min(old.start + want);
-        let mut next = moving.start;
-        while next < moving.end {
-            let mut first = None;
-            first_of(&(next..moving.end), &mut first);
-            let part = match first {
-                Some(part) => part.range,
-                None => next..moving.end,
-            };
-            let target = (new + part.start - old.start) as *mut c_void;
-            let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-            // By its number: not the function that this one stands in for.
-            let moved =
-                libc::syscall(libc::SYS_mremap, part.start, part.len(), part.len(), how, target as usize);
-            if moved == -1 {
-                // No room for another mapping: the bytes are what counts.
-                let there = libc::mmap(
-                    target,
-                    part.len(),
-                    libc::PROT_READ | libc::PROT_WRITE,
-                    anonymous | libc::MAP_FIXED,
-                    -1,
-                    0,
-                );
-                if there == libc::MAP_FAILED {
-                    return failed(libc::ENOMEM);
-                }
-                libc::memcpy(target, part.start as *const c_void, part.len());
-                libc::munmap(part.start as *mut c_void, part.len());
-            }
-            next = part.end;
-        }
-        if stays {
-            renew(&old, rights);
-        } else if moving.end < old.end {
-            libc::munmap(moving.end as *mut c_void, old.end - moving.end);
-        }
-        new as *mut c_void
-    }
 }
 
 unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mut c_void {
@@ -360,17 +243,28 @@ unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mut c_void {
         return null_mut();
     };
     let at = block as usize;
-    if at == 0 || bytes < PAGE_BYTES || !advised::overlaps(&(at..at + 1)) {
-        // SAFETY: the caller's arguments.
-        return unsafe { (real.realloc)(block, bytes) };
+    // SAFETY: the caller's arguments.
+    let as_ever = || unsafe { (real.realloc)(block, bytes) };
+    if at == 0 || bytes < PAGE_BYTES {
+        return as_ever();
+    }
+    let _visit = visits::enter();
+    if !advised::overlaps(&(at..at + 1)) {
+        return as_ever();
     }
     // SAFETY: the caller's block.
     let has = unsafe { (real.usable_size)(block) };
     // Only a block of whole mappings is moved by the kernel.
-    if bytes <= has || has < PAGE_BYTES || has_store(&(at..at + has)) == Some(false) {
-        // SAFETY: the caller's arguments.
-        return unsafe { (real.realloc)(block, bytes) };
+    if bytes <= has || has < PAGE_BYTES {
+        return as_ever();
     }
+    // Until it is done nothing of it may become shared. The C library waits for nobody who waits for this; others move what they
+    // have by calling what stands in for mremap, which takes it.
+    let held = real.is_libc.then(hold);
+    if has_store(&(at..at + has)) == Some(false) {
+        return as_ever();
+    }
+    drop(held);
     // SAFETY: the caller's block, of `has` bytes, and a new one of more.
     unsafe {
         let new = (real.malloc)(bytes);

@@ -101,10 +101,29 @@ pub fn add(range: &Range<usize>) -> bool {
     writer.replace(from, to, &[joined])
 }
 
+/// What became of a note.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Noted {
+    /// It was known.
+    Before,
+    /// It is known from now on.
+    Now,
+    /// There is no room for another: it must not be shared.
+    Not,
+}
+
 /// Notes a range that is about to be advised.
-pub fn note(range: &Range<usize>) -> bool {
+pub fn note(range: &Range<usize>) -> Noted {
     let _held = lock::hold();
-    add(range)
+    let at = first_ending_after(range.start);
+    let is_known = at < COUNT.load(Ordering::Relaxed)
+        && STARTS[at].load(Ordering::Relaxed) <= range.start
+        && range.end <= ENDS[at].load(Ordering::Relaxed);
+    match is_known {
+        true => Noted::Before,
+        false if add(range) => Noted::Now,
+        false => Noted::Not,
+    }
 }
 
 /// Forgets a range that has become something else, a mapping of a file. False if there is no room to split another.
@@ -138,9 +157,10 @@ mod tests {
         let page = 1 << 30;
         let at = |from: usize, to: usize| page + from..page + to;
         assert!(!overlaps(&at(0, 100)));
-        assert!(note(&at(10, 20)) && note(&at(30, 40)) && note(&at(50, 60)));
+        assert!([(10, 20), (30, 40), (50, 60)].iter().all(|&(from, to)| note(&at(from, to)) == Noted::Now));
+        assert_eq!(note(&at(12, 20)), Noted::Before);
         assert!(overlaps(&at(19, 20)) && !overlaps(&at(20, 30)) && overlaps(&at(0, 11)));
-        assert!(note(&at(20, 35)));
+        assert_eq!(note(&at(20, 35)), Noted::Now);
         assert_eq!(COUNT.load(Ordering::Relaxed), 2);
         assert!(overlaps(&at(25, 26)) && overlaps(&at(39, 50)) && !overlaps(&at(40, 50)));
         assert!(forget(&at(15, 55)));
@@ -149,7 +169,7 @@ mod tests {
         assert!(overlaps(&at(10, 11)) && !overlaps(&at(11, 12)) && overlaps(&at(12, 13)));
         assert!(forget(&at(0, 100)) && !overlaps(&at(0, 100)));
         let mut noted = 0;
-        while note(&at(3 * noted, 3 * noted + 1)) {
+        while note(&at(3 * noted, 3 * noted + 1)) == Noted::Now {
             noted += 1;
         }
         assert_eq!(noted, MOST);

@@ -3,6 +3,7 @@
 
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::io::Result;
 use rustix::mm::{MprotectFlags, mprotect};
@@ -12,9 +13,19 @@ use crate::page::PAGE_BYTES;
 /// What a function's name becomes.
 pub type Stand<'a> = (&'a CStr, usize);
 
-const JUMP_SLOT: u32 = 7;
-const GLOBAL_DATA: u32 = 6;
-const ABSOLUTE: u32 = 1;
+/// Kinds of relocations that fill a slot.
+#[cfg(target_arch = "x86_64")]
+mod kind {
+    pub const JUMP_SLOT: u32 = 7;
+    pub const GLOBAL_DATA: u32 = 6;
+    pub const ABSOLUTE: u32 = 1;
+}
+#[cfg(target_arch = "aarch64")]
+mod kind {
+    pub const JUMP_SLOT: u32 = 1026;
+    pub const GLOBAL_DATA: u32 = 1025;
+    pub const ABSOLUTE: u32 = 257;
+}
 
 // Tags of the dynamic section.
 const STRINGS: i64 = 5;
@@ -50,14 +61,22 @@ struct Walk<'a> {
     result: Result<()>,
 }
 
-/// Objects loaded and unloaded when the slots were last filled.
-#[derive(Default)]
+/// Objects loaded and unloaded when the slots were last filled, and the slots.
 struct Seen {
     added: u64,
     removed: u64,
+    slots: Vec<Slot>,
 }
 
-static SEEN: Mutex<Seen> = Mutex::new(Seen { added: 0, removed: 0 });
+static SEEN: Mutex<Seen> = Mutex::new(Seen { added: 0, removed: 0, slots: Vec::new() });
+
+/// Where an object looks up a function, and what is to be there.
+#[derive(Clone, Copy)]
+struct Slot {
+    at: usize,
+    stand: usize,
+    is_guarded: bool,
+}
 
 /// Fills the slots of these functions in every loaded object. Quick if no object has come since the last time.
 ///
@@ -81,19 +100,23 @@ unsafe extern "C" fn visit(about: *mut libc::dl_phdr_info, _size: usize, walk: *
         walk.is_first = false;
         walk.is_same = (walk.seen.added, walk.seen.removed) == (about.dlpi_adds, about.dlpi_subs);
         (walk.seen.added, walk.seen.removed) = (about.dlpi_adds, about.dlpi_subs);
-    }
-    if walk.is_same {
-        return 1;
+        if walk.is_same {
+            // The loader fills a slot late, at the first call, and may have been in the midst of it.
+            // SAFETY: slots of objects that are loaded still.
+            walk.result = walk.seen.slots.iter().try_for_each(|slot| unsafe { slot.fill() });
+            return 1;
+        }
+        walk.seen.slots.clear();
     }
     // SAFETY: a loaded object's.
-    let result = unsafe { fill_object(about, walk.stands) };
+    let result = unsafe { fill_object(about, walk.stands, &mut walk.seen.slots) };
     walk.result = walk.result.and(result);
     0
 }
 
 /// # Safety
 /// `about` is what the loader says of an object that stays loaded.
-unsafe fn fill_object(about: &libc::dl_phdr_info, stands: &[Stand<'_>]) -> Result<()> {
+unsafe fn fill_object(about: &libc::dl_phdr_info, stands: &[Stand<'_>], found: &mut Vec<Slot>) -> Result<()> {
     let base = about.dlpi_addr as usize;
     // SAFETY: the object's own tables, as its headers say where they are.
     unsafe {
@@ -133,8 +156,8 @@ unsafe fn fill_object(about: &libc::dl_phdr_info, stands: &[Stand<'_>]) -> Resul
             let all = std::slice::from_raw_parts(table as *const Relocation, bytes / size_of::<Relocation>());
             for relocation in all.get(skipped..).unwrap_or_default() {
                 let (kind, symbol) = (relocation.info as u32, (relocation.info >> 32) as usize);
-                if !matches!(kind, JUMP_SLOT | GLOBAL_DATA | ABSOLUTE)
-                    || relocation.addend != 0 && kind == ABSOLUTE
+                if !matches!(kind, kind::JUMP_SLOT | kind::GLOBAL_DATA | kind::ABSOLUTE)
+                    || relocation.addend != 0 && kind == kind::ABSOLUTE
                 {
                     continue;
                 }
@@ -143,7 +166,9 @@ unsafe fn fill_object(about: &libc::dl_phdr_info, stands: &[Stand<'_>]) -> Resul
                 if let Some((_, stand)) = stands.iter().find(|(wanted, _)| *wanted == name) {
                     let slot = base + relocation.offset as usize;
                     let is_guarded = read_only.as_ref().is_some_and(|range| range.contains(&slot));
-                    result = result.and(store(slot, *stand, is_guarded));
+                    let slot = Slot { at: slot, stand: *stand, is_guarded };
+                    result = result.and(slot.fill());
+                    found.push(slot);
                 }
             }
         }
@@ -151,20 +176,48 @@ unsafe fn fill_object(about: &libc::dl_phdr_info, stands: &[Stand<'_>]) -> Resul
     }
 }
 
-/// # Safety
-/// `slot` is an object's slot for a function of the type that `stand` has.
-unsafe fn store(slot: usize, stand: usize, is_guarded: bool) -> Result<()> {
-    let page = (slot / PAGE_BYTES * PAGE_BYTES) as *mut c_void;
-    // SAFETY: one aligned word that others only read; the page gets its protection back.
-    unsafe {
-        let word = &*(slot as *const std::sync::atomic::AtomicUsize);
-        if word.load(std::sync::atomic::Ordering::Relaxed) == stand {
-            return Ok(());
+impl Slot {
+    /// # Safety
+    /// It is the slot of an object that is loaded, for a function of the type that `stand` has.
+    unsafe fn fill(&self) -> Result<()> {
+        let page = (self.at / PAGE_BYTES * PAGE_BYTES) as *mut c_void;
+        // SAFETY: one aligned word that others only read; the page gets its protection back.
+        unsafe {
+            let word = &*(self.at as *const AtomicUsize);
+            if word.load(Ordering::Relaxed) == self.stand {
+                return Ok(());
+            }
+            if self.is_guarded {
+                mprotect(page, PAGE_BYTES, MprotectFlags::READ | MprotectFlags::WRITE)?;
+            }
+            word.store(self.stand, Ordering::Release);
+            if self.is_guarded { mprotect(page, PAGE_BYTES, MprotectFlags::READ) } else { Ok(()) }
         }
-        if is_guarded {
-            mprotect(page, PAGE_BYTES, MprotectFlags::READ | MprotectFlags::WRITE)?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    extern "C" fn stand() {}
+
+    #[test]
+    fn a_slot_that_the_loader_fills_late_is_filled_again() {
+        // A function that this test's program has a slot for, and that nothing calls.
+        let name = c"getloadavg";
+        std::hint::black_box(libc::getloadavg as *const ());
+        let stands = [(name, stand as *const () as usize)];
+        fill(&stands).unwrap();
+        let slots = SEEN.lock().unwrap().slots.clone();
+        assert!(!slots.is_empty());
+        let word = |slot: &Slot| unsafe { &*(slot.at as *const AtomicUsize) };
+        for slot in &slots {
+            assert_eq!(word(slot).load(Ordering::Relaxed), slot.stand);
+            // SAFETY: a slot of this program; whatever is there, nothing calls it.
+            unsafe { Slot { stand: 1, ..*slot }.fill().unwrap() };
         }
-        word.store(stand, std::sync::atomic::Ordering::Release);
-        if is_guarded { mprotect(page, PAGE_BYTES, MprotectFlags::READ) } else { Ok(()) }
+        fill(&stands).unwrap();
+        assert!(slots.iter().all(|slot| word(slot).load(Ordering::Relaxed) == slot.stand));
     }
 }
