@@ -1,5 +1,5 @@
 """The page store that the engine needs: `mayfly share` on a socket of its own, for the length of a
-measurement."""
+measurement or a test."""
 
 import contextlib
 import os
@@ -42,13 +42,13 @@ class Store:
 
 
 @contextlib.contextmanager
-def running(timeout_s: float = 20) -> Iterator[Store]:
-    """Starts a store, waits until its socket is there, and ends it."""
+def running(socket: Path | None = None, timeout_s: float = 120) -> Iterator[Store]:
+    """Starts a store, waits until its socket is there, and ends it, which must go well."""
     for path, what in ((MAYFLY, "the command"), (LIBRARY, "the library")):
         if not path.exists():
             raise BenchError(f"{path}: {what} is not built: run 'make build'")
     with tempfile.TemporaryDirectory(prefix="mayfly-bench-") as folder:
-        socket = Path(folder) / "share.sock"
+        socket = socket or Path(folder) / "share.sock"
         log = Path(folder) / "log"
         with log.open("wb") as file:
             process = subprocess.Popen(
@@ -69,7 +69,11 @@ def running(timeout_s: float = 20) -> Iterator[Store]:
         finally:
             process.terminate()
             try:
-                process.wait(10)
+                process.wait(20)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        if process.returncode != 0:
+            raise BenchError(
+                f"mayfly share ended with {process.returncode}: {log.read_text(errors='replace')}"
+            )

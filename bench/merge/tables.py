@@ -82,9 +82,10 @@ def print_servers(flat: dict) -> None:
     print(
         f"\ngunicorn, {flat['servers.workers']} workers: PSS of all and the store; x: beside plain, in turn"
     )
-    rows = [["", "MiB", "x", "P50 ms", "P99 ms", "x", "start s", "x"]]
+    rows = [["", "MiB", "x", "P50 ms", "P99 ms", "x", "start s", "x", "slowest of the first, ms"]]
     for method in ("plain", "pack", "process"):
         keys = ("system_mib", "system_ratio", "p50_ms", "p99_ms", "p99_ratio", "start_s", "start_ratio")
+        keys += ("first_max_ms",)
         rows.append([method, *(figure(flat[f"servers.{method}.{key}"], 2) for key in keys)])
     table(rows)
 

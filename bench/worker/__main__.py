@@ -13,7 +13,7 @@ from bench.worker.machines import INSTANCES, MODES
 
 PARTS = {
     "memory": "1 to 16 instances of the model functions: memory of each and of all (UPM Fig. 5, 6)",
-    "advise": "what idle instances advise: all their memory, or what the heap placed in class inf",
+    "advise": "what idle instances advise: what their code names, all, or what the heap placed in class inf",
     "cold": "cold starts (UPM Fig. 8)",
     "latency": "warm requests, plain and on Mayfly in turn",
     "vm": "instances in a VM: how fast memory comes back, P99, interference (HotMem Fig. 8, 9, 10)",

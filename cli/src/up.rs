@@ -46,9 +46,11 @@ enum Layer {
 /// What an idle instance advises to merge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum AdviseName {
+    /// What the function's code has named (in Python: mayfly.advise, mayfly.advising).
+    Named,
     /// All its anonymous memory.
     Whole,
-    /// Only what its heap has placed in the longest lifetime class.
+    /// What its code has named, and what its heap has placed in the longest lifetime class.
     Class,
 }
 
@@ -138,7 +140,7 @@ pub struct UpArguments {
     #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
     without: Vec<Layer>,
     /// What an idle instance advises to merge
-    #[arg(long, value_enum, default_value = "whole")]
+    #[arg(long, value_enum, default_value = "named")]
     advise: AdviseName,
 }
 
@@ -206,12 +208,15 @@ impl UpArguments {
 
 /// The libraries for instances, which lie beside this program.
 fn layers(without: &[Layer], advise: AdviseName) -> Result<Layers> {
-    let mut layers = Layers::default();
-    if advise == AdviseName::Class {
-        if without.iter().any(|layer| matches!(layer, Layer::Heap | Layer::Merge)) {
-            bail!("--advise class needs the layers heap and merge: leave one of it and --without out");
-        }
-        layers.advise = Advise::Class;
+    let advise_as = match advise {
+        AdviseName::Named => Advise::Named,
+        AdviseName::Whole => Advise::Whole,
+        AdviseName::Class => Advise::Class,
+    };
+    let mut layers = Layers { advise: advise_as, ..Layers::default() };
+    if advise == AdviseName::Class && without.iter().any(|layer| matches!(layer, Layer::Heap | Layer::Merge))
+    {
+        bail!("--advise class needs the layers heap and merge: leave one of it and --without out");
     }
     if !without.contains(&Layer::Heap) {
         layers.heap = Some(settings::find_library().context("--without heap does without it")?);

@@ -12,9 +12,13 @@ import io
 import pathlib
 import random
 
+import mayfly
 import numpy
-import onnxruntime
-from PIL import Image
+
+# What these bring in is alike in all instances: it is named, and shared while they have no work.
+with mayfly.advising(heap=True, required=False):
+    import onnxruntime
+    from PIL import Image
 
 CLASSES = ("safe", "unsafe")
 MEAN = numpy.array([104, 117, 123], dtype=numpy.float32)
@@ -29,7 +33,8 @@ def loaded():
     return onnxruntime.InferenceSession(package / "open-nsfw.onnx", settings)
 
 
-SESSION = loaded()
+with mayfly.advising(heap=True, required=False):
+    SESSION = loaded()
 INPUT = SESSION.get_inputs()[0].name
 
 

@@ -9,6 +9,7 @@ import pathlib
 import random
 
 import bert
+import mayfly
 import safetensors.numpy
 import tokenizers
 
@@ -39,6 +40,8 @@ TOKENIZER = tokenizers.Tokenizer.from_file(str(MODEL / "tokenizer.json"))
 TOKENIZER.no_padding()
 TOKENIZER.enable_truncation(MOST_TOKENS)
 BERT = bert.Bert(safetensors.numpy.load_file(MODEL / "model.safetensors"))
+# The weights are alike in all instances: they are named, and shared while these have no work.
+mayfly.advise(BERT.weights, required=False)
 
 
 def embed(text):

@@ -4,7 +4,7 @@ import contextlib
 import errno
 from typing import Any
 
-from mayfly import library
+from mayfly import library, naming
 from mayfly.regions import Region, regions_of, whole_pages
 
 
@@ -26,6 +26,8 @@ def advise(
     the end (UPM §VII). required=False: where nothing can be shared (no page store, no permission) the program
     goes on as it is; the logger `mayfly` says why in one line, and the call gives 0.
 
+    In an instance of `mayfly up` the pages are only named: they are shared when the instance has no work.
+
     Raises MergeError (an OSError) when the pages cannot be shared, TypeError or ValueError when `thing` has
     no memory that could be.
     """
@@ -34,7 +36,7 @@ def advise(
     with library.or_without(required):
         if background:
             return Pending(thing, pages, flags, required)
-        library.advise_all(pages, flags)
+        naming.share(pages, flags)
         return sum(region.size_bytes for region in pages)
     return 0
 
@@ -42,6 +44,7 @@ def advise(
 def unadvise(thing: Any) -> int:
     """Gives every whole page behind `thing` back to this process alone. Returns the number of bytes."""
     pages = whole_pages(regions_of(thing))
+    naming.forget(pages)
     for region in pages:
         library.call("mayfly_unadvise", region.start, region.size_bytes)
     return sum(region.size_bytes for region in pages)
@@ -53,9 +56,13 @@ class Pending:
     def __init__(self, thing: Any, pages: list[Region], flags: int, required: bool = True):
         self._thing, self._required = thing, required
         self._bytes = sum(region.size_bytes for region in pages)
-        self._tickets = [
-            library.call("mayfly_advise_begin", region.start, region.size_bytes, flags) for region in pages
-        ]
+        self._tickets: list[int] = []
+        if naming.is_only_named():
+            naming.share(pages, flags)
+            return
+        for region in pages:
+            ticket = library.call("mayfly_advise_begin", region.start, region.size_bytes, flags)
+            self._tickets.append(ticket)
 
     def wait(self, timeout_s: float | None = None) -> int:
         """Waits for the end and gives the bytes looked at. TimeoutError after `timeout_s`, for each region

@@ -10,8 +10,8 @@ import errno
 from collections.abc import Iterator
 from pathlib import Path
 
-from mayfly import library
-from mayfly.regions import Region
+from mayfly import library, naming
+from mayfly.regions import Region, without
 
 MAPS = Path("/proc/self/maps")
 
@@ -30,8 +30,13 @@ def advising(
     of what was allocated is data: pages of small objects are alike nowhere, and are written soon. quiet: as
     in `advise`; required, too.
     """
+    is_there = False
     with library.or_without(required):
         library.library()  # its own memory must not be among what is new
+        is_there = True
+    if not is_there:
+        yield []
+        return
     before = anonymous_mappings(heap)
     advised: list[Region] = []
     with library.large_blocks_apart() if heap else contextlib.nullcontext():
@@ -42,7 +47,7 @@ def advising(
         new = [
             region for region in without(anonymous_mappings(heap), before) if region.size_bytes >= min_bytes
         ]
-        library.advise_all(new, library.QUIET if quiet else 0)
+        naming.share(new, library.QUIET if quiet else 0)
         advised.extend(new)
 
 
@@ -62,6 +67,9 @@ def advise_process(*, min_bytes: int = 256 << 10, required: bool = True) -> int:
     Gives the number of bytes looked at. What cannot be shared, such as locked memory, is left out.
     required: as in `advise`.
     """
+    if naming.is_only_named():
+        naming.share([naming.EVERYTHING], 0)
+        return sum(region.size_bytes for region in anonymous_mappings(heap=True))
     library.give_back_freed()
     size = 0
     with library.or_without(required):
@@ -86,18 +94,3 @@ def anonymous_mappings(heap: bool = False, maps: Path = MAPS) -> list[Region]:
             start, end = (int(part, 16) for part in where.split("-"))
             found.append(Region(start, end))
     return found
-
-
-def without(regions: list[Region], taken: list[Region]) -> list[Region]:
-    """The parts of `regions` that no region of `taken` covers; both are in order of address."""
-    left = []
-    for start, end in regions:
-        for other in taken:
-            if other.end <= start or other.start >= end:
-                continue
-            if other.start > start:
-                left.append(Region(start, other.start))
-            start = other.end
-        if start < end:
-            left.append(Region(start, end))
-    return left

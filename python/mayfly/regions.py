@@ -235,3 +235,18 @@ def whole_pages(regions: Iterable[Region]) -> list[Region]:
         if start < end:
             pages.append(Region(start, end))
     return pages
+
+
+def without(regions: list[Region], taken: list[Region]) -> list[Region]:
+    """The parts of `regions` that no region of `taken` covers; both are in order of address."""
+    left = []
+    for start, end in regions:
+        for other in taken:
+            if other.end <= start or other.start >= end:
+                continue
+            if other.start > start:
+                left.append(Region(start, other.start))
+            start = other.end
+        if start < end:
+            left.append(Region(start, end))
+    return left

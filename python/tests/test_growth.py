@@ -6,8 +6,8 @@ import mmap
 from hypothesis import given
 from hypothesis import strategies as st
 from mayfly import library
-from mayfly.growth import anonymous_mappings, without
-from mayfly.regions import Region, regions_of
+from mayfly.growth import anonymous_mappings
+from mayfly.regions import Region, regions_of, without
 
 
 @st.composite

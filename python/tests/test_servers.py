@@ -1,6 +1,7 @@
 """The recipes of python/README.md, taken from there, in real servers: the workers share the model, answer as
 without, and start without a store."""
 
+import concurrent.futures
 import contextlib
 import os
 import re
@@ -14,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from bench.merge.store import running
+
 pytest.importorskip("gunicorn")
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMAND = Path(os.environ.get("MAYFLY_COMMAND") or ROOT / "target" / "release" / "mayfly")
 MODEL_MIB = 32
 WORKERS = 2
 
@@ -102,16 +104,8 @@ def until(what, right, process, log, seconds=120):
     return value
 
 
-@contextlib.contextmanager
 def store(project):
-    if not COMMAND.exists():
-        pytest.fail(f"{COMMAND} is not built: run 'make build'")
-    path, log = project / "share.socket", project / "store.log"
-    with log.open("w") as file:
-        process = subprocess.Popen([COMMAND, "share", "--socket", path], stderr=file, start_new_session=True)
-    with ended(process):
-        until("the store starts", path.exists, process, log)
-        yield path
+    return running(project / "share.socket")
 
 
 @contextlib.contextmanager
@@ -168,6 +162,12 @@ def free_port():
         return probe.getsockname()[1]
 
 
+def fetch_many(port):
+    """So many at once that each worker has one, after which it may share."""
+    with concurrent.futures.ThreadPoolExecutor(2 * WORKERS) as clients:
+        return all(clients.map(fetch, [port] * 2 * WORKERS))
+
+
 def fetch(port):
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30) as answer:
@@ -202,7 +202,10 @@ def test_a_web_server_shares_its_model(name, project):
         said = until("it answers", lambda: fetch(port), process, log)
         assert said.split()[0] == right_answer()
         workers = until(
-            "its workers share", lambda: len(w := sharing(process.pid)) >= WORKERS and w, process, log
+            "its workers share",
+            lambda: fetch_many(port) and len(w := sharing(process.pid)) >= WORKERS and w,
+            process,
+            log,
         )
         assert int(said.split()[1]) in workers and process.pid not in workers
         assert "nothing is shared" not in log.read_text()
@@ -215,7 +218,12 @@ def test_a_web_server_starts_without_a_store(name, project):
     with server(project, *WEB[name](port)) as (process, log):
         said = until("it answers", lambda: fetch(port), process, log)
         assert said.split()[0] == right_answer()
-        until("it says why", lambda: log.read_text().count("nothing is shared") == WORKERS, process, log)
+        until(
+            "it says why",
+            lambda: fetch_many(port) and log.read_text().count("nothing is shared") == WORKERS,
+            process,
+            log,
+        )
         assert "mayfly share" in log.read_text() and sharing(process.pid) == []
 
 

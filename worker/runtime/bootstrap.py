@@ -40,6 +40,12 @@ FIRST_S = 5.0
 ROOM_BYTES = 32 << 20
 
 
+class Range(ctypes.Structure):
+    """struct Range of libmayfly_rest.so."""
+
+    _fields_ = [("start", ctypes.c_size_t), ("size_bytes", ctypes.c_size_t)]
+
+
 class Outcome(ctypes.Structure):
     """struct Rest of libmayfly_rest.so."""
 
@@ -151,7 +157,8 @@ class Work:
             gc.collect()
             gc.freeze()
         outcome = Outcome()
-        self.library.mayfly_rest(int(merges), work, ctypes.byref(outcome))
+        ranges = named()
+        self.library.mayfly_rest(int(merges), work, ranges, len(ranges), ctypes.byref(outcome))
         if merges and outcome.complete:
             self.has_merged = True
             # What has changed since is worth looking at ever more seldom.
@@ -167,6 +174,13 @@ class Work:
                 connection.recv(1)
         except OSError:
             pass  # the worker only shows it
+
+
+def named():
+    """What the function's code has named to be shared, by mayfly.advise and others."""
+    naming = sys.modules.get("mayfly.naming")
+    regions = naming.named if naming else []
+    return (Range * len(regions))(*((start, end - start) for start, end in regions))
 
 
 def has_room():
@@ -208,5 +222,8 @@ def more(connection):
 
 # As `python -m awslambdaric` has it, and not this file's folder.
 sys.path[0] = os.getcwd()
+# What the function's code advises is noted, and shared while the instance rests.
+if "MAYFLY_MERGE_LIBRARY" in os.environ:
+    os.environ["MAYFLY_RESTING_PROCESS"] = str(os.getpid())
 runtime_client.next = Work(os.environ["AWS_LAMBDA_RUNTIME_API"], "MAYFLY_MERGE_LIBRARY" in os.environ).next
 client.main(sys.argv)

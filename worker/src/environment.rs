@@ -93,7 +93,7 @@ pub(crate) fn sources_of(order: &Order, options: &Options, folder: &Path, sharin
             }
         }
     };
-    if layers.merge.is_some() && is_python(settings) {
+    if is_python(settings) {
         binds.push(bind(&folder.join(runtime_files::PACKAGES), PACKAGES));
     }
     Sources {
@@ -193,7 +193,8 @@ fn variables(order: &Order, options: &Options, sharing: Sharing) -> Vec<(String,
     variables.extend(about(order));
     let mut add = |name: &str, value: String| variables.push((name.to_string(), value));
     let version = settings.runtime.name();
-    let mut path = format!("/opt/python:/opt/python/lib/{version}/site-packages:{RUNTIME}");
+    // A function that advises runs where nothing is merged, too.
+    let path = format!("/opt/python:/opt/python/lib/{version}/site-packages:{RUNTIME}:{PACKAGES}");
     let mut preloaded = Vec::new();
     match sharing {
         Sharing::No => {}
@@ -208,10 +209,11 @@ fn variables(order: &Order, options: &Options, sharing: Sharing) -> Vec<(String,
     let shares = !matches!(sharing, Sharing::No);
     if shares {
         add("MAYFLY_MERGE_LIBRARY", MERGE.into());
-        path = format!("{path}:{PACKAGES}");
         preloaded.push(REST);
-        if layers.advise == Advise::Class {
-            add("MAYFLY_REST_ADVISE", "class".into());
+        match layers.advise {
+            Advise::Named => {}
+            Advise::Whole => add("MAYFLY_REST_ADVISE", "whole".into()),
+            Advise::Class => add("MAYFLY_REST_ADVISE", "class".into()),
         }
         // Strings hash alike in all instances of the function, so dicts are alike; callers cannot tell how.
         let seed = u32::from_str_radix(&deployment.revision[..8], 16).unwrap_or(1);

@@ -52,9 +52,11 @@ pub struct Layers {
 /// What an idle instance advises to merge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Advise {
-    /// All its anonymous memory.
+    /// What the function's code has named (UPM §IV-C).
     #[default]
+    Named,
+    /// All its anonymous memory.
     Whole,
-    /// What its heap has placed in the longest lifetime class.
+    /// What its code has named, and what its heap has placed in the longest lifetime class.
     Class,
 }

@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 pub const BOOTSTRAP: &str = "bootstrap.py";
 /// The same of functions in Node.js.
 pub const BOOTSTRAP_NODE: &str = "bootstrap.mjs";
-/// On `PYTHONPATH` where pages are merged.
+/// On `PYTHONPATH`.
 pub const PACKAGES: &str = "python";
 
 const FILES: &[(&str, &str)] = &[
@@ -25,6 +25,7 @@ const FILES: &[(&str, &str)] = &[
     ("python/mayfly/frames.py", include_str!("../../python/mayfly/frames.py")),
     ("python/mayfly/growth.py", include_str!("../../python/mayfly/growth.py")),
     ("python/mayfly/library.py", include_str!("../../python/mayfly/library.py")),
+    ("python/mayfly/naming.py", include_str!("../../python/mayfly/naming.py")),
     ("python/mayfly/packing.py", include_str!("../../python/mayfly/packing.py")),
     ("python/mayfly/regions.py", include_str!("../../python/mayfly/regions.py")),
 ];

@@ -191,9 +191,7 @@ async fn reload(
 fn parts(worker: &Worker, functions: &[Ready]) -> Vec<Part> {
     let mut sources: Vec<PathBuf> =
         environment::common(&worker.options, worker.folder()).into_iter().map(|bind| bind.source).collect();
-    if worker.options.layers.merge.is_some() {
-        sources.push(worker.folder().join(runtime_files::PACKAGES));
-    }
+    sources.push(worker.folder().join(runtime_files::PACKAGES));
     sources.extend(functions.iter().map(|function| function.code.folder.clone()));
     sources.extend(functions.iter().filter_map(|function| function.opt.folder.clone()));
     sources.sort();

@@ -1,21 +1,28 @@
 """The recipe of python/README.md, or none, by MAYFLY_BENCH_METHOD; each worker says when it is ready."""
 
+import functools
 import os
 
 
 def post_worker_init(worker):
+    print("worker ready", flush=True)
+
+
+@functools.cache  # once in each worker
+def share():
     import app
 
     method = os.environ["MAYFLY_BENCH_METHOD"]
-    if method == "pack":
-        import mayfly
+    if method == "plain":
+        return
+    import mayfly
 
-        app.model = mayfly.pack(app.model)
-        mayfly.advise(app.model)
+    app.model = mayfly.pack(app.model)
     if method == "process":
-        import mayfly
-
-        app.model = mayfly.pack(app.model)
-        app.answer(0)  # warm
         mayfly.advise_process()
-    print("worker ready", flush=True)
+    else:
+        mayfly.advise(app.model)
+
+
+def post_request(worker, request):
+    share()

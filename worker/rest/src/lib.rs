@@ -40,17 +40,35 @@ pub struct Rest {
     pub errno: i32,
 }
 
-/// Gives back and, if `merges` is not 0, merges until all is looked at or `work` is readable.
+/// Memory that the program has named.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Range {
+    /// Where it begins.
+    pub start: usize,
+    /// How long it is.
+    pub bytes: usize,
+}
+
+/// Gives back and, if `merges` is not 0, merges what is named until all is looked at or `work` is readable.
 ///
 /// # Safety
-/// `outcome` is valid. No other thread maps or unmaps memory during the call (Python: the GIL is held).
+/// There are `count` ranges at `named`; `outcome` is valid. No other thread maps or unmaps memory during the call (Python: the GIL is held).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mayfly_rest(merges: c_int, work: c_int, outcome: *mut Rest) {
+pub unsafe extern "C" fn mayfly_rest(
+    merges: c_int,
+    work: c_int,
+    named: *const Range,
+    count: usize,
+    outcome: *mut Rest,
+) {
+    // SAFETY: the caller's ranges; Python gives no null pointer for none.
+    let named = if count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(named, count) } };
     let before = resident_bytes();
     // SAFETY: malloc_trim only gives back free memory. It is the preloaded heap's, or the C library's.
     unsafe { libc::malloc_trim(0) };
     let trimmed_bytes = before.saturating_sub(resident_bytes());
-    let rest = if merges != 0 { rest::merge(work) } else { Rest { complete: 1, ..Rest::default() } };
+    let rest = if merges != 0 { rest::merge(work, named) } else { Rest { complete: 1, ..Rest::default() } };
     let heap::Held { live_bytes, held_bytes } = heap::held();
     let rest = Rest { trimmed_bytes, heap_live_bytes: live_bytes, heap_held_bytes: held_bytes, ..rest };
     // What ends a merge early for another reason than work will end the next one, too.

@@ -1,5 +1,5 @@
-//! Memory of the process is advised, piece by piece: all that is anonymous, or (`MAYFLY_REST_ADVISE=class`) only what the heap
-//! has placed in lifetime class ∞ (LLAMA §6.2), which is expected to stay as it is.
+//! Memory of the process is advised, piece by piece: what its code has named (UPM §IV-C); with `MAYFLY_REST_ADVISE=class` also what
+//! the heap has placed in lifetime class ∞ (LLAMA §6.2), which is expected to stay as it is; with `whole` all that is anonymous.
 //!
 //! Only the userfaultfd that needs no permission is to be had in a sandbox. It holds writers of plain stores, but fails
 //! a system call that writes to a frozen page. So all other threads must wait where none is made: for each other
@@ -21,10 +21,10 @@ const NEAR: usize = 64 << 10;
 const PIECE: usize = 8 << 20;
 
 /// Advises until all is looked at or `work` is readable.
-pub fn merge(work: c_int) -> Rest {
+pub fn merge(work: c_int, named: &[crate::Range]) -> Rest {
     let before = library::shared_pages();
     let mut rest = Rest { complete: 1, ..Rest::default() };
-    for mapping in wanted() {
+    for mapping in wanted(named) {
         for start in mapping.clone().step_by(PIECE) {
             let piece = start..mapping.end.min(start + PIECE);
             if is_readable(work) {
@@ -52,16 +52,34 @@ pub fn merge(work: c_int) -> Rest {
 }
 
 /// What is to be advised, in order.
-fn wanted() -> Vec<Range<usize>> {
-    let by_class = std::env::var_os("MAYFLY_REST_ADVISE").is_some_and(|value| value == "class");
-    if by_class && let Some(mut runs) = heap::forever() {
-        runs.sort_by_key(|run| run.start);
-        return joined(runs.into_iter(), NEAR);
-    }
+fn wanted(named: &[crate::Range]) -> Vec<Range<usize>> {
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let mut mappings = joined(maps.lines().filter_map(anonymous), 0);
-    mappings.retain(|mapping| mapping.len() >= SMALLEST);
-    mappings
+    let how = std::env::var("MAYFLY_REST_ADVISE").unwrap_or_default();
+    let placed = if how == "class" { heap::forever() } else { None };
+    if how == "whole" || how == "class" && placed.is_none() {
+        mappings.retain(|mapping| mapping.len() >= SMALLEST);
+        return mappings;
+    }
+    let mut runs = placed.unwrap_or_default();
+    runs.sort_by_key(|run| run.start);
+    let mut all = joined(runs.into_iter(), NEAR);
+    all.extend(named.iter().map(|range| range.start..range.start.saturating_add(range.bytes)));
+    all.sort_by_key(|range| range.start);
+    common(&mappings, &joined(all.into_iter(), 0))
+}
+
+/// What two lists of ranges have in common, both in order and without overlaps.
+fn common(ones: &[Range<usize>], others: &[Range<usize>]) -> Vec<Range<usize>> {
+    let (mut one, mut other, mut both) = (0, 0, Vec::new());
+    while let (Some(a), Some(b)) = (ones.get(one), others.get(other)) {
+        let part = a.start.max(b.start)..a.end.min(b.end);
+        if !part.is_empty() {
+            both.push(part);
+        }
+        if a.end < b.end { one += 1 } else { other += 1 }
+    }
+    both
 }
 
 /// Operations of futex(2) that only wait; what takes or gives a lock with priorities, the kernel writes itself.
@@ -109,7 +127,7 @@ fn joined(ranges: impl Iterator<Item = Range<usize>>, gap: usize) -> Vec<Range<u
     let mut all: Vec<Range<usize>> = Vec::new();
     for range in ranges {
         match all.last_mut() {
-            Some(last) if range.start - last.end <= gap => last.end = range.end,
+            Some(last) if range.start.saturating_sub(last.end) <= gap => last.end = last.end.max(range.end),
             _ => all.push(range),
         }
     }
@@ -154,6 +172,17 @@ mod tests {
         ] {
             assert_eq!(only_waits(call), waits, "{call}");
         }
+    }
+
+    #[test]
+    fn what_is_named_is_advised_where_there_is_memory() {
+        let mappings = [0x1000..0x6000, 0x8000..0x9000, 0xa000..0xc000];
+        assert_eq!(common(&mappings, std::slice::from_ref(&(0..usize::MAX))), mappings);
+        assert_eq!(
+            common(&mappings, &[0x2000..0x3000, 0x5000..0xb000]),
+            [0x2000..0x3000, 0x5000..0x6000, 0x8000..0x9000, 0xa000..0xb000]
+        );
+        assert_eq!(common(&mappings, &[0x6000..0x8000, 0xc000..0xd000]), []);
     }
 
     #[test]

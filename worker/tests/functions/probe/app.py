@@ -10,6 +10,8 @@ import subprocess
 import threading
 import time
 
+import mayfly
+
 print("loaded")
 CALLS = []
 
@@ -71,7 +73,8 @@ HELD = []
 
 
 def hold(event, context):
-    """Memory that is alike in all instances: of malloc, and mapped by the function itself."""
+    """Memory that is alike in all instances: of malloc, and mapped by the function itself. It is named to be
+    shared, all or what the event says."""
     tables = [bytearray(event["mib"] << 20)]
     if "mapped_mib" in event:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -80,6 +83,8 @@ def hold(event, context):
         for at in range(0, len(table), 4096):
             table[at : at + 8] = (at + 1).to_bytes(8, "little")
     HELD.extend(tables)
+    names = event.get("names", range(len(tables)))
+    mayfly.advise([tables[number] for number in names], required=False)
     time.sleep(event["seconds"])
 
 
