@@ -22,6 +22,7 @@ const OPAQUE: &[u8] = b".wh..wh..opq";
 const EXTENSION_BYTES: u64 = 1 << 20;
 
 /// What an image may still have.
+#[derive(Clone, Copy)]
 pub struct Left {
     pub bytes: u64,
     pub entries: usize,
@@ -37,13 +38,16 @@ struct Member {
     bytes: u64,
 }
 
+/// Opens a layer's file, from its beginning.
+type Open<'a, 'b> = &'b dyn Fn() -> Result<Box<dyn Read + 'a>>;
+
 /// Looks at all of a layer before anything of it is believed: whether it is the one that is meant, and within bounds. Takes away what
 /// it takes away.
 ///
 /// # Errors
 /// What is wrong with it.
-pub fn check<'a>(
-    open: &dyn Fn() -> Result<Box<dyn Read + 'a>>,
+pub fn check(
+    open: Open,
     digest: Option<&Digest>,
     content: &Digest,
     tree: &Tree,
@@ -55,15 +59,35 @@ pub fn check<'a>(
         let found = file.digest();
         ensure!(found == *digest, "its file has the digest {found} and should have {digest}");
     }
+    walk_all(open, content, left, |member, _| take_away(tree, &member))
+}
+
+/// Puts there what a layer holds that was checked. It is read a second time, by when whoever may write its file can have changed it: so the same
+/// bounds and the same digest hold again.
+///
+/// # Errors
+/// What cannot be put there: devices, names and links that lead out; or it is another than the one that was checked.
+pub fn put(open: Open, content: &Digest, tree: &Tree, mut left: Left) -> Result<()> {
+    walk_all(open, content, &mut left, |member, bytes| put_one(tree, &member, bytes))
+}
+
+/// Visits all of a layer, as far as it is within bounds, and says whether that was the one that is meant.
+fn walk_all(
+    open: Open,
+    content: &Digest,
+    left: &mut Left,
+    mut visit: impl FnMut(Member, &mut dyn Read) -> Result<()>,
+) -> Result<()> {
     let too_large = || {
         format!("unpacked, the image has more than the {} bytes that are allowed", crate::limits::IMAGE_BYTES)
     };
     let before = left.bytes;
     let mut archive = Hashing::new(unzipped(open()?)?.take(before + 1));
-    walk(&mut archive, |member, _| {
+    walk(&mut archive, |member, bytes| {
         left.bytes = left.bytes.checked_sub(member.bytes).with_context(too_large)?;
         left.entries = left.entries.checked_sub(1).context("it has too many files")?;
-        take_away(tree, &member).with_context(|| place(&member.path))
+        let place = place(&member.path);
+        visit(member, bytes).with_context(|| place)
     })?;
     // What follows its end is part of what was hashed, too.
     io::copy(&mut archive, &mut io::sink())?;
@@ -72,17 +96,6 @@ pub fn check<'a>(
     let found = archive.digest();
     ensure!(found == *content, "it has the digest {found}, unpacked, and should have {content}");
     Ok(())
-}
-
-/// Puts there what a layer holds that was checked.
-///
-/// # Errors
-/// What cannot be put there: devices, names and links that lead out.
-pub fn put<'a>(open: &dyn Fn() -> Result<Box<dyn Read + 'a>>, tree: &Tree) -> Result<()> {
-    walk(unzipped(open()?)?, |member, content| {
-        let put = put_one(tree, &member, content);
-        put.with_context(|| place(&member.path))
-    })
 }
 
 fn place(path: &Path) -> String {
@@ -209,4 +222,53 @@ fn walk(archive: impl Read, mut visit: impl FnMut(Member, &mut dyn Read) -> Resu
         visit(member, &mut entry)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    fn archive(files: &[(&str, usize)]) -> Vec<u8> {
+        let mut archive = tar::Builder::new(Vec::new());
+        for (name, bytes) in files {
+            let mut header = tar::Header::new_gnu();
+            header.set_size(*bytes as u64);
+            header.set_mode(0o644);
+            archive.append_data(&mut header, name, &vec![7; *bytes][..]).unwrap();
+        }
+        archive.into_inner().unwrap()
+    }
+
+    /// What becomes of a layer whose file is another one as soon as it has been checked, where the image may have 64 KiB and three files.
+    fn put_changed(to: &[(&str, usize)]) -> (String, usize) {
+        let (checked, changed) = (archive(&[("a", 10)]), archive(to));
+        let content = Digest::of(crate::image::hash(&checked));
+        let is_checked = Cell::new(false);
+        let open = || -> Result<Box<dyn Read>> {
+            let archive = if is_checked.get() { changed.clone() } else { checked.clone() };
+            Ok(Box::new(io::Cursor::new(archive)))
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let tree = Tree::new(folder.path()).unwrap();
+        let mut left = Left { bytes: 64 << 10, entries: 3 };
+        let bounds = left;
+        check(&open, None, &content, &tree, &mut left).unwrap();
+        is_checked.set(true);
+        let refusal =
+            put(&open, &content, &tree, bounds).map_or_else(|error| format!("{error:#}"), |()| String::new());
+        (refusal, std::fs::read_dir(folder.path()).unwrap().count())
+    }
+
+    #[test]
+    fn a_layer_that_changes_after_it_was_checked_is_bounded_as_before() {
+        assert_eq!(put_changed(&[("a", 10)]), (String::new(), 1));
+        let (refusal, _) = put_changed(&[("b", 10)]);
+        assert!(refusal.contains("digest"), "{refusal}");
+        let (refusal, put) = put_changed(&[("a", 100 << 10)]);
+        assert!(refusal.contains("more than the") && put == 0, "{refusal}, {put}");
+        let (refusal, put) = put_changed(&[("a", 1), ("b", 1), ("c", 1), ("d", 1), ("e", 1)]);
+        assert!(refusal.contains("too many") && put == 3, "{refusal}, {put}");
+    }
 }

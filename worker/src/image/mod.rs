@@ -136,8 +136,9 @@ fn unpack(files: &Files, layers: &[manifest::Layer], folder: &Path, bytes: u64) 
     for (number, manifest::Layer { file, digest, content }) in layers.iter().enumerate() {
         let place = || format!("layer {} of {}", number + 1, layers.len());
         let open = || files.file(file)?.with_context(|| format!("{} is missing", reference::shown(file)));
+        let bounds = left;
         layer::check(&open, digest.as_ref(), content, &tree, &mut left).with_context(place)?;
-        layer::put(&open, &tree).with_context(place)?;
+        layer::put(&open, content, &tree, bounds).with_context(place)?;
     }
     // What is put in front of these is each instance's own; in a folder that is read-only they must be there.
     let plain = Attributes { mode: 0o755, modified_s: 0 };
