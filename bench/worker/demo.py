@@ -1,5 +1,6 @@
-"""Real functions under the bursty trace, first plainly, then on Mayfly: how many instances fit in a GiB, how
-fast memory comes back, what it costs in latency. Everything shown is measured in this run."""
+"""Real functions, plainly and on Mayfly in turn, several times: a cold start of each, a bursty trace, then
+rest. What it costs in time, how many instances fit in a GiB, how fast memory comes back. Everything shown is
+measured in this run."""
 
 import argparse
 import json
@@ -8,18 +9,36 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import geometric_mean, median
 
-from bench.outcome import ROOT, BenchError
+from bench.outcome import ROOT, BenchError, at_least, at_most, print_shown, table
 from bench.worker.experiments import replay
-from bench.worker.worker import MAYFLY, PLAIN, running
+from bench.worker.worker import MAYFLY, PLAIN, Worker, running
 
-RUNS = {"plain": PLAIN, "mayfly": []}
+WAYS = {"plain": PLAIN, "mayfly": []}
+FUNCTIONS = ("image", "text", "bfs", "page", "thumbnail", "dna")
 REPORT = ROOT / "target" / "demo.html"
+ROUNDS = 3
+LOAD_S = 8
+DENSITY, COLD, P50, P99, HALF_BACK = (
+    "instances per GiB at rest",
+    "cold start, ms",
+    "latency P50, ms",
+    "latency P99, ms",
+    "half of the memory is back after, s",
+)
+FIGURES = {
+    DENSITY: ("density.rest_per_gib", 1),
+    P50: ("latency.p50_ms", 1),
+    P99: ("latency.p99_ms", 1),
+    HALF_BACK: ("returned.half_ms", 1000),
+}
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="10 seconds of load instead of 30")
+    parser.add_argument("--quick", action="store_true", help="one round, of 5 seconds of load")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help=f"of both [{ROUNDS}]")
     parser.add_argument("--speed", type=float, default=6, help="minutes of the trace that pass in one [6]")
     return parser.parse_args()
 
@@ -28,20 +47,31 @@ def say(text: str) -> None:
     print(f"demo: {text}", file=sys.stderr, flush=True)
 
 
-def run(name: str, options: argparse.Namespace, folder: Path) -> Path:
-    """One run, kept in a file."""
-    kept, load = folder / f"{name}.json", folder / "load.json"
-    load_s = 10 if options.quick else 30
-    say(f"{name}: starting the worker (the first start fetches the functions' packages)")
-    with running(*RUNS[name], "--keep-alive", "3600") as worker:
-        say(f"{name}: {load_s} s of requests; the page is at http://{worker.address}/")
+def cold_starts(worker: Worker) -> float:
+    """Milliseconds until a new instance asks for work, of each function alone: their geometric mean."""
+    for function in FUNCTIONS:
+        worker.invoke(function, 1)
+    ready = [event for event in worker.read("/events")["events"] if event["kind"] == "ready"]
+    return geometric_mean([event["ms"] for event in ready])
+
+
+def run(way: str, options: argparse.Namespace, kept: Path) -> dict[str, float]:
+    """One run, kept in a file, and its figures."""
+    load = kept.with_suffix(".load")
+    with running(*WAYS[way], "--keep-alive", "3600") as worker:
+        cold = cold_starts(worker)
+        load_s = 5 if options.quick else LOAD_S
         answered = replay(worker, round(load_s * options.speed), options.speed)
         load.write_text(json.dumps(answered))
-        say(f"{name}: the load has dropped; how much memory do idle instances hold?")
-        worker.wait_for_rest(limit_s=45)
-        time.sleep(2)
-        report("--worker", worker.address, "--load", load, "--name", name, "--keep", kept)
-    return kept
+        # Plain instances have nothing to do when they are idle.
+        worker.wait_for_rest(quiet_s=7 if way == "mayfly" else 2, limit_s=45)
+        time.sleep(2)  # a sample of the store is a second old at most
+        report("--worker", worker.address, "--load", load, "--name", way, "--keep", kept)
+    found = json.loads(report(kept, "--json"))
+    figures = {name: found.get(f"{way}.{key}") for name, (key, _) in FIGURES.items()}
+    return {COLD: cold} | {
+        name: value / FIGURES[name][1] for name, value in figures.items() if value is not None
+    }
 
 
 def report(*options) -> str:
@@ -53,40 +83,56 @@ def report(*options) -> str:
 
 def main() -> int:
     options = arguments()
+    rounds: list[dict[str, dict[str, float]]] = []
     try:
         with tempfile.TemporaryDirectory(prefix="mayfly-demo-") as folder:
-            kept = [run(name, options, Path(folder)) for name in RUNS]
+            say("the first start fetches the functions' packages")
+            with running():
+                pass
+            for number in range(1 if options.quick else options.rounds):
+                kept = {way: Path(folder) / f"{way}-{number}.json" for way in WAYS}
+                begun = time.monotonic()
+                rounds.append({way: run(way, options, kept[way]) for way in WAYS})
+                say(f"round {number + 1}: plain, then Mayfly, {time.monotonic() - begun:.0f} s")
             REPORT.parent.mkdir(exist_ok=True)
-            table = report(*kept, "--output", REPORT)
-            numbers = json.loads(report(*kept, "--json"))
+            report(*kept.values(), "--output", REPORT)
     except BenchError as error:
         say(str(error))
         return 1
     except KeyboardInterrupt:
         say("interrupted")
         return 130
-    print("\n" + table)
-    conclude(numbers)
-    print(f"\n  Charts of both runs: {REPORT.relative_to(ROOT)}")
+    conclude(rounds)
+    print(f"\n  Charts of the last round: {REPORT.relative_to(ROOT)}")
     return 0
 
 
-def conclude(numbers: dict[str, float]) -> None:
-    def pair(key: str) -> tuple[float | None, float | None]:
-        return tuple(numbers.get(f"{name}.{key}") for name in RUNS)
+def spread(values: list[float]) -> str:
+    """Their median, and between what they lie."""
+    if not values:
+        return "-"
+    middle = f"{median(values):.3g}"
+    return middle if len(values) == 1 else f"{middle} ({min(values):.3g} to {max(values):.3g})"
 
-    plain, ours = pair("density.rest_per_gib")
-    if plain and ours:
-        print(
-            f"  At rest a GiB holds {ours:.1f} instances on Mayfly, {plain:.1f} plainly: {ours / plain:.2f}x."
-        )
-    plain, ours = pair("returned.half_ms")
-    if ours is not None:
-        and_plain = "never did while they were kept" if plain is None else f"took {plain / 1000:.0f} s"
-        print(f"  Half of the memory came back {ours / 1000:.0f} s after the load; plainly that {and_plain}.")
-    plain, ours = pair("latency.p99_ms")
-    if plain and ours:
-        print(f"  P99 latency {ours:.0f} ms, plainly {plain:.0f} ms: {100 * (ours / plain - 1):+.0f}%.")
+
+def conclude(rounds: list[dict[str, dict[str, float]]]) -> None:
+    """A table, with the ratio in each round, whose runs follow one another; and what was to be shown."""
+    rows, ratios = [["median (least to most)", "plain", "Mayfly", "Mayfly / plain"]], {}
+    for name in (DENSITY, COLD, P50, P99, HALF_BACK):
+        of = {way: [figures[way][name] for figures in rounds if name in figures[way]] for way in WAYS}
+        both = [figures for figures in rounds if all(figures[way].get(name) for way in WAYS)]
+        ratios[name] = [figures["mayfly"][name] / figures["plain"][name] for figures in both]
+        if any(of.values()):
+            rows.append([name, spread(of["plain"]), spread(of["mayfly"]), spread(ratios[name])])
+    print(f"\n{len(rounds)} rounds, in each plain and then Mayfly")
+    table(rows)
+    goals = [
+        (DENSITY, at_least, 2.5),
+        (COLD, at_most, 1.02),
+        (P50, at_most, 1.02),
+        (P99, at_most, 1.0),
+    ]
+    print_shown(goal(name, limit, median(ratios[name]), "x") for name, goal, limit in goals if ratios[name])
 
 
 if __name__ == "__main__":
