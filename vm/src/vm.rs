@@ -200,6 +200,15 @@ impl Vm {
         self.pool.stop(instance, grace)
     }
 
+    /// Stops all that runs in an instance, or lets it go on.
+    ///
+    /// # Errors
+    /// No such instance, or the guest does not do it.
+    pub fn freeze(&self, instance: &str, frozen: bool) -> Result<(), Error> {
+        let op = Operation::Freeze { instance: instance.to_string(), frozen };
+        self.ask(op, "freeze an instance").map(drop)
+    }
+
     /// Takes the memory of an empty partition back.
     ///
     /// # Errors

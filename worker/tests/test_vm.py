@@ -74,6 +74,51 @@ def test_instances_are_apart(vm):
         assert answer["out"] == "no\n", place
 
 
+LIMITED = """
+Resources:
+  Small:
+    Type: AWS::Serverless::Function
+    Metadata: {{ Mayfly: {{ Cpus: 0.5 }} }}
+    Properties: {{ {properties}, MemorySize: 128 }}
+  Large:
+    Type: AWS::Serverless::Function
+    Properties: {{ {properties}, MemorySize: 384 }}
+"""
+
+
+def test_limits_hold_in_a_larger_partition_and_nothing_runs_without_work(tmp_path):
+    template = tmp_path / "template.yaml"
+    code = HERE / "functions/probe"
+    properties = f"CodeUri: {code}, Handler: app.handler, Runtime: python3.11, Timeout: 300"
+    template.write_text(LIMITED.format(properties=properties))
+    # Nothing in the instance wants to run while it has no work.
+    plain = ["--without", "heap,merge"]
+    with Worker(str(template), *PATIENT, *plain, "--partitions", "1") as running:
+        client = running.client()
+        # Of /tmp half of the memory: it is full before the instance is.
+        fill = "head -c 200M /dev/zero >/tmp/full; echo $?; stat -c %s /tmp/full; rm /tmp/full"
+        answer, error = invoke(client, "Small", {"do": "shell", "command": fill})
+        assert error is None, answer
+        code, size = map(int, answer["out"].split())
+        assert code == 1 and 32 << 20 < size <= 64 << 20, answer
+        assert {event["bytes"] for event in running.events("plug")} == {384 << 20}, running.log()
+        # Threads that go on between requests stand still. What they count by is the guest's clock.
+        assert invoke(client, "Small", {"do": "start_counting"})[1] is None
+        until(lambda: running.figure("mayfly_freezes_total") >= 1, running.log)
+        time.sleep(3)
+        until(lambda: invoke(client, "Small", {"do": "counted"})[0]["longest_gap_s"] > 2, running.log)
+        counted, error = invoke(client, "Small", {"do": "counted"})
+        assert error is None and counted["count"] > 0, counted
+        seen, error = invoke(client, "Small", {"do": "counted", "seconds": 1})
+        assert error is None and seen["count"] > counted["count"], (counted, seen)
+        # Half a processor, and no more memory than the function has.
+        quota, error = invoke(client, "Small", {"do": "shell", "command": "cat /sys/fs/cgroup/cpu.max"})
+        assert error is None and quota["out"] == "50000 100000\n", quota
+        answer, error = invoke(client, "Small", {"do": "fill_memory"})
+        assert error == "Unhandled" and "memory of 128 MB used up" in answer["errorMessage"], answer
+        assert running.stop() == 0
+
+
 def test_a_request_is_told_that_the_vm_died_and_it_comes_again(vm):
     client = vm.client()
     with concurrent.futures.ThreadPoolExecutor(1) as threads:

@@ -51,26 +51,35 @@ pub struct Group {
 
 impl Group {
     /// A group with limits: of processes, of memory, if the instance has a partition, and of CPU time, in thousandths of a
-    /// vCPU. Where CPU is short all groups get the same, however many processes they have.
+    /// vCPU. Where CPU is short groups get what their weights say, however many processes they have: all the same, if nothing is said.
     pub fn create(
         name: &str,
-        partition_bytes: Option<u64>,
+        memory_bytes: Option<u64>,
         kernel_memory_apart: bool,
         vcpus_milli: Option<u32>,
+        cpu_weight: Option<u32>,
     ) -> io::Result<Group> {
         let group = Group { path: Path::new(INSTANCES).join(name) };
         fs::create_dir(&group.path)?;
         group.set("pids.max", MOST_PROCESSES)?;
         // All processes of the offender end, and nobody else's (HotMem §4).
         group.set("memory.oom.group", "1")?;
-        if let Some(bytes) = partition_bytes {
+        if let Some(bytes) = memory_bytes {
             let apart = if kernel_memory_apart { KERNEL_MEMORY_BYTES } else { 0 };
             group.set("memory.max", &(bytes + apart).to_string())?;
         }
         if let Some(milli) = vcpus_milli {
             group.set("cpu.max", &format!("{} {CPU_PERIOD_US}", u64::from(milli) * CPU_PERIOD_US / 1000))?;
         }
+        if let Some(weight) = cpu_weight {
+            group.set("cpu.weight", &weight.clamp(1, 10_000).to_string())?;
+        }
         Ok(group)
+    }
+
+    /// Stops all its processes, or lets them go on. Those that are stopped take SIGKILL.
+    pub fn freeze(&self, frozen: bool) -> io::Result<()> {
+        self.set("cgroup.freeze", if frozen { "1" } else { "0" })
     }
 
     /// For a new process to write itself into.

@@ -139,7 +139,8 @@ impl Instances {
         };
         check_cpus(order)?;
         let (bytes, apart) = allowance.memory.unzip();
-        let group = Group::create(&order.instance, bytes, apart.unwrap_or(false), order.vcpus_milli)
+        let weight = order.confinement.as_ref().map(|confinement| confinement.limits.cpu_weight);
+        let group = Group::create(&order.instance, bytes, apart.unwrap_or(false), order.vcpus_milli, weight)
             .map_err(failed("a control group"))?;
         let (reader, writer) = std::io::pipe().map_err(failed("a pipe"))?;
         let spawned = match &allowance.share {
@@ -264,6 +265,8 @@ impl Instances {
     pub fn stop(&self, name: &str, grace: Duration) -> Result<ExitReason, Refusal> {
         let instance = self.find(name)?;
         if !grace.is_zero() {
+            // What is frozen hears no SIGTERM; the group may have gone in this moment.
+            let _ = instance.group.freeze(false);
             for pid in instance.group.processes() {
                 // Gone already is as good.
                 let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::TERM));
@@ -281,6 +284,11 @@ impl Instances {
             )
         };
         instance.wait(KILL_PATIENCE + KILL_PATIENCE).ok_or_else(late)
+    }
+
+    /// Stops all that runs in an instance, or lets it go on.
+    pub fn freeze(&self, name: &str, frozen: bool) -> Result<(), Refusal> {
+        self.find(name)?.group.freeze(frozen).map_err(failed("a control group"))
     }
 
     /// Ends all instances at once.

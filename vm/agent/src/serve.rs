@@ -188,6 +188,10 @@ impl Server {
                 let reason = self.instances.stop(&instance, milliseconds(grace_ms))?;
                 Ok(Answer::Stopped { reason })
             }
+            Operation::Freeze { instance, frozen } => {
+                self.instances.freeze(&instance, frozen)?;
+                Ok(Answer::Done)
+            }
             Operation::List => Ok(Answer::Instances { instances: self.instances.list() }),
             Operation::Stats => Ok(Answer::Stats(self.stats()?)),
             Operation::Output { instance, from } => {
@@ -230,18 +234,20 @@ impl Server {
 
     /// Starts an instance that was admitted.
     fn spawn(&self, order: Spawn) -> Result<Answer, Refusal> {
-        let allowance =
-            self.allowance(&order.partitions()).inspect_err(|_| self.instances.release(&order.instance))?;
+        let allowance = self.allowance(&order).inspect_err(|_| self.instances.release(&order.instance))?;
         let pid = self.instances.spawn(order, allowance)?;
         Ok(Answer::Spawned { pid })
     }
 
-    fn allowance(&self, partitions: &[u32]) -> Result<Allowance, Refusal> {
+    fn allowance(&self, order: &Spawn) -> Result<Allowance, Refusal> {
         let layout = self.layout()?;
-        let [partition, more @ ..] = partitions else {
+        let partitions = order.partitions();
+        let [partition, more @ ..] = &partitions[..] else {
             return Ok(Allowance { share: None, memory: None, nodes: Vec::new(), files_to: None });
         };
-        let bytes = partitions.iter().map(|partition| layout.bytes_of(*partition)).sum();
+        let bytes: u64 = partitions.iter().map(|partition| layout.bytes_of(*partition)).sum();
+        let limits = order.confinement.as_ref().map(|confinement| confinement.limits);
+        let at_most = |limit: Option<u64>| limit.map_or(bytes, |limit| bytes.min(limit));
         let nodes: Vec<_> = partitions.iter().map(|partition| layout.node_of(*partition)).collect();
         let place = match layout.mode {
             Mode::Nodes => Place::Nodes(nodes.clone()),
@@ -254,8 +260,12 @@ impl Server {
         };
         let apart = has_node(layout.mode);
         Ok(Allowance {
-            share: Some(Share { partition: *partition, place, layer_bytes: bytes }),
-            memory: Some((bytes, apart)),
+            share: Some(Share {
+                partition: *partition,
+                place,
+                layer_bytes: at_most(limits.map(|limits| limits.file_bytes)),
+            }),
+            memory: Some((at_most(limits.map(|limits| limits.memory_bytes)), apart)),
             nodes: if apart { partitions.iter().copied().zip(nodes).collect() } else { Vec::new() },
             files_to: (layout.mode == Mode::Nodes).then(|| layout.shared_node()),
         })

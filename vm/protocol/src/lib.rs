@@ -15,7 +15,7 @@ pub use layout::{Layout, Mode};
 pub use message::*;
 
 /// Rises with every change that an older peer would misunderstand.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// The virtio-serial port: `/dev/virtio-ports/org.mayfly.agent` in the guest.
 pub const PORT: &str = "org.mayfly.agent";

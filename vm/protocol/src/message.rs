@@ -48,6 +48,13 @@ pub enum Operation {
         /// Between SIGTERM and SIGKILL; 0: SIGKILL at once.
         grace_ms: u64,
     },
+    /// Stops all that runs in an instance, or lets it go on. Answer: [`Answer::Done`]. One that is stopped ends as any other.
+    Freeze {
+        /// Which one.
+        instance: String,
+        /// Whether it is stopped from now on.
+        frozen: bool,
+    },
     /// What runs. Answer: [`Answer::Instances`].
     List,
     /// Memory by partition, and the kernel's counters. Answer: [`Answer::Stats`].
@@ -143,6 +150,19 @@ pub struct Confinement {
     /// Without ASLR, so that pages with pointers are alike in all instances of a function and can be merged.
     #[serde(default)]
     pub fixed_layout: bool,
+    /// What it may use of what it was given.
+    pub limits: Limits,
+}
+
+/// Limits of a function, which may be tighter than its partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// Memory of its processes.
+    pub memory_bytes: u64,
+    /// Its files in memory: /tmp and what else it writes.
+    pub file_bytes: u64,
+    /// Its part of the vCPUs where they are short, 1 to 10000; 100 is what others have.
+    pub cpu_weight: u32,
 }
 
 /// What the agent sends: a reply or an event.

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 
 use super::freezer::{self, Freezer};
 use super::mounts::{enable, has_controllers, version_one, version_one_of, version_two};
-use crate::limits::MIB_PER_PROCESSOR;
+use crate::limits;
 use crate::ownership::{self, Owned};
 
 const PREFIX: &str = "mayfly-worker-";
@@ -139,16 +139,13 @@ impl Drop for Hierarchy {
 }
 
 /// File, value, and whether instances must not run without it.
-fn settings(version: Version, limits: Limits) -> Vec<(&'static str, String, bool)> {
-    let memory = (u64::from(limits.memory_mib) << 20).to_string();
-    let processes = limits.processes.to_string();
-    let share = |of_one: u64, least: u64| {
-        (of_one * u64::from(limits.memory_mib) / u64::from(MIB_PER_PROCESSOR))
-            .clamp(least, 10_000)
-            .to_string()
-    };
+fn settings(version: Version, of: Limits) -> Vec<(&'static str, String, bool)> {
+    let memory = (u64::from(of.memory_mib) << 20).to_string();
+    let processes = of.processes.to_string();
+    let share =
+        |of_one: u64, least: u64| limits::share(of.memory_mib, of_one).clamp(least, 10_000).to_string();
     // A quota in each period, as Lambda's own ceiling works.
-    let quota = limits.processors.map(|processors| (processors * PERIOD_US as f64).max(1000.0) as u64);
+    let quota = of.processors.map(|processors| (processors * PERIOD_US as f64).max(1000.0) as u64);
     let mut settings = match version {
         Version::One => vec![
             ("memory.limit_in_bytes", memory.clone(), true),

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use tokio::net::unix::pipe;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinHandle, JoinSet};
-use vm::protocol::{Confinement, ExitReason, Spawn};
+use vm::protocol::{Confinement, ExitReason, Limits, Spawn};
 use vm::{Error, Place};
 use worker_page::data::Event;
 
@@ -17,7 +17,8 @@ use super::{Machine, Running};
 use crate::environment::{self, Sharing, Sources};
 use crate::memory::Memory;
 use crate::sandbox::{CONNECTIONS, Ended, Ending, Handler, Later, Order, RUNTIME_PORT, Sandbox};
-use crate::{history, http};
+use crate::settings::Settings;
+use crate::{history, http, limits};
 
 /// How often the guest is asked for what an instance has printed.
 const OUTPUT_EVERY: Duration = Duration::from_millis(250);
@@ -43,6 +44,8 @@ pub struct Instance {
     output: Mutex<Option<pipe::Receiver>>,
     /// Fetches its output until that ends.
     fetching: Mutex<Option<JoinHandle<()>>>,
+    /// Whether it is to be frozen.
+    frozen: watch::Sender<bool>,
     ended: AtomicBool,
 }
 
@@ -64,6 +67,8 @@ pub async fn start(machine: &Arc<Machine>, order: Order) -> Result<Instance> {
             Ok((partition, listener)) => {
                 let (output_in, output) = pipe::pipe().context("no pipe for the instance's output")?;
                 let fetching = tokio::spawn(fetch_output(running.clone(), name.clone(), output_in));
+                let (frozen, wish) = watch::channel(false);
+                tokio::spawn(freeze_as_wished(running.clone(), name.clone(), wish));
                 return Ok(Instance {
                     order,
                     name,
@@ -73,6 +78,7 @@ pub async fn start(machine: &Arc<Machine>, order: Order) -> Result<Instance> {
                     listener: tokio::sync::Mutex::new(listener),
                     output: Mutex::new(Some(output)),
                     fetching: Mutex::new(Some(fetching)),
+                    frozen,
                     ended: AtomicBool::new(false),
                 });
             }
@@ -267,6 +273,16 @@ impl Sandbox for Instance {
         Some(self.partition)
     }
 
+    /// The guest is asked for it, and does it a moment later.
+    fn freeze(&self) -> bool {
+        self.frozen.send_replace(true);
+        true
+    }
+
+    fn thaw(&self) {
+        self.frozen.send_replace(false);
+    }
+
     fn end(&self) -> Later<'_, ()> {
         Box::pin(async {
             if let Some(fetching) = lock(&self.fetching).take() {
@@ -301,6 +317,7 @@ fn spawn_order(machine: &Machine, order: &Order, name: &str) -> Result<Spawn> {
         let place = machine.disk.name_of(&bind.source).with_context(missing)?;
         Ok((place.to_string(), bind.target.to_string_lossy().into_owned()))
     });
+    let settings = &order.deployment.settings;
     Ok(Spawn {
         more: Vec::new(),
         instance: name.to_string(),
@@ -309,14 +326,42 @@ fn spawn_order(machine: &Machine, order: &Order, name: &str) -> Result<Spawn> {
         env: environment.into_iter().collect(),
         cwd: Some(environment::TASK.into()),
         cpus: Vec::new(),
-        vcpus_milli: None,
+        vcpus_milli: settings.processors.map(|processors| (processors * 1000.0).ceil() as u32),
         confinement: Some(Confinement {
             user,
             port: RUNTIME_PORT,
             binds: binds.collect::<Result<_>>()?,
             fixed_layout,
+            limits: Limits {
+                memory_bytes: u64::from(settings.memory_mib) << 20,
+                file_bytes: file_bytes(settings),
+                cpu_weight: limits::share(settings.memory_mib, 100) as u32,
+            },
         }),
     })
+}
+
+/// What /tmp has room for. It is memory: half of what there is, so that a full one is told so before the whole instance ends.
+fn file_bytes(settings: &Settings) -> u64 {
+    u64::from(settings.ephemeral_mib.min(settings.memory_mib / 2)) << 20
+}
+
+/// Asks the guest to freeze and thaw an instance, one after the other, as long as it is there.
+async fn freeze_as_wished(running: Arc<Running>, name: String, mut wish: watch::Receiver<bool>) {
+    while wish.changed().await.is_ok() {
+        loop {
+            let (wanted, frozen) = (name.clone(), *wish.borrow_and_update());
+            match ask(&running, move |vm| vm.freeze(&wanted, frozen)).await {
+                Ok(()) => break,
+                // Gone with its VM, or about to be.
+                Err(_) if wish.has_changed().is_err() => return,
+                Err(error) => {
+                    tracing::debug!("{name}: {error}");
+                    tokio::time::sleep(AGAIN_AFTER).await;
+                }
+            }
+        }
+    }
 }
 
 /// What the instance prints comes in pieces, when asked for.
