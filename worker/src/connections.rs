@@ -54,6 +54,17 @@ impl Connections {
         }
     }
 
+    /// Waits until none is left.
+    pub async fn none_left(&self) {
+        loop {
+            let freed = self.freed.notified();
+            if lock(&self.known).count == 0 {
+                return;
+            }
+            freed.await;
+        }
+    }
+
     /// Takes one, which waits for its first request.
     pub fn add(self: &Arc<Self>) -> Connection {
         lock(&self.known).count += 1;

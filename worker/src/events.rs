@@ -1,14 +1,18 @@
 //! Asynchronous invocations: taken at once, run later, tried again when they fail, as Lambda does.
 
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use tokio::sync::Notify;
 
 use crate::error::ApiError;
+use crate::event_config::{self, Condition};
 use crate::event_store::{EventStore, Kept};
-use crate::invocation::Invocation;
+use crate::handover::{Accepting, Predecessor, Told};
+use crate::invocation::{Invocation, Outcome};
 use crate::limits;
 use crate::name::{self, Target};
 use crate::worker::Worker;
@@ -17,50 +21,149 @@ use crate::worker::Worker;
 const MOST: usize = 10_000;
 /// Their payloads together.
 const MOST_BYTES: usize = 256 * 1024 * 1024;
-/// After this time an invocation that is only throttled is given up (Lambda's `MaximumEventAgeInSeconds`).
-const MOST_AGE: Duration = Duration::from_secs(6 * 3600);
 
 /// The queue of asynchronous invocations.
 #[derive(Clone)]
 pub struct Events {
     worker: Arc<Worker>,
-    held: Arc<Held>,
+    size: Arc<QueueSize>,
     store: Option<Arc<EventStore>>,
+    /// Ids of those that a function has now.
+    begun: Arc<Mutex<BTreeSet<String>>>,
 }
 
 #[derive(Default)]
-struct Held {
+struct QueueSize {
     count: AtomicUsize,
     bytes: AtomicUsize,
+    /// Told whenever one is done.
+    fewer: Notify,
 }
 
 /// The place of one invocation in the queue.
-struct Place(Arc<Held>, usize);
+struct Place(Arc<QueueSize>, usize);
 
 impl Drop for Place {
     fn drop(&mut self) {
         self.0.count.fetch_sub(1, Ordering::Relaxed);
         self.0.bytes.fetch_sub(self.1, Ordering::Relaxed);
+        self.0.fewer.notify_waiters();
     }
 }
 
+/// Functions that are told of one another's ends, in a circle, stop here (Lambda's recursive loop detection).
+const MOST_HOPS: u32 = 16;
+
+/// What became of an event that a function had.
+enum Next {
+    /// It is done, or given up: and an event for who is told of that.
+    Done(Option<Box<Kept>>),
+    /// It is tried again after this time.
+    Again(Duration),
+}
+
 impl Events {
-    /// The queue as the worker's state has it: what an earlier worker has accepted and not done is run now.
+    /// The queue as the worker's state has it: what an earlier worker has accepted and not done is run now, but for those that it still
+    /// runs, which are given.
     ///
     /// # Errors
     /// The state cannot be read.
-    pub fn new(worker: Arc<Worker>) -> Result<Events> {
+    pub(crate) fn new(
+        worker: Arc<Worker>,
+        begun: &BTreeSet<String>,
+    ) -> Result<(Events, BTreeMap<String, Kept>)> {
         let store = worker.options.state.as_deref().map(EventStore::open).transpose()?.map(Arc::new);
-        let events = Events { worker, held: Arc::default(), store };
+        let events = Events { worker, size: Arc::default(), store, begun: Arc::default() };
         let kept = events.store.as_ref().map_or_else(|| Ok(Vec::new()), |store| store.all())?;
+        let (elsewhere, kept): (Vec<_>, Vec<_>) =
+            kept.into_iter().partition(|event| begun.contains(&event.id));
         if !kept.is_empty() {
             tracing::info!("{} events of an earlier run are run now", kept.len());
         }
         for event in kept {
-            let place = events.place(event.payload.len());
-            tokio::spawn(events.clone().run(event, place));
+            events.start(event);
         }
-        Ok(events)
+        Ok((events, elsewhere.into_iter().map(|event| (event.id.clone(), event)).collect()))
+    }
+
+    fn start(&self, event: Kept) {
+        let place = self.place(event.payload.len());
+        tokio::spawn(self.clone().run(event, place));
+    }
+
+    /// Hears what becomes of the events that an earlier worker has begun, on a thread of its own. Where it ends without a word, they are run
+    /// again.
+    ///
+    /// # Errors
+    /// There is no thread for it.
+    pub(crate) fn follow(
+        self,
+        mut predecessor: Predecessor,
+        mut elsewhere: BTreeMap<String, Kept>,
+    ) -> Result<()> {
+        let runtime = tokio::runtime::Handle::current();
+        let hear = move || {
+            let _in_runtime = runtime.enter();
+            let written = |change: Result<()>| {
+                if let Err(error) = change {
+                    tracing::error!("an event of the earlier worker: {error:#}");
+                }
+            };
+            while let Some(told) = predecessor.next() {
+                match (told, &self.store) {
+                    (Told::Done(id), Some(store)) => {
+                        elsewhere.remove(&id);
+                        written(store.forget(&id));
+                    }
+                    (Told::Again(event), Some(store)) => {
+                        elsewhere.remove(&event.id);
+                        written(store.keep(&event));
+                        self.start(event);
+                    }
+                    _ => {}
+                }
+            }
+            elsewhere.into_values().for_each(|event| self.start(event));
+        };
+        std::thread::Builder::new().name("predecessor".into()).spawn(hear)?;
+        Ok(())
+    }
+
+    /// Ids of events that functions have now.
+    pub(crate) fn begun(&self) -> BTreeSet<String> {
+        if self.store.is_some() { self.lock_begun().clone() } else { BTreeSet::new() }
+    }
+
+    fn lock_begun(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.begun.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Closes what is kept, for another worker, or opens it again.
+    ///
+    /// # Errors
+    /// Another worker has it.
+    pub(crate) fn use_state(&self, in_use: bool) -> Result<()> {
+        match &self.store {
+            Some(store) if in_use => store.open_again(),
+            Some(store) => {
+                store.close();
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Waits until none is left that this worker has to run.
+    pub(crate) async fn none_left(&self) {
+        loop {
+            let fewer = self.size.fewer.notified();
+            tokio::pin!(fewer);
+            fewer.as_mut().enable();
+            if self.size.count.load(Ordering::Relaxed) == 0 {
+                return;
+            }
+            fewer.await;
+        }
     }
 
     /// Takes an invocation, which will be run; its outcome is only logged. Where the worker has a state, it is there when
@@ -72,7 +175,7 @@ impl Events {
         let bytes = invocation.payload.len();
         let place = self.place(bytes);
         let (count, held) =
-            (self.held.count.load(Ordering::Relaxed), self.held.bytes.load(Ordering::Relaxed));
+            (self.size.count.load(Ordering::Relaxed), self.size.bytes.load(Ordering::Relaxed));
         if count > MOST || held > MOST_BYTES {
             return Err(ApiError::throttled("CallerRateLimitExceeded", "too many events are waiting"));
         }
@@ -83,6 +186,7 @@ impl Events {
             client_context: invocation.client_context,
             trace_id: invocation.trace_id,
             failures: 0,
+            hops: 0,
         };
         let failed = |error| ApiError::service(format!("the event cannot be kept: {error:#}"));
         self.write(&event, |store, event| store.keep(event)).await.map_err(failed)?;
@@ -91,9 +195,9 @@ impl Events {
     }
 
     fn place(&self, bytes: usize) -> Place {
-        self.held.count.fetch_add(1, Ordering::Relaxed);
-        self.held.bytes.fetch_add(bytes, Ordering::Relaxed);
-        Place(self.held.clone(), bytes)
+        self.size.count.fetch_add(1, Ordering::Relaxed);
+        self.size.bytes.fetch_add(bytes, Ordering::Relaxed);
+        Place(self.size.clone(), bytes)
     }
 
     /// Changes the state, if there is one, on a thread that may wait for the disk.
@@ -107,66 +211,171 @@ impl Events {
         tokio::task::spawn_blocking(move || change(&store, &event)).await?
     }
 
+    /// Runs it until it is done or given up; or until it is another worker's, which has it from the state.
     async fn run(self, mut event: Kept, place: Place) {
         let (began, mut throttled) = (Instant::now(), 0);
-        let label = format!("[{}] event {}", event.function, event.id);
-        loop {
-            // Each attempt has the same id, so that the function can tell.
-            let attempt = Invocation {
-                id: event.id.clone(),
-                payload: event.payload.clone().into(),
-                client_context: event.client_context.clone(),
-                arn: name::arn(&event.function),
-                trace_id: event.trace_id.clone(),
-                stream: None,
+        while self.begin(&event.id).await {
+            let next = match self.attempt(&mut event, began, &mut throttled).await {
+                // A worker that ends fails everything: the next one runs what this one has kept.
+                None => break,
+                Some(next) => next,
             };
-            let outcome = match name::parse(&event.function) {
-                Ok(target) => self.worker.invoke(&target, attempt).await,
-                Err(error) => Err(error),
-            };
-            // A worker that ends fails everything: the next one runs what this one has kept.
-            if self.store.is_some() && self.worker.is_closing() && !matches!(&outcome, Ok(ran) if !ran.failed)
-            {
-                return;
+            match self.settle(&event, next).await {
+                Some(pause) => self.pause(pause).await,
+                None => break,
             }
-            let pause = match outcome {
-                Ok(outcome) if !outcome.failed => break,
-                Ok(outcome) => {
-                    event.failures += 1;
-                    let text = String::from_utf8_lossy(&outcome.payload[..outcome.payload.len().min(500)]);
-                    tracing::warn!("{label}, attempt {}: {text}", event.failures);
-                    if let Err(error) = self.write(&event, |store, event| store.keep(event)).await {
-                        tracing::error!("{label}: {error:#}");
-                    }
-                    after_failure(event.failures)
-                }
-                Err(error) if error.status == 429 || error.status >= 500 => {
-                    throttled += 1;
-                    (began.elapsed() < MOST_AGE).then(|| after_throttle(throttled))
-                }
-                Err(error) => {
-                    tracing::warn!("{label}: {error}");
-                    None
-                }
-            };
-            match pause {
-                Some(pause) => tokio::time::sleep(pause).await,
-                None => {
-                    tracing::error!("{label} is given up after {} failures", event.failures);
-                    break;
-                }
-            }
-        }
-        if let Err(error) = self.write(&event, |store, event| store.forget(&event.id)).await {
-            tracing::error!("{label} is done, but will be run again: {error:#}");
         }
         drop(place);
+    }
+
+    /// Whether this worker is to run it now.
+    async fn begin(&self, id: &str) -> bool {
+        let handed_over = self.worker.handed_over.read().await;
+        if handed_over.is_some() && self.store.is_some() {
+            return false;
+        }
+        self.lock_begun().insert(id.into());
+        true
+    }
+
+    /// Has the function run it. None if nothing can be said of it, as the worker ends.
+    async fn attempt(&self, event: &mut Kept, began: Instant, throttled: &mut u32) -> Option<Next> {
+        let label = label(event);
+        let outcome = match name::parse(&event.function) {
+            Ok(target) => self.worker.invoke(&target, invocation(event)).await,
+            Err(error) => Err(error),
+        };
+        if self.store.is_some() && self.worker.is_closing() && !matches!(&outcome, Ok(ran) if !ran.failed) {
+            return None;
+        }
+        let target = name::parse(&event.function).ok();
+        let function = target.and_then(|target| self.worker.function(&target.name).ok());
+        let config = function.and_then(|function| function.events).unwrap_or_default();
+        let mut why = Condition::RetriesExhausted;
+        let pause = match &outcome {
+            Ok(outcome) if !outcome.failed => {
+                why = Condition::Success;
+                None
+            }
+            Ok(outcome) => {
+                event.failures += 1;
+                let text = String::from_utf8_lossy(&outcome.payload[..outcome.payload.len().min(500)]);
+                tracing::warn!("{label}, attempt {}: {text}", event.failures);
+                after_failure(event.failures, config.maximum_retry_attempts.unwrap_or(limits::EVENT_RETRIES))
+            }
+            Err(error) if error.status == 429 || error.status >= 500 => {
+                *throttled += 1;
+                Some(after_throttle(*throttled))
+            }
+            Err(error) => {
+                tracing::warn!("{label}: {error}");
+                None
+            }
+        };
+        if let Some(pause) = pause {
+            if began.elapsed() + pause < config.most_age() {
+                return Some(Next::Again(pause));
+            }
+            why = Condition::EventAgeExceeded;
+        }
+        if why != Condition::Success {
+            tracing::error!("{label} is given up after {} failures", event.failures);
+        }
+        let attempts = event.failures + u32::from(why == Condition::Success);
+        let told =
+            config.destination(why).and_then(|told| follow_up(event, &told, why, attempts, outcome.ok()));
+        Some(Next::Done(told.map(Box::new)))
+    }
+
+    /// Keeps what became of it. How long to wait for the next attempt, if there is to be one here.
+    async fn settle(&self, event: &Kept, next: Next) -> Option<Duration> {
+        let handed_over = self.worker.handed_over.read().await;
+        self.lock_begun().remove(&event.id);
+        if let (Some(handed_over), Some(_)) = (&*handed_over, &self.store) {
+            // Who is told of its end comes first: better twice than never.
+            match next {
+                Next::Done(told) => {
+                    told.into_iter().for_each(|told| handed_over.tell(&Told::Again(*told)));
+                    handed_over.tell(&Told::Done(event.id.clone()));
+                }
+                Next::Again(_) => handed_over.tell(&Told::Again(event.clone())),
+            }
+            return None;
+        }
+        let (told, pause) = match next {
+            Next::Done(told) => (told, None),
+            Next::Again(pause) => (None, Some(pause)),
+        };
+        let kept = match (&told, pause) {
+            (Some(told), _) => {
+                let told = told.clone();
+                self.write(event, move |store, event| store.replace(&event.id, &told)).await
+            }
+            (None, None) => self.write(event, |store, event| store.forget(&event.id)).await,
+            (None, Some(_)) => self.write(event, |store, event| store.keep(event)).await,
+        };
+        if let Err(error) = kept {
+            tracing::error!("{}: what became of it is not kept: {error:#}", label(event));
+        }
+        told.into_iter().for_each(|told| self.start(*told));
+        pause
+    }
+
+    /// Waits; where the state is another worker's from now on, no longer than that.
+    async fn pause(&self, pause: Duration) {
+        let mut accepting = self.worker.accepting.subscribe();
+        let handed_over = accepting.wait_for(|accepting| *accepting == Accepting::NoMore);
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            _ = handed_over, if self.store.is_some() => {}
+        }
+    }
+}
+
+fn label(event: &Kept) -> String {
+    format!("[{}] event {}", event.function, event.id)
+}
+
+/// An event for who is told of the end of another; none where that has gone round too often.
+fn follow_up(
+    event: &Kept,
+    told: &Target,
+    condition: Condition,
+    attempts: u32,
+    response: Option<Outcome>,
+) -> Option<Kept> {
+    if event.hops >= MOST_HOPS {
+        tracing::error!("{}: {told} is not told: functions tell one another in a circle", label(event));
+        return None;
+    }
+    let of = invocation(event);
+    let payload = event_config::told(&of, condition, attempts, response.as_ref());
+    Some(Kept {
+        function: told.to_string(),
+        id: uuid::Uuid::new_v4().to_string(),
+        payload,
+        client_context: None,
+        trace_id: event.trace_id.clone(),
+        failures: 0,
+        hops: event.hops + 1,
+    })
+}
+
+/// Each attempt has the same id, so that the function can tell.
+fn invocation(event: &Kept) -> Invocation {
+    Invocation {
+        id: event.id.clone(),
+        payload: event.payload.clone().into(),
+        client_context: event.client_context.clone(),
+        arn: name::arn(&event.function),
+        trace_id: event.trace_id.clone(),
+        stream: None,
     }
 }
 
 /// A minute after the first failure, two after the second.
-fn after_failure(failures: u32) -> Option<Duration> {
-    (failures <= limits::EVENT_RETRIES).then(|| Duration::from_secs(60 * u64::from(failures)))
+fn after_failure(failures: u32, retries: u32) -> Option<Duration> {
+    (failures <= retries).then(|| Duration::from_secs(60 * u64::from(failures)))
 }
 
 /// One second at first, then twice as long each time, up to five minutes.
@@ -180,8 +389,10 @@ mod tests {
 
     #[test]
     fn pauses_are_lambdas() {
-        let seconds: Vec<_> = (1..=3).map(|failures| after_failure(failures).map(|p| p.as_secs())).collect();
+        let seconds: Vec<_> =
+            (1..=3).map(|failures| after_failure(failures, 2).map(|p| p.as_secs())).collect();
         assert_eq!(seconds, [Some(60), Some(120), None]);
+        assert_eq!(after_failure(1, 0), None);
         let seconds: Vec<_> = [1, 2, 3, 9, 10, 40].map(|times| after_throttle(times).as_secs()).to_vec();
         assert_eq!(seconds, [1, 2, 4, 256, 300, 300]);
     }

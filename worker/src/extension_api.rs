@@ -35,6 +35,22 @@ pub(crate) async fn handle(instance: Arc<Instance>, below: &str, request: Reques
     }
 }
 
+/// What extensions may ask for and is not here, by its path.
+pub(crate) fn unsupported(path: &str) -> Option<&'static str> {
+    match path {
+        "/2022-07-01/telemetry" => Some("Telemetry"),
+        "/2020-08-15/logs" => Some("Logs"),
+        _ => None,
+    }
+}
+
+/// An extension that subscribes is told by name that nothing will come, as by the emulator that AWS publishes, and goes on without.
+pub(crate) async fn not_supported(instance: &Instance, request: Request<Incoming>, kind: &str) -> Answer {
+    let _ = http::read_alone(request.into_body(), REGISTRATION_BYTES).await;
+    tracing::warn!("{}: an extension asks for the {kind} API, which is not supported", instance.label());
+    message(202, &format!("{kind}.NotSupported"), &format!("{kind} API is not supported"))
+}
+
 #[derive(Deserialize)]
 struct Registration {
     #[serde(default)]

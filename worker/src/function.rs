@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::code::Code;
 use crate::error::ApiError;
+use crate::event_config::EventConfig;
 use crate::image::ImageConfig;
 use crate::layers::{self, Opt};
 use crate::name;
@@ -57,6 +58,8 @@ pub struct Function {
     pub latest_version: u64,
     /// Names for versions.
     pub aliases: BTreeMap<String, Alias>,
+    /// What becomes of its `Event` invocations, where that was said.
+    pub events: Option<EventConfig>,
 }
 
 /// A name for a version of a function, which may be moved to another.

@@ -2,16 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::SystemTime;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::code::{Code, Unpacked};
+use crate::event_config::EventConfig;
 use crate::function::{Alias, Deployment, Function, FunctionUrl};
 use crate::layers::Layer;
 use crate::settings::Settings;
@@ -54,6 +55,8 @@ pub(crate) struct KeptFunction {
     pub url: Option<FunctionUrl>,
     pub tags: BTreeMap<String, String>,
     pub aliases: BTreeMap<String, Alias>,
+    #[serde(default)]
+    pub events: Option<EventConfig>,
 }
 
 impl KeptDeployment {
@@ -85,6 +88,7 @@ impl KeptFunction {
             url: function.url.clone(),
             tags: function.tags.clone(),
             aliases: function.aliases.clone(),
+            events: function.events.clone(),
         }
     }
 
@@ -104,7 +108,9 @@ pub(crate) struct Kept {
 
 /// The file, and the folder with code. One worker has them at a time.
 pub(crate) struct FunctionStore {
-    database: Database,
+    path: PathBuf,
+    /// None while another worker may have it.
+    database: RwLock<Option<Database>>,
     code: PathBuf,
     /// Whether code that is not used any more goes: not while the worker starts or ends.
     may_go: Arc<AtomicBool>,
@@ -125,13 +131,35 @@ impl FunctionStore {
         let code = folder.join(CODE);
         make(&code)?;
         let path = folder.join(FILE);
-        let database = Database::create(&path)
+        let store = FunctionStore { path, database: RwLock::default(), code, may_go: Arc::default() };
+        store.open_again()?;
+        Ok(store)
+    }
+
+    /// Closes the file, when what is being written is; another worker may open it then. Code stays.
+    pub fn close(&self) {
+        *self.database.write().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Opens it again.
+    ///
+    /// # Errors
+    /// Another worker has it, or it cannot be read or written.
+    pub fn open_again(&self) -> Result<()> {
+        let path = &self.path;
+        let database = Database::create(path)
             .with_context(|| format!("cannot open {} (has another worker this --state?)", path.display()))?;
         let begun = database.begin_write()?;
         begun.open_table(FUNCTIONS)?;
         begun.open_table(LAYERS)?;
         begun.commit()?;
-        Ok(FunctionStore { database, code, may_go: Arc::default() })
+        *self.database.write().unwrap_or_else(PoisonError::into_inner) = Some(database);
+        Ok(())
+    }
+
+    fn with<T>(&self, what: impl FnOnce(&Database) -> Result<T>) -> Result<T> {
+        let database = self.database.read().unwrap_or_else(PoisonError::into_inner);
+        what(database.as_ref().ok_or_else(|| anyhow!("another worker has {}", self.path.display()))?)
     }
 
     /// Where code is unpacked that is to outlive the worker.
@@ -167,12 +195,14 @@ impl FunctionStore {
         name: &str,
         now: impl FnOnce() -> Option<T>,
     ) -> Result<()> {
-        let begun = self.database.begin_write()?;
-        match now() {
-            Some(now) => drop(begun.open_table(table)?.insert(name, &*serde_json::to_vec(&now)?)?),
-            None => drop(begun.open_table(table)?.remove(name)?),
-        }
-        Ok(begun.commit()?)
+        self.with(|database| {
+            let begun = database.begin_write()?;
+            match now() {
+                Some(now) => drop(begun.open_table(table)?.insert(name, &*serde_json::to_vec(&now)?)?),
+                None => drop(begun.open_table(table)?.remove(name)?),
+            }
+            Ok(begun.commit()?)
+        })
     }
 
     /// All that is kept and can be read. Code that belongs to nothing of it is removed: its worker was killed before it was kept.
@@ -212,7 +242,7 @@ impl FunctionStore {
         table: TableDefinition<&str, &[u8]>,
         broken: &mut usize,
     ) -> Result<BTreeMap<String, T>> {
-        let table = self.database.begin_read()?.open_table(table)?;
+        let table = self.with(|database| Ok(database.begin_read()?.open_table(table)?))?;
         let mut found = BTreeMap::new();
         for entry in table.iter()? {
             let (name, text) = entry?;

@@ -26,13 +26,25 @@ pub async fn send(
     mut request: Request<Full<Bytes>>,
     patience: Duration,
 ) -> Result<Response<Incoming>> {
+    let headers = request.headers_mut();
+    headers.insert(HOST, HeaderValue::from_str(&address.to_string())?);
+    headers.insert(USER_AGENT, HeaderValue::from_static("mayfly"));
+    pass_on(address, request, patience).await
+}
+
+/// The same, of a request that is somebody else's: as it is.
+///
+/// # Errors
+/// The server cannot be reached, or does not answer.
+pub async fn pass_on(
+    address: SocketAddr,
+    request: Request<Full<Bytes>>,
+    patience: Duration,
+) -> Result<Response<Incoming>> {
     let stream = timeout(STALL, TcpStream::connect(address)).await.context("does not answer")??;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     // It ends with the answer's body.
     tokio::spawn(connection);
-    let headers = request.headers_mut();
-    headers.insert(HOST, HeaderValue::from_str(&address.to_string())?);
-    headers.insert(USER_AGENT, HeaderValue::from_static("mayfly"));
     Ok(timeout(patience, sender.send_request(request)).await.context("does not answer")??)
 }
 

@@ -20,7 +20,7 @@ pub struct Options {
     pub layers: Layers,
     /// The folder with `awslambdaric`, needed for functions in Python.
     pub python_client: Option<PathBuf>,
-    /// `mayfly` itself, which becomes the keeper of each sandbox.
+    /// `mayfly` itself, which becomes the monitor of each sandbox.
     pub program: PathBuf,
     /// Where unpacked code lies while the worker runs.
     pub cache: PathBuf,

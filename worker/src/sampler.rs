@@ -27,12 +27,12 @@ pub async fn run(worker: Arc<Worker>) {
 fn sample(worker: &Worker) -> Sample {
     let mut functions: BTreeMap<String, FunctionSample> = BTreeMap::new();
     for function in worker.functions() {
-        let census = worker.census_of(&function);
+        let counts = worker.counts_of(&function);
         let sample = FunctionSample {
-            starting: census.starting.into(),
-            idle: census.idle.into(),
-            busy: census.busy.into(),
-            stopping: census.stopping.into(),
+            starting: counts.starting.into(),
+            idle: counts.idle.into(),
+            busy: counts.busy.into(),
+            stopping: counts.stopping.into(),
             ..FunctionSample::default()
         };
         functions.insert(function.deployment.name.clone(), sample);
@@ -55,7 +55,7 @@ fn sample(worker: &Worker) -> Sample {
         store: reading.overall.store,
         vm: reading.overall.vm,
         latency: worker.history.take_latency(),
-        queued: worker.census().queued.into(),
+        queued: worker.counts().queued.into(),
         functions,
     }
 }

@@ -1,17 +1,21 @@
 //! The whole service in the foreground: functions of a template, the API, a clean end.
 
-use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use tokio::net::TcpSocket;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::api;
 use crate::container::Containers;
+use crate::events::Events;
+use crate::function::FunctionUrl;
 use crate::function_store::Kept;
+use crate::handover::{Accepting, HandedOver, Predecessor, State, Successor};
 use crate::machine::{Disk, Machine, Part, Plan};
 use crate::options::{Layers, Options};
 use crate::pool::Capacity;
@@ -22,11 +26,14 @@ use crate::sandbox::Maker;
 use crate::sigv4::Credentials;
 use crate::sources::Sources;
 use crate::stack::{self, Ready, Stack};
+use crate::template::Source;
 use crate::worker::Worker;
-use crate::{environment, runtime_files, sampler};
+use crate::{environment, runtime_files, sampler, service_manager};
 
 /// How requests that run are given time when the service ends.
 const GRACE: Duration = Duration::from_secs(5);
+/// Connections that the kernel holds while nobody takes them, such as when a new version takes over.
+const BACKLOG: u32 = 4096;
 /// How often time-outs of the pool are looked at.
 const TICK: Duration = Duration::from_millis(200);
 
@@ -66,6 +73,13 @@ pub struct Service {
 /// # Errors
 /// What hinders it from starting: the template, the packages, the address, the cgroups.
 pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start threads")?;
+    let _in_runtime = runtime.enter();
+    let (mut predecessor, listener) = match Predecessor::of_this_process()? {
+        Some((predecessor, listener)) => (Some(predecessor), listener),
+        None => (None, listen(service.address)?),
+    };
     let read = |template: &Path| Stack::read(template, &service.cache);
     let declared = service.template.as_deref().map(read).transpose()?.unwrap_or_default();
     let default_python = Runtime::parse("python3.11").ok();
@@ -81,9 +95,11 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
         service.capacity.memory_mib = u64::from(plan.partitions) * u64::from(largest_mib);
     }
     declared.check(service.outside, service.machine.is_some(), service.queues.is_some())?;
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start threads")?;
+    // From here on what is kept is this worker's.
+    let earlier = predecessor.as_mut().map(Predecessor::state).transpose()?.unwrap_or_default();
     runtime.block_on(async {
+        // Before anybody may send one: they would end the process.
+        let (hangup, hand_over) = (signal(SignalKind::hangup())?, signal(SignalKind::user_defined2())?);
         let worker = Worker::new(Options {
             address: service.address,
             capacity: service.capacity,
@@ -120,14 +136,26 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
             }
         };
         worker.make_with(maker.clone());
-        let names = stack::deploy(&worker, functions, &BTreeSet::new())?;
+        let names = stack::deploy(&worker, functions, &BTreeSet::new(), &earlier.urls)?;
         worker.restore(kept);
-        let sources = Arc::new(Sources::new(worker.clone()));
-        sources.set(queues);
-        if let Some(template) = service.template {
-            let hangup = signal(SignalKind::hangup())?;
-            tokio::spawn(reload(worker.clone(), template, names, hangup, in_machine, sources));
+        let (events, elsewhere) = Events::new(worker.clone(), &earlier.begun)?;
+        if let Some(predecessor) = predecessor {
+            predecessor.serving()?;
+            events.clone().follow(predecessor, elsewhere)?;
         }
+        let sources = Arc::new(Sources::new(worker.clone()));
+        sources.set(queues.clone());
+        let changing = Changing {
+            worker: worker.clone(),
+            template: service.template,
+            names,
+            in_machine,
+            sources,
+            queues,
+            events: events.clone(),
+            listener: listener.try_clone()?,
+        };
+        tokio::spawn(changing.follow(hangup, hand_over));
         let ticking = worker.clone();
         tokio::spawn(async move {
             let mut interval = tokio::time::interval(TICK);
@@ -139,8 +167,13 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
         tokio::spawn(sampler::run(worker.clone()));
         let (mut terminate, mut interrupt) =
             (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        let serving = api::serve(worker.clone(), listener, events, |address| {
+            service_manager::ready();
+            ready(address);
+        });
         let outcome = tokio::select! {
-            outcome = api::serve(worker.clone(), ready) => outcome,
+            outcome = serving => outcome,
             _ = terminate.recv() => Ok(()),
             _ = interrupt.recv() => Ok(()),
         };
@@ -148,42 +181,121 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
             () = worker.close(GRACE) => outcome,
             _ = interrupt.recv() => Err(anyhow!("interrupted twice")),
         };
-        tokio::task::spawn_blocking(move || maker.close()).await?;
+        let close = move || {
+            maker.close();
+            worker.close_traces();
+        };
+        tokio::task::spawn_blocking(close).await?;
         outcome
     })
 }
 
-/// Reads the template anew at each SIGHUP. What is wrong with it is said, and all stays as it is.
-async fn reload(
+/// To be called within a runtime.
+fn listen(address: SocketAddr) -> Result<TcpListener> {
+    let bound = || {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)?.into_std()
+    };
+    bound().with_context(|| format!("cannot listen on {address}: give another with --listen"))
+}
+
+/// A worker that changes while it serves: its template, or itself.
+struct Changing {
     worker: Arc<Worker>,
-    template: PathBuf,
-    mut names: BTreeSet<String>,
-    mut hangup: Signal,
+    template: Option<PathBuf>,
+    /// Of the template's functions.
+    names: BTreeSet<String>,
     in_machine: bool,
     sources: Arc<Sources>,
-) {
-    while hangup.recv().await.is_some() {
-        if in_machine {
-            tracing::error!("SIGHUP: what instances in a VM see is made when the worker starts: restart it");
-            continue;
-        }
-        let (reading, path, earlier, asking) =
-            (worker.clone(), template.clone(), names.clone(), sources.clone());
-        let read = move || -> Result<BTreeSet<String>> {
-            let stack = Stack::read(&path, &reading.options.cache)?;
-            stack.check(reading.options.outside, false, reading.options.queues.is_some())?;
-            let queues = stack.sources();
-            let names = stack::deploy(&reading, stack.ready(&reading)?, &earlier)?;
-            asking.set(queues);
-            Ok(names)
-        };
-        match tokio::task::spawn_blocking(read).await.unwrap_or_else(|error| Err(error.into())) {
-            Ok(now) => {
-                tracing::info!("{} was read anew: {} functions", template.display(), now.len());
-                names = now;
+    queues: BTreeMap<String, Vec<Source>>,
+    events: Events,
+    listener: TcpListener,
+}
+
+impl Changing {
+    async fn follow(mut self, mut hangup: Signal, mut hand_over: Signal) {
+        loop {
+            let (what, outcome) = tokio::select! {
+                _ = hangup.recv() => ("SIGHUP", self.reload().await),
+                _ = hand_over.recv() => ("SIGUSR2", self.hand_over().await),
+            };
+            if let Err(error) = outcome {
+                tracing::error!("{what}: {error:#}");
             }
-            Err(error) => tracing::error!("SIGHUP: {error:#}"),
+            if *self.worker.accepting.borrow() == Accepting::NoMore {
+                return;
+            }
         }
+    }
+
+    /// Reads the template anew. What is wrong with it is said, and all stays as it is.
+    async fn reload(&mut self) -> Result<()> {
+        let Some(template) = self.template.clone() else { bail!("there is no template to read anew") };
+        ensure!(!self.in_machine, "what instances in a VM see is made when the worker starts: restart it");
+        let (worker, earlier, path) = (self.worker.clone(), self.names.clone(), template.clone());
+        let read = move || -> Result<_> {
+            let stack = Stack::read(&path, &worker.options.cache)?;
+            stack.check(worker.options.outside, false, worker.options.queues.is_some())?;
+            let queues = stack.sources();
+            let names = stack::deploy(&worker, stack.ready(&worker)?, &earlier, &BTreeMap::new())?;
+            Ok((names, queues))
+        };
+        (self.names, self.queues) = tokio::task::spawn_blocking(read).await??;
+        self.sources.set(self.queues.clone());
+        tracing::info!("{} was read anew: {} functions", template.display(), self.names.len());
+        Ok(())
+    }
+
+    /// Has a new version of the worker take over. Where that does not come so far, all stays as it is.
+    async fn hand_over(&mut self) -> Result<()> {
+        ensure!(!self.in_machine, "two VMs have no room beside each other: restart it");
+        if let Some(function) = self.worker.unkept(&self.names) {
+            bail!("{function} was made by the API and would be lost: mayfly up --state FOLDER keeps it");
+        }
+        let (program, listener) = (self.worker.options.program.clone(), self.listener.try_clone()?);
+        let prepare = move || -> Result<Successor> {
+            let mut successor = Successor::start(&program, &listener)?;
+            successor.prepared()?;
+            Ok(successor)
+        };
+        let successor = tokio::task::spawn_blocking(prepare).await??;
+        let process = successor.id();
+        self.worker.accepting.send_replace(Accepting::NotNow);
+        // Whoever changes what is kept has done so then, and the next one waits.
+        let mut handed_over = self.worker.handed_over.write().await;
+        match self.give_state(successor).await {
+            Ok(successor) => {
+                *handed_over = Some(HandedOver::new(successor));
+                self.worker.accepting.send_replace(Accepting::NoMore);
+                self.worker.retire();
+                service_manager::is_now(process);
+                tracing::info!("process {process} serves now; what this one has begun, it ends");
+                Ok(())
+            }
+            Err(error) => {
+                let again = self.worker.use_state(true).and(self.events.use_state(true));
+                self.sources.set(self.queues.clone());
+                self.worker.accepting.send_replace(Accepting::Yes);
+                again.and(Err(error))
+            }
+        }
+    }
+
+    async fn give_state(&self, mut successor: Successor) -> Result<Successor> {
+        self.sources.set(BTreeMap::new());
+        self.worker.use_state(false)?;
+        self.events.use_state(false)?;
+        let state = State { begun: self.events.begun(), urls: self.urls() };
+        let take = move || successor.take(state).map(|()| successor);
+        tokio::task::spawn_blocking(take).await?
+    }
+
+    /// Of the template's functions.
+    fn urls(&self) -> BTreeMap<String, FunctionUrl> {
+        let url = |name: &String| Some((name.clone(), self.worker.function(name).ok()?.url?));
+        self.names.iter().filter_map(url).collect()
     }
 }
 

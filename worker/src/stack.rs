@@ -157,7 +157,7 @@ fn latest(worker: &Worker, arn: &mut String) -> Result<()> {
 }
 
 /// Puts functions into the worker, and takes those out that an earlier template had and this one has not. Those that are as they
-/// were keep their instances. Gives their names.
+/// were keep their instances. `urls` are those that an earlier worker has had. Gives their names.
 ///
 /// # Errors
 /// A function that the worker cannot take; those before it are there.
@@ -165,6 +165,7 @@ pub(crate) fn deploy(
     worker: &Arc<Worker>,
     functions: Vec<Ready>,
     earlier: &BTreeSet<String>,
+    urls: &BTreeMap<String, FunctionUrl>,
 ) -> Result<BTreeSet<String>> {
     let names: BTreeSet<String> = functions.iter().map(|function| function.declared.name.clone()).collect();
     for gone in earlier.difference(&names) {
@@ -175,12 +176,17 @@ pub(crate) fn deploy(
     }
     for function in functions {
         let name = function.declared.name.clone();
-        deploy_one(worker, function).map_err(plain).context(name)?;
+        let url = urls.get(&name).cloned();
+        deploy_one(worker, function, url).map_err(plain).context(name)?;
     }
     Ok(names)
 }
 
-fn deploy_one(worker: &Arc<Worker>, Ready { declared, code, opt }: Ready) -> Result<(), ApiError> {
+fn deploy_one(
+    worker: &Arc<Worker>,
+    Ready { declared, code, opt }: Ready,
+    earlier_url: Option<FunctionUrl>,
+) -> Result<(), ApiError> {
     let name = &declared.name;
     match worker.function(name) {
         Err(_) => {
@@ -197,6 +203,7 @@ fn deploy_one(worker: &Arc<Worker>, Ready { declared, code, opt }: Ready) -> Res
     }
     worker.reserve(name, declared.reserved)?;
     worker.change_tags(name, |tags| *tags = declared.tags)?;
+    worker.change_events(name, declared.events)?;
     if let Some(alias) = &declared.alias {
         let version = worker.publish(name, None, |_| Ok(()))?.version.clone();
         worker.change_alias(name, alias, |_| {
@@ -207,7 +214,7 @@ fn deploy_one(worker: &Arc<Worker>, Ready { declared, code, opt }: Ready) -> Res
     worker.change_url(name, |known| {
         // One that stays keeps its address.
         let Some((kind, streams)) = declared.url else { return Ok(None) };
-        let stays = known.filter(|url| url.auth_type == kind && url.alias == declared.alias);
+        let stays = known.or(earlier_url).filter(|url| url.auth_type == kind && url.alias == declared.alias);
         let url = stays.unwrap_or_else(|| api::new_url(&kind, streams, declared.alias.clone()));
         Ok(Some(FunctionUrl { streams, ..url }))
     })?;

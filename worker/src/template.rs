@@ -17,13 +17,14 @@ use serde_yaml_ng::Value as Yaml;
 
 pub use self::events::Source;
 use self::intrinsics::Scope;
+use crate::event_config::EventConfig;
 use crate::name;
 use crate::settings::Settings;
 
 const FUNCTION: &str = "AWS::Serverless::Function";
 const LAYER: &str = "AWS::Serverless::LayerVersion";
 /// Properties that mean something here.
-const KNOWN: [&str; 20] = [
+const KNOWN: [&str; 21] = [
     "FunctionName",
     "CodeUri",
     "ImageUri",
@@ -44,6 +45,7 @@ const KNOWN: [&str; 20] = [
     "AutoPublishAlias",
     "Tags",
     "Events",
+    "EventInvokeConfig",
 ];
 
 /// Properties that change nothing for a function on one machine: what it may do in an account, and how SAM builds it.
@@ -69,6 +71,8 @@ pub struct Declared {
     pub alias: Option<String>,
     /// `Tags`.
     pub tags: BTreeMap<String, String>,
+    /// `EventInvokeConfig`.
+    pub events: Option<EventConfig>,
     /// The queues in `Events`.
     pub sources: Vec<Source>,
 }

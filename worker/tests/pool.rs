@@ -219,18 +219,18 @@ impl Model {
     }
 
     fn check(&self, before: u32) {
-        let census = self.pool.census(None);
-        assert_eq!(census.queued as usize, self.waiting.len());
+        let counts = self.pool.counts(None);
+        assert_eq!(counts.queued as usize, self.waiting.len());
         assert_eq!(self.pool.memory_mib(), self.memory_mib.values().sum::<u64>());
         assert!(self.pool.memory_mib() <= capacity().memory_mib);
-        assert!(census.starting <= capacity().starting);
-        let counted = census.starting + census.idle + census.busy;
-        assert!(counted <= capacity().concurrency.max(before), "{census:?}");
-        assert_eq!(census.stopping as usize, self.stopping.len());
+        assert!(counts.starting <= capacity().starting);
+        let counted = counts.starting + counts.idle + counts.busy;
+        assert!(counted <= capacity().concurrency.max(before), "{counts:?}");
+        assert_eq!(counts.stopping as usize, self.stopping.len());
         for function in 0..3 {
-            let census = self.pool.census(Some(function));
-            assert!(census.idle == 0 || census.queued == 0, "nobody waits while an instance is idle");
-            assert!(census.queued as usize <= capacity().queue + 6, "{census:?}");
+            let counts = self.pool.counts(Some(function));
+            assert!(counts.idle == 0 || counts.queued == 0, "nobody waits while an instance is idle");
+            assert!(counts.queued as usize <= capacity().queue + 6, "{counts:?}");
         }
     }
 }
@@ -247,8 +247,8 @@ proptest! {
         for event in &events {
             model.apply(event);
             model.check(before);
-            let census = model.pool.census(None);
-            before = census.starting + census.idle + census.busy;
+            let counts = model.pool.counts(None);
+            before = counts.starting + counts.idle + counts.busy;
         }
         // Then everything that starts comes up, and all that runs finishes: nothing may be left waiting.
         for _ in 0..400 {
@@ -305,7 +305,7 @@ fn an_idle_instance_makes_room_for_another_function() {
     pool.request(1, 0, Time::ZERO);
     pool.ready(1, Time::ZERO);
     pool.ready(1, Time::ZERO);
-    assert_eq!(pool.census(Some(1)).idle, 1);
+    assert_eq!(pool.counts(Some(1)).idle, 1);
     assert_eq!(pool.request(2, 1, Time::ZERO), [Action::Stop { instance: 1 }], "its memory is needed");
     assert_eq!(pool.gone(1), [Action::Start { instance: 2, function: 2 }], "and free when it is gone");
 }
@@ -359,7 +359,7 @@ fn full_of_one(capacity: Capacity) -> Pool {
         pool.request(1, instance, Time::ZERO);
         pool.ready(instance, Time::ZERO);
     }
-    assert_eq!((pool.census(Some(1)).busy, pool.memory_mib()), (4, 1024));
+    assert_eq!((pool.counts(Some(1)).busy, pool.memory_mib()), (4, 1024));
     pool.request(1, 5, Time::ZERO);
     pool.request(1, 6, Time::ZERO);
     pool

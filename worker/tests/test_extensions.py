@@ -241,3 +241,27 @@ def test_an_extension_in_the_runtime_and_what_is_refused(running):
         "path": [404, "UnknownPath"],
         "twice": [403, "Extension.RegistrationError"],
     }
+
+
+ASKS = """
+import http.client, json, os
+def handler(event, context):
+    api = http.client.HTTPConnection(os.environ["AWS_LAMBDA_RUNTIME_API"])
+    found = []
+    for path in ["/2022-07-01/telemetry", "/2020-08-15/logs"]:
+        api.request("PUT", path, json.dumps({"types": ["function"]}), {"Lambda-Extension-Identifier": "x"})
+        answer = api.getresponse()
+        found.append([answer.status, json.loads(answer.read())["errorType"]])
+    return found
+"""
+
+
+def test_telemetry_is_refused_by_name():
+    with Worker() as running:
+        client = running.client()
+        create(client, "asks", zipped(app_py=ASKS))
+        answer, error = invoke(client, "asks")
+        assert error is None, answer
+        assert answer == [[202, "Telemetry.NotSupported"], [202, "Logs.NotSupported"]]
+        running.wait_for(r"\[asks#\d+\]: an extension asks for the Telemetry API, which is not supported")
+        assert running.stop() == 0

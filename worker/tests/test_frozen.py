@@ -76,33 +76,33 @@ def test_a_frozen_one_ends_with_its_worker_that_is_killed():
         invoke(running.client(), "probe", {"do": "start_counting"})
         wait_until_frozen(running)
         below = descendants(running.process.pid)
-        assert len(below) >= 3, "a keeper, process 1 and the runtime"
+        assert len(below) >= 3, "a monitor, process 1 and the runtime"
         running.stop(signal.SIGKILL)
         wait_until(lambda: not [process for process in below if lives(process)])
 
 
-def test_a_frozen_one_whose_keeper_is_killed_too_ends_when_the_next_worker_comes():
+def test_a_frozen_one_whose_monitor_is_killed_too_ends_when_the_next_worker_comes():
     with Worker(str(HERE / "functions/template.yaml"), *WITHOUT_REST) as running:
         invoke(running.client(), "probe", {"do": "start_counting"})
         wait_until_frozen(running)
         below = descendants(running.process.pid)
-        keeper = below[0]
+        monitor = below[0]
         # So that it does not see that the worker ends.
-        os.kill(keeper, signal.SIGSTOP)
+        os.kill(monitor, signal.SIGSTOP)
         running.stop(signal.SIGKILL)
-        os.kill(keeper, signal.SIGKILL)
+        os.kill(monitor, signal.SIGKILL)
         with Worker(*WITHOUT_REST):
             wait_until(lambda: not [process for process in below if lives(process)])
             assert not cgroups_of(running.process.pid)
 
 
-def test_one_whose_keeper_is_killed_is_replaced():
+def test_one_whose_monitor_is_killed_is_replaced():
     with Worker(str(HERE / "functions/template.yaml"), *WITHOUT_REST) as running:
         client = running.client()
         first, _ = invoke(client, "probe", {"do": "count"})
         wait_until_frozen(running)
-        keeper = descendants(running.process.pid)[0]
-        os.kill(keeper, signal.SIGKILL)
+        monitor = descendants(running.process.pid)[0]
+        os.kill(monitor, signal.SIGKILL)
         wait_until(lambda: states(running) == [])
         second, error = invoke(client, "probe", {"do": "count"})
         assert error is None and second["calls"] == 1, (first, second)

@@ -97,6 +97,22 @@ def connects(client, address, port, name="reaches"):
     return shell(client, f'python3.11 -c "{code}" 2>/dev/null', name) == "yes"
 
 
+def test_the_host_forwards_until_the_last_worker_has_ended(server):
+    FORWARDING.write_text("0")
+    template = str(HERE / "functions/template.yaml")
+
+    def ask(running):
+        assert invoke(running.client(), "probe", {"do": "count"})[1] is None
+        return FORWARDING.read_text().strip()
+
+    with Worker(template, "--network", "outside") as first:
+        assert ask(first) == "1"
+        with Worker(template, "--network", "outside") as second:
+            assert ask(second) == "1"
+            assert first.stop() == 0 and FORWARDING.read_text().strip() == "1", "the second needs it"
+            assert second.stop() == 0 and FORWARDING.read_text().strip() == "0"
+
+
 def test_a_function_fetches_from_a_server_outside(outside, server):
     client = outside.client()
     fetch = f"import urllib.request; print(urllib.request.urlopen('{server}', timeout=10).status)"

@@ -127,7 +127,7 @@ def test_nothing_is_left_when_the_worker_ends():
         for name in ["probe", "neighbour"]:
             invoke(client, name, {"do": "count"})
         below = running.descendants()
-        assert len(below) >= 6, "a keeper, a process 1 and a runtime each"
+        assert len(below) >= 6, "a monitor, a process 1 and a runtime each"
         assert cgroups_of(running.process.pid)
         assert running.stop(signal.SIGTERM) == 0
         assert not [pid for pid in below if lives(pid)]

@@ -8,8 +8,8 @@ use super::{Api, Call};
 use crate::error::ApiError;
 use crate::http::{self, Answer, header};
 use crate::invocation::Invocation;
-use crate::limits;
 use crate::name::{self, Target};
+use crate::{limits, traces};
 
 /// What a decoded client context may have.
 const CLIENT_CONTEXT_BYTES: usize = 3583;
@@ -65,11 +65,13 @@ pub async fn invoke(api: &Api, call: &Call, target: &Target) -> Result<Answer, A
 /// What the function is called with.
 pub fn invocation(call: &Call, target: &Target) -> Result<Invocation, ApiError> {
     let headers = &call.parts.headers;
+    let trace = header(headers, "x-amzn-trace-id").map(str::to_string);
+    let trace = trace.or_else(|| traces::of_traceparent(header(headers, "traceparent")?));
     Ok(Invocation::new(
         name::arn(&target.to_string()),
         payload(call)?,
         client_context(header(headers, "x-amz-client-context"))?,
-        header(headers, "x-amzn-trace-id"),
+        trace.as_deref(),
     ))
 }
 

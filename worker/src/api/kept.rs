@@ -34,9 +34,9 @@ fn changed_by(call: &Call, segments: &[&str]) -> Option<Changed> {
 }
 
 /// A change that is being made. It is kept when this goes, whatever became of the call, and with it that of whoever gave it up.
-struct Keeping(Option<Held>);
+struct PendingChange(Option<Change>);
 
-struct Held {
+struct Change {
     worker: Arc<Worker>,
     changed: Changed,
     /// What is kept of it names its code, which must be there until the change is kept.
@@ -46,17 +46,17 @@ struct Held {
     _turn: OwnedMutexGuard<()>,
 }
 
-impl Keeping {
+impl PendingChange {
     fn keep(&mut self) -> Option<JoinHandle<Result<(), ApiError>>> {
-        let held = self.0.take()?;
+        let change = self.0.take()?;
         Some(tokio::task::spawn_blocking(move || {
-            let held = held; // all of it
-            held.worker.keep(&held.changed)
+            let change = change; // all of it
+            change.worker.keep(&change.changed)
         }))
     }
 }
 
-impl Drop for Keeping {
+impl Drop for PendingChange {
     fn drop(&mut self) {
         self.keep();
     }
@@ -73,7 +73,7 @@ pub async fn route(api: &Api, call: &Call, segments: &[&str]) -> Result<Answer, 
     };
     let worker = api.worker.clone();
     let mut keeping =
-        Keeping(Some(Held { worker, changed, _function: function, _layers: layers, _turn: turn }));
+        PendingChange(Some(Change { worker, changed, _function: function, _layers: layers, _turn: turn }));
     let answer = api.route(call, segments).await;
     if let Some(kept) = keeping.keep() {
         kept.await.unwrap_or_else(|_| Err(ApiError::service("the thread that kept the change panicked")))?;

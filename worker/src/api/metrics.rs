@@ -40,7 +40,7 @@ fn requests(text: &mut Metrics, worker: &Worker) {
         "mayfly_queued_requests",
         "gauge",
         "Requests that wait for an instance",
-        worker.census().queued,
+        worker.counts().queued,
     );
     text.histogram("mayfly_latency_seconds", "From arrival to answer, of requests that ran", &count.latency);
     let help = "From an instance's start until it asks for work";
@@ -50,12 +50,12 @@ fn requests(text: &mut Metrics, worker: &Worker) {
 fn instances(text: &mut Metrics, worker: &Worker) {
     text.about("mayfly_instances", "gauge", "Instances, by function and phase");
     for function in worker.functions() {
-        let census = worker.census_of(&function);
+        let counts = worker.counts_of(&function);
         for (phase, number) in [
-            ("starting", census.starting),
-            ("idle", census.idle),
-            ("busy", census.busy),
-            ("stopping", census.stopping),
+            ("starting", counts.starting),
+            ("idle", counts.idle),
+            ("busy", counts.busy),
+            ("stopping", counts.stopping),
         ] {
             let labels = [("function", function.deployment.name.as_str()), ("phase", phase)];
             text.value("mayfly_instances", &labels, number);

@@ -1,6 +1,8 @@
 //! The Lambda API: which call a request is, and the checks that come before any.
 
 mod call;
+mod event_configs;
+mod forward;
 mod functions;
 mod history;
 mod invoke;
@@ -21,7 +23,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
@@ -38,6 +40,7 @@ use tokio::sync::Semaphore;
 use crate::connections::{Connection, Connections};
 use crate::error::ApiError;
 use crate::events::Events;
+use crate::handover::Accepting;
 use crate::http::{self, Answer, BodyError, BodyMemory};
 use crate::limits;
 use crate::name::Target;
@@ -67,17 +70,19 @@ pub(crate) struct Api {
     address: SocketAddr,
 }
 
-/// Serves the API until the future is dropped. `ready` is called once connections are taken.
+/// Serves the API until the future is dropped, or until all is done after another worker has taken over. `ready` is called once
+/// connections are taken.
 ///
 /// # Errors
-/// The address cannot be listened on.
-pub async fn serve(worker: Arc<Worker>, ready: impl FnOnce(SocketAddr)) -> Result<()> {
-    let wanted = worker.options.address;
-    let listener = TcpListener::bind(wanted)
-        .await
-        .with_context(|| format!("cannot listen on {wanted}: give another with --listen"))?;
+/// The socket is none that listens.
+pub(crate) async fn serve(
+    worker: Arc<Worker>,
+    listener: TcpListener,
+    events: Events,
+    ready: impl FnOnce(SocketAddr),
+) -> Result<()> {
     let address = listener.local_addr()?;
-    let events = Events::new(worker.clone())?;
+    let mut accepting = worker.accepting.subscribe();
     let api = Arc::new(Api {
         worker,
         events,
@@ -91,7 +96,12 @@ pub async fn serve(worker: Arc<Worker>, ready: impl FnOnce(SocketAddr)) -> Resul
     ready(address);
     loop {
         connections.has_place().await;
-        match listener.accept().await {
+        let accepted = tokio::select! {
+            accepted = listener.accept(), if *accepting.borrow() == Accepting::Yes => accepted,
+            _ = accepting.changed() => continue,
+            () = std::future::ready(()), if *accepting.borrow() == Accepting::NoMore => break,
+        };
+        match accepted {
             Ok((stream, _)) => {
                 let _ = stream.set_nodelay(true); // answers are short and waited for
                 let (api, connection) = (api.clone(), connections.add());
@@ -108,6 +118,10 @@ pub async fn serve(worker: Arc<Worker>, ready: impl FnOnce(SocketAddr)) -> Resul
             }
         }
     }
+    drop(listener);
+    connections.none_left().await;
+    api.events.none_left().await;
+    Ok(())
 }
 
 async fn handle(api: Arc<Api>, connection: &Connection, request: Request<Incoming>) -> Answer {
@@ -121,6 +135,9 @@ async fn handle(api: Arc<Api>, connection: &Connection, request: Request<Incomin
         connection.waits();
     }
     let headers = answer.headers_mut();
+    if api.is_over() {
+        headers.insert("connection", HeaderValue::from_static("close"));
+    }
     if !headers.contains_key("x-amzn-requestid") {
         headers.insert("x-amzn-requestid", HeaderValue::from_str(&id).expect("a UUID is a header"));
     }
@@ -143,6 +160,15 @@ fn error_answer(error: &ApiError) -> Answer {
 impl Api {
     async fn answer(&self, connection: &Connection, request: Request<Incoming>) -> Result<Answer, ApiError> {
         let (parts, body) = request.into_parts();
+        if self.is_over() {
+            let (body, _memory) = self
+                .uploads
+                .read(body, UPLOAD_BYTES)
+                .await
+                .map_err(|error| body_error(&error, UPLOAD_BYTES))?;
+            connection.works();
+            return forward::forward(self, Call { parts, body }).await;
+        }
         let path = parts.uri.path().to_string();
         let segments: Vec<String> = path
             .split('/')
@@ -185,6 +211,13 @@ impl Api {
         let (body, _memory) = memory.read(body, limit).await.map_err(|error| body_error(&error, limit))?;
         connection.works();
         let call = Call { parts, body };
+        // What may change what is kept: another worker gets it only when that is done.
+        let handed_over = self.worker.handed_over.read();
+        let handed_over = if changes_state(&call, &segments) { Some(handed_over.await) } else { None };
+        if handed_over.as_deref().is_some_and(Option::is_some) {
+            drop(handed_over);
+            return forward::forward(self, call).await;
+        }
         if is_url {
             return urls::call(self, &call, &segments[1..]).await;
         }
@@ -309,6 +342,12 @@ impl Api {
                 urls::delete(self, &target(function)?)
             }
             ("GET", ["2021-10-31", "functions", function, "urls"]) => urls::list(self, &named(function)?),
+            ("GET", ["2019-09-25", "functions", function, "event-invoke-config", "list"]) => {
+                event_configs::list(self, &named(function)?)
+            }
+            (_, ["2019-09-25", "functions", function, "event-invoke-config"]) => {
+                event_configs::call(self, call, &named(function)?)
+            }
             ("GET", ["2017-03-31", "tags", function]) => functions::list_tags(self, &named(function)?),
             ("POST", ["2017-03-31", "tags", function]) => functions::tag(self, call, &named(function)?),
             ("DELETE", ["2017-03-31", "tags", function]) => functions::untag(self, call, &named(function)?),
@@ -318,9 +357,25 @@ impl Api {
         }
     }
 
+    /// Whether another worker serves now: what still comes on connections of this one is passed on.
+    fn is_over(&self) -> bool {
+        *self.worker.accepting.borrow() == Accepting::NoMore
+    }
+
     /// Where clients reach the API.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+}
+
+/// Whether a call may change what is kept. One that only waits for a function does not, and may take long.
+fn changes_state(call: &Call, segments: &[&str]) -> bool {
+    match segments {
+        [urls::PREFIX, ..] | [_, "functions", _, "response-streaming-invocations"] => false,
+        [_, "functions", _, "invocations"] => {
+            http::header(&call.parts.headers, "x-amz-invocation-type") == Some("Event")
+        }
+        _ => call.parts.method != Method::GET,
     }
 }
 

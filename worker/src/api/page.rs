@@ -62,7 +62,7 @@ fn described(worker: &Worker, function: &crate::function::Function) -> Function 
         runtime: deployment.settings.runtime.name().to_string(),
         memory_mib: deployment.settings.memory_mib.into(),
         reserved: function.reserved.map(u64::from),
-        queued: worker.census_of(function).queued.into(),
+        queued: worker.counts_of(function).queued.into(),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The keeper and process 1 of a sandbox: what runs between the worker and the function's runtime.
+//! The monitor and process 1 of a sandbox: what runs between the worker and the function's runtime.
 
 use std::io::Read;
 use std::net::TcpListener;
@@ -27,7 +27,7 @@ pub(super) const CRASHED: u8 = b'E';
 /// First byte of a message to the worker: the runtime's wait status follows, four bytes.
 pub(super) const EXITED: u8 = b'X';
 
-/// The whole life of a keeper; returns its exit code. Called first thing in `main`, while there is one thread.
+/// The whole life of a monitor; returns its exit code. Called first thing in `main`, while there is one thread.
 pub fn launch() -> i32 {
     match keep() {
         Ok(()) => 0,
@@ -44,7 +44,7 @@ pub fn launch() -> i32 {
 }
 
 fn keep() -> Result<()> {
-    // Before anything else: a keeper whose worker has died meanwhile must not go on.
+    // Before anything else: a monitor whose worker has died meanwhile must not go on.
     system::die_with_parent()?;
     system::duplicate_to(0, CONTROL, true).context("no control socket")?;
     let nothing = std::fs::File::open("/dev/null")?;

@@ -133,15 +133,15 @@ impl Containers {
             _ => None,
         };
         let spec = self.spec(order, mount_point.to_path_buf(), cgroup, endpoint.as_ref());
-        let connect = async |keeper| {
+        let connect = async |monitor| {
             let network = self.network().await?;
-            tokio::task::spawn_blocking(move || network.connect(keeper)).await?
+            tokio::task::spawn_blocking(move || network.connect(monitor)).await?
         };
         let disk = self.disk(spec.tmp_mib).await;
         self.spawner.spawn(&spec, disk, connect).await
     }
 
-    /// What the keeper is told.
+    /// What the monitor is told.
     fn spec(&self, order: &Order, mount_point: PathBuf, cgroup: &Cgroup, store: Option<&Endpoint>) -> Spec {
         let settings = &order.deployment.settings;
         let sharing = store.map_or(Sharing::No, Sharing::Store);
@@ -297,7 +297,7 @@ impl Sandbox for Instance {
 
     fn end(&self) -> Later<'_, ()> {
         Box::pin(async move {
-            // Of version 2, the keeper itself is frozen, and hears of nothing.
+            // Of version 2, the monitor itself is frozen, and hears of nothing.
             self.thaw();
             if let Some(container) = self.container.lock().await.take() {
                 container.end().await;

@@ -1,12 +1,12 @@
 //! Instances as processes of this host: namespaces, a read-only root, a private /tmp, cgroup limits, seccomp, no privileges.
 //!
 //! ```text
-//!   worker ──spawn──► keeper ──unshare, fork──► init, process 1 inside ──fork──► the function's runtime
-//!      │                │ dies with the worker      │ dies with the keeper
+//!   worker ──spawn──► monitor ──unshare, fork──► init, process 1 inside ──fork──► the function's runtime
+//!      │                │ dies with the worker      │ dies with the monitor
 //!      └── control ─────┘ and ends init when        └ everything inside dies with process 1
 //!          socket         the socket closes
 //! ```
-//! The keeper is this same program, started under [`LAUNCHER_VERB`]. The Runtime API's socket is made inside the
+//! The monitor is this same program, started under [`LAUNCHER_VERB`]. The Runtime API's socket is made inside the
 //! instance's own network namespace and handed out to the worker, so the function reaches it on its loopback
 //! device and reaches nothing else.
 
@@ -32,12 +32,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::sandbox::Bind;
 
-/// The first argument under which `mayfly` becomes the keeper of a sandbox, reading a [`Spec`] from its stdin.
-pub const LAUNCHER_VERB: &str = "sandbox-keeper";
+/// The first argument under which `mayfly` becomes the monitor of a sandbox, reading a [`Spec`] from its stdin.
+pub const LAUNCHER_VERB: &str = "sandbox-monitor";
 /// The user that a function sees itself as where the worker is not root.
 const INSIDE_USER: u32 = 993;
 
-/// All that the keeper needs to know.
+/// All that the monitor needs to know.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Spec {
     /// The worker's process id.
@@ -58,9 +58,9 @@ pub struct Spec {
     pub user: u32,
     /// Host name inside.
     pub host_name: String,
-    /// The `cgroup.procs` files that the keeper writes itself into.
+    /// The `cgroup.procs` files that the monitor writes itself into.
     pub cgroup_procs: Vec<PathBuf>,
-    /// The freezer's cgroup that process 1 enters and the keeper does not, in version 1.
+    /// The freezer's cgroup that process 1 enters and the monitor does not, in version 1.
     pub freezer: Option<PathBuf>,
     /// Whether all instances have the same addresses (no ASLR), so that pages with pointers are alike.
     pub fixed_layout: bool,

@@ -29,7 +29,7 @@ pub struct Network {
     prefix: String,
     /// The first of 16384 addresses of those that carriers share (RFC 6598), which no network outside has.
     first_address: u32,
-    /// Whether the host forwarded packets before.
+    /// Whether the host forwarded packets before any worker had it do so.
     forwarded: bool,
     pairs: Mutex<Pairs>,
 }
@@ -64,11 +64,12 @@ impl Network {
         let prefix = format!("mf{a:02x}{b:02x}-");
         let first_address = u32::from_be_bytes([100, 64 + (c & 63), d & 0xc0, 0]);
         let table = table_of(owner);
-        let rules = rules(&table, &prefix, first_address);
+        let forwards = std::fs::read_to_string(FORWARDING).is_ok_and(|text| text.trim() == "1");
+        let forwarded = forwards && !chains().iter().any(|(_, chain)| chain == FORWARDS_FOR_WORKERS);
+        let rules = rules(&table, &prefix, first_address, forwarded);
         run("nft", &["-f", "-"], &rules).context("no network for functions")?;
-        let forwarded = std::fs::read_to_string(FORWARDING).is_ok_and(|text| text.trim() == "1");
         let network = Network { table, prefix, first_address, forwarded, pairs: Mutex::default() };
-        if !forwarded {
+        if !forwards {
             tracing::info!(
                 "this host forwards IPv4 packets from now on, for functions with Network: outside"
             );
@@ -118,7 +119,10 @@ impl Network {
 
 impl Drop for Network {
     fn drop(&mut self) {
-        if !self.forwarded {
+        // The last one out: another worker may have taken over from this one.
+        let is_anothers =
+            |(table, chain): &(String, String)| chain == FORWARDS_FOR_WORKERS && *table != self.table;
+        if !self.forwarded && !chains().iter().any(is_anothers) {
             let _ = std::fs::write(FORWARDING, "0");
         }
         if let Err(error) = run("nft", &["delete", "table", "inet", &self.table], "") {
@@ -131,10 +135,34 @@ fn table_of(owner: &Path) -> String {
     owner.file_name().unwrap_or_default().to_string_lossy().replace('-', "_")
 }
 
-fn rules(table: &str, prefix: &str, first_address: u32) -> String {
+/// A chain without rules, in the tables of workers on whose account the host forwards packets.
+const FORWARDS_FOR_WORKERS: &str = "forwards_for_workers";
+
+/// The chains of all workers, with their tables.
+fn chains() -> Vec<(String, String)> {
+    let Ok(output) = Command::new("nft").args(["list", "chains", "inet"]).stderr(Stdio::null()).output()
+    else {
+        return Vec::new();
+    };
+    let (mut table, mut found) = (String::new(), Vec::new());
+    for line in String::from_utf8_lossy(&output.stdout).lines().map(str::trim) {
+        if let Some(name) = line.strip_prefix("table inet ") {
+            table = name.trim_end_matches(" {").into();
+        } else if let Some(name) = line.strip_prefix("chain ")
+            && table.starts_with(TABLE_PREFIX)
+        {
+            found.push((table.clone(), name.trim_end_matches(" {").trim_end_matches('}').trim().into()));
+        }
+    }
+    found
+}
+
+fn rules(table: &str, prefix: &str, first_address: u32, forwarded: bool) -> String {
     let net = std::net::Ipv4Addr::from(first_address);
+    let mark = if forwarded { String::new() } else { format!("chain {FORWARDS_FOR_WORKERS} {{ }}") };
     format!(
         "table inet {table} {{
+            {mark}
             chain input {{
                 type filter hook input priority -200
                 iifname \"{prefix}*\" drop

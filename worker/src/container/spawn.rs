@@ -1,4 +1,4 @@
-//! The worker's side of a sandbox: starting the keeper, hearing from it, ending it.
+//! The worker's side of a sandbox: starting the monitor, hearing from it, ending it.
 
 use std::io::{Error, ErrorKind};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -21,15 +21,15 @@ use crate::sandbox::Ending;
 
 /// The longest that the namespaces and mounts of one sandbox may take.
 const PREPARATION: Duration = Duration::from_secs(20);
-/// How long the keeper may take to end everything before it is killed, which ends everything as well.
+/// How long the monitor may take to end everything before it is killed, which ends everything as well.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// What was sent before the keeper ended is there.
+/// What was sent before the monitor ended is there.
 const LAST_MESSAGE: Duration = Duration::from_millis(100);
 
 type Order = (Command, oneshot::Sender<std::io::Result<Child>>);
 
-/// Starts keepers, on a thread that lasts as long as the worker: a keeper dies with the *thread* that started it.
+/// Starts monitors, on a thread that lasts as long as the worker: a monitor dies with the *thread* that started it.
 #[derive(Clone)]
 pub struct Spawner {
     orders: mpsc::Sender<Order>,
@@ -37,7 +37,7 @@ pub struct Spawner {
 }
 
 impl Spawner {
-    /// `program` is `mayfly`, which becomes the keeper.
+    /// `program` is `mayfly`, which becomes the monitor.
     ///
     /// # Errors
     /// No thread can be started.
@@ -82,7 +82,7 @@ impl Spawner {
             .stdin(OwnedFd::from(theirs))
             .stdout(output_in.try_clone()?)
             .stderr(Stdio::from(output_in));
-        let child = self.run(command).await.context("cannot start a sandbox's keeper")?;
+        let child = self.run(command).await.context("cannot start a sandbox's monitor")?;
         let mut sandbox = Container {
             ended: system::ending_of(child.id() as libc::pid_t)?,
             child,
@@ -114,7 +114,7 @@ impl Spawner {
             }
             Ok(_) => {
                 sandbox.end().await;
-                bail!("the sandbox's keeper ended at once")
+                bail!("the sandbox's monitor ended at once")
             }
             Err(error) => {
                 sandbox.end().await;
@@ -152,26 +152,29 @@ pub struct Container {
 }
 
 impl Container {
-    /// Makes the network when the keeper waits for it, and has it go on.
+    /// Makes the network when the monitor waits for it, and has it go on.
     async fn connect(&mut self, connect: impl AsyncFnOnce(u32) -> Result<Pair>) -> Result<()> {
         match self.message().await? {
             (CONNECTS, ..) => {}
             (FAILED, text, _) => bail!("{}", String::from_utf8_lossy(&text)),
-            _ => bail!("the sandbox's keeper ended at once"),
+            _ => bail!("the sandbox's monitor ended at once"),
         }
         self.network = Some(connect(self.child.id()).await.context("no network for the sandbox")?);
         let control = self.control.as_mut().context("the control socket is there until the end")?;
-        tokio::io::AsyncWriteExt::write_all(control, &[0]).await.context("the sandbox's keeper ended at once")
+        tokio::io::AsyncWriteExt::write_all(control, &[0])
+            .await
+            .context("the sandbox's monitor ended at once")
     }
 
-    /// Tells the keeper what to do.
+    /// Tells the monitor what to do.
     fn order(&self, control: &UnixStream, spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
         let text = serde_json::to_vec(spec)?;
         let mut order = (text.len() as u32).to_le_bytes().to_vec();
         order.extend(text);
         // Orders are shorter than a socket's buffer, so this does not block.
         let disk = disk.as_ref().map(AsRawFd::as_raw_fd);
-        system::send_with(control.as_raw_fd(), &order, disk).context("the sandbox's keeper ended at once")?;
+        system::send_with(control.as_raw_fd(), &order, disk)
+            .context("the sandbox's monitor ended at once")?;
         Ok(control.set_nonblocking(true)?)
     }
 
@@ -206,16 +209,16 @@ impl Container {
     pub async fn end(mut self) {
         self.control = None;
         if tokio::time::timeout(GRACE, self.ended.readable()).await.is_err() {
-            // Ignored: it can only fail because the keeper has ended meanwhile.
+            // Ignored: it can only fail because the monitor has ended meanwhile.
             let _ = self.child.kill();
             let _ = self.ended.readable().await;
         }
         if let Err(error) = self.child.wait() {
-            tracing::warn!("cannot wait for a sandbox's keeper: {error}");
+            tracing::warn!("cannot wait for a sandbox's monitor: {error}");
         }
     }
 
-    /// The next message of the keeper or of process 1: its kind, the rest, a descriptor. Kind 0: there is none.
+    /// The next message of the monitor or of process 1: its kind, the rest, a descriptor. Kind 0: there is none.
     async fn message(&self) -> Result<(u8, Vec<u8>, Option<OwnedFd>)> {
         let Some(control) = &self.control else { return Ok((0, Vec::new(), None)) };
         let mut buffer = [0; 2048];

@@ -4,7 +4,7 @@ use super::{FunctionId, InstanceId, Phase, Pool};
 
 /// Numbers for the page and the metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Census {
+pub struct Counts {
     /// Instances that start.
     pub starting: u32,
     /// Instances without work.
@@ -17,11 +17,11 @@ pub struct Census {
     pub queued: u32,
 }
 
-impl Census {
+impl Counts {
     /// The sum of two.
     #[must_use]
-    pub fn and(self, other: Census) -> Census {
-        Census {
+    pub fn and(self, other: Counts) -> Counts {
+        Counts {
             starting: self.starting + other.starting,
             idle: self.idle + other.idle,
             busy: self.busy + other.busy,
@@ -43,19 +43,19 @@ impl Pool {
     }
 
     /// How many instances are in which phase, of one function or of all.
-    pub fn census(&self, function: Option<FunctionId>) -> Census {
-        let mut census = Census::default();
+    pub fn counts(&self, function: Option<FunctionId>) -> Counts {
+        let mut counts = Counts::default();
         let chosen = |id: FunctionId| function.is_none_or(|wanted| wanted == id);
         for instance in self.instances.values().filter(|instance| chosen(instance.function)) {
             *match instance.phase {
-                Phase::Starting => &mut census.starting,
-                Phase::Idle(_) => &mut census.idle,
-                Phase::Busy(_) | Phase::Finishing(_) => &mut census.busy,
-                Phase::Stopping => &mut census.stopping,
+                Phase::Starting => &mut counts.starting,
+                Phase::Idle(_) => &mut counts.idle,
+                Phase::Busy(_) | Phase::Finishing(_) => &mut counts.busy,
+                Phase::Stopping => &mut counts.stopping,
             } += 1;
         }
         let queues = self.functions.iter().filter(|(id, _)| chosen(**id));
-        census.queued = queues.map(|(_, function)| function.queue.len() as u32).sum();
-        census
+        counts.queued = queues.map(|(_, function)| function.queue.len() as u32).sum();
+        counts
     }
 }

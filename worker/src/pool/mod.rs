@@ -13,14 +13,15 @@
 //! rule here is tested without a process or a clock. Memory counts from the start of an instance until it is gone,
 //! which is when its last process has ended.
 
-mod census;
+mod counts;
 mod interface;
 mod room;
 
-pub use census::Census;
+pub use counts::Counts;
 pub use interface::{Action, Capacity, FunctionId, InstanceId, Refusal, RequestId, Time};
 
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
@@ -271,6 +272,11 @@ impl Pool {
         }
         self.schedule(&mut actions);
         actions
+    }
+
+    /// From now on an instance ends as soon as it has no work.
+    pub fn keep_none(&mut self) {
+        self.capacity.keep_alive = Duration::ZERO;
     }
 
     /// Time has passed: ends instances that were idle for too long, refuses requests that waited for too long.

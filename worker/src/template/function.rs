@@ -7,6 +7,7 @@ use serde_json::{Map, Value as Json};
 use serde_yaml_ng::Value as Yaml;
 
 use super::{Declared, Package};
+use crate::event_config::EventConfig;
 use crate::name;
 use crate::runtime::Runtime;
 use crate::settings::{Settings, Wanted};
@@ -50,6 +51,11 @@ pub fn function(resource: &str, mut properties: Map<String, Json>, folder: &Path
     };
     let alias = text("AutoPublishAlias", take("AutoPublishAlias"))?;
     ensure!(alias.as_deref().is_none_or(name::is_alias), "AutoPublishAlias: not a name of an alias");
+    let events = take("EventInvokeConfig").map(|config| serde_json::from_value(only_functions(config)));
+    let events: Option<EventConfig> = events.transpose().context("EventInvokeConfig")?;
+    if let Some(events) = &events {
+        events.check().map_err(|error| anyhow!("EventInvokeConfig: {}", error.message))?;
+    }
     let tags = take("Tags").map(serde_json::from_value).transpose().context("Tags: not texts by name")?;
     let url = match take("FunctionUrlConfig") {
         None => None,
@@ -75,7 +81,30 @@ pub fn function(resource: &str, mut properties: Map<String, Json>, folder: &Path
     let wanted: Wanted = serde_json::from_value(Json::Object(properties))?;
     let settings = Settings::new(&wanted).map_err(|error| anyhow!("{}", error.message))?;
     let (package, tags) = (package(&settings, code, image, folder)?, tags.unwrap_or_default());
-    Ok(Declared { name: function_name, settings, package, reserved, url, alias, tags, sources: Vec::new() })
+    Ok(Declared {
+        name: function_name,
+        settings,
+        package,
+        reserved,
+        url,
+        alias,
+        tags,
+        events,
+        sources: Vec::new(),
+    })
+}
+
+/// Without destinations that are none here, with a line each.
+fn only_functions(mut config: Json) -> Json {
+    let destinations = config.get_mut("DestinationConfig").and_then(Json::as_object_mut);
+    for (name, destination) in destinations.into_iter().flatten() {
+        let kind = destination.get("Type").and_then(Json::as_str).unwrap_or("Lambda");
+        if kind != "Lambda" {
+            tracing::warn!("EventInvokeConfig: {name} of Type {kind} is not supported and passed over");
+            *destination = Json::Object(Map::new());
+        }
+    }
+    config
 }
 
 fn package(

@@ -30,11 +30,14 @@ impl Worker {
                     tokio::spawn(started.live());
                 }
                 Action::Dispatch { instance, request } => {
-                    let invocation = state.waiting.get(&request).map(|waiting| waiting.invocation.clone());
+                    let waiting = state.waiting.get_mut(&request);
                     let known = state.instances.get(&instance).cloned();
-                    if let (Some(invocation), Some(known)) = (invocation, known)
-                        && !known.dispatch(request, invocation)
-                    {
+                    if let (Some(waiting), Some(known)) = (waiting, known) {
+                        if known.dispatch(request, waiting.invocation.clone()) {
+                            let cold = known.age() < waiting.arrived.elapsed();
+                            waiting.span.iter_mut().for_each(|span| span.handed_to(instance, cold));
+                            continue;
+                        }
                         // It never reached the function, so another instance may have it.
                         let now = self.now();
                         let actions = state.pool.undelivered(instance, now);
@@ -49,17 +52,14 @@ impl Worker {
                             reason: Some(error.reason.unwrap_or(error.name).to_string()),
                             ..history::event("refuse")
                         });
-                        let refused = Err(error);
-                        self.count.answered(&refused, waiting.arrived.elapsed());
-                        let _ = waiting.reply.send(refused);
+                        waiting.answer(Err(error), &self.count);
                     }
                 }
                 Action::Lost { request, .. } => {
                     // Answered already if the runtime ended by itself; otherwise its sandbox failed.
                     if let Some(waiting) = state.waiting.remove(&request) {
-                        let lost = Err(ApiError::service("the instance ended while it ran the request"));
-                        self.count.answered(&lost, waiting.arrived.elapsed());
-                        let _ = waiting.reply.send(lost);
+                        let lost = ApiError::service("the instance ended while it ran the request");
+                        waiting.answer(Err(lost), &self.count);
                     }
                 }
                 Action::Stop { instance } => {
@@ -83,11 +83,7 @@ impl Scheduler for Worker {
             state.waiting.remove(&request)
         };
         if let Some(waiting) = waiting {
-            let latency = waiting.arrived.elapsed();
-            self.count.answered(&outcome, latency);
-            self.history.answered(latency);
-            // The caller may have gone away.
-            let _ = waiting.reply.send(outcome);
+            self.history.answered(waiting.answer(outcome, &self.count));
         }
     }
 
@@ -119,9 +115,7 @@ impl Scheduler for Worker {
             if let (Action::FailedStart { request, .. }, Some(known)) = (action, &known)
                 && let Some(waiting) = state.waiting.remove(request)
             {
-                let outcome = known.take_failure();
-                self.count.answered(&outcome, waiting.arrived.elapsed());
-                let _ = waiting.reply.send(outcome);
+                waiting.answer(known.take_failure(), &self.count);
             }
         }
         self.carry_out(&mut state, actions);

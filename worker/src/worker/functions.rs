@@ -7,6 +7,7 @@ use std::time::SystemTime;
 use super::{State, Worker};
 use crate::code::Code;
 use crate::error::ApiError;
+use crate::event_config::EventConfig;
 use crate::function::{Deployment, Function, FunctionUrl};
 use crate::layers::Opt;
 use crate::pool::FunctionId;
@@ -86,6 +87,7 @@ impl Worker {
                     versions: BTreeMap::new(),
                     latest_version: 0,
                     aliases: BTreeMap::new(),
+                    events: None,
                 };
                 state.functions.insert(name.to_string(), new);
             }
@@ -173,6 +175,17 @@ impl Worker {
             return Err(ApiError::invalid_parameter(format!("a function has at most {} tags", limits::TAGS)));
         }
         state.functions.get_mut(name).expect("found above").tags = tags;
+        Ok(())
+    }
+
+    /// Changes what becomes of a function's events.
+    ///
+    /// # Errors
+    /// No such function.
+    pub fn change_events(&self, name: &str, events: Option<EventConfig>) -> Result<(), ApiError> {
+        let mut state = self.lock();
+        state.function(name)?;
+        state.functions.get_mut(name).expect("found above").events = events;
         Ok(())
     }
 

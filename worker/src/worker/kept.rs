@@ -1,6 +1,6 @@
 //! What callers have made is kept, and there again when the worker is (`--state`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -48,6 +48,29 @@ impl Worker {
         let allowed = Allowed { folders: &options.code_folders, registries: &options.image_registries };
         let may_go = self.kept.as_ref().map(FunctionStore::may_go);
         Code::of_callers_image(uri, &allowed, &self.images, self.code_folder(), may_go)
+    }
+
+    /// Closes what is kept, for another worker, or opens it again.
+    ///
+    /// # Errors
+    /// Another worker has it.
+    pub(crate) fn use_state(&self, in_use: bool) -> Result<()> {
+        let Some(kept) = &self.kept else { return Ok(()) };
+        if in_use {
+            kept.open_again()?;
+        } else {
+            kept.close();
+        }
+        self.let_code_go(in_use);
+        Ok(())
+    }
+
+    /// The first thing that callers have made and that nobody keeps, other than these functions of the template.
+    pub(crate) fn unkept(&self, of_template: &BTreeSet<String>) -> Option<String> {
+        if self.kept.is_some() {
+            return None;
+        }
+        self.lock().functions.keys().find(|name| !of_template.contains(*name)).cloned()
     }
 
     /// Whether code that is not used any more goes. When the worker ends it is still there for the next one.
@@ -120,6 +143,7 @@ impl Worker {
             versions,
             latest_version: kept.latest_version,
             aliases: kept.aliases,
+            events: kept.events,
         };
         let mut state = self.lock();
         for deployment in function.deployments() {

@@ -15,13 +15,14 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, RwLock, oneshot, watch};
 
 use crate::code::Images;
 use crate::count::Count;
 use crate::error::ApiError;
 use crate::function::{Deployment, Function};
 use crate::function_store::FunctionStore;
+use crate::handover::{Accepting, HandedOver};
 use crate::history::History;
 use crate::instance::{Instance, Scheduler, Surroundings};
 use crate::invocation::{Invocation, Outcome};
@@ -29,10 +30,11 @@ use crate::logs::Logs;
 use crate::name::{self, Target};
 use crate::options::Options;
 use crate::ownership::Folder;
-use crate::pool::{Census, FunctionId, InstanceId, Pool, RequestId, Time};
+use crate::pool::{Counts, FunctionId, InstanceId, Pool, RequestId, Time};
 use crate::readings::Readings;
 use crate::runtime_files;
 use crate::sandbox::Maker;
+use crate::traces::{Span, Traces};
 
 /// The worker.
 pub struct Worker {
@@ -51,12 +53,17 @@ pub struct Worker {
     images: Images,
     /// Where what callers have made is kept.
     kept: Option<FunctionStore>,
+    traces: Option<Traces>,
     folder: Folder,
     began: Instant,
     state: Mutex<State>,
     next_request: AtomicU64,
     /// Told whenever an instance is gone.
     emptier: Notify,
+    /// To whom it has handed over. Whoever changes what is kept reads it, and keeps that until the change is kept.
+    pub(crate) handed_over: RwLock<Option<HandedOver>>,
+    /// Whether it takes connections.
+    pub(crate) accepting: watch::Sender<Accepting>,
 }
 
 struct State {
@@ -73,7 +80,21 @@ struct State {
 struct Waiting {
     invocation: Arc<Invocation>,
     arrived: Instant,
+    span: Option<Span>,
     reply: oneshot::Sender<Result<Outcome, ApiError>>,
+}
+
+impl Waiting {
+    /// Tells the caller, who may have gone away, and whoever counts. How long it took.
+    fn answer(self, outcome: Result<Outcome, ApiError>, count: &Count) -> Duration {
+        let latency = self.arrived.elapsed();
+        count.answered(&outcome, latency);
+        if let Some(span) = self.span {
+            span.end(&outcome);
+        }
+        let _ = self.reply.send(outcome);
+        latency
+    }
 }
 
 /// Takes a request back if its caller goes away while it still waits for an instance.
@@ -119,11 +140,14 @@ impl Worker {
             around: OnceLock::new(),
             images: Images::default(),
             kept,
+            traces: Traces::of_this_process()?,
             folder,
             began,
             state: Mutex::new(state),
             next_request: AtomicU64::new(1),
             emptier: Notify::new(),
+            handed_over: RwLock::default(),
+            accepting: watch::Sender::default(),
         }))
     }
 
@@ -170,7 +194,7 @@ impl Worker {
     pub async fn invoke(
         self: &Arc<Self>,
         target: &Target,
-        invocation: Invocation,
+        mut invocation: Invocation,
     ) -> Result<Outcome, ApiError> {
         let request = self.next_request.fetch_add(1, Ordering::Relaxed);
         let (reply, answer) = oneshot::channel();
@@ -180,7 +204,9 @@ impl Worker {
             if state.closing {
                 return Err(ApiError::new(503, "ServiceException", "the worker is being stopped"));
             }
-            let waiting = Waiting { invocation: Arc::new(invocation), arrived: Instant::now(), reply };
+            let span = self.traces.as_ref().map(|traces| traces.begin(target, &mut invocation));
+            let (invocation, arrived) = (Arc::new(invocation), Instant::now());
+            let waiting = Waiting { invocation, arrived, span, reply };
             state.waiting.insert(request, waiting);
             let now = self.now();
             let actions = state.pool.request(id, request, now);
@@ -199,15 +225,15 @@ impl Worker {
     }
 
     /// How many instances are in which phase.
-    pub fn census(&self) -> Census {
-        self.lock().pool.census(None)
+    pub fn counts(&self) -> Counts {
+        self.lock().pool.counts(None)
     }
 
     /// How many instances of a function and its versions are in which phase.
-    pub fn census_of(&self, function: &Function) -> Census {
+    pub fn counts_of(&self, function: &Function) -> Counts {
         let state = self.lock();
-        let each = function.deployments().map(|deployment| state.pool.census(Some(deployment.function)));
-        each.fold(Census::default(), Census::and)
+        let each = function.deployments().map(|deployment| state.pool.counts(Some(deployment.function)));
+        each.fold(Counts::default(), Counts::and)
     }
 
     /// What an instance is doing: `starting`, `idle`, `busy` or `stopping`.
@@ -223,6 +249,18 @@ impl Worker {
     /// Whether it takes no new requests any more.
     pub(crate) fn is_closing(&self) -> bool {
         self.lock().closing
+    }
+
+    /// Sends what traces there are. Waits; not on a thread of the runtime's.
+    pub(crate) fn close_traces(&self) {
+        if let Some(traces) = &self.traces {
+            traces.close();
+        }
+    }
+
+    /// Keeps no instance any longer than it has work.
+    pub(crate) fn retire(&self) {
+        self.lock().pool.keep_none();
     }
 
     /// Takes no new requests, gives those that run some time, then ends all instances and waits until they are gone.

@@ -1,0 +1,54 @@
+//! `/functions/NAME/event-invoke-config`: what becomes of a function's `Event` invocations.
+
+use std::time::UNIX_EPOCH;
+
+use serde_json::{Value, json};
+
+use super::{Api, Call};
+use crate::error::ApiError;
+use crate::event_config::EventConfig;
+use crate::http::{self, Answer};
+use crate::name;
+
+/// Puts, updates, gets and deletes it; `name` is the whole function's.
+pub fn call(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
+    let absent = || {
+        ApiError::not_found(format!(
+            "The function {} doesn't have an EventInvokeConfig",
+            name::arn(&format!("{name}:{}", name::LATEST))
+        ))
+    };
+    let known = api.worker.function(name)?.events;
+    let answered = |config: &EventConfig| Ok(http::json(200, &described(name, config)));
+    match call.parts.method.as_str() {
+        "GET" => answered(&known.ok_or_else(absent)?),
+        "DELETE" => {
+            known.ok_or_else(absent)?;
+            api.worker.change_events(name, None)?;
+            Ok(http::empty(204))
+        }
+        method @ ("PUT" | "POST") => {
+            let given: EventConfig = call.json()?;
+            given.check()?;
+            let config = if method == "PUT" { given } else { known.unwrap_or_default().updated(given) };
+            api.worker.change_events(name, Some(config.clone()))?;
+            answered(&config)
+        }
+        method => Err(super::unknown_operation(method, call)),
+    }
+}
+
+/// All of a function's: one, or none.
+pub fn list(api: &Api, name: &str) -> Result<Answer, ApiError> {
+    let configs: Vec<Value> =
+        api.worker.function(name)?.events.iter().map(|config| described(name, config)).collect();
+    Ok(http::json(200, &json!({ "FunctionEventInvokeConfigs": configs })))
+}
+
+fn described(name: &str, config: &EventConfig) -> Value {
+    let mut described = json!(config);
+    described["FunctionArn"] = name::arn(&format!("{name}:{}", name::LATEST)).into();
+    let now = std::time::SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    described["LastModified"] = now.as_secs().into();
+    described
+}

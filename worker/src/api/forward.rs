@@ -1,0 +1,45 @@
+//! What still comes on connections of a worker that has handed over is answered by the one that serves now.
+
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full};
+use hyper::Request;
+use hyper::header::{CONNECTION, TRANSFER_ENCODING};
+use tokio::sync::mpsc;
+
+use super::{Api, Call};
+use crate::error::ApiError;
+use crate::http::{self, Answer};
+use crate::http_client;
+
+/// Longer than any function may take, with its start.
+const PATIENCE: Duration = Duration::from_secs(3600);
+
+/// Passes a call on, as it came, and the answer back, as it comes.
+pub async fn forward(api: &Api, call: Call) -> Result<Answer, ApiError> {
+    let Call { mut parts, body } = call;
+    parts.headers.remove(CONNECTION);
+    // The body is whole by now.
+    parts.headers.remove(TRANSFER_ENCODING);
+    let request = Request::from_parts(parts, Full::new(body));
+    let gone = |error| ApiError::service(format!("the worker that has taken over: {error:#}"));
+    let answer = http_client::pass_on(api.address(), request, PATIENCE).await.map_err(gone)?;
+    let (head, mut body) = answer.into_parts();
+    let (pieces, coming) = mpsc::channel(1);
+    tokio::spawn(async move {
+        while let Some(frame) = body.frame().await {
+            let piece = match frame.map(hyper::body::Frame::into_data) {
+                Ok(Ok(piece)) => Ok(piece),
+                Ok(Err(_)) => continue,
+                Err(error) => Err(std::io::Error::other(error)),
+            };
+            if pieces.send(piece).await.is_err() {
+                return;
+            }
+        }
+    });
+    let mut answer = http::in_pieces(head.status.as_u16(), coming);
+    *answer.headers_mut() = head.headers;
+    answer.headers_mut().remove(TRANSFER_ENCODING);
+    Ok(answer)
+}

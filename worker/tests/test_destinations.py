@@ -1,0 +1,150 @@
+"""What becomes of events: a function is told of their end, and how often they are tried can be said."""
+
+import json
+import shutil
+import signal
+
+import pytest
+from botocore.exceptions import ClientError
+from calls import create, zipped
+from conftest import Worker
+
+TOLD = zipped(app_py="import json\ndef handler(event, context): print('TOLD', json.dumps(event))")
+OURS = zipped(
+    app_py="""
+def handler(event, context):
+    if event.get("fails"):
+        raise ValueError("as asked")
+    return {"seen": event}
+"""
+)
+ARN = "arn:aws:lambda:us-east-1:000000000000:function:"
+
+
+@pytest.fixture
+def running(tmp_path):
+    with Worker("--state", str(tmp_path)) as running:
+        yield running
+        assert running.stop() == 0
+
+
+def send(client, name, event):
+    sent = client.invoke(FunctionName=name, InvocationType="Event", Payload=json.dumps(event))
+    return sent["ResponseMetadata"]["RequestId"]
+
+
+def told(running, request):
+    """What the destination was told of a request's end."""
+    line = running.wait_for(rf"TOLD (\{{.*{request}.*\}})").group(1)
+    return json.loads(line)
+
+
+def test_a_function_is_told_of_success_and_of_failure(running):
+    client = running.client()
+    create(client, "told", TOLD)
+    create(client, "ours", OURS)
+    to = {"Destination": ARN + "told"}
+    made = client.put_function_event_invoke_config(
+        FunctionName="ours", MaximumRetryAttempts=0, DestinationConfig={"OnSuccess": to, "OnFailure": to}
+    )
+    assert made["FunctionArn"] == ARN + "ours:$LATEST" and made["MaximumRetryAttempts"] == 0
+    request = send(client, "ours", {"a": 1})
+    record = told(running, request)
+    context = record["requestContext"]
+    assert (context["condition"], context["approximateInvokeCount"]) == ("Success", 1)
+    assert context["requestId"] == request and context["functionArn"] == ARN + "ours"
+    assert record["requestPayload"] == {"a": 1} and record["responsePayload"] == {"seen": {"a": 1}}
+    assert "functionError" not in record["responseContext"]
+    record = told(running, send(client, "ours", {"fails": True}))
+    assert record["requestContext"]["condition"] == "RetriesExhausted"
+    assert record["responseContext"]["functionError"] == "Unhandled"
+    assert record["responsePayload"]["errorMessage"] == "as asked"
+    # A caller who waits is told itself.
+    client.invoke(FunctionName="ours", Payload=b'{"waits": 1}')
+    assert '"waits"' not in running.log()
+
+
+def test_what_was_said_is_there_again_and_who_is_told_hears_of_it(tmp_path):
+    with Worker("--state", str(tmp_path)) as first:
+        client = first.client()
+        create(client, "told", TOLD)
+        create(client, "ours", OURS)
+        client.put_function_event_invoke_config(
+            FunctionName="ours",
+            MaximumRetryAttempts=0,
+            DestinationConfig={"OnFailure": {"Destination": ARN + "told"}},
+        )
+        first.stop(signal.SIGKILL)
+    with Worker("--state", str(tmp_path)) as again:
+        client = again.client()
+        updated = client.update_function_event_invoke_config(FunctionName="ours", MaximumEventAgeInSeconds=60)
+        known = client.get_function_event_invoke_config(FunctionName="ours")
+        assert known["MaximumRetryAttempts"] == 0 and known["MaximumEventAgeInSeconds"] == 60
+        assert known["DestinationConfig"] == updated["DestinationConfig"]
+        assert known["DestinationConfig"]["OnFailure"] == {"Destination": ARN + "told"}
+        assert told(again, send(client, "ours", {"fails": 1}))["requestPayload"] == {"fails": 1}
+        listed = client.list_function_event_invoke_configs(FunctionName="ours")
+        assert len(listed["FunctionEventInvokeConfigs"]) == 1
+        client.delete_function_event_invoke_config(FunctionName="ours")
+        with pytest.raises(client.exceptions.ResourceNotFoundException):
+            client.get_function_event_invoke_config(FunctionName="ours")
+        assert again.stop() == 0
+
+
+def test_functions_that_tell_one_another_in_a_circle_come_to_an_end(running):
+    client = running.client()
+    create(client, "round", zipped(app_py="def handler(event, context): pass"))
+    client.put_function_event_invoke_config(
+        FunctionName="round", DestinationConfig={"OnSuccess": {"Destination": ARN + "round"}}
+    )
+    send(client, "round", {"a": 1})
+    running.wait_for("round is not told: functions tell one another in a circle")
+    assert running.log().count("REPORT RequestId") == 17
+
+
+def test_only_functions_are_told(running):
+    # What boto3 refuses by itself the worker is asked all the same.
+    client = running.client(parameter_validation=False)
+    create(client, "ours", OURS)
+    for wrong in [
+        {"DestinationConfig": {"OnFailure": {"Destination": "arn:aws:sqs:us-east-1:000000000000:q"}}},
+        {"MaximumRetryAttempts": 3},
+        {"MaximumEventAgeInSeconds": 10},
+        {"Qualifier": "1", "MaximumRetryAttempts": 1},
+    ]:
+        with pytest.raises(ClientError):
+            client.put_function_event_invoke_config(FunctionName="ours", **wrong)
+    with pytest.raises(client.exceptions.ResourceNotFoundException):
+        client.get_function_event_invoke_config(FunctionName="ours")
+
+
+TEMPLATE = """
+Resources:
+  Told:
+    Type: AWS::Serverless::Function
+    Properties: { CodeUri: told/, Handler: app.handler, Runtime: python3.11 }
+  Ours:
+    Type: AWS::Serverless::Function
+    Properties:
+      CodeUri: ours/
+      Handler: app.handler
+      Runtime: python3.11
+      EventInvokeConfig:
+        MaximumRetryAttempts: 0
+        DestinationConfig:
+          OnFailure: { Type: Lambda, Destination: !GetAtt Told.Arn }
+          OnSuccess: { Type: SQS }
+"""
+
+
+def test_a_template_says_who_is_told(tmp_path):
+    for name, code in {"told": TOLD, "ours": OURS}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / f"{name}.zip").write_bytes(code)
+        shutil.unpack_archive(tmp_path / f"{name}.zip", tmp_path / name)
+    (tmp_path / "template.yaml").write_text(TEMPLATE)
+    with Worker(str(tmp_path / "template.yaml")) as running:
+        running.wait_for("OnSuccess of Type SQS is not supported and passed over")
+        record = told(running, send(running.client(), "Ours", {"fails": 1}))
+        assert record["requestContext"]["functionArn"] == ARN + "Ours"
+        assert running.stop() == 0

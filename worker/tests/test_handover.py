@@ -1,0 +1,195 @@
+"""A new version of the worker takes over while requests come in, and none of them is lost."""
+
+import collections
+import concurrent.futures
+import contextlib
+import os
+import re
+import signal
+import socket
+import threading
+import time
+import urllib.request
+
+import pytest
+from calls import create, invoke, zipped
+from conftest import HERE, Worker, lives
+
+TEMPLATE = str(HERE / "functions/template.yaml")
+PATIENCE_S = 120
+CODE = zipped(app_py="def handler(event, context): return context.function_version")
+
+
+def until(what, told=lambda: ""):
+    deadline = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < deadline, told()
+        time.sleep(0.02)
+
+
+class Succession:
+    """A worker and those that take over from it, one after the other."""
+
+    def __init__(self, running):
+        self.running, self.now = running, running.process.pid
+
+    def successors(self):
+        return [int(found) for found in re.findall(r"process (\d+) serves now", self.running.log())]
+
+    def hand_over(self):
+        before = len(self.successors())
+        os.kill(self.now, signal.SIGUSR2)
+        until(lambda: len(self.successors()) > before, self.running.log)
+        self.now = self.successors()[-1]
+
+
+@contextlib.contextmanager
+def succession(*arguments, environment=None):
+    with Worker(*arguments, environment=environment) as running:
+        line = Succession(running)
+        try:
+            yield line, running
+            # Each ends when all that it has begun is done.
+            assert running.process.wait(PATIENCE_S) == 0
+            os.kill(line.now, signal.SIGTERM)
+            until(lambda: not any(map(lives, line.successors())), running.log)
+        finally:
+            for process in filter(lives, line.successors()):
+                os.kill(process, signal.SIGKILL)
+
+
+def connected(running):
+    return socket.create_connection(("127.0.0.1", running.port))
+
+
+def test_no_request_is_lost(tmp_path):
+    with succession(TEMPLATE, "--state", str(tmp_path), "--keep-alive", "5") as (line, running):
+        client = running.client(max_pool_connections=8)
+        over, answered, events = threading.Event(), [], []
+
+        def ask(number):
+            """As clients do, over a connection that is kept; half of what is asked for takes a while."""
+            while not over.is_set():
+                answer, error = invoke(client, "probe", {"do": "count", "seconds": 0.02 * (number % 2)})
+                answered.append((error, answer["id"] if error is None else answer))
+
+        def send():
+            while not over.is_set():
+                sent = client.invoke(
+                    FunctionName="neighbour", InvocationType="Event", Payload=b'{"do": "count"}'
+                )
+                events.append(sent["ResponseMetadata"]["RequestId"])
+
+        with concurrent.futures.ThreadPoolExecutor(5) as threads:
+            asking = [threads.submit(ask, number) for number in range(4)] + [threads.submit(send)]
+            try:
+                for _ in range(3):
+                    done = len(answered)
+                    until(lambda done=done: len(answered) > done + 40 or any(one.done() for one in asking))
+                    line.hand_over()
+            finally:
+                over.set()
+            for one in asking:
+                one.result()
+        assert [error for error, _ in answered if error] == []
+        assert len({id for _, id in answered}) == len(answered) > 100, "each once"
+
+        def reports():
+            found = re.findall(r"\[neighbour#\d+\] REPORT RequestId: (\S+)", running.log())
+            return collections.Counter(found)
+
+        until(lambda: set(reports()) >= set(events), running.log)
+        # The last ones of those that have handed over are done before they end.
+        until(lambda: not lives(running.process.pid), running.log)
+        assert set(reports().values()) == {1} and len(events) > 20, "each event once"
+
+
+def test_what_was_begun_ends_and_what_was_made_is_there(tmp_path):
+    with succession(TEMPLATE, "--state", str(tmp_path)) as (line, running):
+        client = running.client()
+        create(client, "made", CODE, Publish=True)
+        url = client.get_function_url_config(FunctionName="probe")["FunctionUrl"]
+        with concurrent.futures.ThreadPoolExecutor(1) as threads:
+            asked = threads.submit(invoke, client, "single", {"do": "sleep", "seconds": 6})
+            running.wait_for(r"START RequestId")
+            before = invoke(client, "made", Qualifier="1")
+            line.hand_over()
+            assert not asked.done() and lives(running.process.pid)
+            # This client's connections are still those of the earlier worker, which passes on what comes.
+            made = create(client, "later", CODE)
+            assert made["State"] == "Active"
+            assert (invoke(client, "made", Qualifier="1"), before) == (("1", None), ("1", None))
+            assert invoke(client, "later") == ("$LATEST", None)
+            assert asked.result()[1] is None
+        with urllib.request.urlopen(url) as answer:
+            assert answer.status == 201
+        assert client.get_function_url_config(FunctionName="probe")["FunctionUrl"] == url
+        names = {function["FunctionName"] for function in client.list_functions()["Functions"]}
+        assert {"made", "later", "probe"} <= names
+
+
+def test_a_connection_that_is_kept_brings_one_more_request():
+    with succession(TEMPLATE) as (line, running), connected(running) as kept:
+        kept.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b"200 OK" in kept.recv(65536)
+        line.hand_over()
+        # The next request of this connection is answered as well, and told that it was the last.
+        kept.sendall(b"GET /instances HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        answer = b""
+        while part := kept.recv(65536):
+            answer += part
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert b"200 OK" in head and b"connection: close" in head.lower(), head
+        assert b'"instances"' in body
+
+
+def test_a_new_version_that_does_not_start_changes_nothing(tmp_path):
+    template = tmp_path / "template.yaml"
+    good = (HERE / "functions/template.yaml").read_text().replace("CodeUri: ", f"CodeUri: {HERE}/functions/")
+    template.write_text(good)
+    state = str(tmp_path / "state")
+    with Worker(str(template), "--state", state) as running:
+        client = running.client()
+        create(client, "made", CODE)
+        template.write_text("Resources: [")
+        running.process.send_signal(signal.SIGUSR2)
+        running.wait_for("SIGUSR2: the new worker has ended before it served: exit status: 1")
+        create(client, "more", CODE)
+        assert invoke(client, "more") == invoke(client, "made") == ("$LATEST", None)
+        event = client.invoke(FunctionName="made", InvocationType="Event")["ResponseMetadata"]["RequestId"]
+        running.wait_for(f"REPORT RequestId: {event}")
+        assert running.stop() == 0
+    template.write_text(good)
+    with Worker(str(template), "--state", state) as again:
+        assert invoke(again.client(), "more") == ("$LATEST", None), "it was kept"
+        assert again.stop() == 0
+
+
+def test_what_nobody_keeps_is_not_handed_over():
+    with Worker() as running:
+        client = running.client()
+        create(client, "made", CODE)
+        running.process.send_signal(signal.SIGUSR2)
+        running.wait_for(
+            "SIGUSR2: made was made by the API and would be lost: mayfly up --state FOLDER keeps it"
+        )
+        assert invoke(client, "made") == ("$LATEST", None)
+        assert running.stop() == 0
+
+
+def test_systemd_is_told_which_process_the_service_is(tmp_path):
+    heard = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    heard.bind(str(tmp_path / "notify"))
+    heard.settimeout(PATIENCE_S)
+    with succession(environment={"NOTIFY_SOCKET": str(tmp_path / "notify")}) as (line, running):
+        assert heard.recv(100).decode() == f"MAINPID={running.process.pid}\nREADY=1"
+        line.hand_over()
+        told = {heard.recv(100).decode() for _ in range(2)}
+        assert told == {f"MAINPID={line.now}\nREADY=1", f"MAINPID={line.now}"}
+
+
+@pytest.mark.parametrize("given", ["", "x", "3", "0 1", "3 3", "700 701"])
+def test_a_line_that_is_none_is_refused(given):
+    with pytest.raises(AssertionError, match="MAYFLY_TAKES_OVER") as caught:
+        Worker(environment={"MAYFLY_TAKES_OVER": given})
+    assert "panicked" not in str(caught.value)
