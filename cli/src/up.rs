@@ -30,7 +30,9 @@ command. Any credentials will do, unless MAYFLY_ACCESS_KEY_ID and MAYFLY_SECRET_
 then requests must be signed with those.
 
 The page at / shows what is served, /metrics is for Prometheus, /healthz answers once it is ready.
-SIGHUP reads the template anew. SIGTERM or Ctrl-C ends it: requests that run are given 5 seconds.";
+SIGHUP reads the template anew. SIGUSR2 has a new version of the program take over, without losing a
+request. SIGTERM or Ctrl-C ends it: requests that run are given 5 seconds. Traces go to the collector
+that OTEL_EXPORTER_OTLP_ENDPOINT names, if it does.";
 
 /// A layer that can be left out, so that what it saves can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -23,6 +23,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use rustix::io::{FdFlags, fcntl_setfd};
@@ -34,6 +35,9 @@ use crate::function::FunctionUrl;
 
 /// Two numbers of descriptors: the listening socket, and a connection to the worker that runs.
 const VARIABLE: &str = "MAYFLY_TAKES_OVER";
+
+/// How long a successor that has failed may take to end.
+const ENDING: Duration = Duration::from_secs(10);
 
 /// What a successor says.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -182,7 +186,11 @@ impl Successor {
         match heard {
             Ok(word) if word == *wanted => Ok(()),
             _ => {
-                // Nothing of it stays.
+                // It says by itself how it ends, and nothing of it stays.
+                let deadline = Instant::now() + ENDING;
+                while self.process.try_wait()?.is_none() && Instant::now() < deadline {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
                 let _ = self.process.kill();
                 let how = self.process.wait()?;
                 anyhow::bail!("the new worker has ended before it served: {how}")
