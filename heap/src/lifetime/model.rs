@@ -97,7 +97,7 @@ pub fn load(path: &[u8]) -> bool {
 #[cold]
 pub fn predict(caller: usize) -> Option<usize> {
     let loaded = loaded().filter(|_| trust::is_believed())?;
-    let began_ns = os::precise_ns();
+    let (began_ns, began_cpu_ns) = (os::precise_ns(), os::thread_cpu_ns());
     let mut stack = unwind::Stack::of_most(loaded.model.max_frames);
     os::keep_errno(|| unwind::from(caller, &mut stack));
     let mut frames = [UNKNOWN_FRAME; MAX_FRAMES];
@@ -113,6 +113,7 @@ pub fn predict(caller: usize) -> Option<usize> {
     trust::looked_at(in_modules, in_known);
     let output = loaded.model.classify(loaded.kernel, &frames[..stack.frames().len()]);
     events::count(Event::ModelRun);
+    events::add(Event::ModelCpuNs, os::thread_cpu_ns().saturating_sub(began_cpu_ns));
     events::add(Event::ModelNs, os::precise_ns().saturating_sub(began_ns));
     loaded.classes.get(output?).map(|&class| usize::from(class).min(CLASSES - 1))
 }

@@ -1,8 +1,13 @@
 //! The calling context of an allocation: return addresses, and the modules (program, libraries) that they lie in.
 //!
-//! libgcc's unwinder is linked in. It reads the tables that every program carries for exceptions, so code without
-//! frame pointers is no obstacle, and finds them through glibc's `_dl_find_object`, which takes no lock and allocates
-//! nothing.
+//! Frames are left by the tables that every program carries for exceptions, so code without frame pointers is no obstacle. They
+//! are found through glibc's `_dl_find_object`, which takes no lock and allocates nothing. What they say of a return address is
+//! kept ([`quick`]); a stack with anything out of the ordinary is unwound by libgcc's unwinder, which is linked in.
+
+mod quick;
+mod rule;
+#[cfg(test)]
+mod tests;
 
 use core::ffi::{c_char, c_int, c_void};
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
@@ -15,10 +20,18 @@ pub struct Stack {
     frames: [usize; MAX_FRAMES],
     depth: usize,
     most: usize,
-    /// The caller of the allocation, with which the context begins.
-    first: usize,
+    /// With what the context begins.
+    first: First,
     /// Frames of the allocator itself that were passed over.
     skipped: usize,
+}
+
+/// The first return address of a context.
+enum First {
+    /// This one: of the allocation's caller.
+    At(usize),
+    /// The innermost that is not between these.
+    Outside(usize, usize),
 }
 
 impl Default for Stack {
@@ -30,7 +43,13 @@ impl Default for Stack {
 impl Stack {
     /// Room for the `most` innermost frames: unwinding ends there.
     pub fn of_most(most: usize) -> Self {
-        Self { frames: [0; MAX_FRAMES], depth: 0, most: most.min(MAX_FRAMES), first: 0, skipped: 0 }
+        Self {
+            frames: [0; MAX_FRAMES],
+            depth: 0,
+            most: most.min(MAX_FRAMES),
+            first: First::At(0),
+            skipped: 0,
+        }
     }
 
     /// The return addresses, innermost first.
@@ -92,10 +111,7 @@ static TELLS: AtomicU8 = AtomicU8::new(0);
 /// Without it the unwinder, which cannot find even itself, would abort.
 fn can_unwind() -> bool {
     if TELLS.load(Relaxed) == 0 {
-        let here = can_unwind as *const c_void;
-        let mut found = core::mem::MaybeUninit::<FoundObject>::uninit();
-        // SAFETY: `found` has room for what is written.
-        let tells = unsafe { _dl_find_object(here, found.as_mut_ptr()) } == 0;
+        let tells = found_object(can_unwind as *const () as usize).is_some();
         TELLS.store(if tells { 1 } else { 2 }, Relaxed);
     }
     TELLS.load(Relaxed) == 1
@@ -104,29 +120,64 @@ fn can_unwind() -> bool {
 /// Unwinds from the function that `caller` returns to; where the C library does not tell what that needs, the context is the
 /// caller alone.
 pub fn from(caller: usize, stack: &mut Stack) {
-    stack.first = caller;
+    stack.first = First::At(caller);
     if can_unwind() {
-        // SAFETY: `step` gets the pointer to `stack` back, which outlives the call.
-        unsafe { _Unwind_Backtrace(step, core::ptr::from_mut(stack).cast()) };
+        unwind(stack);
     }
     if stack.depth == 0 {
         (stack.frames[0], stack.depth) = (caller, 1);
     }
 }
 
+/// Unwinds from the innermost function that is in another module than this one: from who called the allocator. Nothing where the
+/// allocator is a part of the program, or the C library does not tell.
+pub fn beyond_this_module(stack: &mut Stack) {
+    let Some(own) = can_unwind().then(|| module(beyond_this_module as *const () as usize)).flatten() else {
+        return;
+    };
+    if !own.path.is_empty() {
+        stack.first = First::Outside(own.start, own.end);
+        unwind(stack);
+    }
+}
+
+fn unwind(stack: &mut Stack) {
+    if !quick::walk(|address| stack.goes_on(address)) {
+        (stack.depth, stack.skipped) = (0, 0);
+        in_full(stack);
+    }
+}
+
+/// By libgcc's unwinder, whatever the frames are.
+fn in_full(stack: &mut Stack) {
+    // SAFETY: `step` gets the pointer to `stack` back, which outlives the call.
+    unsafe { _Unwind_Backtrace(step, core::ptr::from_mut(stack).cast()) };
+}
+
 extern "C" fn step(context: *mut c_void, argument: *mut c_void) -> c_int {
-    // SAFETY: the context is the unwinder's; the argument is the stack of `from`.
+    // SAFETY: the context is the unwinder's; the argument is the stack of `in_full`.
     let (address, stack) = unsafe { (_Unwind_GetIP(context), &mut *argument.cast::<Stack>()) };
-    if stack.depth == 0 && address != stack.first {
-        stack.skipped += 1;
-        return if stack.skipped < MOST_SKIPPED { NO_REASON } else { END_OF_STACK };
+    if stack.goes_on(address) { NO_REASON } else { END_OF_STACK }
+}
+
+impl Stack {
+    /// Takes in the next return address; whether it has room for more.
+    fn goes_on(&mut self, address: usize) -> bool {
+        let is_first = match self.first {
+            First::At(first) => address == first,
+            First::Outside(start, end) => !(start..end).contains(&address),
+        };
+        if self.depth == 0 && !is_first {
+            self.skipped += 1;
+            return self.skipped < MOST_SKIPPED;
+        }
+        if address == 0 || self.depth >= self.most {
+            return false;
+        }
+        self.frames[self.depth] = address;
+        self.depth += 1;
+        self.depth < self.most
     }
-    if address == 0 || stack.depth >= stack.most {
-        return END_OF_STACK;
-    }
-    stack.frames[stack.depth] = address;
-    stack.depth += 1;
-    if stack.depth < stack.most { NO_REASON } else { END_OF_STACK }
 }
 
 /// glibc's `struct dl_find_object` of x86-64 and aarch64.
@@ -138,6 +189,29 @@ struct FoundObject {
     link_map: *const LinkMap,
     eh_frame: usize,
     reserved: [u64; 7],
+}
+
+impl FoundObject {
+    const NONE: Self = Self {
+        flags: 0,
+        map_start: 0,
+        map_end: 0,
+        link_map: core::ptr::null(),
+        eh_frame: 0,
+        reserved: [0; 7],
+    };
+
+    fn has(&self, address: usize) -> bool {
+        (self.map_start..self.map_end).contains(&address)
+    }
+}
+
+/// What the C library knows of the module that `address` lies in.
+fn found_object(address: usize) -> Option<FoundObject> {
+    let mut found = FoundObject::NONE;
+    // SAFETY: `found` is valid; any address may be asked for.
+    let is_found = unsafe { _dl_find_object(address as *const c_void, &raw mut found) } == 0;
+    (is_found && !found.link_map.is_null()).then_some(found)
 }
 
 /// The public beginning of glibc's `struct link_map`.
@@ -167,12 +241,7 @@ pub fn program_entry() -> usize {
 
 /// The module that `address` lies in; `None` for code that was made at run time.
 pub fn module(address: usize) -> Option<Module> {
-    // SAFETY: plain numbers and pointers, for which zero is a value.
-    let mut found: FoundObject = unsafe { core::mem::zeroed() };
-    // SAFETY: `found` is valid; any address may be asked for.
-    if unsafe { _dl_find_object(address as *const c_void, &raw mut found) } != 0 || found.link_map.is_null() {
-        return None;
-    }
+    let found = found_object(address)?;
     // SAFETY: code at `address` is on the calling thread's stack, so its module stays loaded for now; the callers copy the
     // path at once.
     let (load_address, path) = unsafe {

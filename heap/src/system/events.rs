@@ -50,6 +50,8 @@ pub enum Event {
     ModelRun,
     /// Nanoseconds that it took, unwinding included.
     ModelNs,
+    /// Of those, what the thread had the processor.
+    ModelCpuNs,
     /// A site that an earlier run knew was called: the model is not asked.
     SiteRecalled,
     /// A free block of a page that lives was returned to the operating system.
@@ -62,7 +64,7 @@ pub enum Event {
 pub const EVENTS: usize = NAMES_OF_EVENTS.len();
 
 /// Their names, in statistics.
-pub const NAMES_OF_EVENTS: [&str; 24] = [
+pub const NAMES_OF_EVENTS: [&str; 25] = [
     "spans_acquired",
     "blocks_recycled",
     "blocks_refilled",
@@ -84,6 +86,7 @@ pub const NAMES_OF_EVENTS: [&str; 24] = [
     "predictions.updates",
     "predictions.model_runs",
     "predictions.model_ns",
+    "predictions.model_cpu_ns",
     "predictions.recalled",
     "blocks_discarded",
     "predictions.disbelieved",

@@ -187,6 +187,11 @@ pub fn precise_ns() -> u64 {
     clock(libc::CLOCK_MONOTONIC)
 }
 
+/// What the calling thread has had of a processor. A system call.
+pub fn thread_cpu_ns() -> u64 {
+    clock(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
 /// Waits.
 pub fn sleep_ms(ms: u64) {
     let time = libc::timespec { tv_sec: (ms / 1000) as i64, tv_nsec: (ms % 1000 * 1_000_000) as i64 };
