@@ -97,6 +97,7 @@ pub mod pages {
 pub mod lifetime {
     //! Where lifetimes come from, and what is kept of that across runs.
     pub mod caller;
+    pub mod cost;
     pub mod kept;
     pub mod model;
     pub mod oracle;

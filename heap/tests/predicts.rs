@@ -369,3 +369,25 @@ fn a_table_that_is_damaged_is_named_and_replaced() {
     let output = run("classes", &[("TABLE", &folder)]);
     assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr).lines().count()), (Some(0), 1));
 }
+
+/// Huge pages that are left when most of what lived was freed.
+fn left(variables: &[(&str, &Path)]) -> u64 {
+    statistics("torn", variables)["heap.huge_pages.live"]
+}
+
+#[test]
+fn model_and_online_end_no_worse_than_the_better_of_the_two() {
+    let (alone, online) = (Path::new("model"), left(&[]));
+    for (name, moment, long, ever) in
+        [("right", 1, 2, 6), ("all-stay", 6, 6, 6), ("all-brief", 0, 0, 0), ("contrary", 6, 6, 0)]
+    {
+        let classes = [("for_a_moment", moment), ("for_long", long), ("for_ever", ever)];
+        let path = model(&format!("torn-{name}"), &classes);
+        let model = left(&[("MODEL", &path), ("LIFETIMES", alone)]);
+        let both = left(&[("MODEL", &path)]);
+        println!("{name}: online {online}, model {model}, both {both}");
+        // A busy machine shifts lifetimes, and what is learned with them. A model that is wrong holds all that there ever was.
+        let most = online + (model.max(online) - online) * 3 / 4;
+        assert!(both <= most.max(online + 2), "{name}: {both} pages, of the model {model}, online {online}");
+    }
+}

@@ -17,6 +17,7 @@ use core::sync::atomic::{
 use self::learning::{ENOUGH_ENDS, MANY_ENDS, MOST_DOUBLINGS, is_alone};
 use crate::lifetime::kept::Kept;
 use crate::lifetime::source::{self, Source};
+use crate::lifetime::trust::Balance;
 use crate::lifetime::{caller, model};
 use crate::system::events::{self, Event};
 use crate::system::lock::Lock;
@@ -61,6 +62,8 @@ pub struct Site {
     alive: [AtomicU16; CLASSES],
     /// How many died in each class.
     dead: [AtomicU16; CLASSES],
+    /// Of a parent: whether the model is followed for its sites, by what it says of them.
+    balances: [Balance; CLASSES],
 }
 
 /// Read from a table, and not called yet.
@@ -93,6 +96,7 @@ impl Site {
             watched: AtomicU16::new(0),
             alive: [const { AtomicU16::new(0) }; CLASSES],
             dead: [const { AtomicU16::new(0) }; CLASSES],
+            balances: [const { Balance::new() }; CLASSES],
         }
     }
 }
@@ -230,10 +234,11 @@ fn add(key: u64, parent: Option<&'static Site>, model_class: Option<usize>) -> O
     site.idle.store(false, Relaxed);
     site.parent.store(parent.map_or(0, |parent| parent.number() as u32 + 1), Relaxed);
     site.model_class.store(model_class.map_or(0, |class| class as u8 + 1), Relaxed);
+    let is_followed = |class: usize| parent.is_none_or(|parent| parent.balances[class].is_for_the_model());
     let first = match model_class {
         Some(class) if is_alone() => class,
-        Some(_) => FOREVER,
-        None => parent.and_then(|parent| parent.known_class(None)).unwrap_or(FOREVER),
+        Some(class) if is_followed(class) => FOREVER,
+        _ => parent.and_then(|parent| parent.known_class(None)).unwrap_or(FOREVER),
     };
     site.class.store(first as u8, Relaxed);
     COUNT.fetch_max(number as u32 + 1, Relaxed);
@@ -314,7 +319,7 @@ impl Site {
     /// What the next run needs to know of it. At the program's end, objects older than the site's class never died.
     pub fn kept(&self, at_end: bool) -> Kept {
         let class = self.class.load(Relaxed);
-        let model_class = self.model_class().map_or(0, |class| class as u8 + 1);
+        let model_class = self.models_word().map_or(0, |class| class as u8 + 1);
         let parent = self.parent().map_or(0, |parent| parent.key.load(Relaxed));
         let mut kept =
             Kept::new(self.key.load(Relaxed), parent, class, model_class, self.agreed.load(Relaxed));

@@ -1,9 +1,14 @@
 //! Whether the model is believed. One of another program, of another build, or of a load that is gone, says what means nothing
 //! here. Two things show it: most of what is on the stacks is code of modules that it does not have, or what it says is
 //! contradicted by objects that were watched until they were freed. Then it is asked no more, and the heap learns online.
+//!
+//! Short of that, it is weighed against what would be learned without it: of each watched object both are asked, and what
+//! each one's word would have cost ([`cost`]) is added up, for its caller and what the model says, and for all. Whoever cost less is followed. So the two
+//! together end no worse than the better of them, but for what it takes to tell which that is.
 
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicI8, AtomicI32, AtomicU32, Ordering::Relaxed};
 
+use crate::lifetime::cost;
 use crate::system::events::{self, Event};
 use crate::system::text::warn;
 
@@ -46,6 +51,66 @@ static KNOWN_FRAMES: AtomicU32 = AtomicU32::new(0);
 const ENOUGH_SITES: u32 = 32;
 static SITES: AtomicU32 = AtomicU32::new(0);
 static WRONG_SITES: AtomicU32 = AtomicU32::new(0);
+
+/// What a word of the model, of the sites of one caller, has cost more than what was learned without it; less than 0 if it cost
+/// less. All zeros is even.
+#[derive(Default)]
+pub struct Balance(AtomicI8);
+
+/// Of all callers.
+static OF_ALL: AtomicI32 = AtomicI32::new(0);
+/// From so much on a caller's own balance decides, and that of all callers where it is nearer to even.
+const DECIDES: i32 = 6;
+const DECIDES_FOR_ALL: i32 = 48;
+/// What is over this is forgotten, so that minds can change.
+const MOST: i32 = 60;
+const MOST_OF_ALL: i32 = 4 * DECIDES_FOR_ALL;
+
+/// What two words cost an object that has grown from one class to another, or has died there.
+pub struct Asked {
+    /// The class that the model says.
+    pub model: usize,
+    /// The class that would be learned without it.
+    pub other: usize,
+}
+
+impl Balance {
+    /// Even.
+    pub const fn new() -> Self {
+        Self(AtomicI8::new(0))
+    }
+
+    /// Of another caller from now on: even.
+    pub fn forget(&self) {
+        self.0.store(0, Relaxed);
+    }
+
+    /// An object of this caller has lived into the class `to`, having been seen in `from`; the lock of the sites is held.
+    pub fn outlived(&self, asked: &Asked, from: usize, to: usize) {
+        let cost = |word: usize| cost::so_far(word, to) - cost::so_far(word, from);
+        self.add(cost(asked.model) - cost(asked.other));
+    }
+
+    /// It has died in this class; what it had cost before was counted.
+    pub fn ended(&self, asked: &Asked, lived: usize) {
+        let cost = |word: usize| cost::of(word, lived) - cost::so_far(word, lived);
+        self.add(cost(asked.model) - cost(asked.other));
+    }
+
+    fn add(&self, difference: i32) {
+        let own = (i32::from(self.0.load(Relaxed)) + difference).clamp(-MOST, MOST);
+        self.0.store(own as i8, Relaxed);
+        let all = (OF_ALL.load(Relaxed) + difference).clamp(-MOST_OF_ALL, MOST_OF_ALL);
+        OF_ALL.store(all, Relaxed);
+    }
+
+    /// Whether the model is followed for this caller.
+    #[inline]
+    pub fn is_for_the_model(&self) -> bool {
+        let own = i32::from(self.0.load(Relaxed));
+        if own.abs() >= DECIDES { own < 0 } else { OF_ALL.load(Relaxed) < DECIDES_FOR_ALL }
+    }
+}
 
 /// There is a model.
 pub fn begin() {
@@ -107,4 +172,36 @@ pub fn was_lost() -> bool {
         ));
     }
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Objects that live so long, of a caller of which two say that they live so long.
+    fn follow(balance: &Balance, asked: &Asked, lived: usize, objects: usize) {
+        for _ in 0..objects {
+            balance.outlived(asked, 0, lived);
+            balance.ended(asked, lived);
+        }
+    }
+
+    #[test]
+    fn whoever_cost_less_is_followed_and_minds_change() {
+        let balance = Balance::new();
+        assert!(balance.is_for_the_model(), "it is, until something is known");
+        follow(&balance, &Asked { model: 6, other: 0 }, 0, 3);
+        assert!(!balance.is_for_the_model());
+        follow(&balance, &Asked { model: 6, other: 0 }, 6, 20);
+        assert!(balance.is_for_the_model(), "the load has changed");
+        let even = Balance::new();
+        follow(&even, &Asked { model: 1, other: 0 }, 0, 100);
+        assert!(even.is_for_the_model(), "a class more is as good as right");
+        // What lives is charged once, however often it is looked at on the way.
+        let (step_by_step, at_once) = (Balance::new(), Balance::new());
+        let asked = Asked { model: 1, other: 4 };
+        (0..5).for_each(|class| step_by_step.outlived(&asked, class, class + 1));
+        at_once.outlived(&asked, 0, 5);
+        assert_eq!(step_by_step.0.load(Relaxed), at_once.0.load(Relaxed));
+    }
 }

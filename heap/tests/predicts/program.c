@@ -32,6 +32,19 @@ FUNCTION void hold(int rounds, int milliseconds) {
     }
     usleep(milliseconds * 1000);
 }
+/* Objects of three callers come by turns: what the first holds is freed within a moment, what the second holds when all is done, and what the third holds stays. */
+enum { ROUNDS = 6000, SIZES = 4, MOMENT = 100, SELDOM = 50 };
+static void *moment[MOMENT][SIZES], *lasting[ROUNDS][SIZES], *staying[ROUNDS];
+FUNCTION void for_a_moment(int r) { for (int i = 0; i < SIZES; i++) { free(moment[r % MOMENT][i]); moment[r % MOMENT][i] = get(2048 + i * 80); } __asm__(""); }
+FUNCTION void for_long(int r) { char big[512]; memset(big, 0, 512); for (int i = r % 2; i < SIZES; i += 2) lasting[r][i] = get(2048 + i * 80); __asm__("" :: "r"(big) : "memory"); }
+FUNCTION void for_ever(int r) { char big[1024]; memset(big, 0, 1024); staying[r] = get(2048); __asm__("" :: "r"(big) : "memory"); }
+FUNCTION void torn(void) {
+    for (int r = 0; r < ROUNDS; r++) { for_a_moment(r); for_long(r); if (r % SELDOM == 0) for_ever(r); if (r % 4 == 0) usleep(200); }
+    for (int r = 0; r < MOMENT; r++) for (int i = 0; i < SIZES; i++) free(moment[r][i]);
+    for (int r = 0; r < ROUNDS; r++) for (int i = 0; i < SIZES; i++) free(lasting[r][i]);
+    /* Its maintenance is done by who allocates. */
+    for (int i = 0; i < 20; i++) { usleep(30000); free(malloc(40000)); }
+}
 int main(int count, char **arguments) {
     const char *what = arguments[1];
     if (!strcmp(what, "classes")) { fill_short(0); fill_long(1); briefly(); }
@@ -45,6 +58,7 @@ int main(int count, char **arguments) {
     }
     if (!strcmp(what, "strange")) { hold(40, 20); fill_short(30); fill_long(31); }
     if (!strcmp(what, "contrary")) hold(150, 15);
+    if (!strcmp(what, "torn")) torn();
     if (!strcmp(what, "seldom")) for (int i = 0; i < 100; i++) kept[0][i] = get(200);
     if (!strcmp(what, "heights")) {
         void *(*all[])(void *) = {in_shallow, in_deep, in_shallow};

@@ -8,6 +8,7 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::{CAPACITY, COUNT, INDICES, SITES, Site, UNUSED, put_into_index};
+use crate::lifetime::trust::Balance;
 use crate::system::clock;
 
 /// Between two rounds, ms: in between, new calls share their parent's site.
@@ -84,5 +85,6 @@ impl Site {
         self.hits.store(0, Relaxed);
         self.agreed.store(0, Relaxed);
         self.alive.iter().chain(&self.dead).for_each(|count| count.store(0, Relaxed));
+        self.balances.iter().for_each(Balance::forget);
     }
 }

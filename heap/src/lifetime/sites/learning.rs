@@ -7,13 +7,14 @@
 //! mix with what stays.
 //!
 //! What a trained model says of it ([`crate::lifetime::model`]) is its class for good if the model is alone (LLAMA §7); otherwise from
-//! when it has allocated a little, and until enough is known.
+//! when it has allocated a little, and until enough is known. Where it has said the same of the
+//! same caller, and that has cost more than what would have been learned without it ([`trust::Balance`]), it is as if there were none.
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use super::{LOCK, Site, add_to};
 use crate::lifetime::source::{self, Source};
-use crate::lifetime::trust;
+use crate::lifetime::trust::{self, Asked};
 use crate::system::events::{self, Event};
 use crate::units::lifetime_class::{CLASSES, FOREVER};
 
@@ -79,11 +80,15 @@ impl Site {
     /// The class by which 95% of the watched objects die; `None` while too few have.
     /// With `current`, the class of now, a change needs evidence a little beyond 95%, so that a site does not waver.
     pub(super) fn known_class(&self, current: Option<usize>) -> Option<usize> {
+        self.ends_say(current, self.model_class())
+    }
+
+    /// The same, where a model says so or there is none.
+    fn ends_say(&self, current: Option<usize>, model: Option<usize>) -> Option<usize> {
         let ends = self.ends();
         if ends < ENOUGH_ENDS {
             return None;
         }
-        let model = self.model_class();
         let mut by_now = 0;
         for class in 0..CLASSES {
             by_now += u32::from(self.dead[class].load(Relaxed));
@@ -106,8 +111,32 @@ impl Site {
     }
 
     /// What the model said of this site, if it is believed.
-    pub(super) fn model_class(&self) -> Option<usize> {
+    pub(super) fn models_word(&self) -> Option<usize> {
         usize::from(self.model_class.load(Relaxed)).checked_sub(1).filter(|_| trust::is_believed())
+    }
+
+    /// The same, if it is followed where it says so of this caller.
+    pub(super) fn model_class(&self) -> Option<usize> {
+        let caller = self.parent().unwrap_or(self);
+        self.models_word().filter(|&class| is_alone() || caller.balances[class].is_for_the_model())
+    }
+
+    /// The class that would be learned without the model, for an object that is about to be watched.
+    pub(super) fn class_without_model(&self) -> usize {
+        let parents = self.parent().and_then(|parent| parent.ends_say(None, None));
+        self.ends_say(None, None).or(parents).unwrap_or(FOREVER)
+    }
+
+    /// One of its watched objects, of which this class would have been said without the model, has lived into the class `to`,
+    /// having been seen in `from`; and has died there.
+    pub(super) fn weigh(&self, other: usize, from: usize, to: usize, has_died: bool) {
+        let Some((model, parent)) = self.models_word().zip(self.parent()) else { return };
+        let asked = Asked { model, other };
+        let balance = &parent.balances[model];
+        balance.outlived(&asked, from, to);
+        if has_died {
+            balance.ended(&asked, to);
+        }
     }
 
     /// Counts `count` objects of `size` bytes; whether the model should be asked again.
@@ -124,7 +153,7 @@ impl Site {
     /// The model was asked again. Where it says something else, the longer class holds: under-prediction costs more.
     pub fn model_says(&self, class: usize) {
         let _guard = LOCK.lock();
-        let before = self.model_class();
+        let before = self.models_word();
         if before != Some(class) {
             events::count(Event::PredictionDisagreed);
         }
@@ -207,7 +236,7 @@ impl Site {
         add_to(&self.dead[class], 1);
         if self.ends() == ENOUGH_TO_COMPARE
             && self.parent().is_some()
-            && let Some(model) = self.model_class()
+            && let Some(model) = self.models_word()
         {
             self.compare(model);
         }

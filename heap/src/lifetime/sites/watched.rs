@@ -22,6 +22,8 @@ struct Watch {
     birth_ms: AtomicU64,
     site: AtomicU16,
     age_class: AtomicU8,
+    /// The class that would have been learned for it without a model.
+    without_model: AtomicU8,
 }
 
 static WATCHES: [[Watch; GROUP]; GROUPS] = [const { [const { Watch::new() }; GROUP] }; GROUPS];
@@ -33,6 +35,7 @@ impl Watch {
             birth_ms: AtomicU64::new(0),
             site: AtomicU16::new(0),
             age_class: AtomicU8::new(0),
+            without_model: AtomicU8::new(0),
         }
     }
 
@@ -40,6 +43,7 @@ impl Watch {
         self.birth_ms.store(other.birth_ms.load(Relaxed), Relaxed);
         self.site.store(other.site.load(Relaxed), Relaxed);
         self.age_class.store(other.age_class.load(Relaxed), Relaxed);
+        self.without_model.store(other.without_model.load(Relaxed), Relaxed);
         self.address.store(other.address.load(Relaxed), Relaxed);
     }
 }
@@ -80,6 +84,9 @@ pub fn watch(site: &'static Site, address: usize) -> bool {
     slot.birth_ms.store(clock::now_ms(), Relaxed);
     slot.site.store(site.number() as u16, Relaxed);
     slot.age_class.store(0, Relaxed);
+    if site.models_word().is_some() {
+        slot.without_model.store(site.class_without_model() as u8, Relaxed);
+    }
     add_to(&site.watched, 1);
     site.change_alive(0, 1);
     true
@@ -99,7 +106,9 @@ fn end(slot: &Watch, class: usize) {
     let site = &SITES[slot.site.load(Relaxed) as usize];
     slot.address.store(0, Relaxed);
     add_to(&site.watched, -1);
-    site.change_alive(slot.age_class.load(Relaxed) as usize, -1);
+    let before = slot.age_class.load(Relaxed) as usize;
+    site.change_alive(before, -1);
+    site.weigh(slot.without_model.load(Relaxed).into(), before, class, true);
     events::count(Event::LifetimeMeasured);
     site.record_end(class);
     site.reconsider();
@@ -127,6 +136,7 @@ pub fn grow_older(now_ms: u64, cursor: usize, groups: usize) -> usize {
             let site = &SITES[watch.site.load(Relaxed) as usize];
             site.change_alive(before, -1);
             site.change_alive(age, 1);
+            site.weigh(watch.without_model.load(Relaxed).into(), before, age, false);
             site.reconsider();
         }
     }
