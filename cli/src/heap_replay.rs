@@ -16,6 +16,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use rustc_hash::FxBuildHasher;
 use serde_json::{Map, Value};
 
+use crate::confusion::{self, Confusion};
 use crate::live_objects::{Change, walk};
 use crate::oracle::Table;
 use crate::simulation::{Curve, Recorded};
@@ -106,7 +107,7 @@ impl Slots {
 }
 
 /// Replays the trace at `path`, whose recorded simulation is `recorded`; returns the curve of what the heap
-/// holds, and the heap's statistics at the end. `progress` is told the bytes read, three times over.
+/// holds, and the heap's statistics at the end. Each object has its true lifetime but for `confusions`. `progress` is told the bytes read, three times over.
 ///
 /// # Errors
 /// No heap, a heap without what the replay needs, one that runs out of memory, or one whose statistics say that it
@@ -114,6 +115,7 @@ impl Slots {
 pub fn replay(
     path: &Path,
     recorded: &Recorded,
+    confusions: &[Confusion],
     mut progress: impl FnMut(u64),
 ) -> Result<(Curve, Map<String, Value>)> {
     let length = std::fs::metadata(path)?.len();
@@ -136,7 +138,7 @@ pub fn replay(
     let mut steps =
         BufWriter::with_capacity(1 << 18, driver.stdin.take().context("the driver has no input")?);
 
-    let sent = send(path, recorded, &classes, &mut steps, |bytes| progress(2 * length + bytes));
+    let sent = send(path, recorded, (&classes, confusions), &mut steps, |bytes| progress(2 * length + bytes));
     drop(steps);
     let status = driver.wait()?;
     let samples = samples.join().map_err(|_| anyhow!("the reader of samples failed"))?;
@@ -164,7 +166,7 @@ struct Moment {
 fn send(
     path: &Path,
     recorded: &Recorded,
-    classes: &Table,
+    (classes, confusions): (&Table, &[Confusion]),
     steps: &mut impl Write,
     progress: impl FnMut(u64),
 ) -> Result<Vec<Moment>> {
@@ -185,7 +187,8 @@ fn send(
         }
         if let Some(object) = change.born {
             let slot = slots.take(object.address);
-            let class = classes.class(object.thread, object.sequence);
+            let lived = classes.class(object.thread, object.sequence);
+            let class = confusion::said(confusions, object.thread, object.sequence, lived);
             let step = Step::Allocate { slot, size_bytes: object.size_bytes, class };
             steps.write_all(&step.encode(change.time_ns))?;
             live_bytes += object.size_bytes;

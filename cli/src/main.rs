@@ -5,13 +5,13 @@ use std::io::IsTerminal;
 use clap::{CommandFactory, Parser};
 use mayfly_cli::command::{Mayfly, Verb};
 use mayfly_cli::failure::{Failure, OWN_FAILURE};
-use mayfly_cli::{heap_driver, heap_replay};
+use mayfly_cli::{heap_driver, heap_replay, named};
 
 /// Lines of the log that wait for stderr to take them; more are lost.
 const LINES_THAT_WAIT: usize = 4096;
 
 fn main() {
-    let arguments: Vec<_> = std::env::args_os().take(3).collect();
+    let arguments: Vec<_> = std::env::args_os().take(5).collect();
     // Before anything else is allocated: this process is measured.
     if let [_, verb, slots] = &arguments[..]
         && verb == heap_replay::DRIVER_VERB
@@ -23,6 +23,11 @@ fn main() {
         && verb == worker::LAUNCHER_VERB
     {
         std::process::exit(worker::launch());
+    }
+    if let [_, verb, file, build_id, out] = &arguments[..]
+        && verb == named::VERB
+    {
+        std::process::exit(named::execute([file, build_id, out]));
     }
     let mayfly = Mayfly::parse();
     let level = match mayfly.verb {

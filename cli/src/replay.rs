@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use lifetime::label::CLASS_NAMES;
 use serde_json::{Map, Value, json};
 
+use crate::confusion::Confusion;
 use crate::quantity::{bytes, count, duration, parse_page_bytes};
 use crate::record::{described, totals_as_json};
 use crate::simulation::{Curve, Recorded, packed, simulate};
@@ -17,6 +18,7 @@ Examples:
   mayfly replay app.trace
   mayfly replay app.trace --plot memory.svg --lifetimes-plot lifetimes.svg
   mayfly replay app.trace --allocator recorded,mayfly,packed --json
+  mayfly replay app.trace --allocator mayfly --confuse 10ms=inf:10   a tenth of what dies at once is said to stay
   mayfly replay app.trace --page 4KiB,64KiB,2MiB,1GiB --interval 100
 
 Allocators:
@@ -53,6 +55,9 @@ pub struct ReplayArguments {
     /// Points of the curves are this far apart [default: chosen, for 1000 to 2000 points]
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
     interval: Option<u64>,
+    /// What the heap (mayfly) is told wrong: of the objects that live in a class, so many percent are said to live in another
+    #[arg(long, value_name = "LIVED=SAID:PERCENT,...", value_delimiter = ',', value_parser = Confusion::parse)]
+    confuse: Vec<Confusion>,
     /// Print one JSON object: sums, ratios and the curves (`timeline.*`)
     #[arg(long)]
     json: bool,
@@ -86,7 +91,8 @@ impl ReplayArguments {
         let mut heap_at_end = Map::new();
         if self.allocator.contains(&Allocator::Mayfly) {
             let bar = progress::over_file(&self.trace, 3, "replaying on the heap");
-            let (curve, at_end) = heap_replay::replay(&self.trace, &recorded, |read| bar.set_position(read))?;
+            let (curve, at_end) =
+                heap_replay::replay(&self.trace, &recorded, &self.confuse, |read| bar.set_position(read))?;
             curves.push(curve);
             heap_at_end = at_end;
             bar.finish_and_clear();

@@ -39,6 +39,15 @@ enum Encoder {
     LstmTokens,
 }
 
+/// How bad it is to take one class for another
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Confusions {
+    /// As bad as what it does to pages: what outlives its page holds it, a class more costs least
+    Costs,
+    /// All alike, as in the paper
+    Alike,
+}
+
 /// What computes the dataset
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Engine {
@@ -76,6 +85,9 @@ pub struct TrainArguments {
     /// Where chance begins
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     seed: u32,
+    /// How bad it is to take one class for another
+    #[arg(long, value_enum, default_value_t = Confusions::Costs)]
+    confusions: Confusions,
     /// What computes the dataset
     #[arg(long, value_enum, default_value_t = Engine::Duckdb)]
     engine: Engine,
@@ -101,7 +113,12 @@ impl TrainArguments {
     pub fn execute(self) -> Result<i32> {
         let program = find()?;
         tracing::debug!(program = %program.display(), "train");
-        let error = Command::new(&program).args(self.passed_on()).exec();
+        let mut command = Command::new(&program);
+        // By it all the code of the programs is named.
+        if let Ok(own) = std::env::current_exe() {
+            command.env("MAYFLY_COMMAND", own);
+        }
+        let error = command.args(self.passed_on()).exec();
         Err(error).with_context(|| format!("{}: cannot be started", program.display()))
     }
 
@@ -124,6 +141,7 @@ impl TrainArguments {
         option("--vocabulary", Some(self.vocabulary.to_string().into()));
         option("--rounds", Some(self.rounds.to_string().into()));
         option("--seed", Some(self.seed.to_string().into()));
+        option("--confusions", name(self.confusions.to_possible_value()).map(Into::into));
         option("--engine", name(self.engine.to_possible_value()).map(Into::into));
         option("--plot", self.plot.map(Into::into));
         option("--measure", self.measure.map(Into::into));

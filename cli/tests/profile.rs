@@ -1,70 +1,19 @@
 //! `mayfly profile` on a program whose lifetimes are known.
 
+mod known;
 mod synthetic;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
+use known::{of, program};
 use lifetime::code;
 use lifetime::label::{CLASS_NAMES, t95};
 use lifetime::profile::{Context, Profile};
 use lifetime::symbols::Symbols;
 use serde_json::Value;
-use synthetic::{heap_library, mayfly, refusal};
+use synthetic::{heap_library, mayfly};
 use tempfile::tempdir;
-
-/// Each function allocates in a way of its own; none is inlined, all are compiled without frame pointers.
-const PROGRAM: &str = r#"
-#include <pthread.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <unistd.h>
-#define FUNCTION __attribute__((noinline, noclone))
-static void *kept[50000], *held[2000], *passed[4000];
-static void touch(void *p) { *(volatile char *)p = 1; }
-FUNCTION void brief(void) { for (int i = 0; i < 200000; i++) { void *p = malloc(100); touch(p); free(p); } }
-FUNCTION void permanent(void) { for (int i = 0; i < 50000; i++) touch(kept[i] = malloc(200)); }
-FUNCTION void second(void) {
-    for (int i = 0; i < 2000; i++) touch(held[i] = malloc(20000));
-    usleep(300000);
-    for (int i = 0; i < 2000; i++) free(held[i]);
-}
-FUNCTION void *free_all(void *all) { for (int i = 0; i < 4000; i++) free(((void **)all)[i]); return 0; }
-FUNCTION void crossing(void) {
-    pthread_t other;
-    for (int i = 0; i < 4000; i++) touch(passed[i] = malloc(4000));
-    pthread_create(&other, 0, free_all, passed);
-    pthread_join(other, 0);
-}
-FUNCTION void aligned(void) { for (int i = 0; i < 20000; i++) { void *p = aligned_alloc(256, 1024); touch(p); free(p); } }
-FUNCTION void vast(void) { char *p = malloc(40 << 20); p = realloc(p, 200 << 20); usleep(20000); touch(p); free(p); }
-FUNCTION void unseen(void) { touch(malloc(10)); }
-static inline __attribute__((always_inline)) void inlined(void) { for (int i = 0; i < 20000; i++) free(malloc(500)); }
-FUNCTION void outer(void) { inlined(); }
-int main(int count, char **arguments) {
-    if (count > 2) unseen();
-    outer(); brief(); permanent(); second(); crossing(); aligned(); vast();
-    if (count > 1) raise(SIGKILL);
-    return 7;
-}
-"#;
-
-fn program(folder: &Path) -> PathBuf {
-    let source = folder.join("known.c");
-    std::fs::write(&source, PROGRAM).unwrap();
-    let program = folder.join("known");
-    let flags = ["-O2", "-fomit-frame-pointer", "-g", "-pthread", "-fno-builtin-malloc", "-o"];
-    let cc = Command::new("cc").args(flags).arg(&program).arg(&source).status().unwrap();
-    assert!(cc.success());
-    program
-}
-
-/// The context that `function` allocates in.
-fn of<'a>(profile: &'a Profile, function: &str) -> &'a Context {
-    let mut symbols = Symbols::new(profile);
-    let caller = |context: &&Context| symbols.of(context.frames[0])[0].name == function;
-    profile.contexts.iter().find(caller).unwrap_or_else(|| panic!("no context of {function}"))
-}
 
 #[test]
 fn says_of_each_context_how_much_it_allocates_and_how_long_it_lives() {
@@ -109,13 +58,21 @@ fn says_of_each_context_how_much_it_allocates_and_how_long_it_lives() {
             "{function}: unwound without frame pointers"
         );
     }
-    assert_eq!(of(&profile, "crossing").same_thread, 0);
+    let crossing = of(&profile, "crossing");
+    assert_eq!(crossing.same_thread, 0);
+    for (function, freed_by) in [("crossing", "free_all"), ("second", "second"), ("brief", "brief")] {
+        let context = of(&profile, function);
+        let mut symbols = Symbols::new(&profile);
+        assert!(context.frees.iter().all(|frees| symbols.text_of(frees.frames[0]) == freed_by), "{function}");
+        assert_eq!(context.frees.iter().map(|frees| frees.objects).sum::<u64>(), context.freed, "{function}");
+    }
     let second = of(&profile, "second");
     assert_eq!((second.same_thread, second.live), (second.freed, 0));
     assert_eq!((second.size.min, second.size.max), (20_000, 20_000));
     assert!(second.lifetime_ns.min >= 300_000_000);
     assert_eq!(of(&profile, "aligned").alignment.min, 256);
     let permanent = of(&profile, "permanent");
+    assert!(permanent.frees.is_empty());
     assert_eq!((permanent.freed, permanent.live), (0, permanent.sampled - permanent.unwatched));
     let vast = of(&profile, "vast");
     assert_eq!((vast.sampled, vast.freed, vast.live), (1, 1, 0), "moved by realloc, and found again");
@@ -331,84 +288,4 @@ fn wait_for<T>(mut what: impl FnMut() -> Option<T>) -> T {
         assert!(began.elapsed().as_secs() < 60, "it never happened");
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
-}
-
-#[test]
-fn a_profile_that_was_taken_is_shown_in_every_way() {
-    let folder = tempdir().unwrap();
-    let program = program(folder.path());
-    let out = folder.path().join("out");
-    let mut command = mayfly();
-    command.args(["profile", "--leaks", "--every", "32k", "-o"]).arg(&out).arg("--").arg(&program);
-    let output = command.env("MAYFLY_HEAP_LIB", heap_library()).output().unwrap();
-    assert_eq!(output.status.code(), Some(7));
-    // Without the lines that tell how far it is, on a slow machine.
-    let shown = |output: std::process::Output| -> String {
-        let text = String::from_utf8(output.stderr).unwrap();
-        text.lines().filter(|line| !line.starts_with("mayfly: ")).map(|line| format!("{line}\n")).collect()
-    };
-    let text = shown(output);
-    let mut lines = text.lines();
-    assert!(lines.next().unwrap().ends_with("were never freed"), "{text}");
-    assert!(lines.nth(1).unwrap().contains("  permanent < main"), "most first: {text}");
-
-    let raw = out.with_extension("profile");
-    let page = folder.path().join("page.html");
-    let mut command = mayfly();
-    command.args(["profile", "--from"]).arg(&raw).arg("--minus").arg(&raw).arg("--flame").arg(&page);
-    let text = shown(command.output().unwrap());
-    let changes: Vec<_> = text.lines().skip(2).take_while(|line| !line.starts_with("written")).collect();
-    assert!(changes.len() > 4 && changes.iter().all(|line| line.trim_start().starts_with("+0")), "{text}");
-    let html = std::fs::read_to_string(&page).unwrap();
-    assert!(html.contains("\"permanent\"") && html.contains("\"compares\":true"));
-
-    // Two of the same are twice as much, and a lifetime is what it was.
-    let twice = folder.path().join("twice");
-    let mut command = mayfly();
-    command.args(["profile", "--from"]).arg(&raw).arg(&raw).arg("-o").arg(&twice);
-    assert!(shown(command.output().unwrap()).contains("of 2 processes"));
-    let [one, two] = [raw, twice.with_extension("profile")].map(|path| Profile::read(&path).unwrap());
-    assert_eq!(one.bytes() * 2.0, two.bytes());
-    assert_eq!(t95(of(&one, "permanent")), t95(of(&two, "permanent")));
-}
-
-#[test]
-fn what_cannot_be_profiled_is_refused_before_it_starts() {
-    let folder = tempdir().unwrap();
-    let source = folder.path().join("static.c");
-    let program = folder.path().join("static");
-    let text = "#include <stdio.h>\nint main(void) { puts(\"started\"); return 0; }";
-    std::fs::write(&source, text).unwrap();
-    let cc = Command::new("cc").arg("-static").arg("-o").arg(&program).arg(&source).status().unwrap();
-    assert!(cc.success());
-    let refused = |program: &Path| {
-        let mut command = mayfly();
-        command.args(["profile", "-o"]).arg(folder.path().join("out")).arg("--").arg(program);
-        refusal(&command.env("MAYFLY_HEAP_LIB", heap_library()).output().unwrap(), 125)
-    };
-    let line = refused(&program);
-    assert!(line.contains("static is statically linked") && line.ends_with("(without -static)"), "{line}");
-    // Another user's program that runs with that user's rights.
-    // SAFETY: always allowed.
-    if unsafe { libc::geteuid() } == 0 {
-        let copy = folder.path().join("suid");
-        std::fs::copy("/bin/true", &copy).unwrap();
-        assert!(Command::new("chown").arg("65534").arg(&copy).status().unwrap().success());
-        assert!(Command::new("chmod").arg("4755").arg(&copy).status().unwrap().success());
-        let line = refused(&copy);
-        assert!(line.contains("suid is setuid") && line.contains("without these rights"), "{line}");
-    }
-    assert_eq!(
-        std::fs::read_dir(folder.path()).unwrap().count(),
-        3 - usize::from(!folder.path().join("suid").exists())
-    );
-}
-
-#[test]
-fn a_folder_that_is_not_there_is_named() {
-    let folder = tempdir().unwrap();
-    let mut command = mayfly();
-    command.args(["profile", "-o"]).arg(folder.path().join("no/such/out")).args(["--", "true"]);
-    let line = refusal(&command.env("MAYFLY_HEAP_LIB", heap_library()).output().unwrap(), 125);
-    assert!(line.ends_with("no such directory"), "{line}");
 }

@@ -332,6 +332,32 @@ fn what_cannot_be_attached_to_is_named() {
 }
 
 #[test]
+fn root_without_the_right_to_look_at_a_process_is_believed_by_its_heap() {
+    // SAFETY: always allowed.
+    if unsafe { libc::geteuid() } != 0 {
+        return; // needs root, whom the heap believes
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let program = Program::start("");
+    // As in a container, of which the program is the first process: this one has no rights outside its namespace.
+    let without_rights = || {
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user"]);
+        command
+    };
+    if !without_rights().arg("true").status().unwrap().success() {
+        return; // this machine gives nobody a namespace
+    }
+    let looked = without_rights().args(["cat", &format!("/proc/{}/maps", program.1)]).output().unwrap();
+    assert!(text(&looked).contains("Permission denied"), "{}", text(&looked));
+    let out = folder.path().join("out");
+    let command = attach(program.1, "3", &out);
+    let output = without_rights().arg(command.get_program()).args(command.get_args()).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    check(&out);
+}
+
+#[test]
 fn another_users_socket_is_not_believed() {
     // SAFETY: always allowed.
     if unsafe { libc::geteuid() } != 0 {

@@ -106,6 +106,18 @@ impl Code {
     }
 }
 
+/// The code that calls return to, an address each, ascending.
+pub fn of_calls(symbols: &mut Symbols<'_>, calls: &[Frame]) -> Vec<Range> {
+    let mut names = Names::default();
+    let mut named: Vec<_> = calls
+        .iter()
+        .map(|&frame| (frame.offset.wrapping_sub(1), names.one(symbols.text_of(frame))))
+        .collect();
+    named.sort();
+    named.dedup();
+    named.into_iter().map(|(address, names)| Range { start: address, end: address + 1, names }).collect()
+}
+
 /// All the code of a module, ascending, without overlaps. What `calls` return to is in it as it is in the stacks' text.
 pub fn ranges(symbols: &mut Symbols<'_>, module: &Module, number: usize, calls: &[Frame]) -> Vec<Range> {
     let file_name = module.path.file_name().unwrap_or_default().to_string_lossy();

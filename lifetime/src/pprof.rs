@@ -238,3 +238,32 @@ fn encode<'a>(profile: &'a Profile, symbols: &mut Symbols<'a>) -> Vec<u8> {
     builder.proto.default_sample_type = builder.string("alloc_space");
     builder.proto.encode_to_vec()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::Module;
+
+    #[test]
+    fn the_file_of_a_profile_is_the_program() {
+        let module = |path: &str| Module {
+            path: path.into(),
+            build_id: vec![0xab],
+            addresses: 0x1000..0x2000,
+            load_address: 0x1000,
+        };
+        // A library may be met first, by a thread that it begins.
+        let modules = vec![module("/lib/libfirst.so.1"), module("/opt/server"), module("/lib/libc.so.6")];
+        let frames = vec![Frame { module: Some(1), offset: 0x20 }, Frame { module: Some(0), offset: 0x10 }];
+        let context = Context { frames, sampled: 1, allocations: 2.0, bytes: 64.0, ..Context::default() };
+        let profile = Profile { modules, contexts: vec![context], ..Profile::default() };
+        let proto = Proto::decode(&*encode(&profile, &mut Symbols::new(&profile))).unwrap();
+        let text = |number: i64| proto.string_table[number as usize].as_str();
+        let files: Vec<&str> = proto.mapping.iter().map(|mapping| text(mapping.filename)).collect();
+        assert_eq!(files, ["/opt/server", "/lib/libfirst.so.1", "/lib/libc.so.6"], "pprof shows the first");
+        let location = proto.location.iter().find(|one| one.id == proto.sample[0].location_id[0]).unwrap();
+        let its = proto.mapping.iter().find(|mapping| mapping.id == location.mapping_id).unwrap();
+        assert_eq!((text(its.filename), location.address), ("/opt/server", 0x1020));
+        assert_eq!(proto.sample[0].value[..2], [2, 64]);
+    }
+}

@@ -127,6 +127,17 @@ pub struct Context {
     pub alignment: Tally,
     /// Of those that were freed.
     pub lifetime_ns: Tally,
+    /// Where, as far as that was seen.
+    pub frees: Vec<Frees>,
+}
+
+/// Watched objects of one context that were freed by the same callers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Frees {
+    /// Those, innermost first.
+    pub frames: Vec<Frame>,
+    /// How many objects.
+    pub objects: u64,
 }
 
 /// A watched object that lived at the end of the profile.
@@ -190,6 +201,12 @@ impl Context {
         self.classes.iter_mut().zip(other.classes).for_each(|(sum, count)| *sum += count);
         self.live += other.live;
         self.alive.extend(other.alive);
+        for frees in other.frees {
+            match self.frees.iter_mut().find(|known| known.frames == frees.frames) {
+                Some(known) => known.objects += frees.objects,
+                None => self.frees.push(frees),
+            }
+        }
     }
 }
 
@@ -243,7 +260,8 @@ impl Profile {
                 })
                 .collect();
             for mut context in profile.contexts {
-                for frame in &mut context.frames {
+                let frees = context.frees.iter_mut().flat_map(|frees| &mut frees.frames);
+                for frame in context.frames.iter_mut().chain(frees) {
                     frame.module = frame.module.map(|number| numbers[number]);
                 }
                 match places.get(&context.frames) {
@@ -261,7 +279,7 @@ impl Profile {
 }
 
 /// As the heap makes them: of the frames' numbers, so modules must have the numbers of this profile.
-fn id_of(frames: &[Frame]) -> u64 {
+pub(crate) fn id_of(frames: &[Frame]) -> u64 {
     let mix =
         |hash: u64, frame: &Frame| (hash ^ frame.place()).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
     frames.iter().fold(0xCBF2_9CE4_8422_2325, mix) | 1
@@ -281,8 +299,19 @@ mod tests {
         let frames = frames.iter().map(|&(module, offset)| Frame { module: Some(module), offset }).collect();
         let size = Tally { min: u64::from(pid), max: u64::from(pid), sum: 8.0, sum_of_squares: 64.0 };
         let alive = vec![Alive { age_ns: 1, for_ever: false }];
-        let context =
-            Context { id: 77, frames, sampled: 2, freed: 1, live: 1, alive, size, ..Context::default() };
+        let frames: Vec<Frame> = frames;
+        let frees = vec![Frees { frames: frames[..1].to_vec(), objects: 1 }];
+        let context = Context {
+            id: 77,
+            frames,
+            sampled: 2,
+            freed: 1,
+            live: 1,
+            alive,
+            size,
+            frees,
+            ..Context::default()
+        };
         Profile {
             pid,
             processes: 1,
@@ -311,6 +340,8 @@ mod tests {
         let both = &whole.contexts[0];
         assert_eq!((both.id, both.sampled, both.freed, both.live, both.alive.len()), (77, 4, 2, 2, 2));
         assert_eq!((both.size.min, both.size.max, both.size.sum), (1, 2, 16.0));
+        let freed_in = vec![Frame { module: Some(1), offset: 5 }];
+        assert_eq!(both.frees, [Frees { frames: freed_in, objects: 2 }], "it is the same place in both");
         assert_eq!(whole.contexts[1].frames, [Frame { module: Some(2), offset: 5 }]);
         assert_ne!(whole.contexts[1].id, 77, "another one has another id");
     }

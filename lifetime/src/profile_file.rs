@@ -1,6 +1,7 @@
 //! A profile's file as the heap leaves it (docs/lifetime.md), read. The process may have been killed at any moment, or
 //! write still, and the file may be anybody's: every number is checked before it is used.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
@@ -10,7 +11,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::profile::{Alive, Context, Frame, Module, OFFSET_BITS, Profile, Tally};
+use crate::profile::{Alive, Context, Frame, Frees, Module, OFFSET_BITS, Profile, Tally};
 
 pub(crate) const MAGIC: &[u8; 8] = b"MAYFLYPF";
 pub(crate) const VERSION: u32 = 1;
@@ -18,6 +19,9 @@ pub(crate) const HEADER_BYTES: usize = 256;
 pub(crate) const MODULE_BYTES: usize = 320;
 pub(crate) const CONTEXT_BYTES: usize = 736;
 pub(crate) const LIVE_BYTES: usize = 32;
+/// Behind the live objects stands how many the heap has there; then come the pairs.
+pub(crate) const LIVE_COUNT_BYTES: usize = 8;
+pub(crate) const PAIR_BYTES: usize = 16;
 pub(crate) const MAX_FRAMES: usize = 64;
 /// Of a live object: its process ended, though that of others in the file did not.
 pub(crate) const FOR_EVER: u32 = 1;
@@ -109,17 +113,51 @@ impl Profile {
         let lost = header.u64().saturating_add(header.u64());
         let (_phase, _seen_ns, left_ns) = (header.u64(), header.u64(), header.u64());
         let processes = header.u32().max(1);
+        let (pairs, pair_bytes) = (header.u32() as usize, header.u32() as usize);
+        ensure!(
+            pairs == 0 || pair_bytes == PAIR_BYTES,
+            "a pair takes {pair_bytes} bytes in it, not {PAIR_BYTES}"
+        );
+        let pairs_at = objects.end.saturating_add(LIVE_COUNT_BYTES);
+        let pairs = pairs_at..pairs_at.saturating_add(pairs.saturating_mul(PAIR_BYTES));
+        ensure!(pairs.is_empty() || pairs.end <= file.len(), "it ends within its pairs");
         let until = until.or((left_ns != 0).then_some(left_ns));
         let end_ns = until.unwrap_or(0).max(last_ns);
 
         let modules: Vec<Module> = file[modules].chunks(MODULE_BYTES).map_while(module).collect();
         let mut contexts = Vec::new();
         let mut places = vec![None; table.len() / CONTEXT_BYTES];
+        // Those in which objects were freed and none allocated.
+        let mut freeing: HashMap<usize, Vec<Frame>> = HashMap::new();
         for number in touched(&table, CONTEXT_BYTES, data) {
             let bytes = &file[table.start + number * CONTEXT_BYTES..][..CONTEXT_BYTES];
-            if let Some(context) = context(bytes, modules.len())? {
-                places[number] = Some(contexts.len());
-                contexts.push(context);
+            match context(bytes, modules.len())? {
+                Some(context) if context.sampled > 0 => {
+                    places[number] = Some(contexts.len());
+                    contexts.push(context);
+                }
+                Some(context) => _ = freeing.insert(number, context.frames),
+                None => {}
+            }
+        }
+        for number in touched(&pairs, PAIR_BYTES, data) {
+            let mut pair = Bytes(&file[pairs.start + number * PAIR_BYTES..][..PAIR_BYTES]);
+            let (allocated, freed, objects) = (pair.u32() as usize, pair.u32() as usize, pair.u64());
+            if objects == 0 {
+                continue;
+            }
+            let place = |context: usize| {
+                let number = context.checked_sub(1).filter(|&number| number < places.len());
+                number.context("a pair names a context that is not there")
+            };
+            let (allocated, freed) = (place(allocated)?, place(freed)?);
+            let frames = match places[freed] {
+                Some(at) => Some(contexts[at].frames.clone()),
+                None => freeing.get(&freed).cloned(),
+            };
+            // One that was cut short has no frames.
+            if let Some((at, frames)) = places[allocated].zip(frames) {
+                contexts[at].frees.push(Frees { frames, objects });
             }
         }
         for number in touched(&objects, LIVE_BYTES, data) {
@@ -211,7 +249,7 @@ fn module(bytes: &[u8]) -> Option<Module> {
     })
 }
 
-/// `None` for a place of the table that was never used, or whose first sample was cut short.
+/// `None` for a place of the table that was never used. One without samples is where objects were freed, or its first was cut short.
 fn context(bytes: &[u8], modules: usize) -> Result<Option<Context>> {
     let mut fields = Bytes(bytes);
     let (id, depth) = (fields.u64(), fields.u64() as usize);
@@ -243,7 +281,7 @@ fn context(bytes: &[u8], modules: usize) -> Result<Option<Context>> {
     context.size = fields.tally();
     context.alignment = fields.tally();
     context.lifetime_ns = fields.tally();
-    Ok(Some(context).filter(|context| context.id != 0 && context.sampled > 0))
+    Ok(Some(context).filter(|context| context.id != 0))
 }
 
 #[cfg(test)]
@@ -317,12 +355,31 @@ mod tests {
         profile.processes = 3;
         profile.contexts[0].alive.push(Alive { age_ns: 7, for_ever: false });
         profile.contexts[0].live = 2;
+        let own = Frees { frames: profile.contexts[0].frames.clone(), objects: 4 };
+        let other = Frees { frames: vec![Frame { module: Some(0), offset: 0x99 }], objects: 5 };
+        profile.contexts[0].frees = vec![own, other];
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("p.profile");
         profile.write(&path).unwrap();
         let again = Profile::read(&path).unwrap();
         assert_eq!(format!("{again:?}"), format!("{profile:?}"));
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_pair_that_leads_nowhere_is_named() {
+        let mut file = file();
+        let header = 8 + 8 * 4 + 9 * 8 + 4;
+        file[header..header + 4].copy_from_slice(&1u32.to_le_bytes());
+        let error = |file: &[u8]| Profile::parse(file).unwrap_err().to_string();
+        assert_eq!(error(&file), "a pair takes 0 bytes in it, not 16");
+        file[header + 4] = PAIR_BYTES as u8;
+        assert_eq!(error(&file), "it ends within its pairs");
+        file.extend([0; LIVE_COUNT_BYTES]);
+        for number in [1u64 | 7 << 32, 1] {
+            file.extend(number.to_le_bytes());
+        }
+        assert_eq!(error(&file), "a pair names a context that is not there");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! A profile written to a file, in the heap's own format (docs/lifetime.md), with no more room in it than it needs.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -7,9 +8,10 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result};
 
-use crate::profile::{Context, Module, Profile};
+use crate::profile::{Context, Frame, Module, Profile, id_of};
 use crate::profile_file::{
-    CONTEXT_BYTES, FOR_EVER, HEADER_BYTES, LIVE_BYTES, MAGIC, MAX_FRAMES, MODULE_BYTES, VERSION,
+    CONTEXT_BYTES, FOR_EVER, HEADER_BYTES, LIVE_BYTES, LIVE_COUNT_BYTES, MAGIC, MAX_FRAMES, MODULE_BYTES,
+    PAIR_BYTES, VERSION,
 };
 
 const PATH_BYTES: usize = 256;
@@ -37,20 +39,22 @@ impl Profile {
         let objects: usize = self.contexts.iter().map(|context| context.alive.len()).sum();
         let was_left = self.contexts.iter().flat_map(|context| &context.alive).any(|object| !object.for_ever);
         let mut header = MAGIC.to_vec();
-        let counts = [self.modules.len(), self.contexts.len(), objects].map(|count| count as u32);
+        let (freeing, pairs) = self.pairs();
+        let contexts = self.contexts.len() + freeing.len();
+        let counts = [self.modules.len(), contexts, objects].map(|count| count as u32);
         let sizes = [MODULE_BYTES, CONTEXT_BYTES, LIVE_BYTES].map(|bytes| bytes as u32);
         numbers32(&mut header, &[VERSION, self.pid]);
         counts.iter().zip(sizes).for_each(|(&count, bytes)| numbers32(&mut header, &[count, bytes]));
         let left_ns = if was_left { self.duration_ns.max(1) } else { 0 };
         numbers(&mut header, &[self.mean_bytes, self.start_unix_ns, 0, self.duration_ns, self.lost, 0, 0, 0]);
         numbers(&mut header, &[left_ns]);
-        numbers32(&mut header, &[self.processes]);
+        numbers32(&mut header, &[self.processes, pairs.len() as u32, PAIR_BYTES as u32]);
         header.resize(HEADER_BYTES, 0);
         out.write_all(&header)?;
         for module in &self.modules {
             out.write_all(&bytes_of_module(module))?;
         }
-        for context in &self.contexts {
+        for context in self.contexts.iter().chain(&freeing) {
             out.write_all(&bytes_of_context(context))?;
         }
         for (number, context) in self.contexts.iter().enumerate() {
@@ -62,7 +66,32 @@ impl Profile {
                 out.write_all(&bytes)?;
             }
         }
+        let mut bytes = vec![0; LIVE_COUNT_BYTES];
+        for (allocated, freed, objects) in pairs {
+            numbers32(&mut bytes, &[allocated as u32 + 1, freed as u32 + 1]);
+            numbers(&mut bytes, &[objects]);
+        }
+        out.write_all(&bytes)?;
         out.flush()
+    }
+
+    /// Contexts in which objects were freed and none allocated, which stand behind the others; and the pairs, by number.
+    fn pairs(&self) -> (Vec<Context>, Vec<(usize, usize, u64)>) {
+        let all = self.contexts.iter().enumerate();
+        let mut numbers: HashMap<&[Frame], usize> = all.map(|(number, one)| (&*one.frames, number)).collect();
+        let (mut freeing, mut pairs) = (Vec::new(), Vec::new());
+        for (allocated, context) in self.contexts.iter().enumerate() {
+            for frees in &context.frees {
+                let next = self.contexts.len() + freeing.len();
+                let freed = *numbers.entry(&frees.frames).or_insert_with(|| {
+                    let frames = frees.frames.clone();
+                    freeing.push(Context { id: id_of(&frames), frames, ..Context::default() });
+                    next
+                });
+                pairs.push((allocated, freed, frees.objects));
+            }
+        }
+        (freeing, pairs)
     }
 }
 

@@ -1,6 +1,7 @@
-//! A profile as two Parquet tables, for training: one row a calling context (LLAMA §5.1), and one row a range of code, of all
-//! the modules: so that a model can be given the names of functions that were never seen on a stack.
+//! A profile as two Parquet tables, for training: one row a calling context (LLAMA §5.1), and one row a range of code that was
+//! seen on a stack. All the code of a file is a table of the same kind, by which a model is given the functions that never were.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,9 +12,9 @@ use parquet::file::writer::SerializedFileWriter;
 use parquet::record::RecordWriter;
 use parquet_derive::ParquetRecordWriter;
 
-use crate::code;
+use crate::code::{self, Code, Range};
 use crate::label::{CLASS_NAMES, lifetime};
-use crate::profile::{CLASSES, Context, Frame, Profile};
+use crate::profile::{CLASSES, Context, Frame, Module, Profile};
 use crate::symbols::Symbols;
 
 /// Version of the tables, in their metadata as `mayfly.version`.
@@ -67,6 +68,9 @@ struct Row {
     left_later: u64,
     t95: Option<String>,
     t95_at_least: bool,
+    freed_by: Option<String>,
+    freed_by_objects: u64,
+    frees_seen: u64,
 }
 
 #[derive(ParquetRecordWriter)]
@@ -103,13 +107,19 @@ pub fn write<'a>(profile: &'a Profile, symbols: &mut Symbols<'a>, path: &Path) -
     Ok(())
 }
 
+fn text_of(frames: &[Frame], symbols: &mut Symbols) -> String {
+    let names: Vec<String> = frames.iter().map(|&frame| symbols.text_of(frame)).collect();
+    names.join(FRAME_SEPARATOR)
+}
+
 fn rows_of(profile: &Profile, contexts: &[Context], symbols: &mut Symbols, run: &str) -> Vec<Row> {
     contexts
         .iter()
         .map(|context| {
-            let stack: Vec<String> = context.frames.iter().map(|&frame| symbols.text_of(frame)).collect();
+            let stack = text_of(&context.frames, symbols);
             let program = profile.program_of(context).map(|number| &profile.modules[number]);
             let lifetime = lifetime(context);
+            let most = context.frees.iter().max_by_key(|frees| frees.objects);
             let [left_10ms, left_100ms, left_1s, left_10s, left_100s, left_1000s, left_later] =
                 context.censored();
             let [freed_10ms, freed_100ms, freed_1s, freed_10s, freed_100s, freed_1000s, freed_later]: [u64;
@@ -119,9 +129,9 @@ fn rows_of(profile: &Profile, contexts: &[Context], symbols: &mut Symbols, run: 
                 program_build_id: program.map_or(String::new(), |module| hex(&module.build_id)),
                 context: context.id,
                 profile: run.to_owned(),
-                stack: stack.join(FRAME_SEPARATOR),
+                stack,
                 frames: context.frames.iter().flat_map(|frame| frame.place().to_le_bytes()).collect(),
-                depth: stack.len() as u32,
+                depth: context.frames.len() as u32,
                 sampled: context.sampled,
                 unwatched: context.unwatched,
                 allocations: context.allocations,
@@ -158,38 +168,64 @@ fn rows_of(profile: &Profile, contexts: &[Context], symbols: &mut Symbols, run: 
                 left_later,
                 t95: lifetime.map(|lifetime| CLASS_NAMES[lifetime.class].to_owned()),
                 t95_at_least: lifetime.is_some_and(|lifetime| lifetime.at_least),
+                freed_by: most.map(|frees| text_of(&frees.frames, symbols)),
+                freed_by_objects: most.map_or(0, |frees| frees.objects),
+                frees_seen: context.frees.iter().map(|frees| frees.objects).sum(),
             }
         })
         .collect()
 }
 
-/// Writes the names of all the code of the profile's modules to `path`.
+/// Writes the names of the code that is on the profile's stacks to `path`. All other code is named when a model is made of it.
 ///
 /// # Errors
 /// The file cannot be written.
 pub fn write_code<'a>(profile: &'a Profile, symbols: &mut Symbols<'a>, path: &Path) -> Result<()> {
-    let cannot = || format!("cannot write {}", path.display());
+    let calls = profile.contexts.iter().flat_map(|context| &context.frames);
+    let mut by_module: BTreeMap<usize, Vec<Frame>> = BTreeMap::new();
+    calls.for_each(|&frame| by_module.entry(frame.module.unwrap_or(usize::MAX)).or_default().push(frame));
+    by_module.remove(&usize::MAX); // made at run time
     let mut writer = writer::<CodeRow>(path)?;
-    for (number, module) in profile.modules.iter().enumerate() {
-        let calls = profile.contexts.iter().flat_map(|context| &context.frames);
-        let calls: Vec<Frame> = calls.filter(|frame| frame.module == Some(number)).copied().collect();
-        if calls.is_empty() {
-            continue; // no context goes through it
-        }
-        let (file, build_id) = (module.path.display().to_string(), hex(&module.build_id));
-        let ranges = code::ranges(symbols, module, number, &calls);
-        for ranges in ranges.chunks(ROWS) {
-            let rows: Vec<CodeRow> = ranges
-                .iter()
-                .map(|range| {
-                    let (module, start, end) = (number as u32 + 1, range.start, range.end);
-                    CodeRow { module, path: &file, build_id: &build_id, start, end, names: &range.names }
-                })
-                .collect();
-            add_rows(&mut writer, &rows).with_context(cannot)?;
-        }
+    for (number, calls) in by_module {
+        add_code(&mut writer, number, &profile.modules[number], &code::of_calls(symbols, &calls), path)?;
     }
+    writer.close().with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(())
+}
+
+/// Writes the names of all the code of a file to `path`, whole or not at all.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn write_all_code(code: &Code, path: &Path) -> Result<()> {
+    let cannot = || format!("cannot write {}", path.display());
+    let fresh = path.with_extension(format!("new-{}", std::process::id()));
+    let mut writer = writer::<CodeRow>(&fresh)?;
+    let module =
+        Module { path: code.path.clone(), build_id: code.build_id.clone(), addresses: 0..0, load_address: 0 };
+    add_code(&mut writer, 0, &module, &code.ranges, path)?;
     writer.close().with_context(cannot)?;
+    std::fs::rename(&fresh, path).with_context(cannot)
+}
+
+fn add_code(
+    writer: &mut SerializedFileWriter<std::fs::File>,
+    number: usize,
+    module: &Module,
+    ranges: &[Range],
+    path: &Path,
+) -> Result<()> {
+    let (file, build_id) = (module.path.display().to_string(), hex(&module.build_id));
+    for ranges in ranges.chunks(ROWS) {
+        let rows: Vec<CodeRow> = ranges
+            .iter()
+            .map(|range| {
+                let (module, start, end) = (number as u32 + 1, range.start, range.end);
+                CodeRow { module, path: &file, build_id: &build_id, start, end, names: &range.names }
+            })
+            .collect();
+        add_rows(writer, &rows).with_context(|| format!("cannot write {}", path.display()))?;
+    }
     Ok(())
 }
 

@@ -4,7 +4,7 @@
 //!
 //! **What is kept.** The calling context is unwound, and each context keeps a running tally (minimum, maximum, sum, sum of
 //! squares) of lifetime, size and alignment, how many died in each lifetime class, and how many on the thread and CPU
-//! they were born on. A sampled object is *watched* as those of [`crate::lifetime::sites`] are: its free takes the slow path.
+//! they were born on. Where it is freed is unwound, too, and how often objects of a context are freed in which is counted. A sampled object is *watched* as those of [`crate::lifetime::sites`] are: its free takes the slow path.
 //!
 //! **Where.** In a file mapped into memory (docs/lifetime.md): nothing is written at the end, so a process may be killed at
 //! any moment and leaves a profile that is whole but for the sample in work. Nothing here allocates.
@@ -154,6 +154,11 @@ fn allocated(born: &Born) {
 /// and has borne none of the objects.
 fn freed(thread: Option<u32>, address: usize) {
     let now_ns = os::precise_ns();
+    if with_file(|file| file.live.has(address as u64)) != Some(true) {
+        return; // not sampled: nothing is unwound
+    }
+    let mut stack = unwind::Stack::default();
+    os::keep_errno(|| unwind::beyond_this_module(&mut stack));
     with_file(|file| {
         if file.header.phase.load(Relaxed) >= ENDED {
             return; // it is being read
@@ -163,6 +168,9 @@ fn freed(thread: Option<u32>, address: usize) {
         let class = lifetime_class::of_lifetime_ms(lifetime_ns / 1_000_000);
         let context: &mut Context = &mut file.contexts[live.context as usize - 1];
         context.was_freed(lifetime_ns, class, Some(live.thread) == thread, live.cpu == os::cpu());
+        if !stack.frames().is_empty() {
+            file.freed_in(live.context as usize - 1, stack.frames());
+        }
         file.header.last_ns = now_ns;
     });
 }

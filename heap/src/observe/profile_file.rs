@@ -14,6 +14,7 @@ pub const VERSION: u32 = 1;
 const MODULES: usize = 512;
 const CONTEXTS: usize = 1 << 15;
 const LIVE: usize = 1 << 17;
+const PAIRS: usize = 1 << 14;
 const MODULE_PATH_BYTES: usize = 256;
 const BUILD_ID_BYTES: usize = 32;
 /// A frame's address is counted from its module's load address; above it lies the module's number plus one.
@@ -29,6 +30,8 @@ pub struct File {
     pub contexts: [Context; CONTEXTS],
     /// Sampled objects that live.
     pub live: LiveObjects,
+    /// Where objects of which context were freed.
+    pairs: [Pair; PAIRS],
 }
 
 /// The first 256 bytes.
@@ -60,6 +63,8 @@ pub struct Header {
     /// Not the heap's: when who was attached left while the process ran on, and of how many processes a merged profile is.
     left_ns: u64,
     processes: u32,
+    pairs: u32,
+    pair_bytes: u32,
 }
 
 const _: () = assert!(core::mem::offset_of!(Header, phase) == PHASE_AT);
@@ -141,6 +146,15 @@ impl Context {
     }
 }
 
+/// The context that objects were allocated in, that which freed them, and how many (LLAMA §4). All zeros is none.
+#[repr(C)]
+struct Pair {
+    /// Numbers of contexts plus one.
+    allocated: u32,
+    freed: u32,
+    objects: u64,
+}
+
 /// A sampled object that lives. All zeros is none.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -161,6 +175,8 @@ pub struct Live {
 #[repr(C)]
 pub struct LiveObjects([Live; LIVE], u64);
 
+const _: () = assert!(core::mem::offset_of!(File, pairs).is_multiple_of(8));
+
 const NONE: Live = Live { address: 0, birth_ns: 0, context: 0, thread: 0, cpu: 0 };
 
 impl LiveObjects {
@@ -179,6 +195,18 @@ impl LiveObjects {
         }
         self.1 += u64::from(self.0[at].address == 0);
         self.0[at] = live;
+        true
+    }
+
+    /// Whether an object is there.
+    pub fn has(&self, address: u64) -> bool {
+        let mut at = Self::home(address);
+        while self.0[at].address != address {
+            if self.0[at].address == 0 {
+                return false;
+            }
+            at = (at + 1) % LIVE;
+        }
         true
     }
 
@@ -217,6 +245,7 @@ impl File {
         (header.modules, header.module_bytes) = (MODULES as u32, size_of::<Module>() as u32);
         (header.contexts, header.context_bytes) = (CONTEXTS as u32, size_of::<Context>() as u32);
         (header.live, header.live_bytes) = (LIVE as u32, size_of::<Live>() as u32);
+        (header.pairs, header.pair_bytes) = (PAIRS as u32, size_of::<Pair>() as u32);
         header.mean_bytes = mean_bytes;
         header.start_unix_ns = os::unix_ns();
         header.start_ns = os::precise_ns();
@@ -227,6 +256,12 @@ impl File {
 
     /// The number of a context, added if it is new; `None` when the table is full, which is counted.
     pub fn context(&mut self, frames: &[usize]) -> Option<usize> {
+        let found = self.find(frames);
+        self.header.lost_contexts += u64::from(found.is_none());
+        found
+    }
+
+    fn find(&mut self, frames: &[usize]) -> Option<usize> {
         let mut offsets = [0; MAX_FRAMES];
         let mut hash = 0xCBF2_9CE4_8422_2325;
         for (offset, &frame) in offsets.iter_mut().zip(frames) {
@@ -249,8 +284,23 @@ impl File {
             }
             at = (at + 1) % CONTEXTS;
         }
-        self.header.lost_contexts += 1;
         None
+    }
+
+    /// An object of one context was freed in another. When the table is full that is not counted.
+    pub fn freed_in(&mut self, allocated: usize, freed: &[usize]) {
+        let Some(freed) = self.find(freed) else { return };
+        let both = [allocated, freed].map(|number| number as u32 + 1);
+        let hash = (u64::from(both[0]) << 32 | u64::from(both[1])).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let first = (hash >> (u64::BITS - PAIRS.ilog2())) as usize;
+        for at in (first..first + PAIRS / 8).map(|at| at % PAIRS) {
+            let pair = &mut self.pairs[at];
+            if pair.objects == 0 || [pair.allocated, pair.freed] == both {
+                [pair.allocated, pair.freed] = both;
+                pair.objects += 1;
+                return;
+            }
+        }
     }
 
     /// A return address as its module and the offset in it; as it is where there is no module.

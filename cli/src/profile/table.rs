@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use lifetime::label::{CLASS_NAMES, lifetime, t95};
-use lifetime::profile::{Context, Profile};
+use lifetime::profile::{Context, Frame, Profile};
 use lifetime::readable::{says_nothing, short};
 use lifetime::symbols::Symbols;
 use serde_json::{Value, json};
@@ -79,17 +79,17 @@ pub fn described(profile: &Profile, symbols: &mut Symbols, top: usize) -> String
             bytes(context.size.sum / context.sampled as f64),
             lifetime(context).map_or("?".to_owned(), |lifetime| lifetime.to_string()),
             mean,
-            line_of(context, symbols),
+            line_of(&context.frames, symbols),
         );
     }
     text
 }
 
 /// The innermost functions of a context that say something.
-pub fn line_of(context: &Context, symbols: &mut Symbols) -> String {
+fn line_of(frames: &[Frame], symbols: &mut Symbols) -> String {
     let mut all = Vec::new();
     let mut telling = Vec::new();
-    for &frame in &context.frames {
+    for &frame in frames {
         for function in symbols.of(frame) {
             let name = short(&function.name);
             if !says_nothing(&function.name) {
@@ -128,8 +128,51 @@ pub fn leaks(profile: &Profile, symbols: &mut Symbols, top: usize) -> String {
             count(context.live_allocations().round() as u64),
             context.live as f64 / (context.freed + context.live) as f64 * 100.0,
             duration(oldest as f64),
-            line_of(context, symbols),
+            line_of(&context.frames, symbols),
         );
+    }
+    text
+}
+
+/// Callers of free that a context shows.
+const FREEING: usize = 3;
+
+/// Where objects are freed, of the contexts that allocate most (LLAMA §4).
+pub fn frees(profile: &Profile, symbols: &mut Symbols, top: usize) -> String {
+    let mut contexts: Vec<&Context> =
+        profile.contexts.iter().filter(|context| !context.frees.is_empty()).collect();
+    contexts.sort_by(|a, b| b.bytes.total_cmp(&a.bytes));
+    let mut text =
+        format!("{:>9} {:>8}  {:>9}  context, and where its objects are freed\n", "bytes", "freed", "mean");
+    for context in contexts.iter().take(top) {
+        text += &format!(
+            "{:>9} {:>8}  {:>9}  {}\n",
+            bytes(context.bytes),
+            count(context.freed),
+            duration(context.lifetime_ns.sum / context.freed.max(1) as f64),
+            line_of(&context.frames, symbols)
+        );
+        // What differs in lines of code only is one place to people.
+        let mut places: Vec<(String, u64)> = Vec::new();
+        for frees in &context.frees {
+            let line = line_of(&frees.frames, symbols);
+            match places.iter_mut().find(|(known, _)| *known == line) {
+                Some((_, objects)) => *objects += frees.objects,
+                None => places.push((line, frees.objects)),
+            }
+        }
+        places.sort_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(&b.0)));
+        let all: u64 = places.iter().map(|(_, objects)| objects).sum();
+        for (line, objects) in places.iter().take(FREEING) {
+            text += &format!("{:>29.1}%  freed by {line}\n", *objects as f64 / all as f64 * 100.0);
+        }
+        if places.len() > FREEING {
+            text += &format!("{:>30}  and in {} others\n", "", places.len() - FREEING);
+        }
+    }
+    if contexts.is_empty() {
+        text +=
+            "no frees were seen: the profile is of an older heap, or of one that is a part of the program\n";
     }
     text
 }
@@ -146,7 +189,7 @@ fn by_names(profile: &Profile, symbols: &mut Symbols) -> HashMap<String, (Side, 
     let mut found: HashMap<String, (Side, String)> = HashMap::new();
     for context in &profile.contexts {
         let names: Vec<String> = context.frames.iter().map(|&frame| symbols.text_of(frame)).collect();
-        let line = || (Side::default(), line_of(context, symbols));
+        let line = || (Side::default(), line_of(&context.frames, symbols));
         let (side, _) = found.entry(names.join("@")).or_insert_with(line);
         side.bytes += context.bytes;
         // Of several that are called alike the first says it.
@@ -205,7 +248,7 @@ fn signed(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lifetime::profile::{Alive, Frame};
+    use lifetime::profile::{Alive, Frees};
 
     fn context(offset: u64, bytes: f64, freed: u64, ages_s: &[u64]) -> Context {
         let alive = ages_s.iter().map(|age| Alive { age_ns: age * 1_000_000_000, for_ever: true }).collect();
@@ -244,6 +287,20 @@ mod tests {
             "{text}"
         );
         assert!(lines[3].ends_with("anonymous+0x1"), "{text}");
+    }
+
+    #[test]
+    fn places_of_frees_are_ordered_by_objects() {
+        let mut one = context(1, 4096.0, 9, &[]);
+        let freed = |offset, objects| Frees { frames: vec![Frame { module: None, offset }], objects };
+        one.frees = vec![freed(7, 1), freed(8, 3)];
+        let profile = profile(vec![context(2, 1e9, 9, &[]), one]);
+        let text = frees(&profile, &mut Symbols::new(&profile), 10);
+        let lines: Vec<&str> = text.lines().skip(1).collect();
+        assert_eq!(lines.len(), 3, "of the other one nothing was seen: {text}");
+        assert!(lines[0].ends_with("anonymous+0x1"), "{text}");
+        assert!(lines[1].ends_with("75.0%  freed by anonymous+0x8"), "{text}");
+        assert!(lines[2].ends_with("25.0%  freed by anonymous+0x7"), "{text}");
     }
 
     #[test]

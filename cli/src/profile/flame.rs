@@ -16,7 +16,7 @@ const MEASURES: [(&str, &str); 4] = [
     ("byte-seconds", "byte-seconds"),
     ("live at the end", "bytes"),
 ];
-const PAGE: &str = include_str!("profile_flame.html");
+const PAGE: &str = include_str!("flame.html");
 /// Stands in the page where the data goes.
 const PLACE: &str = "MAYFLY_DATA";
 

@@ -11,7 +11,7 @@ use lifetime::attach::{ENDED, SAMPLE, WATCH};
 use lifetime::profile::Profile;
 
 use crate::process;
-use crate::profile_attach::Attachment;
+use crate::profile::attach::Attachment;
 
 /// How long the program may take to answer: it does when it allocates.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -1,5 +1,13 @@
 //! `mayfly profile`: samples a program's allocations and says, for each calling context, how long its objects live.
 
+pub mod again;
+pub mod attach;
+pub mod flame;
+pub mod keep;
+pub mod parts;
+pub mod table;
+pub mod tree;
+
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,14 +18,13 @@ use lifetime::profile::Profile;
 use lifetime::root::Root;
 use lifetime::symbols::Symbols;
 
+use self::again::parse_pause;
+use self::keep::Keeper;
+use self::parts::Parts;
+use self::table::{as_json, described, difference, frees, leaks};
+use self::tree::Wish;
 use crate::child::Preloaded;
 use crate::process;
-use crate::profile_again::{self, parse_pause};
-use crate::profile_flame;
-use crate::profile_keep::{self, Keeper};
-use crate::profile_parts::{self, Parts};
-use crate::profile_table::{as_json, described, difference, leaks};
-use crate::profile_tree::{self, Wish};
 use crate::program;
 use crate::progress::Told;
 use crate::quantity::{duration, parse_bytes};
@@ -31,6 +38,7 @@ Examples:
   mayfly profile --from one.profile two.profile -o both   profiles that were taken, as one
   mayfly profile --from new.profile --minus old.profile --flame new.html   what has changed, and a flame graph of it
   mayfly profile --leaks -- ./app                     what it never freed
+  mayfly profile --from server.profile --frees        where is what was allocated here freed?
   mayfly profile --name server --seconds 60 --again 1h -o profiles/   a minute each hour; then: mayfly train profiles/
   go tool pprof -http : server.pb.gz                  flame graphs; -tagfocus lifetime=1s for one class
   duckdb -c \"FROM 'server.parquet' ORDER BY bytes DESC\"
@@ -88,6 +96,9 @@ pub struct ProfileArguments {
     /// Show what was never freed, most first
     #[arg(long, conflicts_with = "minus")]
     leaks: bool,
+    /// Show in which functions the objects of each context are freed
+    #[arg(long, conflicts_with_all = ["minus", "leaks"])]
+    frees: bool,
     /// How many contexts the table shows
     #[arg(long, value_name = "N", default_value_t = 15)]
     top: usize,
@@ -112,7 +123,7 @@ impl ProfileArguments {
             let dataset = self.output.as_deref().unwrap_or(Path::new("."));
             let mut keeper = Keeper::new(None)?;
             keeper.stop_by_signals()?;
-            profile_again::repeat(dataset, pause, &mut keeper, |keeper| self.attach(keeper))?;
+            again::repeat(dataset, pause, &mut keeper, |keeper| self.attach(keeper))?;
             return Ok(0);
         }
         // Before it takes long.
@@ -134,7 +145,7 @@ impl ProfileArguments {
         let mut symbols = Symbols::below(&root, &profile);
         let told = Told::of("finding the names of functions", self.json);
         let mut written = match &stem {
-            Some(stem) => profile_keep::write(&profile, &mut symbols, stem)?,
+            Some(stem) => keep::write(&profile, &mut symbols, stem)?,
             None => Vec::new(),
         };
         let mut old = before.as_ref().map(|before| (before, Symbols::new(before)));
@@ -146,7 +157,7 @@ impl ProfileArguments {
                 duration(profile.duration_ns as f64)
             );
             let before = old.as_mut().map(|(before, symbols)| (*before, symbols));
-            profile_flame::write(&title, (&profile, &mut symbols), before, page)?;
+            flame::write(&title, (&profile, &mut symbols), before, page)?;
             written.push(page.clone());
         }
         drop(told);
@@ -155,6 +166,7 @@ impl ProfileArguments {
             Some((before, names)) => {
                 eprint!("{}", difference((&profile, &mut symbols), (before, names), self.top))
             }
+            None if self.frees => eprint!("{}", frees(&profile, &mut symbols, self.top)),
             None if self.leaks => eprint!("{}", leaks(&profile, &mut symbols, self.top)),
             None => eprint!("{}", described(&profile, &mut symbols, self.top)),
         }
@@ -201,7 +213,7 @@ impl ProfileArguments {
         let root = Root::of_process(pid).unwrap_or(Root::Own);
         let (control, time) = (self.control.as_deref(), self.seconds.unwrap_or_default());
         let wish = Wish { pids: &pids, only: self.only, control, time, every: self.every };
-        Ok((profile_tree::profile(&wish, keeper)?, root))
+        Ok((tree::profile(&wish, keeper)?, root))
     }
 
     /// Runs the program from its start; its exit code, and the profile.
@@ -251,7 +263,7 @@ fn read(names: &[PathBuf]) -> Result<Profile> {
             continue;
         }
         let before = profiles.len();
-        profiles.extend(profile_parts::files(name).iter().filter_map(|path| Profile::read(path).ok()));
+        profiles.extend(parts::files(name).iter().filter_map(|path| Profile::read(path).ok()));
         ensure!(profiles.len() > before, "{}: no profile in this folder", name.display());
     }
     Ok(Profile::merged(profiles))

@@ -10,7 +10,7 @@ use lifetime::profile::Profile;
 use lifetime::symbols::Symbols;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::profile_tree::Onlooker;
+use crate::profile::tree::Onlooker;
 
 /// Between two times that the profile so far is kept; more where keeping it takes long.
 const KEEP: Duration = Duration::from_secs(2);

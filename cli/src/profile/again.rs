@@ -13,8 +13,8 @@ use lifetime::profile::Profile;
 use lifetime::root::Root;
 use lifetime::symbols::Symbols;
 
-use crate::profile_keep::{self, Keeper, with_suffix};
-use crate::profile_tree::Onlooker;
+use crate::profile::keep::{self, Keeper, with_suffix};
+use crate::profile::tree::Onlooker;
 use crate::quantity::count;
 
 /// What of a profile is kept; the table last, for it stands for the others.
@@ -67,7 +67,7 @@ fn put(profile: &Profile, root: &Root, dataset: &Path) -> Result<Option<PathBuf>
     let fresh = tempfile::Builder::new().prefix(".taking-").tempdir_in(dataset);
     let fresh = fresh.with_context(|| format!("cannot write in {}", dataset.display()))?;
     let stem = fresh.path().join("profile");
-    profile_keep::write(profile, &mut Symbols::below(root, profile), &stem)?;
+    keep::write(profile, &mut Symbols::below(root, profile), &stem)?;
     let target = dataset.join(key(profile));
     let folder = target.parent().unwrap_or(dataset);
     let cannot = || format!("cannot write {}", target.display());

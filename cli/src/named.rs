@@ -1,0 +1,31 @@
+//! `mayfly names-of FILE BUILD-ID OUT`: names all the code of a program or library, for `mayfly train`, which starts it for each that
+//! its profiles name. Not for people, and not in the help.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+use lifetime::code::Code;
+use lifetime::table;
+
+/// The verb.
+pub const VERB: &str = "names-of";
+
+/// Writes the table of the file's code; the exit code.
+#[must_use]
+pub fn execute([file, build_id, out]: [&OsString; 3]) -> i32 {
+    match write(Path::new(file), &build_id.to_string_lossy(), Path::new(out)) {
+        Ok(()) => 0,
+        Err(error) => {
+            eprintln!("mayfly: {error:#}");
+            1
+        }
+    }
+}
+
+fn write(file: &Path, build_id: &str, out: &Path) -> Result<()> {
+    let id = lifetime::symbols::build_id(file).map_err(|why| anyhow::anyhow!("{}: {why}", file.display()))?;
+    let hex: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
+    ensure!(hex == build_id, "{}: it is of build {hex} by now", file.display());
+    table::write_all_code(&Code::read(file)?, out)
+}

@@ -1,0 +1,100 @@
+//! What `mayfly profile` shows of a profile that was taken, and what it refuses to take.
+
+mod known;
+mod synthetic;
+
+use std::path::Path;
+use std::process::Command;
+
+use known::{of, program};
+use lifetime::label::t95;
+use lifetime::profile::Profile;
+use synthetic::{heap_library, mayfly, refusal};
+use tempfile::tempdir;
+
+#[test]
+fn a_profile_that_was_taken_is_shown_in_every_way() {
+    let folder = tempdir().unwrap();
+    let program = program(folder.path());
+    let out = folder.path().join("out");
+    let mut command = mayfly();
+    command.args(["profile", "--leaks", "--every", "32k", "-o"]).arg(&out).arg("--").arg(&program);
+    let output = command.env("MAYFLY_HEAP_LIB", heap_library()).output().unwrap();
+    assert_eq!(output.status.code(), Some(7));
+    // Without the lines that tell how far it is, on a slow machine.
+    let shown = |output: std::process::Output| -> String {
+        let text = String::from_utf8(output.stderr).unwrap();
+        text.lines().filter(|line| !line.starts_with("mayfly: ")).map(|line| format!("{line}\n")).collect()
+    };
+    let text = shown(output);
+    let mut lines = text.lines();
+    assert!(lines.next().unwrap().ends_with("were never freed"), "{text}");
+    assert!(lines.nth(1).unwrap().contains("  permanent < main"), "most first: {text}");
+
+    let raw = out.with_extension("profile");
+    let page = folder.path().join("page.html");
+    let mut command = mayfly();
+    command.args(["profile", "--from"]).arg(&raw).arg("--minus").arg(&raw).arg("--flame").arg(&page);
+    let text = shown(command.output().unwrap());
+    let changes: Vec<_> = text.lines().skip(2).take_while(|line| !line.starts_with("written")).collect();
+    assert!(changes.len() > 4 && changes.iter().all(|line| line.trim_start().starts_with("+0")), "{text}");
+    let html = std::fs::read_to_string(&page).unwrap();
+    assert!(html.contains("\"permanent\"") && html.contains("\"compares\":true"));
+
+    let mut command = mayfly();
+    command.args(["profile", "--frees", "--from"]).arg(&raw);
+    let text = shown(command.output().unwrap());
+    let lines: Vec<_> = text.lines().collect();
+    let crossing = lines.iter().position(|line| line.ends_with("  crossing < main")).unwrap();
+    assert!(lines[crossing + 1].contains("100.0%  freed by free_all"), "{text}");
+
+    // Two of the same are twice as much, and a lifetime is what it was.
+    let twice = folder.path().join("twice");
+    let mut command = mayfly();
+    command.args(["profile", "--from"]).arg(&raw).arg(&raw).arg("-o").arg(&twice);
+    assert!(shown(command.output().unwrap()).contains("of 2 processes"));
+    let [one, two] = [raw, twice.with_extension("profile")].map(|path| Profile::read(&path).unwrap());
+    assert_eq!(one.bytes() * 2.0, two.bytes());
+    assert_eq!(t95(of(&one, "permanent")), t95(of(&two, "permanent")));
+}
+
+#[test]
+fn what_cannot_be_profiled_is_refused_before_it_starts() {
+    let folder = tempdir().unwrap();
+    let source = folder.path().join("static.c");
+    let program = folder.path().join("static");
+    let text = "#include <stdio.h>\nint main(void) { puts(\"started\"); return 0; }";
+    std::fs::write(&source, text).unwrap();
+    let cc = Command::new("cc").arg("-static").arg("-o").arg(&program).arg(&source).status().unwrap();
+    assert!(cc.success());
+    let refused = |program: &Path| {
+        let mut command = mayfly();
+        command.args(["profile", "-o"]).arg(folder.path().join("out")).arg("--").arg(program);
+        refusal(&command.env("MAYFLY_HEAP_LIB", heap_library()).output().unwrap(), 125)
+    };
+    let line = refused(&program);
+    assert!(line.contains("static is statically linked") && line.ends_with("(without -static)"), "{line}");
+    // Another user's program that runs with that user's rights.
+    // SAFETY: always allowed.
+    if unsafe { libc::geteuid() } == 0 {
+        let copy = folder.path().join("suid");
+        std::fs::copy("/bin/true", &copy).unwrap();
+        assert!(Command::new("chown").arg("65534").arg(&copy).status().unwrap().success());
+        assert!(Command::new("chmod").arg("4755").arg(&copy).status().unwrap().success());
+        let line = refused(&copy);
+        assert!(line.contains("suid is setuid") && line.contains("without these rights"), "{line}");
+    }
+    assert_eq!(
+        std::fs::read_dir(folder.path()).unwrap().count(),
+        3 - usize::from(!folder.path().join("suid").exists())
+    );
+}
+
+#[test]
+fn a_folder_that_is_not_there_is_named() {
+    let folder = tempdir().unwrap();
+    let mut command = mayfly();
+    command.args(["profile", "-o"]).arg(folder.path().join("no/such/out")).args(["--", "true"]);
+    let line = refusal(&command.env("MAYFLY_HEAP_LIB", heap_library()).output().unwrap(), 125);
+    assert!(line.ends_with("no such directory"), "{line}");
+}
