@@ -27,6 +27,7 @@ def arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--vocabulary", type=int, default=5000)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--confusions", choices=("alike", "costs"), default="alike")
     parser.add_argument("--engine", choices=("duckdb", "spark"), default="duckdb")
     parser.add_argument("--plot", metavar="FILE.svg", help="draw the confusion matrix")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -3,7 +3,7 @@
 import argparse
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -87,17 +87,28 @@ def compare(given: argparse.Namespace) -> int:
     from train.encoders import ENCODERS
 
     rows = [Row("most_common_class", _most_common_class(data))]
-    tabled = fit.measured(data, _recipe(given, table.NAME, 0), export_too=False)
-    rows.append(Row(table.NAME, tabled.as_trained, tabled.seconds))
+
+    def add(name: str, made_by: Recipe) -> None:
+        with progress.stage(f"training {name}"):
+            found = fit.measured(data, made_by, export_too=False)
+            rows.append(Row(name, found.as_trained, found.seconds))
+            other = fit.on_another_run(given.engine, given.profiles, made_by)
+            if other:
+                rows.append(Row(f"{name}_other_run", other))
+
+    kinds = {False: "", True: "-by-costs"}
+    for by_costs, suffix in kinds.items():
+        add(table.NAME + suffix, replace(_recipe(given, table.NAME, 0), by_costs=by_costs))
     begun = time.monotonic()
     with progress.stage("training ngrams-boosting"):
         boosted = boosting.held_out_accuracy(data, fit.folds_for(data), given.seed, recipe.MOST_FRAMES)
     rows.append(Row("ngrams-boosting", boosted, time.monotonic() - begun))
     for hidden in (64, 16):
         for name in ENCODERS:
-            with progress.stage(f"training {name} of width {hidden}"):
-                found = fit.measured(data, _recipe(given, name, hidden), export_too=False)
-            rows.append(Row(f"{name}-{hidden}", found.as_trained, found.seconds))
+            # What confusions cost is weighed for the encoder that is used.
+            for by_costs in kinds if (name, hidden) == ("lstm-frames", 64) else (False,):
+                made_by = replace(_recipe(given, name, hidden), by_costs=by_costs)
+                add(f"{name}-{hidden}{kinds[by_costs]}", made_by)
     if given.json:
         _print_json("compare", rows, {"contexts": len(data)})
         return 0
@@ -138,7 +149,7 @@ def measure_model(given: argparse.Namespace) -> int:
 
 
 def _recipe(given: argparse.Namespace, encoder: str, hidden: int) -> Recipe:
-    return Recipe(encoder, hidden, given.vocabulary, given.rounds, given.seed)
+    return Recipe(encoder, hidden, given.vocabulary, given.rounds, given.seed, given.confusions == "costs")
 
 
 def _most_common_class(data: Contexts) -> Accuracy | None:
@@ -166,15 +177,16 @@ def _print_contexts(data: Contexts, held_out: str = "") -> None:
 
 def _print_table(title: str, rows: list[Row]) -> None:
     width = max(len(title), *(len(row.name) for row in rows))
-    print(f"{title:<{width}}  bytes right  within a class  known   allocations right  contexts right")
+    heads = "bytes right  within a class  outlived   cost  known   allocations right  contexts right"
+    print(f"{title:<{width}}  {heads}")
     for row in rows:
         name = row.name.replace("_", " ")
         if not row.accuracy:
             print(f"{name:<{width}}  no contexts to measure on")
             continue
         a = row.accuracy
-        shares = [a.bytes, a.bytes_near, a.bytes_known, a.allocations, a.unweighted]
-        text = "  {:10.1%}  {:14.1%}  {:5.0%}  {:18.1%}  {:14.1%}".format(*shares)
+        shares = [a.bytes, a.bytes_near, a.outlived, a.cost, a.bytes_known, a.allocations, a.unweighted]
+        text = "  {:10.1%}  {:14.1%}  {:8.1%}  {:5.2f}  {:5.0%}  {:18.1%}  {:14.1%}".format(*shares)
         print(f"{name:<{width}}{text}" + (f"  {row.seconds:.0f} s" if row.seconds is not None else ""))
 
 

@@ -208,10 +208,18 @@ def network(name: str, hidden: int) -> Network:
 
 
 class Encoder:
-    """A network and the names that it is for: `seen` are the frames of the contexts to learn from."""
+    """A network and the names that it is for: `seen` are the frames of the contexts to learn from, `vectors`
+    what the tokens begin with, if they are known."""
 
-    def __init__(self, name: str, hidden: int, vocabulary: Vocabulary, seen: Iterable[str]):
-        self.name, self.hidden = name, hidden
+    def __init__(
+        self,
+        name: str,
+        hidden: int,
+        vocabulary: Vocabulary,
+        seen: Iterable[str],
+        vectors: np.ndarray | None = None,
+    ):
+        self.name, self.hidden, self.vectors = name, hidden, vectors
         self.network = network(name, hidden)
         by_frame = isinstance(self.network.table, FrameTable)
         self.steps = FrameSteps(vocabulary, seen) if by_frame else TokenSteps(vocabulary)
@@ -220,6 +228,8 @@ class Encoder:
         table, shape = jax.random.split(jax.random.key(seed))
         frames = _roomy(self.steps.seen) if isinstance(self.steps, FrameSteps) else 0
         weights = self.network.table.initial(table, _roomy(len(self.steps.vocabulary)), frames)
+        if self.vectors is not None:
+            weights["tokens"] = weights["tokens"].at[: len(self.vectors)].set(self.vectors)
         return weights | self.network.shape.initial(shape)
 
     def constants(self) -> tuple:

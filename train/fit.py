@@ -52,7 +52,7 @@ def trial(split: Split, recipe: Recipe, export_too: bool) -> Trial:
     """Learns from one part, and says the classes of the part that is held out."""
     begun = time.monotonic()
     if recipe.is_table:
-        found = table.predict(table.make(split.learn.joined_by(split.stop_by)), split.held_out.stacks)
+        found = table.predict(table.make(split.learn.joined_by(split.stop_by), recipe), split.held_out.stacks)
         return Trial(found, found, 0, time.monotonic() - begun)
     networks = needed.networks()
     encoder, predicted, outcome = networks.trial(split, recipe)
@@ -135,7 +135,7 @@ def make(engine: str, paths: list[str], recipe: Recipe) -> Made:
     if not recipe.is_table:
         needed.networks()
     if recipe.is_table:
-        estimate = measure.accuracy(data, table.predict(table.make(data), data.stacks))
+        estimate = measure.accuracy(data, table.predict(table.make(data, recipe), data.stacks))
         progress.say(f"first estimate, of what was seen: {estimate.in_words()}")
     with progress.stage(f"learning from {len(data):,} contexts, to measure on others"):
         held_out = measured(data, recipe, export_too=True)
@@ -147,7 +147,7 @@ def make(engine: str, paths: list[str], recipe: Recipe) -> Made:
         files = symbols.load(engine, paths)
     with progress.stage("learning from all, and writing the model"):
         if recipe.is_table:
-            model = table.make(data)
+            model = table.make(data, recipe)
             frames = link.link(model, files)
         else:
             networks = needed.networks()
@@ -169,6 +169,7 @@ def make(engine: str, paths: list[str], recipe: Recipe) -> Made:
             "hidden": recipe.hidden,
             "vocabulary": len(encoder.steps.vocabulary),
             "seed": recipe.seed,
+            "by_costs": recipe.by_costs,
             "rounds": held_out.rounds,
         }
     return Made(model, recipe, data, other_run, held_out, of_all)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from train.contexts import Contexts
+from train.costs import COSTS
 from train.dataset import CLASS_NAMES
 
 
@@ -22,6 +23,10 @@ class Accuracy:
     allocations_near: float
     unweighted: float
     unweighted_near: float
+    outlived: float
+    """Of the bytes that something is said of, those that live longer than was said: they hold pages."""
+    cost: float
+    """What a byte of them costs on average (train/costs.py)."""
     confusion: np.ndarray
     """Share of all bytes, by true and predicted class."""
 
@@ -34,10 +39,13 @@ class Accuracy:
             "unweighted": self.unweighted,
             "weighted_off_by_one": self.allocations_near,
             "unweighted_off_by_one": self.unweighted_near,
+            "bytes_outlived": self.outlived,
         }
-        return {"contexts": self.contexts} | {
-            f"{name}_percent": round(100 * share, 2) for name, share in shares.items()
-        }
+        return (
+            {"contexts": self.contexts}
+            | {f"{name}_percent": round(100 * share, 2) for name, share in shares.items()}
+            | {"cost": round(self.cost, 4)}
+        )
 
     def in_words(self) -> str:
         return f"right for {100 * self.bytes:.1f}% of bytes, within a class for {100 * self.bytes_near:.1f}%"
@@ -52,6 +60,8 @@ def accuracy(told: Contexts, predicted: np.ndarray) -> Accuracy | None:
     right, near = told.labels == predicted, known & (np.abs(told.labels - predicted) <= 1)
     confusion = np.zeros((len(CLASS_NAMES), len(CLASS_NAMES)))
     np.add.at(confusion, (told.labels[known], predicted[known]), allocated[known])
+    prices = COSTS[told.labels, predicted] * known
+    of_known = max(float(allocated @ known), 1e-12)
     return Accuracy(
         len(told),
         float(allocated @ right),
@@ -61,6 +71,8 @@ def accuracy(told: Contexts, predicted: np.ndarray) -> Accuracy | None:
         float(weights @ near),
         float(right.mean()),
         float(near.mean()),
+        float(allocated @ (known & (told.labels > predicted))) / of_known,
+        float(allocated @ prices) / of_known,
         confusion,
     )
 

@@ -12,18 +12,21 @@ from train.symbols import Ranges
 from train.tokens import RESERVED, Vocabulary
 from train.training import Examples, Outcome
 
+Known = tuple[Vocabulary, np.ndarray]
+"""Tokens, and the vectors that they begin with."""
 
-def new_encoder(data: Contexts, recipe: Recipe) -> Encoder:
-    """An encoder that knows the names in these contexts."""
+
+def new_encoder(data: Contexts, recipe: Recipe, known: Known | None = None) -> Encoder:
+    """An encoder that knows the names in these contexts, or tokens that were known before."""
     counts: dict[str, int] = {}
     for stack in data.stacks:
         for frame in stack[:MOST_FRAMES]:
             counts[frame] = counts.get(frame, 0) + 1
     # A token counts once for each frame of each context that it is in.
-    vocabulary = Vocabulary.of(counts, recipe.vocabulary)
+    vocabulary, vectors = known or (Vocabulary.of(counts, recipe.vocabulary), None)
     seen = sorted(counts, key=lambda frame: (-counts[frame], frame))
     room = MOST_ROWS - recipe.vocabulary - len(RESERVED)
-    return Encoder(recipe.encoder, recipe.hidden, vocabulary, seen[:room])
+    return Encoder(recipe.encoder, recipe.hidden, vocabulary, seen[:room], vectors)
 
 
 def examples(encoder: Encoder, data: Contexts) -> Examples:
@@ -32,13 +35,13 @@ def examples(encoder: Encoder, data: Contexts) -> Examples:
     return Examples(steps, data.labels, training.say_in_training(data.weights))
 
 
-def trial(split: Split, recipe: Recipe) -> tuple[Encoder, np.ndarray, Outcome]:
+def trial(split: Split, recipe: Recipe, known: Known | None = None) -> tuple[Encoder, np.ndarray, Outcome]:
     """Learns from one part, and says the classes of the part that is held out."""
-    encoder = new_encoder(split.learn, recipe)
+    encoder = new_encoder(split.learn, recipe, known)
     learn = examples(encoder, split.learn)
     stop_by = examples(encoder, split.stop_by) if len(split.stop_by) else None
     rounds = recipe.rounds if stop_by else min(recipe.rounds, ROUNDS_OF_FEW)
-    outcome = training.train(encoder, learn, stop_by, recipe.seed, rounds)
+    outcome = training.train(encoder, learn, stop_by, recipe.seed, rounds, recipe.by_costs)
     return encoder, classes(encoder, outcome, split.held_out), outcome
 
 
@@ -55,7 +58,8 @@ def file_for_frames(encoder: Encoder, outcome: Outcome, frames: list[str]) -> tu
 def learned(data: Contexts, recipe: Recipe, rounds: int) -> tuple[Encoder, Outcome]:
     """An encoder that has learned from all, for so many rounds."""
     encoder = new_encoder(data, recipe)
-    return encoder, training.train(encoder, examples(encoder, data), None, recipe.seed, rounds)
+    learn = examples(encoder, data)
+    return encoder, training.train(encoder, learn, None, recipe.seed, rounds, recipe.by_costs)
 
 
 def classes(encoder: Encoder, outcome: Outcome, data: Contexts) -> np.ndarray:

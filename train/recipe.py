@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 
-from train import table
 from train.contexts import Contexts
 
 MOST_FRAMES = 32
@@ -12,6 +11,7 @@ MOST_FRAMES = 32
 FEW_CONTEXTS = 1000
 # Rounds of training where there are too few contexts to tell by when to stop.
 ROUNDS_OF_FEW = 30
+TABLE = "table"
 BY_NUMBER = "auto"
 """In place of an encoder: what fits the number of contexts."""
 
@@ -25,13 +25,15 @@ class Recipe:
     vocabulary: int = 5000
     rounds: int = 100
     seed: int = 1
+    by_costs: bool = False
+    """Confusions count by what they do to pages, and not all alike (train/costs.py)."""
 
     def chosen_for(self, data: Contexts) -> "Recipe":
         """With an encoder for so many contexts."""
         if self.encoder != BY_NUMBER:
             return self
-        return replace(self, encoder=table.NAME if len(data) < FEW_CONTEXTS else "lstm-frames")
+        return replace(self, encoder=TABLE if len(data) < FEW_CONTEXTS else "lstm-frames")
 
     @property
     def is_table(self) -> bool:
-        return self.encoder == table.NAME
+        return self.encoder == TABLE

@@ -1,13 +1,16 @@
-"""The functions of every program and library in the profiles, from the tables beside them: what an address
-is called, whether its function was seen allocating or not."""
+"""The functions of every program and library in the profiles: what an address is called, whether its function
+was seen allocating or not. The tables beside profiles have what was seen; of a file that is still here all
+code is named (train/all_code.py)."""
 
+from bisect import bisect
 from dataclasses import dataclass
 
+import ibis
 import ibis.expr.types as ir
 import numpy as np
 from ibis.backends import BaseBackend
 
-from train import profiles
+from train import all_code, profiles
 from train.errors import TrainError
 
 SUFFIX = ".symbols.parquet"
@@ -38,9 +41,11 @@ def load(engine: str, paths: list[str]) -> list[Ranges]:
     """The functions of all files with a build-id that these profiles name, each once, by build-id."""
     with profiles.engine(engine) as connection:
         tables = _tables(connection, paths)
-        table = profiles.collect(functions(tables), paths)
         places = profiles.collect(_paths(tables), paths)
-    path_of = dict(zip(places["build_id"].to_pylist(), places["path"].to_pylist(), strict=True))
+        path_of = dict(zip(places["build_id"].to_pylist(), places["path"].to_pylist(), strict=True))
+        for whole in all_code.found(path_of.items()).values():
+            tables.append(profiles.open_table(connection, str(whole), NEEDED, "remove it"))
+        table = profiles.collect(functions(tables), paths)
     build_ids = np.array(table["build_id"].to_pylist(), dtype=object)
     starts, ends = table["start"].to_numpy(), table["end"].to_numpy()
     names = table["names"].to_pylist()
@@ -53,8 +58,35 @@ def load(engine: str, paths: list[str]) -> list[Ranges]:
         if not 1 <= len(build_id) <= 32:
             raise TrainError(f"build_id {build_ids[first]} has {len(build_id)} bytes, 32 are the most")
         path = path_of[build_ids[first]]
-        found.append(Ranges(build_id, starts[first:last], ends[first:last], names[first:last], path))
+        rows = zip(starts[first:last].tolist(), ends[first:last].tolist(), names[first:last], strict=True)
+        *edges_of_one, names_of_one = zip(*_seen_first(list(rows)), strict=True)
+        found.append(Ranges(build_id, *map(np.array, edges_of_one), list(names_of_one), path))
     return found
+
+
+def _seen_first(rows: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+    """These ranges, ascending, without overlaps. What a profile saw is one address, and has the names that
+    its stacks say, whatever range it lies in."""
+    seen = {start: name for start, end, name in reversed(rows) if end == start + 1}
+    points = sorted(seen)
+    made: list[tuple[int, int, str]] = []
+    reached = 0
+    for start, end, name in [row for row in rows if row[1] > row[0] + 1]:
+        start = max(start, reached)
+        if start >= end:
+            continue  # a second name for the same code
+        between = points[bisect(points, reached - 1) : bisect(points, start - 1)]
+        made += ((point, point + 1, seen[point]) for point in between)
+        for point in points[bisect(points, start - 1) : bisect(points, end - 1)]:
+            if point > start:
+                made.append((start, point, name))
+            made.append((point, point + 1, seen[point]))
+            start = point + 1
+        if start < end:
+            made.append((start, end, name))
+        reached = end
+    made += ((point, point + 1, seen[point]) for point in points[bisect(points, reached - 1) :])
+    return made
 
 
 def build_id_of(text: str) -> bytes:
@@ -88,7 +120,8 @@ def functions(tables: list[ir.Table]) -> ir.Table:
     whole = whole.filter(
         whole.build_id != "", whole.start >= 0, whole.start < whole.end, whole.end <= _ADDRESSES
     )
-    return whole.distinct().order_by("build_id", "start", "end", "names")
+    # Of two that begin at the same place the longer one counts: it has what was seen there in it.
+    return whole.distinct().order_by("build_id", "start", ibis.desc("end"), "names")
 
 
 def beside(profile: str) -> str:

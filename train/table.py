@@ -10,15 +10,17 @@ from itertools import islice, pairwise
 
 import numpy as np
 
-from train import model_file
+from train import costs, model_file, recipe
 from train.contexts import Contexts
 from train.dataset import CLASS_NAMES
 from train.model_file import LIMITS_MS, MOST_ROWS, STEP_ENDS, TABLE, Model
+from train.recipe import Recipe
 from train.tokens import functions_of, without_arguments
 
-NAME = "table"
+NAME = recipe.TABLE
 MOST_FUNCTIONS = 32
 """Functions of a context that are looked at, innermost first."""
+USUAL = Recipe(NAME)
 UNKNOWN = 0
 NOT_TOLD = 255
 # The share of the bytes of contexts that begin alike that must be of one class for it to be theirs.
@@ -61,7 +63,7 @@ def keys(functions: Iterable[int]) -> Iterator[int]:
         yield key
 
 
-def make(data: Contexts) -> Model:
+def make(data: Contexts, made_by: Recipe = USUAL) -> Model:
     """The table of these contexts, without functions' addresses."""
     stacks = [
         [name for frame in stack for name in functions_of(frame)][:MOST_FUNCTIONS] for stack in data.stacks
@@ -70,7 +72,7 @@ def make(data: Contexts) -> Model:
     numbers = {name: number for number, name in enumerate(names)}
     sequences = [[numbers.get(name, UNKNOWN) for name in stack] for stack in stacks]
     told: dict[int, int] = {}
-    _divide(told, sequences, data, list(range(len(sequences))), 0)
+    _divide(told, sequences, data, list(range(len(sequences))), 0, made_by.by_costs)
     ordered = sorted(told)
     return Model(
         encoder=TABLE,
@@ -87,7 +89,9 @@ def make(data: Contexts) -> Model:
     )
 
 
-def _divide(told: dict, sequences: list, data: Contexts, members: list[int], depth: int) -> None:
+def _divide(
+    told: dict, sequences: list, data: Contexts, members: list[int], depth: int, by_costs: bool
+) -> None:
     """Puts the beginnings of length `depth` + 1 of these contexts, which are alike before, into the table,
     and longer ones where these do not tell enough."""
     by_next: dict[int, list[int]] = {}
@@ -97,15 +101,22 @@ def _divide(told: dict, sequences: list, data: Contexts, members: list[int], dep
     for alike in by_next.values():
         *_, key = keys(sequences[alike[0]][: depth + 1])
         shares = np.bincount(data.labels[alike], data.bytes[alike], len(CLASS_NAMES))
-        agree = shares.max() >= AGREEING * shares.sum()
+        said = int(shares.argmax())
+        agree = shares[said] >= AGREEING * shares.sum()
         whole = all(len(sequences[member]) == depth + 1 for member in alike)
         near_end = all(len(sequences[member]) <= depth + 1 + OUTERMOST for member in alike)
         enough = near_end or len(alike) >= ENOUGH_CONTEXTS
-        # Contexts whose functions are all the same differ in lines of code only: they get what most bytes
-        # have.
-        told[key] = int(shares.argmax()) if whole or agree and enough else NOT_TOLD
-        if told[key] == NOT_TOLD:
-            _divide(told, sequences, data, alike, depth + 1)
+        nearly = False
+        if by_costs and not agree:
+            # Neighbouring classes have the benefit of the doubt, where no longer beginning is known.
+            said = costs.cheapest(shares)
+            nearly = enough and costs.near_share(shares, said) >= AGREEING
+        # Contexts whose functions are all the same differ in lines of code only: they get what fits most
+        # bytes.
+        is_told = whole or agree and enough
+        told[key] = said if is_told or nearly else NOT_TOLD
+        if not is_told:
+            _divide(told, sequences, data, alike, depth + 1, by_costs)
 
 
 def predict(model: Model, stacks: Iterable[list[str]]) -> np.ndarray:

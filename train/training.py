@@ -1,6 +1,6 @@
-"""Training (LLAMA §5.2): Adam, clipped gradients, cross-entropy weighted by how often a context allocates;
-contexts of like length go into one batch; stops when contexts set aside for it are predicted no better for a
-while."""
+"""Training (LLAMA §5.2): Adam, clipped gradients, cross-entropy and what confusions cost, weighted by how
+often a context allocates; contexts of like length go into one batch; stops when contexts set aside for it are
+predicted no better for a while."""
 
 import functools
 import time
@@ -12,6 +12,7 @@ import numpy as np
 import optax
 
 from train import progress
+from train.costs import COSTS
 from train.encoders import CLASSES, Encoder, Network, Weights, padded
 from train.errors import TrainError
 
@@ -27,6 +28,9 @@ PATIENCE = 10
 # this).
 WEIGHT_POWER = 0.5
 MOST_SAY = 1000.0
+# What a confusion is expected to cost is added to the cross-entropy with this weight: the right class is
+# still the best answer, and the others differ by what they do to pages.
+COST_WEIGHT = 0.075
 
 
 @dataclass
@@ -92,14 +96,18 @@ def batches(examples: Examples, order: np.ndarray) -> list[Batch]:
 
 
 @functools.cache
-def _compiled(network: Network):
+def _compiled(network: Network, by_costs: bool):
     """One update of the weights, and the loss of a batch: compiled once for a network, whatever it learns
     from."""
+    prices = jnp.asarray(COSTS, jnp.float32)
     optimizer = optax.chain(optax.clip_by_global_norm(CLIP), optax.adam(LEARNING_RATE))
 
     def loss(weights, constants, batch, key):
         scores = network.scores(weights, constants, batch.steps, batch.lengths, key)
         each = optax.softmax_cross_entropy_with_integer_labels(scores, batch.labels)
+        if by_costs:
+            expected = jnp.sum(jax.nn.softmax(scores) * prices[batch.labels], axis=1)
+            each += COST_WEIGHT * expected
         return jnp.sum(each * batch.weights)
 
     @jax.jit
@@ -113,11 +121,18 @@ def _compiled(network: Network):
     return optimizer.init, update, judge
 
 
-def train(encoder: Encoder, learn: Examples, stop_by: Examples | None, seed: int, rounds: int) -> Outcome:
+def train(
+    encoder: Encoder,
+    learn: Examples,
+    stop_by: Examples | None,
+    seed: int,
+    rounds: int,
+    by_costs: bool = False,
+) -> Outcome:
     """Trains from fresh weights: for at most so many rounds, for exactly so many if there are none to stop
     by."""
     begun = time.monotonic()
-    start, update, judge = _compiled(encoder.network)
+    start, update, judge = _compiled(encoder.network, by_costs)
     constants = encoder.constants()
     judging = batches(stop_by, np.arange(len(stop_by))) if stop_by else []
     weights = encoder.initial(seed)

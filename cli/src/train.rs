@@ -42,10 +42,10 @@ enum Encoder {
 /// How bad it is to take one class for another
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Confusions {
-    /// As bad as what it does to pages: what outlives its page holds it, a class more costs least
-    Costs,
     /// All alike, as in the paper
     Alike,
+    /// As bad as what it does to pages: what outlives its page holds it, a class more costs least
+    Costs,
 }
 
 /// What computes the dataset
@@ -86,7 +86,7 @@ pub struct TrainArguments {
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     seed: u32,
     /// How bad it is to take one class for another
-    #[arg(long, value_enum, default_value_t = Confusions::Costs)]
+    #[arg(long, value_enum, default_value_t = Confusions::Alike)]
     confusions: Confusions,
     /// What computes the dataset
     #[arg(long, value_enum, default_value_t = Engine::Duckdb)]

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from train import contexts, link, model_file, placed, symbols
+from train import all_code, contexts, link, model_file, placed, symbols
 from train.model_file import STEP_ENDS
 from train.predictor import frame_at
 from train.tests import revision
@@ -99,7 +99,8 @@ def test_the_heap_predicts_what_was_measured(model, other):
     assert heard == placed.predict(model_file.read(bound), data).tolist() and len(set(heard)) > 2
 
 
-def test_functions_have_the_entries_that_training_gives_them(model, other):
+def test_functions_have_the_entries_that_training_gives_them(model, other, monkeypatch):
+    monkeypatch.setenv(all_code.COMMAND, str(TARGET / "mayfly"))
     bound = model_file.read(bound_to(model, other)[0])
     names = link.Names.of(bound).entries()
     build_ids = {bytes(module.build_id) for module in bound.modules}

@@ -58,6 +58,35 @@ def test_what_is_told_by_the_caller_alone_is_learned(trained):
         assert said["train.held_out.unweighted_off_by_one_percent"] > 60
 
 
+def test_what_looks_now_and_then_leave_is_learned_from(profile, tmp_path):
+    """`mayfly profile --again` writes a data set, `mayfly train` reads it whole."""
+    library = TARGET / "libmayfly_heap.so"
+    environment = os.environ | {"MAYFLY_HEAP_LIB": str(library)}
+    server = [TARGET / "mayfly", "run", "--", profile.with_name("server"), "600"]
+    running = subprocess.Popen(server, env=environment, stdout=subprocess.DEVNULL)
+    data = tmp_path / "profiles"
+    asked = ["--pid", str(running.pid), "--seconds", "2", "--every", "2k", "--again", "2s", "-o", data]
+    looking = subprocess.Popen([TARGET / "mayfly", "profile", *asked], stderr=subprocess.PIPE, text=True)
+    try:
+        # Each look that is there is a line.
+        for _ in range(2):
+            line = looking.stderr.readline()
+            while "contexts" not in line:
+                assert line, "it ended"
+                line = looking.stderr.readline()
+        looking.terminate()
+        assert looking.wait(60) == 0
+    finally:
+        for process in (looking, running):
+            process.kill()
+            process.wait()
+    assert len(list(data.glob("program=server/build=*/*.symbols.parquet"))) >= 2
+    model = tmp_path / "server.mayfly-model"
+    said = json.loads(run(TARGET / "mayfly", "train", data, "-o", model, "--json"))
+    assert said["train.contexts"] > 5 and said["train.other_run.contexts"] > 5, "the last look was held out"
+    assert said["train.ranges"] > 500, "all code is named, though looks kept only what they saw"
+
+
 def test_every_frame_of_every_context_is_known(profile):
     """What the model knows of an address is what training read in the context."""
     parquet = str(profile.with_suffix(".parquet"))
