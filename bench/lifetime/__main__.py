@@ -12,7 +12,7 @@ from collections.abc import Callable
 from bench import command
 from bench.heap.machine import thp_setting
 from bench.heap.measure import RunFailed
-from bench.lifetime import builds, learning, tables, times, variants
+from bench.lifetime import builds, learning, strangers, tables, times, variants
 from bench.lifetime.results import Results
 from bench.lifetime.shown import shown
 from bench.lifetime.workloads import FULL, QUICK, WORKLOADS, Size, Workload
@@ -30,6 +30,8 @@ variants
   model               Mayfly with a model learned from a profile of another run, and learning on
   model_only          Mayfly with the model alone, as in the paper
   oracle              a trace replayed with right lifetimes (Fig. 9)
+  learn               of strangers' servers: a model is learned, though one of before is there
+  jemalloc:decay, glibc   of strangers' servers: the heap's peers
   times               none of the workloads: what a malloc and a prediction cost (Tables 1 and 4, Fig. 11b)
 
 examples
@@ -37,12 +39,15 @@ examples
   bench/lifetime/run --resume                          what an interrupted run has not done
   bench/lifetime/run --quick --only pipeline           seconds
   bench/lifetime/run --only builds                     models bound to other builds (minutes)
+  bench/lifetime/run --only mariadb,recursor           strangers' servers with a model (minutes)
   bench/lifetime/run --only image --variants tcmalloc,model --rounds 5
 """
 NAMES = ("tcmalloc", "tcmalloc_returning", "online", "model", "model_only", "oracle", "times")
+OF_SERVERS = (strangers.LEARN, *strangers.PEERS)
 # Keys of the file that are of no workload.
 TIMES = ("paths.", "model.")
-BUILDS = (f"{builds.NAME}.",)
+# What is neither a workload of the paper's nor a time.
+STUDIES = {builds.NAME: builds} | strangers.STUDIES
 
 
 def arguments() -> argparse.Namespace:
@@ -51,7 +56,8 @@ def arguments() -> argparse.Namespace:
         "Runs LLAMA's workloads on tcmalloc and on Mayfly: fragmentation, speed, accuracy. What the file has"
         " of workloads that are not run is kept.",
         "workload",
-        {one.name: one.about for one in WORKLOADS.values()} | {builds.NAME: builds.ABOUT},
+        {one.name: one.about for one in WORKLOADS.values()}
+        | {name: study.ABOUT for name, study in STUDIES.items()},
         EPILOG,
         "a twentieth of the load: seconds; says nothing of memory",
     )
@@ -63,8 +69,8 @@ def arguments() -> argparse.Namespace:
     parsed = parser.parse_args()
     if parsed.rounds < 1:
         parser.error(f"--rounds {parsed.rounds}: must be 1 or more")
-    command.choose(parser, parsed, "only", [*WORKLOADS, builds.NAME])
-    command.choose(parser, parsed, "variants", NAMES)
+    command.choose(parser, parsed, "only", [*WORKLOADS, *STUDIES])
+    command.choose(parser, parsed, "variants", dict.fromkeys([*NAMES, *OF_SERVERS]))
     return parsed
 
 
@@ -81,14 +87,16 @@ class Comparison:
         self.before = read(options.output)
         self.results = Results()
         self.times: dict = {}
-        self.builds: dict = {}
+        self.studied: dict[str, dict] = {}
         self.size: Size = QUICK if options.quick else FULL
         self.machine = command.machine(options.quick) | {"transparent_huge_pages": thp_setting()}
         self.variants = without_what_needs_root(options.variants or list(NAMES))
         chosen = [name for name in options.only or WORKLOADS if name in WORKLOADS]
         self.workloads = [name for name in chosen if not self.is_there(f"{name}.whole")]
-        self.with_builds = builds.NAME in options.only if options.only else not options.variants
-        self.with_builds &= not self.is_there(f"{builds.NAME}.whole")
+        asked = [name for name in STUDIES if name in options.only] if options.only else []
+        if not options.only and not options.variants:
+            asked = list(STUDIES)
+        self.studies = [name for name in asked if not self.is_there(f"{name}.whole")]
         all_of_it = not options.only or "image" in options.only
         self.with_times = "times" in self.variants and all_of_it and not self.is_there("paths.whole")
 
@@ -102,8 +110,9 @@ class Comparison:
             self.write()
         if self.with_times:
             self.attempt("image", "times", self.measure_times)
-        if self.with_builds:
-            self.attempt(builds.NAME, "all", self.measure_builds)
+        for name in self.studies:
+            self.attempt(name, "all", lambda name=name: self.study(name))
+            self.write()
         flat = self.write()
         if self.options.json:
             print(json.dumps(flat))
@@ -111,8 +120,8 @@ class Comparison:
             tables.print_all(self.results, self.goals())
             if self.times:
                 times.print_all(self.times)
-            if self.builds:
-                builds.print_all(self.builds)
+            for name, flat_of_one in self.studied.items():
+                STUDIES[name].print_all(flat_of_one)
             print(f"\nWritten to {self.options.output}")
         return 1 if self.results.failures else 0
 
@@ -167,8 +176,8 @@ class Comparison:
         self.times = times.measure(self.options.quick)
         return "done"
 
-    def measure_builds(self) -> str:
-        self.builds = builds.measure(self.options.quick)
+    def study(self, name: str) -> str:
+        self.studied[name] = STUDIES[name].measure(self.options)
         return "done"
 
     def replay(self, workload: Workload) -> str:
@@ -181,14 +190,15 @@ class Comparison:
         """A twentieth of the load is not what the goals are about."""
         if self.options.quick:
             return []
-        return shown(self.results) + times.shown(self.times) + builds.shown(self.builds)
+        studied = (goal for name, flat in self.studied.items() for goal in STUDIES[name].shown(flat))
+        return shown(self.results) + times.shown(self.times) + list(studied)
 
     def write(self) -> dict:
         """What was measured until now, and what the file had of all else."""
         done = self.results.workloads()
         measured = tuple(f"{name}." for name in done) + (TIMES if self.times else ())
-        measured += BUILDS if self.builds else ()
-        known = tuple(f"{name}." for name in WORKLOADS) + TIMES + BUILDS
+        measured += tuple(f"{name}." for name in self.studied)
+        known = tuple(f"{name}." for name in (*WORKLOADS, *STUDIES)) + TIMES
         kept = {
             key: value
             for key, value in self.before.items()
@@ -199,12 +209,15 @@ class Comparison:
         whole = {f"{name}.whole": size for name in done if name not in failed and not self.options.variants}
         if self.times:
             whole["paths.whole"] = size
-        if self.builds:
-            whole[f"{builds.NAME}.whole"] = size
+        whole |= {f"{name}.whole": size for name in self.studied if not self.options.variants}
         now = self.goals()
         of_now = {goal.what for goal in now}
         goals = [goal for goal in goals_of(self.before) if goal.what not in of_now]
-        flat = kept | self.results.flat(self.machine) | self.times | self.builds | whole
+        flat = kept | self.results.flat(self.machine) | self.times
+        for of_one in self.studied.values():
+            flat |= of_one
+        flat |= whole
+
         return write(self.options.output, flat, [*goals, *now])
 
 

@@ -1,6 +1,7 @@
 """From build to build (LLAMA Fig. 10 and 11a, Table 2): a model is made from one build of a small server,
 bound to others by names, and asked what the heap would ask it in a run of those."""
 
+import argparse
 import json
 import shutil
 import subprocess
@@ -43,8 +44,9 @@ BUILDS = {
 }
 
 
-def measure(quick: bool) -> dict:
+def measure(options: argparse.Namespace) -> dict:
     """Flat keys: `builds.BUILD.…`, `builds.every.…`, `builds.tokens.…`."""
+    quick = options.quick
     seconds = 3 if quick else 10
     FOLDER.mkdir(parents=True, exist_ok=True)
     programs = {name: program for name in BUILDS if (program := built(name))}

@@ -1,0 +1,193 @@
+"""Strangers' servers with a model: learned from runs of a smaller load, then used under the full one, beside
+the heap without a model and beside its peers. What each needs on the way and what it keeps at the end; what
+right lifetimes would give, of a traced run (LLAMA Fig. 9)."""
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from bench.compiled import BUILD
+from bench.heap.allocators import Allocator, find
+from bench.heap.measure import Numbers
+from bench.heap.strangers import clickhouse, mariadb, recursor
+from bench.lifetime.learning import mayfly
+from bench.outcome import Shown, at_most, figure, table
+
+FOLDER = BUILD / "lifetime" / "servers"
+PEERS = ("jemalloc:decay", "glibc", "tcmalloc")
+ONLINE, BOTH, ALONE = "online", "model", "model_only"
+LEARN, ORACLE = "learn", "oracle"
+EVERY_BYTES = 16 << 10
+PROFILES = 2
+AT_END_MOST, PEAK_MOST, CPU_MOST, ORACLE_MOST = 0.8, 1.0, 1.02, 1.15
+# Two runs of one allocator differ by so much.
+NO_WORSE = 1.05
+# What is compared: key, heading, divisor, digits; less is better.
+COLUMNS = {
+    "rss_kib": ("at end MiB", 1024, 0),
+    "peak_rss_kib": ("peak MiB", 1024, 0),
+    "cpu_ms": ("CPU s", 1000, 1),
+    "live_kib": ("live MiB", 1024, 0),
+}
+
+
+@dataclass(frozen=True)
+class Study:
+    """One server, from profiles to what it keeps with a model."""
+
+    name: str
+    ABOUT: str
+    run: Callable[[Allocator, bool], Numbers]
+
+    def measure(self, options: argparse.Namespace) -> dict:
+        """Flat keys: `SERVER.VARIANT.…`, `SERVER.learned.…`, `SERVER.oracle.…`."""
+        chosen = lambda name: not options.variants or name in options.variants  # noqa: E731
+        model = FOLDER / f"{self.name}.mayfly-model"
+        flat: dict = {}
+        if chosen(LEARN) or not model.exists():
+            flat |= {f"learned.{name}": value for name, value in self.learn(model, options.quick).items()}
+        turn = {name: find(name, {}) for name in PEERS} | {
+            ONLINE: mayfly_with(),
+            BOTH: mayfly_with(MODEL=model),
+            ALONE: mayfly_with(MODEL=model, LIFETIMES="model"),
+        }
+        runs: dict[str, list[Numbers]] = {}
+        for number in range(options.rounds):
+            for name in filter(chosen, turn):
+                found = self.run(turn[name], options.quick)
+                runs.setdefault(name, []).append(found)
+                self.say(f"{name} {number + 1}/{options.rounds}: {in_words(found)}")
+        for name, of_one in runs.items():
+            medians = flat_of(of_one)
+            flat |= {f"{plain(name)}.{metric}": value for metric, value in medians.items()}
+        if chosen(ORACLE):
+            found = self.right_lifetimes()
+            flat |= {f"{ORACLE}.{name}": value for name, value in found.items()}
+            self.say(f"right lifetimes, replayed: {found['mayfly.2MiB.average_ratio']:.2f} of live")
+        return {f"{self.name}.{name}": value for name, value in flat.items()}
+
+    def say(self, line: str) -> None:
+        print(f"bench: {self.name}: {line}", file=sys.stderr, flush=True)
+
+    def learn(self, model: Path, quick: bool) -> dict:
+        """A model of runs of the small load, and how right it is of the last of them."""
+        tables = []
+        for number in range(1 if quick else PROFILES):
+            parts = fresh(f"{self.name}-{number}")
+            self.run(mayfly_with(PROFILE=parts / "%p", PROFILE_BYTES=EVERY_BYTES), True)
+            stem = FOLDER / f"{self.name}-{number}"
+            mayfly("profile", "--from", parts, "-o", stem, "--json", timeout_s=300)
+            tables.append(stem.with_name(f"{stem.name}.parquet"))
+        said = mayfly("train", "--json", "-o", model, *tables, timeout_s=1200)
+        accuracy = json.loads(said.strip().splitlines()[-1])
+        right = accuracy.get("train.other_run.bytes_percent", accuracy.get("train.all.bytes_percent"))
+        self.say(f"learned: {accuracy['train.contexts']} contexts, right for {right}% of bytes")
+        return accuracy
+
+    def right_lifetimes(self) -> dict:
+        """What `mayfly replay` says of a traced run of the small load. The trace is large and not kept."""
+        traces = fresh(f"{self.name}-trace")
+        try:
+            self.run(mayfly_with(TRACE=traces / "%p"), True)
+            whole = max(traces.iterdir(), key=lambda path: path.stat().st_size)
+            text = mayfly("replay", whole, "--allocator", "recorded,mayfly,packed", "--json", timeout_s=1200)
+        finally:
+            shutil.rmtree(traces, ignore_errors=True)
+        found = json.loads(text)
+        return {name: one for name, one in found.items() if not name.startswith(("mayfly.end.", "timeline."))}
+
+    def shown(self, flat: dict) -> list[Shown]:
+        of = lambda name, metric: flat.get(f"{self.name}.{plain(name)}.{metric}")  # noqa: E731
+        found = []
+        for metric, label, most in (
+            ("rss_kib", "memory at the end", AT_END_MOST),
+            ("peak_rss_kib", "peak", PEAK_MOST),
+            ("cpu_ms", "CPU", CPU_MOST),
+        ):
+            best, ours = self.best_peer(flat, metric), of(BOTH, metric)
+            if best and ours:
+                what = f"{self.name}: {label} with a model by the best peer's"
+                found.append(at_most(what, most, ours / best, "x"))
+        both, online, alone = (of(name, "rss_kib") for name in (BOTH, ONLINE, ALONE))
+        if both and online:
+            what = f"{self.name}: memory at the end with a model by that without"
+            found.append(at_most(what, 1, both / online, "x"))
+        if both and online and alone:
+            what = f"{self.name}: model and online by the better of the two"
+            found.append(at_most(what, NO_WORSE, both / min(online, alone), "x"))
+        oracle = of(ORACLE, "mayfly.2MiB.average_ratio")
+        if oracle:
+            what = f"{self.name}: right lifetimes, average memory by live"
+            found.append(at_most(what, ORACLE_MOST, oracle, "x"))
+        return found
+
+    def best_peer(self, flat: dict, metric: str) -> float | None:
+        found = (flat.get(f"{self.name}.{plain(peer)}.{metric}") for peer in PEERS)
+        return min((value for value in found if value), default=None)
+
+    def print_all(self, flat: dict) -> None:
+        of = lambda name, metric: flat.get(f"{self.name}.{plain(name)}.{metric}")  # noqa: E731
+        print(f"\n{self.name}: {self.ABOUT}; contexts learned: {of('learned', 'train.contexts') or '-'}")
+        rows = [["", *(part for label, _, _ in COLUMNS.values() for part in (label, "to best peer"))]]
+        for name in (*PEERS, ONLINE, BOTH, ALONE):
+            if of(name, "rss_kib") is None:
+                continue
+            row = [name]
+            for metric, (_, divisor, digits) in COLUMNS.items():
+                value, best = of(name, metric), self.best_peer(flat, metric)
+                row.append(figure(value and value / divisor, digits))
+                row.append(f"{value / best:.2f}x" if value and best else "-")
+            rows.append(row)
+        table(rows)
+        right = figure(of("learned", "train.other_run.bytes_percent"))
+        oracle = figure(of(ORACLE, "mayfly.2MiB.average_ratio"), 2)
+        print(f"  right for {right}% of another run's bytes; right lifetimes, replayed: {oracle}x live")
+
+
+STUDIES = {
+    study.name: study
+    for study in [
+        Study("mariadb", "MariaDB under sysbench, with a model of a smaller load", mariadb.run),
+        Study("recursor", "PowerDNS Recursor under dnsperf, likewise", recursor.run),
+        Study("clickhouse", "ClickHouse with large aggregations, likewise", clickhouse.run),
+    ]
+}
+
+
+def plain(name: str) -> str:
+    """A variant's name as part of a dotted key."""
+    return name.replace(":", "_")
+
+
+def in_words(found: Numbers) -> str:
+    at_end, peak, cpu_s = found["rss_kib"] / 1024, found["peak_rss_kib"] / 1024, found["cpu_ms"] / 1000
+    return f"{at_end:.0f} MiB at the end, {peak:.0f} at the peak, {cpu_s:.1f} s of CPU"
+
+
+def flat_of(runs: list[Numbers]) -> dict[str, float]:
+    """Medians; with _min and _max where there are several rounds."""
+    flat: dict[str, float] = {"rounds": len(runs)}
+    for metric in runs[0]:
+        values = [run[metric] for run in runs if metric in run]
+        flat[metric] = round(median(values), 3)
+        if len(values) > 1:
+            flat[metric + "_min"], flat[metric + "_max"] = min(values), max(values)
+    return flat
+
+
+def mayfly_with(**settings) -> Allocator:
+    one = find("mayfly", {})
+    own = {f"MAYFLY_HEAP_{name}": str(value) for name, value in settings.items()}
+    return replace(one, settings=one.settings | own)
+
+
+def fresh(name: str) -> Path:
+    folder = FOLDER / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
