@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations_with_replacement
 
 import numpy as np
 
@@ -36,7 +36,7 @@ def vectors(names: Iterable[str], size: int, seed: int) -> tuple[Vocabulary, np.
     together: Counter[tuple[int, int]] = Counter()
     for name in names:
         met = sorted({numbers[token] for token in tokenize(name) if token in numbers})[:MOST_TOKENS]
-        together.update(combinations(met, 2))
+        together.update(combinations_with_replacement(met, 2))
     counts = np.zeros((len(vocabulary), len(vocabulary)), np.float32)
     for (one, other), number in together.items():
         counts[one, other] = counts[other, one] = number
