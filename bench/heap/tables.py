@@ -28,6 +28,8 @@ def print_all(results: Results) -> None:
             print_swing(results)
         if workload == "small":
             print_small(results)
+        if workload == "callers":
+            print_callers(results)
         if workload == "redis":
             print_redis(results)
     print_means(results)
@@ -91,6 +93,19 @@ def print_swing(results: Results) -> None:
             value = results.median("swing", name, metric)
             row.append(figure(value and value / (MIB if metric.endswith("bytes") else 1024)))
         rows.append(row)
+    table(rows)
+
+
+def print_callers(results: Results) -> None:
+    print("  MiB above what the program has for itself, after the peak and at the end, beside what lives")
+    rows = [["", "live", "at once", "at the end", "of live"]]
+    for name in results.names("callers"):
+        live, own, at_once, end = (
+            results.median("callers", name, metric) or 0
+            for metric in ("live_bytes", "own_kib", "at_once.rss_kib", "rss_kib")
+        )
+        left = [(kib - own) / 1024 for kib in (at_once, end)]
+        rows.append([name, figure(live / MIB), *map(figure, left), times(left[1] * MIB / live)])
     table(rows)
 
 

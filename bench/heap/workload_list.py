@@ -73,6 +73,11 @@ WORKLOADS = {
             extra=("mayfly:oracle", "mayfly:lines-oracle", *ON_HUGE_PAGES),
         ),
         Workload(
+            "callers",
+            "a peak of requests and sessions that only a caller three frames up tells apart",
+            compiled("callers", [640_000, 60, 160], [100_000, 60, 160]),
+        ),
+        Workload(
             "churn", "4 threads, random sizes and lifetimes", compiled("churn", [4, 10_000_000], [4, 700_000])
         ),
         Workload(

@@ -70,7 +70,7 @@ fn main() {
     start::start();
     free::free(allocate::allocate(call(64, 0)) as usize, ReturnSlot::NONE);
     let heap = current::heap();
-    let of = |call: &Call| sites::of(&heap.known_sites, call, heap.height(call));
+    let of = |call: &Call| sites::of(&heap.known_sites, call, heap.stack.get()).site;
     let row = |what: &str, ns: f64| println!("{what:<58} {ns:>9.1} ns");
     for frames in [8, 16, 32] {
         let (mut ns, mut found) = (0.0, 0);

@@ -14,13 +14,13 @@
 //! | | [`units::size_class`], [`units::lifetime_class`], [`units::call`] | classes; a call of malloc |
 //! | [`system`] | [`system::os`], [`system::lock`], [`system::clock`] | what is asked of the operating system |
 //! | | [`system::text`], [`system::paths`] | messages, names of files |
-//! | | [`system::thread_local`], [`system::events`] | what each thread has at hand, and counts |
+//! | | [`system::thread_local`], [`system::own_stack`], [`system::events`] | what each thread has at hand, and counts |
 //! | | [`system::hook`] | where who only looks on is told what happens |
 //! | [`span`] | [`span::cells`], [`span::remote`] | a span's cells; frees of them by other threads |
 //! | [`pages`] | [`pages::region`], [`pages::huge_page`], [`pages::available`], [`pages::pool`], [`pages::retained`] | address space, a page's metadata, pages with room, free pages |
 //! | | [`pages::page_life`], [`pages::open_page`], [`pages::global`] | deadlines and recycling, pages being filled; the global allocator |
 //! | | [`pages::large_blocks`], [`pages::direct`] | large objects, those with a mapping of their own |
-//! | | [`pages::decay`], [`pages::scarcity`] | free blocks that go back, and when every one counts |
+//! | | [`pages::decay`], [`pages::sparse`], [`pages::scarcity`] | free blocks and parts of them that go back, and when every one counts |
 //! | [`lifetime`] | [`lifetime::source`], [`lifetime::sites`], [`lifetime::model`], [`lifetime::oracle`] | where lifetimes come from |
 //! | | [`lifetime::unwind`], [`lifetime::caller`], [`lifetime::kept`], [`lifetime::table`], [`lifetime::trust`] | who calls; what is kept across runs; whether a model is believed |
 //! | [`thread`] | [`thread::local`], [`thread::bin`], [`thread::by_size`], [`thread::predictions`] | a thread's heap: fast paths, which bin a call's objects go to |
@@ -66,6 +66,7 @@ pub mod system {
     pub mod hook;
     pub mod lock;
     pub mod os;
+    pub mod own_stack;
     pub mod paths;
     pub mod text;
     #[cfg_attr(target_arch = "aarch64", path = "thread_local/aarch64.rs")]
@@ -92,6 +93,7 @@ pub mod pages {
     pub mod region;
     pub mod retained;
     pub mod scarcity;
+    pub mod sparse;
 }
 
 pub mod lifetime {

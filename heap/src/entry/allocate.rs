@@ -59,13 +59,18 @@ fn place_or_errno(call: Call) -> *mut u8 {
 
 fn find_place(call: Call) -> usize {
     let heap = current::heap();
-    // The usual reason: 64 cells were used up, and the open span has more, or the next one.
-    if let Some(bin) = heap.predicted_bin(&call)
-        && let Some(cell) = next_word(heap, bin).or_else(|| next_span(heap, &call, bin))
-    {
-        predict::was_hit(heap, &call, bin.in_hand() + 1);
-        heap.known_call(&call, bin);
-        return cell;
+    // The usual reasons: 64 cells were used up, and the open span has more, or the next one; or the call is known by a word of the
+    // stack, too.
+    let known_as = heap.known_as(&call);
+    if let Some(bin) = heap.predicted_bin(&known_as) {
+        if let Some(cell) = bin.allocate() {
+            return cell;
+        }
+        if let Some(cell) = next_word(heap, bin).or_else(|| next_span(heap, &known_as, bin)) {
+            predict::was_hit(heap, &call, bin.in_hand() + 1);
+            heap.known_call(&call, bin);
+            return cell;
+        }
     }
     if call.size > MAX_SMALL_BYTES
         && !sample::sampling()
@@ -100,7 +105,7 @@ const LINES_VISITS: u32 = 64;
 /// A large object in hand, for a call whose site is known; but now and then `None`, so that lifetimes go on being measured
 /// and the clock is looked at.
 fn large_in_hand(heap: &Heap, call: &Call) -> Option<usize> {
-    let site = heap.known_sites.get(call)?;
+    let site = sites::known(&heap.known_sites, call, heap.stack.get())?;
     let _pass = gate::pass(heap); // the keeper may be giving back what a thread that sleeps has in hand
     let visits = heap.visits.get().wrapping_add(1);
     heap.visits.set(visits);
@@ -124,7 +129,7 @@ fn next_word(heap: &'static Heap, bin: &Bin) -> Option<usize> {
     Some(cell)
 }
 
-/// A cell of the next span of the bin's queue, for a call of whose site nothing is to be learned now.
+/// A cell of the next span of the bin's queue, for a call, as tables know it, of whose site nothing is to be learned now.
 fn next_span(heap: &'static Heap, call: &Call, bin: &Bin) -> Option<usize> {
     let this_visit = heap.visits.get().wrapping_add(1); // as the way that watches objects would count it
     let wants_sample = |site: &Site| site.wants_sample(this_visit);
@@ -186,7 +191,7 @@ fn find_place_as(call: Call, alignment: usize, class: Option<usize>) -> usize {
     let _pass = gate::pass(heap);
     maintenance::tick(heap);
     let prediction = match class {
-        Some(class) => Prediction { class, cacheable: false, site: None },
+        Some(class) => Prediction::certain(class, false),
         None => Prediction { cacheable: false, ..predict::classify(heap, &call) },
     };
     allocated(heap, &call, &prediction, alignment)
@@ -259,7 +264,7 @@ fn place(heap: &'static Heap, call: &Call, prediction: &Prediction, alignment: u
         if alignment <= MIN_ALIGNMENT && prediction.cacheable && !hook::sees_all() {
             // Of a bin only the class is asked: it has no cells.
             let size_class = size_class::of_granules(size.div_ceil(GRANULE_BYTES));
-            heap.remember(call, heap.bin(class, size_class), prediction.site);
+            heap.remember(call, heap.bin(class, size_class), prediction.site, prediction.word);
         }
         return Placed {
             address: lines::allocate(&heap.lines[class], class, size, alignment).unwrap_or(0),
@@ -276,7 +281,7 @@ fn place(heap: &'static Heap, call: &Call, prediction: &Prediction, alignment: u
         Some(size_class) => {
             let bin = heap.bin(class, size_class);
             if prediction.cacheable && !hook::sees_all() {
-                heap.remember(call, bin, prediction.site);
+                heap.remember(call, bin, prediction.site, prediction.word);
             }
             place_small(heap, bin)
         }
@@ -324,7 +329,9 @@ fn watch(heap: &Heap, site: &'static Site, call: &Call, placed: &Placed) {
     if placed.sampled || sample::sampling() && region::span(placed.address).any_watched() {
         return;
     }
-    if watch_until_freed(heap, call, placed.address) && !sites::watch(site, placed.address) {
+    let context = site.is_studied().then(|| sites::Context::of(call));
+    if watch_until_freed(heap, call, placed.address) && !sites::watch(site, placed.address, context.as_ref())
+    {
         unwatch(call, placed.address);
     }
 }

@@ -14,6 +14,7 @@
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use crate::entry::{maintenance, start};
+use crate::pages::sparse;
 use crate::span::cells::{Place, Span};
 use crate::span::remote;
 use crate::system::events::Event;
@@ -58,6 +59,7 @@ pub fn run() {
             maintenance::look(own);
         }
         let taken_over = take_over_from_sleepers(own);
+        give_back_sparse(own);
         let work = work_of(own);
         let idle = work == work_before && !taken_over;
         work_before = work;
@@ -89,6 +91,17 @@ fn take_over_from_sleepers(own: &'static Heap) -> bool {
     registry::lock().release();
     gate::open(false);
     true
+}
+
+/// Of pages on which little lives what is free goes back; not many at a time, for meanwhile others wait.
+fn give_back_sparse(own: &'static Heap) {
+    const AT_A_TIME: usize = 4;
+    let found: [Option<usize>; AT_A_TIME] = core::array::from_fn(|_| sparse::find(clock::now_ms()));
+    if found.iter().any(Option::is_some) {
+        gate::shut(own.id.get(), |inside| inside(&EMPTY) || registry::heaps().any(inside));
+        found.into_iter().flatten().for_each(sparse::give_back);
+        gate::open(false);
+    }
 }
 
 /// What the keeper's own looks have changed so far.

@@ -6,7 +6,7 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use crate::lifetime::sites;
-use crate::pages::{open_page, page_life, scarcity};
+use crate::pages::{open_page, page_life, scarcity, sparse};
 use crate::system::{clock, hook};
 use crate::thread::local::Heap;
 use crate::thread::{lines, refill, registry};
@@ -25,6 +25,8 @@ const MANY_THREADS: usize = 8;
 const CLOSE_TICKS: u32 = 10;
 /// Huge pages looked at in a tick: 1024 are 2 GiB.
 const PAGES_A_TICK: usize = 256;
+/// Huge pages of which parts go back in a tick.
+const SPARSE_A_TICK: usize = 4;
 /// Groups of watched objects looked at in a tick.
 const GROUPS_A_TICK: usize = 64;
 
@@ -87,5 +89,9 @@ pub fn look(heap: &'static Heap) {
     if tick.is_multiple_of(CLOSE_TICKS) {
         open_page::close_idle();
         page_life::return_idle_pages();
+    }
+    // Where there is one heap only, nobody else is on a slow path; else the keeper does it.
+    if registry::heaps().nth(1).is_none() {
+        (0..SPARSE_A_TICK).map_while(|_| sparse::find(now_ms)).for_each(sparse::give_back);
     }
 }

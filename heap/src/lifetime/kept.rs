@@ -20,7 +20,8 @@ pub struct Kept {
     pub model_class: u8,
     /// How often in a row it said the same.
     pub agreed: u8,
-    zero: u8,
+    /// The word of the stack that tells its callers apart, see `Site::word`.
+    pub word: u8,
     /// How many died in each class.
     pub dead: [u16; CLASSES],
     zeros: [u8; 6],
@@ -34,7 +35,7 @@ impl Kept {
     /// With the times that are the file's business left out.
     pub fn new(key: u64, parent: u64, class: u8, model_class: u8, agreed: u8) -> Self {
         let (used_s, charged_bytes, dead) = (0, 0, [0; CLASSES]);
-        Self { key, parent, used_s, charged_bytes, class, model_class, agreed, zero: 0, dead, zeros: [0; 6] }
+        Self { key, parent, used_s, charged_bytes, class, model_class, agreed, word: 0, dead, zeros: [0; 6] }
     }
 
     /// Whether it can be what a process wrote.

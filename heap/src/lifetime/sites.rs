@@ -1,10 +1,11 @@
 //! Call sites, and what is known of each: lifetimes learned while the program runs, and what a model says.
 //!
 //! A *site* is a return address, stack height and size (LLAMA §7); its *parent* is the return address alone, for contexts that
-//! are new. Some allocations are watched until they are freed (`sites/watched.rs`), and teach the site that they came from
+//! are new. Where that does not tell callers apart, a word of the stack does (`sites/contexts.rs`). Some allocations are watched until they are freed (`sites/watched.rs`), and teach the site that they came from
 //! (`sites/learning.rs`). With a trained model ([`crate::lifetime::model`]) a new site gets the class that it predicts for the calling context.
 
 mod aging;
+mod contexts;
 mod learning;
 mod watched;
 
@@ -18,14 +19,16 @@ use self::learning::{ENOUGH_ENDS, MANY_ENDS, MOST_DOUBLINGS, is_alone};
 use crate::lifetime::kept::Kept;
 use crate::lifetime::source::{self, Source};
 use crate::lifetime::trust::Balance;
-use crate::lifetime::{caller, model};
+use crate::lifetime::{caller, model, unwind};
 use crate::system::events::{self, Event};
 use crate::system::lock::Lock;
+use crate::system::own_stack::OwnStack;
 use crate::units::call::Call;
 use crate::units::geometry::MAX_SMALL_BYTES;
 use crate::units::lifetime_class::{CLASSES, FOREVER};
 use crate::units::size_class::GRANULE_BYTES;
 
+pub use self::contexts::Context;
 pub use self::learning::epoch;
 pub use self::watched::{freed, grow_older, watch};
 
@@ -64,6 +67,14 @@ pub struct Site {
     dead: [AtomicU16; CLASSES],
     /// Of a parent: whether the model is followed for its sites, by what it says of them.
     balances: [Balance; CLASSES],
+    /// The word of the stack that tells its callers apart, in words above the return address; 0: none. See [`contexts`].
+    word: AtomicU8,
+    /// Such a word is being looked for.
+    studied: AtomicBool,
+    /// How often in vain.
+    in_vain: AtomicU8,
+    /// Calls whose word was not in code, since one of its objects died.
+    without_code: AtomicU16,
 }
 
 /// Read from a table, and not called yet.
@@ -97,6 +108,10 @@ impl Site {
             alive: [const { AtomicU16::new(0) }; CLASSES],
             dead: [const { AtomicU16::new(0) }; CLASSES],
             balances: [const { Balance::new() }; CLASSES],
+            word: AtomicU8::new(0),
+            studied: AtomicBool::new(false),
+            in_vain: AtomicU8::new(0),
+            without_code: AtomicU16::new(0),
         }
     }
 }
@@ -154,9 +169,7 @@ impl KnownSites {
         (&self.slots[(key >> (u64::BITS - KNOWN_SITES.ilog2())) as usize], key)
     }
 
-    /// The call's site, if it was looked up of late; none while lifetimes are not learned.
-    #[inline]
-    pub fn get(&self, call: &Call) -> Option<&'static Site> {
+    fn get(&self, call: &Call) -> Option<&'static Site> {
         let (slot, key) = self.slot(call);
         let (known, site) = slot.get();
         site.filter(|_| known == key)
@@ -169,48 +182,120 @@ impl Default for KnownSites {
     }
 }
 
-/// The site of a call from this height of the stack, by the short way if the thread has been there.
-pub fn of(known: &KnownSites, call: &Call, height: usize) -> Option<&'static Site> {
+/// A call's site, and how tables may know the call.
+pub struct Found {
+    /// Its site.
+    pub site: Option<&'static Site>,
+    /// The word of the stack that belongs to what the call is known by, see [`Site::word`]; 0: none.
+    pub word: u8,
+    /// Calls that look the same have the same site.
+    pub is_sure: bool,
+}
+
+/// The site of a call, by the short way if the thread has been there.
+pub fn of(known: &KnownSites, call: &Call, stack: OwnStack) -> Found {
     known.refresh();
-    if let Some(site) = known.get(call) {
-        site.was_called();
+    let first = known.get(call).inspect(|site| site.was_called()).or_else(|| {
+        let site = look_up(call, stack);
+        let (slot, key) = known.slot(call);
+        slot.set((key, site));
+        site
+    });
+    match first.map(|first| (first, first.word())) {
+        Some((first, word)) if word != 0 && stack.may_read(call, word) => below(known, call, first, word),
+        _ => Found { site: first, word: 0, is_sure: true },
+    }
+}
+
+/// The call's site, if it was looked up of late; none while lifetimes are not learned.
+#[inline]
+pub fn known(known: &KnownSites, call: &Call, stack: OwnStack) -> Option<&'static Site> {
+    let site = known.get(call)?;
+    let word = site.word();
+    if word == 0 || !stack.may_read(call, word) {
         return Some(site);
     }
-    let (slot, key) = known.slot(call);
-    // On another stack than the thread's own (a fiber's) the height says nothing, and each such stack would make sites of its
-    // own: there it is the place within a page, which stacks that are mapped one by one have in common.
-    const FARTHEST: usize = 1 << 30;
-    let is_own = height.wrapping_add(FARTHEST) < 2 * FARTHEST; // the first call, which heights begin at, may lie deeper
-    let height = if is_own { height } else { FARTHEST | (call.stack & 0xFFF) };
-    let site = look_up(call, height as u64);
-    slot.set((key, site));
-    site
+    // SAFETY: it may be read.
+    known.get(&call.with(unsafe { call.word_above(word) }))
+}
+
+/// The site of a call whose first site has a word.
+#[cold]
+fn below(known: &KnownSites, call: &Call, first: &'static Site, word: u8) -> Found {
+    // SAFETY: asked for by the caller.
+    let value = unsafe { call.word_above(word) };
+    let known_as = call.with(value);
+    let found = known.get(&known_as).inspect(|site| site.was_called()).or_else(|| {
+        if !unwind::is_code(value) {
+            return None;
+        }
+        let site = look_up_below(call, first, value);
+        let (slot, key) = known.slot(&known_as);
+        slot.set((key, site));
+        site
+    });
+    if found.is_none() {
+        let _guard = LOCK.lock();
+        contexts::had_no_code(first);
+    }
+    Found { site: found.or(Some(first)), word: found.map_or(0, |_| word), is_sure: found.is_some() }
 }
 
 /// The call's site, added if it is new; its parent's when there is no room; `None` when there is none for that either.
-fn look_up(call: &Call, height: u64) -> Option<&'static Site> {
+fn look_up(call: &Call, stack: OwnStack) -> Option<&'static Site> {
+    // On another stack than the thread's own (a fiber's) the height says nothing, and each such stack would make sites of its
+    // own: there it is the place within a page, which stacks that are mapped one by one have in common.
+    const ELSEWHERE: usize = 1 << 30;
+    let height = if stack.is_of(call) { stack.height(call) } else { ELSEWHERE | (call.stack & 0xFFF) };
+    let height = height as u64;
     let (place, used) =
         caller::in_each_run(call.caller).map_or((call.caller as u64, NOT_KEPT), |place| (place, USED));
     let parent_key = mix(place);
     let key =
         mix(parent_key ^ height.wrapping_mul(0xA076_1D64_78BD_642F) ^ size_key(call.size).rotate_right(16));
     if let Some(site) = find(key) {
-        site.was_called();
-        if site.used.load(Relaxed) == UNUSED && site.used.swap(USED, Relaxed) == UNUSED {
-            events::count(Event::SiteRecalled);
-        }
+        site.is_met();
         return Some(site);
     }
-    let model_class = match source::in_use() {
-        Source::Model { .. } => model::predict(call.caller),
-        _ => None,
-    };
+    let model_class = asked_model(call);
     let _guard = LOCK.lock();
     let parent = find(parent_key).or_else(|| add(parent_key, None, model_class))?;
     parent.used.store(used, Relaxed);
     let site = find(key).or_else(|| add(key, Some(parent), model_class)).unwrap_or(parent);
     site.used.store(used, Relaxed);
     Some(site)
+}
+
+fn asked_model(call: &Call) -> Option<usize> {
+    match source::in_use() {
+        Source::Model { .. } => model::predict(call.caller),
+        _ => None,
+    }
+}
+
+/// The site of a word's value, below the first site of its calls; the first one when there is no room.
+fn look_up_below(call: &Call, first: &'static Site, value: usize) -> Option<&'static Site> {
+    if let Some(site) = find(first.key_below(value).0) {
+        site.is_met();
+        return Some(site);
+    }
+    let model_class = asked_model(call);
+    let _guard = LOCK.lock();
+    let site = find_or_add_below(first, value).unwrap_or(first);
+    if let Some(class) = model_class.filter(|_| site.is_below()) {
+        site.model_class.store(class as u8 + 1, Relaxed);
+        site.reconsider();
+    }
+    Some(site)
+}
+
+/// As above, if there is room; the lock is held.
+fn find_or_add_below(first: &'static Site, value: usize) -> Option<&'static Site> {
+    let (key, used) = first.key_below(value);
+    find(key).or_else(|| add(key, Some(first), None)).inspect(|site| {
+        site.was_called();
+        site.used.store(used, Relaxed);
+    })
 }
 
 /// Without the lock it may miss one that is there, while the index grows or old sites are forgotten.
@@ -238,6 +323,7 @@ fn add(key: u64, parent: Option<&'static Site>, model_class: Option<usize>) -> O
     let first = match model_class {
         Some(class) if is_alone() => class,
         Some(class) if is_followed(class) => FOREVER,
+        _ if site.is_below() => FOREVER,
         _ => parent.and_then(|parent| parent.known_class(None)).unwrap_or(FOREVER),
     };
     site.class.store(first as u8, Relaxed);
@@ -279,7 +365,34 @@ impl Site {
         SITES.get(number)
     }
 
-    fn parent(&self) -> Option<&'static Site> {
+    /// The word of the stack, in words above the return address, that tells this site's calls apart; 0: none does.
+    #[inline]
+    pub fn word(&self) -> u8 {
+        self.word.load(Relaxed)
+    }
+
+    /// It is told from others by such a word of the site that is its parent.
+    fn is_below(&self) -> bool {
+        self.parent().is_some_and(|parent| parent.parent().is_some())
+    }
+
+    /// The key of the site below this one for a value of the word, and how it is used.
+    fn key_below(&self, value: usize) -> (u64, u8) {
+        let (place, used) = caller::in_each_run(value)
+            .map_or((value as u64, NOT_KEPT), |place| (place, self.used.load(Relaxed)));
+        (mix(self.key.load(Relaxed).rotate_left(32) ^ mix(place)), used)
+    }
+
+    /// It is called, maybe for the first time since it was read from a table.
+    fn is_met(&self) {
+        self.was_called();
+        if self.used.load(Relaxed) == UNUSED && self.used.swap(USED, Relaxed) == UNUSED {
+            events::count(Event::SiteRecalled);
+        }
+    }
+
+    /// The site that it is told from by more than this one's calls share.
+    pub fn parent(&self) -> Option<&'static Site> {
         Some(&SITES[(self.parent.load(Relaxed) as usize).checked_sub(1)?])
     }
 }
@@ -312,6 +425,7 @@ pub fn recall(kept: &Kept) {
     site.class.store(kept.class, Relaxed);
     site.charged_bytes.store(kept.charged_bytes, Relaxed);
     site.agreed.store(kept.agreed.min(MOST_DOUBLINGS), Relaxed);
+    site.word.store(kept.word, Relaxed);
     site.dead.iter().zip(kept.dead).for_each(|(to, from)| to.store(from.min(MANY_ENDS as u16), Relaxed));
 }
 
@@ -324,6 +438,7 @@ impl Site {
         let mut kept =
             Kept::new(self.key.load(Relaxed), parent, class, model_class, self.agreed.load(Relaxed));
         kept.charged_bytes = self.charged_bytes.load(Relaxed);
+        kept.word = self.word();
         kept.dead = [const { 0 }; CLASSES];
         kept.dead.iter_mut().zip(&self.dead).for_each(|(to, from)| *to = from.load(Relaxed));
         if at_end {

@@ -18,6 +18,8 @@ pub const MAX_FRAMES: usize = 64;
 /// Return addresses.
 pub struct Stack {
     frames: [usize; MAX_FRAMES],
+    /// Where they lie.
+    slots: [usize; MAX_FRAMES],
     depth: usize,
     most: usize,
     /// With what the context begins.
@@ -43,18 +45,18 @@ impl Default for Stack {
 impl Stack {
     /// Room for the `most` innermost frames: unwinding ends there.
     pub fn of_most(most: usize) -> Self {
-        Self {
-            frames: [0; MAX_FRAMES],
-            depth: 0,
-            most: most.min(MAX_FRAMES),
-            first: First::At(0),
-            skipped: 0,
-        }
+        let (most, first) = (most.min(MAX_FRAMES), First::At(0));
+        Self { frames: [0; MAX_FRAMES], slots: [0; MAX_FRAMES], depth: 0, most, first, skipped: 0 }
     }
 
     /// The return addresses, innermost first.
     pub fn frames(&self) -> &[usize] {
         &self.frames[..self.depth]
+    }
+
+    /// Where on the stack they lie; not told where a call does not put them there (aarch64).
+    pub fn slots(&self) -> &[usize] {
+        &self.slots[..if cfg!(target_arch = "x86_64") { self.depth } else { 0 }]
     }
 }
 
@@ -70,6 +72,7 @@ unsafe extern "C" {
         argument: *mut c_void,
     ) -> c_int;
     fn _Unwind_GetIP(context: *mut c_void) -> usize;
+    fn _Unwind_GetCFA(context: *mut c_void) -> usize;
     fn _dl_find_object(address: *const c_void, found: *mut FoundObject) -> c_int;
 }
 
@@ -142,7 +145,7 @@ pub fn beyond_this_module(stack: &mut Stack) {
 }
 
 fn unwind(stack: &mut Stack) {
-    if !quick::walk(|address| stack.goes_on(address)) {
+    if !quick::walk(|address, left| stack.goes_on(address, left)) {
         (stack.depth, stack.skipped) = (0, 0);
         in_full(stack);
     }
@@ -156,13 +159,14 @@ fn in_full(stack: &mut Stack) {
 
 extern "C" fn step(context: *mut c_void, argument: *mut c_void) -> c_int {
     // SAFETY: the context is the unwinder's; the argument is the stack of `in_full`.
-    let (address, stack) = unsafe { (_Unwind_GetIP(context), &mut *argument.cast::<Stack>()) };
-    if stack.goes_on(address) { NO_REASON } else { END_OF_STACK }
+    let (address, left, stack) =
+        unsafe { (_Unwind_GetIP(context), _Unwind_GetCFA(context), &mut *argument.cast::<Stack>()) };
+    if stack.goes_on(address, left) { NO_REASON } else { END_OF_STACK }
 }
 
 impl Stack {
-    /// Takes in the next return address; whether it has room for more.
-    fn goes_on(&mut self, address: usize) -> bool {
+    /// Takes in the next return address, which has left the stack pointer there; whether it has room for more.
+    fn goes_on(&mut self, address: usize, left: usize) -> bool {
         let is_first = match self.first {
             First::At(first) => address == first,
             First::Outside(start, end) => !(start..end).contains(&address),
@@ -175,6 +179,7 @@ impl Stack {
             return false;
         }
         self.frames[self.depth] = address;
+        self.slots[self.depth] = left.wrapping_sub(size_of::<usize>()); // just below
         self.depth += 1;
         self.depth < self.most
     }
@@ -254,29 +259,59 @@ pub fn module(address: usize) -> Option<Module> {
     Some(Module { start: found.map_start, end: found.map_end, load_address, path })
 }
 
+/// Whether `address` lies in the code of a program or library.
+pub fn is_code(address: usize) -> bool {
+    const PT_LOAD: u32 = 1;
+    const PF_X: u32 = 1;
+    let Some(module) = module(address) else { return false };
+    segments(&module).is_some_and(|mut segments| {
+        segments.any(|segment| {
+            let from = module.load_address.wrapping_add(segment.address);
+            segment.kind == PT_LOAD && segment.flags & PF_X != 0 && address.wrapping_sub(from) < segment.bytes
+        })
+    })
+}
+
+/// A program header of a module.
+struct Segment {
+    kind: u32,
+    flags: u32,
+    address: usize,
+    bytes: usize,
+}
+
+fn mapped(module: &Module, at: usize, bytes: usize) -> Option<&'static [u8]> {
+    let whole = at >= module.start && at.checked_add(bytes)? <= module.end;
+    // SAFETY: within the module's mapping, which begins with readable pages (its headers and notes).
+    whole.then(|| unsafe { core::slice::from_raw_parts(at as *const u8, bytes) })
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap_or_default())
+}
+
+/// The module's program headers, if its ELF header is mapped.
+fn segments(module: &Module) -> Option<impl Iterator<Item = Segment> + use<>> {
+    let u16_at = |bytes: &[u8], at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]) as usize;
+    let u64_at =
+        |bytes: &[u8], at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap_or_default());
+    let header = mapped(module, module.start, 64).filter(|header| header.starts_with(b"\x7fELF"))?;
+    let (table, size, count) = (u64_at(header, 32) as usize, u16_at(header, 54), u16_at(header, 56));
+    let table = mapped(module, module.start.checked_add(table)?, count.checked_mul(size)?)?;
+    Some(table.chunks_exact(size.max(56)).map(move |segment| Segment {
+        kind: u32_at(segment, 0),
+        flags: u32_at(segment, 4),
+        address: u64_at(segment, 16) as usize,
+        bytes: u64_at(segment, 40) as usize,
+    }))
+}
+
 /// The build-id of a module (its `NT_GNU_BUILD_ID` note), if its ELF header is mapped.
 pub fn build_id(module: &Module) -> Option<&'static [u8]> {
     const PT_NOTE: u32 = 4;
     const NT_GNU_BUILD_ID: u32 = 3;
-    let mapped = |at: usize, bytes: usize| {
-        let whole = at >= module.start && at.checked_add(bytes)? <= module.end;
-        // SAFETY: within the module's mapping, which begins with readable pages (its headers and notes).
-        whole.then(|| unsafe { core::slice::from_raw_parts(at as *const u8, bytes) })
-    };
-    let u16_at = |bytes: &[u8], at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]) as usize;
-    let u32_at =
-        |bytes: &[u8], at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap_or_default());
-    let u64_at =
-        |bytes: &[u8], at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap_or_default());
-    let header = mapped(module.start, 64).filter(|header| header.starts_with(b"\x7fELF"))?;
-    let (table, size, count) = (u64_at(header, 32) as usize, u16_at(header, 54), u16_at(header, 56));
-    for i in 0..count {
-        let segment = mapped(module.start.checked_add(table)?.checked_add(i * size)?, 56)?;
-        if u32_at(segment, 0) != PT_NOTE {
-            continue;
-        }
-        let at = module.load_address.wrapping_add(u64_at(segment, 16) as usize);
-        let mut notes = mapped(at, u64_at(segment, 40) as usize)?;
+    for segment in segments(module)?.filter(|segment| segment.kind == PT_NOTE) {
+        let mut notes = mapped(module, module.load_address.wrapping_add(segment.address), segment.bytes)?;
         while notes.len() >= 12 {
             let (name, value) = (u32_at(notes, 0) as usize, u32_at(notes, 4) as usize);
             let value_at = 12 + name.next_multiple_of(4);

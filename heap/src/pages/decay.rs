@@ -38,8 +38,14 @@ pub fn configure(after_ms: u64) {
     AFTER_MS.store(after_ms, Relaxed);
 }
 
-fn is_on() -> bool {
+/// Whether parts of huge pages are given back.
+pub fn is_on() -> bool {
     AFTER_MS.load(Relaxed) != NEVER && os::pages() == os::Pages::Transparent
+}
+
+/// Few pages are in use, and none of them is huge.
+pub fn heap_is_small() -> bool {
+    is_on() && events::pages() < SMALL_HEAP_PAGES
 }
 
 /// A page comes into use: huge, or small while the heap is. One that was retained is in memory, and stays what it is.
@@ -54,7 +60,12 @@ pub fn begin(page: &HugePage, address: usize, retained: bool) {
     }
 }
 
-fn make_small(page: &HugePage, address: usize) {
+/// Whether one more page may be small, if it is not yet.
+pub(crate) fn may_be_small(page: &HugePage) -> bool {
+    page.small.load(Relaxed) != 0 || SMALL.load(Relaxed) < MOST_SMALL
+}
+
+pub(crate) fn make_small(page: &HugePage, address: usize) {
     if page.small.swap(1, Relaxed) == 0 {
         SMALL.fetch_add(1, Relaxed);
         os::advise_small(address, HUGE_PAGE_BYTES);
@@ -68,6 +79,11 @@ fn make_huge(page: &HugePage, address: usize) {
     }
 }
 
+/// How long a page must be left alone to be cold, ms.
+pub fn after_ms() -> u64 {
+    AFTER_MS.load(Relaxed)
+}
+
 /// Looks whether a page in use has earned another size; now and then, by one thread.
 pub fn consider(page: &HugePage, address: usize, now_ms: u64) {
     if !is_on() || !matches!(page.state(), State::Open | State::Active) {
@@ -75,17 +91,14 @@ pub fn consider(page: &HugePage, address: usize, now_ms: u64) {
     }
     let live = bits::count(&page.live.load());
     let is_small = page.small.load(Relaxed) != 0;
-    if is_small && live >= ENOUGH_LIVE && events::pages() > SMALL_HEAP_PAGES {
+    let is_whole = live >= ENOUGH_LIVE && page.given_back.load(Relaxed) == 0;
+    if is_small && is_whole && events::pages() > SMALL_HEAP_PAGES {
         let _guard = page.lock.lock();
         make_huge(page, address);
         return;
     }
-    let is_cold = now_ms.saturating_sub(page.taken_ms.load(Relaxed)) >= AFTER_MS.load(Relaxed);
-    if is_cold
-        && live <= MOST_LIVE
-        && !bits::is_none(&idle(page))
-        && (is_small || SMALL.load(Relaxed) < MOST_SMALL)
-    {
+    let is_cold = now_ms.saturating_sub(page.taken_ms.load(Relaxed)) >= after_ms();
+    if is_cold && live <= MOST_LIVE && !bits::is_none(&idle(page)) && may_be_small(page) {
         let _guard = page.lock.lock();
         if matches!(page.state(), State::Open | State::Active) {
             discard_free(page, address);
@@ -129,14 +142,14 @@ fn idle(page: &HugePage) -> Bits {
     core::array::from_fn(|word| touched[word] & !live[word] & !discarded[word])
 }
 
-fn discard_free(page: &HugePage, address: usize) {
+pub(crate) fn discard_free(page: &HugePage, address: usize) {
     let idle = idle(page);
     if !os::on_base_pages() {
         make_small(page, address); // before anything is discarded: khugepaged must not undo it
     }
     let mut first = 0;
     while first < BLOCKS_PER_HUGE_PAGE {
-        let length = (first..BLOCKS_PER_HUGE_PAGE).take_while(|&block| is_set(&idle, block)).count();
+        let length = (first..BLOCKS_PER_HUGE_PAGE).take_while(|&block| bits::get(&idle, block)).count();
         if length > 0 {
             os::discard(address + first * BLOCK_BYTES, length * BLOCK_BYTES);
             events::add(Event::BlocksDiscarded, length as u64);
@@ -144,8 +157,4 @@ fn discard_free(page: &HugePage, address: usize) {
         first += length + 1;
     }
     page.discarded.set(&idle);
-}
-
-fn is_set(bits: &Bits, block: usize) -> bool {
-    bits[block / 64] >> (block % 64) & 1 == 1
 }

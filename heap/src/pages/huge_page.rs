@@ -86,6 +86,8 @@ pub struct HugePage {
     pub frontier: AtomicU16,
     /// Blocks from here on were not touched since the operating system gave the page: they read as zero.
     pub high_water: AtomicU16,
+    /// Small pages within block spans that were free when they were last given back, see [`crate::pages::sparse`].
+    pub given_back: AtomicU16,
     /// Not 0 if the page is made of small pages: see [`crate::pages::decay`].
     pub small: AtomicU8,
     /// When blocks of the page were last taken, ms of the heap's clock.
@@ -106,6 +108,8 @@ pub struct HugePage {
     pub spans: SharedBits,
     /// Free blocks that [`crate::pages::decay`] has given back since they were last taken.
     pub discarded: SharedBits,
+    /// Block spans that were not allocated from since they were last looked at: as above.
+    pub idle_spans: [AtomicU64; 2],
 }
 
 const _: () = assert!(size_of::<HugePage>() == HUGE_PAGE_METADATA_BYTES);
@@ -166,6 +170,8 @@ impl HugePage {
         self.sampled.store(&bits::NONE);
         self.spans.store(&bits::NONE);
         self.discarded.store(&bits::NONE);
+        self.idle_spans.iter().for_each(|word| word.store(0, Relaxed));
+        self.given_back.store(0, Relaxed);
         self.frontier.store(0, Relaxed);
         self.last_object_blocks.store(0, Relaxed);
         self.empty_since_tick.store(0, Relaxed);

@@ -4,7 +4,7 @@
 //! before a new page, at the price of packing by lifetime. Looked at now and then by [`crate::entry::maintenance`], as soon as the
 //! heap is large enough to matter. (RLIMIT_AS and its like need no look: there malloc is told, and tries [`crate::thread::exhausted`].)
 
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use crate::system::text::Text;
 use crate::system::{events, os};
@@ -12,8 +12,10 @@ use crate::units::geometry::HUGE_PAGE_BYTES;
 
 static NEAR: AtomicBool = AtomicBool::new(false);
 static NEXT_LOOK_MS: AtomicU64 = AtomicU64::new(0);
-/// Between two looks, ms.
+/// Between two looks, ms; earlier once the heap has grown by one part in so many.
 const LOOK_MS: u64 = 500;
+const ONE_PART_IN: usize = 16;
+static NEXT_LOOK_PAGES: AtomicUsize = AtomicUsize::new(LEAST_PAGES);
 /// A heap of fewer huge pages does not look.
 const LEAST_PAGES: usize = 16;
 
@@ -25,10 +27,13 @@ pub fn near() -> bool {
 
 /// Looks, if it is time to.
 pub fn tick(now_ms: u64) {
-    if events::pages() < LEAST_PAGES || now_ms < NEXT_LOOK_MS.load(Relaxed) {
+    let pages = events::pages();
+    let is_time = now_ms >= NEXT_LOOK_MS.load(Relaxed) || pages >= NEXT_LOOK_PAGES.load(Relaxed);
+    if pages < LEAST_PAGES || !is_time {
         return;
     }
     NEXT_LOOK_MS.store(now_ms + LOOK_MS, Relaxed);
+    NEXT_LOOK_PAGES.store(pages + pages.div_ceil(ONE_PART_IN), Relaxed);
     NEAR.store(is_near(), Relaxed);
 }
 

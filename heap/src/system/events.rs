@@ -58,13 +58,15 @@ pub enum Event {
     BlocksDiscarded,
     /// The model is believed no more.
     ModelDoubted,
+    /// A site's callers are told apart by a word of the stack.
+    WordLearned,
 }
 
 /// How many kinds of events there are.
 pub const EVENTS: usize = NAMES_OF_EVENTS.len();
 
 /// Their names, in statistics.
-pub const NAMES_OF_EVENTS: [&str; 25] = [
+pub const NAMES_OF_EVENTS: [&str; 26] = [
     "spans_acquired",
     "blocks_recycled",
     "blocks_refilled",
@@ -90,6 +92,7 @@ pub const NAMES_OF_EVENTS: [&str; 25] = [
     "predictions.recalled",
     "blocks_discarded",
     "predictions.disbelieved",
+    "words_learned",
 ];
 
 static PAGES: AtomicIsize = AtomicIsize::new(0);

@@ -7,6 +7,7 @@ use core::sync::atomic::{
     compiler_fence,
 };
 
+use crate::pages::decay;
 use crate::span::cells::{Place, Room, Span, SpanList};
 use crate::system::events::{self, Event};
 use crate::thread::sample;
@@ -16,6 +17,10 @@ use crate::units::size_class;
 pub const MAX_PATIENCE: u8 = 8;
 /// As above, where memory is scarce.
 const MAX_PATIENCE_IN_SCARCITY: u8 = 128;
+/// A small heap takes cells of a page in hand, and those that were freed meanwhile before further ones: so it touches few pages.
+const IN_HAND_BYTES_OF_SMALL_HEAP: usize = 4096;
+/// Cells that are smaller are taken 64 at a time always.
+const LEAST_BYTES_TO_SPARE: usize = 512;
 
 /// The cells of one size class and lifetime class.
 ///
@@ -141,7 +146,10 @@ impl Bin {
         // span's cells and the bin's address of them do not belong together, the bin has none.
         self.pending.set(0);
         compiler_fence(SeqCst);
-        let Some((word, cells)) = span.free_word(before_sample, room) else { return false };
+        let is_spared = self.cell_bytes() >= LEAST_BYTES_TO_SPARE && decay::heap_is_small();
+        let most =
+            if is_spared { (IN_HAND_BYTES_OF_SMALL_HEAP / self.cell_bytes()).max(1) as u32 } else { 64 };
+        let Some((word, cells)) = span.free_word(before_sample.min(most), room) else { return false };
         let taken = cells.count_ones();
         if before_sample != sample::NEVER {
             self.before_sample.set(before_sample - taken);

@@ -127,6 +127,12 @@ impl BySize {
         size.visits.set(0);
     }
 
+    /// Calls of this size are told apart by more than what calls are known by.
+    pub fn no_bin(&self, call: &Call) {
+        self.sizes[granules(call)].classes.set(u8::MAX);
+        self.agreed[granules(call)].callers.set(0);
+    }
+
     /// A known call found no cell at hand; this is its bin, of this class.
     pub fn known_call(&self, call: &Call, class: usize, bin: *const Bin) {
         if self.bin(call) == Some(bin) {

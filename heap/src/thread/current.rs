@@ -4,6 +4,7 @@
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
+use crate::system::own_stack::OwnStack;
 use crate::system::{events, thread_local};
 use crate::thread::local::Heap;
 use crate::thread::{gate, refill, registry};
@@ -80,7 +81,7 @@ impl Drop for Visit {
 #[cold]
 pub fn enter(call: &Call) -> Option<Visit> {
     let heap = registry::move_in()?;
-    heap.stack_base.set(stack_base(call));
+    heap.stack.set(OwnStack::of(call));
     if thread_local::exits() >= LAST_EXIT {
         return Some(Visit { heap, leaves: true });
     }
@@ -93,33 +94,6 @@ pub fn enter(call: &Call) -> Option<Visit> {
         unsafe { libc::pthread_setspecific(key, core::ptr::from_ref(heap).cast()) };
     }
     Some(Visit { heap, leaves: false })
-}
-
-/// From where the heights of a thread's stack are measured. The C library puts a thread's control block, to which the thread
-/// pointer points, at the top of its stack: so threads that run the same code have the same heights, and functions that allocate from
-/// different ones have different heights. The first thread's is elsewhere: it has one first call, and measures from there.
-fn stack_base(call: &Call) -> usize {
-    const FARTHEST: usize = 1 << 30;
-    let control_block: usize;
-    // SAFETY: reads the thread's own control block, which begins with its address (System V ABI).
-    #[cfg(target_arch = "x86_64")]
-    unsafe {
-        core::arch::asm!(
-            "mov {0}, qword ptr fs:[0]",
-            out(reg) control_block,
-            options(pure, readonly, nostack, preserves_flags),
-        );
-    }
-    // SAFETY: every process may read the register.
-    #[cfg(target_arch = "aarch64")]
-    unsafe {
-        core::arch::asm!(
-            "mrs {0}, tpidr_el0",
-            out(reg) control_block,
-            options(pure, nomem, nostack, preserves_flags),
-        );
-    }
-    if control_block.wrapping_sub(call.stack) < FARTHEST { control_block } else { call.stack }
 }
 
 /// The thread ends: its heap becomes vacant. Destructors that run later and allocate move in again.

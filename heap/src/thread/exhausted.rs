@@ -5,7 +5,7 @@
 //! then whatever the thread has in hand goes back, since it may make a whole span or page. Packing by lifetime can wait.
 
 use crate::pages::global;
-use crate::span::cells::{Place, Room, Span};
+use crate::span::cells::{Room, Span};
 use crate::thread::bin::Bin;
 use crate::thread::local::Heap;
 use crate::thread::{refill, registry};
@@ -77,7 +77,6 @@ fn next_of_open(bin: &Bin) -> Option<usize> {
 /// A cell of a span that is in no queue, which becomes the bin's open one.
 fn open_and_take(bin: &Bin, span: &'static Span) -> Option<usize> {
     bin.close();
-    span.set_place(Place::Open);
-    bin.open.set(Some(span));
+    refill::open(bin, span);
     next_of_open(bin)
 }

@@ -13,6 +13,7 @@ use crate::lifetime::source::{self, Source};
 use crate::pages::region;
 use crate::span::remote::{RemoteList, Tenancy};
 use crate::system::events::Counts;
+use crate::system::own_stack::OwnStack;
 use crate::system::thread_local;
 use crate::thread::bin::Bin;
 use crate::thread::by_size::BySize;
@@ -22,6 +23,7 @@ use crate::thread::lines::OpenSpans;
 use crate::thread::outbox::Outbox;
 use crate::thread::predictions::Predictions;
 use crate::units::call::Call;
+use crate::units::geometry::MAX_SMALL_BYTES;
 use crate::units::lifetime_class::CLASSES;
 use crate::units::size_class::COUNT as SIZE_CLASSES;
 
@@ -59,8 +61,8 @@ pub struct Heap {
     pub by_size: BySize,
     /// Its number; 0 for the heap of threads that have none.
     pub id: Cell<u32>,
-    /// The stack pointer at the thread's first call, from which heights are measured.
-    pub stack_base: Cell<usize>,
+    /// The thread's stack, from whose base heights are measured.
+    pub stack: Cell<OwnStack>,
     /// The version of the learned lifetimes that the prediction table was filled from.
     pub epoch: Cell<u32>,
     /// The thread's number, in order of first use, and how many allocations it has made where they are counted.
@@ -128,7 +130,7 @@ impl Heap {
             nothing: Bin::new(),
             by_size: BySize::new(),
             id: Cell::new(0),
-            stack_base: Cell::new(0),
+            stack: Cell::new(OwnStack::NONE),
             epoch: Cell::new(0),
             thread: Cell::new(0),
             sequence: Cell::new(0),
@@ -173,7 +175,7 @@ impl Heap {
     /// How high the stack was at a call.
     #[inline]
     pub fn height(&self, call: &Call) -> usize {
-        self.stack_base.get().wrapping_sub(call.stack)
+        self.stack.get().height(call)
     }
 
     /// The thread's number, if it has a heap.
@@ -219,16 +221,36 @@ impl Heap {
         (call.size <= bin.cell_bytes()).then_some(bin)
     }
 
-    /// Calls like this one go to this bin, for as long as it is of the class that the site predicts.
-    pub fn remember(&self, call: &Call, bin: &Bin, site: Option<&'static Site>) {
+    /// What the thread's tables know the call by: the call itself, or with the word of the stack that belongs to it.
+    pub fn known_as(&self, call: &Call) -> Call {
+        if call.size > MAX_SMALL_BYTES {
+            return *call;
+        }
+        match self.predictions.word(call) {
+            // SAFETY: it may be read.
+            word @ 1.. if self.stack.get().may_read(call, word) => {
+                call.with(unsafe { call.word_above(word) })
+            }
+            _ => *call, // it has none, or what was found is another call's
+        }
+    }
+
+    /// Calls like this one go to this bin, for as long as it is of the class that the site predicts. The site may be one below
+    /// another, told from it by that one's word, which may be read.
+    pub fn remember(&self, call: &Call, bin: &Bin, site: Option<&'static Site>, word: u8) {
         let class = usize::from(bin.class.get());
         let offset = self.offset(bin);
-        if self.predictions.get(call) == Some(offset) {
+        if word != 0
+            && let Some(first) = site.and_then(Site::parent)
+        {
+            self.predictions.remember_word(call, word, first);
+            self.by_size.no_bin(call);
+        } else if self.predictions.get(call) == Some(offset) {
             self.known_call(call, bin);
         } else {
             self.by_size.new_call(call, class);
         }
-        self.predictions.remember(call, offset, class, site);
+        self.predictions.remember(&self.known_as(call), offset, class, site);
     }
 
     /// A call that goes to this bin as known found no cell at hand. With a model each context has an opinion of its own.

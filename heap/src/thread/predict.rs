@@ -25,25 +25,31 @@ pub struct Prediction {
     pub cacheable: bool,
     /// The call site that learns from this object's lifetime.
     pub site: Option<&'static Site>,
+    /// The word of the stack that tells it from others, see [`sites::Found`].
+    pub word: u8,
+}
+
+impl Prediction {
+    /// Of a class that is known, and holds for one object or for all.
+    pub fn certain(class: usize, cacheable: bool) -> Self {
+        Self { class, cacheable, site: None, word: 0 }
+    }
 }
 
 /// Classifies a call.
 pub fn classify(heap: &Heap, call: &Call) -> Prediction {
     match source::in_use() {
-        Source::Fixed(class) => Prediction { class, cacheable: true, site: None },
-        Source::Oracle => {
-            let class = oracle::class(heap.thread.get(), heap.sequence.get());
-            Prediction { class, cacheable: false, site: None }
-        }
+        Source::Fixed(class) => Prediction::certain(class, true),
+        Source::Oracle => Prediction::certain(oracle::class(heap.thread.get(), heap.sequence.get()), false),
         Source::Online | Source::Model { .. } => {
-            if heap.predicted_bin(call).is_none() {
+            if heap.predicted_bin(&heap.known_as(call)).is_none() {
                 events::count(Event::PredictionMissed);
             } // else the bin needs a span, and its site learns
-            let site = sites::of(&heap.known_sites, call, heap.height(call));
+            let sites::Found { site, word, is_sure } = sites::of(&heap.known_sites, call, heap.stack.get());
             if let Some(site) = site.filter(|site| site.was_hit(1, call.size)) {
                 ask_again(site, call);
             }
-            Prediction { class: site.map_or(FOREVER, Site::class), cacheable: true, site }
+            Prediction { class: site.map_or(FOREVER, Site::class), cacheable: is_sure, site, word }
         }
     }
 }
@@ -52,7 +58,10 @@ pub fn classify(heap: &Heap, call: &Call) -> Prediction {
 #[inline]
 pub fn was_hit(heap: &'static Heap, call: &Call, count: u32) {
     if matches!(source::in_use(), Source::Model { .. })
-        && let Some(site) = heap.predictions.site(call).or_else(|| heap.known_sites.get(call))
+        && let Some(site) = heap
+            .predictions
+            .site(&heap.known_as(call))
+            .or_else(|| sites::known(&heap.known_sites, call, heap.stack.get()))
     {
         let _pass = gate::pass(heap);
         if site.was_hit(count, call.size) {

@@ -2,12 +2,16 @@
 //!
 //! A call is known by its return address, stack pointer and size, all there already when malloc is called. Two calls share a
 //! place in the table, so that two which take turns do not drive each other out.
+//!
+//! Of a site whose callers are told apart by a word of the stack ([`crate::lifetime::sites`]) the entry says which word, and has
+//! no bin; with that word in its key, each of them has an entry of its own.
 
 use core::cell::Cell;
 
 use crate::lifetime::sites::Site;
 use crate::units::call::Call;
 use crate::units::geometry::MAX_SMALL_BYTES;
+use crate::units::lifetime_class::CLASSES;
 use crate::units::size_class::GRANULE_BYTES;
 
 /// Places: with two calls to each, so many that a server's thread finds 95% of its calls (LLAMA §9.4).
@@ -36,6 +40,8 @@ struct Entry {
     /// The call's size in granules.
     granules: Cell<u16>,
     class: Cell<u8>,
+    /// The word of the stack that belongs to the key, in words above the return address; 0: it is complete.
+    word: Cell<u8>,
 }
 
 /// Where things lie, for a fast path in assembly: the last place in use, the first place, an entry, its key and its bin.
@@ -63,11 +69,12 @@ impl Entry {
             site: Cell::new(0),
             granules: Cell::new(0),
             class: Cell::new(0),
+            word: Cell::new(0),
         }
     }
 
     fn is_used(&self) -> bool {
-        self.bin.get() != 0
+        self.key.get() != 0
     }
 
     fn forget(&self) {
@@ -80,13 +87,17 @@ impl Entry {
         self.site.set(other.site.get());
         self.granules.set(other.granules.get());
         self.class.set(other.class.get());
+        self.word.set(other.word.get());
         self.key.set(other.key.get());
     }
 
-    /// The class that the site predicts by now is another.
+    /// The class that the site predicts by now is another, or the word that belongs to the key.
     fn has_changed(&self) -> bool {
         let site = usize::from(self.site.get()).checked_sub(1).and_then(Site::numbered);
-        site.is_some_and(|site| site.class() != usize::from(self.class.get()))
+        site.is_some_and(|site| {
+            let word = self.word.get();
+            site.word() != word || word == 0 && site.class() != usize::from(self.class.get())
+        })
     }
 }
 
@@ -162,6 +173,13 @@ impl Predictions {
         }
     }
 
+    /// The word of the stack that belongs to what calls like this one are known by, in words above the return address; 0: none.
+    #[inline]
+    pub fn word(&self, call: &Call) -> u8 {
+        let (place, key) = self.place(call);
+        place.iter().find(|entry| entry.key.get() == key).map_or(0, |entry| entry.word.get())
+    }
+
     /// The site of a call whose bin is known.
     pub fn site(&self, call: &Call) -> Option<&'static Site> {
         if call.size > MAX_SMALL_BYTES {
@@ -174,32 +192,56 @@ impl Predictions {
 
     /// Remembers the bin for calls like this one, for as long as it is of the class that the site predicts.
     pub fn remember(&self, call: &Call, bin: u32, class: usize, site: Option<&'static Site>) {
+        let entry = self.entry_for(call);
+        entry.bin.set(bin);
+        entry.site.set(site.map_or(0, |site| site.number() as u16 + 1));
+        entry.class.set(class as u8);
+        entry.word.set(0);
+    }
+
+    /// Remembers that this word, the site's, belongs to what calls like this one are known by.
+    pub fn remember_word(&self, call: &Call, word: u8, site: &'static Site) {
+        let entry = self.entry_for(call);
+        entry.bin.set(0);
+        entry.site.set(site.number() as u16 + 1);
+        entry.word.set(word);
+    }
+
+    /// The entry of calls like this one, in place of another's if they have none.
+    fn entry_for(&self, call: &Call) -> &Entry {
         let ([newer, older], key) = self.place(call);
         let is_others = |entry: &Entry| entry.is_used() && entry.key.get() != key;
         if is_others(newer) && is_others(older) && self.grow() {
-            return self.remember(call, bin, class, site);
+            return self.entry_for(call);
         }
         let entry = if older.key.get() == key { older } else { newer };
         if is_others(entry) {
             older.become_as(newer);
         }
-        entry.bin.set(bin);
-        entry.site.set(site.map_or(0, |site| site.number() as u16 + 1));
         entry.granules.set(call.size.div_ceil(GRANULE_BYTES) as u16);
-        entry.class.set(class as u8);
         entry.key.set(key);
+        entry
     }
 
-    /// Forgets calls whose sites predict another class now, and tells of the others their granules and class.
+    /// Forgets calls whose sites predict another class now, and tells of the others their granules and class; of those that are
+    /// told apart by a word, all classes.
     pub fn forget_changed(&self, known: impl Fn(usize, u8)) {
-        // Entries that were never used are not written to: their memory is not there yet.
-        for entry in self.places.iter().flatten().filter(|entry| entry.is_used()) {
+        for entry in self.used() {
+            let granules = usize::from(entry.granules.get());
             if entry.has_changed() {
                 entry.forget();
+            } else if entry.word.get() == 0 {
+                known(granules, entry.class.get());
             } else {
-                known(entry.granules.get().into(), entry.class.get());
+                (0..CLASSES as u8).for_each(|class| known(granules, class));
             }
         }
+    }
+
+    /// Entries that were never used are not there: their memory would be touched.
+    fn used(&self) -> impl Iterator<Item = &Entry> {
+        let places = self.last.get() as usize / size_of::<Place>() + 1;
+        self.places[..places].iter().flatten().filter(|entry| entry.is_used())
     }
 }
 

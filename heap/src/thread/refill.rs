@@ -6,7 +6,7 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use crate::lifetime::source::{self, Source};
-use crate::pages::{global, page_life, region, scarcity};
+use crate::pages::{global, page_life, region, scarcity, sparse};
 use crate::span::cells::{Place, Room, Span};
 use crate::span::remote::{self, Link, RemoteList, Tenancy};
 use crate::system::events::{self, Event};
@@ -55,8 +55,7 @@ pub fn refill(heap: &'static Heap, bin: &Bin) -> Refill {
         let Some(span) = span else {
             return Refill { cell: None, new_span: false };
         };
-        span.set_place(Place::Open);
-        bin.open.set(Some(span));
+        open(bin, span);
     }
 }
 
@@ -65,14 +64,19 @@ pub fn from_queue(heap: &'static Heap, bin: &Bin) -> Option<usize> {
     let room = room();
     bin.close();
     remote::collect(heap, false);
-    let span = bin.next_queued(room)?;
-    span.set_place(Place::Open);
-    bin.open.set(Some(span));
+    open(bin, bin.next_queued(room)?);
     bin.advance(room).then(|| bin.allocate()).flatten()
 }
 
 fn room() -> Room {
     if scarcity::near() { Room::Any } else { Room::Worthwhile }
+}
+
+/// A span that is in no queue becomes the bin's open one.
+pub fn open(bin: &Bin, span: &'static Span) {
+    span.set_place(Place::Open);
+    sparse::note_opened(span);
+    bin.open.set(Some(span));
 }
 
 /// What a bin without a span may borrow between two flushes: half a span.

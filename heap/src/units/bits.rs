@@ -32,6 +32,12 @@ pub fn is_none(a: &Bits) -> bool {
     a[0] | a[1] | a[2] | a[3] == 0
 }
 
+/// One bit.
+#[inline]
+pub fn get(a: &Bits, i: usize) -> bool {
+    a[i / 64] >> (i % 64) & 1 == 1
+}
+
 /// Set bits.
 #[inline]
 pub fn count(a: &Bits) -> usize {

@@ -11,6 +11,25 @@ pub struct Call {
     pub stack: usize,
 }
 
+impl Call {
+    /// The word of the stack that lies so many words above the return address.
+    ///
+    /// # Safety
+    /// It is there to be read: see `OwnStack::may_read`.
+    #[inline]
+    pub unsafe fn word_above(&self, words: u8) -> usize {
+        let above = self.stack.wrapping_add(size_of::<usize>() * usize::from(words)) - size_of::<usize>();
+        // SAFETY: the caller's.
+        unsafe { (above as *const usize).read_volatile() }
+    }
+
+    /// The call as tables know it that tell it from others by this word of the stack as well.
+    #[inline]
+    pub fn with(self, word: usize) -> Self {
+        Self { caller: self.caller ^ word.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_right(20), ..self }
+    }
+}
+
 static NOWHERE: usize = 0;
 
 /// Where a call's return address lies: all that an entry point needs to hand on, read by who wants to know.

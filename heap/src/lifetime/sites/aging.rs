@@ -52,9 +52,12 @@ fn next_free() -> Option<usize> {
 
 /// Forgets sites that were not called since the last round, have no object that is watched, and are no remaining one's parent.
 fn forget_old() {
-    for site in SITES.iter().filter(|site| is_needed(site)) {
-        if let Some(parent) = site.parent() {
-            parent.idle.store(false, Relaxed);
+    for _ in 0..2 {
+        // A parent may have one, too.
+        for site in SITES.iter().filter(|site| is_needed(site)) {
+            if let Some(parent) = site.parent() {
+                parent.idle.store(false, Relaxed);
+            }
         }
     }
     INDICES.iter().for_each(|index| index.store(0, Relaxed));
@@ -70,7 +73,7 @@ fn forget_old() {
 }
 
 fn is_needed(site: &Site) -> bool {
-    !site.idle.load(Relaxed) || site.watched.load(Relaxed) > 0
+    !site.idle.load(Relaxed) || site.watched.load(Relaxed) > 0 || site.is_studied()
 }
 
 impl Site {
@@ -83,6 +86,9 @@ impl Site {
         self.model_class.store(0, Relaxed);
         self.used.store(UNUSED, Relaxed);
         self.hits.store(0, Relaxed);
+        self.word.store(0, Relaxed);
+        self.in_vain.store(0, Relaxed);
+        self.without_code.store(0, Relaxed);
         self.agreed.store(0, Relaxed);
         self.alive.iter().chain(&self.dead).for_each(|count| count.store(0, Relaxed));
         self.balances.iter().for_each(Balance::forget);

@@ -20,6 +20,8 @@ use crate::units::lifetime_class::{CLASSES, FOREVER};
 
 /// Live objects that a site has watched at most: beyond them a new one teaches little.
 const MAX_WATCHED: u16 = 24;
+/// As above, while the site is studied.
+const MOST_STUDIED: u16 = 48;
 /// A site is known from this many ends on.
 pub(super) const ENOUGH_ENDS: u32 = 3;
 /// Until it has allocated this much, an unknown site may live among what stays.
@@ -49,6 +51,11 @@ pub fn epoch() -> u32 {
     EPOCH.load(Relaxed)
 }
 
+/// A site's class or word has.
+pub(super) fn has_changed() {
+    EPOCH.fetch_add(1, Relaxed);
+}
+
 /// There is a model, and what it says is not corrected.
 pub(super) fn is_alone() -> bool {
     source::in_use() == Source::Model { online: false } && trust::is_believed()
@@ -60,12 +67,20 @@ impl Site {
         self.class.load(Relaxed) as usize
     }
 
+    /// Its objects' contexts are looked at, see [`super::contexts`].
+    pub fn is_studied(&self) -> bool {
+        self.studied.load(Relaxed)
+    }
+
     pub(super) fn ends(&self) -> u32 {
         self.dead.iter().map(|n| u32::from(n.load(Relaxed))).sum()
     }
 
-    /// Whether one more object should be watched, at a thread's visit number `visit`: all at first, then ever fewer.
+    /// Whether one more object should be watched, at a thread's visit number `visit`: all at first and in a study, else ever fewer.
     pub fn wants_sample(&self, visit: u32) -> bool {
+        if self.is_studied() {
+            return self.watched.load(Relaxed) < MOST_STUDIED;
+        }
         // What a table does not know is learned online.
         if self.watched.load(Relaxed) >= MAX_WATCHED || is_alone() && self.model_class().is_some() {
             return false;
@@ -185,7 +200,7 @@ impl Site {
                 return class.max(oldest);
             }
         }
-        let parents = self.parent().and_then(|parent| parent.known_class(None));
+        let parents = self.parent().filter(|_| !self.is_below()).and_then(|parent| parent.known_class(None));
         if let Some(class) = self.known_class(Some(self.class())) {
             // Sizes and stack heights of one return address that differ little are not told apart: each class that
             // is in use costs open spans.
@@ -204,7 +219,7 @@ impl Site {
     pub(super) fn reconsider(&self) {
         let class = self.best_class();
         if self.class.swap(class as u8, Relaxed) as usize != class {
-            EPOCH.fetch_add(1, Relaxed);
+            has_changed();
             events::count(Event::PredictionChanged);
         }
     }
@@ -229,11 +244,18 @@ impl Site {
         }
     }
 
+    /// An object died in this class: that is all that is noted.
+    pub(super) fn record_own_end(&self, class: usize) {
+        add_to(&self.dead[class], 1);
+    }
+
     pub(super) fn record_end(&self, class: usize) {
         if self.ends() >= MANY_ENDS {
             self.dead.iter().for_each(|n| n.store(n.load(Relaxed) / 2, Relaxed));
+            self.in_vain.store(self.in_vain.load(Relaxed).saturating_sub(1), Relaxed);
         }
-        add_to(&self.dead[class], 1);
+        self.without_code.store(0, Relaxed);
+        self.record_own_end(class);
         if self.ends() == ENOUGH_TO_COMPARE
             && self.parent().is_some()
             && let Some(model) = self.models_word()

@@ -2,6 +2,7 @@
 
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
+use super::contexts::{self, Context};
 use super::{LOCK, SITES, Site, add_to, mix};
 use crate::lifetime::trust;
 use crate::system::clock;
@@ -76,8 +77,8 @@ fn free_slot(address: usize) -> Option<&'static Watch> {
     }
 }
 
-/// Watches the object at `address`; `false` if there is no room.
-pub fn watch(site: &'static Site, address: usize) -> bool {
+/// Watches the object at `address`, whose context is known if its site is studied; `false` if there is no room.
+pub fn watch(site: &'static Site, address: usize, context: Option<&Context>) -> bool {
     let _guard = LOCK.lock();
     let Some(slot) = free_slot(address) else { return false };
     slot.address.store(address as u64, Relaxed);
@@ -89,7 +90,23 @@ pub fn watch(site: &'static Site, address: usize) -> bool {
     }
     add_to(&site.watched, 1);
     site.change_alive(0, 1);
+    if let Some(context) = context {
+        contexts::born(site, address, context);
+    }
     true
+}
+
+/// The object at `address`, if it is watched, teaches another site from now on. The lock is held.
+fn hand_over(address: u64, to: &'static Site) {
+    let Some(slot) = group(address as usize).iter().find(|slot| slot.address.load(Relaxed) == address) else {
+        return;
+    };
+    let from = &SITES[slot.site.swap(to.number() as u16, Relaxed) as usize];
+    let age = slot.age_class.load(Relaxed) as usize;
+    add_to(&from.watched, -1);
+    from.change_alive(age, -1);
+    add_to(&to.watched, 1);
+    to.change_alive(age, 1);
 }
 
 /// The watched object at `address` was freed.
@@ -99,10 +116,10 @@ pub fn freed(address: usize) {
         return;
     };
     let lifetime_ms = clock::now_ms().saturating_sub(slot.birth_ms.load(Relaxed));
-    end(slot, lifetime_class::of_lifetime_ms(lifetime_ms));
+    end(slot, address, lifetime_class::of_lifetime_ms(lifetime_ms));
 }
 
-fn end(slot: &Watch, class: usize) {
+fn end(slot: &Watch, address: usize, class: usize) {
     let site = &SITES[slot.site.load(Relaxed) as usize];
     slot.address.store(0, Relaxed);
     add_to(&site.watched, -1);
@@ -116,6 +133,8 @@ fn end(slot: &Watch, class: usize) {
         parent.record_end(class);
         parent.reconsider();
     }
+    contexts::died(site, address, class, hand_over);
+    contexts::consider(site);
 }
 
 /// Looks at some of the watched objects and lets their sites know how old they have become; once a tick, by one thread.
@@ -138,6 +157,8 @@ pub fn grow_older(now_ms: u64, cursor: usize, groups: usize) -> usize {
             site.change_alive(age, 1);
             site.weigh(watch.without_model.load(Relaxed).into(), before, age, false);
             site.reconsider();
+            contexts::aged(site, hand_over);
+            contexts::consider(site);
         }
     }
     (cursor + groups) & (in_use - 1)
@@ -151,7 +172,7 @@ mod tests {
     #[test]
     fn all_that_is_watched_is_found_again_after_the_groups_have_grown() {
         let site = Site::numbered(9).expect("a site");
-        let watched: Vec<usize> = (1..3_000).map(|i| i * 64).filter(|&at| watch(site, at)).collect();
+        let watched: Vec<usize> = (1..3_000).map(|i| i * 64).filter(|&at| watch(site, at, None)).collect();
         assert!(watched.len() > 2_000, "{} of 4,096 slots", watched.len());
         assert_eq!(IN_USE.load(Relaxed), GROUPS);
         let find = |at: usize| group(at).iter().find(|slot| slot.address.load(Relaxed) == at as u64);

@@ -50,10 +50,10 @@ fn now() -> Registers {
     Registers { code, stack, frame: Some(frame) }
 }
 
-/// Tells `step` the return addresses of the calling thread's stack, innermost first, until it wants no more or nothing called the
+/// Tells `step` the return addresses of the calling thread's stack, and the stack pointer that each leaves, innermost first, until it wants no more or nothing called the
 /// last one. Whether that came so far: `false` if the full unwinder must be asked.
 #[inline(never)] // it has a frame of its own, which is the first one that is left
-pub fn walk(mut step: impl FnMut(usize) -> bool) -> bool {
+pub fn walk(mut step: impl FnMut(usize, usize) -> bool) -> bool {
     let mut at = now();
     let mut module = FoundObject::NONE;
     loop {
@@ -71,7 +71,7 @@ pub fn walk(mut step: impl FnMut(usize) -> bool) -> bool {
                 None => return false,
             },
         }
-        if at.code == 0 || !step(at.code) {
+        if at.code == 0 || !step(at.code, at.stack) {
             return true;
         }
     }

@@ -1,0 +1,146 @@
+//! Small pages within block spans of which nothing lives, on huge pages that are mostly empty by that measure.
+//!
+//! What is deleted at random leaves a few objects in most spans, so hardly a block becomes free, while most of the 4 KiB pages hold
+//! nothing. Of spans that nobody has allocated from for a while these go back, where they are half of the huge page or more.
+//!
+//! A free cell may be handed out at any moment, and nobody may give its memory back meanwhile. But cells of a span that waits in
+//! its bin's queue are handed out after a visit of the slow path only, which opens the span. So [`give_back`] is called when
+//! nobody is on a slow path ([`crate::entry::keeper`]), and touches no other spans. A look before that, [`find`], costs the others nothing.
+
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use crate::pages::decay;
+use crate::pages::huge_page::{HugePage, State};
+use crate::pages::region;
+use crate::span::cells::{Place, Span};
+use crate::system::events::{self, Event};
+use crate::system::os;
+use crate::units::bits;
+use crate::units::geometry::*;
+
+/// The pages that the operating system has besides huge ones.
+const PAGE_BYTES: usize = 4096;
+const PAGES_A_SPAN: usize = SPAN_BYTES / PAGE_BYTES;
+const PAGES: usize = HUGE_PAGE_BYTES / PAGE_BYTES;
+/// A huge page of which fewer of them are free keeps them.
+const ENOUGH_FREE: usize = PAGES / 2;
+/// So many more than the last time must be free before they are given back again.
+const WORTH_A_CALL: usize = PAGES / 16;
+/// Huge pages that are looked at in one call.
+const A_LOOK: usize = 64;
+
+static CURSOR: AtomicUsize = AtomicUsize::new(0);
+/// When a round over all pages may begin: what is looked at twice without being used is idle.
+static NEXT_ROUND_MS: AtomicU64 = AtomicU64::new(0);
+
+/// The span is being allocated from.
+pub fn note_opened(span: &Span) {
+    let (page, number) = place_of(span);
+    let word = &page.idle_spans[number / 64];
+    if word.load(Relaxed) >> (number % 64) & 1 == 1 {
+        word.fetch_and(!(1 << (number % 64)), Relaxed);
+    }
+}
+
+fn place_of(span: &Span) -> (&'static HugePage, usize) {
+    let address = span.address();
+    (region::huge_page(address), (address % HUGE_PAGE_BYTES) / SPAN_BYTES)
+}
+
+/// Looks at some pages; the address of one that has something to give back. By one thread at a time, which may be wrong: others
+/// go on meanwhile.
+pub fn find(now_ms: u64) -> Option<usize> {
+    if !decay::is_on() || CURSOR.load(Relaxed) == 0 && now_ms < NEXT_ROUND_MS.load(Relaxed) {
+        return None;
+    }
+    if CURSOR.load(Relaxed) == 0 {
+        NEXT_ROUND_MS.store(now_ms.saturating_add(decay::after_ms()), Relaxed);
+    }
+    for _ in 0..A_LOOK {
+        let Some(id) = region::next_used(CURSOR.load(Relaxed)) else {
+            CURSOR.store(0, Relaxed);
+            return None;
+        };
+        CURSOR.store(id + 1, Relaxed);
+        let (page, address) = (region::huge_page(region::address(id)), region::address(id));
+        if is_worth_it(page, address, true) {
+            return Some(address);
+        }
+    }
+    None
+}
+
+/// Gives back what the page has. Nobody is on a slow path of allocating or freeing.
+pub fn give_back(address: usize) {
+    let page = region::huge_page(address);
+    let _guard = page.lock.lock();
+    if !is_worth_it(page, address, false) || !decay::may_be_small(page) {
+        return;
+    }
+    decay::discard_free(page, address);
+    let mut free = 0;
+    for span in idle_spans(page, address) {
+        let mut first = 0;
+        while first < PAGES_A_SPAN {
+            let count = (first..PAGES_A_SPAN).take_while(|&i| is_free(span, i)).count();
+            if count > 0 {
+                os::discard(span.address() + first * PAGE_BYTES, count * PAGE_BYTES);
+            }
+            free += count;
+            first += count + 1;
+        }
+    }
+    events::add(Event::BlocksDiscarded, (free * PAGE_BYTES / BLOCK_BYTES) as u64);
+    page.given_back.store(free as u16, Relaxed);
+}
+
+/// Spans of the page that wait in a queue and were not opened since the last look.
+fn idle_spans(page: &'static HugePage, address: usize) -> impl Iterator<Item = &'static Span> {
+    waiting_spans(page, address).filter(|span| {
+        let (page, number) = place_of(span);
+        page.idle_spans[number / 64].load(Relaxed) >> (number % 64) & 1 == 1
+    })
+}
+
+fn waiting_spans(page: &'static HugePage, address: usize) -> impl Iterator<Item = &'static Span> {
+    let spans = page.spans.load();
+    (0..BLOCKS_PER_HUGE_PAGE)
+        .step_by(SPAN_BLOCKS)
+        .filter(move |&block| bits::get(&spans, block))
+        .map(move |block| region::span(address + block * BLOCK_BYTES))
+        .filter(|span| span.place() == Place::Queued)
+}
+
+/// Whether the page has enough to give back. With `look`, spans that wait count as idle from the next look on.
+fn is_worth_it(page: &'static HugePage, address: usize, look: bool) -> bool {
+    if !matches!(page.state(), State::Open | State::Active) {
+        return false;
+    }
+    let in_spans: usize = idle_spans(page, address).map(free_pages).sum();
+    if look {
+        for span in waiting_spans(page, address) {
+            let (page, number) = place_of(span);
+            page.idle_spans[number / 64].fetch_or(1 << (number % 64), Relaxed);
+        }
+    }
+    let given_back = page.given_back.load(Relaxed) as usize;
+    if in_spans < given_back {
+        page.given_back.store(in_spans as u16, Relaxed); // some are in use again
+    }
+    let free_blocks = BLOCKS_PER_HUGE_PAGE - bits::count(&page.live.load());
+    in_spans >= given_back + WORTH_A_CALL
+        && in_spans + free_blocks * (BLOCK_BYTES / PAGE_BYTES) >= ENOUGH_FREE
+}
+
+fn free_pages(span: &'static Span) -> usize {
+    (0..PAGES_A_SPAN).filter(|&i| is_free(span, i)).count()
+}
+
+/// Whether no cell lives on the span's page `i`, as far as its owner knows.
+fn is_free(span: &Span, i: usize) -> bool {
+    let (cell_bytes, cells) =
+        (span.cell_bytes.load(Relaxed).max(1) as usize, span.cells.load(Relaxed) as usize);
+    let first = i * PAGE_BYTES / cell_bytes;
+    let beyond = ((i + 1) * PAGE_BYTES).div_ceil(cell_bytes).min(cells);
+    (first..beyond).all(|cell| !span.is_live(cell))
+}

@@ -1,0 +1,28 @@
+// In a memory cgroup that is nearly full any free cell is taken before a new page, whichever call site asks: beyond that limit the
+// kernel ends the program and malloc is not asked.
+// variants: started in a cgroup of its own (cgroup)
+#include "check.h"
+
+enum { SIZE = 1000, ROUNDS = 8, ONE_IN = 16 };
+
+// Eight call sites.
+#define SITE(n) __attribute__((noinline)) static char *from_##n(void) { return opaque(malloc(opaque_size(SIZE + 0 * n))); }
+SITE(0) SITE(1) SITE(2) SITE(3) SITE(4) SITE(5) SITE(6) SITE(7)
+static char *(*const sites[ROUNDS])(void) = {from_0, from_1, from_2, from_3, from_4, from_5, from_6, from_7};
+
+int main(int count, char **arguments) {
+    CHECK(count == 2, "usage: cgroup_limit MIB_TO_HOLD");
+    const size_t objects = MIB(strtoul(arguments[1], NULL, 10)) / SIZE;
+    char **all = malloc(objects * sizeof *all);
+    for (size_t i = 0; i < objects; i++) {
+        fill(all[i] = sites[0](), SIZE, i);
+        if (i % 2000 == 0) usleep(2000);  // no server fills up in no time
+    }
+    for (int round = 1; round < ROUNDS; round++) {
+        for (size_t i = round; i < objects; i += ONE_IN) free(all[i]);
+        for (size_t i = round; i < objects; i += ONE_IN) fill(all[i] = sites[round](), SIZE, i);
+    }
+    for (size_t i = 0; i < objects; i++) expect(all[i], SIZE, i, "at the end");
+    printf("%ld KiB for %zu\n", resident_bytes() / 1024, objects * SIZE / 1024);
+    return 0;
+}
