@@ -16,7 +16,6 @@ int main(int count, char **arguments) {
     char **all = malloc(objects * sizeof *all);
     for (size_t i = 0; i < objects; i++) {
         fill(all[i] = sites[0](), SIZE, i);
-        if (i % 2000 == 0) usleep(2000);  // no server fills up in no time
     }
     for (int round = 1; round < ROUNDS; round++) {
         for (size_t i = round; i < objects; i += ONE_IN) free(all[i]);
