@@ -146,7 +146,7 @@ def test_accuracies():
         "unweighted_percent": 50.0,
         "weighted_off_by_one_percent": 99.0,
         "unweighted_off_by_one_percent": 75.0,
-        # Of the bytes, a fifth dies one class before what was said (1), and two fifths outlive it by six (44).
+        # A fifth of the bytes dies one class before what was said (1), two fifths outlive it by six (44).
         "bytes_outlived_percent": 40.0,
         "cost": 17.8,
     }

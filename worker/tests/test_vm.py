@@ -153,7 +153,7 @@ def test_merged_pages_lie_in_the_shared_partition_and_hold_up_no_unplug():
         client = running.client()
         client.update_function_configuration(FunctionName="probe", Timeout=60)
         # For as long as the second instance takes to start after the first.
-        table = {"do": "hold", "mib": 24, "seconds": 5}
+        table = {"do": "hold", "mib": 25, "seconds": 5}
         with concurrent.futures.ThreadPoolExecutor(2) as threads:
             held = list(threads.map(lambda _: invoke(client, "probe", table), range(2)))
         assert [error for _, error in held] == [None, None], held
@@ -162,7 +162,8 @@ def test_merged_pages_lie_in_the_shared_partition_and_hold_up_no_unplug():
             sample = running.sample()
             vm, function = sample["vm"], sample["functions"]["probe"]
             once, mapped = vm["merged_bytes"], vm["mapped_merged_bytes"]
-            # Two tables of 24 MiB, one of them in the shared partition, none in the instances' own.
+            # Two tables of 25 MiB, of which whole pages are shared: one lies in the shared partition, none in
+            # the instances' own.
             return mapped > 48 << 20 and once < 40 << 20 and function["private_bytes"] < 40 << 20
 
         until(merged, running.sample)
