@@ -111,7 +111,8 @@ def test_systemd_finds_nothing_wrong_with_the_units(tmp_path):
     units = tmp_path / "usr/lib/systemd/system"
     shutil.copytree("/usr/lib/systemd/system", units, symlinks=True)
     (tmp_path / "usr/bin").mkdir()
-    shutil.copy("/bin/true", tmp_path / "usr/bin/mayfly")
+    for program in ("mayfly", "kill"):  # what the units run has to be there
+        shutil.copy("/bin/true", tmp_path / "usr/bin" / program)
     names = []
     for unit in DEPLOY.glob("mayfly-*.service"):
         shutil.copy(unit, units)
