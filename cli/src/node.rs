@@ -17,6 +17,7 @@ Examples:
   mayfly node --domain web                      also the CDI device mayfly.dev/share=web
   mayfly node --models /etc/mayfly/models       also mayfly.dev/heap=model.NAME for each NAME.mayfly-model there
   podman run --device mayfly.dev/heap=online --device mayfly.dev/share=web IMAGE
+  mayfly node --profiles s3://bucket/profiles   profiles into a bucket: AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL and so on say whose
   curl -s 127.0.0.1:9117/metrics
 
 What a pod's annotations ask for (containerd 2 or CRI-O, by NRI):
@@ -43,9 +44,10 @@ pub struct NodeArguments {
     /// A folder of NAME.mayfly-model files; what starts next takes them as they are then
     #[arg(long, value_name = "FOLDER")]
     models: Option<PathBuf>,
-    /// Where profiles go that pods ask for, in partitions for `mayfly train` [default: profiles/ in --data]
-    #[arg(long, value_name = "FOLDER")]
-    profiles: Option<PathBuf>,
+    /// Where profiles go that pods ask for, in partitions for `mayfly train`: a folder, or s3://BUCKET/PREFIX [default: profiles/ in
+    /// --data]
+    #[arg(long, value_name = "PLACE")]
+    profiles: Option<String>,
     /// Where container engines look for CDI specifications, or none
     #[arg(long, value_name = "FOLDER", default_value = "/etc/cdi")]
     cdi: PathBuf,
@@ -84,7 +86,7 @@ impl NodeArguments {
         };
         let musl = self.musl.unwrap_or_else(|| glibc.join("musl"));
         let data = std::path::absolute(self.data)?;
-        let profiles = self.profiles.unwrap_or_else(|| data.join("profiles"));
+        let profiles = self.profiles.unwrap_or_else(|| data.join("profiles").to_string_lossy().into_owned());
         let settings = Settings {
             program,
             data,

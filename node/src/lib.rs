@@ -7,7 +7,7 @@
 //!   CDI ─ cdi ┘                      offer     where the libraries and models lie, that containers mount
 //!            │
 //!   domain ─ stores ─ cgroup         a page store for each trust domain, in a cgroup of its own
-//!   profiles ─ place                 lifetimes of programs that ask for it, into a data set
+//!   profiles ─ outbox ─ place        lifetimes of programs that ask for it, into a data set: a folder, a bucket
 //!   watch, memory, standing ─ metrics ─ http   what became of it, for people and Prometheus
 //! ```
 //!
@@ -16,9 +16,11 @@
 
 mod adjust;
 mod agent;
+mod answers;
 mod ask;
 mod cdi;
 mod cgroup;
+mod containers;
 mod domain;
 mod gift;
 mod http;
@@ -26,16 +28,18 @@ mod memory;
 mod metrics;
 mod nri;
 mod offer;
+mod outbox;
 mod place;
 mod profiles;
 mod serve;
+mod settings;
 mod standing;
 mod stores;
 mod watch;
 
-pub use agent::Settings;
 pub use ask::Name;
 pub use serve::run;
+pub use settings::Settings;
 
 /// Takes away what containers mount and what engines read: after the last container that has any of it.
 ///

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::agent::Agent;
 use crate::cgroup;
+use crate::containers::Known;
 use crate::domain::Domain;
 use crate::memory;
 use crate::standing::{self, Standing};
@@ -28,8 +29,15 @@ pub fn text(agent: &Agent) -> String {
         out.line("outcomes_total", &[("outcome", outcome.label())], *count);
     }
     out.head("profiles_total", "counter", "Profiles of programs");
-    out.line("profiles_total", &[("outcome", "kept")], one(&agent.profiles.kept));
+    let outbox = &agent.profiles.outbox;
+    out.line("profiles_total", &[("outcome", "kept")], one(&outbox.kept));
     out.line("profiles_total", &[("outcome", "failed")], one(&agent.profiles.failed));
+    out.line("profiles_total", &[("outcome", "dropped")], one(&outbox.dropped));
+    let waiting = outbox.waiting();
+    out.head("profiles_waiting", "gauge", "Profiles that were taken and that the data set has not got yet");
+    out.line("profiles_waiting", &[], waiting.len() as u64);
+    out.head("profiles_waiting_bytes", "gauge", "Bytes of these");
+    out.line("profiles_waiting_bytes", &[], waiting.iter().map(|one| one.bytes).sum());
     out.head(
         "models_doubted_total",
         "counter",
@@ -80,7 +88,7 @@ fn stores(agent: &Agent, out: &mut Text) {
 }
 
 fn containers(agent: &Agent, out: &mut Text) {
-    let known = agent.known();
+    let known = agent.containers();
     let sharing: Vec<_> = known.values().filter(|known| known.domain.is_some()).collect();
     out.head("containers", "gauge", "Containers that run with something given");
     out.line("containers", &[], known.len() as u64);
@@ -115,8 +123,8 @@ fn containers(agent: &Agent, out: &mut Text) {
 }
 
 fn models(agent: &Agent, out: &mut Text) {
-    let known = agent.known();
-    let of = |known: &crate::agent::Known| standing::of_container(known, agent.offer());
+    let known = agent.containers();
+    let of = |known: &Known| standing::of_container(known, agent.offer());
     let standings: Vec<_> =
         known.values().filter_map(|known| Some((known, known.model.as_ref()?, of(known)?))).collect();
     let mut gauge = |name: &str, help: &str, value: fn(&Standing) -> u64| {

@@ -101,6 +101,14 @@ impl Offer {
         files.find(|file| fs::metadata(file).is_ok_and(|about| about.ino() == inode))
     }
 
+    /// Whether a folder, by device and number, is what CDI devices of this version or a former one are laid upon.
+    pub fn is_ground(&self, folder: (u64, u64)) -> bool {
+        let versions =
+            self.folder.parent().and_then(|all| fs::read_dir(all).ok()).into_iter().flatten().flatten();
+        let mut grounds = versions.filter_map(|version| fs::metadata(version.path().join("ground")).ok());
+        grounds.any(|ground| (ground.dev(), ground.ino()) == folder)
+    }
+
     /// The folder that holds a model as it is now, as `model`.
     ///
     /// # Errors
@@ -147,7 +155,7 @@ impl Offer {
 /// # Errors
 /// The folder that cannot be removed.
 pub fn remove(data: &Path) -> Result<()> {
-    for part in ["lib", "models", "domains", "stores", "control", "work"] {
+    for part in ["lib", "models", "domains", "stores", "control", "work", "outbox"] {
         let folder = data.join(part);
         match fs::remove_dir_all(&folder) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -243,6 +251,10 @@ mod tests {
         let musl = offer.part("heap").join(MUSL).join(HEAP[0]);
         assert_eq!(offer.heap_library(fs::metadata(&musl).unwrap().ino()), Some(musl));
         assert_eq!(offer.heap_library(0), None);
+        let number = |folder: PathBuf| fs::metadata(folder).map(|about| (about.dev(), about.ino())).unwrap();
+        assert!(
+            offer.is_ground(number(offer.part("ground"))) && !offer.is_ground(number(offer.part("heap")))
+        );
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! Profiles of containers that ask for one (`mayfly.dev/profile: SECONDS`): `mayfly profile` samples their programs from outside for
-//! that long, and what it leaves goes into a data set in partitions, for `mayfly train`.
+//! that long, those that they start or fork meanwhile too, and what it leaves goes into a data set in partitions, for `mayfly train`.
 //!
 //! ```text
 //! namespace=shop/workload=web/version=7/POD.CONTAINER.PROCESS.TIME.parquet, .symbols.parquet, .pb.gz
@@ -7,7 +7,6 @@
 //!
 //! A container gets a folder in which its heap looks for who wants to sample it, and only the agent makes sockets there.
 
-use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -22,18 +21,12 @@ use tokio::process::Command;
 use tokio::sync::Semaphore;
 
 use crate::nri::messages::Pod;
-use crate::place::Place;
-use crate::watch::{self, Outcome};
+use crate::outbox::{Outbox, SUFFIXES};
 
-/// Of one container: a server's workers are alike.
-const MOST_PROCESSES: usize = 4;
 /// Profiles that are taken at once on a node.
 const MOST_AT_ONCE: usize = 16;
 /// Finding the names of all functions of large programs takes its time.
 const FOR_NAMES: Duration = Duration::from_secs(300);
-/// What of a profile is kept; the table last, for it stands for the others.
-const KEPT: [&str; 3] = ["symbols.parquet", "pb.gz", "parquet"];
-
 /// Which container a profile is of.
 #[derive(Clone, Debug)]
 pub struct Subject {
@@ -78,20 +71,19 @@ pub struct Profiles {
     control: PathBuf,
     /// Where profiles lie until they are whole.
     work: PathBuf,
-    place: Place,
     room: Semaphore,
-    /// Profiles that were put into the data set.
-    pub kept: AtomicU64,
-    /// Programs of which none was.
+    /// What was taken.
+    pub outbox: Arc<Outbox>,
+    /// Containers of which no profile could be taken.
     pub failed: AtomicU64,
 }
 
 impl Profiles {
-    /// Takes them with `program`, which is `mayfly`, below the agent's folder, for `place`.
+    /// Takes them with `program`, which is `mayfly`, below the agent's folder.
     ///
     /// # Errors
     /// The agent's folder cannot be written.
-    pub fn new(program: &Path, data: &Path, place: Place) -> Result<Profiles> {
+    pub fn new(program: &Path, data: &Path, outbox: Outbox) -> Result<Profiles> {
         let (control, work) = (data.join("control"), data.join("work"));
         let _ = fs::remove_dir_all(&work); // what a former agent has not finished
         for folder in [&control, &work] {
@@ -102,9 +94,8 @@ impl Profiles {
             program: program.to_owned(),
             control,
             work,
-            place,
             room: Semaphore::new(MOST_AT_ONCE),
-            kept: AtomicU64::new(0),
+            outbox: Arc::new(outbox),
             failed: AtomicU64::new(0),
         })
     }
@@ -142,54 +133,26 @@ impl Profiles {
         }
     }
 
-    /// Samples the largest programs of a container for so long, and puts away what was found.
-    pub async fn take(self: Arc<Self>, subject: Subject, processes: Vec<u32>, time: Duration) {
-        let chosen = tokio::task::spawn_blocking(move || largest(processes)).await.unwrap_or_default();
-        if chosen.is_empty() {
-            tracing::warn!("{}: no profile: none of its programs has the heap", subject.name);
-            self.failed.fetch_add(1, Ordering::Relaxed);
-        }
-        let taken: Vec<_> = chosen
-            .into_iter()
-            .map(|process| {
-                let (profiles, subject) = (self.clone(), subject.clone());
-                tokio::spawn(async move { profiles.take_one(&subject, process, time).await })
-            })
-            .collect();
-        for one in taken {
-            match one.await {
-                Ok(Ok(key)) => {
-                    self.kept.fetch_add(1, Ordering::Relaxed);
-                    tracing::info!("{}: profile of {time:?} in {key}", subject.name);
-                }
-                Ok(Err(why)) => {
-                    self.failed.fetch_add(1, Ordering::Relaxed);
-                    tracing::warn!("{}: no profile: {why:#}", subject.name);
-                }
-                Err(_) => {} // the agent ends
-            }
-        }
-    }
-
-    async fn take_one(&self, subject: &Subject, process: u32, time: Duration) -> Result<String> {
-        let _room = self.room.acquire().await?;
+    /// Samples a container's programs, from its first process on, for so long, and sends what was found on its way.
+    pub async fn take(self: Arc<Self>, subject: Subject, process: u32, time: Duration) {
+        let Ok(_room) = self.room.acquire().await else { return };
         let now_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let stem = self.work.join(format!("{}.{process}.{now_s}", subject.name));
-        let found = self.sample(subject, process, time, &stem).await;
-        let key = format!("{}/{}.{process}.{now_s}", subject.partition, subject.name);
-        let put = match found {
-            Ok(()) => self.put(&key, &stem),
-            Err(why) => Err(why),
-        };
-        for suffix in KEPT.iter().chain(&["profile"]) {
+        let name = format!("{}.{process}.{now_s}", subject.name);
+        let stem = self.work.join(&name);
+        let found = self.sample(&subject, process, time, &stem).await;
+        let taken = found.and_then(|()| self.outbox.take(&format!("{}/{name}", subject.partition), &stem));
+        for suffix in SUFFIXES.iter().chain(&["profile"]) {
             let _ = fs::remove_file(format!("{}.{suffix}", stem.display()));
         }
-        put.map(|()| format!("{key}.parquet"))
+        if let Err(why) = taken {
+            self.failed.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!("{}: no profile: {why:#}", subject.name);
+        }
     }
 
     async fn sample(&self, subject: &Subject, process: u32, time: Duration, stem: &Path) -> Result<()> {
         let mut command = Command::new(&self.program);
-        command.args(["profile", "--json", "--only", "--pid"]).arg(process.to_string());
+        command.args(["profile", "--json", "--pid"]).arg(process.to_string());
         command.arg("--seconds").arg(time.as_secs().to_string());
         command.arg("--control").arg(self.folder_of(&subject.id)).arg("--output").arg(stem);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
@@ -205,34 +168,12 @@ impl Profiles {
         ensure!(done.status.success(), "{}", said.trim().lines().next_back().unwrap_or("it was ended"));
         Ok(())
     }
-
-    fn put(&self, key: &str, stem: &Path) -> Result<()> {
-        for suffix in KEPT {
-            let file = PathBuf::from(format!("{}.{suffix}", stem.display()));
-            self.place.put(&format!("{key}.{suffix}"), &file)?;
-        }
-        Ok(())
-    }
-}
-
-/// Those with the heap, that take most memory first.
-fn largest(processes: Vec<u32>) -> Vec<u32> {
-    let pages = |process: u32| -> u64 {
-        let text = fs::read_to_string(format!("/proc/{process}/statm")).unwrap_or_default();
-        text.split(' ').nth(1).and_then(|resident| resident.parse().ok()).unwrap_or(0)
-    };
-    let has_heap = |process: &u32| watch::look(*process, &["libmayfly_heap.so"]) == Outcome::InPlace;
-    let sizes: HashMap<u32, u64> =
-        processes.into_iter().filter(has_heap).map(|process| (process, pages(process))).collect();
-    let mut chosen: Vec<u32> = sizes.keys().copied().collect();
-    chosen.sort_by_key(|process| std::cmp::Reverse(sizes[process]));
-    chosen.truncate(MOST_PROCESSES);
-    chosen
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::place::Place;
 
     fn pod(labels: &[(&str, &str)]) -> Pod {
         let labels = labels.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
@@ -262,8 +203,9 @@ mod tests {
     #[test]
     fn folders_of_containers_that_are_gone_go() {
         let data = tempfile::tempdir().unwrap();
-        let place = Place::of(&data.path().join("profiles")).unwrap();
-        let profiles = Profiles::new(Path::new("mayfly"), data.path(), place).unwrap();
+        let place = Place::of(data.path().join("profiles").to_str().unwrap()).unwrap();
+        let outbox = Outbox::new(data.path(), place).unwrap();
+        let profiles = Profiles::new(Path::new("mayfly"), data.path(), outbox).unwrap();
         let [one, two] = ["one", "two"].map(|id| profiles.folder(id).unwrap());
         profiles.keep_only([&"two".to_owned()].into_iter());
         assert!(!one.exists() && two.exists());

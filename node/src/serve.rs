@@ -5,12 +5,14 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 
-use crate::agent::{Agent, Settings};
+use crate::agent::Agent;
 use crate::cgroup::Parent;
 use crate::domain::Domain;
 use crate::offer::Offer;
+use crate::outbox::Outbox;
 use crate::place::Place;
 use crate::profiles::Profiles;
+use crate::settings::Settings;
 use crate::stores::{Members, Program, Stores};
 use crate::{http, metrics, standing};
 
@@ -19,6 +21,7 @@ use crate::{http, metrics, standing};
 /// # Errors
 /// What is needed is not there: libraries, the folder, the address.
 pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<()> {
+    let place = Place::of(&settings.profiles)?;
     let offer = Offer::prepare(
         &settings.data,
         &settings.glibc,
@@ -33,8 +36,8 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
         .ok();
     let program = Program { path: settings.program.clone(), most_bytes: settings.store_bytes };
     let stores = Stores::start(&settings.data, program, cgroups)?;
-    let place = Place::of(&settings.profiles)?;
-    let profiles = Arc::new(Profiles::new(&settings.program, &settings.data, place)?);
+    let outbox = Outbox::new(&settings.data, place)?;
+    let profiles = Arc::new(Profiles::new(&settings.program, &settings.data, outbox)?);
     let agent = Arc::new(Agent::new(settings.clone(), offer, stores.clone(), profiles));
     agent.write_cdi()?;
     for name in &settings.domains {
@@ -55,6 +58,8 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
         () = stop => {}
         () = agent.clone().follow_models() => {}
         () = agent.clone().follow_runtime() => {}
+        () = agent.clone().follow_cdi() => {}
+        () = agent.profiles.outbox.clone().follow() => {}
         () = standing::follow(agent.clone()) => {}
         _ = served => {}
     }

@@ -12,8 +12,9 @@ use std::time::Duration;
 use object::read::elf::ElfFile64;
 use object::{Object, ObjectSymbol};
 
-use crate::agent::{Agent, Known};
+use crate::agent::Agent;
 use crate::cgroup;
+use crate::containers::Known;
 use crate::offer::Offer;
 
 const VARIABLE: &str = "mayfly_heap_model";
@@ -90,7 +91,7 @@ pub async fn follow(agent: Arc<Agent>) {
 }
 
 fn look(agent: &Agent) {
-    for (id, known) in agent.known() {
+    for (id, known) in agent.containers() {
         let (Some(model), false) = (&known.model, known.is_model_doubted) else { continue };
         let Some(standing) = of_container(&known, agent.offer()).filter(|one| one.is_doubted) else {
             continue;
@@ -98,11 +99,8 @@ fn look(agent: &Agent) {
         agent.counts.models_doubted.fetch_add(1, Ordering::Relaxed);
         agent.model_is_doubted(&id);
         tracing::warn!(
-            "container {:?} of pod {:?} of {:?}: the model {model} is of another build or program and not believed: it \
-             knows {}% of {} contexts; lifetimes are learned online",
-            known.name,
-            known.pod,
-            known.namespace,
+            "{known}: the model {model} is of another build or program and not believed: it knows {}% of {} contexts; \
+             lifetimes are learned online",
             standing.known_percent(),
             standing.contexts
         );

@@ -7,8 +7,6 @@ import re
 import shutil
 import subprocess
 
-OLDEST_GO = (1, 24)
-
 
 class Missing(Exception):
     """Why such a program is not there."""
@@ -33,8 +31,9 @@ def built(what, sources, packages, tags=""):
     folder = cache / digest.hexdigest()[:16]
     if not folder.exists():
         version = go_version(what)
-        if version < OLDEST_GO:
-            raise Missing(f"needs Go 1.{OLDEST_GO[1]}, to build {what}; here is {version}")
+        oldest = re.search(r"^go (\d+)\.(\d+)", (sources / "go.mod").read_text(), re.M)
+        if version < tuple(int(part) for part in oldest.groups()):
+            raise Missing(f"needs Go {oldest[1]}.{oldest[2]}, to build {what}; here is {version}")
         fresh = cache / f".{folder.name}.{os.getpid()}"
         fresh.mkdir(parents=True)
         command = ["go", "build", "-trimpath", "-ldflags", "-s -w", "-tags", tags, "-o", f"{fresh}/"]

@@ -42,7 +42,7 @@ def run(*command, **more):
 
 
 def compile_programs(folder):
-    """pages for glibc, for musl, and static; two builds of contexts, for glibc; evil, static."""
+    """pages for glibc, for musl, and static; two builds of contexts, and forks, for glibc; evil, static."""
     folder.mkdir(parents=True, exist_ok=True)
     flags = ["-O2", "-Wall", "-Wextra", "-Werror"]
     sources = HERE / "programs"
@@ -50,6 +50,7 @@ def compile_programs(folder):
     for build in (1, 2):
         contexts = folder / f"contexts-{build}"
         run("gcc", *flags, f"-DBUILD={build}", "-Wl,--build-id", "-o", contexts, sources / "contexts.c")
+    run("gcc", *flags, "-o", folder / "forks", sources / "forks.c")
     run("musl-gcc", *flags, "-o", folder / "pages-musl", sources / "pages.c")
     run("musl-gcc", *flags, "-static", "-o", folder / "pages-static", sources / "pages.c")
     run("musl-gcc", *flags, "-static", "-o", folder / "evil", sources / "evil.c")
@@ -73,8 +74,8 @@ def root_folder(folder, programs, libc):
     shutil.copy(programs / f"pages-{libc}", folder / PAGES.strip("/"))
     shutil.copy(programs / "pages-static", folder / "bin/pages-static")
     shutil.copy(programs / "evil", folder / "bin/evil")
-    for build in (1, 2):
-        shutil.copy(programs / f"contexts-{build}", folder / "bin")
+    for name in ("contexts-1", "contexts-2", "forks"):
+        shutil.copy(programs / name, folder / "bin")
     files = [MUSL_LOADER] if libc == "musl" else libraries_of(programs / "pages-glibc")
     for file in files:
         target = folder / file.lstrip("/")
@@ -127,8 +128,9 @@ def oci_archive(folder, name, archive):
 class Agent:
     """A `mayfly node` with a folder of its own."""
 
-    def __init__(self, folder, *arguments, cdi="none", nri="none"):
+    def __init__(self, folder, *arguments, cdi="none", nri="none", environment=None):
         self.folder, self.arguments, self.cdi, self.nri = pathlib.Path(folder), arguments, cdi, nri
+        self.environment = os.environ | (environment or {})
         self.data = self.folder / "data"
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -141,7 +143,11 @@ class Agent:
         command += self.arguments
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(
-                [str(word) for word in command], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                [str(word) for word in command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self.environment,
             )
         until(self.is_healthy, self.said)
         return self

@@ -3,7 +3,10 @@
 import json
 import os
 import pathlib
+import random
 import re
+import signal
+import time
 
 import pytest
 from podman4 import CDI
@@ -119,6 +122,39 @@ def test_a_store_that_is_killed_comes_back(podman, agent):
             podman.end(other)
         podman("stop", "--time", "60", name)
         assert "good 8" in podman("logs", name)
+    finally:
+        podman.end(name)
+
+
+def test_kills_at_moments_that_nobody_chose_harm_nobody_else(podman, agent):
+    seed = random.randrange(1 << 32)
+    moments = random.Random(seed)
+    name, pid = podman.start("glibc", PAGES, "32", "17", "900", devices=["share=web"])
+    try:
+        until(lambda: shared(pid)[0] > 24, lambda: f"{shared(pid)} {agent.said()}")
+        for victim in ("container", "store", "agent") * 3:
+            other, process = podman.start(
+                "glibc", PAGES, "32", "17", "900", devices=["share=web", "heap=online"]
+            )
+            time.sleep(moments.uniform(0, 3))
+            if victim == "container":
+                os.kill(process, signal.SIGKILL)
+            elif victim == "store":
+                for store in run("pgrep", "-f", f"share --socket {agent.data}").split():
+                    os.kill(int(store), signal.SIGKILL)
+            else:
+                agent.kill()
+                agent.start()
+            podman.end(other)
+            assert agent.is_healthy(), f"seed {seed}"
+            assert "bad" not in podman("logs", name), f"seed {seed}"
+        after, new = podman.start("glibc", PAGES, "32", "17", "900", devices=["share=web"])
+        try:
+            until(lambda: shared(new)[0] > 24, lambda: f"seed {seed}: {shared(new)} {agent.said()}")
+        finally:
+            podman.end(after)
+        podman("stop", "--time", "60", name)
+        assert "good 8" in podman("logs", name), f"seed {seed}"
     finally:
         podman.end(name)
 

@@ -1,25 +1,17 @@
-//! Page stores, one process for each trust domain: `mayfly share`, in a cgroup of its own, on a socket in a folder that only
-//! the domain's containers mount, and for programs of those containers' cgroups only, whatever they say they are.
-//!
-//! A thread keeps them. A store that ends is started again, later each time; programs keep what they share meanwhile. Stores end
-//! with the agent; the next agent's stores get the programs' segments again when these call.
+//! The thread that keeps the stores' processes.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
-use std::io::{Read, Write};
-use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
-
 use crate::cgroup::{Cgroup, Parent};
 use crate::domain::Domain;
+use crate::stores::state::{Board, Members, Program, State, held};
 
 const TICK: Duration = Duration::from_millis(500);
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
@@ -27,164 +19,38 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 const STABLE: Duration = Duration::from_secs(60);
 /// What a store's process needs beside its pages: its index, threads, code.
 const BESIDE_PAGES: u64 = 192 << 20;
-/// Answers to scrapes are short.
-const MOST_FIGURES: u64 = 1 << 20;
 /// How long a store may take to end by itself.
-const GRACE: Duration = Duration::from_secs(2);
+pub const GRACE: Duration = Duration::from_secs(2);
 
-/// Whom a store serves.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Members {
-    /// Whoever has the socket: the operator mounted it.
-    Holders,
-    /// Programs of these cgroups; none yet, maybe, for a container has none before its first process.
-    Cgroups(Vec<String>),
-    /// Nobody any more: the store ends.
-    Nobody,
-}
-
-/// What every store is started with.
-#[derive(Clone, Debug)]
-pub struct Program {
-    /// The `mayfly` command.
-    pub path: PathBuf,
-    /// Bytes that a store may hold.
-    pub most_bytes: u64,
-}
-
-/// How one store is.
-#[derive(Clone, Debug)]
-pub struct State {
-    /// Its process, while there is one.
-    pub process: Option<u32>,
-    /// How often it ended and was started again.
-    pub restarts: u64,
-    /// Bytes charged to its cgroup.
-    pub memory_bytes: Option<u64>,
-    /// Bytes that its cgroup may have.
-    pub limit_bytes: u64,
-    /// Its own figures, as Prometheus' text.
-    figures_at: PathBuf,
-}
-
-type Board = Arc<Mutex<BTreeMap<Domain, State>>>;
-
-fn held(board: &Board) -> MutexGuard<'_, BTreeMap<Domain, State>> {
-    board.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-}
-
-enum Order {
+/// What the keeper is told.
+pub enum Order {
+    /// Serve these and nobody else; the store begins or ends with that.
     Serve(Domain, Members),
+    /// End all, and say so.
     End(Sender<()>),
 }
 
-/// The stores of a node.
-#[derive(Clone)]
-pub struct Stores {
-    orders: Sender<Order>,
-    board: Board,
-    places: Places,
-    wanted: Wanted,
-}
-
 /// Domains that somebody is of or will be in a moment: their folders stay, for a runtime may be about to mount them.
-type Wanted = Arc<Mutex<HashSet<Domain>>>;
+pub type Wanted = Arc<Mutex<HashSet<Domain>>>;
 
-fn wanted(wanted: &Wanted) -> MutexGuard<'_, HashSet<Domain>> {
+/// These, to read or write.
+pub fn wanted(wanted: &Wanted) -> MutexGuard<'_, HashSet<Domain>> {
     wanted.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
+/// Where a domain's files lie, in the agent's folder.
 #[derive(Clone)]
-struct Places(PathBuf);
+pub struct Places(pub PathBuf);
 
 impl Places {
     /// What containers mount.
-    fn folder(&self, domain: &Domain) -> PathBuf {
+    pub fn folder(&self, domain: &Domain) -> PathBuf {
         self.0.join("domains").join(domain.id())
     }
 
     /// What they do not.
-    fn beside(&self, domain: &Domain, what: &str) -> PathBuf {
+    pub fn beside(&self, domain: &Domain, what: &str) -> PathBuf {
         self.0.join("stores").join(format!("{}.{what}", domain.id()))
-    }
-}
-
-impl Stores {
-    /// Starts the thread. `data` is the agent's folder; without `cgroups` stores run in the agent's own.
-    ///
-    /// # Errors
-    /// The folders cannot be made.
-    pub fn start(data: &Path, program: Program, cgroups: Option<Parent>) -> Result<Stores> {
-        let places = Places(data.to_owned());
-        for (name, mode) in [("domains", 0o755), ("stores", 0o700)] {
-            let folder = data.join(name);
-            fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-            fs::set_permissions(&folder, fs::Permissions::from_mode(mode))?;
-        }
-        let (orders, receiver) = channel();
-        let board = Board::default();
-        let mut keeper = Keeper {
-            program,
-            cgroups,
-            places: places.clone(),
-            board: board.clone(),
-            kept: BTreeMap::new(),
-            wanted: Wanted::default(),
-        };
-        let wanted = keeper.wanted.clone();
-        std::thread::Builder::new().name("stores".into()).spawn(move || keeper.run(&receiver))?;
-        Ok(Stores { orders, board, places, wanted })
-    }
-
-    /// The folder that containers of the domain mount; its socket appears as soon as the store is up.
-    ///
-    /// # Errors
-    /// It cannot be made.
-    pub fn folder(&self, domain: &Domain) -> Result<PathBuf> {
-        let folder = self.places.folder(domain);
-        wanted(&self.wanted).insert(domain.clone());
-        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        fs::set_permissions(&folder, fs::Permissions::from_mode(0o755))?;
-        Ok(folder)
-    }
-
-    /// Serves these, and nobody else, from now on.
-    pub fn serve(&self, domain: &Domain, members: Members) {
-        if members == Members::Nobody {
-            wanted(&self.wanted).remove(domain);
-        } else {
-            wanted(&self.wanted).insert(domain.clone());
-        }
-        let _ = self.orders.send(Order::Serve(domain.clone(), members));
-    }
-
-    /// How all are.
-    pub fn states(&self) -> BTreeMap<Domain, State> {
-        held(&self.board).clone()
-    }
-
-    /// Ends all stores. Programs keep what they share.
-    pub fn end(&self) {
-        let (sender, done) = channel();
-        if self.orders.send(Order::End(sender)).is_ok() {
-            let _ = done.recv_timeout(GRACE * 2);
-        }
-    }
-}
-
-impl State {
-    /// What the store itself counts, as Prometheus' text; nothing if it does not answer at once.
-    pub fn figures(&self) -> String {
-        let ask = || {
-            let mut stream = UnixStream::connect(&self.figures_at)?;
-            stream.set_read_timeout(Some(Duration::from_millis(500)))?;
-            stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n")?;
-            let mut text = String::new();
-            stream.take(MOST_FIGURES).read_to_string(&mut text)?;
-            Ok::<_, std::io::Error>(text)
-        };
-        let text = ask().unwrap_or_default();
-        text.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).unwrap_or_default()
     }
 }
 
@@ -199,17 +65,30 @@ struct Kept {
     restarts: u64,
 }
 
-struct Keeper {
+/// Keeps them.
+pub struct Keeper {
     program: Program,
     cgroups: Option<Parent>,
     places: Places,
     board: Board,
-    kept: BTreeMap<Domain, Kept>,
     wanted: Wanted,
+    kept: BTreeMap<Domain, Kept>,
 }
 
 impl Keeper {
-    fn run(&mut self, orders: &Receiver<Order>) {
+    /// One with no store yet; without `cgroups` they run in the agent's own.
+    pub fn new(
+        program: Program,
+        cgroups: Option<Parent>,
+        places: Places,
+        board: Board,
+        wanted: Wanted,
+    ) -> Self {
+        Keeper { program, cgroups, places, board, wanted, kept: BTreeMap::new() }
+    }
+
+    /// Until it is told to end, or nobody can tell it any more.
+    pub fn run(&mut self, orders: &Receiver<Order>) {
         loop {
             match orders.recv_timeout(TICK) {
                 Ok(Order::Serve(domain, members)) => self.serve(domain, members),

@@ -1,0 +1,152 @@
+"""Profiles go into a bucket: with a server that is not there, hangs, refuses, has no such bucket, or no room.
+Whatever the bucket does, pods start and nothing is lost; `mayfly train` reads it."""
+
+import contextlib
+import os
+import pathlib
+
+import pytest
+from bucket_server import BucketServer, program
+from go_programs import Missing
+
+from node import ROOT, Agent, run, scratch, until
+
+KEPT = 'mayfly_node_profiles_total{outcome="kept"}'
+WAITING = "mayfly_node_profiles_waiting"
+PLACE = "s3://profiles/fleet"
+
+
+@pytest.fixture(scope="module")
+def built_server():
+    try:
+        return program()
+    except Missing as why:
+        pytest.skip(str(why))
+
+
+@pytest.fixture
+def server(built_server):
+    """Its buckets are on a small disk of their own."""
+    with scratch() as folder:
+        buckets = folder / "buckets"
+        buckets.mkdir()
+        run("mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", buckets)
+        try:
+            yield BucketServer(built_server, buckets)
+        finally:
+            run("umount", "--lazy", buckets)
+
+
+@contextlib.contextmanager
+def agent_of(server, containerd, folder):
+    with Agent(folder, "--profiles", PLACE, nri=containerd.nri, environment=server.environment) as agent:
+        connected(agent)
+        yield agent
+
+
+def connected(agent):
+    until(lambda: agent.figures()["mayfly_node_connected"] == 1, agent.said)
+
+
+def profiled(agent, pods, name):
+    """A pod that runs on when its profile has been taken; the profile then waits or is kept."""
+    before = agent.figures()
+    labels = {"app.kubernetes.io/name": "web", "app.kubernetes.io/version": "1"}
+    pods(name, "shop", "glibc", "/bin/contexts-1", labels=labels, profile="2")
+
+    def is_taken():
+        now = agent.figures()
+        return now[KEPT] + now[WAITING] > before[KEPT] + before[WAITING]
+
+    until(is_taken, agent.said)
+
+
+def files(server):
+    folder = server.folder / "root/profiles/fleet/namespace=shop/workload=web/version=1"
+    return sorted(path.name.split(".", 4)[-1] for path in folder.glob("*")) if folder.exists() else []
+
+
+def test_a_profile_waits_until_the_bucket_takes_it_and_training_reads_it(server, containerd, pods, tmp_path):
+    with scratch() as own, agent_of(server, containerd, own) as agent:
+        # Nobody listens. The agent ends by force meanwhile.
+        profiled(agent, pods, "web-1")
+        until(lambda: "1 profiles wait" in agent.said(), agent.said)
+        agent.kill()
+        agent.start()
+        connected(agent)
+        assert agent.figures()[WAITING] == 1
+
+        with server.running(secret="another"):
+            until(lambda: "SignatureDoesNotMatch" in agent.said(), agent.said)
+        with server.running():
+            until(lambda: "NoSuchBucket" in agent.said(), agent.said)
+            assert agent.figures()[KEPT] == 0
+            (server.folder / "root/profiles").mkdir()
+            until(lambda: agent.figures()[KEPT] == 1, agent.said)
+            assert agent.figures()[WAITING] == 0
+            assert files(server) == ["parquet", "pb.gz", "symbols.parquet"]
+            assert not list((own / "data/outbox").rglob("*.parquet"))
+
+            model = tmp_path / "web.mayfly-model"
+            where = "namespace = 'shop' AND workload = 'web' AND version = '1'"
+            environment = os.environ | server.environment
+            run(ROOT / "train/run", PLACE, "--where", where, "-o", model, timeout=900, env=environment)
+            assert model.stat().st_size > 1000
+
+
+def test_a_server_that_hangs_holds_nobody_up(server, containerd, pods):
+    with scratch() as own, agent_of(server, containerd, own) as agent:
+        with server.hanging() as came:
+            profiled(agent, pods, "web-2")
+            until(came, agent.said)
+            # While it waits for an answer.
+            assert agent.is_healthy()
+            given = agent.figures()['mayfly_node_given_total{what="heap"}']
+            pods("other", "shop", "glibc", "/bin/contexts-1", heap="online")
+            assert agent.figures()['mayfly_node_given_total{what="heap"}'] == given + 1
+            until(lambda: "1 profiles wait" in agent.said(), agent.said, 180)
+        with server.running():
+            (server.folder / "root/profiles").mkdir()
+            until(lambda: agent.figures()[KEPT] == 1, agent.said)
+
+
+def test_a_full_bucket_gets_the_profile_when_there_is_room(server, containerd, pods):
+    with scratch() as own, server.running(), agent_of(server, containerd, own) as agent:
+        (server.folder / "root/profiles").mkdir()
+        hog = server.folder / "hog"
+        with contextlib.suppress(OSError), open(hog, "wb", buffering=0) as file:
+            while file.write(bytes(1 << 12)):
+                pass
+        profiled(agent, pods, "web-3")
+        until(lambda: "1 profiles wait" in agent.said(), agent.said)
+        assert agent.figures()[KEPT] == 0 and "parquet" not in files(server)
+        hog.unlink()
+        until(lambda: agent.figures()[KEPT] == 1, agent.said)
+        assert files(server) == ["parquet", "pb.gz", "symbols.parquet"]
+
+
+def test_what_a_former_agent_left_goes_away_and_in_parts_where_it_is_large(server):
+    with scratch() as own, server.running():
+        (server.folder / "root/profiles").mkdir()
+        key = "namespace=shop/workload=web/version=1/web-4.main.1.1"
+        contents = {"symbols.parquet": 20 << 20, "pb.gz": 8 << 20, "parquet": 1000}
+        contents = {suffix: os.urandom(size) for suffix, size in contents.items()}
+        for suffix, content in contents.items():
+            file = pathlib.Path(f"{own}/data/outbox/{key}.{suffix}")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
+        with Agent(own, "--profiles", PLACE, environment=server.environment) as agent:
+            until(lambda: agent.figures()[KEPT] == 1, agent.said)
+        for suffix, content in contents.items():
+            kept = pathlib.Path(f"{server.folder}/root/profiles/fleet/{key}.{suffix}")
+            assert kept.read_bytes() == content, suffix
+
+
+def test_what_is_no_place_is_refused_in_one_line(tmp_path):
+    for place, wanted in (("gs://bucket", "s3://BUCKET/PREFIX"), ("s3://", "no name of a bucket")):
+        agent = Agent(tmp_path, "--profiles", place)
+        with pytest.raises(AssertionError):
+            agent.start()
+        assert agent.process.wait(30) != 0
+        line = agent.said().strip().splitlines()[-1]
+        assert place in line and wanted in line, agent.said()
