@@ -1,163 +1,186 @@
-"""Gunicorn in unchanged containers: two containers of four workers, each with a model of 128 MiB of its own.
-
-The image is Debian with python3-gunicorn and python3-numpy, and an application that knows nothing of Mayfly:
-each worker loads the model when it starts, as applications do that do not preload. Plain and sharing ones
-run at the same time and are asked in turn.
-"""
+"""The command: measures containers with and without Mayfly, prints tables, writes bench/results/node.json."""
 
 import argparse
 import contextlib
 import json
 import os
-import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+from bench import command
+from bench.outcome import BenchError, at_most, figure, print_shown, table, write
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "node/tests"))
 
+from containerd2 import Containerd, programs  # noqa: E402
+from go_programs import Missing  # noqa: E402
 from podman4 import CDI, Podman  # noqa: E402
 
 import node  # noqa: E402
-from bench.node import debian  # noqa: E402
+from bench.node import debian, gunicorn, redis, starts  # noqa: E402
 
-CONTAINERS, WORKERS = 2, 4
-REQUESTS = 500  # of each container and round
-APPLICATION = """
-import json, threading
-import numpy
-weights = [numpy.random.default_rng(seed).standard_normal((1024, 4096), dtype='f4') for seed in range(8)]
+PARTS = {
+    "gunicorn": "eight workers with a model of 128 MiB each, plainly and sharing: memory, latency",
+    "redis": "Redis, filled and emptied twice, on its own heap and on Mayfly's: memory after it",
+    "podman": "how long 100 containers take to start by Podman, plainly and with heap and sharing by CDI",
+    "containerd": "how long 100 pods take to start by containerd 2, plainly and with heap and sharing by NRI",
+}
+EPILOG = """
+Needs root, Podman, Go and Debian's packages. Times are of this run and this machine: compare ratios.
 
-def application(environment, start):
-    rows = numpy.random.default_rng().standard_normal((1, 1024), dtype='f4')
-    answer = json.dumps({'best': [int((rows @ part).argmax()) for part in weights]}).encode()
-    start('200 OK', [('Content-Type', 'application/json'), ('Content-Length', str(len(answer)))])
-    return [answer]
-"""
-CLIENT = """
-import http.client, json, sys, time
-took = []
-for _ in range(int(sys.argv[1])):
-    begin = time.perf_counter()
-    connection = http.client.HTTPConnection('127.0.0.1', 8000, timeout=60)
-    connection.request('GET', '/')
-    answer = connection.getresponse()
-    assert answer.status == 200 and len(json.loads(answer.read())['best']) == 8
-    connection.close()
-    took.append(1e3 * (time.perf_counter() - begin))
-print(json.dumps(took))
+examples
+  bench/node/run                          everything, about 15 minutes
+  bench/node/run --quick --only redis     smaller, in a minute
 """
 
 
-def processes(first: int) -> list[int]:
-    """A process and all below it."""
-    found = [first]
-    for process in found:
-        for task in Path(f"/proc/{process}/task").iterdir():
-            found += [int(child) for child in (task / "children").read_text().split()]
-    return found
+class Run:
+    """What is asked for, and what was found: flat dotted keys with units."""
+
+    def __init__(self, options: argparse.Namespace):
+        self.options, self.flat = options, {}
+
+    def save(self, part: str, found: dict) -> None:
+        rounded = {
+            key: round(value, 3) if isinstance(value, float) else value for key, value in found.items()
+        }
+        self.flat |= {f"{part}.{key}": value for key, value in rounded.items()}
+        self.flat[f"{part}.load"] = round(os.getloadavg()[0], 1)
+        self.flat |= {f"machine.{key}": value for key, value in command.machine(self.options.quick).items()}
+        write(self.options.output, self.flat, shown(self.flat))
+
+    def all(self) -> int:
+        if os.geteuid() != 0:
+            raise BenchError("needs root: containers and the agent do")
+        if self.options.keep and self.options.output.exists():
+            self.flat |= json.loads(self.options.output.read_text())
+        for part in self.options.only:
+            began = time.monotonic()
+            getattr(self, part)()
+            print(f"bench: {part} (took {time.monotonic() - began:.0f} s)", file=sys.stderr, flush=True)
+        if self.options.json:
+            print(json.dumps(self.flat, indent=1))
+        else:
+            tables(self.flat)
+            print_shown(shown(self.flat))
+        return 0
+
+    def gunicorn(self) -> None:
+        requests, rounds = (200, 1) if self.options.quick else (2000, 5)
+        with by_cdi() as (podman, agent):
+            self.save("gunicorn", gunicorn.measure(podman, agent, requests, rounds))
+
+    def redis(self) -> None:
+        with by_cdi() as (podman, _):
+            image = debian.image(podman, "redis", ["redis-server"])
+            for variant in redis.VARIANTS:
+                self.save(f"redis.{variant}", redis.measure(podman, image, variant, self.options.quick))
+
+    def podman(self) -> None:
+        with by_cdi() as (podman, _), root_of_pages() as root:
+            archive = podman.folder / "glibc.tar"
+            node.run("tar", "-cf", archive, "-C", root, ".")
+            podman("import", archive, "localhost/glibc")
+            self.save("starts.podman", starts.podman(podman, self.count()))
+
+    def containerd(self) -> None:
+        try:
+            built = programs()
+        except Missing as why:
+            raise BenchError(str(why)) from why
+        with (
+            root_of_pages() as root,
+            node.scratch() as folder,
+            Containerd(folder, built) as containerd,
+            node.scratch() as own,
+            node.Agent(own, nri=containerd.nri) as agent,
+        ):
+            containerd.load(node.oci_archive(root, "localhost/glibc:1", folder / "glibc.tar"))
+            node.until(lambda: agent.figures()["mayfly_node_connected"] == 1, agent.said)
+            self.save("starts.containerd", starts.containerd(containerd, self.count()))
+
+    def count(self) -> int:
+        return 10 if self.options.quick else 100
 
 
-def pss_mib(containers: list[int]) -> float:
-    """What processes map, what is shared divided by those who share it."""
-    total = 0
-    for process in (each for container in containers for each in processes(container)):
-        with contextlib.suppress(OSError):
-            lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
-            total += int(next(line for line in lines if line.startswith("Pss:")).split()[1])
-    return total / 1024
-
-
-def latencies(container: int, requests: int) -> list[float]:
-    command = ["nsenter", "-t", str(container), "-n", sys.executable, "-c", CLIENT, str(requests)]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout)
-
-
-def percentile(values: list[float], part: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(part * len(values)))]
-
-
-def start(podman: Podman, name: str, shares: bool) -> tuple[list[int], float]:
-    devices = ["share=web"] if shares else []
-    words = ["/usr/bin/gunicorn", "--chdir", "/srv", "--workers", str(WORKERS), "--bind", "127.0.0.1:8000"]
-    words += ["--worker-tmp-dir", "/dev/shm", "application"]
-    began = time.monotonic()
-    variables = {"OPENBLAS_NUM_THREADS": "1"}
-    found = [podman.start(name, *words, devices=devices, **variables)[1] for _ in range(CONTAINERS)]
-
-    def answers() -> bool:
-        with contextlib.suppress(subprocess.CalledProcessError):
-            return all(latencies(container, 1) for container in found)
-        return False
-
-    node.until(answers, lambda: "a server that answers", 300)
-    return found, time.monotonic() - began
-
-
-def measure(podman: Podman, name: str, rounds: int) -> dict:
-    plain, plain_start_s = start(podman, name, False)
-    shared, shared_start_s = start(podman, name, True)
-    # Sharing looks at large blocks twice, some seconds apart; it is there when nothing changes any more.
-    before = pss_mib(shared)
-    for _ in range(60):
-        time.sleep(3)
-        now = pss_mib(shared)
-        if now < 0.7 * pss_mib(plain) and abs(now - before) < 2:
-            break
-        before = now
-    rows = []
-    for number in range(rounds):
-        took = {"plain": [], "shared": []}
-        for container, other in zip(plain, shared, strict=True):
-            for kind, which in (("plain", container), ("shared", other)):
-                latencies(which, 20)
-                took[kind] += latencies(which, REQUESTS)
-        for kind, containers in (("plain", plain), ("shared", shared)):
-            row = {"round": number, "kind": kind, "memory_mib": round(pss_mib(containers), 1)}
-            row |= {f"p{p}_ms": round(percentile(took[kind], p / 100), 2) for p in (50, 99)}
-            rows.append(row)
-            print(json.dumps(row), flush=True)
-    return {"start_s": {"plain": round(plain_start_s, 2), "shared": round(shared_start_s, 2)}, "rows": rows}
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="one round, and no result is kept")
-    options = parser.parse_args()
-    if os.geteuid() != 0:
-        print("bench/node: needs root: containers and the agent do", file=sys.stderr)
-        return 1
+@contextlib.contextmanager
+def by_cdi():
+    """Podman with storage of its own, and an agent that has written its devices."""
+    if list(CDI.glob("mayfly.dev-*.json")):
+        raise BenchError(f"an agent has its devices in {CDI}: stop it first (mayfly node --clean)")
     with node.scratch() as folder:
         podman = Podman(folder)
         try:
-            application = {"srv/application.py": APPLICATION}
-            name = debian.image(
-                podman, folder, ["gunicorn", "python3-gunicorn", "python3-numpy"], application
-            )
             with node.Agent(folder, "--domain", "web", cdi=CDI) as agent:
-                result = measure(podman, name, 1 if options.quick else 3)
-                figures = agent.figures()
-                store = next(v for k, v in figures.items() if k.startswith("mayfly_node_store_memory_bytes"))
-                result["store_mib"] = round(store / 2**20, 1)
+                yield podman, agent
         finally:
             debian.clear(podman)
-    result["load_average"] = round(os.getloadavg()[0], 1)
 
-    def median(kind: str, what: str) -> float:
-        return statistics.median(row[what] for row in result["rows"] if row["kind"] == kind)
 
-    print(f"{'':<12} {'plain':>8} {'shared':>8} {'ratio':>6}")
-    for what in ("memory_mib", "p50_ms", "p99_ms"):
-        one, other = median("plain", what), median("shared", what)
-        print(f"{what:<12} {one:>8.1f} {other:>8.1f} {other / one:>6.2f}")
-    print(f"the store's cgroup holds {result['store_mib']} MiB; load {result['load_average']}")
-    if not options.quick:
-        (ROOT / "bench/results/node.json").write_text(json.dumps(result, indent=1) + "\n")
-    return 0
+@contextlib.contextmanager
+def root_of_pages():
+    """A root with the small program of node's tests."""
+    with node.scratch() as folder:
+        yield node.root_folder(folder / "root", node.compile_programs(folder / "programs"), "glibc")
+
+
+def tables(flat: dict) -> None:
+    if "gunicorn.plain.memory_mib" in flat:
+        rows = [["Gunicorn, eight workers", "plain", "shared", "ratio"]]
+        for name, what in (("memory, MiB", "memory_mib"), ("P50, ms", "p50_ms"), ("P99, ms", "p99_ms")):
+            one, other = (flat[f"gunicorn.{kind}.{what}"] for kind in gunicorn.KINDS)
+            rows.append([name, figure(one), figure(other), figure(other / one, 3)])
+        table(rows)
+        print(
+            f"  {flat['gunicorn.requests']} requests each; the store holds {flat['gunicorn.store_mib']} MiB\n"
+        )
+    variants = [name for name in redis.VARIANTS if f"redis.{name}.memory_mib" in flat]
+    if variants:
+        rows = [["Redis in a container", *variants]]
+        for name, what in (
+            ("SET per second", "set_per_s"),
+            ("peak, MiB", "peak_mib"),
+            ("most deleted, MiB", "deleted_mib"),
+            ("at the end, MiB", "memory_mib"),
+            ("  live, MiB", "live_mib"),
+        ):
+            rows.append([name, *(figure(flat[f"redis.{variant}.{what}"], 0) for variant in variants)])
+        table(rows)
+        print()
+    engines = [name for name in ("podman", "containerd") if f"starts.{name}.ratio" in flat]
+    if engines:
+        rows = [["Starting", "of each", "plain, ms", "quartiles", "given, ms", "quartiles", "ratio"]]
+        for engine in engines:
+            of = {key.removeprefix(f"starts.{engine}."): value for key, value in flat.items()}
+            row = [engine, str(of["count"])]
+            for kind in ("plain", "given"):
+                row += [figure(of[f"{kind}.median_ms"])]
+                row += [f"{of[f'{kind}.low_ms']:.0f}-{of[f'{kind}.high_ms']:.0f}"]
+            rows.append([*row, figure(of["ratio"], 3)])
+        table(rows)
+
+
+def shown(flat: dict) -> list:
+    goals = [
+        ("memory of eight workers of Gunicorn, sharing over plain", 0.5, "gunicorn.memory_ratio"),
+        ("their P99, sharing over plain", 1.02, "gunicorn.p99_ratio"),
+        ("a container's start by Podman, with over without", 1.02, "starts.podman.ratio"),
+        ("a pod's start by containerd, with over without", 1.02, "starts.containerd.ratio"),
+    ]
+    return [at_most(what, limit, flat[key], "x") for what, limit, key in goals if key in flat]
+
+
+def main() -> int:
+    parser = command.parser(
+        "node", "Measures containers with and without Mayfly", "part", PARTS, EPILOG, "fewer of all"
+    )
+    parser.add_argument("--keep", action="store_true", help="keep what other parts left in the output file")
+    parsed = parser.parse_args()
+    command.choose(parser, parsed, "only", PARTS)
+    parsed.only = parsed.only or list(PARTS)
+    return command.outcome(Run(parsed).all)
 
 
 if __name__ == "__main__":

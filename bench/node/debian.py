@@ -1,5 +1,7 @@
 """Images of Debian's packages, as somebody makes them who knows nothing of Mayfly."""
 
+import hashlib
+import os
 import subprocess
 import tarfile
 from pathlib import Path
@@ -9,22 +11,36 @@ from podman4 import CDI, Podman
 import node
 
 
-def image(podman: Podman, folder: Path, packages: list[str], files: dict[str, str] | None = None) -> str:
-    """The name of an image that has these packages and files."""
-    sources = ["apt-get", "indextargets", "--format", "deb $(REPO_URI) $(RELEASE) $(COMPONENT)"]
-    sources = node.run(*sources, "Created-By: Packages", "Origin: Debian")
-    archive = folder / "root.tar"
-    command = ["mmdebstrap", "--mode=root", "--variant=minbase", f"--include={','.join(packages)}"]
-    command += ["--keyring=/usr/share/keyrings", "--format=tar", "--quiet", "", str(archive), "-"]
-    subprocess.run(command, input="\n".join(sorted(set(sources.splitlines()))), text=True, check=True)
+def image(podman: Podman, name: str, packages: list[str], files: dict[str, str] | None = None) -> str:
+    """Makes `localhost/NAME` of these packages and files; gives the name."""
+    root = root_of(packages)
+    archive = podman.folder / f"{name}.tar"
+    archive.write_bytes(root.read_bytes())
     with tarfile.open(archive, "a") as tar:
         for place, text in (files or {}).items():
-            source = folder / Path(place).name
+            source = podman.folder / Path(place).name
             source.write_text(text)
             tar.add(source, place)
-    podman("import", str(archive), "localhost/server")
+    podman("import", str(archive), f"localhost/{name}", timeout=600)
     archive.unlink()
-    return "server"
+    return name
+
+
+def root_of(packages: list[str]) -> Path:
+    """A root with these packages as a tar, kept: making it takes a minute, and is not what is measured."""
+    sources = ["apt-get", "indextargets", "--format", "deb $(REPO_URI) $(RELEASE) $(COMPONENT)"]
+    sources = sorted(set(node.run(*sources, "Created-By: Packages", "Origin: Debian").splitlines()))
+    digest = hashlib.sha256("\n".join([*sources, *sorted(packages)]).encode()).hexdigest()[:16]
+    caches = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    archive = caches / "mayfly/images" / f"{digest}.tar"
+    if not archive.exists():
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        fresh = archive.with_suffix(f".{os.getpid()}")
+        command = ["mmdebstrap", "--mode=root", "--variant=minbase", f"--include={','.join(packages)}"]
+        command += ["--keyring=/usr/share/keyrings", "--format=tar", "--quiet", "", str(fresh), "-"]
+        subprocess.run(command, input="\n".join(sources), text=True, check=True)
+        fresh.rename(archive)
+    return archive
 
 
 def clear(podman: Podman) -> None:

@@ -23,7 +23,8 @@ pytestmark = pytest.mark.skipif(
 
 
 def run(*words, **more):
-    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=900, **more)
+    more = {"timeout": 900} | more
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, **more)
     assert done.returncode == 0, f"{words}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout
 
@@ -84,6 +85,29 @@ def test_two_builds_are_the_same(packages):
     )
     assert len(first) == 3
     assert first == second
+
+
+def test_libraries_are_the_same_wherever_they_are_built(tmp_path):
+    """Built in another folder, with nothing of the first build: no path and no time is in them."""
+    copy = tmp_path / "elsewhere/with-a-longer-name"
+    copy.mkdir(parents=True)
+    tracked = run("git", "-C", ROOT, "ls-files", "-z").split("\0")
+    for name in filter(None, tracked):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, copy / name, follow_symlinks=False)
+    environment = {key: value for key, value in os.environ.items() if key != "MAYFLY_PORTABLE"}
+    run(copy / "deploy/libraries", env=environment, timeout=3600)
+
+    def contents(root):
+        files = sorted((root / "target/portable").glob("*/libmayfly_*.so"))
+        return {str(file.relative_to(root)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+    assert len(contents(copy)) == 6
+    assert contents(copy) == contents(ROOT)
+    for file in (copy / "target/portable").glob("*/libmayfly_*.so"):
+        text = file.read_bytes()
+        for path in (str(tmp_path), str(pathlib.Path.home() / ".cargo"), str(ROOT)):
+            assert path.encode() not in text, f"{file.name} has {path} in it"
 
 
 def test_it_installs_upgrades_under_a_client_and_is_purged(system, package):
