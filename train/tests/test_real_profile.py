@@ -47,15 +47,19 @@ def trained(request, profile):
     return name, model, json.loads(said)
 
 
-def test_what_is_told_by_the_caller_alone_is_learned(trained):
+def test_what_is_told_by_the_caller_alone_is_learned(trained, profile):
     name, _, said = trained
-    # The paper's encoder needs more rounds than a test has. Off by one, since a busy machine's lifetimes
-    # vary.
-    if name != "lstm-tokens":
-        assert said["train.all.unweighted_off_by_one_percent"] > 85
-    if name == "lstm-frames":
-        # What a table has not seen it leaves to the heap.
-        assert said["train.held_out.unweighted_off_by_one_percent"] > 60
+    # On a busy machine labels are noise in part, so no figure can be asked for: more than any one class
+    # would get. Off by one, since lifetimes vary.
+    labels = contexts.load("duckdb", [str(profile.with_suffix(".parquet"))]).labels
+    one_class = max(100 * np.mean(np.abs(labels - label) <= 1) for label in range(labels.max() + 1))
+    learned, unseen = (said[f"train.{part}.unweighted_off_by_one_percent"] for part in ("all", "held_out"))
+    if name == "table":
+        # It keeps what it saw; what it has not seen it leaves to the heap.
+        assert learned > 99 and unseen == 0
+    elif name == "lstm-frames":
+        assert min(learned, unseen) > one_class
+    # The paper's encoder needs more rounds than a test has.
 
 
 def test_what_looks_now_and_then_leave_is_learned_from(profile, tmp_path):
