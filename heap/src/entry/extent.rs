@@ -75,7 +75,7 @@ pub fn resize_in_place(address: usize, call: &Call) -> Option<*mut u8> {
     let _pass = gate::pass(current::heap());
     match extent(address, call.caller) {
         Extent::Cell(bytes) => fits(bytes),
-        Extent::Lines => (size == lines::usable_size(address, call.caller)).then_some(address as *mut u8),
+        Extent::Lines => lines::resize(address, size, call.caller).then_some(address as *mut u8),
         Extent::Blocks(count) => {
             if size <= MAX_SMALL_BYTES || size >= MIN_DIRECT_BYTES {
                 return None;

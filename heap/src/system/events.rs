@@ -60,13 +60,15 @@ pub enum Event {
     ModelDoubted,
     /// A site's callers are told apart by a word of the stack.
     WordLearned,
+    /// A thread looked for a span in heaps whose threads have ended.
+    VacantSearched,
 }
 
 /// How many kinds of events there are.
 pub const EVENTS: usize = NAMES_OF_EVENTS.len();
 
 /// Their names, in statistics.
-pub const NAMES_OF_EVENTS: [&str; 26] = [
+pub const NAMES_OF_EVENTS: [&str; 27] = [
     "spans_acquired",
     "blocks_recycled",
     "blocks_refilled",
@@ -93,6 +95,7 @@ pub const NAMES_OF_EVENTS: [&str; 26] = [
     "blocks_discarded",
     "predictions.disbelieved",
     "words_learned",
+    "vacant_searched",
 ];
 
 static PAGES: AtomicIsize = AtomicIsize::new(0);

@@ -249,6 +249,17 @@ pub fn usable_size(address: usize, caller: usize) -> usize {
     size_at(address, caller)
 }
 
+/// Resizes an object that takes as many bytes then as now; `false`: it does not.
+pub fn resize(address: usize, size: usize, caller: usize) -> bool {
+    let before = size_at(address, caller);
+    let takes_as_many = size <= MAX_SMALL_BYTES && room_for(size) == room_for(before);
+    if takes_as_many {
+        // SAFETY: as in `size_at`; who resizes a live object is alone with it.
+        unsafe { ((address - HEADER_BYTES) as *mut u64).write(size as u64) };
+    }
+    takes_as_many
+}
+
 /// Frees an object; whether it was the last of its span, which the caller must give back.
 pub fn free(span: &Span, address: usize, caller: usize) -> bool {
     let size = size_at(address, caller);

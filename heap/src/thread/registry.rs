@@ -11,6 +11,7 @@ use core::sync::atomic::{
 
 use crate::span::cells::{MAX_OWNER, Room, Span};
 use crate::span::remote;
+use crate::system::events::{self, Event};
 use crate::system::lock::Lock;
 use crate::system::os;
 use crate::thread::bin::Bin;
@@ -122,6 +123,7 @@ pub fn adopt(heap: &'static Heap, bin: &Bin, room: Room) -> Option<&'static Span
     }
     let (class, size_class) = (bin.class.get() as usize, bin.size_class.get() as usize);
     let found = LOCK.try_lock().and_then(|guard| {
+        events::count(Event::VacantSearched);
         let vacant = core::iter::successors(VACANT.0.get(), |other| other.next_vacant.get());
         let looked_at = if room == Room::Any { MAX_HEAPS } else { LOOKED_AT };
         let adopt_from = |other| remote::adopt(heap, other, &guard, || find(other, class, size_class, room));

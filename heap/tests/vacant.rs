@@ -1,0 +1,49 @@
+//! A thread that finds nothing in the heaps of threads that have ended does not look there at each refill, and does not wait for
+//! others who look; what becomes free there is found all the same.
+
+use heap::entry::{allocate, free, start};
+use heap::system::clock;
+use heap::system::events::Event;
+use heap::thread::local::Heap;
+use heap::thread::registry;
+use heap::units::call::{Call, ReturnSlot};
+use heap::units::geometry::{MAX_SMALL_BYTES, SPAN_BYTES};
+use heap::units::lifetime_class::FOREVER;
+
+const CALL: Call = Call { size: MAX_SMALL_BYTES, caller: 0x1000, stack: 0x7fff_0000 };
+
+/// Objects that fill so many spans.
+fn fill_spans(spans: usize) -> Vec<usize> {
+    let objects = spans * (SPAN_BYTES / MAX_SMALL_BYTES);
+    (0..objects).map(|_| allocate::allocate_with_class(CALL, FOREVER) as usize).collect()
+}
+
+fn searches(heap: &Heap) -> u64 {
+    heap.counts.of(Event::VacantSearched as usize)
+}
+
+#[test]
+fn heaps_without_threads_are_searched_seldom_in_vain() {
+    clock::set(1_000_000_000);
+    let heap = start::visit(&CALL).expect("memory").heap;
+    // A heap that is as full as this one.
+    let left_behind = std::thread::spawn(|| fill_spans(40)).join().unwrap();
+    assert_eq!(registry::in_use(), 1, "the thread has moved out");
+
+    fill_spans(1_000);
+    let in_vain = searches(heap);
+    assert!((1..=40).contains(&in_vain), "{in_vain} searches in 1,000 refills");
+
+    // While somebody else has the registry: nobody waits for it.
+    registry::lock().hold();
+    fill_spans(1_000);
+    registry::lock().release();
+    assert_eq!(searches(heap), in_vain);
+
+    // One object of each span there dies.
+    let dead: Vec<usize> = left_behind.iter().copied().step_by(SPAN_BYTES / MAX_SMALL_BYTES).collect();
+    dead.iter().for_each(|&object| free::free(object, ReturnSlot::NONE));
+    heap.outbox.post(false);
+    let new = fill_spans(200);
+    assert!(dead.iter().all(|object| new.contains(object)), "every place that became free is used again");
+}
