@@ -120,7 +120,7 @@ class Run:
 
     def servers(self) -> None:
         quick = self.options.quick
-        self.measure("servers", servers.compare, 2 if quick else 8, 2 if quick else 3, 200 if quick else 1500)
+        self.measure("servers", servers.compare, 2 if quick else 8, 2 if quick else 3, 200 if quick else 6000)
 
     def sizes(self) -> None:
         sizes = [16, 64] if self.options.quick else [16, 32, 64, 128, 256, 512, 1024, 2048]

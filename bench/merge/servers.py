@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.merge import store
-from bench.merge.machine import CACHE, memory_of
+from bench.merge.machine import CACHE, memory_of, take_and_return
 from bench.outcome import ROOT, BenchError
 
 HERE = Path(__file__).parent / "server"
@@ -24,6 +24,9 @@ ENVIRONMENT = ROOT / "python" / "tests" / "servers" / "environment" / "python"
 METHODS = ["plain", "pack", "process"]
 CLIENTS = 2
 BATCH = 100
+MOST_BATCHES = 100
+MOST_MIB = 400  # what a worker takes at most
+PARTS = 5
 Numbers = dict[str, float]
 
 
@@ -53,7 +56,8 @@ class Server:
 
     def __init__(self, method: str, workers: int, extra: dict[str, str]):
         interpreter = python()
-        self.method, self.folder = method, Path(tempfile.mkdtemp(prefix="mayfly-bench-server-"))
+        self.method, self.workers = method, workers
+        self.folder = Path(tempfile.mkdtemp(prefix="mayfly-bench-server-"))
         self.log = self.folder / "log"
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -88,6 +92,9 @@ class Server:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/?{number}", timeout=120) as answer:
             text = answer.read().decode()
         return text, 1000 * (time.monotonic() - begun)
+
+    def all_share(self) -> bool:
+        return self.method == "plain" or self.log.read_text().count("worker shares") == self.workers
 
     def end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -140,51 +147,80 @@ def asked(server: Server, numbers: range) -> dict[int, tuple[str, float]]:
     return found
 
 
+def batch_of_each(servers: dict[str, Server], begin: int) -> dict[str, list[float]]:
+    """Milliseconds of the same requests to all servers in turn, so that a slow moment hits all."""
+    batches = {method: asked(server, range(begin, begin + BATCH)) for method, server in servers.items()}
+    for number in range(begin, begin + BATCH):
+        if len({batch[number][0] for batch in batches.values()}) != 1:
+            raise BenchError(f"servers: answers to request {number} differ between methods")
+    return {method: [ms for _, ms in batch.values()] for method, batch in batches.items()}
+
+
+def warmed(servers: dict[str, Server]) -> dict[str, list[float]]:
+    """Milliseconds of the first requests, until all workers share: each begins after its first answer."""
+    took: dict[str, list[float]] = {method: [] for method in servers}
+    for begin in range(0, MOST_BATCHES * BATCH, BATCH):
+        for method, times in batch_of_each(servers, begin).items():
+            took[method] += times
+        if all(server.all_share() for server in servers.values()):
+            return took
+    missing = [method for method, server in servers.items() if not server.all_share()]
+    raise BenchError(
+        f"servers: {', '.join(missing)}: not all workers share after {len(took['plain'])} requests"
+    )
+
+
 def percentile(times: list[float], part: float) -> float:
     return sorted(times)[min(len(times) - 1, int(part * len(times)))]
 
 
-def compare(workers: int, starts: int, requests: int) -> Numbers:
-    """Requests go to all servers in turn, so that a slow moment of the machine hits all; starts likewise."""
-    numbers: Numbers = {"workers": workers, "requests": requests}
-    start_s: dict[str, list[float]] = {method: [] for method in METHODS}
+def started(workers: int, rounds: int) -> dict[str, list[float]]:
+    """Seconds until all workers are ready, of all methods in turn."""
+    took: dict[str, list[float]] = {method: [] for method in METHODS}
     with serving("plain", workers):
         pass  # what is read from files for the first time is nobody's start
-    for _ in range(starts):
+    for _ in range(rounds):
         for method in METHODS:
+            take_and_return(MOST_MIB * workers)
             with serving(method, workers) as server:
-                start_s[method].append(server.start_s)
+                took[method].append(server.start_s)
+    return took
+
+
+def spread(name: str, values: list[float]) -> Numbers:
+    return {name: median(values), f"{name}_min": min(values), f"{name}_max": max(values)}
+
+
+def compare(workers: int, starts: int, requests: int) -> Numbers:
+    numbers: Numbers = {"workers": workers, "requests": requests}
+    start_s = started(workers, starts)
     with contextlib.ExitStack() as stack:
+        take_and_return(len(METHODS) * MOST_MIB * workers)
         servers = {method: stack.enter_context(serving(method, workers)) for method in METHODS}
-        took: dict[str, list[list[float]]] = {method: [] for method in METHODS}
-        for begin in range(0, requests + BATCH, BATCH):
-            batches = {
-                method: asked(server, range(begin, begin + BATCH)) for method, server in servers.items()
-            }
-            for number in range(begin, begin + BATCH):
-                if len({batch[number][0] for batch in batches.values()}) != 1:
-                    raise BenchError(f"servers: answers to request {number} differ between methods")
-            for method, batch in batches.items():
-                took[method].append([ms for _, ms in batch.values()])
+        first = warmed(servers)
+        blocks = [
+            batch_of_each(servers, begin) for begin in range(len(first["plain"]), requests + BATCH, BATCH)
+        ]
         for method, server in servers.items():
             numbers[f"{method}.system_mib"] = system_mib(server)
     for method in METHODS:
-        # The first warms; in it the workers share, each after its first answer.
-        numbers[f"{method}.first_max_ms"] = max(took[method][0])
-        times = [ms for batch in took[method][1:] for ms in batch]
-        numbers[f"{method}.p50_ms"], numbers[f"{method}.p99_ms"] = (
-            percentile(times, 0.5),
-            percentile(times, 0.99),
-        )
-        numbers[f"{method}.start_s"] = median(start_s[method])
-        numbers[f"{method}.start_min_s"], numbers[f"{method}.start_max_s"] = (
-            min(start_s[method]),
-            max(start_s[method]),
-        )
-        for key in ("system_mib", "p50_ms", "p99_ms"):
+        numbers |= {f"{method}.first_max_ms": max(first[method]), "first_requests": len(first[method])}
+        times = [ms for block in blocks for ms in block[method]]
+        numbers |= {f"{method}.p50_ms": percentile(times, 0.5), f"{method}.p99_ms": percentile(times, 0.99)}
+        numbers |= {f"{method}.{key}": value for key, value in spread("start_s", start_s[method]).items()}
+        for key in ("system_mib", "p50_ms", "p99_ms", "first_max_ms"):
             numbers[f"{method}.{key.rpartition('_')[0]}_ratio"] = (
                 numbers[f"{method}.{key}"] / numbers[f"plain.{key}"]
             )
         pairs = zip(start_s[method], start_s["plain"], strict=True)
-        numbers[f"{method}.start_ratio"] = median(ours / plain for ours, plain in pairs)
+        ratios = {"start_ratio": [ours / plain for ours, plain in pairs]}
+        # The same of parts of the run: how far one run can be believed.
+        ratios["p99_part"] = [
+            percentile(sum((block[method] for block in part), []), 0.99)
+            / percentile(sum((block["plain"] for block in part), []), 0.99)
+            for part in (blocks[number::PARTS] for number in range(PARTS))
+            if part
+        ]
+        for key, values in ratios.items():
+            numbers |= {f"{method}.{name}": value for name, value in spread(key, values).items()}
     return numbers

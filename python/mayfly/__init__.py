@@ -12,6 +12,7 @@ from mayfly.advice import Pending, advise, unadvise
 from mayfly.growth import advise_process, advising
 from mayfly.library import MergeError, path, stats
 from mayfly.packing import pack
+from mayfly.turns import later
 
 __all__ = [
     "MergeError",
@@ -19,6 +20,7 @@ __all__ = [
     "advise",
     "advise_process",
     "advising",
+    "later",
     "pack",
     "path",
     "stats",

@@ -15,7 +15,7 @@ from typing import Any
 
 from mayfly.arena import new, place
 from mayfly.library import large_blocks_apart
-from mayfly.regions import Region, is_torch, whole_pages
+from mayfly.regions import Region, is_torch, of_buffer, whole_pages
 
 
 class Writer(pickle.Pickler):
@@ -72,9 +72,10 @@ def moved(thing: Any) -> Any:
 
 
 def copied(view: memoryview, arena: mmap.mmap, offset: int) -> Any:
-    """The bytes of a view, in the arena."""
+    """The bytes of a view, in the arena. Other Python threads run meanwhile."""
     copy = (ctypes.c_ubyte * view.nbytes).from_buffer(arena, offset)
-    memoryview(copy).cast("B")[:] = view
+    for source in of_buffer(view):
+        ctypes.memmove(copy, source.start, source.size_bytes)
     return copy
 
 

@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mayfly import library, naming
+from mayfly.arena import HUGE
 from mayfly.regions import Region, without
 
 MAPS = Path("/proc/self/maps")
+PIECE = 16 << 20
 
 
 @contextlib.contextmanager
@@ -55,10 +57,11 @@ def advise_process(*, min_bytes: int = 256 << 10, required: bool = True) -> int:
     """Advises every anonymous mapping of `min_bytes` or more that the process has now, malloc's heap
     included.
 
-    For an instance at rest, such as a server after its first request. Other Python threads wait; what
-    threads of other libraries unmap meanwhile is the caller's to know. Memory goes on meaning what it
-    meant, under any allocator that calls the C library: it grows, and is zero after it was given back.
-    `advise` of the model alone is the better choice where that is most of the memory.
+    For an instance at rest, such as a server after its first request. Other Python threads wait for a piece
+    of 16 MiB at a time; what threads of other libraries unmap meanwhile is the caller's to
+    know. Memory goes on meaning what it meant, under any allocator that calls the C library: it grows, and is
+    zero after it was given back. `advise` of the model alone is the better choice where that is most of the
+    memory.
 
     Objects that hold addresses are alike only where instances have the same layout. Without ASLR (`setarch
     --addr-no-randomize`, and PYTHONHASHSEED=0 for Python) nearly all of a process is, down to its imported
@@ -74,14 +77,25 @@ def advise_process(*, min_bytes: int = 256 << 10, required: bool = True) -> int:
     size = 0
     with library.or_without(required):
         for region in anonymous_mappings(heap=True):
-            if region.size_bytes >= min_bytes:
+            if region.size_bytes < min_bytes:
+                continue
+            for piece in pieces(region):
                 try:
-                    library.call("mayfly_advise", region.start, region.size_bytes, 0, by=library.alone)
-                    size += region.size_bytes
+                    library.call("mayfly_advise", piece.start, piece.size_bytes, 0, by=library.alone)
+                    size += piece.size_bytes
                 except library.MergeError as error:
                     if error.errno not in (errno.ENOTSUP, errno.ENOMEM):  # not shareable, or gone meanwhile
                         raise
     return size
+
+
+def pieces(region: Region) -> Iterator[Region]:
+    """What the library takes at a time, each ending where huge pages begin."""
+    start = region.start
+    while start < region.end:
+        end = min((start + PIECE) // HUGE * HUGE, region.end)
+        yield Region(start, end)
+        start = end
 
 
 def anonymous_mappings(heap: bool = False, maps: Path = MAPS) -> list[Region]:

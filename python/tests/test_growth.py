@@ -6,7 +6,8 @@ import mmap
 from hypothesis import given
 from hypothesis import strategies as st
 from mayfly import library
-from mayfly.growth import anonymous_mappings
+from mayfly.arena import HUGE
+from mayfly.growth import PIECE, anonymous_mappings, pieces
 from mayfly.regions import Region, regions_of, without
 
 
@@ -25,6 +26,18 @@ def test_without_is_the_difference(regions, taken):
     left = without(regions, taken)
     assert cells(left) == cells(regions) - cells(taken)
     assert left == sorted(left) and all(start < end for start, end in left)
+
+
+@given(st.integers(0, 1 << 14), st.integers(1, 1 << 16))
+def test_pieces_are_the_whole_and_end_where_huge_pages_do(first_page, pages):
+    region = Region(first_page * mmap.PAGESIZE, (first_page + pages) * mmap.PAGESIZE)
+    found = list(pieces(region))
+    assert [found[0].start, *(piece.end for piece in found)] == [
+        *(piece.start for piece in found),
+        region.end,
+    ]
+    assert all(0 < piece.size_bytes <= PIECE for piece in found)
+    assert all(piece.end % HUGE == 0 for piece in found[:-1])
 
 
 def test_a_new_mapping_is_seen_and_a_shared_one_is_not():

@@ -1,6 +1,6 @@
-"""The recipe of python/README.md, or none, by MAYFLY_BENCH_METHOD; each worker says when it is ready."""
+"""The recipe of python/README.md, or none, by MAYFLY_BENCH_METHOD; each worker says when it
+is ready, and when it shares."""
 
-import functools
 import os
 
 
@@ -8,21 +8,20 @@ def post_worker_init(worker):
     print("worker ready", flush=True)
 
 
-@functools.cache  # once in each worker
 def share():
     import app
-
-    method = os.environ["MAYFLY_BENCH_METHOD"]
-    if method == "plain":
-        return
     import mayfly
 
     app.model = mayfly.pack(app.model)
-    if method == "process":
+    if os.environ["MAYFLY_BENCH_METHOD"] == "process":
         mayfly.advise_process()
     else:
         mayfly.advise(app.model)
+    print("worker shares", flush=True)
 
 
 def post_request(worker, request):
-    share()
+    if os.environ["MAYFLY_BENCH_METHOD"] != "plain":
+        import mayfly
+
+        mayfly.later(share)
