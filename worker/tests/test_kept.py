@@ -14,7 +14,16 @@ from calls import create, invoke, zipped
 from conftest import HERE, Worker
 
 TEMPLATE = str(HERE / "functions/template.yaml")
-PRINTS = "def handler(event, context):\n    print('ran', event)\n    return {number}\n"
+# It answers when the worker has taken what it printed: a kill in between would take the proof that it ran.
+PRINTS = """
+import fcntl, termios, time
+
+def handler(event, context):
+    print("ran", event, flush=True)
+    while any(fcntl.ioctl(1, termios.FIONREAD, bytes(4))):
+        time.sleep(0.001)
+    return {number}
+"""
 ANSWER = "def handler(event, context):\n    return {answer}\n"
 # Nothing here is about how memory is saved.
 PLAIN = ["--without", "heap,merge"]
