@@ -93,6 +93,20 @@ def test_instances_advise_what_their_code_names_or_all_or_what_their_heap_expect
         assert running.stop() == 0
 
 
+def test_memory_that_is_shared_is_zero_after_its_contents_were_given_up():
+    with Worker(TEMPLATE) as running:
+        client = running.client()
+        tables = {"do": "hold", "mib": 4, "mapped_mib": 17, "seconds": 1}
+        assert [error for _, error in several(client, "probe", tables, 2)] == [None] * 2
+        until(lambda: len({event["instance"] for event in running.events("merge")}) == 2, running.log)
+        until(
+            lambda: running.sample()["functions"]["probe"]["mapped_shared_bytes"] > 2 * 20 << 20,
+            running.sample,
+        )
+        assert several(client, "probe", {"do": "drop"}, 2) == [(True, None)] * 2
+        assert running.stop() == 0
+
+
 def test_advising_by_class_needs_a_heap_that_has_classes():
     command = [MAYFLY, "up", TEMPLATE, "--listen", "127.0.0.1:0", "--advise", "class", "--without", "heap"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

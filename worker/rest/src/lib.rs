@@ -9,14 +9,10 @@
 //! | [`rest`] | which memory is advised, piece by piece, and when that stops |
 //! | [`library`] | libmayfly_merge.so, which does the merging |
 //! | [`heap`] | what Mayfly's heap says of itself |
-//! | [`advised`] | where advised memory lies |
-//! | [`stand_in`] | madvise, whose meaning must survive on advised memory |
 
-mod advised;
 mod heap;
 mod library;
 mod rest;
-mod stand_in;
 
 use std::ffi::c_int;
 

@@ -10,7 +10,7 @@ use std::fs;
 use std::ops::Range;
 
 use crate::library::NO_SYSCALLS;
-use crate::{Rest, advised, heap, library};
+use crate::{Rest, heap, library};
 
 /// Mappings smaller than this hold little.
 const SMALLEST: usize = 256 << 10;
@@ -29,8 +29,6 @@ pub fn merge(work: c_int, named: &[crate::Range]) -> Rest {
             let piece = start..mapping.end.min(start + PIECE);
             if is_readable(work) {
                 rest.complete = 0;
-            } else if !advised::add(&piece) {
-                rest.errno = libc::ENOSPC;
             } else if let Some(flags) = flags() {
                 match library::advise(&piece, flags) {
                     // Locked memory, or what cannot be shared: the rest can.
