@@ -1,0 +1,78 @@
+"""A function in Java with AWS' own runtime interface client, as a container image: functions/totals."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+
+import pytest
+from calls import invoke
+from conftest import HERE, ROOT, Worker
+from images import Image, create_image, layer
+
+TOTALS = ROOT / "functions/totals"
+ENTRY = ["/jre/bin/java", "-XX:+UseSerialGC", "-cp", "/var/task/*"]
+RUNTIME = "com.amazonaws.services.lambda.runtime.api.client.AWSLambda"
+missing = [tool for tool in ("mvn", "javac", "jlink") if not shutil.which(tool)]
+
+
+@pytest.fixture(scope="module")
+def root():
+    """What its image holds: built once for each state of its sources."""
+    if missing:
+        pytest.skip(f"this host lacks {' '.join(missing)}: apt install openjdk-17-jdk-headless maven")
+    sources = sorted(path for path in TOTALS.rglob("*") if path.is_file())
+    key = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
+    made = HERE / f"build/java-{key}"
+    if not made.exists():
+        for old in made.parent.glob("java-*"):
+            shutil.rmtree(old)
+        making = made.with_name(f"java-{key}.{os.getpid()}")
+        subprocess.run([TOTALS / "build", making], check=True)
+        making.rename(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def running(root, tmp_path_factory):
+    place = tmp_path_factory.mktemp("java")
+    for path in [place, *place.parents[:3]]:
+        path.chmod(path.stat().st_mode | 0o055)
+    image = Image(
+        layer(*((path.name, path) for path in sorted(root.iterdir()))),
+        Entrypoint=[*ENTRY, RUNTIME],
+        Cmd=["Totals::handleRequest"],
+    )
+    uri = image.archive(place / "totals.tar")
+    with Worker("--code-from", str(place)) as worker:
+        create_image(worker.client(), "totals", uri, MemorySize=512)
+        yield worker
+        assert worker.stop() == 0
+
+
+TABLE = "tea, cake\n2, 1\n1.5, 3\n"
+
+
+def test_java_with_packages_of_maven_central(running):
+    client = running.client()
+    for _ in range(2):
+        answer, error = invoke(client, "totals", {"csv": TABLE})
+        assert error is None, answer
+        assert len(answer.pop("request")) == 36
+        assert answer == {"rows": 2, "totals": {"tea": 3.5, "cake": 4}}
+    logged = running.client(service="logs").filter_log_events(logGroupName="/aws/lambda/totals")["events"]
+    assert len([event for event in logged if "added up 2 rows" in event["message"]]) == 2
+
+
+def test_what_java_throws_is_what_the_caller_is_told(running):
+    client = running.client()
+    for event, reason in [
+        ({}, "csv: the table is missing"),
+        ({"csv": "tea\nmuch\n"}, "row 1, tea: 'much' is no number"),
+    ]:
+        answer, error = invoke(client, "totals", event)
+        assert error == "Unhandled", answer
+        assert (answer["errorType"], answer["errorMessage"]) == ("java.lang.IllegalArgumentException", reason)
+        assert "Totals.handleRequest" in str(answer["stackTrace"])
+    assert invoke(client, "totals", {"csv": TABLE})[1] is None, "it lives on"
+    assert len(running.events("start")) == 1
