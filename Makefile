@@ -41,6 +41,7 @@ soak: build ## random operations for long: heap, page store, and VMs on kernels 
 	MEMENTO_OPERATIONS=100000000 cargo test -p memento --test agree
 	sim/image/check
 	sim/tests/mutants
+	deploy/reproducible
 
 packages: setup ## the Debian package, the Python wheel, the node agent's image: target/packages
 	deploy/packages

@@ -112,5 +112,20 @@ fn left(at: Registers, frame: Frame) -> Option<Registers> {
         Saved::Below(words) => Some(word(words)?),
         Saved::Unknown => None,
     };
-    Some(Registers { code: word(frame.return_below)?, stack: end, frame: pointer })
+    Some(Registers { code: without_signature(word(frame.return_below)?), stack: end, frame: pointer })
+}
+
+/// A return address as it was before its function signed it (aarch64's pointer authentication); others stay as they are.
+#[inline(always)]
+fn without_signature(address: usize) -> usize {
+    #[cfg(target_arch = "aarch64")]
+    let address = {
+        let mut address = address;
+        // SAFETY: XPACLRI changes x30 alone; processors without signatures pass over it.
+        unsafe {
+            core::arch::asm!("hint #7", inout("x30") address, options(pure, nomem, nostack, preserves_flags))
+        };
+        address
+    };
+    address
 }

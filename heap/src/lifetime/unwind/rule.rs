@@ -370,6 +370,7 @@ impl Entry {
                 }
                 (_, 0x12) => row.end = Some((code.unsigned()?, code.signed()?.wrapping_mul(self.data_step))),
                 (_, 0x13) => row.end = Some((row.end?.0, code.signed()?.wrapping_mul(self.data_step))),
+                (_, 0x2D) if cfg!(target_arch = "aarch64") => {} // the return address is signed, which `quick` takes off
                 (_, 0x2E) => _ = code.unsigned()?, // bytes of arguments: nothing that is looked for
                 _ => return None,
             }
