@@ -16,6 +16,7 @@ use crate::system::text::warn;
 use crate::thread::bin::Bin;
 use crate::thread::local::Heap;
 use crate::thread::predict::{self, Prediction};
+use crate::thread::predictions::Known;
 use crate::thread::{current, exhausted, gate, large, lines, refill, registry, sample};
 use crate::units::call::{Call, ReturnSlot};
 use crate::units::geometry::*;
@@ -36,19 +37,24 @@ pub fn allocate_slow(size: usize, from: ReturnSlot) -> *mut u8 {
     {
         return address as *mut u8;
     }
-    place_or_errno(call)
+    match at_hand(current::heap(), &call) {
+        Some(object) => object as *mut u8,
+        None => place_or_errno(call),
+    }
 }
 
 /// As [`allocate_from`], for a call that the caller of this describes.
 pub fn allocate(call: Call) -> *mut u8 {
     let heap = current::heap();
-    let found = if lines::chosen() { by_lines(heap, &call) } else { heap.allocate_fast(&call) };
-    match found {
+    let by_lines = || by_lines(heap, &call);
+    let by_cells = || heap.allocate_fast(&call).or_else(|| at_hand(heap, &call));
+    match if lines::chosen() { by_lines() } else { by_cells() } {
         Some(cell) => cell as *mut u8,
         None => place_or_errno(call),
     }
 }
 
+#[inline(never)]
 fn place_or_errno(call: Call) -> *mut u8 {
     let address = find_place(call);
     if address == 0 {
@@ -58,32 +64,35 @@ fn place_or_errno(call: Call) -> *mut u8 {
 }
 
 fn find_place(call: Call) -> usize {
-    let heap = current::heap();
-    // The usual reasons: 64 cells were used up, and the open span has more, or the next one; or the call is known by a word of the
-    // stack, too.
-    let known_as = heap.known_as(&call);
-    if let Some(bin) = heap.predicted_bin(&known_as) {
-        if let Some(cell) = bin.allocate() {
-            return cell;
-        }
-        if let Some(cell) = next_word(heap, bin).or_else(|| next_span(heap, &known_as, bin)) {
-            predict::was_hit(heap, &call, bin.in_hand() + 1);
-            heap.known_call(&call, bin);
-            return cell;
-        }
-    }
-    if call.size > MAX_SMALL_BYTES
-        && !sample::sampling()
-        && let Some(address) = large_in_hand(heap, &call)
-    {
-        return address;
-    }
     let Some(visit) = start::visit(&call) else { return place_for_nobody(&call, MIN_ALIGNMENT) };
     let heap = visit.heap;
     let _pass = gate::pass(heap);
     maintenance::tick(heap);
     let prediction = predict::classify(heap, &call);
     allocated(heap, &call, &prediction, MIN_ALIGNMENT)
+}
+
+/// What the thread has at hand for a call that found nothing on the fast path.
+#[inline(always)]
+fn at_hand(heap: &'static Heap, call: &Call) -> Option<usize> {
+    if call.size > MAX_SMALL_BYTES { large_in_hand(heap, call) } else { by_prediction(heap, call) }
+}
+
+/// A cell for a call that the prediction table knows, for the usual reasons: 64 cells were used up, and the open span has more, or
+/// the next one; or the call is known by a word of the stack, too.
+fn by_prediction(heap: &'static Heap, call: &Call) -> Option<usize> {
+    let mut known = heap.predictions.known(call)?;
+    if known.word != 0 {
+        known = heap.predictions.known(&heap.known_by(call, &known))?;
+    }
+    let bin = heap.bin_for(call, known.bin)?;
+    if let Some(cell) = bin.allocate() {
+        return Some(cell);
+    }
+    let cell = next_word(heap, bin).or_else(|| next_span(heap, &known, bin))?;
+    predict::was_hit(heap, call, bin.in_hand() + 1);
+    heap.known_call(call, bin);
+    Some(cell)
 }
 
 /// The fast path of the paper's layout: the call's class is known, and that class' open span has room. Now and then `None`, so that
@@ -105,6 +114,9 @@ const LINES_VISITS: u32 = 64;
 /// A large object in hand, for a call whose site is known; but now and then `None`, so that lifetimes go on being measured
 /// and the clock is looked at.
 fn large_in_hand(heap: &Heap, call: &Call) -> Option<usize> {
+    if sample::sampling() {
+        return None;
+    }
     let site = sites::known(&heap.known_sites, call, heap.stack.get())?;
     let _pass = gate::pass(heap); // the keeper may be giving back what a thread that sleeps has in hand
     let visits = heap.visits.get().wrapping_add(1);
@@ -129,19 +141,22 @@ fn next_word(heap: &'static Heap, bin: &Bin) -> Option<usize> {
     Some(cell)
 }
 
-/// A cell of the next span of the bin's queue, for a call, as tables know it, of whose site nothing is to be learned now.
-fn next_span(heap: &'static Heap, call: &Call, bin: &Bin) -> Option<usize> {
+/// A cell of the next span of the bin's queue, for a call, of which this is known, of whose site nothing is to be learned now.
+fn next_span(heap: &'static Heap, known: &Known, bin: &Bin) -> Option<usize> {
     let this_visit = heap.visits.get().wrapping_add(1); // as the way that watches objects would count it
     let wants_sample = |site: &Site| site.wants_sample(this_visit);
     if bin.queue.first().is_none()
         || bin.before_sample.get() == 0
         || hook::sees_all()
-        || heap.predictions.site(call).is_some_and(wants_sample)
+        || known.site().is_some_and(wants_sample)
     {
         return None;
     }
     let _pass = gate::pass(heap);
-    maintenance::tick(heap);
+    heap.visits.set(this_visit);
+    if this_visit.is_multiple_of(WORDS_BETWEEN_LOOKS) {
+        maintenance::look(heap);
+    }
     refill::from_queue(heap, bin)
 }
 

@@ -108,8 +108,6 @@ pub struct HugePage {
     pub spans: SharedBits,
     /// Free blocks that [`crate::pages::decay`] has given back since they were last taken.
     pub discarded: SharedBits,
-    /// Block spans that were not allocated from since they were last looked at: as above.
-    pub idle_spans: [AtomicU64; 2],
 }
 
 const _: () = assert!(size_of::<HugePage>() == HUGE_PAGE_METADATA_BYTES);
@@ -170,7 +168,6 @@ impl HugePage {
         self.sampled.store(&bits::NONE);
         self.spans.store(&bits::NONE);
         self.discarded.store(&bits::NONE);
-        self.idle_spans.iter().for_each(|word| word.store(0, Relaxed));
         self.given_back.store(0, Relaxed);
         self.frontier.store(0, Relaxed);
         self.last_object_blocks.store(0, Relaxed);

@@ -33,20 +33,6 @@ static CURSOR: AtomicUsize = AtomicUsize::new(0);
 /// When a round over all pages may begin: what is looked at twice without being used is idle.
 static NEXT_ROUND_MS: AtomicU64 = AtomicU64::new(0);
 
-/// The span is being allocated from.
-pub fn note_opened(span: &Span) {
-    let (page, number) = place_of(span);
-    let word = &page.idle_spans[number / 64];
-    if word.load(Relaxed) >> (number % 64) & 1 == 1 {
-        word.fetch_and(!(1 << (number % 64)), Relaxed);
-    }
-}
-
-fn place_of(span: &Span) -> (&'static HugePage, usize) {
-    let address = span.address();
-    (region::huge_page(address), (address % HUGE_PAGE_BYTES) / SPAN_BYTES)
-}
-
 /// Looks at some pages; the address of one that has something to give back. By one thread at a time, which may be wrong: others
 /// go on meanwhile.
 pub fn find(now_ms: u64) -> Option<usize> {
@@ -96,10 +82,7 @@ pub fn give_back(address: usize) {
 
 /// Spans of the page that wait in a queue and were not opened since the last look.
 fn idle_spans(page: &'static HugePage, address: usize) -> impl Iterator<Item = &'static Span> {
-    waiting_spans(page, address).filter(|span| {
-        let (page, number) = place_of(span);
-        page.idle_spans[number / 64].load(Relaxed) >> (number % 64) & 1 == 1
-    })
+    waiting_spans(page, address).filter(|span| span.waits())
 }
 
 fn waiting_spans(page: &'static HugePage, address: usize) -> impl Iterator<Item = &'static Span> {
@@ -118,10 +101,7 @@ fn is_worth_it(page: &'static HugePage, address: usize, look: bool) -> bool {
     }
     let in_spans: usize = idle_spans(page, address).map(free_pages).sum();
     if look {
-        for span in waiting_spans(page, address) {
-            let (page, number) = place_of(span);
-            page.idle_spans[number / 64].fetch_or(1 << (number % 64), Relaxed);
-        }
+        waiting_spans(page, address).for_each(Span::note_waiting);
     }
     let given_back = page.given_back.load(Relaxed) as usize;
     if in_spans < given_back {

@@ -9,7 +9,7 @@
 
 use core::cell::Cell;
 use core::sync::atomic::{
-    AtomicU8, AtomicU16, AtomicU32, AtomicU64,
+    AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, SeqCst},
 };
 
@@ -58,6 +58,9 @@ pub struct Span {
     pub tag: AtomicU32,
     /// Multiplier that divides an offset by the cell size; 0 without an owner, so that no cell is found.
     pub reciprocal: AtomicU32,
+    /// Where large objects lie: the heap that has the freed one in hand that begins in the span's first or second block; 0
+    /// for none. So the multiplier, where there is one, is a word of 64 bits with these.
+    pub in_hand: [AtomicU16; SPAN_BLOCKS],
     /// Bytes of a cell.
     pub cell_bytes: AtomicU16,
     /// Cells.
@@ -67,9 +70,8 @@ pub struct Span {
     /// Lifetime class of the objects.
     pub class: AtomicU8,
     place: AtomicU8,
-    /// Where large objects lie: the heap that has the freed one in hand that begins in the span's first or second block; 0
-    /// for none.
-    pub in_hand: [AtomicU16; SPAN_BLOCKS],
+    /// It was in its bin's queue when it was last looked at, and has stayed there, see [`crate::pages::sparse`].
+    waits: AtomicBool,
     /// Two cells whose lifetime is being measured, each plus one, 16 bits each; 0 for none. Spans divided by lines count
     /// their objects here.
     pub(crate) watched: AtomicU32,
@@ -153,7 +155,18 @@ impl Span {
     /// Says where the owner keeps the span.
     pub fn set_place(&self, place: Place) {
         self.place.store(place as u8, Relaxed);
+        self.waits.store(false, Relaxed);
         self.is_open.store(u64::from(place == Place::Open), Relaxed);
+    }
+
+    /// Whether it was in its bin's queue when it was last looked at, and has stayed there.
+    pub fn waits(&self) -> bool {
+        self.waits.load(Relaxed)
+    }
+
+    /// It is in its bin's queue, and somebody has looked at it.
+    pub fn note_waiting(&self) {
+        self.waits.store(true, Relaxed);
     }
 
     /// Words of live bits in use.
@@ -175,33 +188,22 @@ impl Span {
         if cells >= 64 { u64::MAX } else { (1 << cells) - 1 }
     }
 
-    /// A word with room, and its free cells, the first `most` of them.
-    #[inline]
-    pub fn free_word(&self, most: u32, room: Room) -> Option<(usize, u64)> {
-        if most == 0 {
-            return None;
+    /// The first word with as much room, and its free cells.
+    #[inline(always)]
+    pub fn word_with(&self, room: Room) -> Option<(usize, u64)> {
+        let mut cells = self.cells.load(Relaxed) as usize;
+        let mut i = 0;
+        while cells != 0 {
+            let here = cells.min(64);
+            let free = !self.live_cells_of(i) & (u64::MAX >> (64 - here));
+            let least = if room == Room::Worthwhile { (here / 8).max(1) } else { 1 };
+            if free.count_ones() as usize >= least {
+                return Some((i, free));
+            }
+            cells -= here;
+            i += 1;
         }
-        let (i, mut free) = self.first_with(room)?;
-        while most < 64 && free.count_ones() > most {
-            free &= !(1 << free.ilog2());
-        }
-        Some((i, free))
-    }
-
-    /// The first word with as much room.
-    pub fn word_with(&self, room: Room) -> Option<usize> {
-        self.first_with(room).map(|(i, _)| i)
-    }
-
-    /// As above, with its free cells.
-    #[inline]
-    fn first_with(&self, room: Room) -> Option<(usize, u64)> {
-        (0..self.words()).find_map(|i| {
-            let mask = self.mask(i);
-            let free = !self.live_cells_of(i) & mask;
-            let enough = || room == Room::Any || free.count_ones() >= mask.count_ones() / 8;
-            (free == mask || free != 0 && enough()).then_some((i, free))
-        })
+        None
     }
 
     /// Whether freeing the last live cell of a word leaves the owner nothing to do: `left` are the others. An open span is not

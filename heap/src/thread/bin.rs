@@ -17,7 +17,8 @@ use crate::units::size_class;
 pub const MAX_PATIENCE: u8 = 8;
 /// As above, where memory is scarce.
 const MAX_PATIENCE_IN_SCARCITY: u8 = 128;
-/// A small heap takes cells of a page in hand, and those that were freed meanwhile before further ones: so it touches few pages.
+/// A small heap takes of cells that were never in use a page in hand, and those that were freed meanwhile before further ones: so
+/// it touches few pages.
 const IN_HAND_BYTES_OF_SMALL_HEAP: usize = 4096;
 /// Cells that are smaller are taken 64 at a time always.
 const LEAST_BYTES_TO_SPARE: usize = 512;
@@ -137,24 +138,21 @@ impl Bin {
     /// sampled: the slow path sees to that.
     pub fn advance(&self, room: Room) -> bool {
         let Some(span) = self.open.get() else { return false };
-        let mut before_sample = self.before_sample.get();
-        if (before_sample == sample::NEVER) == sample::sampling() {
-            before_sample = sample::cells_before_sample(self.cell_bytes()).max(1); // sampling has begun, or ended
-            self.before_sample.set(before_sample);
+        span.word_with(room).is_some_and(|(word, free)| self.take(span, word, free))
+    }
+
+    /// Takes free cells of a word of `span`, which is the open one, in hand; `false`: an object is to be sampled.
+    #[inline(always)]
+    pub fn take(&self, span: &'static Span, word: usize, free: u64) -> bool {
+        let cells = self.to_be_taken(span, word, free);
+        if cells == 0 {
+            return false;
         }
         // Another thread may fork between any two of these stores, and a thread of the child moves into this heap. While the
         // span's cells and the bin's address of them do not belong together, the bin has none.
         self.pending.set(0);
         compiler_fence(SeqCst);
-        let is_spared = self.cell_bytes() >= LEAST_BYTES_TO_SPARE && decay::heap_is_small();
-        let most =
-            if is_spared { (IN_HAND_BYTES_OF_SMALL_HEAP / self.cell_bytes()).max(1) as u32 } else { 64 };
-        let Some((word, cells)) = span.free_word(before_sample.min(most), room) else { return false };
-        let taken = cells.count_ones();
-        if before_sample != sample::NEVER {
-            self.before_sample.set(before_sample - taken);
-        }
-        events::add(Event::CellsTaken, taken.into());
+        events::add(Event::CellsTaken, cells.count_ones().into());
         self.word.set(Some(span.live_word(word)));
         self.base.set(span.address() + word * 64 * self.cell_bytes.get());
         compiler_fence(SeqCst);
@@ -162,10 +160,46 @@ impl Bin {
         true
     }
 
+    /// Of a word's free cells those to be taken in hand: most often all.
+    #[inline]
+    fn to_be_taken(&self, span: &Span, word: usize, mut free: u64) -> u64 {
+        if self.cell_bytes() >= LEAST_BYTES_TO_SPARE && decay::heap_is_small() {
+            // Those below one that is live were in use before: their memory is there.
+            let used = u64::BITS - (span.mask(word) & !free).leading_zeros();
+            let most = used + (IN_HAND_BYTES_OF_SMALL_HEAP >> self.cell_bytes().ilog2()).max(1) as u32;
+            free &= u64::MAX >> u64::BITS.saturating_sub(most);
+        }
+        let before_sample = self.before_sample.get();
+        if before_sample == sample::NEVER && !sample::sampling() {
+            return free;
+        }
+        self.before_next_sample(free)
+    }
+
+    /// Of free cells as many as come before an object that is to be sampled.
+    #[cold]
+    fn before_next_sample(&self, mut free: u64) -> u64 {
+        if (self.before_sample.get() == sample::NEVER) == sample::sampling() {
+            self.before_sample.set(sample::cells_before_sample(self.cell_bytes()).max(1)); // sampling has begun, or ended
+        }
+        let before_sample = self.before_sample.get();
+        if before_sample == sample::NEVER {
+            return free;
+        }
+        while free.count_ones() > before_sample {
+            free &= !(1 << free.ilog2());
+        }
+        self.before_sample.set(before_sample - free.count_ones());
+        free
+    }
+
     /// Has no open span any more.
     fn give_up_open(&self) -> Option<&'static Span> {
         let span = self.open.take()?;
         let not_used = self.pending.replace(0).count_ones();
+        if not_used == 0 {
+            return Some(span);
+        }
         if self.before_sample.get() != sample::NEVER {
             self.before_sample.set(self.before_sample.get() + not_used);
         }
@@ -184,12 +218,18 @@ impl Bin {
     /// The next span in the bin's queue that has room. Frees do not report to the queue, so it is
     /// searched; but only as far as searching has paid of late: a heap that only grows looks at one span.
     pub fn next_queued(&self, room: Room) -> Option<&'static Span> {
+        self.next_queued_word(room).map(|(span, ..)| span)
+    }
+
+    /// As above, with its first word that has room, and the free cells of that.
+    #[inline]
+    pub fn next_queued_word(&self, room: Room) -> Option<(&'static Span, usize, u64)> {
         let patience = if room == Room::Any { MAX_PATIENCE_IN_SCARCITY } else { self.patience.get().max(1) };
         for _ in 0..patience {
             let span = self.queue.pop()?;
-            if span.word_with(room).is_some() {
+            if let Some((word, free)) = span.word_with(room) {
                 self.patience.set(patience.saturating_mul(2).min(MAX_PATIENCE));
-                return Some(span);
+                return Some((span, word, free));
             }
             self.queue.push(span);
         }

@@ -133,11 +133,9 @@ impl BySize {
         self.agreed[granules(call)].callers.set(0);
     }
 
-    /// A known call found no cell at hand; this is its bin, of this class.
+    /// A known call found no cell at hand; this is its bin, of this class, which the size does not have yet for such calls.
+    #[cold]
     pub fn known_call(&self, call: &Call, class: usize, bin: *const Bin) {
-        if self.bin(call) == Some(bin) {
-            return;
-        }
         self.knows(call);
         let size = &self.sizes[granules(call)];
         let visits = size.visits.get().saturating_add(1);

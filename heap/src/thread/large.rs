@@ -1,8 +1,8 @@
 //! Large objects, above 8 KiB: contiguous blocks straight from the global allocator (LLAMA §6.1), or a mapping of their
 //! own above 16 MiB.
 //!
-//! The paper names the short reach of its fast path as a weakness (§9.5). So a thread keeps a few freed objects of up to
-//! 128 KiB in hand, and gives them out again to a request of the same class and number of blocks. To the page they are
+//! The paper names the short reach of its fast path as a weakness (§9.5). So a thread keeps a few freed objects, of 2 MiB in
+//! all, in hand, and gives them out again to a request of the same class and number of blocks. To the page they are
 //! live; they are given back after 20 or 100 ms, by [`crate::entry::maintenance`].
 
 use core::cell::Cell;
@@ -19,8 +19,8 @@ use crate::units::bits;
 use crate::units::geometry::*;
 
 const IN_HAND: usize = 4;
-/// Objects of more blocks are not kept.
-const MAX_IN_HAND_BLOCKS: usize = 16;
+/// Objects of more blocks are not kept, nor are several that have more together: a huge page.
+const MOST_BLOCKS: usize = BLOCKS_PER_HUGE_PAGE;
 
 /// Freed objects that a thread keeps in hand. All zeros is an empty one.
 pub struct LargeCache {
@@ -28,7 +28,10 @@ pub struct LargeCache {
     entries: [Cell<usize>; IN_HAND],
     /// The longest class that may have them.
     classes: [Cell<u8>; IN_HAND],
+    /// The one that goes first, when another comes.
     next: Cell<u8>,
+    /// What they have together.
+    blocks: Cell<u16>,
 }
 
 const COUNT: usize = BLOCK_BYTES - 1;
@@ -46,6 +49,7 @@ impl LargeCache {
             entries: [const { Cell::new(0) }; IN_HAND],
             classes: [const { Cell::new(0) }; IN_HAND],
             next: Cell::new(0),
+            blocks: Cell::new(0),
         }
     }
 
@@ -54,21 +58,35 @@ impl LargeCache {
             let entry = self.entries[i].get();
             entry != 0 && entry & COUNT == blocks && self.classes[i].get() as usize >= class
         })?;
-        let address = self.entries[i].replace(0) & !COUNT;
+        let address = self.remove(i).0;
         take_back(heap, address);
         Some(address)
     }
 
-    /// Keeps an object; returns the one that had to go for it.
-    fn keep(&self, address: usize, blocks: usize, class: usize) -> Option<(usize, usize)> {
-        let i = (0..IN_HAND).find(|&i| self.entries[i].get() == 0).unwrap_or_else(|| {
-            let i = self.next.get() as usize % IN_HAND;
+    fn remove(&self, i: usize) -> (usize, usize) {
+        let entry = self.entries[i].replace(0);
+        self.blocks.set(self.blocks.get() - (entry & COUNT) as u16);
+        (entry & !COUNT, entry & COUNT)
+    }
+
+    /// Keeps an object that there is room for; those that must go for it are passed to `gone`.
+    fn keep(&self, address: usize, blocks: usize, class: usize, mut gone: impl FnMut(usize, usize)) {
+        let free = || (0..IN_HAND).find(|&i| self.entries[i].get() == 0);
+        let i = loop {
+            let next = self.next.get() as usize % IN_HAND;
+            match free() {
+                Some(i) if usize::from(self.blocks.get()) + blocks <= MOST_BLOCKS => break i,
+                _ if self.entries[next].get() != 0 => {
+                    let (gone_address, gone_blocks) = self.remove(next);
+                    gone(gone_address, gone_blocks);
+                }
+                _ => {}
+            }
             self.next.set(self.next.get().wrapping_add(1));
-            i
-        });
+        };
+        self.entries[i].set(address | blocks);
         self.classes[i].set(class as u8);
-        let gone = self.entries[i].replace(address | blocks);
-        (gone != 0).then_some((gone & !COUNT, gone & COUNT))
+        self.blocks.set(self.blocks.get() + blocks as u16);
     }
 
     /// Those in hand, and their blocks.
@@ -79,12 +97,10 @@ impl LargeCache {
 
     /// Gives all back; `heap`: the number of the one whose they are.
     pub fn flush(&self, heap: u32) {
-        for entry in &self.entries {
-            let entry = entry.replace(0);
-            if entry != 0 {
-                take_back(heap, entry & !COUNT);
-                large_blocks::release(entry & !COUNT, entry & COUNT);
-            }
+        for i in (0..IN_HAND).filter(|&i| self.entries[i].get() != 0) {
+            let (address, blocks) = self.remove(i);
+            take_back(heap, address);
+            large_blocks::release(address, blocks);
         }
     }
 }
@@ -142,24 +158,23 @@ fn take_back(heap: u32, address: usize) {
 
 /// Frees the large object of `blocks` blocks at `address`.
 pub fn free(hand: &LargeCache, heap: u32, address: usize, blocks: usize, caller: usize) {
-    let page = region::huge_page(address);
-    let mut gone = Some((address, blocks));
-    let kept = blocks <= MAX_IN_HAND_BLOCKS && heap != 0 && !hook::sees_all();
-    if kept {
-        in_hand(address).store(heap as u16, Release);
-        // Blocks that are not residual are for shorter classes than the page's. A page that is demoted makes them residual.
-        let residual = page.residual.get(block_index(address));
-        let longest = page.class().saturating_sub(!residual as usize);
-        gone = hand.keep(address, blocks, longest);
-    }
-    if let Some((gone, blocks)) = gone {
-        if kept {
-            take_back(heap, gone);
-        }
-        if !large_blocks::release(gone, blocks) {
+    let release = |address, blocks| {
+        if !large_blocks::release(address, blocks) {
             misuse("double free", address, blocks * BLOCK_BYTES, caller);
         }
+    };
+    if blocks > MOST_BLOCKS || heap == 0 || hook::sees_all() {
+        return release(address, blocks);
     }
+    let page = region::huge_page(address);
+    in_hand(address).store(heap as u16, Release);
+    // Blocks that are not residual are for shorter classes than the page's. A page that is demoted makes them residual.
+    let residual = page.residual.get(block_index(address));
+    let longest = page.class().saturating_sub(!residual as usize);
+    hand.keep(address, blocks, longest, |address, blocks| {
+        take_back(heap, address);
+        release(address, blocks);
+    });
 }
 
 /// A pointer at which no live large object begins.

@@ -21,7 +21,7 @@ use crate::thread::hand::Hand;
 use crate::thread::large::LargeCache;
 use crate::thread::lines::OpenSpans;
 use crate::thread::outbox::Outbox;
-use crate::thread::predictions::Predictions;
+use crate::thread::predictions::{Known, Predictions};
 use crate::units::call::Call;
 use crate::units::geometry::MAX_SMALL_BYTES;
 use crate::units::lifetime_class::CLASSES;
@@ -217,22 +217,30 @@ impl Heap {
 
     /// The bin that was predicted for this call before.
     pub fn predicted_bin(&self, call: &Call) -> Option<&Bin> {
-        let bin = self.bin_at(self.predictions.get(call)?);
+        self.bin_for(call, self.predictions.get(call)?)
+    }
+
+    /// The bin that lies there, if it is one for this call.
+    #[inline]
+    pub fn bin_for(&self, call: &Call, offset: u32) -> Option<&Bin> {
+        let bin = self.bin_at(offset);
         (call.size <= bin.cell_bytes()).then_some(bin)
     }
 
     /// What the thread's tables know the call by: the call itself, or with the word of the stack that belongs to it.
     pub fn known_as(&self, call: &Call) -> Call {
-        if call.size > MAX_SMALL_BYTES {
+        self.predictions.known(call).map_or(*call, |known| self.known_by(call, &known))
+    }
+
+    /// As above, for a call of which this is known.
+    #[inline]
+    pub fn known_by(&self, call: &Call, known: &Known) -> Call {
+        // If it may not be read, what was found is another call's.
+        if known.word == 0 || call.size > MAX_SMALL_BYTES || !self.stack.get().may_read(call, known.word) {
             return *call;
         }
-        match self.predictions.word(call) {
-            // SAFETY: it may be read.
-            word @ 1.. if self.stack.get().may_read(call, word) => {
-                call.with(unsafe { call.word_above(word) })
-            }
-            _ => *call, // it has none, or what was found is another call's
-        }
+        // SAFETY: it may be read.
+        call.with(unsafe { call.word_above(known.word) })
     }
 
     /// Calls like this one go to this bin, for as long as it is of the class that the site predicts. The site may be one below
@@ -254,7 +262,11 @@ impl Heap {
     }
 
     /// A call that goes to this bin as known found no cell at hand. With a model each context has an opinion of its own.
+    #[inline]
     pub fn known_call(&self, call: &Call, bin: &Bin) {
+        if self.by_size.bin(call).is_some_and(|agreed| core::ptr::eq(agreed, bin)) {
+            return;
+        }
         if matches!(source::in_use(), Source::Online | Source::Fixed(_)) {
             self.by_size.known_call(call, bin.class.get().into(), bin);
         }

@@ -44,7 +44,7 @@ struct Entry {
     word: Cell<u8>,
 }
 
-/// Where things lie, for a fast path in assembly: the last place in use, the first place, an entry, its key and its bin.
+/// Where things lie, for a fast path in assembly: the last place in use, the first place, an entry, its key, its bin and its word.
 pub mod layout {
     use super::{Entry, Predictions};
     use core::mem::offset_of;
@@ -59,6 +59,8 @@ pub mod layout {
     pub const KEY: usize = offset_of!(Entry, key);
     /// See above.
     pub const BIN: usize = offset_of!(Entry, bin);
+    /// See above.
+    pub const WORD: usize = offset_of!(Entry, word);
 }
 
 impl Entry {
@@ -98,6 +100,22 @@ impl Entry {
             let word = self.word.get();
             site.word() != word || word == 0 && site.class() != usize::from(self.class.get())
         })
+    }
+}
+
+/// What the table knows of a call.
+pub struct Known {
+    /// Where in the thread's heap its bin lies; 0 if a word belongs to its key.
+    pub bin: u32,
+    /// The word of the stack that belongs to what calls like this one are known by, in words above the return address; 0: none.
+    pub word: u8,
+    site: u16,
+}
+
+impl Known {
+    /// The call's site.
+    pub fn site(&self) -> Option<&'static Site> {
+        Site::numbered(usize::from(self.site).checked_sub(1)?)
     }
 }
 
@@ -173,11 +191,12 @@ impl Predictions {
         }
     }
 
-    /// The word of the stack that belongs to what calls like this one are known by, in words above the return address; 0: none.
+    /// What is known of calls like this one.
     #[inline]
-    pub fn word(&self, call: &Call) -> u8 {
+    pub fn known(&self, call: &Call) -> Option<Known> {
         let (place, key) = self.place(call);
-        place.iter().find(|entry| entry.key.get() == key).map_or(0, |entry| entry.word.get())
+        let entry = place.iter().find(|entry| entry.key.get() == key)?;
+        Some(Known { bin: entry.bin.get(), word: entry.word.get(), site: entry.site.get() })
     }
 
     /// The site of a call whose bin is known.
@@ -185,9 +204,7 @@ impl Predictions {
         if call.size > MAX_SMALL_BYTES {
             return None;
         }
-        let (place, key) = self.place(call);
-        let entry = place.iter().find(|entry| entry.key.get() == key)?;
-        Site::numbered(usize::from(entry.site.get()).checked_sub(1)?)
+        self.known(call)?.site()
     }
 
     /// Remembers the bin for calls like this one, for as long as it is of the class that the site predicts.

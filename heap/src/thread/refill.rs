@@ -6,7 +6,7 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use crate::lifetime::source::{self, Source};
-use crate::pages::{global, page_life, region, scarcity, sparse};
+use crate::pages::{global, page_life, region, scarcity};
 use crate::span::cells::{Place, Room, Span};
 use crate::span::remote::{self, Link, RemoteList, Tenancy};
 use crate::system::events::{self, Event};
@@ -60,12 +60,14 @@ pub fn refill(heap: &'static Heap, bin: &Bin) -> Refill {
 }
 
 /// A cell of the next span in the bin's queue with room; `None` if none has.
+#[inline]
 pub fn from_queue(heap: &'static Heap, bin: &Bin) -> Option<usize> {
     let room = room();
     bin.close();
     remote::collect(heap, false);
-    open(bin, bin.next_queued(room)?);
-    bin.advance(room).then(|| bin.allocate()).flatten()
+    let (span, word, free) = bin.next_queued_word(room)?;
+    open(bin, span);
+    bin.take(span, word, free).then(|| bin.allocate()).flatten()
 }
 
 fn room() -> Room {
@@ -75,7 +77,6 @@ fn room() -> Room {
 /// A span that is in no queue becomes the bin's open one.
 pub fn open(bin: &Bin, span: &'static Span) {
     span.set_place(Place::Open);
-    sparse::note_opened(span);
     bin.open.set(Some(span));
 }
 
