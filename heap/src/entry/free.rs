@@ -38,22 +38,32 @@ pub fn settle(address: usize) {
 
 /// As [`free`], for an object with which the fast path did nothing.
 #[cold]
-#[inline(never)]
 pub fn free_slow(address: usize, from: ReturnSlot) {
+    let heap = current::heap();
+    if !free_of_another(heap, address) {
+        free_otherwise(heap, address, from);
+    }
+}
+
+#[inline(never)]
+fn free_otherwise(heap: &'static Heap, address: usize, from: ReturnSlot) {
     if address == 0 {
         return;
     }
-    let heap = current::heap();
     if lines::chosen() && free_by_lines(heap, address, from) {
         return;
     }
     let _pass = gate::pass(heap);
-    if !free_of_another(heap, address) {
-        if hook::sees_all() {
-            hook::freed(heap.number(), address);
-        }
-        free_where_it_lies(heap, address, from.caller());
+    if hook::sees_all() {
+        hook::freed(heap.number(), address);
     }
+    free_where_it_lies(heap, address, from.caller());
+    count(heap);
+}
+
+/// Now and then sees what is due.
+#[inline]
+fn count(heap: &'static Heap) {
     if heap.id.get() != 0 && maintenance::count_free(heap) {
         maintenance::look(heap);
     }
@@ -61,7 +71,7 @@ pub fn free_slow(address: usize, from: ReturnSlot) {
 
 /// The fast path for another thread's object: it lies in the same 64 cells as one that this thread freed a while ago, so a bit in
 /// the outbox is all. `false`: there is more to do, or something is wrong.
-#[inline]
+#[inline(always)]
 fn free_of_another(heap: &'static Heap, address: usize) -> bool {
     let Some(span) = region::span_if_plain(address) else { return false };
     let (owner, own) = (span.owner(), heap.id.get());
@@ -74,7 +84,12 @@ fn free_of_another(heap: &'static Heap, address: usize) -> bool {
     if span.live_word(word).load(Relaxed) & bit == 0 || span.remote().marked(word) & bit != 0 {
         return false;
     }
-    heap.outbox.put_beside(span, cell)
+    let _pass = gate::pass(heap);
+    if !heap.outbox.put_beside(span, cell) {
+        return false;
+    }
+    count(heap);
+    true
 }
 
 /// The fast path of the paper's layout; `false`: the object lies elsewhere, or somebody wants to know.

@@ -61,7 +61,9 @@ pub fn count_free(heap: &Heap) -> bool {
 /// Does what is due.
 pub fn look(heap: &'static Heap) {
     let now_ms = clock::now_ms();
-    heap.looked_ms.set(now_ms);
+    if heap.looked_ms.replace(now_ms) != now_ms {
+        heap.outbox.post(false);
+    }
     let epoch = sites::epoch();
     let patience_ms = (now_ms / 32).clamp(TICK_MS, MOST_PATIENCE_MS);
     if heap.epoch.get() != epoch && now_ms.wrapping_sub(heap.forgot_ms.get()) >= patience_ms {
@@ -74,7 +76,6 @@ pub fn look(heap: &'static Heap) {
         heap.flushed_ms.set(now_ms);
         refill::flush(heap, false);
     }
-    heap.outbox.post(false);
     let due = NEXT_TICK_MS.load(Relaxed);
     if now_ms < due || NEXT_TICK_MS.compare_exchange(due, now_ms + TICK_MS, Relaxed, Relaxed).is_err() {
         return;

@@ -13,9 +13,9 @@ use crate::span::remote;
 use crate::system::text::misuse;
 
 /// So many that a thread which frees the objects of another in any order finds most of their words here.
-const PLACES: usize = 64;
+const PLACES: usize = 128;
 /// Frees after which all is posted.
-const PATIENCE: u32 = 256;
+const PATIENCE: u32 = 512;
 
 /// The outbox of a thread. All zeros is an empty one.
 pub struct Outbox {
@@ -51,11 +51,11 @@ impl Outbox {
     #[inline]
     fn place(&self, span: &'static Span, cell: usize) -> (&Marks, usize) {
         let key = core::ptr::from_ref(span) as usize | (cell / 64);
-        (&self.places[(key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 58) % PLACES], key)
+        (&self.places[key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (usize::BITS - PLACES.ilog2())], key)
     }
 
     /// The fast path: puts a free of `cell` in, if others of its word are in and nothing is to be posted; else `false`.
-    #[inline]
+    #[inline(always)]
     pub fn put_beside(&self, span: &'static Span, cell: usize) -> bool {
         let (place, key) = self.place(span, cell);
         let (bits, bit) = (place.bits.get(), 1 << (cell % 64));
