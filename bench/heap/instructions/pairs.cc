@@ -9,7 +9,7 @@
 
 namespace {
 
-constexpr int MARKS = 2000, BATCH = 100, RING = 64, SITES = 16;
+constexpr int MARKS = 2000, BATCH = 100, RING = 64, MANY = 1000, SITES = 16;
 constexpr uint64_t WARM_NS = 1'500'000'000, LONG_NS = 200'000'000;
 
 // Called by pointer: no stub of the linker's is between the loop and the allocator.
@@ -69,7 +69,25 @@ void *(*const volatile sites[SITES])() = {
     at_site<8>,  at_site<9>,  at_site<10>, at_site<11>, at_site<12>, at_site<13>, at_site<14>, at_site<15>,
 };
 
-void *ring[RING];
+// All of these call one function, which allocates for them: what a program's own wrapper of malloc does.
+__attribute__((noinline, noclone)) void *wrapper(size_t size) {
+    void *object = allocate(size);
+    asm volatile("" : "+r"(object));
+    return object;
+}
+
+template <int site> __attribute__((noinline, noclone)) void *by_wrapper() {
+    void *object = wrapper(64);
+    asm volatile("" : "+r"(object) : "i"(site));
+    return object;
+}
+
+void *(*const volatile callers[SITES])() = {
+    by_wrapper<0>,  by_wrapper<1>,  by_wrapper<2>,  by_wrapper<3>, by_wrapper<4>,  by_wrapper<5>,  by_wrapper<6>,  by_wrapper<7>,
+    by_wrapper<8>,  by_wrapper<9>,  by_wrapper<10>, by_wrapper<11>, by_wrapper<12>, by_wrapper<13>, by_wrapper<14>, by_wrapper<15>,
+};
+
+void *ring[MANY];
 
 void lifo(int pairs) {
     for (int n = 0; n < pairs; ++n) {
@@ -87,9 +105,9 @@ void batch(int pairs) {
     }
 }
 
-void random_sizes(int pairs) {
+template <int live> void random_sizes(int pairs) {
     for (int n = 0; n < pairs; ++n) {
-        void *&place = ring[random_below(RING)];
+        void *&place = ring[random_below(live)];
         release(place);
         place = allocate(16 + random_below(1009));
     }
@@ -108,10 +126,10 @@ constexpr int MOST_LONG = 1 << 15;
 Long queue[MOST_LONG];
 unsigned queue_first, queue_end;
 
-void differ(int pairs) {
+void differ_at(void *(*const volatile *of)(), int pairs) {
     for (int n = 0; n < pairs; ++n) {
         int site = int(random_below(SITES));
-        void *object = sites[site]();
+        void *object = of[site]();
         if (site % 2 == 0 || queue_end - queue_first == MOST_LONG) {
             release(object);
             continue;
@@ -121,6 +139,10 @@ void differ(int pairs) {
         if (queue_end - queue_first > MOST_LONG / 2) release(queue[queue_first++ % MOST_LONG].object);
     }
 }
+
+void differ(int pairs) { differ_at(sites, pairs); }
+
+void through(int pairs) { differ_at(callers, pairs); }
 
 // Few enough a millisecond that the queue holds LONG_NS of them.
 void pause_ms() {
@@ -138,8 +160,10 @@ struct Pattern {
 
 const Pattern patterns[] = {
     {"lifo", lifo, 10'000, false, 997},           {"new", lifo, 10'000, false, 997},
-    {"batch", batch, 10'000, false, 997},         {"random", random_sizes, 10'000, false, 997},
+    {"batch", batch, 10'000, false, 997},         {"random", random_sizes<RING>, 10'000, false, 997},
+    {"many", random_sizes<MANY>, 10'000, false, 997},
     {"agree", agree, 10'000, false, 997},         {"differ", differ, 100, true, 23},
+    {"through", through, 100, true, 23},
 };
 
 void round_of(const Pattern &pattern) {
@@ -154,7 +178,7 @@ int main(int count, char **arguments) {
     for (const Pattern &one : patterns)
         if (count == 2 && !strcmp(arguments[1], one.name)) pattern = &one;
     if (!pattern) {
-        fprintf(stderr, "pairs: lifo, new, batch, random, agree or differ\n");
+        fprintf(stderr, "pairs: lifo, new, batch, random, many, agree, differ or through\n");
         return 2;
     }
     if (!strcmp(pattern->name, "new")) {

@@ -13,7 +13,7 @@ pub struct OwnStack {
 }
 
 /// What is mapped is mapped in pages of at least this size.
-const PAGE_BYTES: usize = 4096;
+pub const PAGE_BYTES: usize = 4096;
 /// The control block of a thread is at most so far away from its calls.
 const FARTHEST: usize = 1 << 30;
 /// No thread's stack is smaller: PTHREAD_STACK_MIN, less a page that guards it.

@@ -23,12 +23,15 @@ impl Call {
         unsafe { (above as *const usize).read_volatile() }
     }
 
-    /// The call as tables know it that tell it from others by this word of the stack as well.
+    /// The call as tables know it that tell it from others by this word of the stack as well, of which the lower half counts.
     #[inline]
     pub fn with(self, word: usize) -> Self {
-        Self { caller: self.caller ^ word.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_right(20), ..self }
+        Self { caller: self.caller ^ (word as u32).wrapping_mul(WORD_FACTOR) as usize, ..self }
     }
 }
+
+/// What the lower half of such a word is multiplied with.
+pub const WORD_FACTOR: u32 = 0x85EB_CA6B;
 
 static NOWHERE: usize = 0;
 
