@@ -12,7 +12,7 @@ use crate::units::geometry::HUGE_PAGE_BYTES;
 
 static NEAR: AtomicBool = AtomicBool::new(false);
 static NEXT_LOOK_MS: AtomicU64 = AtomicU64::new(0);
-/// Between two looks, ms; earlier once the heap has grown by one part in so many.
+/// Between two looks, ms; where there is a limit earlier, once the heap has grown by one part in so many.
 const LOOK_MS: u64 = 500;
 const ONE_PART_IN: usize = 16;
 static NEXT_LOOK_PAGES: AtomicUsize = AtomicUsize::new(LEAST_PAGES);
@@ -33,14 +33,16 @@ pub fn tick(now_ms: u64) {
         return;
     }
     NEXT_LOOK_MS.store(now_ms + LOOK_MS, Relaxed);
-    NEXT_LOOK_PAGES.store(pages + pages.div_ceil(ONE_PART_IN), Relaxed);
-    NEAR.store(is_near(), Relaxed);
+    let mut folder = Text::<PATH_BYTES>::default();
+    let found = cgroup(&mut folder);
+    // Without a limit a heap that breathes need not look at each breath.
+    let more = if found.is_some() { pages.div_ceil(ONE_PART_IN) } else { usize::MAX - pages };
+    NEXT_LOOK_PAGES.store(pages + more, Relaxed);
+    NEAR.store(found.is_some_and(|(limit, used)| is_near(limit, used)), Relaxed);
 }
 
 /// Three quarters of the limit are used, by what cannot be dropped: anonymous memory of all of the cgroup's processes.
-fn is_near() -> bool {
-    let mut folder = Text::<PATH_BYTES>::default();
-    let Some((limit, used)) = cgroup(&mut folder) else { return false };
+fn is_near(limit: u64, used: u64) -> bool {
     let own = (events::pages() * HUGE_PAGE_BYTES) as u64;
     used.max(own.min(limit)) >= limit / 4 * 3
 }
