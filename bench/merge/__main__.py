@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from bench import command
-from bench.merge import environment, kernel, models, reads, regions, servers, tables
+from bench.merge import environment, kernel, models, reads, regions, servers, serving, tables
 from bench.merge.machine import can_set_ksm
 from bench.merge.regions import METHODS, PATTERNS, Shape
 from bench.merge.shown import shown
@@ -17,6 +17,7 @@ PARTS = {
     "regions": "16 instances with a region each, 5% of it their own: memory, CPU and time of each method",
     "reads": "reading a merged table of 1 GiB beside one that is not: rows, random words, matrix by vector",
     "servers": "eight gunicorn workers with a forest, embeddings and a frame: memory, P99, start",
+    "search": "four uvicorn workers, of whose memory most is Python's objects: memory, P99, start",
     "sizes": "time of the first and the second call by size (UPM Fig. 7)",
     "cold": "model instances: cold start, where the time goes (Fig. 8, Table I)",
     "models": "model instances: memory of each and of all, for 1 to 16 (Fig. 5, 6)",
@@ -120,7 +121,12 @@ class Run:
 
     def servers(self) -> None:
         quick = self.options.quick
-        self.measure("servers", servers.compare, 2 if quick else 8, 2 if quick else 3, 200 if quick else 6000)
+        workers, starts, requests = (2, 2, 200) if quick else (8, 5, 3000)
+        self.measure("servers", servers.compare, serving.GUNICORN, workers, starts, requests)
+
+    def search(self) -> None:
+        workers, starts, requests = (2, 1, 200) if self.options.quick else (4, 3, 1500)
+        self.measure("search", servers.compare, serving.UVICORN, workers, starts, requests)
 
     def sizes(self) -> None:
         sizes = [16, 64] if self.options.quick else [16, 32, 64, 128, 256, 512, 1024, 2048]

@@ -88,6 +88,13 @@ def python_of(network: str) -> Path:
     return debian_python() if network.endswith(DEBIAN) else python()
 
 
+def compile_package(network: str) -> None:
+    """The package as pip leaves it: instances write no bytecode, and would compile it anew at each start."""
+    command = [python_of(network), "-m", "compileall", "-q", ROOT / "python" / "mayfly"]
+    if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
+        raise BenchError("python/mayfly could not be compiled")
+
+
 def model_files(network: str = "") -> Path:
     """The folder with the models' files, written once; PyTorch 1 reads and writes its own."""
     sources = [HERE / "model" / "networks.py", HERE / "model" / "prepare.py", *NEEDED]

@@ -152,6 +152,7 @@ def cold(network: str, rounds: int) -> dict[str, Numbers]:
     machine hits all methods, so how much longer a start takes is told from the same round's plain start.
     """
     methods = METHODS[network]
+    environment.compile_package(network)
     with contextlib.ExitStack() as stack:
         kept = stack.enter_context(fleet())
         extra: dict[str, dict[str, str]] = {}

@@ -77,17 +77,38 @@ def print_reads(flat: dict) -> None:
 
 
 def print_servers(flat: dict) -> None:
-    if "servers.workers" not in flat:
-        return
-    print(
-        f"\ngunicorn, {flat['servers.workers']} workers: PSS of all and the store; x: beside plain, in turn"
-    )
-    rows = [["", "MiB", "x", "P50 ms", "P99 ms", "x", "start s", "x", "slowest of the first, ms"]]
-    for method in ("plain", "pack", "process"):
-        keys = ("system_mib", "system_ratio", "p50_ms", "p99_ms", "p99_ratio", "start_s", "start_ratio")
-        keys += ("first_max_ms",)
-        rows.append([method, *(figure(flat[f"servers.{method}.{key}"], 2) for key in keys)])
-    table(rows)
+    for part, program in (("servers", "gunicorn"), ("search", "uvicorn")):
+        if f"{part}.workers" not in flat:
+            continue
+        print(f"\n{program}, {flat[f'{part}.workers']} workers: PSS of all and the store; x: beside plain")
+        rows = [
+            [
+                "",
+                "MiB",
+                "x",
+                "P50 ms",
+                "P99 ms",
+                "x",
+                "(parts)",
+                "start s",
+                "x",
+                "(min-max)",
+                "slowest of the first",
+            ]
+        ]
+        for method in ("plain", "pack", "process"):
+            value = {key: flat[f"{part}.{method}.{key}"] for key in SERVER_KEYS}
+            row = [figure(value[key], 2) for key in SERVER_KEYS]
+            for at, key in ((6, "p99_part"), (9, "start_ratio")):
+                low, high = (flat[f"{part}.{method}.{key}_{end}"] for end in ("min", "max"))
+                row.insert(at - 1, f"{low:.2f}-{high:.2f}")
+            rows.append([method, *row])
+        table(rows)
+
+
+SERVER_KEYS = (
+    "system_mib", "system_ratio", "p50_ms", "p99_ms", "p99_ratio", "start_s", "start_ratio", "first_max_ms"
+)  # fmt: skip
 
 
 def print_sizes(flat: dict) -> None:

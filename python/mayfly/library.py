@@ -5,7 +5,6 @@ import contextlib
 import ctypes
 import errno
 import functools
-import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import c_char_p, c_int, c_int64, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
@@ -156,6 +155,8 @@ def or_without(required: bool) -> Iterator[None]:
             raise
         line = f"nothing is shared: {error.strerror or error}"
         if line not in said:
+            import logging  # takes a while, and most programs never need it
+
             said.add(line)
             logging.getLogger("mayfly").warning(line)
 

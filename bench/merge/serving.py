@@ -1,0 +1,146 @@
+"""Python servers whose workers have loaded the same data, each for itself and with ASLR: started, asked,
+ended."""
+
+import contextlib
+import hashlib
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.merge import store
+from bench.merge.machine import CACHE, memory_of
+from bench.outcome import ROOT, BenchError
+
+HERE = Path(__file__).parent / "server"
+ENVIRONMENT = ROOT / "python" / "tests" / "servers" / "environment" / "python"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A program that serves, what its workers load, and its words, given workers and a port."""
+
+    program: str
+    module: str
+    words: Callable[[int, int], list[str]]
+
+
+GUNICORN = Kind(
+    "gunicorn",
+    "app",
+    lambda workers, port: ["--workers", str(workers), "--timeout", "600", "--bind", f"127.0.0.1:{port}",
+                           "--config", str(HERE / "gunicorn.conf.py"), "app:application"],
+)  # fmt: skip
+UVICORN = Kind(
+    "uvicorn",
+    "search",
+    lambda workers, port: ["--workers", str(workers), "--port", str(port), "--log-level", "warning",
+                           "search:application"],
+)  # fmt: skip
+
+
+def python() -> str:
+    made = subprocess.run([ENVIRONMENT], stdout=subprocess.PIPE, text=True)
+    if made.returncode:
+        raise BenchError(f"{ENVIRONMENT}: could not make the environment of the servers")
+    return made.stdout.strip()
+
+
+def files(interpreter: str, module: str) -> Path:
+    """What the workers load, written once."""
+    source = HERE / f"{module}.py"
+    digest = hashlib.sha256(source.read_bytes() + interpreter.encode()).hexdigest()[:16]
+    folder = CACHE / f"bench-server-{digest}"
+    if not folder.exists():
+        new = folder.with_suffix(".new")
+        new.mkdir(parents=True, exist_ok=True)
+        made = subprocess.run([interpreter, source, new], stderr=subprocess.PIPE, text=True)
+        if made.returncode:
+            raise BenchError(f"writing the server's files failed: {made.stderr.strip().splitlines()[-1]}")
+        new.rename(folder)
+    return folder
+
+
+class Server:
+    """One server, from start to end."""
+
+    def __init__(self, kind: Kind, method: str, workers: int, extra: dict[str, str]):
+        interpreter = python()
+        self.method, self.workers = method, workers
+        self.folder = Path(tempfile.mkdtemp(prefix="mayfly-bench-server-"))
+        self.log = self.folder / "log"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        environment = os.environ | extra | {
+            "PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT / "python")]),
+            "MAYFLY_BENCH_METHOD": method,
+            "MAYFLY_BENCH_FILES": str(files(interpreter, kind.module)),
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+        }  # fmt: skip
+        begun = time.monotonic()
+        with self.log.open("w") as file:
+            self.process = subprocess.Popen(
+                [interpreter, "-m", kind.program, *kind.words(workers, self.port)],
+                env=environment,
+                cwd=self.folder,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+        while self.log.read_text().count("worker ready") < workers:
+            if self.process.poll() is not None or time.monotonic() > begun + 600:
+                self.end()
+                raise BenchError(f"{kind.program} did not start: {self.log.read_text()[-500:]}")
+            time.sleep(0.02)
+        self.start_s = time.monotonic() - begun
+
+    def pids(self) -> list[int]:
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return [self.process.pid, *map(int, children.split())]
+
+    def ask(self, number: int) -> tuple[str, float]:
+        begun = time.monotonic()
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/?{number}", timeout=120) as answer:
+            text = answer.read().decode()
+        return text, 1000 * (time.monotonic() - begun)
+
+    def all_share(self) -> bool:
+        return self.method == "plain" or self.log.read_text().count("worker shares") == self.workers
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGTERM)
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+@contextlib.contextmanager
+def serving(kind: Kind, method: str, workers: int):
+    """A server, with a store of its own if it merges."""
+    with contextlib.ExitStack() as stack:
+        shared = stack.enter_context(store.running()) if method != "plain" else None
+        server = Server(kind, method, workers, shared.environment() if shared else {})
+        server.store = shared
+        stack.callback(server.end)
+        yield server
+
+
+def system_mib(server: Server) -> float:
+    """PSS of all its processes; of the store's too, and what is in it and mapped by nobody just now."""
+    of_all = memory_of(server.pids())
+    if server.store is None:
+        return of_all["pss"]
+    daemon = memory_of([server.store.pid])
+    untouched = server.store.blocks_mib() - of_all["pss_store"] - daemon["pss_store"]
+    return of_all["pss"] + daemon["pss"] + max(0.0, untouched)
