@@ -2,10 +2,10 @@
 a model."""
 
 import argparse
-import sys
 from pathlib import Path
 
-from train.errors import TrainError
+from train import progress
+from train.errors import TrainError, end_with
 
 ENCODERS = ("auto", "table", "lstm-tokens", "lstm-frames")
 
@@ -39,8 +39,9 @@ def main(command_line: list[str]) -> int:
     for path in (given.output, given.plot):
         if path and not Path(path).absolute().parent.is_dir():
             raise TrainError(f"{path}: no such directory")
-    # Not before the arguments are known to be good: JAX takes a second to load.
-    from train import commands, partitions
+    # Not before the arguments are known to be good: what they need takes a second to load.
+    with progress.stage("starting"):
+        from train import commands, partitions
 
     with partitions.opened(given.profiles, given.where, given.engine) as given.profiles:
         if given.compare:
@@ -51,9 +52,4 @@ def main(command_line: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except TrainError as error:
-        sys.exit(f"mayfly: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
+    end_with(main)

@@ -5,14 +5,13 @@ kind is left out, or all others are, and asked about the other build."""
 import argparse
 import json
 import re
-import sys
 from dataclasses import replace
 
 import numpy as np
 
 from train import contexts, measure, model_file, needed, placed, progress
 from train.contexts import FRAME_SEPARATOR, Contexts
-from train.errors import TrainError
+from train.errors import end_with
 from train.recipe import Recipe
 from train.tokens import functions_of, without_arguments
 
@@ -115,7 +114,4 @@ def main(command_line: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except TrainError as error:
-        sys.exit(f"mayfly: {error}")
+    end_with(main)

@@ -6,7 +6,6 @@ names lie near each other (as word2vec's, by the singular vectors of their mutua
 
 import argparse
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -16,7 +15,7 @@ import numpy as np
 
 from train import contexts, measure, needed, progress, symbols
 from train.contexts import Contexts, Split
-from train.errors import TrainError
+from train.errors import TrainError, end_with
 from train.recipe import Recipe
 from train.tokens import RESERVED, Vocabulary, tokenize
 
@@ -120,7 +119,4 @@ def main(command_line: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except TrainError as error:
-        sys.exit(f"mayfly: {error}")
+    end_with(main)
