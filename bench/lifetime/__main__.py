@@ -30,7 +30,8 @@ variants
   model               Mayfly with a model learned from a profile of another run, and learning on
   model_only          Mayfly with the model alone, as in the paper
   oracle              a trace replayed with right lifetimes (Fig. 9)
-  learn               of strangers' servers: a model is learned, though one of before is there
+  learn               a model is learned, and nothing run with it; of strangers' servers also where one of
+                      before is there
   jemalloc:decay, glibc   of strangers' servers: the heap's peers
   times               none of the workloads: what a malloc and a prediction cost (Tables 1 and 4, Fig. 11b)
 
@@ -139,7 +140,7 @@ class Comparison:
     def compare(self, workload: Workload) -> None:
         chosen = self.variants
         models: list[learning.Model] = []
-        if "model" in chosen or "model_only" in chosen:
+        if {"model", "model_only", strangers.LEARN}.intersection(chosen):
             self.attempt(workload.name, "learn", lambda: self.learn(workload, models))
         turn = [
             getattr(variants, name)()
@@ -162,7 +163,10 @@ class Comparison:
         profiles = [learning.profile(workload, self.size, seed) for seed in seeds]
         models.append(learning.train(workload, profiles))
         self.results.accuracy[workload.name] = models[0].accuracy
-        return f"{models[0].accuracy.get('train.other_run.bytes_percent')}% of another run's bytes"
+        right, agree = (
+            models[0].accuracy.get(f"train.{name}_percent") for name in ("other_run.bytes", "profiles_agree")
+        )
+        return f"{right}% of another run's bytes; two runs agree on the class of {agree}%"
 
     def measure(self, workload: Workload, variant: variants.Variant) -> str:
         run = workload.run(variant, self.size, MEASURED_SEED)
@@ -178,6 +182,8 @@ class Comparison:
 
     def study(self, name: str) -> str:
         self.studied[name] = STUDIES[name].measure(self.options)
+        if self.options.variants:
+            self.studied[name] = beside(self.before, name, self.studied[name])
         return "done"
 
     def replay(self, workload: Workload) -> str:
@@ -198,6 +204,7 @@ class Comparison:
         done = self.results.workloads()
         measured = tuple(f"{name}." for name in done) + (TIMES if self.times else ())
         measured += tuple(f"{name}." for name in self.studied)
+        measured += tuple(f"{name}.accuracy." for name in self.results.accuracy)
         known = tuple(f"{name}." for name in (*WORKLOADS, *STUDIES)) + TIMES
         kept = {
             key: value
@@ -227,6 +234,13 @@ def read(path) -> dict:
         return json.loads(path.read_text())
     except (FileNotFoundError, ValueError):
         return {}
+
+
+def beside(before: dict, name: str, measured: dict) -> dict:
+    """What was measured now of a study, and what the file had of its other parts."""
+    part = lambda key: key.split(".")[1]  # noqa: E731
+    again = {part(key) for key in measured}
+    return {k: v for k, v in before.items() if k.startswith(f"{name}.") and part(k) not in again} | measured
 
 
 def goals_of(flat: dict) -> list[Shown]:

@@ -102,14 +102,13 @@ class Results:
                     flat[f"{workload}.{moment}_live_mib"] = round(live, 2)
             for variant in self.variants(workload):
                 flat |= self._flat_of(workload, variant)
-            flat |= {
-                f"{workload}.accuracy.{key}": value for key, value in self.accuracy.get(workload, {}).items()
-            }
             for key, value in self.oracle.get(workload, {}).items():
                 if not key.startswith("mayfly.end."):
                     flat[f"{workload}.oracle.{key}"] = value
             for key, value in PAPER[workload].items():
                 flat[f"{workload}.paper.{key}"] = value
+        for workload, accuracy in self.accuracy.items():
+            flat |= {f"{workload}.accuracy.{key}": value for key, value in accuracy.items()}
         for (workload, variant), why in self.failures.items():
             flat[f"failed.{workload}.{variant}"] = why
         return flat

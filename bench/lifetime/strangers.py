@@ -13,12 +13,13 @@ from statistics import median
 
 from bench.compiled import BUILD
 from bench.heap.allocators import Allocator, find
-from bench.heap.measure import Numbers
+from bench.heap.measure import Numbers, RunFailed
 from bench.heap.strangers import clickhouse, mariadb, recursor
 from bench.lifetime.learning import mayfly
 from bench.outcome import Shown, at_most, figure, table
 
 FOLDER = BUILD / "lifetime" / "servers"
+STATISTICS = FOLDER / "statistics"
 PEERS = ("jemalloc:decay", "glibc", "tcmalloc")
 ONLINE, BOTH, ALONE = "online", "model", "model_only"
 LEARN, ORACLE = "learn", "oracle"
@@ -53,13 +54,15 @@ class Study:
             flat |= {f"learned.{name}": value for name, value in self.learn(model, options.quick).items()}
         turn = {name: find(name, {}) for name in PEERS} | {
             ONLINE: mayfly_with(),
-            BOTH: mayfly_with(MODEL=model),
-            ALONE: mayfly_with(MODEL=model, LIFETIMES="model"),
+            BOTH: mayfly_with(MODEL=model, STATS=STATISTICS),
+            ALONE: mayfly_with(MODEL=model, LIFETIMES="model", STATS=STATISTICS),
         }
         runs: dict[str, list[Numbers]] = {}
         for number in range(options.rounds):
             for name in filter(chosen, turn):
                 found = self.run(turn[name], options.quick)
+                if "MAYFLY_HEAP_MODEL" in turn[name].settings:
+                    found |= asked()
                 runs.setdefault(name, []).append(found)
                 self.say(f"{name} {number + 1}/{options.rounds}: {in_words(found)}")
         for name, of_one in runs.items():
@@ -147,6 +150,10 @@ class Study:
         right = figure(of("learned", "train.other_run.bytes_percent"))
         oracle = figure(of(ORACLE, "mayfly.2MiB.average_ratio"), 2)
         print(f"  right for {right}% of another run's bytes; right lifetimes, replayed: {oracle}x live")
+        if of(BOTH, "model_run_us"):
+            run, cpu = (figure(of(BOTH, f"model_run{unit}")) for unit in ("_us", "_cpu_us"))
+            number = figure(of(BOTH, "heap.predictions.model_runs"), 0)
+            print(f"  the model was asked {number} times, in {run} µs, {cpu} of them with a processor")
 
 
 STUDIES = {
@@ -178,6 +185,22 @@ def flat_of(runs: list[Numbers]) -> dict[str, float]:
         if len(values) > 1:
             flat[metric + "_min"], flat[metric + "_max"] = min(values), max(values)
     return flat
+
+
+def asked() -> Numbers:
+    """How often the model was asked in the run that ended now, and what that took, as the heap counts: none
+    of it for a server that ends without exit()."""
+    if not STATISTICS.exists():
+        return {}
+    heap = json.loads(STATISTICS.read_text())
+    STATISTICS.unlink()
+    if not heap.get("heap.model_bytes"):
+        raise RunFailed("the heap did not take the model")
+    found = {name: value for name, value in heap.items() if name.startswith("heap.predictions.")}
+    if runs := heap["heap.predictions.model_runs"]:
+        found["model_run_us"] = heap["heap.predictions.model_ns"] / runs / 1000
+        found["model_run_cpu_us"] = heap["heap.predictions.model_cpu_ns"] / runs / 1000
+    return found
 
 
 def mayfly_with(**settings) -> Allocator:
