@@ -88,6 +88,7 @@ fn recycle(from: usize, request: &Request, extra: &mut Extra) -> Option<usize> {
 
 /// Gives a block span back.
 pub fn release_span(address: usize) {
+    region::span(address).set_whole(false);
     let page = region::huge_page(address);
     let _guard = page.lock.lock();
     page.spans.clear(&bits::range(block_index(address), SPAN_BLOCKS));

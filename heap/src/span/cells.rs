@@ -38,6 +38,9 @@ pub enum Place {
     Lines = 3,
 }
 
+/// All of the span's memory was in use since it came from the global allocator.
+const WHOLE: u8 = 0x80;
+
 /// How much of a word must be free for it to be taken in hand.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Room {
@@ -69,6 +72,7 @@ pub struct Span {
     pub size_class: AtomicU8,
     /// Lifetime class of the objects.
     pub class: AtomicU8,
+    /// And [`WHOLE`].
     place: AtomicU8,
     /// It was in its bin's queue when it was last looked at, and has stayed there, see [`crate::pages::sparse`].
     waits: AtomicBool,
@@ -144,7 +148,7 @@ impl Span {
     /// Where the owner keeps the span.
     #[inline]
     pub fn place(&self) -> Place {
-        match self.place.load(Relaxed) {
+        match self.place.load(Relaxed) & !WHOLE {
             1 => Place::Open,
             2 => Place::Queued,
             3 => Place::Lines,
@@ -154,9 +158,19 @@ impl Span {
 
     /// Says where the owner keeps the span.
     pub fn set_place(&self, place: Place) {
-        self.place.store(place as u8, Relaxed);
+        self.place.store(place as u8 | self.place.load(Relaxed) & WHOLE, Relaxed);
         self.waits.store(false, Relaxed);
         self.is_open.store(u64::from(place == Place::Open), Relaxed);
+    }
+
+    /// Whether all of its memory was in use since it came from the global allocator.
+    pub fn is_whole(&self) -> bool {
+        self.place.load(Relaxed) & WHOLE != 0
+    }
+
+    /// All of its memory is in use (`true`), or it goes back to the global allocator.
+    pub fn set_whole(&self, whole: bool) {
+        self.place.store(self.place() as u8 | if whole { WHOLE } else { 0 }, Relaxed);
     }
 
     /// Whether it was in its bin's queue when it was last looked at, and has stayed there.
@@ -394,6 +408,25 @@ impl SpanList {
             Some(after) => after.previous.store(previous, Relaxed),
             None => self.last.set(previous),
         }
+    }
+
+    /// The one after a span that is in this list.
+    #[inline]
+    pub fn after(span: &Span) -> Option<&'static Span> {
+        at(span.next.load(Relaxed))
+    }
+
+    /// Those before a span that is in this list go to the end.
+    #[inline]
+    pub fn begin_with(&self, span: &'static Span) {
+        let before = span.previous.load(Relaxed);
+        let (Some(before), Some(first), Some(last)) = (at(before), self.first(), self.last()) else { return };
+        before.next.store(0, Relaxed);
+        last.next.store(address_of(first), Relaxed);
+        first.previous.store(address_of(last), Relaxed);
+        span.previous.store(0, Relaxed);
+        self.first.set(address_of(span));
+        self.last.set(address_of(before));
     }
 
     /// The spans, first to last.

@@ -163,17 +163,27 @@ impl Bin {
     /// Of a word's free cells those to be taken in hand: most often all.
     #[inline]
     fn to_be_taken(&self, span: &Span, word: usize, mut free: u64) -> u64 {
-        if self.cell_bytes() >= LEAST_BYTES_TO_SPARE && decay::heap_is_small() {
-            // Those below one that is live were in use before: their memory is there.
-            let used = u64::BITS - (span.mask(word) & !free).leading_zeros();
-            let most = used + (IN_HAND_BYTES_OF_SMALL_HEAP >> self.cell_bytes().ilog2()).max(1) as u32;
-            free &= u64::MAX >> u64::BITS.saturating_sub(most);
+        if self.cell_bytes() >= LEAST_BYTES_TO_SPARE && decay::heap_is_small() && !span.is_whole() {
+            free = self.spared(span, word, free);
         }
         let before_sample = self.before_sample.get();
         if before_sample == sample::NEVER && !sample::sampling() {
             return free;
         }
         self.before_next_sample(free)
+    }
+
+    /// Of a word's free cells in a small heap: those below one that is live were in use before, and their memory is there; of the
+    /// others a few.
+    #[inline(never)]
+    fn spared(&self, span: &Span, word: usize, free: u64) -> u64 {
+        let used = u64::BITS - (span.mask(word) & !free).leading_zeros();
+        let most = used + (IN_HAND_BYTES_OF_SMALL_HEAP >> self.cell_bytes().ilog2()).max(1) as u32;
+        let cells = free & (u64::MAX >> u64::BITS.saturating_sub(most));
+        if cells == free && word + 1 == span.words() {
+            span.set_whole(true);
+        }
+        cells
     }
 
     /// Of free cells as many as come before an object that is to be sampled.
@@ -225,13 +235,19 @@ impl Bin {
     #[inline]
     pub fn next_queued_word(&self, room: Room) -> Option<(&'static Span, usize, u64)> {
         let patience = if room == Room::Any { MAX_PATIENCE_IN_SCARCITY } else { self.patience.get().max(1) };
+        let mut waits = Some(self.queue.first()?);
         for _ in 0..patience {
-            let span = self.queue.pop()?;
+            let Some(span) = waits else { break };
             if let Some((word, free)) = span.word_with(room) {
+                self.queue.begin_with(span);
+                self.queue.remove(span);
                 self.patience.set(patience.saturating_mul(2).min(MAX_PATIENCE));
                 return Some((span, word, free));
             }
-            self.queue.push(span);
+            waits = SpanList::after(span);
+        }
+        if let Some(next) = waits {
+            self.queue.begin_with(next);
         }
         self.patience.set(self.patience.get() / 2);
         None
