@@ -28,6 +28,7 @@ const FILES: &[(&str, &str)] = &[
     ("python/mayfly/naming.py", include_str!("../../python/mayfly/naming.py")),
     ("python/mayfly/packing.py", include_str!("../../python/mayfly/packing.py")),
     ("python/mayfly/regions.py", include_str!("../../python/mayfly/regions.py")),
+    ("python/mayfly/turns.py", include_str!("../../python/mayfly/turns.py")),
 ];
 
 /// Writes them into a folder, for all to read.
