@@ -91,6 +91,21 @@ def test_what_looks_now_and_then_leave_is_learned_from(profile, tmp_path):
     assert said["train.ranges"] > 500, "all code is named, though looks kept only what they saw"
 
 
+@pytest.mark.parametrize("kind", ["-pie", "-no-pie"])
+def test_a_program_that_is_aligned_to_huge_pages_is_one_file(kind, tmp_path):
+    """Between its segments are holes, the C library tells of one at a time, the build-id is in the first."""
+    program, name = tmp_path / "server", tmp_path / "run"
+    aligned = "-Wl,-z,max-page-size=0x200000,-z,separate-code"
+    run("g++", "-std=c++17", "-O1", kind, aligned, "-o", program, HERE / "server.cc")
+    run(TARGET / "mayfly", "profile", "--every", "2k", "-o", name, "--", program, 1)
+    table = f"{name}.parquet"
+    rows = pq.read_table(symbols.beside(table), columns=["module", "path", "build_id"]).to_pylist()
+    own = {(row["module"], row["build_id"]) for row in rows if row["path"] == str(program)}
+    assert len(own) == 1 and all(build_id for _, build_id in own)
+    stacks = pq.read_table(table, columns=["stack"])["stack"].to_pylist()
+    assert any("Service<1>::" in stack for stack in stacks)
+
+
 def test_every_frame_of_every_context_is_known(profile):
     """What the model knows of an address is what training read in the context."""
     parquet = str(profile.with_suffix(".parquet"))

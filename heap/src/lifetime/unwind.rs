@@ -256,12 +256,32 @@ pub fn module(address: usize) -> Option<Module> {
             if map.name.is_null() { &[][..] } else { core::ffi::CStr::from_ptr(map.name).to_bytes() },
         )
     };
-    Some(Module { start: found.map_start, end: found.map_end, load_address, path })
+    let module = Module { start: found.map_start, end: found.map_end, load_address, path };
+    let is_part = path.is_empty() && header(&module).is_none();
+    Some(if is_part { whole_program(module) } else { module })
+}
+
+/// The program as a whole. Where its segments do not lie side by side, as those that are aligned to huge pages, glibc tells of
+/// the one that was asked about; headers and notes are in the first.
+fn whole_program(part: Module) -> Module {
+    // SAFETY: always allowed.
+    let [at, bytes, count] =
+        [libc::AT_PHDR, libc::AT_PHENT, libc::AT_PHNUM].map(|what| unsafe { libc::getauxval(what) } as usize);
+    if at == 0 {
+        return part;
+    }
+    // SAFETY: the kernel says where the program's headers are; they stay mapped.
+    let table = unsafe { core::slice::from_raw_parts(at as *const u8, bytes * count) };
+    let (mut start, mut end) = (usize::MAX, 0);
+    for segment in in_table(table, bytes).filter(|segment| segment.kind == PT_LOAD) {
+        let from = part.load_address.wrapping_add(segment.address);
+        (start, end) = (start.min(from), end.max(from.wrapping_add(segment.bytes)));
+    }
+    if (start..end).contains(&part.start) { Module { start, end, ..part } } else { part }
 }
 
 /// Whether `address` lies in the code of a program or library.
 pub fn is_code(address: usize) -> bool {
-    const PT_LOAD: u32 = 1;
     const PF_X: u32 = 1;
     let Some(module) = module(address) else { return false };
     segments(&module).is_some_and(|mut segments| {
@@ -271,6 +291,8 @@ pub fn is_code(address: usize) -> bool {
         })
     })
 }
+
+const PT_LOAD: u32 = 1;
 
 /// A program header of a module.
 struct Segment {
@@ -290,20 +312,31 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap_or_default())
 }
 
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap_or_default())
+}
+
+/// The module's ELF header, if it is mapped.
+fn header(module: &Module) -> Option<&'static [u8]> {
+    mapped(module, module.start, 64).filter(|header| header.starts_with(b"\x7fELF"))
+}
+
 /// The module's program headers, if its ELF header is mapped.
 fn segments(module: &Module) -> Option<impl Iterator<Item = Segment> + use<>> {
     let u16_at = |bytes: &[u8], at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]) as usize;
-    let u64_at =
-        |bytes: &[u8], at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap_or_default());
-    let header = mapped(module, module.start, 64).filter(|header| header.starts_with(b"\x7fELF"))?;
+    let header = header(module)?;
     let (table, size, count) = (u64_at(header, 32) as usize, u16_at(header, 54), u16_at(header, 56));
-    let table = mapped(module, module.start.checked_add(table)?, count.checked_mul(size)?)?;
-    Some(table.chunks_exact(size.max(56)).map(move |segment| Segment {
+    Some(in_table(mapped(module, module.start.checked_add(table)?, count.checked_mul(size)?)?, size))
+}
+
+/// The program headers in a table, in which one has so many bytes.
+fn in_table(table: &'static [u8], bytes: usize) -> impl Iterator<Item = Segment> + use<> {
+    table.chunks_exact(bytes.max(56)).map(|segment| Segment {
         kind: u32_at(segment, 0),
         flags: u32_at(segment, 4),
         address: u64_at(segment, 16) as usize,
         bytes: u64_at(segment, 40) as usize,
-    }))
+    })
 }
 
 /// The build-id of a module (its `NT_GNU_BUILD_ID` note), if its ELF header is mapped.
