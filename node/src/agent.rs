@@ -273,6 +273,11 @@ impl Agent {
         match outcome {
             Outcome::InPlace => tracing::info!("{known}: {list} in place"),
             Outcome::Static => tracing::warn!("{known}: left alone, its program is linked statically"),
+            Outcome::NotTold => {
+                tracing::warn!(
+                    "{known}: left alone, who started its program took {list} out of its environment"
+                )
+            }
             Outcome::NotTaken => tracing::warn!("{known}: left alone, its loader did not take {list}"),
             Outcome::Ended => tracing::debug!("{known}: has ended"),
         }
