@@ -21,6 +21,7 @@ PATTERNS = {
     "batch": "100 objects of 64 B, then 100 frees",
     "random": "sizes of 16 to 1,024 B, 64 live, freed at random",
     "many": "the same with 1,000 live",
+    "large": "16 objects of 1 MiB, the oldest freed first",
     "agree": "16 call sites of 64 B, all short-lived",
     "differ": "16 call sites of 64 B, every other one's objects live long",
     "through": "the same through one function that calls malloc for all 16",

@@ -113,6 +113,15 @@ template <int live> void random_sizes(int pairs) {
     }
 }
 
+void large(int pairs) {
+    static void *oldest[16];
+    for (int n = 0; n < pairs; ++n) {
+        void *&place = oldest[n % 16];
+        release(place);
+        place = allocate(1 << 20);
+    }
+}
+
 void agree(int pairs) {
     for (int n = 0; n < pairs; ++n) release(sites[random_below(SITES)]());
 }
@@ -162,6 +171,7 @@ const Pattern patterns[] = {
     {"lifo", lifo, 10'000, false, 997},           {"new", lifo, 10'000, false, 997},
     {"batch", batch, 10'000, false, 997},         {"random", random_sizes<RING>, 10'000, false, 997},
     {"many", random_sizes<MANY>, 10'000, false, 997},
+    {"large", large, 10'000, false, 997},
     {"agree", agree, 10'000, false, 997},         {"differ", differ, 100, true, 23},
     {"through", through, 100, true, 23},
 };
@@ -178,7 +188,7 @@ int main(int count, char **arguments) {
     for (const Pattern &one : patterns)
         if (count == 2 && !strcmp(arguments[1], one.name)) pattern = &one;
     if (!pattern) {
-        fprintf(stderr, "pairs: lifo, new, batch, random, many, agree, differ or through\n");
+        fprintf(stderr, "pairs: lifo, new, batch, random, many, large, agree, differ or through\n");
         return 2;
     }
     if (!strcmp(pattern->name, "new")) {
