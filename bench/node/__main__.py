@@ -19,13 +19,14 @@ from go_programs import Missing  # noqa: E402
 from podman4 import CDI, Podman  # noqa: E402
 
 import node  # noqa: E402
-from bench.node import debian, gunicorn, redis, starts  # noqa: E402
+from bench.node import debian, gunicorn, redis, starts, strangers  # noqa: E402
 
 PARTS = {
     "gunicorn": "eight workers with a model of 128 MiB each, plainly and sharing: memory, latency",
-    "redis": "Redis, filled and emptied twice, on its own heap and on Mayfly's: memory after it",
     "podman": "how long 100 containers take to start by Podman, plainly and with heap and sharing by CDI",
     "containerd": "how long 100 pods take to start by containerd 2, plainly and with heap and sharing by NRI",
+    "redis": "Redis, filled and emptied twice, on its own heap and on Mayfly's: memory after it",
+    "strangers": "nginx, PostgreSQL, MariaDB, Node.js on glibc and musl, plainly and with both: memory",
 }
 EPILOG = """
 Needs root, Podman, Go and Debian's packages. Times are of this run and this machine: compare ratios.
@@ -68,7 +69,7 @@ class Run:
         return 0
 
     def gunicorn(self) -> None:
-        requests, rounds = (200, 1) if self.options.quick else (2000, 5)
+        requests, rounds = (200, 1) if self.options.quick else (600, 5)
         with by_cdi() as (podman, agent):
             self.save("gunicorn", gunicorn.measure(podman, agent, requests, rounds))
 
@@ -77,6 +78,11 @@ class Run:
             image = debian.image(podman, "redis", ["redis-server"])
             for variant in redis.VARIANTS:
                 self.save(f"redis.{variant}", redis.measure(podman, image, variant, self.options.quick))
+
+    def strangers(self) -> None:
+        with by_cdi() as (podman, _):
+            for name in strangers.servers():
+                self.save(f"strangers.{name}", strangers.measure(podman, name))
 
     def podman(self) -> None:
         with by_cdi() as (podman, _), root_of_pages() as root:
@@ -147,6 +153,19 @@ def tables(flat: dict) -> None:
             ("  live, MiB", "live_mib"),
         ):
             rows.append([name, *(figure(flat[f"redis.{variant}.{what}"], 0) for variant in variants)])
+        table(rows)
+        print()
+    names = [name for name in strangers.servers() if f"strangers.{name}.memory_ratio" in flat]
+    if names:
+        rows = [["Two containers of", "plain, MiB", "heap and sharing, MiB", "ratio", "processes with it"]]
+        for name in names:
+            of = {
+                key: flat[f"strangers.{name}.{key}"]
+                for key in ("memory_ratio", "given.with_heap", "given.processes")
+            }
+            sizes = [figure(flat[f"strangers.{name}.{kind}.memory_mib"], 0) for kind in strangers.KINDS]
+            with_heap = f"{of['given.with_heap']} of {of['given.processes']}"
+            rows.append([name, *sizes, figure(of["memory_ratio"], 2), with_heap])
         table(rows)
         print()
     engines = [name for name in ("podman", "containerd") if f"starts.{name}.ratio" in flat]

@@ -11,12 +11,11 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 from podman4 import Podman
 
 import node
-from bench.node import debian
+from bench.node import debian, memory
 
 PACKAGES = ["gunicorn", "python3-gunicorn", "python3-numpy"]
 CONTAINERS, WORKERS = 2, 4
@@ -65,7 +64,7 @@ def measure(podman: Podman, agent: node.Agent, requests: int, rounds: int) -> di
                 for kind in order:
                     took[kind][number] += latencies(containers[kind][at], 100)
     for kind in KINDS:
-        found[f"{kind}.memory_mib"] = pss_mib(containers[kind])
+        found[f"{kind}.memory_mib"] = memory.pss_mib(containers[kind])
         for part in (50, 99):
             each = [percentile(one, part / 100) for one in took[kind]]
             found[f"{kind}.p{part}_ms"] = statistics.median(each)
@@ -96,32 +95,13 @@ def start(podman: Podman, name: str, devices: list[str]) -> list[int]:
 
 def settle(containers: dict[str, list[int]]) -> None:
     """Sharing looks at large blocks twice, some seconds apart; it is there when nothing changes any more."""
-    before = pss_mib(containers["shared"])
+    before = memory.pss_mib(containers["shared"])
     for _ in range(60):
         time.sleep(3)
-        now = pss_mib(containers["shared"])
-        if now < 0.7 * pss_mib(containers["plain"]) and abs(now - before) < 2:
+        now = memory.pss_mib(containers["shared"])
+        if now < 0.7 * memory.pss_mib(containers["plain"]) and abs(now - before) < 2:
             return
         before = now
-
-
-def processes(first: int) -> list[int]:
-    """A process and all below it."""
-    found = [first]
-    for process in found:
-        for task in Path(f"/proc/{process}/task").iterdir():
-            found += [int(child) for child in (task / "children").read_text().split()]
-    return found
-
-
-def pss_mib(containers: list[int]) -> float:
-    """What processes map, what is shared divided by those who share it."""
-    total = 0
-    for process in (each for container in containers for each in processes(container)):
-        with contextlib.suppress(OSError):
-            lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
-            total += int(next(line for line in lines if line.startswith("Pss:")).split()[1])
-    return total / 1024
 
 
 def latencies(container: int, requests: int) -> list[float]:
