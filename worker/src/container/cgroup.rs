@@ -11,14 +11,15 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use super::freezer::{self, Freezer};
-use super::mounts::{enable, has_controllers, version_one, version_one_of, version_two};
+use super::mounts::{enable, version_one, version_one_of, version_two};
 use crate::limits;
 use crate::ownership::{self, Owned};
 
 const PREFIX: &str = "mayfly-worker-";
 /// The kernel's default period of a processor quota.
 const PERIOD_US: u64 = 100_000;
-const HOW_TO_GET_ONE: &str = "run as root, or: systemd-run --user --scope -p Delegate=yes mayfly up TEMPLATE";
+const HOW_TO_GET_ONE: &str =
+    "systemd-run --scope -p Delegate=yes mayfly up TEMPLATE (not as root: systemd-run --user)";
 
 /// Which files hold what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,14 +66,15 @@ impl Hierarchy {
     pub fn new() -> Result<Hierarchy> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").context("cannot read the mounts")?;
         let own = fs::read_to_string("/proc/self/cgroup").context("cannot read the own cgroup")?;
-        let two = version_two(&mounts, &own).into_iter().find(|folder| has_controllers(folder));
-        let made = match (two, version_one(&mounts, &own)) {
+        let made = match (version_two(&mounts, &own), version_one(&mounts, &own)) {
             (Some(base), _) => enable(&base).and_then(|()| Hierarchy::below(Version::Two, &[base], None)),
             (None, Some(bases)) => {
                 let freezer = version_one_of("freezer", &mounts, &own).filter(|base| !bases.contains(base));
                 Hierarchy::below(Version::One, &bases, freezer)
             }
-            (None, None) => bail!("no cgroup with the controllers memory and pids is mounted on this host"),
+            (None, None) => {
+                bail!("instances need a cgroup with the controllers memory and pids: {HOW_TO_GET_ONE}")
+            }
         };
         made.with_context(|| format!("instances need cgroups: {HOW_TO_GET_ONE}"))
     }
@@ -295,8 +297,6 @@ mod tests {
     #[test]
     fn version_two_is_set_up_in_plain_folders() {
         let base = tempfile::tempdir().unwrap();
-        fs::write(base.path().join("cgroup.controllers"), "cpuset cpu io memory pids\n").unwrap();
-        assert!(has_controllers(base.path()));
         let hierarchy = Hierarchy::below(Version::Two, &[base.path().into()], None).unwrap();
         let inside = hierarchy.folders[0].join("7");
         fs::create_dir_all(&inside).unwrap();

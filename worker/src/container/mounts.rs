@@ -1,9 +1,12 @@
 //! Where cgroups may be made: read from the mounts, and from the own cgroups.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+
+use super::system::effective_user;
 
 /// A cgroup file system: where it is mounted, what of it is seen there, its kind and options.
 struct Mount<'a> {
@@ -28,36 +31,47 @@ fn folder(mount: &Mount<'_>, cgroup: &str) -> PathBuf {
     Path::new(mount.place).join(below.trim_start_matches('/'))
 }
 
-/// Where version 2 may be used: the top, which may hold processes, or else the own cgroup.
-pub fn version_two(mounts: &str, own: &str) -> Vec<PathBuf> {
-    let Some(mount) = mounts.lines().filter_map(mount).find(|mount| mount.kind == "cgroup2") else {
-        return Vec::new();
+/// The cgroup of the worker itself, in version 2: cgroups with processes can have none below them that have controllers.
+const LEAF: &str = "mayfly";
+/// What the cgroups below a cgroup are given, and whether a cgroup has something.
+const SUBTREE: &str = "cgroup.subtree_control";
+const HAS: &str = "cgroup.controllers";
+const CONTROLLERS: &str = "+memory +pids +cpu";
+
+/// Where version 2 may be used: the own cgroup, which is this user's, such as systemd's unit with `Delegate=yes`.
+pub fn version_two(mounts: &str, own: &str) -> Option<PathBuf> {
+    let mount = mounts.lines().filter_map(mount).find(|mount| mount.kind == "cgroup2")?;
+    let own = folder(&mount, own.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/"));
+    // Who takes over from an earlier worker is in the leaf that [`enable`] has made for that.
+    let base = match own.parent() {
+        Some(parent) if own.ends_with(LEAF) && names_both(&parent.join(SUBTREE)) => parent.into(),
+        _ => own,
     };
-    let own = own.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/");
-    let writable = |folder: &PathBuf| {
-        fs::metadata(folder).is_ok_and(|metadata| {
-            use std::os::unix::fs::MetadataExt;
-            metadata.uid() == super::system::effective_user()
-        })
-    };
-    [PathBuf::from(mount.place), folder(&mount, own)].into_iter().filter(writable).collect()
+    let is_own = fs::metadata(&base).is_ok_and(|metadata| metadata.uid() == effective_user());
+    (is_own && names_both(&base.join(HAS))).then_some(base)
 }
 
-pub fn has_controllers(folder: &Path) -> bool {
-    let text = fs::read_to_string(folder.join("cgroup.controllers")).unwrap_or_default();
+/// Whether a list of controllers has the two without which there are no instances.
+fn names_both(list: &Path) -> bool {
+    let text = fs::read_to_string(list).unwrap_or_default();
     ["memory", "pids"].iter().all(|wanted| text.split_whitespace().any(|controller| controller == *wanted))
 }
 
 /// Gives the controllers to the cgroups below `base`. Where it holds processes, this one goes into a leaf.
 pub fn enable(base: &Path) -> Result<()> {
-    let control = base.join("cgroup.subtree_control");
-    if fs::write(&control, "+memory +pids +cpu").is_ok() {
+    let control = base.join(SUBTREE);
+    if fs::write(&control, CONTROLLERS).is_ok() {
         return Ok(());
     }
-    let leaf = base.join("mayfly");
+    let leaf = base.join(LEAF);
     fs::create_dir_all(&leaf).with_context(|| format!("cannot make {}", leaf.display()))?;
     fs::write(leaf.join("cgroup.procs"), "0").with_context(|| format!("cannot enter {}", leaf.display()))?;
-    fs::write(&control, "+memory +pids +cpu").with_context(|| format!("cannot write {}", control.display()))
+    let given = fs::write(&control, CONTROLLERS);
+    if given.is_err() {
+        // It also holds processes of others, such as the shell that this was started from.
+        let _ = fs::write(base.join("cgroup.procs"), "0").and_then(|()| fs::remove_dir(&leaf));
+    }
+    given.with_context(|| format!("cannot write {}", control.display()))
 }
 
 /// The own cgroup of one controller.
@@ -102,6 +116,23 @@ mod tests {
             ["/sys/fs/cgroup/memory/a/b", "/sys/fs/cgroup/pids/", "/sys/fs/cgroup/cpu/x"].map(PathBuf::from)
         );
         assert_eq!(version_one("", OWN), None);
-        assert!(version_two("", OWN).is_empty());
+        assert_eq!(version_two("", OWN), None);
+    }
+
+    #[test]
+    fn version_two_is_used_below_the_own_cgroup_and_nowhere_else() {
+        let top = tempfile::tempdir().unwrap();
+        let mounts =
+            format!("40 29 0:37 / {} rw,relatime - cgroup2 cgroup2 rw,nsdelegate\n", top.path().display());
+        let service = top.path().join("system.slice/worker.service");
+        fs::create_dir_all(service.join(LEAF)).unwrap();
+        fs::write(top.path().join(HAS), "cpu memory pids\n").unwrap();
+        let own = |leaf: &str| format!("0::/system.slice/worker.service{leaf}\n");
+        assert_eq!(version_two(&mounts, &own("")), None, "it has no controllers, whatever the top has");
+        fs::write(service.join(HAS), "cpu memory pids\n").unwrap();
+        assert_eq!(version_two(&mounts, &own("")), Some(service.clone()));
+        // After the first worker has gone into the leaf, the second is there too.
+        fs::write(service.join(SUBTREE), "cpu memory pids\n").unwrap();
+        assert_eq!(version_two(&mounts, &own("/mayfly")), Some(service));
     }
 }

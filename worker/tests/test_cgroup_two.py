@@ -1,0 +1,67 @@
+"""The worker on a machine that knows cgroup version 2 alone: Mayfly's guest is booted as one, and guest.py
+is its first process."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+
+import guest
+import pytest
+from conftest import HERE, MAYFLY
+
+PATIENCE_S = 900
+LIBRARIES = ["libmayfly_heap.so", "libmayfly_merge.so", "libmayfly_rest.so"]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """What the guest has said, to the end."""
+    built = subprocess.run(
+        [MAYFLY, "vm", "image", "--kernel", "hotmem"], check=True, stdout=subprocess.PIPE, text=True
+    )
+    image = pathlib.Path(built.stdout.split()[-1])
+    place = tmp_path_factory.mktemp("guest")
+    tree = place / "tree"
+    (tree / "python").mkdir(parents=True)
+    shutil.copy(HERE / "guest.py", tree)
+    for path in [pathlib.Path(MAYFLY), *(pathlib.Path(MAYFLY).with_name(name) for name in LIBRARIES)]:
+        shutil.copy(path, tree)
+    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+    client = next((cache / "mayfly/worker/python").glob("*/awslambdaric")).parent
+    shutil.copytree(client, tree / "python" / client.name)
+    mke2fs = shutil.which("mke2fs") or "/sbin/mke2fs"
+    subprocess.run(
+        [mke2fs, "-q", "-t", "ext4", "-O", "^has_journal", "-d", tree, place / "disk", "160M"],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    # Debian's root without what mounts; the kernel hands on what follows `--`.
+    first = "import ctypes, os; ctypes.CDLL(None).mount(b'/dev/vdb', b'/mnt', b'ext4', 1, None); "
+    first += "os.execv('/usr/bin/python3', ['python3', '/mnt/guest.py'])"
+    done = subprocess.run(
+        [
+            *("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+            *("-machine", "pc", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "2560"),
+            *("-kernel", image / "kernel", "-serial", "stdio"),
+            *(
+                "-append",
+                f'root=/dev/vda ro console=ttyS0 quiet panic=-1 init=/usr/bin/python3 -- -c "{first}"',
+            ),
+            *("-drive", f"file={image / 'root.ext4'},if=virtio,format=raw,readonly=on"),
+            *("-drive", f"file={place / 'disk'},if=virtio,format=raw,readonly=on"),
+        ],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("check", [check.__name__ for check in guest.CHECKS])
+def test_on_version_two(told, check):
+    assert re.search(rf"^{check}: ok", told, re.MULTILINE), told
