@@ -18,7 +18,7 @@ MODELS = ("image", "text")
 VARIANTS = {"plain": PLAIN, "heap": ["--without", "merge"], "merge": ["--without", "heap"], "mayfly": []}
 # What an idle instance advises, and how its heap comes by lifetimes: one class for all objects, which is what
 # merging instances have, or learned as they live.
-ADVISED = ("named", "whole", "class")
+ADVISED = ("named", "whole")
 LIFETIMES = {"inf": {}, "online": {"MAYFLY_HEAP_LIFETIMES": "online"}}
 TRACE = ROOT / "functions" / "trace.csv"
 

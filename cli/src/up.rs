@@ -52,8 +52,6 @@ enum AdviseName {
     Named,
     /// All its anonymous memory.
     Whole,
-    /// What its code has named, and what its heap has placed in the longest lifetime class.
-    Class,
 }
 
 /// What a function reaches.
@@ -70,7 +68,7 @@ enum Network {
 enum Sandbox {
     /// Namespaces, seccomp and cgroups on this host.
     Process,
-    /// A microVM for all, with a partition of its memory for each (needs: mayfly vm image).
+    /// A microVM, with a partition of its memory for each; another for each Metadata.Mayfly.Vm (needs: mayfly vm image).
     Vm,
 }
 
@@ -213,13 +211,8 @@ fn layers(without: &[Layer], advise: AdviseName) -> Result<Layers> {
     let advise_as = match advise {
         AdviseName::Named => Advise::Named,
         AdviseName::Whole => Advise::Whole,
-        AdviseName::Class => Advise::Class,
     };
     let mut layers = Layers { advise: advise_as, ..Layers::default() };
-    if advise == AdviseName::Class && without.iter().any(|layer| matches!(layer, Layer::Heap | Layer::Merge))
-    {
-        bail!("--advise class needs the layers heap and merge: leave one of it and --without out");
-    }
     if !without.contains(&Layer::Heap) {
         layers.heap = Some(settings::find_library().context("--without heap does without it")?);
     }

@@ -213,7 +213,6 @@ fn variables(order: &Order, options: &Options, sharing: Sharing) -> Vec<(String,
         match layers.advise {
             Advise::Named => {}
             Advise::Whole => add("MAYFLY_REST_ADVISE", "whole".into()),
-            Advise::Class => add("MAYFLY_REST_ADVISE", "class".into()),
         }
         // Strings hash alike in all instances of the function, so dicts are alike; callers cannot tell how.
         let seed = u32::from_str_radix(&deployment.revision[..8], 16).unwrap_or(1);

@@ -57,6 +57,4 @@ pub enum Advise {
     Named,
     /// All its anonymous memory.
     Whole,
-    /// What its code has named, and what its heap has placed in the longest lifetime class.
-    Class,
 }

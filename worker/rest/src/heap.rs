@@ -3,7 +3,6 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::transmute;
-use std::ops::Range;
 
 /// The heap places objects in blocks of so many bytes; one that holds an object is held whole.
 const BLOCK_BYTES: u64 = 8192;
@@ -28,37 +27,6 @@ pub fn held() -> Held {
     let bytes = stats(text.as_mut_ptr().cast(), text.len());
     text.truncate(usize::try_from(bytes).unwrap_or(0).min(text.len()));
     held_in(&String::from_utf8_lossy(&text))
-}
-
-/// The longest lifetime class (MAYFLY_FOREVER).
-const FOREVER: c_int = 6;
-
-/// `struct mayfly_heap_range`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Placed {
-    start: usize,
-    bytes: usize,
-}
-
-/// Where the heap has placed objects that it expects to stay; `None` on another heap.
-pub fn forever() -> Option<Vec<Range<usize>>> {
-    let found = find(c"mayfly_heap_placed");
-    if found.is_null() {
-        return None;
-    }
-    // SAFETY: the heap's function of this name has this type.
-    let placed =
-        unsafe { transmute::<*mut c_void, extern "C" fn(c_int, *mut Placed, usize) -> usize>(found) };
-    let mut runs = vec![Placed { start: 0, bytes: 0 }; 1024];
-    loop {
-        let there = placed(FOREVER, runs.as_mut_ptr(), runs.len());
-        if there <= runs.len() {
-            runs.truncate(there);
-            return Some(runs.iter().map(|run| run.start..run.start + run.bytes).collect());
-        }
-        runs.resize(2 * there, runs[0]);
-    }
 }
 
 /// Tells the heap that the instance has settled: from now on it may lay objects out by time.

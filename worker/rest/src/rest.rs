@@ -1,5 +1,5 @@
-//! Memory of the process is advised, piece by piece: what its code has named (UPM §IV-C); with `MAYFLY_REST_ADVISE=class` also what
-//! the heap has placed in lifetime class ∞ (LLAMA §6.2), which is expected to stay as it is; with `whole` all that is anonymous.
+//! Memory of the process is advised, piece by piece: what its code has named (UPM §IV-C); with `MAYFLY_REST_ADVISE=whole` all that
+//! is anonymous.
 //!
 //! Only the userfaultfd that needs no permission is to be had in a sandbox. It holds writers of plain stores, but fails
 //! a system call that writes to a frozen page. So all other threads must wait where none is made: for each other
@@ -10,13 +10,10 @@ use std::fs;
 use std::ops::Range;
 
 use crate::library::NO_SYSCALLS;
-use crate::{Rest, heap, library};
+use crate::{Rest, library};
 
 /// Mappings smaller than this hold little.
 const SMALLEST: usize = 256 << 10;
-/// Blocks of class ∞ that lie no further apart are advised as one: that much between shared pages the engine steps over without
-/// another mapping (docs/merge.md), and a call for each block would cost more than what it finds.
-const NEAR: usize = 64 << 10;
 /// Advised at once: some milliseconds' worth, so that work that comes in does not wait longer.
 const PIECE: usize = 8 << 20;
 
@@ -52,19 +49,15 @@ pub fn merge(work: c_int, named: &[crate::Range]) -> Rest {
 /// What is to be advised, in order.
 fn wanted(named: &[crate::Range]) -> Vec<Range<usize>> {
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    let mut mappings = joined(maps.lines().filter_map(anonymous), 0);
-    let how = std::env::var("MAYFLY_REST_ADVISE").unwrap_or_default();
-    let placed = if how == "class" { heap::forever() } else { None };
-    if how == "whole" || how == "class" && placed.is_none() {
+    let mut mappings = joined(maps.lines().filter_map(anonymous));
+    if std::env::var("MAYFLY_REST_ADVISE").is_ok_and(|how| how == "whole") {
         mappings.retain(|mapping| mapping.len() >= SMALLEST);
         return mappings;
     }
-    let mut runs = placed.unwrap_or_default();
-    runs.sort_by_key(|run| run.start);
-    let mut all = joined(runs.into_iter(), NEAR);
-    all.extend(named.iter().map(|range| range.start..range.start.saturating_add(range.bytes)));
-    all.sort_by_key(|range| range.start);
-    common(&mappings, &joined(all.into_iter(), 0))
+    let end = |range: &crate::Range| range.start.saturating_add(range.bytes);
+    let mut named: Vec<Range<usize>> = named.iter().map(|range| range.start..end(range)).collect();
+    named.sort_by_key(|range| range.start);
+    common(&mappings, &joined(named.into_iter()))
 }
 
 /// What two lists of ranges have in common, both in order and without overlaps.
@@ -121,11 +114,11 @@ fn only_waits(call: &str) -> bool {
 
 /// Ranges with at most `gap` between them are one. Mappings that touch: an earlier merge that was broken off has left shared
 /// pieces between others.
-fn joined(ranges: impl Iterator<Item = Range<usize>>, gap: usize) -> Vec<Range<usize>> {
+fn joined(ranges: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {
     let mut all: Vec<Range<usize>> = Vec::new();
     for range in ranges {
         match all.last_mut() {
-            Some(last) if range.start.saturating_sub(last.end) <= gap => last.end = last.end.max(range.end),
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
             _ => all.push(range),
         }
     }
@@ -195,8 +188,7 @@ a000-b000 rw-p 00000000 fe:00 9                          /usr/lib/x.so
 c000-d000 rw-s 00000000 00:01 78                         /memfd:mayfly-pages (deleted)
 e000-f000 rw-p 00000000 00:00 0                          [stack]
 ";
-        let found = joined(maps.lines().filter_map(anonymous), 0);
+        let found = joined(maps.lines().filter_map(anonymous));
         assert_eq!(found, [0x1000..0x6000, 0x8000..0x9000]);
-        assert_eq!(joined(found.into_iter(), 0x2000).len(), 1);
     }
 }
