@@ -7,15 +7,18 @@ import time
 
 from bench import command
 from bench.outcome import Shown, at_least, at_most, figure, print_shown, table, write
-from bench.worker import experiments, machines
+from bench.worker import experiments, machines, times
 from bench.worker.experiments import ADVISED, LIFETIMES, MODELS, VARIANTS
 from bench.worker.machines import INSTANCES, MODES
 
 PARTS = {
     "memory": "1 to 16 instances of the model functions: memory of each and of all (UPM Fig. 5, 6)",
-    "advise": "what idle instances advise: what their code names, all, or what the heap placed in class inf",
+    "advise": "what idle instances advise: what their code names, or all",
     "cold": "cold starts (UPM Fig. 8)",
     "latency": "warm requests, plain and on Mayfly in turn",
+    "starts": "where the milliseconds of a cold start go",
+    "rates": "requests a second of a function that does nothing, beside gunicorn",
+    "rests": "what resting and merging cost functions that are called now and then",
     "vm": "instances in a VM: how fast memory comes back, P99, interference (HotMem Fig. 8, 9, 10)",
     "together": "all layers at once: the memory of instances in a VM whose kernel merges, and does not",
 }
@@ -115,6 +118,20 @@ class Run:
                 rounds,
             )
 
+    def starts(self) -> None:
+        for function in ("shell", "noop", *self.options.functions):
+            rounds = 2 if self.options.quick else 11
+            self.measure(f"starts.{function}", times.starts, function, rounds)
+
+    def rates(self) -> None:
+        rounds, seconds = (1, 1) if self.options.quick else (3, 2)
+        self.measure("rates", times.rates, rounds, seconds)
+
+    def rests(self) -> None:
+        rounds = 2 if self.options.quick else 20
+        for function in self.options.functions:
+            self.measure(f"rests.{function}", times.rests, function, rounds, 1.0)
+
     def vm(self) -> None:
         functions = ["page"] if self.options.quick else list(INSTANCES)
         for mode in self.options.modes:
@@ -203,6 +220,7 @@ def print_tables(flat: dict) -> None:
     if len(rows) > 1:
         print("\nTimes")
         table(rows)
+    print_times(flat)
     rows = [["", "unplugs", "unplug P50 ms", "MiB/s", "requests", "P50 ms", "P99 ms"]]
     keys = ("unplugs", "unplug_p50_ms", "mib_per_s", "requests", "p50_ms", "p99_ms")
     for function in INSTANCES:
@@ -233,6 +251,36 @@ def print_tables(flat: dict) -> None:
                 rows.append([f"{function} {name}", figure(count, 0), *(figure(value, 0) for value in values)])
     if len(rows) > 1:
         print("\nAll layers at once: instances at rest in a VM, MiB")
+        table(rows)
+
+
+def print_times(flat: dict) -> None:
+    rows = [["ms until it asks for work", *VARIANTS, "mayfly / plain"]]
+    for function in ("shell", "noop", *MODELS):
+        values = [flat.get(f"starts.{function}.{variant}.start_ms") for variant in VARIANTS]
+        if all(values):
+            ratio = figure(values[-1] / values[0], 2)
+            rows.append([function, *(figure(value, 1) for value in values), ratio])
+    if len(rows) > 1:
+        print("\nCold starts: medians")
+        table(rows)
+    rows = [["", *(f"{count}: {what}" for count in times.CONNECTIONS for what in ("a second", "P50", "P99"))]]
+    for name in ("plain", "mayfly", *times.SERVERS):
+        keys = [(c, key) for c in times.CONNECTIONS for key in ("per_s", "p50_ms", "p99_ms")]
+        values = [flat.get(f"rates.{name}.{count}.{key}") for count, key in keys]
+        if any(value is not None for value in values):
+            rows.append([name, *(figure(value, 2) for value in values)])
+    if len(rows) > 1:
+        print("\nA function that does nothing, by connections: requests a second, ms")
+        table(rows)
+    rows = [["", "CPU s, plain", "CPU s, Mayfly", "after a pause, plain ms", "Mayfly ms"]]
+    for function in MODELS:
+        keys = [(key, name) for key in ("cpu_s", "after_pause_p50_ms") for name in ("plain", "mayfly")]
+        values = [flat.get(f"rests.{function}.{name}.{key}") for key, name in keys]
+        if any(value is not None for value in values):
+            rows.append([function, *(figure(value, 2) for value in values)])
+    if len(rows) > 1:
+        print("\nResting and merging")
         table(rows)
 
 

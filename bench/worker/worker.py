@@ -104,26 +104,27 @@ class Worker:
         return samples[-1]["store"]["bytes"] if samples else 0
 
 
-def below(process: int) -> Iterator[int]:
-    """Its children and theirs, without page stores, whose memory is not the instances'."""
+def below(process: int, with_stores: bool = False) -> Iterator[int]:
+    """Its children and theirs; page stores, whose memory is not the instances', only if wanted."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for children in Path(f"/proc/{process}/task").glob("*/children"):
             for child in map(int, children.read_text().split()):
-                if Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[1:2] != [b"share"]:
+                is_store = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[1:2] == [b"share"]
+                if with_stores or not is_store:
                     yield child
-                    yield from below(child)
+                    yield from below(child, with_stores)
 
 
 @contextlib.contextmanager
-def running(*arguments: str, quiet_s: float = START_S) -> Iterator[Worker]:
-    """A worker with the sample functions, on a free port, ended with the block."""
+def running(*arguments: str, template: Path = TEMPLATE, quiet_s: float = START_S) -> Iterator[Worker]:
+    """A worker with the functions of a template, on a free port, ended with the block."""
     if not MAYFLY.exists():
         raise BenchError(f"{MAYFLY}: not built: run 'make build'")
     with tempfile.TemporaryDirectory(prefix="mayfly-bench-") as folder:
         log = Path(folder) / "log"
         with log.open("wb") as file:
             process = subprocess.Popen(
-                [MAYFLY, "up", TEMPLATE, "--listen", "127.0.0.1:0", *arguments],
+                [MAYFLY, "up", template, "--listen", "127.0.0.1:0", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=file,

@@ -1,0 +1,151 @@
+"""What a start, an answer and a rest take: where the milliseconds of a cold start go, how many requests a
+second a function that does nothing serves beside gunicorn, what resting and merging cost a function that is
+called now and then."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+from bench.compiled import compiled
+from bench.merge.servers import python
+from bench.outcome import BenchError
+from bench.worker.experiments import VARIANTS, percentile
+from bench.worker.worker import Worker, below, running
+
+HERE = Path(__file__).parent
+NOOP = HERE / "noop"
+CONNECTIONS = (1, 16, 64)
+SERVERS = ("gunicorn", "gunicorn threads")
+TICKS = os.sysconf("SC_CLK_TCK")
+Numbers = dict[str, float]
+
+
+def starts(function: str, rounds: int) -> Numbers:
+    """New instances on workers of all variants in turn: ms until each asks for work. A changed variable is
+    what makes an instance a new one."""
+    template = {"template": NOOP / "template.yaml"} if function in ("shell", "noop") else {}
+    times: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
+    answers: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
+    with contextlib.ExitStack() as stack:
+        workers = {name: stack.enter_context(running(*VARIANTS[name], **template)) for name in VARIANTS}
+        for number in range(rounds + 1):
+            for variant, worker in workers.items():
+                worker.set_variables(function, {"ROUND": str(number)})
+                answer = worker.invoke(function, number)
+                ready = [event for event in worker.read("/events")["events"] if event["kind"] == "ready"]
+                if number:  # the first one finds nothing in the page cache, and no page store
+                    times[variant].append(ready[-1]["ms"])
+                    answers[variant].append(answer)
+    numbers = {}
+    for variant in VARIANTS:
+        numbers |= {
+            f"{variant}.start_ms": median(times[variant]),
+            f"{variant}.least_ms": min(times[variant]),
+            f"{variant}.p75_ms": percentile(times[variant], 75),
+            f"{variant}.answer_ms": median(answers[variant]),
+        }
+    return numbers
+
+
+def rates(rounds: int, seconds: float) -> Numbers:
+    """A function that does nothing, on a plain worker and on one with all layers, and gunicorn with the same
+    body, in turn: requests a second at so many connections, P50 and P99 of one."""
+    load = compiled("worker-load", ["gcc", "-O2", "-Wall", "-Wextra"], HERE / "load.c")
+    found: dict[str, list[list[float]]] = {}
+    path = "/2015-03-31/functions/noop/invocations"
+    with contextlib.ExitStack() as stack:
+        arguments = {"template": NOOP / "template.yaml"}
+        ports = {
+            variant: (stack.enter_context(running(*VARIANTS[variant], **arguments)).port, path)
+            for variant in ("plain", "mayfly")
+        }
+        ports |= {name: (stack.enter_context(gunicorn(name)), "/") for name in SERVERS}
+        for number in range(rounds + 1):
+            for connections in CONNECTIONS:
+                for name, (port, where) in ports.items():
+                    command = [load, port, where, "{}", connections, seconds if number else 1]
+                    done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+                    if done.returncode:
+                        raise BenchError(f"{name}: {done.stderr.strip()}")
+                    if number:  # in the first round instances start
+                        numbers = [float(word) for word in done.stdout.split()]
+                        found.setdefault(f"{name}.{connections}", []).append(numbers)
+    flat = {}
+    for name, measured in found.items():
+        for key, values in zip(("per_s", "p50_ms", "p99_ms"), zip(*measured, strict=True), strict=True):
+            flat[f"{name}.{key}"] = median(values)
+        flat[f"{name}.least_per_s"] = min(one[0] for one in measured)
+        flat[f"{name}.most_per_s"] = max(one[0] for one in measured)
+    return flat
+
+
+@contextlib.contextmanager
+def gunicorn(name: str) -> Iterator[int]:
+    """gunicorn with a worker for each processor and one more, as its manual has it, or with threads, which
+    keep connections."""
+    workers = len(os.sched_getaffinity(0)) + 1
+    threads = ["--threads", str(max(CONNECTIONS))] if name == "gunicorn threads" else []
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen(
+        [python(), "-m", "gunicorn", "--workers", str(workers), *threads, "--bind", f"127.0.0.1:{port}",
+         "app:application"],
+        cwd=NOOP, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 60
+        while not answers(port):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise BenchError("gunicorn does not start")
+            time.sleep(0.05)
+        yield port
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(30)
+
+
+def answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
+
+
+def rests(function: str, rounds: int, pause_s: float) -> Numbers:
+    """Two instances of a function on a plain worker and on one with all layers, called in turn, ten times and
+    then not for a while, in which they rest: CPU seconds of all that belongs to a worker, and the first
+    request after the pause."""
+    first: dict[str, list[float]] = {variant: [] for variant in ("plain", "mayfly")}
+    with contextlib.ExitStack() as stack:
+        workers = {name: stack.enter_context(running(*VARIANTS[name], "--burst", "2")) for name in first}
+        for worker in workers.values():
+            worker.start_instances(function, 2)
+            worker.wait_for_rest()
+        before = {name: cpu_s(worker) for name, worker in workers.items()}
+        for number in range(rounds):
+            for name, worker in workers.items():
+                first[name].append(worker.invoke(function, number))
+                for more in range(9):
+                    worker.invoke(function, 10 * number + more)
+            time.sleep(pause_s)
+        used = {name: cpu_s(worker) - before[name] for name, worker in workers.items()}
+    numbers = {}
+    for name in first:
+        numbers |= {f"{name}.cpu_s": used[name], f"{name}.after_pause_p50_ms": median(first[name])}
+    return numbers
+
+
+def cpu_s(worker: Worker) -> float:
+    """Of the worker, its instances and its page stores, those that have ended included."""
+    total = 0
+    for process in [worker.process.pid, *below(worker.process.pid, with_stores=True)]:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
+            total += sum(map(int, fields[11:15]))
+    return total / TICKS
