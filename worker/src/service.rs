@@ -16,7 +16,7 @@ use crate::events::Events;
 use crate::function::FunctionUrl;
 use crate::function_store::Kept;
 use crate::handover::{Accepting, HandedOver, Predecessor, State, Successor};
-use crate::machine::{Disk, Machine, Part, Plan};
+use crate::machine::{Domain, Domains, Part, Plan};
 use crate::options::{Layers, Options};
 use crate::pool::Capacity;
 use crate::python;
@@ -122,17 +122,10 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
         let maker: Arc<dyn Maker> = match service.machine {
             None => Arc::new(Containers::new(worker.options.clone(), worker.folder())?),
             Some(plan) => {
-                let (parts, worker) = (parts(&worker, &functions), worker.clone());
-                let boot = move || -> Result<Arc<Machine>> {
-                    let folder = worker.folder();
-                    let disk = Disk::make(folder, parts)?;
-                    let (options, history) = (worker.options.clone(), worker.history.clone());
-                    let machine = Machine::new(&plan, largest_mib, disk, options, folder, history)?;
-                    let machine = Arc::new(machine);
-                    machine.boot()?;
-                    Ok(machine)
-                };
-                tokio::task::spawn_blocking(boot).await??
+                let (domains, worker) = (domains(&worker, &functions), worker.clone());
+                let boot =
+                    move || Domains::boot(&plan, domains, &worker.options, worker.folder(), &worker.history);
+                Arc::new(tokio::task::spawn_blocking(boot).await??)
             }
         };
         worker.make_with(maker.clone());
@@ -299,8 +292,21 @@ impl Changing {
     }
 }
 
+/// Which functions live in a VM together.
+fn domains(worker: &Worker, functions: &[Ready]) -> Vec<Domain> {
+    let mut by_name: BTreeMap<Option<String>, Vec<&Ready>> = BTreeMap::new();
+    for function in functions {
+        by_name.entry(function.declared.settings.vm.clone()).or_default().push(function);
+    }
+    let domain = |(name, functions): (_, Vec<&Ready>)| {
+        let memory = functions.iter().map(|function| function.declared.settings.memory_mib);
+        Domain { name, largest_mib: memory.max().unwrap_or(128), parts: parts(worker, &functions) }
+    };
+    by_name.into_iter().map(domain).collect()
+}
+
 /// What the instances in a VM see of this host.
-fn parts(worker: &Worker, functions: &[Ready]) -> Vec<Part> {
+fn parts(worker: &Worker, functions: &[&Ready]) -> Vec<Part> {
     let mut sources: Vec<PathBuf> =
         environment::common(&worker.options, worker.folder()).into_iter().map(|bind| bind.source).collect();
     sources.push(worker.folder().join(runtime_files::PACKAGES));

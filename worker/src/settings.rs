@@ -106,6 +106,9 @@ pub struct Settings {
     /// Whether it reaches the outside world: `Metadata.Mayfly.Network` of its resource in a template; otherwise as the worker
     /// is set up.
     pub outside: Option<bool>,
+    /// Its VM, with `--sandbox vm`: `Metadata.Mayfly.Vm` of its resource in a template; otherwise that of all who name none.
+    #[serde(default)]
+    pub vm: Option<String>,
 }
 
 /// Variables that Lambda sets and a function may not (Lambda's guide, "Defined runtime environment variables").
@@ -158,6 +161,7 @@ impl Settings {
             image_config: ImageConfig::default(),
             processors: None,
             outside: None,
+            vm: None,
         };
         defaults.changed(wanted)
     }

@@ -171,6 +171,7 @@ fn declared(template: &Yaml, folder: &Path) -> Result<Template> {
         function.sources = sources;
         function.settings.outside =
             function::reaches_out(resource).with_context(|| format!("Resources.{name}"))?;
+        function.settings.vm = function::vm(resource).with_context(|| format!("Resources.{name}"))?;
         if functions.iter().any(|other| other.name == function.name) {
             bail!("{}: FunctionName '{}' is there twice", place(), function.name);
         }
@@ -365,13 +366,18 @@ Resources:
         assert!(with("AuthType: NONE", "AuthType: SOME").contains("FunctionUrlConfig.AuthType"));
         assert!(with("RESPONSE_STREAM", "OTHER").contains("FunctionUrlConfig.InvokeMode"));
         assert!(with("CodeUri: hello/", "CodeUri: hello/\n      FunctionName: a b").contains("'a b'"));
-        let network = |word: &str| {
-            let text =
-                format!("    Metadata: {{ Mayfly: {{ Network: {word} }} }}\n    Properties:\n      CodeUri");
+        let ours = |word: &str| {
+            let text = format!("    Metadata: {{ Mayfly: {{ {word} }} }}\n    Properties:\n      CodeUri");
             TEMPLATE.replace("    Properties:\n      CodeUri", &text)
         };
-        assert!(refusal(&network("all")).contains("Resources.Hello: Metadata.Mayfly.Network must be"));
-        assert_eq!(parse(&network("outside")).unwrap().functions[0].settings.outside, Some(true));
+        let settings = |word: &str| parse(&ours(word)).unwrap().functions[0].settings.clone();
+        assert!(refusal(&ours("Network: all")).contains("Resources.Hello: Metadata.Mayfly.Network must be"));
+        assert_eq!(settings("Network: outside").outside, Some(true));
+        for name in ["a/b", "''", "7", "a-name-that-is-too-long-for-a-vm"] {
+            let refused = refusal(&ours(&format!("Vm: {name}")));
+            assert!(refused.contains("Resources.Hello: Metadata.Mayfly.Vm must be"), "{refused}");
+        }
+        assert_eq!(settings("Vm: red").vm.as_deref(), Some("red"));
         assert_eq!(refusal("Resources: {}"), "Resources: none is an AWS::Serverless::Function");
         assert_eq!(refusal("a: b"), "there are no Resources");
     }

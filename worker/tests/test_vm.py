@@ -119,6 +119,56 @@ def test_limits_hold_in_a_larger_partition_and_nothing_runs_without_work(tmp_pat
         assert running.stop() == 0
 
 
+DOMAINS = """
+Globals:
+  Function: { CodeUri: code, Handler: app.handler, Runtime: python3.11, MemorySize: 128, Timeout: 300 }
+Resources:
+  One: { Type: AWS::Serverless::Function, Metadata: { Mayfly: { Vm: red } }, Properties: {} }
+  Two: { Type: AWS::Serverless::Function, Metadata: { Mayfly: { Vm: red } }, Properties: {} }
+  Other: { Type: AWS::Serverless::Function, Metadata: { Mayfly: { Vm: blue } }, Properties: {} }
+"""
+SHELL = """
+import subprocess
+CALLS = []
+def handler(event, context):
+    CALLS.append(event)
+    return [len(CALLS), subprocess.run(event, shell=True, capture_output=True, text=True).stdout]
+"""
+FILL = "for place in /tmp /var/tmp /dev/shm /run; do head -c 300M /dev/zero >$place/full; done"
+KERNEL = "cat /proc/sys/kernel/random/boot_id"
+
+
+def test_each_trust_domain_has_a_vm_and_what_happens_in_one_is_no_others_concern(tmp_path):
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/app.py").write_text(SHELL)
+    template = tmp_path / "template.yaml"
+    template.write_text(DOMAINS)
+    with Worker(str(template), *PATIENT, "--without", "heap,merge", "--partitions", "3") as running:
+        client = running.client()
+
+        def told(name, command):
+            answer, error = invoke(client, name, command)
+            assert error is None, answer
+            return answer
+
+        machines = {name: qemu_of(running, name) for name in ["red", "blue"]}
+        assert len(set(machines.values())) == 2
+        (_, red), (_, of_two), (calls, blue) = (told(name, KERNEL) for name in ["One", "Two", "Other"])
+        assert len(red) == 37 and red == of_two and red != blue and calls == 1
+        # What one domain fills is not the other's.
+        invoke(client, "One", FILL)  # which it may not survive
+        assert told("Other", "head -c 1M /dev/zero >/tmp/x && echo there") == [2, "there\n"]
+        # It dies, and comes again by itself; the other goes on, with the instance that it had.
+        os.kill(machines["red"], signal.SIGKILL)
+        until(
+            lambda: [event for event in running.events("vm") if "red ended" in event["message"]], running.log
+        )
+        assert told("Other", KERNEL) == [3, blue]
+        assert told("One", KERNEL)[1] not in (red, blue)
+        assert told("Other", KERNEL) == [4, blue] and qemu_of(running, "blue") == machines["blue"]
+        assert running.stop() == 0
+
+
 def test_a_request_is_told_that_the_vm_died_and_it_comes_again(vm):
     client = vm.client()
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
@@ -182,10 +232,11 @@ def phases(worker, function):
     return [instance["phase"] for instance in instances if instance["function"] == function]
 
 
-def qemu_of(worker):
-    return next(process for process in worker.descendants() if is_qemu(process))
+def qemu_of(worker, domain=""):
+    name = f"mayfly-worker-{worker.process.pid}-{domain}".rstrip("-").encode() + b","
+    return next(process for process in worker.descendants() if is_qemu(process, name))
 
 
-def is_qemu(process):
-    with open(f"/proc/{process}/comm") as comm:
-        return comm.read().startswith("qemu")
+def is_qemu(process, name):
+    with open(f"/proc/{process}/comm") as comm, open(f"/proc/{process}/cmdline", "rb") as arguments:
+        return comm.read().startswith("qemu") and name in arguments.read()

@@ -4,9 +4,10 @@
 //!   scale up:    plug a partition ──► spawn the instance in it ──► it asks for work over the relay
 //!   scale down:  stop ──► the partition is empty ──► unplug: its memory is the host's again, no page was moved
 //! ```
-//! The worker owns one VM. If that ends, its instances have ended, their callers are told why, and it is booted again.
+//! Each trust domain has a VM ([`domains`]). If one ends, its instances have ended, their callers are told why, and it is booted again.
 
 mod disk;
+mod domains;
 mod guest;
 mod life;
 mod relay;
@@ -23,21 +24,21 @@ use vm::protocol::{Layout, Mode};
 use vm::{Settings, Vm};
 use worker_page::data::{self, Event};
 
-pub use disk::{Disk, Part};
+pub use disk::Part;
+pub use domains::{Domain, Domains};
+
+use disk::Disk;
 use guest::Guest;
 use relay::Relay;
 
 use crate::history::{self, History};
 use crate::options::Options;
 use crate::pool::InstanceId;
-use crate::sandbox::{Kind, Later, Maker, Order, Overall, Sandbox};
 
 /// A VM that does not come up is tried again after so long.
 const PAUSE: Duration = Duration::from_secs(2);
 /// How long an instance waits for the VM, which may be emulated on a busy machine. Requests have their own patience.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// An emulated processor is that much slower.
-const SLOWER: u32 = 6;
 const BLOCK_MIB: u64 = 128;
 /// Of the shared partition, for files; merged pages come on top: as much as one instance may have.
 const SHARED_MIB: u64 = 256;
@@ -69,8 +70,10 @@ pub struct Running {
     holders: Mutex<BTreeMap<u32, InstanceId>>,
 }
 
-/// The VM, which is there most of the time.
+/// One VM, which is there most of the time.
 pub struct Machine {
+    /// Of its trust domain, if that has a name.
+    name: Option<String>,
     settings: Settings,
     pub(crate) disk: Disk,
     options: Arc<Options>,
@@ -82,22 +85,22 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A VM whose partitions hold the largest of the functions; not booted yet.
+    /// A VM whose partitions hold the largest of the domain's functions; not booted yet.
     ///
     /// # Errors
-    /// The code disk cannot be made, or there cannot be such a VM.
-    pub fn new(
+    /// There cannot be such a VM.
+    fn new(
         plan: &Plan,
-        largest_mib: u32,
+        Domain { name, largest_mib, .. }: &Domain,
         disk: Disk,
         options: Arc<Options>,
         folder: &Path,
         history: Arc<History>,
     ) -> Result<Machine> {
-        let partition_mib = u64::from(largest_mib).next_multiple_of(BLOCK_MIB);
+        let partition_mib = u64::from(*largest_mib).next_multiple_of(BLOCK_MIB);
         let cpus = std::thread::available_parallelism().map_or(1, |number| number.get() as u32);
         let settings = Settings {
-            name: format!("worker-{}", std::process::id()),
+            name: vm_name(name.as_deref()),
             layout: Layout {
                 mode: plan.mode,
                 partition_bytes: vec![partition_mib << 20; plan.partitions as usize],
@@ -116,30 +119,15 @@ impl Machine {
         };
         settings.check()?;
         let (folder, running, closing) = (folder.into(), watch::Sender::new(None), AtomicBool::new(false));
-        Ok(Machine { settings, disk, options, folder, history, running, closing })
-    }
-
-    /// How its memory grows and shrinks, in a word.
-    pub fn mode(&self) -> &'static str {
-        match self.settings.layout.mode {
-            Mode::Nodes => "nodes",
-            Mode::Hotmem => "hotmem",
-            Mode::Plain => "plain",
-            Mode::Static => "static",
-        }
-    }
-
-    /// What one instance may use.
-    pub fn partition_mib(&self) -> u64 {
-        self.settings.layout.bytes_of(0) >> 20
+        Ok(Machine { name: name.clone(), settings, disk, options, folder, history, running, closing })
     }
 
     /// Boots the VM, and boots it again whenever it ends, on a thread of its own. Returns when it runs.
     ///
     /// # Errors
     /// It does not come up the first time.
-    pub fn boot(self: &Arc<Self>) -> Result<()> {
-        self.boot_once().context("the VM for the instances")?;
+    fn boot(self: &Arc<Self>) -> Result<()> {
+        self.boot_once().with_context(|| format!("{} for the instances", self.label()))?;
         let machine = Arc::clone(self);
         let runtime = tokio::runtime::Handle::current();
         std::thread::Builder::new().name("machine".into()).spawn(move || {
@@ -153,7 +141,7 @@ impl Machine {
         let vm = Vm::boot(&self.settings)?;
         let Some(stream) = vm.take_relay() else { bail!("the VM has no relay") };
         let boot = vm.boot_time();
-        self.tell(format!("up, mode {}", self.mode()), Some(boot));
+        self.tell(&format!("up, mode {}", word(self.settings.layout.mode)), Some(boot));
         let relay = Relay::new(stream)?;
         self.running.send_replace(Some(Arc::new(Running {
             vm,
@@ -173,16 +161,16 @@ impl Machine {
                 if self.is_closing() {
                     return;
                 }
-                tracing::error!("the VM ended: {how}; its instances have ended with it");
-                self.tell(format!("ended: {how}"), None);
+                tracing::error!("{} ended: {how}; its instances have ended with it", self.label());
+                self.tell(&format!("ended: {how}"), None);
                 self.running.send_replace(None);
             }
             if self.is_closing() {
                 return;
             }
             if let Err(error) = self.boot_once() {
-                tracing::error!("the VM does not come up again: {error:#}");
-                self.tell(format!("does not come up: {error:#}"), None);
+                tracing::error!("{} does not come up again: {error:#}", self.label());
+                self.tell(&format!("does not come up: {error:#}"), None);
                 std::thread::sleep(PAUSE);
             }
         }
@@ -192,8 +180,14 @@ impl Machine {
         self.closing.load(Ordering::Relaxed)
     }
 
-    fn tell(&self, message: String, took: Option<Duration>) {
+    /// Names it among people.
+    fn label(&self) -> String {
+        self.name.as_ref().map_or_else(|| "the VM".into(), |name| format!("the VM {name}"))
+    }
+
+    fn tell(&self, message: &str, took: Option<Duration>) {
         let ms = took.and_then(history::ms);
+        let message = self.name.as_ref().map_or_else(|| message.into(), |name| format!("{name} {message}"));
         self.history.note(Event { message: Some(message), ms, ..history::event("vm") });
     }
 
@@ -232,25 +226,8 @@ impl Machine {
             mapped_merged_bytes: merged.advised_bytes,
         })
     }
-}
 
-impl Maker for Machine {
-    fn start(self: Arc<Self>, order: Order) -> Later<'static, Result<Arc<dyn Sandbox>>> {
-        Box::pin(async move { Ok(Arc::new(life::start(&self, order).await?) as Arc<dyn Sandbox>) })
-    }
-
-    fn slower(&self) -> u32 {
-        SLOWER
-    }
-
-    fn memory(&self) -> Overall {
-        Overall { store: data::Store::default(), vm: self.memory_now() }
-    }
-
-    fn kind(&self) -> Kind {
-        Kind { sandbox: "vm", partitions: self.mode() }
-    }
-
+    /// It is not booted again.
     fn closing(&self) {
         self.closing.store(true, Ordering::Relaxed);
     }
@@ -262,6 +239,22 @@ impl Maker for Machine {
             running.vm.shut_down();
         }
     }
+}
+
+/// How a VM's memory grows and shrinks, in a word.
+fn word(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Nodes => "nodes",
+        Mode::Hotmem => "hotmem",
+        Mode::Plain => "plain",
+        Mode::Static => "static",
+    }
+}
+
+/// Names a VM among this host's processes.
+fn vm_name(domain: Option<&str>) -> String {
+    let domain = domain.map(|domain| format!("-{domain}")).unwrap_or_default();
+    format!("worker-{}{domain}", std::process::id())
 }
 
 /// Whether there is an image to boot, and which.

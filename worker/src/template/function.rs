@@ -12,6 +12,9 @@ use crate::name;
 use crate::runtime::Runtime;
 use crate::settings::{Settings, Wanted};
 
+/// A VM's whole name has 40 characters, of which the worker takes some.
+const LONGEST_VM: usize = 20;
+
 /// The ceiling that SAM has no property for, and HotMem's functions have (HotMem Table 1).
 pub fn processors(resource: &Yaml) -> Result<Option<f64>> {
     let Some(value) = resource.get("Metadata").and_then(|m| m.get("Mayfly")?.get("Cpus")) else {
@@ -19,6 +22,18 @@ pub fn processors(resource: &Yaml) -> Result<Option<f64>> {
     };
     let number = value.as_f64().filter(|number| (0.01..=256.0).contains(number));
     number.map(Some).context("Metadata.Mayfly.Cpus must be a number of processors, 0.01 to 256")
+}
+
+/// The VM that its instances live in with `--sandbox vm`: one for each name, and one for all functions that name none.
+pub fn vm(resource: &Yaml) -> Result<Option<String>> {
+    let Some(value) = resource.get("Metadata").and_then(|m| m.get("Mayfly")?.get("Vm")) else {
+        return Ok(None);
+    };
+    let is_name = |text: &&str| text.len() <= LONGEST_VM && name::is_plain(text);
+    let name = value.as_str().filter(is_name).map(str::to_string);
+    name.map(Some).with_context(|| {
+        format!("Metadata.Mayfly.Vm must be a name of at most {LONGEST_VM} letters, digits, '-' and '_'")
+    })
 }
 
 /// Whether it reaches the outside world, which SAM has no property for either: on Lambda every function does.
