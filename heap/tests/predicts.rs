@@ -386,8 +386,7 @@ fn model_and_online_end_no_worse_than_the_better_of_the_two() {
         let model = left(&[("MODEL", &path), ("LIFETIMES", alone)]);
         let both = left(&[("MODEL", &path)]);
         println!("{name}: online {online}, model {model}, both {both}");
-        // A busy machine shifts lifetimes, and what is learned with them. A model that is wrong holds all that there ever was.
-        let most = online + (model.max(online) - online) * 7 / 8;
-        assert!(both <= most.max(online + 2), "{name}: {both} pages, of the model {model}, online {online}");
+        // A model that is wrong holds all that there ever was; what is learned may differ by a few pages.
+        assert!(both <= model.min(online) + 5, "{name}: {both} pages, of the model {model}, online {online}");
     }
 }

@@ -6,6 +6,10 @@
 #include <unistd.h>
 #define FUNCTION __attribute__((noinline, noclone))
 int mayfly_heap_stats(char *, size_t) __attribute__((weak));
+void mayfly_heap_set_clock(unsigned long) __attribute__((weak));
+/* Time passes on the heap's clock alone: so lifetimes are the same on a busy machine. */
+static unsigned long now_us = 1000;
+static void pass(int us) { now_us += us; if (mayfly_heap_set_clock) mayfly_heap_set_clock(now_us * 1000); }
 enum { SPANS = 300, EACH = 16384 };
 static void *kept[64][SPANS];
 /* A wrapper: who calls it decides how long its objects live, and the model has to look behind it. */
@@ -39,11 +43,11 @@ FUNCTION void for_a_moment(int r) { for (int i = 0; i < SIZES; i++) { free(momen
 FUNCTION void for_long(int r) { char big[512]; memset(big, 0, 512); for (int i = r % 2; i < SIZES; i += 2) lasting[r][i] = get(2048 + i * 80); __asm__("" :: "r"(big) : "memory"); }
 FUNCTION void for_ever(int r) { char big[1024]; memset(big, 0, 1024); staying[r] = get(2048); __asm__("" :: "r"(big) : "memory"); }
 FUNCTION void torn(void) {
-    for (int r = 0; r < ROUNDS; r++) { for_a_moment(r); for_long(r); if (r % SELDOM == 0) for_ever(r); if (r % 4 == 0) usleep(200); }
+    for (int r = 0; r < ROUNDS; r++) { for_a_moment(r); for_long(r); if (r % SELDOM == 0) for_ever(r); if (r % 4 == 0) pass(300); }
     for (int r = 0; r < MOMENT; r++) for (int i = 0; i < SIZES; i++) free(moment[r][i]);
     for (int r = 0; r < ROUNDS; r++) for (int i = 0; i < SIZES; i++) free(lasting[r][i]);
     /* Its maintenance is done by who allocates. */
-    for (int i = 0; i < 20; i++) { usleep(30000); free(malloc(40000)); }
+    for (int i = 0; i < 20; i++) { pass(30000); free(malloc(40000)); }
 }
 int main(int count, char **arguments) {
     const char *what = arguments[1];
