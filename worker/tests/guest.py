@@ -22,7 +22,7 @@ CONTROLLERS = "+memory +pids +cpu"
 PATIENCE_S = 300
 STRANGER = 1000  # who is not root
 
-APP = '''
+APP = """
 import os, signal, time
 
 def handler(event, context):
@@ -56,7 +56,7 @@ def burn():
     until = time.process_time() + 1
     while time.process_time() < until:
         pass
-'''
+"""
 TEMPLATE = """
 Globals:
   Function: { Runtime: python3.11, Handler: app.handler, CodeUri: code, Timeout: 300 }
