@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.compiled import compiled
-from bench.merge.servers import python
+from bench.merge.serving import python
 from bench.outcome import BenchError
 from bench.worker.experiments import VARIANTS, percentile
 from bench.worker.worker import Worker, below, running
