@@ -169,6 +169,13 @@ def shown(flat: dict) -> list[Shown]:
     return found
 
 
+def print_titled(title: str, rows: list[list[str]]) -> None:
+    """A table, if there is more than its head."""
+    if len(rows) > 1:
+        print(f"\n{title}")
+        table(rows)
+
+
 def print_tables(flat: dict) -> None:
     for function in MODELS:
         counts = sorted({int(key.split(".")[3]) for key in flat if key.startswith(f"memory.{function}.")})
@@ -204,9 +211,7 @@ def print_tables(flat: dict) -> None:
                 values = [flat.get(f"advise.{function}.{lifetimes}.{advised}.{key}") for key in keys]
                 if any(value is not None for value in values):
                     rows.append([f"{function} {lifetimes}, {advised}", *(figure(value) for value in values)])
-    if len(rows) > 1:
-        print("\nWhat idle instances advise")
-        table(rows)
+    print_titled("What idle instances advise", rows)
     rows = [["", "cold: answer ms", "cold: start ms", "warm P50 ms", "warm P99 ms", "after a rest P50 ms"]]
     for function in MODELS:
         for variant in VARIANTS:
@@ -217,9 +222,7 @@ def print_tables(flat: dict) -> None:
             ]
             if any(value is not None for value in values):
                 rows.append([f"{function} {variant}", *(figure(value) for value in values)])
-    if len(rows) > 1:
-        print("\nTimes")
-        table(rows)
+    print_titled("Times", rows)
     print_times(flat)
     rows = [["", "unplugs", "unplug P50 ms", "MiB/s", "requests", "P50 ms", "P99 ms"]]
     keys = ("unplugs", "unplug_p50_ms", "mib_per_s", "requests", "p50_ms", "p99_ms")
@@ -228,9 +231,7 @@ def print_tables(flat: dict) -> None:
             values = [flat.get(f"vm.{mode}.{function}.{key}") for key in keys]
             if any(value is not None for value in values):
                 rows.append([f"{function} {mode}", *(figure(value, 0) for value in values)])
-    if len(rows) > 1:
-        print("\nInstances in a VM: their memory comes back, their requests (HotMem Fig. 8, 9)")
-        table(rows)
+    print_titled("Instances in a VM: their memory comes back, their requests (HotMem Fig. 8, 9)", rows)
     rows = [["", "requests", "meanwhile", "ms otherwise", "ms meanwhile", "ratio"]]
     keys = ("requests", "requests_meanwhile", "otherwise_ms", "meanwhile_ms")
     for mode in MODES:
@@ -238,9 +239,7 @@ def print_tables(flat: dict) -> None:
         if any(value is not None for value in values):
             ratio = figure(flat.get(f"vm.{mode}.interference.ratio"), 2)
             rows.append([mode, *(figure(value, 0) for value in values), ratio])
-    if len(rows) > 1:
-        print("\nRequests while other instances end and their memory is unplugged (HotMem Fig. 10)")
-        table(rows)
+    print_titled("Requests while other instances end and their memory is unplugged (HotMem Fig. 10)", rows)
     rows = [["", "instances", "MiB each", "merged once", "stands for", "the VM on the host"]]
     keys = ("each_mib", "merged_mib", "stands_for_mib", "vm_resident_mib")
     for function in MODELS:
@@ -249,9 +248,7 @@ def print_tables(flat: dict) -> None:
             if any(value is not None for value in values):
                 count = flat.get(f"together.{function}.{name}.instances")
                 rows.append([f"{function} {name}", figure(count, 0), *(figure(value, 0) for value in values)])
-    if len(rows) > 1:
-        print("\nAll layers at once: instances at rest in a VM, MiB")
-        table(rows)
+    print_titled("All layers at once: instances at rest in a VM, MiB", rows)
 
 
 def print_times(flat: dict) -> None:
@@ -261,27 +258,21 @@ def print_times(flat: dict) -> None:
         if all(values):
             ratio = figure(values[-1] / values[0], 2)
             rows.append([function, *(figure(value, 1) for value in values), ratio])
-    if len(rows) > 1:
-        print("\nCold starts: medians")
-        table(rows)
+    print_titled("Cold starts: medians", rows)
     rows = [["", *(f"{count}: {what}" for count in times.CONNECTIONS for what in ("a second", "P50", "P99"))]]
     for name in ("plain", "mayfly", *times.SERVERS):
         keys = [(c, key) for c in times.CONNECTIONS for key in ("per_s", "p50_ms", "p99_ms")]
         values = [flat.get(f"rates.{name}.{count}.{key}") for count, key in keys]
         if any(value is not None for value in values):
             rows.append([name, *(figure(value, 2) for value in values)])
-    if len(rows) > 1:
-        print("\nA function that does nothing, by connections: requests a second, ms")
-        table(rows)
+    print_titled("A function that does nothing, by connections: requests a second, ms", rows)
     rows = [["", "CPU s, plain", "CPU s, Mayfly", "after a pause, plain ms", "Mayfly ms"]]
     for function in MODELS:
         keys = [(key, name) for key in ("cpu_s", "after_pause_p50_ms") for name in ("plain", "mayfly")]
         values = [flat.get(f"rests.{function}.{name}.{key}") for key, name in keys]
         if any(value is not None for value in values):
             rows.append([function, *(figure(value, 2) for value in values)])
-    if len(rows) > 1:
-        print("\nResting and merging")
-        table(rows)
+    print_titled("Resting and merging", rows)
 
 
 def main() -> int:
