@@ -1,8 +1,9 @@
 """Runs a function with Lambda's own runtime client, and lets the instance rest while it has no work.
 
-Asking for work is what the worker replaces: an instance that got none for a while first gives back what its
-heap holds free, and shares its pages with the function's other instances. Work that comes in meanwhile ends
-the rest.
+Two calls of the client are replaced. Asking for work: an instance that got none for a while first gives back
+what its heap holds free, and shares its pages with the function's other instances. Work that comes in
+meanwhile ends the rest. And answering: the answer goes with the next question, in one message on one
+connection, so that an instance wakes once for each request.
 """
 
 import ctypes
@@ -21,6 +22,10 @@ from awslambdaric import __main__ as client
 # The worker freezes an instance that has no work, and lets it run when it has said that it wants to rest.
 NEXT = (
     "GET /2018-06-01/runtime/invocation/next HTTP/1.1\r\nHost: runtime\r\nMayfly-Rests-After-Ms: %s\r\n\r\n"
+)
+ANSWER = (
+    "POST /2018-06-01/runtime/invocation/%s/response HTTP/1.1\r\nHost: runtime\r\nContent-Type: %s\r\n"
+    "Content-Length: %d\r\n\r\n"
 )
 REST = (
     "POST /2018-06-01/runtime/mayfly/rest HTTP/1.1\r\nHost: runtime\r\nConnection: close\r\nContent-Length: "
@@ -81,12 +86,83 @@ class Pace:
         self.rested_at = None
 
 
+class Connection:
+    """Requests to the worker one after another, and their answers in order. Where the worker has closed the
+    connection before a byte of an answer came, they are sent once more on another."""
+
+    def __init__(self, address):
+        self.address = address
+        self.socket = None
+        self.sent = b""
+        self.got = b""  # of the answers to what was sent, and not taken yet
+        self.may_repeat = False
+
+    def send(self, requests):
+        self.sent, self.may_repeat = requests, self.socket is not None
+        try:
+            self.write()
+        except OSError:
+            self.again()
+
+    def write(self):
+        if self.socket is None:
+            self.socket = socket.create_connection(self.address)
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket.sendall(self.sent)
+
+    def again(self):
+        if not self.may_repeat:
+            raise RuntimeError("the worker closed the connection")
+        self.may_repeat = False
+        self.socket.close()
+        self.socket = None
+        self.write()
+
+    def has_answer(self, timeout_s):
+        """Whether there is one, or the beginning of one, within so long."""
+        return bool(self.got) or bool(select.select([self.socket], [], [], timeout_s)[0])
+
+    def more(self):
+        try:
+            part = self.socket.recv(1 << 20)
+        except ConnectionError:
+            part = b""
+        if part:
+            self.may_repeat = False
+            self.got += part
+        else:
+            self.again()
+
+    def receive(self):
+        """Status, headers and body of the next answer."""
+        while (end := self.got.find(b"\r\n\r\n")) < 0:
+            self.more()
+        status, *lines = self.got[:end].decode().split("\r\n")
+        headers = {}
+        for line in lines:
+            name, _, value = line.partition(": ")
+            headers[name.title()] = value
+        body, whole = end + 4, end + 4 + int(headers.get("Content-Length", 0))
+        if len(self.got) < whole:
+            parts, left = [self.got], whole - len(self.got)
+            while left > 0:
+                self.got = b""
+                self.more()
+                parts.append(self.got)
+                left -= len(self.got)
+            self.got = b"".join(parts)
+        content, self.got = self.got[body:whole], self.got[whole:]
+        return status.split(" ")[1], headers, content
+
+
 class Work:
     """Asks the worker for work, and rests meanwhile."""
 
     def __init__(self, address, merges):
         host, _, port = address.rpartition(":")
         self.address = (host, int(port))
+        self.connection = Connection(self.address)
+        self.answer = b""
         # A PyDLL holds the interpreter's lock, so that no other thread of Python's runs meanwhile.
         self.library = ctypes.PyDLL(os.environ["MAYFLY_REST_LIBRARY"])
         self.merges = merges
@@ -100,27 +176,41 @@ class Work:
         self.busy_try_s = FIRST_S  # after the start
         self.pace = Pace()
 
+    def post_invocation_result(self, request, payload, kind="application/json", invocation=None):
+        """In place of runtime_client's: the answer goes with the next question, which is asked at once."""
+        if invocation is not None:
+            raise RuntimeError("the worker names no invocation beside the request")
+        self.answer = (ANSWER % (request, kind, len(payload))).encode() + payload
+
     def next(self):
         """What runtime_client.next gives: the event and its headers."""
         self.asked += 1
-        with socket.create_connection(self.address) as connection:
-            pause = self.pace.pause_s
-            rests_after = [max(pause, FIRST_S - self.age()) if self.merges and self.asked == 1 else pause]
-            is_busy = self.merges and not self.has_merged and self.asked > 2 and self.age() > self.busy_try_s
-            if is_busy:
-                rests_after.insert(0, 0)
-            connection.sendall((NEXT % ",".join(str(int(after * 1000)) for after in rests_after)).encode())
-            if is_busy:
-                self.busy_try_s = 2 * self.age()
-                self.rest(connection.fileno())
-            while not select.select([connection], [], [], pause)[0]:
-                if self.rest(connection.fileno()):
-                    self.pace.rested(time.monotonic())
-                    break
-                pause = AGAIN_S
-            event = read(connection)
-            self.pace.worked(time.monotonic())
-            return event
+        pause = self.pace.pause_s
+        rests_after = [max(pause, FIRST_S - self.age()) if self.merges and self.asked == 1 else pause]
+        is_busy = self.merges and not self.has_merged and self.asked > 2 and self.age() > self.busy_try_s
+        if is_busy:
+            rests_after.insert(0, 0)
+        question = (NEXT % ",".join(str(int(after * 1000)) for after in rests_after)).encode()
+        answers, self.answer = self.answer, b""
+        self.connection.send(answers + question)
+        if answers:
+            status, _, said = self.connection.receive()
+            if status != "202":
+                raise RuntimeError(f"Failed to post invocation response: {status} {said.decode()}")
+        if is_busy and not self.connection.has_answer(0):
+            self.busy_try_s = 2 * self.age()
+            self.rest(self.connection.socket.fileno())
+        while not self.connection.has_answer(pause):
+            if self.rest(self.connection.socket.fileno()):
+                self.pace.rested(time.monotonic())
+                break
+            pause = AGAIN_S
+        status, headers, event = self.connection.receive()
+        if status != "200":
+            raise RuntimeError(f"Failed to get next: {status}")
+        self.pace.worked(time.monotonic())
+        headers["Lambda-Runtime-Deadline-Ms"] = int(headers["Lambda-Runtime-Deadline-Ms"])
+        return event, headers
 
     def rest(self, work):
         """Rests. False if it is too early, or if another instance of the function merges now: together they
@@ -192,38 +282,12 @@ def has_room():
     return used + ROOM_BYTES <= int(os.environ["AWS_LAMBDA_FUNCTION_MEMORY_SIZE"]) << 20
 
 
-def read(connection):
-    """The event and its headers."""
-    answer = b""
-    while (end := answer.find(b"\r\n\r\n")) < 0:
-        answer += more(connection)
-    status, *lines = answer[:end].decode().split("\r\n")
-    headers = {}
-    for line in lines:
-        name, _, value = line.partition(": ")
-        headers[name.title()] = value
-    length = int(headers["Content-Length"])
-    parts, left = [answer[end + 4 :]], length - (len(answer) - end - 4)
-    while left > 0:
-        parts.append(more(connection))
-        left -= len(parts[-1])
-    if status.split(" ")[1] != "200":
-        raise RuntimeError(f"Failed to get next: {status}")
-    headers["Lambda-Runtime-Deadline-Ms"] = int(headers["Lambda-Runtime-Deadline-Ms"])
-    return b"".join(parts), headers
-
-
-def more(connection):
-    part = connection.recv(1 << 20)
-    if not part:
-        raise RuntimeError("Failed to get next: the worker closed the connection")
-    return part
-
-
 # As `python -m awslambdaric` has it, and not this file's folder.
 sys.path[0] = os.getcwd()
 # What the function's code advises is noted, and shared while the instance rests.
 if "MAYFLY_MERGE_LIBRARY" in os.environ:
     os.environ["MAYFLY_RESTING_PROCESS"] = str(os.getpid())
-runtime_client.next = Work(os.environ["AWS_LAMBDA_RUNTIME_API"], "MAYFLY_MERGE_LIBRARY" in os.environ).next
+work = Work(os.environ["AWS_LAMBDA_RUNTIME_API"], "MAYFLY_MERGE_LIBRARY" in os.environ)
+runtime_client.next = work.next
+runtime_client.post_invocation_result = work.post_invocation_result
 client.main(sys.argv)

@@ -67,6 +67,15 @@ def test_an_instance_is_used_again(client):
     assert (second["pid"], second["calls"]) == (first["pid"], first["calls"] + 1)
 
 
+def test_a_runtime_whose_connection_has_ended_makes_another(client):
+    """As the worker ends one that is idle for half a minute, because its function works for longer."""
+    before, _ = invoke(client, "single", {"do": "count"})
+    ended, error = invoke(client, "single", {"do": "hang_up"})
+    assert error is None and ended > 0
+    after, error = invoke(client, "single", {"do": "count"})
+    assert error is None and after["pid"] == before["pid"]
+
+
 def test_calls_out_of_turn_are_refused(client):
     answer, error = invoke(client, "raw", {})
     assert error is None, answer

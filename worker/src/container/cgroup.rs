@@ -3,8 +3,9 @@
 //! All instances of a worker lie below one folder, `mayfly-worker-PID-...`, so that the next worker can take away what one
 //! that was killed has left.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -56,6 +57,8 @@ pub struct Cgroup {
     version: Version,
     folders: Vec<PathBuf>,
     freezer: Option<Freezer>,
+    /// What says the most memory it has used, open: it is read at every answer.
+    peak: Option<File>,
 }
 
 impl Hierarchy {
@@ -108,7 +111,7 @@ impl Hierarchy {
             (Version::One, Some(freezer)) => Some(Freezer::one(&freezer.join(name))),
             (Version::One, None) => None,
         };
-        let cgroup = Cgroup { version: self.version, folders, freezer };
+        let mut cgroup = Cgroup { version: self.version, folders, freezer, peak: None };
         for folder in cgroup.all_folders() {
             fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         }
@@ -126,6 +129,11 @@ impl Hierarchy {
                 return Err(error).with_context(|| format!("cannot write {}", place.display()));
             }
         }
+        let peak = match self.version {
+            Version::One => "memory.max_usage_in_bytes",
+            Version::Two => "memory.peak", // Linux 5.19
+        };
+        cgroup.peak = File::open(cgroup.folders[0].join(peak)).ok();
         Ok(cgroup)
     }
 }
@@ -189,10 +197,10 @@ impl Cgroup {
 
     /// The most memory it has used, if the kernel says.
     pub fn peak_bytes(&self) -> Option<u64> {
-        match self.version {
-            Version::One => self.number("memory.max_usage_in_bytes"),
-            Version::Two => self.number("memory.peak").or_else(|| self.bytes()),
-        }
+        let Some(file) = &self.peak else { return self.bytes() };
+        let mut digits = [0; 24];
+        let read = file.read_at(&mut digits, 0).ok()?;
+        std::str::from_utf8(&digits[..read]).ok()?.trim().parse().ok()
     }
 
     /// The memory it uses now.

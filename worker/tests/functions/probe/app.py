@@ -60,6 +60,21 @@ def sleep(event, context):
     return "slept"
 
 
+def hang_up(event, context):
+    """Ends the connections that the runtime has to the worker."""
+    port = int(os.environ["AWS_LAMBDA_RUNTIME_API"].rpartition(":")[2])
+    ended = 0
+    for name in os.listdir("/proc/self/fd"):
+        with (
+            contextlib.suppress(OSError),
+            socket.fromfd(int(name), socket.AF_INET, socket.SOCK_STREAM) as connection,
+        ):
+            if connection.getpeername()[1] == port:
+                connection.shutdown(socket.SHUT_RDWR)
+                ended += 1
+    return ended
+
+
 def large(event, context):
     return "x" * event["bytes"]
 
