@@ -60,6 +60,7 @@ class Server:
 
 
 POSTGRES, PGBENCH = (f"/usr/lib/postgresql/15/bin/{name}" for name in ("postgres", "pgbench"))
+SOCKET = "/tmp/mariadb.sock"
 CONFIG = "/etc/postgresql/15/main/postgresql.conf"
 
 
@@ -91,9 +92,10 @@ def servers() -> dict[str, Server]:
         ),
         "mariadb": Server(
             ["mariadb-server"],
-            ["/usr/sbin/mariadbd", "--user=mysql"],
-            ["mariadb", "-e", "select 1"],
-            [(["mariadb", "-N", "-e", SQL], COUNTS)],
+            # Its usual folder is made by what starts it on a whole system.
+            ["/usr/sbin/mariadbd", "--user=mysql", f"--socket={SOCKET}", "--pid-file=/tmp/mariadb.pid"],
+            ["mariadb", f"--socket={SOCKET}", "-e", "select 1"],
+            [(["mariadb", f"--socket={SOCKET}", "-N", "-e", SQL], COUNTS)],
         ),
         "nodejs": Server(
             ["curl", "nodejs"], ["/usr/bin/node", "/srv/server.js"], ask, [(ask, NODE_ANSWERS)], script
@@ -134,6 +136,8 @@ def measure(podman: Podman, name: str) -> dict:
 
 def work(podman: Podman, container: str, server: Server) -> None:
     def is_ready() -> bool:
+        if podman("inspect", "--format", "{{.State.Running}}", container).strip() != "true":
+            raise BenchError(f"{server.command[0]} has ended by itself: {last_line(podman, container)}")
         with contextlib.suppress(AssertionError):
             podman("exec", container, *server.ready)
             return True
@@ -143,6 +147,13 @@ def work(podman: Podman, container: str, server: Server) -> None:
     for client, right in server.clients:
         said = podman("exec", container, *client, timeout=600).rstrip("\n")
         assert said.endswith(right), f"{client} said {said[-200:]!r}, not {right[-200:]!r}"
+
+
+def last_line(podman: Podman, container: str) -> str:
+    said = subprocess.run(
+        [*podman.command, "logs", container], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    return (said.stdout.strip().splitlines() or ["it said nothing"])[-1]
 
 
 def settled(containers: list[int]) -> float:
