@@ -61,10 +61,11 @@ bench: build ## every comparison with other systems; results in bench/results
 	worker/tests/dispatch
 	sim/figures/run
 
-figures: build ## draw the figures in docs from bench/results
+figures: build ## draw the figures in docs from bench/results, and fill the pages' tables from them
 	bench/heap/figures
 	bench/merge/figures
 	bench/vm/figures
 	bench/lifetime/figures
 	bench/worker/figures
 	sim/figures/draw
+	bench/figures

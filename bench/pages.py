@@ -1,0 +1,88 @@
+"""Figures of the pages, filled from the results. In a page stands, unseen by readers,
+
+    <!-- bench/figures: node.json
+    | memory | {gunicorn.plain.memory_mib:,.0f} MiB | {gunicorn.shared.memory_mib:,.0f} MiB |
+    -->
+
+and below it, up to `<!-- end -->`, the same with what bench/results/node.json has, as Python formats it.
+Between braces are keys of that file, or of several, and numbers with + - * / between them, done from left to
+right."""
+
+import argparse
+import json
+import operator
+import re
+import sys
+
+from bench.outcome import RESULTS, ROOT, BenchError
+from bench.vm import page as vm
+
+MARK = re.compile(r"(<!-- bench/figures: ([^\n]+)\n(.*?)\n-->\n)(.*?)(<!-- end -->\n)", re.S)
+FIGURE = re.compile(r"\{([^{}:]+):([^{}]+)\}")
+OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+
+
+def value(expression: str, results: dict) -> float:
+    def term(word: str) -> float:
+        if word in results:
+            return results[word]
+        try:
+            return float(word)
+        except ValueError:
+            raise BenchError(f"no such figure: {word}") from None
+
+    first, *rest = expression.split()
+    found = term(first)
+    for sign, word in zip(rest[::2], rest[1::2], strict=True):
+        found = OPERATORS[sign](found, term(word))
+    return found
+
+
+def filled(text: str) -> str:
+    """The page as the results have it."""
+
+    def fill(mark: re.Match) -> str:
+        results = {}
+        for name in mark[2].split():
+            results |= json.loads((RESULTS / name).read_text())
+        lines = FIGURE.sub(lambda figure: format(value(figure[1], results), figure[2]), mark[3])
+        return f"{mark[1]}\n{lines}\n\n{mark[5]}"
+
+    return MARK.sub(fill, text)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail if a page is not as the results"
+    )
+    check = parser.parse_args().check
+    differ, marks = [], 0
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        text = path.read_text()
+        marks += len(MARK.findall(text))
+        try:
+            right = filled(text)
+        except BenchError as error:
+            print(f"figures: {path.relative_to(ROOT)}: {error}", file=sys.stderr)
+            return 1
+        if path == vm.PAGE:
+            right = vm.fill(right, json.loads((RESULTS / "vm.json").read_text()))
+            marks += len(vm.TABLES)
+        if right != text:
+            differ.append(str(path.relative_to(ROOT)))
+            if not check:
+                path.write_text(right)
+    if check and differ:
+        print(
+            f"figures: not as bench/results has it: {', '.join(differ)}; run bench/figures", file=sys.stderr
+        )
+        return 1
+    print(f"{marks} tables, {'as in bench/results' if not differ else 'written: ' + ', '.join(differ)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
