@@ -1,6 +1,7 @@
 """What the commands of all comparisons share: their options, facts of the machine, how they end."""
 
 import argparse
+import json
 import os
 import platform
 import signal
@@ -45,6 +46,16 @@ def choose(
 
 def machine(quick: bool) -> dict:
     return {"cpus": os.cpu_count(), "kernel": platform.release().split("-")[0], "quick": quick}
+
+
+def told(options: argparse.Namespace, flat: dict, results, print_tables: Callable) -> int:
+    """Prints what was measured as it was asked for; the exit status is 1 if some of it failed."""
+    if options.json:
+        print(json.dumps(flat))
+    else:
+        print_tables(results)
+        print(f"\nWritten to {options.output}")
+    return 1 if results.failures else 0
 
 
 def outcome(measure: Callable[[], int]) -> int:

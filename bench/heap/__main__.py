@@ -1,7 +1,6 @@
 """The command: runs workloads on allocators in turn, prints tables, writes bench/results/heap.json."""
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -128,12 +127,7 @@ def run(options: argparse.Namespace) -> int:
     results = measure(options)
     machine = command.machine(options.quick) | {"transparent_huge_pages": thp_setting()}
     flat = write(options.output, results.flat(machine), shown(results))
-    if options.json:
-        print(json.dumps(flat))
-    else:
-        tables.print_all(results)
-        print(f"\nWritten to {options.output}")
-    return 1 if results.failures else 0
+    return command.told(options, flat, results, tables.print_all)
 
 
 def main() -> int:

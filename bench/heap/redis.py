@@ -37,23 +37,19 @@ DEMO = Scale(connections=5000, sets=250_000, gets=150_000, ranges=20_000, second
 QUICK = Scale(connections=200, sets=30_000, gets=20_000, ranges=2_000, second_keys=8_000, settle_s=0.3)
 
 
+def server_command() -> list[str]:
+    """Redis without a file and without a port; {socket} is where it listens."""
+    kept = ["--port", "0", "--unixsocket", "{socket}", "--save", "", "--appendonly", "no"]
+    # Redis turns huge pages off for itself where all programs have them; here they are measured.
+    more = ["--maxclients", "10000", "--loglevel", "warning", "--disable-thp", "no"]
+    return [tool("redis-server"), *kept, *more]
+
+
 def run(
     allocator: Allocator, scale: Scale
 ) -> tuple[Numbers, list[tuple[float, int]], list[tuple[float, str]]]:
     """One run: its numbers, RSS over time (seconds, KiB), and when each phase began."""
-    command = [
-        tool("redis-server"),
-        "--port",
-        "0",
-        "--unixsocket",
-        "{socket}",
-        "--save",
-        "",
-        "--appendonly",
-        "no",
-    ]
-    # Redis turns huge pages off for itself where all programs have them; here they are measured.
-    command += ["--maxclients", "10000", "--loglevel", "warning", "--disable-thp", "no"]
+    command = server_command()
     # jemalloc's background thread is part of its best settings; no other uses it.
     command += ["--jemalloc-bg-thread", "yes" if allocator.base == "jemalloc" else "no"]
     with scratch_folder() as folder, serving(allocator, command, folder) as server:

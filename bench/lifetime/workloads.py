@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.compiled import BUILD
+from bench.heap import redis
 from bench.heap.measure import RunFailed
-from bench.heap.server import scratch_folder, tool
+from bench.heap.server import scratch_folder
 from bench.lifetime import build, redis_load
 from bench.lifetime.network import network
 from bench.lifetime.process import Memory, follow, running, wait_for_socket
@@ -153,20 +154,8 @@ def counts_of(texts: list[Path]) -> dict[str, Counter[str]]:
 
 def redis_run(variant: Variant, size: Size, seed: int) -> Run:
     """The tests' keys are drawn by redis-benchmark, which takes no seed."""
-    command = [
-        tool("redis-server"),
-        "--port",
-        "0",
-        "--unixsocket",
-        "{socket}",
-        "--save",
-        "",
-        "--appendonly",
-        "no",
-    ]
-    command += ["--maxclients", "10000", "--loglevel", "warning", "--disable-thp", "no"]
     with scratch_folder() as folder:
-        command = [part.replace("{socket}", f"{folder}/socket") for part in command]
+        command = [part.replace("{socket}", f"{folder}/socket") for part in redis.server_command()]
         with running(variant, command, Path(folder)) as program:
             wait_for_socket(program)
             load = redis_load.Load(program, redis_load.FULL.scaled(size.scale), size.settle_s)

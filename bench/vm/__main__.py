@@ -1,7 +1,6 @@
 """The command: runs experiments on modes in turn, prints tables, writes bench/results/vm.json."""
 
 import argparse
-import json
 import subprocess
 import sys
 import time
@@ -96,12 +95,7 @@ def write(results: Results, options: argparse.Namespace) -> dict:
 def run(options: argparse.Namespace) -> int:
     results = measure(options)
     flat = write(results, options)
-    if options.json:
-        print(json.dumps(flat))
-    else:
-        tables.print_all(results)
-        print(f"\nWritten to {options.output}")
-    return 1 if results.failures else 0
+    return command.told(options, flat, results, tables.print_all)
 
 
 def main() -> int:
