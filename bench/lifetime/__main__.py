@@ -12,7 +12,7 @@ from collections.abc import Callable
 from bench import command
 from bench.heap.machine import thp_setting
 from bench.heap.measure import RunFailed
-from bench.lifetime import builds, learning, strangers, tables, times, variants
+from bench.lifetime import builds, learning, releases, strangers, tables, times, variants
 from bench.lifetime.results import Results
 from bench.lifetime.shown import shown
 from bench.lifetime.workloads import FULL, QUICK, WORKLOADS, Size, Workload
@@ -39,7 +39,7 @@ examples
   bench/lifetime/run                                   everything (16 minutes on two idle cores)
   bench/lifetime/run --resume                          what an interrupted run has not done
   bench/lifetime/run --quick --only pipeline           seconds
-  bench/lifetime/run --only builds                     models bound to other builds (minutes)
+  bench/lifetime/run --only builds,releases            models bound to other builds and releases (minutes)
   bench/lifetime/run --only mariadb,recursor           strangers' servers with a model (minutes)
   bench/lifetime/run --only image --variants tcmalloc,model --rounds 5
 """
@@ -48,7 +48,7 @@ OF_SERVERS = (strangers.LEARN, *strangers.PEERS)
 # Keys of the file that are of no workload.
 TIMES = ("paths.", "model.")
 # What is neither a workload of the paper's nor a time.
-STUDIES = {builds.NAME: builds} | strangers.STUDIES
+STUDIES = {builds.NAME: builds, releases.NAME: releases} | strangers.STUDIES
 
 
 def arguments() -> argparse.Namespace:

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,11 @@ from train.tests import revision
 NAME = "builds"
 ABOUT = "a small server built otherwise: a revision, other compilers and options; seconds for each"
 FOLDER = BUILD / "lifetime" / NAME
-BYTES_LEAST_PERCENT, NEAR_LEAST_PERCENT = 75, 90
+# What a model is to know of another build: of bytes, at the least.
+WANTED = (
+    ("bytes_percent", "right", 75),
+    ("bytes_off_by_one_percent", "right within a class", 90),
+)
 # A model of one build, and the build of a revision: what kinds of tokens tell is asked of that.
 FIRST, REVISED = "same build", "revision"
 ENCODERS = {"table": "table", "network": "lstm-frames"}
@@ -50,19 +55,22 @@ def measure(options: argparse.Namespace) -> dict:
     seconds = 3 if quick else 10
     FOLDER.mkdir(parents=True, exist_ok=True)
     programs = {name: program for name in BUILDS if (program := built(name))}
-    first = profiled(programs[FIRST], "made-from", seconds, EVERY)
-    profiles = {name: profiled(program, "run", seconds, EVERY) for name, program in programs.items()}
+    first = run(programs[FIRST], "made-from", seconds, EVERY)
+    profiles = {name: run(program, "run", seconds, EVERY) for name, program in programs.items()}
     flat, asked = {}, {}
     for kind, encoder in ENCODERS.items():
-        model = trained(first, kind, encoder, quick)
+        model = trained(first, FOLDER / f"{kind}.mayfly-model", encoder, quick)
         for name, profile in profiles.items():
-            bound, flat[f"{key(name)}.{kind}.contexts_known_percent"] = bound_to(model, profile, key(name))
+            bound = FOLDER / f"{kind}-{key(name)}.mayfly-model"
+            flat[f"{key(name)}.{kind}.contexts_known_percent"] = bound_to(model, programs[name], bound)
             asked[f"{key(name)}.{kind}"] = (bound, profile)
             asked[f"{key(name)}.{kind}.without_bind"] = (model, profile)
     for every in EVERY_OTHER:
-        seldom = profiled(programs[FIRST], f"every-{every}", seconds, every)
-        asked[f"every.{every}"] = (trained(seldom, f"every-{every}", "table", quick), profiles[FIRST])
-    flat |= studied(first, profiles, asked, quick)
+        seldom = run(programs[FIRST], f"every-{every}", seconds, every)
+        model = trained(seldom, FOLDER / f"every-{every}.mayfly-model", "table", quick)
+        asked[f"every.{every}"] = (model, profiles[FIRST])
+    tokens = ["--tokens", REVISED, "--rounds", "1" if quick else "12"]
+    flat |= studied(first, {key(name): profile for name, profile in profiles.items()}, asked, tokens)
     return {f"builds.{name}": value for name, value in flat.items()}
 
 
@@ -90,39 +98,43 @@ def built(name: str) -> Path | None:
     return folder / "server"
 
 
-def profiled(program: Path, run: str, seconds: int, every: str) -> Path:
-    output = program.with_name(run)
-    command = ["profile", "--every", every, "-o", output, "--", program, str(seconds)]
+def run(program: Path, name: str, seconds: int, every: str) -> Path:
+    return profiled(program, name, [seconds], every, seconds)
+
+
+def profiled(program: Path, name: str, arguments: list, every: str, seconds: int) -> Path:
+    """A profile of a program that runs for so many seconds."""
+    output = program.with_name(name)
+    command = ["profile", "--every", every, "-o", output, "--", program, *arguments]
     mayfly(*command, timeout_s=60 + 20 * seconds)
     return output.with_suffix(".parquet")
 
 
-def trained(profile: Path, name: str, encoder: str, quick: bool) -> Path:
-    model = FOLDER / f"{name}.mayfly-model"
+def trained(profile: Path, model: Path, encoder: str, quick: bool) -> Path:
     rounds = 2 if quick else 10
     mayfly("train", profile, "-o", model, "--encoder", encoder, "--rounds", rounds, timeout_s=1200)
     return model
 
 
-def bound_to(model: Path, profile: Path, name: str) -> tuple[Path, float]:
-    """The model for the build that a profile is of, and the share of its contexts known, by bytes."""
-    bound = model.with_name(f"{model.stem}-{name}.mayfly-model")
-    command = ["bind", model, "-o", bound, "--json", "--", profile.with_name("server")]
-    said = json.loads(mayfly(*command, timeout_s=300))
+def bound_to(model: Path, program: Path, bound: Path) -> float:
+    """Binds a model to another build of its program; the share of its contexts known, by bytes."""
+    said = json.loads(mayfly("bind", model, "-o", bound, "--json", "--", program, timeout_s=300))
     say(f"{bound.name}: {said['bind.bytes_percent']}% of the contexts' bytes are known")
-    return bound, said["bind.bytes_percent"]
+    return said["bind.bytes_percent"]
 
 
-def studied(first: Path, profiles: dict[str, Path], asked: dict, quick: bool) -> dict[str, float]:
-    """What the heap makes of each model in a run, Table 2 and Fig. 11a, by training's own Python."""
+def studied(
+    first: Path, profiles: dict[str, Path], asked: dict[str, tuple[Path, Path]], more: Sequence[str] = ()
+) -> dict[str, float]:
+    """What the heap makes of each model in a run, and Table 2, by training's own Python."""
     environment = subprocess.run([ROOT / "train" / "environment", "network"], capture_output=True, text=True)
     if environment.returncode:
         raise RunFailed(environment.stderr.strip().splitlines()[-1])
     command = [environment.stdout.strip(), "-m", "train.study", first]
-    command += [f"{key(name)}={path}" for name, path in profiles.items()]
+    command += [f"{name}={path}" for name, path in profiles.items()]
     for name, (model, profile) in asked.items():
         command += ["--heard", f"{name}={model}={profile}"]
-    command += ["--tokens", REVISED, "--rounds", "1" if quick else "12"]
+    command += more
     done = subprocess.run(list(map(str, command)), cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         raise RunFailed("train.study failed: see its lines above")
@@ -132,10 +144,7 @@ def studied(first: Path, profiles: dict[str, Path], asked: dict, quick: bool) ->
 def shown(flat: dict) -> list[Shown]:
     """What a revision is to keep, by the better of the two kinds of model."""
     found = []
-    for what, label, least in (
-        ("bytes_percent", "right", BYTES_LEAST_PERCENT),
-        ("bytes_off_by_one_percent", "right within a class", NEAR_LEAST_PERCENT),
-    ):
+    for what, label, least in WANTED:
         for kind in ENCODERS:
             value = flat.get(f"builds.{key(REVISED)}.{kind}.{what}")
             if value is not None:

