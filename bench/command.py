@@ -5,11 +5,12 @@ import json
 import os
 import platform
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from bench.outcome import RESULTS, BenchError
+from bench.outcome import RESULTS, ROOT, BenchError
 
 
 def parser(room: str, description: str, heading: str, parts: Mapping[str, str], epilog: str, quick: str):
@@ -45,7 +46,14 @@ def choose(
 
 
 def machine(quick: bool) -> dict:
-    return {"cpus": os.cpu_count(), "kernel": platform.release().split("-")[0], "quick": quick}
+    kernel = platform.release().split("-")[0]
+    return {"cpus": os.cpu_count(), "kernel": kernel, "commit": commit(), "quick": quick}
+
+
+def commit() -> str:
+    """What was measured, and whether it had been changed since."""
+    asked = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude", "*"]
+    return subprocess.run(asked, capture_output=True, text=True).stdout.strip() or "unknown"
 
 
 def told(options: argparse.Namespace, flat: dict, results, print_tables: Callable) -> int:
