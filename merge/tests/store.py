@@ -20,12 +20,8 @@ NOBODY = 65534
 FLAGS = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
 
 
-class Failed(Exception):
+class Failed(AssertionError):
     """What a test found wrong."""
-
-
-class Skip(Exception):
-    """Why a test could not run here."""
 
 
 def check(right, message):
@@ -52,7 +48,7 @@ class Built:
         self.mayfly, self.library = self.folder / "mayfly", self.folder / "libmayfly_merge.so"
         for file, package in ((self.mayfly, "mayfly"), (self.library, "mayfly_merge")):
             if not file.is_file():
-                raise SystemExit(f"run: no {file}; build it with: cargo build --release -p {package}")
+                raise FileNotFoundError(f"no {file}; build it with: cargo build --release -p {package}")
         self.programs = {}
 
     def program(self, name, *extra):

@@ -389,6 +389,8 @@ impl PageMap {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
     use crate::mapping::Mapping;
 
@@ -404,6 +406,12 @@ mod tests {
             unsafe { rustix::mm::mprotect(at as *mut _, 4 * PAGE_BYTES, rights).unwrap() };
         }
         let range = start..start + 64 * PAGE_BYTES;
+        if let Err(Errno::NOTTY) = query(open().as_fd(), start, &mut [0; 256]) {
+            // Not by eprintln, which the test program keeps to itself: what was left out must be seen.
+            let said = "\nskipped: memory::both_ways_agree: a kernel without PROCMAP_QUERY (Linux 6.11)";
+            writeln!(std::io::stderr(), "{said}").unwrap();
+            return;
+        }
         let mut by_text: Vec<Area> = Vec::new();
         each_line(open().as_fd(), range.clone(), |view| by_text.push(view.into())).unwrap();
         let mut by_query: Vec<Area> = Vec::new();

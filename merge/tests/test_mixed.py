@@ -1,7 +1,7 @@
 """Everything at once: random operations whose every byte is checked, stores and clients killed in the midst
 of it, strangers with forged files and nonsense, and programs that move, drop and grow what they have advised,
 under every allocator. At the end nothing may be left. `--soak` runs it for half an
-hour, `--only mixed --seconds N` for N s."""
+hour, `-k everything_at_once --seconds N` for N s."""
 
 import contextlib
 import os
@@ -10,7 +10,9 @@ import socket
 import subprocess
 import time
 
-from store import Skip, Store, check, status_text
+import pytest
+from allocators import ALLOCATORS, AT_ONCE, preloaded
+from store import Store, check, status_text
 from wire import (
     ATTACH,
     CLAIM,
@@ -27,9 +29,7 @@ from wire import (
     page,
     words,
 )
-
-from cases.meaning import ALLOCATORS, AT_ONCE
-from cases.random import Workers
+from workers import Workers
 
 CASES = ["dropping", "growing", "moving", "protecting", "forking", "allocator"]
 PROCESSES = 6
@@ -91,8 +91,7 @@ class Programs:
 
     def start(self):
         case = self.chance.choice(CASES)
-        preload = self.chance.choice(list(ALLOCATORS.values()))
-        preload = self.built.folder / preload if isinstance(preload, str) else preload
+        preload = preloaded(self.built, self.chance.choice(list(ALLOCATORS)))
         more = AT_ONCE | ({"LD_PRELOAD": str(preload)} if preload and preload.exists() else {})
         program = subprocess.Popen(
             [self.built.program("meaning"), case, "outages"],
@@ -134,9 +133,9 @@ class Programs:
             program.communicate()
 
 
-def everything(built, options):
+def test_everything_at_once(built, options):
     if not options.seconds:
-        raise Skip("half an hour: only with --soak, or for --seconds N")
+        pytest.skip("half an hour: only with --soak, or for --seconds N")
     with Store(built) as store:
         chance = random.Random(options.seed)
         programs = Programs(built, store, chance)
@@ -168,10 +167,7 @@ def everything(built, options):
         stores and visits and programs.done,
         f"{stores} stores killed, {visits} visits, {programs.done} programs",
     )
-    return (
+    print(
         f"{stores} stores and {workers.killed + programs.killed} clients killed, {visits} strangers, "
         f"{programs.done} programs; {workers.summary(operations)}"
     )
-
-
-TESTS = {"everything": everything}

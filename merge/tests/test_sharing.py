@@ -6,7 +6,8 @@ import os
 import pathlib
 import re
 
-from store import NOBODY, Puppet, Skip, Store, check, until
+import pytest
+from store import NOBODY, Puppet, Store, check, until
 
 PAGES = 512
 
@@ -22,8 +23,8 @@ def store_files(puppet, number):
     return files
 
 
-def two_processes(built, options):
-    with Store(built) as store, Puppet(store) as one, Puppet(store) as two:
+def test_two_processes(store):
+    with Puppet(store) as one, Puppet(store) as two:
         one.block(1, PAGES, 1)
         two.block(1, PAGES, 1)
         check(
@@ -49,9 +50,9 @@ def two_processes(built, options):
         store.empty("after both have gone")
 
 
-def advised_again(built, options):
+def test_advised_again(store):
     """UPM V-B: unchanged pages are left alone, changed ones are merged anew."""
-    with Store(built) as store, Puppet(store) as one, Puppet(store) as two:
+    with Puppet(store) as one, Puppet(store) as two:
         one.block(1, PAGES, 1)
         before = one.stats()
         one.do("advise 1 0")
@@ -64,9 +65,9 @@ def advised_again(built, options):
         until(lambda: store.metrics()["pages"] <= PAGES, "the replaced pages are dropped from the store")
 
 
-def forks(built, options):
+def test_forks(store):
     """A child has its parent's pages, whatever becomes of the parent, and can merge by itself."""
-    with Store(built) as store, Puppet(store) as one, Puppet(store) as other:
+    with Puppet(store) as one, Puppet(store) as other:
         one.block(1, PAGES, 1)
         one.fork()
         one.do(
@@ -88,42 +89,41 @@ def forks(built, options):
         store.empty("after parent and child have gone")
 
 
-def crowd(built, options):
+def test_crowd_of_50(store):
     """50 clients at once."""
-    with Store(built) as store:
-        crowd = [Puppet(store) for _ in range(50)]
-        try:
-            for puppet in crowd:
-                puppet.do(f"map 1 {PAGES}", "fill 1 1", "map 2 64", f"fill 2 {puppet.process.pid}")
-            for puppet in crowd:
-                puppet.send("advise 1 0")
-            said = [puppet.answer(60) for puppet in crowd]
-            check(set(said) == {"ok"}, f"they heard {sorted(set(said))}")
-            for puppet in crowd:
-                puppet.send("advise 2 0")
-            said = [puppet.answer(60) for puppet in crowd]
-            check(set(said) == {"ok"}, f"then they heard {sorted(set(said))}")
-            own = [puppet.private_kib(1) for puppet in crowd]
-            check(max(own) <= 64, f"they keep {min(own)} to {max(own)} KiB of {PAGES * 4} to themselves")
-            for puppet in crowd:
-                puppet.do("check 1", "check 2")
-            pages = store.metrics()["pages"]
-            check(PAGES <= pages <= PAGES + 50 * 64, f"the store holds {pages} pages")
-            for puppet in crowd[::2]:
-                puppet.kill()
-            for puppet in crowd[1::2]:
-                puppet.do("check 1", "check 2")
-        finally:
-            for puppet in crowd:
-                puppet.end()
-        store.empty("after the crowd has gone")
+    crowd = [Puppet(store) for _ in range(50)]
+    try:
+        for puppet in crowd:
+            puppet.do(f"map 1 {PAGES}", "fill 1 1", "map 2 64", f"fill 2 {puppet.process.pid}")
+        for puppet in crowd:
+            puppet.send("advise 1 0")
+        said = [puppet.answer(60) for puppet in crowd]
+        check(set(said) == {"ok"}, f"they heard {sorted(set(said))}")
+        for puppet in crowd:
+            puppet.send("advise 2 0")
+        said = [puppet.answer(60) for puppet in crowd]
+        check(set(said) == {"ok"}, f"then they heard {sorted(set(said))}")
+        own = [puppet.private_kib(1) for puppet in crowd]
+        check(max(own) <= 64, f"they keep {min(own)} to {max(own)} KiB of {PAGES * 4} to themselves")
+        for puppet in crowd:
+            puppet.do("check 1", "check 2")
+        pages = store.metrics()["pages"]
+        check(PAGES <= pages <= PAGES + 50 * 64, f"the store holds {pages} pages")
+        for puppet in crowd[::2]:
+            puppet.kill()
+        for puppet in crowd[1::2]:
+            puppet.do("check 1", "check 2")
+    finally:
+        for puppet in crowd:
+            puppet.end()
+    store.empty("after the crowd has gone")
 
 
-def users_apart(built, options):
+def test_users_apart(store):
     """One store serves two users, who share nothing with one another."""
     if os.geteuid() != 0:
-        raise Skip("needs root, to be two users")
-    with Store(built) as store, Puppet(store) as root, Puppet(store, uid=NOBODY) as nobody:
+        pytest.skip("needs root, to be two users")
+    with Puppet(store) as root, Puppet(store, uid=NOBODY) as nobody:
         root.block(1, PAGES, 1)
         nobody.block(1, PAGES, 1)
         check(nobody.stats()["inserted"] == PAGES, f"another user's pages were found: {nobody.stats()}")
@@ -133,10 +133,10 @@ def users_apart(built, options):
             check(second.stats()["inserted"] == 0, f"the same user's pages were not found: {second.stats()}")
 
 
-def everyone(built, options):
+def test_everyone(built):
     """Users share with one another only if the operator says so."""
     if os.geteuid() != 0:
-        raise Skip("needs root, to be two users")
+        pytest.skip("needs root, to be two users")
     with (
         Store(built, "--domain", "everyone") as store,
         Puppet(store) as root,
@@ -147,13 +147,13 @@ def everyone(built, options):
         check(nobody.stats()["inserted"] == 0, f"with --domain everyone: {nobody.stats()}")
 
 
-def containers_apart(built, options):
+def test_containers_apart(built):
     """With --domain cgroup, one user's programs in two cgroups share nothing."""
     folder = pathlib.Path("/sys/fs/cgroup/memory")
     if not folder.is_dir():
         folder = folder.parent
     if os.geteuid() != 0 or not os.access(folder / "cgroup.procs", os.W_OK):
-        raise Skip("needs root and cgroups")
+        pytest.skip("needs root and cgroups")
     groups = [folder / f"mayfly-merge-{name}" for name in ("one", "two")]
     try:
         for group in groups:
@@ -177,10 +177,10 @@ def containers_apart(built, options):
                 group.rmdir()
 
 
-def at_once(built, options):
+def test_at_once(store):
     """Of many that have the same new pages at the same moment one gives them, and the others wait for it."""
     pages, crowd = 8192, 6
-    with Store(built) as store, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         puppets = [stack.enter_context(Puppet(store)) for _ in range(crowd)]
         before = 0
         # They wait for a time only: where the one that gives gets no turn for so long, others give, too.
@@ -198,13 +198,13 @@ def at_once(built, options):
             if inserted <= 1.25 * pages:
                 break
         check(inserted <= 1.25 * pages, f"{inserted} pages were given, {pages} are there, five times")
-        return f"{inserted} given for {pages}"
+        print(f"{inserted} given for {pages}")
 
 
-def few_mappings(built, options):
+def test_few_mappings(store):
     """Scattered pages that differ from process to process do not use up the mappings."""
     pages = 8192
-    with Store(built) as store, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         for n in range(4):
             puppet = stack.enter_context(Puppet(store))
             puppet.do(f"map 1 {pages}", "fill 1 5")
@@ -216,17 +216,4 @@ def few_mappings(built, options):
             check(more <= pages / 32 + 40, f"process {n} has {more} mappings more for {pages} pages")
             own = puppet.private_kib(1)
             check(n == 0 or own < pages * 4 * 0.25, f"process {n} keeps {own} KiB to itself")
-        return f"{more} mappings, {own} KiB its own"
-
-
-TESTS = {
-    "two processes": two_processes,
-    "advised again": advised_again,
-    "forks": forks,
-    "crowd of 50": crowd,
-    "users apart": users_apart,
-    "everyone": everyone,
-    "containers apart": containers_apart,
-    "at once": at_once,
-    "few mappings": few_mappings,
-}
+        print(f"{more} mappings, {own} KiB its own")

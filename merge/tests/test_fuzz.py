@@ -10,7 +10,8 @@ import socket
 import threading
 import time
 
-from store import Gone, Puppet, Skip, Store, check
+import pytest
+from store import Gone, Puppet, check
 from wire import ATTACH, FINAL, HELLO, INDEX, OFFER, PRIVATE, SPOKEN, STATUS, TAKEN, Wire, memory, page, words
 
 SECONDS = {"short": 4, "long": 150}
@@ -101,9 +102,9 @@ def session(chance, store):
     return sent
 
 
-def requests(built, options):
+def test_requests(store, options):
     chance = random.Random(options.seed)
-    with Store(built) as store, Puppet(store) as witness:
+    with Puppet(store) as witness:
         witness.block(1, 64, 1)
         files, resident, sessions, sent = store.files(), store.resident_kib(), 0, 0
         end = time.monotonic() + SECONDS["long" if options.soak else "short"]
@@ -122,7 +123,7 @@ def requests(built, options):
         witness.end()
         store.empty("after fuzzing")
         check(store.files() <= files, f"the store had {files} files open, has {store.files()}")
-        return f"{sessions} sessions, {sent} messages"
+        print(f"{sessions} sessions, {sent} messages")
 
 
 class Between:
@@ -179,46 +180,41 @@ class Between:
         self.listener.close()
 
 
-def answers(built, options):
+def test_answers(store, options):
     """A client's pages stay right, and the client alive, whatever it is answered."""
     chance = random.Random(options.seed + 1)
-    with Store(built) as store:
-        between = Between(store, chance)
-        end, rounds, failed = time.monotonic() + SECONDS["long" if options.soak else "short"], 0, 0
-        while time.monotonic() < end:
-            with Puppet(store, socket=between.path) as puppet:
-                try:
-                    for n in range(12):
-                        puppet.do(f"map {n} 64", f"fill {n} {1 + chance.randrange(3)}")
-                        failed += puppet.ask(f"advise {n} 0", 30) != "ok"
-                        puppet.do(f"check {n}")
-                    puppet.ask("unadvise 3")
-                    for n in range(12):
-                        puppet.do(f"check {n}")
-                except Gone as reason:
-                    raise Gone(f"seed {options.seed}, round {rounds}: {reason}") from None
-                rounds += 1
-        between.close()
-        store.alive("behind altered answers")
-        check(between.altered > 5, "no answer was altered")
-        return f"{rounds} clients, {between.altered} answers altered, {failed} calls failed"
+    between = Between(store, chance)
+    end, rounds, failed = time.monotonic() + SECONDS["long" if options.soak else "short"], 0, 0
+    while time.monotonic() < end:
+        with Puppet(store, socket=between.path) as puppet:
+            try:
+                for n in range(12):
+                    puppet.do(f"map {n} 64", f"fill {n} {1 + chance.randrange(3)}")
+                    failed += puppet.ask(f"advise {n} 0", 30) != "ok"
+                    puppet.do(f"check {n}")
+                puppet.ask("unadvise 3")
+                for n in range(12):
+                    puppet.do(f"check {n}")
+            except Gone as reason:
+                raise Gone(f"seed {options.seed}, round {rounds}: {reason}") from None
+            rounds += 1
+    between.close()
+    store.alive("behind altered answers")
+    check(between.altered > 5, "no answer was altered")
+    print(f"{rounds} clients, {between.altered} answers altered, {failed} calls failed")
 
 
-def late_answer(built, options):
+def test_late_answer(store, options):
     """An answer that comes after the client has given up is not taken for the next one."""
     if not options.soak:
-        raise Skip("takes as long as a client is patient, 20 s: only with --soak")
-    with Store(built) as store:
-        between = Between(store, random.Random(1), often=0, late=21)
-        with Puppet(store, socket=between.path) as puppet:
-            puppet.do("map 1 64", "fill 1 1", "map 2 64", "fill 2 2")
-            said = puppet.ask("advise 1 0", 30)
-            check(said.split()[0] == "110", f"without an answer: {said}")
-            time.sleep(2)
-            puppet.do("check 1", "advise 2 0", "check 2", "advise 1 0", "check 1")
-            check(puppet.private_kib(1) <= 16 and puppet.private_kib(2) <= 16, "afterwards nothing is shared")
-        between.close()
-        store.empty("after a late answer")
-
-
-TESTS = {"requests": requests, "answers": answers, "late answer": late_answer}
+        pytest.skip("takes as long as a client is patient, 20 s: only with --soak")
+    between = Between(store, random.Random(1), often=0, late=21)
+    with Puppet(store, socket=between.path) as puppet:
+        puppet.do("map 1 64", "fill 1 1", "map 2 64", "fill 2 2")
+        said = puppet.ask("advise 1 0", 30)
+        check(said.split()[0] == "110", f"without an answer: {said}")
+        time.sleep(2)
+        puppet.do("check 1", "advise 2 0", "check 2", "advise 1 0", "check 1")
+        check(puppet.private_kib(1) <= 16 and puppet.private_kib(2) <= 16, "afterwards nothing is shared")
+    between.close()
+    store.empty("after a late answer")

@@ -16,18 +16,18 @@ import tempfile
 import threading
 import time
 
-from store import NOBODY, Failed, Puppet, Skip, Store, check, until
+import pytest
+from attack import PAGES, as_user, attacked, undisturbed
+from store import NOBODY, Failed, Puppet, Store, check, until
 from wire import INDEX, NOTED, OFFER, PRIVATE, REFUSED, STATUS, TAKEN, Wire, memory, page, words
-
-from cases.attack import PAGES, as_user, attacked, undisturbed
 
 QUOTA = ("--limit", "16MiB")
 
 
-def flood_of_connections(built, options):
+def test_flood_of_connections(built):
     """One user opens all the connections that there are to a store that may open few files."""
     if os.geteuid() != 0 or not shutil.which("prlimit"):
-        raise Skip("needs root, to be two users, and prlimit")
+        pytest.skip("needs root, to be two users, and prlimit")
     files = 400
 
     def flood(store):
@@ -62,10 +62,10 @@ def flood_of_connections(built, options):
             for pipe in (told, stop, ready, tell):
                 os.close(pipe)
             os.waitpid(child, 0)
-        return f"{count} connections, the store had {opened} of {files} files open"
+        print(f"{count} connections, the store had {opened} of {files} files open")
 
 
-def flood_of_requests(built, options):
+def test_flood_of_requests(built):
     """Requests without end whose answers nobody reads, and large offers back to back."""
 
     def flood(store):
@@ -111,10 +111,10 @@ def flood_of_requests(built, options):
             slowest = max(slowest, time.monotonic() - start)
         for child in children:
             os.waitpid(child, 0)
-        return f"the slowest innocent call took {slowest * 1000:.0f} ms"
+        print(f"the slowest innocent call took {slowest * 1000:.0f} ms")
 
 
-def hoard(built, options):
+def test_hoard(built):
     """A client gives pages until the store takes no more, and holds on to everything."""
     with attacked(built, *QUOTA, grown_kib=32768, files=600) as (store, witness):
 
@@ -141,7 +141,7 @@ def hoard(built, options):
         undisturbed(store, witness)
 
 
-def old_indexes(built, options):
+def test_old_indexes(built):
     """A client keeps every index that the store has had while it makes the store renew it."""
 
     def churn(store):
@@ -160,7 +160,7 @@ def old_indexes(built, options):
     with attacked(built, grown_kib=32768) as (store, _):
         kib, number = as_user(NOBODY, lambda: churn(store))
         check(kib < 8192, f"a client makes the store keep {number} indexes of {kib} KiB together")
-        return f"{number} indexes, {kib} KiB"
+        print(f"{number} indexes, {kib} KiB")
 
 
 def leased(pages):
@@ -172,7 +172,7 @@ def leased(pages):
     return file
 
 
-def leases(built, options):
+def test_leases(built):
     """A lease on an offered file would make the store wait when it opens the file again (45 s)."""
 
     def one(store):
@@ -207,7 +207,7 @@ def blocked_by(store, witness, attack, user):
         os.waitpid(child, 0)
 
 
-def lingering_sockets(built, options):
+def test_lingering_sockets(built):
     """Closing a TCP socket with data that nobody reads can take as long as its owner likes: the store's
     close is the last."""
 
@@ -247,7 +247,7 @@ def lingering_sockets(built, options):
             os.waitpid(child, 0)
 
 
-def visitors(built, options):
+def test_visitors(built):
     """/metrics under visitors who say nothing, nonsense or too much."""
     with attacked(built) as (store, witness):
         idle = []
@@ -277,11 +277,11 @@ def visitors(built, options):
             visitor.close()
 
 
-def stuck_store(built, options):
+def test_stuck_store(store, options):
     """A store that does nothing, before which a queue has formed, costs a client its patience and no more."""
     if not options.soak:
-        raise Skip("takes as long as a client is patient, 20 s: only with --soak")
-    with Store(built) as store, Puppet(store) as one:
+        pytest.skip("takes as long as a client is patient, 20 s: only with --soak")
+    with Puppet(store) as one:
         one.do("map 1 64", "fill 1 1")
         store.process.send_signal(signal.SIGSTOP)
         queue = []
@@ -300,10 +300,10 @@ def stuck_store(built, options):
             for waiting in queue:
                 waiting.close()
         one.do("advise 1 0", "check 1")
-        return f"behind {len(queue)} others: {said}"
+        print(f"behind {len(queue)} others: {said}")
 
 
-def small_offers(built, options):
+def test_small_offers(built):
     """What the store copies it pays for: little, whoever hands in however much. Nothing is refused for it."""
     with attacked(built, "--limit", "1GiB", grown_kib=64 << 10) as (store, witness):
         begun = store.metrics()["copied_pages"]
@@ -326,7 +326,7 @@ def small_offers(built, options):
             check(store.metrics()["copied_pages"] > begun + copied, "another client's are not copied")
         until(lambda: store.metrics()["pages"] <= begun + 4096, "what was kept is freed with its clients")
         undisturbed(store, witness)
-        return f"{copied} of 8000 pages copied"
+        print(f"{copied} of 8000 pages copied")
 
 
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -395,18 +395,18 @@ def silent_client(store, mount):
         os.waitpid(child, 0)
 
 
-def silent_file_system(built, options):
+def test_silent_file_system(built):
     """A file that cannot be closed is handed in: nobody waits for it, and after SIGKILL the
     next store takes the socket."""
     if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
-        raise Skip("needs root and /dev/fuse")
+        pytest.skip("needs root and /dev/fuse")
     mount = tempfile.mkdtemp(prefix="mayfly-fuse-")
     try:
         with Store(built) as store, Puppet(store) as witness:
             witness.block(1, PAGES, 1)
             with silent_client(store, mount) as said:
                 if not said.isdigit():
-                    raise Skip(said or "no FUSE here")
+                    pytest.skip(said or "no FUSE here")
                 check(int(said) in (0, REFUSED), f"a file of FUSE was answered with {said}")
                 until(lambda: "stranger" in threads_of(store), "the store closes the file", 10)
                 start = time.monotonic()
@@ -421,7 +421,7 @@ def silent_file_system(built, options):
                 until(lambda: starts(store), "the next store takes the socket", 20)
             killed.wait(20)
             undisturbed(store, witness)
-        return f"another client waited {waited * 1000:.0f} ms"
+        print(f"another client waited {waited * 1000:.0f} ms")
     finally:
         os.rmdir(mount)
 
@@ -441,17 +441,3 @@ def starts(store):
         store.process.wait(0.5)
         return False
     return True
-
-
-TESTS = {
-    "flood of connections": flood_of_connections,
-    "flood of requests": flood_of_requests,
-    "hoard": hoard,
-    "small offers": small_offers,
-    "silent file system": silent_file_system,
-    "old indexes": old_indexes,
-    "leases": leases,
-    "lingering sockets": lingering_sockets,
-    "visitors": visitors,
-    "stuck store": stuck_store,
-}

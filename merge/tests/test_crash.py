@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import pathlib
+import random
 import re
 import shutil
 import signal
@@ -55,10 +56,10 @@ def play(puppet, scene, may_fail=False):
     return failed
 
 
-def handed_in_again(built, options):
+def test_segments_handed_in_again(store):
     """A client that has to do with a new store gives it what it has from the old one, not only what it
     advises now."""
-    with Store(built) as store, Puppet(store) as one:
+    with Puppet(store) as one:
         one.block(1, 600, 1)
         one.block(2, 600, 2)
         store.kill()
@@ -109,7 +110,7 @@ class Manager:
         self.socket.close()
 
 
-def kept_by_manager(built, options):
+def test_kept_by_a_service_manager(built):
     """With a service manager that keeps files, a store that is killed comes back as the one that it was, with
     its pages, before any client has said a word. What is not its own among the files does it no harm."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix="mayfly-merge-manager-"))
@@ -148,14 +149,14 @@ def kept_by_manager(built, options):
         shutil.rmtree(folder)
 
 
-def steps_to_try(built, options, count, prefix):
+def steps_to_try(options, count):
     """All, or so many at random."""
-    chance = __import__("random").Random(options.seed)
+    chance = random.Random(options.seed)
     steps = range(1, count + 1)
     return steps if options.soak else sorted(chance.sample(steps, min(count, 40)))
 
 
-def client(built, options):
+def test_client_killed_at_each_step(built, options):
     """A client is killed at each of its system calls; another, who shares with it, notices nothing."""
     stepper = built.program("kill_at")
     with Store(built) as store, Puppet(store) as witness:
@@ -166,7 +167,7 @@ def client(built, options):
             count = int(re.search(r"after (\d+) steps", whole.answer())[1])
         files = store.files()
         before = until(lambda: (m := store.metrics())["clients"] == 1 and m, "only the witness is left")
-        for step in steps_to_try(built, options, count, "client"):
+        for step in steps_to_try(options, count):
             with Puppet(store, prefix=[stepper, step, "count"]) as victim:
                 for command in [*SCENE, "exit"]:
                     victim.send(command)
@@ -186,13 +187,13 @@ def client(built, options):
             check(late.stats()["merged"] == PAGES, f"afterwards: {late.stats()}")
         witness.end()
         store.empty("after clients were killed at every step")
-    return f"{count} steps"
+    print(f"{count} steps")
 
 
-def replaced(built, options):
+def test_store_replaced(store):
     """kill -9 of the store: clients keep their pages; with the next store they merge again and are known to
     it."""
-    with Store(built) as store, Puppet(store) as one, Puppet(store) as two:
+    with Puppet(store) as one, Puppet(store) as two:
         one.block(1, PAGES, 1)
         two.block(1, PAGES, 1)
         identity = store.metrics().get("identity")
@@ -218,7 +219,7 @@ def replaced(built, options):
         store.empty("after restarts")
 
 
-def store_steps(built, options):
+def test_store_killed_at_each_step(built, options):
     """The store is killed at each of its system calls while a client works."""
     stepper = built.program("kill_at")
     with Store(built) as store, Puppet(store) as witness:
@@ -230,7 +231,7 @@ def store_steps(built, options):
             play(puppet, SCENE, may_fail=True)
         end_stepped(store)
         count = int(re.findall(r"after (\d+) steps", store.said())[-1])
-        for step in steps_to_try(built, options, count, "store"):
+        for step in steps_to_try(options, count):
             store.start(prefix=[stepper, step, "all"], wait=False)
             time.sleep(0.02)
             with Puppet(store) as puppet:
@@ -252,7 +253,7 @@ def store_steps(built, options):
         store.start()
         witness.end()
         store.empty("after the store was killed at every step")
-    return f"{count} steps"
+    print(f"{count} steps")
 
 
 def end_stepped(store):
@@ -266,9 +267,9 @@ def end_stepped(store):
     store.process.wait(60)
 
 
-def stopped_client(built, options):
+def test_clients_stopped(store):
     """A client that is stopped in the middle of things does not hold up the others."""
-    with Store(built) as store, Puppet(store) as one:
+    with Puppet(store) as one:
         one.block(1, PAGES, 1)
         stopped = [Puppet(store) for _ in range(8)]
         try:
@@ -294,13 +295,3 @@ def stopped_client(built, options):
                 puppet.end()
         one.end()
         store.empty("after stopped clients")
-
-
-TESTS = {
-    "client killed at each step": client,
-    "store replaced": replaced,
-    "kept by a service manager": kept_by_manager,
-    "segments handed in again": handed_in_again,
-    "store killed at each step": store_steps,
-    "clients stopped": stopped_client,
-}

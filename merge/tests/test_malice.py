@@ -12,7 +12,9 @@ import socket
 import struct
 import time
 
-from store import NOBODY, Puppet, Skip, Store, check, until
+import pytest
+from attack import PAGES, as_user, attacked, undisturbed
+from store import NOBODY, Puppet, Store, check, until
 from wire import (
     ATTACH,
     F_SEAL_FUTURE_WRITE,
@@ -40,10 +42,8 @@ from wire import (
     words,
 )
 
-from cases.attack import PAGES, as_user, attacked, undisturbed
 
-
-def nonsense(built, options):
+def test_nonsense(built, options):
     """Bytes, lengths and files that are no request."""
     chance = random.Random(options.seed)
 
@@ -103,7 +103,7 @@ def nonsense(built, options):
         as_user(None, lambda: one(store))
 
 
-def strange_files(built, options):
+def test_strange_files(built):
     """Files that are no sealed segment, too many of them, and segments that are not what was said."""
     data = b"".join(page(n) for n in range(4))
 
@@ -247,7 +247,7 @@ def punch(libc, file):
         raise OSError(ctypes.get_errno(), "fallocate")
 
 
-def writing(built, options):
+def test_writing(built):
     """A client tries to write to all that the store gives it, as any user of its domain."""
 
     def one(store, expected):
@@ -291,10 +291,10 @@ def writing(built, options):
             late.do("check 1")
 
 
-def other_domains(built, options):
+def test_other_domains(built):
     """What one user can learn of another's pages: nothing."""
     if os.geteuid() != 0:
-        raise Skip("needs root, to be two users")
+        pytest.skip("needs root, to be two users")
     secret = b"".join(page(n, b"secret") for n in range(600))
     with attacked(built, grown_kib=32768) as (store, witness), Wire(store) as owner:
         check((said := owner.offer(secret))[0] == TAKEN, f"the owner's offer: {said}")
@@ -327,10 +327,10 @@ def other_domains(built, options):
         check(kind == TAKEN and body[0] == 0, f"the owner's pages offered again: {body}")
 
 
-def inference_by_time(built, options):
+def test_inference_by_time(built, options):
     """Offering a page takes as long whether or not another domain has it."""
     if os.geteuid() != 0 or not options.soak:
-        raise Skip("needs root and a quiet machine: only with --soak")
+        pytest.skip("needs root and a quiet machine: only with --soak")
     with attacked(built, grown_kib=65536) as (store, _), Wire(store) as owner:
         rounds = 150
         kind, _ = owner.offer(b"".join(page(n, b"held") for n in range(600 + rounds * 16)))
@@ -356,10 +356,10 @@ def inference_by_time(built, options):
                 break
         else:
             check(False, f"the time tells: {ratio:.2f}")
-        return f"median ratio {ratio:.3f}"
+        print(f"median ratio {ratio:.3f}")
 
 
-def replays(built, options):
+def test_replays(built):
     """Segments that are gone, files kept from before, requests twice."""
     with attacked(built) as (store, witness):
         with Wire(store) as wire:
@@ -382,7 +382,7 @@ def replays(built, options):
             check(kind == TAKEN and new == 600 and again != segment, "a segment's number is used twice")
 
 
-def common_segment(built, options):
+def test_common_segment(built):
     """Small offers come to lie in a file of the store's: nobody else opens it for writing, and seals that
     its own user adds do not stop the store."""
 
@@ -412,13 +412,13 @@ def common_segment(built, options):
         undisturbed(store, witness)
 
 
-def false_store(built, options):
+def test_false_store(store):
     """A stranger listens where the store should be, or sends memory that it can still change."""
     if os.geteuid() != 0:
-        raise Skip("needs root, to be two users")
+        pytest.skip("needs root, to be two users")
     import tempfile
 
-    with Store(built) as store, tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o777)
         path = f"{folder}/socket"
         child = os.fork()
@@ -455,45 +455,44 @@ def false_store(built, options):
             os.waitpid(child, 0)
 
 
-def socket_path(built, options):
+def test_socket_path(store, built):
     """What is at the socket's path already is respected: files, links, other stores."""
-    with Store(built) as store:
-        other = Store(built)
-        try:
-            other.socket = store.socket
+    other = Store(built)
+    try:
+        other.socket = store.socket
+        other.start(wait=False)
+        check(other.process.wait(5) != 0, "a second store takes the first one's place")
+        check(
+            "mayfly" in other.said() and len(other.said().strip().splitlines()) <= 2,
+            f"it says {other.said()!r}",
+        )
+        with Puppet(store) as puppet:
+            puppet.block(1, PAGES, 1)
+        for make in (
+            lambda path: path.write_text("precious"),
+            lambda path: path.symlink_to(other.folder / "log"),
+            lambda path: path.mkdir(),
+        ):
+            path = other.folder / "taken"
+            make(path)
+            other.socket = path
             other.start(wait=False)
-            check(other.process.wait(5) != 0, "a second store takes the first one's place")
+            try:
+                status = other.process.wait(3)
+            except Exception:
+                status = None
+                other.kill()
+            check(status not in (None, 0), f"a store starts on a path that is taken by {path.stat()}")
             check(
-                "mayfly" in other.said() and len(other.said().strip().splitlines()) <= 2,
-                f"it says {other.said()!r}",
+                path.is_symlink() or path.is_dir() or path.read_text() == "precious",
+                "a file was overwritten",
             )
-            with Puppet(store) as puppet:
-                puppet.block(1, PAGES, 1)
-            for make in (
-                lambda path: path.write_text("precious"),
-                lambda path: path.symlink_to(other.folder / "log"),
-                lambda path: path.mkdir(),
-            ):
-                path = other.folder / "taken"
-                make(path)
-                other.socket = path
-                other.start(wait=False)
-                try:
-                    status = other.process.wait(3)
-                except Exception:
-                    status = None
-                    other.kill()
-                check(status not in (None, 0), f"a store starts on a path that is taken by {path.stat()}")
-                check(
-                    path.is_symlink() or path.is_dir() or path.read_text() == "precious",
-                    "a file was overwritten",
-                )
-                path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
-        finally:
-            other.__exit__(None)
+            path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+    finally:
+        other.__exit__(None)
 
 
-def ended_in_the_middle(built, options):
+def test_ended_in_the_middle(built):
     """Connections that end between a request and its answer, or carry half a conversation."""
 
     def one(store):
@@ -511,17 +510,3 @@ def ended_in_the_middle(built, options):
     with attacked(built) as (store, _):
         as_user(NOBODY, lambda: one(store))
         as_user(None, lambda: one(store))
-
-
-TESTS = {
-    "nonsense": nonsense,
-    "strange files": strange_files,
-    "writing": writing,
-    "other domains": other_domains,
-    "inference by time": inference_by_time,
-    "replays": replays,
-    "common segment": common_segment,
-    "ended in the middle": ended_in_the_middle,
-    "false store": false_store,
-    "socket path": socket_path,
-}

@@ -1,1 +1,0 @@
-"""The tests of page merging, by what they try. Each module has TESTS: name -> function(built, options)."""

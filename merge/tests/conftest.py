@@ -1,0 +1,54 @@
+"""The page store and what is linked with its library, for the tests: each has a store of its own."""
+
+import signal
+import time
+from types import SimpleNamespace
+
+import pytest
+from store import ROOT, Built, Store
+
+
+def pytest_addoption(parser):
+    parser.addoption("--bin", default=ROOT / "target/release", help="where mayfly and libmayfly_merge.so are")
+    parser.addoption(
+        "--soak",
+        action="store_true",
+        help="every step, 10^5 random operations, minutes of fuzzing, half an hour of everything (an hour)",
+    )
+    parser.addoption("--seed", type=int, help="of everything random (default: from the clock)")
+    parser.addoption("--operations", type=int, help="of the random tests (default 1500, --soak 100000)")
+    parser.addoption("--seconds", type=int, help="of everything at once (--soak: 1800; else it is left out)")
+
+
+def pytest_configure(config):
+    option = config.option
+    if option.seed is None:
+        option.seed = int(time.time()) % 1_000_000
+    option.seconds = option.seconds or (1800 if option.soak else 0)
+    option.operations = option.operations or (100_000 if option.soak else 1500)
+    # So that stores and clients end with a run that is ended.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    terminalreporter.write_line(f"seed {config.option.seed} (--seed)")
+
+
+@pytest.fixture(scope="session")
+def options(request):
+    """How much of everything, and the seed of what is random."""
+    names = ("soak", "seed", "operations", "seconds")
+    return SimpleNamespace(**{name: getattr(request.config.option, name) for name in names})
+
+
+@pytest.fixture(scope="session")
+def built(request):
+    """The command, the library, and test programs that are compiled when they are first asked for."""
+    return Built(request.config.option.bin)
+
+
+@pytest.fixture
+def store(built):
+    """A store that must end when it is told to."""
+    with Store(built) as running:
+        yield running

@@ -1,0 +1,113 @@
+"""Programs that do unusual things around merging (programs/odd.c), and places where something is missing."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+from asking import ask
+from store import BUILD, NOBODY, Puppet, Store, as_user, check, status_text
+
+CASES = [
+    "places",
+    "closed files",
+    "signals",
+    "everything",
+    "quiet once",
+    "few files",
+    "little address space",
+    "small files",
+    "first call",
+]
+
+
+def run(built, store, name, *words, prefix=(), user=None):
+    """Runs it to its end; its last line."""
+    done = subprocess.run(
+        [*prefix, built.program("odd"), name, *words],
+        env=built.environment(store.socket),
+        capture_output=True,
+        text=True,
+        timeout=90,
+        **as_user(user),
+    )
+    check(done.returncode == 0, f"{status_text(done.returncode)}: {last_line(done.stderr)}")
+    said = last_line(done.stdout)
+    if said.startswith("skip: "):
+        pytest.skip(said[6:])
+    store.alive(f"after `{name}`")
+    store.empty(f"after `{name}`")
+    print(said)
+    return said
+
+
+def last_line(text):
+    return text.strip().splitlines()[-1] if text.strip() else ""
+
+
+def excluded(said, *words):
+    """What cannot be had must at least be said in the interface's manual."""
+    text = (BUILD.parent.parent / "include/mayfly_merge.h").read_text()
+    missing = [word for word in words if word not in text]
+    check(said.startswith("0 of") or not missing, f"{said}, and mayfly_merge.h does not exclude {missing}")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_odd(built, store, case):
+    run(built, store, case)
+
+
+def test_same_pid(built, store):
+    if os.geteuid() != 0 or not shutil.which("unshare"):
+        pytest.skip("needs root and unshare")
+    run(built, store, "same pid", prefix=("unshare", "--pid", "--fork"))
+
+
+def test_threads(built):
+    """Where only the userfaultfd for user mode is permitted."""
+    user = NOBODY if os.geteuid() == 0 else None
+    with Store(built, uid=user) as store:
+        run(built, store, "threads", user=user)
+
+
+def test_direct_reads(built, store):
+    """Direct I/O pins pages, which nobody can hold off."""
+    path = BUILD / "direct"
+    path.write_bytes(b"B" * 4096)
+    try:
+        excluded(run(built, store, "direct", str(path)), "O_DIRECT")
+    finally:
+        path.unlink()
+
+
+def test_kept_from_children(built, store):
+    excluded(run(built, store, "kept from children"), "MADV_WIPEONFORK", "MADV_DONTFORK")
+
+
+def test_fork_without_store(store):
+    """A child that is born while the store is away is as good as its parent."""
+    with Puppet(store) as puppet:
+        puppet.block(1, 64, 1)
+        store.kill()
+        puppet.fork()
+        puppet.do("check 1")
+        puppet.ask("advise 1 0")
+        puppet.do("check 1", "touch 1 3 9", "check 1")
+        puppet.do("unadvise 1", "check 1")
+        check(
+            puppet.private_kib(1) == 256,
+            f"after unadvise the child has {puppet.private_kib(1)} KiB of its own",
+        )
+        store.start()
+        puppet.do("advise 1 0", "check 1")
+        puppet.end()
+        store.empty("after the child has gone")
+
+
+def test_without_proc(store, built):
+    if os.geteuid() != 0 or not shutil.which("unshare"):
+        pytest.skip("needs root and unshare")
+    hide = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh"]
+    number, line = ask(built, "plain", socket=store.socket, prefix=hide)
+    check(number and "/proc" in line, f"errno {number}: {line!r}")
+    print(line)
