@@ -7,7 +7,7 @@
 //!   CDI ─ cdi ┘                      offer     where the libraries and models lie, that containers mount
 //!            │
 //!   domain ─ stores ─ cgroup         a page store for each trust domain, in a cgroup of its own
-//!   profiles ─ outbox ─ place        lifetimes of programs that ask for it, into a data set: a folder, a bucket
+//!   profiles ─ outbox ─ storage      lifetimes of programs that ask for it, into a data set: a folder, a bucket
 //!   watch, memory, standing ─ metrics ─ http   what became of it, for people and Prometheus
 //! ```
 //!
@@ -29,11 +29,11 @@ mod metrics;
 mod nri;
 mod offer;
 mod outbox;
-mod place;
 mod profiles;
 mod serve;
 mod settings;
 mod standing;
+mod storage;
 mod stores;
 mod watch;
 

@@ -1,4 +1,4 @@
-//! Profiles on their way. What was taken waits in a folder of the agent's until the place that it goes to has it: a bucket that does
+//! Profiles on their way. What was taken waits in a folder of the agent's until the storage that it goes to has it: a bucket that does
 //! not answer, refuses or is full costs no profile, and neither does an end of the agent meanwhile.
 
 use std::fs;
@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, Result};
 use tokio::sync::Notify;
 
-use crate::place::Place;
+use crate::storage::Storage;
 
 /// What of a profile goes away; the table last, for it stands for the others.
 pub const SUFFIXES: [&str; 3] = ["symbols.parquet", "pb.gz", "parquet"];
@@ -26,9 +26,9 @@ const LONGEST_LINE: usize = 2000;
 /// Where profiles wait.
 pub struct Outbox {
     folder: PathBuf,
-    place: Place,
+    storage: Storage,
     came: Notify,
-    /// Profiles that the place has taken.
+    /// Profiles that the storage has taken.
     pub kept: AtomicU64,
     /// Profiles that waited too long: newer ones needed the room.
     pub dropped: AtomicU64,
@@ -48,12 +48,12 @@ impl Outbox {
     ///
     /// # Errors
     /// The folder cannot be made.
-    pub fn new(data: &Path, place: Place) -> Result<Outbox> {
+    pub fn new(data: &Path, storage: Storage) -> Result<Outbox> {
         let folder = data.join("outbox");
         fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o700))?;
         let zero = || AtomicU64::new(0);
-        let outbox = Outbox { folder, place, came: Notify::new(), kept: zero(), dropped: zero() };
+        let outbox = Outbox { folder, storage, came: Notify::new(), kept: zero(), dropped: zero() };
         // An agent that was killed while it moved a profile in has left parts without their table.
         for file in files_below(&outbox.folder) {
             let text = file.to_string_lossy();
@@ -127,7 +127,7 @@ impl Outbox {
         for Waiting { key, .. } in waiting {
             for suffix in SUFFIXES {
                 let file = with(&self.folder.join(&key), suffix);
-                let put = self.place.put(&format!("{key}.{suffix}"), &file).await;
+                let put = self.storage.put(&format!("{key}.{suffix}"), &file).await;
                 put.inspect_err(|_| *failed = Some(key.clone()))?;
             }
             self.remove(&key);
@@ -195,8 +195,8 @@ mod tests {
     const KEY: &str = "namespace=a/workload=b/version=1/pod.main.1.1";
 
     fn outbox(data: &Path) -> Outbox {
-        let place = data.join("place");
-        Outbox::new(data, Place::of(place.to_str().unwrap()).unwrap()).unwrap()
+        let storage = data.join("storage");
+        Outbox::new(data, Storage::of(storage.to_str().unwrap()).unwrap()).unwrap()
     }
 
     fn taken(outbox: &Outbox, data: &Path, key: &str, bytes: u64) {
@@ -212,15 +212,15 @@ mod tests {
         let data = tempfile::tempdir().unwrap();
         let outbox = outbox(data.path());
         // Where the first one's folder would be is a file: it cannot be put there.
-        fs::write(data.path().join("place/namespace=bad"), "").unwrap();
+        fs::write(data.path().join("storage/namespace=bad"), "").unwrap();
         taken(&outbox, data.path(), "namespace=bad/workload=b/version=1/x.main.1.1", 1);
         taken(&outbox, data.path(), KEY, 1);
         let mut failed = None;
         assert!(outbox.send(&mut failed).await.is_err());
         assert!(outbox.send(&mut failed).await.is_err());
         assert_eq!((outbox.waiting().len(), outbox.kept.load(Ordering::Relaxed)), (1, 1));
-        assert!(SUFFIXES.iter().all(|suffix| with(&data.path().join("place").join(KEY), suffix).exists()));
-        fs::remove_file(data.path().join("place/namespace=bad")).unwrap();
+        assert!(SUFFIXES.iter().all(|suffix| with(&data.path().join("storage").join(KEY), suffix).exists()));
+        fs::remove_file(data.path().join("storage/namespace=bad")).unwrap();
         outbox.send(&mut failed).await.unwrap();
         assert_eq!(outbox.waiting(), []);
         assert_eq!(fs::read_dir(data.path().join("outbox")).unwrap().count(), 0);

@@ -173,7 +173,7 @@ impl Profiles {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::place::Place;
+    use crate::storage::Storage;
 
     fn pod(labels: &[(&str, &str)]) -> Pod {
         let labels = labels.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
@@ -203,8 +203,8 @@ mod tests {
     #[test]
     fn folders_of_containers_that_are_gone_go() {
         let data = tempfile::tempdir().unwrap();
-        let place = Place::of(data.path().join("profiles").to_str().unwrap()).unwrap();
-        let outbox = Outbox::new(data.path(), place).unwrap();
+        let storage = Storage::of(data.path().join("profiles").to_str().unwrap()).unwrap();
+        let outbox = Outbox::new(data.path(), storage).unwrap();
         let profiles = Profiles::new(Path::new("mayfly"), data.path(), outbox).unwrap();
         let [one, two] = ["one", "two"].map(|id| profiles.folder(id).unwrap());
         profiles.keep_only([&"two".to_owned()].into_iter());

@@ -10,9 +10,9 @@ use crate::cgroup::Parent;
 use crate::domain::Domain;
 use crate::offer::Offer;
 use crate::outbox::Outbox;
-use crate::place::Place;
 use crate::profiles::Profiles;
 use crate::settings::Settings;
+use crate::storage::Storage;
 use crate::stores::{Members, Program, Stores};
 use crate::{http, metrics, standing};
 
@@ -21,7 +21,7 @@ use crate::{http, metrics, standing};
 /// # Errors
 /// What is needed is not there: libraries, the folder, the address.
 pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<()> {
-    let place = Place::of(&settings.profiles)?;
+    let storage = Storage::of(&settings.profiles)?;
     let offer = Offer::prepare(
         &settings.data,
         &settings.glibc,
@@ -36,7 +36,7 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
         .ok();
     let program = Program { path: settings.program.clone(), most_bytes: settings.store_bytes };
     let stores = Stores::start(&settings.data, program, cgroups)?;
-    let outbox = Outbox::new(&settings.data, place)?;
+    let outbox = Outbox::new(&settings.data, storage)?;
     let profiles = Arc::new(Profiles::new(&settings.program, &settings.data, outbox)?);
     let agent = Arc::new(Agent::new(settings.clone(), offer, stores.clone(), profiles));
     agent.write_cdi()?;

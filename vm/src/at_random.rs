@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use vm_protocol::{Layout, Mode, Spawn};
 
-use crate::book::Book;
 use crate::error::Error;
 use crate::keeper;
 use crate::model::{BYTES, Fault, Model};
 use crate::partition::State;
 use crate::pool::{Place, Pool};
+use crate::record::Record;
 
 const PARTITIONS: u32 = 4;
 const PATIENCE: Duration = Duration::from_millis(25);
@@ -104,9 +104,9 @@ fn perform(pool: &Pool<Model>, action: Action) {
         Action::AgentReturns => model.agent_returns(),
         Action::LateNews => {
             let truth = model.truth.lock().unwrap();
-            model.book.agent_lost();
+            model.record.agent_lost();
             if truth.alive {
-                model.book.agent_came();
+                model.record.agent_came();
             }
         }
         Action::Fault(fault) => model.truth.lock().unwrap().faults.push(fault),
@@ -116,13 +116,13 @@ fn perform(pool: &Pool<Model>, action: Action) {
 
 /// A pool over a model, with its keeper.
 fn start() -> (Arc<Pool<Model>>, std::thread::JoinHandle<()>) {
-    let book = Arc::new(Book::new(PARTITIONS));
-    let model = Model { truth: Mutex::default(), book: Arc::clone(&book) };
+    let record = Arc::new(Record::new(PARTITIONS));
+    let model = Model { truth: Mutex::default(), record: Arc::clone(&record) };
     let layout =
         Layout { mode: Mode::Nodes, partition_bytes: vec![BYTES; PARTITIONS as usize], shared_bytes: BYTES };
-    let pool = Arc::new(Pool::new(model, Arc::clone(&book), layout, u64::MAX, PATIENCE));
+    let pool = Arc::new(Pool::new(model, Arc::clone(&record), layout, u64::MAX, PATIENCE));
     let kept = Arc::downgrade(&pool);
-    let keeper = std::thread::spawn(move || keeper::keep(&book, &kept));
+    let keeper = std::thread::spawn(move || keeper::keep(&record, &kept));
     pool.machine.agent_returns();
     (pool, keeper)
 }
@@ -131,9 +131,9 @@ fn start() -> (Arc<Pool<Model>>, std::thread::JoinHandle<()>) {
 fn settle(pool: &Pool<Model>) -> Result<(), TestCaseError> {
     pool.machine.truth.lock().unwrap().faults.clear();
     pool.machine.agent_returns();
-    let quiet = pool.book.wait(Instant::now() + Duration::from_secs(20), |page| {
-        let settled = page.require_guest().is_ok()
-            && page.partitions.iter().all(|partition| {
+    let quiet = pool.record.wait(Instant::now() + Duration::from_secs(20), |known| {
+        let settled = known.require_guest().is_ok()
+            && known.partitions.iter().all(|partition| {
                 !partition.driven
                     && matches!(
                         partition.state,
@@ -146,19 +146,20 @@ fn settle(pool: &Pool<Model>) -> Result<(), TestCaseError> {
     let until = Instant::now() + Duration::from_secs(20);
     let is_late = || {
         let held = pool.machine.truth.lock().unwrap().held.clone();
-        let page = pool.book.read();
-        page.partitions
+        let known = pool.record.read();
+        known
+            .partitions
             .iter()
             .any(|one| matches!(one.state, State::Held { .. }) && !held.contains(&one.number))
     };
     while is_late() && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(1));
     }
-    let page = pool.book.read();
-    let states: Vec<_> = page.partitions.iter().map(|partition| partition.state.clone()).collect();
-    prop_assert!(quiet.is_some(), "never settled: {states:?}, {:?}", page.line);
-    // The keeper may be asking about what is held: nobody may have the book and wait for the truth.
-    drop(page);
+    let known = pool.record.read();
+    let states: Vec<_> = known.partitions.iter().map(|partition| partition.state.clone()).collect();
+    prop_assert!(quiet.is_some(), "never settled: {states:?}, {:?}", known.line);
+    // The keeper may be asking about what is held: nobody may have the record and wait for the truth.
+    drop(known);
     let truth = pool.machine.truth.lock().unwrap();
     prop_assert!(truth.wrong.is_empty(), "{:?}", truth.wrong);
     for (number, state) in (0..).zip(&states) {
@@ -213,8 +214,8 @@ fn give_back(pool: &Pool<Model>) -> Result<(), TestCaseError> {
 }
 
 fn end(pool: Arc<Pool<Model>>, keeper: std::thread::JoinHandle<()>) -> Result<(), TestCaseError> {
-    pool.book.ended("test".to_string());
-    prop_assert!(pool.book.read().partitions.iter().all(|partition| partition.state == State::Absent));
+    pool.record.ended("test".to_string());
+    prop_assert!(pool.record.read().partitions.iter().all(|partition| partition.state == State::Absent));
     prop_assert_eq!(pool.plug(None), Err(Error::Ended("test".to_string())));
     drop(pool);
     keeper.join().unwrap();
@@ -265,10 +266,10 @@ proptest! {
             pool.machine.qemu_dies(Duration::from_micros(slowly_us));
         });
         // The keeper may have been at work.
-        let at_rest = pool.book.wait(Instant::now() + Duration::from_secs(60), |page| {
-            page.partitions.iter().all(|partition| !partition.driven).then_some(())
+        let at_rest = pool.record.wait(Instant::now() + Duration::from_secs(60), |known| {
+            known.partitions.iter().all(|partition| !partition.driven).then_some(())
         });
-        let states: Vec<_> = pool.book.read().partitions.iter().map(|partition| partition.state.clone()).collect();
+        let states: Vec<_> = pool.record.read().partitions.iter().map(|partition| partition.state.clone()).collect();
         prop_assert!(at_rest.is_some(), "somebody is still at work: {states:?}");
         prop_assert!(states.iter().all(|state| *state == State::Absent), "{states:?}");
         let killed = Error::Ended("killed".to_string());

@@ -7,25 +7,25 @@ use std::time::{Duration, Instant};
 use tracing::{info, warn};
 use vm_protocol::{Answer, ErrorKind, Mode, Operation, Refusal, VERSION};
 
-use crate::book::{Book, Line, Page};
 use crate::error::Error;
 use crate::guest::AskError;
 use crate::partition::{Partition, State};
 use crate::pool::{Machine, Pool};
+use crate::record::{Known, Line, Record};
 
 /// Between two attempts at what does not work.
 const PAUSE: Duration = if cfg!(test) { Duration::from_millis(2) } else { Duration::from_secs(1) };
 
 /// Works until the VM has ended or `pool` is dropped.
-pub(crate) fn keep<M: Machine>(book: &Arc<Book>, pool: &Weak<Pool<M>>) {
+pub(crate) fn keep<M: Machine>(record: &Arc<Record>, pool: &Weak<Pool<M>>) {
     loop {
-        let work = |page: &Page| match &page.line {
+        let work = |known: &Known| match &known.line {
             Line::Ended(_) => Some(None),
             Line::New => Some(Some(Work::Greet)),
-            Line::Up(_) => abandoned(page).map(|all| Some(Work::Abandoned(all))),
+            Line::Up(_) => abandoned(known).map(|all| Some(Work::Abandoned(all))),
             Line::Down(_) => None,
         };
-        let found = book.wait(Instant::now() + PAUSE, work);
+        let found = record.wait(Instant::now() + PAUSE, work);
         let Some(pool) = pool.upgrade() else { return };
         match found {
             None => pool.look_at_held(),
@@ -49,8 +49,8 @@ pub(crate) enum Work {
     Abandoned(Vec<(u32, State)>),
 }
 
-fn abandoned(page: &Page) -> Option<Vec<(u32, State)>> {
-    let all: Vec<_> = page
+fn abandoned(known: &Known) -> Option<Vec<(u32, State)>> {
+    let all: Vec<_> = known
         .partitions
         .iter()
         .filter(|partition| partition.is_abandoned())
@@ -82,7 +82,7 @@ impl<M: Machine> Pool<M> {
         let is_held =
             |partition: &&Partition| matches!(partition.state, State::Held { .. }) && !partition.driven;
         let held: Vec<_> =
-            self.book.read().partitions.iter().filter(is_held).map(|partition| partition.number).collect();
+            self.record.read().partitions.iter().filter(is_held).map(|partition| partition.number).collect();
         held.into_iter().for_each(|number| self.look_at(number));
     }
 
@@ -93,7 +93,7 @@ impl<M: Machine> Pool<M> {
         if self.has_nodes()
             && let Ok(Answer::Confirmed { held, .. }) = self.machine.ask(op, self.patience)
         {
-            self.book.write(|page| page.look_at(Some(number), held));
+            self.record.write(|known| known.look_at(Some(number), held));
         }
     }
 
@@ -122,8 +122,8 @@ impl<M: Machine> Pool<M> {
         let mut requests = vec![hello];
         if self.has_nodes() {
             let timeout_ms = self.patience.as_millis() as u64;
-            let page = self.book.read();
-            let settled = page.partitions.iter().filter(|partition| {
+            let known = self.record.read();
+            let settled = known.partitions.iter().filter(|partition| {
                 !matches!(partition.state, State::Absent | State::Plugging | State::Unplugging)
             });
             requests.extend(settled.map(|partition| Operation::PlugConfirm {
@@ -141,7 +141,7 @@ impl<M: Machine> Pool<M> {
             };
             match self.machine.ask(request, self.patience) {
                 Ok(Answer::Hello(agent)) => met = Some(agent),
-                Ok(Answer::Confirmed { held, .. }) => self.book.write(|page| page.look_at(about, held)),
+                Ok(Answer::Confirmed { held, .. }) => self.record.write(|known| known.look_at(about, held)),
                 Ok(_) => {}
                 // One partition that is not as it should be must not keep the others from being used.
                 Err(AskError::Refused(refusal)) if !greeting => warn!("{}", refusal.message),
@@ -159,10 +159,10 @@ impl<M: Machine> Pool<M> {
             );
             return Err(Error::Refused(Refusal { kind: ErrorKind::WrongKernel, message }));
         }
-        self.book.write(|page| {
-            if page.line == Line::New {
+        self.record.write(|known| {
+            if known.line == Line::New {
                 info!(kernel = agent.kernel, "the guest's agent answers");
-                page.line = Line::Up(agent);
+                known.line = Line::Up(agent);
             }
         });
         Ok(())

@@ -8,7 +8,6 @@
 //! guest, its agent or a request failed.
 
 pub mod accelerator;
-mod book;
 pub mod cache;
 pub mod control;
 mod device;
@@ -22,6 +21,7 @@ pub mod partition;
 mod plug;
 mod pool;
 mod qemu;
+mod record;
 pub mod report;
 pub mod settings;
 mod spawn;

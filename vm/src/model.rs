@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use vm_protocol::{Agent, Answer, ErrorKind, Event, ExitReason, Operation, Refusal};
 
-use crate::book::Book;
 use crate::device::Device;
 use crate::error::Error;
 use crate::guest::AskError;
 use crate::pool::Machine;
+use crate::record::Record;
 
 /// The size of each partition.
 pub(crate) const BYTES: u64 = 128 << 20;
@@ -53,7 +53,7 @@ pub(crate) struct Truth {
 
 pub(crate) struct Model {
     pub(crate) truth: Mutex<Truth>,
-    pub(crate) book: Arc<Book>,
+    pub(crate) record: Arc<Record>,
 }
 
 impl Truth {
@@ -159,14 +159,14 @@ impl Model {
     pub(crate) fn qemu_dies(&self, meanwhile: Duration) {
         self.truth.lock().unwrap().ended = true;
         std::thread::sleep(meanwhile);
-        self.book.agent_lost();
+        self.record.agent_lost();
         std::thread::sleep(meanwhile);
-        self.book.ended("killed".to_string());
+        self.record.ended("killed".to_string());
     }
 
     fn tell(&self, events: Vec<Event>) {
         for event in events {
-            self.book.agent_event(event);
+            self.record.agent_event(event);
         }
     }
 
@@ -175,7 +175,7 @@ impl Model {
         if truth.alive {
             truth.die();
             // Under the lock, so that news comes in the order in which it happened.
-            self.book.agent_lost();
+            self.record.agent_lost();
         }
     }
 
@@ -188,7 +188,7 @@ impl Model {
             }
             truth.alive = true;
             truth.agent_id += 1;
-            self.book.agent_event(Event::Ready(truth.agent()));
+            self.record.agent_event(Event::Ready(truth.agent()));
         }
     }
 
@@ -205,7 +205,7 @@ impl Model {
         truth.leaking.remove(&partition);
         if truth.held.remove(&partition) && truth.alive && partition.is_multiple_of(2) {
             // Half of the time the news is lost.
-            self.book.agent_event(Event::Released { partition });
+            self.record.agent_event(Event::Released { partition });
         }
     }
 
@@ -291,7 +291,7 @@ impl Machine for Model {
         };
         self.tell(events);
         if answer == Err(AskError::Lost) {
-            self.book.agent_lost();
+            self.record.agent_lost();
         }
         answer
     }

@@ -14,25 +14,25 @@ use crate::report::{Plugged, Unplugged};
 impl<M: Machine> Pool<M> {
     /// Gives a partition memory: the one of that number, or the first absent one.
     pub(crate) fn plug(&self, number: Option<u32>) -> Result<Plugged, Error> {
-        let turn = self.begin(|page| {
-            page.require_guest()?;
-            let absent = || page.partitions.iter().find(|partition| partition.state == State::Absent);
+        let guard = self.begin(|known| {
+            known.require_guest()?;
+            let absent = || known.partitions.iter().find(|partition| partition.state == State::Absent);
             let number = match number {
                 Some(number) => number,
                 None => absent()
                     .map(|partition| partition.number)
                     .ok_or(Error::AllPlugged(self.layout.partitions()))?,
             };
-            let there = page.partitions.iter().filter(|partition| partition.state != State::Absent);
+            let there = known.partitions.iter().filter(|partition| partition.state != State::Absent);
             let has_bytes = self.layout.shared_bytes
                 + there.map(|partition| self.layout.bytes_of(partition.number)).sum::<u64>();
             let bytes = self.layout.bytes_of(number);
-            if page.partition(number)?.state == State::Absent && has_bytes + bytes > self.limit_bytes {
+            if known.partition(number)?.state == State::Absent && has_bytes + bytes > self.limit_bytes {
                 return Err(Error::Limit { limit_bytes: self.limit_bytes, has_bytes });
             }
             Ok((number, Event::Plug))
         })?;
-        let number = turn.number;
+        let number = guard.number;
         let deadline = Instant::now() + self.patience;
         let outcome = match self.layout.mode {
             Mode::Static => Ok((0, 0)),
@@ -43,13 +43,13 @@ impl<M: Machine> Pool<M> {
         };
         match outcome {
             Ok((device_ns, total_ns)) => {
-                turn.enter(Event::Plugged);
+                guard.enter(Event::Plugged);
                 Ok(Plugged { partition: number, device_ns, total_ns })
             }
             Err(error) => {
-                turn.enter(Event::PlugFailed);
+                guard.enter(Event::PlugFailed);
                 if self.shrink(number, Instant::now() + self.patience).is_ok() {
-                    turn.enter(Event::Unplugged);
+                    guard.enter(Event::Unplugged);
                 }
                 Err(error)
             }
@@ -58,9 +58,9 @@ impl<M: Machine> Pool<M> {
 
     /// Takes an empty partition's memory back. A used one is refused before anybody is asked.
     pub(crate) fn unplug(&self, number: u32) -> Result<Unplugged, Error> {
-        let turn = self.begin(|page| {
-            page.require_guest()?;
-            page.partition(number)?;
+        let guard = self.begin(|known| {
+            known.require_guest()?;
+            known.partition(number)?;
             Ok((number, Event::Unplug))
         })?;
         let deadline = Instant::now() + self.patience;
@@ -74,9 +74,9 @@ impl<M: Machine> Pool<M> {
             ) {
                 Ok(_) => {}
                 Err(Error::Refused(refusal)) => {
-                    if !turn.resumed || self.give_back(number).is_ok() {
-                        turn.enter(Event::UnplugGivenUp);
-                        turn.enter_if_held(&refusal);
+                    if !guard.resumed || self.give_back(number).is_ok() {
+                        guard.enter(Event::UnplugGivenUp);
+                        guard.enter_if_held(&refusal);
                     }
                     return Err(Error::refused(number, refusal));
                 }
@@ -91,7 +91,7 @@ impl<M: Machine> Pool<M> {
                 let device_ns = offline_ns + shrink_ns;
                 let total_ns = elapsed_ns(started);
                 let host_after_bytes = self.machine.resident_bytes();
-                turn.enter(Event::Unplugged);
+                guard.enter(Event::Unplugged);
                 Ok(Unplugged {
                     partition: number,
                     prepare_ns,
@@ -104,7 +104,7 @@ impl<M: Machine> Pool<M> {
             Err(error) if is_timeout(&error) => {
                 let back = self.give_back(number);
                 if back.is_ok() {
-                    turn.enter(Event::UnplugGivenUp);
+                    guard.enter(Event::UnplugGivenUp);
                 }
                 let consequence = match back {
                     Ok(()) => "; it was given up and the partition is whole again",

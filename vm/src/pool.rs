@@ -1,7 +1,7 @@
-//! The partitions of a VM, and whose turn it is to work on one. The operations are in [`crate::plug`] (plug, unplug) and
+//! The partitions of a VM, and who works on one. The operations are in [`crate::plug`] (plug, unplug) and
 //! [`crate::spawn`] (spawn, stop, wait).
 //!
-//! The rule that keeps a partition from leaking: whoever is at work on one holds a [`Turn`]; when the turn ends and the
+//! The rule that keeps a partition from leaking: whoever is at work on one holds a [`PartitionGuard`]; when that is dropped and the
 //! partition is still on its way (plugging, draining, unplugging), it is abandoned, and the keeper goes on with it.
 
 use std::sync::{Arc, Mutex};
@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use vm_protocol::{Answer, ErrorKind, Layout, Mode, Operation, Refusal};
 
-use crate::book::{Book, Line, Page};
 use crate::device::Device;
 use crate::error::Error;
 use crate::guest::AskError;
 use crate::partition::{Event, State};
+use crate::record::{Known, Line, Record};
 
 /// What operations need of QEMU, the agent and the host.
 pub(crate) trait Machine: Send + Sync {
@@ -43,7 +43,7 @@ pub enum Place {
 /// The partitions of one VM.
 pub(crate) struct Pool<M> {
     pub(crate) machine: M,
-    pub(crate) book: Arc<Book>,
+    pub(crate) record: Arc<Record>,
     pub(crate) layout: Layout,
     pub(crate) patience: Duration,
     pub(crate) limit_bytes: u64,
@@ -52,22 +52,22 @@ pub(crate) struct Pool<M> {
 }
 
 /// Somebody is at work on a partition, until this is dropped.
-pub(crate) struct Turn<'a> {
-    book: &'a Book,
+pub(crate) struct PartitionGuard<'a> {
+    record: &'a Record,
     pub(crate) number: u32,
     /// Somebody was at work on it before and left it on its way: it may not be whole.
     pub(crate) resumed: bool,
 }
 
-impl Drop for Turn<'_> {
+impl Drop for PartitionGuard<'_> {
     fn drop(&mut self) {
-        self.book.write(|page| page.partitions[self.number as usize].driven = false);
+        self.record.write(|known| known.partitions[self.number as usize].driven = false);
     }
 }
 
-impl Turn<'_> {
+impl PartitionGuard<'_> {
     pub(crate) fn enter(&self, event: Event) {
-        self.book.write(|page| page.enter(self.number, event));
+        self.record.write(|known| known.enter(self.number, event));
     }
 
     /// Enters that the partition is held, if that is why the agent refused something.
@@ -81,24 +81,24 @@ impl Turn<'_> {
 impl<M: Machine> Pool<M> {
     pub(crate) fn new(
         machine: M,
-        book: Arc<Book>,
+        record: Arc<Record>,
         layout: Layout,
         limit_bytes: u64,
         patience: Duration,
     ) -> Pool<M> {
         let plain = Mutex::new(vec![false; layout.partition_bytes.len()]);
-        Pool { machine, book, layout, patience, limit_bytes, plain }
+        Pool { machine, record, layout, patience, limit_bytes, plain }
     }
 
     /// Asks the agent; when it dies, asks its successor. Only for requests that can be made twice.
     pub(crate) fn ask_until(&self, op: Operation, deadline: Instant, what: &str) -> Result<Answer, Error> {
         loop {
-            let up = self.book.wait(deadline, |page| match page.line {
-                Line::Up(_) | Line::Ended(_) => Some(page.require_guest()),
+            let up = self.record.wait(deadline, |known| match known.line {
+                Line::Up(_) | Line::Ended(_) => Some(known.require_guest()),
                 _ => None,
             });
             let Some(up) = up else {
-                return self.book.read().require_guest().and(Err(self.timed_out(what)));
+                return self.record.read().require_guest().and(Err(self.timed_out(what)));
             };
             up?;
             let left = deadline.saturating_duration_since(Instant::now());
@@ -129,15 +129,15 @@ impl<M: Machine> Pool<M> {
         }
     }
 
-    /// Enters what is about to be done to a partition and takes the turn.
+    /// Enters what is about to be done to a partition and gives the guard of it.
     pub(crate) fn begin<'e>(
         &self,
-        decide: impl Fn(&mut Page) -> Result<(u32, Event<'e>), Error>,
-    ) -> Result<Turn<'_>, Error> {
+        decide: impl Fn(&mut Known) -> Result<(u32, Event<'e>), Error>,
+    ) -> Result<PartitionGuard<'_>, Error> {
         loop {
-            let turn = self.book.write(|page| {
-                let (number, event) = decide(page)?;
-                let partition = page.partition(number)?;
+            let guard = self.record.write(|known| {
+                let (number, event) = decide(known)?;
+                let partition = known.partition(number)?;
                 let mut next = partition.clone();
                 next.apply(event)?;
                 if partition.driven
@@ -151,11 +151,11 @@ impl<M: Machine> Pool<M> {
                 let resumed = partition.is_abandoned();
                 next.driven = true;
                 *partition = next;
-                Ok(Some(Turn { book: &self.book, number, resumed }))
+                Ok(Some(PartitionGuard { record: &self.record, number, resumed }))
             })?;
-            match turn {
-                Some(turn) => return Ok(turn),
-                // Whoever brought it there is about to end the turn.
+            match guard {
+                Some(guard) => return Ok(guard),
+                // Whoever brought it there is about to drop the guard.
                 None => std::thread::sleep(Duration::from_millis(1)),
             }
         }

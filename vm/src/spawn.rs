@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use vm_protocol::{Answer, ErrorKind, ExitReason, Mode, Operation, Spawn};
 
-use crate::book::Page;
 use crate::error::Error;
 use crate::guest::AskError;
 use crate::partition::{Event, State};
 use crate::pool::{Machine, Place, Pool, elapsed_ns};
+use crate::record::Known;
 use crate::report::Spawned;
 
 impl<M: Machine> Pool<M> {
@@ -23,23 +23,23 @@ impl<M: Machine> Pool<M> {
         }
         let name = spawn.instance.clone();
         let started = Instant::now();
-        let claim = |page: &mut Page| {
-            page.require_guest()?;
-            if page.runs(&name) {
+        let claim = |known: &mut Known| {
+            known.require_guest()?;
+            if known.runs(&name) {
                 return Err(Error::InstanceExists(name.clone()));
             }
             Ok(())
         };
-        let mut turns = Vec::new();
+        let mut guards = Vec::new();
         match place {
-            Place::Outside => self.book.write(|page| {
-                claim(page)?;
-                page.outside.insert(name.clone());
+            Place::Outside => self.record.write(|known| {
+                claim(known)?;
+                known.outside.insert(name.clone());
                 Ok(())
             })?,
-            place => turns.push(self.begin(|page| {
-                claim(page)?;
-                let ready = page
+            place => guards.push(self.begin(|known| {
+                claim(known)?;
+                let ready = known
                     .partitions
                     .iter()
                     .find(|partition| partition.state == State::Ready && !partition.driven);
@@ -47,25 +47,27 @@ impl<M: Machine> Pool<M> {
                     Place::Partition(number) => number,
                     _ => ready.ok_or(Error::NoneReady)?.number,
                 };
-                page.partition(number)?;
+                known.partition(number)?;
                 Ok((number, Event::Spawn(name.as_str())))
             })?),
         }
-        spawn.partition = turns.first().map(|turn| turn.number);
+        spawn.partition = guards.first().map(|guard| guard.number);
         for &number in &spawn.more {
-            let turn =
-                self.begin(|page| page.partition(number).map(|_| (number, Event::Spawn(name.as_str()))));
-            turns.push(
-                turn.inspect_err(|_| turns.iter().for_each(|turn| turn.enter(Event::SpawnRefused(&name))))?,
+            let guard =
+                self.begin(|known| known.partition(number).map(|_| (number, Event::Spawn(name.as_str()))));
+            guards.push(
+                guard.inspect_err(|_| {
+                    guards.iter().for_each(|guard| guard.enter(Event::SpawnRefused(&name)))
+                })?,
             );
         }
         let (partition, more) = (spawn.partition, spawn.more.clone());
         let outcome = self.machine.ask(Operation::Spawn(spawn), self.patience);
-        let enter = |event: Event, runs: bool| match &turns[..] {
-            [] if !runs => self.book.write(|page| {
-                page.outside.remove(&name);
+        let enter = |event: Event, runs: bool| match &guards[..] {
+            [] if !runs => self.record.write(|known| {
+                known.outside.remove(&name);
             }),
-            turns => turns.iter().for_each(|turn| turn.enter(event.clone())),
+            guards => guards.iter().for_each(|guard| guard.enter(event.clone())),
         };
         match outcome {
             Ok(Answer::Spawned { pid }) => {
@@ -77,15 +79,15 @@ impl<M: Machine> Pool<M> {
             }
             Err(AskError::Refused(refusal)) => {
                 enter(Event::SpawnRefused(&name), false);
-                match &turns[..] {
+                match &guards[..] {
                     [] => Err(Error::Refused(refusal)),
-                    [turn] => {
-                        turn.enter_if_held(&refusal);
-                        Err(Error::refused(turn.number, refusal))
+                    [guard] => {
+                        guard.enter_if_held(&refusal);
+                        Err(Error::refused(guard.number, refusal))
                     }
                     // It does not say which of them is held.
-                    turns => {
-                        turns.iter().for_each(|turn| self.look_at(turn.number));
+                    guards => {
+                        guards.iter().for_each(|guard| self.look_at(guard.number));
                         Err(Error::Refused(refusal))
                     }
                 }
@@ -97,7 +99,7 @@ impl<M: Machine> Pool<M> {
             // The agent's death, or the VM's, was entered by those who saw it, or soon will be.
             Err(AskError::Lost) => {
                 enter(Event::SpawnUnsure(&name), true);
-                self.book.read().require_guest()?;
+                self.record.read().require_guest()?;
                 Err(Error::AgentLost(format!("start {name}")))
             }
             Err(AskError::TimedOut) => {
@@ -111,15 +113,15 @@ impl<M: Machine> Pool<M> {
     /// Ends an instance; returns when all its processes are gone.
     pub(crate) fn stop(&self, instance: &str, grace: Duration) -> Result<ExitReason, Error> {
         let numbers = {
-            let page = self.book.read();
-            page.require_guest()?;
-            if !page.runs(instance) {
+            let known = self.record.read();
+            known.require_guest()?;
+            if !known.runs(instance) {
                 return Err(Error::NoSuchInstance(instance.to_string()));
             }
-            page.partitions_of(instance)
+            known.partitions_of(instance)
         };
         let number = numbers.first().copied();
-        let turn = match number {
+        let guard = match number {
             Some(number) => Some(self.begin(|_| Ok((number, Event::Stop(instance))))?),
             None => None,
         };
@@ -131,36 +133,36 @@ impl<M: Machine> Pool<M> {
             // It ended by itself, or with the agent.
             Err(error) if error.is_refusal(ErrorKind::NoSuchInstance) => {
                 seen_to = false;
-                self.book.read().reason(instance).unwrap_or(ExitReason::AgentLost)
+                self.record.read().reason(instance).unwrap_or(ExitReason::AgentLost)
             }
             Err(error) => return Err(error),
         };
         // The event that it exited came before the answer. If it did not, its agent died; and then only this partition
         // may be touched: by now another instance may have the name.
-        self.book.write(|page| match number {
-            Some(number) if page.partitions[number as usize].state.instance() == Some(instance) => {
-                page.exited(instance, reason);
+        self.record.write(|known| match number {
+            Some(number) if known.partitions[number as usize].state.instance() == Some(instance) => {
+                known.exited(instance, reason);
             }
             Some(_) => {}
             None => {
-                page.outside.remove(instance);
+                known.outside.remove(instance);
             }
         });
         // Nobody has said how it left its partitions.
         if !seen_to {
             numbers.into_iter().for_each(|number| self.look_at(number));
         }
-        drop(turn);
+        drop(guard);
         Ok(reason)
     }
 
     /// Waits until an instance has ended.
     pub(crate) fn wait(&self, instance: &str, deadline: Instant) -> Result<Option<ExitReason>, Error> {
-        let over = |page: &Page| match page.runs(instance) {
+        let over = |known: &Known| match known.runs(instance) {
             true => None,
-            false => Some(page.reason(instance).ok_or(Error::NoSuchInstance(instance.to_string()))),
+            false => Some(known.reason(instance).ok_or(Error::NoSuchInstance(instance.to_string()))),
         };
-        self.book.wait(deadline, over).transpose()
+        self.record.wait(deadline, over).transpose()
     }
 }
 

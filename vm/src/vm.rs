@@ -9,7 +9,6 @@ use tracing::warn;
 use vm_protocol::{Answer, ErrorKind, ExitReason, InstanceInfo, Layout, Mode, Operation, Spawn};
 
 use crate::accelerator::Accelerator;
-use crate::book::{Book, Line};
 use crate::cache;
 use crate::control::Output;
 use crate::device::Device;
@@ -20,6 +19,7 @@ use crate::hypervisor::{Hypervisor, News};
 use crate::keeper;
 use crate::pool::{Machine, Place, Pool};
 use crate::qemu;
+use crate::record::{Line, Record};
 use crate::report::{GuestStatus, Memory, Plugged, Spawned, Status, Unplugged};
 use crate::settings::Settings;
 
@@ -99,14 +99,14 @@ impl Vm {
 
     fn boot_once(settings: &Settings, program: &Path, accelerator: Accelerator) -> Result<Vm, Error> {
         let started = Instant::now();
-        let book = Arc::new(Book::new(settings.layout.partitions()));
-        let told = Arc::clone(&book);
+        let record = Arc::new(Record::new(settings.layout.partitions()));
+        let told = Arc::clone(&record);
         let qemu::Started { process, agent, relay, console } =
             qemu::start(program, settings, accelerator, move |why| told.ended(why))?;
-        let told = Arc::clone(&book);
+        let told = Arc::clone(&record);
         let guest = Guest::new(agent, move |event| told.agent_event(event));
         let guest = Arc::new(guest.map_err(|error| Error::Failed(format!("the agent's port: {error}")))?);
-        let (told, line) = (Arc::clone(&book), Arc::clone(&guest));
+        let (told, line) = (Arc::clone(&record), Arc::clone(&guest));
         let hypervisor = process.greet(move |news| match news {
             News::AgentCame => told.agent_came(),
             News::AgentLost => {
@@ -114,12 +114,12 @@ impl Vm {
                 line.lose_requests();
             }
         });
-        let hypervisor = Box::new(hypervisor.map_err(|error| why_it_ended(&book).unwrap_or(error))?);
+        let hypervisor = Box::new(hypervisor.map_err(|error| why_it_ended(&record).unwrap_or(error))?);
         let machine = Running { hypervisor, guest };
         let limit = settings.limit_bytes();
         let pool = Arc::new(Pool::new(
             machine,
-            Arc::clone(&book),
+            Arc::clone(&record),
             settings.layout.clone(),
             limit,
             settings.patience,
@@ -141,14 +141,14 @@ impl Vm {
         let kept = Arc::downgrade(&pool);
         std::thread::Builder::new()
             .name("vm-keeper".to_string())
-            .spawn(move || keeper::keep(&book, &kept))
+            .spawn(move || keeper::keep(&record, &kept))
             .map_err(|error| Error::Failed(format!("cannot start a thread: {error}")))?;
         vm.plug_shared(settings)?;
         Ok(vm)
     }
 
     fn wait_for_agent(&self, deadline: Instant) -> Result<(), Error> {
-        let met = self.pool.book.wait(deadline, |page| match &page.line {
+        let met = self.pool.record.wait(deadline, |known| match &known.line {
             Line::New | Line::Up(_) => Some(Ok(())),
             Line::Ended(why) => Some(Err(Error::Ended(why.clone()))),
             _ => None,
@@ -289,17 +289,17 @@ impl Vm {
 
     /// The state of everything, without asking the guest.
     pub fn status(&self) -> Status {
-        let page = self.pool.book.read();
+        let known = self.pool.record.read();
         Status {
             name: self.name.clone(),
             qemu_pid: self.qemu_pid(),
             accelerator: self.accelerator.to_string(),
             layout: self.pool.layout.clone(),
-            guest: page.guest_status(),
+            guest: known.guest_status(),
             boot_ns: self.boot.as_nanos() as u64,
             host_resident_bytes: resident_bytes(self.qemu_pid()),
-            partitions: page.partitions.iter().map(|partition| partition.state.clone()).collect(),
-            outside: page.outside.iter().cloned().collect(),
+            partitions: known.partitions.iter().map(|partition| partition.state.clone()).collect(),
+            outside: known.outside.iter().cloned().collect(),
         }
     }
 
@@ -325,7 +325,7 @@ impl Vm {
 
     /// Waits until QEMU has ended; says how, or `None` at the deadline.
     pub fn wait_for_end(&self, deadline: Instant) -> Option<String> {
-        self.pool.book.wait(deadline, |page| match &page.line {
+        self.pool.record.wait(deadline, |known| match &known.line {
             Line::Ended(why) => Some(why.clone()),
             _ => None,
         })
@@ -333,7 +333,7 @@ impl Vm {
 
     /// Stops all instances and powers the VM off: politely, then not.
     pub fn shut_down(&self) {
-        let guest = self.pool.book.read().guest_status();
+        let guest = self.pool.record.read().guest_status();
         if let GuestStatus::Up { .. } = guest {
             let _ = self.pool.machine.ask(Operation::Shutdown, POWER_OFF);
             self.wait_for_end(Instant::now() + POWER_OFF);
@@ -348,7 +348,7 @@ impl Vm {
     }
 
     fn ask(&self, op: Operation, what: &str) -> Result<Answer, Error> {
-        self.pool.book.read().require_guest()?;
+        self.pool.record.read().require_guest()?;
         self.pool.ask_until(op, Instant::now() + self.pool.patience, what)
     }
 }
@@ -365,8 +365,8 @@ fn unexpected(answer: &Answer) -> Error {
 }
 
 /// Why QEMU has ended, whose monitor is closed.
-fn why_it_ended(book: &Book) -> Option<Error> {
-    book.wait(Instant::now() + LAST_WORDS, |page| match &page.line {
+fn why_it_ended(record: &Record) -> Option<Error> {
+    record.wait(Instant::now() + LAST_WORDS, |known| match &known.line {
         Line::Ended(why) => Some(Error::Ended(why.clone())),
         _ => None,
     })

@@ -63,9 +63,9 @@ figures! {
 
 /// Where the domains' threads post their figures, and now and then their programs.
 #[derive(Default)]
-pub struct Board(Mutex<BTreeMap<Domain, (Figures, Programs)>>);
+pub struct FiguresByDomain(Mutex<BTreeMap<Domain, (Figures, Programs)>>);
 
-impl Board {
+impl FiguresByDomain {
     /// Posts a domain's figures, or takes them down.
     pub fn post(&self, domain: &Domain, figures: Option<&Figures>) {
         let Ok(mut all) = self.0.lock() else { return };
@@ -157,17 +157,17 @@ mod tests {
 
     #[test]
     fn both_formats_name_the_domain() {
-        let board = Board::default();
+        let by_domain = FiguresByDomain::default();
         let domain = Domain::Cgroup(7, "/a\"b".into());
-        board.post(&domain, Some(&Figures { clients: 3, offered_pages_total: 12, ..Figures::default() }));
-        board.post(&Domain::User(1), Some(&Figures::default()));
-        let json = board.json(Some(&domain));
+        by_domain.post(&domain, Some(&Figures { clients: 3, offered_pages_total: 12, ..Figures::default() }));
+        by_domain.post(&Domain::User(1), Some(&Figures::default()));
+        let json = by_domain.json(Some(&domain));
         assert!(json.contains(r#"[{"domain":"uid 7 in /a\"b","clients":3,"store_pages":0"#), "{json}");
-        assert!(!json.contains("uid 1") && board.json(None).contains("uid 1"));
-        let text = board.prometheus();
+        assert!(!json.contains("uid 1") && by_domain.json(None).contains("uid 1"));
+        let text = by_domain.prometheus();
         assert!(text.contains("\nmayfly_share_clients{domain=\"uid 7 in /a\\\"b\"} 3\n"), "{text}");
         assert!(text.contains("\n# TYPE mayfly_share_offered_pages_total counter\n"), "{text}");
-        board.post(&domain, None);
-        assert!(!board.json(None).contains("uid 7"));
+        by_domain.post(&domain, None);
+        assert!(!by_domain.json(None).contains("uid 7"));
     }
 }

@@ -7,10 +7,10 @@
 mod answers;
 mod budget;
 mod claims;
+mod descriptor_store;
 mod domain;
 mod figures;
 mod json;
-mod keeper;
 mod lock;
 mod metrics;
 mod packed;

@@ -12,12 +12,12 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::daemon::budget::{Budget, Charge};
+use crate::daemon::descriptor_store::{self, DescriptorStore};
 use crate::daemon::domain::{self, Domain, Rule};
-use crate::daemon::figures::Board;
-use crate::daemon::keeper::{self, Keeper};
+use crate::daemon::figures::FiguresByDomain;
 use crate::daemon::lock::Lock;
 use crate::daemon::metrics::{Endpoint, Listener, Visitor, remove_socket};
-use crate::daemon::service::{self, Door, Newcomer};
+use crate::daemon::service::{self, Connected, DomainThread};
 use crate::daemon::store::{Limits, Store};
 use crate::error::{Error, While};
 use crate::fault;
@@ -53,10 +53,10 @@ pub struct Server {
     listener: OwnedFd,
     metrics: Option<Listener>,
     visitors: Vec<Visitor>,
-    doors: HashMap<Domain, Door>,
-    board: Arc<Board>,
+    threads: HashMap<Domain, DomainThread>,
+    by_domain: Arc<FiguresByDomain>,
     limits: Limits,
-    keeper: Arc<Keeper>,
+    descriptors: Arc<DescriptorStore>,
     budget: Arc<Budget>,
     last_complaint: Option<Instant>,
     /// Held as long as the daemon lives: two on one socket would be none.
@@ -97,21 +97,21 @@ impl Server {
             listener,
             metrics,
             visitors: Vec::new(),
-            doors: HashMap::new(),
-            board: Arc::default(),
+            threads: HashMap::new(),
+            by_domain: Arc::default(),
             limits,
-            keeper: Arc::new(Keeper::from_environment()),
+            descriptors: Arc::new(DescriptorStore::from_environment()),
             budget,
             last_complaint: None,
             _lock: lock,
         };
-        for kept in keeper::kept() {
+        for kept in descriptor_store::kept() {
             let domain = kept.0.domain.clone();
-            let store = Store::restore(kept, limits, server.keeper.clone(), server.budget.clone())?;
-            let door = server.start(&domain, store)?;
-            server.doors.insert(domain, door);
+            let store = Store::restore(kept, limits, server.descriptors.clone(), server.budget.clone())?;
+            let thread = server.start(&domain, store)?;
+            server.threads.insert(domain, thread);
         }
-        server.keeper.ready();
+        server.descriptors.ready();
         Ok(server)
     }
 
@@ -138,9 +138,9 @@ impl Server {
             }
             let first_visitor = 2 + self.metrics.is_some() as usize;
             let mut ready = is_ready[first_visitor..].iter();
-            let board = &self.board;
+            let by_domain = &self.by_domain;
             self.visitors.retain_mut(|visitor| {
-                let is_done = ready.next() == Some(&true) && visitor.serve(|| board.prometheus());
+                let is_done = ready.next() == Some(&true) && visitor.serve(|| by_domain.prometheus());
                 !is_done && visitor.since.elapsed() < VISIT
             });
             if self.metrics.is_some()
@@ -150,7 +150,7 @@ impl Server {
             {
                 self.visitors.push(visitor);
             }
-            self.doors.retain(|_, door| !door.is_closed());
+            self.threads.retain(|_, thread| !thread.is_closed());
         }
     }
 
@@ -177,32 +177,32 @@ impl Server {
             return self.turn_away(socket, &why);
         }
         let domain = peer.domain.clone();
-        let mut newcomer = Newcomer { socket, peer };
-        if let Some(door) = self.doors.get(&domain) {
-            match door.let_in(newcomer) {
+        let mut connected = Connected { socket, peer };
+        if let Some(thread) = self.threads.get(&domain) {
+            match thread.let_in(connected) {
                 Ok(()) => return,
-                Err(returned) => newcomer = returned,
+                Err(returned) => connected = returned,
             }
         }
-        match self.open_door(&domain) {
-            Ok(door) => {
-                let _ = door.let_in(newcomer);
-                self.doors.insert(domain, door);
+        match self.start_anew(&domain) {
+            Ok(thread) => {
+                let _ = thread.let_in(connected);
+                self.threads.insert(domain, thread);
             }
-            Err(error) => self.turn_away(newcomer.socket, &error.to_string()),
+            Err(error) => self.turn_away(connected.socket, &error.to_string()),
         }
     }
 
-    fn open_door(&self, domain: &Domain) -> Result<Door, Error> {
-        if self.doors.len() >= MOST_DOMAINS {
+    fn start_anew(&self, domain: &Domain) -> Result<DomainThread, Error> {
+        if self.threads.len() >= MOST_DOMAINS {
             return Err(Error::new(libc::EAGAIN, format!("no store for {domain}: there are {MOST_DOMAINS}")));
         }
-        let store = Store::new(domain.clone(), self.limits, self.keeper.clone(), self.budget.clone())?;
+        let store = Store::new(domain.clone(), self.limits, self.descriptors.clone(), self.budget.clone())?;
         self.start(domain, store)
     }
 
-    fn start(&self, domain: &Domain, store: Store) -> Result<Door, Error> {
-        service::start(domain.clone(), store, self.board.clone(), self.configuration.most_clients)
+    fn start(&self, domain: &Domain, store: Store) -> Result<DomainThread, Error> {
+        service::start(domain.clone(), store, self.by_domain.clone(), self.configuration.most_clients)
     }
 
     /// Closes a connection of nobody's, elsewhere: files that were sent over it close with it, and may take their time.

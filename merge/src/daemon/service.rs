@@ -14,7 +14,7 @@ use rustix::net::{RecvFlags, SendFlags};
 use crate::channel;
 use crate::daemon::answers;
 use crate::daemon::domain::{Domain, Peer};
-use crate::daemon::figures::{Board, Figures};
+use crate::daemon::figures::{Figures, FiguresByDomain};
 use crate::daemon::programs::Programs;
 use crate::daemon::store::Store;
 use crate::daemon::strangers::{self, Stranger};
@@ -24,23 +24,23 @@ use crate::protocol::{Answer, MOST_BYTES, Refusal, Request};
 
 /// How often segments that nobody maps are looked for.
 const SWEEP: Duration = Duration::from_secs(1);
-const NEWCOMERS: u64 = 0;
+const CONNECTIONS: u64 = 0;
 /// Lines about clients from one sweep to the next.
 const MOST_COMPLAINTS: u32 = 10;
 
 /// Somebody who has connected.
-pub struct Newcomer {
+pub struct Connected {
     /// The connection.
     pub socket: OwnedFd,
     /// Who it is.
     pub peer: Peer,
 }
 
-/// The way to a domain's thread.
-pub struct Door {
-    newcomers: Sender<Newcomer>,
+/// A domain's thread, as the server knows it.
+pub struct DomainThread {
+    connections: Sender<Connected>,
     bell: Arc<OwnedFd>,
-    /// Set by the thread when it leaves: the next newcomer needs another. Held while somebody is let in.
+    /// Set by the thread when it leaves: who connects next needs another. Held while somebody is let in.
     closed: Arc<Mutex<bool>>,
 }
 
@@ -48,14 +48,14 @@ fn held(closed: &Mutex<bool>) -> MutexGuard<'_, bool> {
     closed.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-impl Door {
+impl DomainThread {
     /// Hands a connection over, or back if the thread has left.
-    pub fn let_in(&self, newcomer: Newcomer) -> Result<(), Newcomer> {
+    pub fn let_in(&self, connected: Connected) -> Result<(), Connected> {
         let closed = held(&self.closed);
         if *closed {
-            return Err(newcomer);
+            return Err(connected);
         }
-        self.newcomers.send(newcomer).map_err(|returned| returned.0)?;
+        self.connections.send(connected).map_err(|returned| returned.0)?;
         self.ring();
         Ok(())
     }
@@ -70,10 +70,10 @@ impl Door {
     }
 }
 
-impl Drop for Door {
+impl Drop for DomainThread {
     fn drop(&mut self) {
         // The thread ends when nobody can come any more.
-        let gone = std::mem::replace(&mut self.newcomers, channel().0);
+        let gone = std::mem::replace(&mut self.connections, channel().0);
         drop(gone);
         self.ring();
     }
@@ -89,10 +89,10 @@ struct Client {
 struct Service {
     domain: Domain,
     store: Store,
-    board: Arc<Board>,
+    by_domain: Arc<FiguresByDomain>,
     events: OwnedFd,
     bell: Arc<OwnedFd>,
-    newcomers: Receiver<Newcomer>,
+    connections: Receiver<Connected>,
     clients: HashMap<u64, Client>,
     most_clients: usize,
     figures: Figures,
@@ -104,25 +104,30 @@ struct Service {
 }
 
 /// Starts a domain's thread.
-pub fn start(domain: Domain, store: Store, board: Arc<Board>, most_clients: usize) -> Result<Door, Error> {
+pub fn start(
+    domain: Domain,
+    store: Store,
+    by_domain: Arc<FiguresByDomain>,
+    most_clients: usize,
+) -> Result<DomainThread, Error> {
     let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).while_doing("eventfd")?);
     let events = epoll::create(epoll::CreateFlags::CLOEXEC).while_doing("epoll")?;
-    watch(&events, bell.as_fd(), NEWCOMERS)?;
-    let (newcomers, receiver) = channel();
+    watch(&events, bell.as_fd(), CONNECTIONS)?;
+    let (connections, receiver) = channel();
     let closed = Arc::new(Mutex::new(false));
     let name = domain.to_string();
     let mut service = Service {
         domain,
         store,
-        board,
+        by_domain,
         events,
         bell: bell.clone(),
-        newcomers: receiver,
+        connections: receiver,
         clients: HashMap::new(),
         most_clients,
         figures: Figures::default(),
         programs: Programs::default(),
-        next: NEWCOMERS + 1,
+        next: CONNECTIONS + 1,
         complaints: 0,
         buffer: vec![0; MOST_BYTES],
     };
@@ -132,12 +137,12 @@ pub fn start(domain: Domain, store: Store, board: Arc<Board>, most_clients: usiz
             tracing::error!("the store of {} has ended: {error}", service.domain);
         }
         *held(&closes) = true;
-        service.board.post(&service.domain, None);
+        service.by_domain.post(&service.domain, None);
     };
     std::thread::Builder::new().name(name.chars().take(15).collect()).spawn(run).map_err(|error| {
         Error::new(error.raw_os_error().unwrap_or(libc::EAGAIN), format!("a thread for {name}: {error}"))
     })?;
-    Ok(Door { newcomers, bell, closed })
+    Ok(DomainThread { connections, bell, closed })
 }
 
 impl Service {
@@ -155,7 +160,7 @@ impl Service {
             // One message of each client at a time: nobody waits for another's flood to end.
             for event in &ready {
                 match event.data.u64() {
-                    NEWCOMERS => {
+                    CONNECTIONS => {
                         if !self.welcome() {
                             return Ok(());
                         }
@@ -183,20 +188,20 @@ impl Service {
     fn post(&mut self) {
         self.figures.clients = self.clients.len() as u64;
         self.store.count(&mut self.figures);
-        self.board.post(&self.domain, Some(&self.figures));
+        self.by_domain.post(&self.domain, Some(&self.figures));
     }
 
     fn post_programs(&mut self) {
         self.programs.charge(&self.store.charged());
-        self.board.post_programs(&self.domain, &self.programs);
+        self.by_domain.post_programs(&self.domain, &self.programs);
     }
 
-    /// Lets in who is at the door; false if nobody can come any more.
+    /// Lets in who has connected; false if nobody can come any more.
     fn welcome(&mut self) -> bool {
         let _ = rustix::io::read(&*self.bell, &mut [0; 8]);
         loop {
-            match self.newcomers.try_recv() {
-                Ok(Newcomer { socket, peer }) => {
+            match self.connections.try_recv() {
+                Ok(Connected { socket, peer }) => {
                     let pid = peer.pid;
                     if self.clients.len() >= self.most_clients {
                         self.figures.turned_away_total += 1;
@@ -274,7 +279,7 @@ impl Service {
     fn status(&mut self, user: u32) -> Answer {
         self.figures.requests_total += 1;
         self.post();
-        Answer::Status { json: self.board.json(self.seen_by(user)) }
+        Answer::Status { json: self.by_domain.json(self.seen_by(user)) }
     }
 
     /// A piece of the list of programs, for the same.
@@ -284,7 +289,7 @@ impl Service {
             self.post();
             self.post_programs();
         }
-        Answer::Status { json: self.board.programs(self.seen_by(user), skip) }
+        Answer::Status { json: self.by_domain.programs(self.seen_by(user), skip) }
     }
 
     fn seen_by(&self, user: u32) -> Option<&Domain> {

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use crate::daemon::budget::{Budget, Copied};
 use crate::daemon::claims::Claims;
+use crate::daemon::descriptor_store::{DescriptorStore, Kept, StoreRecord};
 use crate::daemon::domain::Domain;
 use crate::daemon::figures::Figures;
-use crate::daemon::keeper::{Keeper, Kept, Passport};
 use crate::daemon::packed::Packed;
 use crate::error::{Error, While};
 use crate::fault;
@@ -52,7 +52,7 @@ pub type Refused = (Refusal, String);
 
 /// A domain's store.
 pub struct Store {
-    keeper: Arc<Keeper>,
+    descriptors: Arc<DescriptorStore>,
     budget: Arc<Budget>,
     copied: Copied,
     claims: Claims,
@@ -77,7 +77,7 @@ impl Store {
     pub fn new(
         domain: Domain,
         limits: Limits,
-        keeper: Arc<Keeper>,
+        descriptors: Arc<DescriptorStore>,
         budget: Arc<Budget>,
     ) -> Result<Store, Error> {
         let mut secret = [0; SECRET_BYTES];
@@ -89,25 +89,25 @@ impl Store {
                     .while_doing("random bytes for a store's secret")?;
             }
         }
-        let passport = Passport { domain, identity: u64::from_le_bytes(identity), secret };
-        keeper.keep_passport(&passport);
-        Store::of(&passport, limits, keeper, budget)
+        let record = StoreRecord { domain, identity: u64::from_le_bytes(identity), secret };
+        descriptors.keep_record(&record);
+        Store::of(&record, limits, descriptors, budget)
     }
 
     fn of(
-        passport: &Passport,
+        record: &StoreRecord,
         limits: Limits,
-        keeper: Arc<Keeper>,
+        descriptors: Arc<DescriptorStore>,
         budget: Arc<Budget>,
     ) -> Result<Store, Error> {
         Ok(Store {
-            keeper,
+            descriptors,
             budget,
             copied: Copied::default(),
             claims: Claims::default(),
             has_complained: false,
-            identity: passport.identity,
-            secret: Secret::new(passport.secret),
+            identity: record.identity,
+            secret: Secret::new(record.secret),
             index: Writer::new(FEWEST_LINES).while_doing("memory for a store's index")?,
             segments: HashMap::new(),
             next_segment: 1,
@@ -123,16 +123,16 @@ impl Store {
 
     /// A store that was kept while the daemon was away. Its pages are hashed again.
     pub fn restore(
-        (passport, files): Kept,
+        (record, files): Kept,
         limits: Limits,
-        keeper: Arc<Keeper>,
+        descriptors: Arc<DescriptorStore>,
         budget: Arc<Budget>,
     ) -> Result<Store, Error> {
-        let mut store = Store::of(&passport, limits, keeper, budget)?;
+        let mut store = Store::of(&record, limits, descriptors, budget)?;
         for (number, file) in files {
             store.next_segment = store.next_segment.max(number.saturating_add(1));
             if let Err((_, line)) = store.take_back(number, file) {
-                tracing::warn!("segment {number} of {} is lost: {line}", passport.domain);
+                tracing::warn!("segment {number} of {} is lost: {line}", record.domain);
             }
         }
         Ok(store)
@@ -278,7 +278,7 @@ impl Store {
                 self.packed = None;
             }
             let Some(segment) = self.segments.remove(&number) else { continue };
-            self.keeper.drop_segment(self.identity, number);
+            self.descriptors.drop_segment(self.identity, number);
             self.pages -= segment.pages.len();
             self.budget.give_back(segment.pages.len());
             if segment.is_copied {
@@ -339,7 +339,7 @@ impl Drop for Store {
             }
         }
         if self.segments.is_empty() {
-            self.keeper.drop_passport(self.identity);
+            self.descriptors.drop_record(self.identity);
         }
     }
 }
@@ -356,7 +356,7 @@ mod tests {
     #[test]
     fn only_sealed_files_come_back() {
         let limits = Limits { pages: 16, segments: 4 };
-        let passport = Passport { domain: Domain::User(0), identity: 7, secret: [1; SECRET_BYTES] };
+        let record = StoreRecord { domain: Domain::User(0), identity: 7, secret: [1; SECRET_BYTES] };
         let file = |sealed: bool| {
             let file = segment::create().unwrap();
             rustix::io::write(&file, &[5; PAGE_BYTES]).unwrap();
@@ -366,7 +366,7 @@ mod tests {
             file
         };
         let store = Store::restore(
-            (passport, [(1, file(true)), (2, file(false))].into()),
+            (record, [(1, file(true)), (2, file(false))].into()),
             limits,
             Arc::default(),
             Arc::new(Budget::new(16, 16)),

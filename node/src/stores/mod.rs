@@ -4,8 +4,8 @@
 //! A thread keeps them. A store that ends is started again, later each time; programs keep what they share meanwhile. Stores end
 //! with the agent; the next agent's stores get the programs' segments again when these call.
 
-mod keeper;
 mod state;
+mod supervisor;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,8 +17,8 @@ use anyhow::{Context, Result};
 
 use crate::cgroup::Parent;
 use crate::domain::Domain;
-use keeper::{GRACE, Keeper, Order, Places, Wanted, wanted};
-use state::{Board, held};
+use state::{SharedStates, held};
+use supervisor::{GRACE, Order, Places, Supervisor, Wanted, wanted};
 
 pub use state::{Members, Program, State};
 
@@ -26,7 +26,7 @@ pub use state::{Members, Program, State};
 #[derive(Clone)]
 pub struct Stores {
     orders: Sender<Order>,
-    board: Board,
+    states: SharedStates,
     places: Places,
     wanted: Wanted,
 }
@@ -44,11 +44,12 @@ impl Stores {
             fs::set_permissions(&folder, fs::Permissions::from_mode(mode))?;
         }
         let (orders, receiver) = channel();
-        let board = Board::default();
+        let states = SharedStates::default();
         let wanted = Wanted::default();
-        let mut keeper = Keeper::new(program, cgroups, places.clone(), board.clone(), wanted.clone());
-        std::thread::Builder::new().name("stores".into()).spawn(move || keeper.run(&receiver))?;
-        Ok(Stores { orders, board, places, wanted })
+        let mut supervisor =
+            Supervisor::new(program, cgroups, places.clone(), states.clone(), wanted.clone());
+        std::thread::Builder::new().name("stores".into()).spawn(move || supervisor.run(&receiver))?;
+        Ok(Stores { orders, states, places, wanted })
     }
 
     /// The folder that containers of the domain mount; its socket appears as soon as the store is up.
@@ -75,7 +76,7 @@ impl Stores {
 
     /// How all are.
     pub fn states(&self) -> BTreeMap<Domain, State> {
-        held(&self.board).clone()
+        held(&self.states).clone()
     }
 
     /// Ends all stores. Programs keep what they share.

@@ -64,9 +64,9 @@ impl State {
 }
 
 /// How all are.
-pub type Board = Arc<Mutex<BTreeMap<Domain, State>>>;
+pub type SharedStates = Arc<Mutex<BTreeMap<Domain, State>>>;
 
-/// The board, to read or write.
-pub fn held(board: &Board) -> MutexGuard<'_, BTreeMap<Domain, State>> {
-    board.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+/// The states, to read or write.
+pub fn held(states: &SharedStates) -> MutexGuard<'_, BTreeMap<Domain, State>> {
+    states.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }

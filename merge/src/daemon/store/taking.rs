@@ -124,7 +124,7 @@ impl Store {
         }
         self.pages += hashes.len();
         let room = hashes.len() as u32;
-        self.keeper.keep_segment(self.identity, number, &file);
+        self.descriptors.keep_segment(self.identity, number, &file);
         let is_copied = giver.is_none();
         self.segments.insert(number, Segment { file, pages: hashes, room, giver, is_copied });
         Ok((number, new_pages))
@@ -169,7 +169,7 @@ impl Store {
         if self.packed.is_none() {
             let (packed, file) = Packed::new().map_err(no_file)?;
             let number = self.number()?;
-            self.keeper.keep_segment(self.identity, number, &file);
+            self.descriptors.keep_segment(self.identity, number, &file);
             self.segments.insert(
                 number,
                 Segment { file, pages: Vec::new(), room: MOST_PAGES as u32, giver: None, is_copied: true },

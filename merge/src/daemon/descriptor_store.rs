@@ -1,5 +1,5 @@
 //! Segments that outlive the daemon: systemd's file descriptor store keeps them over a restart, SIGKILL included. Each
-//! store also leaves a passport there, a sealed file with its identity and secret, so that programs find it to be the one
+//! store also leaves a record there, a sealed file with its identity and secret, so that programs find it to be the one
 //! that they know. Contents are hashed again when they come back, so nothing else needs to be kept.
 
 use std::collections::BTreeMap;
@@ -19,21 +19,22 @@ use crate::daemon::domain::Domain;
 use crate::page::SECRET_BYTES;
 use crate::segment;
 
-const PASSPORT: &str = "mayfly-store";
+const RECORD: &str = "mayfly-store";
 const SEGMENT: &str = "mayfly-segment";
 
 /// The way to systemd, if it has started the daemon.
 #[derive(Default)]
-pub struct Keeper(Option<(OwnedFd, SocketAddrUnix)>);
+pub struct DescriptorStore(Option<(OwnedFd, SocketAddrUnix)>);
 
-impl Keeper {
+impl DescriptorStore {
     /// As `NOTIFY_SOCKET` says.
-    pub fn from_environment() -> Keeper {
-        std::env::var_os("NOTIFY_SOCKET").map_or_else(Keeper::default, |path| Keeper::at(Path::new(&path)))
+    pub fn from_environment() -> DescriptorStore {
+        std::env::var_os("NOTIFY_SOCKET")
+            .map_or_else(DescriptorStore::default, |path| DescriptorStore::at(Path::new(&path)))
     }
 
     /// At a socket; a name that begins with @ is abstract.
-    pub fn at(path: &Path) -> Keeper {
+    pub fn at(path: &Path) -> DescriptorStore {
         let bytes = path.as_os_str().as_bytes();
         let address = match bytes.strip_prefix(b"@") {
             Some(name) => SocketAddrUnix::new_abstract_name(name),
@@ -41,7 +42,7 @@ impl Keeper {
         };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None);
-        Keeper(socket.ok().zip(address.ok()))
+        DescriptorStore(socket.ok().zip(address.ok()))
     }
 
     fn tell(&self, text: &str, file: Option<BorrowedFd<'_>>) {
@@ -65,12 +66,12 @@ impl Keeper {
         self.tell("READY=1", None);
     }
 
-    /// Leaves a store's passport.
-    pub fn keep_passport(&self, passport: &Passport) {
+    /// Leaves a store's record.
+    pub fn keep_record(&self, record: &StoreRecord) {
         if self.0.is_some()
-            && let Ok(file) = passport.to_file()
+            && let Ok(file) = record.to_file()
         {
-            let name = format!("{PASSPORT}-{:016x}", passport.identity);
+            let name = format!("{RECORD}-{:016x}", record.identity);
             self.tell(&format!("FDSTORE=1\nFDNAME={name}"), Some(file.as_fd()));
         }
     }
@@ -85,15 +86,15 @@ impl Keeper {
         self.tell(&format!("FDSTOREREMOVE=1\nFDNAME={SEGMENT}-{identity:016x}-{segment}"), None);
     }
 
-    /// Takes a passport back.
-    pub fn drop_passport(&self, identity: u64) {
-        self.tell(&format!("FDSTOREREMOVE=1\nFDNAME={PASSPORT}-{identity:016x}"), None);
+    /// Takes a record back.
+    pub fn drop_record(&self, identity: u64) {
+        self.tell(&format!("FDSTOREREMOVE=1\nFDNAME={RECORD}-{identity:016x}"), None);
     }
 }
 
 /// What makes a store the one that it was.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Passport {
+pub struct StoreRecord {
     /// Whose it is.
     pub domain: Domain,
     /// See [`crate::protocol::Answer::Welcome`].
@@ -102,7 +103,7 @@ pub struct Passport {
     pub secret: [u8; SECRET_BYTES],
 }
 
-impl Passport {
+impl StoreRecord {
     fn to_file(&self) -> Result<OwnedFd> {
         let (kind, user, path) = match &self.domain {
             Domain::User(user) => (1u32, *user, ""),
@@ -121,7 +122,7 @@ impl Passport {
         Ok(file)
     }
 
-    fn from_file(file: &OwnedFd) -> Option<Passport> {
+    fn from_file(file: &OwnedFd) -> Option<StoreRecord> {
         let mut bytes = [0; 8192];
         let length = rustix::io::pread(file, &mut bytes, 0).ok()?;
         let (kind, rest) = bytes[..length].split_first_chunk()?;
@@ -135,12 +136,12 @@ impl Passport {
             3 => Domain::Everyone,
             _ => return None,
         };
-        Some(Passport { domain, identity: u64::from_le_bytes(*identity), secret: *secret })
+        Some(StoreRecord { domain, identity: u64::from_le_bytes(*identity), secret: *secret })
     }
 }
 
-/// A store that comes back: its passport, its segments by number.
-pub type Kept = (Passport, BTreeMap<u32, OwnedFd>);
+/// A store that comes back: its record, its segments by number.
+pub type Kept = (StoreRecord, BTreeMap<u32, OwnedFd>);
 
 /// What systemd has kept for this process.
 pub fn kept() -> Vec<Kept> {
@@ -159,17 +160,17 @@ pub fn kept() -> Vec<Kept> {
 }
 
 fn sort(named: impl Iterator<Item = (String, OwnedFd)>) -> Vec<Kept> {
-    let mut stores: BTreeMap<u64, (Option<Passport>, BTreeMap<u32, OwnedFd>)> = BTreeMap::new();
+    let mut stores: BTreeMap<u64, (Option<StoreRecord>, BTreeMap<u32, OwnedFd>)> = BTreeMap::new();
     for (name, file) in named {
         let mut parts = name.rsplitn(3, '-').collect::<Vec<_>>();
         parts.reverse();
         match parts[..] {
             ["mayfly", "store", identity] => {
-                if let Some(passport) = Passport::from_file(&file)
-                    && format!("{:016x}", passport.identity) == identity
+                if let Some(record) = StoreRecord::from_file(&file)
+                    && format!("{:016x}", record.identity) == identity
                 {
-                    let store: &mut (_, _) = stores.entry(passport.identity).or_default();
-                    store.0 = Some(passport);
+                    let store: &mut (_, _) = stores.entry(record.identity).or_default();
+                    store.0 = Some(record);
                 }
             }
             [SEGMENT, identity, number] => {
@@ -180,7 +181,7 @@ fn sort(named: impl Iterator<Item = (String, OwnedFd)>) -> Vec<Kept> {
             _ => {}
         }
     }
-    stores.into_values().filter_map(|(passport, segments)| Some((passport?, segments))).collect()
+    stores.into_values().filter_map(|(record, segments)| Some((record?, segments))).collect()
 }
 
 #[cfg(test)]
@@ -190,17 +191,17 @@ mod tests {
 
     #[test]
     fn what_is_kept_comes_back() {
-        let folder = std::env::temp_dir().join(format!("mayfly-keeper-{}", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("mayfly-descriptors-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let manager = std::os::unix::net::UnixDatagram::bind(folder.join("notify")).unwrap();
-        let keeper = Keeper::at(&folder.join("notify"));
+        let descriptors = DescriptorStore::at(&folder.join("notify"));
         let domain = Domain::Cgroup(7, "/a/b".into());
-        let passport = Passport { domain, identity: 0xAB, secret: [9; SECRET_BYTES] };
+        let record = StoreRecord { domain, identity: 0xAB, secret: [9; SECRET_BYTES] };
         let page = segment::create().unwrap();
-        keeper.keep_passport(&passport);
-        keeper.keep_segment(0xAB, 12, &page);
-        keeper.keep_segment(0xCD, 1, &page);
-        keeper.drop_segment(0xAB, 12);
+        descriptors.keep_record(&record);
+        descriptors.keep_segment(0xAB, 12, &page);
+        descriptors.keep_segment(0xCD, 1, &page);
+        descriptors.drop_segment(0xAB, 12);
         let mut named = Vec::new();
         for _ in 0..3 {
             let mut buffer = [0; 256];
@@ -213,8 +214,8 @@ mod tests {
         let bytes = manager.recv(&mut buffer).unwrap();
         assert_eq!(&buffer[..bytes], b"FDSTOREREMOVE=1\nFDNAME=mayfly-segment-00000000000000ab-12");
         let stores = sort(named.into_iter());
-        assert_eq!(stores.len(), 1, "a segment without its store's passport is of no use");
-        assert_eq!(stores[0].0, passport);
+        assert_eq!(stores.len(), 1, "a segment without its store's record is of no use");
+        assert_eq!(stores[0].0, record);
         assert_eq!(stores[0].1.keys().copied().collect::<Vec<_>>(), [12]);
         std::fs::remove_dir_all(folder).unwrap();
     }

@@ -30,7 +30,7 @@ pub(crate) enum Line {
     Ended(String),
 }
 
-pub(crate) struct Page {
+pub(crate) struct Known {
     pub(crate) line: Line,
     pub(crate) partitions: Vec<Partition>,
     /// Instances outside all partitions.
@@ -39,105 +39,105 @@ pub(crate) struct Page {
 }
 
 /// The record of a VM.
-pub(crate) struct Book {
-    page: Mutex<Page>,
+pub(crate) struct Record {
+    known: Mutex<Known>,
     changed: Condvar,
 }
 
-impl Book {
-    pub(crate) fn new(partitions: u32) -> Book {
-        let page = Page {
+impl Record {
+    pub(crate) fn new(partitions: u32) -> Record {
+        let known = Known {
             line: Line::Down("it has not started yet".to_string()),
             partitions: (0..partitions).map(Partition::new).collect(),
             outside: BTreeSet::new(),
             ended: VecDeque::new(),
         };
-        Book { page: Mutex::new(page), changed: Condvar::new() }
+        Record { known: Mutex::new(known), changed: Condvar::new() }
     }
 
-    pub(crate) fn read(&self) -> MutexGuard<'_, Page> {
-        self.page.lock().expect("no panic under this lock")
+    pub(crate) fn read(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().expect("no panic under this lock")
     }
 
-    /// Changes the page and tells all who wait.
-    pub(crate) fn write<T>(&self, change: impl FnOnce(&mut Page) -> T) -> T {
+    /// Changes what is known and tells all who wait.
+    pub(crate) fn write<T>(&self, change: impl FnOnce(&mut Known) -> T) -> T {
         let result = change(&mut self.read());
         self.changed.notify_all();
         result
     }
 
     /// Waits until `look` finds what it looks for; `None` at the deadline.
-    pub(crate) fn wait<T>(&self, deadline: Instant, mut look: impl FnMut(&Page) -> Option<T>) -> Option<T> {
-        let mut page = self.read();
+    pub(crate) fn wait<T>(&self, deadline: Instant, mut look: impl FnMut(&Known) -> Option<T>) -> Option<T> {
+        let mut known = self.read();
         loop {
-            if let Some(found) = look(&page) {
+            if let Some(found) = look(&known) {
                 return Some(found);
             }
             let left = deadline.checked_duration_since(Instant::now())?;
-            page = self.changed.wait_timeout(page, left).expect("no panic under this lock").0;
+            known = self.changed.wait_timeout(known, left).expect("no panic under this lock").0;
         }
     }
 
     /// Enters an event from the agent.
     pub(crate) fn agent_event(&self, event: AgentEvent) {
         match event {
-            AgentEvent::Ready(agent) => self.write(|page| {
-                match &page.line {
+            AgentEvent::Ready(agent) => self.write(|known| {
+                match &known.line {
                     Line::Ended(_) => return,
                     Line::Up(last) if last.agent_id == agent.agent_id => return,
-                    Line::Up(_) => page.lose_agent(),
+                    Line::Up(_) => known.lose_agent(),
                     _ => {}
                 }
-                page.line = Line::New;
+                known.line = Line::New;
             }),
-            AgentEvent::Exited { instance, partition, reason, held } => self.write(|page| {
-                let had = page.partitions_of(&instance);
-                page.exited(&instance, reason);
-                page.look_at(partition.filter(|number| had.contains(number)), held);
+            AgentEvent::Exited { instance, partition, reason, held } => self.write(|known| {
+                let had = known.partitions_of(&instance);
+                known.exited(&instance, reason);
+                known.look_at(partition.filter(|number| had.contains(number)), held);
             }),
             AgentEvent::Held { partition, why } => {
-                self.write(|page| page.look_at(Some(partition), Some(why)));
+                self.write(|known| known.look_at(Some(partition), Some(why)));
             }
-            AgentEvent::Released { partition } => self.write(|page| page.look_at(Some(partition), None)),
+            AgentEvent::Released { partition } => self.write(|known| known.look_at(Some(partition), None)),
             AgentEvent::Notice { message } => info!("guest: {message}"),
         }
     }
 
     /// An agent opened its port. The agent itself tells that as well, but on another line: whichever comes first.
     pub(crate) fn agent_came(&self) {
-        self.write(|page| {
-            if let Line::Down(_) = page.line {
-                page.line = Line::New;
+        self.write(|known| {
+            if let Line::Down(_) = known.line {
+                known.line = Line::New;
             }
         });
     }
 
     /// The agent closed its port: it died.
     pub(crate) fn agent_lost(&self) {
-        self.write(|page| {
-            if let Line::Up(_) | Line::New = page.line {
-                page.lose_agent();
-                page.line = Line::Down("its agent died and has not come back yet".to_string());
+        self.write(|known| {
+            if let Line::Up(_) | Line::New = known.line {
+                known.lose_agent();
+                known.line = Line::Down("its agent died and has not come back yet".to_string());
             }
         });
     }
 
     /// QEMU has ended, and all memory with it.
     pub(crate) fn ended(&self, why: String) {
-        self.write(|page| {
-            for index in 0..page.partitions.len() {
-                if let Some(instance) = page.partitions[index].state.instance().map(str::to_string) {
-                    page.keep_reason(instance, ExitReason::AgentLost);
+        self.write(|known| {
+            for index in 0..known.partitions.len() {
+                if let Some(instance) = known.partitions[index].state.instance().map(str::to_string) {
+                    known.keep_reason(instance, ExitReason::AgentLost);
                 }
-                page.enter(index as u32, Event::VmEnded);
+                known.enter(index as u32, Event::VmEnded);
             }
-            page.lose_outside();
-            page.line = Line::Ended(why);
+            known.lose_outside();
+            known.line = Line::Ended(why);
         });
     }
 }
 
-impl Page {
+impl Known {
     /// Fails unless the agent answers.
     pub(crate) fn require_guest(&self) -> Result<(), Error> {
         match &self.line {

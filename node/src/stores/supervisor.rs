@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::cgroup::{Cgroup, Parent};
 use crate::domain::Domain;
-use crate::stores::state::{Board, Members, Program, State, held};
+use crate::stores::state::{Members, Program, SharedStates, State, held};
 
 const TICK: Duration = Duration::from_millis(500);
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
@@ -22,7 +22,7 @@ const BESIDE_PAGES: u64 = 192 << 20;
 /// How long a store may take to end by itself.
 pub const GRACE: Duration = Duration::from_secs(2);
 
-/// What the keeper is told.
+/// What the supervisor is told.
 pub enum Order {
     /// Serve these and nobody else; the store begins or ends with that.
     Serve(Domain, Members),
@@ -66,25 +66,25 @@ struct Kept {
 }
 
 /// Keeps them.
-pub struct Keeper {
+pub struct Supervisor {
     program: Program,
     cgroups: Option<Parent>,
     places: Places,
-    board: Board,
+    states: SharedStates,
     wanted: Wanted,
     kept: BTreeMap<Domain, Kept>,
 }
 
-impl Keeper {
+impl Supervisor {
     /// One with no store yet; without `cgroups` they run in the agent's own.
     pub fn new(
         program: Program,
         cgroups: Option<Parent>,
         places: Places,
-        board: Board,
+        states: SharedStates,
         wanted: Wanted,
     ) -> Self {
-        Keeper { program, cgroups, places, board, wanted, kept: BTreeMap::new() }
+        Supervisor { program, cgroups, places, states, wanted, kept: BTreeMap::new() }
     }
 
     /// Until it is told to end, or nobody can tell it any more.
@@ -225,7 +225,7 @@ impl Keeper {
             };
             (domain.clone(), state)
         });
-        *held(&self.board) = states.collect();
+        *held(&self.states) = states.collect();
     }
 
     fn forget(&mut self, domain: &Domain) {

@@ -22,20 +22,20 @@ const RETRIES: usize = 2;
 
 /// A folder or bucket for files by name.
 #[derive(Clone)]
-pub struct Place {
+pub struct Storage {
     store: Arc<dyn ObjectStore>,
     /// What keys begin with: nothing, or `some/folder/`.
     prefix: String,
     name: String,
 }
 
-impl Place {
+impl Storage {
     /// A folder, which is made, or `s3://BUCKET/PREFIX`, which is not looked at before something is put there. Of buckets the
     /// variables of Amazon's SDKs say where and as whom (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, …), as for `mayfly train`.
     ///
     /// # Errors
     /// It cannot be made; the name is no bucket's; a variable is wrong.
-    pub fn of(name: &str) -> Result<Place> {
+    pub fn of(name: &str) -> Result<Storage> {
         let (store, prefix): (Arc<dyn ObjectStore>, _) = match name.split_once("://") {
             None => {
                 std::fs::create_dir_all(name).with_context(|| format!("cannot make {name}"))?;
@@ -53,7 +53,7 @@ impl Place {
             }
             Some(_) => bail!("{name}: profiles go to a folder or to {BUCKET}BUCKET/PREFIX"),
         };
-        Ok(Place { store, prefix, name: name.trim_end_matches('/').to_owned() })
+        Ok(Storage { store, prefix, name: name.trim_end_matches('/').to_owned() })
     }
 
     /// Puts a file there under `key`, a path, at one stroke.
@@ -118,21 +118,21 @@ mod tests {
     async fn a_file_is_there_whole_or_not_at_all() {
         let folder = tempfile::tempdir().unwrap();
         let name = folder.path().join("a/b");
-        let place = Place::of(name.to_str().unwrap()).unwrap();
+        let storage = Storage::of(name.to_str().unwrap()).unwrap();
         fs::write(folder.path().join("file"), "profile").unwrap();
-        place.put("workload=a%2Fb/x.parquet", &folder.path().join("file")).await.unwrap();
+        storage.put("workload=a%2Fb/x.parquet", &folder.path().join("file")).await.unwrap();
         assert_eq!(fs::read_to_string(name.join("workload=a%2Fb/x.parquet")).unwrap(), "profile");
-        assert!(place.put("y/x", &folder.path().join("none")).await.is_err());
+        assert!(storage.put("y/x", &folder.path().join("none")).await.is_err());
         assert!(!name.join("y/x").exists());
         let large = folder.path().join("large");
         for bytes in [PART_BYTES, PART_BYTES + 1] {
             fs::write(&large, vec![7; bytes]).unwrap();
-            place.put("z/large", &large).await.unwrap();
+            storage.put("z/large", &large).await.unwrap();
             assert_eq!(fs::read(name.join("z/large")).unwrap(), vec![7; bytes]);
         }
         fs::write(name.join("y"), "no folder").unwrap();
-        assert!(place.put("y/large", &large).await.is_err());
-        let why = place.put("y/x", &folder.path().join("file")).await.unwrap_err();
+        assert!(storage.put("y/large", &large).await.is_err());
+        let why = storage.put("y/x", &folder.path().join("file")).await.unwrap_err();
         assert!(why.to_string().contains("a/b/y/x"), "{why}");
     }
 
@@ -144,11 +144,14 @@ mod tests {
             ("s3:///prefix", "no name of a bucket"),
             ("s3://bucket/a/../b", "no name of a bucket"),
         ] {
-            let why = Place::of(name).err().expect(name);
+            let why = Storage::of(name).err().expect(name);
             assert!(why.to_string().contains(wanted), "{name}: {why}");
         }
-        let place = Place::of("s3://bucket/some/folder/").ok().unwrap();
-        assert_eq!((place.prefix.as_str(), place.name.as_str()), ("some/folder/", "s3://bucket/some/folder"));
-        assert_eq!(Place::of("s3://bucket").ok().unwrap().prefix, "");
+        let storage = Storage::of("s3://bucket/some/folder/").ok().unwrap();
+        assert_eq!(
+            (storage.prefix.as_str(), storage.name.as_str()),
+            ("some/folder/", "s3://bucket/some/folder")
+        );
+        assert_eq!(Storage::of("s3://bucket").ok().unwrap().prefix, "");
     }
 }
