@@ -2,9 +2,9 @@
 export PATH := $(CURDIR)/.venv/bin:$(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build format lint test flaky suites soak packages bench demo figures
+.PHONY: help setup build format lint test flaky suites soak packages bench demo figures docs
 
-help: ## show this list
+help: # the list
 	@sed -n 's/^\([a-z]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 setup: ## install what is missing: Debian packages, .venv, Rust (fast when nothing is)
@@ -60,6 +60,9 @@ bench: build ## every comparison with other systems; results in bench/results
 	bench/node/run
 	worker/tests/dispatch
 	sim/figures/run
+
+docs: ## the pages as a site with search: target/site/html; any warning is an error
+	deploy/site/build
 
 figures: build ## draw the figures in docs from bench/results, and fill the pages' tables from them
 	bench/heap/figures
