@@ -1,11 +1,12 @@
 """From the runs' statistics to bench/results/sim.json, and to a table beside the paper's numbers."""
 
 import json
+import lzma
 import math
 import sys
 import tomllib
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean, median, stdev
 
 from bench.outcome import ROOT, figure, table, write
 from sim.figures.paper import AVERAGES, FUNCTIONS, GROUPS
@@ -35,11 +36,33 @@ def pages(run: dict, counted: str = "from_os") -> tuple[int, int]:
     return run["user_pages"] + pool["data"], run["kernel_pages"] + pool["tables"] + pool["blocks"]
 
 
-def price(run: dict) -> float:
-    """The process' time and memory."""
+def price(run: dict, imports: dict) -> float:
+    """The call's time, and the memory that its process has by then: pages of its imports and of the call."""
     milliseconds = math.ceil(run["time_us"] / 1000)
-    megabytes = math.ceil(sum(pages(run)) * 4096 / 1e6)
+    megabytes = math.ceil((sum(pages(run)) + sum(pages(imports))) * 4096 / 1e6)
     return DOLLARS_PER_GB_S * milliseconds / 1000 * megabytes / 1000
+
+
+def exact_price(run: dict, imports: dict) -> float:
+    """As Fig. 14, by the microsecond and the byte: no whole megabyte of one program makes the mean."""
+    return run["time_us"] * (sum(pages(run)) + sum(pages(imports)))
+
+
+def prices(runs: dict) -> dict:
+    """Fig. 14, of programs whose imports were run as well."""
+    sides = ("native", "memento")
+    if not all(runs.get(f"{way}{side}") for way in ("", "import-") for side in sides):
+        return {}
+    pairs = [(runs[side], runs[f"import-{side}"]) for side in sides]
+    found = [price(*pair) for pair in pairs]
+    return {
+        "cost_saved_percent": saved(*found),
+        "cost_saved_with_requests_percent": saved(*(one + DOLLARS_PER_REQUEST for one in found)),
+        "cost_saved_exact_percent": saved(*(exact_price(*pair) for pair in pairs)),
+        "process_pages_saved_percent": saved(
+            *(sum(pages(run)) + sum(pages(imports)) for run, imports in pairs)
+        ),
+    }
 
 
 def objects(native: dict) -> dict:
@@ -83,18 +106,13 @@ def compared(native: dict, memento: dict) -> dict:
 
 
 def memory(native: dict, memento: dict) -> dict:
-    """Fig. 11 and 14."""
+    """Fig. 11."""
     before, after, taken = pages(native), pages(memento), pages(memento, "allocated")
-    prices = price(native), price(memento)
-    with_request = [one + DOLLARS_PER_REQUEST for one in prices]
     return {
         "user_pages_saved_percent": saved(before[0], after[0]),
         "kernel_pages_saved_percent": saved(before[1], after[1]),
         "pages_saved_percent": saved(sum(before), sum(after)),
         "pages_saved_each_taking_percent": saved(sum(before), sum(taken)),
-        "cost_saved_percent": saved(*prices),
-        "cost_saved_with_requests_percent": saved(*with_request),
-        "cost_saved_exact_percent": exact_price(native, memento),
         "inactive_slots_percent": 100 * memento["memento.inactive_slots"],
         "memento.arena_pages": memento["memento.pages_from_os.data"],
         "memento.table_pages": memento["memento.pages_from_os.tables"],
@@ -137,9 +155,49 @@ def breakdown(runs: dict, native: dict, memento: dict) -> dict:
     return flat
 
 
-def exact_price(native: dict, memento: dict) -> float:
-    """As Fig. 14, by the microsecond and the byte: no whole megabyte of one program makes the mean."""
-    return saved(*(run["time_us"] * sum(pages(run)) for run in (native, memento)))
+def experiments(runs: dict) -> dict:
+    """What Memento gains where one side is another: `plain` is what it gains as both are."""
+    flat = {}
+    native, memento = runs.get("native"), runs.get("memento")
+    for name, said in RUNS["experiments"].items():
+        if not (native and memento and name in runs):
+            continue
+        before, after = (runs[name], memento) if said["against"] == "native" else (native, runs[name])
+        if runs[name]["output"] != native["output"]:
+            flat[f"experiment.{name}.failure"] = "its output is another"
+        for prefix, pair in ((name, (before, after)), (f"{name}.plain", (native, memento))):
+            flat[f"experiment.{prefix}.speedup_percent"] = faster(*pair)
+            flat[f"experiment.{prefix}.traffic_saved_percent"] = compared(*pair)["traffic_saved_percent"]
+            flat[f"experiment.{prefix}.pages_saved_percent"] = saved(*(sum(pages(one)) for one in pair))
+        own = {"native": native, "memento": memento}[said["against"]]
+        for what, count in (
+            ("cycles", lambda run: run["cycles"]),
+            ("traffic", lambda run: run["dram.traffic_bytes"]),
+            ("pages", lambda run: sum(pages(run))),
+        ):
+            flat[f"experiment.{name}.more_{what}_percent"] = -saved(count(own), count(runs[name]))
+    return flat
+
+
+def layouts(runs: dict) -> dict:
+    """The speed-up in layouts that differ by nothing but where things lie."""
+    pairs = [
+        [runs.get(f"layout-{number}-{one}") for one in RUNS["layouts"]["configurations"]]
+        for number in RUNS["layouts"]["numbers"]
+    ]
+    found = [compared(*pair) for pair in pairs if all(pair)]
+    if len(found) < 2:
+        return {}
+    flat = {"layouts": len(found)}
+    for key in found[0]:
+        values = [one[key] for one in found]
+        stem = key.removesuffix("_percent")
+        flat |= {
+            f"layouts.{stem}.mean_percent": mean(values),
+            f"layouts.{stem}.deviation_points": stdev(values),
+        }
+        flat |= {f"layouts.{stem}.least_percent": min(values), f"layouts.{stem}.most_percent": max(values)}
+    return flat
 
 
 def program(runs: dict) -> dict:
@@ -147,7 +205,7 @@ def program(runs: dict) -> dict:
     native, memento = runs.get("native"), runs.get("memento")
     if native and memento:
         flat |= compared(native, memento) | units(memento) | breakdown(runs, native, memento)
-        flat |= memory(native, memento)
+        flat |= memory(native, memento) | prices(runs)
         if native["output"] != memento["output"]:
             flat["memento.failure"] = "its output under Memento is another"
     if native and "objects.allocations" in native:
@@ -160,7 +218,10 @@ def program(runs: dict) -> dict:
     for name in ("iso-storage", "mallacc"):
         if native and runs.get(name):
             flat[f"{name.replace('-', '_')}_speedup_percent"] = faster(native, runs[name])
+    flat |= experiments(runs) | layouts(runs)
     for name, run in runs.items():
+        if name not in RUNS["configurations"]:
+            continue
         flat[f"{name}.cycles"] = run["cycles"]
         flat[f"{name}.instructions"] = run["instructions"]
         flat[f"{name}.traffic_bytes"] = run["dram.traffic_bytes"]
@@ -168,15 +229,48 @@ def program(runs: dict) -> dict:
     return flat
 
 
-def gathered(folder: Path) -> dict:
+def gathered(folder: Path, raw: Path) -> dict:
     flat = {}
+    raw.mkdir(exist_ok=True)
     for name in RUNS["programs"]:
         runs = {path.stem: json.loads(path.read_text()) for path in sorted((folder / name).glob("*.json"))}
+        if runs:
+            (raw / f"{name}.json.xz").write_bytes(lzma.compress(json.dumps(runs, indent=1).encode()))
         failed = {f"{name}.{one}.failure": run["failure"] for one, run in runs.items() if "failure" in run}
         good = {one: run for one, run in runs.items() if "failure" not in run}
         flat |= {f"{name}.{key}": value for key, value in program(good).items()} | failed
     cost = folder / "cost.json"
-    return flat | averages(flat) | (json.loads(cost.read_text()) if cost.exists() else {})
+    return flat | averages(flat) | together(folder) | (json.loads(cost.read_text()) if cost.exists() else {})
+
+
+def together(folder: Path) -> dict:
+    """§6.6, several processes on one core: what Memento gains, and what its flushes take."""
+    flat, gains = {}, []
+    for number in range(1, RUNS["together"]["picks"] + 1):
+        runs = {
+            path.stem: json.loads(path.read_text())
+            for path in sorted((folder / f"together-{number}").glob("*.json"))
+        }
+        native, memento = runs.get("native", {}), runs.get("memento", {})
+        if failed := native.get("failure") or memento.get("failure"):
+            flat[f"together-{number}.failure"] = failed
+            continue
+        if not (native and memento):
+            continue
+        if native["output"] != memento["output"]:
+            flat[f"together-{number}.failure"] = "their output under Memento is another"
+        gains.append(faster(native, memento))
+        flat |= {f"together-{number}.{key}": value for key, value in compared(native, memento).items()}
+        flat[f"together-{number}.switches"] = memento["process_switches"]
+        flat[f"together-{number}.flush_percent"] = part(
+            memento["memento.hot_flush_cycles"], memento["cycles"]
+        )
+    if gains:
+        flat |= {"together.picks": len(gains), "together.speedup_percent": mean(gains)}
+        flat |= {"together.least_percent": min(gains), "together.most_percent": max(gains)}
+        flush = [value for key, value in flat.items() if key.endswith(".flush_percent")]
+        flat["together.flush_percent"] = mean(flush)
+    return flat
 
 
 def averages(flat: dict) -> dict:
@@ -198,6 +292,22 @@ def averages(flat: dict) -> dict:
             found |= {f"{prefix}_percent": mean(values), f"{prefix}.programs": len(values)}
             found |= {f"{prefix}.least_percent": min(values), f"{prefix}.most_percent": max(values)}
             found[f"{prefix}.median_percent"] = median(values)
+        # A program that takes a dozen pages says nothing by its percents: the same of all pages together.
+        for one in ("user_pages", "kernel_pages"):
+            sums = [
+                sum(flat.get(f"{name}.{side}.{one}", 0) for name in programs)
+                for side in ("native", "memento")
+            ]
+            found[f"average.{group}.{one}_saved.total_percent"] = saved(*sums)
+        sums = [
+            sum(
+                flat.get(f"{name}.{side}.{one}", 0)
+                for name in programs
+                for one in ("user_pages", "kernel_pages")
+            )
+            for side in ("native", "memento")
+        ]
+        found[f"average.{group}.pages_saved.total_percent"] = saved(*sums)
         # Of the mean gain, as the paper has it: one program's own shares say little where it gains little.
         if whole := found.get(f"average.{group}.gain.all_percent"):
             for one in PARTS:
@@ -219,10 +329,44 @@ def rows(flat: dict) -> list[list[str]]:
     return lines
 
 
+def experiment_rows(flat: dict) -> list[list[str]]:
+    """Means over the programs that have the experiment: what Memento gains with one thing changed."""
+    kinds = ("speedup", "traffic_saved", "pages_saved")
+    lines = [["experiment", "programs", "cycles", "traffic", "pages", *kinds, "what is changed"]]
+    for name, said in RUNS["experiments"].items():
+        having = [one for one in RUNS["programs"] if f"{one}.experiment.{name}.speedup_percent" in flat]
+        if not having:
+            continue
+        of = lambda key, having=having: mean(flat[f"{one}.experiment.{key}_percent"] for one in having)  # noqa: E731
+        more = [f"{of(f'{name}.more_{what}'):+.2f}" for what in ("cycles", "traffic", "pages")]
+        gains = [f"{of(f'{name}.plain.{kind}'):.2f} -> {of(f'{name}.{kind}'):.2f}" for kind in kinds]
+        lines.append([name, str(len(having)), *more, *gains, said["says"]])
+    return lines
+
+
+def layout_rows(flat: dict) -> list[list[str]]:
+    lines = [
+        ["ten layouts", "speed-up", "mean", "deviation", "least", "most", "traffic saved, mean", "deviation"]
+    ]
+    for name in RUNS["programs"]:
+        if f"{name}.layouts" not in flat:
+            continue
+        keys = [
+            f"layouts.speedup.{end}"
+            for end in ("mean_percent", "deviation_points", "least_percent", "most_percent")
+        ]
+        keys += ["layouts.traffic_saved.mean_percent", "layouts.traffic_saved.deviation_points"]
+        plain = figure(flat.get(f"{name}.speedup_percent"), 2)
+        lines.append([name, plain, *(figure(flat[f"{name}.{key}"], 2) for key in keys)])
+    return lines
+
+
 def main() -> int:
     folder, output = Path(sys.argv[1]), Path(sys.argv[2])
-    flat = write(output, gathered(folder))
+    flat = write(output, gathered(folder, output.with_suffix("")))
     table(rows(flat))
+    table(experiment_rows(flat))
+    table(layout_rows(flat))
     for key, reason in flat.items():
         if key.endswith(".failure"):
             print(f"FAILED {key.removesuffix('.failure')}: {reason}")

@@ -5,6 +5,7 @@ A run that fails does not stop the others: it leaves its one line of complaint, 
 
 import json
 import os
+import random
 import subprocess
 import sys
 import tomllib
@@ -13,27 +14,69 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 RUNS = tomllib.loads((HERE / "runs.toml").read_text())
+LISTED = tomllib.loads((ROOT / "sim/programs/programs.toml").read_text())
 MAYFLY = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release/mayfly"
 
 
-def region(wanted: dict, its: dict) -> str:
+def wanted(configuration: str) -> dict:
+    """What a configuration says; of `layout-3-native`, that of `native` and its layout."""
+    if configuration.startswith("layout-"):
+        _, number, plain = configuration.split("-", 2)
+        return wanted(plain) | {"words": ["--layout", number]}
+    return RUNS["configurations"].get(configuration) or RUNS["experiments"][configuration]
+
+
+def region(said: dict, its: dict) -> str:
     """What counts: a store's steady state, else a function's first call where it says which that is."""
     if its.get("steady"):
         return "warm"
-    return wanted.get("region", "first" if its.get("warm") else "process")
+    return said.get("region", "first" if its.get("warm") else "process")
+
+
+def with_arguments(listed: list[str], arguments: list[str]) -> list[str]:
+    """As `mayfly sim` has it: they take the place of what comes after the last absolute path."""
+    last = max(at for at, word in enumerate(listed) if word.startswith("/"))
+    return [*listed[: last + 1], *arguments] if arguments else listed
+
+
+def together(number: int, allocator: str) -> list[str]:
+    """Four functions, the same for each number, as sim/programs/c/together.c takes them."""
+    inputs = RUNS["together"]["programs"]
+    words = []
+    for name in random.Random(number).sample(sorted(inputs), 4):
+        its = LISTED["programs"][name]
+        variables = LISTED["environment"][its["language"]][allocator]
+        listed = its.get(f"{allocator}_command", its["command"])
+        words += [",", *(f"{key}={value}" for key, value in variables.items())]
+        words += with_arguments(listed, inputs[name])
+    return ["/programs/bin/together", *words[1:]]
 
 
 def command(program: str, configuration: str, folder: Path) -> list[str]:
-    wanted, its = RUNS["configurations"][configuration], RUNS["programs"][program]
-    words = [str(MAYFLY), "sim", "--json", "--out", str(folder), "--allocator", wanted["allocator"]]
+    said, its = wanted(configuration), RUNS["programs"].get(program, {})
+    name, arguments = its.get("program", program), its.get("arguments", [])
+    words = [str(MAYFLY), "sim", "--json", "--out", str(folder), "--allocator", said["allocator"]]
+    words += ["--memory", "1536MiB"]
     if "MAYFLY_SIM_IMAGE" in os.environ:
         words += ["--image", os.environ["MAYFLY_SIM_IMAGE"]]
-    words += ["--region", region(wanted, its)]
-    if "machine" in wanted:
-        words += ["--machine", wanted["machine"]]
-    if "off" in wanted:
-        words += ["--set", f"memento.{wanted['off']}=false"]
-    return [*words, "--", program, *its.get("arguments", [])]
+    if "machine" in said:
+        words += ["--machine", said["machine"]]
+    words += [word for key in said.get("set", []) for word in ("--set", key)]
+    environment = list(said.get("env", []))
+    if program.startswith("together-"):
+        last = together(int(program.removeprefix("together-")), said["allocator"])
+    elif "python" in said:
+        everywhere = LISTED["environment"]["all"]["native"] | LISTED["environment"]["cpython"]["native"]
+        environment += [f"{key}={value}" for key, value in everywhere.items()]
+        environment.append(f"MAYFLY_REGION={region(said, its)}")
+        # Another of the CPythons that sim/shim/cpython links: the program says by itself what counts.
+        listed = with_arguments(LISTED["programs"][name]["command"], arguments)
+        last = [f"/programs/bin/{said['python']}", *listed[1:]]
+    else:
+        words += ["--region", region(said, its)]
+        last = [name, *arguments]
+    words += [word for variable in environment for word in ("--env", variable)]
+    return [*words, *said.get("words", []), "--", *last]
 
 
 def commit() -> str:

@@ -163,6 +163,29 @@ static void seed(void) {
     close(file);
 }
 
+static void set(const char *path, const char *value) {
+    int file = open(path, O_WRONLY);
+    if (file < 0 || write(file, value, strlen(value)) < 0) {
+        printf("@sim this kernel takes no %s in %s\n", value, path);
+        power_off();
+    }
+    close(file);
+}
+
+/* Where a program's pieces lie is the same in each run, unless it asks for another layout: then its stack, heap and
+ * mappings begin where randomness of this number puts them. */
+static void lay_out(const char *number) {
+    unsigned char bytes[32];
+    memset(bytes, atoi(number) & 255, sizeof bytes);
+    int file = open("/dev/urandom", O_RDWR);
+    if (file < 0 || write(file, bytes, sizeof bytes) != sizeof bytes || ioctl(file, RNDRESEEDCRNG)) {
+        say("@sim this kernel takes no randomness\n");
+        power_off();
+    }
+    close(file);
+    set("/proc/sys/kernel/randomize_va_space", "2");
+}
+
 int main(void) {
     mkdir("/proc", 0755), mkdir("/sys", 0755), mkdir("/dev", 0755), mkdir("/tmp", 01777), mkdir("/sim", 0755);
     mount("proc", "/proc", "proc", 0, 0);
@@ -189,6 +212,8 @@ int main(void) {
     setenv("LANG", "C.UTF-8", 1);
     for (char **one = strings("opt/mayfly/environment"); *one; one++) putenv(*one);
     char **command = strings("opt/mayfly/command");
+    if (getenv("MAYFLY_LAYOUT")) lay_out(getenv("MAYFLY_LAYOUT"));
+    if (getenv("MAYFLY_HUGE_PAGES")) set("/sys/kernel/mm/transparent_hugepage/enabled", getenv("MAYFLY_HUGE_PAGES"));
     take_program();
     char path[4096];
     if (!command[0] || !find(command[0], path, sizeof path)) {

@@ -1,4 +1,4 @@
-/* C++'s operators new and delete, all forms, on this library's malloc; with MEMENTO, on the instructions themselves. The C++ library's own end in malloc too, but an
+/* C++'s operators new and delete, all forms, on the instructions themselves. The C++ library's own end in malloc too, but an
  * allocator beneath (jemalloc) may define them, and would then be called past this library. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -6,14 +6,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#ifdef MEMENTO
 #include "objects.h"
-#define allocate object_allocate
-#define release object_free
-#else
-#define allocate malloc
-#define release free
-#endif
 
 typedef void (*handler)(void);
 
@@ -32,13 +25,13 @@ static void *out_of_memory(size_t alignment, size_t size) {
 
 #define NEW(name)                                                                                                     \
     void *name(size_t size) {                                                                                         \
-        void *object = allocate(size ? size : 1);                                                                     \
+        void *object = object_allocate(size ? size : 1);                                                              \
         return object ? object : out_of_memory(0, size);                                                              \
     }
 #define NEW_NOTHROW(name)                                                                                             \
     void *name(size_t size, const void *nothrow) {                                                                    \
         (void)nothrow;                                                                                                \
-        return allocate(size ? size : 1);                                                                             \
+        return object_allocate(size ? size : 1);                                                                      \
     }
 #define NEW_ALIGNED(name)                                                                                             \
     void *name(size_t size, size_t alignment) {                                                                       \
@@ -52,7 +45,7 @@ static void *out_of_memory(size_t alignment, size_t size) {
     }
 /* Whatever else a delete is told (size, alignment, nothrow), free finds out by itself. */
 #define DELETE(name)                                                                                                  \
-    void name(void *object) { release(object); }
+    void name(void *object) { object_free(object); }
 
 NEW(_Znwm)
 NEW(_Znam)

@@ -11,6 +11,8 @@ pub const MACHINES: &[(&str, &[&str], bool)] = &[
     // The HOT's storage as a ninth way of the L1d instead (§6.7's question: is it the capacity?).
     ("iso-storage", &["l1d.ways=9"], false),
     ("memento", &[], true),
+    // Mallacc "where the Mallacc cache has zero latency and always hits" (§6.7).
+    ("mallacc", &["core.ideal_allocator=true"], false),
 ];
 
 /// A whole machine. The names are those of the TOML file; units are in the names.
@@ -49,6 +51,8 @@ pub struct CoreDescription {
     pub vector_ports: u8,
     pub store_forward_cycles: u64,
     pub exception_cycles: u64,
+    /// The functions of the program's allocator take no time, but for what they call.
+    pub ideal_allocator: bool,
 }
 
 /// Branch prediction.

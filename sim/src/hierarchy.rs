@@ -50,6 +50,8 @@ pub struct Hierarchy {
     dram: Dram,
     /// The HOT's port to the L1d: one access a cycle.
     units_port: Calendar,
+    /// Those that it makes of zeroes are clean.
+    clean_lines: bool,
     /// Lines that were filled with zeroes at the LLC instead of being read (Memento §3.3).
     pub bypasses: u64,
     /// Of the accesses that come now.
@@ -84,6 +86,7 @@ impl Hierarchy {
             ],
             dram: Dram::new(&d.dram, d.core.frequency_mhz),
             units_port: Calendar::new(),
+            clean_lines: d.memento.as_ref().is_some_and(|config| config.clean_lines),
             bypasses: 0,
             purpose: Purpose::Kernel,
             reads_for: [0; PURPOSES],
@@ -113,10 +116,10 @@ impl Hierarchy {
         let (mshr, from) = self.caches[level as usize].reserve(at);
         let mut dirty = write;
         let (done, served) = match next(level) {
-            // Of zeroes that DRAM has not: dirty from the start.
+            // Of zeroes that DRAM has not: dirty from the start, unless it is told otherwise.
             Level::Dram if fresh => {
                 self.bypasses += 1;
-                dirty = true;
+                dirty |= !self.clean_lines;
                 (from, Level::Llc)
             }
             Level::Dram => {

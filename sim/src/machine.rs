@@ -13,6 +13,7 @@ use crate::description::Description;
 use crate::extension::{Extension, View};
 use crate::hierarchy::Hierarchy;
 use crate::tlb::{PageTables, Tlbs};
+use std::ops::Range;
 
 /// What the machine counts of the program itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
@@ -64,6 +65,10 @@ pub struct Machine {
     uncharged: Option<u64>,
     /// Who owns user cycles: the program or its allocator.
     user_owner: Owner,
+    /// An ideal allocator: its functions' own code is not charged.
+    ideal_allocator: bool,
+    /// The code of the allocator's function that the program has called, if it is ideal.
+    free_of_charge: Range<u64>,
     allocations: Allocations,
     /// The last repetition: its instruction, the line it read and the line it wrote.
     repeated: (u64, u64, u64),
@@ -87,6 +92,8 @@ impl Machine {
             kernel_work: Owner::Kernel,
             uncharged: None,
             user_owner: Owner::User,
+            ideal_allocator: description.core.ideal_allocator,
+            free_of_charge: 0..0,
             allocations: Allocations::default(),
             repeated: (0, 0, 0),
             start: 0,
@@ -232,8 +239,9 @@ impl Machine {
             End::IndirectJump | End::IndirectCall | End::Return => kernel == next_is_kernel,
             End::System => true,
         };
+        let within = self.is_free_of_charge(block.start) && self.is_free_of_charge(next);
         if whole && plausible {
-            if self.uncharged.is_none() {
+            if self.uncharged.is_none() && !within {
                 self.core.control(block, &mut self.predictor, next);
             }
         } else if self.uncharged.is_none() {
@@ -254,7 +262,7 @@ impl Machine {
     fn run(&mut self, number: usize, from: usize, to: usize, tables: &impl PageTables) {
         let block = &self.blocks[number];
         let kernel = block.is_kernel();
-        if self.is_uncharged() {
+        if self.is_uncharged() || self.is_free_of_charge(block.start) {
             self.counts.uncharged_instructions += to.saturating_sub(from) as u64;
             return;
         }

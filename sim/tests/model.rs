@@ -77,6 +77,19 @@ fn a_line_that_the_llc_has_made_is_in_dram_once_all_caches_have_dropped_it() {
 }
 
 #[test]
+fn with_clean_lines_nobody_writes_their_zeroes() {
+    let description = Description::load("memento", &["memento.clean_lines=true".to_owned()]).unwrap();
+    let mut hierarchy = Hierarchy::new(&description);
+    hierarchy.access(Level::L1d, 0, false, true, 0);
+    let sets = description.llc.sets as u64;
+    for other in 1..=64 {
+        hierarchy.access(Level::L1d, other * sets, false, false, other * 1000);
+    }
+    assert!(!hierarchy.holds(Level::Llc, 0));
+    assert_eq!(hierarchy.counts().dram.writes, 0);
+}
+
+#[test]
 fn a_new_line_is_as_far_as_the_llc() {
     let mut hierarchy = Hierarchy::new(&table3());
     for store in [false, true] {
@@ -373,6 +386,57 @@ fn a_context_switch_does_not_change_whose_cycles_a_process_has() {
     bench.machine.pause(&bench.tables);
     assert!(bench.statistic("cycles_by_owner.free") > 0.0);
     assert_eq!(bench.statistic("cycles_by_owner.allocate"), 0.0);
+}
+
+#[test]
+fn an_ideal_allocator_takes_no_time_but_for_what_it_calls() {
+    // The program at CODE calls malloc, whose list may be empty: then it calls the function that fills it.
+    let malloc = CODE + 0x1000;
+    let cycles_and_reads = |is_ideal: bool, fills: bool| {
+        let mut bench = Bench::new(&[&format!("core.ideal_allocator={is_ideal}")]);
+        let caller = bench.add(block(CODE, |a| a.call(malloc).unwrap()));
+        let list = bench.add(block(malloc, |a| {
+            for _ in 0..20 {
+                a.mov(rax, qword_ptr(rbx)).unwrap();
+            }
+            a.jne(malloc + 0x800).unwrap();
+        }));
+        let end = bench.add(block_of(malloc + 0x800, &[0xc3]));
+        let filling = bench.add(block(malloc + 0x1000, |a| {
+            for _ in 0..20 {
+                a.imul_2(rax, rax).unwrap();
+            }
+        }));
+        let back = bench.add(block(CODE + 5, |a| a.add(rcx, rax).unwrap()));
+        bench.machine.start_region();
+        for _ in 0..1000 {
+            bench.enter(caller);
+            bench.store(0, 0x7ff8);
+            bench.enter(list);
+            bench.machine.enter_allocator(Owner::Allocate, 24, 0x7ff8);
+            bench.machine.allocator_code(malloc..malloc + 0x900);
+            for index in 0..20 {
+                bench.load(index, 0x9000);
+            }
+            if fills {
+                bench.enter(filling);
+            }
+            bench.enter(end);
+            bench.load(0, 0x7ff8);
+            bench.enter(back);
+            bench.machine.return_from_allocator(0x5000);
+        }
+        bench.machine.pause(&bench.tables);
+        let wrong = bench.statistic("branch.returns_mispredicted");
+        (bench.statistic("cycles_by_owner.allocate"), bench.statistic("loads"), wrong)
+    };
+    let (plain, loads, _) = cycles_and_reads(false, false);
+    assert!(plain > 9_000.0 && loads == 21_000.0, "two loads a cycle: {plain} cycles, {loads} loads");
+    let (ideal, loads, wrong) = cycles_and_reads(true, false);
+    assert_eq!((ideal, loads), (0.0, 0.0));
+    assert!(wrong < 5.0, "its return goes where it was called from: {wrong}");
+    let (filled, ..) = cycles_and_reads(true, true);
+    assert!(filled > 55_000.0, "a chain of 20 multiplications a call: {filled} cycles");
 }
 
 #[test]

@@ -39,10 +39,11 @@ const BYTES: usize = 64;
 const C_LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libc.so.6";
 
 /// What the plugin reads as functions.json. `tree`: the guest's root, as a folder; `program`: the file that is run, as the
-/// guest names it, or this machine's own.
-pub fn of(tree: Option<&Path>, program: &Path, environment: &[String]) -> Value {
+/// guest names it, or this machine's own; `library`: one of this machine's that it is run with.
+pub fn of(tree: Option<&Path>, program: &Path, library: Option<&Path>, environment: &[String]) -> Value {
     let preloaded = environment.iter().filter_map(|variable| variable.strip_prefix("LD_PRELOAD="));
     let mut files = vec![program.to_owned()];
+    files.extend(library.map(Path::to_owned));
     if let Some(tree) = tree {
         let inside = |path: &str| tree.join(path.trim_start_matches('/'));
         if !program.is_file() || program.starts_with("/") && inside(&program.to_string_lossy()).is_file() {
@@ -65,7 +66,8 @@ fn functions(path: &Path) -> Vec<Value> {
         let code =
             section.and_then(|section| section.data_range(symbol.address(), BYTES as u64).ok().flatten());
         let Some(code) = code else { continue };
-        let one = json!({"kind": kind, "offset": symbol.address() & 0xfff, "bytes": code});
+        let one =
+            json!({"kind": kind, "offset": symbol.address() & 0xfff, "size": symbol.size(), "bytes": code});
         if !found.contains(&one) {
             found.push(one);
         }
@@ -88,11 +90,11 @@ mod tests {
         if !library.is_file() {
             return;
         }
-        let all = of(None, library, &[]);
+        let all = of(None, library, None, &[]);
         let kinds: Vec<_> = all.as_array().unwrap().iter().map(|one| one["kind"].as_str().unwrap()).collect();
         for kind in ["malloc", "calloc", "realloc", "free"] {
             assert!(kinds.contains(&kind), "{kind}: {kinds:?}");
         }
-        assert_eq!(of(None, Path::new("/etc/passwd"), &[]), json!([]), "no ELF file");
+        assert_eq!(of(None, Path::new("/etc/passwd"), None, &[]), json!([]), "no ELF file");
     }
 }

@@ -19,14 +19,18 @@ pub struct Guest<'a> {
     pub image: &'a Image,
     /// The words.
     pub command: &'a [String],
-    /// A program of the host's that is copied in, as /sim/bin/NAME.
-    pub program: Option<&'a Path>,
+    /// A file of the host's that is copied in, as /sim/bin/NAME: the program, or a library for it.
+    pub file: Option<&'a Path>,
+    /// It is a library.
+    pub is_library: bool,
     /// NAME=VALUE.
     pub environment: &'a [String],
     /// The machine, as TOML.
     pub machine: &'a str,
     /// DRAM's requests are kept in the folder.
     pub keeps_dram: bool,
+    /// So is how often each block was entered.
+    pub keeps_blocks: bool,
     /// Stop after so many instructions of the region; 0: never.
     pub most_instructions: u64,
     /// Memory, in MiB.
@@ -60,6 +64,7 @@ impl Guest<'_> {
             "console",
             "output",
             "functions.json",
+            "blocks.tsv",
         ] {
             let _ = std::fs::remove_file(self.folder.join(old));
         }
@@ -93,14 +98,16 @@ impl Guest<'_> {
         let plugin = qemu::plugin()?;
         std::fs::write(self.folder.join("machine.toml"), self.machine)
             .context("cannot write machine.toml")?;
-        let file = self.program.unwrap_or(Path::new(&self.command[0]));
-        let functions = functions::of(self.image.tree.as_deref(), file, self.environment);
+        let command = Path::new(&self.command[0]);
+        let (program, library) =
+            if self.is_library { (command, self.file) } else { (self.file.unwrap_or(command), None) };
+        let functions = functions::of(self.image.tree.as_deref(), program, library, self.environment);
         std::fs::write(self.folder.join("functions.json"), functions.to_string())
             .context("cannot write functions.json")?;
         let joined =
             |words: &[String]| words.iter().flat_map(|word| word.bytes().chain([0])).collect::<Vec<u8>>();
         let mut items = vec![("command", joined(self.command)), ("environment", joined(self.environment))];
-        if let Some(path) = self.program {
+        if let Some(path) = self.file {
             let read = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
             items.push(("program", read));
             items.push(("name", path.file_name().unwrap_or_default().as_encoded_bytes().to_vec()));
@@ -111,7 +118,12 @@ impl Guest<'_> {
             std::fs::write(&path, content).context("cannot write what the guest runs")?;
             command.arg("-fw_cfg").arg(format!("name=opt/mayfly/{name},file={}", escaped(&path)));
         }
-        let keep = if self.keeps_dram { ",keep=dram" } else { "" };
+        let mut keep = String::new();
+        for (is_kept, what) in [(self.keeps_dram, "dram"), (self.keeps_blocks, "blocks")] {
+            if is_kept {
+                keep += &format!(",keep={what}");
+            }
+        }
         let most = self.most_instructions;
         command
             .arg("-plugin")

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value};
 use sim::Description;
@@ -44,7 +44,7 @@ The program's output and exit status are passed on; statistics go to stderr and,
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub struct SimArguments {
-    /// The machine: table3, memento, iso-storage, or a TOML file [default: table3, or memento for its allocator]
+    /// The machine: table3, memento, iso-storage, mallacc, or a TOML file [default: table3, or its allocator's]
     #[arg(long, value_name = "NAME|FILE")]
     machine: Option<String>,
     /// Who allocates the program's objects
@@ -65,6 +65,13 @@ pub struct SimArguments {
     /// What is counted; all but `process` of functions that the image lists as `warm`
     #[arg(long, value_enum, default_value = "process")]
     region: Region,
+    /// Another layout: the program's stack, heap and mappings begin elsewhere, for each number [default: where they do
+    /// without randomness]
+    #[arg(long, value_name = "N")]
+    layout: Option<u8>,
+    /// Who gets huge pages: who asks for them, as on Ubuntu, or everybody, as on Debian
+    #[arg(long, value_enum, default_value = "madvise")]
+    huge_pages: HugePages,
     /// Stop after so many instructions; what was counted is kept, and marked as partial
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     max_instructions: u64,
@@ -73,17 +80,29 @@ pub struct SimArguments {
     #[arg(long, value_name = "FOLDER|bare")]
     image: Option<PathBuf>,
     /// The guest's memory
-    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = quantity::parse_bytes)]
+    #[arg(long, value_name = "SIZE", default_value = "1536MiB", value_parser = quantity::parse_bytes)]
     memory: u64,
     /// Keep stats.json, stats.txt, machine.toml and the guest's console in this folder
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
+    /// Keep in --out how often each block of instructions was entered, as blocks.tsv
+    #[arg(long, requires = "out")]
+    blocks: bool,
     /// Print the statistics as one JSON object, instead of the program's output
     #[arg(long)]
     json: bool,
     /// The program and its arguments; ./PROGRAM is copied into the guest
     #[arg(last = true, required = true, value_name = "CMD")]
     command: Vec<String>,
+}
+
+/// What the guest's kernel gives huge pages to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum HugePages {
+    /// Mappings for which madvise asks for them
+    Madvise,
+    /// All
+    Always,
 }
 
 impl SimArguments {
@@ -121,7 +140,11 @@ impl SimArguments {
     }
 
     fn description(&self, allocator: Allocator) -> Result<Description> {
-        let default = if allocator == Allocator::Memento { "memento" } else { "table3" };
+        let default = match allocator {
+            Allocator::Memento => "memento",
+            Allocator::Mallacc => "mallacc",
+            Allocator::Native | Allocator::Marks | Allocator::Mayfly => "table3",
+        };
         let machine = self.machine.as_deref().unwrap_or(default);
         // The units have keys of their own, which the baseline of a comparison lacks.
         let lacks =
@@ -139,15 +162,22 @@ impl SimArguments {
             }
             environment.push(variable.to_owned());
         }
+        // Of the guest's init.
+        environment.extend(self.layout.map(|number| format!("MAYFLY_LAYOUT={number}")));
+        if self.huge_pages == HugePages::Always {
+            environment.push("MAYFLY_HUGE_PAGES=always".to_owned());
+        }
         environment.extend(self.environment.iter().cloned());
         let description = self.description(allocator)?;
         let guest = Guest {
             image,
             command: &program.words,
-            program: program.file.as_deref(),
+            file: program.file.as_deref(),
+            is_library: program.is_library,
             environment: &environment,
             machine: &toml::to_string(&description)?,
             keeps_dram: self.dram == Dram::Dramsim3,
+            keeps_blocks: self.blocks,
             most_instructions: self.max_instructions,
             memory_mib: self.memory >> 20,
             folder,

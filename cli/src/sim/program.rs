@@ -7,6 +7,11 @@ use anyhow::{Result, anyhow, bail};
 use clap::ValueEnum;
 use serde_json::{Map, Value};
 
+use crate::libraries;
+
+/// Mayfly's heap.
+const MAYFLY_HEAP: &str = "libmayfly_heap.so";
+
 /// Who allocates the program's objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Allocator {
@@ -16,7 +21,9 @@ pub enum Allocator {
     Memento,
     /// Go's own, with marks that tell when its sweep frees what
     Marks,
-    /// The baseline with an idealised Mallacc: C++ programs only
+    /// Mayfly's heap, as it is on this machine, in software: C, C++ and, in place of pymalloc too, CPython
+    Mayfly,
+    /// The baseline on machine mallacc, whose allocator's fast paths take no time: C++ programs only
     Mallacc,
 }
 
@@ -28,6 +35,7 @@ impl Allocator {
             Allocator::Memento => "memento",
             Allocator::Marks => "marks",
             Allocator::Mallacc => "mallacc",
+            Allocator::Mayfly => "mayfly",
         }
     }
 }
@@ -61,8 +69,10 @@ impl Region {
 pub struct Program {
     /// The words for the guest.
     pub words: Vec<String>,
-    /// A file that is copied in, as /sim/bin/NAME.
+    /// A file that is copied in, as /sim/bin/NAME: the program itself, or a library for it.
     pub file: Option<PathBuf>,
+    /// The file is a library.
+    pub is_library: bool,
     /// The environment.
     pub environment: Vec<String>,
     /// What it must write.
@@ -122,8 +132,19 @@ impl Program {
             }
             None => (words.to_vec(), if words[0].contains("python") { "python" } else { "c" }, None),
         };
-        let environment = environment(description, language, allocator)?;
-        Ok(Program { words, file: None, environment, expected, has_regions: is_warm })
+        let mut environment = environment(description, language, allocator)?;
+        let mut file = None;
+        if allocator == Allocator::Mayfly {
+            if language == "go" {
+                bail!("{}: Go's runtime takes no other allocator", words[0]);
+            }
+            environment.retain(|variable| !variable.starts_with("LD_PRELOAD="));
+            environment.push(format!("LD_PRELOAD=/sim/bin/{MAYFLY_HEAP}"));
+            environment.push("PYTHONMALLOC=malloc".to_owned());
+            file = Some(libraries::find(MAYFLY_HEAP)?);
+        }
+        let is_library = file.is_some();
+        Ok(Program { words, file, is_library, environment, expected, has_regions: is_warm })
     }
 
     fn from_here(
@@ -147,7 +168,14 @@ impl Program {
         let mut words = words.to_vec();
         words[0] = format!("/sim/bin/{name}");
         let environment = if is_static { Vec::new() } else { environment(description, "c", allocator)? };
-        Ok(Program { words, file: Some(path), environment, expected: None, has_regions: false })
+        Ok(Program {
+            words,
+            file: Some(path),
+            is_library: false,
+            environment,
+            expected: None,
+            has_regions: false,
+        })
     }
 }
 
@@ -168,8 +196,11 @@ fn environment(
     let of = |language: &str, allocator: &str| {
         description.get("environment")?.get(language)?.get(allocator)?.as_object()
     };
-    let own = of(language, allocator.name());
-    if own.is_none() && allocator != Allocator::Native {
+    // Mallacc is a machine: the program and its allocator are the baseline's. Mayfly's heap takes the place of an allocator.
+    let is_native = matches!(allocator, Allocator::Mallacc | Allocator::Mayfly);
+    let named = if is_native { Allocator::Native } else { allocator };
+    let own = of(language, named.name());
+    if own.is_none() && named != Allocator::Native {
         bail!("the image has no allocator {} for {language} programs", allocator.name());
     }
     for variables in [of("all", "native"), own].into_iter().flatten() {

@@ -37,6 +37,9 @@ pub struct Config {
     /// (§3.3). But an object that is first read after its arena has left the HOT is read from DRAM, and that may hold what
     /// another process left there.
     pub clear_pages: bool,
+    /// Lines that the LLC makes are clean, as if DRAM had their zeroes: one that is evicted before it is written would be read
+    /// as something else.
+    pub clean_lines: bool,
     /// All 64 classes get an arena when a thread first allocates (§3.1); off: each at its first use.
     pub initialise_all_classes: bool,
     /// Frees of other threads' objects.
@@ -92,6 +95,7 @@ impl Default for Config {
             background_frees: 8,
             walks_by_page_allocator: true,
             clear_pages: false,
+            clean_lines: false,
             initialise_all_classes: true,
             non_local_free: NonLocalFree::Hardware,
             drain_at_switch: true,

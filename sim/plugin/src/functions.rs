@@ -34,6 +34,8 @@ pub struct Function {
     pub kind: Kind,
     /// Its address modulo 4096.
     pub offset: u64,
+    /// Its length.
+    pub size: u64,
     /// Its first bytes.
     pub bytes: Vec<u8>,
 }
@@ -86,9 +88,10 @@ impl Functions {
         candidates.iter().find(same).map(|index| *index as u32)
     }
 
-    /// Of which kind it is.
-    pub fn kind(&self, number: u32) -> Kind {
-        self.known[number as usize].kind
+    /// Of which kind it is, and how long.
+    pub fn kind_and_size(&self, number: u32) -> (Kind, u64) {
+        let function = &self.known[number as usize];
+        (function.kind, function.size)
     }
 
     /// A block that ends in a call has its end here.

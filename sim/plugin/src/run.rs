@@ -59,6 +59,8 @@ pub struct Run {
     /// Of `__alloc_pages` and its like, as the guest's init says: addresses.
     kernel_functions: [u64; 2],
     functions: Functions,
+    /// How often each block of the region was entered, by its number, if that is to be kept.
+    entries: Option<Vec<u64>>,
     most_instructions: u64,
     next_progress: u64,
     started: Instant,
@@ -73,7 +75,7 @@ impl Run {
         translate_anew: fn(qemu_plugin_id_t),
         arguments: impl Iterator<Item = String>,
     ) -> Result<Run, String> {
-        let (mut folder, mut most_instructions, mut keeps_dram) = (None, 0, false);
+        let (mut folder, mut most_instructions, mut keeps_dram, mut entries) = (None, 0, false, None);
         for argument in arguments {
             match argument.split_once('=') {
                 Some(("out", value)) => folder = Some(PathBuf::from(value)),
@@ -81,6 +83,7 @@ impl Run {
                     most_instructions = value.parse().map_err(|_| format!("max={value} is no number"))?
                 }
                 Some(("keep", "dram")) => keeps_dram = true,
+                Some(("keep", "blocks")) => entries = Some(Vec::new()),
                 _ => return Err(format!("unknown argument {argument}")),
             }
         }
@@ -112,6 +115,7 @@ impl Run {
             known: (0, 0),
             kernel_functions: [0; 2],
             functions: Functions::new(functions),
+            entries,
             most_instructions: if most_instructions == 0 { u64::MAX } else { most_instructions },
             next_progress: 0,
             started: Instant::now(),
@@ -174,7 +178,7 @@ impl Run {
     }
 
     /// The program calls its allocator.
-    fn enter_allocator(&mut self, kind: Kind) {
+    fn enter_allocator(&mut self, (kind, size): (Kind, u64)) {
         let stack = self.register(4);
         let (first, second) = (self.register(7), self.register(6));
         let Some(back) = self.buffer.memory(stack) else { return };
@@ -191,6 +195,9 @@ impl Run {
         }
         let owner = kind.owner();
         if self.machine.enter_allocator(owner, operand, stack) {
+            let start = self.machine.current_address().unwrap_or_default();
+            let is_basic = matches!(kind, Kind::Malloc | Kind::Free);
+            self.machine.allocator_code(if is_basic { start..start + size } else { 0..0 });
             if kind == Kind::Realloc {
                 self.machine.reallocates(first);
             }
@@ -222,6 +229,12 @@ impl Run {
     #[inline]
     pub fn enter(&mut self, number: usize) {
         self.machine.enter(number, &self.memory);
+        if let Some(entries) = &mut self.entries
+            && self.phase == Phase::Region
+        {
+            entries.resize(entries.len().max(number + 1), 0);
+            entries[number] += 1;
+        }
         if let Some(start) = self.machine.current_address()
             && self.functions.is_awaited(self.machine.root(), start)
             && !self.functions.is_read_at(number)
@@ -276,7 +289,7 @@ impl Run {
                     self.machine.system_call(number);
                 }
             }
-            ALLOCATOR => self.enter_allocator(self.functions.kind(number)),
+            ALLOCATOR => self.enter_allocator(self.functions.kind_and_size(number)),
             RETURN => self.maybe_return(),
             _ => {
                 // Flags and order; the bulk one: flags, and how many as its fourth argument.
@@ -423,6 +436,14 @@ impl Run {
             ("stats.txt", text.into_bytes()),
             ("speed.json", speed.into_bytes()),
         ];
+        if let Some(entries) = &self.entries {
+            let mut text = String::from("address\tinstructions\tentries\n");
+            for (number, times) in entries.iter().enumerate().filter(|(_, times)| **times > 0) {
+                let block = self.machine.block(number);
+                text.push_str(&format!("{:#x}\t{}\t{times}\n", block.start, block.operations.len()));
+            }
+            files.push(("blocks.tsv", text.into_bytes()));
+        }
         if let Some(requests) = self.machine.parts().1.dram_requests() {
             files.push((
                 "dram.requests",

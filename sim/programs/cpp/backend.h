@@ -1,5 +1,6 @@
-// The services' backends, stubbed at the socket: a child process at the other end of a socket pair that answers a line
-// protocol like memcached's, out of fixed tables and without allocating, so that what is measured is the service.
+// The services' backends, stubbed at the socket: a child process at the other end of a socket pair that answers requests
+// (each with its length before it, as Thrift frames them), out of fixed tables and without allocating, so that what is
+// measured is the service.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +15,8 @@
 
 class Backend {
 public:
-    // Called in the child for each request line; writes its answer into `answer` and returns its length.
-    using Answer = size_t (*)(const char *line, size_t length, char *answer);
+    // Called in the child for each request; writes its answer into `answer` and returns its length.
+    using Answer = size_t (*)(const char *request, size_t length, char *answer);
 
     explicit Backend(Answer answer) {
         int ends[2];
@@ -37,40 +38,39 @@ public:
     }
 
     std::string call(const std::string &request) {
-        for (size_t sent = 0; sent < request.size();) {
-            ssize_t written = write(socket_, request.data() + sent, request.size() - sent);
-            if (written <= 0) throw std::runtime_error("the backend is gone");
-            sent += static_cast<size_t>(written);
-        }
-        std::string answer;
-        char part[4096];
-        do {
-            ssize_t got = read(socket_, part, sizeof part);
-            if (got <= 0) throw std::runtime_error("the backend is gone");
-            answer.append(part, static_cast<size_t>(got));
-        } while (answer.back() != '\n');
-        answer.pop_back();
+        uint32_t length = static_cast<uint32_t>(request.size());
+        if (!put(socket_, &length, sizeof length) || !put(socket_, request.data(), length) || !get(socket_, &length, sizeof length))
+            throw std::runtime_error("the backend is gone");
+        std::string answer(length, 0);
+        if (!get(socket_, answer.data(), length)) throw std::runtime_error("the backend is gone");
         return answer;
     }
 
 private:
     [[noreturn]] static void serve(int socket, Answer answer) {
         static char request[1 << 16], reply[1 << 16];
-        size_t filled = 0;
-        for (;;) {
-            ssize_t got = read(socket, request + filled, sizeof request - filled);
-            if (got <= 0) _exit(0);
-            filled += static_cast<size_t>(got);
-            if (request[filled - 1] != '\n') continue;
-            size_t length = answer(request, filled - 1, reply);
-            reply[length++] = '\n';
-            for (size_t sent = 0; sent < length;) {
-                ssize_t written = write(socket, reply + sent, length - sent);
-                if (written <= 0) _exit(1);
-                sent += static_cast<size_t>(written);
-            }
-            filled = 0;
+        for (uint32_t length; get(socket, &length, sizeof length);) {
+            if (length > sizeof request || !get(socket, request, length)) _exit(1);
+            length = static_cast<uint32_t>(answer(request, length, reply));
+            if (!put(socket, &length, sizeof length) || !put(socket, reply, length)) _exit(1);
         }
+        _exit(0);
+    }
+
+    static bool put(int socket, const void *bytes, size_t length) {
+        for (ssize_t written; length > 0; length -= static_cast<size_t>(written)) {
+            if ((written = write(socket, bytes, length)) <= 0) return false;
+            bytes = static_cast<const char *>(bytes) + written;
+        }
+        return true;
+    }
+
+    static bool get(int socket, void *bytes, size_t length) {
+        for (ssize_t got; length > 0; length -= static_cast<size_t>(got)) {
+            if ((got = read(socket, bytes, length)) <= 0) return false;
+            bytes = static_cast<char *>(bytes) + got;
+        }
+        return true;
     }
 
     int socket_ = -1;

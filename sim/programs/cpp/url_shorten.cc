@@ -82,7 +82,7 @@ public:
         for (const auto &url : urls_) commands.push_back("set " + url->shortened + " " + url->expanded);
         std::string request;
         for (const auto &command : commands) request += (request.empty() ? "" : ";") + command;
-        if (backend_.call(request + "\n") != "stored " + std::to_string(urls_.size())) throw std::runtime_error("not stored");
+        if (backend_.call(request) != "stored " + std::to_string(urls_.size())) throw std::runtime_error("not stored");
         urls_.clear();
     }
 

@@ -52,7 +52,7 @@ public:
             std::string request = command;
             for (const auto &name : names)
                 if (!found_.count(name)) request += " " + name;
-            if (request != command) collect(backend_.call(request + "\n"));
+            if (request != command) collect(backend_.call(request));
         }
     }
 

@@ -1,6 +1,6 @@
-"""Calls a function of `functions/` as the worker would, once to warm it, and prints a digest of its answer.
+"""Calls a function of `functions/` as the worker would, and prints a digest of its answer.
 
-Use: invoke.py FOLDER EVENT [TIMES].
+Use: invoke.py FOLDER EVENT.
 
 Floats are rounded, so that another release of a library may add up in another order.
 """
@@ -11,7 +11,7 @@ import os
 import sys
 import types
 
-from measured import finished, measured, warming
+from measured import called
 
 
 def rounded(value):
@@ -23,17 +23,11 @@ def rounded(value):
 
 
 folder, event = sys.argv[1], json.loads(sys.argv[2])
-times = int(sys.argv[3]) if len(sys.argv) > 3 else 1
 os.chdir(folder)
 sys.path.insert(0, os.getcwd())
 import app  # noqa: E402 - it is in the folder just entered
 
 context = types.SimpleNamespace(aws_request_id="00000000-0000-0000-0000-000000000000")
-warming()
-app.handler(event, context)
-measured()
-for _ in range(times):
-    answer = app.handler(event, context)
-finished()
+answer = called(lambda: app.handler(event, context))
 answer = json.dumps(rounded(answer), sort_keys=True)
-print(f"{os.path.basename(os.getcwd())}: {times} calls, {hashlib.sha256(answer.encode()).hexdigest()}")
+print(f"{os.path.basename(os.getcwd())}: {hashlib.sha256(answer.encode()).hexdigest()}")

@@ -18,25 +18,21 @@ def mark(code):
         os.getpgid(0x4D4D0000 | code)
 
 
-def warming():
-    """All is imported: the first call comes now. What is measured later is timed from here on, to be warm."""
+def called(handler):
+    """Calls it twice, as a container that is there already would be: first and warm. What it returns."""
     if REGION == "import":
         mark(END)
     elif REGION:
         mark(TIMED)
         if REGION == "first":
             mark(BEGIN)
-
-
-def measured():
-    """The first call has returned: what comes now is warm."""
+    handler()
     if REGION == "first":
         mark(END)
     elif REGION == "warm":
         mark(BEGIN)
-
-
-def finished():
-    """So has the last one: a function's end is its handler's return, not its process'."""
+    answer = handler()
+    # A function's end is its handler's return, not its process'.
     if REGION == "warm":
         mark(END)
+    return answer

@@ -5,6 +5,7 @@ use crate::block::{Access, RAX, RDI, TRASH_REGISTER};
 use crate::core::Owner;
 use crate::extension::{Extension, View};
 use crate::machine::Machine;
+use std::ops::Range;
 
 /// `__GFP_MOVABLE`: pages of processes, which the kernel can move.
 const MOVABLE: u64 = 1 << 3;
@@ -124,6 +125,19 @@ impl Machine {
             }
         }
         enters
+    }
+
+    /// The function that it entered has its code here: an ideal allocator's takes no time, but for what it calls (the
+    /// software that fills an empty list, or empties a long one).
+    pub fn allocator_code(&mut self, code: Range<u64>) {
+        if self.ideal_allocator {
+            self.free_of_charge = code;
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_free_of_charge(&self, address: u64) -> bool {
+        self.user_owner != Owner::User && self.free_of_charge.contains(&address)
     }
 
     /// A realloc of this object: a free and an allocation, as far as lifetimes go.

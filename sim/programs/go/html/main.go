@@ -11,7 +11,8 @@ import (
 	"os"
 	"runtime/debug"
 	"strconv"
-	"syscall"
+
+	"programs/measured"
 )
 
 //go:embed page.html
@@ -23,13 +24,7 @@ type page struct {
 	Numbers  []string
 }
 
-// Tells the simulator what to count, as python/measured.py does.
-func mark(code int) { _, _ = syscall.Getpgid(0x4d4d0000 | code) }
-
-const timed, begin, end = 3, 1, 2
-
 func main() {
-	region := os.Getenv("MAYFLY_REGION")
 	pages, err := strconv.Atoi(os.Args[1])
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "html:", err)
@@ -47,23 +42,10 @@ func main() {
 	numbers := rand.New(rand.NewSource(1))
 	digest := sha256.New()
 	// The first half of the pages is the first call, the other half a warm one.
-	switch region {
-	case "import":
-		mark(end)
-	case "first":
-		mark(timed)
-		mark(begin)
-	case "warm":
-		mark(timed)
-	}
+	measured.Warming()
 	for i := 0; i < pages; i++ {
 		if i == pages/2 {
-			switch region {
-			case "first":
-				mark(end)
-			case "warm":
-				mark(begin)
-			}
+			measured.Measured()
 		}
 		data := page{Username: "<user " + strconv.Itoa(i) + ">", Time: "2024-01-01 00:00:00"}
 		for n := 0; n < 500; n++ {
@@ -76,8 +58,6 @@ func main() {
 		}
 		digest.Write(out.Bytes())
 	}
-	if region == "warm" {
-		mark(end)
-	}
+	measured.Finished()
 	fmt.Printf("html-go: %d pages, %x\n", pages, digest.Sum(nil))
 }

@@ -1,3 +1,0 @@
-module example.org/html
-
-go 1.19
