@@ -28,7 +28,7 @@
 //! | | [`thread::exhausted`] | what is tried before malloc says no |
 //! | | [`thread::lines`] | the paper's layout by lines |
 //! | | [`thread::current`], [`thread::registry`], [`thread::gate`], [`thread::fork`] | its coming and going |
-//! | [`observe`] | [`observe::stats`], [`observe::report`], [`observe::placed`] | what can be seen |
+//! | [`observe`] | [`observe::stats`], [`observe::report`] | what can be seen |
 //! | | [`observe::trace`], [`observe::profile`], [`observe::profile_file`], [`observe::control`] | recording; lifetimes by calling context, for training; attaching to a program that runs |
 //! | | [`observe::check`] | whether the metadata agree, for tests |
 //! | [`entry`] | [`entry::allocate`], [`entry::free`], [`entry::extent`], [`entry::maintenance`] | all of it together |
@@ -134,7 +134,6 @@ pub mod observe {
     //! Who only looks on.
     pub mod check;
     pub mod control;
-    pub mod placed;
     pub mod profile;
     pub mod profile_file;
     pub mod report;

@@ -20,16 +20,6 @@ void *mayfly_malloc(size_t size, int lifetime_class);
 /* Writes the heap's statistics, one JSON object, with a final NUL if it fits; returns the bytes needed without it. */
 int mayfly_heap_stats(char *buffer, size_t length);
 
-/* Addresses from start on. */
-struct mayfly_heap_range {
-    void *start;
-    size_t bytes;
-};
-
-/* Where objects of a lifetime class lie now: runs of blocks of 8 KiB, and objects with a mapping of their own. Writes at most
-   count ranges, and returns how many there are. Objects of MAYFLY_FOREVER are those whose pages are worth merging. */
-size_t mayfly_heap_placed(int lifetime_class, struct mayfly_heap_range *ranges, size_t count);
-
 /* The program has started. With MAYFLY_HEAP_CLOCK=settled the heap's clock stands still until then, so that instances of a
    program that start alike lay out their memory alike. */
 void mayfly_heap_settled(void);

@@ -261,32 +261,6 @@ pub unsafe extern "C" fn mayfly_heap_stats(buffer: *mut c_char, length: usize) -
     bytes.len() as c_int
 }
 
-/// Addresses from `start` on, as C has it.
-#[repr(C)]
-pub struct PlacedRange {
-    start: *mut c_void,
-    bytes: usize,
-}
-
-/// Where objects of a lifetime class lie: runs of blocks, and objects with a mapping of their own. Writes at most `count` of
-/// them, and returns how many there are.
-///
-/// # Safety
-/// `ranges` has room for `count`, or is null with count 0.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mayfly_heap_placed(class: c_int, ranges: *mut PlacedRange, count: usize) -> usize {
-    let mut there = 0;
-    heap::observe::placed::each_run(class.max(0) as usize, |run| {
-        if there < count {
-            let range = PlacedRange { start: run.start as *mut c_void, bytes: run.len() };
-            // SAFETY: the caller's array has room for it.
-            unsafe { ranges.add(there).write(range) };
-        }
-        there += 1;
-    });
-    there
-}
-
 /// The program has started: with `MAYFLY_HEAP_CLOCK=settled` the heap's clock stood still until now.
 #[unsafe(no_mangle)]
 pub extern "C" fn mayfly_heap_settled() {
