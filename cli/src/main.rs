@@ -41,13 +41,11 @@ fn main() {
     let (writer, flushed_when_dropped) = tracing_appender::non_blocking::NonBlockingBuilder::default()
         .buffered_lines_limit(LINES_THAT_WAIT)
         .finish(std::io::stderr());
-    let colours = std::io::stderr().is_terminal();
-    tracing_subscriber::fmt()
-        .with_max_level(level)
-        .with_writer(writer)
-        .with_ansi(colours)
-        .without_time()
-        .init();
+    let log = tracing_subscriber::fmt().with_max_level(level).with_writer(writer);
+    match mayfly.verb {
+        Verb::Up(ref arguments) if arguments.logs_json() => log.json().flatten_event(true).init(),
+        _ => log.with_ansi(std::io::stderr().is_terminal()).without_time().init(),
+    }
     let (outcome, failure_code) = match mayfly.verb {
         Verb::Run(arguments) => (arguments.execute(), OWN_FAILURE),
         Verb::Profile(arguments) => (arguments.execute(), OWN_FAILURE),

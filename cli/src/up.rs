@@ -79,10 +79,21 @@ enum ModeName {
     Nodes,
     /// The same on Mayfly's kernel, which merges pages as well (mayfly vm image --kernel hotmem).
     Hotmem,
-    /// One device for all, for comparison; also --without partitions.
+    /// One device for all: for bench/worker/run, as --without partitions.
+    #[value(hide = true)]
     Plain,
-    /// All memory from boot, for comparison.
+    /// All memory from boot: for bench/worker/run.
+    #[value(hide = true)]
     Static,
+}
+
+/// How the worker's own log and the functions' output are written to stderr.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum LogFormat {
+    /// Lines for people.
+    Text,
+    /// An object a line, with time and level.
+    Json,
 }
 
 /// Serve functions written for AWS Lambda, each instance in a sandbox
@@ -142,9 +153,17 @@ pub struct UpArguments {
     /// What an idle instance advises to merge
     #[arg(long, value_enum, default_value = "named")]
     advise: AdviseName,
+    /// How the log is written
+    #[arg(long, value_enum, default_value = "text", value_name = "FORMAT")]
+    log: LogFormat,
 }
 
 impl UpArguments {
+    /// Whether programs read the log.
+    pub fn logs_json(&self) -> bool {
+        self.log == LogFormat::Json
+    }
+
     /// Serves until it is asked to end; returns the exit code.
     ///
     /// # Errors
@@ -187,7 +206,12 @@ impl UpArguments {
         };
         worker::run(service, |address| {
             // For people and for scripts that asked for port 0. Nobody may be listening.
-            let _ = writeln!(std::io::stderr(), "mayfly: serving Lambda's API on http://{address}");
+            match self.log {
+                LogFormat::Text => {
+                    let _ = writeln!(std::io::stderr(), "mayfly: serving Lambda's API on http://{address}");
+                }
+                LogFormat::Json => tracing::info!("serving Lambda's API on http://{address}"),
+            }
         })?;
         Ok(0)
     }

@@ -5,6 +5,8 @@ MAYFLY_HEAP_* variables are its settings; the heap is MAYFLY_HEAP_LIB, or what t
 Python keeps objects below 512 bytes to itself; with PYTHONMALLOC=malloc they are the heap's as well.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 from pathlib import Path

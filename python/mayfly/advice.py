@@ -1,5 +1,7 @@
 """advise and unadvise: give the pages behind an object to the merging, and take them back."""
 
+from __future__ import annotations
+
 import contextlib
 import errno
 from typing import Any
@@ -10,7 +12,7 @@ from mayfly.regions import Region, regions_of, whole_pages
 
 def advise(
     thing: Any, *, quiet: bool = False, background: bool = False, required: bool = True
-) -> "int | Pending":
+) -> int | Pending:
     """Shares every whole page behind `thing` with identical pages of other instances, copy-on-write (UPM
     §IV).
 

@@ -4,6 +4,8 @@ pickle hands large memory out beside what it writes (its protocol 5, PEP 574), a
 its place. NumPy, pandas, Arrow, SciPy and scikit-learn all speak that, so none of them has to be known here.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import gc
@@ -60,13 +62,13 @@ def moved(thing: Any) -> Any:
     if not size:
         return Reader(file, [], writer.kept).load()
     arena = new(size)
-    copies = [copied(view, arena, offset) for offset, view in zip(offsets, views, strict=True)]
+    copies = [copied(view, arena, offset) for offset, view in zip(offsets, views)]
     with large_blocks_apart(), cheap_collection():
         given = Reader(file, copies, writer.kept).load()
         alive = let_go(copies)
     # Trees and the like have copied theirs once more, each on pages of its own if it is large.
-    regions = [Region(offset, offset + view.nbytes) for offset, view in zip(offsets, views, strict=True)]
-    for page in whole_pages(region for region, lives in zip(regions, alive, strict=True) if not lives):
+    regions = [Region(offset, offset + view.nbytes) for offset, view in zip(offsets, views)]
+    for page in whole_pages(region for region, lives in zip(regions, alive) if not lives):
         arena.madvise(mmap.MADV_DONTNEED, page.start, page.size_bytes)
     return given
 

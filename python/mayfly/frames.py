@@ -1,6 +1,8 @@
 """What tables and fitted models keep their memory in: pandas, Arrow, scikit-learn, SciPy's sparse matrices.
 They are recognised by the modules that the program has imported."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Iterator
 from typing import Any

@@ -63,7 +63,7 @@ def pack_module(module: Any) -> None:
     torch = sys.modules["torch"]
     arena = new(size)
     base = ctypes.addressof(ctypes.c_char.from_buffer(arena))
-    for block, offset in zip(blocks, offsets, strict=True):
+    for block, offset in zip(blocks, offsets):
         ctypes.memmove(base + offset, block.storage_address + block.start, block.size_bytes)
         # A storage of its own: torch.save of one tensor then saves that tensor, not the arena.
         bytes_of_block = torch.frombuffer(arena, dtype=torch.uint8, offset=offset, count=block.size_bytes)
@@ -81,9 +81,7 @@ def blocks_of(module: Any) -> list[Block]:
         storage = storage_of(tensor)
         item = tensor.element_size()
         start = tensor.storage_offset() * item
-        last = sum(
-            (length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True)
-        )
+        last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride()))
         start, end = start // LINE * LINE, start + (last + 1) * item
         block = blocks.setdefault(storage.data_ptr(), Block(storage.data_ptr(), start, end))
         block.start, block.end = min(block.start, start), max(block.end, end)

@@ -4,6 +4,8 @@ NumPy and PyTorch are recognised without being imported: an object can be one of
 has imported them already.
 """
 
+from __future__ import annotations
+
 import ctypes
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -27,7 +29,7 @@ class Region(NamedTuple):
 def span(address: int, shape: Iterable[int], strides: Iterable[int], item_bytes: int) -> Region | None:
     """The bytes between an array's lowest and highest element: strides may skip, run backwards or repeat."""
     low = high = address
-    for length, stride in zip(shape, strides, strict=True):
+    for length, stride in zip(shape, strides):
         if length == 0:
             return None
         if stride < 0:

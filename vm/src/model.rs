@@ -110,13 +110,13 @@ impl Truth {
                     }
                 }
                 self.instances.insert(spawn.instance.clone(), numbers);
-                Ok(Answer::Spawned { pid: 1 })
+                Ok(Answer::Spawned { pid: 1, extensions: Vec::new() })
             }
             Operation::Stop { instance, .. } => match self.instances.remove(instance) {
                 None => Truth::refuse(ErrorKind::NoSuchInstance),
                 Some(numbers) => {
                     let reason = ExitReason::Signal { signal: 15 };
-                    events.extend(self.exited(instance, &numbers, reason));
+                    events.extend(self.exited(instance, &numbers, reason.clone()));
                     Ok(Answer::Stopped { reason })
                 }
             },

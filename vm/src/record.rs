@@ -199,7 +199,7 @@ impl Known {
 
     /// How the last instance of that name ended.
     pub(crate) fn reason(&self, instance: &str) -> Option<ExitReason> {
-        self.ended.iter().rev().find(|(name, _)| name == instance).map(|(_, reason)| *reason)
+        self.ended.iter().rev().find(|(name, _)| name == instance).map(|(_, reason)| reason.clone())
     }
 
     fn keep_reason(&mut self, instance: String, reason: ExitReason) {

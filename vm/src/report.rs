@@ -45,6 +45,9 @@ pub struct Spawned {
     pub more: Vec<u32>,
     /// Its first process in the guest.
     pub pid: u32,
+    /// The extensions that were started beside its program.
+    #[serde(default)]
+    pub extensions: Vec<String>,
     /// How long it took.
     pub total_ns: u64,
 }

@@ -70,8 +70,9 @@ impl<M: Machine> Pool<M> {
             guards => guards.iter().for_each(|guard| guard.enter(event.clone())),
         };
         match outcome {
-            Ok(Answer::Spawned { pid }) => {
-                Ok(Spawned { instance: name, partition, more, pid, total_ns: elapsed_ns(started) })
+            Ok(Answer::Spawned { pid, extensions }) => {
+                let total_ns = elapsed_ns(started);
+                Ok(Spawned { instance: name, partition, more, pid, extensions, total_ns })
             }
             Ok(other) => {
                 enter(Event::SpawnUnsure(&name), true);
@@ -141,7 +142,7 @@ impl<M: Machine> Pool<M> {
         // may be touched: by now another instance may have the name.
         self.record.write(|known| match number {
             Some(number) if known.partitions[number as usize].state.instance() == Some(instance) => {
-                known.exited(instance, reason);
+                known.exited(instance, reason.clone());
             }
             Some(_) => {}
             None => {

@@ -1,6 +1,7 @@
 //! What has happened so far, for the page and the metrics.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::error::ApiError;
@@ -20,6 +21,8 @@ pub struct Count {
     pub throttled: AtomicU64,
     /// Not run for another reason.
     pub refused: AtomicU64,
+    /// Why the last of those that were throttled or refused was.
+    pub last_refusal: Mutex<Option<String>>,
     /// Times that an instance has rested.
     pub rests: AtomicU64,
     /// Times that an instance without work was frozen.
@@ -70,8 +73,12 @@ impl Count {
             Err(_) => &self.refused,
         };
         counter.fetch_add(1, Ordering::Relaxed);
-        if outcome.is_ok() {
-            self.latency.add(latency);
+        match outcome {
+            Ok(_) => self.latency.add(latency),
+            Err(error) => {
+                let mut last = self.last_refusal.lock().unwrap_or_else(PoisonError::into_inner);
+                *last = Some(error.message.clone());
+            }
         }
     }
 

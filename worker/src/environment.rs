@@ -95,6 +95,7 @@ pub(crate) fn sources_of(order: &Order, options: &Options, folder: &Path, sharin
     };
     if is_python(settings) {
         binds.push(bind(&folder.join(runtime_files::PACKAGES), PACKAGES));
+        binds.extend(options.python.of(&settings.runtime).map(|client| bind(&client, RUNTIME)));
     }
     Sources {
         binds,
@@ -114,12 +115,22 @@ fn of_image(order: &Order, image: &Image, user: u32) -> Sources {
     let or =
         |own: &Vec<String>, images: &Vec<String>| if own.is_empty() { images.clone() } else { own.clone() };
     let mut command = or(&config.entry_point, &image.entry_point);
-    command.extend(or(&config.command, &image.command));
+    let arguments = or(&config.command, &image.command);
+    // Runtime interface clients take it from either: of what the image's command has, the last is the handler.
+    let handler = arguments.last().cloned();
+    command.extend(arguments);
     let folder = config.working_directory.clone().filter(|folder| !folder.is_empty());
-    let mut variables: BTreeMap<String, String> =
-        [("PATH", PATH), ("LANG", "C.UTF-8"), ("TZ", ":UTC"), ("HOME", "/tmp")]
-            .map(|(name, value)| (name.into(), value.into()))
-            .into();
+    let mut variables: BTreeMap<String, String> = [
+        ("PATH", PATH),
+        ("LANG", "C.UTF-8"),
+        ("TZ", ":UTC"),
+        ("HOME", "/tmp"),
+        ("LAMBDA_TASK_ROOT", TASK),
+        ("LAMBDA_RUNTIME_DIR", RUNTIME),
+    ]
+    .map(|(name, value)| (name.into(), value.into()))
+    .into();
+    variables.extend(handler.map(|handler| ("_HANDLER".into(), handler)));
     variables.extend(image.environment.iter().cloned());
     variables.extend(about(order));
     variables.extend(deployment.settings.environment.clone());
@@ -134,16 +145,15 @@ fn of_image(order: &Order, image: &Image, user: u32) -> Sources {
     }
 }
 
-/// What all instances see: the layers' libraries, the runtime client, the bootstraps in the worker's `folder`.
+/// What all instances see: the layers' libraries, the bootstraps in the worker's `folder`.
 pub(crate) fn common(options: &Options, folder: &Path) -> Vec<Bind> {
     let layers = &options.layers;
     let libraries = [(&layers.heap, HEAP), (&layers.merge, MERGE), (&layers.rest, REST)];
     let libraries =
         libraries.into_iter().filter_map(|(library, target)| Some(bind(library.as_ref()?, target)));
-    let client = options.python_client.iter().map(|folder| bind(folder, RUNTIME));
     let python = layers.rest.as_ref().map(|_| bind(&folder.join(runtime_files::BOOTSTRAP), BOOTSTRAP));
     let node = bind(&folder.join(runtime_files::BOOTSTRAP_NODE), BOOTSTRAP_NODE);
-    libraries.chain(client).chain(python).chain([node]).collect()
+    libraries.chain(python).chain([node]).collect()
 }
 
 fn bind(source: &Path, target: &str) -> Bind {

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::code::Code;
+use crate::count::Count;
 use crate::error::ApiError;
 use crate::event_config::EventConfig;
 use crate::image::ImageConfig;
@@ -41,6 +42,11 @@ pub struct Deployment {
     pub modified: SystemTime,
 }
 
+/// The name of a function's log.
+pub(crate) fn log_group(function: &str) -> String {
+    format!("/aws/lambda/{function}")
+}
+
 /// A function of the worker.
 #[derive(Clone, Debug)]
 pub struct Function {
@@ -60,6 +66,8 @@ pub struct Function {
     pub aliases: BTreeMap<String, Alias>,
     /// What becomes of its `Event` invocations, where that was said.
     pub events: Option<EventConfig>,
+    /// What has become of its requests since the worker began.
+    pub count: Arc<Count>,
 }
 
 /// A name for a version of a function, which may be moved to another.
@@ -185,7 +193,7 @@ impl Deployment {
 
     /// The name of its functions' logs.
     pub fn log_group(&self) -> String {
-        format!("/aws/lambda/{}", self.name)
+        log_group(&self.name)
     }
 
     /// The name of one instance's log.

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use crate::pool::Capacity;
+use crate::python::Clients;
 use crate::queues::Queues;
 use crate::sigv4::Credentials;
 
@@ -18,8 +19,8 @@ pub struct Options {
     pub credentials: Option<Credentials>,
     /// What instances are given to save memory.
     pub layers: Layers,
-    /// The folder with `awslambdaric`, needed for functions in Python.
-    pub python_client: Option<PathBuf>,
+    /// Lambda's own clients of the Runtime API for functions in Python.
+    pub python: Clients,
     /// `mayfly` itself, which becomes the monitor of each sandbox.
     pub program: PathBuf,
     /// Where unpacked code lies while the worker runs.

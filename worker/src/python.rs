@@ -1,9 +1,11 @@
 //! Python packages on demand: pinned and hashed ones are installed once into a cache, and used from there.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result, bail, ensure};
 use sha2::{Digest, Sha256};
@@ -15,14 +17,46 @@ const CLIENT: &str = include_str!("../python-client.txt");
 /// What a function in Python needs, beside its code.
 const REQUIREMENTS: &str = "requirements.txt";
 
-/// The folder with `awslambdaric` for `/var/runtime`.
-///
-/// # Errors
-/// It cannot be installed.
-pub fn client(runtime: &Runtime, cache: &Path) -> Result<Option<PathBuf>> {
-    let Runtime::Python(program, _) = runtime else { return Ok(None) };
-    let folder = installed(program, CLIENT, "", cache).context("cannot install awslambdaric")?;
-    Ok(Some(folder))
+/// The folders with `awslambdaric` for `/var/runtime`: part of it is native code, so each version of Python has its own.
+#[derive(Debug)]
+pub struct Clients {
+    cache: PathBuf,
+    folders: Mutex<BTreeMap<String, PathBuf>>,
+}
+
+impl Clients {
+    /// None yet.
+    pub fn new(cache: &Path) -> Clients {
+        Clients { cache: cache.into(), folders: Mutex::default() }
+    }
+
+    /// Sees to it that there is one for this runtime, if it needs one. Waits for pip where it was never there.
+    ///
+    /// # Errors
+    /// It cannot be installed.
+    pub fn provide(&self, runtime: &Runtime) -> Result<()> {
+        let Runtime::Python(program, name) = runtime else { return Ok(()) };
+        if self.of(runtime).is_none() {
+            let installed = installed(program, CLIENT, "", &self.cache);
+            let folder = installed.with_context(|| format!("cannot install awslambdaric for {name}"))?;
+            self.lock().insert(name.clone(), folder);
+        }
+        Ok(())
+    }
+
+    /// That of a runtime.
+    pub fn of(&self, runtime: &Runtime) -> Option<PathBuf> {
+        self.lock().get(runtime.name()).cloned()
+    }
+
+    /// All that there are.
+    pub fn all(&self) -> Vec<PathBuf> {
+        self.lock().values().cloned().collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, PathBuf>> {
+        self.folders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// The folder for `/opt` with what the code's `requirements.txt` names, if it has one, and nobody has put that beside the code

@@ -50,7 +50,7 @@ impl Runtime {
         match (program, version) {
             (Some(program), _) => Ok(Runtime::Python(program, text.into())),
             (None, Some(_)) => Err(ApiError::invalid_parameter(format!(
-                "Runtime {text}: this host has no {text} in /usr/bin"
+                "Runtime {text}: this host has no {text} in /usr/bin or /usr/local/bin"
             ))),
             (None, None) => Err(ApiError::invalid_parameter(format!(
                 "Runtime {text} is not supported here; python3.N and nodejsN.x of the host and provided.al2023 are"

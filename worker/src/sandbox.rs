@@ -66,6 +66,11 @@ pub(crate) trait Maker: Send + Sync {
         1
     }
 
+    /// Whether code that comes while it makes instances can be theirs. Otherwise it is the template's.
+    fn takes_code(&self) -> bool {
+        true
+    }
+
     /// Nobody has this function, or an instance of it, any more.
     fn forget(&self, _function: FunctionId) {}
 

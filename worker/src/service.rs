@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail};
 use tokio::net::TcpSocket;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -19,7 +19,7 @@ use crate::handover::{Accepting, HandedOver, Predecessor, State, Successor};
 use crate::machine::{Domain, Domains, Part, Plan};
 use crate::options::{Layers, Options};
 use crate::pool::Capacity;
-use crate::python;
+use crate::python::Clients;
 use crate::queues::Queues;
 use crate::runtime::Runtime;
 use crate::sandbox::Maker;
@@ -34,6 +34,8 @@ use crate::{environment, runtime_files, sampler, service_manager};
 const GRACE: Duration = Duration::from_secs(5);
 /// Connections that the kernel holds while nobody takes them, such as when a new version takes over.
 const BACKLOG: u32 = 4096;
+/// Of a function; what a VM has room for that has none.
+const SMALLEST_MIB: u32 = 128;
 /// How often time-outs of the pool are looked at.
 const TICK: Duration = Duration::from_millis(200);
 
@@ -82,21 +84,17 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
     };
     let read = |template: &Path| Stack::read(template, &service.cache);
     let declared = service.template.as_deref().map(read).transpose()?.unwrap_or_default();
+    let python = Clients::new(&service.cache);
     let default_python = Runtime::parse("python3.11").ok();
-    let python = declared.functions().map(|function| &function.settings.runtime).chain(&default_python);
-    let python_client = match python.into_iter().find(|runtime| matches!(runtime, Runtime::Python(..))) {
-        Some(runtime) => python::client(runtime, &service.cache)?,
-        None => None,
-    };
-    let largest_mib = declared.functions().map(|function| function.settings.memory_mib).max().unwrap_or(128);
+    for runtime in declared.functions().map(|function| &function.settings.runtime).chain(&default_python) {
+        python.provide(runtime)?;
+    }
     if let Some(plan) = &service.machine {
         // Memory is the VM's: a place for each partition.
         service.capacity.concurrency = service.capacity.concurrency.min(plan.partitions);
-        service.capacity.memory_mib = u64::from(plan.partitions) * u64::from(largest_mib);
+        service.capacity.memory_mib = memory_of(plan, &declared);
     }
     declared.check(service.outside, service.machine.is_some(), service.queues.is_some())?;
-    // From here on what is kept is this worker's.
-    let earlier = predecessor.as_mut().map(Predecessor::state).transpose()?.unwrap_or_default();
     runtime.block_on(async {
         // Before anybody may send one: they would end the process.
         let (hangup, hand_over) = (signal(SignalKind::hangup())?, signal(SignalKind::user_defined2())?);
@@ -105,7 +103,7 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
             capacity: service.capacity,
             credentials: service.credentials,
             layers: service.layers,
-            python_client,
+            python,
             program: service.program,
             cache: service.cache,
             code_folders: service.code_folders,
@@ -114,22 +112,34 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
             outside: service.outside,
             state: service.state,
         })?;
-        // With --sandbox vm functions come from the template; what is kept waits.
-        let kept = if service.machine.is_none() { worker.read_kept()? } else { Kept::default() };
         let queues = declared.sources();
-        let functions = declared.ready(&worker)?;
-        let in_machine = service.machine.is_some();
-        let maker: Arc<dyn Maker> = match service.machine {
-            None => Arc::new(Containers::new(worker.options.clone(), worker.folder())?),
+        // From then on what is kept is this worker's.
+        let mut take = || -> Result<State> {
+            let earlier = predecessor.as_mut().map(Predecessor::state).transpose()?.unwrap_or_default();
+            worker.open_state().map(|()| earlier)
+        };
+        let (earlier, kept, functions, maker, machines): (_, _, _, Arc<dyn Maker>, _) = match service.machine
+        {
+            None => {
+                let (earlier, kept) = (take()?, worker.read_kept()?);
+                let functions = declared.ready(&worker)?;
+                let maker = Containers::new(worker.options.clone(), worker.folder())?;
+                (earlier, kept, functions, Arc::new(maker), None)
+            }
             Some(plan) => {
-                let (domains, worker) = (domains(&worker, &functions), worker.clone());
-                let boot =
-                    move || Domains::boot(&plan, domains, &worker.options, worker.folder(), &worker.history);
-                Arc::new(tokio::task::spawn_blocking(boot).await??)
+                let functions = declared.ready(&worker)?;
+                let (options, history) = (worker.options.clone(), worker.history.clone());
+                let domains = Arc::new(Domains::new(plan.clone(), options, worker.folder(), history));
+                let (booted, wanted) = (domains.clone(), domains_of(&worker, &functions));
+                let boot = move || booted.provide(wanted).inspect_err(|_| booted.close());
+                tokio::task::spawn_blocking(boot).await??;
+                // An earlier worker serves until the VMs are there. Functions come from the template; what else is kept waits.
+                let machines = Some(Machines { plan, domains: domains.clone() });
+                (take()?, Kept::default(), functions, domains, machines)
             }
         };
         worker.make_with(maker.clone());
-        let names = stack::deploy(&worker, functions, &BTreeSet::new(), &earlier.urls)?;
+        let names = stack::deploy(&worker, functions, &BTreeSet::new(), &earlier.urls, &BTreeSet::new())?;
         worker.restore(kept);
         let (events, elsewhere) = Events::new(worker.clone(), &earlier.begun)?;
         if let Some(predecessor) = predecessor {
@@ -142,7 +152,7 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
             worker: worker.clone(),
             template: service.template,
             names,
-            in_machine,
+            machines,
             sources,
             queues,
             events: events.clone(),
@@ -194,13 +204,20 @@ fn listen(address: SocketAddr) -> Result<TcpListener> {
     bound().with_context(|| format!("cannot listen on {address}: give another with --listen"))
 }
 
+/// The VMs, where instances live in some.
+#[derive(Clone)]
+struct Machines {
+    plan: Plan,
+    domains: Arc<Domains>,
+}
+
 /// A worker that changes while it serves: its template, or itself.
 struct Changing {
     worker: Arc<Worker>,
     template: Option<PathBuf>,
     /// Of the template's functions.
     names: BTreeSet<String>,
-    in_machine: bool,
+    machines: Option<Machines>,
     sources: Arc<Sources>,
     queues: BTreeMap<String, Vec<Source>>,
     events: Events,
@@ -226,13 +243,20 @@ impl Changing {
     /// Reads the template anew. What is wrong with it is said, and all stays as it is.
     async fn reload(&mut self) -> Result<()> {
         let Some(template) = self.template.clone() else { bail!("there is no template to read anew") };
-        ensure!(!self.in_machine, "what instances in a VM see is made when the worker starts: restart it");
         let (worker, earlier, path) = (self.worker.clone(), self.names.clone(), template.clone());
+        let machines = self.machines.clone();
         let read = move || -> Result<_> {
             let stack = Stack::read(&path, &worker.options.cache)?;
-            stack.check(worker.options.outside, false, worker.options.queues.is_some())?;
+            stack.check(worker.options.outside, machines.is_some(), worker.options.queues.is_some())?;
             let queues = stack.sources();
-            let names = stack::deploy(&worker, stack.ready(&worker)?, &earlier, &BTreeMap::new())?;
+            let memory_mib = machines.as_ref().map(|machines| memory_of(&machines.plan, &stack));
+            let functions = stack.ready(&worker)?;
+            let mut replaced = BTreeSet::new();
+            if let (Some(Machines { domains, .. }), Some(memory_mib)) = (&machines, memory_mib) {
+                replaced = domains.provide(domains_of(&worker, &functions))?;
+                worker.set_memory(memory_mib);
+            }
+            let names = stack::deploy(&worker, functions, &earlier, &BTreeMap::new(), &replaced)?;
             Ok((names, queues))
         };
         (self.names, self.queues) = tokio::task::spawn_blocking(read).await??;
@@ -243,7 +267,6 @@ impl Changing {
 
     /// Has a new version of the worker take over. Where that does not come so far, all stays as it is.
     async fn hand_over(&mut self) -> Result<()> {
-        ensure!(!self.in_machine, "two VMs have no room beside each other: restart it");
         if let Some(function) = self.worker.unkept(&self.names) {
             bail!("{function} was made by the API and would be lost: mayfly up --state FOLDER keeps it");
         }
@@ -292,28 +315,45 @@ impl Changing {
     }
 }
 
+/// Memory of all instances in VMs together.
+fn memory_of(plan: &Plan, declared: &Stack) -> u64 {
+    let largest = declared.functions().map(|function| function.settings.memory_mib).max();
+    u64::from(plan.partitions) * u64::from(largest.unwrap_or(SMALLEST_MIB))
+}
+
 /// Which functions live in a VM together.
-fn domains(worker: &Worker, functions: &[Ready]) -> Vec<Domain> {
+fn domains_of(worker: &Worker, functions: &[Ready]) -> Vec<Domain> {
     let mut by_name: BTreeMap<Option<String>, Vec<&Ready>> = BTreeMap::new();
     for function in functions {
         by_name.entry(function.declared.settings.vm.clone()).or_default().push(function);
     }
     let domain = |(name, functions): (_, Vec<&Ready>)| {
         let memory = functions.iter().map(|function| function.declared.settings.memory_mib);
-        Domain { name, largest_mib: memory.max().unwrap_or(128), parts: parts(worker, &functions) }
+        Domain { name, largest_mib: memory.max().unwrap_or(SMALLEST_MIB), parts: parts(worker, &functions) }
     };
     by_name.into_iter().map(domain).collect()
 }
 
 /// What the instances in a VM see of this host.
 fn parts(worker: &Worker, functions: &[&Ready]) -> Vec<Part> {
-    let mut sources: Vec<PathBuf> =
-        environment::common(&worker.options, worker.folder()).into_iter().map(|bind| bind.source).collect();
-    sources.push(worker.folder().join(runtime_files::PACKAGES));
-    sources.extend(functions.iter().map(|function| function.code.folder.clone()));
-    sources.extend(functions.iter().filter_map(|function| function.opt.folder.clone()));
-    sources.sort();
-    sources.dedup();
-    let part = |(number, source): (usize, PathBuf)| Part { source, name: number.to_string() };
-    sources.into_iter().enumerate().map(part).collect()
+    let part = |source: &Path, content: &str, is_root| Part {
+        source: source.into(),
+        name: String::new(),
+        content: content.into(),
+        is_root,
+    };
+    let common = environment::common(&worker.options, worker.folder()).into_iter().map(|bind| bind.source);
+    let common = common.chain(worker.options.python.all());
+    let common = common.chain([worker.folder().join(runtime_files::PACKAGES)]);
+    let mut parts: Vec<Part> = common.map(|source| part(&source, "", false)).collect();
+    for Ready { code, opt, .. } in functions {
+        parts.push(part(&code.folder, &code.sha256, code.image.is_some()));
+        // Packages are in folders that are named after what they hold.
+        let layers: String = opt.layers.iter().map(|layer| layer.code.sha256.as_str()).collect();
+        parts.extend(opt.folder.iter().map(|folder| part(folder, &layers, false)));
+    }
+    parts.sort_by(|one, other| one.source.cmp(&other.source));
+    parts.dedup_by(|one, other| one.source == other.source);
+    let named = |(number, part): (usize, Part)| Part { name: number.to_string(), ..part };
+    parts.into_iter().enumerate().map(named).collect()
 }

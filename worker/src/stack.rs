@@ -12,7 +12,6 @@ use crate::container::worker_is_root;
 use crate::error::ApiError;
 use crate::function::{Alias, FunctionUrl};
 use crate::layers::{Layer, Opt};
-use crate::runtime::Runtime;
 use crate::template::{self, Declared, DeclaredLayer, LATEST_OF_LAYER, Package, Source};
 use crate::worker::{Changed, Worker};
 use crate::{api, name, python};
@@ -64,7 +63,7 @@ impl Stack {
         with.map(of).collect()
     }
 
-    /// What an outside world needs must be there if a function wants one, and a server for its queues; and in a VM there are no images.
+    /// What an outside world needs must be there if a function wants one, and a server for its queues; and a VM has not all that there is.
     ///
     /// # Errors
     /// It is not.
@@ -82,10 +81,10 @@ impl Stack {
             !reaches_out || (worker_is_root() && !in_machine),
             "Network: outside needs root, and instances that are processes of this host (no --sandbox vm)"
         );
-        let image = self.functions().find(|function| function.settings.runtime == Runtime::Image);
-        if let (Some(function), true) = (image, in_machine) {
+        let with_versions = self.functions().find(|function| function.alias.is_some());
+        if let (Some(function), true) = (with_versions, in_machine) {
             bail!(
-                "{}: PackageType: Image needs instances that are processes of this host (no --sandbox vm)",
+                "{}: AutoPublishAlias needs instances that are processes of this host (no --sandbox vm)",
                 function.name
             );
         }
@@ -113,6 +112,7 @@ impl Stack {
                         Code::of_operators_image(uri, base, &worker.options.cache, worker.folder())?
                     }
                 };
+                worker.options.python.provide(&declared.settings.runtime)?;
                 let opt = worker.opt(&declared.settings.layers, packages).map_err(plain)?;
                 Ok(Ready { declared, code, opt })
             };
@@ -157,7 +157,8 @@ fn latest(worker: &Worker, arn: &mut String) -> Result<()> {
 }
 
 /// Puts functions into the worker, and takes those out that an earlier template had and this one has not. Those that are as they
-/// were keep their instances. `urls` are those that an earlier worker has had. Gives their names.
+/// were keep their instances, if they do not live in one of the VMs that have been `replaced`. `urls` are those that an earlier worker
+/// has had. Gives their names.
 ///
 /// # Errors
 /// A function that the worker cannot take; those before it are there.
@@ -166,6 +167,7 @@ pub(crate) fn deploy(
     functions: Vec<Ready>,
     earlier: &BTreeSet<String>,
     urls: &BTreeMap<String, FunctionUrl>,
+    replaced: &BTreeSet<Option<String>>,
 ) -> Result<BTreeSet<String>> {
     let names: BTreeSet<String> = functions.iter().map(|function| function.declared.name.clone()).collect();
     for gone in earlier.difference(&names) {
@@ -177,7 +179,8 @@ pub(crate) fn deploy(
     for function in functions {
         let name = function.declared.name.clone();
         let url = urls.get(&name).cloned();
-        deploy_one(worker, function, url).map_err(plain).context(name)?;
+        let stays = !replaced.contains(&function.declared.settings.vm);
+        deploy_one(worker, function, url, stays).map_err(plain).context(name)?;
     }
     Ok(names)
 }
@@ -186,6 +189,7 @@ fn deploy_one(
     worker: &Arc<Worker>,
     Ready { declared, code, opt }: Ready,
     earlier_url: Option<FunctionUrl>,
+    stays: bool,
 ) -> Result<(), ApiError> {
     let name = &declared.name;
     match worker.function(name) {
@@ -195,9 +199,12 @@ fn deploy_one(
         Ok(known) => {
             let now = &known.deployment;
             let same_code = (&now.code.folder, &now.code.sha256) == (&code.folder, &code.sha256);
-            if !(same_code && now.settings == declared.settings && now.opt.sources == opt.sources) {
-                worker.update(name, |_| Ok((declared.settings, code, opt)))?;
+            let is_same = same_code && now.settings == declared.settings && now.opt.sources == opt.sources;
+            if !is_same {
                 tracing::info!("{name} has changed");
+            }
+            if !(is_same && stays) {
+                worker.update(name, |_| Ok((declared.settings, code, opt)))?;
             }
         }
     }

@@ -32,14 +32,14 @@ START_S = 600
 
 
 class Worker:
-    """A running `mayfly up`."""
+    """A running `mayfly up`; `before` are the words of a command that becomes mayfly."""
 
-    def __init__(self, *arguments, environment=None):
+    def __init__(self, *arguments, environment=None, before=()):
         settings = [word for name in SETTINGS.keys() - set(arguments) for word in (name, SETTINGS[name])]
         self.log_path = pathlib.Path(tempfile.mkdtemp(prefix="mayfly-up-"), "log")
         with self.log_path.open("w") as log:
             self.process = subprocess.Popen(
-                [MAYFLY, "up", *arguments, *settings],
+                [*(before or [MAYFLY]), "up", *arguments, *settings],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=log,

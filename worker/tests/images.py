@@ -6,7 +6,9 @@ import hashlib
 import http.server
 import io
 import json
+import os
 import pathlib
+import shutil
 import subprocess
 import tarfile
 import threading
@@ -182,6 +184,20 @@ def python_layer(client):
     files = [(name, path.resolve()) for name, path in zip(real, libraries, strict=True)]
     links = [link("lib", "usr/lib"), link("lib64", "usr/lib64")]
     return layer(*links, ("usr/bin/python3.11", program), ("usr/lib/python3.11", modules), *files)
+
+
+def root_of(function):
+    """The root of a sample function's image, made by its `build`: once for each state of its sources."""
+    sources = sorted(path for path in function.rglob("*") if path.is_file())
+    key = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
+    made = pathlib.Path(__file__).parent / f"build/{function.name}-{key}"
+    if not made.exists():
+        for old in made.parent.glob(f"{function.name}-*"):
+            shutil.rmtree(old)
+        making = made.with_name(f"{made.name}.{os.getpid()}")
+        subprocess.run([function / "build", making], check=True)
+        making.rename(made)
+    return made
 
 
 def create_image(client, name, uri, **settings):

@@ -1,14 +1,11 @@
 """A function in Java with AWS' own runtime interface client, as a container image: functions/totals."""
 
-import hashlib
-import os
 import shutil
-import subprocess
 
 import pytest
 from calls import invoke
-from conftest import HERE, ROOT, Worker
-from images import Image, create_image, layer
+from conftest import ROOT, Worker
+from images import Image, create_image, layer, root_of
 
 TOTALS = ROOT / "functions/totals"
 ENTRY = ["/jre/bin/java", "-XX:+UseSerialGC", "-cp", "/var/task/*"]
@@ -21,16 +18,7 @@ def root():
     """What its image holds: built once for each state of its sources."""
     if missing:
         pytest.skip(f"this host lacks {' '.join(missing)}: apt install openjdk-17-jdk-headless maven")
-    sources = sorted(path for path in TOTALS.rglob("*") if path.is_file())
-    key = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
-    made = HERE / f"build/java-{key}"
-    if not made.exists():
-        for old in made.parent.glob("java-*"):
-            shutil.rmtree(old)
-        making = made.with_name(f"java-{key}.{os.getpid()}")
-        subprocess.run([TOTALS / "build", making], check=True)
-        making.rename(made)
-    return made
+    return root_of(TOTALS)
 
 
 @pytest.fixture(scope="module")

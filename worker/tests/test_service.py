@@ -1,16 +1,27 @@
 """`mayfly up` and `mayfly load` as commands: the sample functions, the page, the figures, mistakes."""
 
+import html
 import json
+import os
 import pathlib
 import re
 import subprocess
 import sys
+import time
+import urllib.error
 
 import pytest
-from calls import invoke
+from calls import create, invoke, zipped
 from conftest import HERE, MAYFLY, ROOT, Worker
 
 FUNCTIONS = ROOT / "functions"
+GOOD_OR_BAD = """
+def handler(event, context):
+    if not event:
+        print("fails as it was told")
+        raise ValueError(event)
+    return event
+"""
 CFN_LINT = pathlib.Path(sys.executable).with_name("cfn-lint")
 
 
@@ -51,7 +62,58 @@ def test_the_page_and_the_figures_tell_what_is_served(worker, client):
     assert worker.figure("mayfly_invocations_total") == before + 1
     assert worker.figure("mayfly_instance_memory_bytes") > 1 << 20
     page = worker.get("/")
-    assert re.search(r"<th scope=row>probe<td>python3.11<td>128", page) and "://" not in page
+    assert re.search(r">probe</a><td>\d+<td>.*<td>python3.11<td>128", page) and "://" not in page
+
+
+def test_the_page_tells_what_becomes_of_each_functions_requests():
+    with Worker(str(HERE / "functions/template.yaml")) as running:
+        client = running.client()
+        for name in ["good", "bad"]:
+            create(client, name, zipped(app_py=GOOD_OR_BAD))
+        for event in [1, 2, 3, 0]:
+            invoke(client, "good", event)
+        assert invoke(client, "bad", 0)[1] == "Unhandled"
+        client.put_function_concurrency(FunctionName="bad", ReservedConcurrentExecutions=0)
+        with pytest.raises(client.exceptions.TooManyRequestsException) as refused:
+            invoke(client, "bad", 1)
+        page = running.get("/")
+
+        def row(name):
+            found = re.search(rf"<th scope=row><a [^>]*>{name}</a>(.*?)<(tr|/table)", page)
+            return [re.split("<td[^>]*>", found[1])[1:6], re.findall('title="([^"]*)"', found[1])]
+
+        (answered, p50, p99, failed, refusals), reasons = row("good")
+        assert (answered, failed, refusals, reasons) == ("4", "1", "0", [])
+        assert p50.endswith("s") and p99.endswith("s"), (p50, p99)
+        (answered, _, _, failed, refusals), reasons = row("bad")
+        assert (answered, failed, refusals) == ("1", "1", "1")
+        assert list(map(html.unescape, reasons)) == [refused.value.response["Error"]["Message"]]
+        # The link at its name.
+        log = running.get("/log?function=bad")
+        assert "REPORT RequestId" in log and "as it was told" in log
+        assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+0000 ", log)
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            running.get("/log?function=nobody")
+        assert running.stop() == 0
+
+
+def test_the_log_is_json_for_programs(tmp_path):
+    with (tmp_path / "log").open("w") as log:
+        running = subprocess.Popen(
+            [MAYFLY, "up", "--listen", "127.0.0.1:0", "--log", "json"],
+            stderr=log,
+            env={**os.environ, "CLICOLOR_FORCE": "1"},
+        )
+    deadline = time.monotonic() + 300
+    while not (text := (tmp_path / "log").read_text()).endswith("\n") or "serving" not in text:
+        assert running.poll() is None and time.monotonic() < deadline, text
+        time.sleep(0.05)
+    running.terminate()
+    assert running.wait(timeout=60) == 0
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    told = next(line for line in lines if "serving Lambda's API on http://127.0.0.1:" in line["message"])
+    assert told["level"] == "INFO" and re.match(r"\d{4}-\d\d-\d\dT", told["timestamp"])
+    assert "\x1b" not in str(lines)
 
 
 def test_mistakes_are_told_in_one_line():

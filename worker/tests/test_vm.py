@@ -7,6 +7,7 @@ merges pages. `mayfly vm image` is run first; it only looks when there is an ima
 import concurrent.futures
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -233,10 +234,14 @@ def phases(worker, function):
 
 
 def qemu_of(worker, domain=""):
-    name = f"mayfly-worker-{worker.process.pid}-{domain}".rstrip("-").encode() + b","
-    return next(process for process in worker.descendants() if is_qemu(process, name))
+    """The VM of a domain; its latest, where it was replaced."""
+    name = rf"mayfly-worker-{worker.process.pid}-(\d+)" + (f"-{domain}" if domain else "") + ","
+    numbers = {process: re.search(name, arguments_of(process)) for process in worker.descendants()}
+    found = {int(number[1]): process for process, number in numbers.items() if number}
+    return found[max(found)]
 
 
-def is_qemu(process, name):
+def arguments_of(process):
+    """Of a QEMU."""
     with open(f"/proc/{process}/comm") as comm, open(f"/proc/{process}/cmdline", "rb") as arguments:
-        return comm.read().startswith("qemu") and name in arguments.read()
+        return arguments.read().decode() if comm.read().startswith("qemu") else ""

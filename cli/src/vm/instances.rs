@@ -276,6 +276,7 @@ fn exit_code(reason: ExitReason) -> i32 {
     match reason {
         ExitReason::Code { code } => code,
         ExitReason::Signal { signal } => 128 + signal,
+        ExitReason::Extension { how, .. } => exit_code(*how),
         ExitReason::Overflow => 137,
         ExitReason::AgentLost => OWN_FAILURE,
     }
@@ -351,6 +352,7 @@ fn ended(reason: ExitReason) -> String {
     match reason {
         ExitReason::Code { code } => format!("exited with code {code}"),
         ExitReason::Signal { signal } => format!("was ended by signal {signal}"),
+        ExitReason::Extension { name, how } => format!("ended, as its extension {name} {}", ended(*how)),
         ExitReason::Overflow => "needed more memory than its partition has and was killed".to_string(),
         ExitReason::AgentLost => "ended with the guest's agent".to_string(),
     }

@@ -1,18 +1,14 @@
 //! libmayfly_merge.so, the same that a program may use by itself: loaded before there are threads, since a child that is forked
 //! while it is loaded would find it half done.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_void};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::OnceLock;
 
-#[derive(Clone, Copy)]
-struct Functions {
-    advise: unsafe extern "C" fn(*mut c_void, usize, c_uint) -> c_int,
-    error: unsafe extern "C" fn() -> *const c_char,
-}
+use merge_loaded::Library;
 
-static FUNCTIONS: OnceLock<Result<Functions, String>> = OnceLock::new();
+static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
 
 const NAME: &str = "libmayfly_merge.so";
 
@@ -32,49 +28,20 @@ fn beside_this() -> Option<String> {
 
 /// Loads it; what went wrong is said when there is something to advise.
 pub fn load() {
-    FUNCTIONS.get_or_init(find);
+    LIBRARY.get_or_init(find);
 }
 
-fn find() -> Result<Functions, String> {
+fn find() -> Result<Library, String> {
     let named = std::env::var("MAYFLY_MERGE_LIBRARY").ok();
-    let path = named.or_else(beside_this).unwrap_or_else(|| NAME.to_owned());
-    let text = CString::new(path.clone()).map_err(|_| format!("{path}: not a path"))?;
-    // SAFETY: a C string; the library stays loaded.
-    let loaded = unsafe { libc::dlopen(text.as_ptr(), libc::RTLD_NOW) };
-    if loaded.is_null() {
-        // SAFETY: after a failure dlerror gives a C string.
-        let why = unsafe { CStr::from_ptr(libc::dlerror()) };
-        return Err(why.to_string_lossy().into_owned());
-    }
-    // SAFETY: `loaded` is a library; the types are those of merge/include/mayfly_merge.h, and a null is not called.
-    unsafe {
-        let [advise, error] =
-            [c"mayfly_advise", c"mayfly_merge_error"].map(|name| libc::dlsym(loaded, name.as_ptr()));
-        if advise.is_null() || error.is_null() {
-            return Err(format!("{path}: is not {NAME}"));
-        }
-        Ok(Functions {
-            advise: std::mem::transmute::<
-                *mut c_void,
-                unsafe extern "C" fn(*mut c_void, usize, c_uint) -> c_int,
-            >(advise),
-            error: std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> *const c_char>(error),
-        })
-    }
+    Library::load(&named.or_else(beside_this).unwrap_or_else(|| NAME.to_owned()))
 }
 
 /// Shares the pages of a range. An error is errno and a line for people.
 pub fn advise(range: Range<usize>) -> Result<(), (i32, String)> {
-    let Some(found) = FUNCTIONS.get() else {
+    let Some(found) = LIBRARY.get() else {
         return Err((libc::ENOENT, format!("{NAME} is not loaded yet")));
     };
-    let functions = found.as_ref().map_err(|why| (libc::ENOENT, why.clone()))?;
+    let library = found.as_ref().map_err(|why| (libc::ENOENT, why.clone()))?;
     // SAFETY: whole pages of a block that the caller holds, so they stay mapped.
-    if unsafe { (functions.advise)(range.start as *mut c_void, range.len(), 0) } == 0 {
-        return Ok(());
-    }
-    let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
-    // SAFETY: valid until this thread's next call.
-    let line = unsafe { CStr::from_ptr((functions.error)()) };
-    Err((errno, line.to_string_lossy().into_owned()))
+    unsafe { library.advise(&range, 0) }.map_err(|errno| (errno, library.last_error()))
 }

@@ -44,10 +44,10 @@ impl Reports {
         serde_json::from_str(&line).ok()
     }
 
-    /// How its program ended; `None` if its first process did not live to tell.
-    pub fn ended(&mut self) -> Option<ExitStatus> {
+    /// How its program ended, or which extension; `None` if its first process did not live to tell.
+    pub fn ended(&mut self) -> Option<(ExitStatus, Option<String>)> {
         match self.next()? {
-            Report::Ended(status) => Some(ExitStatus::from_raw(status)),
+            Report::Ended { status, extension } => Some((ExitStatus::from_raw(status), extension)),
             _ => None,
         }
     }
@@ -57,6 +57,8 @@ impl Reports {
 pub struct Confined {
     pub child: Child,
     pub reports: Reports,
+    /// The extensions beside its program.
+    pub extensions: Vec<String>,
     /// Accepts its connections to the host.
     pub listener: Option<std::net::TcpListener>,
 }
@@ -125,6 +127,8 @@ pub fn start(
         users: users.as_raw_fd(),
         identity,
         layer_bytes: share.layer_bytes,
+        root: confinement.map(root).transpose()?.flatten(),
+        is_function: confinement.is_some(),
         binds: confinement.map(binds).transpose()?.unwrap_or_default(),
         fixed_layout: confinement.is_some_and(|confinement| confinement.fixed_layout),
     };
@@ -154,7 +158,7 @@ pub fn start(
     drop(report);
     let mut reports = Reports(BufReader::new(reports));
     match reports.next() {
-        Some(Report::Started) => Ok(Confined { child, reports, listener }),
+        Some(Report::Started(extensions)) => Ok(Confined { child, reports, extensions, listener }),
         Some(Report::Failed(why)) => {
             let _ = child.wait();
             Err(io::Error::other(why))
@@ -172,25 +176,41 @@ const CODE: &str = "/run/mayfly-code";
 /// What `virtio-blk` says the code disk is.
 const CODE_SERIAL: &str = "mayfly-code";
 
-/// What a worker's function sees of the code disk, which is mounted when it is first needed.
+/// What a worker's function sees of the code disk.
 fn binds(confinement: &Confinement) -> io::Result<Vec<(String, String)>> {
     if confinement.user == 0 {
         return Err(io::Error::other("a function cannot own its root"));
     }
+    let seen = |(source, target): &(String, String)| {
+        if !is_plain(target) || !target.starts_with("/var/") && !target.starts_with("/opt") {
+            return Err(io::Error::other(format!("{source} at {target}: not allowed")));
+        }
+        Ok((of_code(source)?, target.clone()))
+    };
+    confinement.binds.iter().map(seen).collect()
+}
+
+/// The root of an image.
+fn root(confinement: &Confinement) -> io::Result<Option<String>> {
+    confinement.root.as_deref().map(of_code).transpose()
+}
+
+/// Where something of the code disk lies, which is mounted when it is first needed.
+fn of_code(name: &str) -> io::Result<String> {
     static MOUNTED: Mutex<bool> = Mutex::new(false);
     let mut mounted = MOUNTED.lock().expect("not poisoned");
     if !*mounted {
         mount_code()?;
         *mounted = true;
     }
-    let seen = |(source, target): &(String, String)| {
-        let plain = |path: &str| !path.split('/').any(|part| part == "..");
-        if !plain(source) || !plain(target) || !target.starts_with("/var/") && !target.starts_with("/opt") {
-            return Err(io::Error::other(format!("{source} at {target}: not allowed")));
-        }
-        Ok((format!("{CODE}/{}", source.trim_start_matches('/')), target.clone()))
-    };
-    confinement.binds.iter().map(seen).collect()
+    if !is_plain(name) {
+        return Err(io::Error::other(format!("{name}: not allowed")));
+    }
+    Ok(format!("{CODE}/{}", name.trim_start_matches('/')))
+}
+
+fn is_plain(path: &str) -> bool {
+    !path.split('/').any(|part| part == "..")
 }
 
 fn mount_code() -> io::Result<()> {

@@ -1,4 +1,4 @@
-//! PID 1: keeps an agent running. It has no state, so that the agent's death costs only the instances' keeper.
+//! PID 1: keeps an agent running. It has no state, so that the agent's death costs only those who watch over the instances.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;

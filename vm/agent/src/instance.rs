@@ -1,4 +1,4 @@
-//! Instances: start, output, end. Each one that runs has a keeper thread, which waits for its end, sees to it that
+//! Instances: start, output, end. Each one that runs has a thread that watches over it: waits for its end, sees to it that
 //! nothing of it is left, and only then reports it.
 
 use std::collections::{HashMap, VecDeque};
@@ -18,6 +18,7 @@ use crate::held::{Holds, move_file_pages};
 use crate::memory;
 use crate::output::Output;
 use crate::port::Outbox;
+use crate::refusal::{failed, no_such, refusal};
 use crate::relay::{Listener, Relay};
 
 /// How many ended instances' output is kept.
@@ -81,23 +82,27 @@ impl Instances {
         Arc::new(Instances { state: Mutex::default(), settled: Condvar::new(), outbox, relay, holds })
     }
 
-    /// Starts an instance that was reserved; returns its first process.
-    pub fn spawn(self: &Arc<Self>, order: Spawn, allowance: Allowance) -> Result<u32, Refusal> {
+    /// Starts an instance that was reserved; returns its first process, and its extensions.
+    pub fn spawn(
+        self: &Arc<Self>,
+        order: Spawn,
+        allowance: Allowance,
+    ) -> Result<(u32, Vec<String>), Refusal> {
         let (nodes, files_to) = (allowance.nodes.clone(), allowance.files_to);
         let outcome = self.start(&order, allowance);
         let mut state = self.state.lock().expect("not poisoned");
         state.starting.remove(&order.instance);
-        if let Ok((instance, ..)) = &outcome {
+        if let Ok(Begun { instance, .. }) = &outcome {
             state.running.insert(order.instance, Arc::clone(instance));
         }
         drop(state);
         self.settled.notify_all();
-        let (instance, child, reports) = outcome?;
+        let Begun { instance, child, reports, extensions } = outcome?;
         let pid = instance.pid;
         let all = Arc::clone(self);
-        let keeper = move || all.keep(&instance, child, reports, &nodes, files_to);
-        Builder::new().stack_size(STACK_BYTES).spawn(keeper).map_err(failed("a thread"))?;
-        Ok(pid)
+        let watch = move || all.watch_over(&instance, child, reports, &nodes, files_to);
+        Builder::new().stack_size(STACK_BYTES).spawn(watch).map_err(failed("a thread"))?;
+        Ok((pid, extensions))
     }
 
     /// Takes an instance's name and, if it has to be alone there, its partition. Until it is started, others wait for it.
@@ -126,11 +131,7 @@ impl Instances {
         Ok(())
     }
 
-    fn start(
-        &self,
-        order: &Spawn,
-        allowance: Allowance,
-    ) -> Result<(Arc<Instance>, Child, Option<Reports>), Refusal> {
+    fn start(&self, order: &Spawn, allowance: Allowance) -> Result<Begun, Refusal> {
         let [program, ..] = &order.argv[..] else {
             return Err(refusal(
                 ErrorKind::CannotStart,
@@ -144,10 +145,10 @@ impl Instances {
             .map_err(failed("a control group"))?;
         let (reader, writer) = std::io::pipe().map_err(failed("a pipe"))?;
         let spawned = match &allowance.share {
-            None => confine::start_tool(order, &group, writer).map(|child| (child, None, None)),
+            None => confine::start_tool(order, &group, writer).map(|child| (child, None, Vec::new(), None)),
             Some(share) => self.start_confined(order, &group, share, writer),
         };
-        let (mut child, reports, listener) = match spawned {
+        let (mut child, reports, extensions, listener) = match spawned {
             Ok(spawned) => spawned,
             Err(error) => {
                 let _ = group.kill().and_then(|()| group.wait_empty(KILL_PATIENCE));
@@ -179,7 +180,7 @@ impl Instances {
             reason: Mutex::new(None),
             ended: Condvar::new(),
         };
-        Ok((Arc::new(instance), child, reports))
+        Ok(Begun { instance: Arc::new(instance), child, reports, extensions })
     }
 
     fn start_confined(
@@ -194,17 +195,18 @@ impl Instances {
         let stdio = |command: &mut Command| {
             command.stdin(Stdio::piped()).stdout(output).stderr(errors);
         };
-        let Confined { child, reports, listener } = confine::start(order, group, share, stdio, &same)?;
+        let Confined { child, reports, extensions, listener } =
+            confine::start(order, group, share, stdio, &same)?;
         let listener = match (listener, self.relay.as_ref()) {
             (None, _) => None,
             (Some(listener), Some(relay)) => Some(relay.serve(&order.instance, listener)?),
             (Some(_), None) => return Err(std::io::Error::other("the VM has no relay")),
         };
-        Ok((child, Some(reports), listener))
+        Ok((child, Some(reports), extensions, listener))
     }
 
-    /// The keeper: an instance ends with its first process, and what else is left of it is killed.
-    fn keep(
+    /// An instance ends with its first process, and what else is left of it is killed.
+    fn watch_over(
         &self,
         instance: &Arc<Instance>,
         mut child: Child,
@@ -213,6 +215,7 @@ impl Instances {
         files_to: Option<u32>,
     ) {
         let told = reports.and_then(|mut reports| reports.ended());
+        let (told, extension) = told.unzip();
         let status = child.wait().map(|status| told.unwrap_or(status));
         // Whatever waits for it in this pipe is nobody's any more.
         drop(instance.input.lock().expect("not poisoned").take());
@@ -228,6 +231,12 @@ impl Instances {
                 (None, signal) => ExitReason::Signal { signal: signal.unwrap_or(0) },
             },
             Err(_) => ExitReason::AgentLost,
+        };
+        let reason = match extension.flatten() {
+            Some(name) if reason != ExitReason::Overflow => {
+                ExitReason::Extension { name, how: Box::new(reason) }
+            }
+            _ => reason,
         };
         if let Some(to) = files_to {
             group.reclaim();
@@ -251,8 +260,12 @@ impl Instances {
         }
         drop(state);
         let (name, partition) = (instance.name.clone(), instance.partitions.first().copied());
-        let event =
-            Event::Exited { instance: name, partition, reason, held: held.next().and_then(|one| one.1) };
+        let event = Event::Exited {
+            instance: name,
+            partition,
+            reason: reason.clone(),
+            held: held.next().and_then(|one| one.1),
+        };
         self.outbox.send(FromAgent::Event(event));
         for (partition, why) in held.filter_map(|(partition, why)| Some((partition, why?))) {
             self.outbox.send(FromAgent::Event(Event::Held { partition, why }));
@@ -368,11 +381,23 @@ impl Instance {
     /// Waits until it has ended.
     fn wait(&self, patience: Duration) -> Option<ExitReason> {
         let reason = self.reason.lock().expect("not poisoned");
-        *self.ended.wait_timeout_while(reason, patience, |reason| reason.is_none()).expect("not poisoned").0
+        self.ended
+            .wait_timeout_while(reason, patience, |reason| reason.is_none())
+            .expect("not poisoned")
+            .0
+            .clone()
     }
 }
 
-type Started = (Child, Option<Reports>, Option<Listener>);
+/// An instance that runs, and what its watcher needs.
+struct Begun {
+    instance: Arc<Instance>,
+    child: Child,
+    reports: Option<Reports>,
+    extensions: Vec<String>,
+}
+
+type Started = (Child, Option<Reports>, Vec<String>, Option<Listener>);
 
 /// The kernel's word for a vCPU that is not there is "Invalid argument".
 fn check_cpus(order: &Spawn) -> Result<(), Refusal> {
@@ -385,17 +410,4 @@ fn check_cpus(order: &Spawn) -> Result<(), Refusal> {
             format!("instance {}: no vCPU {cpu}: the VM has 0 to {}", order.instance, there - 1),
         )),
     }
-}
-
-/// An answer that says no.
-pub fn refusal(kind: ErrorKind, message: String) -> Refusal {
-    Refusal { kind, message }
-}
-
-fn no_such(name: &str) -> Refusal {
-    refusal(ErrorKind::NoSuchInstance, format!("no instance {name} runs"))
-}
-
-fn failed(what: &'static str) -> impl Fn(std::io::Error) -> Refusal {
-    move |error| refusal(ErrorKind::Failed, format!("{what}: {error}"))
 }

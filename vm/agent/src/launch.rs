@@ -12,6 +12,7 @@ use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, WaitOptions, wait};
 use rustix::thread::{CapabilitySet, CapabilitySets, UnshareFlags};
+use vm_extensions::Extensions;
 
 use crate::memory::{assign, bind_to_node};
 use crate::plan::{Plan, Report, Source};
@@ -35,8 +36,8 @@ pub fn launch(plan: RawFd) -> ! {
     };
     // SAFETY: as above.
     let mut report = unsafe { File::from_raw_fd(plan.report) };
-    let program = match confine(&plan).and_then(|()| start(&plan)) {
-        Ok(program) => program,
+    let (program, extensions, names) = match confine(&plan).and_then(|()| start(&plan)) {
+        Ok(started) => started,
         Err(why) => {
             tell(&mut report, &Report::Failed(why));
             std::process::exit(NOT_STARTED);
@@ -49,9 +50,8 @@ pub fn launch(plan: RawFd) -> ! {
             unsafe { libc::dup2(nothing.as_raw_fd(), number) };
         }
     }
-    tell(&mut report, &Report::Started);
-    let ended = reap(program);
-    tell(&mut report, &Report::Ended(ended));
+    tell(&mut report, &Report::Started(names));
+    tell(&mut report, &reap(program, extensions));
     std::process::exit(0)
 }
 
@@ -63,13 +63,19 @@ fn tell(report: &mut File, what: &Report) {
     });
 }
 
-/// Waits for everything in the namespace until the program has ended.
-fn reap(program: Pid) -> i32 {
+/// Waits for everything in the namespace until the program has ended, or an extension that ends the instance.
+fn reap(program: Pid, mut extensions: Extensions) -> Report {
     loop {
         match wait(WaitOptions::empty()) {
-            Ok(Some((pid, status))) if pid == program => return status.as_raw(),
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(_) => return 0,
+            Ok(Some((pid, status))) => {
+                let (process, status) = (pid.as_raw_nonzero().get() as u32, status.as_raw());
+                let extension = extensions.ended(process, status);
+                if pid == program || extension.is_some() {
+                    return Report::Ended { status, extension };
+                }
+            }
+            Ok(None) | Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return Report::Ended { status: 0, extension: None },
         }
     }
 }
@@ -155,17 +161,25 @@ fn control(call: impl Fn() -> libc::c_long) -> io::Result<()> {
     if call() < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-fn start(plan: &Plan) -> Result<Pid, String> {
+/// Starts the extensions that there are, then the program.
+fn start(plan: &Plan) -> Result<(Pid, Extensions, Vec<String>), String> {
     let [program, arguments @ ..] = &plan.argv[..] else { return Err("no program given".to_string()) };
     if let Err(error) = std::fs::metadata(&plan.cwd) {
         return Err(format!("working directory {}: {error}", plan.cwd));
     }
     CString::new(plan.cwd.as_str()).map_err(at("working directory"))?;
+    let (mut names, mut extensions) = (Vec::new(), Extensions::default());
+    if plan.is_function {
+        names = vm_extensions::names().map_err(|error| error.to_string())?;
+        let environment = plan.env.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        extensions = vm_extensions::start(&names, environment).map_err(|error| error.to_string())?;
+    }
     let mut command = Command::new(program);
     command.args(arguments).env_clear().envs(&plan.env).current_dir(&plan.cwd);
     command.stdin(Stdio::inherit()).stdout(Stdio::inherit()).stderr(Stdio::inherit());
     // SAFETY: setsid may be called between fork and exec.
     unsafe { command.pre_exec(|| Ok(rustix::process::setsid().map(drop)?)) };
     let child = command.spawn().map_err(|error| format!("{program}: {error}"))?;
-    Pid::from_raw(child.id() as i32).ok_or_else(|| "no process".to_string())
+    let program = Pid::from_raw(child.id() as i32).ok_or_else(|| "no process".to_string())?;
+    Ok((program, extensions, names))
 }

@@ -21,6 +21,7 @@ mod output;
 mod partition;
 mod plan;
 mod port;
+mod refusal;
 mod relay;
 mod root;
 mod serve;

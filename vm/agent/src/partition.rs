@@ -13,8 +13,9 @@ use vm_protocol::{Answer, ErrorKind, Layout, Mode, Refusal};
 
 use crate::block;
 use crate::held::move_file_pages;
-use crate::instance::{Instances, refusal};
+use crate::instance::Instances;
 use crate::memory::{self, bind_to_node};
+use crate::refusal::refusal;
 
 /// Often enough to not add to what is measured, seldom enough to not be what is measured.
 const LOOK_EVERY: Duration = Duration::from_millis(2);

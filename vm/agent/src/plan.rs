@@ -25,6 +25,10 @@ pub struct Plan {
     pub identity: Identity,
     /// The most that its writable layer takes.
     pub layer_bytes: u64,
+    /// The folder that is its root, if that is not the guest's disk.
+    pub root: Option<String>,
+    /// Whether it is a worker's function, which may have Lambda's extensions.
+    pub is_function: bool,
     /// Folders and files, and where it sees them.
     pub binds: Vec<(String, String)>,
     /// Without ASLR.
@@ -76,12 +80,12 @@ impl Identity {
 /// What an instance's first process tells the agent.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Report {
-    /// The program runs.
-    Started,
+    /// The program runs, and these extensions.
+    Started(Vec<String>),
     /// It could not be started, and why.
     Failed(String),
-    /// It has ended with this status of `wait`.
-    Ended(i32),
+    /// It has ended with this status of `wait`, or an extension has.
+    Ended { status: i32, extension: Option<String> },
 }
 
 #[cfg(test)]

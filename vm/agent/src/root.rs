@@ -1,5 +1,5 @@
-//! The root that an instance sees: Debian's disk as it is, under a layer of its own that is gone when the instance is. It
-//! owns every file there and none elsewhere. Of the guest's devices, settings and counters it sees what programs need, and
+//! The root that an instance sees: Debian's disk as it is, or an image's, under a layer of its own that is gone when the instance
+//! is. It owns every file there and none elsewhere. Of the guest's devices, settings and counters it sees what programs need, and
 //! nothing that tells of others.
 
 use std::ffi::CString;
@@ -26,6 +26,9 @@ const ROOT: &str = "/run/mayfly/root";
 /// What [`enter`] needs to be there.
 pub const FOLDERS: [&str; 3] = [LAYER, LOWER, ROOT];
 
+/// What is not an image's.
+const OWN: [&str; 4] = ["/dev", "/proc", "/sys", "/tmp"];
+const HOSTS: &str = "127.0.0.1 localhost\n";
 const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
 
 /// Says what others in the guest do, or acts on all of it.
@@ -65,10 +68,13 @@ pub fn enter(plan: &Plan) -> io::Result<()> {
         fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
         chown(&path, Some(owner), Some(owner))?;
     }
-    show_disk_as(plan.users)?;
+    show_as(plan.users, plan.root.as_deref().unwrap_or(DISK))?;
     let layers = format!("lowerdir={LOWER},upperdir={LAYER}/upper,workdir={LAYER}/work");
     mount("overlay", ROOT, "overlay", quiet, Some(CString::new(layers)?.as_c_str()))?;
-    bind(Path::new("/opt/mayfly"), &inside("/opt/mayfly"), true)?;
+    match plan.root {
+        Some(_) => image_places()?,
+        None => bind(Path::new("/opt/mayfly"), &inside("/opt/mayfly"), true)?,
+    }
     bind(&Path::new(LAYER).join("tmp"), &inside("/tmp"), false)?;
     devices()?;
     process_files()?;
@@ -90,11 +96,36 @@ fn tmpfs(target: impl rustix::path::Arg, flags: MountFlags, options: &str) -> io
     Ok(mount("tmpfs", target, "tmpfs", flags, Some(CString::new(options)?.as_c_str()))?)
 }
 
-/// The disk with every file owned by who is root in this user namespace.
-fn show_disk_as(users: RawFd) -> io::Result<()> {
-    let disk = open_tree(CWD, DISK, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)?;
-    map_users(&disk, users)?;
-    Ok(move_mount(disk, "", CWD, LOWER, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
+/// A folder of a disk with every file owned by who is root in this user namespace.
+fn show_as(users: RawFd, folder: &str) -> io::Result<()> {
+    let tree = open_tree(CWD, folder, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)?;
+    map_users(&tree, users)?;
+    Ok(move_mount(tree, "", CWD, LOWER, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
+}
+
+/// In an image's root, the folders that are the instance's own, whatever the image has there: a link of it would lead out of the
+/// root, which nobody has entered yet.
+fn image_places() -> io::Result<()> {
+    for name in OWN {
+        let path = inside(name);
+        match fs::symlink_metadata(&path) {
+            Ok(there) if there.is_dir() => continue,
+            Ok(_) => fs::remove_file(&path)?,
+            Err(_) => {}
+        }
+        fs::create_dir(&path)?;
+    }
+    let etc = inside("/etc");
+    if fs::symlink_metadata(&etc).is_ok_and(|there| there.is_dir()) {
+        for (name, text) in [("hosts", HOSTS), ("resolv.conf", "")] {
+            let path = etc.join(name);
+            if fs::symlink_metadata(&path).is_ok_and(|there| there.is_file()) {
+                fs::remove_file(&path)?;
+                fs::write(&path, text)?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// `struct mount_attr` of linux/mount.h.

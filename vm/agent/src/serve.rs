@@ -16,10 +16,11 @@ use vm_protocol::{
 use crate::boot::hoard_no_pages;
 use crate::cgroup;
 use crate::confine::{Place, Share};
-use crate::instance::{Allowance, Instances, refusal};
+use crate::instance::{Allowance, Instances};
 use crate::memory::{self, bind_to_node};
 use crate::partition::{Partitions, has_node, preload};
 use crate::port::{Incoming, Outbox, Port};
+use crate::refusal::refusal;
 use crate::relay::Relay;
 
 /// Requests under way at one time; a host that sends more is told so.
@@ -235,8 +236,8 @@ impl Server {
     /// Starts an instance that was admitted.
     fn spawn(&self, order: Spawn) -> Result<Answer, Refusal> {
         let allowance = self.allowance(&order).inspect_err(|_| self.instances.release(&order.instance))?;
-        let pid = self.instances.spawn(order, allowance)?;
-        Ok(Answer::Spawned { pid })
+        let (pid, extensions) = self.instances.spawn(order, allowance)?;
+        Ok(Answer::Spawned { pid, extensions })
     }
 
     fn allowance(&self, order: &Spawn) -> Result<Allowance, Refusal> {

@@ -9,13 +9,15 @@ pub mod frame;
 pub mod layout;
 pub mod message;
 pub mod relay;
+pub mod stats;
 
 pub use frame::{Decoder, FrameError, MAX_FRAME_BYTES, encode};
 pub use layout::{Layout, Mode};
 pub use message::*;
+pub use stats::{Merged, NodeStats, Stats};
 
 /// Rises with every change that an older peer would misunderstand.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 
 /// The virtio-serial port: `/dev/virtio-ports/org.mayfly.agent` in the guest.
 pub const PORT: &str = "org.mayfly.agent";

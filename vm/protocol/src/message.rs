@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::layout::Layout;
+use crate::stats::Stats;
 
 /// What the host asks, with the number that the reply will carry.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -145,6 +146,9 @@ pub struct Confinement {
     pub user: u32,
     /// The TCP port on the loopback device of its own network whose connections go to the host ([`crate::relay`]).
     pub port: u16,
+    /// The folder of the code disk that is its root: that of a container image. The guest's own by default.
+    #[serde(default)]
+    pub root: Option<String>,
     /// Folders and files of the code disk that it sees, and where. It sees no others of it.
     pub binds: Vec<(String, String)>,
     /// Without ASLR, so that pages with pointers are alike in all instances of a function and can be merged.
@@ -252,6 +256,9 @@ pub enum Answer {
     Spawned {
         /// Its first process in the guest.
         pid: u32,
+        /// The extensions that were started beside its program (Lambda's, in /opt/extensions).
+        #[serde(default)]
+        extensions: Vec<String>,
     },
     /// To [`Operation::Stop`].
     Stopped {
@@ -338,7 +345,7 @@ pub enum Event {
 }
 
 /// How an instance ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum ExitReason {
     /// Its first process exited.
@@ -350,6 +357,13 @@ pub enum ExitReason {
     Signal {
         /// This one.
         signal: i32,
+    },
+    /// An extension ended, and with it the instance.
+    Extension {
+        /// Which one.
+        name: String,
+        /// In this way.
+        how: Box<ExitReason>,
     },
     /// It needed more memory than its partition has and was killed (HotMem §4).
     Overflow,
@@ -373,47 +387,4 @@ pub struct InstanceInfo {
     pub processes: u32,
     /// Since its start.
     pub age_ns: u64,
-}
-
-/// Memory in the guest.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Stats {
-    /// One for each node: boot memory, shared, partitions that are not absent.
-    pub nodes: Vec<NodeStats>,
-    /// `/proc/vmstat`, all of it.
-    pub vmstat: BTreeMap<String, u64>,
-    /// `/proc/meminfo`, in bytes.
-    pub meminfo_bytes: BTreeMap<String, u64>,
-    /// The counters of `/sys/kernel/mm/hotmem`, on a kernel that has them.
-    #[serde(default)]
-    pub hotmem: BTreeMap<String, u64>,
-    /// What the kernel's UPM has merged, where it has one.
-    #[serde(default)]
-    pub merged: Merged,
-}
-
-/// Pages that the kernel keeps once for all who advised them (UPM). With HotMem they lie in the shared partition.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Merged {
-    /// What they occupy.
-    pub bytes: u64,
-    /// What they stand for: each as often as it is mapped by an advice.
-    pub advised_bytes: u64,
-}
-
-/// Memory of one node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NodeStats {
-    /// Its number in the guest.
-    pub node: u32,
-    /// The partition it is, if it is one.
-    pub partition: Option<u32>,
-    /// What is online.
-    pub total_bytes: u64,
-    /// What nobody uses.
-    pub free_bytes: u64,
-    /// Anonymous memory of processes.
-    pub anonymous_bytes: u64,
-    /// Page cache and tmpfs.
-    pub file_bytes: u64,
 }

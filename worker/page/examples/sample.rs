@@ -95,6 +95,7 @@ fn main() {
         memory_mib: 384,
         reserved: None,
         queued: 0,
+        counts: worker_page::page::Requests::default(),
     });
     let times = |ms| Percentiles {
         p50_ms: Some(ms),

@@ -174,7 +174,7 @@ pub fn latency(samples: &[Sample], span: Span) -> Chart {
     };
     Chart {
         title: "Latency".into(),
-        note: "From a request's arrival to its answer, cold starts and waiting included; ten times as much is one step up.".into(),
+        note: "From a request's arrival to its answer, cold starts and waiting included, of each second's answers; ten times as much is one step up.".into(),
         unit: Unit::Milliseconds,
         span,
         at_ms: samples.iter().map(|sample| sample.at_ms).collect(),

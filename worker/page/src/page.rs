@@ -49,6 +49,23 @@ pub struct Function {
     pub reserved: Option<u64>,
     /// Requests that wait for an instance.
     pub queued: u64,
+    /// Of its requests since the worker began.
+    pub counts: Requests,
+}
+
+/// What has become of a function's requests.
+#[derive(Clone, Debug, Default)]
+pub struct Requests {
+    /// Answered, well or not.
+    pub answered: u64,
+    /// Of those, the function failed.
+    pub failed: u64,
+    /// Not run.
+    pub refused: u64,
+    /// Why the last was not.
+    pub last_refusal: Option<String>,
+    /// Of those that were answered.
+    pub latency: Percentiles,
 }
 
 /// What has been counted since the worker began.
@@ -186,7 +203,7 @@ fn tiles(view: &View) -> String {
             "latency P99",
             time(counts.latency.p99_ms),
             format!(
-                "P50 {}, P90 {}, P99.9 {}",
+                "P50 {}, P90 {}, P99.9 {}; since it began",
                 time(counts.latency.p50_ms),
                 time(counts.latency.p90_ms),
                 time(counts.latency.p999_ms)
@@ -219,10 +236,27 @@ fn functions(view: &View) -> String {
             if own.is_empty() { "–".into() } else { Unit::Bytes.tell(total / own.len() as f64) }
         };
         let reserved = function.reserved.map_or_else(|| "–".to_string(), |number| number.to_string());
+        let time =
+            |value: Option<f64>| value.map_or_else(|| "–".to_string(), |ms| Unit::Milliseconds.tell(ms));
+        let (name, requests) = (escape(&function.name), &function.counts);
+        // What waits, and nobody is there who could take it.
+        let starves = function.queued > 0 && phase("busy") + phase("idle") == 0;
+        let (trouble, warning) = if starves {
+            (" class=trouble", "<td class=words>starves: requests wait, and it has no instance")
+        } else {
+            ("", "<td>")
+        };
+        let refusal = requests.last_refusal.as_ref().map(|why| format!(" title=\"{}\"", escape(why)));
         write!(
             rows,
-            "<tr><th scope=row>{}<td>{}<td>{} MiB<td>{reserved}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}",
-            escape(&function.name),
+            "<tr{trouble}><th scope=row><a href=\"/log?function={name}\" title=\"its log\">{name}</a>\
+             <td>{}<td>{}<td>{}<td>{}<td{}>{}{warning}<td>{}<td>{} MiB<td>{reserved}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}",
+            requests.answered,
+            time(requests.latency.p50_ms),
+            time(requests.latency.p99_ms),
+            requests.failed,
+            refusal.unwrap_or_default(),
+            requests.refused,
             escape(&function.runtime),
             function.memory_mib,
             phase("busy"),
@@ -237,6 +271,12 @@ fn functions(view: &View) -> String {
     }
     let heads = [
         "function",
+        "answered",
+        "P50",
+        "P99",
+        "failed",
+        "refused",
+        "",
         "runtime",
         "limit",
         "reserved",
@@ -248,7 +288,7 @@ fn functions(view: &View) -> String {
         "own each",
         "mapped from store",
     ];
-    table("Functions", "functions", &heads, &rows)
+    table("Functions, and their requests since the worker began", "functions", &heads, &rows)
 }
 
 fn table(title: &str, id: &str, heads: &[&str], rows: &str) -> String {
@@ -321,4 +361,42 @@ fn instances(instances: &[Instance]) -> String {
     ];
     let inner = table("Instances", "instances", &heads, &rows);
     format!("<details><summary>All {} instances</summary>{inner}</details>\n", instances.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_function_that_waits_without_an_instance_is_said_to_starve() {
+        let layers = Layers::default();
+        let function = |name: &str, queued| Function {
+            name: name.into(),
+            runtime: "python3.11".into(),
+            memory_mib: 128,
+            reserved: None,
+            queued,
+            counts: Requests { last_refusal: Some("<no room>".into()), ..Requests::default() },
+        };
+        let of = |name: &str, phase: &str| Instance {
+            function: name.into(),
+            phase: phase.into(),
+            ..Instance::default()
+        };
+        let view = View {
+            uptime_ms: 1,
+            minutes: 1,
+            layers: &layers,
+            samples: &[],
+            events: &[],
+            instances: &[of("busy", "busy"), of("hungry", "starting")],
+            functions: &[function("busy", 3), function("hungry", 1), function("calm", 0)],
+            counts: Counts::default(),
+        };
+        let html = functions(&view);
+        let row = |name: &str| html.split("<tr").find(|row| row.contains(&format!(">{name}</a>"))).unwrap();
+        assert!(row("hungry").contains("starves") && row("hungry").starts_with(" class=trouble"));
+        assert!(!row("busy").contains("starves") && !row("calm").contains("starves"));
+        assert!(row("calm").contains("title=\"&lt;no room"), "{}", row("calm"));
+    }
 }

@@ -39,6 +39,9 @@ impl WantedCode {
     /// Unpacks or copies it, on a thread that may wait for disks. It must be of the kind that the function is.
     pub async fn fetch(self, api: &Api, is_image: bool) -> Result<Code, ApiError> {
         let unsupported = |text| Err(ApiError::invalid_parameter(text));
+        if !api.worker.maker().takes_code() {
+            return unsupported("with --sandbox vm functions and their code come from the template");
+        }
         if self.image_uri.is_some() != is_image {
             return unsupported("ImageUri and PackageType Image belong together");
         }
@@ -126,7 +129,7 @@ pub async fn create(api: &Api, call: &Call) -> Result<Answer, ApiError> {
     if create.tags.len() > limits::TAGS {
         return Err(ApiError::invalid_parameter(format!("a function has at most {} tags", limits::TAGS)));
     }
-    let opt = opt(api, settings.layers.clone()).await?;
+    let opt = opt(api, &settings).await?;
     let mut deployment = api.worker.create(&name, settings, code, opt)?;
     api.worker.change_tags(&name, |tags| *tags = create.tags)?;
     if create.publish {
@@ -135,10 +138,17 @@ pub async fn create(api: &Api, call: &Call) -> Result<Answer, ApiError> {
     Ok(http::json(201, &deployment.configuration()))
 }
 
-/// Lays layers over one another, on a thread that may wait for disks.
-async fn opt(api: &Api, arns: Vec<String>) -> Result<Opt, ApiError> {
-    let worker = api.worker.clone();
-    blocking(move || worker.opt(&arns, None)).await
+/// Lays its layers over one another, and has its runtime's client there, on a thread that may wait for disks.
+async fn opt(api: &Api, settings: &Settings) -> Result<Opt, ApiError> {
+    let (worker, arns, runtime) = (api.worker.clone(), settings.layers.clone(), settings.runtime.clone());
+    if !arns.is_empty() && !worker.maker().takes_code() {
+        return Err(ApiError::invalid_parameter("with --sandbox vm layers come from the template"));
+    }
+    let made = move || {
+        worker.options.python.provide(&runtime).map_err(|error| ApiError::service(format!("{error:#}")))?;
+        worker.opt(&arns, None)
+    };
+    blocking(made).await
 }
 
 pub fn get(api: &Api, target: &Target) -> Result<Answer, ApiError> {
@@ -212,13 +222,13 @@ pub async fn update_configuration(api: &Api, call: &Call, name: &str) -> Result<
     let (wanted, expected): (Wanted, Expected) = (call.json()?, call.json()?);
     // What its layers come to takes time, so nothing is locked meanwhile.
     let known = api.worker.function(name)?.deployment;
-    let layers = known.settings.changed(&wanted)?.layers;
-    let opt =
-        if layers == known.settings.layers { known.opt.clone() } else { opt(api, layers.clone()).await? };
+    let changed = known.settings.changed(&wanted)?;
+    let is_same = |now: &Settings| (&now.layers, &now.runtime) == (&changed.layers, &changed.runtime);
+    let opt = if is_same(&known.settings) { known.opt.clone() } else { opt(api, &changed).await? };
     let deployment = api.worker.update(name, |known| {
         check_revision(expected.revision_id.as_deref(), &known.revision)?;
         let settings = known.settings.changed(&wanted)?;
-        if settings.layers != layers {
+        if !is_same(&settings) {
             return Err(ApiError::conflict(format!(
                 "The function {name} is being changed by another request"
             )));

@@ -1,15 +1,18 @@
 //! CloudWatch Logs' calls that read: `aws logs tail /aws/lambda/NAME`, `sam logs`.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, UNIX_EPOCH};
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{Api, Call};
 use crate::error::ApiError;
+use crate::function::log_group;
 use crate::http::{self, Answer};
 use crate::logs::{Group, Line, Pattern};
 use crate::name;
+use crate::time::lambda_time;
 
 /// What stands before an operation in the header `X-Amz-Target`.
 pub const TARGET: &str = "Logs_20140328.";
@@ -51,6 +54,24 @@ pub fn answer(api: &Api, call: &Call, operation: &str) -> Answer {
     match answered {
         Ok(value) => http::json(200, &value),
         Err(error) => http::json(400, &json!({ "__type": error.name, "message": error.message })),
+    }
+}
+
+/// The log of the function that the query names, for people: a line each, when it came and from which instance.
+pub fn text(api: &Api, query: Option<&str>) -> Answer {
+    let named =
+        query.into_iter().flat_map(|query| query.split('&')).find_map(|pair| pair.strip_prefix("function="));
+    let lines = |group: &Group| -> String {
+        let told = |line: &Line| {
+            let time = lambda_time(UNIX_EPOCH + Duration::from_millis(line.time_ms));
+            format!("{time} {} {}\n", line.stream, line.text)
+        };
+        group.lines.iter().map(told).collect()
+    };
+    let log = named.and_then(|function| api.worker.logs.group(&log_group(function), lines));
+    match log {
+        Some(text) => http::answer(200, "text/plain; charset=utf-8", text),
+        None => http::answer(404, "text/plain", "no such function has printed anything\n"),
     }
 }
 

@@ -195,7 +195,7 @@ fn settings(text: &mut Metrics, worker: &Worker) {
     for (layer, on) in [("heap", layers.heap), ("merge", layers.merge), ("partitions", partitions)] {
         text.value("mayfly_layer", &[("layer", layer)], u8::from(on));
     }
-    let capacity = &worker.options.capacity;
+    let capacity = worker.capacity();
     let help = "Memory that all instances together may have";
     text.alone("mayfly_memory_limit_bytes", "gauge", help, capacity.memory_mib << 20);
     text.alone(

@@ -241,7 +241,7 @@ impl Api {
         if name == "healthz" {
             return Some(Ok(http::answer(200, "text/plain", "ok\n")));
         }
-        if !matches!(name, "" | "metrics" | "history" | "events" | "instances") {
+        if !matches!(name, "" | "metrics" | "history" | "events" | "instances" | "log") {
             return None;
         }
         if let Err(error) = self.may_look(parts) {
@@ -254,6 +254,7 @@ impl Api {
             "metrics" => metrics::metrics(self),
             "history" => history::history(self, history::after(query)),
             "events" => history::events(self, history::after(query)),
+            "log" => logs::text(self, query),
             _ => history::instances(self).await,
         }))
     }

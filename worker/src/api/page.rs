@@ -1,13 +1,13 @@
 //! The page at `/`: gathers what it shows; `worker_page` lays it out.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
 
 use hyper::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderName, HeaderValue};
-use worker_page::page::{self, Counts, Function, MINUTES, Percentiles, View};
+use worker_page::page::{self, Counts, Function, MINUTES, Percentiles, Requests, View};
 
 use super::{Api, history};
-use crate::count::{BUCKETS_S, Histogram};
+use crate::count::{BUCKETS_S, Count, Histogram};
 use crate::http::{self, Answer};
 use crate::sampler;
 use crate::worker::Worker;
@@ -63,12 +63,27 @@ fn described(worker: &Worker, function: &crate::function::Function) -> Function 
         memory_mib: deployment.settings.memory_mib.into(),
         reserved: function.reserved.map(u64::from),
         queued: worker.counts_of(function).queued.into(),
+        counts: requests(&function.count),
     }
+}
+
+fn requests(count: &Count) -> Requests {
+    let last_refusal = count.last_refusal.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    Requests {
+        answered: read(&count.succeeded) + read(&count.failed),
+        failed: read(&count.failed),
+        refused: read(&count.throttled) + read(&count.refused),
+        last_refusal,
+        latency: percentiles(&count.latency),
+    }
+}
+
+fn read(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
 }
 
 fn counts(worker: &Worker) -> Counts {
     let count = &worker.count;
-    let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     Counts {
         succeeded: read(&count.succeeded),
         failed: read(&count.failed),

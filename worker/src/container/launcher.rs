@@ -10,7 +10,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 use vm_syscalls::Placement;
 
-use super::{INSIDE_USER, Spec, extensions, freezer, root, system};
+use super::{INSIDE_USER, Spec, freezer, root, system};
 use crate::limits;
 use crate::sandbox::RUNTIME_PORT;
 
@@ -128,7 +128,7 @@ fn run_inside(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
     system::set_host_name(&spec.host_name)?;
     system::loopback_up().context("cannot bring up the loopback device")?;
     let listener = TcpListener::bind(("127.0.0.1", RUNTIME_PORT)).context("cannot listen")?;
-    let names = extensions::names()?;
+    let names = vm_extensions::names()?;
     let mut message = vec![LISTENS];
     message.extend(names.join("\n").bytes());
     system::send_with(CONTROL, &message, Some(listener.as_raw_fd())).context("the worker has ended")?;
@@ -146,7 +146,8 @@ fn run_inside(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
         system::fix_layout().context("cannot fix the layout")?;
     }
     vm_syscalls::confine(Placement::Free).context("cannot confine the system calls")?;
-    let mut extensions = extensions::start(names, &spec.environment)?;
+    let environment = spec.environment.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+    let mut extensions = vm_extensions::start(&names, environment)?;
     let Some(runtime) = system::fork()? else {
         system::new_session()?;
         let folder = &spec.folder;
@@ -164,7 +165,7 @@ fn run_inside(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
             let _ = system::send_with(CONTROL, &message, None);
             std::process::exit(0);
         }
-        if let Some(name) = extensions.ended(child, status) {
+        if let Some(name) = extensions.ended(child as u32, status) {
             let mut message = vec![CRASHED];
             message.extend(status.to_le_bytes());
             message.extend(name.bytes());

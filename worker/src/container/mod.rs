@@ -12,7 +12,6 @@
 
 mod cgroup;
 mod disk;
-mod extensions;
 mod freezer;
 mod launcher;
 mod maker;

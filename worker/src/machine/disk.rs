@@ -1,4 +1,4 @@
-//! The code disk: what instances in the VM see under /var and /opt, read-only, of all functions. The agent shows each
+//! The code disk: what instances in the VM see under /var and /opt, or as their root, read-only, of all functions. The agent shows each
 //! instance its own part. As files of one disk they are in the guest's memory once (HotMem §4, "shared HotMem partition").
 
 use std::os::unix::fs::PermissionsExt;
@@ -14,6 +14,10 @@ pub struct Part {
     pub source: PathBuf,
     /// On the disk.
     pub name: String,
+    /// What tells it from what lay there before, if that may change.
+    pub content: String,
+    /// The root of an image, whose links mean what is in it: it is put there as it is.
+    pub is_root: bool,
 }
 
 /// A disk that was made.
@@ -42,8 +46,13 @@ impl Disk {
                 std::fs::create_dir_all(parent)
                     .with_context(|| format!("cannot make {}", parent.display()))?;
             }
-            run(Command::new("cp").args(["-rL", "--reflink=auto", "--"]).arg(&part.source).arg(&target))
-                .with_context(|| format!("cannot copy {}", part.source.display()))?;
+            let links = if part.is_root { "-dR" } else { "-LR" };
+            let modes = "--preserve=mode,links";
+            run(Command::new("cp")
+                .args([links, modes, "--reflink=auto", "--"])
+                .arg(&part.source)
+                .arg(&target))
+            .with_context(|| format!("cannot copy {}", part.source.display()))?;
         }
         let file = super::disk_file(folder);
         let (bytes, files) = size(&tree)?;
@@ -72,6 +81,12 @@ impl Disk {
             .with_context(|| format!("cannot let QEMU read {}", file.display()))?;
         std::fs::remove_dir_all(&tree).with_context(|| format!("cannot remove {}", tree.display()))?;
         Ok(Disk { file, parts })
+    }
+
+    /// Whether all of this is on it, as it is now.
+    pub fn has(&self, parts: &[Part]) -> bool {
+        let same = |part: &Part, own: &Part| (&own.source, &own.content) == (&part.source, &part.content);
+        parts.iter().all(|part| self.parts.iter().any(|own| same(part, own)))
     }
 
     /// The name of what lies there on the host.
@@ -118,14 +133,24 @@ mod tests {
         let code = place.path().join("f");
         std::fs::create_dir_all(code.join("inner")).unwrap();
         std::fs::write(code.join("inner/app.py"), "x".repeat(10_000)).unwrap();
-        let part = Part { source: code.clone(), name: "task/f".into() };
-        let disk = Disk::make(place.path(), vec![part.clone(), part]).unwrap();
+        let part = |source: &Path, name: &str, content: &str| Part {
+            source: source.into(),
+            name: name.into(),
+            content: content.into(),
+            is_root: false,
+        };
+        let (code_again, part) = (part(&code, "task/f", "changed"), part(&code, "task/f", "as it was"));
+        let disk = Disk::make(place.path(), vec![part.clone(), part.clone()]).unwrap();
         assert_eq!(disk.name_of(&code), Some("task/f"));
         let listed =
             Command::new("/sbin/debugfs").args(["-R", "ls -p /task/f/inner"]).arg(&disk.file).output();
         let listed = String::from_utf8(listed.unwrap().stdout).unwrap();
         assert!(listed.contains("/app.py/10000/"), "{listed}");
-        let gone = Part { source: "/nowhere".into(), name: "n".into() };
+        assert!(
+            disk.has(std::slice::from_ref(&part)) && !disk.has(&[part.clone(), code_again]),
+            "by content"
+        );
+        let gone = Part { source: "/nowhere".into(), ..part };
         let other = tempfile::tempdir().unwrap();
         assert!(format!("{:#}", Disk::make(other.path(), vec![gone]).unwrap_err()).contains("/nowhere"));
     }

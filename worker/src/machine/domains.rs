@@ -1,14 +1,13 @@
 //! A VM for each trust domain of a template: `Metadata.Mayfly.Vm` of a function names its own, and those that name none have one together.
 //! Each has a code disk, a kernel and partitions of its own; what happens in one is no other's concern.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result};
-use vm::protocol::Mode;
 use worker_page::data;
 
 use super::disk::Disk;
@@ -33,64 +32,112 @@ pub struct Domain {
 
 /// The VMs.
 pub struct Domains {
-    mode: Mode,
-    machines: BTreeMap<Option<String>, Arc<Machine>>,
+    plan: Plan,
+    options: Arc<Options>,
+    /// The worker's own.
+    folder: PathBuf,
+    history: Arc<History>,
+    machines: Mutex<Machines>,
+}
+
+#[derive(Default)]
+struct Machines {
+    /// For those that come.
+    now: BTreeMap<Option<String>, Arc<Machine>>,
+    /// Replaced ones, until their last instance is gone.
+    leaving: Vec<Arc<Machine>>,
+    /// How many there ever were.
+    made: usize,
 }
 
 impl Domains {
-    /// Makes the VMs and boots them, one after the other. Each has room for as many instances as the plan says: memory that is not
-    /// plugged costs nothing, and how many there are in all the pool sees to.
+    /// None yet. `folder` is the worker's own.
+    pub fn new(plan: Plan, options: Arc<Options>, folder: &Path, history: Arc<History>) -> Domains {
+        Domains { plan, options, folder: folder.into(), history, machines: Mutex::default() }
+    }
+
+    /// Has a VM for each of these domains and for no other. One that suits its domain as it is stays; others are booted, one after the
+    /// other, before anything changes. Each has room for as many instances as the plan says: memory that is not plugged costs nothing,
+    /// and how many there are in all the pool sees to. Gives the domains that had another one before, whose functions' instances are
+    /// still there.
     ///
     /// # Errors
     /// A code disk cannot be made, or a VM does not come up.
-    pub fn boot(
-        plan: &Plan,
-        domains: Vec<Domain>,
-        options: &Arc<Options>,
-        folder: &Path,
-        history: &Arc<History>,
-    ) -> Result<Domains> {
-        let mut booted = Domains { mode: plan.mode, machines: BTreeMap::new() };
-        for (number, mut domain) in domains.into_iter().enumerate() {
-            let own = folder.join(format!("vm-{number}"));
-            let parts = std::mem::take(&mut domain.parts);
-            let boot = || -> Result<Arc<Machine>> {
-                // QEMU is a user of its own, whatever this process's umask is.
-                let made = fs::create_dir(&own)
-                    .and_then(|()| fs::set_permissions(&own, fs::Permissions::from_mode(0o711)));
-                made.with_context(|| format!("cannot make {}", own.display()))?;
-                let disk = Disk::make(&own, parts)?;
-                let machine = Machine::new(plan, &domain, disk, options.clone(), folder, history.clone())?;
-                let machine = Arc::new(machine);
-                machine.boot()?;
-                Ok(machine)
-            };
-            match boot() {
-                Ok(machine) => drop(booted.machines.insert(domain.name, machine)),
+    pub fn provide(&self, domains: Vec<Domain>) -> Result<BTreeSet<Option<String>>> {
+        let wanted: BTreeSet<Option<String>> = domains.iter().map(|domain| domain.name.clone()).collect();
+        let mut booted: BTreeMap<Option<String>, Arc<Machine>> = BTreeMap::new();
+        for domain in domains {
+            let there = self.lock().now.get(&domain.name).cloned();
+            if there.is_some_and(|machine| machine.suits(&domain)) {
+                continue;
+            }
+            let name = domain.name.clone();
+            match self.boot(domain) {
+                Ok(machine) => drop(booted.insert(name, machine)),
                 Err(error) => {
-                    booted.close();
+                    booted.values().for_each(Machine::replace);
                     return Err(error);
                 }
             }
         }
-        Ok(booted)
+        let mut machines = self.lock();
+        machines.leaving.retain(|machine| machine.running.borrow().is_some());
+        let mut replaced = BTreeSet::new();
+        for (name, machine) in booted {
+            if let Some(earlier) = machines.now.insert(name.clone(), machine) {
+                replaced.insert(name);
+                machines.leaving.push(earlier);
+            }
+        }
+        let gone: Vec<_> = machines.now.keys().filter(|name| !wanted.contains(*name)).cloned().collect();
+        let gone: Vec<_> = gone.iter().filter_map(|name| machines.now.remove(name)).collect();
+        machines.leaving.extend(gone);
+        machines.leaving.iter().for_each(Machine::replace);
+        Ok(replaced)
+    }
+
+    fn boot(&self, domain: Domain) -> Result<Arc<Machine>> {
+        let number = {
+            let mut machines = self.lock();
+            machines.made += 1;
+            machines.made
+        };
+        let own = self.folder.join(format!("vm-{number}"));
+        // QEMU is a user of its own, whatever this process's umask is.
+        let made =
+            fs::create_dir(&own).and_then(|()| fs::set_permissions(&own, fs::Permissions::from_mode(0o711)));
+        made.with_context(|| format!("cannot make {}", own.display()))?;
+        let disk = Disk::make(&own, domain.parts.clone())?;
+        let (options, history) = (self.options.clone(), self.history.clone());
+        let machine = Machine::new(&self.plan, &domain, number, disk, options, &self.folder, history)?;
+        let machine = Arc::new(machine);
+        machine.boot()?;
+        Ok(machine)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Machines> {
+        self.machines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Does something with all VMs at once.
     fn each<T: Send>(&self, what: impl Fn(&Machine) -> T + Sync) -> Vec<T> {
-        let what = &what;
+        let (what, machines) = (&what, self.all());
         std::thread::scope(|scope| {
-            let threads: Vec<_> =
-                self.machines.values().map(|machine| scope.spawn(move || what(machine))).collect();
+            let threads: Vec<_> = machines.iter().map(|machine| scope.spawn(move || what(machine))).collect();
             threads.into_iter().filter_map(|thread| thread.join().ok()).collect()
         })
+    }
+
+    fn all(&self) -> Vec<Arc<Machine>> {
+        let machines = self.lock();
+        machines.now.values().chain(&machines.leaving).cloned().collect()
     }
 }
 
 impl Maker for Domains {
     fn start(self: Arc<Self>, order: Order) -> Later<'static, Result<Arc<dyn Sandbox>>> {
         Box::pin(async move {
-            let machine = self.machines.get(&order.deployment.settings.vm);
+            let machine = self.lock().now.get(&order.deployment.settings.vm).map(Machine::take);
             let machine = machine.context("it has no VM: functions come from the template")?;
             Ok(Arc::new(life::start(machine, order).await?) as Arc<dyn Sandbox>)
         })
@@ -106,11 +153,15 @@ impl Maker for Domains {
     }
 
     fn kind(&self) -> Kind {
-        Kind { sandbox: "vm", partitions: word(self.mode) }
+        Kind { sandbox: "vm", partitions: word(self.plan.mode) }
+    }
+
+    fn takes_code(&self) -> bool {
+        false
     }
 
     fn closing(&self) {
-        self.machines.values().for_each(|machine| machine.closing());
+        self.all().iter().for_each(|machine| machine.closing());
     }
 
     /// Powers them off.

@@ -1,45 +1,44 @@
-//! The life of an instance in the VM: plug, spawn, serve, stop, unplug.
+//! The life of an instance in the VM: it is spawned in its partition, served, stopped.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use tokio::net::unix::pipe;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use vm::protocol::{Confinement, ExitReason, Limits, Spawn};
 use vm::{Error, Place};
-use worker_page::data::Event;
 
+use super::partition::{ask, lock, plug, unplug};
 use super::relay::Listener;
-use super::{Machine, Running};
+use super::{InUse, Machine, Running};
 use crate::environment::{self, Sharing, Sources};
 use crate::memory::Memory;
-use crate::sandbox::{CONNECTIONS, Ended, Ending, Handler, Later, Order, RUNTIME_PORT, Sandbox};
+use crate::sandbox::{Bind, CONNECTIONS, Ended, Ending, Handler, Later, Order, RUNTIME_PORT, Sandbox};
 use crate::settings::Settings;
-use crate::{history, http, limits};
+use crate::{http, limits};
 
 /// How often the guest is asked for what an instance has printed.
 const OUTPUT_EVERY: Duration = Duration::from_millis(250);
 /// How long an ended instance's last output is waited for.
 const LAST_WORDS: Duration = Duration::from_secs(2);
-/// A partition that is on its way is waited for.
-const PLUG_PATIENCE: Duration = Duration::from_secs(30);
 /// How long a VM that ended before the instance had started is replaced by the next one.
 const START_PATIENCE: Duration = Duration::from_secs(300);
 const AGAIN_AFTER: Duration = Duration::from_millis(100);
-/// Until a partition that could not be unplugged is tried again.
-const UNPLUG_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// An instance in its partition.
 pub struct Instance {
     order: Order,
     /// Its name in the VM.
     name: String,
-    machine: Arc<Machine>,
+    /// Until it is ended.
+    machine: Mutex<Option<InUse>>,
     running: Arc<Running>,
     partition: u32,
+    extensions: Vec<String>,
     listener: tokio::sync::Mutex<Listener>,
     output: Mutex<Option<pipe::Receiver>>,
     /// Fetches its output until that ends.
@@ -49,22 +48,18 @@ pub struct Instance {
     ended: AtomicBool,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Plugs a partition and starts an instance in it. If the VM ends before it has started, it starts in the next one: nothing
 /// of it has run.
 ///
 /// # Errors
 /// It could not be started; says why. Its partition is unplugged then.
-pub async fn start(machine: &Arc<Machine>, order: Order) -> Result<Instance> {
+pub async fn start(machine: InUse, order: Order) -> Result<Instance> {
     let name = format!("instance-{}", order.id);
     let deadline = Instant::now() + START_PATIENCE;
     loop {
         let running = machine.running().await?;
-        match start_in(machine, &running, &order, &name).await {
-            Ok((partition, listener)) => {
+        match start_in(&machine, &running, &order, &name).await {
+            Ok((partition, extensions, listener)) => {
                 let (output_in, output) = pipe::pipe().context("no pipe for the instance's output")?;
                 let fetching = tokio::spawn(fetch_output(running.clone(), name.clone(), output_in));
                 let (frozen, wish) = watch::channel(false);
@@ -72,9 +67,10 @@ pub async fn start(machine: &Arc<Machine>, order: Order) -> Result<Instance> {
                 return Ok(Instance {
                     order,
                     name,
-                    machine: machine.clone(),
+                    machine: Mutex::new(Some(machine)),
                     running,
                     partition,
+                    extensions,
                     listener: tokio::sync::Mutex::new(listener),
                     output: Mutex::new(Some(output)),
                     fetching: Mutex::new(Some(fetching)),
@@ -96,7 +92,7 @@ async fn start_in(
     running: &Arc<Running>,
     order: &Order,
     name: &str,
-) -> Result<(u32, Listener)> {
+) -> Result<(u32, Vec<String>, Listener)> {
     let partition = plug(machine, running, order).await.context("no memory in the VM")?;
     let listener = running.relay.listen(name);
     let spawned = match spawn_order(machine, order, name) {
@@ -106,7 +102,7 @@ async fn start_in(
         Err(error) => Err(error),
     };
     match spawned {
-        Ok(_) => Ok((partition, listener)),
+        Ok(spawned) => Ok((partition, spawned.extensions, listener)),
         Err(error) => {
             unplug(machine, running, order, partition).await;
             Err(error)
@@ -118,92 +114,6 @@ async fn start_in(
 fn lost_its_vm(error: &anyhow::Error) -> bool {
     let error = error.downcast_ref::<Error>();
     matches!(error, Some(Error::Ended(_) | Error::GuestDown(_) | Error::AgentLost(_)))
-}
-
-/// Calls that block, on a thread that may.
-async fn ask<T: Send + 'static>(
-    running: &Arc<Running>,
-    what: impl FnOnce(&vm::Vm) -> Result<T, Error> + Send + 'static,
-) -> Result<T, Error> {
-    let running = running.clone();
-    let asked = tokio::task::spawn_blocking(move || what(&running.vm)).await;
-    asked.unwrap_or_else(|_| Err(Error::Failed("the thread that asked the VM panicked".into())))
-}
-
-/// An event of this instance and its partition.
-fn event(kind: &str, order: &Order, partition: u32) -> Event {
-    Event { partition: Some(partition.into()), ..history::of_instance(kind, &order.deployment, order.id) }
-}
-
-async fn plug(machine: &Machine, running: &Arc<Running>, order: &Order) -> Result<u32, Error> {
-    let plugged = patiently(PLUG_PATIENCE, || ask(running, |vm| vm.plug(None))).await?;
-    lock(&running.holders).insert(plugged.partition, order.id);
-    machine.history.note(Event {
-        ms: history::ms(Duration::from_nanos(plugged.total_ns)),
-        device_ms: history::ms(Duration::from_nanos(plugged.device_ns)),
-        bytes: Some(running.vm.layout().bytes_of(plugged.partition)),
-        ..event("plug", order, plugged.partition)
-    });
-    Ok(plugged.partition)
-}
-
-/// Tries for so long to plug a partition: that of an instance that is ending is still plugged, or something is being done
-/// to it.
-async fn patiently<T, F: Future<Output = Result<T, Error>>>(
-    patience: Duration,
-    mut plug: impl FnMut() -> F,
-) -> Result<T, Error> {
-    let deadline = Instant::now() + patience;
-    loop {
-        match plug().await {
-            Err(error)
-                if (error.is_temporary() || matches!(error, Error::AllPlugged(_)))
-                    && Instant::now() < deadline =>
-            {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-            outcome => return outcome,
-        }
-    }
-}
-
-/// Until the partition is the host's again, or the VM has ended: one that stayed plugged without an instance would be lost
-/// to all others, who plug absent ones.
-async fn unplug(machine: &Machine, running: &Arc<Running>, order: &Order, partition: u32) {
-    let mut failed = false;
-    loop {
-        match ask(running, move |vm| vm.unplug(partition)).await {
-            Ok(unplugged) => {
-                return machine.history.note(Event {
-                    ms: history::ms(Duration::from_nanos(unplugged.total_ns)),
-                    device_ms: history::ms(Duration::from_nanos(unplugged.device_ns)),
-                    bytes: Some(unplugged.host_before_bytes.saturating_sub(unplugged.host_after_bytes)),
-                    ..event("unplug", order, partition)
-                });
-            }
-            // The VM's keeper was faster.
-            Err(Error::Absent(_)) if failed => return,
-            Err(error) if !failed => {
-                failed = true;
-                machine
-                    .history
-                    .note(Event { message: Some(error.to_string()), ..event("fail", order, partition) });
-            }
-            Err(_) => {}
-        }
-        // The VM's keeper goes on with it, too: then the next to plug one may have it.
-        let is_over = || {
-            let is_anothers = lock(&running.holders).get(&partition) != Some(&order.id);
-            !machine.is_running(running) || machine.is_closing() || is_anothers
-        };
-        if is_over() {
-            return;
-        }
-        tokio::time::sleep(UNPLUG_AGAIN_AFTER).await;
-        if is_over() {
-            return;
-        }
-    }
 }
 
 impl Instance {
@@ -236,13 +146,21 @@ impl Instance {
         }
         let out_of_memory = matches!(ended, Ok(Some(ExitReason::Overflow)));
         let how = match ended {
-            Ok(Some(ExitReason::Code { code })) => Ending::Exit(code),
-            Ok(Some(ExitReason::Signal { signal })) => Ending::Signal(signal),
-            Ok(Some(ExitReason::Overflow)) => Ending::Signal(libc::SIGKILL),
-            Ok(Some(ExitReason::AgentLost) | None) => Ending::Lost("the VM or its agent ended".into()),
+            Ok(reason) => how(reason.unwrap_or(ExitReason::AgentLost)),
             Err(error) => Ending::Lost(error.to_string()),
         };
         Ended { how, out_of_memory }
+    }
+}
+
+/// In the words that all sandboxes have.
+fn how(reason: ExitReason) -> Ending {
+    match reason {
+        ExitReason::Code { code } => Ending::Exit(code),
+        ExitReason::Signal { signal } => Ending::Signal(signal),
+        ExitReason::Extension { name, how: own } => Ending::Extension(name, Box::new(how(*own))),
+        ExitReason::Overflow => Ending::Signal(libc::SIGKILL),
+        ExitReason::AgentLost => Ending::Lost("the VM or its agent ended".into()),
     }
 }
 
@@ -253,6 +171,10 @@ impl Sandbox for Instance {
 
     fn serve(&self, handler: Handler) -> Later<'_, ()> {
         Box::pin(self.accept(handler))
+    }
+
+    fn extensions(&self) -> &[String] {
+        &self.extensions
     }
 
     fn ending(&self) -> Later<'_, Ended> {
@@ -295,7 +217,10 @@ impl Sandbox for Instance {
                     tracing::debug!("{}: {error}", self.order.label());
                 }
             }
-            unplug(&self.machine, &self.running, &self.order, self.partition).await;
+            let machine = lock(&self.machine).take();
+            if let Some(machine) = machine {
+                unplug(&machine, &self.running, &self.order, self.partition).await;
+            }
         })
     }
 }
@@ -305,18 +230,13 @@ fn spawn_order(machine: &Machine, order: &Order, name: &str) -> Result<Spawn> {
         Some(_) => Sharing::Kernel,
         None => Sharing::No,
     };
-    let Sources { binds, command, environment, user, root, fixed_layout, .. } =
+    let Sources { binds, command, environment, user, root, folder, fixed_layout } =
         environment::sources_of(order, &machine.options, &machine.folder, sharing);
-    ensure!(
-        root.is_none(),
-        "PackageType Image needs instances that are processes of this host (no --sandbox vm)"
-    );
-    let binds = binds.into_iter().map(|bind| {
-        let missing =
-            || format!("{} is not in the VM: functions come from the template", bind.source.display());
-        let place = machine.disk.name_of(&bind.source).with_context(missing)?;
-        Ok((place.to_string(), bind.target.to_string_lossy().into_owned()))
-    });
+    let on_disk = |source: &Path| -> Result<String> {
+        let missing = || format!("{} is not in the VM: functions come from the template", source.display());
+        machine.disk.name_of(source).map(str::to_string).with_context(missing)
+    };
+    let seen = |bind: Bind| Ok((on_disk(&bind.source)?, bind.target.to_string_lossy().into_owned()));
     let settings = &order.deployment.settings;
     Ok(Spawn {
         more: Vec::new(),
@@ -324,13 +244,14 @@ fn spawn_order(machine: &Machine, order: &Order, name: &str) -> Result<Spawn> {
         partition: None,
         argv: command,
         env: environment.into_iter().collect(),
-        cwd: Some(environment::TASK.into()),
+        cwd: Some(folder),
         cpus: Vec::new(),
         vcpus_milli: settings.processors.map(|processors| (processors * 1000.0).ceil() as u32),
         confinement: Some(Confinement {
             user,
             port: RUNTIME_PORT,
-            binds: binds.collect::<Result<_>>()?,
+            root: root.as_deref().map(on_disk).transpose()?,
+            binds: binds.into_iter().map(seen).collect::<Result<_>>()?,
             fixed_layout,
             limits: Limits {
                 memory_bytes: u64::from(settings.memory_mib) << 20,
@@ -387,43 +308,5 @@ async fn fetch_output(running: Arc<Running>, name: String, pipe: pipe::Sender) {
         if piece.ended {
             return;
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// What a start is told that finds all partitions plugged for the first `times`.
-    async fn plugged_after(times: u32, patience: Duration) -> (Result<u32, Error>, u32) {
-        let mut asked = 0;
-        let outcome = patiently(patience, || {
-            asked += 1;
-            std::future::ready(if asked > times { Ok(7) } else { Err(Error::AllPlugged(8)) })
-        });
-        (outcome.await, asked)
-    }
-
-    #[tokio::test]
-    async fn a_start_waits_for_the_partition_of_an_instance_that_is_ending() {
-        let (outcome, asked) = plugged_after(3, PLUG_PATIENCE).await;
-        assert_eq!((outcome.unwrap(), asked), (7, 4));
-    }
-
-    #[tokio::test]
-    async fn a_start_does_not_wait_for_ever() {
-        let (outcome, asked) = plugged_after(u32::MAX, Duration::from_millis(60)).await;
-        assert!(matches!(outcome, Err(Error::AllPlugged(8))) && asked > 1, "asked {asked} times");
-    }
-
-    #[tokio::test]
-    async fn a_start_does_not_wait_for_what_will_not_change() {
-        let mut asked = 0;
-        let outcome: Result<u32, Error> = patiently(PLUG_PATIENCE, || {
-            asked += 1;
-            std::future::ready(Err(Error::Failed("no".into())))
-        })
-        .await;
-        assert!(matches!(outcome, Err(Error::Failed(_))) && asked == 1, "asked {asked} times");
     }
 }

@@ -5,17 +5,20 @@
 //!   scale down:  stop ──► the partition is empty ──► unplug: its memory is the host's again, no page was moved
 //! ```
 //! Each trust domain has a VM ([`domains`]). If one ends, its instances have ended, their callers are told why, and it is booted again.
+//! One that lacks what a template read anew needs is replaced: it stays until its last instance is gone.
 
 mod disk;
 mod domains;
 mod guest;
 mod life;
+mod partition;
 mod relay;
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -82,6 +85,32 @@ pub struct Machine {
     history: Arc<History>,
     running: watch::Sender<Option<Arc<Running>>>,
     closing: AtomicBool,
+    occupants: Mutex<Occupants>,
+}
+
+/// Who is in a VM.
+#[derive(Default)]
+struct Occupants {
+    instances: usize,
+    /// Another VM is there for those that come.
+    replaced: bool,
+}
+
+/// An instance in a VM, or on its way there.
+pub(crate) struct InUse(Arc<Machine>);
+
+impl Deref for InUse {
+    type Target = Machine;
+
+    fn deref(&self) -> &Machine {
+        &self.0
+    }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        self.0.change_occupants(|occupants| occupants.instances -= 1);
+    }
 }
 
 impl Machine {
@@ -92,6 +121,7 @@ impl Machine {
     fn new(
         plan: &Plan,
         Domain { name, largest_mib, .. }: &Domain,
+        number: usize,
         disk: Disk,
         options: Arc<Options>,
         folder: &Path,
@@ -100,7 +130,7 @@ impl Machine {
         let partition_mib = u64::from(*largest_mib).next_multiple_of(BLOCK_MIB);
         let cpus = std::thread::available_parallelism().map_or(1, |number| number.get() as u32);
         let settings = Settings {
-            name: vm_name(name.as_deref()),
+            name: vm_name(name.as_deref(), number),
             layout: Layout {
                 mode: plan.mode,
                 partition_bytes: vec![partition_mib << 20; plan.partitions as usize],
@@ -119,7 +149,8 @@ impl Machine {
         };
         settings.check()?;
         let (folder, running, closing) = (folder.into(), watch::Sender::new(None), AtomicBool::new(false));
-        Ok(Machine { name: name.clone(), settings, disk, options, folder, history, running, closing })
+        let (name, occupants) = (name.clone(), Mutex::default());
+        Ok(Machine { name, settings, disk, options, folder, history, running, closing, occupants })
     }
 
     /// Boots the VM, and boots it again whenever it ends, on a thread of its own. Returns when it runs.
@@ -227,6 +258,45 @@ impl Machine {
         })
     }
 
+    /// Whether these functions can live in it as it is.
+    fn suits(&self, domain: &Domain) -> bool {
+        u64::from(domain.largest_mib) << 20 <= self.settings.layout.bytes_of(0)
+            && self.disk.has(&domain.parts)
+    }
+
+    /// Takes an instance.
+    fn take(self: &Arc<Self>) -> InUse {
+        self.change_occupants(|occupants| occupants.instances += 1);
+        InUse(self.clone())
+    }
+
+    /// Nobody comes any more: it goes with the last of those who are there.
+    fn replace(self: &Arc<Self>) {
+        self.closing();
+        self.change_occupants(|occupants| occupants.replaced = true);
+    }
+
+    fn change_occupants(self: &Arc<Self>, change: impl FnOnce(&mut Occupants)) {
+        let is_over = {
+            let mut occupants = self.occupants.lock().unwrap_or_else(PoisonError::into_inner);
+            change(&mut occupants);
+            occupants.replaced && occupants.instances == 0
+        };
+        if is_over {
+            let machine = self.clone();
+            let go = move || {
+                machine.close();
+                machine.tell("replaced, and gone with its last instance", None);
+                let own = machine.disk.file.parent().unwrap_or(&machine.disk.file);
+                if let Err(error) = std::fs::remove_dir_all(own) {
+                    tracing::warn!("cannot remove {}: {error}", own.display());
+                }
+            };
+            // Where there is no thread for it, it goes with the worker.
+            let _ = std::thread::Builder::new().name("machine".into()).spawn(go);
+        }
+    }
+
     /// It is not booted again.
     fn closing(&self) {
         self.closing.store(true, Ordering::Relaxed);
@@ -251,10 +321,10 @@ fn word(mode: Mode) -> &'static str {
     }
 }
 
-/// Names a VM among this host's processes.
-fn vm_name(domain: Option<&str>) -> String {
+/// Names a VM among this host's processes; `number` tells it from that which it replaces.
+fn vm_name(domain: Option<&str>, number: usize) -> String {
     let domain = domain.map(|domain| format!("-{domain}")).unwrap_or_default();
-    format!("worker-{}{domain}", std::process::id())
+    format!("worker-{}-{number}{domain}", std::process::id())
 }
 
 /// Whether there is an image to boot, and which.

@@ -274,6 +274,11 @@ impl Pool {
         actions
     }
 
+    /// All instances together may have so much from now on.
+    pub fn set_memory(&mut self, memory_mib: u64) {
+        self.capacity.memory_mib = memory_mib;
+    }
+
     /// From now on an instance ends as soon as it has no work.
     pub fn keep_none(&mut self) {
         self.capacity.keep_alive = Duration::ZERO;

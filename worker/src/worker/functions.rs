@@ -58,7 +58,7 @@ impl Worker {
         code: Code,
         opt: Opt,
     ) -> Result<Arc<Deployment>, ApiError> {
-        let (wanted, most) = (settings.memory_mib, self.options.capacity.memory_mib);
+        let (wanted, most) = (settings.memory_mib, state.pool.capacity().memory_mib);
         if u64::from(wanted) > most {
             return Err(ApiError::invalid_parameter(format!(
                 "MemorySize is {wanted} MB, but this worker has only {most} MB for all instances"
@@ -88,6 +88,7 @@ impl Worker {
                     latest_version: 0,
                     aliases: BTreeMap::new(),
                     events: None,
+                    count: Arc::default(),
                 };
                 state.functions.insert(name.to_string(), new);
             }

@@ -26,14 +26,26 @@ pub(crate) enum Changed {
 }
 
 impl Worker {
+    /// Opens what is kept. Called once, before anything else that concerns it.
+    ///
+    /// # Errors
+    /// Another worker has it, or it cannot be read.
+    pub(crate) fn open_state(&self) -> Result<()> {
+        if let Some(folder) = &self.options.state {
+            let store = FunctionStore::open(folder)?;
+            ensure!(self.kept.set(store).is_ok(), "what is kept is opened once");
+        }
+        Ok(())
+    }
+
     /// Where the code of callers is unpacked.
     pub(crate) fn code_folder(&self) -> &Path {
-        self.kept.as_ref().map_or(self.folder(), |kept| kept.code_folder())
+        self.kept.get().map_or(self.folder(), |kept| kept.code_folder())
     }
 
     /// Code that has just been unpacked there: it stays for the next worker, where that is kept.
     pub(crate) fn lasting(&self, code: Code) -> Code {
-        match &self.kept {
+        match self.kept.get() {
             Some(kept) => code.outliving(kept.may_go()),
             None => code,
         }
@@ -46,7 +58,7 @@ impl Worker {
     pub(crate) fn image(&self, uri: &str) -> Result<Code, ApiError> {
         let options = &self.options;
         let allowed = Allowed { folders: &options.code_folders, registries: &options.image_registries };
-        let may_go = self.kept.as_ref().map(FunctionStore::may_go);
+        let may_go = self.kept.get().map(FunctionStore::may_go);
         Code::of_callers_image(uri, &allowed, &self.images, self.code_folder(), may_go)
     }
 
@@ -55,7 +67,7 @@ impl Worker {
     /// # Errors
     /// Another worker has it.
     pub(crate) fn use_state(&self, in_use: bool) -> Result<()> {
-        let Some(kept) = &self.kept else { return Ok(()) };
+        let Some(kept) = self.kept.get() else { return Ok(()) };
         if in_use {
             kept.open_again()?;
         } else {
@@ -67,7 +79,7 @@ impl Worker {
 
     /// The first thing that callers have made and that nobody keeps, other than these functions of the template.
     pub(crate) fn unkept(&self, of_template: &BTreeSet<String>) -> Option<String> {
-        if self.kept.is_some() {
+        if self.kept.get().is_some() {
             return None;
         }
         self.lock().functions.keys().find(|name| !of_template.contains(*name)).cloned()
@@ -75,7 +87,7 @@ impl Worker {
 
     /// Whether code that is not used any more goes. When the worker ends it is still there for the next one.
     pub(super) fn let_code_go(&self, may_go: bool) {
-        if let Some(kept) = &self.kept {
+        if let Some(kept) = self.kept.get() {
             kept.may_go().store(may_go, Ordering::Relaxed);
         }
     }
@@ -85,7 +97,7 @@ impl Worker {
     /// # Errors
     /// It could not be written.
     pub(crate) fn keep(&self, changed: &Changed) -> Result<(), ApiError> {
-        let Some(kept) = &self.kept else { return Ok(()) };
+        let Some(kept) = self.kept.get() else { return Ok(()) };
         let done = match changed {
             Changed::Function(name) => {
                 kept.keep_function(name, || self.lock().functions.get(name).map(KeptFunction::of))
@@ -103,7 +115,7 @@ impl Worker {
     /// # Errors
     /// It cannot be read.
     pub(crate) fn read_kept(&self) -> Result<Kept> {
-        let mut kept = self.kept.as_ref().map_or_else(|| Ok(Kept::default()), |kept| kept.all())?;
+        let mut kept = self.kept.get().map_or_else(|| Ok(Kept::default()), |kept| kept.all())?;
         let mut state = self.lock();
         for (name, KeptLayer { latest, versions }) in std::mem::take(&mut kept.layers) {
             state.published.again(&name, latest, versions.into_iter().map(Arc::new).collect());
@@ -144,6 +156,7 @@ impl Worker {
             latest_version: kept.latest_version,
             aliases: kept.aliases,
             events: kept.events,
+            count: Arc::default(),
         };
         let mut state = self.lock();
         for deployment in function.deployments() {
@@ -168,6 +181,7 @@ impl Worker {
     ) -> Result<Arc<Deployment>> {
         let folder = &kept.code.folder;
         ensure!(folder.is_dir(), "{} is gone", folder.display());
+        self.options.python.provide(&kept.settings.runtime)?;
         let layers = kept.layers.into_iter().map(Arc::new).collect();
         let opt = Opt::new(layers, None, self.folder()).map_err(|error| anyhow!("{error}"))?;
         Ok(Arc::new(Deployment {

@@ -30,7 +30,7 @@ use crate::logs::Logs;
 use crate::name::{self, Target};
 use crate::options::Options;
 use crate::ownership::Folder;
-use crate::pool::{Counts, FunctionId, InstanceId, Pool, RequestId, Time};
+use crate::pool::{Capacity, Counts, FunctionId, InstanceId, Pool, RequestId, Time};
 use crate::readings::Readings;
 use crate::runtime_files;
 use crate::sandbox::Maker;
@@ -51,8 +51,8 @@ pub struct Worker {
     around: OnceLock<Arc<Surroundings>>,
     /// Images of callers that are unpacked.
     images: Images,
-    /// Where what callers have made is kept.
-    kept: Option<FunctionStore>,
+    /// Where what callers have made is kept; once no other worker has it.
+    kept: OnceLock<FunctionStore>,
     traces: Option<Traces>,
     folder: Folder,
     began: Instant,
@@ -81,6 +81,8 @@ struct Waiting {
     invocation: Arc<Invocation>,
     arrived: Instant,
     span: Option<Span>,
+    /// Its function's.
+    own: Arc<Count>,
     reply: oneshot::Sender<Result<Outcome, ApiError>>,
 }
 
@@ -89,6 +91,7 @@ impl Waiting {
     fn answer(self, outcome: Result<Outcome, ApiError>, count: &Count) -> Duration {
         let latency = self.arrived.elapsed();
         count.answered(&outcome, latency);
+        self.own.answered(&outcome, latency);
         if let Some(span) = self.span {
             span.end(&outcome);
         }
@@ -129,7 +132,6 @@ impl Worker {
             closing: false,
         };
         runtime_files::write(folder.path())?;
-        let kept = options.state.as_deref().map(FunctionStore::open).transpose()?;
         let began = Instant::now();
         Ok(Arc::new(Worker {
             options: Arc::new(options),
@@ -139,7 +141,7 @@ impl Worker {
             readings: Readings::default(),
             around: OnceLock::new(),
             images: Images::default(),
-            kept,
+            kept: OnceLock::new(),
             traces: Traces::of_this_process()?,
             folder,
             began,
@@ -200,13 +202,15 @@ impl Worker {
         let (reply, answer) = oneshot::channel();
         {
             let mut state = self.lock();
-            let id = state.function(&target.name)?.qualified(target.qualifier.as_deref())?.function;
+            let function = state.function(&target.name)?;
+            let id = function.qualified(target.qualifier.as_deref())?.function;
+            let own = function.count.clone();
             if state.closing {
                 return Err(ApiError::new(503, "ServiceException", "the worker is being stopped"));
             }
             let span = self.traces.as_ref().map(|traces| traces.begin(target, &mut invocation));
             let (invocation, arrived) = (Arc::new(invocation), Instant::now());
-            let waiting = Waiting { invocation, arrived, span, reply };
+            let waiting = Waiting { invocation, arrived, span, own, reply };
             state.waiting.insert(request, waiting);
             let now = self.now();
             let actions = state.pool.request(id, request, now);
@@ -222,6 +226,16 @@ impl Worker {
         let now = self.now();
         let actions = state.pool.tick(now);
         self.carry_out(&mut state, actions);
+    }
+
+    /// What the instances may use.
+    pub fn capacity(&self) -> Capacity {
+        self.lock().pool.capacity().clone()
+    }
+
+    /// Says how much memory all instances together may have.
+    pub(crate) fn set_memory(&self, memory_mib: u64) {
+        self.lock().pool.set_memory(memory_mib);
     }
 
     /// How many instances are in which phase.

@@ -34,6 +34,10 @@ impl Worker {
         {
             return Ok(latest.clone());
         }
+        if !self.maker().takes_code() {
+            let reason = "with --sandbox vm a function has no versions: the VM's disk holds what the template's are now";
+            return Err(ApiError::invalid_parameter(reason));
+        }
         // That may take time, so nothing is locked meanwhile.
         let code = tokio::task::block_in_place(|| function.deployment.code.kept(self.code_folder()))?;
         let code = self.lasting(code);

@@ -1,0 +1,105 @@
+//! Lambda's external extensions: the programs in /opt/extensions, started beside the runtime by process 1 of an instance. The
+//! same holds for the worker's sandboxes on the host and for instances in a VM.
+
+use std::fs;
+use std::io::{Error, ErrorKind, Result};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+/// More an instance may not have.
+pub const MOST: usize = 10;
+const FOLDER: &str = "/opt/extensions";
+const NAME_BYTES: usize = 128;
+/// What is preloaded is for the function, not for these.
+const PRELOAD: &str = "LD_PRELOAD";
+
+/// Those that run.
+#[derive(Debug, Default)]
+pub struct Extensions(Vec<(u32, String)>);
+
+/// The programs that there are, by name.
+///
+/// # Errors
+/// They cannot be read, or are more than Lambda allows.
+pub fn names() -> Result<Vec<String>> {
+    let entries = match fs::read_dir(FOLDER) {
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            return Ok(Vec::new());
+        }
+        entries => entries.map_err(at(FOLDER))?,
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(at(FOLDER))?;
+        let program =
+            fs::metadata(entry.path()).is_ok_and(|it| it.is_file() && it.permissions().mode() & 0o001 != 0);
+        if !program {
+            continue;
+        }
+        if names.len() == MOST {
+            return Err(Error::other(format!("{FOLDER} has more than {MOST} programs")));
+        }
+        let name = entry.file_name().into_string().ok();
+        let name = name.filter(|name| name.len() <= NAME_BYTES && !name.contains('\n'));
+        names.push(name.ok_or_else(|| {
+            Error::other(format!("{FOLDER}: a name is no text of at most {NAME_BYTES} bytes"))
+        })?);
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Starts them, with the function's environment.
+///
+/// # Errors
+/// One cannot be started.
+pub fn start<'a>(
+    names: &[String],
+    environment: impl Iterator<Item = (&'a str, &'a str)>,
+) -> Result<Extensions> {
+    let environment: Vec<_> = environment.filter(|(name, _)| *name != PRELOAD).collect();
+    let start = |name: &String| {
+        let program = Path::new(FOLDER).join(name);
+        let mut command = Command::new(&program);
+        // Process 1 waits for all that end.
+        let child =
+            command.env_clear().envs(environment.iter().copied()).current_dir("/").process_group(0).spawn();
+        child
+            .map(|child| (child.id(), name.clone()))
+            .map_err(at(&format!("cannot run {}", program.display())))
+    };
+    names.iter().map(start).collect::<Result<_>>().map(Extensions)
+}
+
+fn at(what: &str) -> impl Fn(Error) -> Error {
+    let what = what.to_string();
+    move |error| Error::new(error.kind(), format!("{what}: {error}"))
+}
+
+impl Extensions {
+    /// A process has ended, with this status of `wait`: the extension that it was, if the instance is over with it. One that has done its work
+    /// may end, but not the last: that is how a worker knows that all have.
+    pub fn ended(&mut self, process: u32, status: i32) -> Option<String> {
+        let index = self.0.iter().position(|(child, _)| *child == process)?;
+        let (_, name) = self.0.remove(index);
+        (status != 0 || self.0.is_empty()).then_some(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_that_fails_and_the_last_end_the_instance() {
+        let three = || Extensions(vec![(1, "a".into()), (2, "b".into()), (3, "c".into())]);
+        let mut extensions = three();
+        assert_eq!(extensions.ended(4, 1), None, "a child of the function's");
+        assert_eq!(extensions.ended(2, 0), None);
+        assert_eq!(extensions.ended(1, 0), None);
+        assert_eq!(extensions.ended(3, 0).as_deref(), Some("c"));
+        assert_eq!(three().ended(1, 256).as_deref(), Some("a"));
+    }
+}

@@ -1,0 +1,48 @@
+//! Memory in the guest, as the agent tells it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// Memory in the guest.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Stats {
+    /// One for each node: boot memory, shared, partitions that are not absent.
+    pub nodes: Vec<NodeStats>,
+    /// `/proc/vmstat`, all of it.
+    pub vmstat: BTreeMap<String, u64>,
+    /// `/proc/meminfo`, in bytes.
+    pub meminfo_bytes: BTreeMap<String, u64>,
+    /// The counters of `/sys/kernel/mm/hotmem`, on a kernel that has them.
+    #[serde(default)]
+    pub hotmem: BTreeMap<String, u64>,
+    /// What the kernel's UPM has merged, where it has one.
+    #[serde(default)]
+    pub merged: Merged,
+}
+
+/// Pages that the kernel keeps once for all who advised them (UPM). With HotMem they lie in the shared partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Merged {
+    /// What they occupy.
+    pub bytes: u64,
+    /// What they stand for: each as often as it is mapped by an advice.
+    pub advised_bytes: u64,
+}
+
+/// Memory of one node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeStats {
+    /// Its number in the guest.
+    pub node: u32,
+    /// The partition it is, if it is one.
+    pub partition: Option<u32>,
+    /// What is online.
+    pub total_bytes: u64,
+    /// What nobody uses.
+    pub free_bytes: u64,
+    /// Anonymous memory of processes.
+    pub anonymous_bytes: u64,
+    /// Page cache and tmpfs.
+    pub file_bytes: u64,
+}

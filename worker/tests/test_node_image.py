@@ -1,0 +1,70 @@
+"""A function in Node.js with AWS' own runtime interface client, as a container image: functions/schema."""
+
+import pathlib
+import shutil
+
+import pytest
+from calls import invoke
+from conftest import ROOT, Worker
+from images import Image, create_image, layer, root_of
+from test_node import version
+
+missing = [tool for tool in ("npm", "cmake", "g++", "make", "xz") if not shutil.which(tool)]
+ENTRY = ["/usr/bin/node", "node_modules/aws-lambda-ric/index.mjs"]
+
+
+@pytest.fixture(scope="module")
+def root():
+    if missing:
+        pytest.skip(f"this host lacks {' '.join(missing)}: apt install nodejs npm cmake g++ make xz-utils")
+    return root_of(ROOT / "functions/schema")
+
+
+@pytest.fixture(scope="module")
+def running(root, tmp_path_factory):
+    """On Node.js 22, which the image brings, and the same on the host's 20."""
+    place = tmp_path_factory.mktemp("node")
+    for path in [place, *place.parents[:3]]:
+        path.chmod(path.stat().st_mode | 0o055)
+    whole = layer(*((path.name, path) for path in sorted(root.iterdir())))
+    says = {"Entrypoint": ENTRY, "Cmd": ["app.handler"], "WorkingDir": "/var/task"}
+    with Worker("--code-from", str(place)) as worker:
+        client = worker.client()
+        create_image(client, "node22", Image(whole, **says).archive(place / "node22.tar"))
+        if version() == "20":
+            of_host = layer(("usr/bin/node", pathlib.Path(shutil.which("node")).resolve()))
+            create_image(client, "node20", Image(whole, of_host, **says).archive(place / "node20.tar"))
+        yield worker
+        assert worker.stop() == 0
+
+
+SCHEMA = {
+    "type": "object",
+    "required": ["name", "mail"],
+    "properties": {"name": {"type": "string"}, "mail": {"type": "string", "format": "email"}},
+}
+
+
+@pytest.mark.parametrize("major", ["20", "22"])
+def test_aws_own_client_with_packages_of_npm(running, major):
+    if major == "20" and version() != "20":
+        pytest.skip("this host has no Node.js 20")
+    client, name = running.client(), f"node{major}"
+    for document, errors in [
+        ({"name": "Ada", "mail": "ada@example.org"}, []),
+        ({"mail": "nobody"}, ["/ must have required property 'name'", '/mail must match format "email"']),
+    ]:
+        answer, error = invoke(client, name, {"schema": SCHEMA, "document": document})
+        assert error is None, answer
+        assert len(answer.pop("request")) == 36
+        assert answer == {"valid": not errors, "errors": errors, "node": major}
+    logged = running.client(service="logs").filter_log_events(logGroupName=f"/aws/lambda/{name}")["events"]
+    said = [event["message"] for event in logged]
+    assert any("\tINFO\tfits: " in line for line in said) and any("does not fit: " in line for line in said)
+    # What the handler throws, and the instance lives on.
+    answer, error = invoke(client, name, {"schema": {"type": "colour"}})
+    assert (error, answer["errorType"]) == ("Unhandled", "Error"), answer
+    assert "schema is invalid" in answer["errorMessage"]
+    assert any("app.mjs" in line for line in answer["trace"])
+    assert invoke(client, name, {"schema": {}, "document": 1})[0]["valid"]
+    assert [event["function"] for event in running.events("start")].count(name) == 1

@@ -1,0 +1,118 @@
+"""Every version of Python that AWS has functions for and this machine has: the worker runs in a mount
+namespace in which all of them are below /usr/local, as on a host that has them there.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import time
+
+import pytest
+from calls import create, invoke, zipped
+from conftest import MAYFLY, Worker
+
+PATIENCE_S = 300
+VERSIONS = ["3.9", "3.10", "3.12", "3.13"]  # beside the host's own
+APP = """
+import os, sys
+import awslambdaric, mayfly
+
+table = bytearray(os.urandom(1 << 20))
+mayfly.advise(memoryview(table))
+
+def handler(event, context):
+    if event.get("fails"):
+        raise KeyError("as asked")
+    return {
+        "version": "{}.{}".format(*sys.version_info),
+        "name": context.function_name,
+        "preloaded": os.environ.get("LD_PRELOAD", ""),
+        "sum": sum(table[:100]) == sum(memoryview(table)[:100]),
+        "event": event,
+    }
+"""
+TEMPLATE = """
+Globals:
+  Function: { CodeUri: code, Handler: app.handler, MemorySize: 256, Timeout: 30 }
+Resources:
+"""
+
+
+def prefix_of(version):
+    """Where an installation of its own lies: pyenv's, or one on the PATH that is not the system's."""
+    places = pathlib.Path(os.environ.get("PYENV_ROOT", pathlib.Path.home() / ".pyenv")).glob(
+        f"versions/{version}.*/bin/python{version}"
+    )
+    for program in [*sorted(places), shutil.which(f"python{version}")]:
+        if program and pathlib.Path(program).exists():
+            asked = [program, "-c", "import sys; print(sys.prefix)"]
+            done = subprocess.run(asked, capture_output=True, text=True)
+            if done.returncode == 0 and done.stdout.strip() not in ("/usr", "/usr/local"):
+                return done.stdout.strip()
+    return None
+
+
+FOUND = {version: prefix for version in VERSIONS if (prefix := prefix_of(version))}
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    if os.geteuid() != 0:
+        pytest.skip("only root mounts")
+    place = tmp_path_factory.mktemp("pythons")
+    for path in [place, *place.parents[:3]]:
+        path.chmod(path.stat().st_mode | 0o055)
+    (place / "code").mkdir()
+    (place / "code/app.py").write_text(APP)
+    template = place / "template.yaml"
+    declared = [
+        f"  V{version.replace('.', '')}: "
+        + json.dumps({"Type": "AWS::Serverless::Function", "Properties": {"Runtime": f"python{version}"}})
+        for version in [*FOUND, "3.11"]
+        if version != "3.13"
+    ]
+    template.write_text(TEMPLATE + "\n".join(declared) + "\n")
+    layers = ":".join([*FOUND.values(), "/usr/local"])
+    # Their libraries are known to the loader, as whoever installs them there sees to.
+    mounted = f"""
+        mount -t overlay overlay -o lowerdir={layers} /usr/local
+        PATH=$PATH:/sbin:/usr/sbin ldconfig -C {place}/cache && mount --bind {place}/cache /etc/ld.so.cache
+        exec {MAYFLY} "$@"
+    """
+    with Worker(str(template), before=["unshare", "--mount", "sh", "-ec", mounted, "sh"]) as worker:
+        yield worker
+        assert worker.stop() == 0
+
+
+def check(running, name, version):
+    client = running.client()
+    answer, error = invoke(client, name, {"a": "é"})
+    assert error is None, answer
+    assert "libmayfly_heap.so" in answer.pop("preloaded")
+    assert answer == {"version": version, "name": name, "sum": True, "event": {"a": "é"}}
+    answer, error = invoke(client, name, {"fails": True})
+    assert (error, answer["errorType"]) == ("Unhandled", "KeyError")
+    # It rests as any other: its heap gives back, what its code names is advised.
+    deadline = time.monotonic() + PATIENCE_S
+    while not (rests := [event for event in running.events("rest") if event["function"] == name]):
+        assert time.monotonic() < deadline, running.log()
+        time.sleep(0.1)
+    assert rests[0].get("message") is None, rests
+    assert len([event for event in running.events("start") if event["function"] == name]) == 1
+
+
+@pytest.mark.parametrize("version", ["3.9", "3.10", "3.11", "3.12"])
+def test_a_function_of_a_template(running, version):
+    if version not in [*FOUND, "3.11"]:
+        pytest.skip(f"this machine has no Python {version} of its own")
+    check(running, f"V{version.replace('.', '')}", version)
+
+
+def test_a_function_that_a_caller_makes(running):
+    """Of a version that nobody else has: the runtime's client is fetched when it is made."""
+    if "3.13" not in FOUND:
+        pytest.skip("this machine has no Python 3.13 of its own")
+    create(running.client(), "made", zipped(app_py=APP), Runtime="python3.13", MemorySize=256, Timeout=30)
+    check(running, "made", "3.13")

@@ -1,0 +1,257 @@
+"""What a template may have where instances live in VMs: images and extensions; and how it changes while they
+run: read anew, and served by a new version of the worker. What VMs do not have is refused in a line.
+"""
+
+import concurrent.futures
+import os
+import re
+import shutil
+import signal
+import subprocess
+
+import pytest
+from calls import create, invoke, zipped
+from conftest import HERE, MAYFLY, Worker, lives
+from images import Image, folder, layer, link, python_layer
+from test_extensions import WATCH
+from test_vm import PATIENCE_S, PATIENT, SHELL, qemu_of, until
+
+APP = """
+import subprocess, time
+CALLS = []
+def handler(event, context):
+    CALLS.append(event)
+    time.sleep(event.get("seconds", 0))
+    return {"said": "first", "calls": len(CALLS), "memory": context.memory_limit_in_mb}
+"""
+TEMPLATE = """
+Globals:
+  Function: {{ Handler: app.handler, Runtime: python3.11, MemorySize: 128, Timeout: 300, CodeUri: code }}
+Resources:
+  One:
+    Type: AWS::Serverless::Function
+    Properties: {{ MemorySize: {memory} }}
+  Picture:
+    Type: AWS::Serverless::Function
+    Metadata: {{ Mayfly: {{ Vm: calm }} }}
+    Properties: {{ PackageType: Image, ImageUri: image.tar }}
+  Watched:
+    Type: AWS::Serverless::Function
+    Metadata: {{ Mayfly: {{ Vm: calm }} }}
+    Properties:
+      CodeUri: shell
+      Layers: [!Ref Watch]
+      Environment: {{ Variables: {{ DOES: {does} }} }}
+  Watch:
+    Type: AWS::Serverless::LayerVersion
+    Properties: {{ ContentUri: watch }}
+{more}
+"""
+KEPT = ["--keep-alive", "3600"]
+MORE = """
+  Two:
+    Type: AWS::Serverless::Function
+    Properties: { Description: another }
+"""
+# An image whose links would lead out of it, if anybody followed them before it is entered.
+ODD = [link("dev", "/etc"), link("tmp", "/var/task"), folder("etc"), ("etc/hosts", b"192.0.2.1 elsewhere\n")]
+INSIDE = """
+import http.client, json, os
+
+api = http.client.HTTPConnection(os.environ["AWS_LAMBDA_RUNTIME_API"])
+
+def call(method, path, body=None):
+    api.request(method, "/2018-06-01/runtime/invocation/" + path, body)
+    answer = api.getresponse()
+    return answer.headers.get("Lambda-Runtime-Aws-Request-Id"), json.loads(answer.read() or b"null")
+
+def written(path):
+    try:
+        open(path, "w").close()
+        return True
+    except OSError:
+        return False
+
+while True:
+    request, _ = call("GET", "next")
+    call("POST", request + "/response", json.dumps({
+        "root": sorted(os.listdir("/")),
+        "cwd": os.getcwd(),
+        "user": os.getuid(),
+        "hosts": open("/etc/hosts").read(),
+        "own": os.environ["OF_THE_IMAGE"],
+        "kernel": open("/proc/sys/kernel/random/boot_id").read(),
+        "written": [path for path in ["/tmp/x", "/dev/shm/x", "/x", "/etc/x", "/usr/x"] if written(path)],
+        "null": os.stat("/dev/null").st_rdev,
+    }))
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    made = tmp_path_factory.mktemp("vm")
+    for path in [made, *made.parents[:3]]:
+        path.chmod(path.stat().st_mode | 0o055)
+    for name, text in [("code/app.py", APP), ("shell/app.py", SHELL), ("watch/extensions/watch", WATCH)]:
+        (made / name).parent.mkdir(parents=True)
+        (made / name).write_text(text)
+    (made / "watch/extensions/watch").chmod(0o755)
+    Image(
+        python_layer(made / "nothing"),
+        layer(*ODD, ("srv/inside.py", INSIDE.encode())),
+        Entrypoint=["/usr/bin/python3.11", "inside.py"],
+        Env=["OF_THE_IMAGE=yes"],
+        WorkingDir="/srv",
+    ).archive(made / "image.tar")
+    (made / "template.yaml").write_text(TEMPLATE.format(memory=128, does="nothing", more=""))
+    return made
+
+
+@pytest.fixture(scope="module")
+def running(place):
+    subprocess.run([MAYFLY, "vm", "image"], check=True, stdout=subprocess.DEVNULL)
+    template = str(place / "template.yaml")
+    with Worker(template, *PATIENT, "--without", "heap,merge", "--partitions", "4", *KEPT) as worker:
+        yield worker
+
+
+def test_an_image_is_the_root_of_its_instances(running):
+    answer, error = invoke(running.client(), "Picture", {})
+    assert error is None, answer
+    assert answer.pop("user") > 2_000_000_000 and len(answer.pop("kernel")) == 37
+    # /dev/null is the device 1:3.
+    assert answer == {
+        "root": ["dev", "etc", "lib", "lib64", "proc", "srv", "sys", "tmp", "usr"],
+        "cwd": "/srv",
+        "hosts": "127.0.0.1 localhost\n",
+        "own": "yes",
+        "written": ["/tmp/x", "/dev/shm/x"],
+        "null": os.makedev(1, 3),
+    }
+
+
+def test_extensions_are_told_of_invocations(running):
+    answer, error = invoke(running.client(), "Watched", "echo here")
+    assert (answer, error) == ([1, "here\n"], None)
+    running.wait_for(r"\[Watched#\d+\] watch INVOKE \S+ Watched X-Amzn-Trace-Id", PATIENCE_S)
+    assert invoke(running.client(), "Watched", "echo again") == ([2, "again\n"], None)
+
+
+def test_code_that_callers_bring_is_refused(running):
+    client = running.client()
+    refused = client.exceptions.InvalidParameterValueException
+    with pytest.raises(refused, match="come from the template"):
+        create(client, "made", zipped(app_py=APP))
+    with pytest.raises(refused, match="come from the template"):
+        client.update_function_code(FunctionName="One", ZipFile=zipped(app_py=APP))
+    with pytest.raises(refused, match="has no versions"):
+        client.publish_version(FunctionName="One")
+
+
+def test_a_template_that_is_read_anew(running, place):
+    client = running.client()
+    assert invoke(client, "One", {})[0] == {"said": "first", "calls": 1, "memory": "128"}
+    before, calm = qemu_of(running), qemu_of(running, "calm")
+    calls = invoke(client, "Watched", "true")[0][0]
+    template = place / "template.yaml"
+    good = template.read_text()
+    # What is wrong is said, and all stays as it is.
+    template.write_text(
+        good + "  Wrong: { Type: AWS::Serverless::Function, Properties: { CodeUri: nowhere } }\n"
+    )
+    os.kill(running.process.pid, signal.SIGHUP)
+    running.wait_for(r"SIGHUP: .*nowhere")
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        # A request that runs goes on in the VM that is replaced, until it has its answer.
+        asked = threads.submit(invoke, client, "One", {"seconds": 40})
+        until(lambda: "busy" in running.get("/instances"), running.log)
+        (place / "code/app.py").write_text(APP.replace("first", "second"))
+        template.write_text(TEMPLATE.format(memory=384, does="nothing", more=MORE))
+        os.kill(running.process.pid, signal.SIGHUP)
+        running.wait_for("was read anew: 4 functions", PATIENCE_S)
+        assert invoke(client, "One", {})[0] == {"said": "second", "calls": 1, "memory": "384"}
+        assert asked.result(timeout=PATIENCE_S) == (
+            {"said": "first", "calls": 2, "memory": "128"},
+            None,
+        )
+    assert invoke(client, "Two", {})[0]["said"] == "second"
+    until(lambda: gone(running), running.log)
+    until(lambda: not lives(before), running.log)
+    # Whoever has not changed has the instance that it had, in the VM that it had.
+    assert qemu_of(running, "calm") == calm
+    assert invoke(client, "Watched", "echo there") == ([calls + 1, "there\n"], None)
+    # What an extension does to the instance is told as on the host.
+    template.write_text(TEMPLATE.format(memory=384, does="crash", more=MORE))
+    os.kill(running.process.pid, signal.SIGHUP)
+    until(lambda: running.log().count("was read anew: 4 functions") == 2, running.log)
+    assert qemu_of(running, "calm") == calm, "another environment needs no other VM"
+    answer, error = invoke(client, "Watched", "sleep 200")
+    assert error == "Unhandled" and answer["errorType"] == "Extension.Crash", answer
+    assert "extension watch exited with error: signal: 6" in answer["errorMessage"]
+
+
+def gone(running):
+    return [event for event in running.events("vm") if "gone with its last instance" in event["message"]]
+
+
+def test_a_new_version_takes_over_with_vms_of_its_own(running):
+    """Runs last: the worker that the others look at ends."""
+    client = running.client()
+    vms = [qemu_of(running), qemu_of(running, "calm")]
+    successor = None
+    try:
+        with concurrent.futures.ThreadPoolExecutor(1) as threads:
+            asked = threads.submit(invoke, client, "One", {"seconds": 40})
+            until(lambda: "busy" in running.get("/instances"), running.log)
+            os.kill(running.process.pid, signal.SIGUSR2)
+            answers = []
+            # Somebody serves all the time that the new VMs take to boot.
+            while not (found := re.search(r"process (\d+) serves now", running.log())):
+                answers.append(invoke(client, "Two", {}))
+                assert running.process.poll() is None and "SIGUSR2:" not in running.log(), running.log()
+            successor = int(found.group(1))
+            answers.append(invoke(client, "Two", {}))
+            assert {error for _, error in answers} == {None}, answers
+            assert asked.result(timeout=PATIENCE_S)[1] is None
+        assert running.process.wait(timeout=PATIENCE_S) == 0
+        until(lambda: not any(map(lives, vms)), running.log)
+        assert invoke(running.client(), "One", {})[0] == {"said": "second", "calls": 1, "memory": "384"}
+        os.kill(successor, signal.SIGTERM)
+        until(lambda: not lives(successor), running.log)
+    finally:
+        if successor and lives(successor):
+            os.kill(successor, signal.SIGKILL)
+
+
+ALIAS = """
+Resources:
+  It:
+    Type: AWS::Serverless::Function
+    Properties: { CodeUri: code, Handler: app.handler, Runtime: python3.11, AutoPublishAlias: live }
+"""
+
+
+PLAIN = ALIAS.replace(", AutoPublishAlias: live", "")
+
+
+@pytest.mark.parametrize(
+    "template, options, said",
+    [
+        (ALIAS, [], "It: AutoPublishAlias needs instances that are processes of this host"),
+        (
+            ALIAS.replace(", AutoPublishAlias: live", ""),
+            ["--network", "outside"],
+            "Network: outside needs root",
+        ),
+    ],
+)
+def test_what_vms_do_not_have_is_refused_in_a_line(tmp_path, template, options, said):
+    shutil.copytree(HERE / "functions/probe", tmp_path / "code")
+    (tmp_path / "template.yaml").write_text(template)
+    done = subprocess.run(
+        [MAYFLY, "up", tmp_path / "template.yaml", "--sandbox", "vm", "--listen", "127.0.0.1:0", *options],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 1 and said in done.stderr.splitlines()[-1], done.stderr
