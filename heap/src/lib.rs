@@ -25,6 +25,7 @@
 //! | | [`lifetime::unwind`], [`lifetime::caller`], [`lifetime::kept`], [`lifetime::table`], [`lifetime::trust`] | who calls; what is kept across runs; whether a model is believed |
 //! | [`thread`] | [`thread::local`], [`thread::bin`], [`thread::by_size`], [`thread::predictions`] | a thread's heap: fast paths, which bin a call's objects go to |
 //! | | [`thread::refill`], [`thread::predict`], [`thread::hand`], [`thread::outbox`], [`thread::large`], [`thread::sample`] | its cold half, and what it has in hand |
+//! | | [`thread::earn`] | half-empty spans of classes that no call goes to |
 //! | | [`thread::exhausted`] | what is tried before malloc says no |
 //! | | [`thread::lines`] | the paper's layout by lines |
 //! | | [`thread::current`], [`thread::registry`], [`thread::gate`], [`thread::fork`] | its coming and going |
@@ -115,6 +116,7 @@ pub mod thread {
     pub mod bin;
     pub mod by_size;
     pub mod current;
+    pub mod earn;
     pub mod exhausted;
     pub mod fork;
     pub mod gate;

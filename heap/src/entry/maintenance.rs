@@ -9,7 +9,7 @@ use crate::lifetime::sites;
 use crate::pages::{open_page, page_life, scarcity, sparse};
 use crate::system::{clock, hook};
 use crate::thread::local::Heap;
-use crate::thread::{lines, refill, registry};
+use crate::thread::{earn, lines, refill, registry};
 
 /// Between two pieces of work, ms.
 const TICK_MS: u64 = 10;
@@ -75,6 +75,10 @@ pub fn look(heap: &'static Heap) {
     if now_ms.wrapping_sub(heap.flushed_ms.get()) >= flush_ms {
         heap.flushed_ms.set(now_ms);
         refill::flush(heap, false);
+    }
+    if now_ms.wrapping_sub(heap.compared_ms.get()) >= FLUSH_MS {
+        heap.compared_ms.set(now_ms);
+        earn::compare(heap);
     }
     let due = NEXT_TICK_MS.load(Relaxed);
     if now_ms < due || NEXT_TICK_MS.compare_exchange(due, now_ms + TICK_MS, Relaxed, Relaxed).is_err() {

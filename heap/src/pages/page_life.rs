@@ -136,6 +136,27 @@ pub(crate) fn release_locked(page: &HugePage, address: usize, count: usize) {
     }
 }
 
+/// A block span of a page is to hold objects of `class`. If that is the next longer one than the page's, it is the page's now, as if
+/// the deadline had passed (LLAMA §6.4), and the span's blocks are residual; else `false`.
+pub fn lengthen(span_address: usize, class: usize) -> bool {
+    let page = region::huge_page(span_address);
+    let Some(_guard) = page.lock.try_lock() else { return false };
+    let may = page.state() == State::Active && page.class() + 1 == class;
+    if may {
+        promote(page, region::id(span_address));
+        page.residual.set(&bits::range(block_index(span_address), SPAN_BLOCKS));
+    }
+    may
+}
+
+fn promote(page: &HugePage, id: usize) {
+    let class_before = page.class();
+    page.set_class((class_before + 1).min(FOREVER));
+    events::count(Event::Promoted);
+    set_deadline(page);
+    pool::update(page, id, class_before);
+}
+
 /// Only shorter-lived blocks are left: the next shorter class, and they are its residual ones (LLAMA §6.4).
 fn demote(page: &HugePage) {
     if page.class() > 0 {
@@ -213,11 +234,9 @@ fn expire(page: &HugePage, id: usize, now_ms: u64, expired: &impl Fn(usize, usiz
     events::count(Event::DeadlineExpired);
     if bits::is_none(&page.residual.load()) {
         demote(page);
+        pool::update(page, id, class_before);
     } else {
-        page.set_class((class_before + 1).min(FOREVER));
-        events::count(Event::Promoted);
-        set_deadline(page);
+        promote(page, id);
     }
-    pool::update(page, id, class_before);
     expired(region::address(id), page.class());
 }

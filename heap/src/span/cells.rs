@@ -397,6 +397,17 @@ impl SpanList {
         }
     }
 
+    /// Adds a span that is in no list, at the front.
+    pub fn push_first(&self, span: &'static Span) {
+        let first = self.first.replace(address_of(span));
+        span.next.store(first, Relaxed);
+        span.previous.store(0, Relaxed);
+        match at(first) {
+            Some(first) => first.previous.store(address_of(span), Relaxed),
+            None => self.last.set(address_of(span)),
+        }
+    }
+
     /// Removes a span that is in this list.
     pub fn remove(&self, span: &'static Span) {
         let (next, previous) = (span.next.load(Relaxed), span.previous.load(Relaxed));

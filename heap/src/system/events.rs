@@ -62,13 +62,15 @@ pub enum Event {
     WordLearned,
     /// A thread looked for a span in heaps whose threads have ended.
     VacantSearched,
+    /// A half-empty span went to a class that needs it more.
+    SpanHandedOn,
 }
 
 /// How many kinds of events there are.
 pub const EVENTS: usize = NAMES_OF_EVENTS.len();
 
 /// Their names, in statistics.
-pub const NAMES_OF_EVENTS: [&str; 27] = [
+pub const NAMES_OF_EVENTS: [&str; 28] = [
     "spans_acquired",
     "blocks_recycled",
     "blocks_refilled",
@@ -96,6 +98,7 @@ pub const NAMES_OF_EVENTS: [&str; 27] = [
     "predictions.disbelieved",
     "words_learned",
     "vacant_searched",
+    "spans_handed_on",
 ];
 
 static PAGES: AtomicIsize = AtomicIsize::new(0);

@@ -15,7 +15,9 @@ use crate::units::size_class;
 
 /// Spans of a bin that are looked at in one refill, at most.
 pub const MAX_PATIENCE: u8 = 8;
-/// As above, where memory is scarce.
+/// And if most of them are sparse, so many more.
+const COMPARED: u8 = 3;
+/// Spans of a bin that are looked at in one refill, where memory is scarce.
 const MAX_PATIENCE_IN_SCARCITY: u8 = 128;
 /// A small heap takes of cells that were never in use a page in hand, and those that were freed meanwhile before further ones: so
 /// it touches few pages.
@@ -50,6 +52,12 @@ pub struct Bin {
     pub queue: SpanList,
     /// How many of them a refill looks at.
     pub patience: Cell<u8>,
+    /// Words taken in hand since bins were last compared, see [`crate::thread::earn`].
+    pub asked: Cell<u32>,
+    /// Comparisons in a row that found none.
+    pub not_asked: Cell<u8>,
+    /// Much of what its queue has is free, as was seen then.
+    pub is_sparse: Cell<bool>,
 }
 
 /// Where things lie, for a fast path in assembly.
@@ -87,6 +95,9 @@ impl Bin {
             open: Cell::new(None),
             queue: SpanList::new(),
             patience: Cell::new(0),
+            asked: Cell::new(0),
+            not_asked: Cell::new(0),
+            is_sparse: Cell::new(false),
         }
     }
 
@@ -153,6 +164,7 @@ impl Bin {
         self.pending.set(0);
         compiler_fence(SeqCst);
         events::add(Event::CellsTaken, cells.count_ones().into());
+        self.asked.set(self.asked.get().saturating_add(1));
         self.word.set(Some(span.live_word(word)));
         self.base.set(span.address() + word * 64 * self.cell_bytes.get());
         compiler_fence(SeqCst);
@@ -225,6 +237,24 @@ impl Bin {
         }
     }
 
+    /// The span, or the fullest of the next few with room; the others wait, and may become empty meanwhile.
+    #[cold]
+    fn fuller_than(&self, first: (&'static Span, usize, u64), room: Room) -> (&'static Span, usize, u64) {
+        let (mut fullest, mut most) = (first, first.0.live_cells());
+        for _ in 0..COMPARED {
+            let Some(span) = self.queue.pop() else { break };
+            let live = span.live_cells();
+            match span.word_with(room) {
+                Some((word, free)) if live > most => {
+                    self.queue.push(fullest.0);
+                    (fullest, most) = ((span, word, free), live);
+                }
+                _ => self.queue.push(span),
+            }
+        }
+        fullest
+    }
+
     /// The next span in the bin's queue that has room. Frees do not report to the queue, so it is
     /// searched; but only as far as searching has paid of late: a heap that only grows looks at one span.
     pub fn next_queued(&self, room: Room) -> Option<&'static Span> {
@@ -242,7 +272,8 @@ impl Bin {
                 self.queue.begin_with(span);
                 self.queue.remove(span);
                 self.patience.set(patience.saturating_mul(2).min(MAX_PATIENCE));
-                return Some((span, word, free));
+                let found = (span, word, free);
+                return Some(if self.is_sparse.get() { self.fuller_than(found, room) } else { found });
             }
             waits = SpanList::after(span);
         }

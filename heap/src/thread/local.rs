@@ -79,6 +79,8 @@ pub struct Heap {
     pub looked_ms: Cell<u64>,
     /// As above.
     pub kept_ms: Cell<u64>,
+    /// When its bins were last compared, ms, see [`crate::thread::earn`].
+    pub compared_ms: Cell<u64>,
     /// When the prediction table was last emptied, ms.
     pub forgot_ms: Cell<u64>,
     /// Looks for spans of heaps whose threads have ended, and how many in a row found none, see
@@ -139,6 +141,7 @@ impl Heap {
             flushed_ms: Cell::new(0),
             looked_ms: Cell::new(0),
             kept_ms: Cell::new(0),
+            compared_ms: Cell::new(0),
             forgot_ms: Cell::new(0),
             looks_for_vacant: Cell::new(0),
             vacant_misses: Cell::new(0),

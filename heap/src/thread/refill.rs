@@ -125,13 +125,17 @@ fn next_of_another_class(heap: &'static Heap, bin: &Bin, room: Room) -> Option<&
 
 /// Where lifetimes are learned while the program runs, whatever its page outlives may use a span: a new site's cells must not be
 /// closed to the next. Whoever says an object's lifetime itself means it: there the page's promotion must have shown otherwise.
-fn may_be_opened_for(span: &Span, class: usize) -> bool {
+pub fn may_be_opened_for(span: &Span, class: usize) -> bool {
     let address = span.address();
     let page = region::huge_page(address);
-    let learns = matches!(source::in_use(), Source::Online | Source::Model { online: true });
     let promoted = page.class() > span.class.load(Relaxed) as usize;
-    (learns && page_life::fills() || promoted)
+    (classes_are_guesses() || promoted)
         && (class < page.class() || class == page.class() && page.residual.get(block_index(address)))
+}
+
+/// Lifetimes are learned while the program runs, and the paper's way was not chosen.
+pub fn classes_are_guesses() -> bool {
+    matches!(source::in_use(), Source::Online | Source::Model { online: true }) && page_life::fills()
 }
 
 /// A span of its own for the bin, which is in no list yet; `None` when memory ran out.

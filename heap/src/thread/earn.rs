@@ -1,0 +1,78 @@
+//! A class must earn its spans: what it keeps apart has to be worth more than what its half-empty spans cost.
+//!
+//! Where lifetimes are learned, calls change their class, and leave half-empty spans behind in bins to which none goes any more. So
+//! now and then the bins of each size are compared: one that was not asked for a while hands its half-empty spans on to the one that was
+//! asked most, and their pages are promoted where they have to be (LLAMA §6.4). As with lines (§6.6), shorter-lived objects fill the
+//! holes between those that stay. Its open span it keeps: what is allocated seldom tends to live long, and must not be spread.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use crate::pages::page_life;
+use crate::span::cells::Span;
+use crate::system::events::{self, Event};
+use crate::thread::bin::Bin;
+use crate::thread::local::Heap;
+use crate::thread::refill;
+use crate::units::lifetime_class::CLASSES;
+use crate::units::size_class::COUNT as SIZE_CLASSES;
+
+/// Comparisons for which a bin was not asked before it gives up its half-empty spans.
+const LEFT_BEHIND: u8 = 4;
+/// Half-empty spans of a queue that are no reason to look for fuller ones.
+const LEAST_SPARSE: usize = 4;
+/// Spans of a queue that are looked at, at most: to be handed on, and to see how full they are.
+const HANDED_ON: usize = 64;
+const LOOKED_AT: usize = 32;
+
+/// Compares all bins, and begins to count anew.
+pub fn compare(heap: &'static Heap) {
+    for size_class in 0..SIZE_CLASSES {
+        let of_size: [Option<&Bin>; CLASSES] =
+            core::array::from_fn(|class| heap.bin_if_used(class, size_class));
+        let bins = || of_size.iter().flatten();
+        let Some(most) = bins().max_by_key(|bin| bin.asked.get()).filter(|bin| bin.asked.get() > 0) else {
+            continue; // then none was, and nobody needs what they have
+        };
+        for bin in bins() {
+            if bin.asked.replace(0) > 0 {
+                bin.not_asked.set(0);
+                bin.is_sparse.set(is_sparse(bin));
+                continue;
+            }
+            bin.not_asked.set(bin.not_asked.get().saturating_add(1));
+            if bin.not_asked.get() >= LEFT_BEHIND && refill::classes_are_guesses() {
+                hand_on(bin, most);
+            }
+        }
+    }
+}
+
+/// The spans are of a class of which their objects are not.
+fn hand_on(bin: &Bin, to: &Bin) {
+    let class = to.class.get().into();
+    for _ in 0..bin.queue.iter().take(HANDED_ON).count() {
+        let Some(span) = bin.queue.pop() else { return };
+        let may_go = || page_life::lengthen(span.address(), class) || refill::may_be_opened_for(span, class);
+        if is_half_empty(span) && may_go() {
+            span.class.store(class as u8, Relaxed);
+            to.queue.push_first(span);
+            events::count(Event::SpanHandedOn);
+        } else {
+            bin.queue.push(span);
+        }
+    }
+}
+
+/// Of its spans more than a few are half empty, and a quarter of all.
+fn is_sparse(bin: &Bin) -> bool {
+    let (half_empty, all) = bin
+        .queue
+        .iter()
+        .take(LOOKED_AT)
+        .fold((0, 0), |(half_empty, all), span| (half_empty + usize::from(is_half_empty(span)), all + 1));
+    half_empty >= LEAST_SPARSE && half_empty * 4 >= all
+}
+
+fn is_half_empty(span: &Span) -> bool {
+    span.live_cells() * 2 <= usize::from(span.cells.load(Relaxed))
+}
