@@ -69,10 +69,12 @@ pub struct Site {
     balances: [Balance; CLASSES],
     /// The word of the stack that tells its callers apart, in words above the return address; 0: none. See [`contexts`].
     word: AtomicU8,
-    /// Such a word is being looked for.
-    studied: AtomicBool,
+    /// Such a word is being looked for: objects whose contexts were looked at, plus one; 0: it is not.
+    studied: AtomicU8,
     /// How often in vain.
     in_vain: AtomicU8,
+    /// How often its ends are to be halved before one is looked for again.
+    rests: AtomicU8,
     /// Calls whose word was not in code, since one of its objects died.
     without_code: AtomicU16,
 }
@@ -109,8 +111,9 @@ impl Site {
             dead: [const { AtomicU16::new(0) }; CLASSES],
             balances: [const { Balance::new() }; CLASSES],
             word: AtomicU8::new(0),
-            studied: AtomicBool::new(false),
+            studied: AtomicU8::new(0),
             in_vain: AtomicU8::new(0),
+            rests: AtomicU8::new(0),
             without_code: AtomicU16::new(0),
         }
     }

@@ -88,6 +88,7 @@ impl Site {
         self.hits.store(0, Relaxed);
         self.word.store(0, Relaxed);
         self.in_vain.store(0, Relaxed);
+        self.rests.store(0, Relaxed);
         self.without_code.store(0, Relaxed);
         self.agreed.store(0, Relaxed);
         self.alive.iter().chain(&self.dead).for_each(|count| count.store(0, Relaxed));

@@ -31,8 +31,10 @@ const ENOUGH_EARLY: u32 = 6;
 const ENOUGH_LATE: u32 = 2;
 /// As many of the study's own must be there before a word is looked for.
 const ENOUGH_LATE_SAMPLES: usize = 3;
-/// Studies in vain before a site is left alone; forgotten one by one while its objects go on dying.
-const MOST_IN_VAIN: u8 = 3;
+/// A site is studied again until it was so often in vain; then after one more halving of its ends, and after ever twice as many.
+const AT_ONCE: u8 = 2;
+/// So often at most it is twice as many.
+const MOST_DOUBLINGS: u8 = 6;
 /// Calls with a word that is not in code, without a watched object's end in between, before the word is given up.
 const MOST_WITHOUT_CODE: u16 = 1000;
 
@@ -146,14 +148,14 @@ impl Study {
         self.end();
         self.site.store(site.number() as u16 + 1, Relaxed);
         self.began_ms.store(clock::now_ms(), Relaxed);
-        site.studied.store(true, Relaxed);
+        site.studied.store(1, Relaxed);
     }
 
     fn end(&self) {
         if let Some(number) = self.site.swap(0, Relaxed).checked_sub(1)
             && let Some(site) = Site::numbered(number.into())
         {
-            site.studied.store(false, Relaxed);
+            site.studied.store(0, Relaxed);
         }
         self.samples.iter().for_each(|sample| sample.address.store(0, Relaxed));
     }
@@ -223,11 +225,11 @@ fn separates(calls: impl Iterator<Item = (Option<usize>, bool)>) -> bool {
 
 /// Objects of a site that is worth it are studied from now on. The lock is held, here and below.
 pub(super) fn consider(site: &'static Site) {
-    if site.studied.load(Relaxed)
+    if site.is_studied()
         || site.word() != 0
         || site.parent().is_none()
         || site.is_below()
-        || site.in_vain.load(Relaxed) >= MOST_IN_VAIN
+        || site.rests.load(Relaxed) != 0
         || is_alone()
         || !is_mixed(site)
     {
@@ -254,7 +256,9 @@ fn is_mixed(site: &Site) -> bool {
 
 /// A studied site's object is watched from now on.
 pub(super) fn born(site: &Site, address: usize, context: &Context) {
-    let Some(sample) = Study::of(site).and_then(Study::place) else { return };
+    let Some(study) = Study::of(site) else { return };
+    site.studied.store(site.studied.load(Relaxed).saturating_add(1), Relaxed);
+    let Some(sample) = study.place() else { return };
     sample.address.store(address as u64, Relaxed);
     sample.born_ms.store(clock::now_ms(), Relaxed);
     sample.died.store(LIVES, Relaxed);
@@ -290,9 +294,7 @@ pub(super) fn aged(site: &'static Site, hand_over: HandOver) {
 fn conclude(site: &'static Site, study: &Study, hand_over: HandOver) {
     match study.word(clock::now_ms()) {
         None => return,
-        Some(0) => {
-            site.in_vain.store(site.in_vain.load(Relaxed) + 1, Relaxed);
-        }
+        Some(0) => was_in_vain(site),
         Some(word) => {
             site.word.store(word, Relaxed);
             events::count(Event::WordLearned);
@@ -301,6 +303,14 @@ fn conclude(site: &'static Site, study: &Study, hand_over: HandOver) {
         }
     }
     study.end();
+}
+
+/// Objects of a site that is studied are watched at every visit of the slow path: so a site that no word tells apart must not be
+/// studied ever again.
+fn was_in_vain(site: &Site) {
+    let times = site.in_vain.load(Relaxed);
+    site.in_vain.store((times + 1).min(AT_ONCE + MOST_DOUBLINGS), Relaxed);
+    site.rests.store(times.checked_sub(AT_ONCE).map_or(0, |doublings| 1 << doublings), Relaxed);
 }
 
 /// What was seen of each value of the word is known of its site from the start.
@@ -323,7 +333,8 @@ pub(super) fn had_no_code(site: &Site) {
     site.without_code.store(without, Relaxed);
     if without >= MOST_WITHOUT_CODE {
         site.word.store(0, Relaxed);
-        site.in_vain.store(MOST_IN_VAIN, Relaxed);
+        site.in_vain.store(site.in_vain.load(Relaxed).max(AT_ONCE), Relaxed);
+        was_in_vain(site);
         super::learning::has_changed();
     }
 }

@@ -22,6 +22,8 @@ use crate::units::lifetime_class::{CLASSES, FOREVER};
 const MAX_WATCHED: u16 = 24;
 /// As above, while the site is studied.
 const MOST_STUDIED: u16 = 48;
+/// A study that has not ended with so many objects waits for one that is rare.
+const SOON_STUDIED: u8 = 100;
 /// A site is known from this many ends on.
 pub(super) const ENOUGH_ENDS: u32 = 3;
 /// Until it has allocated this much, an unknown site may live among what stays.
@@ -69,17 +71,19 @@ impl Site {
 
     /// Its objects' contexts are looked at, see [`super::contexts`].
     pub fn is_studied(&self) -> bool {
-        self.studied.load(Relaxed)
+        self.studied.load(Relaxed) != 0
     }
 
     pub(super) fn ends(&self) -> u32 {
         self.dead.iter().map(|n| u32::from(n.load(Relaxed))).sum()
     }
 
-    /// Whether one more object should be watched, at a thread's visit number `visit`: all at first and in a study, else ever fewer.
+    /// Whether one more object should be watched, at a thread's visit number `visit`: all at first and as a study begins, else fewer.
     pub fn wants_sample(&self, visit: u32) -> bool {
-        if self.is_studied() {
-            return self.watched.load(Relaxed) < MOST_STUDIED;
+        match self.studied.load(Relaxed) {
+            0 => {}
+            1..=SOON_STUDIED => return self.watched.load(Relaxed) < MOST_STUDIED,
+            _ => return self.watched.load(Relaxed) < MOST_STUDIED && visit.is_multiple_of(8),
         }
         // What a table does not know is learned online.
         if self.watched.load(Relaxed) >= MAX_WATCHED || is_alone() && self.model_class().is_some() {
@@ -252,7 +256,7 @@ impl Site {
     pub(super) fn record_end(&self, class: usize) {
         if self.ends() >= MANY_ENDS {
             self.dead.iter().for_each(|n| n.store(n.load(Relaxed) / 2, Relaxed));
-            self.in_vain.store(self.in_vain.load(Relaxed).saturating_sub(1), Relaxed);
+            self.rests.store(self.rests.load(Relaxed).saturating_sub(1), Relaxed);
         }
         self.without_code.store(0, Relaxed);
         self.record_own_end(class);
