@@ -41,13 +41,13 @@ int main(int count, char **arguments) {
             if (i % KEPT) free(objects[t][i]);
     const long kept = (long)THREADS * (COUNT / KEPT + 1) * 4;  // KiB, and each keeps 16
     long left = 0, live = 0;
-    for (int tenths = 0; tenths < 300; tenths++) {  // patience for slow machines; nobody allocates meanwhile
+    for (int tenths = 1;; tenths++) {  // nobody allocates meanwhile; how long it takes is the machine's, so only the runner has a limit
         usleep(100000);
         left = resident_bytes() / 1024, live = live_kib();
         if (left < full / 3 && live < 2 * kept + 512) break;
+        if (tenths % 100 == 0)
+            fprintf(stderr, "%ld of %ld KiB are left; mallinfo2 says %ld KiB live, %ld are kept\n", left, full, live, kept);
     }
-    CHECK(left < full / 3, "%ld of %ld KiB are left, %ld live", left, full, kept);
-    CHECK(live < 2 * kept + 512, "mallinfo2 says %ld KiB live, %ld are kept", live, kept);
     for (int t = 0; t < THREADS; t++)
         for (int i = 0; i < COUNT; i += KEPT) expect(objects[t][i], SIZE, (uint64_t)i, "after the decay");
     for (int t = 0; t < THREADS; t++)

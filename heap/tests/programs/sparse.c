@@ -20,12 +20,12 @@ static void load(uint64_t *random, int allocates) {
     long full = resident_bytes(), left = full;
     for (int i = 0; i < COUNT; i++)
         if (!(kept[i] = next_random(random) % KEPT == 0)) free(objects[i]);
-    for (int tenths = 0; tenths < 300 && left > full / 2; tenths++) {  // patience for slow machines
+    for (int tenths = 1; left > full / 2; tenths++) {  // how long it takes is the machine's, so only the runner has a limit
         usleep(100000);
         for (int i = 0; allocates && i < 300; i++) free(opaque(malloc(opaque_size(9000))));  // little to do
         left = resident_bytes();
+        if (tenths % 100 == 0) fprintf(stderr, "%ld of %ld KiB are left\n", left / 1024, full / 1024);
     }
-    CHECK(left <= full / 2, "%ld of %ld KiB are left", left / 1024, full / 1024);
     for (int i = 0; i < COUNT; i++)
         if (kept[i]) expect(objects[i], SIZE, (uint64_t)i, "after most was deleted");
 }
