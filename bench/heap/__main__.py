@@ -11,6 +11,7 @@ from bench.heap import allocators, tables
 from bench.heap.machine import thp_setting
 from bench.heap.measure import RunFailed
 from bench.heap.results import Results
+from bench.heap.samples import Samples
 from bench.heap.shown import shown
 from bench.heap.workload_list import ON_HUGE_PAGES, WORKLOADS
 from bench.outcome import write
@@ -33,6 +34,7 @@ examples
   bench/heap/run --quick --only swing,churn             two workloads, small, in seconds
   bench/heap/run --peer snmalloc=/opt/libsnmallocshim.so --only churn --rounds 5
   bench/heap/run --only redis --allocators tcmalloc:huge,mayfly
+  timeout 420 bench/heap/run --samples target/bench/heap.samples   seven minutes; again until it ends
 
 Allocators are measured in turn in every round, so that a slow moment of the machine hits all of them. Times
 are medians, given as ratios to the best in this run: compare ratios, not times, between machines.
@@ -60,6 +62,9 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--rounds", type=int, metavar="N", help="rounds of each workload (default: 3; 1 with --quick)"
+    )
+    parser.add_argument(
+        "--samples", type=Path, metavar="FILE", help="keep each run there; what is there is not run again"
     )
     parsed = parser.parse_args()
     if parsed.rounds is not None and parsed.rounds < 1:
@@ -100,6 +105,7 @@ def chosen_allocators(
 def measure(options: argparse.Namespace) -> Results:
     always, extra = chosen_allocators(options)
     results = Results(always + extra)
+    samples = Samples(options.samples, options.quick)
     for workload in (WORKLOADS[name] for name in options.only or WORKLOADS):
         rounds = options.rounds or (1 if options.quick else workload.rounds)
         turn = [
@@ -109,9 +115,14 @@ def measure(options: argparse.Namespace) -> Results:
             for allocator in turn:
                 if (workload.name, allocator.name) in results.failures:
                     continue
+                key = (workload.name, allocator.name, number)
+                if kept := samples.of(key):
+                    results.add(workload.name, allocator, kept)
+                    continue
                 start = time.monotonic()
                 try:
                     numbers = workload.run(allocator, options.quick)
+                    samples.add(key, numbers)
                     results.add(workload.name, allocator, numbers)
                     outcome = f"{numbers['time_ms']:.6g} ms" if workload.name != "paths" else "done"
                 except RunFailed as error:
