@@ -19,6 +19,7 @@ use serde_json::{Map, Value};
 use crate::confusion::{self, Confusion};
 use crate::live_objects::{Change, walk};
 use crate::oracle::Table;
+use crate::placement::{Placement, Summary};
 use crate::simulation::{Curve, Recorded};
 use crate::trace_file::Reader;
 use crate::{settings, statistics};
@@ -106,8 +107,17 @@ impl Slots {
     }
 }
 
-/// Replays the trace at `path`, whose recorded simulation is `recorded`; returns the curve of what the heap
-/// holds, and the heap's statistics at the end. Each object has its true lifetime but for `confusions`. `progress` is told the bytes read, three times over.
+/// What a replay showed.
+pub struct Replayed {
+    /// What the heap holds.
+    pub curve: Curve,
+    /// Where that is.
+    pub placement: Summary,
+    /// The heap's statistics at the end.
+    pub at_end: Map<String, Value>,
+}
+
+/// Replays the trace at `path`, whose recorded simulation is `recorded`. Each object has its true lifetime but for `confusions`. `progress` is told the bytes read, three times over.
 ///
 /// # Errors
 /// No heap, a heap without what the replay needs, one that runs out of memory, or one whose statistics say that it
@@ -117,7 +127,7 @@ pub fn replay(
     recorded: &Recorded,
     confusions: &[Confusion],
     mut progress: impl FnMut(u64),
-) -> Result<(Curve, Map<String, Value>)> {
+) -> Result<Replayed> {
     let length = std::fs::metadata(path)?.len();
     let classes = Table::from_trace(path, &mut progress)?;
     let slots = u32::try_from(recorded.totals.peak_live_objects + 1)
@@ -148,7 +158,8 @@ pub fn replay(
     }
     let moments = sent?;
     let (samples, at_end) = samples?;
-    Ok((curve(&moments, &samples)?, at_end))
+    let curve = curve(&moments, &samples)?;
+    Ok(Replayed { curve, placement: placement(&moments, samples), at_end })
 }
 
 /// When a sample was taken, and what was live then by the trace.
@@ -207,17 +218,18 @@ fn send(
 }
 
 /// What one line of statistics says.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Sample {
     live_huge_pages: u64,
     peak_huge_pages: u64,
     /// Objects with a mapping of their own.
     direct_bytes: u64,
+    placement: Placement,
 }
 
 impl Sample {
     /// What the heap holds, in whole huge pages.
-    fn held_bytes(self) -> u64 {
+    fn held_bytes(&self) -> u64 {
         let pages = self.live_huge_pages.saturating_mul(HUGE_PAGE_BYTES);
         pages.saturating_add(self.direct_bytes.next_multiple_of(HUGE_PAGE_BYTES))
     }
@@ -233,6 +245,7 @@ fn read_samples(lines: impl BufRead) -> Result<(Vec<Sample>, Map<String, Value>)
             live_huge_pages: statistics::whole_number(&last, "heap.huge_pages.live")?,
             peak_huge_pages: statistics::whole_number(&last, "heap.huge_pages.peak")?,
             direct_bytes: statistics::whole_number(&last, "heap.direct.bytes")?,
+            placement: Placement::new(&last)?,
         });
     }
     Ok((samples, last))
@@ -255,7 +268,7 @@ fn curve(moments: &[Moment], samples: &[Sample]) -> Result<Curve> {
         .filter(|(moment, _)| moment.is_point)
         .map(|(moment, sample)| (moment.time_ns, sample.held_bytes() as f64))
         .collect();
-    let at_end = samples.last().copied().unwrap_or_default();
+    let at_end = samples.last().cloned().unwrap_or_default();
     let peak_of_samples = samples.iter().map(|sample| sample.held_bytes()).max().unwrap_or(0);
     let sum: f64 = points.iter().map(|&(_, bytes)| bytes).sum();
     Ok(Curve {
@@ -265,6 +278,16 @@ fn curve(moments: &[Moment], samples: &[Sample]) -> Result<Curve> {
         final_bytes: at_end.held_bytes(),
         peak_bytes: peak_of_samples.max(at_end.peak_huge_pages.saturating_mul(HUGE_PAGE_BYTES)),
     })
+}
+
+fn placement(moments: &[Moment], samples: Vec<Sample>) -> Summary {
+    let whole = moments.iter().zip(samples).map(|(moment, sample)| {
+        let held_bytes = sample.held_bytes();
+        (moment.is_point, sample.placement.among(moment.live_bytes, held_bytes))
+    });
+    let (points, others): (Vec<_>, Vec<_>) = whole.partition(|(is_point, _)| *is_point);
+    let at_end = others.last().map_or_else(Placement::default, |(_, placement)| placement.clone());
+    Summary::of(&points.into_iter().map(|(_, placement)| placement).collect::<Vec<_>>(), &at_end)
 }
 
 #[cfg(test)]
@@ -303,7 +326,7 @@ mod tests {
         let moment = |live_bytes| Moment { time_ns: 5, live_bytes, is_point: true };
         let sample = Sample { live_huge_pages: 1, direct_bytes: 17 << 20, ..Sample::default() };
         // 17 MiB of mappings take nine huge pages.
-        assert_eq!(curve(&[moment(20 << 20)], &[sample]).unwrap().final_bytes, 20 << 20);
+        assert_eq!(curve(&[moment(20 << 20)], std::slice::from_ref(&sample)).unwrap().final_bytes, 20 << 20);
         let error = curve(&[moment((20 << 20) + 1)], &[sample]).unwrap_err();
         let said = "the heap's statistics are wrong: 20971520 bytes held at 5 ns, where 20971521 are live";
         assert_eq!(error.to_string(), said);

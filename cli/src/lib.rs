@@ -17,6 +17,7 @@ pub mod named;
 pub mod node;
 pub mod oracle;
 pub mod pages;
+pub mod placement;
 pub mod plot;
 pub mod predict;
 pub mod process;

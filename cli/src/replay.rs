@@ -24,8 +24,9 @@ Examples:
 Allocators:
   recorded  the addresses in the trace, as the traced program's allocator chose them
   mayfly    the same objects allocated anew on Mayfly's heap, each with its true lifetime, by one
-            thread; deadlines follow the trace's time. MAYFLY_HEAP_SPANS, _RECYCLE and _K apply; with
-            --json the heap's statistics at the end are under mayfly.end
+            thread; deadlines follow the trace's time. MAYFLY_HEAP_SPANS, _RECYCLE and _K apply. Says
+            where the memory is that it holds (--json: mayfly.where), and with --json the heap's
+            statistics at the end (mayfly.end)
   packed    the least whole pages that hold the live bytes: no allocator can do better
 
 Ratios are memory in pages that hold a live object, divided by live bytes (requested sizes): the
@@ -88,13 +89,13 @@ impl ReplayArguments {
         if self.allocator.contains(&Allocator::Recorded) {
             curves.extend_from_slice(&recorded.curves[1..]);
         }
-        let mut heap_at_end = Map::new();
+        let mut on_the_heap = None;
         if self.allocator.contains(&Allocator::Mayfly) {
             let bar = progress::over_file(&self.trace, 3, "replaying on the heap");
-            let (curve, at_end) =
+            let replayed =
                 heap_replay::replay(&self.trace, &recorded, &self.confuse, |read| bar.set_position(read))?;
-            curves.push(curve);
-            heap_at_end = at_end;
+            curves.push(replayed.curve.clone());
+            on_the_heap = Some(replayed);
             bar.finish_and_clear();
         }
         if let Some(path) = &self.plot {
@@ -105,10 +106,17 @@ impl ReplayArguments {
         }
         if self.json {
             let mut object = as_json(&recorded, &curves);
-            object.extend(heap_at_end.into_iter().map(|(key, value)| (format!("mayfly.end.{key}"), value)));
+            if let Some(heap) = on_the_heap {
+                object.extend(heap.placement.as_json("mayfly.where"));
+                object
+                    .extend(heap.at_end.into_iter().map(|(key, value)| (format!("mayfly.end.{key}"), value)));
+            }
             println!("{}", Value::Object(object));
         } else {
             print!("{}", as_text(&self.trace, &recorded, &curves));
+            if let Some(heap) = on_the_heap {
+                print!("{}", heap.placement.as_text("where mayfly's memory is"));
+            }
         }
         Ok(0)
     }

@@ -143,6 +143,21 @@ fn true_lifetimes_pack_the_swinging_heap() {
     assert!((8..=16).contains(&peak), "{peak} huge pages at the peak for 16 MiB");
     let points = result["timeline.mayfly.2MiB.bytes"].as_array().unwrap();
     assert!(points.len() > 1000);
+
+    // Where it is adds up, and what was asked for is as much as lives.
+    for when in ["average", "final"] {
+        let parts =
+            result.as_object().unwrap().iter().filter(|(key, _)| {
+                key.starts_with("mayfly.where.") && key.ends_with(&format!(".{when}_bytes"))
+            });
+        let sum: f64 = parts.map(|(_, bytes)| bytes.as_f64().unwrap()).sum();
+        let held = result[format!("mayfly.2MiB.{when}_bytes")].as_f64().unwrap();
+        assert!((sum - held).abs() < 100.0, "{when}: {sum} of {held}");
+        let asked = result[format!("mayfly.where.objects.{when}_bytes")].as_f64().unwrap();
+        let live =
+            result[format!("live.{}_bytes", if when == "final" { "end" } else { when })].as_f64().unwrap();
+        assert!((asked - live).abs() <= live / 1000.0, "{when}: {asked} of {live}");
+    }
 }
 
 /// Objects with a mapping of their own count as memory, too: no curve lies below what lives.

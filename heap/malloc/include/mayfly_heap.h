@@ -24,7 +24,8 @@ int mayfly_heap_stats(char *buffer, size_t length);
    program that start alike lay out their memory alike. */
 void mayfly_heap_settled(void);
 
-/* Makes the heap's clock show ns nanoseconds since its start until it is set again; 0 returns to real time. */
+/* Makes the heap's clock show ns nanoseconds since its start until it is set again, and does what the heap has to do by then; 0
+   returns to real time. */
 void mayfly_heap_set_clock(uint64_t ns);
 
 #ifdef __cplusplus

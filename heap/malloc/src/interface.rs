@@ -267,8 +267,9 @@ pub extern "C" fn mayfly_heap_settled() {
     heap::system::clock::settled();
 }
 
-/// Makes the heap's clock show `ns` since its start until it is set again; 0 returns to real time. For replaying traces.
+/// Makes the heap's clock show `ns` since its start until it is set again, and does what is due by then; 0 returns to real time. For
+/// replaying traces.
 #[unsafe(no_mangle)]
 pub extern "C" fn mayfly_heap_set_clock(ns: u64) {
-    heap::system::clock::set(ns);
+    heap::entry::maintenance::set_clock(ns);
 }

@@ -9,7 +9,7 @@ use crate::lifetime::sites;
 use crate::pages::{open_page, page_life, scarcity, sparse};
 use crate::system::{clock, hook};
 use crate::thread::local::Heap;
-use crate::thread::{earn, lines, refill, registry};
+use crate::thread::{current, earn, gate, lines, refill, registry};
 
 /// Between two pieces of work, ms.
 const TICK_MS: u64 = 10;
@@ -58,6 +58,16 @@ pub fn count_free(heap: &Heap) -> bool {
     frees.is_multiple_of(SLOW_FREES)
 }
 
+/// Sets the heap's clock, and does what is due by then: in a program whose threads sleep the keeper would have done it.
+pub fn set_clock(ns: u64) {
+    clock::set(ns);
+    let heap = current::heap();
+    if heap.id.get() != 0 && clock::now_ms().wrapping_sub(heap.looked_ms.get()) >= TICK_MS {
+        let _pass = gate::pass(heap);
+        look(heap);
+    }
+}
+
 /// Does what is due.
 pub fn look(heap: &'static Heap) {
     let now_ms = clock::now_ms();
@@ -92,7 +102,7 @@ pub fn look(heap: &'static Heap) {
     scarcity::tick(now_ms);
     hook::tick(tick, now_ms);
     if tick.is_multiple_of(CLOSE_TICKS) {
-        open_page::close_idle();
+        open_page::close_idle(now_ms);
         page_life::return_idle_pages();
     }
     // Where there is one heap only, nobody else is on a slow path; else the keeper does it.

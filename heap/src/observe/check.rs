@@ -198,6 +198,9 @@ fn check_class(class: usize, page_class: usize, residual: bool, at: usize) -> Ch
 
 fn check_span(span: &Span, page_class: usize, residual: bool, tally: &mut Tally) -> Checked {
     let at = span.address();
+    // The fast path of freeing takes the cells' divisor and these for one word.
+    let in_hand = span.in_hand.iter().any(|by| by.load(Relaxed) != 0);
+    hold(!in_hand, "where cells lie no large object is in hand", at)?;
     match (span.owner(), span.place()) {
         (0, Place::Lines) => {
             hold(lines::chosen(), "lines are not chosen, and a span has some", at)?;

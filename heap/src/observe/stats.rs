@@ -6,11 +6,11 @@ use core::sync::atomic::Ordering::Relaxed;
 use crate::lifetime::{model, sites};
 use crate::pages::huge_page::State;
 use crate::pages::{direct, region};
-use crate::span::cells::Place;
+use crate::span::cells::{Place, Span};
 use crate::system::clock;
 use crate::system::events::{self, Event, NAMES_OF_EVENTS};
 use crate::thread::local::{Heap, TABLES_BYTES};
-use crate::thread::{lines, registry};
+use crate::thread::{large, lines, registry};
 use crate::units::bits;
 use crate::units::geometry::*;
 use crate::units::lifetime_class::{CLASSES, NAMES};
@@ -34,6 +34,25 @@ pub struct Census {
     pub residual_blocks: usize,
     /// Objects with a mapping of their own, and their bytes.
     pub direct: (usize, usize),
+    /// What the pages have beside live objects.
+    pub free: Free,
+}
+
+/// Bytes of huge pages in use in which nothing lives.
+#[derive(Default, Clone)]
+pub struct Free {
+    /// In spans that have objects, by the page's lifetime class.
+    pub cells: [usize; CLASSES],
+    /// In spans without objects: open ones, and those in hand.
+    pub spans: usize,
+    /// In large objects in hand.
+    pub large: usize,
+    /// In blocks of open pages that were filled and are free again.
+    pub open_pages: usize,
+    /// In blocks of open pages that are yet to be filled.
+    pub to_be_filled: usize,
+    /// In free blocks of active pages, by lifetime class.
+    pub blocks: [usize; CLASSES],
 }
 
 /// Walks all huge pages.
@@ -52,34 +71,60 @@ pub fn census() -> Census {
 fn count_page(address: usize, census: &mut Census) {
     let page = region::huge_page(address);
     let live = page.live.load();
+    let class = page.class().min(CLASSES - 1);
+    let free_bytes = (BLOCKS_PER_HUGE_PAGE - bits::count(&live)) * BLOCK_BYTES;
     match page.state() {
         State::Retained => census.retained_pages += 1,
-        State::Open | State::Active => {
-            census.pages[page.class().min(CLASSES - 1)] += 1;
-            census.open_pages += (page.state() == State::Open) as usize;
+        State::Open => {
+            census.pages[class] += 1;
+            census.open_pages += 1;
+            let to_be_filled = BLOCKS_PER_HUGE_PAGE - page.frontier.load(Relaxed) as usize;
+            census.free.to_be_filled += to_be_filled * BLOCK_BYTES;
+            census.free.open_pages += free_bytes.saturating_sub(to_be_filled * BLOCK_BYTES);
+        }
+        State::Active => {
+            census.pages[class] += 1;
+            census.free.blocks[class] += free_bytes;
         }
         State::Free => return,
     }
     census.live_blocks += bits::count(&live);
     census.residual_blocks += bits::count(&page.residual.load());
     let spans = page.spans.load();
+    let mut in_hand = false;
     for block in 0..BLOCKS_PER_HUGE_PAGE {
-        let bit = |set: &bits::Bits| set[block / 64] >> (block % 64) & 1 == 1;
-        if bit(&live) && !bit(&spans) {
-            census.live_bytes += BLOCK_BYTES;
-            census.objects += bit(&page.last.load()) as usize;
-        } else if bit(&spans) && block.is_multiple_of(SPAN_BLOCKS) {
-            let span = region::span(address + block * BLOCK_BYTES);
-            let (objects, bytes) = match span.place() {
-                Place::Lines => lines::live(span),
-                Place::None => (0, 0),
-                _ => {
-                    let cells = span.cells_in_use();
-                    (cells, cells * span.cell_bytes.load(Relaxed) as usize)
-                }
-            };
+        let at = address + block * BLOCK_BYTES;
+        if bits::get(&spans, block) {
+            if !block.is_multiple_of(SPAN_BLOCKS) {
+                continue;
+            }
+            let (objects, bytes) = objects_of(region::span(at));
             census.objects += objects;
             census.live_bytes += bytes;
+            let free = if objects == 0 { &mut census.free.spans } else { &mut census.free.cells[class] };
+            *free += SPAN_BYTES - bytes;
+        } else if bits::get(&live, block) {
+            in_hand |= large::is_in_hand(at);
+            let is_last = page.last.get(block);
+            if in_hand {
+                census.free.large += BLOCK_BYTES;
+            } else {
+                census.live_bytes += BLOCK_BYTES;
+                census.objects += is_last as usize;
+            }
+            in_hand &= !is_last;
+        }
+    }
+}
+
+/// How many objects a span has, and their bytes.
+fn objects_of(span: &Span) -> (usize, usize) {
+    match span.place() {
+        Place::Lines => lines::live(span),
+        Place::None => (0, 0),
+        _ => {
+            let cells = span.cells_in_use();
+            (cells, cells * span.cell_bytes.load(Relaxed) as usize)
         }
     }
 }
@@ -108,6 +153,13 @@ pub fn write_json(out: &mut impl Write) -> fmt::Result {
         ",\"heap.blocks.live\":{},\"heap.blocks.residual\":{}",
         census.live_blocks, census.residual_blocks
     )?;
+    let free = &census.free;
+    for (name, (cells, blocks)) in NAMES.iter().zip(free.cells.iter().zip(&free.blocks)) {
+        write!(out, ",\"heap.free.cells.{name}_bytes\":{cells},\"heap.free.blocks.{name}_bytes\":{blocks}")?;
+    }
+    write!(out, ",\"heap.free.spans_bytes\":{},\"heap.free.large_bytes\":{}", free.spans, free.large)?;
+    write!(out, ",\"heap.free.open_pages_bytes\":{}", free.open_pages)?;
+    write!(out, ",\"heap.free.to_be_filled_bytes\":{}", free.to_be_filled)?;
     write!(out, ",\"heap.direct.objects\":{},\"heap.direct.bytes\":{}", census.direct.0, census.direct.1)?;
     let threads = registry::heaps().filter(|heap: &&Heap| heap.tenancy.looks_taken()).count();
     write!(out, ",\"heap.threads\":{threads},\"heap.clock_ms\":{}", clock::now_ms())?;

@@ -108,9 +108,7 @@ pub fn consider(page: &HugePage, address: usize, now_ms: u64) {
 
 /// Notes that blocks of a page are taken now. The page's lock is held.
 pub fn note_taken(page: &HugePage) {
-    if is_on() {
-        page.taken_ms.store(clock::now_ms(), Relaxed);
-    }
+    page.taken_ms.store(clock::now_ms(), Relaxed);
 }
 
 /// Returns all free blocks of pages of which something lives: what `malloc_trim` gives back beyond whole huge pages. Whether

@@ -151,14 +151,34 @@ fn close_if_empty(open: &OpenPage, hesitate: bool) -> bool {
     true
 }
 
-/// Returns open pages that stay empty; called once a tick by one thread.
-pub fn close_idle() {
+/// Returns open pages that stay empty, and has others that nobody fills any more serve shorter classes; called now and then by one
+/// thread.
+pub fn close_idle(now_ms: u64) {
     for open in &OPEN {
-        if open.address.load(Relaxed) != 0 {
-            close_if_empty(open, true);
+        if open.address.load(Relaxed) != 0 && !close_if_empty(open, true) && page_life::fills() {
+            activate_if_idle(open, now_ms);
         }
     }
 }
+
+/// What is yet to be filled of a page from which nothing was taken for a while is of use to nobody but its class, which may need
+/// it late or never. So it becomes active before it is full: its own class and shorter ones take what is free.
+fn activate_if_idle(open: &OpenPage, now_ms: u64) {
+    let address = open.address.load(Acquire);
+    if address == 0 {
+        return;
+    }
+    let page = region::huge_page(address);
+    let _page = page.lock.lock();
+    let is_idle = now_ms.saturating_sub(page.taken_ms.load(Relaxed)) >= IDLE_MS;
+    if open.address.load(Relaxed) == address && is_idle && !bits::is_none(&page.live.load()) {
+        open.address.store(0, Relaxed);
+        page_life::activate(page, region::id(address));
+    }
+}
+
+/// So long nothing was taken of an open page that is idle.
+const IDLE_MS: u64 = 100;
 
 /// Returns every open page that is empty; whether there was one.
 pub fn close_all_empty() -> bool {

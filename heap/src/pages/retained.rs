@@ -1,8 +1,9 @@
 //! Free huge pages that stay mapped for the next taker: so a heap that breathes does not fault them in at each breath.
 //!
 //! The paper returns every free page at once, as `MAYFLY_HEAP_RETAIN=0` does. Clearing a huge page for its next use costs
-//! tens of microseconds, so by default an eighth of the pages in use may be retained: with the heap shrinks what it
-//! retains. Pages that nobody needed for a tenth of a second go too.
+//! tens of microseconds to a millisecond (on a virtual machine whose host takes free memory back), so by default a quarter of the
+//! pages in use may be retained: with the heap shrinks what it retains. Of pages that nobody needed for a tenth of a second an
+//! eighth goes, so after two seconds of rest all have: what a heap needs varies from one tenth to the next.
 
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -13,8 +14,10 @@ use crate::system::events;
 /// The default: in proportion to the pages in use.
 pub const IN_PROPORTION: usize = usize::MAX;
 const LEAST: usize = 2;
-const MOST: usize = 32;
-const ONE_IN: usize = 8;
+const MOST: usize = 64;
+const ONE_IN: usize = 4;
+/// Of pages that nobody needed one in this many goes at a time.
+const ONE_IDLE_IN: usize = 8;
 
 static PAGES: AvailableSet = AvailableSet::new();
 static COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -57,11 +60,11 @@ pub fn take() -> Option<usize> {
     }
 }
 
-/// How many are too many, or were not needed since the last call.
+/// How many are to go: those that are too many, or some of those that were not needed since the last call.
 pub fn idle() -> usize {
     let count = COUNT.load(Relaxed);
     let unneeded = if LIMIT.load(Relaxed) == IN_PROPORTION { FEWEST.swap(count, Relaxed) } else { 0 };
-    unneeded.max(count.saturating_sub(limit()))
+    unneeded.div_ceil(ONE_IDLE_IN).max(count.saturating_sub(limit()))
 }
 
 /// How many are retained beyond the limit of now.

@@ -1,0 +1,91 @@
+//! Where the memory is that Mayfly's heap holds during a replay: what the objects take, and what lies free in spans, in
+//! hands and on pages, on average over the replay and at its end.
+
+use anyhow::Result;
+use lifetime::label::CLASS_NAMES;
+use serde_json::{Map, Value};
+
+use crate::quantity;
+use crate::statistics::whole_number;
+
+/// Bytes by where they are: key and words.
+type Part = (String, String);
+/// The first parts are not free.
+const PARTS_OF_OBJECTS: usize = 2;
+
+fn parts() -> Vec<Part> {
+    let mut parts: Vec<Part> = [
+        ("objects", "objects, as asked for"),
+        ("rounding", "rounded up to cells, blocks and mappings"),
+        ("free.spans", "spans without objects, open or in hand"),
+        ("free.large", "large objects in hand"),
+        ("free.open_pages", "free blocks of pages being filled"),
+        ("free.to_be_filled", "blocks of such pages that are yet to be"),
+    ]
+    .map(|(key, words)| (key.into(), words.into()))
+    .into();
+    for (kind, words) in [("cells", "free cells of spans, pages of"), ("blocks", "free blocks, pages of")] {
+        parts.extend(CLASS_NAMES.map(|class| (format!("free.{kind}.{class}"), format!("{words} {class}"))));
+    }
+    parts
+}
+
+/// One moment: as many numbers as there are parts.
+#[derive(Clone, Debug, Default)]
+pub struct Placement(Vec<f64>);
+
+impl Placement {
+    /// What is free, from the heap's statistics.
+    ///
+    /// # Errors
+    /// Statistics without the keys.
+    pub fn new(statistics: &Map<String, Value>) -> Result<Placement> {
+        let mut bytes = vec![0.0; PARTS_OF_OBJECTS];
+        for (key, _) in &parts()[PARTS_OF_OBJECTS..] {
+            bytes.push(whole_number(statistics, &format!("heap.{key}_bytes"))? as f64);
+        }
+        Ok(Placement(bytes))
+    }
+
+    /// With the rest, where `asked_bytes` of live objects were asked for and `held_bytes` are held.
+    #[must_use]
+    pub fn among(mut self, asked_bytes: u64, held_bytes: u64) -> Placement {
+        let free: f64 = self.0[PARTS_OF_OBJECTS..].iter().sum();
+        self.0[0] = asked_bytes as f64;
+        self.0[1] = held_bytes as f64 - asked_bytes as f64 - free;
+        self
+    }
+}
+
+/// The parts, with their mean over `moments` and what they are in the last one.
+pub struct Summary(Vec<(Part, f64, f64)>);
+
+impl Summary {
+    /// Of these moments, equally far apart.
+    pub fn of(moments: &[Placement], at_end: &Placement) -> Summary {
+        let mean =
+            |part: usize| moments.iter().map(|one| one.0[part]).sum::<f64>() / moments.len().max(1) as f64;
+        let rows = parts().into_iter().enumerate().map(|(i, part)| (part, mean(i), at_end.0[i]));
+        Summary(rows.collect())
+    }
+
+    /// Flat keys, each behind `prefix`.
+    pub fn as_json(&self, prefix: &str) -> impl Iterator<Item = (String, Value)> {
+        self.0.iter().flat_map(move |((key, _), average, at_end)| {
+            [("average", average), ("final", at_end)]
+                .map(|(when, bytes)| (format!("{prefix}.{key}.{when}_bytes"), bytes.round().into()))
+        })
+    }
+
+    /// A table, without what is never there.
+    pub fn as_text(&self, name: &str) -> String {
+        let held: f64 = self.0.iter().map(|row| row.1).sum();
+        let mut text = format!("\n{name:42}{:>12}{:>9}{:>12}\n", "average", "of it", "at the end");
+        for ((_, words), average, at_end) in self.0.iter().filter(|row| row.1 + row.2 > 0.0) {
+            let share = 100.0 * average / held;
+            let (average, at_end) = (quantity::bytes(*average), quantity::bytes(*at_end));
+            text += &format!("{words:42}{average:>12}{share:>7.1} %{at_end:>12}\n");
+        }
+        text
+    }
+}

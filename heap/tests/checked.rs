@@ -1,0 +1,48 @@
+//! The heap's own check finds what is wrong, and what pages hold adds up to the pages.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use heap::entry::{allocate, free};
+use heap::observe::check::{self, Broken};
+use heap::observe::stats;
+use heap::pages::region;
+use heap::units::call::{Call, ReturnSlot};
+use heap::units::geometry::{BLOCK_BYTES, HUGE_PAGE_BYTES, SPAN_BYTES};
+
+const CALL: Call = Call { size: 100, caller: 0x1000, stack: 0x7fff_0000 };
+
+fn held_bytes() -> usize {
+    let census = stats::census();
+    let free = census.free;
+    let free_bytes: usize = free.cells.iter().chain(&free.blocks).sum();
+    census.live_bytes + free_bytes + free.spans + free.large + free.open_pages + free.to_be_filled
+}
+
+#[test]
+fn what_is_wrong_is_found() {
+    let small = allocate::allocate(CALL) as usize;
+    let large = allocate::allocate(Call { size: 3 * BLOCK_BYTES, ..CALL }) as usize;
+    let pages = || stats::census().pages.iter().sum::<usize>();
+    assert_eq!(check::invariants(), Ok(()));
+    assert_eq!(held_bytes(), pages() * HUGE_PAGE_BYTES);
+    assert_eq!(stats::census().free.large, 0);
+
+    // One that is freed is in hand, and lives no more.
+    let live = stats::census().live_bytes;
+    free::free(large, ReturnSlot::NONE);
+    let now = stats::census();
+    assert_eq!((now.free.large, now.live_bytes), (3 * BLOCK_BYTES, live - 3 * BLOCK_BYTES));
+    assert_eq!(held_bytes(), pages() * HUGE_PAGE_BYTES);
+    assert_eq!(check::invariants(), Ok(()));
+
+    // Where cells lie no large object can be in hand: the fast path of freeing reads their divisor and this as one word.
+    let span = region::span(small);
+    for in_hand in &span.in_hand {
+        in_hand.store(1, Relaxed);
+        let what = "where cells lie no large object is in hand";
+        assert_eq!(check::invariants(), Err(Broken { what, address: small & !(SPAN_BYTES - 1) }));
+        in_hand.store(0, Relaxed);
+    }
+    assert_eq!(check::invariants(), Ok(()));
+    free::free(small, ReturnSlot::NONE);
+}

@@ -1,0 +1,74 @@
+//! What becomes of memory while nothing is asked for: the heap's clock passes, and no thread comes by.
+
+use heap::entry::{allocate, free, maintenance, start};
+use heap::observe::{check, stats};
+use heap::pages::huge_page::State;
+use heap::pages::page_life::{self, Recycle};
+use heap::pages::{region, retained};
+use heap::units::call::{Call, ReturnSlot};
+use heap::units::geometry::{BLOCK_BYTES, HUGE_PAGE_BYTES};
+use heap::units::lifetime_class::FOREVER;
+
+const CALL: Call = Call { size: 64, caller: 0x1000, stack: 0x7fff_0000 };
+/// Of objects that die within a second.
+const SHORT: usize = 2;
+
+fn allocate(size: usize, class: usize) -> usize {
+    allocate::allocate_with_class(Call { size, ..CALL }, class) as usize
+}
+
+fn free(object: usize) {
+    free::free(object, ReturnSlot::NONE);
+}
+
+fn page(object: usize) -> usize {
+    object & !(HUGE_PAGE_BYTES - 1)
+}
+
+#[test]
+fn memory_that_nobody_asks_for_goes_to_others_or_back() {
+    let mut now_ms = 1_000;
+    let mut pass = |ms: u64| {
+        for _ in 0..ms / 10 {
+            now_ms += 10;
+            maintenance::set_clock(now_ms * 1_000_000);
+        }
+    };
+    pass(10);
+    start::visit(&CALL).expect("memory");
+
+    // So many pages that each class has one of its own.
+    let pages: Vec<usize> = (0..64).map(|_| allocate(HUGE_PAGE_BYTES - BLOCK_BYTES, FOREVER)).collect();
+    page_life::configure(Recycle::Longest, 2);
+    let stays = allocate(64, FOREVER);
+    let state = || region::huge_page(page(stays)).state();
+    pass(1_000);
+    assert_eq!(state(), State::Open, "the paper's page is open until it is full");
+    page_life::configure(Recycle::Fill, 2);
+    pass(50);
+    assert_eq!(state(), State::Open, "its class may ask for more");
+    pass(200);
+    assert_eq!(state(), State::Active, "its class does not");
+    let dies = allocate(64, SHORT);
+    assert_eq!(page(dies), page(stays), "what is left of it serves shorter classes");
+    check::invariants().unwrap();
+
+    // A large object that is freed is in hand, and goes back.
+    free(allocate(3 * BLOCK_BYTES, SHORT));
+    assert_eq!(stats::census().free.large, 3 * BLOCK_BYTES);
+    pass(200);
+    assert_eq!(stats::census().free.large, 0);
+
+    // Pages that are free are retained; if nobody needs them, they go one after the other.
+    pages[..8].iter().for_each(|&object| free(object));
+    pass(200); // out of the thread's hand
+    let retained_first = retained::count();
+    assert!((5..=8).contains(&retained_first), "{retained_first}");
+    pass(300);
+    let retained_then = retained::count();
+    assert!((1..retained_first).contains(&retained_then), "{retained_then} of {retained_first}");
+    pass(2_000);
+    assert_eq!(retained::count(), 0);
+    check::invariants().unwrap();
+    pages[8..].iter().chain(&[stays, dies]).for_each(|&object| free(object));
+}
