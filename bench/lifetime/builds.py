@@ -142,31 +142,35 @@ def studied(
 
 
 def shown(flat: dict) -> list[Shown]:
-    """What a revision is to keep, by the better of the two kinds of model."""
-    found = []
-    for what, label, least in WANTED:
+    """What a revision is to keep."""
+    return kept(f"{NAME}.{key(REVISED)}", "builds: a revision", flat)
+
+
+def kept(of: str, label: str, flat: dict) -> list[Shown]:
+    """What a model is to know of another build, whose keys begin so."""
+    return [
+        at_least(f"{label}: bytes {right}, {kind}", least, flat[wanted], "%")
+        for what, right, least in WANTED
+        for kind in ENCODERS
+        if (wanted := f"{of}.{kind}.{what}") in flat
+    ]
+
+
+def print_kept(study: str, keys: dict[str, str], flat: dict) -> None:
+    """A table of builds by their labels."""
+    rows = [["", "same stacks", "known", "table", "off by one", "network", "off by one", "without bind"]]
+    for label, name in keys.items():
+        whats = [f"matching.{name}.bytes_percent", f"{name}.table.contexts_known_percent"]
         for kind in ENCODERS:
-            value = flat.get(f"builds.{key(REVISED)}.{kind}.{what}")
-            if value is not None:
-                found.append(at_least(f"builds: a revision's bytes {label}, {kind}", least, value, "%"))
-    return found
+            whats += [f"{name}.{kind}.bytes_percent", f"{name}.{kind}.bytes_off_by_one_percent"]
+        whats.append(f"{name}.network.without_bind.bytes_percent")
+        rows.append([label, *(figure(flat.get(f"{study}.{what}")) for what in whats)])
+    table(rows)
 
 
 def print_all(flat: dict) -> None:
     print(f"\nFrom build to build: {ABOUT}. Percent of bytes")
-    rows = [["", "same stacks", "known", "table", "off by one", "network", "off by one", "without bind"]]
-    for name in BUILDS:
-        get = lambda what, name=name: figure(flat.get(what.replace("BUILD", key(name))))  # noqa: E731
-        whats = ["matching.BUILD.bytes_percent", "BUILD.table.contexts_known_percent"]
-        whats += [
-            f"BUILD.{kind}.{what}"
-            for kind in ENCODERS
-            for what in ("bytes_percent", "bytes_off_by_one_percent")
-        ]
-        rows.append(
-            [name, *(get(f"builds.{what}") for what in [*whats, "BUILD.network.without_bind.bytes_percent"])]
-        )
-    table(rows)
+    print_kept(NAME, {name: key(name) for name in BUILDS}, flat)
     print("\n  Samples of the model's profile (table, another run of the same build)")
     rows = [["every", "bytes", "off by one", "known"]]
     for every in (EVERY, *EVERY_OTHER):

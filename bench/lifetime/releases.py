@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.compiled import BUILD
 from bench.heap.measure import RunFailed
 from bench.lifetime import builds
-from bench.outcome import Shown, at_least, figure, table
+from bench.outcome import Shown
 
 NAME = "releases"
 ABOUT = "Node.js 22.14, its model asked about later releases; minutes"
@@ -82,23 +82,9 @@ def profiled(program: Path, run: str, seconds: int) -> Path:
 
 def shown(flat: dict) -> list[Shown]:
     """What the next release is to keep, as much as a revision of one's own."""
-    found = []
-    for what, label, least in builds.WANTED:
-        for kind in builds.ENCODERS:
-            value = flat.get(f"{NAME}.{key(NEXT)}.{kind}.{what}")
-            if value is not None:
-                found.append(at_least(f"Node.js {NEXT}: bytes {label}, {kind}", least, value, "%"))
-    return found
+    return builds.kept(f"{NAME}.{key(NEXT)}", f"Node.js {NEXT}", flat)
 
 
 def print_all(flat: dict) -> None:
     print(f"\nFrom release to release: {ABOUT}. Percent of bytes")
-    rows = [["", "same stacks", "known", "table", "off by one", "network", "off by one", "without bind"]]
-    for version in RELEASES:
-        name = key(version)
-        whats = [f"matching.{name}.bytes_percent", f"{name}.table.contexts_known_percent"]
-        for kind in builds.ENCODERS:
-            whats += [f"{name}.{kind}.bytes_percent", f"{name}.{kind}.bytes_off_by_one_percent"]
-        whats.append(f"{name}.network.without_bind.bytes_percent")
-        rows.append([version, *(figure(flat.get(f"{NAME}.{what}")) for what in whats)])
-    table(rows)
+    builds.print_kept(NAME, {version: key(version) for version in RELEASES}, flat)
