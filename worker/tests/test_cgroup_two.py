@@ -16,8 +16,8 @@ LIBRARIES = ["libmayfly_heap.so", "libmayfly_merge.so", "libmayfly_rest.so"]
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
-    """What the guest has said, to the end."""
+def told(tmp_path_factory, worker):
+    """What the guest has said, to the end. This host's worker has installed the client of Lambda for it."""
     built = subprocess.run(
         [MAYFLY, "vm", "image", "--kernel", "hotmem"], check=True, stdout=subprocess.PIPE, text=True
     )
@@ -29,8 +29,8 @@ def told(tmp_path_factory):
     for path in [pathlib.Path(MAYFLY), *(pathlib.Path(MAYFLY).with_name(name) for name in LIBRARIES)]:
         shutil.copy(path, tree)
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
-    client = next((cache / "mayfly/worker/python").glob("*/awslambdaric")).parent
-    shutil.copytree(client, tree / "python" / client.name)
+    for client in (cache / "mayfly/worker/python").glob("*/awslambdaric"):
+        shutil.copytree(client.parent, tree / "python" / client.parent.name)
     mke2fs = shutil.which("mke2fs") or "/sbin/mke2fs"
     subprocess.run(
         [mke2fs, "-q", "-t", "ext4", "-O", "^has_journal", "-d", tree, place / "disk", "160M"],
