@@ -64,11 +64,21 @@ def plain(info):
     return None if "__pycache__" in info.name or "dist-packages" in info.name else info
 
 
+def zstd(data, *options):
+    """Compressed by the program of that name, which takes it from a pipe, as skopeo and buildah would."""
+    return subprocess.run(["zstd", "-q", *options], input=data, capture_output=True, check=True).stdout
+
+
+def packed(data, how):
+    """Compressed in one of the ways that layers may be: by `gzip`, by `zstd`, or not at all."""
+    return {"gzip": lambda: gzip.compress(data, 1), "zstd": lambda: zstd(data), None: lambda: data}[how]()
+
+
 class Image:
     """An image: its layers, each an archive, and what it says of itself."""
 
-    def __init__(self, *layers, compress=False, contents=None, architecture="amd64", **config):
-        self.layers = [gzip.compress(archive, 1) if compress else archive for archive in layers]
+    def __init__(self, *layers, compress=None, contents=None, architecture="amd64", **config):
+        self.layers = [packed(archive, compress) for archive in layers]
         self.config = json.dumps(
             {
                 "architecture": architecture,
@@ -110,9 +120,8 @@ class Image:
             (place / name).write_bytes(data)
         return f"oci:{place}"
 
-    def archive(self, path, compress=False):
-        data = layer(*self.files().items())
-        path.write_bytes(gzip.compress(data, 1) if compress else data)
+    def archive(self, path, compress=None):
+        path.write_bytes(packed(layer(*self.files().items()), compress))
         return f"oci-archive:{path}"
 
     def docker_archive(self, path):

@@ -8,7 +8,7 @@ import tarfile
 
 import pytest
 from conftest import MAYFLY
-from images import Image, folder, hard_link, layer, link, member, registry
+from images import Image, digest, folder, hard_link, layer, link, member, registry, zstd
 
 LISTEN = ["--listen", "127.0.0.1:0"]
 
@@ -121,8 +121,44 @@ def test_a_hostile_layer_is_refused_in_one_line_and_writes_nothing_outside(tmp_p
     assert not pathlib.Path("/escaped").exists()
 
 
+def zstd_frame(kind):
+    archive = layer(("a", os.urandom(3 << 20)))
+    if kind == "window":
+        return zstd(archive, "--ultra", "--long=31", "-1")
+    if kind == "cut":
+        return zstd(archive)[:-1000]
+    return zstd(archive)[:5] + b"\xff" * 100
+
+
+@pytest.mark.parametrize(
+    "kind, reason",
+    [
+        ("window", "2147483648 bytes of memory, at most 134217728 are allowed"),
+        ("cut", "a zstd frame: "),
+        ("junk", "a zstd frame: "),
+    ],
+)
+def test_a_hostile_layer_in_zstd_is_refused_in_one_line(tmp_path, kind, reason):
+    image = Image(layer(("a", b"")), Cmd=["/a"])
+    hostile = zstd_frame(kind)
+    uri = image.write(tmp_path / "image")
+    blob = tmp_path / "image/blobs/sha256" / digest(hostile)[7:]
+    blob.write_bytes(hostile)
+    said = json.loads(image.manifest)
+    said["layers"] = [image.descriptor(hostile)]
+    text = json.dumps(said).encode()
+    index = tmp_path / "image/index.json"
+    index.write_text(json.dumps({"schemaVersion": 2, "manifests": [image.descriptor(text)]}))
+    (blob.parent / digest(text)[7:]).write_bytes(text)
+    line = refusal(tmp_path, uri)
+    assert reason in line and "layer 1 of 1" in line
+    # As a whole archive, too.
+    (tmp_path / "whole").write_bytes(hostile)
+    assert reason in refusal(tmp_path, str(tmp_path / "whole"))
+
+
 def test_a_damaged_image_is_refused_in_one_line(tmp_path):
-    good = Image(layer(("a", os.urandom(5000))), compress=True, Cmd=["/a"])
+    good = Image(layer(("a", os.urandom(5000))), compress="gzip", Cmd=["/a"])
     blob = "blobs/sha256/" + good.descriptor(good.layers[0])["digest"][7:]
     uri = good.write(tmp_path / "image")
     path = tmp_path / "image" / blob

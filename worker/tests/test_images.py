@@ -68,7 +68,7 @@ def base(running):
     return [python_layer(client), layer(("var/runtime", client))]
 
 
-def python_image(base, *more, compress=False, **config):
+def python_image(base, *more, compress=None, **config):
     config = {
         "Entrypoint": ENTRY,
         "Cmd": ["app.handler"],
@@ -85,7 +85,9 @@ def test_an_image_in_a_folder_an_archive_of_either_kind_and_compressed(running, 
     uris = {
         "folder": image.write(place / "folder"),
         "archive": image.archive(place / "image.tar"),
-        "zipped": image.archive(place / "image.tar.gz", compress=True),
+        "gzip": image.archive(place / "image.tar.gz", compress="gzip"),
+        "zstd": image.archive(place / "image.tar.zst", compress="zstd"),
+        "layers": python_image(base, compress="zstd").write(place / "zstd"),
         "docker": image.docker_archive(place / "docker.tar"),
         "path": str(place / "image.tar"),
         "tag": f"oci:{place / 'folder'}:v1",
@@ -188,7 +190,7 @@ def test_later_layers_replace_hide_and_name_again_what_earlier_ones_have(running
         (".wh.never-there", b""),
         ("n" * 150 + "/" + "m" * 120, b"2"),
     )
-    uri = python_image(base, first, second, compress=True).write(place / "layers")
+    uri = python_image(base, first, second, compress="gzip").write(place / "layers")
     client = running.client()
     create_image(client, "layers", uri)
     long = "/" + "n" * 150 + "/" + "m" * 120
@@ -202,7 +204,7 @@ def test_later_layers_replace_hide_and_name_again_what_earlier_ones_have(running
 
 
 def test_an_image_from_a_registry_that_the_operator_has_named(place, base):
-    image = python_image(base, compress=True)
+    image = python_image(base, compress="gzip")
     with registry(image, index=True) as (address, asked), Worker("--image-registry", address) as running:
         client = running.client()
         create_image(client, "remote", f"{address}/me/it:v1")
@@ -318,7 +320,7 @@ done
 @pytest.mark.skipif(
     not shutil.which("podman") or not shutil.which("busybox"), reason="builds an image by podman, of busybox"
 )
-@pytest.mark.parametrize("kind", ["oci-archive", "docker-archive", "oci-dir"])
+@pytest.mark.parametrize("kind", ["oci-archive", "docker-archive", "oci-dir", "zstd"])
 def test_an_image_that_podman_has_built_and_saved(running, place, kind):
     context = place / "context"
     context.mkdir(exist_ok=True)
@@ -336,10 +338,12 @@ def test_an_image_that_podman_has_built_and_saved(running, place, kind):
     if built.returncode:
         pytest.skip(f"podman cannot build here: {built.stderr.strip()[-200:]}")
     saved = place / f"podman-{kind}"
-    subprocess.run([*storage, "save", "-q", "--format", kind, "-o", saved, tag], check=True, timeout=300)
-    if kind != "oci-dir":
+    save = ["save", "-q", "--format", kind, "-o", saved, tag]
+    push = ["push", "-q", "--compression-format", "zstd", tag, f"oci:{saved}"]
+    subprocess.run([*storage, *(push if kind == "zstd" else save)], check=True, timeout=300)
+    if saved.is_file():
         saved.chmod(0o644)
-    transport = "oci" if kind == "oci-dir" else kind
+    transport = kind if saved.is_file() else "oci"
     client = running.client()
     create_image(client, f"podman-{kind}", f"{transport}:{saved}")
     for number in range(3):

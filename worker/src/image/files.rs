@@ -9,6 +9,7 @@ use std::path::{Component, Path, PathBuf};
 use anyhow::{Context, Result, anyhow, ensure};
 use cap_std::fs::Dir;
 
+use super::compression::Compression;
 use super::manifest::{self, Documents, Found};
 use super::reference::{Digest, Reference, quoted, shown};
 use super::registry::Registry;
@@ -189,7 +190,7 @@ enum Member {
 
 impl Archive {
     fn new(file: File, place: &Path) -> Result<Archive> {
-        let file = unzipped(file, place)?;
+        let file = unpacked(file, place)?;
         let mut members = BTreeMap::new();
         for entry in tar::Archive::new(&file).entries_with_seek()?.raw(true) {
             let entry = entry.map_err(quoted).context("is no archive, or damaged")?;
@@ -238,15 +239,17 @@ fn beside(path: &Path, link: &Path) -> Option<PathBuf> {
 }
 
 /// An archive that was compressed as a whole, unpacked into a file without a name.
-fn unzipped(file: File, place: &Path) -> Result<File> {
-    let mut start = [0; 2];
-    if file.read_at(&mut start, 0)? < 2 || start != [0x1f, 0x8b] {
+fn unpacked(file: File, place: &Path) -> Result<File> {
+    let mut start = [0; 4];
+    let read = file.read_at(&mut start, 0)?;
+    let compression = Compression::of(&start[..read]);
+    if compression == Compression::None {
         return Ok(file);
     }
     let mut whole = tempfile::tempfile_in(place)?;
     let limit = crate::limits::IMAGE_BYTES;
-    let decoder = flate2::bufread::MultiGzDecoder::new(io::BufReader::new(file));
-    let bytes = io::copy(&mut decoder.take(limit + 1), &mut whole).context("is damaged")?;
+    let reader = compression.reader(io::BufReader::new(file));
+    let bytes = io::copy(&mut reader.take(limit + 1), &mut whole).context("is damaged")?;
     ensure!(bytes <= limit, "has more than the {limit} bytes that are allowed");
     io::Seek::rewind(&mut whole)?;
     Ok(whole)

@@ -7,10 +7,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use flate2::bufread::MultiGzDecoder;
 use tar::EntryType;
 
 use super::Hashing;
+use super::compression::Compression;
 use super::reference::{Digest, quoted, shown};
 use super::tree::{Attributes, Tree, inside};
 
@@ -82,7 +82,7 @@ fn walk_all(
         format!("unpacked, the image has more than the {} bytes that are allowed", crate::limits::IMAGE_BYTES)
     };
     let before = left.bytes;
-    let mut archive = Hashing::new(unzipped(open()?)?.take(before + 1));
+    let mut archive = Hashing::new(unpacked(open()?)?.take(before + 1));
     walk(&mut archive, |member, bytes| {
         left.bytes = left.bytes.checked_sub(member.bytes).with_context(too_large)?;
         left.entries = left.entries.checked_sub(1).context("it has too many files")?;
@@ -102,15 +102,9 @@ fn place(path: &Path) -> String {
     shown(&path.to_string_lossy())
 }
 
-fn unzipped<'a>(file: Box<dyn Read + 'a>) -> Result<Box<dyn Read + 'a>> {
+fn unpacked<'a>(file: Box<dyn Read + 'a>) -> Result<Box<dyn Read + 'a>> {
     let mut file = BufReader::with_capacity(1 << 16, file);
-    match file.fill_buf()? {
-        [0x1f, 0x8b, ..] => Ok(Box::new(MultiGzDecoder::new(file))),
-        [0x28, 0xb5, 0x2f, 0xfd, ..] => {
-            bail!("it is compressed by zstd: only gzip is read (skopeo copy --dest-compress-format gzip)")
-        }
-        _ => Ok(Box::new(file)),
-    }
+    Ok(Compression::of(file.fill_buf()?).reader(file))
 }
 
 fn take_away(tree: &Tree, member: &Member) -> Result<()> {
@@ -270,5 +264,32 @@ mod tests {
         assert!(refusal.contains("more than the") && put == 0, "{refusal}, {put}");
         let (refusal, put) = put_changed(&[("a", 1), ("b", 1), ("c", 1), ("d", 1), ("e", 1)]);
         assert!(refusal.contains("too many") && put == 3, "{refusal}, {put}");
+    }
+
+    #[test]
+    fn a_layer_in_zstd_is_read_as_far_as_the_image_may_be_and_no_further() {
+        let checked = |file: &[u8], content: &[u8]| {
+            let open = || -> Result<Box<dyn Read>> { Ok(Box::new(io::Cursor::new(file.to_vec()))) };
+            let folder = tempfile::tempdir().unwrap();
+            let tree = Tree::new(folder.path()).unwrap();
+            let content = Digest::of(crate::image::hash(content));
+            check(&open, None, &content, &tree, &mut Left { bytes: 64 << 10, entries: 3 })
+                .map_or_else(|error| format!("{error:#}"), |()| String::new())
+        };
+        let packed = |content: &[u8]| {
+            ruzstd::encoding::compress_to_vec(content, ruzstd::encoding::CompressionLevel::Fastest)
+        };
+        let small = archive(&[("a", 10)]);
+        assert_eq!(checked(&packed(&small), &small), "");
+        let refusal = checked(&packed(&small), &archive(&[("b", 10)]));
+        assert!(refusal.contains("digest"), "{refusal}");
+        let large = archive(&[("a", 100 << 10)]);
+        let refusal = checked(&packed(&large), &large);
+        assert!(refusal.contains("more than the"), "{refusal}");
+        // What follows the archive counts, too: a frame of 1 TiB, in blocks of 128 KiB that are one byte each.
+        let blocks = [2, 0, 16, b'x'].repeat(8 << 20);
+        let bomb = [&packed(&small)[..], &[0x28, 0xb5, 0x2f, 0xfd, 0, 80], &blocks].concat();
+        let refusal = checked(&bomb, &small);
+        assert!(refusal.contains("more than the"), "{refusal}");
     }
 }

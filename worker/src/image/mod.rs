@@ -7,6 +7,7 @@
 //! ```
 //! An image is known by the digest of its description, which names the digests of all layers' contents.
 
+mod compression;
 mod files;
 mod layer;
 mod manifest;
