@@ -19,8 +19,13 @@ pub(crate) const TASK: &str = "/var/task";
 const RUNTIME: &str = "/var/runtime";
 const PATH: &str = "/usr/local/bin:/usr/bin:/bin:/opt/bin";
 const HEAP: &str = "/var/mayfly/lib/libmayfly_heap.so";
+/// In an image. All else there is the image's, whose folders are read-only and whose links nobody may follow before it is
+/// entered; /dev is made for each instance.
+const HEAP_IN_IMAGE: &str = "/dev/mayfly/libmayfly_heap.so";
 const MERGE: &str = "/var/mayfly/lib/libmayfly_merge.so";
 const REST: &str = "/var/mayfly/lib/libmayfly_rest.so";
+/// Of a small instance's huge pages most would lie idle.
+const HEAP_PAGES: &str = "base";
 /// The folder with the page store's socket.
 const STORE: &str = "/var/mayfly/store";
 /// The first host user that instances run as, where the worker is root; far from those that people have.
@@ -69,7 +74,7 @@ pub(crate) fn sources_of(order: &Order, options: &Options, folder: &Path, sharin
     let settings = &deployment.settings;
     let user = FIRST_USER + (order.id % USERS) as u32;
     if let Some(image) = &deployment.code.image {
-        return of_image(order, image, user);
+        return of_image(order, image, options.layers.heap.as_deref(), user);
     }
     let mut binds = vec![bind(&deployment.code.folder, TASK)];
     binds.extend(deployment.opt.folder.iter().map(|folder| bind(folder, "/opt")));
@@ -108,8 +113,9 @@ pub(crate) fn sources_of(order: &Order, options: &Options, folder: &Path, sharin
     }
 }
 
-/// Nothing but the image, which has its own libraries: the layers' would not fit them.
-fn of_image(order: &Order, image: &Image, user: u32) -> Sources {
+/// Nothing but the image, and the heap: that is one library for glibc and musl, of any version. The other layers' would not fit
+/// the image's own libraries.
+fn of_image(order: &Order, image: &Image, heap: Option<&Path>, user: u32) -> Sources {
     let deployment = &order.deployment;
     let config = &deployment.settings.image_config;
     let or =
@@ -131,11 +137,20 @@ fn of_image(order: &Order, image: &Image, user: u32) -> Sources {
     .map(|(name, value)| (name.into(), value.into()))
     .into();
     variables.extend(handler.map(|handler| ("_HANDLER".into(), handler)));
+    if heap.is_some() {
+        variables.insert("MAYFLY_HEAP_PAGES".into(), HEAP_PAGES.into());
+    }
     variables.extend(image.environment.iter().cloned());
+    if heap.is_some() {
+        // After what the image itself preloads.
+        let preloaded = variables.entry("LD_PRELOAD".into()).or_default();
+        let own = [preloaded.as_str(), HEAP_IN_IMAGE];
+        *preloaded = own.iter().filter(|text| !text.is_empty()).copied().collect::<Vec<_>>().join(":");
+    }
     variables.extend(about(order));
     variables.extend(deployment.settings.environment.clone());
     Sources {
-        binds: Vec::new(),
+        binds: heap.map(|library| bind(library, HEAP_IN_IMAGE)).into_iter().collect(),
         command,
         environment: variables.into_iter().collect(),
         user,
@@ -230,8 +245,7 @@ fn variables(order: &Order, options: &Options, sharing: Sharing) -> Vec<(String,
     }
     if layers.heap.is_some() {
         preloaded.push(HEAP);
-        // Of a small instance's huge pages most would lie idle.
-        add("MAYFLY_HEAP_PAGES", "base".into());
+        add("MAYFLY_HEAP_PAGES", HEAP_PAGES.into());
         if shares && python {
             // Where objects lie shall not depend on time, so that pages with pointers are alike (UPM §IV-B): one lifetime
             // class, and a clock that stands still until the instance has rested once, which bootstrap.py sees to.

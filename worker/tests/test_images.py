@@ -103,7 +103,9 @@ def test_an_image_in_a_folder_an_archive_of_either_kind_and_compressed(running, 
         environment = answer["environment"]
         assert environment["OF_THE_IMAGE"] == "yes" and environment["LANG"] == "C"
         assert environment["AWS_LAMBDA_FUNCTION_NAME"] == name
-        assert "LD_PRELOAD" not in environment, "the host's libraries are not the image's"
+        assert environment["LD_PRELOAD"] == "/dev/mayfly/libmayfly_heap.so", (
+            "and no other library of the host's"
+        )
         # Nothing of the host, and no more than the image and what each instance has.
         own = {"/dev", "/etc", "/proc", "/tmp", "/.mask"}
         assert set(answer["files"]) == {"/usr", "/lib", "/lib64", "/var"} | own
