@@ -17,11 +17,12 @@ _HEAP = "libmayfly_heap.so"
 
 def packed(data: Contexts, files: list[Ranges]) -> tuple[np.ndarray, list[str]]:
     """The model file's section: names of functions, in which files each is, and of each context its bytes and
-    functions. And where each file was, if it has functions of these contexts: no other one matters."""
+    functions, of which code that has no name is none. And where each file was, if it has functions of these
+    contexts: no other one matters."""
     numbers: dict[str, int] = {}
     contexts: dict[tuple[int, ...], int] = {}
     for stack, size in zip(data.stacks, data.bytes.tolist(), strict=True):
-        names = [name for frame in stack[:MOST_FRAMES] for name in functions_of(frame)]
+        names = [name for frame in stack[:MOST_FRAMES] for name in functions_of(frame) if name]
         functions = tuple(numbers.setdefault(name, len(numbers)) for name in names)
         contexts[functions] = contexts.get(functions, 0) + int(size)
     paths = [""] * len(files)

@@ -68,7 +68,8 @@ def make(data: Contexts, made_by: Recipe = USUAL) -> Model:
     stacks = [
         [name for frame in stack for name in functions_of(frame)][:MOST_FUNCTIONS] for stack in data.stacks
     ]
-    names = ["", *sorted({name for stack in stacks for name in stack})[: MOST_ROWS - 1]]
+    # What has no name is what is not known.
+    names = ["", *sorted({name for stack in stacks for name in stack if name})[: MOST_ROWS - 1]]
     numbers = {name: number for number, name in enumerate(names)}
     sequences = [[numbers.get(name, UNKNOWN) for name in stack] for stack in stacks]
     told: dict[int, int] = {}

@@ -11,6 +11,9 @@ UNKNOWN = 0
 FRAME_END = 1
 """The number of `@`, which separates frames."""
 RESERVED = ("UNK", "@")
+ANONYMOUS = "[anonymous]"
+"""A frame in code that is in no file, made while its program ran (lifetime/src/symbols.rs). To the heap it is
+code that no model knows, and so it is here: it has no words."""
 
 # All that is not ASCII is part of a word: lifetime/src/names.rs, which does the same, needs no tables then.
 _LETTER = r"[0-9A-Za-z_\x80-\U0010ffff]"
@@ -23,8 +26,8 @@ _BUILD_SPECIFIC = re.compile(
 
 
 def plain(name: str) -> str:
-    """A name without what is different in each build."""
-    return _BUILD_SPECIFIC.sub("", name)
+    """A name without what is different in each build; nothing of code that has none."""
+    return "" if name == ANONYMOUS else _BUILD_SPECIFIC.sub("", name)
 
 
 def functions_of(frame: str) -> list[str]:

@@ -91,6 +91,33 @@ fn what_cannot_be_profiled_is_refused_before_it_starts() {
 }
 
 #[test]
+fn code_that_was_made_at_run_time_has_the_names_that_its_program_wrote_and_else_one() {
+    let folder = tempdir().unwrap();
+    let (program, raw) = (folder.path().join("made"), folder.path().join("out.profile"));
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("train/tests/made_code.c");
+    assert!(Command::new("cc").args(["-O1", "-o"]).arg(&program).arg(source).status().unwrap().success());
+    let mut profile = mayfly();
+    profile.args(["profile", "--every", "8k", "-o"]).arg(folder.path().join("out")).arg("--").arg(&program);
+    let output = profile.arg("3").env("MAYFLY_HEAP_LIB", heap_library()).output().unwrap();
+    let without = String::from_utf8(output.stderr).unwrap();
+    assert!(without.contains("brief < [anonymous]\n"), "{without}");
+
+    let map = format!("/tmp/perf-{}.map", Profile::read(&raw).unwrap().pid);
+    std::fs::write(&map, "2ffffff00 20 elsewhere\n300000000 1000 JS:*serve server.js:3\n").unwrap();
+    let shown = || {
+        let mut command = mayfly();
+        String::from_utf8(command.args(["profile", "--from"]).arg(&raw).output().unwrap().stderr).unwrap()
+    };
+    let with = shown();
+    let hour_later = std::time::SystemTime::now() + std::time::Duration::from_secs(3600);
+    std::fs::File::options().write(true).open(&map).unwrap().set_modified(hour_later).unwrap();
+    let of_another = shown();
+    std::fs::remove_file(&map).unwrap();
+    assert!(with.contains("brief < JS:*serve server.js:3\n"), "{with}");
+    assert!(of_another.contains("brief < [anonymous]\n"), "{of_another}");
+}
+
+#[test]
 fn a_folder_that_is_not_there_is_named() {
     let folder = tempdir().unwrap();
     let mut command = mayfly();

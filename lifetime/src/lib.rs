@@ -11,6 +11,7 @@ pub mod code;
 pub mod label;
 pub mod model;
 pub mod names;
+mod perf_map;
 pub mod pprof;
 pub mod profile;
 pub mod profile_file;

@@ -10,7 +10,7 @@ use flate2::read::ZlibDecoder;
 use lifetime_model::file::STEP_END;
 use serde::de::DeserializeOwned;
 
-use crate::symbols::INLINED_SEPARATOR;
+use crate::symbols::{ANONYMOUS, INLINED_SEPARATOR};
 
 /// The number of a token that is not in the vocabulary, and of a function that is not in a table.
 const UNKNOWN: u16 = 0;
@@ -158,8 +158,11 @@ fn tokens(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// A name without what is different in each build: rustc's hash, and the numbers of GCC's clones.
+/// A name without what is different in each build: rustc's hash, and the numbers of GCC's clones. Code that has no name has none.
 fn plain(name: &str) -> Cow<'_, str> {
+    if name == ANONYMOUS {
+        return Cow::Borrowed("");
+    }
     let bytes = name.as_bytes();
     let (mut kept, mut copied, mut at) = (String::new(), 0, 0);
     while at < bytes.len() {
@@ -248,6 +251,7 @@ mod tests {
             ("f(int) [clone .cold]", "f(int)"),
             ("f [clone ", "f [clone "),
             ("größe.llvm.99…", "größe…"),
+            (ANONYMOUS, ""),
         ] {
             assert_eq!(plain(name), wanted, "{name}");
         }
@@ -292,6 +296,11 @@ mod tests {
         assert_eq!(frames.entries("f(x).part.3"), [4 | end]);
         assert_eq!(frames.entries("f(x, f)"), [2, 3 | end]);
         assert_eq!(frames.entries("()"), [end]);
+        // What has no name is what is not known, or, where training met some, what that was.
+        assert_eq!(table.entries(ANONYMOUS), table.entries(""));
+        assert_eq!(tokens.entries(ANONYMOUS), [1 | end]);
+        let seen = Names::read(&section("lstm-frames", &["UNK", "@"], &[ANONYMOUS]), 3).unwrap();
+        assert_eq!((frames.entries(ANONYMOUS), seen.entries("")), (vec![end], vec![2 | end]));
     }
 
     #[test]

@@ -49,9 +49,13 @@ fn path_of(name: &str) -> &str {
 
 /// A function's name as people say it, cut where a line would not hold four of them.
 pub fn short(name: &str) -> String {
-    const MOST: usize = 40;
     let plain = without_arguments(base(name));
-    let plain = if plain.is_empty() { name } else { &plain };
+    end_of(if plain.is_empty() { name } else { &plain })
+}
+
+/// As much of a name as a line has room for.
+pub fn end_of(plain: &str) -> String {
+    const MOST: usize = 40;
     if plain.chars().count() <= MOST {
         return plain.to_owned();
     }

@@ -11,13 +11,14 @@ use std::path::{Path, PathBuf};
 use addr2line::{Loader, demangle_auto};
 use object::{Endianness, Object, ReadCache, read::elf::ElfFile64};
 
+use crate::perf_map::PerfMap;
 use crate::profile::{Frame, Module, Profile};
 use crate::root::Root;
 
 /// A function on the stack.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Function {
-    /// Demangled; `module+0xoffset` when nothing is known.
+    /// Demangled; `module+0xoffset` when nothing is known, and [`ANONYMOUS`] in no module.
     pub name: String,
     /// Its source file; empty when it is not known.
     pub file: String,
@@ -28,12 +29,18 @@ pub struct Function {
 /// Stands between the functions of one frame, where calls were inlined.
 pub const INLINED_SEPARATOR: &str = ";";
 
+/// The name of all code that is in no file, made while its program ran: where it lies is chance, another place in each run, and the
+/// heap, which is to predict by it, knows no more of it either.
+pub const ANONYMOUS: &str = "[anonymous]";
+
 /// Finds and keeps names. A module's file is opened when the first of its frames is asked for.
 pub struct Symbols<'a> {
     modules: &'a [Module],
     root: &'a Root,
     loaders: Vec<OnceCell<Option<Opened>>>,
     known: HashMap<Frame, Vec<Function>>,
+    /// Of code that the program made.
+    made: PerfMap,
     /// Modules whose file is not what ran, and why.
     pub missing: Vec<String>,
 }
@@ -46,13 +53,13 @@ impl<'a> Symbols<'a> {
 
     /// Names from the files of a profile's modules where its program had them.
     pub fn below(root: &'a Root, profile: &'a Profile) -> Self {
-        Self::of_modules(root, &profile.modules)
+        Self { made: PerfMap::of(root, profile), ..Self::of_modules(root, &profile.modules) }
     }
 
     /// Names from the files of these modules where their program has them.
     pub fn of_modules(root: &'a Root, modules: &'a [Module]) -> Self {
         let loaders = modules.iter().map(|_| OnceCell::new()).collect();
-        Self { modules, root, loaders, known: HashMap::new(), missing: Vec::new() }
+        Self { modules, root, loaders, known: HashMap::new(), made: PerfMap::default(), missing: Vec::new() }
     }
 
     fn opened(&mut self, number: usize) -> Option<&Opened> {
@@ -71,14 +78,26 @@ impl<'a> Symbols<'a> {
             // The call is before the address that it returns to.
             let found = opened.map(|opened| functions(&opened.loader, frame.offset.wrapping_sub(1)));
             let found = found.filter(|found| !found.is_empty());
-            let found = found.unwrap_or_else(|| vec![unknown(self.modules, frame)]);
+            let found = found.unwrap_or_else(|| vec![self.unknown(frame)]);
             self.known.insert(frame, found);
         }
         &self.known[&frame]
     }
 
+    fn unknown(&self, frame: Frame) -> Function {
+        let name = match frame.module.map(|number| self.modules[number].path.file_name().unwrap_or_default())
+        {
+            Some(file) => format!("{}+{:#x}", file.to_string_lossy(), frame.offset),
+            None => self.made.at(frame.offset.wrapping_sub(1)).unwrap_or(ANONYMOUS).to_owned(),
+        };
+        Function { name, file: String::new(), line: 0 }
+    }
+
     /// What training knows a frame by: the names of its functions, innermost first.
     pub fn text_of(&mut self, frame: Frame) -> String {
+        if frame.module.is_none() {
+            return ANONYMOUS.to_owned(); // whatever people are told: the heap has no names
+        }
         let names: Vec<&str> = self.of(frame).iter().map(|function| plain(&function.name)).collect();
         names.join(INLINED_SEPARATOR)
     }
@@ -92,12 +111,6 @@ impl<'a> Symbols<'a> {
 /// A name without its version: `@` separates frames.
 pub(crate) fn plain(name: &str) -> &str {
     name.split('@').next().unwrap_or(name)
-}
-
-fn unknown(modules: &[Module], frame: Frame) -> Function {
-    let module = frame.module.and_then(|number| modules[number].path.file_name());
-    let module = module.map_or(Cow::Borrowed("anonymous"), |name| name.to_string_lossy());
-    Function { name: format!("{module}+{:#x}", frame.offset), file: String::new(), line: 0 }
 }
 
 /// The functions at an address, innermost first; none if nothing is known.

@@ -167,3 +167,25 @@ def test_the_heap_predicts_what_python_does(profile, trained):
         of_stack["@".join(stack)] == label for stack, label in zip(data.stacks, data.labels, strict=True)
     ]
     assert abs(100 * np.mean(right) - said["train.all.unweighted_percent"]) < 0.01
+
+
+@pytest.mark.parametrize("encoder", ["table", "lstm-frames"])
+def test_code_that_was_made_at_run_time_is_the_same_in_another_run(encoder, tmp_path):
+    """It lies elsewhere, and neither the profile nor the heap goes by where."""
+    program, model = tmp_path / "made", tmp_path / "made.mayfly-model"
+    run("cc", "-O1", "-g", "-o", program, HERE / "made_code.c")
+    runs = [tmp_path / f"run{number}" for number in range(1, 3)]
+    for number, name in enumerate(runs, start=1):
+        run(TARGET / "mayfly", "profile", "--every", "2k", "-o", name, "--", program, number)
+    tables = [name.with_suffix(".parquet") for name in runs]
+    stacks = [set(pq.read_table(table, columns=["stack"])["stack"].to_pylist()) for table in tables]
+    stacks = [{stack for stack in of_run if "[anonymous]" in stack} for of_run in stacks]
+    assert stacks[0] == stacks[1] and {stack.split("@")[0] for stack in stacks[0]} >= {"brief", "kept"}
+    options = ["--encoder", encoder, "--rounds", 40, "--json"]
+    said = json.loads(run(TARGET / "mayfly", "train", *tables, "-o", model, *options))
+    assert said["train.other_run.bytes_percent"] > 95
+    command = [TARGET / "mayfly", "predict", "--model", model, runs[1].with_suffix(".profile"), "--json"]
+    answers = [json.loads(line)["class"] for line in run(*command).splitlines()]
+    rows = pq.read_table(tables[1], columns=["stack"])["stack"].to_pylist()
+    told = {stack.split("@")[0]: answer for stack, answer in zip(rows, answers, strict=True)}
+    assert (told["brief"], told["kept"]) == (0, 6)

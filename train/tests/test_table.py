@@ -80,6 +80,17 @@ def test_what_begins_alike_dies_alike_if_enough_contexts_do(tmp_path):
     assert classes(model, "alloc@vector@grow@main@another_libc") == [3], "whatever calls main"
 
 
+def test_code_that_has_no_name_is_what_the_heap_knows_of_it(tmp_path):
+    """That is nothing: in no model's file is code that was made while a program ran."""
+    stacks = {"get@keep@[anonymous]": 6, "get@drop@[anonymous]": 0, "get@[anonymous]@[anonymous]": 3}
+    path = profile(tmp_path / "p.parquet", stacks)
+    model = table.make(contexts.load("duckdb", [path]))
+    assert classes(model, *stacks) == [6, 0, 3]
+    link.link(model, [])
+    assert model.steps.tolist() == [model_file.STEP_ENDS], "of frame 0, that of unknown code"
+    assert model_file.unpacked_names(model.names)[1] == ["", "drop", "get", "keep"]
+
+
 def test_of_contexts_that_differ_in_nothing_else_the_one_with_most_bytes_decides(tmp_path):
     stacks = {"get@f.part.0@main": 1, "get@f@main": 4}
     for sizes, wanted in [((9, 1000), 4), ((1000, 9), 1)]:

@@ -1,7 +1,16 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.tokens import FRAME_END, RESERVED, UNKNOWN, Vocabulary, tokenize, without_arguments
+from train.tokens import (
+    ANONYMOUS,
+    FRAME_END,
+    RESERVED,
+    UNKNOWN,
+    Vocabulary,
+    functions_of,
+    tokenize,
+    without_arguments,
+)
 
 names = st.text(st.sampled_from("ab_Z9:<>(),*&~ .@{}#"), max_size=30)
 
@@ -49,6 +58,11 @@ def test_every_name_has_numbers_within_the_vocabulary(seen, asked, size):
 def test_the_vocabulary_does_not_depend_on_the_order(seen, random):
     shuffled = random.sample(seen, len(seen))
     assert Vocabulary.of(seen, 7).tokens == Vocabulary.of(shuffled, 7).tokens
+
+
+def test_code_without_a_name_has_no_words():
+    assert tokenize(ANONYMOUS) == [] and functions_of(ANONYMOUS) == [""]
+    assert tokenize("(anonymous namespace)::g") == ["anonymous", "namespace", "g"]
 
 
 def test_arguments_are_left_out():

@@ -118,16 +118,21 @@ fn page(data: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lifetime::profile::Frame;
+    use lifetime::profile::{Frame, Module};
 
     fn profile(contexts: &[(&[u64], f64)]) -> Profile {
         let context = |&(places, bytes): &(&[u64], f64)| Context {
-            frames: places.iter().map(|&offset| Frame { module: None, offset }).collect(),
+            frames: places.iter().map(|&offset| Frame { module: Some(0), offset }).collect(),
             bytes,
             allocations: 2.0,
             ..Context::default()
         };
-        Profile { contexts: contexts.iter().map(context).collect(), ..Profile::default() }
+        let server = Module { path: "server".into(), build_id: Vec::new(), addresses: 0..9, load_address: 0 };
+        Profile {
+            modules: vec![server],
+            contexts: contexts.iter().map(context).collect(),
+            ..Profile::default()
+        }
     }
 
     #[test]
@@ -145,10 +150,10 @@ mod tests {
             .collect();
         let wanted = [
             ("all", usize::MAX, 0.0, 0.0),
-            ("anonymous+0x9", 0, 0.0, 0.0),
-            ("anonymous+0x1", 1, 10.0, 0.0),
-            ("anonymous+0x2", 1, 20.0, 5.0),
-            ("anonymous+0x3", 0, 0.0, 1.0),
+            ("server+0x9", 0, 0.0, 0.0),
+            ("server+0x1", 1, 10.0, 0.0),
+            ("server+0x2", 1, 20.0, 5.0),
+            ("server+0x3", 0, 0.0, 1.0),
         ];
         assert_eq!(found, wanted);
     }

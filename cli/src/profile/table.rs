@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use lifetime::label::{CLASS_NAMES, lifetime, t95};
 use lifetime::profile::{Context, Frame, Profile};
-use lifetime::readable::{says_nothing, short};
+use lifetime::readable::{end_of, says_nothing, short};
 use lifetime::symbols::Symbols;
 use serde_json::{Value, json};
 
@@ -91,7 +91,9 @@ fn line_of(frames: &[Frame], symbols: &mut Symbols) -> String {
     let mut telling = Vec::new();
     for &frame in frames {
         for function in symbols.of(frame) {
-            let name = short(&function.name);
+            // What a program calls code that it made is no name of a compiler's.
+            let is_made = frame.module.is_none();
+            let name = if is_made { end_of(&function.name) } else { short(&function.name) };
             if !says_nothing(&function.name) {
                 telling.push(name.clone());
             }
@@ -248,14 +250,14 @@ fn signed(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lifetime::profile::{Alive, Frees};
+    use lifetime::profile::{Alive, Frees, Module};
 
     fn context(offset: u64, bytes: f64, freed: u64, ages_s: &[u64]) -> Context {
         let alive = ages_s.iter().map(|age| Alive { age_ns: age * 1_000_000_000, for_ever: true }).collect();
         let mut classes = [0; 7];
         classes[0] = freed;
         Context {
-            frames: vec![Frame { module: None, offset }],
+            frames: vec![Frame { module: Some(0), offset }],
             sampled: freed + ages_s.len() as u64,
             allocations: bytes / 64.0,
             bytes,
@@ -268,7 +270,8 @@ mod tests {
     }
 
     fn profile(contexts: Vec<Context>) -> Profile {
-        Profile { contexts, duration_ns: 1_000_000_000, ..Profile::default() }
+        let server = Module { path: "server".into(), build_id: Vec::new(), addresses: 0..9, load_address: 0 };
+        Profile { modules: vec![server], contexts, duration_ns: 1_000_000_000, ..Profile::default() }
     }
 
     #[test]
@@ -283,24 +286,24 @@ mod tests {
         assert!(lines[0].ends_with("were never freed"), "{text}");
         assert_eq!(lines.len(), 4, "what was all freed is no leak: {text}");
         assert!(
-            lines[2].contains("768") && lines[2].contains("75.0%") && lines[2].ends_with("anonymous+0x2"),
+            lines[2].contains("768") && lines[2].contains("75.0%") && lines[2].ends_with("server+0x2"),
             "{text}"
         );
-        assert!(lines[3].ends_with("anonymous+0x1"), "{text}");
+        assert!(lines[3].ends_with("server+0x1"), "{text}");
     }
 
     #[test]
     fn places_of_frees_are_ordered_by_objects() {
         let mut one = context(1, 4096.0, 9, &[]);
-        let freed = |offset, objects| Frees { frames: vec![Frame { module: None, offset }], objects };
+        let freed = |offset, objects| Frees { frames: vec![Frame { module: Some(0), offset }], objects };
         one.frees = vec![freed(7, 1), freed(8, 3)];
         let profile = profile(vec![context(2, 1e9, 9, &[]), one]);
         let text = frees(&profile, &mut Symbols::new(&profile), 10);
         let lines: Vec<&str> = text.lines().skip(1).collect();
         assert_eq!(lines.len(), 3, "of the other one nothing was seen: {text}");
-        assert!(lines[0].ends_with("anonymous+0x1"), "{text}");
-        assert!(lines[1].ends_with("75.0%  freed by anonymous+0x8"), "{text}");
-        assert!(lines[2].ends_with("25.0%  freed by anonymous+0x7"), "{text}");
+        assert!(lines[0].ends_with("server+0x1"), "{text}");
+        assert!(lines[1].ends_with("75.0%  freed by server+0x8"), "{text}");
+        assert!(lines[2].ends_with("25.0%  freed by server+0x7"), "{text}");
     }
 
     #[test]
@@ -309,8 +312,8 @@ mod tests {
         let before = profile(vec![context(2, 8999.0, 0, &[1]), context(3, 2048.0, 9, &[])]);
         let text = difference((&now, &mut Symbols::new(&now)), (&before, &mut Symbols::new(&before)), 10);
         let lines: Vec<&str> = text.lines().skip(2).collect();
-        assert!(lines[0].contains("+4") && lines[0].ends_with("anonymous+0x1"), "{text}");
-        assert!(lines[1].contains("-2") && lines[1].ends_with("anonymous+0x3"), "{text}");
-        assert!(lines[2].contains("10ms      inf") && lines[2].ends_with("anonymous+0x2"), "{text}");
+        assert!(lines[0].contains("+4") && lines[0].ends_with("server+0x1"), "{text}");
+        assert!(lines[1].contains("-2") && lines[1].ends_with("server+0x3"), "{text}");
+        assert!(lines[2].contains("10ms      inf") && lines[2].ends_with("server+0x2"), "{text}");
     }
 }

@@ -1,0 +1,98 @@
+//! Names of code that a program made while it ran, where it writes them down: `/tmp/perf-PID.map`, which V8 (`--perf-basic-prof`), the
+//! JVM's agents and CPython write for Linux' perf. They are for people: the heap, which predicts, knows no names.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::time::{Duration, UNIX_EPOCH};
+
+use crate::profile::Profile;
+use crate::root::Root;
+
+/// A file ends here: a day of V8's is some MiB, and it is the program's own word.
+const MOST_BYTES: u64 = 256 << 20;
+/// One that was written to so long after the profile's end is of another process of that number.
+const AFTERWARDS: Duration = Duration::from_secs(60);
+
+/// Code by its address.
+#[derive(Debug, Default)]
+pub(crate) struct PerfMap {
+    /// By its beginning: the first address behind it, and its name. None overlaps another.
+    code: BTreeMap<u64, (u64, String)>,
+}
+
+impl PerfMap {
+    /// What the process of a profile wrote while it was taken; empty if it wrote nothing, or if the profile is of several: their
+    /// addresses are not to be told apart.
+    pub(crate) fn of(root: &Root, profile: &Profile) -> Self {
+        let made_code = |frame: &crate::profile::Frame| frame.module.is_none();
+        if profile.processes > 1
+            || !profile.contexts.iter().any(|context| context.frames.iter().any(made_code))
+        {
+            return Self::default();
+        }
+        let path = format!("/tmp/perf-{}.map", profile.pid);
+        let Ok(file) = root.open(Path::new(&path)) else { return Self::default() };
+        let start = UNIX_EPOCH + Duration::from_nanos(profile.start_unix_ns);
+        let during = start..=start + Duration::from_nanos(profile.duration_ns) + AFTERWARDS;
+        match file.metadata().and_then(|known| known.modified()) {
+            Ok(written) if during.contains(&written) => Self::read(BufReader::new(file.take(MOST_BYTES))),
+            _ => Self::default(),
+        }
+    }
+
+    /// Lines of beginning and bytes, in hexadecimal, and a name. Of two that overlap the later counts: the place was used again.
+    fn read(mut lines: impl BufRead) -> Self {
+        let (mut map, mut line) = (Self::default(), Vec::new());
+        while lines.read_until(b'\n', &mut line).is_ok_and(|bytes| bytes > 0) {
+            if let Some((start, end, name)) = parsed(String::from_utf8_lossy(&line).trim_end()) {
+                map.add(start, end, name);
+            }
+            line.clear();
+        }
+        map
+    }
+
+    fn add(&mut self, start: u64, end: u64, name: String) {
+        while let Some((&before, &(its_end, _))) = self.code.range(..end).next_back()
+            && its_end > start
+        {
+            self.code.remove(&before);
+        }
+        self.code.insert(start, (end, name));
+    }
+
+    /// The name of the code at an address.
+    pub(crate) fn at(&self, address: u64) -> Option<&str> {
+        let (_, (end, name)) = self.code.range(..=address).next_back()?;
+        (address < *end).then_some(name)
+    }
+}
+
+fn parsed(line: &str) -> Option<(u64, u64, String)> {
+    let mut parts = line.splitn(3, ' ');
+    let mut number = || u64::from_str_radix(parts.next()?.trim_start_matches("0x"), 16).ok();
+    let (start, bytes) = (number()?, number()?);
+    let name = parts.next().filter(|name| !name.is_empty() && bytes > 0)?;
+    Some((start, start.checked_add(bytes)?, name.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_is_known_by_the_last_name_that_its_place_had() {
+        let text = "1000 20 JS:*serve server.js:3:1\n1020 10 Builtin:Call\nnonsense\n2000 zz bad\n\n3000 0 none\n0x1018 0x10 JS:~later\n\
+                    ffffffffffffffff 2 beyond\n";
+        let map = PerfMap::read(text.as_bytes());
+        assert_eq!(map.at(0x1018), Some("JS:~later"));
+        assert_eq!(map.at(0x1027), Some("JS:~later"));
+        for gone in [0x1000, 0x1017, 0x1028, 0x2000, 0x3000, u64::MAX] {
+            assert_eq!(map.at(gone), None, "{gone:#x}");
+        }
+        let map = PerfMap::read(&b"1000 20 JS:*serve server.js:3:1\n1020 10 Builtin:Call"[..]);
+        assert_eq!(map.at(0x101f), Some("JS:*serve server.js:3:1"));
+        assert_eq!((map.at(0x1020), map.at(0xfff)), (Some("Builtin:Call"), None));
+    }
+}
