@@ -3,8 +3,8 @@
 //! contradicted by objects that were watched until they were freed. Then it is asked no more, and the heap learns online.
 //!
 //! Short of that, it is weighed against what would be learned without it: of each watched object both are asked, and what
-//! each one's word would have cost ([`cost`]) is added up, for its caller and what the model says, and for all. Whoever cost less is followed. So the two
-//! together end no worse than the better of them, but for what it takes to tell which that is.
+//! each one's word would have cost ([`cost`]) is added up, for its caller and what the model says, and for all. Whoever cost less is followed. So by
+//! that count the two together cost no more than the better of them, but for what it takes to tell which that is.
 
 use core::sync::atomic::{AtomicBool, AtomicI8, AtomicI32, AtomicU32, Ordering::Relaxed};
 
