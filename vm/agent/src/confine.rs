@@ -176,13 +176,17 @@ const CODE: &str = "/run/mayfly-code";
 /// What `virtio-blk` says the code disk is.
 const CODE_SERIAL: &str = "mayfly-code";
 
+/// Where a worker's function may see parts of the code disk: what it runs from, and in an image's root, whose folders may be links,
+/// the one below /dev, which is the instance's own.
+const SEEN: [&str; 3] = ["/var/", "/opt", "/dev/mayfly/"];
+
 /// What a worker's function sees of the code disk.
 fn binds(confinement: &Confinement) -> io::Result<Vec<(String, String)>> {
     if confinement.user == 0 {
         return Err(io::Error::other("a function cannot own its root"));
     }
     let seen = |(source, target): &(String, String)| {
-        if !is_plain(target) || !target.starts_with("/var/") && !target.starts_with("/opt") {
+        if !is_plain(target) || !SEEN.iter().any(|place| target.starts_with(place)) {
             return Err(io::Error::other(format!("{source} at {target}: not allowed")));
         }
         Ok((of_code(source)?, target.clone()))
