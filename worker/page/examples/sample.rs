@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use worker_page::data::{Event, FunctionSample, Instance, Layers, Sample, Vm};
-use worker_page::page::{Counts, Function, Percentiles, View, page};
+use worker_page::page::page;
+use worker_page::view::{Counts, Function, Percentiles, Requests, View};
 
 const MIB: f64 = (1 << 20) as f64;
 
@@ -95,7 +96,7 @@ fn main() {
         memory_mib: 384,
         reserved: None,
         queued: 0,
-        counts: worker_page::page::Requests::default(),
+        counts: Requests::default(),
     });
     let times = |ms| Percentiles {
         p50_ms: Some(ms),

@@ -8,7 +8,7 @@
 //! | [`data`] | what a worker tells of itself, as types and as JSON |
 //! | [`chart`], [`lanes`] | charts over time: areas on one another and lines; events |
 //! | [`figures`] | what samples and events come to |
-//! | [`page`] | the page at `/` |
+//! | [`view`], [`page`] | what the page at `/` is made from; the page |
 //! | [`run`] | a run kept in a file, and what it comes to in numbers |
 //! | [`report`] | runs beside one another, as one file |
 //! | [`text`] | amounts and times in words, and text in HTML |
@@ -21,3 +21,4 @@ pub mod page;
 pub mod report;
 pub mod run;
 pub mod text;
+pub mod view;

@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
 use hyper::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderName, HeaderValue};
-use worker_page::page::{self, Counts, Function, MINUTES, Percentiles, Requests, View};
+use worker_page::page::{self, MINUTES};
+use worker_page::view::{Counts, Function, Percentiles, Requests, View};
 
 use super::{Api, history};
 use crate::count::{BUCKETS_S, Count, Histogram};

@@ -1,0 +1,208 @@
+//! What the pool does: in single cases, and under random events.
+
+mod model;
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use worker::pool::{Action, Capacity, Pool, Refusal, Time};
+
+fn capacity() -> Capacity {
+    Capacity {
+        concurrency: 6,
+        starting: 2,
+        memory_mib: 1024,
+        queue: 4,
+        queue_wait: Duration::from_secs(10),
+        keep_alive: Duration::from_secs(60),
+    }
+}
+
+#[test]
+fn a_burst_starts_as_many_as_may_start_and_the_rest_wait() {
+    let mut pool = Pool::new(capacity());
+    pool.set_function(1, 128);
+    let starts: usize = (0..4).map(|request| pool.request(1, request, Time::ZERO).len()).sum();
+    assert_eq!(starts, 2, "two start at once");
+    assert_eq!(
+        pool.ready(1, Time::ZERO),
+        [Action::Dispatch { instance: 1, request: 0 }, Action::Start { instance: 3, function: 1 }]
+    );
+}
+
+#[test]
+fn a_full_queue_and_a_long_wait_are_refused_with_the_reason() {
+    let mut pool = Pool::new(capacity());
+    pool.set_function(1, 128);
+    pool.reserve(1, Some(1));
+    for request in 0..4 {
+        pool.request(1, request, Time::ZERO);
+    }
+    let refused = |request| Action::Refuse { request, refusal: Refusal::Reserved };
+    assert_eq!(pool.request(1, 9, Time::ZERO), [refused(9)]);
+    assert_eq!(pool.tick(Duration::from_secs(10)), [refused(0), refused(1), refused(2), refused(3)]);
+    pool.reserve(1, Some(0));
+    assert_eq!(pool.request(1, 10, Time::ZERO), [refused(10)]);
+}
+
+#[test]
+fn an_idle_instance_makes_room_for_another_function() {
+    let mut pool = Pool::new(Capacity { memory_mib: 512, ..capacity() });
+    pool.set_function(1, 512);
+    pool.set_function(2, 256);
+    pool.request(1, 0, Time::ZERO);
+    pool.ready(1, Time::ZERO);
+    pool.ready(1, Time::ZERO);
+    assert_eq!(pool.counts(Some(1)).idle, 1);
+    assert_eq!(pool.request(2, 1, Time::ZERO), [Action::Stop { instance: 1 }], "its memory is needed");
+    assert_eq!(pool.gone(1), [Action::Start { instance: 2, function: 2 }], "and free when it is gone");
+}
+
+#[test]
+fn instances_end_when_they_were_idle_for_long() {
+    let mut pool = Pool::new(capacity());
+    pool.set_function(1, 128);
+    pool.request(1, 0, Time::ZERO);
+    pool.ready(1, Time::ZERO);
+    pool.ready(1, Duration::from_secs(5));
+    assert_eq!(pool.tick(Duration::from_secs(64)), []);
+    assert_eq!(pool.tick(Duration::from_secs(65)), [Action::Stop { instance: 1 }]);
+    assert_eq!(pool.gone(1), []);
+    assert!(pool.is_empty());
+}
+
+#[test]
+fn a_request_waits_for_an_instance_that_has_just_answered() {
+    let mut pool = Pool::new(capacity());
+    pool.set_function(1, 128);
+    pool.request(1, 0, Time::ZERO);
+    pool.ready(1, Time::ZERO);
+    pool.answered(1, Duration::from_secs(1));
+    assert_eq!(pool.request(1, 1, Duration::from_secs(1)), []);
+    assert_eq!(pool.request(1, 2, Duration::from_secs(1)), [Action::Start { instance: 2, function: 1 }]);
+    assert_eq!(pool.ready(1, Duration::from_secs(1)), [Action::Dispatch { instance: 1, request: 1 }]);
+    // One that does not ask again is waited for no longer than that.
+    pool.answered(1, Duration::from_secs(2));
+    assert_eq!(pool.request(1, 3, Duration::from_secs(2)), []);
+    assert_eq!(pool.tick(Duration::from_secs(3)), [Action::Start { instance: 3, function: 1 }]);
+}
+
+#[test]
+fn one_failed_start_answers_one_request() {
+    let mut pool = Pool::new(capacity());
+    pool.set_function(1, 128);
+    pool.request(1, 0, Time::ZERO);
+    pool.request(1, 1, Time::ZERO);
+    assert_eq!(pool.gone(1), [Action::FailedStart { instance: 1, request: 0 }]);
+    assert_eq!(pool.gone(2), [Action::FailedStart { instance: 2, request: 1 }]);
+    assert!(pool.is_empty(), "no request is left, so nothing starts");
+}
+
+/// As many instances of function 1 as fit, all busy, and as many requests waiting.
+fn full_of_one(capacity: Capacity) -> Pool {
+    let mut pool = Pool::new(capacity);
+    pool.set_function(1, 256);
+    pool.set_function(2, 256);
+    for instance in 1..=4 {
+        pool.request(1, instance, Time::ZERO);
+        pool.ready(instance, Time::ZERO);
+    }
+    assert_eq!((pool.counts(Some(1)).busy, pool.memory_mib()), (4, 1024));
+    pool.request(1, 5, Time::ZERO);
+    pool.request(1, 6, Time::ZERO);
+    pool
+}
+
+#[test]
+fn a_function_whose_room_another_holds_gets_an_instance_when_one_of_the_others_is_done() {
+    let mut pool = full_of_one(capacity());
+    assert_eq!(pool.request(2, 9, Duration::from_secs(1)), [], "all are busy");
+    let now = Duration::from_secs(2);
+    // One of them takes no more, though requests wait that are older.
+    assert_eq!(pool.ready(1, now), [Action::Stop { instance: 1 }]);
+    assert_eq!(pool.ready(2, now), [Action::Dispatch { instance: 2, request: 5 }], "one is enough");
+    assert_eq!(pool.gone(1), [Action::Start { instance: 5, function: 2 }]);
+    assert_eq!(pool.ready(5, now), [Action::Dispatch { instance: 5, request: 9 }]);
+}
+
+#[test]
+fn the_same_where_concurrency_is_short() {
+    let mut pool = full_of_one(Capacity { concurrency: 4, memory_mib: 9999, ..capacity() });
+    assert_eq!(pool.request(2, 9, Duration::from_secs(1)), []);
+    let now = Duration::from_secs(2);
+    let actions = pool.ready(1, now);
+    assert_eq!(actions, [Action::Stop { instance: 1 }, Action::Start { instance: 5, function: 2 }]);
+    assert_eq!(pool.ready(2, now), [Action::Dispatch { instance: 2, request: 5 }]);
+}
+
+#[test]
+fn functions_of_which_only_one_fits_take_turns() {
+    let mut pool = Pool::new(Capacity { memory_mib: 512, queue: 100, ..capacity() });
+    let mut served = [0; 2];
+    pool.set_function(0, 512);
+    pool.set_function(1, 512);
+    let mut actions: VecDeque<Action> = VecDeque::new();
+    // Both have requests at any time; each takes 100 ms.
+    for step in 0..300_u64 {
+        let now = Duration::from_millis(100 * step);
+        for function in [0, 1] {
+            actions.extend(pool.request(function, 2 * step + function, now));
+        }
+        actions.extend(pool.tick(now));
+        for action in std::mem::take(&mut actions) {
+            match action {
+                Action::Start { instance, .. } => actions.extend(pool.ready(instance, now)),
+                Action::Stop { instance } => actions.extend(pool.gone(instance)),
+                Action::Dispatch { instance, request } => {
+                    served[(request % 2) as usize] += 1;
+                    actions.extend(pool.ready(instance, now));
+                }
+                Action::Refuse { .. } => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    let (less, more) = (served[0].min(served[1]), served[0].max(served[1]));
+    assert!(less >= 50 && more <= 2 * less, "{served:?} of 300 each");
+}
+
+#[test]
+fn what_is_short_is_said() {
+    let mut pool = full_of_one(Capacity { queue: 2, ..capacity() });
+    let refused = |refusal| vec![Action::Refuse { request: 9, refusal }];
+    assert_eq!(pool.request(1, 9, Time::ZERO), refused(Refusal::Memory));
+    let mut pool = full_of_one(Capacity { queue: 2, concurrency: 4, memory_mib: 9999, ..capacity() });
+    assert_eq!(pool.request(1, 9, Time::ZERO), refused(Refusal::Concurrency));
+    let mut pool = Pool::new(Capacity { queue: 2, starting: 1, ..capacity() });
+    pool.set_function(1, 128);
+    pool.request(1, 0, Time::ZERO);
+    pool.request(1, 1, Time::ZERO);
+    assert_eq!(pool.request(1, 9, Time::ZERO), refused(Refusal::Starting));
+}
+
+#[test]
+fn versions_have_instances_of_their_own_and_share_the_reservation() {
+    let mut pool = Pool::new(capacity());
+    pool.set_function(1, 128);
+    pool.add_version(2, 1, 128);
+    pool.reserve(1, Some(1));
+    pool.request(1, 0, Time::ZERO);
+    pool.ready(1, Time::ZERO);
+    assert_eq!(pool.request(2, 1, Time::ZERO), [], "the only place is busy");
+    // Neither starves: the function's instance serves what it has, and gives its place to the version's.
+    let turn = Duration::from_secs(3);
+    assert_eq!(pool.tick(turn), []);
+    assert_eq!(
+        pool.ready(1, turn),
+        [Action::Stop { instance: 1 }, Action::Start { instance: 2, function: 2 }]
+    );
+    assert_eq!(pool.ready(2, turn), [Action::Dispatch { instance: 2, request: 1 }]);
+    pool.ready(2, turn);
+    assert_eq!(
+        pool.request(1, 2, turn),
+        [Action::Stop { instance: 2 }, Action::Start { instance: 3, function: 1 }],
+        "an idle one goes at once"
+    );
+    pool.reserve(1, Some(0));
+    assert_eq!(pool.request(2, 3, turn), [Action::Refuse { request: 3, refusal: Refusal::Reserved }]);
+}
