@@ -6,17 +6,16 @@ use std::path::{Path, PathBuf};
 use crate::image::Image;
 use crate::name::REGION;
 use crate::options::{Advise, Options};
+use crate::python::{self, RUNTIME};
 use crate::runtime::Runtime;
 use crate::runtime_files;
 use crate::sandbox::{Bind, Order, RUNTIME_PORT};
 use crate::settings::Settings;
 
 /// Files of the worker's own, inside.
-const BOOTSTRAP: &str = "/var/mayfly/bootstrap.py";
 const BOOTSTRAP_NODE: &str = "/var/mayfly/bootstrap.mjs";
 const PACKAGES: &str = "/var/mayfly/python";
 pub(crate) const TASK: &str = "/var/task";
-const RUNTIME: &str = "/var/runtime";
 const PATH: &str = "/usr/local/bin:/usr/bin:/bin:/opt/bin";
 const HEAP: &str = "/var/mayfly/lib/libmayfly_heap.so";
 /// In an image. All else there is the image's, whose folders are read-only and whose links nobody may follow before it is
@@ -92,10 +91,8 @@ pub(crate) fn sources_of(order: &Order, options: &Options, folder: &Path, sharin
         }
         Runtime::Python(program, _) => {
             let program = program.to_string_lossy().into_owned();
-            match layers.rest.is_some() {
-                true => vec![program, BOOTSTRAP.into(), settings.handler.clone()],
-                false => vec![program, "-m".into(), "awslambdaric".into(), settings.handler.clone()],
-            }
+            let module = if layers.rest.is_some() { python::BOOTSTRAP } else { "awslambdaric" };
+            vec![program, "-m".into(), module.into(), settings.handler.clone()]
         }
     };
     if is_python(settings) {
@@ -166,9 +163,8 @@ pub(crate) fn common(options: &Options, folder: &Path) -> Vec<Bind> {
     let libraries = [(&layers.heap, HEAP), (&layers.merge, MERGE), (&layers.rest, REST)];
     let libraries =
         libraries.into_iter().filter_map(|(library, target)| Some(bind(library.as_ref()?, target)));
-    let python = layers.rest.as_ref().map(|_| bind(&folder.join(runtime_files::BOOTSTRAP), BOOTSTRAP));
     let node = bind(&folder.join(runtime_files::BOOTSTRAP_NODE), BOOTSTRAP_NODE);
-    libraries.chain(python).chain([node]).collect()
+    libraries.chain([node]).collect()
 }
 
 fn bind(source: &Path, target: &str) -> Bind {
@@ -248,7 +244,7 @@ fn variables(order: &Order, options: &Options, sharing: Sharing) -> Vec<(String,
         add("MAYFLY_HEAP_PAGES", HEAP_PAGES.into());
         if shares && python {
             // Where objects lie shall not depend on time, so that pages with pointers are alike (UPM §IV-B): one lifetime
-            // class, and a clock that stands still until the instance has rested once, which bootstrap.py sees to.
+            // class, and a clock that stands still until the instance has rested once, which mayfly_bootstrap sees to.
             add("MAYFLY_HEAP_LIFETIMES", "fixed:inf".into());
             add("MAYFLY_HEAP_CLOCK", "settled".into());
         }

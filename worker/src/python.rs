@@ -14,10 +14,19 @@ use crate::runtime::Runtime;
 
 /// Lambda's own client of the Runtime API, for functions in Python.
 const CLIENT: &str = include_str!("../python-client.txt");
+/// Where an instance sees that folder.
+pub const RUNTIME: &str = "/var/runtime";
+/// What functions in Python start with: a package of ours, beside the client.
+pub const BOOTSTRAP: &str = "mayfly_bootstrap";
+const BOOTSTRAP_FILES: &[(&str, &str)] = &[
+    ("__init__.py", include_str!("../runtime/mayfly_bootstrap/__init__.py")),
+    ("__main__.py", include_str!("../runtime/mayfly_bootstrap/__main__.py")),
+    ("rest.py", include_str!("../runtime/mayfly_bootstrap/rest.py")),
+];
 /// What a function in Python needs, beside its code.
 const REQUIREMENTS: &str = "requirements.txt";
 
-/// The folders with `awslambdaric` for `/var/runtime`: part of it is native code, so each version of Python has its own.
+/// The folders with `awslambdaric` and our bootstrap for `/var/runtime`: part of it is native code, so each version of Python has its own.
 #[derive(Debug)]
 pub struct Clients {
     cache: PathBuf,
@@ -37,7 +46,7 @@ impl Clients {
     pub fn provide(&self, runtime: &Runtime) -> Result<()> {
         let Runtime::Python(program, name) = runtime else { return Ok(()) };
         if self.of(runtime).is_none() {
-            let installed = installed(program, CLIENT, "", &self.cache);
+            let installed = installed(program, CLIENT, "", BOOTSTRAP_FILES, &self.cache);
             let folder = installed.with_context(|| format!("cannot install awslambdaric for {name}"))?;
             self.lock().insert(name.clone(), folder);
         }
@@ -75,7 +84,7 @@ pub fn layer(runtime: &Runtime, code: &Path, cache: &Path) -> Result<Option<Path
         return Ok(None);
     }
     let wanted = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
-    let folder = installed(program, &wanted, "python", cache)
+    let folder = installed(program, &wanted, "python", &[], cache)
         .with_context(|| format!("cannot install what {} names", file.display()))?;
     Ok(Some(folder))
 }
@@ -86,10 +95,18 @@ fn has_packages(folder: &Path) -> bool {
     entries.any(|entry| Path::new(&entry.file_name()).extension().is_some_and(|kind| kind == "dist-info"))
 }
 
-/// Installs `requirements` below the subfolder `below` of a folder in the cache, unless that was done before.
-fn installed(python: &Path, requirements: &str, below: &str, cache: &Path) -> Result<PathBuf> {
+/// Installs `requirements` below the subfolder `below` of a folder in the cache, and the bootstrap's files if there are any,
+/// unless that was done before.
+fn installed(
+    python: &Path,
+    requirements: &str,
+    below: &str,
+    bootstrap: &[(&str, &str)],
+    cache: &Path,
+) -> Result<PathBuf> {
     let mut digest = Sha256::new();
-    for part in [requirements, below, &python.to_string_lossy()] {
+    let texts = bootstrap.iter().map(|(_, text)| *text);
+    for part in [requirements, below, &python.to_string_lossy()].into_iter().chain(texts) {
         digest.update(part);
         digest.update([0]);
     }
@@ -125,12 +142,35 @@ fn installed(python: &Path, requirements: &str, below: &str, cache: &Path) -> Re
             line.unwrap_or("no reason given").trim()
         );
     }
+    if !bootstrap.is_empty() {
+        compile(python, bootstrap, &made)?;
+    }
     // All may read: instances run as other users. Another worker may have made it meanwhile: either is good.
     set_readable(&made)?;
     if let Err(error) = fs::rename(&made, &folder) {
         ensure!(folder.is_dir(), "cannot move to {}: {error}", folder.display());
     }
     Ok(folder)
+}
+
+/// Writes the bootstrap's files beside what was installed, compiled for the interpreter that runs them: they are read at every start,
+/// by users who may write nothing there.
+fn compile(python: &Path, files: &[(&str, &str)], beside: &Path) -> Result<()> {
+    let folder = beside.join(BOOTSTRAP);
+    fs::create_dir(&folder)?;
+    for (name, text) in files {
+        fs::write(folder.join(name), text)?;
+    }
+    let output = Command::new(python)
+        .args(["-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", "-d"])
+        .arg(Path::new(RUNTIME).join(BOOTSTRAP))
+        .arg(&folder)
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot run {}", python.display()))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success(), "{} cannot compile the bootstrap: {}", python.display(), text.trim());
+    Ok(())
 }
 
 /// An interpreter that has pip: the function's own, or a virtual environment made from it once.

@@ -1,5 +1,5 @@
 //! Files of the worker's own that instances see: the bootstraps of functions in Python and Node.js, and the package `mayfly`. They are in
-//! this program, and written out when the worker starts.
+//! this program, and written out when the worker starts; the bootstrap in Python is compiled beside Lambda's client ([`crate::python`]).
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -7,15 +7,12 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-/// Below `/var/mayfly` in an instance.
-pub const BOOTSTRAP: &str = "bootstrap.py";
-/// The same of functions in Node.js.
+/// The bootstrap of functions in Node.js, below `/var/mayfly` in an instance.
 pub const BOOTSTRAP_NODE: &str = "bootstrap.mjs";
 /// On `PYTHONPATH`.
 pub const PACKAGES: &str = "python";
 
 const FILES: &[(&str, &str)] = &[
-    (BOOTSTRAP, include_str!("../runtime/bootstrap.py")),
     (BOOTSTRAP_NODE, include_str!("../runtime/bootstrap.mjs")),
     ("python/mayfly/__init__.py", include_str!("../../python/mayfly/__init__.py")),
     ("python/mayfly/__main__.py", include_str!("../../python/mayfly/__main__.py")),

@@ -4,15 +4,14 @@ Two calls of the client are replaced. Asking for work: an instance that got none
 what its heap holds free, and shares its pages with the function's other instances. Work that comes in
 meanwhile ends the rest. And answering: the answer goes with the next question, in one message on one
 connection, so that an instance wakes once for each request.
+
+An instance asks for its first work as soon as may be: what is only needed to rest is imported then (rest.py),
+and these modules are compiled once, when the worker installs them beside Lambda's client.
 """
 
-import ctypes
-import fcntl
-import gc
-import json
+import _socket  # `socket` without what costs 2 ms to import, and many a function never needs
 import os
 import select
-import socket
 import sys
 import time
 
@@ -27,9 +26,6 @@ ANSWER = (
     "POST /2018-06-01/runtime/invocation/%s/response HTTP/1.1\r\nHost: runtime\r\nContent-Type: %s\r\n"
     "Content-Length: %d\r\n\r\n"
 )
-REST = (
-    "POST /2018-06-01/runtime/mayfly/rest HTTP/1.1\r\nHost: runtime\r\nConnection: close\r\nContent-Length: "
-)
 # Without work for so long, an instance rests: at first, and for as long as rests turn out to be worth it.
 IDLE_S = 0.3
 # A rest is worth it if there is no work for so long after it. If not, the next one waits twice as long, up to
@@ -41,28 +37,6 @@ AGAIN_S = 0.2
 # One that is never idle tries to merge in between, so long after it has started, and then each time after
 # twice as long, until it has merged all; one that never gets work merges then: their pages are shared too.
 FIRST_S = 5.0
-# Merging copies a piece before it lets go of it: an instance that has less left of its memory does not.
-ROOM_BYTES = 32 << 20
-
-
-class Range(ctypes.Structure):
-    """struct Range of libmayfly_rest.so."""
-
-    _fields_ = [("start", ctypes.c_size_t), ("size_bytes", ctypes.c_size_t)]
-
-
-class Outcome(ctypes.Structure):
-    """struct Rest of libmayfly_rest.so."""
-
-    _fields_ = [
-        ("advised_bytes", ctypes.c_uint64),
-        ("shared_pages", ctypes.c_uint64),
-        ("trimmed_bytes", ctypes.c_uint64),
-        ("heap_live_bytes", ctypes.c_uint64),
-        ("heap_held_bytes", ctypes.c_uint64),
-        ("complete", ctypes.c_uint32),
-        ("errno", ctypes.c_int32),
-    ]
 
 
 class Pace:
@@ -106,8 +80,9 @@ class Connection:
 
     def write(self):
         if self.socket is None:
-            self.socket = socket.create_connection(self.address)
-            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.socket = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
+            self.socket.connect(self.address)
+            self.socket.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
         self.socket.sendall(self.sent)
 
     def again(self):
@@ -163,8 +138,6 @@ class Work:
         self.address = (host, int(port))
         self.connection = Connection(self.address)
         self.answer = b""
-        # A PyDLL holds the interpreter's lock, so that no other thread of Python's runs meanwhile.
-        self.library = ctypes.PyDLL(os.environ["MAYFLY_REST_LIBRARY"])
         self.merges = merges
         # A folder that the function's instances see, to take turns by.
         socket_path = os.environ.get("MAYFLY_SHARE_SOCKET")
@@ -217,20 +190,18 @@ class Work:
         would only be slower."""
         if self.merges and self.asked == 1 and not self.is_old():
             return False  # there may be work yet
+        from . import rest
+
         due = self.asked >= self.rest_when_asked or self.asked == 1
-        merges = self.merges and due and has_room()
+        merges = self.merges and due and rest.has_room()
         if not merges:
-            self.tell(self.rest_alone(work, merges))
+            rest.tell(self.address, self.rest_alone(rest, work, merges))
             return True
-        turn = os.open(self.place, os.O_RDONLY)
-        try:
-            fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            told = self.rest_alone(work, merges)
-        except BlockingIOError:
-            return False
-        finally:
-            os.close(turn)
-        self.tell(told)  # it may be frozen at once, and then must have no turn
+        with rest.turn(self.place) as is_ours:
+            if not is_ours:
+                return False
+            told = self.rest_alone(rest, work, merges)
+        rest.tell(self.address, told)  # it may be frozen at once, and then must have no turn
         return True
 
     def is_old(self):
@@ -239,51 +210,16 @@ class Work:
     def age(self):
         return time.monotonic() - self.started
 
-    def rest_alone(self, work, merges):
+    def rest_alone(self, rest, work, merges):
         """Rests, and gives what is to be told of it."""
-        began = time.monotonic()
-        if merges and not self.has_merged:
-            # Collections write to every object that they look at: they leave alone what is there now.
-            gc.collect()
-            gc.freeze()
-        outcome = Outcome()
-        ranges = named()
-        self.library.mayfly_rest(int(merges), work, ranges, len(ranges), ctypes.byref(outcome))
-        if merges and outcome.complete:
+        told = rest.rest(work, merges, freezes=merges and not self.has_merged)
+        if merges and told["complete"]:
             self.has_merged = True
             # What has changed since is worth looking at ever more seldom.
             self.rest_when_asked = 2 * self.asked
-        told = {name: getattr(outcome, name) for name, _ in Outcome._fields_}
-        return {**told, "merges": merges, "ms": (time.monotonic() - began) * 1000}
-
-    def tell(self, what):
-        body = json.dumps(what)
-        try:
-            with socket.create_connection(self.address, timeout=1) as connection:
-                connection.sendall(f"{REST}{len(body)}\r\n\r\n{body}".encode())
-                connection.recv(1)
-        except OSError:
-            pass  # the worker only shows it
+        return told
 
 
-def named():
-    """What the function's code has named to be shared, by mayfly.advise and others."""
-    naming = sys.modules.get("mayfly.naming")
-    regions = naming.named if naming else []
-    return (Range * len(regions))(*((start, end - start) for start, end in regions))
-
-
-def has_room():
-    """Whether the instance has memory left, of what its process and its files in /tmp may take."""
-    with open("/proc/self/statm") as file:
-        resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    files = os.statvfs("/tmp")
-    used = resident + (files.f_blocks - files.f_bfree) * files.f_frsize
-    return used + ROOM_BYTES <= int(os.environ["AWS_LAMBDA_FUNCTION_MEMORY_SIZE"]) << 20
-
-
-# As `python -m awslambdaric` has it, and not this file's folder.
-sys.path[0] = os.getcwd()
 # What the function's code advises is noted, and shared while the instance rests.
 if "MAYFLY_MERGE_LIBRARY" in os.environ:
     os.environ["MAYFLY_RESTING_PROCESS"] = str(os.getpid())

@@ -1,0 +1,97 @@
+"""What an instance does while it has no work: gives back what its heap holds free, and shares its pages."""
+
+import contextlib
+import ctypes
+import fcntl
+import gc
+import json
+import os
+import socket
+import sys
+import time
+
+REST = (
+    "POST /2018-06-01/runtime/mayfly/rest HTTP/1.1\r\nHost: runtime\r\nConnection: close\r\nContent-Length: "
+)
+# Merging copies a piece before it lets go of it: an instance that has less left of its memory does not.
+ROOM_BYTES = 32 << 20
+
+
+class Range(ctypes.Structure):
+    """struct Range of libmayfly_rest.so."""
+
+    _fields_ = [("start", ctypes.c_size_t), ("size_bytes", ctypes.c_size_t)]
+
+
+class Outcome(ctypes.Structure):
+    """struct Rest of libmayfly_rest.so."""
+
+    _fields_ = [
+        ("advised_bytes", ctypes.c_uint64),
+        ("shared_pages", ctypes.c_uint64),
+        ("trimmed_bytes", ctypes.c_uint64),
+        ("heap_live_bytes", ctypes.c_uint64),
+        ("heap_held_bytes", ctypes.c_uint64),
+        ("complete", ctypes.c_uint32),
+        ("errno", ctypes.c_int32),
+    ]
+
+
+# A PyDLL holds the interpreter's lock, so that no other thread of Python's runs meanwhile.
+library = ctypes.PyDLL(os.environ["MAYFLY_REST_LIBRARY"])
+
+
+def rest(work, merges, freezes):
+    """Rests until it is done or the descriptor `work` is readable, and gives what is to be told of it."""
+    began = time.monotonic()
+    if freezes:
+        # Collections write to every object that they look at: they leave alone what is there now.
+        gc.collect()
+        gc.freeze()
+    outcome = Outcome()
+    ranges = named()
+    library.mayfly_rest(int(merges), work, ranges, len(ranges), ctypes.byref(outcome))
+    told = {name: getattr(outcome, name) for name, _ in Outcome._fields_}
+    return {**told, "merges": merges, "ms": (time.monotonic() - began) * 1000}
+
+
+@contextlib.contextmanager
+def turn(place):
+    """Whether this instance may merge now: one at a time of those that see the folder, or all are slower."""
+    folder = os.open(place, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_ours = True
+    except BlockingIOError:
+        is_ours = False
+    try:
+        yield is_ours
+    finally:
+        os.close(folder)
+
+
+def tell(address, what):
+    """Tells the worker of a rest."""
+    body = json.dumps(what)
+    try:
+        with socket.create_connection(address, timeout=1) as connection:
+            connection.sendall(f"{REST}{len(body)}\r\n\r\n{body}".encode())
+            connection.recv(1)
+    except OSError:
+        pass  # the worker only shows it
+
+
+def named():
+    """What the function's code has named to be shared, by mayfly.advise and others."""
+    naming = sys.modules.get("mayfly.naming")
+    regions = naming.named if naming else []
+    return (Range * len(regions))(*((start, end - start) for start, end in regions))
+
+
+def has_room():
+    """Whether the instance has memory left, of what its process and its files in /tmp may take."""
+    with open("/proc/self/statm") as file:
+        resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    files = os.statvfs("/tmp")
+    used = resident + (files.f_blocks - files.f_bfree) * files.f_frsize
+    return used + ROOM_BYTES <= int(os.environ["AWS_LAMBDA_FUNCTION_MEMORY_SIZE"]) << 20
