@@ -48,10 +48,10 @@ enum Layer {
 /// What an idle instance advises to merge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum AdviseName {
-    /// What the function's code has named (in Python: mayfly.advise, mayfly.advising).
-    Named,
     /// All its anonymous memory.
     Whole,
+    /// Only what the function's code has named (in Python: mayfly.advise, mayfly.advising).
+    Named,
 }
 
 /// What a function reaches.
@@ -151,7 +151,7 @@ pub struct UpArguments {
     #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
     without: Vec<Layer>,
     /// What an idle instance advises to merge
-    #[arg(long, value_enum, default_value = "named")]
+    #[arg(long, value_enum, default_value = "whole")]
     advise: AdviseName,
     /// How the log is written
     #[arg(long, value_enum, default_value = "text", value_name = "FORMAT")]

@@ -53,9 +53,9 @@ pub struct Layers {
 /// What an idle instance advises to merge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Advise {
-    /// What the function's code has named (UPM §IV-C).
-    #[default]
-    Named,
     /// All its anonymous memory.
+    #[default]
     Whole,
+    /// Only what the function's code has named (UPM §IV-C).
+    Named,
 }
