@@ -20,6 +20,8 @@ FUNCTIONS = ("image", "text", "bfs", "page", "thumbnail", "dna")
 REPORT = ROOT / "target" / "demo.html"
 ROUNDS = 3
 LOAD_S = 8
+# Instances of each function, at the end and at most: density depends on the mix, so both sides have the same.
+EACH = 4
 DENSITY, COLD, P50, P99, HALF_BACK = (
     "instances per GiB at rest",
     "cold start, ms",
@@ -61,8 +63,12 @@ def run(way: str, options: argparse.Namespace, kept: Path) -> dict[str, float]:
     with running(*WAYS[way], "--keep-alive", "3600") as worker:
         cold = cold_starts(worker)
         load_s = 5 if options.quick else LOAD_S
+        for function in FUNCTIONS:
+            worker.limit_instances(function, EACH)
         answered = replay(worker, round(load_s * options.speed), options.speed)
         load.write_text(json.dumps(answered))
+        for function in FUNCTIONS:
+            worker.start_instances(function, EACH)
         # Plain instances have nothing to do when they are idle.
         worker.wait_for_rest(quiet_s=7 if way == "mayfly" else 2, limit_s=45)
         time.sleep(2)  # a sample of the store is a second old at most

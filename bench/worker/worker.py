@@ -57,11 +57,14 @@ class Worker:
     def instances(self, function: str) -> list[dict]:
         return [one for one in self.read("/instances")["instances"] if one["function"] == function]
 
+    def limit_instances(self, function: str, count: int) -> None:
+        reserved = json.dumps({"ReservedConcurrentExecutions": count})
+        self.ask("PUT", f"/2017-10-31/functions/{function}/concurrency", reserved)
+
     def start_instances(self, function: str, count: int, seed: int = 0) -> None:
         """Requests at once until there are so many instances and no more, since each serves one at a
         time; then five requests for each, to let its memory settle, as UPM §VI-C does."""
-        reserved = json.dumps({"ReservedConcurrentExecutions": count})
-        self.ask("PUT", f"/2017-10-31/functions/{function}/concurrency", reserved)
+        self.limit_instances(function, count)
         with ThreadPoolExecutor(count) as pool:
             for _attempt in range(20):
                 if len(self.instances(function)) >= count:
