@@ -62,9 +62,9 @@ def running(place):
 
 @pytest.fixture(scope="module")
 def base(running):
-    """The interpreter, and AWS' runtime interface client, which the worker has installed."""
+    """The interpreter, and AWS' runtime interface client, which the worker has installed for it."""
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
-    client = next((cache / "mayfly/worker/python").glob("*/awslambdaric")).parent
+    client = next((cache / "mayfly/worker/python").glob("*/runtime_client.cpython-311-*")).parent
     return [python_layer(client), layer(("var/runtime", client))]
 
 
