@@ -5,7 +5,17 @@ import json
 import re
 import time
 
-from calls import invoke
+from calls import create, invoke, zipped
+
+STARTED = """
+import os, sys
+
+early = sorted({"ctypes", "gc", "mayfly_bootstrap.rest", "socket"} & sys.modules.keys())
+compiled = os.path.exists(sys.modules["__main__"].__spec__.cached)
+
+def handler(event, context):
+    return {"early": early, "compiled": compiled}
+"""
 
 
 def test_a_function_knows_its_context(client):
@@ -19,6 +29,12 @@ def test_a_function_knows_its_context(client):
     assert environment["AWS_LAMBDA_FUNCTION_NAME"] == "probe" and environment["_HANDLER"] == "app.handler"
     assert re.fullmatch(r"Root=1-[0-9a-f]{8}-[0-9a-f]{24};Sampled=0", environment["_X_AMZN_TRACE_ID"])
     assert environment["LD_PRELOAD"].endswith("libmayfly_heap.so")
+
+
+def test_a_start_compiles_nothing_and_imports_nothing_for_a_rest(client):
+    create(client, "started", zipped(app_py=STARTED))
+    assert invoke(client, "started", {}) == ({"early": [], "compiled": True}, None)
+    client.delete_function(FunctionName="started")
 
 
 def test_failures_are_told_as_lambda_does(client):
