@@ -4,6 +4,7 @@ context is what Python's says, bit by bit."""
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,10 @@ def test_what_looks_now_and_then_leave_is_learned_from(profile, tmp_path):
     environment = os.environ | {"MAYFLY_HEAP_LIB": str(library)}
     server = [TARGET / "mayfly", "run", "--", profile.with_name("server"), "600"]
     running = subprocess.Popen(server, env=environment, stdout=subprocess.DEVNULL)
+    maps = Path(f"/proc/{running.pid}/maps")
+    while library.name not in maps.read_text():  # until then it is `mayfly run`, which has no heap of ours
+        assert running.poll() is None
+        time.sleep(0.01)
     data = tmp_path / "profiles"
     asked = ["--pid", str(running.pid), "--seconds", "2", "--every", "2k", "--again", "2s", "-o", data]
     looking = subprocess.Popen([TARGET / "mayfly", "profile", *asked], stderr=subprocess.PIPE, text=True)

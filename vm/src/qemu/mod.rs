@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 
 use qapi::qmp;
 
@@ -85,7 +86,7 @@ pub fn start(
 
     let console = Arc::new(Mutex::new(Vec::new()));
     let kept = Arc::clone(&console);
-    spawn_thread("vm-console", move || keep_last(console_reader, &kept, CONSOLE_BYTES))?;
+    let reading = spawn_thread("vm-console", move || keep_last(console_reader, &kept, CONSOLE_BYTES))?;
     let (started, start) = channel();
     let words = Arc::clone(&console);
     spawn_thread("vm-qemu", move || {
@@ -101,7 +102,7 @@ pub fn start(
             let _ = child.kill();
         }
         let _ = started.send(handle.map(|handle| (child.id(), handle)));
-        on_end(watch(&mut child, &words));
+        on_end(watch(&mut child, reading, &words));
     })?;
     let (pid, handle) =
         start.recv().map_err(|_| Error::Failed("QEMU's thread ended".to_string()))?.map_err(failed)?;
@@ -189,9 +190,9 @@ impl Drop for Handle {
     }
 }
 
-fn spawn_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+fn spawn_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, Error> {
     let started = std::thread::Builder::new().name(name.to_string()).spawn(work);
-    started.map(drop).map_err(|error| Error::Failed(format!("cannot start a thread: {error}")))
+    started.map_err(|error| Error::Failed(format!("cannot start a thread: {error}")))
 }
 
 /// In the child, which has its user by then (a change of it would undo the second): keeps the sockets over exec, asks to be
@@ -220,7 +221,7 @@ fn inherit_and_die_with(parent: u32, descriptors: [RawFd; 4]) -> std::io::Result
 }
 
 /// Waits for QEMU and says how it ended: its own words, else the guest's last ones.
-fn watch(child: &mut Child, console: &Mutex<Vec<u8>>) -> String {
+fn watch(child: &mut Child, reading: JoinHandle<()>, console: &Mutex<Vec<u8>>) -> String {
     let mut words = Vec::new();
     if let Some(mut stderr) = child.stderr.take() {
         let _ = stderr.read_to_end(&mut words);
@@ -229,6 +230,8 @@ fn watch(child: &mut Child, console: &Mutex<Vec<u8>>) -> String {
         Ok(status) => how_it_ended(status),
         Err(error) => error.to_string(),
     };
+    // QEMU alone had the console's other end: its last words are all read when the reader ends.
+    let _ = reading.join();
     let words = String::from_utf8_lossy(&words).into_owned();
     let console = String::from_utf8_lossy(&console.lock().expect("no panic under this lock")).into_owned();
     // What went wrong comes before the panic that it led to.
