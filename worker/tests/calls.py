@@ -11,6 +11,14 @@ def invoke(client, name, payload=None, **arguments):
     return json.loads(answer["Payload"].read() or b"null"), answer.get("FunctionError")
 
 
+def open_folder(tmp_path_factory, name):
+    """A new folder of the tests' that other users may look into, as instances and those who serve them do."""
+    made = tmp_path_factory.mktemp(name)
+    for path in [made, *made.parents[:3]]:
+        path.chmod(path.stat().st_mode | 0o055)
+    return made
+
+
 def zipped(**files):
     """A .zip of files; `app_py` stands for app.py."""
     content = io.BytesIO()

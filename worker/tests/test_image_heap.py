@@ -7,7 +7,7 @@ import shutil
 import subprocess
 
 import pytest
-from calls import invoke
+from calls import invoke, open_folder
 from conftest import HERE, Worker
 from images import Image, create_image, layer
 
@@ -30,10 +30,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    made = tmp_path_factory.mktemp("heap")
-    for path in [made, *made.parents[:3]]:
-        path.chmod(path.stat().st_mode | 0o055)
-    return made
+    return open_folder(tmp_path_factory, "heap")
 
 
 @pytest.fixture(scope="module")

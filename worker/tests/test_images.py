@@ -7,7 +7,7 @@ import subprocess
 import time
 
 import pytest
-from calls import create, invoke, zipped
+from calls import create, invoke, open_folder, zipped
 from conftest import Worker
 from images import Image, create_image, folder, hard_link, layer, link, member, python_layer, registry
 
@@ -47,10 +47,7 @@ ENTRY = ["/usr/bin/python3.11", "-m", "awslambdaric"]
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    made = tmp_path_factory.mktemp("images")
-    for path in [made, *made.parents[:3]]:
-        path.chmod(path.stat().st_mode | 0o055)
-    return made
+    return open_folder(tmp_path_factory, "images")
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from calls import invoke
+from calls import invoke, open_folder
 from conftest import ROOT, Worker
 from images import Image, create_image, layer, root_of
 
@@ -23,9 +23,7 @@ def root():
 
 @pytest.fixture(scope="module")
 def running(root, tmp_path_factory):
-    place = tmp_path_factory.mktemp("java")
-    for path in [place, *place.parents[:3]]:
-        path.chmod(path.stat().st_mode | 0o055)
+    place = open_folder(tmp_path_factory, "java")
     image = Image(
         layer(*((path.name, path) for path in sorted(root.iterdir()))),
         Entrypoint=[*ENTRY, RUNTIME],

@@ -4,7 +4,7 @@ import pathlib
 import shutil
 
 import pytest
-from calls import invoke
+from calls import invoke, open_folder
 from conftest import ROOT, Worker
 from images import Image, create_image, layer, root_of
 from test_node import version
@@ -23,9 +23,7 @@ def root():
 @pytest.fixture(scope="module")
 def running(root, tmp_path_factory):
     """On Node.js 22, which the image brings, and the same on the host's 20."""
-    place = tmp_path_factory.mktemp("node")
-    for path in [place, *place.parents[:3]]:
-        path.chmod(path.stat().st_mode | 0o055)
+    place = open_folder(tmp_path_factory, "node")
     whole = layer(*((path.name, path) for path in sorted(root.iterdir())))
     says = {"Entrypoint": ENTRY, "Cmd": ["app.handler"], "WorkingDir": "/var/task"}
     with Worker("--code-from", str(place)) as worker:

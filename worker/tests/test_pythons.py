@@ -10,7 +10,7 @@ import subprocess
 import time
 
 import pytest
-from calls import create, invoke, zipped
+from calls import create, invoke, open_folder, zipped
 from conftest import MAYFLY, Worker
 
 PATIENCE_S = 300
@@ -61,9 +61,7 @@ FOUND = {version: prefix for version in VERSIONS if (prefix := prefix_of(version
 def running(tmp_path_factory):
     if os.geteuid() != 0:
         pytest.skip("only root mounts")
-    place = tmp_path_factory.mktemp("pythons")
-    for path in [place, *place.parents[:3]]:
-        path.chmod(path.stat().st_mode | 0o055)
+    place = open_folder(tmp_path_factory, "pythons")
     (place / "code").mkdir()
     (place / "code/app.py").write_text(APP)
     template = place / "template.yaml"

@@ -10,7 +10,7 @@ import signal
 import subprocess
 
 import pytest
-from calls import create, invoke, zipped
+from calls import create, invoke, open_folder, zipped
 from conftest import HERE, MAYFLY, Worker, lives
 from images import Image, folder, layer, link, python_layer
 from test_extensions import WATCH
@@ -90,9 +90,7 @@ while True:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    made = tmp_path_factory.mktemp("vm")
-    for path in [made, *made.parents[:3]]:
-        path.chmod(path.stat().st_mode | 0o055)
+    made = open_folder(tmp_path_factory, "vm")
     for name, text in [("code/app.py", APP), ("shell/app.py", SHELL), ("watch/extensions/watch", WATCH)]:
         (made / name).parent.mkdir(parents=True)
         (made / name).write_text(text)
