@@ -135,6 +135,9 @@ pub(crate) trait Sandbox: Send + Sync {
         None
     }
 
+    /// It has worked, or has nothing to do: its runtime may soon want what it only needs to rest. Told often.
+    fn may_rest(&self) {}
+
     /// Stops all that runs in it. False if that cannot be.
     fn freeze(&self) -> bool {
         false

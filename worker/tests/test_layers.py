@@ -154,9 +154,10 @@ def test_an_instance_with_little_memory_left_is_not_merged(client, worker):
 def test_functions_share_with_no_other(client, worker):
     for name in ["probe", "neighbour"]:
         assert invoke(client, name, {"do": "count"})[1] is None
-    assert len(worker.stores()) >= 2, "one each"
+    until(lambda: len(worker.stores()) >= 2, worker.log)  # one each
     # Only the own one is there, and its folder cannot be written.
-    assert shell(client, "ls /var/mayfly/store").split() == ["share.lock", "share.socket"]
+    own = ["share.lock", "share.socket"]
+    until(lambda: shell(client, "ls /var/mayfly/store").split() == own, worker.log)
     assert shell(client, "touch /var/mayfly/store/x || echo no").strip() == "no"
     assert shell(client, "rm /var/mayfly/store/share.socket || echo no").strip() == "no"
     for store in worker.stores():
@@ -172,9 +173,14 @@ def test_a_store_that_dies_is_started_anew_for_the_instances_that_are_there():
         client = running.client()
 
         with concurrent.futures.ThreadPoolExecutor(1) as threads:
+            busy = threads.submit(invoke, client, "single", {"do": "sleep", "seconds": 2})
+            until(lambda: running.events("ready"), running.log)
+            time.sleep(1)
+            assert not running.stores(), "an instance at its first work does not rest"
+            assert busy.result() == ("slept", None)
             # It rests, and merges, when that is over.
             busy = threads.submit(invoke, client, "single", {"do": "sleep", "seconds": 15})
-            until(lambda: running.events("ready") and running.stores(), running.log)
+            until(running.stores, running.log)
             (store,) = running.stores()
             os.kill(store, signal.SIGKILL)
             until(lambda: set(running.stores()) - {store}, running.left)
@@ -210,7 +216,7 @@ def test_each_layer_can_be_left_out(without):
         assert ("libmayfly_heap.so" in libraries) == ("heap" not in without)
         imported = shell(client, "python3.11 -c 'import mayfly' 2>/dev/null && echo yes")
         assert imported == "yes\n", "a function that advises runs without, too"
-        assert len(running.stores()) == (0 if "merge" in without else 1)
+        until(lambda: len(running.stores()) == (0 if "merge" in without else 1), running.left)
         assert running.stop() == 0
 
 

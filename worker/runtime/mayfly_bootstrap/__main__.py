@@ -80,9 +80,10 @@ class Connection:
 
     def write(self):
         if self.socket is None:
-            self.socket = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
-            self.socket.connect(self.address)
-            self.socket.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
+            connecting = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
+            connecting.connect(self.address)
+            connecting.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
+            self.socket = connecting
         self.socket.sendall(self.sent)
 
     def again(self):

@@ -98,7 +98,10 @@ impl Containers {
         let cgroup = self.cgroups.create(&format!("instance-{}", order.id), limits)?;
         let mount_point = self.folder.join(format!("root-{}", order.id));
         match self.make_in(order, &cgroup, &mount_point).await {
-            Ok((mut container, listener)) => {
+            Ok((mut container, listener, endpoint)) => {
+                let (stores, function) = (self.stores.clone(), order.deployment.whole);
+                let store =
+                    endpoint.map(|endpoint| OwnStore { stores, function, endpoint, begun: Once::new() });
                 let output = Mutex::new(Some(container.take_output()));
                 let extensions = std::mem::take(&mut container.extensions);
                 let container = tokio::sync::Mutex::new(Some(container));
@@ -110,6 +113,7 @@ impl Containers {
                     cgroup,
                     mount_point,
                     extensions,
+                    store,
                 })
             }
             Err(error) => {
@@ -125,11 +129,11 @@ impl Containers {
         order: &Order,
         cgroup: &Cgroup,
         mount_point: &Path,
-    ) -> Result<(Container, TcpListener)> {
+    ) -> Result<(Container, TcpListener, Option<Endpoint>)> {
         std::fs::create_dir(mount_point).with_context(|| format!("cannot make {}", mount_point.display()))?;
         let is_image = order.deployment.code.image.is_some();
         let endpoint = match &self.options.layers.merge {
-            Some(_) if !is_image => Some(self.stores.endpoint(order.deployment.whole).await?),
+            Some(_) if !is_image => Some(self.stores.endpoint(order.deployment.whole)?),
             _ => None,
         };
         let spec = self.spec(order, mount_point.to_path_buf(), cgroup, endpoint.as_ref());
@@ -138,7 +142,8 @@ impl Containers {
             tokio::task::spawn_blocking(move || network.connect(monitor)).await?
         };
         let disk = self.disk(spec.tmp_mib).await;
-        self.spawner.spawn(&spec, disk, connect).await
+        let (container, listener) = self.spawner.spawn(&spec, disk, connect).await?;
+        Ok((container, listener, endpoint))
     }
 
     /// What the monitor is told.
@@ -212,6 +217,16 @@ struct Instance {
     /// Empty for us: what is mounted there is seen by the container alone.
     mount_point: PathBuf,
     extensions: Vec<String>,
+    /// None where it shares no pages.
+    store: Option<OwnStore>,
+}
+
+/// The page store of an instance's function, which runs from when one of the instances may rest.
+struct OwnStore {
+    stores: Arc<Stores>,
+    function: FunctionId,
+    endpoint: Endpoint,
+    begun: Once,
 }
 
 impl Instance {
@@ -283,6 +298,12 @@ impl Sandbox for Instance {
 
     fn peak_bytes(&self) -> Option<u64> {
         self.cgroup.peak_bytes()
+    }
+
+    fn may_rest(&self) {
+        if let Some(OwnStore { stores, function, endpoint, begun }) = &self.store {
+            begun.call_once(|| stores.begin(*function, endpoint));
+        }
     }
 
     fn freeze(&self) -> bool {

@@ -1,6 +1,7 @@
 //! Page stores: one for each function, so that no function can read or time the pages of another (UPM §IV-E).
 //!
-//! A store is a `mayfly share` of its own, started with the function's first instance. Its socket lies in a folder that
+//! A store is a `mayfly share` of its own. Its folder is there for the function's first instance; it runs from when one
+//! of them may rest, so that no start waits for it or shares a processor with it. Its socket lies in that folder, which
 //! only that function's sandboxes show. All their users may call it (`--domain everyone`): who sees the folder is the
 //! trust domain. Where the worker is root, the store is a user of its own, whose only right is to ask who still uses a
 //! segment (CAP_LEASE).
@@ -57,6 +58,8 @@ pub struct Stores {
 
 #[derive(Default)]
 struct Store {
+    /// Whether it is kept running from now on.
+    begun: bool,
     /// `None` while it is being started, and from one's death to the next one's start.
     running: Option<Running>,
 }
@@ -107,47 +110,47 @@ impl Stores {
         self.folder.join(format!("store-{function}"))
     }
 
-    /// The way to a function's store, which is started if there is none yet.
+    /// The way to a function's store, which need not run yet.
     ///
     /// # Errors
-    /// It cannot be started.
-    pub async fn endpoint(self: &Arc<Self>, function: FunctionId) -> Result<Endpoint> {
+    /// Its folder cannot be made.
+    pub fn endpoint(&self, function: FunctionId) -> Result<Endpoint> {
         let place = self.place(function);
         let user = worker_is_root().then(|| FIRST_USER + (function % 1_000_000) as u32);
         let endpoint = Endpoint { folder: place.join("socket"), socket: SOCKET, user };
-        match self.lock().entry(function) {
-            Entry::Occupied(_) => return Ok(endpoint),
-            Entry::Vacant(none) => none.insert(Store::default()),
-        };
-        match self.begin(function, &endpoint).await {
-            Ok(ended) => {
-                tokio::spawn(again(Arc::downgrade(self), function, endpoint.clone(), ended));
-                Ok(endpoint)
-            }
-            Err(error) => {
-                self.end(function);
-                Err(error)
-            }
+        if let Entry::Vacant(none) = self.lock().entry(function) {
+            prepare(&place, &endpoint)?;
+            none.insert(Store::default());
+        }
+        Ok(endpoint)
+    }
+
+    /// An instance of the function may soon rest: its store runs from now on.
+    pub fn begin(self: &Arc<Self>, function: FunctionId, endpoint: &Endpoint) {
+        let mut stores = self.lock();
+        let Some(store) = stores.get_mut(&function) else { return };
+        if !std::mem::replace(&mut store.begun, true) {
+            tokio::spawn(keep(Arc::downgrade(self), function, endpoint.clone()));
         }
     }
 
     /// Starts a function's store. What is returned becomes readable when the store has died; none, if the function was
     /// deleted meanwhile.
-    async fn begin(&self, function: FunctionId, endpoint: &Endpoint) -> Result<Option<AsyncFd<OwnedFd>>> {
+    async fn run(&self, function: FunctionId, endpoint: &Endpoint) -> Result<Option<AsyncFd<OwnedFd>>> {
         let place = self.place(function);
         let running = self.start(function, &place, endpoint).await?;
         let ended = match ending_of(running.child.id() as libc::pid_t) {
             Ok(ended) => ended,
             Err(error) => {
                 running.end();
-                return Err(error).context("cannot watch a page store");
+                return Err(error).context("cannot watch it");
             }
         };
         let mut stores = self.lock();
         match stores.get_mut(&function) {
             Some(store) => store.running = Some(running),
             None => {
-                Store { running: Some(running) }.end(&place);
+                Store { begun: true, running: Some(running) }.end(&place);
                 return Ok(None);
             }
         }
@@ -165,8 +168,6 @@ impl Stores {
     }
 
     async fn start(&self, function: FunctionId, place: &Path, endpoint: &Endpoint) -> Result<Running> {
-        std::fs::create_dir_all(&endpoint.folder)
-            .with_context(|| format!("cannot make {}", endpoint.folder.display()))?;
         let mut command = Command::new(&self.program);
         command
             .arg("share")
@@ -179,14 +180,6 @@ impl Stores {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .process_group(0);
-        if let Some(user) = endpoint.user {
-            // Closed to all others; a sandbox shows the inner one.
-            std::fs::set_permissions(place, std::fs::Permissions::from_mode(0o700))?;
-            for folder in [place, &endpoint.folder] {
-                std::os::unix::fs::chown(folder, Some(user), Some(user))
-                    .with_context(|| format!("cannot give {} to its store", folder.display()))?;
-            }
-        }
         own_user_with_leases(&mut command, endpoint.user);
         let limits = Limits { memory_mib: self.limit_mib + OWN_MIB, processes: PROCESSES, processors: None };
         let cgroup = self.cgroups.create(&format!("store-{function}"), limits)?;
@@ -224,29 +217,37 @@ impl Stores {
     }
 }
 
-/// Starts a function's store anew whenever it has died, until the function is deleted or the worker ends.
-async fn again(
-    stores: Weak<Stores>,
-    function: FunctionId,
-    endpoint: Endpoint,
-    mut ended: Option<AsyncFd<OwnedFd>>,
-) {
-    while let Some(running) = ended.take() {
-        let _ = running.readable().await;
-        loop {
-            if !stores.upgrade().is_some_and(|stores| stores.has_died(function)) {
-                return;
-            }
-            tokio::time::sleep(AGAIN).await;
-            let Some(stores) = stores.upgrade() else { return };
-            match stores.begin(function, &endpoint).await {
-                Ok(begun) => {
-                    ended = begun;
-                    break;
-                }
-                Err(error) => tracing::warn!("the page store of function {function} has died: {error:#}"),
-            }
+/// The folder of a store and of its socket, which are its user's.
+fn prepare(place: &Path, endpoint: &Endpoint) -> Result<()> {
+    std::fs::create_dir_all(&endpoint.folder)
+        .with_context(|| format!("cannot make {}", endpoint.folder.display()))?;
+    if let Some(user) = endpoint.user {
+        // Closed to all others; a sandbox shows the inner one.
+        std::fs::set_permissions(place, std::fs::Permissions::from_mode(0o700))?;
+        for folder in [place, &endpoint.folder] {
+            std::os::unix::fs::chown(folder, Some(user), Some(user))
+                .with_context(|| format!("cannot give {} to its store", folder.display()))?;
         }
+    }
+    Ok(())
+}
+
+/// Keeps a function's store running until the function is deleted or the worker ends. Without it instances serve as
+/// well: they share nothing.
+async fn keep(stores: Weak<Stores>, function: FunctionId, endpoint: Endpoint) {
+    loop {
+        let Some(all) = stores.upgrade() else { return };
+        let begun = all.run(function, &endpoint).await;
+        drop(all);
+        match begun {
+            Ok(Some(ended)) => drop(ended.readable().await),
+            Ok(None) => return,
+            Err(error) => tracing::warn!("the page store of function {function} does not start: {error:#}"),
+        }
+        if !stores.upgrade().is_some_and(|stores| stores.has_died(function)) {
+            return;
+        }
+        tokio::time::sleep(AGAIN).await;
     }
 }
 

@@ -28,6 +28,8 @@ pub(super) struct Idle {
     /// When its runtime wants to rest; what it has done is taken away.
     rests: VecDeque<Instant>,
     frozen: bool,
+    /// Whether it has worked before.
+    worked: bool,
 }
 
 impl Idle {
@@ -49,12 +51,18 @@ impl Instance {
         let mut idle = lock(&self.idle);
         idle.since = Some(now);
         idle.rests = rests_after.iter().take(RESTS).map(|after| now + MOST.min(*after)).collect();
+        let worked = idle.worked;
+        drop(idle);
+        if worked && let Some(sandbox) = self.sandbox.get() {
+            sandbox.may_rest();
+        }
     }
 
     /// It has work, or is about to.
     pub(super) fn works(&self) {
         let mut idle = lock(&self.idle);
         idle.since = None;
+        idle.worked = true;
         if idle.frozen {
             idle.frozen = false;
             if let Some(sandbox) = self.sandbox.get() {
@@ -81,6 +89,7 @@ impl Instance {
                     sandbox.thaw();
                     idle.frozen = false;
                 } else if !runs && !idle.frozen {
+                    sandbox.may_rest();
                     idle.frozen = sandbox.freeze();
                     self.around.count.freezes.fetch_add(u64::from(idle.frozen), Ordering::Relaxed);
                 }
@@ -106,7 +115,7 @@ mod tests {
     #[test]
     fn it_is_frozen_after_a_while_and_runs_for_its_rest() {
         let now = Instant::now();
-        let mut idle = Idle { since: Some(now), rests: [now + 300 * MS].into(), frozen: false };
+        let mut idle = Idle { since: Some(now), rests: [now + 300 * MS].into(), ..Idle::default() };
         assert_eq!(idle.look(now), (true, Some(now + GRACE)));
         assert_eq!(idle.look(now + GRACE), (false, Some(now + 300 * MS)));
         assert_eq!(idle.look(now + 300 * MS), (true, Some(now + 300 * MS + REST)));
@@ -121,7 +130,7 @@ mod tests {
     #[test]
     fn one_that_wants_to_rest_at_once_is_not_frozen_in_the_midst_of_it() {
         let now = Instant::now();
-        let idle = Idle { since: Some(now), rests: [now].into(), frozen: false };
+        let idle = Idle { since: Some(now), rests: [now].into(), ..Idle::default() };
         assert!(idle.look(now + GRACE).0 && idle.look(now + REST / 2).0);
         assert!(!idle.look(now + REST).0);
     }
