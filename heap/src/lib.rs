@@ -77,6 +77,7 @@ pub mod system {
 pub mod span {
     //! A block span's cells, and frees of them by other threads.
     pub mod cells;
+    pub mod queue;
     pub mod remote;
 }
 

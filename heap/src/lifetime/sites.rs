@@ -6,17 +6,17 @@
 
 mod aging;
 mod contexts;
+mod known;
 mod learning;
+mod recall;
 mod watched;
 
-use core::cell::Cell;
 use core::sync::atomic::{
     AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize,
     Ordering::{Acquire, Relaxed, Release},
 };
 
-use self::learning::{ENOUGH_ENDS, MANY_ENDS, MOST_DOUBLINGS, is_alone};
-use crate::lifetime::kept::Kept;
+use self::learning::is_alone;
 use crate::lifetime::source::{self, Source};
 use crate::lifetime::trust::Balance;
 use crate::lifetime::{caller, model, unwind};
@@ -29,7 +29,9 @@ use crate::units::lifetime_class::{CLASSES, FOREVER};
 use crate::units::size_class::GRANULE_BYTES;
 
 pub use self::contexts::Context;
+pub use self::known::KnownSites;
 pub use self::learning::epoch;
+pub use self::recall::{is_used, recall, used};
 pub use self::watched::{freed, grow_older, watch};
 
 /// Sites that can be known at a time. When the table is full those that are not called any more make room, see [`aging`];
@@ -136,52 +138,6 @@ fn size_key(size: usize) -> u64 {
     } else {
         let log2 = size.ilog2();
         1024 + u64::from(log2) * 8 + (size >> (log2 - 3) & 7) as u64
-    }
-}
-
-/// Entries of a thread's short way to its sites.
-const KNOWN_SITES: usize = 512;
-
-/// A thread's short way to the sites of its calls. All zeros is an empty one.
-pub struct KnownSites {
-    slots: [Cell<(u64, Option<&'static Site>)>; KNOWN_SITES],
-    /// As of when, see [`aging`].
-    generation: Cell<u32>,
-}
-
-impl KnownSites {
-    /// Knows none.
-    pub const fn new() -> Self {
-        Self { slots: [const { Cell::new((0, None)) }; KNOWN_SITES], generation: Cell::new(0) }
-    }
-
-    /// Forgets all if sites were forgotten since the last time.
-    #[inline]
-    fn refresh(&self) {
-        if self.generation.replace(aging::generation()) != aging::generation() {
-            self.slots.iter().for_each(|slot| slot.set((0, None)));
-        }
-    }
-}
-
-impl KnownSites {
-    #[inline]
-    fn slot(&self, call: &Call) -> (&Cell<(u64, Option<&'static Site>)>, u64) {
-        let call_site = (call.caller as u64).wrapping_add((call.stack as u64) << 16).rotate_left(20);
-        let key = (call_site ^ call.size as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-        (&self.slots[(key >> (u64::BITS - KNOWN_SITES.ilog2())) as usize], key)
-    }
-
-    fn get(&self, call: &Call) -> Option<&'static Site> {
-        let (slot, key) = self.slot(call);
-        let (known, site) = slot.get();
-        site.filter(|_| known == key)
-    }
-}
-
-impl Default for KnownSites {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
@@ -402,53 +358,4 @@ impl Site {
 
 fn add_to(count: &AtomicU16, change: i16) {
     count.store(count.load(Relaxed).saturating_add_signed(change), Relaxed);
-}
-
-/// Sites to keep for the next run, parents first.
-pub fn used() -> impl Iterator<Item = &'static Site> {
-    SITES[..count() as usize].iter().filter(|site| site.used.load(Relaxed) == USED)
-}
-
-/// Whether this process has used the site with this key.
-pub fn is_used(key: u64) -> bool {
-    find(key).is_some_and(|site| site.used.load(Relaxed) != UNUSED)
-}
-
-/// Adds a site that an earlier run knew. Some room is left for new ones.
-pub fn recall(kept: &Kept) {
-    let _guard = LOCK.lock();
-    if COUNT.load(Relaxed) as usize >= CAPACITY / 4 * 3 || find(kept.key).is_some() {
-        return;
-    }
-    let parent = find(kept.parent).filter(|_| kept.parent != 0);
-    if parent.is_none() && kept.parent != 0 {
-        return;
-    }
-    let Some(site) = add(kept.key, parent, usize::from(kept.model_class).checked_sub(1)) else { return };
-    site.class.store(kept.class, Relaxed);
-    site.charged_bytes.store(kept.charged_bytes, Relaxed);
-    site.agreed.store(kept.agreed.min(MOST_DOUBLINGS), Relaxed);
-    site.word.store(kept.word, Relaxed);
-    site.dead.iter().zip(kept.dead).for_each(|(to, from)| to.store(from.min(MANY_ENDS as u16), Relaxed));
-}
-
-impl Site {
-    /// What the next run needs to know of it. At the program's end, objects older than the site's class never died.
-    pub fn kept(&self, at_end: bool) -> Kept {
-        let class = self.class.load(Relaxed);
-        let model_class = self.models_word().map_or(0, |class| class as u8 + 1);
-        let parent = self.parent().map_or(0, |parent| parent.key.load(Relaxed));
-        let mut kept =
-            Kept::new(self.key.load(Relaxed), parent, class, model_class, self.agreed.load(Relaxed));
-        kept.charged_bytes = self.charged_bytes.load(Relaxed);
-        kept.word = self.word();
-        kept.dead = [const { 0 }; CLASSES];
-        kept.dead.iter_mut().zip(&self.dead).for_each(|(to, from)| *to = from.load(Relaxed));
-        if at_end {
-            let outlived = if self.ends() < ENOUGH_ENDS { 0 } else { usize::from(class) + 1 };
-            let old = self.alive.iter().skip(outlived).map(|n| n.load(Relaxed)).sum::<u16>();
-            kept.dead[FOREVER] = kept.dead[FOREVER].saturating_add(old);
-        }
-        kept
-    }
 }

@@ -8,7 +8,8 @@ use core::sync::atomic::{
 };
 
 use crate::pages::decay;
-use crate::span::cells::{Place, Room, Span, SpanList};
+use crate::span::cells::{Place, Room, Span};
+use crate::span::queue::SpanList;
 use crate::system::events::{self, Event};
 use crate::thread::sample;
 use crate::units::size_class;

@@ -3,7 +3,8 @@
 use core::cell::Cell;
 
 use crate::pages::global;
-use crate::span::cells::{Span, SpanList};
+use crate::span::cells::Span;
+use crate::span::queue::SpanList;
 use crate::units::size_class::COUNT as SIZE_CLASSES;
 
 /// Empty spans that a thread keeps of a class, given back after 20 or 100 ms, by [`crate::entry::maintenance`]. A thread that takes many

@@ -17,7 +17,8 @@ use core::sync::atomic::{
 };
 
 use crate::pages::{global, region};
-use crate::span::cells::{Place, Span, SpanList};
+use crate::span::cells::{Place, Span};
+use crate::span::queue::SpanList;
 use crate::system::events::{self, Event};
 use crate::system::lock::Lock;
 use crate::system::text::misuse;

@@ -1,0 +1,50 @@
+//! A thread's short way to the sites of its calls: no hash of the whole table, and nothing that another thread writes.
+
+use core::cell::Cell;
+
+use super::{Site, aging};
+use crate::units::call::Call;
+
+/// Entries of a thread's short way to its sites.
+const KNOWN_SITES: usize = 512;
+
+/// A thread's short way to the sites of its calls. All zeros is an empty one.
+pub struct KnownSites {
+    slots: [Cell<(u64, Option<&'static Site>)>; KNOWN_SITES],
+    /// As of when, see [`aging`].
+    generation: Cell<u32>,
+}
+
+impl KnownSites {
+    /// Knows none.
+    pub const fn new() -> Self {
+        Self { slots: [const { Cell::new((0, None)) }; KNOWN_SITES], generation: Cell::new(0) }
+    }
+
+    /// Forgets all if sites were forgotten since the last time.
+    #[inline]
+    pub(super) fn refresh(&self) {
+        if self.generation.replace(aging::generation()) != aging::generation() {
+            self.slots.iter().for_each(|slot| slot.set((0, None)));
+        }
+    }
+
+    #[inline]
+    pub(super) fn slot(&self, call: &Call) -> (&Cell<(u64, Option<&'static Site>)>, u64) {
+        let call_site = (call.caller as u64).wrapping_add((call.stack as u64) << 16).rotate_left(20);
+        let key = (call_site ^ call.size as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+        (&self.slots[(key >> (u64::BITS - KNOWN_SITES.ilog2())) as usize], key)
+    }
+
+    pub(super) fn get(&self, call: &Call) -> Option<&'static Site> {
+        let (slot, key) = self.slot(call);
+        let (known, site) = slot.get();
+        site.filter(|_| known == key)
+    }
+}
+
+impl Default for KnownSites {
+    fn default() -> Self {
+        Self::new()
+    }
+}
