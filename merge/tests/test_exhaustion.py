@@ -2,23 +2,18 @@
 waits."""
 
 import contextlib
-import ctypes
 import fcntl
 import os
 import resource
-import select
 import shutil
 import signal
 import socket
 import struct
-import subprocess
-import tempfile
-import threading
 import time
 
 import pytest
 from attack import PAGES, as_user, attacked, undisturbed
-from store import NOBODY, Failed, Puppet, Store, check, until
+from store import NOBODY, Failed, Puppet, check, until
 from wire import INDEX, NOTED, OFFER, PRIVATE, REFUSED, STATUS, TAKEN, Wire, memory, page, words
 
 QUOTA = ("--limit", "16MiB")
@@ -327,117 +322,3 @@ def test_small_offers(built):
         until(lambda: store.metrics()["pages"] <= begun + 4096, "what was kept is freed with its clients")
         undisturbed(store, witness)
         print(f"{copied} of 8000 pages copied")
-
-
-LIBC = ctypes.CDLL(None, use_errno=True)
-FORCE, DETACH = 1, 2
-DIE_WITH_PARENT = 1
-
-
-def serve_silently(device):
-    """A file system (FUSE) with one file, that never answers FLUSH: who closes the file waits for ever."""
-
-    def attributes(node):
-        mode = 0o40755 if node == 1 else 0o100666
-        return struct.pack("<6Q10I", node, 4096, 1, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
-
-    answers = {
-        26: lambda node: struct.pack("<4I2H2I2H8I", 7, 31, 65536, 0, 10, 10, 65536, 1, 0, 0, *[0] * 8),
-        1: lambda node: struct.pack("<4Q2I", 2, 0, 1, 1, 0, 0) + attributes(2),  # lookup
-        3: lambda node: struct.pack("<Q2I", 1, 0, 0) + attributes(node),  # getattr
-        14: lambda node: struct.pack("<Q2I", 1, 0, 0),  # open
-    }
-    with contextlib.suppress(OSError):
-        while True:
-            message = os.read(device, 1 << 20)
-            _, kind, unique, node = struct.unpack_from("<2I2Q", message)
-            if kind in answers:
-                body = answers[kind](node)
-                os.write(device, struct.pack("<IiQ", 16 + len(body), 0, unique) + body)
-            elif kind not in (2, 25):  # forget wants no answer, flush gets none
-                os.write(device, struct.pack("<IiQ", 16, -38, unique))
-
-
-@contextlib.contextmanager
-def silent_client(store, mount):
-    """A process that hands in a file of such a file system, and stays. It alone has the file:
-    whoever has it and ends waits, too. Gives what the store answered."""
-    mine, theirs = os.pipe()
-    child = os.fork()
-    if child == 0:
-        with contextlib.suppress(BaseException):
-            LIBC.prctl(DIE_WITH_PARENT, signal.SIGKILL)
-            device = os.open("/dev/fuse", os.O_RDWR)
-            options = f"fd={device},rootmode=40000,user_id=0,group_id=0"
-            if LIBC.mount(b"fuse", mount.encode(), b"fuse.silent", 0, options.encode()):
-                os.write(theirs, b"no FUSE here")
-                os._exit(0)
-            threading.Thread(target=serve_silently, args=(device,), daemon=True).start()
-            file = os.open(f"{mount}/file", os.O_RDONLY)
-            wire = Wire(store)
-            kind, _ = wire.offer_file(file, 1)
-            os.write(theirs, b"%d" % kind)
-            time.sleep(600)
-        os._exit(1)
-    os.close(theirs)
-    try:
-        with os.fdopen(mine, "rb") as pipe:
-            said = (
-                until(lambda: select.select([pipe], [], [], 0)[0], "a client has offered", 30)
-                and pipe.read1()
-            )
-        yield said.decode()
-    finally:
-        # Ends the file system, and with it all waiting.
-        LIBC.umount2(mount.encode(), FORCE)
-        LIBC.umount2(mount.encode(), DETACH)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-
-
-def test_silent_file_system(built):
-    """A file that cannot be closed is handed in: nobody waits for it, and after SIGKILL the
-    next store takes the socket."""
-    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
-        pytest.skip("needs root and /dev/fuse")
-    mount = tempfile.mkdtemp(prefix="mayfly-fuse-")
-    try:
-        with Store(built) as store, Puppet(store) as witness:
-            witness.block(1, PAGES, 1)
-            with silent_client(store, mount) as said:
-                if not said.isdigit():
-                    pytest.skip(said or "no FUSE here")
-                check(int(said) in (0, REFUSED), f"a file of FUSE was answered with {said}")
-                until(lambda: "stranger" in threads_of(store), "the store closes the file", 10)
-                start = time.monotonic()
-                with Puppet(store) as other:
-                    other.block(1, PAGES, 7)
-                    other.do("check 1")
-                waited = time.monotonic() - start
-                check(waited < 5, f"others waited {waited:.1f} s")
-                # Its thread waits in the kernel, so that the process does not end.
-                store.process.send_signal(signal.SIGKILL)
-                killed, store.process = store.process, None
-                until(lambda: starts(store), "the next store takes the socket", 20)
-            killed.wait(20)
-            undisturbed(store, witness)
-        print(f"another client waited {waited * 1000:.0f} ms")
-    finally:
-        os.rmdir(mount)
-
-
-def threads_of(store):
-    with contextlib.suppress(OSError):
-        return [
-            open(f"/proc/{store.pid}/task/{task}/comm").read().strip()  # noqa: SIM115
-            for task in os.listdir(f"/proc/{store.pid}/task")
-        ]
-    return []
-
-
-def starts(store):
-    store.start(wait=False)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        store.process.wait(0.5)
-        return False
-    return True

@@ -1,4 +1,4 @@
-"""Clients that lie and strangers who listen (wire.py speaks for them): the store stays up, nobody learns of
+"""Clients that lie (wire.py speaks for them): the store stays up, nobody learns of
 another domain's pages or gets bytes that are not his."""
 
 import contextlib
@@ -7,12 +7,8 @@ import fcntl
 import mmap
 import os
 import random
-import signal
 import socket
-import struct
-import time
 
-import pytest
 from attack import PAGES, as_user, attacked, undisturbed
 from store import NOBODY, Puppet, Store, check, until
 from wire import (
@@ -291,74 +287,6 @@ def test_writing(built):
             late.do("check 1")
 
 
-def test_other_domains(built):
-    """What one user can learn of another's pages: nothing."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to be two users")
-    secret = b"".join(page(n, b"secret") for n in range(600))
-    with attacked(built, grown_kib=32768) as (store, witness), Wire(store) as owner:
-        check((said := owner.offer(secret))[0] == TAKEN, f"the owner's offer: {said}")
-        number = said[1][1]
-
-        def spy():
-            with Wire(store) as wire:
-                own_files = len(wire.files)
-                found, elsewhere = index_entries(wire.files[0])
-                check(not found and not elsewhere, f"another's index shows: {len(found)} pages")
-                for segment in [*range(1, 64), number]:
-                    kind, body = wire.attach(segment)
-                    check(
-                        kind == REFUSED and body[:4] == words(GONE),
-                        f"another's segment {segment}: {kind} {body!r}",
-                    )
-                check(len(wire.files) == own_files, "a file came with a refusal")
-                kind, (new, *_) = wire.offer(secret)
-                check(kind == TAKEN and new == 600, f"another's pages are known: {new} of 600 new")
-                kind, body = wire.status()
-                text = body.decode()
-                return text, wire.secret
-
-        text, theirs = as_user(NOBODY, spy)
-        check(theirs != owner.secret, "two domains hash with the same secret")
-        check(
-            'uid 0"' not in text and '"0"' not in text, f"status tells another user of root's store: {text}"
-        )
-        kind, body = owner.offer(secret)
-        check(kind == TAKEN and body[0] == 0, f"the owner's pages offered again: {body}")
-
-
-def test_inference_by_time(built, options):
-    """Offering a page takes as long whether or not another domain has it."""
-    if os.geteuid() != 0 or not options.soak:
-        pytest.skip("needs root and a quiet machine: only with --soak")
-    with attacked(built, grown_kib=65536) as (store, _), Wire(store) as owner:
-        rounds = 150
-        kind, _ = owner.offer(b"".join(page(n, b"held") for n in range(600 + rounds * 16)))
-        check(kind == TAKEN, f"{kind}")
-
-        def spy():
-            times = {b"held": [], b"not held": []}
-            with Wire(store) as wire:
-                for n in range(rounds):
-                    for word in random.sample(list(times), 2):
-                        file = memory(b"".join(page(600 + n * 16 + i, word) for i in range(16)))
-                        start = time.perf_counter()
-                        wire.offer_file(file, 16)
-                        times[word].append(time.perf_counter() - start)
-                        os.close(file)
-                        wire.drop()
-            return {word: sorted(list_)[rounds // 2] for word, list_ in times.items()}
-
-        for _ in range(3):  # what else runs may tell once, not every time
-            medians = as_user(NOBODY, spy)
-            ratio = medians[b"held"] / medians[b"not held"]
-            if 0.8 < ratio < 1.25:
-                break
-        else:
-            check(False, f"the time tells: {ratio:.2f}")
-        print(f"median ratio {ratio:.3f}")
-
-
 def test_replays(built):
     """Segments that are gone, files kept from before, requests twice."""
     with attacked(built) as (store, witness):
@@ -410,86 +338,6 @@ def test_common_segment(built):
             for n in range(60):  # beyond the end of the segment
                 small(wire, b"own %d" % n)
         undisturbed(store, witness)
-
-
-def test_false_store(store):
-    """A stranger listens where the store should be, or sends memory that it can still change."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to be two users")
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o777)
-        path = f"{folder}/socket"
-        child = os.fork()
-        if child == 0:
-            os.setgroups([])
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            listener.bind(path)
-            os.chmod(path, 0o777)
-            listener.listen(8)
-            index = memory(struct.pack("<8sQ", b"mayflyi1", 4096) + bytes(PAGE - 16 + 4096 * 64), seals=0)
-            with contextlib.suppress(BaseException):
-                while True:
-                    wire, _ = listener.accept()
-                    wire.recv(100)
-                    socket.send_fds(wire, [words(WELCOME) + bytes(8 + 192)], [index])
-                    while wire.recv(1 << 16):
-                        wire.send(words(REFUSED, 1) + b"no")
-            os._exit(0)
-        try:
-            until(lambda: os.path.exists(path), "the false store listens")
-            time.sleep(0.05)
-            with Puppet(store, socket=path) as puppet:
-                puppet.do("map 1 64", "fill 1 1")
-                said = puppet.ask("advise 1 0")
-                check(
-                    said != "ok" and "uid" in said.lower() or "user" in said.lower(),
-                    f"a stranger's store is trusted: {said!r}",
-                )
-                puppet.do("check 1")
-        finally:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-
-
-def test_socket_path(store, built):
-    """What is at the socket's path already is respected: files, links, other stores."""
-    other = Store(built)
-    try:
-        other.socket = store.socket
-        other.start(wait=False)
-        check(other.process.wait(5) != 0, "a second store takes the first one's place")
-        check(
-            "mayfly" in other.said() and len(other.said().strip().splitlines()) <= 2,
-            f"it says {other.said()!r}",
-        )
-        with Puppet(store) as puppet:
-            puppet.block(1, PAGES, 1)
-        for make in (
-            lambda path: path.write_text("precious"),
-            lambda path: path.symlink_to(other.folder / "log"),
-            lambda path: path.mkdir(),
-        ):
-            path = other.folder / "taken"
-            make(path)
-            other.socket = path
-            other.start(wait=False)
-            try:
-                status = other.process.wait(3)
-            except Exception:
-                status = None
-                other.kill()
-            check(status not in (None, 0), f"a store starts on a path that is taken by {path.stat()}")
-            check(
-                path.is_symlink() or path.is_dir() or path.read_text() == "precious",
-                "a file was overwritten",
-            )
-            path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
-    finally:
-        other.__exit__(None)
 
 
 def test_ended_in_the_middle(built):
