@@ -1,6 +1,6 @@
 // In a memory cgroup that is nearly full any free cell is taken before a new page, whichever call site asks: beyond that limit the
 // kernel ends the program and malloc is not asked.
-// variants: started in a cgroup of its own (cgroup)
+// variants: started in a cgroup of its own
 #include "check.h"
 
 enum { SIZE = 1000, ROUNDS = 8, ONE_IN = 16 };

@@ -1,5 +1,8 @@
 // flags: -pthread
-// variants: errors (the runner starts this program once for each case)
+// variants: test_wrong_frees.py starts this program once for each case
+// sized: double double_after_other pressure remote_twice own_then_remote remote_then_own interior misaligned halfway past_end realloc_freed realloc_interior
+// others: stack global text mapped mapped_inside unmapped not_canonical tiny_address realloc_stack
+// headers: header_zero-small header_ones-small header_letters-small header_zero-medium header_letters-medium
 // Invalid frees. `errors CASE` prints `pointer 0x...` and `text START END`, then does what CASE names. The heap must end the
 // program with SIGABRT and one line on stderr that names the pointer and the caller; reaching the end of main is the failure.
 #include "check.h"

@@ -1,4 +1,4 @@
-// variants: limits (the runner starts this program once for each limit)
+// variants: as-200 as-1024 data-200 data-1024 space-0 maps-0
 // `limits LIMIT MIB`: under RLIMIT_AS, RLIMIT_DATA, a full address space or a full map table, memory is had up to a fair part
 // of the limit, then NULL and ENOMEM (or bad_alloc); what is live keeps its contents and freed memory can be had again.
 #include "check.h"

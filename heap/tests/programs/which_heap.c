@@ -1,5 +1,5 @@
 // flags: -ldl
-// variants: linked, preloads, secure (the runner starts this program in several ways)
+// variants: test_loading.py starts this program in several ways
 // Prints which library malloc came from and whether the kernel said AT_SECURE, after using the heap in threads.
 #include "check.h"
 #include <dlfcn.h>
