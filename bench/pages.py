@@ -31,6 +31,8 @@ def value(expression: str, results: dict) -> float:
         except ValueError:
             raise BenchError(f"no such figure: {word}") from None
 
+    if expression in results:  # also where its name has spaces
+        return results[expression]
     first, *rest = expression.split()
     found = term(first)
     for sign, word in zip(rest[::2], rest[1::2], strict=True):
