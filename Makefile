@@ -57,6 +57,7 @@ bench: build ## every comparison with other systems; results in bench/results
 	bench/vm/run
 	bench/lifetime/run
 	bench/worker/run
+	bench/worker/demo --keep
 	bench/node/run
 	worker/tests/dispatch
 	sim/figures/run

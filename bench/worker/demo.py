@@ -4,6 +4,7 @@ measured in this run."""
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -11,30 +12,33 @@ import time
 from pathlib import Path
 from statistics import geometric_mean, median
 
-from bench.outcome import ROOT, BenchError, at_least, at_most, print_shown, table
+from bench.command import machine
+from bench.outcome import RESULTS, ROOT, BenchError, at_least, at_most, print_shown, table, write
 from bench.worker.experiments import replay
 from bench.worker.worker import MAYFLY, PLAIN, Worker, running
 
 WAYS = {"plain": PLAIN, "mayfly": []}
 FUNCTIONS = ("image", "text", "bfs", "page", "thumbnail", "dna")
 REPORT = ROOT / "target" / "demo.html"
+KEPT = RESULTS / "worker-demo.json"
 ROUNDS = 3
 LOAD_S = 8
 # Instances of each function, at the end and at most: density depends on the mix, so both sides have the same.
 EACH = 4
-DENSITY, COLD, P50, P99, HALF_BACK = (
-    "instances per GiB at rest",
-    "cold start, ms",
-    "latency P50, ms",
-    "latency P99, ms",
-    "half of the memory is back after, s",
-)
+# What is shown: its title, where a report has it (it has no cold starts), and by how much that is divided.
 FIGURES = {
-    DENSITY: ("density.rest_per_gib", 1),
-    P50: ("latency.p50_ms", 1),
-    P99: ("latency.p99_ms", 1),
-    HALF_BACK: ("returned.half_ms", 1000),
+    "rest_per_gib": ("instances per GiB at rest", "density.rest_per_gib", 1),
+    "cold_ms": ("cold start, ms", None, 1),
+    "p50_ms": ("latency P50, ms", "latency.p50_ms", 1),
+    "p99_ms": ("latency P99, ms", "latency.p99_ms", 1),
+    "half_back_s": ("half of the memory is back after, s", "returned.half_ms", 1000),
 }
+GOALS = [
+    ("rest_per_gib", at_least, 2.5),
+    ("cold_ms", at_most, 1.02),
+    ("p50_ms", at_most, 1.02),
+    ("p99_ms", at_most, 1.0),
+]
 
 
 def arguments() -> argparse.Namespace:
@@ -42,6 +46,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="one round, of 5 seconds of load")
     parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help=f"of both [{ROUNDS}]")
     parser.add_argument("--speed", type=float, default=6, help="minutes of the trace that pass in one [6]")
+    parser.add_argument("--keep", action="store_true", help=f"write the figures to {KEPT.relative_to(ROOT)}")
     return parser.parse_args()
 
 
@@ -74,9 +79,9 @@ def run(way: str, options: argparse.Namespace, kept: Path) -> dict[str, float]:
         time.sleep(2)  # a sample of the store is a second old at most
         report("--worker", worker.address, "--load", load, "--name", way, "--keep", kept)
     found = json.loads(report(kept, "--json"))
-    figures = {name: found.get(f"{way}.{key}") for name, (key, _) in FIGURES.items()}
-    return {COLD: cold} | {
-        name: value / FIGURES[name][1] for name, value in figures.items() if value is not None
+    figures = {name: found.get(f"{way}.{key}") for name, (_, key, _) in FIGURES.items()}
+    return {"cold_ms": cold} | {
+        name: value / FIGURES[name][2] for name, value in figures.items() if value is not None
     }
 
 
@@ -89,6 +94,7 @@ def report(*options) -> str:
 
 def main() -> int:
     options = arguments()
+    load = os.getloadavg()[0]
     rounds: list[dict[str, dict[str, float]]] = []
     try:
         with tempfile.TemporaryDirectory(prefix="mayfly-demo-") as folder:
@@ -108,7 +114,28 @@ def main() -> int:
     except KeyboardInterrupt:
         say("interrupted")
         return 130
-    conclude(rounds)
+    found = compared(rounds)
+    shown = [
+        goal(FIGURES[name][0], limit, median(found["ratio", name]), "x")
+        for name, goal, limit in GOALS
+        if found["ratio", name]
+    ]
+    print(f"\n{len(rounds)} rounds, in each plain and then Mayfly")
+    rows = [["median (least to most)", "plain", "Mayfly", "Mayfly / plain"]]
+    for name, (title, *_) in FIGURES.items():
+        if found["plain", name] or found["mayfly", name]:
+            rows.append([title, *(spread(found[way, name]) for way in (*WAYS, "ratio"))])
+    table(rows)
+    print_shown(shown)
+    if options.keep:
+        flat = {"demo.rounds": len(rounds), "demo.load_before": round(load, 1)}
+        for (way, name), values in found.items():
+            for kind, of in (("", median), ("_min", min), ("_max", max)):
+                if values:
+                    flat[f"demo.{way}.{name}{kind}"] = round(of(values), 3)
+        flat |= {f"machine.{key}": value for key, value in machine(options.quick).items()}
+        write(KEPT, flat, shown)
+        print(f"\n  Written to {KEPT.relative_to(ROOT)}; bench/figures fills README from it")
     print(f"\n  Charts of the last round: {REPORT.relative_to(ROOT)}")
     return 0
 
@@ -121,24 +148,15 @@ def spread(values: list[float]) -> str:
     return middle if len(values) == 1 else f"{middle} ({min(values):.3g} to {max(values):.3g})"
 
 
-def conclude(rounds: list[dict[str, dict[str, float]]]) -> None:
-    """A table, with the ratio in each round, whose runs follow one another; and what was to be shown."""
-    rows, ratios = [["median (least to most)", "plain", "Mayfly", "Mayfly / plain"]], {}
-    for name in (DENSITY, COLD, P50, P99, HALF_BACK):
-        of = {way: [figures[way][name] for figures in rounds if name in figures[way]] for way in WAYS}
+def compared(rounds: list[dict[str, dict[str, float]]]) -> dict[tuple[str, str], list[float]]:
+    """Each figure of either way, and the ratio in each round, whose runs follow one another."""
+    found = {}
+    for name in FIGURES:
+        for way in WAYS:
+            found[way, name] = [figures[way][name] for figures in rounds if name in figures[way]]
         both = [figures for figures in rounds if all(figures[way].get(name) for way in WAYS)]
-        ratios[name] = [figures["mayfly"][name] / figures["plain"][name] for figures in both]
-        if any(of.values()):
-            rows.append([name, spread(of["plain"]), spread(of["mayfly"]), spread(ratios[name])])
-    print(f"\n{len(rounds)} rounds, in each plain and then Mayfly")
-    table(rows)
-    goals = [
-        (DENSITY, at_least, 2.5),
-        (COLD, at_most, 1.02),
-        (P50, at_most, 1.02),
-        (P99, at_most, 1.0),
-    ]
-    print_shown(goal(name, limit, median(ratios[name]), "x") for name, goal, limit in goals if ratios[name])
+        found["ratio", name] = [figures["mayfly"][name] / figures["plain"][name] for figures in both]
+    return found
 
 
 if __name__ == "__main__":
