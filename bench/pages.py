@@ -40,6 +40,12 @@ def value(expression: str, results: dict) -> float:
     return found
 
 
+def formatted(figure: float | str, how: str) -> str:
+    """With a minus that is as wide as a digit."""
+    text = format(figure, how)
+    return text if isinstance(figure, str) else text.replace("-", "−")
+
+
 def filled(text: str) -> str:
     """The page as the results have it."""
 
@@ -47,7 +53,7 @@ def filled(text: str) -> str:
         results = {}
         for name in mark[2].split():
             results |= json.loads((RESULTS / name).read_text())
-        lines = FIGURE.sub(lambda figure: format(value(figure[1], results), figure[2]), mark[3])
+        lines = FIGURE.sub(lambda figure: formatted(value(figure[1], results), figure[2]), mark[3])
         return f"{mark[1]}\n{lines}\n\n{mark[5]}"
 
     return MARK.sub(fill, text)
