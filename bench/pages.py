@@ -5,8 +5,8 @@
     -->
 
 and below it, up to `<!-- end -->`, the same with what bench/results/node.json has, as Python formats it.
-Between braces are keys of that file, or of several, and numbers with + - * / between them, done from left to
-right."""
+Between braces are keys of that file, or of several, (of a list KEY[5]) and numbers with + - * / between them,
+done from left to right."""
 
 import argparse
 import json
@@ -24,8 +24,9 @@ OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": opera
 
 def value(expression: str, results: dict) -> float:
     def term(word: str) -> float:
-        if word in results:
-            return results[word]
+        name, _, index = word.rstrip("]").partition("[")
+        if name in results:
+            return results[name][int(index)] if index else results[name]
         try:
             return float(word)
         except ValueError:
