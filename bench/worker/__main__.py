@@ -2,17 +2,19 @@
 
 import argparse
 import json
+import re
 import sys
 import time
 
 from bench import command
 from bench.outcome import Shown, at_least, at_most, figure, print_shown, table, write
 from bench.worker import experiments, machines, times
-from bench.worker.experiments import ADVISED, LIFETIMES, MODELS, VARIANTS
+from bench.worker.experiments import ADVISED, LIFETIMES, MODELS, SHIPPED, VARIANTS
 from bench.worker.machines import INSTANCES, MODES
 
 PARTS = {
     "memory": "1 to 16 instances of the model functions: memory of each and of all (UPM Fig. 5, 6)",
+    "mix": "the same with 1 to 16 instances of each shipped function",
     "advise": "what idle instances advise: what their code names, or all",
     "cold": "cold starts (UPM Fig. 8)",
     "latency": "warm requests, plain and on Mayfly in turn",
@@ -90,7 +92,13 @@ class Run:
         counts = [1, 2] if self.options.quick else [1, 2, 4, 8, 16]
         for function in self.options.functions:
             for variant in self.options.variants:
-                self.measure(f"memory.{function}.{variant}", experiments.memory, function, variant, counts)
+                name = f"memory.{function}.{variant}"
+                self.measure(name, experiments.memory, (function,), variant, counts)
+
+    def mix(self) -> None:
+        counts = [1, 2] if self.options.quick else [1, 2, 4, 8, 16]
+        for variant in self.options.variants:
+            self.measure(f"mix.{variant}", experiments.memory, SHIPPED, variant, counts)
 
     def advise(self) -> None:
         count = 2 if self.options.quick else 4
@@ -177,16 +185,17 @@ def print_titled(title: str, rows: list[list[str]]) -> None:
 
 
 def print_tables(flat: dict) -> None:
-    for function in MODELS:
-        counts = sorted({int(key.split(".")[3]) for key in flat if key.startswith(f"memory.{function}.")})
+    for prefix, title in (*((f"memory.{one}", one) for one in MODELS), ("mix", "each shipped function")):
+        of_instances = re.compile(rf"{prefix}\.\w+\.(\d+)\.")
+        counts = sorted({int(found[1]) for found in map(of_instances.match, flat) if found})
         if counts:
-            print(f"\n{function}: MiB of an instance (PSS and its part of the store), and of all on the host")
+            print(f"\n{title}: MiB of an instance (PSS and its part of the store), and of all on the host")
             rows = [
                 ["instances", *(f"{count} each" for count in counts), *(f"{count} all" for count in counts)]
             ]
             for variant in VARIANTS:
                 values = [
-                    flat.get(f"memory.{function}.{variant}.{count}.{key}")
+                    flat.get(f"{prefix}.{variant}.{count}.{key}")
                     for key in ("each_mib", "available_drop_mib")
                     for count in counts
                 ]

@@ -14,11 +14,10 @@ from statistics import geometric_mean, median
 
 from bench.command import machine
 from bench.outcome import RESULTS, ROOT, BenchError, at_least, at_most, print_shown, table, write
-from bench.worker.experiments import replay
+from bench.worker.experiments import SHIPPED, replay
 from bench.worker.worker import MAYFLY, PLAIN, Worker, running
 
 WAYS = {"plain": PLAIN, "mayfly": []}
-FUNCTIONS = ("image", "text", "bfs", "page", "thumbnail", "dna")
 REPORT = ROOT / "target" / "demo.html"
 KEPT = RESULTS / "worker-demo.json"
 ROUNDS = 3
@@ -56,7 +55,7 @@ def say(text: str) -> None:
 
 def cold_starts(worker: Worker) -> float:
     """Milliseconds until a new instance asks for work, of each function alone: their geometric mean."""
-    for function in FUNCTIONS:
+    for function in SHIPPED:
         worker.invoke(function, 1)
     ready = [event for event in worker.read("/events")["events"] if event["kind"] == "ready"]
     return geometric_mean([event["ms"] for event in ready])
@@ -68,11 +67,11 @@ def run(way: str, options: argparse.Namespace, kept: Path) -> dict[str, float]:
     with running(*WAYS[way], "--keep-alive", "3600") as worker:
         cold = cold_starts(worker)
         load_s = 5 if options.quick else LOAD_S
-        for function in FUNCTIONS:
+        for function in SHIPPED:
             worker.limit_instances(function, EACH)
         answered = replay(worker, round(load_s * options.speed), options.speed)
         load.write_text(json.dumps(answered))
-        for function in FUNCTIONS:
+        for function in SHIPPED:
             worker.start_instances(function, EACH)
         # Plain instances have nothing to do when they are idle.
         worker.wait_for_rest(quiet_s=7 if way == "mayfly" else 2, limit_s=45)

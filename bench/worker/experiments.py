@@ -15,6 +15,7 @@ from bench.worker.worker import MAYFLY, PLAIN, Worker, running
 
 MIB = 1 << 20
 MODELS = ("image", "text")
+SHIPPED = ("image", "text", "bfs", "page", "thumbnail", "dna")
 VARIANTS = {"plain": PLAIN, "heap": ["--without", "merge"], "merge": ["--without", "heap"], "mayfly": []}
 # What an idle instance advises, and how its heap comes by lifetimes: one class for all objects, which is what
 # merging instances have, or learned as they live.
@@ -43,19 +44,20 @@ def available_bytes() -> int:
     return round(median(looks))
 
 
-def memory(function: str, variant: str, counts: list[int]) -> dict[str, float]:
+def memory(functions: tuple[str, ...], variant: str, counts: list[int]) -> dict[str, float]:
     """MiB of an instance by PSS, with its part of what lies in the store unmapped, and of all by what the
-    host has less (UPM §VI-D, `free`); whenever so many instances are there and at rest."""
+    host has less (UPM §VI-D, `free`); whenever so many instances of each function are there and at rest."""
     numbers = {}
     with running(*VARIANTS[variant], "--burst", "4", "--keep-alive", "3600", "--queue-wait", "300") as worker:
         worker.invoke("page", 1)  # what the first sandbox alone brings, such as the page cache
         time.sleep(1)
         before = available_bytes()
         for count in counts:
-            worker.start_instances(function, count)
+            for function in functions:
+                worker.start_instances(function, count)
             worker.wait_for_rest()
             time.sleep(2)  # a sample of the store is a second old at most
-            there = worker.instances(function)
+            there = [one for function in functions for one in worker.instances(function)]
             number = len(there)
             total = {key: sum(one[f"{key}_bytes"] for one in there) for key in ("pss", "private", "shared")}
             store = worker.store_bytes() if variant in ("merge", "mayfly") else 0
