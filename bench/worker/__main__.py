@@ -14,7 +14,7 @@ from bench.worker.machines import INSTANCES, MODES
 
 PARTS = {
     "memory": "1 to 16 instances of the model functions: memory of each and of all (UPM Fig. 5, 6)",
-    "mix": "the same with 1 to 16 instances of each shipped function",
+    "mix": "the same with 1 to 8 instances of each shipped function",
     "advise": "what idle instances advise: what their code names, or all",
     "cold": "cold starts (UPM Fig. 8)",
     "latency": "warm requests, plain and on Mayfly in turn",
@@ -96,7 +96,7 @@ class Run:
                 self.measure(name, experiments.memory, (function,), variant, counts)
 
     def mix(self) -> None:
-        counts = [1, 2] if self.options.quick else [1, 2, 4, 8, 16]
+        counts = [1, 2] if self.options.quick else [1, 2, 4, 8]
         for variant in self.options.variants:
             self.measure(f"mix.{variant}", experiments.memory, SHIPPED, variant, counts)
 
