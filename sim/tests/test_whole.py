@@ -1,0 +1,120 @@
+"""Small programs under QEMU: two runs are the same to the bit, counts agree with the program, each mistake
+gets one clear line. Uses the release build, or the `mayfly` that MAYFLY names."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MAYFLY = os.environ.get("MAYFLY", str(ROOT / "target/release/mayfly"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where the programs are, and what `sim` writes."""
+    folder = tmp_path_factory.mktemp("sim")
+    for source in (ROOT / "sim/tests/programs").glob("*.c"):
+        command = ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-static", "-o", folder / source.stem, source]
+        subprocess.run(command, check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sim(folder):
+    def run(*words):
+        command = [MAYFLY, "sim", *words]
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1800)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def first(folder, sim):
+    """The process, and the folder with the statistics of 20000 turns."""
+    return sim("--out", "first", "--", "./churn", "20000"), folder / "first/stats.json"
+
+
+@pytest.fixture(scope="module")
+def once(first):
+    return json.loads(first[1].read_text())
+
+
+def test_two_runs_are_the_same(folder, sim, first):
+    output = subprocess.run([folder / "churn", "20000"], capture_output=True, text=True).stdout
+    for done in (first[0], sim("--out", "second", "--", "./churn", "20000")):
+        assert done.returncode == 3, f"the program's exit status is passed on: {done.stderr}"
+        assert done.stdout == output
+    assert first[1].read_text() == (folder / "second/stats.json").read_text()
+
+
+def test_counts(once):
+    assert once["broken_laws"] == []
+    assert not once["partial"]
+    assert once["tlb.walk_disagreements"] == 0, "walks do not end where QEMU's did"
+    assert 2e6 < once["user_instructions"] < 20e6, "for 20000 turns"
+    # For 1.2 MB of heap.
+    assert 300 < once["page_faults"] < 1500
+    assert 300 < once["user_pages"] < 1500
+    for by in ("cycles_by_cause.", "cycles_by_owner."):
+        assert sum(value for key, value in once.items() if key.startswith(by)) == once["cycles"], by
+
+
+def test_twice_the_work_is_twice_the_instructions(sim, once):
+    twice = json.loads(sim("--json", "--", "./churn", "40000").stdout)["user_instructions"]
+    assert 0.7 < twice / once["user_instructions"] - 1 < 1.1
+
+
+def test_a_limit_keeps_what_was_counted(folder, sim):
+    done = sim("--max-instructions", "1000000", "--out", "limited", "--", "./churn", "20000")
+    assert done.returncode == 0 and "PARTIAL" in done.stderr, done.stderr
+    statistics = json.loads((folder / "limited/stats.json").read_text())
+    assert statistics["partial"] and statistics["partial_reason"] == "max-instructions"
+    assert 1_000_000 <= statistics["instructions"] < 1_100_000
+    assert (folder / "limited/stats.txt").read_text().startswith("PARTIAL")
+
+
+def test_a_warm_program_counts_from_where_it_says(sim, once):
+    done = sim("--json", "--env", "MAYFLY_REGION=warm", "--", "./warm")
+    assert done.returncode == 0, done.stderr
+    statistics = json.loads(done.stdout)
+    # Six instructions a turn, of 100000; before, there were 50 million turns, and a start with system calls.
+    assert 550_000 < statistics["user_instructions"] < 650_000
+    assert statistics["system_calls"] <= 2, "not only the exit"
+    assert 0 < statistics["kernel_pages"] + once["kernel_pages"] < 200
+
+
+def test_another_machine_takes_other_cycles(sim, once):
+    done = sim("--json", "--set", "llc.latency_cycles=80", "--", "./churn", "20000")
+    assert json.loads(done.stdout)["cycles"] > 1.02 * once["cycles"], (
+        "with an LLC of 80 in place of 40 cycles"
+    )
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        ("--set l1d.wayz=9 -- ./churn", "unknown key l1d.wayz"),
+        ("--machine table4 -- ./churn", "no machine table4"),
+        ("--region first -- ./churn", "./churn: the image lists no calls of it"),
+        ("-- ./missing", "./missing: no such file on this machine"),
+        ("--image bare -- missing", "missing: no such program in the guest's image"),
+        ("--image nowhere -- true", "no simulator image in nowhere"),
+    ],
+)
+def test_mistakes_get_one_line(sim, words, expected):
+    check_line(sim(*words.split()), expected)
+
+
+def test_a_panic_leaves_partial_statistics(folder, sim):
+    check_line(sim("--out", "panicked", "--", "./panic"), "the guest's kernel panicked: ")
+    statistics = json.loads((folder / "panicked/stats.json").read_text())
+    assert statistics["partial"] and statistics["instructions"] > 0
+
+
+def check_line(done, expected):
+    assert done.returncode not in (0, 3)
+    [line] = done.stderr.strip().splitlines()
+    assert expected in line
