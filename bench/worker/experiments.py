@@ -48,7 +48,9 @@ def memory(functions: tuple[str, ...], variant: str, counts: list[int]) -> dict[
     """MiB of an instance by PSS, with its part of what lies in the store unmapped, and of all by what the
     host has less (UPM §VI-D, `free`); whenever so many instances of each function are there and at rest."""
     numbers = {}
-    with running(*VARIANTS[variant], "--burst", "4", "--keep-alive", "3600", "--queue-wait", "300") as worker:
+    # What counts is what each may have at most (MemorySize): all of it would make others end.
+    options = ("--burst", "4", "--keep-alive", "3600", "--queue-wait", "300", "--memory", str(64 << 10))
+    with running(*VARIANTS[variant], *options) as worker:
         worker.invoke("page", 1)  # what the first sandbox alone brings, such as the page cache
         time.sleep(1)
         before = available_bytes()
@@ -59,6 +61,8 @@ def memory(functions: tuple[str, ...], variant: str, counts: list[int]) -> dict[
             time.sleep(2)  # a sample of the store is a second old at most
             there = [one for function in functions for one in worker.instances(function)]
             number = len(there)
+            if number != count * len(functions):
+                raise BenchError(f"{number} instances are there, and not {count} of each of {functions}")
             total = {key: sum(one[f"{key}_bytes"] for one in there) for key in ("pss", "private", "shared")}
             store = worker.store_bytes() if variant in ("merge", "mayfly") else 0
             untouched = max(0, store - total["shared"])
