@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use mappings::Area;
 use object::read::elf::ElfFile64;
 use object::{Object, ObjectSymbol};
 
@@ -49,7 +50,7 @@ pub fn of_container(known: &Known, offer: &Offer) -> Option<Standing> {
 }
 
 fn of_process(process: u32, offer: &Offer) -> Option<Standing> {
-    let maps = fs::read_to_string(format!("/proc/{process}/maps")).ok()?;
+    let maps = fs::read(format!("/proc/{process}/maps")).ok()?;
     let (start, inode) = library_in(&maps)?;
     // The agent's own file says where the variable lies: the program's word counts for its own numbers, and for nothing else.
     let address = address_of_variable(&offer.heap_library(inode)?)?;
@@ -64,14 +65,13 @@ fn of_process(process: u32, offer: &Offer) -> Option<Standing> {
 }
 
 /// Where the heap's library begins in a process, and its file's number.
-fn library_in(maps: &str) -> Option<(u64, u64)> {
-    let line =
-        maps.lines().find(|line| line.trim_end_matches(" (deleted)").ends_with("/libmayfly_heap.so"))?;
-    let mut fields = line.split_whitespace();
-    let (range, _, offset) = (fields.next()?, fields.next()?, fields.next()?);
-    let start = u64::from_str_radix(range.split('-').next()?, 16).ok()?;
-    let inode = fields.nth(1)?.parse().ok()?;
-    (u64::from_str_radix(offset, 16).ok()? == 0).then_some((start, inode))
+fn library_in(maps: &[u8]) -> Option<(u64, u64)> {
+    let is_library = |area: &Area<&[u8]>| {
+        area.name.strip_suffix(b" (deleted)").unwrap_or(area.name).ends_with(b"/libmayfly_heap.so")
+    };
+    let area = mappings::each(maps).find(is_library)?;
+    let (_, inode) = area.file?;
+    (area.offset == 0).then_some((area.range.start as u64, inode))
 }
 
 fn address_of_variable(library: &Path) -> Option<u64> {
@@ -116,10 +116,13 @@ mod tests {
         let maps = "7f00-7f10 r--p 00000000 fe:00 9 /opt/x.so\n\
                     7f20000-7f30000 r--p 00000000 fe:00 1234 /opt/mayfly/heap/lib/libmayfly_heap.so\n\
                     7f30000-7f40000 r-xp 00010000 fe:00 1234 /opt/mayfly/heap/lib/libmayfly_heap.so\n";
-        assert_eq!(library_in(maps), Some((0x7f2_0000, 1234)));
-        assert_eq!(library_in(&maps.replace("heap.so", "heap.so (deleted)")), Some((0x7f2_0000, 1234)));
-        assert_eq!(library_in("7f00-7f10 r--p 00001000 fe:00 1 /a/libmayfly_heap.so\n"), None);
-        assert_eq!(library_in(""), None);
+        assert_eq!(library_in(maps.as_bytes()), Some((0x7f2_0000, 1234)));
+        assert_eq!(
+            library_in(maps.replace("heap.so", "heap.so (deleted)").as_bytes()),
+            Some((0x7f2_0000, 1234))
+        );
+        assert_eq!(library_in(b"7f00-7f10 r--p 00001000 fe:00 1 /a/libmayfly_heap.so\n"), None);
+        assert_eq!(library_in(b""), None);
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub const IMAGE_BYTES: u64 = 10 << 30;
 /// Layers of a function.
 pub const LAYERS: usize = 5;
 /// Extensions of a function.
-pub const EXTENSIONS: usize = vm_extensions::MOST;
+pub const EXTENSIONS: usize = vm_sandbox::extensions::MOST;
 /// Tags of a function.
 pub const TAGS: usize = 50;
 /// The body of any call that carries no .zip and is no invocation.

@@ -8,10 +8,12 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use mappings::Area;
+
 use crate::client::Flags;
 use crate::client::connection::Connection;
 use crate::client::freeze::Freezer;
-use crate::client::memory::{self, Area, Entry, PageMap};
+use crate::client::memory::{self, Entry, PageMap};
 use crate::client::plan::{self, Page};
 use crate::client::remap::{self, Site};
 use crate::client::scratch::Scratch;
@@ -210,7 +212,7 @@ impl Engine {
             let site = Site {
                 start: area.range.start,
                 pages: &[],
-                protection: area.protection(),
+                protection: memory::protection(area),
                 writers: writers.as_ref(),
             };
             remap::make_private(&site, area.range.clone()).while_doing(place(&area.range))?;
@@ -346,7 +348,7 @@ impl Engine {
                 let site = Site {
                     start,
                     pages: &work.pages[..count],
-                    protection: area.protection(),
+                    protection: memory::protection(area),
                     writers: writers.as_ref(),
                 };
                 self.put_in_place(&site, counts, full)?;

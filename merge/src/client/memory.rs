@@ -4,6 +4,7 @@
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use mappings::{Area, parse};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{self, Updater};
@@ -13,64 +14,16 @@ use crate::client::descriptor::Descriptor;
 use crate::error::{Error, While};
 use crate::page::PAGE_BYTES;
 
-/// A mapping of this process.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Area {
-    /// Its addresses.
-    pub range: Range<usize>,
-    /// What may be done with it.
-    pub readable: bool,
-    /// See `readable`.
-    pub writable: bool,
-    /// See `readable`.
-    pub executable: bool,
-    /// Whether writes are seen by others.
-    pub shared: bool,
-    /// Device and number of its file; none for anonymous memory.
-    pub file: Option<(u64, u64)>,
-    /// Where in the file it begins.
-    pub offset: u64,
-    /// The kernel's name for it.
-    pub name: String,
-}
+/// A mapping of this process, whose name is borrowed from whoever told it.
+pub type View<'a> = Area<&'a [u8]>;
 
-impl Area {
-    /// The rights as mmap wants them.
-    pub fn protection(&self) -> ProtFlags {
-        let mut flags = ProtFlags::empty();
-        flags.set(ProtFlags::READ, self.readable);
-        flags.set(ProtFlags::WRITE, self.writable);
-        flags.set(ProtFlags::EXEC, self.executable);
-        flags
-    }
-}
-
-/// The same, borrowed from whoever told it.
-pub struct View<'a> {
-    /// Its addresses.
-    pub range: Range<usize>,
-    /// What may be done with it.
-    pub readable: bool,
-    /// See `readable`.
-    pub writable: bool,
-    /// See `readable`.
-    pub executable: bool,
-    /// Whether writes are seen by others.
-    pub shared: bool,
-    /// Device and number of its file; none for anonymous memory.
-    pub file: Option<(u64, u64)>,
-    /// Where in the file it begins.
-    pub offset: u64,
-    /// The kernel's name for it.
-    pub name: &'a [u8],
-}
-
-impl From<View<'_>> for Area {
-    fn from(view: View<'_>) -> Area {
-        let View { range, readable, writable, executable, shared, file, offset, name } = view;
-        let name = String::from_utf8_lossy(name).into_owned();
-        Area { range, readable, writable, executable, shared, file, offset, name }
-    }
+/// The rights as mmap wants them.
+pub fn protection(area: &Area) -> ProtFlags {
+    let mut flags = ProtFlags::empty();
+    flags.set(ProtFlags::READ, area.readable);
+    flags.set(ProtFlags::WRITE, area.writable);
+    flags.set(ProtFlags::EXEC, area.executable);
+    flags
 }
 
 /// `struct procmap_query` of linux/fs.h.
@@ -214,39 +167,12 @@ fn each_line(
     }
 }
 
-/// A line of /proc/self/maps.
-fn parse(line: &[u8]) -> Option<View<'_>> {
-    let mut fields = line.splitn(6, |&byte| byte == b' ');
-    let mut next = || fields.next().and_then(|field| std::str::from_utf8(field).ok());
-    let hexadecimal = |text| u64::from_str_radix(text, 16).ok();
-    let (start, end) = next()?.split_once('-')?;
-    let rights = next()?.as_bytes();
-    let offset = next()?;
-    let (major, minor) = next()?.split_once(':')?;
-    let inode: u64 = next()?.parse().ok()?;
-    let name = fields.next().unwrap_or_default().trim_ascii_start();
-    let device = libc::makedev(hexadecimal(major)? as u32, hexadecimal(minor)? as u32);
-    Some(View {
-        range: hexadecimal(start)? as usize..hexadecimal(end)? as usize,
-        readable: rights.first() == Some(&b'r'),
-        writable: rights.get(1) == Some(&b'w'),
-        executable: rights.get(2) == Some(&b'x'),
-        shared: rights.get(3) == Some(&b's'),
-        file: (inode != 0).then_some((device, inode)),
-        offset: hexadecimal(offset)?,
-        name,
-    })
-}
-
-fn text() -> Result<String, Error> {
-    std::fs::read_to_string("/proc/self/maps").map_err(|error| {
-        Error::new(error.raw_os_error().unwrap_or(libc::EIO), format!("/proc/self/maps: {error}"))
-    })
-}
-
 /// All mappings.
 pub fn all() -> Result<Vec<Area>, Error> {
-    Ok(text()?.lines().filter_map(|line| parse(line.as_bytes())).map(Area::from).collect())
+    let text = std::fs::read("/proc/self/maps").map_err(|error| {
+        Error::new(error.raw_os_error().unwrap_or(libc::EIO), format!("/proc/self/maps: {error}"))
+    })?;
+    Ok(mappings::each(&text).map(Area::from).collect())
 }
 
 /// The mappings of a range, cut to it.

@@ -12,7 +12,8 @@ use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, WaitOptions, wait};
 use rustix::thread::{CapabilitySet, CapabilitySets, UnshareFlags};
-use vm_extensions::Extensions;
+use vm_sandbox::extensions::{self, Extensions};
+use vm_sandbox::syscalls::{self, Placement};
 
 use crate::memory::{assign, bind_to_node};
 use crate::plan::{Plan, Report, Source};
@@ -117,7 +118,7 @@ fn confine(plan: &Plan) -> Result<(), String> {
         }
     }
     give_up_privileges(plan).map_err(at("privileges"))?;
-    vm_syscalls::confine(vm_syscalls::Placement::Fixed).map_err(at("seccomp"))
+    syscalls::confine(Placement::Fixed).map_err(at("seccomp"))
 }
 
 fn stay_on(cpus: &[u32]) -> Result<(), String> {
@@ -170,9 +171,9 @@ fn start(plan: &Plan) -> Result<(Pid, Extensions, Vec<String>), String> {
     CString::new(plan.cwd.as_str()).map_err(at("working directory"))?;
     let (mut names, mut extensions) = (Vec::new(), Extensions::default());
     if plan.is_function {
-        names = vm_extensions::names().map_err(|error| error.to_string())?;
+        names = extensions::names().map_err(|error| error.to_string())?;
         let environment = plan.env.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-        extensions = vm_extensions::start(&names, environment).map_err(|error| error.to_string())?;
+        extensions = extensions::start(&names, environment).map_err(|error| error.to_string())?;
     }
     let mut command = Command::new(program);
     command.args(arguments).env_clear().envs(&plan.env).current_dir(&plan.cwd);

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Error, Read, Result, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use rustix::thread::UnshareFlags;
 use vm_protocol::relay::{HEADER_BYTES, Header, Kind, MOST_BYTES, PORT};
+use vm_sandbox::network;
 
 use crate::port;
 
@@ -171,30 +172,11 @@ pub fn spawn_apart(mut command: Command, port: Option<u16>) -> Result<(Child, Op
         let apart = move || {
             // SAFETY: only this thread's network and its children's PIDs change; no descriptor table is split by that.
             unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET | UnshareFlags::NEWPID)? };
-            loopback_up()?;
+            network::loopback_up()?;
             let listener = port.map(|port| TcpListener::bind(("127.0.0.1", port))).transpose()?;
             Ok((command.spawn()?, listener))
         };
         Builder::new().stack_size(2 * STACK_BYTES).spawn_scoped(scope, apart).map(|thread| thread.join())
     });
     apart?.unwrap_or_else(|_| Err(Error::other("the thread that starts instances panicked")))
-}
-
-fn loopback_up() -> Result<()> {
-    // SAFETY: passes numbers.
-    let socket = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
-    if socket < 0 {
-        return Err(Error::last_os_error());
-    }
-    // SAFETY: the kernel has just made this descriptor.
-    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
-    // SAFETY: an ifreq of zeros is valid.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    request.ifr_name[..2].copy_from_slice(&[b'l' as libc::c_char, b'o' as libc::c_char]);
-    request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
-    // SAFETY: SIOCSIFFLAGS reads an ifreq, which outlives the call.
-    match unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) } {
-        0 => Ok(()),
-        _ => Err(Error::last_os_error()),
-    }
 }

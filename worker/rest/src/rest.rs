@@ -9,6 +9,8 @@ use std::ffi::{c_int, c_uint};
 use std::fs;
 use std::ops::Range;
 
+use mappings::Area;
+
 use crate::library::NO_SYSCALLS;
 use crate::{Rest, library};
 
@@ -48,8 +50,7 @@ pub fn merge(work: c_int, named: &[crate::Range]) -> Rest {
 
 /// What is to be advised, in order.
 fn wanted(named: &[crate::Range]) -> Vec<Range<usize>> {
-    let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    let mut mappings = joined(maps.lines().filter_map(anonymous));
+    let mut mappings = anonymous(&fs::read("/proc/self/maps").unwrap_or_default());
     if std::env::var("MAYFLY_REST_ADVISE").is_ok_and(|how| how == "whole") {
         mappings.retain(|mapping| mapping.len() >= SMALLEST);
         return mappings;
@@ -58,6 +59,10 @@ fn wanted(named: &[crate::Range]) -> Vec<Range<usize>> {
     let mut named: Vec<Range<usize>> = named.iter().map(|range| range.start..end(range)).collect();
     named.sort_by_key(|range| range.start);
     common(&mappings, &joined(named.into_iter()))
+}
+
+fn anonymous(maps: &[u8]) -> Vec<Range<usize>> {
+    joined(mappings::each(maps).filter(is_anonymous).map(|area| area.range))
 }
 
 /// What two lists of ranges have in common, both in order and without overlaps.
@@ -125,20 +130,12 @@ fn joined(ranges: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {
     all
 }
 
-/// A line of /proc/self/maps that is private, writable memory of no file: a mapping without a name, malloc's heap, or what
-/// was merged before and may have been written since.
-fn anonymous(line: &str) -> Option<Range<usize>> {
-    let mut fields = line.split_ascii_whitespace();
-    let (place, rights) = (fields.next()?, fields.next()?);
-    let inode = fields.nth(2)?;
-    let name = fields.next();
-    let merged = name.is_some_and(|name| name.starts_with("/memfd:mayfly-pages"));
-    let unnamed = inode == "0" && name.is_none_or(|name| name == "[heap]");
-    if !rights.starts_with("rw-p") || !(merged || unnamed) {
-        return None;
-    }
-    let (start, end) = place.split_once('-')?;
-    Some(usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?)
+/// Whether it is private, writable memory of no file: a mapping without a name, malloc's heap, or what was merged before and may
+/// have been written since.
+fn is_anonymous(area: &Area<&[u8]>) -> bool {
+    let merged = area.name.starts_with(b"/memfd:mayfly-pages");
+    let unnamed = area.file.is_none() && matches!(area.name, b"" | b"[heap]");
+    area.readable && area.writable && !area.executable && !area.shared && (merged || unnamed)
 }
 
 fn is_readable(descriptor: c_int) -> bool {
@@ -178,7 +175,7 @@ mod tests {
 
     #[test]
     fn what_was_merged_before_is_looked_at_again_with_what_lies_beside_it() {
-        let maps = "\
+        let maps = b"\
 1000-3000 rw-p 00000000 00:00 0
 3000-5000 rw-p 00001000 00:01 77                         /memfd:mayfly-pages (deleted)
 5000-6000 rw-p 00000000 00:00 0                          [heap]
@@ -188,7 +185,6 @@ a000-b000 rw-p 00000000 fe:00 9                          /usr/lib/x.so
 c000-d000 rw-s 00000000 00:01 78                         /memfd:mayfly-pages (deleted)
 e000-f000 rw-p 00000000 00:00 0                          [stack]
 ";
-        let found = joined(maps.lines().filter_map(anonymous));
-        assert_eq!(found, [0x1000..0x6000, 0x8000..0x9000]);
+        assert_eq!(anonymous(maps), [0x1000..0x6000, 0x8000..0x9000]);
     }
 }

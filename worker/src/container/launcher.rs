@@ -8,7 +8,8 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
-use vm_syscalls::Placement;
+use vm_sandbox::syscalls::{self, Placement};
+use vm_sandbox::{extensions, network};
 
 use super::{INSIDE_USER, Spec, freezer, root, system};
 use crate::limits;
@@ -126,9 +127,9 @@ fn run_inside(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
     }
     root::enter(spec, disk)?;
     system::set_host_name(&spec.host_name)?;
-    system::loopback_up().context("cannot bring up the loopback device")?;
+    network::loopback_up().context("cannot bring up the loopback device")?;
     let listener = TcpListener::bind(("127.0.0.1", RUNTIME_PORT)).context("cannot listen")?;
-    let names = vm_extensions::names()?;
+    let names = extensions::names()?;
     let mut message = vec![LISTENS];
     message.extend(names.join("\n").bytes());
     system::send_with(CONTROL, &message, Some(listener.as_raw_fd())).context("the worker has ended")?;
@@ -145,9 +146,9 @@ fn run_inside(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
     if spec.fixed_layout {
         system::fix_layout().context("cannot fix the layout")?;
     }
-    vm_syscalls::confine(Placement::Free).context("cannot confine the system calls")?;
+    syscalls::confine(Placement::Free).context("cannot confine the system calls")?;
     let environment = spec.environment.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-    let mut extensions = vm_extensions::start(&names, environment)?;
+    let mut extensions = extensions::start(&names, environment)?;
     let Some(runtime) = system::fork()? else {
         system::new_session()?;
         let folder = &spec.folder;

@@ -157,21 +157,6 @@ pub fn set_host_name(name: &str) -> Result<()> {
     checked(unsafe { libc::sethostname(name.as_ptr().cast(), name.len()) }).map(drop)
 }
 
-/// Brings up the loopback device of this network namespace.
-pub fn loopback_up() -> Result<()> {
-    // SAFETY: passes three numbers.
-    let socket = checked(unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) })?;
-    // SAFETY: the kernel has just given us this descriptor.
-    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
-    // SAFETY: an all-zero ifreq is valid.
-    let mut request: libc::ifreq = unsafe { zeroed() };
-    request.ifr_name[0] = b'l' as libc::c_char;
-    request.ifr_name[1] = b'o' as libc::c_char;
-    request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
-    // SAFETY: SIOCSIFFLAGS reads an ifreq, which outlives the call.
-    checked(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) }).map(drop)
-}
-
 /// The number of a loop device that has no file yet; another may take it before us.
 pub fn free_loop_device(control: BorrowedFd<'_>) -> Result<libc::c_int> {
     const LOOP_CTL_GET_FREE: libc::Ioctl = 0x4C82;

@@ -1,8 +1,10 @@
 //! One chunk through the store: what is known of its pages, and what is put in place.
 
+use mappings::Area;
+
 use super::{Engine, HASHES_AHEAD, Kind, Work, place};
 use crate::client::connection::Held;
-use crate::client::memory::{Area, Entry};
+use crate::client::memory::Entry;
 use crate::client::plan::{self, Page};
 use crate::client::remap::{self, Site};
 use crate::client::statistics::{Clock, Statistics};
