@@ -15,6 +15,7 @@ mod confine;
 mod held;
 mod init;
 mod instance;
+mod instances;
 mod launch;
 mod memory;
 mod output;

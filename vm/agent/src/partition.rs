@@ -13,7 +13,7 @@ use vm_protocol::{Answer, ErrorKind, Layout, Mode, Refusal};
 
 use crate::block;
 use crate::held::move_file_pages;
-use crate::instance::Instances;
+use crate::instances::Instances;
 use crate::memory::{self, bind_to_node};
 use crate::refusal::refusal;
 

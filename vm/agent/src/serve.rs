@@ -16,7 +16,8 @@ use vm_protocol::{
 use crate::boot::hoard_no_pages;
 use crate::cgroup;
 use crate::confine::{Place, Share};
-use crate::instance::{Allowance, Instances};
+use crate::instance::Allowance;
+use crate::instances::Instances;
 use crate::memory::{self, bind_to_node};
 use crate::partition::{Partitions, has_node, preload};
 use crate::port::{Incoming, Outbox, Port};

@@ -1,0 +1,219 @@
+//! All instances of the VM: their names and partitions, their output. Each one that runs has a thread that watches over it: waits
+//! for its end, sees to it that nothing of it is left, and only then reports it.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::Write;
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::Builder;
+use std::time::Duration;
+
+use vm_protocol::{ErrorKind, Event, ExitReason, FromAgent, InstanceInfo, Refusal, Spawn};
+
+use crate::held::{Holds, move_file_pages};
+use crate::instance::{self, Allowance, Begun, Instance, KILL_PATIENCE, STACK_BYTES};
+use crate::memory;
+use crate::output::Output;
+use crate::port::Outbox;
+use crate::refusal::{failed, no_such, refusal};
+use crate::relay::Relay;
+
+/// How many ended instances' output is kept.
+const KEPT_OUTPUTS: usize = 64;
+/// The kernel takes an ended instance's mounts down in the background; the next one should not meet what was in them.
+const TEARDOWN_PATIENCE: Duration = Duration::from_millis(500);
+
+/// All instances.
+pub struct Instances {
+    state: Mutex<State>,
+    /// One more has been started, or could not be.
+    settled: Condvar,
+    outbox: Outbox,
+    relay: Option<Arc<Relay>>,
+    pub holds: Arc<Holds>,
+}
+
+#[derive(Default)]
+struct State {
+    running: HashMap<String, Arc<Instance>>,
+    /// Being started: names and partitions that are taken already.
+    starting: HashMap<String, Vec<u32>>,
+    ended: VecDeque<(String, Arc<Output>)>,
+}
+
+impl Instances {
+    pub fn new(outbox: Outbox, relay: Option<Arc<Relay>>) -> Arc<Instances> {
+        let holds = Holds::new(outbox.clone());
+        Arc::new(Instances { state: Mutex::default(), settled: Condvar::new(), outbox, relay, holds })
+    }
+
+    /// Starts an instance that was reserved; returns its first process, and its extensions.
+    pub fn spawn(
+        self: &Arc<Self>,
+        order: Spawn,
+        allowance: Allowance,
+    ) -> Result<(u32, Vec<String>), Refusal> {
+        let (nodes, files_to) = (allowance.nodes.clone(), allowance.files_to);
+        let outcome = instance::start(&order, allowance, self.relay.as_ref());
+        let mut state = self.state.lock().expect("not poisoned");
+        state.starting.remove(&order.instance);
+        if let Ok(Begun { instance, .. }) = &outcome {
+            state.running.insert(order.instance, Arc::clone(instance));
+        }
+        drop(state);
+        self.settled.notify_all();
+        let mut begun = outcome?;
+        let (pid, extensions) = (begun.instance.pid, std::mem::take(&mut begun.extensions));
+        let all = Arc::clone(self);
+        let watch = move || all.watch_over(begun, &nodes, files_to);
+        Builder::new().stack_size(STACK_BYTES).spawn(watch).map_err(failed("a thread"))?;
+        Ok((pid, extensions))
+    }
+
+    /// Takes an instance's name and, if it has to be alone there, its partition. Until it is started, others wait for it.
+    pub fn reserve(&self, order: &Spawn, alone: bool) -> Result<(), Refusal> {
+        let name = &order.instance;
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        if name.is_empty() || name.len() > 128 || name.starts_with('.') || !name.chars().all(plain) {
+            return Err(refusal(
+                ErrorKind::CannotStart,
+                format!("{name:?}: an instance's name is letters, digits, '-', '_', '.'"),
+            ));
+        }
+        let mut state = self.state.lock().expect("not poisoned");
+        if state.running.contains_key(name) || state.starting.contains_key(name) {
+            return Err(refusal(ErrorKind::InstanceExists, format!("instance {name} runs already")));
+        }
+        let partitions = order.partitions();
+        let taken = |number: &u32| Some((*number, state.user_of(*number)?));
+        if alone && let Some((partition, user)) = partitions.iter().find_map(taken) {
+            return Err(refusal(
+                ErrorKind::Busy,
+                format!("partition {partition} is used by instance {user}"),
+            ));
+        }
+        state.starting.insert(name.clone(), partitions);
+        Ok(())
+    }
+
+    /// Waits for an instance's end, and reports it once nothing of it is left.
+    fn watch_over(&self, begun: Begun, nodes: &[(u32, u32)], files_to: Option<u32>) {
+        let Begun { instance, child, reports, .. } = begun;
+        let (reason, gone) = instance.outlive(child, reports);
+        let group = &instance.group;
+        if let Some(to) = files_to {
+            group.reclaim();
+            nodes.iter().for_each(|(_, node)| move_file_pages(*node, to));
+        }
+        if let Err(error) = gone.and_then(|()| group.remove()) {
+            let message = format!("instance {}: not all of it could be removed: {error}", instance.name);
+            self.outbox.send(FromAgent::Event(Event::Notice { message }));
+        }
+        let held = |(partition, node): &(u32, u32)| {
+            memory::wait_unused(*node, TEARDOWN_PATIENCE);
+            self.holds.left_by(*partition, &instance.name);
+            self.holds.look(*partition, *node, TEARDOWN_PATIENCE)
+        };
+        let mut held = nodes.iter().map(|one| (one.0, held(one))).collect::<Vec<_>>().into_iter();
+        let mut state = self.state.lock().expect("not poisoned");
+        state.running.remove(&instance.name);
+        state.ended.push_back((instance.name.clone(), Arc::clone(&instance.output)));
+        if state.ended.len() > KEPT_OUTPUTS {
+            state.ended.pop_front();
+        }
+        drop(state);
+        let (name, partition) = (instance.name.clone(), instance.partitions.first().copied());
+        let event = Event::Exited {
+            instance: name,
+            partition,
+            reason: reason.clone(),
+            held: held.next().and_then(|one| one.1),
+        };
+        self.outbox.send(FromAgent::Event(event));
+        for (partition, why) in held.filter_map(|(partition, why)| Some((partition, why?))) {
+            self.outbox.send(FromAgent::Event(Event::Held { partition, why }));
+        }
+        instance.is_gone(reason);
+    }
+
+    /// Ends an instance: SIGTERM to all its processes, then SIGKILL. Returns when all are gone.
+    pub fn stop(&self, name: &str, grace: Duration) -> Result<ExitReason, Refusal> {
+        self.find(name)?.stop(grace)
+    }
+
+    /// Stops all that runs in an instance, or lets it go on.
+    pub fn freeze(&self, name: &str, frozen: bool) -> Result<(), Refusal> {
+        self.find(name)?.group.freeze(frozen).map_err(failed("a control group"))
+    }
+
+    /// Ends all instances at once.
+    pub fn stop_all(&self) {
+        let all: Vec<_> = self.state.lock().expect("not poisoned").running.values().cloned().collect();
+        all.iter().for_each(|instance| drop(instance.group.kill()));
+        for instance in all {
+            instance.wait(KILL_PATIENCE);
+        }
+    }
+
+    pub fn list(&self) -> Vec<InstanceInfo> {
+        let all: Vec<_> = self.state.lock().expect("not poisoned").running.values().cloned().collect();
+        let info = |instance: &Arc<Instance>| InstanceInfo {
+            instance: instance.name.clone(),
+            partition: instance.partitions.first().copied(),
+            more: instance.partitions.iter().skip(1).copied().collect(),
+            pid: instance.pid,
+            processes: instance.group.processes().len() as u32 - u32::from(instance.confined),
+            age_ns: instance.started.elapsed().as_nanos() as u64,
+        };
+        let mut list: Vec<_> = all.iter().map(info).collect();
+        list.sort_by(|a, b| a.instance.cmp(&b.instance));
+        list
+    }
+
+    pub fn output(&self, name: &str) -> Result<Arc<Output>, Refusal> {
+        let state = self.state.lock().expect("not poisoned");
+        if let Some(instance) = state.running.get(name) {
+            return Ok(Arc::clone(&instance.output));
+        }
+        // The latest, where a name was used again.
+        let ended = state.ended.iter().rev().find(|(ended, _)| ended == name);
+        ended.map(|(_, output)| Arc::clone(output)).ok_or_else(|| no_such(name))
+    }
+
+    /// Writes to an instance's standard input; waits while its pipe is full.
+    pub fn input(&self, name: &str, text: &str, close: bool) -> Result<(), Refusal> {
+        let instance = self.find(name)?;
+        let mut input = instance.input.lock().expect("not poisoned");
+        let closed = || refusal(ErrorKind::Failed, format!("instance {name}: its standard input is closed"));
+        input.as_mut().ok_or_else(closed)?.write_all(text.as_bytes()).map_err(failed("standard input"))?;
+        if close {
+            *input = None;
+        }
+        Ok(())
+    }
+
+    /// The instance that is in a partition, or is being started there.
+    pub fn user_of(&self, partition: u32) -> Option<String> {
+        self.state.lock().expect("not poisoned").user_of(partition)
+    }
+
+    /// An instance that runs; one that is being started is waited for.
+    fn find(&self, name: &str) -> Result<Arc<Instance>, Refusal> {
+        let state = self.state.lock().expect("not poisoned");
+        let state = self.settled.wait_while(state, |state| state.starting.contains_key(name));
+        state.expect("not poisoned").running.get(name).cloned().ok_or_else(|| no_such(name))
+    }
+
+    /// Gives a reservation up.
+    pub fn release(&self, name: &str) {
+        self.state.lock().expect("not poisoned").starting.remove(name);
+        self.settled.notify_all();
+    }
+}
+
+impl State {
+    fn user_of(&self, partition: u32) -> Option<String> {
+        let running = self.running.values().map(|instance| (&instance.name, &instance.partitions));
+        let mut all = running.chain(&self.starting);
+        all.find(|(_, taken)| taken.contains(&partition)).map(|(name, _)| name.clone())
+    }
+}
