@@ -167,6 +167,10 @@ def shown(flat: dict) -> list[Shown]:
         plain, ours = (flat.get(f"latency.{function}.{one}.p99_ms") for one in ("plain", "mayfly"))
         if plain and ours:
             found.append(at_most(f"{function}: P99 over plain", 5, 100 * (ours / plain - 1), "%"))
+    for count in (4, 8):
+        plain, ours = (flat.get(f"mix.{one}.{count}.each_mib") for one in ("plain", "mayfly"))
+        if plain and ours:
+            found.append(at_least(f"{count} of each shipped function: as dense", 2.5, plain / ours, "x"))
     for function in INSTANCES:
         plain = flat.get(f"vm.plain.{function}.mib_per_s")
         for mode in ("nodes", "hotmem"):
