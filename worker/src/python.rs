@@ -18,9 +18,11 @@ const CLIENT: &str = include_str!("../python-client.txt");
 pub const RUNTIME: &str = "/var/runtime";
 /// What functions in Python start with: a package of ours, beside the client.
 pub const BOOTSTRAP: &str = "mayfly_bootstrap";
-const BOOTSTRAP_FILES: &[(&str, &str)] = &[
+/// Its files, in Python.
+pub const BOOTSTRAP_FILES: &[(&str, &str)] = &[
     ("__init__.py", include_str!("../runtime/mayfly_bootstrap/__init__.py")),
     ("__main__.py", include_str!("../runtime/mayfly_bootstrap/__main__.py")),
+    ("image.py", include_str!("../runtime/mayfly_bootstrap/image.py")),
     ("rest.py", include_str!("../runtime/mayfly_bootstrap/rest.py")),
 ];
 /// What a function in Python needs, beside its code.

@@ -3,14 +3,18 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+
+use crate::python;
 
 /// The bootstrap of functions in Node.js, below `/var/mayfly` in an instance.
 pub const BOOTSTRAP_NODE: &str = "bootstrap.mjs";
 /// On `PYTHONPATH`.
 pub const PACKAGES: &str = "python";
+/// On that of images, whose interpreters nobody here can compile for.
+pub const OF_IMAGES: &str = "image";
 
 const FILES: &[(&str, &str)] = &[
     (BOOTSTRAP_NODE, include_str!("../runtime/bootstrap.mjs")),
@@ -33,7 +37,9 @@ const FILES: &[(&str, &str)] = &[
 /// # Errors
 /// A file that cannot be written.
 pub fn write(folder: &Path) -> Result<()> {
-    for (name, text) in FILES {
+    let bootstrap = Path::new(OF_IMAGES).join(python::BOOTSTRAP);
+    let bootstrap = python::BOOTSTRAP_FILES.iter().map(|(name, text)| (bootstrap.join(name), text));
+    for (name, text) in FILES.iter().map(|(name, text)| (PathBuf::from(name), text)).chain(bootstrap) {
         let path = folder.join(name);
         let failed = || format!("cannot write {}", path.display());
         let parent = path.parent().unwrap_or(folder);

@@ -195,6 +195,13 @@ def python_layer(client):
     return layer(*links, ("usr/bin/python3.11", program), ("usr/lib/python3.11", modules), *files)
 
 
+def python_layers():
+    """The interpreter, and AWS' runtime interface client, which a worker that runs has installed for it."""
+    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+    client = next((cache / "mayfly/worker/python").glob("*/runtime_client.cpython-311-*")).parent
+    return [python_layer(client), layer(("var/runtime", client))]
+
+
 def root_of(function):
     """The root of a sample function's image, made by its `build`: once for each state of its sources."""
     sources = sorted(path for path in function.rglob("*") if path.is_file())

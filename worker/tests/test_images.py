@@ -9,7 +9,7 @@ import time
 import pytest
 from calls import create, invoke, open_folder, zipped
 from conftest import Worker
-from images import Image, create_image, folder, hard_link, layer, link, member, python_layer, registry
+from images import Image, create_image, folder, hard_link, layer, link, member, python_layers, registry
 
 APP = """
 import os, pathlib, subprocess
@@ -59,10 +59,7 @@ def running(place):
 
 @pytest.fixture(scope="module")
 def base(running):
-    """The interpreter, and AWS' runtime interface client, which the worker has installed for it."""
-    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
-    client = next((cache / "mayfly/worker/python").glob("*/runtime_client.cpython-311-*")).parent
-    return [python_layer(client), layer(("var/runtime", client))]
+    return python_layers()
 
 
 def python_image(base, *more, compress=None, **config):

@@ -191,8 +191,13 @@ class Work:
         would only be slower."""
         if self.merges and self.asked == 1 and not self.is_old():
             return False  # there may be work yet
-        from . import rest
-
+        try:
+            from . import rest
+        except (ImportError, OSError) as error:
+            # In an image: its Python has no ctypes, or the library needs a newer C library.
+            print(f"mayfly: this instance does not rest: {error}", file=sys.stderr)
+            runtime_client.next, runtime_client.post_invocation_result = theirs
+            return True
         due = self.asked >= self.rest_when_asked or self.asked == 1
         merges = self.merges and due and rest.has_room()
         if not merges:
@@ -225,6 +230,7 @@ class Work:
 if "MAYFLY_MERGE_LIBRARY" in os.environ:
     os.environ["MAYFLY_RESTING_PROCESS"] = str(os.getpid())
 work = Work(os.environ["AWS_LAMBDA_RUNTIME_API"], "MAYFLY_MERGE_LIBRARY" in os.environ)
+theirs = runtime_client.next, runtime_client.post_invocation_result
 runtime_client.next = work.next
 runtime_client.post_invocation_result = work.post_invocation_result
 client.main(sys.argv)

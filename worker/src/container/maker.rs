@@ -131,9 +131,8 @@ impl Containers {
         mount_point: &Path,
     ) -> Result<(Container, TcpListener, Option<Endpoint>)> {
         std::fs::create_dir(mount_point).with_context(|| format!("cannot make {}", mount_point.display()))?;
-        let is_image = order.deployment.code.image.is_some();
         let endpoint = match &self.options.layers.merge {
-            Some(_) if !is_image => Some(self.stores.endpoint(order.deployment.whole)?),
+            Some(_) if environment::may_share(order) => Some(self.stores.endpoint(order.deployment.whole)?),
             _ => None,
         };
         let spec = self.spec(order, mount_point.to_path_buf(), cgroup, endpoint.as_ref());

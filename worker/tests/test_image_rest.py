@@ -1,0 +1,96 @@
+"""Images that start Lambda's own client for Python rest, and share pages, as other functions in Python do."""
+
+import pytest
+from calls import invoke, open_folder
+from conftest import Worker
+from images import Image, create_image, layer, python_layers
+from test_layers import several, until
+
+APP = b"""
+import os, random, time
+
+HELD = []
+
+def table(mib):
+    return random.Random(mib).randbytes(mib << 20)
+
+def handler(event, context):
+    if "hold" in event:
+        HELD.append(bytearray(table(event["hold"])))
+        time.sleep(1)
+    # What is written here is nobody else's, and the rest is as it was.
+    own = os.urandom(8)
+    for each in HELD:
+        each[:8] = own
+    time.sleep(0.5)
+    return {
+        "right": [each[:8] == own and each[8:] == table(len(each) >> 20)[8:] for each in HELD],
+        "store": sorted(os.listdir("/dev/mayfly/store")),
+        "writable": os.access("/dev/mayfly/store", os.W_OK),
+    }
+"""
+CTYPES = "usr/lib/python3.11/lib-dynload/.wh._ctypes.cpython-311-x86_64-linux-gnu.so"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return open_folder(tmp_path_factory, "rest")
+
+
+@pytest.fixture(scope="module")
+def running(place):
+    with Worker("--code-from", str(place)) as worker:
+        yield worker
+        assert worker.stop() == 0
+
+
+def image(path, *more):
+    app = layer(("var/task/app.py", APP))
+    entry = ["/usr/bin/python3.11", "-m", "awslambdaric"]
+    settings = {"Entrypoint": entry, "Cmd": ["app.handler"], "WorkingDir": "/var/task"}
+    return Image(*python_layers(), app, *more, Env=["PYTHONPATH=/var/runtime"], **settings).archive(path)
+
+
+def merged(running, name):
+    return {event["instance"] for event in running.events("merge") if event["function"] == name}
+
+
+def test_idle_instances_of_an_image_share_their_pages_and_with_no_other_function(running, place):
+    client = running.client()
+    uri = image(place / "python.tar")
+    for name, count in [("one", 2), ("other", 1)]:
+        create_image(client, name, uri)
+        answers = several(client, name, {"hold": 25}, count)
+        assert [error for _, error in answers] == [None] * count, answers
+        until(lambda name=name, count=count: len(merged(running, name)) == count, running.log)
+
+    def shared():
+        one = running.sample()["functions"]["one"]
+        # Two tables of 25 MiB, of which whole pages are shared, and one of them in the store.
+        return one["mapped_shared_bytes"] > 2 * 24 << 20 and one["pss_bytes"] < 3 * 24 << 20
+
+    until(shared, lambda: running.sample())
+    # The same bytes of the other function are in a store of its own.
+    until(lambda: running.sample()["store"]["bytes"] > 2 * 24 << 20, lambda: running.get("/events"))
+    assert running.sample()["store"]["stores"] == len(running.stores()) == 2
+    assert running.sample()["functions"]["one"]["heap_live_bytes"] > 3 << 20
+    # What is shared is as it was, in the same processes.
+    for answer, error in several(client, "one", {}, 2):
+        assert error is None and answer["right"] == [True], answer
+        assert answer["store"] == ["share.lock", "share.socket"] and not answer["writable"]
+    for name in ["one", "other"]:
+        client.delete_function(FunctionName=name)
+    until(lambda: not running.stores(), running.left)
+
+
+def test_an_image_whose_python_cannot_load_the_libraries_runs_without_resting(running, place):
+    client = running.client()
+    create_image(client, "bare", image(place / "bare.tar", layer(CTYPES)))
+    first, error = invoke(client, "bare", {"hold": 1})
+    assert error is None, first
+    running.wait_for("mayfly: this instance does not rest: No module named '_ctypes'")
+    for _ in range(2):
+        again, error = invoke(client, "bare", {})
+        assert error is None and again["right"] == [True], again
+    assert not merged(running, "bare")
+    client.delete_function(FunctionName="bare")
