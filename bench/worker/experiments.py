@@ -48,7 +48,7 @@ def memory(functions: tuple[str, ...], variant: str, counts: list[int]) -> dict[
     """MiB of an instance by PSS, with its part of what lies in the store unmapped, and of all by what the
     host has less (UPM §VI-D, `free`); whenever so many instances of each function are there and at rest."""
     numbers = {}
-    # What counts is what each may have at most (MemorySize): all of it would make others end.
+    # A worker has room for what each may take at most (MemorySize): without it the first ones would end.
     options = ("--burst", "4", "--keep-alive", "3600", "--queue-wait", "300", "--memory", str(64 << 10))
     with running(*VARIANTS[variant], *options) as worker:
         worker.invoke("page", 1)  # what the first sandbox alone brings, such as the page cache

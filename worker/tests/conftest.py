@@ -15,6 +15,7 @@ import urllib.request
 import boto3
 import botocore.config
 import pytest
+from calls import open_folder
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -164,3 +165,17 @@ def worker():
 @pytest.fixture(scope="session")
 def client(worker):
     return worker.client()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder whose code and images callers may name."""
+    return open_folder(tmp_path_factory, "named")
+
+
+@pytest.fixture(scope="module")
+def running(place):
+    """A worker without functions, whose callers may name what is in `place`."""
+    with Worker("--code-from", str(place)) as worker:
+        yield worker
+        assert worker.stop() == 0

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 
 import pytest
-from calls import invoke, open_folder
+from calls import invoke
 from conftest import HERE, Worker
 from images import Image, create_image, layer
 
@@ -26,18 +26,6 @@ pytestmark = pytest.mark.skipif(
     not all(shutil.which(tool) for tool in ("gcc", "musl-gcc", "busybox")),
     reason="compiles programs for glibc and musl: apt install gcc musl-tools busybox-static",
 )
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    return open_folder(tmp_path_factory, "heap")
-
-
-@pytest.fixture(scope="module")
-def running(place):
-    with Worker("--code-from", str(place)) as worker:
-        yield worker
-        assert worker.stop() == 0
 
 
 def image(place, libc, **config):

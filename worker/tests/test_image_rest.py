@@ -1,8 +1,6 @@
 """Images that start Lambda's own client for Python rest, and share pages, as other functions in Python do."""
 
-import pytest
-from calls import invoke, open_folder
-from conftest import Worker
+from calls import invoke
 from images import Image, create_image, layer, python_layers
 from test_layers import several, until
 
@@ -30,18 +28,6 @@ def handler(event, context):
     }
 """
 CTYPES = "usr/lib/python3.11/lib-dynload/.wh._ctypes.cpython-311-x86_64-linux-gnu.so"
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    return open_folder(tmp_path_factory, "rest")
-
-
-@pytest.fixture(scope="module")
-def running(place):
-    with Worker("--code-from", str(place)) as worker:
-        yield worker
-        assert worker.stop() == 0
 
 
 def image(path, *more):

@@ -7,7 +7,7 @@ import subprocess
 import time
 
 import pytest
-from calls import create, invoke, open_folder, zipped
+from calls import create, invoke, zipped
 from conftest import Worker
 from images import Image, create_image, folder, hard_link, layer, link, member, python_layers, registry
 
@@ -43,18 +43,6 @@ def other(event, context):
     return "other"
 """
 ENTRY = ["/usr/bin/python3.11", "-m", "awslambdaric"]
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    return open_folder(tmp_path_factory, "images")
-
-
-@pytest.fixture(scope="module")
-def running(place):
-    with Worker("--code-from", str(place)) as worker:
-        yield worker
-        assert worker.stop() == 0
 
 
 @pytest.fixture(scope="module")

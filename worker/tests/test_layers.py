@@ -173,7 +173,7 @@ def test_a_store_that_dies_is_started_anew_for_the_instances_that_are_there():
         client = running.client()
 
         with concurrent.futures.ThreadPoolExecutor(1) as threads:
-            busy = threads.submit(invoke, client, "single", {"do": "sleep", "seconds": 2})
+            busy = threads.submit(invoke, client, "single", {"do": "sleep", "seconds": 5})
             until(lambda: running.events("ready"), running.log)
             time.sleep(1)
             assert not running.stores(), "an instance at its first work does not rest"

@@ -98,10 +98,8 @@ impl Containers {
         let cgroup = self.cgroups.create(&format!("instance-{}", order.id), limits)?;
         let mount_point = self.folder.join(format!("root-{}", order.id));
         match self.make_in(order, &cgroup, &mount_point).await {
-            Ok((mut container, listener, endpoint)) => {
-                let (stores, function) = (self.stores.clone(), order.deployment.whole);
-                let store =
-                    endpoint.map(|endpoint| OwnStore { stores, function, endpoint, begun: Once::new() });
+            Ok((mut container, listener)) => {
+                let store = self.shares(order).then(|| (self.stores.clone(), order.deployment.whole));
                 let output = Mutex::new(Some(container.take_output()));
                 let extensions = std::mem::take(&mut container.extensions);
                 let container = tokio::sync::Mutex::new(Some(container));
@@ -129,11 +127,11 @@ impl Containers {
         order: &Order,
         cgroup: &Cgroup,
         mount_point: &Path,
-    ) -> Result<(Container, TcpListener, Option<Endpoint>)> {
+    ) -> Result<(Container, TcpListener)> {
         std::fs::create_dir(mount_point).with_context(|| format!("cannot make {}", mount_point.display()))?;
-        let endpoint = match &self.options.layers.merge {
-            Some(_) if environment::may_share(order) => Some(self.stores.endpoint(order.deployment.whole)?),
-            _ => None,
+        let endpoint = match self.shares(order) {
+            true => Some(self.stores.prepare(order.deployment.whole)?),
+            false => None,
         };
         let spec = self.spec(order, mount_point.to_path_buf(), cgroup, endpoint.as_ref());
         let connect = async |monitor| {
@@ -141,8 +139,12 @@ impl Containers {
             tokio::task::spawn_blocking(move || network.connect(monitor)).await?
         };
         let disk = self.disk(spec.tmp_mib).await;
-        let (container, listener) = self.spawner.spawn(&spec, disk, connect).await?;
-        Ok((container, listener, endpoint))
+        self.spawner.spawn(&spec, disk, connect).await
+    }
+
+    /// Whether the instance shares pages by its function's store.
+    fn shares(&self, order: &Order) -> bool {
+        self.options.layers.merge.is_some() && environment::may_share(order)
     }
 
     /// What the monitor is told.
@@ -216,16 +218,8 @@ struct Instance {
     /// Empty for us: what is mounted there is seen by the container alone.
     mount_point: PathBuf,
     extensions: Vec<String>,
-    /// None where it shares no pages.
-    store: Option<OwnStore>,
-}
-
-/// The page store of an instance's function, which runs from when one of the instances may rest.
-struct OwnStore {
-    stores: Arc<Stores>,
-    function: FunctionId,
-    endpoint: Endpoint,
-    begun: Once,
+    /// All stores, and whose is its own; none where it shares no pages.
+    store: Option<(Arc<Stores>, FunctionId)>,
 }
 
 impl Instance {
@@ -300,8 +294,8 @@ impl Sandbox for Instance {
     }
 
     fn may_rest(&self) {
-        if let Some(OwnStore { stores, function, endpoint, begun }) = &self.store {
-            begun.call_once(|| stores.begin(*function, endpoint));
+        if let Some((stores, function)) = &self.store {
+            stores.begin(*function);
         }
     }
 

@@ -110,35 +110,38 @@ impl Stores {
         self.folder.join(format!("store-{function}"))
     }
 
+    fn endpoint(&self, function: FunctionId) -> Endpoint {
+        let user = worker_is_root().then(|| FIRST_USER + (function % 1_000_000) as u32);
+        Endpoint { folder: self.place(function).join("socket"), socket: SOCKET, user }
+    }
+
     /// The way to a function's store, which need not run yet.
     ///
     /// # Errors
     /// Its folder cannot be made.
-    pub fn endpoint(&self, function: FunctionId) -> Result<Endpoint> {
-        let place = self.place(function);
-        let user = worker_is_root().then(|| FIRST_USER + (function % 1_000_000) as u32);
-        let endpoint = Endpoint { folder: place.join("socket"), socket: SOCKET, user };
+    pub fn prepare(&self, function: FunctionId) -> Result<Endpoint> {
+        let endpoint = self.endpoint(function);
         if let Entry::Vacant(none) = self.lock().entry(function) {
-            prepare(&place, &endpoint)?;
+            make_folder(&self.place(function), &endpoint)?;
             none.insert(Store::default());
         }
         Ok(endpoint)
     }
 
     /// An instance of the function may soon rest: its store runs from now on.
-    pub fn begin(self: &Arc<Self>, function: FunctionId, endpoint: &Endpoint) {
+    pub fn begin(self: &Arc<Self>, function: FunctionId) {
         let mut stores = self.lock();
         let Some(store) = stores.get_mut(&function) else { return };
         if !std::mem::replace(&mut store.begun, true) {
-            tokio::spawn(keep(Arc::downgrade(self), function, endpoint.clone()));
+            tokio::spawn(keep(Arc::downgrade(self), function));
         }
     }
 
     /// Starts a function's store. What is returned becomes readable when the store has died; none, if the function was
     /// deleted meanwhile.
-    async fn run(&self, function: FunctionId, endpoint: &Endpoint) -> Result<Option<AsyncFd<OwnedFd>>> {
+    async fn run(&self, function: FunctionId) -> Result<Option<AsyncFd<OwnedFd>>> {
         let place = self.place(function);
-        let running = self.start(function, &place, endpoint).await?;
+        let running = self.start(function, &place).await?;
         let ended = match ending_of(running.child.id() as libc::pid_t) {
             Ok(ended) => ended,
             Err(error) => {
@@ -167,7 +170,8 @@ impl Stores {
         true
     }
 
-    async fn start(&self, function: FunctionId, place: &Path, endpoint: &Endpoint) -> Result<Running> {
+    async fn start(&self, function: FunctionId, place: &Path) -> Result<Running> {
+        let endpoint = self.endpoint(function);
         let mut command = Command::new(&self.program);
         command
             .arg("share")
@@ -218,7 +222,7 @@ impl Stores {
 }
 
 /// The folder of a store and of its socket, which are its user's.
-fn prepare(place: &Path, endpoint: &Endpoint) -> Result<()> {
+fn make_folder(place: &Path, endpoint: &Endpoint) -> Result<()> {
     std::fs::create_dir_all(&endpoint.folder)
         .with_context(|| format!("cannot make {}", endpoint.folder.display()))?;
     if let Some(user) = endpoint.user {
@@ -234,10 +238,10 @@ fn prepare(place: &Path, endpoint: &Endpoint) -> Result<()> {
 
 /// Keeps a function's store running until the function is deleted or the worker ends. Without it instances serve as
 /// well: they share nothing.
-async fn keep(stores: Weak<Stores>, function: FunctionId, endpoint: Endpoint) {
+async fn keep(stores: Weak<Stores>, function: FunctionId) {
     loop {
         let Some(all) = stores.upgrade() else { return };
-        let begun = all.run(function, &endpoint).await;
+        let begun = all.run(function).await;
         drop(all);
         match begun {
             Ok(Some(ended)) => drop(ended.readable().await),
