@@ -196,9 +196,10 @@ impl Deployment {
         log_group(&self.name)
     }
 
-    /// The name of one instance's log.
+    /// The name of one instance's log, as long as any other's: the instance has it in its environment, and what is longer lies
+    /// elsewhere in memory. The tenth instance's pages with pointers were not like those of the nine before it.
     pub fn log_stream(&self, instance: InstanceId) -> String {
-        format!("[{}]{}-{instance}", self.version, self.revision)
+        format!("[{}]{}-{instance:010}", self.version, self.revision)
     }
 
     /// Whether both do the same, whatever they are called.
