@@ -109,10 +109,10 @@ pub fn extents(pages: &[Page]) -> impl Iterator<Item = Extent> + '_ {
     })
 }
 
-/// Extents that so many pages may come to: a mapping costs the kernel memory and every later call time, and a process may have
-/// 65,530 of them.
+/// Extents that so many pages may come to: a mapping costs the kernel a quarter of a KiB, every later call time, and a process may
+/// have 65,530 of them.
 pub fn most_extents(pages: usize) -> usize {
-    pages / 64 + 8
+    pages / 16 + 8
 }
 
 /// Gives up extents where they save least until there are no more than `most`. A short one inside another stays private
