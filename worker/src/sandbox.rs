@@ -146,6 +146,9 @@ pub(crate) trait Sandbox: Send + Sync {
     /// Lets it go on.
     fn thaw(&self) {}
 
+    /// Whether others go first where the processors are busy.
+    fn give_way(&self, _gives_way: bool) {}
+
     /// Ends all that is left of it, frozen or not, and waits until nothing is.
     fn end(&self) -> Later<'_, ()>;
 }

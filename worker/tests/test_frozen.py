@@ -22,6 +22,13 @@ def states(running):
     return found
 
 
+def shares(running):
+    """Of each instance: its share of the processors."""
+    folders = map(pathlib.Path, cgroups_of(running.process.pid))
+    files = [file for folder in folders for file in folder.glob("instance-*/cpu.*")]
+    return [int(file.read_text()) for file in files if file.name in ("cpu.shares", "cpu.weight")]
+
+
 def wait_until(what, seconds=60):
     deadline = time.monotonic() + seconds
     while not what():
@@ -60,16 +67,20 @@ def test_a_thread_does_not_run_on_between_requests():
         assert not cgroups_of(running.process.pid)
 
 
-def test_it_is_thawed_for_its_rest():
+def test_it_is_thawed_for_its_rest_and_gives_way_to_others():
     with Worker(str(HERE / "functions/template.yaml")) as running:
         client = running.client()
         for _ in range(2):
             assert invoke(client, "probe", {"do": "count"})[1] is None
+        whole = shares(running)
+        assert whole
         before = running.figure("mayfly_rests_total")
         wait_until(lambda: running.figure("mayfly_rests_total") > before)
         wait_until_frozen(running)
+        assert [share // 8 for share in whole] == shares(running), "it has rested with a part of its share"
         answer, error = invoke(client, "probe", {"do": "count"})
         assert error is None and answer["calls"] == 3, "the same instance goes on"
+        assert shares(running) == whole, "all of it again with its work"
 
 
 def test_a_frozen_one_ends_with_its_worker_that_is_killed():

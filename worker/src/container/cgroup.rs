@@ -40,6 +40,14 @@ pub struct Limits {
     pub processors: Option<f64>,
 }
 
+/// An instance's share of the processors, in version 1 and 2, and the least that the kernel takes.
+const SHARES: &str = "cpu.shares";
+const LEAST_SHARES: u64 = 2;
+const WEIGHT: &str = "cpu.weight";
+const LEAST_WEIGHT: u64 = 1;
+/// One that gives way has this part of its share.
+const PART: u64 = 8;
+
 /// The folder of a worker, one per controller in version 1.
 #[derive(Debug)]
 pub struct Hierarchy {
@@ -57,6 +65,8 @@ pub struct Cgroup {
     version: Version,
     folders: Vec<PathBuf>,
     freezer: Option<Freezer>,
+    /// Its share of the processors, beside other cgroups that want them, and the file that has it.
+    share: Option<(PathBuf, u64)>,
     /// What says the most memory it has used, open: it is read at every answer.
     peak: Option<File>,
 }
@@ -111,7 +121,7 @@ impl Hierarchy {
             (Version::One, Some(freezer)) => Some(Freezer::one(&freezer.join(name))),
             (Version::One, None) => None,
         };
-        let mut cgroup = Cgroup { version: self.version, folders, freezer, peak: None };
+        let mut cgroup = Cgroup { version: self.version, folders, freezer, share: None, peak: None };
         for folder in cgroup.all_folders() {
             fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         }
@@ -124,9 +134,12 @@ impl Hierarchy {
                 }
                 continue;
             };
-            if let Err(error) = fs::write(&place, value) {
+            if let Err(error) = fs::write(&place, &value) {
                 cgroup.remove();
                 return Err(error).with_context(|| format!("cannot write {}", place.display()));
+            }
+            if [SHARES, WEIGHT].contains(&file) {
+                cgroup.share = value.parse().ok().map(|share| (place, share));
             }
         }
         let peak = match self.version {
@@ -163,14 +176,14 @@ fn settings(version: Version, of: Limits) -> Vec<(&'static str, String, bool)> {
             ("memory.memsw.limit_in_bytes", memory, false),
             ("memory.swappiness", "0".into(), false),
             ("pids.max", processes, true),
-            ("cpu.shares", share(1024, 2), false),
+            (SHARES, share(1024, LEAST_SHARES), false),
         ],
         Version::Two => vec![
             ("memory.max", memory, true),
             ("memory.swap.max", "0".into(), false),
             ("memory.oom.group", "1".into(), false),
             ("pids.max", processes, true),
-            ("cpu.weight", share(100, 1), false),
+            (WEIGHT, share(100, LEAST_WEIGHT), false),
         ],
     };
     settings.extend(quota.map(|quota| match version {
@@ -189,6 +202,14 @@ impl Cgroup {
     /// What stops its processes, if this host has that.
     pub fn freezer(&self) -> Option<&Freezer> {
         self.freezer.as_ref()
+    }
+
+    /// Those that want the processors go first, or it has its whole share again.
+    pub fn give_way(&self, gives_way: bool) {
+        let Some((file, share)) = &self.share else { return };
+        let least = if self.version == Version::One { LEAST_SHARES } else { LEAST_WEIGHT };
+        let share = if gives_way { (share / PART).max(least) } else { *share };
+        let _ = fs::write(file, share.to_string()); // one that fails has gone
     }
 
     fn all_folders(&self) -> impl Iterator<Item = &PathBuf> {
@@ -308,7 +329,7 @@ mod tests {
         let hierarchy = Hierarchy::below(Version::Two, &[base.path().into()], None).unwrap();
         let inside = hierarchy.folders[0].join("7");
         fs::create_dir_all(&inside).unwrap();
-        for file in ["memory.max", "pids.max", "cpu.weight"] {
+        for file in ["memory.max", "pids.max", WEIGHT] {
             fs::write(inside.join(file), "").unwrap();
         }
         let cgroup =

@@ -309,6 +309,10 @@ impl Sandbox for Instance {
         }
     }
 
+    fn give_way(&self, gives_way: bool) {
+        self.cgroup.give_way(gives_way);
+    }
+
     fn end(&self) -> Later<'_, ()> {
         Box::pin(async move {
             // Of version 2, the monitor itself is frozen, and hears of nothing.

@@ -1,4 +1,5 @@
-//! An instance without work is frozen, as on Lambda: nothing in it runs until there is work, except that it rests once.
+//! An instance without work is frozen, as on Lambda: nothing in it runs until there is work, except that it rests once. Then those
+//! that work or start go first: a rest is half a second of a processor, and nobody waits for it.
 //!
 //! ```text
 //!   asks for work ── GRACE ──► frozen ── the runtime wants to rest ──► rests ──► frozen ── work ──► runs
@@ -28,6 +29,8 @@ pub(super) struct Idle {
     /// When its runtime wants to rest; what it has done is taken away.
     rests: VecDeque<Instant>,
     frozen: bool,
+    /// It has been thawed to rest, and others go first.
+    gives_way: bool,
     /// Whether it has worked before.
     worked: bool,
 }
@@ -63,6 +66,11 @@ impl Instance {
         let mut idle = lock(&self.idle);
         idle.since = None;
         idle.worked = true;
+        if std::mem::take(&mut idle.gives_way)
+            && let Some(sandbox) = self.sandbox.get()
+        {
+            sandbox.give_way(false);
+        }
         if idle.frozen {
             idle.frozen = false;
             if let Some(sandbox) = self.sandbox.get() {
@@ -86,6 +94,8 @@ impl Instance {
                 let mut idle = lock(&self.idle);
                 let (runs, changes) = idle.look(now);
                 if runs && idle.frozen {
+                    idle.gives_way = true;
+                    sandbox.give_way(true);
                     sandbox.thaw();
                     idle.frozen = false;
                 } else if !runs && !idle.frozen {
