@@ -60,6 +60,20 @@ def test_idle_instances_of_a_function_share_their_pages():
         assert running.stop() == 0
 
 
+def test_instances_are_told_as_much_whatever_their_number():
+    """A longer environment moves what is allocated later: the tenth instance shared little with the ninth."""
+    with Worker(TEMPLATE) as running:
+        client = running.client()
+        told = set()
+        for n in range(10, 21):
+            client.update_function_configuration(
+                FunctionName="probe", Environment={"Variables": {"START": str(n)}}
+            )
+            # The seed of hashes is a version's, not an instance's.
+            told.add(shell(client, "env | grep -v ^PYTHONHASHSEED= | wc -c"))
+        assert len(running.events("ready")) > 10 and len(told) == 1, told
+
+
 @pytest.mark.parametrize("advise", ["named", "whole"])
 def test_instances_advise_what_their_code_names_or_all(advise):
     with Worker(TEMPLATE, "--advise", advise) as running:
