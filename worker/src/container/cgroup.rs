@@ -34,6 +34,8 @@ enum Version {
 pub struct Limits {
     /// `MemorySize`; nothing of it may be swapped.
     pub memory_mib: u32,
+    /// Its share of the processors is that of an instance of so much memory.
+    pub share_of_mib: u32,
     /// Processes and threads.
     pub processes: u64,
     /// Processors it may use at most, where its function says so.
@@ -166,7 +168,7 @@ fn settings(version: Version, of: Limits) -> Vec<(&'static str, String, bool)> {
     let memory = (u64::from(of.memory_mib) << 20).to_string();
     let processes = of.processes.to_string();
     let share =
-        |of_one: u64, least: u64| limits::share(of.memory_mib, of_one).clamp(least, 10_000).to_string();
+        |of_one: u64, least: u64| limits::share(of.share_of_mib, of_one).clamp(least, 10_000).to_string();
     // A quota in each period, as Lambda's own ceiling works.
     let quota = of.processors.map(|processors| (processors * PERIOD_US as f64).max(1000.0) as u64);
     let mut settings = match version {
@@ -310,12 +312,12 @@ mod tests {
 
     #[test]
     fn limits_are_written_as_each_version_names_them() {
-        let limits = Limits { memory_mib: 1769, processes: 10, processors: Some(0.5) };
+        let limits = Limits { memory_mib: 3000, share_of_mib: 1769, processes: 10, processors: Some(0.5) };
         let value = |version, file| {
             settings(version, limits).into_iter().find(|setting| setting.0 == file).map(|setting| setting.1)
         };
-        assert_eq!(value(Version::One, "memory.limit_in_bytes").as_deref(), Some("1854930944"));
-        assert_eq!(value(Version::Two, "memory.max").as_deref(), Some("1854930944"));
+        assert_eq!(value(Version::One, "memory.limit_in_bytes").as_deref(), Some("3145728000"));
+        assert_eq!(value(Version::Two, "memory.max").as_deref(), Some("3145728000"));
         assert_eq!(value(Version::One, "cpu.shares").as_deref(), Some("1024"));
         assert_eq!(value(Version::Two, "cpu.weight").as_deref(), Some("100"));
         assert_eq!(value(Version::Two, "memory.swap.max").as_deref(), Some("0"));
@@ -332,8 +334,9 @@ mod tests {
         for file in ["memory.max", "pids.max", WEIGHT] {
             fs::write(inside.join(file), "").unwrap();
         }
-        let cgroup =
-            hierarchy.create("7", Limits { memory_mib: 128, processes: 9, processors: None }).unwrap();
+        let cgroup = hierarchy
+            .create("7", Limits { memory_mib: 128, share_of_mib: 128, processes: 9, processors: None })
+            .unwrap();
         assert_eq!(fs::read_to_string(inside.join("memory.max")).unwrap(), "134217728");
         assert_eq!(fs::read_to_string(inside.join("pids.max")).unwrap(), "9");
         assert_eq!(cgroup.procs_files(), [inside.join("cgroup.procs")]);

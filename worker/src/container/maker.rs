@@ -92,6 +92,7 @@ impl Containers {
         let settings = &order.deployment.settings;
         let limits = Limits {
             memory_mib: settings.memory_mib,
+            share_of_mib: settings.memory_mib,
             processes: limits::PROCESSES,
             processors: settings.processors,
         };

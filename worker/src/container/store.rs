@@ -40,6 +40,8 @@ const FIGURES: &str = "figures.socket";
 const PART: u64 = 4;
 /// A store's own memory, beside the pages that it keeps.
 const OWN_MIB: u32 = 64;
+/// Those that it works for rest, and give way: it has no more than an instance, however much it may hold.
+const SHARE_OF_MIB: u32 = 256;
 const PROCESSES: u64 = 64;
 /// A store answers at once; one that is stuck must not hold up a sample.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -185,7 +187,12 @@ impl Stores {
             .stdout(Stdio::null())
             .process_group(0);
         own_user_with_leases(&mut command, endpoint.user);
-        let limits = Limits { memory_mib: self.limit_mib + OWN_MIB, processes: PROCESSES, processors: None };
+        let limits = Limits {
+            memory_mib: self.limit_mib + OWN_MIB,
+            share_of_mib: SHARE_OF_MIB,
+            processes: PROCESSES,
+            processors: None,
+        };
         let cgroup = self.cgroups.create(&format!("store-{function}"), limits)?;
         let child = match self.spawner.run(command).await.context("cannot start a page store") {
             Ok(child) => child,
