@@ -42,13 +42,14 @@ fn memory_that_nobody_asks_for_goes_to_others_or_back() {
     page_life::configure(Recycle::Longest, 2);
     let stays = allocate(64, FOREVER);
     let state = || region::huge_page(page(stays)).state();
-    pass(1_000);
+    pass(2_000);
     assert_eq!(state(), State::Open, "the paper's page is open until it is full");
+    let beside = allocate(1024, FOREVER); // of another size: a span of its own
     page_life::configure(Recycle::Fill, 2);
-    pass(50);
-    assert_eq!(state(), State::Open, "its class may ask for more");
-    pass(200);
-    assert_eq!(state(), State::Active, "its class does not");
+    pass(500);
+    assert_eq!(state(), State::Open, "what lives long is asked for seldom, but time and again");
+    pass(1_000);
+    assert_eq!(state(), State::Active, "its class does not ask");
     let dies = allocate(64, SHORT);
     assert_eq!(page(dies), page(stays), "what is left of it serves shorter classes");
     check::invariants().unwrap();
@@ -70,5 +71,5 @@ fn memory_that_nobody_asks_for_goes_to_others_or_back() {
     pass(2_000);
     assert_eq!(retained::count(), 0);
     check::invariants().unwrap();
-    pages[8..].iter().chain(&[stays, dies]).for_each(|&object| free(object));
+    pages[8..].iter().chain(&[stays, beside, dies]).for_each(|&object| free(object));
 }
