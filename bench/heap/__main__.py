@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench import command
 from bench.heap import allocators, tables
-from bench.heap.machine import thp_setting
+from bench.heap.machine import memory_stays, thp_setting
 from bench.heap.measure import RunFailed
 from bench.heap.results import Results
 from bench.heap.samples import Samples
@@ -135,7 +135,8 @@ def measure(options: argparse.Namespace) -> Results:
 
 
 def run(options: argparse.Namespace) -> int:
-    results = measure(options)
+    with memory_stays():
+        results = measure(options)
     machine = command.machine(options.quick) | {"transparent_huge_pages": thp_setting()}
     flat = write(options.output, results.flat(machine), shown(results))
     return command.told(options, flat, results, tables.print_all)
