@@ -1,25 +1,14 @@
 //! What becomes of memory while nothing is asked for: the heap's clock passes, and no thread comes by.
 
-use heap::entry::{allocate, free, maintenance, start};
+mod model_time;
+
 use heap::observe::{check, stats};
 use heap::pages::huge_page::State;
 use heap::pages::page_life::{self, Recycle};
 use heap::pages::{region, retained};
-use heap::units::call::{Call, ReturnSlot};
 use heap::units::geometry::{BLOCK_BYTES, HUGE_PAGE_BYTES};
 use heap::units::lifetime_class::FOREVER;
-
-const CALL: Call = Call { size: 64, caller: 0x1000, stack: 0x7fff_0000 };
-/// Of objects that die within a second.
-const SHORT: usize = 2;
-
-fn allocate(size: usize, class: usize) -> usize {
-    allocate::allocate_with_class(Call { size, ..CALL }, class) as usize
-}
-
-fn free(object: usize) {
-    free::free(object, ReturnSlot::NONE);
-}
+use model_time::{SHORT, allocate, free};
 
 fn page(object: usize) -> usize {
     object & !(HUGE_PAGE_BYTES - 1)
@@ -27,15 +16,7 @@ fn page(object: usize) -> usize {
 
 #[test]
 fn memory_that_nobody_asks_for_goes_to_others_or_back() {
-    let mut now_ms = 1_000;
-    let mut pass = |ms: u64| {
-        for _ in 0..ms / 10 {
-            now_ms += 10;
-            maintenance::set_clock(now_ms * 1_000_000);
-        }
-    };
-    pass(10);
-    start::visit(&CALL).expect("memory");
+    let mut pass = model_time::begin();
 
     // So many pages that each class has one of its own.
     let pages: Vec<usize> = (0..64).map(|_| allocate(HUGE_PAGE_BYTES - BLOCK_BYTES, FOREVER)).collect();

@@ -1,17 +1,15 @@
 //! A heap that swings (LLAMA §9.6): what lives for ever lies on few pages, however often the rest comes and goes, and through
 //! the pauses in which nothing is asked for.
 
+mod model_time;
+
 use std::collections::BTreeSet;
 
-use heap::entry::{allocate, free, maintenance, start};
 use heap::observe::check;
-use heap::units::call::{Call, ReturnSlot};
 use heap::units::geometry::HUGE_PAGE_BYTES;
 use heap::units::lifetime_class::FOREVER;
+use model_time::{SHORT, allocate, free};
 
-const CALL: Call = Call { size: 64, caller: 0x1000, stack: 0x7fff_0000 };
-/// Of objects that die within a second.
-const SHORT: usize = 2;
 /// What a swing allocates beside one object that stays, of 8 KiB each.
 const BESIDE: usize = 16;
 const STAYING: usize = 300;
@@ -19,21 +17,9 @@ const SWINGS: usize = 12;
 /// Between the last object of a swing and the first of the next.
 const PAUSE_MS: u64 = 300;
 
-fn allocate(size: usize, class: usize) -> usize {
-    allocate::allocate_with_class(Call { size, ..CALL }, class) as usize
-}
-
 #[test]
 fn what_lives_for_ever_lies_together_after_many_swings() {
-    let mut now_ms = 1_000;
-    let mut pass = |ms: u64| {
-        for _ in 0..ms / 10 {
-            now_ms += 10;
-            maintenance::set_clock(now_ms * 1_000_000);
-        }
-    };
-    pass(10);
-    start::visit(&CALL).expect("memory");
+    let mut pass = model_time::begin();
     let mut stay = Vec::new();
     for _ in 0..SWINGS {
         let mut dies = Vec::new();
@@ -42,11 +28,11 @@ fn what_lives_for_ever_lies_together_after_many_swings() {
             dies.extend((0..BESIDE).map(|_| allocate(8 << 10, SHORT)));
         }
         pass(100);
-        dies.iter().for_each(|&object| free::free(object, ReturnSlot::NONE));
+        dies.iter().for_each(|&object| free(object));
         pass(PAUSE_MS);
     }
     check::invariants().unwrap();
     let pages: BTreeSet<usize> = stay.iter().map(|object| object / HUGE_PAGE_BYTES).collect();
     assert!(pages.len() <= 2, "{} KiB that stay lie on {} huge pages", stay.len() * 64 / 1024, pages.len());
-    stay.iter().for_each(|&object| free::free(object, ReturnSlot::NONE));
+    stay.iter().for_each(|&object| free(object));
 }
