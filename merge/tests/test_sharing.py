@@ -213,7 +213,7 @@ def test_few_mappings(store):
                 puppet.do(f"touch 1 {page} {n + 1}")
             puppet.do("advise 1 0", "advise 1 0")
             more = int(puppet.ask("mappings")) - before
-            check(more <= pages / 32 + 40, f"process {n} has {more} mappings more for {pages} pages")
+            check(more <= pages / 8 + 40, f"process {n} has {more} mappings more for {pages} pages")
             own = puppet.private_kib(1)
             check(n == 0 or own < pages * 4 * 0.25, f"process {n} keeps {own} KiB to itself")
         print(f"{more} mappings, {own} KiB its own")
