@@ -1,5 +1,7 @@
 """An instance without work is frozen, as on Lambda, and whatever ends it still does."""
 
+import concurrent.futures
+import json
 import os
 import pathlib
 import signal
@@ -27,6 +29,21 @@ def shares(running):
     folders = map(pathlib.Path, cgroups_of(running.process.pid))
     files = [file for folder in folders for file in folder.glob("instance-*/cpu.*")]
     return [int(file.read_text()) for file in files if file.name in ("cpu.shares", "cpu.weight")]
+
+
+def shares_at_work(running):
+    """The same, while it works: as soon as it does not, it may rest."""
+
+    def is_at_work():
+        instances = json.loads(running.get("/instances"))["instances"]
+        return [one["phase"] == "idle" for one in instances] == [False]
+
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        work = thread.submit(invoke, running.client(), "probe", {"do": "shell", "command": "sleep 1"})
+        wait_until(is_at_work)
+        found = shares(running)
+        assert work.result()[1] is None
+    return found
 
 
 def wait_until(what, seconds=60):
@@ -72,7 +89,7 @@ def test_it_is_thawed_for_its_rest_and_gives_way_to_others():
         client = running.client()
         for _ in range(2):
             assert invoke(client, "probe", {"do": "count"})[1] is None
-        whole = shares(running)
+        whole = shares_at_work(running)
         assert whole
         before = running.figure("mayfly_rests_total")
         wait_until(lambda: running.figure("mayfly_rests_total") > before)
@@ -80,7 +97,7 @@ def test_it_is_thawed_for_its_rest_and_gives_way_to_others():
         assert [share // 8 for share in whole] == shares(running), "it has rested with a part of its share"
         answer, error = invoke(client, "probe", {"do": "count"})
         assert error is None and answer["calls"] == 3, "the same instance goes on"
-        assert shares(running) == whole, "all of it again with its work"
+        assert shares_at_work(running) == whole, "all of it again with its work"
 
 
 def test_a_frozen_one_ends_with_its_worker_that_is_killed():
