@@ -24,20 +24,30 @@ def thp_setting() -> str:
 
 
 @contextlib.contextmanager
-def memory_stays():
-    """No host takes free memory back while the body runs, where that can be had; then as it was."""
+def put_back():
+    """Settings that the body notes in what this gives, by file, are written back after it.
+
+    On an error and on SIGTERM as well: both unwind the stack.
+    """
+    before: dict[Path, str] = {}
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        before = REPORTING.read_text().strip()
-        REPORTING.write_text(NONE_IS_AS_LARGE)
-    except OSError:
-        before = None
-    try:
-        yield
+        yield before
     finally:
-        if before is not None:
-            REPORTING.write_text(before)
+        for path, value in before.items():
+            path.write_text(value)
         signal.signal(signal.SIGTERM, previous)
+
+
+@contextlib.contextmanager
+def memory_stays():
+    """No host takes free memory back while the body runs, where that can be had; then as it was."""
+    with put_back() as before:
+        with contextlib.suppress(OSError):
+            old = REPORTING.read_text().strip()
+            REPORTING.write_text(NONE_IS_AS_LARGE)
+            before[REPORTING] = old
+        yield
 
 
 @contextlib.contextmanager
@@ -46,8 +56,7 @@ def thp_always(khugepaged_fast: bool):
 
     khugepaged, which makes huge pages of small ones behind a program's back, looks every 10 s at 16 MiB by
     default: on a server it has long caught up, in a benchmark of seconds it never would. With
-    `khugepaged_fast` it looks five times a second. The settings come back on an error and on SIGTERM as well:
-    both unwind the stack.
+    `khugepaged_fast` it looks five times a second.
     """
     wanted = {THP / "enabled": "always"}
     if khugepaged_fast:
@@ -55,9 +64,7 @@ def thp_always(khugepaged_fast: bool):
             THP / "khugepaged/scan_sleep_millisecs": "200",
             THP / "khugepaged/pages_to_scan": "65536",
         }
-    before: dict[Path, str] = {}
-    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
+    with put_back() as before:
         for path, value in wanted.items():
             try:
                 old = thp_setting() if path.name == "enabled" else path.read_text().strip()
@@ -68,10 +75,6 @@ def thp_always(khugepaged_fast: bool):
                     f"{path}: cannot be set ({error.strerror}): comparing on huge pages needs root"
                 ) from error
         yield
-    finally:
-        for path, value in before.items():
-            path.write_text(value)
-        signal.signal(signal.SIGTERM, previous)
 
 
 def proc_kib(path: str, *names: str) -> list[int]:
