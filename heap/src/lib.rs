@@ -16,7 +16,7 @@
 //! | | [`system::text`], [`system::paths`] | messages, names of files |
 //! | | [`system::thread_local`], [`system::own_stack`], [`system::events`] | what each thread has at hand, and counts |
 //! | | [`system::hook`] | where who only looks on is told what happens |
-//! | [`span`] | [`span::cells`], [`span::remote`] | a span's cells; frees of them by other threads |
+//! | [`span`] | [`span::cells`], [`span::remote`], [`span::large_object`] | a span's cells; frees of them by other threads; what is known of a large object |
 //! | [`pages`] | [`pages::region`], [`pages::huge_page`], [`pages::available`], [`pages::pool`], [`pages::retained`] | address space, a page's metadata, pages with room, free pages |
 //! | | [`pages::page_life`], [`pages::open_page`], [`pages::global`] | deadlines and recycling, pages being filled; the global allocator |
 //! | | [`pages::large_blocks`], [`pages::direct`] | large objects, those with a mapping of their own |
@@ -77,6 +77,7 @@ pub mod system {
 pub mod span {
     //! A block span's cells, and frees of them by other threads.
     pub mod cells;
+    pub mod large_object;
     pub mod queue;
     pub mod remote;
 }

@@ -35,13 +35,13 @@ fn what_is_wrong_is_found() {
     assert_eq!(held_bytes(), pages() * HUGE_PAGE_BYTES);
     assert_eq!(check::invariants(), Ok(()));
 
-    // Where cells lie no large object can be in hand: the fast path of freeing reads their divisor and this as one word.
+    // Where cells lie no large object begins: the fast path of freeing reads their divisor and this as one word.
     let span = region::span(small);
-    for in_hand in &span.in_hand {
-        in_hand.store(1, Relaxed);
-        let what = "where cells lie no large object is in hand";
+    for object in &span.large {
+        object.begin(1);
+        let what = "where cells lie no large object begins";
         assert_eq!(check::invariants(), Err(Broken { what, address: small & !(SPAN_BYTES - 1) }));
-        in_hand.store(0, Relaxed);
+        object.end();
     }
     assert_eq!(check::invariants(), Ok(()));
     free::free(small, ReturnSlot::NONE);

@@ -358,14 +358,14 @@ fn watch_until_freed(heap: &Heap, call: &Call, address: usize) -> bool {
         return span.cell_at(address).is_some_and(|cell| span.watch(cell));
     }
     if call.size > MAX_SMALL_BYTES {
-        large::set_sampled(address, true);
+        region::large_object(address).set_watched(true);
     }
     call.size > MAX_SMALL_BYTES
 }
 
 fn unwatch(call: &Call, address: usize) {
     if call.size > MAX_SMALL_BYTES {
-        large::set_sampled(address, false);
+        region::large_object(address).set_watched(false);
     } else if let Some(cell) = region::span(address).cell_at(address) {
         region::span(address).unwatch(cell);
     }

@@ -81,7 +81,8 @@ pub fn resize_in_place(address: usize, call: &Call) -> Option<*mut u8> {
                 return None;
             }
             let wanted = size.div_ceil(BLOCK_BYTES);
-            (wanted == count || large_blocks::resize(address, count, wanted)).then_some(address as *mut u8)
+            let resized = || large_blocks::resize(address, count, wanted);
+            (large::fits(count, wanted) || resized()).then_some(address as *mut u8)
         }
         Extent::Direct(_) if size < MIN_DIRECT_BYTES || size > isize::MAX as usize => None,
         Extent::Direct(_) => direct::resize(address, size).map(|moved| {

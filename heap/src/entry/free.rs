@@ -158,9 +158,10 @@ fn free_large(heap: &'static Heap, address: usize, caller: usize) {
     let Some(blocks) = large::blocks(address) else {
         large::not_live(address, caller);
     };
-    if large::is_sampled(address) {
+    let object = region::large_object(address);
+    if object.is_watched() {
         watched_is_freed(heap, address);
-        large::set_sampled(address, false);
+        object.set_watched(false);
     }
     large::free(&heap.large, heap.id.get(), address, blocks, caller);
 }

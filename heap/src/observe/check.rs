@@ -10,10 +10,11 @@ use core::sync::atomic::Ordering::Relaxed;
 use crate::pages::huge_page::{HugePage, NO_BUCKET, State};
 use crate::pages::{large_blocks, open_page, pool, region, retained};
 use crate::span::cells::{Place, Span, WORDS};
+use crate::span::large_object::LargeObject;
 use crate::system::events;
 use crate::thread::bin::Bin;
 use crate::thread::local::Heap;
-use crate::thread::{large, lines, registry};
+use crate::thread::{lines, registry};
 use crate::units::bits::{self, Bits};
 use crate::units::geometry::*;
 use crate::units::lifetime_class::{FOREVER, NEVER_MS};
@@ -96,7 +97,7 @@ fn get(a: &Bits, i: usize) -> bool {
 }
 
 fn check_free(page: &HugePage, address: usize, what: &'static str) -> Checked {
-    for set in [&page.live, &page.residual, &page.last, &page.sampled, &page.spans] {
+    for set in [&page.live, &page.residual, &page.last, &page.spans] {
         hold(bits::is_none(&set.load()), what, address)?;
     }
     let in_a_set = page.bucket.load(Relaxed) != NO_BUCKET || pool::sets_with(region::id(address)) != 0;
@@ -136,14 +137,7 @@ fn check_blocks(page: &HugePage, address: usize, goes_on: usize, tally: &mut Tal
     hold(bits::is_none(&minus(&spans, &live)), "blocks of spans are live", address)?;
     let large = minus(&live, &spans);
     hold(bits::is_none(&minus(&last, &large)), "last blocks are those of large objects", address)?;
-    let sampled = page.sampled.load();
-    hold(bits::is_none(&minus(&sampled, &large)), "sampled blocks are those of large objects", address)?;
     hold(!get(&spans, 0) || goes_on == 0, "a large object goes on over a span", address)?;
-    hold(
-        (page.continues.load(Relaxed) != 0) == (goes_on > 0),
-        "a page knows whether an object goes on over it",
-        address,
-    )?;
     let high_water = page.high_water.load(Relaxed) as usize;
     hold(bits::is_none(&minus(&live, &bits::range(0, high_water))), "live blocks were touched", address)?;
     let (mut block, mut left) = (0, goes_on);
@@ -178,10 +172,12 @@ fn check_blocks(page: &HugePage, address: usize, goes_on: usize, tally: &mut Tal
                 "large objects share no block, and have no gap",
                 at,
             )?;
-            hold(large_blocks::blocks_at(at) == Some(blocks), "a large object is found by its address", at)?;
+            let object = large_blocks::object_at(at);
+            let known = object.and_then(LargeObject::blocks) == Some(blocks);
+            hold(known, "a large object is found by its address", at)?;
             let residual = (block..block + blocks).filter(|&i| get(&residual, i)).count();
             hold(residual == 0 || residual == blocks, "a large object is residual or is not", at)?;
-            tally.large_in_hand += large::is_in_hand(at) as usize;
+            tally.large_in_hand += object.is_some_and(LargeObject::is_in_hand) as usize;
             block += blocks;
         } else {
             block += 1;
@@ -198,9 +194,9 @@ fn check_class(class: usize, page_class: usize, residual: bool, at: usize) -> Ch
 
 fn check_span(span: &Span, page_class: usize, residual: bool, tally: &mut Tally) -> Checked {
     let at = span.address();
-    // The fast path of freeing takes the cells' divisor and these for one word.
-    let in_hand = span.in_hand.iter().any(|by| by.load(Relaxed) != 0);
-    hold(!in_hand, "where cells lie no large object is in hand", at)?;
+    // The fast path of freeing takes what lies beside these for one word with them.
+    let any = span.large.iter().any(|object| !object.is_none());
+    hold(!any, "where cells lie no large object begins", at)?;
     match (span.owner(), span.place()) {
         (0, Place::Lines) => {
             hold(lines::chosen(), "lines are not chosen, and a span has some", at)?;
@@ -266,8 +262,9 @@ fn check_heap(heap: &'static Heap, tally: &mut Tally) -> Checked {
         tally.empty_spans += count;
     }
     for (at, blocks) in heap.large.kept() {
-        let whole = large_blocks::blocks_at(at) == Some(blocks);
-        hold(whole && large::is_in_hand(at), "a large object in hand is one to its page", at)?;
+        let is_one = |object: &LargeObject| object.is_in_hand() && object.blocks() == Some(blocks);
+        let whole = large_blocks::object_at(at).is_some_and(is_one);
+        hold(whole, "a large object in hand is one to its page", at)?;
         tally.large_in_hand += 1;
     }
     Ok(())

@@ -5,12 +5,13 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use crate::lifetime::{model, sites};
 use crate::pages::huge_page::State;
+use crate::pages::large_blocks;
 use crate::pages::{direct, region};
 use crate::span::cells::{Place, Span};
 use crate::system::clock;
 use crate::system::events::{self, Event, NAMES_OF_EVENTS};
 use crate::thread::local::{Heap, TABLES_BYTES};
-use crate::thread::{large, lines, registry};
+use crate::thread::{lines, registry};
 use crate::units::bits;
 use crate::units::geometry::*;
 use crate::units::lifetime_class::{CLASSES, NAMES};
@@ -104,15 +105,11 @@ fn count_page(address: usize, census: &mut Census) {
             let free = if objects == 0 { &mut census.free.spans } else { &mut census.free.cells[class] };
             *free += SPAN_BYTES - bytes;
         } else if bits::get(&live, block) {
-            in_hand |= large::is_in_hand(at);
-            let is_last = page.last.get(block);
-            if in_hand {
-                census.free.large += BLOCK_BYTES;
-            } else {
-                census.live_bytes += BLOCK_BYTES;
-                census.objects += is_last as usize;
+            if let Some(object) = large_blocks::object_at(at) {
+                in_hand = object.is_in_hand();
+                census.objects += !in_hand as usize;
             }
-            in_hand &= !is_last;
+            *(if in_hand { &mut census.free.large } else { &mut census.live_bytes }) += BLOCK_BYTES;
         }
     }
 }

@@ -94,16 +94,12 @@ pub struct HugePage {
     pub taken_ms: AtomicU64,
     /// Blocks of the last object of the page, where it goes on in the pages that follow (LLAMA §8); else 0.
     pub last_object_blocks: AtomicU32,
-    /// Not 0 if the page's first blocks belong to an object that begins on an earlier page.
-    pub continues: AtomicU8,
     /// Blocks with live objects.
     pub live: SharedBits,
     /// Blocks that hold objects of the page's own class.
     pub residual: SharedBits,
     /// Blocks that are the last of a large object (LLAMA §8, size look-up).
     pub last: SharedBits,
-    /// Large objects whose lifetime is being measured, by their first block.
-    pub sampled: SharedBits,
     /// Blocks handed out as block spans; the other live ones hold large objects.
     pub spans: SharedBits,
     /// Free blocks that [`crate::pages::decay`] has given back since they were last taken.
@@ -165,14 +161,12 @@ impl HugePage {
         self.live.store(&bits::NONE);
         self.residual.store(&bits::NONE);
         self.last.store(&bits::NONE);
-        self.sampled.store(&bits::NONE);
         self.spans.store(&bits::NONE);
         self.discarded.store(&bits::NONE);
         self.given_back.store(0, Relaxed);
         self.frontier.store(0, Relaxed);
         self.last_object_blocks.store(0, Relaxed);
         self.empty_since_tick.store(0, Relaxed);
-        self.continues.store(0, Relaxed);
         self.deadline_ms.store(NEVER_MS, Relaxed);
         self.bucket.store(NO_BUCKET, Relaxed);
     }

@@ -3,9 +3,10 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use crate::pages::huge_page::{HugePage, State};
+use crate::pages::huge_page::State;
 use crate::pages::page_life::{Extra, Request};
 use crate::pages::{decay, global, page_life, region};
+use crate::span::large_object::LargeObject;
 use crate::units::bits;
 use crate::units::geometry::*;
 
@@ -34,37 +35,20 @@ fn acquire_pages(class: usize, count: usize) -> Option<usize> {
         decay::note_taken(page);
         if i == 0 {
             page.last_object_blocks.store(count as u32, Relaxed);
-        } else {
-            page.continues.store(1, Relaxed);
         }
         if i == pages - 1 {
             page.last.set(&bits::range(used - 1, 1));
         }
         page_life::activate(page, region::id(page_address));
     }
+    region::large_object(address).begin(count);
     Some(address)
 }
 
-/// How many blocks the large object at `address` has; `None` if none begins there.
-pub fn blocks_at(address: usize) -> Option<usize> {
-    let page = region::huge_page(address);
-    // Without the lock, the neighbour's bits may be read while they change: an answer of no is asked for again.
-    object_that_begins(page, address).or_else(|| {
-        let _guard = page.lock.lock();
-        object_that_begins(page, address)
-    })
-}
-
-fn object_that_begins(page: &HugePage, address: usize) -> Option<usize> {
-    let first = block_index(address);
-    let starts_page = first == 0 && page.continues.load(Relaxed) == 0;
-    let follows_another =
-        |before: usize| !page.live.get(before) || page.spans.get(before) || page.last.get(before);
-    let begins = address.is_multiple_of(BLOCK_BYTES)
-        && page.live.get(first)
-        && !page.spans.get(first)
-        && (starts_page || first > 0 && follows_another(first - 1));
-    begins.then(|| page.object_blocks(first)).flatten()
+/// What is known of the large object at `address`; `None` if none begins there.
+pub fn object_at(address: usize) -> Option<&'static LargeObject> {
+    let may_begin = address.is_multiple_of(BLOCK_BYTES);
+    may_begin.then(|| region::large_object(address)).filter(|object| object.blocks().is_some())
 }
 
 /// The large object around `address`, its first byte and its blocks; for messages.
@@ -79,7 +63,7 @@ pub fn around(address: usize) -> Option<(usize, usize)> {
         }
     };
     while is_large(at) {
-        if let Some(blocks) = blocks_at(at) {
+        if let Some(blocks) = object_at(at).and_then(LargeObject::blocks) {
             return Some((at, blocks));
         }
         at -= BLOCK_BYTES;
@@ -97,6 +81,7 @@ pub fn release(address: usize, count: usize) -> bool {
             return false;
         }
         head.last_object_blocks.store(0, Relaxed);
+        region::large_object(address).end();
         let end = first + count;
         if end <= BLOCKS_PER_HUGE_PAGE {
             head.last.clear(&bits::range(end - 1, 1));
@@ -111,7 +96,6 @@ pub fn release(address: usize, count: usize) -> bool {
         let page = region::huge_page(at);
         let _guard = page.lock.lock();
         page.last.clear(&bits::range(used - 1, 1));
-        page.continues.store(0, Relaxed);
         page_life::release_locked(page, at, used);
     }
     true
@@ -128,6 +112,7 @@ pub fn resize(address: usize, count: usize, new_count: usize) -> bool {
     if new_count < count {
         page.last.clear(&bits::range(first + count - 1, 1));
         page.last.set(&bits::range(first + new_count - 1, 1));
+        region::large_object(address).begin(new_count);
         page_life::release_locked(page, address + new_count * BLOCK_BYTES, count - new_count);
         return true;
     }
@@ -142,6 +127,7 @@ pub fn resize(address: usize, count: usize, new_count: usize) -> bool {
     page.take(&more, first + count, new_count - count, residual);
     decay::note_taken(page);
     page.last.set(&bits::range(first + new_count - 1, 1));
+    region::large_object(address).begin(new_count);
     if page.state() == State::Open {
         page.frontier.store((first + new_count) as u16, Relaxed);
     }

@@ -17,6 +17,7 @@ use core::sync::atomic::{
 use crate::pages::available::AvailableSet;
 use crate::pages::huge_page::HugePage;
 use crate::span::cells::Span;
+use crate::span::large_object::LargeObject;
 use crate::system::lock::Lock;
 use crate::system::os;
 use crate::units::geometry::*;
@@ -91,6 +92,12 @@ pub fn span(address: usize) -> &'static Span {
     debug_assert!(holds(address));
     // SAFETY: the metadata is mapped, zeroed is a valid Span, and it is never unmapped.
     unsafe { &*(WINDOW.span_metadata(address) as *const Span) }
+}
+
+/// What is known of the large object that begins at `address`, for which [`holds`] said yes.
+#[inline(always)]
+pub fn large_object(address: usize) -> &'static LargeObject {
+    &span(address).large[block_index(address) % SPAN_BLOCKS]
 }
 
 /// The huge page's number among all that the heap can have.

@@ -12,6 +12,7 @@ use core::sync::atomic::{
     Ordering::{Acquire, Relaxed, SeqCst},
 };
 
+use crate::span::large_object::LargeObject;
 use crate::span::remote::{Link, RemoteBits};
 use crate::units::geometry::{SPAN_BLOCKS, SPAN_BYTES, SPAN_METADATA_BYTES};
 use crate::units::size_class;
@@ -60,9 +61,11 @@ pub struct Span {
     pub tag: AtomicU32,
     /// Multiplier that divides an offset by the cell size; 0 without an owner, so that no cell is found.
     pub reciprocal: AtomicU32,
-    /// Where large objects lie: the heap that has the freed one in hand that begins in the span's first or second block; 0
-    /// for none. So the multiplier, where there is one, is a word of 64 bits with these.
-    pub in_hand: [AtomicU16; SPAN_BLOCKS],
+    /// Where large objects lie: those that begin in the span's first and second block. Where cells lie they are 0, so the
+    /// multiplier before them and the flag behind them can be read as words of 64 bits.
+    pub large: [LargeObject; SPAN_BLOCKS],
+    /// Not 0 while it is being allocated from: with it a free sees that it need not ask whether the span is empty.
+    is_open: AtomicU32,
     /// Bytes of a cell.
     pub cell_bytes: AtomicU16,
     /// Cells.
@@ -84,8 +87,6 @@ pub struct Span {
     pub previous: AtomicU64,
     /// Membership in an owner's list of spans with remote frees.
     pub link: Link,
-    /// Not 0 while it is being allocated from: one word with which a free sees that it need not ask whether the span is empty.
-    is_open: AtomicU64,
     live: LiveBits,
     remote: RemoteBits,
 }
@@ -99,14 +100,16 @@ pub mod layout {
     pub const TAG: usize = offset_of!(Span, tag);
     /// What divides by the size of a cell.
     pub const RECIPROCAL: usize = offset_of!(Span, reciprocal);
-    /// Not 0 while it is being allocated from.
-    pub const IS_OPEN: usize = offset_of!(Span, is_open);
+    /// Not 0 while it is being allocated from: a word of 64 bits, with the 0 before the flag.
+    pub const IS_OPEN: usize = offset_of!(Span, is_open) - 4;
     /// The live bits.
     pub const LIVE: usize = offset_of!(Span, live);
 }
 
 const _: () = assert!(size_of::<Span>() == SPAN_METADATA_BYTES);
 const _: () = assert!(core::mem::offset_of!(Span, live) == 64);
+const _: () = assert!(core::mem::offset_of!(Span, large) == core::mem::offset_of!(Span, reciprocal) + 4);
+const _: () = assert!(core::mem::offset_of!(Span, is_open) == core::mem::offset_of!(Span, large) + 8);
 
 impl Span {
     /// Prepares a span that no heap owns for cells of `size_class`.
@@ -159,7 +162,7 @@ impl Span {
     pub fn set_place(&self, place: Place) {
         self.place.store(place as u8 | self.place.load(Relaxed) & WHOLE, Relaxed);
         self.waits.store(false, Relaxed);
-        self.is_open.store(u64::from(place == Place::Open), Relaxed);
+        self.is_open.store(u32::from(place == Place::Open), Relaxed);
     }
 
     /// Whether all of its memory was in use since it came from the global allocator.
@@ -223,7 +226,7 @@ impl Span {
     /// given up when it is empty.
     #[inline(always)]
     pub fn is_in_use_with(&self, left: u64) -> bool {
-        left | self.is_open.load(Relaxed) != 0
+        left | u64::from(self.is_open.load(Relaxed)) != 0
     }
 
     /// Live cells of word `i`, watched ones included.

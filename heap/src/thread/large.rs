@@ -1,26 +1,29 @@
 //! Large objects, above 8 KiB: contiguous blocks straight from the global allocator (LLAMA §6.1), or a mapping of their
 //! own above 16 MiB.
 //!
-//! The paper names the short reach of its fast path as a weakness (§9.5). So a thread keeps a few freed objects, of 2 MiB in
-//! all, in hand, and gives them out again to a request of the same class and number of blocks. To the page they are
-//! live; they are given back after 20 or 100 ms, by [`crate::entry::maintenance`].
+//! The paper names the short reach of its fast path as a weakness (§9.5). So a thread keeps freed objects in hand, a few of each
+//! size, 2 to 8 MiB in all, and gives them out again to a request of the same class that needs as many blocks or hardly fewer. To the
+//! page they are live; they are given back after 20 or 100 ms, by [`crate::entry::maintenance`].
 
 use core::cell::Cell;
-use core::sync::atomic::{
-    AtomicU16,
-    Ordering::{Acquire, Release},
-};
+use core::ops::Range;
 
 use crate::pages::{direct, large_blocks, region};
 use crate::system::events::{self, Event};
 use crate::system::hook;
 use crate::system::text::misuse;
-use crate::units::bits;
 use crate::units::geometry::*;
 
-const IN_HAND: usize = 4;
-/// Objects of more blocks are not kept, nor are several that have more together: a huge page.
+/// Objects of more blocks are not kept.
 const MOST_BLOCKS: usize = BLOCKS_PER_HUGE_PAGE;
+/// Nor are several that have more together than this part of all, a huge page at least and four at most.
+const ONE_IN: usize = 32;
+const MOST_PAGES: usize = 4;
+/// Objects are looked for among those whose number of blocks has the same logarithm, of which so many are kept.
+const WAYS: usize = 4;
+const IN_HAND: usize = WAYS * (MOST_BLOCKS.ilog2() as usize + 1);
+/// One that is given out has at most this part more blocks than were asked for.
+const SPARE: usize = 4;
 
 /// Freed objects that a thread keeps in hand. All zeros is an empty one.
 pub struct LargeCache {
@@ -35,6 +38,18 @@ pub struct LargeCache {
 }
 
 const COUNT: usize = BLOCK_BYTES - 1;
+
+/// Whether an object of `blocks` is one for who needs `wanted`.
+pub fn fits(blocks: usize, wanted: usize) -> bool {
+    (wanted..=wanted + wanted / SPARE).contains(&blocks)
+}
+
+/// Where objects of so many blocks are, and of nearly so many.
+#[inline]
+fn alike(blocks: usize) -> Range<usize> {
+    let first = WAYS * blocks.ilog2() as usize;
+    first..first + WAYS
+}
 
 impl Default for LargeCache {
     fn default() -> Self {
@@ -54,9 +69,8 @@ impl LargeCache {
     }
 
     fn take(&self, heap: u32, class: usize, blocks: usize) -> Option<usize> {
-        let i = (0..IN_HAND).find(|&i| {
-            let entry = self.entries[i].get();
-            entry != 0 && entry & COUNT == blocks && self.classes[i].get() as usize >= class
+        let i = alike(blocks.min(MOST_BLOCKS)).find(|&i| {
+            fits(self.entries[i].get() & COUNT, blocks) && self.classes[i].get() as usize >= class
         })?;
         let address = self.remove(i).0;
         take_back(heap, address);
@@ -71,19 +85,23 @@ impl LargeCache {
 
     /// Keeps an object that there is room for; those that must go for it are passed to `gone`.
     fn keep(&self, address: usize, blocks: usize, class: usize, mut gone: impl FnMut(usize, usize)) {
-        let free = || (0..IN_HAND).find(|&i| self.entries[i].get() == 0);
-        let i = loop {
-            let next = self.next.get() as usize % IN_HAND;
-            match free() {
-                Some(i) if usize::from(self.blocks.get()) + blocks <= MOST_BLOCKS => break i,
-                _ if self.entries[next].get() != 0 => {
-                    let (gone_address, gone_blocks) = self.remove(next);
-                    gone(gone_address, gone_blocks);
-                }
-                _ => {}
+        let mut let_go = |i: usize| {
+            if self.entries[i].get() != 0 {
+                let (address, blocks) = self.remove(i);
+                gone(address, blocks);
             }
-            self.next.set(self.next.get().wrapping_add(1));
         };
+        let turn = || usize::from(self.next.replace(self.next.get().wrapping_add(1)));
+        let i = alike(blocks).find(|&i| self.entries[i].get() == 0).unwrap_or_else(|| {
+            let i = alike(blocks).start + turn() % WAYS;
+            let_go(i);
+            i
+        });
+        let most = (events::pages() * BLOCKS_PER_HUGE_PAGE / ONE_IN)
+            .clamp(BLOCKS_PER_HUGE_PAGE, MOST_PAGES * BLOCKS_PER_HUGE_PAGE);
+        while usize::from(self.blocks.get()) + blocks > most {
+            let_go(turn() % IN_HAND);
+        }
         self.entries[i].set(address | blocks);
         self.classes[i].set(class as u8);
         self.blocks.set(self.blocks.get() + blocks as u16);
@@ -131,27 +149,14 @@ pub fn allocate(hand: &LargeCache, heap: u32, class: usize, size: usize, alignme
 }
 
 /// How many blocks the live large object at `address` has; `None` if there is none.
+#[inline]
 pub fn blocks(address: usize) -> Option<usize> {
-    large_blocks::blocks_at(address).filter(|_| in_hand(address).load(Acquire) == 0)
-}
-
-/// Whether the large object at `address` is freed and in some thread's hand.
-pub fn is_in_hand(address: usize) -> bool {
-    in_hand(address).load(Acquire) != 0
-}
-
-/// Which heap has the object in hand, for all threads to see: so a second free is noticed. Two threads that free it at the
-/// same instant may both write; one finds the other's mark later ([`take_back`]).
-fn in_hand(address: usize) -> &'static AtomicU16 {
-    &region::span(address).in_hand[block_index(address) % SPAN_BLOCKS]
+    large_blocks::object_at(address)?.live_blocks()
 }
 
 /// The object leaves the hand of `heap`.
 fn take_back(heap: u32, address: usize) {
-    let mark = in_hand(address);
-    let by = mark.load(Acquire);
-    mark.store(0, Release);
-    if u32::from(by) != heap {
+    if !region::large_object(address).leave_hand(heap) {
         misuse("double free, by two threads at once", address, 0, 0);
     }
 }
@@ -167,7 +172,7 @@ pub fn free(hand: &LargeCache, heap: u32, address: usize, blocks: usize, caller:
         return release(address, blocks);
     }
     let page = region::huge_page(address);
-    in_hand(address).store(heap as u16, Release);
+    region::large_object(address).put_in_hand(heap);
     // Blocks that are not residual are for shorter classes than the page's. A page that is demoted makes them residual.
     let residual = page.residual.get(block_index(address));
     let longest = page.class().saturating_sub(!residual as usize);
@@ -190,17 +195,4 @@ pub fn not_live(address: usize, caller: usize) -> ! {
         }
         None => misuse("invalid pointer, no live object is here (double free?)", address, 0, caller),
     }
-}
-
-/// Whether the lifetime of the large object at `address` is being measured.
-pub fn is_sampled(address: usize) -> bool {
-    region::huge_page(address).sampled.get(block_index(address))
-}
-
-/// Notes whether the lifetime of the large object at `address` is being measured.
-pub fn set_sampled(address: usize, sampled: bool) {
-    let page = region::huge_page(address);
-    let _guard = page.lock.lock();
-    let block = bits::range(block_index(address), 1);
-    if sampled { page.sampled.set(&block) } else { page.sampled.clear(&block) }
 }

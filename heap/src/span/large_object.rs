@@ -1,0 +1,74 @@
+//! What a thread must know of a large object to free it, in one word of the span's metadata where it begins.
+//!
+//! The paper finds an object's size in its page's bit vector of last blocks (LLAMA §8), which is kept under the page's lock
+//! ([`crate::pages::large_blocks`]) and takes a hundred instructions to read. So its answer is written down here as well.
+
+use core::sync::atomic::{
+    AtomicU32,
+    Ordering::{Acquire, Relaxed, Release},
+};
+
+/// The word of the large object that begins in a block: who has it in hand (16 bits), how many blocks it has (15), and whether
+/// its lifetime is being measured. 0: none begins there.
+#[derive(Default)]
+pub struct LargeObject(AtomicU32);
+
+const BY: u32 = 0xFFFF;
+const BLOCKS_SHIFT: u32 = 16;
+const WATCHED: u32 = 1 << 31;
+
+impl LargeObject {
+    /// An object of so many blocks begins here, or has so many now.
+    pub fn begin(&self, blocks: usize) {
+        self.0.store((blocks as u32) << BLOCKS_SHIFT | self.0.load(Relaxed) & WATCHED, Release);
+    }
+
+    /// It is given back: none begins here.
+    pub fn end(&self) {
+        self.0.store(0, Release);
+    }
+
+    /// Whether none begins here.
+    pub fn is_none(&self) -> bool {
+        self.0.load(Relaxed) == 0
+    }
+
+    /// Its blocks, if one begins here; also while it is in hand.
+    pub fn blocks(&self) -> Option<usize> {
+        Some(((self.0.load(Acquire) & !WATCHED) >> BLOCKS_SHIFT) as usize).filter(|&blocks| blocks != 0)
+    }
+
+    /// Its blocks, if one begins here that is live.
+    pub fn live_blocks(&self) -> Option<usize> {
+        self.blocks().filter(|_| !self.is_in_hand())
+    }
+
+    /// Whether it is freed and in some thread's hand.
+    pub fn is_in_hand(&self) -> bool {
+        self.0.load(Acquire) & BY != 0
+    }
+
+    /// Freed, it is in the hand of this heap, for all threads to see: so a second free is noticed. Two threads that free it
+    /// at the same instant may both write; one finds the other's mark later, see [`LargeObject::leave_hand`].
+    pub fn put_in_hand(&self, heap: u32) {
+        self.0.store(self.0.load(Relaxed) & !BY | heap, Release);
+    }
+
+    /// It leaves the hand of this heap; `false`: it was in another's.
+    pub fn leave_hand(&self, heap: u32) -> bool {
+        let word = self.0.load(Acquire);
+        self.0.store(word & !BY, Release);
+        word & BY == heap
+    }
+
+    /// Whether its lifetime is being measured.
+    pub fn is_watched(&self) -> bool {
+        self.0.load(Relaxed) & WATCHED != 0
+    }
+
+    /// Its lifetime is being measured, or is no more: only who has the object says so.
+    pub fn set_watched(&self, watched: bool) {
+        let word = self.0.load(Relaxed);
+        self.0.store(if watched { word | WATCHED } else { word & !WATCHED }, Relaxed);
+    }
+}
