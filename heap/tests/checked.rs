@@ -1,7 +1,5 @@
 //! The heap's own check finds what is wrong, and what pages hold adds up to the pages.
 
-use std::sync::atomic::Ordering::Relaxed;
-
 use heap::entry::{allocate, free};
 use heap::observe::check::{self, Broken};
 use heap::observe::stats;
@@ -21,7 +19,7 @@ fn held_bytes() -> usize {
 #[test]
 fn what_is_wrong_is_found() {
     let small = allocate::allocate(CALL) as usize;
-    let large = allocate::allocate(Call { size: 3 * BLOCK_BYTES, ..CALL }) as usize;
+    let large = allocate::allocate(Call { size: 8 * BLOCK_BYTES, ..CALL }) as usize;
     let pages = || stats::census().pages.iter().sum::<usize>();
     assert_eq!(check::invariants(), Ok(()));
     assert_eq!(held_bytes(), pages() * HUGE_PAGE_BYTES);
@@ -31,9 +29,20 @@ fn what_is_wrong_is_found() {
     let live = stats::census().live_bytes;
     free::free(large, ReturnSlot::NONE);
     let now = stats::census();
-    assert_eq!((now.free.large, now.live_bytes), (3 * BLOCK_BYTES, live - 3 * BLOCK_BYTES));
+    assert_eq!((now.free.large, now.live_bytes), (8 * BLOCK_BYTES, live - 8 * BLOCK_BYTES));
     assert_eq!(held_bytes(), pages() * HUGE_PAGE_BYTES);
     assert_eq!(check::invariants(), Ok(()));
+
+    // Whoever needs as many blocks gets it, or hardly fewer; nobody who needs more, or much fewer.
+    let blocks_of = |blocks| Call { size: blocks * BLOCK_BYTES, ..CALL };
+    for (blocks, gets_it) in [(9, false), (6, false), (7, true), (8, true)] {
+        let other = allocate::allocate(blocks_of(blocks)) as usize;
+        assert_eq!(other == large, gets_it, "{blocks} blocks");
+        assert_eq!(check::invariants(), Ok(()));
+        if gets_it {
+            free::free(other, ReturnSlot::NONE);
+        }
+    }
 
     // Where cells lie no large object begins: the fast path of freeing reads their divisor and this as one word.
     let span = region::span(small);

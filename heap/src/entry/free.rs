@@ -13,6 +13,7 @@ use crate::system::text::misuse;
 use crate::thread::local::{self, Freed, Heap};
 use crate::thread::{current, gate, large, lines, refill};
 use crate::units::call::ReturnSlot;
+use crate::units::geometry::*;
 
 /// Frees an object; null is none. The caller is named should the pointer be wrong.
 #[inline(always)]
@@ -40,7 +41,7 @@ pub fn settle(address: usize) {
 #[cold]
 pub fn free_slow(address: usize, from: ReturnSlot) {
     let heap = current::heap();
-    if !free_of_another(heap, address) {
+    if !free_of_another(heap, address) && !free_into_hand(heap, address) {
         free_otherwise(heap, address, from);
     }
 }
@@ -88,6 +89,24 @@ fn free_of_another(heap: &'static Heap, address: usize) -> bool {
     if !heap.outbox.put_beside(span, cell) {
         return false;
     }
+    count(heap);
+    true
+}
+
+/// The fast path for a large object: the thread keeps it in hand. `false`: there is more to do, or something is wrong.
+#[inline(always)]
+fn free_into_hand(heap: &'static Heap, address: usize) -> bool {
+    let Some(span) = region::span_if_plain(address) else { return false };
+    let may_be = span.owner() == 0 && address.is_multiple_of(BLOCK_BYTES) && heap.id.get() != 0;
+    if !may_be || hook::sees_all() {
+        return false;
+    }
+    let object = &span.large[block_index(address) % SPAN_BLOCKS];
+    let Some(blocks) = object.plain_blocks().filter(|&blocks| blocks <= large::MOST_BLOCKS) else {
+        return false;
+    };
+    let _pass = gate::pass(heap);
+    large::keep(&heap.large, heap.id.get(), object, address, blocks);
     count(heap);
     true
 }

@@ -43,6 +43,13 @@ impl LargeObject {
         self.blocks().filter(|_| !self.is_in_hand())
     }
 
+    /// Its blocks, if one begins here that is live and whose lifetime is not being measured.
+    #[inline]
+    pub fn plain_blocks(&self) -> Option<usize> {
+        let word = self.0.load(Relaxed);
+        (word & (BY | WATCHED) == 0 && word != 0).then_some((word >> BLOCKS_SHIFT) as usize)
+    }
+
     /// Whether it is freed and in some thread's hand.
     pub fn is_in_hand(&self) -> bool {
         self.0.load(Acquire) & BY != 0

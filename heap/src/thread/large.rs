@@ -9,13 +9,14 @@ use core::cell::Cell;
 use core::ops::Range;
 
 use crate::pages::{direct, large_blocks, region};
+use crate::span::large_object::LargeObject;
 use crate::system::events::{self, Event};
 use crate::system::hook;
 use crate::system::text::misuse;
 use crate::units::geometry::*;
 
 /// Objects of more blocks are not kept.
-const MOST_BLOCKS: usize = BLOCKS_PER_HUGE_PAGE;
+pub const MOST_BLOCKS: usize = BLOCKS_PER_HUGE_PAGE;
 /// Nor are several that have more together than this part of all, a huge page at least and four at most.
 const ONE_IN: usize = 32;
 const MOST_PAGES: usize = 4;
@@ -69,7 +70,9 @@ impl LargeCache {
     }
 
     fn take(&self, heap: u32, class: usize, blocks: usize) -> Option<usize> {
-        let i = alike(blocks.min(MOST_BLOCKS)).find(|&i| {
+        let most = (blocks + blocks / SPARE).min(MOST_BLOCKS);
+        let mut places = alike(blocks.min(MOST_BLOCKS)).start..alike(most).end;
+        let i = places.find(|&i| {
             fits(self.entries[i].get() & COUNT, blocks) && self.classes[i].get() as usize >= class
         })?;
         let address = self.remove(i).0;
@@ -83,24 +86,19 @@ impl LargeCache {
         (entry & !COUNT, entry & COUNT)
     }
 
-    /// Keeps an object that there is room for; those that must go for it are passed to `gone`.
-    fn keep(&self, address: usize, blocks: usize, class: usize, mut gone: impl FnMut(usize, usize)) {
-        let mut let_go = |i: usize| {
-            if self.entries[i].get() != 0 {
-                let (address, blocks) = self.remove(i);
-                gone(address, blocks);
-            }
-        };
+    /// Keeps an object; others may have to be given back for it.
+    #[inline]
+    fn keep(&self, heap: u32, address: usize, blocks: usize, class: usize) {
         let turn = || usize::from(self.next.replace(self.next.get().wrapping_add(1)));
         let i = alike(blocks).find(|&i| self.entries[i].get() == 0).unwrap_or_else(|| {
             let i = alike(blocks).start + turn() % WAYS;
-            let_go(i);
+            self.give_back(heap, i);
             i
         });
         let most = (events::pages() * BLOCKS_PER_HUGE_PAGE / ONE_IN)
             .clamp(BLOCKS_PER_HUGE_PAGE, MOST_PAGES * BLOCKS_PER_HUGE_PAGE);
         while usize::from(self.blocks.get()) + blocks > most {
-            let_go(turn() % IN_HAND);
+            self.give_back(heap, turn() % IN_HAND);
         }
         self.entries[i].set(address | blocks);
         self.classes[i].set(class as u8);
@@ -115,7 +113,12 @@ impl LargeCache {
 
     /// Gives all back; `heap`: the number of the one whose they are.
     pub fn flush(&self, heap: u32) {
-        for i in (0..IN_HAND).filter(|&i| self.entries[i].get() != 0) {
+        (0..IN_HAND).for_each(|i| self.give_back(heap, i));
+    }
+
+    #[inline(never)]
+    fn give_back(&self, heap: u32, i: usize) {
+        if self.entries[i].get() != 0 {
             let (address, blocks) = self.remove(i);
             take_back(heap, address);
             large_blocks::release(address, blocks);
@@ -163,23 +166,23 @@ fn take_back(heap: u32, address: usize) {
 
 /// Frees the large object of `blocks` blocks at `address`.
 pub fn free(hand: &LargeCache, heap: u32, address: usize, blocks: usize, caller: usize) {
-    let release = |address, blocks| {
-        if !large_blocks::release(address, blocks) {
-            misuse("double free", address, blocks * BLOCK_BYTES, caller);
-        }
-    };
-    if blocks > MOST_BLOCKS || heap == 0 || hook::sees_all() {
-        return release(address, blocks);
+    if blocks <= MOST_BLOCKS && heap != 0 && !hook::sees_all() {
+        return keep(hand, heap, region::large_object(address), address, blocks);
     }
+    if !large_blocks::release(address, blocks) {
+        misuse("double free", address, blocks * BLOCK_BYTES, caller);
+    }
+}
+
+/// Frees a large object of at most [`MOST_BLOCKS`] blocks into the hand of `heap`.
+#[inline]
+pub fn keep(hand: &LargeCache, heap: u32, object: &LargeObject, address: usize, blocks: usize) {
     let page = region::huge_page(address);
-    region::large_object(address).put_in_hand(heap);
+    object.put_in_hand(heap);
     // Blocks that are not residual are for shorter classes than the page's. A page that is demoted makes them residual.
     let residual = page.residual.get(block_index(address));
     let longest = page.class().saturating_sub(!residual as usize);
-    hand.keep(address, blocks, longest, |address, blocks| {
-        take_back(heap, address);
-        release(address, blocks);
-    });
+    hand.keep(heap, address, blocks, longest);
 }
 
 /// A pointer at which no live large object begins.
