@@ -6,7 +6,7 @@
 
 and below it, up to `<!-- end -->`, the same with what bench/results/node.json has, as Python formats it.
 Between braces are keys of that file, or of several, (of a list KEY[5]) and numbers with + - * / between them,
-done from left to right."""
+done from left to right, parentheses first."""
 
 import argparse
 import json
@@ -18,6 +18,7 @@ from bench.outcome import RESULTS, ROOT, BenchError
 from bench.vm import page as vm
 
 MARK = re.compile(r"(<!-- bench/figures: ([^\n]+)\n(.*?)\n-->\n)(.*?)(<!-- end -->\n)", re.S)
+INNERMOST = re.compile(r"\(([^()]*)\)")
 FIGURE = re.compile(r"\{([^{}:]+):([^{}]+)\}")
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 
@@ -34,6 +35,8 @@ def value(expression: str, results: dict) -> float:
 
     if expression in results:  # also where its name has spaces
         return results[expression]
+    while inner := INNERMOST.search(expression):
+        expression = expression.replace(inner[0], repr(value(inner[1], results)))
     first, *rest = expression.split()
     found = term(first)
     for sign, word in zip(rest[::2], rest[1::2], strict=True):
