@@ -4,14 +4,16 @@ import argparse
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from bench import command
 from bench.outcome import BenchError
 from bench.outcome import write as write_results
 from bench.vm import tables
-from bench.vm.experiments import EXPERIMENTS
+from bench.vm.experiments import EXPERIMENTS, Experiment
 from bench.vm.guest import Contender, Guest, mayfly
 from bench.vm.results import Results
+from bench.vm.samples import Kept
 from bench.vm.shown import shown
 
 STOCK_MODES = ("static", "plain", "nodes")
@@ -26,6 +28,7 @@ examples
   bench/vm/run                                   everything
   bench/vm/run --quick --only unplug             one experiment, small, in a minute or so
   bench/vm/run --only unplug,usage --modes plain,nodes
+  bench/vm/run --samples samples.jsonl           everything, however often it is interrupted
 
 The machine's accelerator decides the times: compare ratios within one run, not times between machines.
 """
@@ -47,6 +50,12 @@ def arguments() -> argparse.Namespace:
         default="auto",
         help="how guests run: kvm, tcg (emulated), or auto: kvm where it boots the kernel [default: auto]",
     )
+    parser.add_argument(
+        "--samples",
+        type=Path,
+        metavar="FILE",
+        help="keep what is measured there, a piece of an experiment a line, and go on with what is missing",
+    )
     parsed = parser.parse_args()
     Guest.accelerator = parsed.accelerator
     command.choose(parser, parsed, "only", EXPERIMENTS)
@@ -65,26 +74,50 @@ def build_images(contenders: list[Contender]) -> None:
             raise BenchError(f"the image with kernel {kernel} could not be built: {' '.join(command)}")
 
 
+def contenders_of(experiment: Experiment, modes: list[str]) -> list[str]:
+    """Those of the modes asked for that it can be measured with."""
+    asked = modes or experiment.contenders
+    return [name for name in asked if Contender(name).mode in experiment.contenders]
+
+
 def measure(options: argparse.Namespace) -> Results:
     only = [EXPERIMENTS[name] for name in options.only or EXPERIMENTS]
-    chosen = {one.name: options.modes or one.contenders for one in only}
+    chosen = {one.name: contenders_of(one, options.modes) for one in only}
     contenders = [Contender(name) for name in dict.fromkeys(n for names in chosen.values() for n in names)]
     build_images(contenders)
-    results = Results(contenders)
+    kept, results = Kept(options.samples, options.quick), Results(contenders)
     for experiment in only:
-        for contender in [one for one in contenders if one.name in chosen[experiment.name]]:
-            start = time.monotonic()
-            try:
-                results.samples[experiment.name, contender.name] = experiment.run(contender, options.quick)
-                outcome = "done"
-            except BenchError as error:
-                results.failures[experiment.name, contender.name] = str(error)
-                outcome = f"FAILED: {error}"
-            took = time.monotonic() - start
-            what = f"{experiment.name} {contender.name}"
-            print(f"bench: {what}: {outcome} (took {took:.0f} s)", file=sys.stderr, flush=True)
-            write(results, options)  # an interrupted run keeps what it has
+        # The modes in turn: what they are compared by was measured within minutes.
+        for piece in experiment.chosen(options.quick):
+            for contender in [one for one in contenders if one.name in chosen[experiment.name]]:
+                measure_piece(experiment, contender, piece, kept, results, options)
+                write(results, options)  # an interrupted run keeps what it has
     return results
+
+
+def measure_piece(
+    experiment: Experiment,
+    contender: Contender,
+    piece: str,
+    kept: Kept,
+    results: Results,
+    options: argparse.Namespace,
+) -> None:
+    key = (experiment.name, contender.name, piece)
+    if (samples := kept.of(key)) is not None:
+        results.add(experiment.name, contender.name, samples)
+        return
+    start = time.monotonic()
+    try:
+        samples = experiment.run(contender, piece, options.quick)
+        results.add(experiment.name, contender.name, samples)
+        kept.add(key, samples)
+        outcome = "done"
+    except BenchError as error:
+        results.failures[experiment.name, contender.name] = str(error)
+        outcome = f"FAILED: {error}"
+    took = time.monotonic() - start
+    print(f"bench: {' '.join(key)}: {outcome} (took {took:.0f} s)", file=sys.stderr, flush=True)
 
 
 def write(results: Results, options: argparse.Namespace) -> dict:

@@ -22,14 +22,31 @@ SETTLE_S = 0.3
 # Unplugs in a cell of a table, so that its spread says something.
 ROUNDS = 30
 ALL_MODES = ("static", "plain", "nodes", "hotmem")
+# Where nothing but unplugs is measured: `static` has none.
+MOVING = ("plain", "nodes", "hotmem")
+# Of a partition where its size is not what differs: filling it takes most of the time.
+SMALL_MIB = 128
+# How many of ten partitions are in use when one is unplugged.
+USED = (9, 7, 5, 3, 1)
+# Of the instances beside the one that computes; and how long that one is left alone before.
+EVICTIONS, CALM_S = 32, 4
+# Tenths of a second of the one that computes: calm from here, evictions from here, and to here.
+Span = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
 class Experiment:
+    """`run` measures one of its pieces: each is a VM of its own, and done in minutes."""
+
     name: str
     about: str
-    run: Callable[[Contender, bool], Samples]
+    run: Callable[[Contender, str, bool], Samples]
+    pieces: tuple[str, ...]
+    quick: tuple[str, ...]  # those of --quick
     contenders: tuple[str, ...] = ALL_MODES
+
+    def chosen(self, quick: bool) -> tuple[str, ...]:
+        return self.quick if quick else self.pieces
 
 
 def add(samples: Samples, prefix: str, numbers: dict[str, float]) -> None:
@@ -58,41 +75,40 @@ def unplug_loaded(
     return plug_ms, found
 
 
-def sizes(contender: Contender, quick: bool) -> Samples:
+def rounds(contender: Contender, quick: bool) -> int:
+    """`static` gives nothing back, however often it is asked."""
+    return 2 if quick or not contender.elastic else ROUNDS
+
+
+def sizes(contender: Contender, mib: str, quick: bool) -> Samples:
     """Figure 5: by size."""
     samples: Samples = {}
-    for mib in (128, 256) if quick else (128, 256, 512, 1024):
-        plug_ms, found = unplug_loaded(contender, mib, rounds=2 if quick else ROUNDS)
-        samples[f"{mib}mib.plug_ms"] = [plug_ms]
-        for numbers in found:
-            add(samples, f"{mib}mib.", numbers)
+    plug_ms, found = unplug_loaded(contender, int(mib), rounds(contender, quick))
+    samples[f"{mib}mib.plug_ms"] = [plug_ms]
+    for numbers in found:
+        add(samples, f"{mib}mib.", numbers)
     return samples
 
 
-def zeroing(contender: Contender, quick: bool) -> Samples:
-    """256 MiB, with pages zeroed when they are allocated (as Debian does) and without."""
+def zeroing(contender: Contender, value: str, quick: bool) -> Samples:
+    """Pages are zeroed when they are allocated (as Debian does), or are not."""
     samples: Samples = {}
-    rounds = 2 if quick else ROUNDS
-    for value in (0, 1):
-        for numbers in unplug_loaded(contender, 256, rounds, append=f"init_on_alloc={value}")[1]:
-            add(samples, f"init_on_alloc_{value}.", numbers)
+    append = f"init_on_alloc={value}"
+    for numbers in unplug_loaded(contender, SMALL_MIB, rounds(contender, quick), append=append)[1]:
+        add(samples, f"init_on_alloc_{value}.", numbers)
+    samples["mib"] = [SMALL_MIB]
     return samples
 
 
-def backings(contender: Contender, quick: bool) -> Samples:
-    """256 MiB on what can hold a guest's memory: the host's part of an unplug depends on it."""
+def backings(contender: Contender, backing: str, quick: bool) -> Samples:
+    """What can hold a guest's memory: the host's part of an unplug depends on it."""
     samples: Samples = {}
-    for backing in BACKINGS:
-        if backing == "huge" and huge_pages_free_mib() < 5 * 256 + 1024:
-            print("bench: backing huge: too few huge pages are set aside (vm.nr_hugepages)", file=sys.stderr)
-            continue
-        rounds = 2 if quick else ROUNDS
-        for numbers in unplug_loaded(contender, 256, rounds, backing=backing)[1]:
-            add(samples, f"{backing}.", numbers)
+    if backing == "huge" and huge_pages_free_mib() < 5 * SMALL_MIB + 1024:
+        print("bench: backing huge: too few huge pages are set aside (vm.nr_hugepages)", file=sys.stderr)
+        return samples
+    for numbers in unplug_loaded(contender, SMALL_MIB, rounds(contender, quick), backing=backing)[1]:
+        add(samples, f"{backing}.", numbers)
     return samples
-
-
-BACKINGS = ("anonymous", "shared", "huge")
 
 
 def huge_pages_free_mib() -> int:
@@ -100,43 +116,46 @@ def huge_pages_free_mib() -> int:
     return 2 * int(found[1]) if found else 0
 
 
-def usage(contender: Contender, quick: bool) -> Samples:
-    """Figure 6: one of ten partitions is unplugged while 1 to 9 others are full.
+def usage(contender: Contender, _: str, quick: bool) -> Samples:
+    """Figure 6: ten instances fill a VM together, so their pages lie among each other; then they end, and
+    each time a partition is unplugged while the others that are left, 9 to 1, are full.
 
-    Before, all ten are filled, and those that are not to stay are emptied: memory that was never touched
-    costs the host nothing, and `plain` finds it first while there is any.
+    All ten come anew in each round. In memory that was unplugged and plugged again nothing lies of those
+    that stayed: `plain` would take that first and move nothing, whatever is in use.
     """
     samples: Samples = {}
-    mib, others = 128 if quick else 256, 9
-    hog, victim = int(mib * FILL), 9
-    with Guest(contender, others + 1, mib) as guest:
+    count, hog = 10, int(SMALL_MIB * FILL)
+    with Guest(contender, count, SMALL_MIB) as guest:
         guest.warm_up()
         guest.plug_all()
-        running: set[int] = set()
-        for count in (1, 5, 9) if quick else (1, 3, 5, 7, 9):
-            for _ in range(1 if quick else ROUNDS):
-                guest.fill([number for number in range(others + 1) if number not in running], hog)
-                for number in [*range(count, others), victim]:
-                    guest.stop(f"hog-{number}")
-                running = set(range(count))
+        for number in range(rounds(contender, quick)):
+            if number:
+                for partition in USED:
+                    guest.ask("plug", partition=partition)
+            guest.fill(list(range(count)), hog)
+            running = count
+            for used in USED:
+                for ended in range(used, running):
+                    guest.stop(f"hog-{ended}")
+                running = used
                 time.sleep(SETTLE_S)
-                add(samples, f"{count * 10}percent.", guest.unplug(victim))
-                guest.ask("plug", partition=victim)
+                add(samples, f"{used * 10}percent.", guest.unplug(used))
+            guest.stop("hog-0")
+    samples["mib"] = [SMALL_MIB]
     return samples
 
 
-def steps(contender: Contender, quick: bool) -> Samples:
+def steps(contender: Contender, piece: str, quick: bool) -> Samples:
     """Figure 7: a full VM of 8 GiB shrinks in steps of 512 MiB; CPU time of the vCPU that serves them and
-    nothing else. Twice, so that there are 32 steps."""
+    nothing else."""
     samples: Samples = {}
-    count, mib = (4, 128) if quick else (16, 512)
-    for number in range(1 if quick else 2):
-        shrink(contender, samples, number, count, mib)
+    count, mib = (4, SMALL_MIB) if quick else (16, 512)
+    shrink(contender, samples, piece == "first", count, mib)
     samples["step_mib"] = [mib]
     return samples
 
 
-def shrink(contender: Contender, samples: Samples, number: int, count: int, mib: int) -> None:
+def shrink(contender: Contender, samples: Samples, first: bool, count: int, mib: int) -> None:
     with Guest(contender, count, mib) as guest:
         if contender.elastic:
             guest.serve_unplug_on(1)
@@ -149,43 +168,64 @@ def shrink(contender: Contender, samples: Samples, number: int, count: int, mib:
             numbers = guest.unplug(step)
             add(samples, "", {"migrated_pages": numbers["migrated_pages"], "step_ms": numbers["unplug_ms"]})
             at, cpu = time.monotonic() - begin, guest.vcpu_s(1) - before
-            if number == 0:
+            if first:
                 add(samples, f"over_time.{step}.", {"at_s": at, "cpu_s": cpu})
         add(samples, "", {"cpu_s": cpu, "whole_s": at})
 
 
-def interference(contender: Contender, quick: bool) -> Samples:
-    """Figure 10: an instance computes on the vCPU that serves unplugs, while four others are evicted."""
+def interference(contender: Contender, _: str, quick: bool) -> Samples:
+    """Figure 10: an instance computes on the vCPU that serves unplugs, while four others are evicted, some
+    times over. Its calm is the time before each time."""
     samples: Samples = {}
     mib, probe = 256, 5
-    calm_s = 3 if quick else 6
+    hog = int(mib * FILL)
+    spans: list[Span] = []
     with Guest(contender, 6, mib) as guest:
         if contender.elastic:
             guest.serve_unplug_on(1)
         guest.plug_all()
-        guest.fill(list(range(5)), int(mib * FILL), cpus=(0,))
+        guest.fill([4], hog, cpus=(0,))
         guest.spawn("probe", probe, "/opt/mayfly/latency", cpus=(1,))
-        time.sleep(1 + calm_s)
-        begin = last_tenth(guest)
-        for victim in range(4):
-            guest.stop(f"hog-{victim}")
-            if contender.elastic:
-                add(samples, "", {"migrated_pages": guest.unplug(victim)["migrated_pages"]})
-        end = last_tenth(guest)
-        time.sleep(calm_s)
+        for number in range(1 if quick else EVICTIONS // 4):
+            if number and contender.elastic:
+                for victim in range(4):
+                    guest.ask("plug", partition=victim)
+            guest.fill(list(range(4)), hog, cpus=(0,))
+            time.sleep(1)
+            calm = last_tenth(guest)
+            time.sleep(CALM_S)
+            begin = last_tenth(guest)
+            for victim in range(4):
+                guest.stop(f"hog-{victim}")
+                if contender.elastic:
+                    add(samples, "", {"migrated_pages": guest.unplug(victim)["migrated_pages"]})
+            spans.append((calm, begin, last_tenth(guest)))
+            time.sleep(2)
         tenths = [[float(word) for word in line.split()] for line in guest.output("probe")[0].splitlines()]
-    tenths = tenths[10:]  # the first second warms up the translator
-    calm = [one for one in tenths if not begin <= one[0] <= end + 1]
-    during = [one for one in tenths if begin <= one[0] <= end + 1]
-    calm_us = mean_us(calm)
-    add(samples, "", {"calm_us": calm_us, "during_us": mean_us(during), "evictions_s": (end - begin) / 10})
-    seconds = by_second(tenths, int(begin))
-    worst = max(us for at, us in seconds if 0 <= at <= (end + 1 - begin) // 10)
-    add(samples, "", {"worst_second_us": worst, "worst_second_ratio": worst / calm_us})
-    add(samples, "", {"calm_spread_ratio": max(us for at, us in seconds if at < -1) / calm_us})
-    for at, us in seconds:
+    for span in spans:
+        add(samples, "", of_evictions(tenths, span))
+    calm, begin, end = spans[0]
+    for at, us in by_second([one for one in tenths if calm <= one[0] <= end + 10], begin):
         add(samples, f"over_time.{at + 100}.", {"at_s": at, "mean_us": us})
     return samples
+
+
+def of_evictions(tenths: list[list[float]], span: Span) -> dict[str, float]:
+    """What the evictions of one time did to the instance beside them."""
+    calm, begin, end = span
+    before = [one for one in tenths if calm <= one[0] < begin]
+    during = [one for one in tenths if begin <= one[0] <= end + 1]
+    calm_us, during_us = mean_us(before), mean_us(during)
+    worst = max((us for _, us in by_second(during, begin)), default=during_us)
+    return {
+        "calm_us": calm_us,
+        "during_us": during_us,
+        "during_ratio": during_us / calm_us,
+        "evictions_s": (end - begin) / 10,
+        "worst_second_us": worst,
+        "worst_second_ratio": worst / calm_us,
+        "calm_spread_ratio": max(us for _, us in by_second(before, begin)) / calm_us,
+    }
 
 
 def last_tenth(guest: Guest) -> float:
@@ -198,7 +238,7 @@ def mean_us(tenths: list[list[float]]) -> float:
     return sum(one[1] * one[2] for one in tenths) / requests
 
 
-def by_second(tenths: list[list[float]], begin: int) -> list[tuple[int, float]]:
+def by_second(tenths: list[list[float]], begin: float) -> list[tuple[int, float]]:
     """The mean latency of each whole second, counted from the first eviction, as in the paper's figure."""
     groups: dict[int, list[list[float]]] = {}
     for one in tenths:
@@ -209,30 +249,52 @@ def by_second(tenths: list[list[float]], begin: int) -> list[tuple[int, float]]:
 EXPERIMENTS = {
     one.name: one
     for one in (
-        Experiment("unplug", "unplug latency by size, VM full (Fig. 5)", sizes),
-        Experiment("usage", "unplug latency by guest memory use (Fig. 6)", usage),
+        Experiment(
+            "unplug",
+            "unplug latency by size, VM full (Fig. 5)",
+            sizes,
+            ("128", "256", "512", "1024"),
+            ("128",),
+        ),
+        Experiment("usage", "unplug latency by guest memory use (Fig. 6)", usage, ("all",), ("all",), MOVING),
         Experiment(
             "interference",
             "latency of a CPU-bound instance during unplugs (Fig. 10)",
             interference,
+            ("all",),
+            ("all",),
         ),
-        Experiment("steps", "a full VM of 8 GiB shrinks by 512 MiB: CPU of the vCPU (Fig. 7)", steps),
+        Experiment(
+            "steps",
+            "a full VM of 8 GiB shrinks by 512 MiB: CPU of the vCPU (Fig. 7)",
+            steps,
+            ("first", "again"),  # 32 steps
+            ("first",),
+        ),
+        Experiment(
+            "zeroing", f"{SMALL_MIB} MiB with init_on_alloc=0 and 1", zeroing, ("0", "1"), ("0", "1"), MOVING
+        ),
         Experiment(
             "functions",
             "functions under bursts: how fast memory comes back (Fig. 8), P99 (Fig. 9)",
             functions.trace,
+            tuple(functions.LOADS),
+            ("page",),
         ),
         Experiment(
             "colocated",
             "a function's requests while another's instances end (Fig. 10)",
             functions.colocated,
+            ("all",),
+            ("all",),
         ),
         Experiment(
-            "zeroing",
-            "256 MiB with init_on_alloc=0 and 1, on Mayfly's kernel and on Debian's",
-            zeroing,
-            (*ALL_MODES, "plain:debian", "nodes:debian"),
+            "backings",
+            f"{SMALL_MIB} MiB in anonymous memory, in a shared file, in huge pages",
+            backings,
+            ("anonymous", "shared", "huge"),
+            ("anonymous", "shared"),
+            MOVING,
         ),
-        Experiment("backings", "256 MiB in anonymous memory, in a shared file, in huge pages", backings),
     )
 }

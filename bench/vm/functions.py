@@ -6,19 +6,38 @@ import random
 import subprocess
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 from bench.outcome import BenchError
-from bench.vm.guest import MIB, Contender, mayfly
-from bench.worker.machines import INSTANCES, KEEP_ALIVE_S, interference, machine, time_of_any, unplugs_of
+from bench.vm.guest import MIB, Contender, Guest, mayfly
+from bench.worker.machines import INSTANCES, interference, machine, time_of_any, unplugs_of
 from bench.worker.worker import Worker
 
-# Requests of each function, and bursts in which they come. After each burst its instances end, so unplugs are
-# as many as bursts times instances: 40 and more.
-REQUESTS, BURSTS = 1000, 20
+
+@dataclass(frozen=True)
+class Load:
+    """Of one function: so many requests in so many bursts, one each `period_s`."""
+
+    requests: int
+    bursts: int
+    period_s: float
+
+
+# After each burst its instances end, so unplugs are as many as bursts times instances: 32 and more. A period
+# is as long as an emulated VM takes for a burst's cold starts and requests, and an idle instance until it
+# ends. There a request of `image` or `text` takes seconds: a thousand would take hours.
+LOADS = {
+    "page": Load(1000, 8, 40),
+    "bfs": Load(1000, 8, 72),
+    "image": Load(110, 11, 80),
+    "text": Load(64, 16, 80),
+}
+# The same in hardware.
+FAST = 16
 # Of the trace's minutes: one of much, then so many of next to nothing (Shahrad et al., USENIX ATC 2020:
-# bursts that end at once). Two minutes of it pass in the time after which an idle instance ends.
+# bursts that end at once).
 QUIET_MINUTES = 3
 # While a function is called, another's instances end so often.
 COLOCATED_ROUNDS = 10
@@ -36,13 +55,13 @@ def write_trace(path: Path, function: str, requests: int, bursts: int) -> None:
     path.write_text("\n".join(",".join(line) for line in (heading, row)) + "\n")
 
 
-def load(worker: Worker, function: str, requests: int, bursts: int) -> dict[str, float]:
+def load(worker: Worker, function: str, what: Load) -> dict[str, float]:
     """Replays the trace, open loop; what `mayfly load` tells of the function."""
     with tempfile.TemporaryDirectory(prefix="mayfly-bench-") as folder:
         trace = Path(folder, "trace.csv")
-        write_trace(trace, function, requests, bursts)
+        write_trace(trace, function, what.requests, what.bursts)
         command = [mayfly(), "load", "--trace", trace, "--worker", worker.address, "--json"]
-        command += ["--functions", function, "--speed", str(60 / (KEEP_ALIVE_S / 2))]
+        command += ["--functions", function, "--speed", str(60 * (1 + QUIET_MINUTES) / what.period_s)]
         done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise BenchError(f"mayfly load: {done.stderr.strip().splitlines()[-1]}")
@@ -51,19 +70,19 @@ def load(worker: Worker, function: str, requests: int, bursts: int) -> dict[str,
     return {key.removeprefix(prefix): value for key, value in told.items() if key.startswith(prefix)}
 
 
-def trace(contender: Contender, quick: bool) -> dict[str, list[float]]:
+def trace(contender: Contender, function: str, quick: bool) -> dict[str, list[float]]:
     """Figures 8 and 9: MiB a second that come back as instances end, and how long requests took meanwhile."""
-    samples: dict[str, list[float]] = {}
-    for function in ("page",) if quick else INSTANCES:
-        requests, bursts = (20, 2) if quick else (REQUESTS, BURSTS)
-        for key, value in traced(contender, function, requests, bursts).items():
-            samples[f"{function}.{key}"] = [value]
-    return samples
+    what = LOADS[function]
+    if quick:
+        what = Load(20, 2, what.period_s)
+    elif Guest.accelerator == "kvm":
+        what = Load(1000, what.bursts, FAST)
+    return {f"{function}.{key}": [value] for key, value in traced(contender, function, what).items()}
 
 
-def traced(contender: Contender, function: str, requests: int, bursts: int) -> dict[str, float]:
+def traced(contender: Contender, function: str, what: Load) -> dict[str, float]:
     with machine(contender.mode, INSTANCES[function]) as worker:
-        told = load(worker, function, requests, bursts)
+        told = load(worker, function, what)
         deadline = time.monotonic() + 120
         while worker.instances(function) and time.monotonic() < deadline:
             time.sleep(0.5)
@@ -80,7 +99,7 @@ def traced(contender: Contender, function: str, requests: int, bursts: int) -> d
     return numbers
 
 
-def colocated(contender: Contender, quick: bool) -> dict[str, list[float]]:
+def colocated(contender: Contender, _: str, quick: bool) -> dict[str, list[float]]:
     """Figure 10, with functions: one is called all the time while the instances of another end."""
     numbers = interference(contender.mode, 2 if quick else 4, 1 if quick else COLOCATED_ROUNDS)
     return {key: [value] for key, value in numbers.items()}

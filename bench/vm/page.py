@@ -89,14 +89,21 @@ def by_size(results: dict) -> list[str]:
     return table(heading, rows)
 
 
+def by_use(results: dict) -> list[str]:
+    count, mib = rounds(results, "usage."), number(results.get("usage.plain.mib", 256))
+    heading = [f"% in use ({how_run(results)}, {mib} MiB, n = {count})", *(f"{mode}, ms" for mode in MODES)]
+    heading += ["pages moved: " + ", ".join(MODES)]
+    rows = []
+    for point in points(results, "usage"):
+        moved = (results.get(f"usage.{mode}.{point}.migrated_pages") for mode in MODES)
+        cells = [with_spread(results, f"usage.{mode}.{point}.unplug_ms") for mode in MODES]
+        rows.append([point.removesuffix("percent"), *cells, ", ".join(map(number, moved))])
+    return table(heading, rows)
+
+
 def the_rest(results: dict) -> list[str]:
     def row(what: str, cell: Callable[[str], str], modes: tuple[str, ...] = MODES) -> list[str]:
         return [what, *(cell(mode) if mode in modes else "" for mode in ALL_MODES)]
-
-    usages = points(results, "usage")
-
-    def at_usages(mode: str) -> str:
-        return " ".join(number(results.get(f"usage.{mode}.{point}.unplug_ms")) for point in usages)
 
     def off(mode: str) -> str:
         return percent(results.get(f"usage.{mode}.most_off_median_ratio"))
@@ -104,30 +111,34 @@ def the_rest(results: dict) -> list[str]:
     def busy(mode: str) -> str:
         return number(results.get(f"steps.{mode}.cpu_s"))
 
+    def beside(mode: str) -> str:
+        return with_spread(results, f"interference.{mode}.during_ratio")
+
     def worst(mode: str) -> str:
-        return f"{results.get(f'interference.{mode}.worst_second_ratio', 0):.2f}x"
+        return with_spread(results, f"interference.{mode}.worst_second_ratio")
 
     def evictions(mode: str) -> str:
-        return number(results.get(f"interference.{mode}.evictions_s"))
+        return with_spread(results, f"interference.{mode}.evictions_s")
 
     def zeroing(mode: str) -> str:
-        values = (results.get(f"zeroing.{mode}.init_on_alloc_{n}.unplug_ms") for n in (0, 1))
-        return ", ".join(number(value) for value in values)
+        return ", ".join(with_spread(results, f"zeroing.{mode}.init_on_alloc_{n}.unplug_ms") for n in (0, 1))
 
     def moved(mode: str) -> str:
         return number(results.get(f"all.{mode}.migrated_pages"))
 
-    said = ", ".join(point.removesuffix("percent") for point in usages)
     # `static` gives nothing back, so what it takes is what a call costs.
     count = len([key for key in results if re.fullmatch(r"steps\.plain\.over_time\.\d+\.at_s", key)])
     step = number(results.get("steps.plain.step_mib", 128))
+    zeroed = number(results.get("zeroing.plain.mib", 256))
     rows = [
-        row(f"256 MiB at {said}% memory use (Fig. 6), ms", at_usages, ALL_MODES),
-        row("farthest from the median of these", off),
+        row("unplug at any memory use, farthest from the median (Fig. 6)", off),
         row(f"CPU of the vCPU that serves {count} unplugs of {step} MiB (Fig. 7), s", busy, ALL_MODES),
-        row("a co-located instance's worst second, over its calm (Fig. 10)", worst, ALL_MODES),
+        row(
+            "a co-located instance while four others are evicted, over its calm (Fig. 10)", beside, ALL_MODES
+        ),
+        row("its worst second, over its calm", worst, ALL_MODES),
         row("four evictions, stop and unplug (`static`: stop), s", evictions, ALL_MODES),
-        row("256 MiB with `init_on_alloc=0` and 1, ms", zeroing, ALL_MODES),
+        row(f"{zeroed} MiB with `init_on_alloc=0` and 1, ms", zeroing),
         row("all pages moved", moved),
     ]
     return table([how_run(results), *ALL_MODES], rows)
@@ -162,7 +173,7 @@ def goals(results: dict) -> list[str]:
     return table(["to be shown", "wanted", "measured", ""], rows)
 
 
-TABLES = {"by size": by_size, "the rest": the_rest, "functions": functions, "goals": goals}
+TABLES = {"by size": by_size, "by use": by_use, "the rest": the_rest, "functions": functions, "goals": goals}
 
 
 def fill(text: str, results: dict) -> str:

@@ -17,6 +17,12 @@ class Results:
     samples: dict[tuple[str, str], Samples] = field(default_factory=dict)
     failures: dict[tuple[str, str], str] = field(default_factory=dict)
 
+    def add(self, experiment: str, contender: str, samples: Samples) -> None:
+        """Another piece's."""
+        there = self.samples.setdefault((experiment, contender), {})
+        for key, values in samples.items():
+            there[key] = there.get(key, []) + values
+
     def of(self, experiment: str, contender: str, key: str) -> list[float]:
         return self.samples.get((experiment, contender), {}).get(key, [])
 

@@ -22,14 +22,16 @@ def shown(results: Results) -> list[Shown]:
     on, off = (results.median("zeroing", "hotmem", f"init_on_alloc_{n}.unplug_ms") for n in (1, 0))
     if on and off:
         found.append(at_most("hotmem: unplug with init_on_alloc=1, over 0", 1.3, on / off, "x"))
-    worst = {
-        name: results.median("interference", name, "worst_second_ratio")
-        for name in results.names("interference")
-    }
-    noise = max((max(results.of("interference", name, "calm_spread_ratio")) for name in worst), default=0)
+    during = results.median("interference", "hotmem", "during_ratio")
+    if during is not None:
+        what = "hotmem: a co-located instance's requests while four others are evicted, over its calm"
+        found.append(at_most(what, 0.5, 100 * (during - 1), "%"))
+    names = results.names("interference")
+    worst = {name: results.median("interference", name, "worst_second_ratio") for name in names}
+    noise = max((results.median("interference", name, "calm_spread_ratio") or 0 for name in names), default=0)
     if worst.get("hotmem") and worst.get("static"):
         # Evictions without any unplug cost something, too.
-        what = "hotmem: a co-located instance's worst second, over its calm; static's, or its noise"
+        what = "hotmem: its worst second, over its calm; static's, or the worst second of its calm"
         limit = max(worst["static"], noise)
         found.append(at_most(what, round(100 * (limit - 1), 1), 100 * (worst["hotmem"] - 1), "%"))
     return found

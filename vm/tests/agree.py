@@ -4,8 +4,9 @@ what has to come of each. After every step the model, the host's book and the gu
 `vm/tests/run` does a hundred and some steps, `bench/vm/soak` 10,000."""
 
 import random
+import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 
 MIB = 1 << 20
@@ -19,6 +20,8 @@ ENDS = {
 # How often what is tried. Filling a partition and waiting for another agent take long.
 STEPS = {"plug": 5, "unplug": 5, "spawn": 8, "stop": 3, "exit": 1, "kill": 2, "take": 3, "drop": 3}
 SELDOM = {"overflow": 40, "agent": 100}
+TELL_EVERY = 500
+CHANGING = {"plug", "unplug", "spawn", "stop", "input"}
 
 
 class Disagreement(Exception):
@@ -33,24 +36,35 @@ class Agreement:
         self.ask, self.partition_bytes, self.dice = ask, partition_bytes, random.Random(seed)
         count = len(self.must({"verb": "status"})["partitions"])
         self.states = ["absent"] * count
+        self.number = 0  # of the step
         # By instance: its partition, and the descriptor of its pipe.
         self.running: dict[str, tuple[int, int]] = {}
         # By partition: whether somebody holds the pipe of whoever is or was there.
         self.taken: set[int] = set()
         self.taker: str | None = None
         self.done: Counter[str] = Counter()
+        # The last requests that change something, for whoever has to find out why something differs.
+        self.recent: deque[str] = deque(maxlen=8)
 
     def must(self, command: dict):
-        answer = self.ask(command)
+        answer = self.asked(command)
         if "error" in answer:
-            raise Disagreement(f"{command}: {answer['error']}")
+            raise self.differs(f"{command}: {answer['error']}")
         return answer["ok"]
+
+    def asked(self, command: dict) -> dict:
+        if command["verb"] in CHANGING:
+            self.recent.append(f"{command['verb']} {[*command.values()][1:]}")
+        return self.ask(command)
+
+    def differs(self, what: str) -> Disagreement:
+        return Disagreement(f"{what}\n  step {self.number}, after: " + "; ".join(self.recent))
 
     def expect(self, command: dict, allowed: bool, what: str):
         """Asks for something that has to be done, or has to be refused."""
-        answer = self.ask(command)
+        answer = self.asked(command)
         if ("ok" in answer) != allowed:
-            raise Disagreement(f"{what}, and the model is {self.states}: {answer}")
+            raise self.differs(f"{what}, and the model is {self.states}: {answer}")
         self.done[what if allowed else f"{what} refused"] += 1
         return answer.get("ok")
 
@@ -58,19 +72,21 @@ class Agreement:
         deadline = time.monotonic() + PATIENCE
         while not condition():
             if time.monotonic() > deadline:
-                raise Disagreement(f"never: {what}; the model is {self.states}, {self.seen()} is seen")
+                raise self.differs(f"never: {what}; the model is {self.states}, {self.seen()} is seen")
             time.sleep(0.02)
 
     def run(self, steps: int) -> Counter[str]:
         """Does so many steps, then empties the VM; returns how often what was done."""
         names, weights = list(STEPS), list(STEPS.values())
-        for number in range(1, steps + 1):
+        for self.number in range(1, steps + 1):
             name = self.dice.choices(names, weights)[0]
             for seldom, every in SELDOM.items():
-                if number % every == 0:
+                if self.number % every == 0:
                     name = seldom
             getattr(self, name)()
             self.compare()
+            if self.number % TELL_EVERY == 0:
+                print(f"agree: {self.number} of {steps} steps", file=sys.stderr, flush=True)
         self.empty()
         return self.done
 
@@ -101,7 +117,7 @@ class Agreement:
         if not allowed:
             return
         if spawned["partition"] not in free:
-            raise Disagreement(f"an instance got partition {spawned['partition']}, and ready are {free}")
+            raise self.differs(f"an instance got partition {spawned['partition']}, and ready are {free}")
         self.states[spawned["partition"]] = "in_use"
         self.wait(lambda: "\n" in self.said(name), f"{name} gives")
         self.running[name] = (spawned["partition"], int(self.said(name).split()[1]))
@@ -112,7 +128,7 @@ class Agreement:
         reason = self.expect(command, name in self.running, "stop")
         if name in self.running:
             if reason not in ({"kind": "signal", "signal": 9}, {"kind": "signal", "signal": 15}):
-                raise Disagreement(f"stopped, and it ended with {reason}")
+                raise self.differs(f"stopped, and it ended with {reason}")
             self.left(name)
 
     def exit(self) -> None:
@@ -132,7 +148,7 @@ class Agreement:
         self.must({"verb": "input", "instance": name, "text": f"{how}\n", "close": False})
         reason = self.must({"verb": "wait", "instance": name, "timeout_ms": PATIENCE * 1000})
         if reason != ENDS[how]:
-            raise Disagreement(f"{name} was told to {how}, and ended with {reason}")
+            raise self.differs(f"{name} was told to {how}, and ended with {reason}")
         self.done[how] += 1
         self.left(name)
 
@@ -174,7 +190,7 @@ class Agreement:
         self.told += 1
         self.wait(lambda: len(self.said(self.taker).split()) == self.told, f"{what}: done")
         if self.said(self.taker).split()[-1] != "done":
-            raise Disagreement(f"{what}: {self.said(self.taker)}")
+            raise self.differs(f"{what}: {self.said(self.taker)}")
 
     def agent(self) -> None:
         """The guest's agent is killed: with it go all instances and tools, and no memory."""
@@ -187,7 +203,7 @@ class Agreement:
         self.must({"verb": "spawn", "outside": True, "spawn": spawn})
         reason = self.must({"verb": "wait", "instance": "killer", "timeout_ms": PATIENCE * 1000})
         if reason != {"kind": "agent_lost"}:
-            raise Disagreement(f"the agent was to be killed, and its killer ended with {reason}")
+            raise self.differs(f"the agent was to be killed, and its killer ended with {reason}")
         self.wait(lambda: self.must({"verb": "status"})["guest"]["state"] == "up", "the guest is up")
         self.states = ["absent" if state == "absent" else "ready" for state in self.states]
         self.running, self.taken, self.taker = {}, set(), None
@@ -210,19 +226,19 @@ class Agreement:
         for number, (partition, state) in enumerate(zip(partitions, self.states, strict=True)):
             if (partition["state"], partition.get("instance")) != (state, users.get(number)):
                 user = users.get(number, "")
-                raise Disagreement(f"partition {number} is {partition}, and not {state} {user}")
+                raise self.differs(f"partition {number} is {partition}, and not {state} {user}")
         guest = self.must({"verb": "memory"})["guest"]
         nodes = {node["partition"]: node for node in guest["nodes"] if node["partition"] is not None}
         for number, state in enumerate(self.states):
             total = nodes.get(number, {"total_bytes": 0})["total_bytes"]
             if total != (0 if state == "absent" else self.partition_bytes):
-                raise Disagreement(f"partition {number} is {state} and has {total} bytes in the guest")
+                raise self.differs(f"partition {number} is {state} and has {total} bytes in the guest")
             # The kernel's counts are some pages off: each CPU keeps a part of them.
             if state == "ready" and nodes[number]["anonymous_bytes"] >= MIB:
-                raise Disagreement(f"partition {number} is ready and not empty: {nodes[number]}")
+                raise self.differs(f"partition {number} is ready and not empty: {nodes[number]}")
         there = {info["instance"] for info in self.must({"verb": "instances"})} - {self.taker}
         if there != set(self.running):
-            raise Disagreement(f"instances {sorted(self.running)} run, and the guest has {sorted(there)}")
+            raise self.differs(f"instances {sorted(self.running)} run, and the guest has {sorted(there)}")
 
     def empty(self) -> None:
         for name in sorted(self.running):
