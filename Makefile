@@ -52,6 +52,7 @@ demo: build ## Lambda functions under a bursty load, plainly and on Mayfly, side
 bench: build ## every comparison with other systems; results in bench/results
 	bench/heap/run
 	bench/heap/count
+	bench/heap/cpu
 	bench/heap/servers
 	bench/merge/run
 	bench/vm/run

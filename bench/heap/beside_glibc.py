@@ -1,0 +1,243 @@
+"""The command bench/heap/cpu: what programs of others pay in processor time and memory, beside glibc.
+
+These programs allocate as much as they need, no more: Node.js and a JVM have heaps of their own, PostgreSQL
+starts a process for each connection. What an allocator costs them is what its owner pays who preloads it
+everywhere.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+from bench import command
+from bench.compiled import BUILD
+from bench.heap import allocators
+from bench.heap.allocators import Allocator
+from bench.heap.measure import Numbers, RunFailed
+from bench.heap.measure import run as run_program
+from bench.heap.redis import server_command
+from bench.heap.server import Server, scratch_folder, serving, tool
+from bench.outcome import RESULTS, BenchError, Shown, at_most, figure, print_shown, table, write
+
+WORKLOADS = Path(__file__).parent / "workloads"
+ALLOCATORS = "glibc,jemalloc531,mimalloc3,mayfly"
+WANTED = 1.02
+POSTGRESQL = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
+# The commands of redis-benchmark's own choice.
+COMMANDS = "ping,set,get,incr,lpush,rpush,lpop,rpop,sadd,hset,spop,zadd,zpopmin,lrange_100,mset"
+
+
+def node(allocator: Allocator, is_quick: bool) -> Numbers:
+    script = WORKLOADS / "documents.js"
+    _, cost = run_program(allocator, [tool("node"), script, 20_000 if is_quick else 250_000])
+    return cost
+
+
+def jvm(allocator: Allocator, is_quick: bool) -> Numbers:
+    source = java_source(60 if is_quick else 400)
+    with scratch_folder() as folder:
+        _, cost = run_program(allocator, [tool("javac"), "-nowarn", "-d", folder, source])
+    return cost
+
+
+def java_source(classes: int) -> Path:
+    """A file of so many classes with collections, lambdas and switches: work for a compiler."""
+    one = """class C$ implements Comparable<C$> {
+  final java.util.Map<String, java.util.List<Integer>> table = new java.util.TreeMap<>();
+  int total = $;
+  public int compareTo(C$ other) { return Integer.compare(total, other.total); }
+  int add(String name, int... values) {
+    var list = table.computeIfAbsent(name, key -> new java.util.ArrayList<>());
+    for (int value : values) list.add(value * $);
+    return list.stream().map(value -> value + total).filter(value -> value % 3 != 0).reduce(0, Integer::sum);
+  }
+  String of(Object object) {
+    if (object instanceof String text && text.length() > $) return text.substring($);
+    return switch (total % 4) { case 0 -> "none"; case 1 -> table.toString(); default -> object + "-$"; };
+  }
+}"""
+    path = BUILD / f"Classes{classes}.java"
+    BUILD.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(one.replace("$", str(n)) for n in range(1, classes + 1)))
+    return path
+
+
+def redis(allocator: Allocator, is_quick: bool) -> Numbers:
+    with scratch_folder() as folder, serving(allocator, server_command(), folder) as server:
+        requests = 10_000 if is_quick else 100_000
+        load = [tool("redis-benchmark"), "-q", "-s", server.socket_path, "-t", COMMANDS, "-d", "100"]
+        return under(server, [*load, "-P", "8", "-r", "100000", "-n", str(requests)])
+
+
+def postgresql(allocator: Allocator, is_quick: bool) -> Numbers:
+    return database(allocator, ["-S", "-M", "prepared", "-c", "8", "-t", "1000" if is_quick else "10000"])
+
+
+def postgresql_connections(allocator: Allocator, is_quick: bool) -> Numbers:
+    return database(allocator, ["-S", "-C", "-c", "8", "-t", "50" if is_quick else "500"])
+
+
+def database(allocator: Allocator, load: list[str]) -> Numbers:
+    """A new database of PostgreSQL's under pgbench. The server refuses to be root's."""
+    binaries = POSTGRESQL[-1]
+    with scratch_folder() as folder:
+        as_user = []
+        if allocator.base != "glibc":  # the user may not get to where the library lies
+            library = Path(shutil.copy(allocator.library, folder))
+            allocator = dataclasses.replace(allocator, library=library)
+        if os.geteuid() == 0:
+            shutil.chown(folder, "postgres", "postgres")
+            as_user = [tool("setpriv"), "--reuid=postgres", "--regid=postgres", "--clear-groups"]
+        ask([*as_user, binaries / "initdb", "-A", "trust", "-N", "-U", "bench", "-D", f"{folder}/data"])
+        server_command = [*as_user, str(binaries / "postgres"), "-D", f"{folder}/data", "-k", folder]
+        server_command += ["-c", "listen_addresses=", "-c", "fsync=off", "-c", "autovacuum=off"]
+        client = [tool("pgbench"), "-h", folder, "-U", "bench"]
+
+        def answers(_: Server) -> bool:
+            asked = [*client, "-n", "-t", "1", "-f", "/dev/stdin", "postgres"]
+            return subprocess.run(asked, input="SELECT 1;", text=True, capture_output=True).returncode == 0
+
+        with serving(allocator, server_command, folder, answers) as server:
+            ask([*client, "-q", "-i", "-s", "2", "postgres"])
+            return under(server, [*client, "-n", *load, "postgres"])
+
+
+def ask(asked: list) -> None:
+    done = subprocess.run([str(part) for part in asked], capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        raise RunFailed(f"{Path(asked[0]).name}: {(done.stderr or done.stdout).strip()[-300:]}")
+
+
+def under(server: Server, load: list) -> Numbers:
+    """What the server costs under a load: its processes' time, those that have ended included."""
+    before = cpu_ms(server.process.pid)
+    ask(load)
+    time.sleep(0.5)  # processes of the last connections end
+    return {
+        "cpu_ms": cpu_ms(server.process.pid) - before,
+        "peak_rss_kib": server.peak_rss_kib(),
+    }
+
+
+def cpu_ms(pid: int) -> float:
+    """Processor time of a process, of its children that have ended, and of those that live."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    own = sum(map(int, fields[11:15])) * 1000 / os.sysconf("SC_CLK_TCK")
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return own + sum(cpu_ms(int(child)) for child in children)
+
+
+PROGRAMS: dict[str, tuple[str, Callable[[Allocator, bool], Numbers]]] = {
+    "node": ("Node.js: documents are parsed, indexed, rendered, compressed", node),
+    "jvm": ("a JVM: javac on 400 classes", jvm),
+    "redis": ("Redis: the commands of redis-benchmark", redis),
+    "postgresql": ("PostgreSQL: prepared queries by eight connections", postgresql),
+    "connections": ("PostgreSQL: a connection for each query, and so a process", postgresql_connections),
+}
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="bench/heap/cpu",
+        description="Processor time and peak memory of programs of others on allocators, beside glibc.",
+        epilog="programs\n"
+        + "\n".join(f"  {name:<13}{about}" for name, (about, _) in PROGRAMS.items())
+        + "\n\nexamples\n"
+        "  bench/heap/cpu                                    everything, eight minutes or so\n"
+        "  bench/heap/cpu --only node,jvm --allocators glibc,mayfly --rounds 9",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", metavar="PROGRAM,...", help="these programs and no others")
+    parser.add_argument(
+        "--allocators",
+        metavar="NAME,...",
+        default=ALLOCATORS,
+        help="these and no others, glibc always (default: %(default)s)",
+    )
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="in turn (default: 5)")
+    parser.add_argument("--quick", action="store_true", help="small loads: says whether it works")
+    parser.add_argument("--json", action="store_true", help="print the results as one JSON object")
+    parser.add_argument("--output", type=Path, default=RESULTS / "heap-cpu.json", metavar="FILE")
+    parsed = parser.parse_args()
+    if parsed.rounds < 1:
+        parser.error(f"--rounds {parsed.rounds}: must be 1 or more")
+    command.choose(parser, parsed, "only", PROGRAMS)
+    parsed.only = parsed.only or list(PROGRAMS)
+    if not POSTGRESQL:  # its package would start a server of its own
+        print("bench: PostgreSQL is not installed (apt install postgresql): left out", file=sys.stderr)
+        parsed.only = [name for name in parsed.only if name not in ("postgresql", "connections")]
+    return parsed
+
+
+def of(program: str, allocator: Allocator, is_quick: bool) -> Numbers:
+    try:
+        return PROGRAMS[program][1](allocator, is_quick)
+    except RunFailed as error:
+        raise BenchError(f"{program} on {allocator.name}: {error}") from error
+
+
+def measured(options: argparse.Namespace, chosen: list[Allocator]) -> dict[str, float]:
+    """PROGRAM.ALLOCATOR.METRIC, medians and their range, and the ratio to glibc's in the same round."""
+    found: dict[str, float] = {}
+    for program in options.only:
+        rounds: list[dict[str, Numbers]] = []
+        for number in range(options.rounds):
+            rounds.append({one.key: of(program, one, options.quick) for one in chosen})
+            said = ", ".join(f"{key} {numbers['cpu_ms'] / 1000:.2f}" for key, numbers in rounds[-1].items())
+            print(
+                f"bench: {program} {number + 1}/{options.rounds}: CPU s {said}", file=sys.stderr, flush=True
+            )
+        for one in chosen:
+            for metric in ("cpu_ms", "peak_rss_kib"):
+                values = [numbers[one.key][metric] for numbers in rounds]
+                ratios = [numbers[one.key][metric] / numbers["glibc"][metric] for numbers in rounds]
+                prefix = f"{program}.{one.key}.{metric.rpartition('_')[0]}"
+                found[f"{program}.{one.key}.{metric}"] = median(values)
+                found[f"{prefix}_ratio"] = round(median(ratios), 4)
+                found[f"{prefix}_ratio_min"] = round(min(ratios), 4)
+                found[f"{prefix}_ratio_max"] = round(max(ratios), 4)
+    return found
+
+
+def run(options: argparse.Namespace) -> int:
+    names = dict.fromkeys(["glibc", *filter(None, options.allocators.split(","))])
+    chosen = [allocators.find(name, {}) for name in names]
+    found = measured(options, chosen)
+    programs = options.only
+    shown: list[Shown] = []
+    if "mayfly" in names:
+        for program in programs:
+            ratio = found[f"{program}.mayfly.cpu_ratio"]
+            shown.append(at_most(f"{program}: processor time beside glibc's", WANTED, ratio, "x"))
+    machine = {f"machine.{key}": value for key, value in command.machine(options.quick).items()}
+    flat = write(options.output, machine | found, shown)
+    if options.json:
+        print(json.dumps(flat))
+        return 0
+    for metric, unit, divisor in (("cpu", "ms", 1000), ("peak_rss", "kib", 1024)):
+        print("\n" + ("Processor time, s" if metric == "cpu" else "Peak of the largest process, MiB"))
+        rows = [["", *(one.name for one in chosen)]]
+        for program in programs:
+            row = [program]
+            for one in chosen:
+                ratio = found[f"{program}.{one.key}.{metric}_ratio"]
+                value = found[f"{program}.{one.key}.{metric}_{unit}"]
+                row.append(f"{figure(value / divisor, 2)} ({ratio:.3f})")
+            rows.append(row)
+        table(rows)
+    print_shown(shown)
+    print(f"\nWritten to {options.output}")
+    return 0
+
+
+if __name__ == "__main__":
+    options = arguments()
+    sys.exit(command.outcome(lambda: run(options)))
