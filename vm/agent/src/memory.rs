@@ -63,26 +63,42 @@ pub fn wait_unused(node: u32, patience: Duration) -> u64 {
     }
 }
 
+const DRAIN_EVERY: Duration = Duration::from_millis(50);
+
 /// Waits until every page of a node is free, and returns how many are not. Unlike [`wait_unused`] this finds pages that
 /// nobody maps and no file has: in a pipe, in a socket.
 pub fn wait_free(node: u32, patience: Duration) -> u64 {
-    let begin = Instant::now();
-    let mut drained = false;
-    loop {
-        let left = used_pages_in(&fs::read_to_string("/proc/zoneinfo").unwrap_or_default(), node);
-        if left > 0 && !drained {
-            // A page that a CPU has yet to put on a list of its node counts as used, whoever made it. Moving pages begins
-            // with having all CPUs do so; from node 0 to node 0 nothing is moved.
+    let mut drained: Option<Instant> = None;
+    let settle = || {
+        // A page that a CPU has yet to put on a list of its node counts as used, whoever made it. Moving pages begins
+        // with having all CPUs do so; from node 0 to node 0 nothing is moved. Again after a while: whatever ended just now
+        // may have left such pages after the first time.
+        if drained.is_none_or(|last| last.elapsed() >= DRAIN_EVERY) {
             move_pages_of(0, 0, 0);
-            drained = true;
-            continue;
-        }
-        if left == 0 || begin.elapsed() >= patience {
-            return left;
+            drained = Some(Instant::now());
         }
         // The kernel keeps parts of its counts on each CPU; this makes it add them up.
         let _ = fs::read("/proc/sys/vm/stat_refresh");
-        std::thread::sleep(Duration::from_millis(2));
+    };
+    let used = || used_pages_in(&fs::read_to_string("/proc/zoneinfo").unwrap_or_default(), node);
+    until_none(patience, used, settle)
+}
+
+/// Counts until there is nothing or patience ends. Only what is there after `settle` is there: it can take longer than
+/// patience lasts, where CPUs are few.
+fn until_none(patience: Duration, mut count: impl FnMut() -> u64, mut settle: impl FnMut()) -> u64 {
+    let begin = Instant::now();
+    let mut settled = false;
+    loop {
+        let left = count();
+        if left == 0 || settled && begin.elapsed() >= patience {
+            return left;
+        }
+        settle();
+        if settled {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        settled = true;
     }
 }
 
@@ -214,6 +230,15 @@ pub fn assign(device: impl AsFd, node: u32) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_counted_before_it_is_settled_is_not_taken_for_pages_in_use() {
+        // Seven pages on their way from a CPU's list to the node's, and no patience.
+        let settled = std::cell::Cell::new(false);
+        let count = || if settled.get() { 0 } else { 7 };
+        assert_eq!(until_none(Duration::ZERO, count, || settled.set(true)), 0);
+        assert_eq!(until_none(Duration::ZERO, || 7, || ()), 7);
+    }
 
     #[test]
     fn counts_pages_that_are_in_no_free_list() {

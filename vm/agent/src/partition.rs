@@ -116,7 +116,7 @@ impl Partitions {
                 return Err(refusal(ErrorKind::NotPlugged, message));
             }
             let node = layout.node_of(partition);
-            if let Some(why) = instances.holds.look(partition, node, TEARDOWN_PATIENCE) {
+            if let Some(why) = instances.holds.look(partition, node, EMPTY_PATIENCE) {
                 return Err(refusal(ErrorKind::Held, why));
             }
         }
@@ -222,11 +222,27 @@ pub fn preload(shared_node: u32) {
     let _ = reading.join();
 }
 
-const PRELOADED: [&str; 4] =
-    ["/usr/bin/python3.11", "/usr/lib/x86_64-linux-gnu", "/usr/lib/python3.11", "/usr/bin"];
+const PRELOADED: [&str; 5] = [
+    "/usr/bin/python3.11",
+    "/usr/bin/dash",
+    "/usr/bin/bash",
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/python3.11",
+];
+
+/// What functions do not read, most of these folders: Perl's, tables of character sets, static libraries, and sources that
+/// are there compiled.
+fn is_seldom_read(path: &Path) -> bool {
+    let named =
+        |names: &[&str], part: Option<&std::ffi::OsStr>| names.iter().any(|name| part == Some(name.as_ref()));
+    named(&["perl", "perl-base", "gconv"], path.file_name()) || named(&["a", "py"], path.extension())
+}
 
 fn read_below(path: &Path, node: u32) {
     let Ok(about) = fs::symlink_metadata(path) else { return };
+    if is_seldom_read(path) {
+        return;
+    }
     if about.is_dir() {
         fs::read_dir(path).into_iter().flatten().flatten().for_each(|entry| read_below(&entry.path(), node));
         return;
