@@ -1,4 +1,7 @@
-//! One run: from the guest's READY to the region's end, and the files that tell of it.
+//! One run: from the guest's READY to the region's end.
+
+mod marks;
+mod results;
 
 use crate::functions::{Call, Function, Functions, Kind};
 use crate::guest::GuestMemory;
@@ -6,9 +9,7 @@ use crate::instruction::{ALLOCATOR, CR3_WRITE, Instruction, MARK, RETURN, SYSTEM
 use crate::qemu::{self, Buffer, Register};
 use qemu_plugin_sys::qemu_plugin_id_t;
 use sim::block::End;
-use sim::core::Owner;
 use sim::decode::BlockDecoder;
-use sim::statistics::Statistics;
 use sim::{Access, Description, Machine};
 use std::path::PathBuf;
 use std::time::Instant;
@@ -16,10 +17,6 @@ use std::time::Instant;
 /// A system call that is a mark: getpgid(0x4d4d0000 | code), for programs in languages without instructions of their own.
 const GETPGID: u64 = 121;
 const MARKS: u64 = 0x4d4d;
-/// The kernel maps all physical memory here (without 5-level paging, with `nokaslr`).
-const DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
-/// The launcher gives the guest no more: below the hole for devices.
-const MOST_MEMORY: u64 = 2 << 30;
 const PROGRESS_EVERY: u64 = 2_000_000;
 /// The order in which x86 numbers its registers.
 const NAMES: [&str; 16] = [
@@ -307,155 +304,6 @@ impl Run {
 
     fn register(&mut self, number: usize) -> u64 {
         self.registers[number].map_or(0, |register| self.buffer.register(register))
-    }
-
-    fn mark(&mut self, code: u32, index: usize) {
-        if self.instruments() {
-            self.machine.split(index, &self.memory);
-        }
-        let (first, second) = (self.register(7), self.register(6));
-        let timed = self.instruments();
-        if self.phase == Phase::Boot
-            && let Some(cr3) = self.cr3
-        {
-            let root = self.buffer.register(cr3);
-            self.machine.set_root(root);
-        }
-        let outcome = match code {
-            _ if self.phase == Phase::Over => Ok(()),
-            0x10 => self.machine.set_region(first, second),
-            // Before the machine runs, accesses are not seen: a new object counts as used.
-            0x12 if !timed => {
-                self.machine.allocate(first, second).map(|()| self.machine.touch(first, second))
-            }
-            0x12 => self.machine.allocate(first, second),
-            0x13 => self.machine.free(first, second, false),
-            0x15 => self.machine.free_batch(first),
-            0x16 => self.machine.free(first, second, true),
-            _ => Ok(()),
-        };
-        if let Err(line) = outcome {
-            self.fail(&line);
-        }
-        match code {
-            1 if self.phase == Phase::Warm => {
-                self.machine.start_region();
-                self.phase = Phase::Region;
-                self.started = Instant::now();
-                self.started_cpu = qemu::cpu_seconds();
-                self.next_progress = 0;
-            }
-            2 if self.phase == Phase::Region => {
-                self.machine.pause(&self.memory);
-                let lives = self.machine.has_region();
-                self.machine.end_region(!lives);
-                // A program that says so itself, by a system call, has not ended.
-                let status = if first >> 16 == MARKS { 0 } else { first };
-                self.finish(None, Some(status));
-                self.phase = Phase::Over;
-                (self.translate_anew)(self.id);
-            }
-            3 if self.phase == Phase::Boot => self.start(),
-            0x11 => self.machine.stop_charging(),
-            0x14 => self.machine.charge_again(),
-            0x20 if timed => drop(self.machine.enter_allocator(Owner::Allocate, first, 0)),
-            0x21 if timed => self.machine.leave_allocator(Owner::Allocate, first),
-            0x22 if timed => drop(self.machine.enter_allocator(Owner::Free, first, 0)),
-            0x23 if timed => self.machine.leave_allocator(Owner::Free, 0),
-            0x30 => self.events += 1,
-            0x40 => {
-                self.kernel_functions[second as usize & 1] = first;
-                self.find_memory();
-            }
-            _ => {}
-        }
-    }
-
-    /// Where QEMU has the guest's memory.
-    fn find_memory(&mut self) {
-        let Some(cr3) = self.cr3 else { return };
-        let root = self.buffer.register(cr3);
-        let Some(physical) = self.walk(root, self.known.0) else {
-            self.fail(
-                "the guest's page table is not where Linux keeps it: boot it with nokaslr and without la57",
-            );
-        };
-        self.memory = GuestMemory::learn(self.known.1, physical, MOST_MEMORY);
-    }
-
-    /// The guest is ready: begins to instrument.
-    fn start(&mut self) {
-        self.phase = Phase::Warm;
-        (self.translate_anew)(self.id);
-    }
-
-    /// The physical address, by the kernel's map of all memory: before it is known where QEMU has that memory.
-    fn walk(&mut self, root: u64, address: u64) -> Option<u64> {
-        const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
-        let mut table = root & ADDRESS;
-        for level in (0..4).rev() {
-            let entry = self.buffer.memory(DIRECT_MAP + table + 8 * (address >> (12 + 9 * level) & 511))?;
-            if entry & 1 == 0 {
-                return None;
-            }
-            let mask = (1 << (12 + 9 * level)) - 1;
-            if level == 0 || entry & 0x80 != 0 {
-                return Some(entry & ADDRESS & !mask | address & mask);
-            }
-            table = entry & ADDRESS;
-        }
-        None
-    }
-
-    /// Writes the statistics; `cut` says why the region did not come to its end.
-    fn finish(&mut self, cut: Option<&str>, status: Option<u64>) {
-        self.machine.pause(&self.memory);
-        let seconds = self.started.elapsed().as_secs_f64();
-        let statistics = Statistics::of(&self.machine, &self.description);
-        let mut json = statistics.json();
-        json.insert("events".into(), self.events.into());
-        json.insert("partial".into(), cut.is_some().into());
-        json.insert("partial_reason".into(), cut.into());
-        json.insert("exit_status".into(), status.into());
-        json.insert("machine".into(), self.description.name.clone().into());
-        json.insert("broken_laws".into(), statistics.broken.clone().into());
-        let mut text = statistics.text();
-        if let Some(reason) = cut {
-            text = format!("PARTIAL: the region did not come to its end ({reason})\n{text}");
-        }
-        // Wall time is kept apart: everything else is the same in every run.
-        let cpu_seconds = qemu::cpu_seconds() - self.started_cpu;
-        let millions = self.machine.instructions() as f64 / 1e6;
-        let speed = format!(
-            "{{\"wall_s\": {seconds:.3}, \"mips\": {:.3}, \"cpu_s\": {cpu_seconds:.3}, \"cpu_mips\": {:.3}}}\n",
-            millions / seconds,
-            millions / cpu_seconds
-        );
-        let mut files = vec![
-            ("stats.json", format!("{:#}\n", serde_json::Value::Object(json)).into_bytes()),
-            ("stats.txt", text.into_bytes()),
-            ("speed.json", speed.into_bytes()),
-        ];
-        if let Some(entries) = &self.entries {
-            let mut text = String::from("address\tinstructions\tentries\n");
-            for (number, times) in entries.iter().enumerate().filter(|(_, times)| **times > 0) {
-                let block = self.machine.block(number);
-                text.push_str(&format!("{:#x}\t{}\t{times}\n", block.start, block.operations.len()));
-            }
-            files.push(("blocks.tsv", text.into_bytes()));
-        }
-        if let Some(requests) = self.machine.parts().1.dram_requests() {
-            files.push((
-                "dram.requests",
-                requests.as_flattened().iter().flat_map(|n| n.to_le_bytes()).collect(),
-            ));
-        }
-        for (name, content) in files {
-            if let Err(error) = std::fs::write(self.folder.join(name), content) {
-                eprintln!("mayfly sim: {}: {error}", self.folder.join(name).display());
-                self.leave(1);
-            }
-        }
     }
 
     /// QEMU ends.
