@@ -1,6 +1,8 @@
 # Thin: every target calls the tool that does the work.
 export PATH := $(CURDIR)/.venv/bin:$(PATH):$(HOME)/.cargo/bin
 
+API = RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --quiet
+
 .DEFAULT_GOAL := help
 .PHONY: help setup build format lint test flaky suites soak packages bench demo figures docs
 
@@ -17,11 +19,12 @@ format: setup ## rewrite Rust and Python sources in the repository's style
 	cargo fmt --all
 	ruff format --quiet .
 
-lint: setup ## formatting and lints; every warning is an error
+lint: setup ## formatting, lints and API docs; every warning is an error
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
 	ruff check --quiet .
 	ruff format --check --quiet .
+	$(API)
 
 test: lint build ## all tests that fit in minutes; ROOM=vm one room's, K=oom those of that name
 	tests/run $(if $(ROOM),--room $(ROOM)) $(if $(K),-k $(K))
@@ -63,8 +66,9 @@ bench: build ## every comparison with other systems; results in bench/results
 	worker/tests/dispatch
 	sim/figures/run
 
-docs: ## the pages as a site with search: target/site/html; any warning is an error
+docs: ## the pages as a site with search: target/site/html, and the crates: target/doc; any warning is an error
 	deploy/site/build
+	$(API)
 
 figures: build ## draw the figures in docs from bench/results, and fill the pages' tables from them
 	bench/heap/figures

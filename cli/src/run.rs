@@ -44,7 +44,7 @@ pub struct RunArguments {
     /// is one]
     #[arg(long, value_name = "FILE")]
     table: Option<PathBuf>,
-    /// TOML file with a [heap] table [default: mayfly.toml, if there is one]
+    /// TOML file with a table "heap" [default: mayfly.toml, if there is one]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Show the heap's statistics when the program has ended, on stderr, or write them to FILE as JSON

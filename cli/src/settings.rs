@@ -102,8 +102,8 @@ pub enum Pages {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeapSettings {
-    /// Where lifetime classes come from: online, model, model+online, fixed[:CLASS] or oracle=TRACE [default: online, or
-    /// model+online with --model]
+    /// Where lifetime classes come from: online, model, model+online, fixed, fixed:CLASS or oracle=TRACE [default: online,
+    /// or model+online with --model]
     ///
     /// online learns each allocation site's class while the program runs. model takes it from the file that --model names, by
     /// the calling context; model+online begins with that and corrects it. fixed:CLASS gives every object one
