@@ -3,7 +3,7 @@
 
 use crate::config::NonLocalFree;
 use crate::hot::Owner;
-use crate::layout::{LANES, Place, class_of, locate};
+use crate::layout::{LANES, Location, class_of, locate};
 use crate::machine::Machine;
 use crate::object_allocator::{Caller, Outcome};
 use crate::units::{Done, Units, work};
@@ -166,7 +166,7 @@ impl Units {
         owner: Owner,
         core: usize,
         address: u64,
-        place: Place,
+        place: Location,
         now: &mut u64,
         machine: &mut M,
     ) -> Result<Freed, Exception> {

@@ -78,7 +78,7 @@ pub const fn lane_and_class(offset: u64) -> (usize, usize) {
 
 /// What an object's address says about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct Location {
     /// Its size class.
     pub class: usize,
     /// The thread whose arena it is in.
@@ -91,7 +91,7 @@ pub struct Place {
 
 /// Finds class, lane, arena and index of the object at `address` in the region that starts at `start`.
 #[inline]
-pub fn locate(start: u64, address: u64) -> Result<Place, Exception> {
+pub fn locate(start: u64, address: u64) -> Result<Location, Exception> {
     let offset = address.wrapping_sub(start);
     if offset >= REGION_BYTES {
         return Err(Exception::NotInRegion);
@@ -105,5 +105,5 @@ pub fn locate(start: u64, address: u64) -> Result<Place, Exception> {
     if in_arena < HEADER_BYTES || !body.is_multiple_of(size) || body / size >= OBJECTS as u64 {
         return Err(Exception::NotAnObject);
     }
-    Ok(Place { class, lane, arena: address - in_arena, index: (body / size) as usize })
+    Ok(Location { class, lane, arena: address - in_arena, index: (body / size) as usize })
 }

@@ -5,7 +5,7 @@
 //! Left open by the paper, taken here: an arena that changes lists changes its owner's lists; if the owner's HOT has
 //! their heads, that entry is invalidated in the same way.
 
-use crate::layout::Place;
+use crate::layout::Location;
 use crate::machine::{Access, Machine, Port};
 use crate::object_allocator::{Caller, ObjectAllocator, translate};
 use crate::{Exception, Work};
@@ -16,7 +16,7 @@ impl ObjectAllocator {
         &mut self,
         caller: &mut Caller,
         address: u64,
-        place: Place,
+        place: Location,
         work: &mut Work<M>,
     ) -> Result<(), Exception> {
         if caller.process.lanes[place.lane].is_none() {
@@ -54,7 +54,7 @@ impl ObjectAllocator {
         self.hots.iter().position(|hot| hot.owner == Some(wanted))
     }
 
-    fn is_current(&self, caller: &Caller, place: Place, physical: u64) -> bool {
+    fn is_current(&self, caller: &Caller, place: Location, physical: u64) -> bool {
         let held = self
             .holder(caller, place.lane)
             .map(|core| &self.hots[core].entries[place.class])
@@ -73,7 +73,7 @@ impl ObjectAllocator {
     fn invalidate<M: Machine>(
         &mut self,
         caller: &mut Caller,
-        place: Place,
+        place: Location,
         physical: Option<u64>,
         work: &mut Work<M>,
     ) {

@@ -7,7 +7,7 @@
 
 use crate::arena::{Header, Headers};
 use crate::hot::{Entry, Hot, Owner};
-use crate::layout::{CLASSES, Place, object_bytes};
+use crate::layout::{CLASSES, Location, object_bytes};
 use crate::machine::{Access, Machine, Port};
 use crate::page_allocator::PageAllocator;
 use crate::region::{Process, Saved};
@@ -212,7 +212,7 @@ impl ObjectAllocator {
         &mut self,
         caller: &mut Caller,
         address: u64,
-        place: Place,
+        place: Location,
         work: &mut Work<M>,
     ) -> Result<Outcome, Exception> {
         let (core, class) = (work.core, place.class);
@@ -280,7 +280,7 @@ impl ObjectAllocator {
     pub fn clear_in_memory<M: Machine>(
         &mut self,
         physical: u64,
-        place: Place,
+        place: Location,
         work: &mut Work<M>,
     ) -> Result<(bool, bool), Exception> {
         let header = self.headers.at(physical);
