@@ -83,17 +83,31 @@ impl<M: Machine> Pool<M> {
             |partition: &&Partition| matches!(partition.state, State::Held { .. }) && !partition.driven;
         let held: Vec<_> =
             self.record.read().partitions.iter().filter(is_held).map(|partition| partition.number).collect();
-        held.into_iter().for_each(|number| self.look_at(number));
+        for number in held {
+            // Only that it is over. That it is not is known, and what the agent counted may be older than its word that it is.
+            if let Some(None) = self.why_held(number) {
+                self.record.write(|known| known.look_at(Some(number), None));
+            }
+        }
     }
 
     /// Enters whether a partition that nobody uses is empty, as far as the agent answers.
     pub(crate) fn look_at(&self, number: u32) {
+        if let Some(held) = self.why_held(number) {
+            self.record.write(|known| known.look_at(Some(number), held));
+        }
+    }
+
+    /// Why a partition that nobody uses is not empty, if it is not; `None` where the agent does not answer.
+    fn why_held(&self, number: u32) -> Option<Option<String>> {
         let (bytes, timeout_ms) = (self.layout.bytes_of(number), 0);
         let op = Operation::PlugConfirm { partition: Some(number), bytes, timeout_ms };
-        if self.has_nodes()
-            && let Ok(Answer::Confirmed { held, .. }) = self.machine.ask(op, self.patience)
-        {
-            self.record.write(|known| known.look_at(Some(number), held));
+        if !self.has_nodes() {
+            return None;
+        }
+        match self.machine.ask(op, self.patience) {
+            Ok(Answer::Confirmed { held, .. }) => Some(held),
+            _ => None,
         }
     }
 
