@@ -63,12 +63,16 @@ pub fn wait_unused(node: u32, patience: Duration) -> u64 {
     }
 }
 
+/// Between two rounds in which all CPUs put what they have aside on lists.
 const DRAIN_EVERY: Duration = Duration::from_millis(50);
+/// Rounds before what is left counts as held. Each waits for every CPU, so on a machine that is starved they last: what the kernel
+/// does in the background for a process that has ended gets its turn.
+const DRAINS: u32 = 4;
 
 /// Waits until every page of a node is free, and returns how many are not. Unlike [`wait_unused`] this finds pages that
 /// nobody maps and no file has: in a pipe, in a socket.
 pub fn wait_free(node: u32, patience: Duration) -> u64 {
-    let mut drained: Option<Instant> = None;
+    let (mut drains, mut drained) = (0, None::<Instant>);
     let settle = || {
         // A page that a CPU has yet to put on a list of its node counts as used, whoever made it. Moving pages begins
         // with having all CPUs do so; from node 0 to node 0 nothing is moved. Again after a while: whatever ended just now
@@ -76,17 +80,19 @@ pub fn wait_free(node: u32, patience: Duration) -> u64 {
         if drained.is_none_or(|last| last.elapsed() >= DRAIN_EVERY) {
             move_pages_of(0, 0, 0);
             drained = Some(Instant::now());
+            drains += 1;
         }
         // The kernel keeps parts of its counts on each CPU; this makes it add them up.
         let _ = fs::read("/proc/sys/vm/stat_refresh");
+        drains >= DRAINS
     };
     let used = || used_pages_in(&fs::read_to_string("/proc/zoneinfo").unwrap_or_default(), node);
     until_none(patience, used, settle)
 }
 
-/// Counts until there is nothing or patience ends. Only what is there after `settle` is there: it can take longer than
-/// patience lasts, where CPUs are few.
-fn until_none(patience: Duration, mut count: impl FnMut() -> u64, mut settle: impl FnMut()) -> u64 {
+/// Counts until there is nothing or patience ends. Only what is there once `settle` has said that all is settled is there: that can
+/// take longer than patience lasts, where CPUs are few.
+fn until_none(patience: Duration, mut count: impl FnMut() -> u64, mut settle: impl FnMut() -> bool) -> u64 {
     let begin = Instant::now();
     let mut settled = false;
     loop {
@@ -94,11 +100,8 @@ fn until_none(patience: Duration, mut count: impl FnMut() -> u64, mut settle: im
         if left == 0 || settled && begin.elapsed() >= patience {
             return left;
         }
-        settle();
-        if settled {
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        settled = true;
+        settled = settle();
+        std::thread::sleep(Duration::from_millis(2));
     }
 }
 
@@ -233,11 +236,15 @@ mod tests {
 
     #[test]
     fn what_is_counted_before_it_is_settled_is_not_taken_for_pages_in_use() {
-        // Seven pages on their way from a CPU's list to the node's, and no patience.
-        let settled = std::cell::Cell::new(false);
-        let count = || if settled.get() { 0 } else { 7 };
-        assert_eq!(until_none(Duration::ZERO, count, || settled.set(true)), 0);
-        assert_eq!(until_none(Duration::ZERO, || 7, || ()), 7);
+        // Seven pages on their way from a CPU's list to the node's, which takes three rounds, and no patience.
+        let rounds = std::cell::Cell::new(0);
+        let count = || if rounds.get() < 3 { 7 } else { 0 };
+        let settle = || {
+            rounds.set(rounds.get() + 1);
+            rounds.get() == 3
+        };
+        assert_eq!(until_none(Duration::ZERO, count, settle), 0);
+        assert_eq!(until_none(Duration::ZERO, || 7, || true), 7);
     }
 
     #[test]
