@@ -15,6 +15,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from bench import command
 from bench.outcome import ROOT, BenchError
 from bench.vm.guest import MIB, Contender, Guest, Line, mayfly
 
@@ -282,11 +283,12 @@ def soak(options: argparse.Namespace) -> list[str]:
 
 def main() -> int:
     options = arguments()
-    try:
-        faults = soak(options)
-    except BenchError as error:
-        print(f"soak: {error}", file=sys.stderr)
-        return 1
+    return command.outcome(lambda: told(options))
+
+
+def told(options: argparse.Namespace) -> int:
+    """Soaks, and says what came of it; the exit status is 1 if there is a fault."""
+    faults = soak(options)
     for fault in faults:
         print(f"soak: FAULT: {fault}")
     outcome = f"{len(faults)} faults" if faults else "no fault"

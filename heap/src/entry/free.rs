@@ -102,7 +102,7 @@ fn free_into_hand(heap: &'static Heap, address: usize) -> bool {
         return false;
     }
     let object = &span.large[block_index(address) % SPAN_BLOCKS];
-    let Some(blocks) = object.plain_blocks().filter(|&blocks| blocks <= large::MOST_BLOCKS) else {
+    let Some(blocks) = object.plain_blocks().filter(|&blocks| heap.large.keeps(blocks)) else {
         return false;
     };
     let _pass = gate::pass(heap);

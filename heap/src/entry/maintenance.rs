@@ -85,6 +85,7 @@ pub fn look(heap: &'static Heap) {
     if now_ms.wrapping_sub(heap.flushed_ms.get()) >= flush_ms {
         heap.flushed_ms.set(now_ms);
         refill::flush(heap, false);
+        heap.large.share(registry::in_use());
     }
     if now_ms.wrapping_sub(heap.compared_ms.get()) >= FLUSH_MS {
         heap.compared_ms.set(now_ms);

@@ -81,6 +81,7 @@ impl Drop for Visit {
 #[cold]
 pub fn enter(call: &Call) -> Option<Visit> {
     let heap = registry::move_in()?;
+    heap.large.share(registry::in_use());
     heap.stack.set(OwnStack::of(call));
     if thread_local::exits() >= LAST_EXIT {
         return Some(Visit { heap, leaves: true });

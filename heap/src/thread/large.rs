@@ -1,9 +1,10 @@
 //! Large objects, above 8 KiB: contiguous blocks straight from the global allocator (LLAMA §6.1), or a mapping of their
 //! own above 16 MiB.
 //!
-//! The paper names the short reach of its fast path as a weakness (§9.5). So a thread keeps freed objects in hand, a few of each
-//! size, 2 to 8 MiB in all, and gives them out again to a request of the same class that needs as many blocks or hardly fewer. To the
-//! page they are live; they are given back after 20 or 100 ms, by [`crate::entry::maintenance`].
+//! The paper names the short reach of its fast path as a weakness (§9.5). So a thread keeps freed objects in hand, four of each power
+//! of two, and gives them out again to a request of the same class that needs as many blocks or hardly fewer. All threads
+//! together keep an eighth of the heap at most, or a huge page. To the page such objects are live; they are given back after 20 or
+//! 100 ms, by [`crate::entry::maintenance`].
 
 use core::cell::Cell;
 use core::ops::Range;
@@ -16,10 +17,12 @@ use crate::system::text::misuse;
 use crate::units::geometry::*;
 
 /// Objects of more blocks are not kept.
-pub const MOST_BLOCKS: usize = BLOCKS_PER_HUGE_PAGE;
-/// Nor are several that have more together than this part of all, a huge page at least and four at most.
-const ONE_IN: usize = 32;
-const MOST_PAGES: usize = 4;
+const MOST_BLOCKS: usize = BLOCKS_PER_HUGE_PAGE;
+/// A thread keeps its share of this part of all memory, or of a huge page.
+const ONE_IN: usize = 8;
+/// However many threads there are it may keep so many blocks, and however few no more than so many.
+const LEAST_SHARE: usize = 16;
+const MOST_SHARE: usize = 4 * BLOCKS_PER_HUGE_PAGE;
 /// Objects are looked for among those whose number of blocks has the same logarithm, of which so many are kept.
 const WAYS: usize = 4;
 const IN_HAND: usize = WAYS * (MOST_BLOCKS.ilog2() as usize + 1);
@@ -36,6 +39,8 @@ pub struct LargeCache {
     next: Cell<u8>,
     /// What they have together.
     blocks: Cell<u16>,
+    /// What they may have together beyond [`LEAST_SHARE`].
+    share: Cell<u16>,
 }
 
 const COUNT: usize = BLOCK_BYTES - 1;
@@ -66,7 +71,26 @@ impl LargeCache {
             classes: [const { Cell::new(0) }; IN_HAND],
             next: Cell::new(0),
             blocks: Cell::new(0),
+            share: Cell::new(0),
         }
+    }
+
+    /// One of so many threads uses it.
+    pub fn share(&self, threads: usize) {
+        let all = (events::pages() * BLOCKS_PER_HUGE_PAGE / ONE_IN).max(BLOCKS_PER_HUGE_PAGE);
+        let share = (all / threads.max(1)).clamp(LEAST_SHARE, MOST_SHARE);
+        self.share.set((share - LEAST_SHARE) as u16);
+    }
+
+    /// What it may keep, in blocks.
+    fn most(&self) -> usize {
+        usize::from(self.share.get()) + LEAST_SHARE
+    }
+
+    /// Whether it keeps objects of so many blocks.
+    #[inline]
+    pub fn keeps(&self, blocks: usize) -> bool {
+        blocks <= self.most().min(MOST_BLOCKS)
     }
 
     fn take(&self, heap: u32, class: usize, blocks: usize) -> Option<usize> {
@@ -95,9 +119,7 @@ impl LargeCache {
             self.give_back(heap, i);
             i
         });
-        let most = (events::pages() * BLOCKS_PER_HUGE_PAGE / ONE_IN)
-            .clamp(BLOCKS_PER_HUGE_PAGE, MOST_PAGES * BLOCKS_PER_HUGE_PAGE);
-        while usize::from(self.blocks.get()) + blocks > most {
+        while usize::from(self.blocks.get()) + blocks > self.most() {
             self.give_back(heap, turn() % IN_HAND);
         }
         self.entries[i].set(address | blocks);
@@ -166,7 +188,7 @@ fn take_back(heap: u32, address: usize) {
 
 /// Frees the large object of `blocks` blocks at `address`.
 pub fn free(hand: &LargeCache, heap: u32, address: usize, blocks: usize, caller: usize) {
-    if blocks <= MOST_BLOCKS && heap != 0 && !hook::sees_all() {
+    if hand.keeps(blocks) && heap != 0 && !hook::sees_all() {
         return keep(hand, heap, region::large_object(address), address, blocks);
     }
     if !large_blocks::release(address, blocks) {
@@ -174,7 +196,7 @@ pub fn free(hand: &LargeCache, heap: u32, address: usize, blocks: usize, caller:
     }
 }
 
-/// Frees a large object of at most [`MOST_BLOCKS`] blocks into the hand of `heap`.
+/// Frees a large object that the hand of `heap` keeps into it.
 #[inline]
 pub fn keep(hand: &LargeCache, heap: u32, object: &LargeObject, address: usize, blocks: usize) {
     let page = region::huge_page(address);
