@@ -11,10 +11,10 @@ from bench.heap import allocators, tables
 from bench.heap.machine import memory_stays, thp_setting
 from bench.heap.measure import RunFailed
 from bench.heap.results import Results
-from bench.heap.samples import Samples
 from bench.heap.shown import shown
 from bench.heap.workload_list import ON_HUGE_PAGES, WORKLOADS
 from bench.outcome import write
+from bench.samples import Samples, hash_of
 
 EPILOG = """
 allocators  glibc jemalloc tcmalloc mimalloc (Debian's packages), snmalloc mimalloc3 googletcmalloc rpmalloc
@@ -105,7 +105,8 @@ def chosen_allocators(
 def measure(options: argparse.Namespace) -> Results:
     always, extra = chosen_allocators(options)
     results = Results(always + extra)
-    samples = Samples(options.samples, options.quick)
+    library = allocators.find("mayfly", {}).library
+    samples = Samples(options.samples, {"library": hash_of(library), "size": options.quick})
     for workload in (WORKLOADS[name] for name in options.only or WORKLOADS):
         rounds = options.rounds or (1 if options.quick else workload.rounds)
         turn = [
@@ -116,7 +117,7 @@ def measure(options: argparse.Namespace) -> Results:
                 if (workload.name, allocator.name) in results.failures:
                     continue
                 key = (workload.name, allocator.name, number)
-                if kept := samples.of(key):
+                if kept := samples.get(key):
                     results.add(workload.name, allocator, kept)
                     continue
                 start = time.monotonic()

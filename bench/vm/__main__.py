@@ -9,11 +9,11 @@ from pathlib import Path
 from bench import command
 from bench.outcome import BenchError
 from bench.outcome import write as write_results
+from bench.samples import Samples, hash_of
 from bench.vm import tables
 from bench.vm.experiments import EXPERIMENTS, Experiment
 from bench.vm.guest import Contender, Guest, mayfly
 from bench.vm.results import Results
-from bench.vm.samples import Kept
 from bench.vm.shown import shown
 
 STOCK_MODES = ("static", "plain", "nodes")
@@ -85,7 +85,8 @@ def measure(options: argparse.Namespace) -> Results:
     chosen = {one.name: contenders_of(one, options.modes) for one in only}
     contenders = [Contender(name) for name in dict.fromkeys(n for names in chosen.values() for n in names)]
     build_images(contenders)
-    kept, results = Kept(options.samples, options.quick), Results(contenders)
+    of = {"program": hash_of(mayfly()), "size": options.quick, "accelerator": Guest.accelerator}
+    kept, results = Samples(options.samples, of), Results(contenders)
     for experiment in only:
         # The modes in turn: what they are compared by was measured within minutes.
         for piece in experiment.chosen(options.quick):
@@ -99,19 +100,20 @@ def measure_piece(
     experiment: Experiment,
     contender: Contender,
     piece: str,
-    kept: Kept,
+    kept: Samples,
     results: Results,
     options: argparse.Namespace,
 ) -> None:
     key = (experiment.name, contender.name, piece)
-    if (samples := kept.of(key)) is not None:
-        results.add(experiment.name, contender.name, samples)
+    if (found := kept.get(key)) is not None:
+        results.add(experiment.name, contender.name, found["samples"])
+        Guest.accelerators.update(found["accelerators"])
         return
     start = time.monotonic()
     try:
         samples = experiment.run(contender, piece, options.quick)
         results.add(experiment.name, contender.name, samples)
-        kept.add(key, samples)
+        kept.add(key, {"samples": samples, "accelerators": sorted(Guest.accelerators)})
         outcome = "done"
     except BenchError as error:
         results.failures[experiment.name, contender.name] = str(error)

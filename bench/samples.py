@@ -1,0 +1,45 @@
+"""A file of samples, one line for each run: a comparison that takes hours can be measured in pieces."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from bench.outcome import BenchError
+
+
+class Samples:
+    """Those of `path`, if it is there; `None`: none are kept. All are of what `of` says.
+
+    A key is a tuple of words and numbers; what is kept under it is whatever JSON can say.
+    """
+
+    def __init__(self, path: Path | None, of: dict[str, Any]):
+        self.path = path
+        self.runs: dict[tuple, Any] = {}
+        if path is None:
+            return
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(of) + "\n")
+        first, *lines = path.read_text().splitlines() or [""]
+        try:
+            if json.loads(first) != of:
+                raise BenchError(f"{path}: its samples are of another {' or '.join(of)}: delete it")
+            for line in lines:
+                *key, kept = json.loads(line)
+                self.runs[tuple(key)] = kept
+        except ValueError as error:
+            raise BenchError(f"{path}: not a file of samples: {error}") from error
+
+    def get(self, key: tuple) -> Any:
+        return self.runs.get(key)
+
+    def add(self, key: tuple, kept: Any) -> None:
+        if self.path is not None:
+            with self.path.open("a") as file:
+                file.write(json.dumps([*key, kept]) + "\n")
+
+
+def hash_of(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
