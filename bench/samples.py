@@ -9,16 +9,17 @@ from bench.outcome import BenchError
 
 
 class Samples:
-    """Those of `path`, if it is there; `None`: none are kept. All are of what `of` says.
+    """Those of `path`, if it is there; `None`: none are kept. All are of `program`, and of what `more` says.
 
     A key is a tuple of words and numbers; what is kept under it is whatever JSON can say.
     """
 
-    def __init__(self, path: Path | None, of: dict[str, Any]):
+    def __init__(self, path: Path | None, program: Path, more: dict[str, Any]):
         self.path = path
         self.runs: dict[tuple, Any] = {}
         if path is None:
             return
+        of = {"program": hashlib.sha256(program.read_bytes()).hexdigest()} | more
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(of) + "\n")
@@ -39,7 +40,3 @@ class Samples:
         if self.path is not None:
             with self.path.open("a") as file:
                 file.write(json.dumps([*key, kept]) + "\n")
-
-
-def hash_of(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()

@@ -14,7 +14,7 @@ from bench.heap.results import Results
 from bench.heap.shown import shown
 from bench.heap.workload_list import ON_HUGE_PAGES, WORKLOADS
 from bench.outcome import write
-from bench.samples import Samples, hash_of
+from bench.samples import Samples
 
 EPILOG = """
 allocators  glibc jemalloc tcmalloc mimalloc (Debian's packages), snmalloc mimalloc3 googletcmalloc rpmalloc
@@ -106,7 +106,7 @@ def measure(options: argparse.Namespace) -> Results:
     always, extra = chosen_allocators(options)
     results = Results(always + extra)
     library = allocators.find("mayfly", {}).library
-    samples = Samples(options.samples, {"library": hash_of(library), "size": options.quick})
+    samples = Samples(options.samples, library, {"size": options.quick})
     for workload in (WORKLOADS[name] for name in options.only or WORKLOADS):
         rounds = options.rounds or (1 if options.quick else workload.rounds)
         turn = [

@@ -25,6 +25,7 @@ from bench.heap.measure import Numbers, RunFailed
 from bench.heap.measure import run as run_program
 from bench.heap.redis import server_command
 from bench.heap.server import Server, scratch_folder, serving, tool
+from bench.heap.strangers.life import ask
 from bench.outcome import RESULTS, BenchError, Shown, at_most, figure, print_shown, table, write
 
 WORKLOADS = Path(__file__).parent / "workloads"
@@ -96,43 +97,40 @@ def database(allocator: Allocator, load: list[str]) -> Numbers:
         if os.geteuid() == 0:
             shutil.chown(folder, "postgres", "postgres")
             as_user = [tool("setpriv"), "--reuid=postgres", "--regid=postgres", "--clear-groups"]
-        ask([*as_user, binaries / "initdb", "-A", "trust", "-N", "-U", "bench", "-D", f"{folder}/data"])
-        server_command = [*as_user, str(binaries / "postgres"), "-D", f"{folder}/data", "-k", folder]
-        server_command += ["-c", "listen_addresses=", "-c", "fsync=off", "-c", "autovacuum=off"]
+        ask(
+            [*as_user, binaries / "initdb", "-A", "trust", "-N", "-U", "bench", "-D", f"{folder}/data"],
+            "initdb",
+        )
+        started = [*as_user, str(binaries / "postgres"), "-D", f"{folder}/data", "-k", folder]
+        started += ["-c", "listen_addresses=", "-c", "fsync=off", "-c", "autovacuum=off"]
         client = [tool("pgbench"), "-h", folder, "-U", "bench"]
 
         def answers(_: Server) -> bool:
             asked = [*client, "-n", "-t", "1", "-f", "/dev/stdin", "postgres"]
             return subprocess.run(asked, input="SELECT 1;", text=True, capture_output=True).returncode == 0
 
-        with serving(allocator, server_command, folder, answers) as server:
-            ask([*client, "-q", "-i", "-s", "2", "postgres"])
+        with serving(allocator, started, folder, answers) as server:
+            ask([*client, "-q", "-i", "-s", "2", "postgres"], "pgbench")
             return under(server, [*client, "-n", *load, "postgres"])
-
-
-def ask(asked: list) -> None:
-    done = subprocess.run([str(part) for part in asked], capture_output=True, text=True, timeout=300)
-    if done.returncode:
-        raise RunFailed(f"{Path(asked[0]).name}: {(done.stderr or done.stdout).strip()[-300:]}")
 
 
 def under(server: Server, load: list) -> Numbers:
     """What the server costs under a load: its processes' time, those that have ended included."""
-    before = cpu_ms(server.process.pid)
-    ask(load)
+    before = cpu_of_all_ms(server.process.pid)
+    ask(load, Path(load[0]).name)
     time.sleep(0.5)  # processes of the last connections end
     return {
-        "cpu_ms": cpu_ms(server.process.pid) - before,
+        "cpu_ms": cpu_of_all_ms(server.process.pid) - before,
         "peak_rss_kib": server.peak_rss_kib(),
     }
 
 
-def cpu_ms(pid: int) -> float:
+def cpu_of_all_ms(pid: int) -> float:
     """Processor time of a process, of its children that have ended, and of those that live."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     own = sum(map(int, fields[11:15])) * 1000 / os.sysconf("SC_CLK_TCK")
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return own + sum(cpu_ms(int(child)) for child in children)
+    return own + sum(cpu_of_all_ms(int(child)) for child in children)
 
 
 PROGRAMS: dict[str, tuple[str, Callable[[Allocator, bool], Numbers]]] = {

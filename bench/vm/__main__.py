@@ -9,7 +9,7 @@ from pathlib import Path
 from bench import command
 from bench.outcome import BenchError
 from bench.outcome import write as write_results
-from bench.samples import Samples, hash_of
+from bench.samples import Samples
 from bench.vm import tables
 from bench.vm.experiments import EXPERIMENTS, Experiment
 from bench.vm.guest import Contender, Guest, mayfly
@@ -85,8 +85,8 @@ def measure(options: argparse.Namespace) -> Results:
     chosen = {one.name: contenders_of(one, options.modes) for one in only}
     contenders = [Contender(name) for name in dict.fromkeys(n for names in chosen.values() for n in names)]
     build_images(contenders)
-    of = {"program": hash_of(mayfly()), "size": options.quick, "accelerator": Guest.accelerator}
-    kept, results = Samples(options.samples, of), Results(contenders)
+    more = {"size": options.quick, "accelerator": Guest.accelerator}
+    kept, results = Samples(options.samples, mayfly(), more), Results(contenders)
     for experiment in only:
         # The modes in turn: what they are compared by was measured within minutes.
         for piece in experiment.chosen(options.quick):

@@ -3,7 +3,7 @@
 //!
 //! The paper names the short reach of its fast path as a weakness (§9.5). So a thread keeps freed objects in hand, four of each power
 //! of two, and gives them out again to a request of the same class that needs as many blocks or hardly fewer. All threads
-//! together keep an eighth of the heap at most, or a huge page. To the page such objects are live; they are given back after 20 or
+//! together keep an eighth of the heap at most, or a huge page, or 128 KiB each. To the page such objects are live; they are given back after 20 or
 //! 100 ms, by [`crate::entry::maintenance`].
 
 use core::cell::Cell;
@@ -143,7 +143,7 @@ impl LargeCache {
         if self.entries[i].get() != 0 {
             let (address, blocks) = self.remove(i);
             take_back(heap, address);
-            large_blocks::release(address, blocks);
+            release(address, blocks, 0);
         }
     }
 }
@@ -191,6 +191,11 @@ pub fn free(hand: &LargeCache, heap: u32, address: usize, blocks: usize, caller:
     if hand.keeps(blocks) && heap != 0 && !hook::sees_all() {
         return keep(hand, heap, region::large_object(address), address, blocks);
     }
+    release(address, blocks, caller);
+}
+
+/// Gives an object back to its page.
+fn release(address: usize, blocks: usize, caller: usize) {
     if !large_blocks::release(address, blocks) {
         misuse("double free", address, blocks * BLOCK_BYTES, caller);
     }
