@@ -5,10 +5,11 @@
     -->
 
 and below it, up to `<!-- end -->`, the same with what bench/results/node.json has, as Python formats it.
-Between braces are keys of that file, or of several, (of a list KEY[5]) and numbers with + - * / between them,
-done from left to right, parentheses first."""
+Between braces are keys of that file, or of several, (of a list KEY[5]; `a.*.b` is the sum of all such) and
+numbers with + - * / between them, done from left to right, parentheses first."""
 
 import argparse
+import fnmatch
 import json
 import operator
 import re
@@ -28,6 +29,8 @@ def value(expression: str, results: dict) -> float:
         name, _, index = word.rstrip("]").partition("[")
         if name in results:
             return results[name][int(index)] if index else results[name]
+        if same := fnmatch.filter(results, word):
+            return sum(results[name] for name in same)
         try:
             return float(word)
         except ValueError:
