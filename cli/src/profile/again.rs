@@ -13,7 +13,7 @@ use lifetime::profile::Profile;
 use lifetime::root::Root;
 use lifetime::symbols::Symbols;
 
-use crate::profile::keep::{self, Keeper, with_suffix};
+use crate::profile::files::{self, Checkpoints, with_suffix};
 use crate::profile::tree::Onlooker;
 use crate::quantity::count;
 
@@ -28,14 +28,14 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub fn repeat(
     dataset: &Path,
     pause: Duration,
-    keeper: &mut Keeper,
-    mut look: impl FnMut(&mut Keeper) -> Result<(Profile, Root)>,
+    checkpoints: &mut Checkpoints,
+    mut look: impl FnMut(&mut Checkpoints) -> Result<(Profile, Root)>,
 ) -> Result<()> {
     std::fs::create_dir_all(dataset).with_context(|| format!("cannot make {}", dataset.display()))?;
     let mut looks = 0;
-    while !keeper.is_stopped() {
+    while !checkpoints.is_stopped() {
         let began = Instant::now();
-        match look(keeper) {
+        match look(checkpoints) {
             Ok((profile, root)) => {
                 looks += 1;
                 match put(&profile, &root, dataset)? {
@@ -47,11 +47,11 @@ pub fn repeat(
                     None => eprintln!("mayfly: it allocated less than one sample: nothing was kept"),
                 }
             }
-            Err(_) if keeper.is_stopped() => break,
+            Err(_) if checkpoints.is_stopped() => break,
             Err(why) if looks == 0 => return Err(why),
             Err(why) => eprintln!("mayfly: {why:#}"),
         }
-        while !keeper.is_stopped() && began.elapsed() < pause {
+        while !checkpoints.is_stopped() && began.elapsed() < pause {
             std::thread::sleep(PAUSE);
         }
     }
@@ -67,7 +67,7 @@ fn put(profile: &Profile, root: &Root, dataset: &Path) -> Result<Option<PathBuf>
     let fresh = tempfile::Builder::new().prefix(".taking-").tempdir_in(dataset);
     let fresh = fresh.with_context(|| format!("cannot write in {}", dataset.display()))?;
     let stem = fresh.path().join("profile");
-    keep::write(profile, &mut Symbols::below(root, profile), &stem)?;
+    files::write(profile, &mut Symbols::below(root, profile), &stem)?;
     let target = dataset.join(key(profile));
     let folder = target.parent().unwrap_or(dataset);
     let cannot = || format!("cannot write {}", target.display());

@@ -2,8 +2,8 @@
 
 pub mod again;
 pub mod attach;
+pub mod files;
 pub mod flame;
-pub mod keep;
 pub mod parts;
 pub mod table;
 pub mod tree;
@@ -19,7 +19,7 @@ use lifetime::root::Root;
 use lifetime::symbols::Symbols;
 
 use self::again::parse_pause;
-use self::keep::Keeper;
+use self::files::Checkpoints;
 use self::parts::Parts;
 use self::table::{as_json, described, difference, frees, leaks};
 use self::tree::Wish;
@@ -121,9 +121,9 @@ impl ProfileArguments {
     pub fn execute(self) -> Result<i32> {
         if let Some(pause) = self.again {
             let dataset = self.output.as_deref().unwrap_or(Path::new("."));
-            let mut keeper = Keeper::new(None)?;
-            keeper.stop_by_signals()?;
-            again::repeat(dataset, pause, &mut keeper, |keeper| self.attach(keeper))?;
+            let mut checkpoints = Checkpoints::new(None)?;
+            checkpoints.stop_by_signals()?;
+            again::repeat(dataset, pause, &mut checkpoints, |checkpoints| self.attach(checkpoints))?;
             return Ok(0);
         }
         // Before it takes long.
@@ -131,9 +131,9 @@ impl ProfileArguments {
         let stem = self.stem()?;
         let (exit_code, profile, root) = match (&self.from[..], self.seconds, &stem) {
             ([], Some(_), Some(stem)) => {
-                let mut keeper = Keeper::new(Some(stem))?;
-                keeper.stop_by_signals()?;
-                let (profile, root) = self.attach(&mut keeper)?;
+                let mut checkpoints = Checkpoints::new(Some(stem))?;
+                checkpoints.stop_by_signals()?;
+                let (profile, root) = self.attach(&mut checkpoints)?;
                 (0, profile, root)
             }
             ([], _, Some(stem)) => {
@@ -145,7 +145,7 @@ impl ProfileArguments {
         let mut symbols = Symbols::below(&root, &profile);
         let told = Told::of("finding the names of functions", self.json);
         let mut written = match &stem {
-            Some(stem) => keep::write(&profile, &mut symbols, stem)?,
+            Some(stem) => files::write(&profile, &mut symbols, stem)?,
             None => Vec::new(),
         };
         let mut old = before.as_ref().map(|before| (before, Symbols::new(before)));
@@ -202,7 +202,7 @@ impl ProfileArguments {
     }
 
     /// Samples the processes that were named; also, where their files are.
-    fn attach(&self, keeper: &mut Keeper) -> Result<(Profile, Root)> {
+    fn attach(&self, checkpoints: &mut Checkpoints) -> Result<(Profile, Root)> {
         let pids = match &self.name {
             Some(name) => process::named(name),
             None => self.pid.into_iter().collect(),
@@ -213,7 +213,7 @@ impl ProfileArguments {
         let root = Root::of_process(pid).unwrap_or(Root::Own);
         let (control, time) = (self.control.as_deref(), self.seconds.unwrap_or_default());
         let wish = Wish { pids: &pids, only: self.only, control, time, every: self.every };
-        Ok((tree::profile(&wish, keeper)?, root))
+        Ok((tree::profile(&wish, checkpoints)?, root))
     }
 
     /// Runs the program from its start; its exit code, and the profile.
@@ -231,13 +231,13 @@ impl ProfileArguments {
             }
         }
         let mut parts = Parts::beside(stem)?;
-        let mut keeper = Keeper::new(Some(stem))?;
+        let mut checkpoints = Checkpoints::new(Some(stem))?;
         program.set("MAYFLY_HEAP_PROFILE", parts.name());
         program.set("MAYFLY_HEAP_PROFILE_BYTES", self.every.to_string());
         let finished = program.run(|pid| {
             parts.look();
-            let found = keeper.is_asked().then(|| parts.read(self.only.then_some(pid))).flatten();
-            if let Some(Err(why)) = found.map(|found| keeper.snapshot(&found.profile)) {
+            let found = checkpoints.is_asked().then(|| parts.read(self.only.then_some(pid))).flatten();
+            if let Some(Err(why)) = found.map(|found| checkpoints.snapshot(&found.profile)) {
                 eprintln!("mayfly: {why:#}");
             }
         })?;

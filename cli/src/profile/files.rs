@@ -38,8 +38,8 @@ pub fn with_suffix(stem: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// Keeps a profile that is being taken.
-pub struct Keeper {
+/// A profile that is being taken, written now and then and when it is asked for; and when to stop.
+pub struct Checkpoints {
     stem: Option<PathBuf>,
     stopped: Arc<AtomicBool>,
     asked: Arc<AtomicBool>,
@@ -47,7 +47,7 @@ pub struct Keeper {
     next: Instant,
 }
 
-impl Keeper {
+impl Checkpoints {
     /// For the profile `stem`, or one that is not kept meanwhile; SIGRTMIN asks for a snapshot.
     ///
     /// # Errors
@@ -89,7 +89,7 @@ impl Keeper {
     }
 }
 
-impl Onlooker for Keeper {
+impl Onlooker for Checkpoints {
     fn is_stopped(&self) -> bool {
         self.stopped.load(Relaxed)
     }
