@@ -9,7 +9,7 @@ from pathlib import Path
 from bench.outcome import ROOT, BenchError
 
 BUILD = ROOT / "kernel" / "build"
-TESTS = ROOT / "kernel" / "upm" / "tests" / "run"
+TIMING = ROOT / "kernel" / "upm" / "tests" / "timing"
 
 
 def output_of(what: str, *command) -> str:
@@ -26,6 +26,5 @@ def measure(folder: Path | None, quick: bool) -> dict[str, float]:
     """What kernel/upm/tests/timing.c prints: 4 processes with the same memory, merged by UPM and then by
     ksmd."""
     folder = folder or Path(output_of("kernel/build", BUILD).strip().splitlines()[-1])
-    words = "--processes 2 --mib 8" if quick else "--processes 4 --mib 64"
-    said = output_of("kernel/upm/tests/run", TESTS, folder, "timing", f"--words={words}", "--patience", "3")
-    return json.loads(said[said.index("{") : said.rindex("}") + 1])
+    words = ["--processes", 2, "--mib", 8] if quick else ["--processes", 4, "--mib", 64]
+    return json.loads(output_of("kernel/upm/tests/timing", TIMING, folder, *words))

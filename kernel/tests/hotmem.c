@@ -1,7 +1,7 @@
 /*
  * Behaves like function instances do, and checks where the pages lie. Runs in the guest, one case per call:
  * `hotmem CASE NODE [ARGUMENT]` gets the partition of NODE and exits with 0 if all is as it must be, else prints
- * what is not. kernel/tests/hotmem calls it and plugs and unplugs meanwhile.
+ * what is not. kernel/tests/test_hotmem.py calls it and plugs and unplugs meanwhile.
  */
 #define _GNU_SOURCE
 #include <errno.h>

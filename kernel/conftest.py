@@ -1,0 +1,76 @@
+"""The kernel that the tests boot, and how much they try."""
+
+import os
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytest.register_assert_rewrite("partitions")
+KERNEL = Path(__file__).resolve().parent
+# How much: as make test does, and with --soak.
+AMOUNTS = {"partitions": (4, 64), "rounds": (10, 1000), "ops": (3000, 100_000)}
+
+
+def pytest_addoption(parser):
+    option = parser.addoption
+    option("--kernel", type=Path, metavar="FOLDER", help="what kernel/build printed (default: it is asked)")
+    option(
+        "--soak", action="store_true", help="for hours, on the kernel that checks itself; KSM's tests, too"
+    )
+    option("--stock", type=Path, metavar="FOLDER", help="a kernel on which KSM's tests must say the same")
+    option("--partitions", type=int, metavar="N", help="HotMem's (4, --soak 64)")
+    option("--rounds", type=int, metavar="N", help="of random activity in partitions (10, --soak 1000)")
+    option("--ops", type=int, metavar="N", help="random operations on advised pages (3000, --soak 100000)")
+    option("--seed", type=int, metavar="N", help="of what is random (default: another one each time)")
+    option("--append", default="", metavar="ARGS", help="more parameters of the kernel with partitions")
+
+
+def pytest_configure(config):
+    option = config.option
+    config.addinivalue_line("markers", "soak: left out but for --soak")
+    if option.seed is None:
+        option.seed = random.randrange(1 << 31)
+    for name, (usual, soak) in AMOUNTS.items():
+        if getattr(option, name) is None:
+            setattr(option, name, soak if option.soak else usual)
+
+
+def pytest_collection_modifyitems(config, items):
+    left_out = [item for item in items if item.get_closest_marker("soak") and not config.option.soak]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    terminalreporter.write_line(f"seed {config.option.seed} (--seed)")
+
+
+@pytest.fixture(scope="session")
+def kernel(pytestconfig):
+    """The folder that kernel/build printed: bzImage, headers in include, the series' own selftests."""
+    folder = pytestconfig.option.kernel
+    if not folder:
+        command = [KERNEL / "build", *(["--debug"] if pytestconfig.option.soak else [])]
+        # That it is being built, which takes minutes, is to be seen.
+        with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+            built = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        folder = Path(built.stdout.strip())
+        os.utime(folder)  # used now, so that nobody takes it for old
+    if not (folder / "bzImage").exists():
+        pytest.exit(f"{folder} has no bzImage; kernel/build prints a folder that has", 2)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory):
+    """compiled(NAME, SOURCES, FLAGS...): a program for the guest."""
+    folder = tmp_path_factory.mktemp("programs")
+
+    def compile(name, sources, *flags):
+        command = ["gcc", "-O2", *map(str, sources), "-o", str(folder / name), *flags]
+        subprocess.run(command, check=True)
+        return folder / name
+
+    return compile

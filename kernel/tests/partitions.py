@@ -1,0 +1,131 @@
+"""A VM with HotMem's partitions, for tests: plugged and unplugged from outside, used by hotmem.c inside."""
+
+import random
+import subprocess
+import time
+
+from guest import MIB, Guest, partition_args
+
+SIZE = 256  # MiB of a partition
+FIRST = 2  # node of the first
+# How long anything may take that is to happen at all: the debug kernel on a busy machine is slow.
+PATIENCE = 900
+
+
+def until(what, condition):
+    """Waits until the condition holds."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, f"{what}: not within {PATIENCE} s"
+        time.sleep(0.02)
+
+
+def disk(folder):
+    """An image of a file system with one file of 8 MiB."""
+    content, image = folder / "content", folder / "disk"
+    content.mkdir()
+    (content / "file").write_bytes(random.randbytes(8 * MIB))
+    subprocess.run(["truncate", "-s", "16M", image], check=True)
+    subprocess.run(["/sbin/mke2fs", "-q", "-t", "ext2", "-d", content, image], check=True)
+    return image
+
+
+class Partitions:
+    """Boots the VM; ends with end()."""
+
+    def __init__(self, kernel, programs, image, count, append):
+        self.nodes = range(FIRST, FIRST + count)
+        # Boot memory holds the page structs of all partitions; under KASAN also an eighth of their size, and
+        # freed objects that it keeps, up to 1/32 of all memory. Slabs grow with what there is.
+        qemu = partition_args(count, SIZE, 256, 768 + count * SIZE // 4, 2)
+        qemu += ["-drive", f"if=none,id=disk,format=raw,readonly=on,file={image}"]
+        qemu += ["-device", "virtio-blk-pci,drive=disk,addr=5"]
+        # ACPI's interpreter would look for each device's interrupt, which MSI makes needless: minutes, under
+        # KASAN. `quiet` would keep warnings from the console, too.
+        append = f"loglevel=5 acpi=noirq hotmem.partitions={count} {append}"
+        files = {f"bin/{program.name}": program for program in programs}
+        self.guest = Guest(kernel / "bzImage", b"", files, qemu, append, drive=True)
+        self.total = self.memory_total()
+
+    def end(self):
+        self.guest.__exit__()
+
+    def check_as_it_was(self):
+        """Everything is as it was before a test, and the kernel has not complained."""
+        assert not self.guest.splats
+        assert {row[:4] for row in self.partitions().values()} == {("absent", 0, 0, 0)}
+        counters = self.counters()
+        assert counters["releases"] == counters["assigns"]
+        assert self.memory_total() == self.total
+
+    def case(self, name, node, *args):
+        """A case of hotmem.c, which says nothing if all is well."""
+        words = " ".join(str(word) for word in (name, node, *args))
+        said = self.guest.run(f"hotmem {words} || echo FAILED", check=False)
+        assert not said.strip(), f"hotmem {words}: {said}"
+
+    def start(self, name, node, *args):
+        """In the background; its process id. What it wrote to a tmpfs would stay in its partition."""
+        words, pipe = " ".join(str(word) for word in (name, node, *args)), f"/tmp/pipe{node}"
+        self.guest.run(f"rm -f {pipe}; mkfifo {pipe}; cat {pipe} >/tmp/out{node} 2>&1 &")
+        return int(self.guest.run(f"hotmem {words} > {pipe} 2>&1 & echo $!"))
+
+    def wait_out(self, node, text):
+        until(
+            f"node {node} says {text}",
+            lambda: text in self.guest.run(f"cat /tmp/out{node}", check=False),
+        )
+
+    def hold(self, node, mib):
+        """A process that has so much of a partition; its id."""
+        pid = self.start("hold", node, mib)
+        self.wait_out(node, "holding")
+        return pid
+
+    def kill(self, pid):
+        self.guest.run(f"kill -9 {pid}; while [ -d /proc/{pid} ]; do sleep 0.02; done", check=False)
+
+    def partitions(self):
+        """node: state, users, pages used, pages in total, overflows"""
+        rows = [line.split() for line in self.guest.run("cat /sys/kernel/mm/hotmem/partitions").splitlines()]
+        # A line of the kernel's own may come between.
+        rows = [row for row in rows if len(row) == 6 and row[0].isdigit()]
+        return {int(row[0]): (row[1], *map(int, row[2:])) for row in rows}
+
+    def counters(self):
+        lines = self.guest.run("cat /sys/kernel/mm/hotmem/counters").splitlines()
+        return {line.split()[0]: int(line.split()[1]) for line in lines}
+
+    def state(self, node, wanted):
+        """QEMU's size flips before the guest is done."""
+        until(f"partition {node} is {wanted}", lambda: self.partitions().get(node, ("",))[0] == wanted)
+
+    def plug(self, node):
+        self.guest.resize(f"part{node}", SIZE * MIB)
+        self.state(node, "ready")
+
+    def unplug(self, node):
+        """Moves no page."""
+        before = self.migrated()
+        self.guest.resize(f"part{node}", 0)
+        self.state(node, "absent")
+        assert self.migrated() == before
+
+    def refuse_to_unplug(self, node):
+        """An unplug is tried and refused, and taken back."""
+        refused = self.counters()["unplugs_refused"]
+        self.guest.request(f"part{node}", 0)
+        until("an unplug is refused", lambda: self.counters()["unplugs_refused"] > refused)
+        assert self.guest.size(f"part{node}") == SIZE * MIB
+        self.guest.request(f"part{node}", SIZE * MIB)
+
+    def migrated(self):
+        return int(self.guest.run("grep pgmigrate_success /proc/vmstat").split()[1])
+
+    def memory_total(self):
+        return int(self.guest.run("grep MemTotal /proc/meminfo").split()[1])
+
+    def boot_memory_free_mib(self):
+        """Of node 0 and the shared partition."""
+        lines = self.guest.run("grep -h MemFree /sys/devices/system/node/node[01]/meminfo").splitlines()
+        return sum(int(line.split()[3]) for line in lines) // 1024

@@ -1,0 +1,34 @@
+"""What runs on the patched kernel as it does elsewhere: the library of merge/, and the kernel's own tests."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from guest import Guest
+
+ROOT = Path(__file__).resolve().parents[2]
+RELEASE = ROOT / "target/release"
+
+
+def test_library_merges_by_the_kernel(kernel, compiled):
+    """Without a page store."""
+    sources, flags = [ROOT / "merge/tests/programs/kernel_path.c"], ["-Wall", "-Werror"]
+    flags += [f"-I{ROOT}/merge/include", f"-L{RELEASE}", "-lmayfly_merge"]
+    program = compiled("kernel_path", sources, *flags)
+    # The libraries that the program needs go along, and the loader with them.
+    linked = subprocess.run(
+        ["ldd", program], env={"LD_LIBRARY_PATH": RELEASE}, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+    needed = [program, *map(Path, re.findall(r"/\S+", linked))]
+    [loader] = [path.name for path in needed if "ld-linux" in path.name]
+    script = f"#!/bin/sh\nLD_LIBRARY_PATH=/ /{loader} /kernel_path\n"
+    files = {path.name: path for path in needed}
+    with Guest(kernel / "bzImage", script.encode(), files, ["-m", "512M", "-smp", "2"]) as guest:
+        assert guest.wait(900) == 0
+
+
+@pytest.mark.soak
+def test_kernels_own_tests():
+    """Are as on Debian's kernel."""
+    subprocess.run([ROOT / "kernel/selftests"], check=True)
