@@ -66,7 +66,7 @@ bench: build ## every comparison with other systems; results in bench/results
 	worker/tests/dispatch
 	sim/figures/run
 
-docs: ## the pages as a site with search: target/site/html, and the crates: target/doc; any warning is an error
+docs: ## the pages and the Python API as a site: target/site/html, and the crates': target/doc; any warning is an error
 	deploy/site/build
 	$(API)
 

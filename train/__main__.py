@@ -11,6 +11,7 @@ ENCODERS = ("auto", "table", "lstm-tokens", "lstm-frames")
 
 
 def arguments(given: list[str]) -> argparse.Namespace:
+    """The command line of `mayfly train`, read; a wrong one ends the program with status 2."""
     parser = argparse.ArgumentParser(
         prog="mayfly train",
         description="Learns lifetimes from profiles of 'mayfly profile'.",
@@ -35,6 +36,8 @@ def arguments(given: list[str]) -> argparse.Namespace:
 
 
 def main(command_line: list[str]) -> int:
+    """Does what the command line says; the exit status. Raises TrainError for what a user can have done
+    wrong."""
     given = arguments(command_line)
     for path in (given.output, given.plot):
         if path and not Path(path).absolute().parent.is_dir():

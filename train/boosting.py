@@ -46,8 +46,8 @@ def features(stack: list[str]) -> dict[int, int]:
 
 
 def held_out_accuracy(data: Contexts, folds: list[Fold], seed: int, most_frames: int) -> Accuracy | None:
-    """Trains on the same contexts as the networks, stops by the same ones, and is measured on the same
-    ones."""
+    """Trains on the same contexts as the networks, stops by the same ones, and is measured on the same ones.
+    Raises TrainError without LightGBM."""
     try:
         import lightgbm
     except ImportError:

@@ -37,7 +37,8 @@ class Row:
 
 
 def train(given: argparse.Namespace) -> int:
-    """Makes a model file and says how good it is."""
+    """Makes a model file and says how good it is; the exit status. Raises TrainError where there is nothing
+    to learn, or a file cannot be written."""
     if given.plot:
         needed.install()
     begun = time.monotonic()
@@ -79,7 +80,8 @@ def train(given: argparse.Namespace) -> int:
 
 
 def compare(given: argparse.Namespace) -> int:
-    """Trains every encoder on the same contexts, and says how good each is before it is rounded to 8 bits."""
+    """Trains every encoder on the same contexts, and says how good each is before it is rounded to 8 bits;
+    the exit status. Raises TrainError where there is nothing to learn."""
     data = contexts.load(given.engine, given.profiles)
     contexts.refuse_too_little(data)
     needed.install()

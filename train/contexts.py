@@ -68,7 +68,8 @@ EACH_ONCE: list[Fold] = [(tenth,) for tenth in range(TENTHS)]
 
 
 def load(engine: str, paths: list[str]) -> Contexts:
-    """The contexts of these profiles, computed with `engine`."""
+    """The contexts of these profiles, computed with `engine`. Raises TrainError for files that cannot be
+    read."""
     with profiles.engine(engine) as connection:
         table = profiles.collect(labelled_contexts(profiles.read(connection, paths)), paths)
     return Contexts(
@@ -82,7 +83,7 @@ def load(engine: str, paths: list[str]) -> Contexts:
 
 
 def refuse_none(contexts: Contexts) -> None:
-    """Says so where no lifetime is known."""
+    """Raises TrainError where no lifetime is known."""
     if not len(contexts):
         raise TrainError(
             "the profiles have no contexts with known lifetimes: profile for longer, "
@@ -91,7 +92,7 @@ def refuse_none(contexts: Contexts) -> None:
 
 
 def refuse_too_little(contexts: Contexts) -> None:
-    """Says so where there is nothing to learn."""
+    """Raises TrainError where there is nothing to learn: no lifetimes, or all of one class."""
     refuse_none(contexts)
     met = np.unique(contexts.labels)
     if len(met) == 1:

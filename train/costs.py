@@ -22,8 +22,8 @@ COSTS = np.array([[_of(lived, predicted) for predicted in range(CLASSES)] for li
 
 
 def cheapest(shares: np.ndarray) -> int:
-    """The class to say of objects of which so many live in each class: what costs least; of several, what
-    most are of."""
+    """The class to say of objects of which so many live in each class, (CLASSES,): what costs least; of
+    several, what most are of."""
     costs = shares @ COSTS
     least = np.flatnonzero(costs == costs.min())
     return int(least[shares[least].argmax()])
@@ -33,5 +33,6 @@ LITTLE = DIES_BEFORE[1]
 
 
 def near_share(shares: np.ndarray, said: int) -> float:
-    """The share of those that this class costs next to nothing: neighbours have the benefit of the doubt."""
+    """The share, 0 to 1, of those that this class costs next to nothing: neighbours have the benefit of the
+    doubt."""
     return float(shares[COSTS[:, said] <= LITTLE].sum() / shares.sum())

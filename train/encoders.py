@@ -1,6 +1,10 @@
 """Networks from a calling context to lifetime classes, in JAX. Each is a set of initial weights and a
 function from steps to scores; whatever depends on one step alone is a row of a table (LLAMA §10's partial
-evaluation): training computes the table once a batch, the model file holds it multiplied out."""
+evaluation): training computes the table once a batch, the model file holds it multiplied out.
+
+In shapes N are contexts, T the steps of the longest, R the steps that there are (a table has a row for
+each), H the units of the network. Steps are int32, all else float32; of a context with fewer than T steps
+those from its length on are not looked at."""
 
 import functools
 from collections.abc import Iterable
@@ -39,9 +43,11 @@ class TokenTable:
     """A step is a token: its vector is its row of the embedding matrix A (§5.2)."""
 
     def initial(self, key: jax.Array, tokens: int, frames: int) -> Weights:
+        """The embedding matrix A: (tokens, EMBEDDING)."""
         return {"tokens": _embedding(key, tokens)}
 
     def vectors(self, weights: Weights, constants: tuple, key: jax.Array | None) -> jax.Array:
+        """Its rows: (tokens, EMBEDDING)."""
         return weights["tokens"]
 
 
@@ -51,9 +57,12 @@ class FrameTable:
     functions."""
 
     def initial(self, key: jax.Array, tokens: int, frames: int) -> Weights:
+        """Vectors of tokens and of frames that training saw: (tokens, EMBEDDING) and (frames, EMBEDDING)."""
         return {"tokens": _embedding(key, tokens), "frames": jnp.zeros((frames, EMBEDDING))}
 
     def vectors(self, weights: Weights, constants: tuple, key: jax.Array | None) -> jax.Array:
+        """Those of all frames met, by `Encoder.constants`: (frames met, EMBEDDING). With a key, some frames
+        are as if they were new."""
         tokens, counts, seen = constants
         shown = jnp.arange(tokens.shape[1]) < counts[:, None]
         meaning = jnp.sum(weights["tokens"][tokens] * shown[..., None], axis=1)
@@ -75,6 +84,7 @@ class Recurrence:
     hidden: int
 
     def initial(self, key: jax.Array) -> Weights:
+        """Weights of 4H gates and of the last layer."""
         inputs, recurrent, dense = jax.random.split(key, 3)
         bias = jnp.zeros(4 * self.hidden).at[self.hidden : 2 * self.hidden].set(1.0)
         return {
@@ -86,10 +96,12 @@ class Recurrence:
         }
 
     def rows(self, weights: Weights, vectors: jax.Array) -> jax.Array:
-        """The input half of the gates for every step there is."""
+        """The input half of the gates for every step there is: (R, 4H)."""
         return vectors @ weights["inputs"]
 
     def scores(self, weights: Weights, rows: jax.Array, steps: jax.Array, lengths: jax.Array) -> jax.Array:
+        """The last layer over the last state: (N, CLASSES)."""
+
         def advance(state, now):
             hidden, cell = state
             step, live = now
@@ -115,6 +127,7 @@ class Convolution:
     hidden: int
 
     def initial(self, key: jax.Array) -> Weights:
+        """Weights of three taps of H patterns, of places, and of two layers."""
         taps, places, first, second = jax.random.split(key, 4)
         return {
             "taps": _glorot(taps, EMBEDDING, 3 * self.hidden),
@@ -126,9 +139,11 @@ class Convolution:
         }
 
     def rows(self, weights: Weights, vectors: jax.Array) -> jax.Array:
+        """What each tap makes of every step there is: (R, 3H)."""
         return vectors @ weights["taps"]
 
     def scores(self, weights: Weights, rows: jax.Array, steps: jax.Array, lengths: jax.Array) -> jax.Array:
+        """Two layers over the largest and the mean of each pattern: (N, CLASSES)."""
         depth = steps.shape[1]
         live = jnp.arange(depth) < lengths[:, None]
         here, next_out, after = jnp.split(rows[steps] * live[..., None], 3, axis=2)
@@ -150,6 +165,7 @@ class Attention:
     heads: int = 4
 
     def initial(self, key: jax.Array) -> Weights:
+        """Weights of values, of what each head asks for, of places, and of two layers."""
         values, asks, places, first, second = jax.random.split(key, 5)
         return {
             "values": _glorot(values, EMBEDDING, self.hidden),
@@ -162,9 +178,11 @@ class Attention:
         }
 
     def rows(self, weights: Weights, vectors: jax.Array) -> jax.Array:
+        """Values and answers to what is asked, of every step there is: (R, H + heads)."""
         return jnp.concatenate([vectors @ weights["values"], vectors @ weights["asks"]], axis=1)
 
     def scores(self, weights: Weights, rows: jax.Array, steps: jax.Array, lengths: jax.Array) -> jax.Array:
+        """Two layers over what the heads have heard: (N, CLASSES)."""
         depth = steps.shape[1]
         live = jnp.arange(depth) < lengths[:, None]
         values, asks = rows[steps][..., : self.hidden], rows[steps][..., self.hidden :]
@@ -185,10 +203,11 @@ class Network:
     shape: Recurrence | Convolution | Attention
 
     def rows(self, weights: Weights, constants: tuple, key: jax.Array | None = None) -> jax.Array:
-        """What the model file holds of every step; with a key, as training varies it."""
+        """What the model file holds of every step: (R, its width); with a key, as training varies it."""
         return self.shape.rows(weights, self.table.vectors(weights, constants, key))
 
     def scores(self, weights, constants, steps, lengths, key=None) -> jax.Array:
+        """The scores of each class: (N, CLASSES) of steps (N, T) and lengths (N,)."""
         return self.shape.scores(weights, self.rows(weights, constants, key), steps, lengths)
 
 
@@ -203,6 +222,7 @@ ENCODERS = tuple(_KINDS)
 
 @functools.cache
 def network(name: str, hidden: int) -> Network:
+    """One of ENCODERS, H units wide; KeyError for another name."""
     table, shape = _KINDS[name]
     return Network(table(), shape(hidden))
 
@@ -225,6 +245,7 @@ class Encoder:
         self.steps = FrameSteps(vocabulary, seen) if by_frame else TokenSteps(vocabulary)
 
     def initial(self, seed: int) -> Weights:
+        """Fresh weights, by the seed alone."""
         table, shape = jax.random.split(jax.random.key(seed))
         frames = _roomy(self.steps.seen) if isinstance(self.steps, FrameSteps) else 0
         weights = self.network.table.initial(table, _roomy(len(self.steps.vocabulary)), frames)
@@ -233,8 +254,8 @@ class Encoder:
         return weights | self.network.shape.initial(shape)
 
     def constants(self) -> tuple:
-        """The tokens of every frame met so far, how many each has, and how many frames were seen in
-        training."""
+        """The tokens of every frame met so far (frames, tokens of one), how many each has (frames,), and how
+        many frames were seen in training; nothing where a step is a token."""
         if not isinstance(self.steps, FrameSteps):
             return ()
         tokens, counts = self.steps.tokens()
@@ -251,7 +272,8 @@ def _roomy(count: int) -> int:
 
 
 def padded(steps: list[np.ndarray], width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sequences as one array of rows of `width`, and their lengths."""
+    """Sequences as one array of int32, (N, width), zeros behind, and their lengths, (N,). ValueError where
+    one is longer than `width`."""
     rows = np.zeros((len(steps), width), np.int32)
     for row, sequence in zip(rows, steps, strict=True):
         row[: len(sequence)] = sequence

@@ -18,7 +18,8 @@ from train.symbols import Ranges
 def export(
     encoder: Encoder, weights: Weights, files: Iterable[Ranges], most_frames: int
 ) -> tuple[Model, dict[str, int]]:
-    """The model file of a trained encoder, for the functions of these files; and the frame of each name."""
+    """The model file of a trained encoder, for the functions of these files; and the frame of each name.
+    Raises TrainError for an encoder that is for comparison only."""
     if not isinstance(encoder.network.shape, Recurrence):
         raise TrainError(f"encoder {encoder.name} is for comparison only: the heap cannot run it")
     weights = {name: np.asarray(value, np.float32) for name, value in weights.items()}
@@ -55,7 +56,7 @@ def export(
 
 
 def quantised(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """8-bit rows, and what each is to be multiplied by."""
+    """Rows of weights, (rows, columns), as int8, and what each is to be multiplied by, (rows,) in float32."""
     largest = np.abs(weights).max(axis=1)
     scales = np.where(largest > 0, largest / 127, 1).astype(np.float32)
     return np.clip(np.rint(weights / scales[:, None]), -127, 127).astype(np.int8), scales

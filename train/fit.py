@@ -105,8 +105,8 @@ def on_another_run(engine: str, paths: list[str], recipe: Recipe) -> Accuracy | 
 
 
 def predict(model: Model, frames: dict[str, int], data: Contexts) -> np.ndarray:
-    """The classes that a model file gives these contexts, its functions known by name; -1 where a table has
-    none."""
+    """The classes that a model file gives these contexts, (N,), its functions known by name; -1 where a table
+    has none."""
     if model.encoder == TABLE:
         return table.predict(model, data.stacks)
     numbers = [[frames.get(frame, link.UNKNOWN_FRAME) for frame in stack] for stack in data.stacks]
@@ -127,7 +127,8 @@ class Made:
 
 
 def make(engine: str, paths: list[str], recipe: Recipe) -> Made:
-    """From profiles to a model."""
+    """From profiles to a model. Raises TrainError for profiles that cannot be read, or of which nothing can
+    be learned."""
     with progress.stage(f"reading {len(paths)} {'profile' if len(paths) == 1 else 'profiles'}"):
         data = contexts.load(engine, paths)
         contexts.refuse_too_little(data)

@@ -26,10 +26,12 @@ class Names:
     frames: list[str]
 
     def packed(self) -> np.ndarray:
+        """As a section of the model file: bytes, as uint8."""
         return model_file.packed_names([self.encoder, self.tokens, self.frames])
 
     @classmethod
     def of(cls, model: Model) -> "Names":
+        """What a model's file has of them."""
         return cls(*model_file.unpacked_names(model.names))
 
     def entries(self) -> Callable[[str], tuple[int, ...]]:

@@ -31,6 +31,7 @@ class Accuracy:
     """Share of all bytes, by true and predicted class."""
 
     def as_dict(self) -> dict[str, float | int]:
+        """By flat keys: shares in percent, `contexts` a number, `cost` as it is."""
         shares = {
             "bytes": self.bytes,
             "bytes_off_by_one": self.bytes_near,
@@ -48,11 +49,13 @@ class Accuracy:
         )
 
     def in_words(self) -> str:
+        """In one line for people."""
         return f"right for {100 * self.bytes:.1f}% of bytes, within a class for {100 * self.bytes_near:.1f}%"
 
 
 def accuracy(told: Contexts, predicted: np.ndarray) -> Accuracy | None:
-    """Of these contexts, -1 being no prediction; `None` where there is nothing to measure on."""
+    """Of these contexts and the class predicted of each, (N,), -1 being no prediction; `None` where there is
+    nothing to measure on."""
     if not len(told):
         return None
     allocated, weights = told.bytes / told.bytes.sum(), told.weights / told.weights.sum()

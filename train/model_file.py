@@ -94,7 +94,8 @@ _ARRAYS = {each.name: each.metadata for each in fields(Model) if "kind" in each.
 
 
 def to_bytes(model: Model) -> bytes:
-    """The whole file."""
+    """The whole file. ValueError for a model that the file cannot hold: too many rows, or weights that are
+    not finite."""
     outputs = len(model.limits)
     row_count = model.functions if model.encoder == TABLE else len(model.row_scales)
     if not 1 <= row_count <= MOST_ROWS:
@@ -138,7 +139,8 @@ def to_bytes(model: Model) -> bytes:
 
 
 def write(model: Model, path: str | Path) -> int:
-    """Writes the file whole or not at all; returns its bytes."""
+    """Writes the file whole or not at all; returns its bytes. Raises TrainError where it cannot be
+    written."""
     content = to_bytes(model)
     folder = Path(path).absolute().parent
     try:
@@ -156,7 +158,8 @@ def write(model: Model, path: str | Path) -> int:
 
 
 def read(path: str | Path) -> Model:
-    """Reads a file that `write` wrote; anything else is refused."""
+    """Reads a file that `write` wrote. Raises TrainError for anything else, for a file of another version,
+    one that is cut short or damaged."""
     try:
         content = Path(path).read_bytes()
     except OSError as error:
@@ -165,7 +168,7 @@ def read(path: str | Path) -> Model:
 
 
 def from_bytes(content: bytes, path: str | Path) -> Model:
-    """The model in a file's bytes."""
+    """The model in a file's bytes; `path` is what the file is called in a TrainError."""
     if len(content) < _ALIGNMENT or content[:8] != MAGIC:
         raise TrainError(f"{path}: not a model of 'mayfly train'")
     _, version, count, length, checksum, *shape, _ = _HEADER.unpack_from(content)
@@ -208,17 +211,18 @@ def from_bytes(content: bytes, path: str | Path) -> Model:
 
 
 def packed_names(names: list | dict) -> np.ndarray:
-    """What a model knows of names, as its file has it."""
+    """What a model knows of names, as its file has it: compressed JSON, as uint8."""
     return np.frombuffer(zlib.compress(json.dumps(names, ensure_ascii=False).encode(), 9), np.uint8)
 
 
 def unpacked_names(packed: np.ndarray) -> list | dict:
+    """What `packed_names` has packed. zlib.error or ValueError where it is something else."""
     return json.loads(zlib.decompress(packed.tobytes()))
 
 
 def interleaved(weights: np.ndarray) -> np.ndarray:
-    """Recurrent weights, a row for each gate and unit, so that a processor multiplies four columns of many
-    rows at once: [H/4][4H][4]."""
+    """Recurrent weights, (4H, H), a row for each gate and unit, so that a processor multiplies four columns
+    of many rows at once: (H/4, 4H, 4)."""
     rows, columns = weights.shape
     return weights.reshape(rows, columns // 4, 4).transpose(1, 0, 2)
 

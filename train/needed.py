@@ -11,7 +11,7 @@ MODULES = ("jax", "matplotlib", "optax")
 
 
 def install() -> None:
-    """Installs it, unless it is there."""
+    """Installs it, unless it is there: minutes. Raises TrainError where that fails."""
     if all(importlib.util.find_spec(name) for name in MODULES):
         return
     command = [Path(__file__).with_name("environment"), "network"]
@@ -21,7 +21,7 @@ def install() -> None:
 
 
 def networks() -> ModuleType:
-    """`train.networks`, with what it needs."""
+    """`train.networks`, with what it needs. Raises TrainError where that cannot be installed."""
     install()
     from train import networks
 

@@ -36,7 +36,8 @@ def examples(encoder: Encoder, data: Contexts) -> Examples:
 
 
 def trial(split: Split, recipe: Recipe, known: Known | None = None) -> tuple[Encoder, np.ndarray, Outcome]:
-    """Learns from one part, and says the classes of the part that is held out."""
+    """Learns from one part, and says the classes of the part that is held out, (N,). Raises TrainError where
+    the loss is not finite."""
     encoder = new_encoder(split.learn, recipe, known)
     learn = examples(encoder, split.learn)
     stop_by = examples(encoder, split.stop_by) if len(split.stop_by) else None
@@ -63,5 +64,5 @@ def learned(data: Contexts, recipe: Recipe, rounds: int) -> tuple[Encoder, Outco
 
 
 def classes(encoder: Encoder, outcome: Outcome, data: Contexts) -> np.ndarray:
-    """The classes of contexts by names, before rounding."""
+    """The classes of contexts by names, (N,), before rounding."""
     return training.scores(encoder, outcome.weights, examples(encoder, data).steps).argmax(axis=1)

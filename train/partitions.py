@@ -40,13 +40,15 @@ class Found:
 
     @property
     def is_remote(self) -> bool:
+        """Whether its name is a URL."""
         return "://" in self.name
 
 
 @contextlib.contextmanager
 def opened(names: list[str], where: str | None, engine: str) -> Iterator[list[str]]:
-    """The paths or URLs of the profiles that these names mean, for `engine` to read. What DuckDB cannot
-    reach is copied here, until the block ends."""
+    """The paths or URLs of the profiles that these names mean, for `engine` to read. What DuckDB cannot reach
+    is copied here, until the block ends. Raises TrainError for a folder without profiles, what cannot be
+    listed or fetched, and a `where` that chooses none."""
     named = [name for name in names if not name.endswith(symbols.SUFFIX)]
     if not named:
         raise TrainError("only tables of functions given: name the .parquet files without '.symbols'")

@@ -31,7 +31,8 @@ class Placed:
 
 
 def load(engine: str, paths: list[str]) -> Placed:
-    """The contexts of these profiles, with the class that all of the same names have."""
+    """The contexts of these profiles, with the class that all of the same names have. Raises TrainError for
+    files that cannot be read or are damaged."""
     by_name = contexts.load(engine, paths)
     number = {FRAME_SEPARATOR.join(stack): place for place, stack in enumerate(by_name.stacks)}
     sums: dict[tuple[int, tuple[Place, ...]], list[int]] = {}
@@ -69,15 +70,15 @@ def load(engine: str, paths: list[str]) -> Placed:
 
 
 def known_frames(model: Model, placed: Placed) -> float:
-    """The share of frames in files that the model has; code that was made at run time is in none."""
+    """The share of frames, 0 to 1, in files that the model has; code that was made at run time is in none."""
     has = {bytes(module.build_id) for module in model.modules}
     met = [build_id in has for places in placed.places for build_id, _ in places if build_id]
     return sum(met) / len(met) if met else 1.0
 
 
 def predict(model: Model, placed: Placed) -> np.ndarray:
-    """The classes that the heap gives these contexts; -1 where it learns online, everywhere if the model is
-    of another build."""
+    """The classes that the heap gives these contexts, (N,); -1 where it learns online, everywhere if the
+    model is of another build."""
     if known_frames(model, placed) < _BELIEVED:
         return np.full(len(placed.places), -1, np.int32)
     known: dict[Place, int] = {}

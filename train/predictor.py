@@ -43,7 +43,8 @@ class Predictor:
         return np.array(steps, _F32).reshape(len(steps), 4 * model.hidden)
 
     def scores(self, contexts: Iterable[list[int]]) -> np.ndarray:
-        """The scores of each class for contexts given as frames, innermost first."""
+        """The scores of each class, (N, classes) in float32, for contexts given as frames, innermost
+        first."""
         model = self.model
         sequences = []
         for frames in contexts:

@@ -26,12 +26,12 @@ NEEDED = {"stack": "text", "allocations": "numbers", "bytes": "numbers"} | dict.
     ("live", *FREED), "numbers"
 )
 VERSION = "2"
-ENGINES = ("duckdb", "spark")
 
 
 @contextlib.contextmanager
 def engine(name: str) -> Iterator[BaseBackend]:
-    """A connection to what computes the dataset; ends with the block."""
+    """A connection to what computes the dataset; ends with the block. Raises TrainError where it does not
+    start."""
     if name == "duckdb":
         connection = ibis.duckdb.connect()
         try:
@@ -68,13 +68,15 @@ def _spark_session():
 
 
 def read(connection: BaseBackend, paths: list[str]) -> ir.Table:
-    """The contexts of several profiles as one table with the columns in `NEEDED`."""
+    """The contexts of several profiles as one table with the columns in `NEEDED`. Raises TrainError for files
+    that are not a profile's tables, of another version, without rows or with values that cannot be."""
     tables = [_read_one(connection, path) for path in paths]
     return tables[0] if len(tables) == 1 else ibis.union(*tables)
 
 
 def open_table(connection: BaseBackend, path: str, needed: dict[str, str], hint: str) -> ir.Table:
-    """A Parquet file that has these columns, of these kinds."""
+    """A Parquet file that has these columns, of these kinds. Raises TrainError, with the hint what to name,
+    where it has not."""
     if "://" not in path:
         _refuse_other_files(path, hint)
     try:
@@ -122,7 +124,7 @@ def _left(table: ir.Table, name: str) -> ir.IntegerValue:
 
 
 def collect(expression: ir.Table, paths: list[str]) -> pyarrow.Table:
-    """Computes an expression over these files."""
+    """Computes an expression over these files. Raises TrainError where that cannot be done."""
     try:
         return expression.to_pyarrow()
     except Exception as error:

@@ -36,4 +36,5 @@ class Recipe:
 
     @property
     def is_table(self) -> bool:
+        """Whether it makes a table, and needs no network."""
         return self.encoder == TABLE

@@ -18,9 +18,11 @@ class TokenSteps:
         self.vocabulary = vocabulary
 
     def of(self, stack: list[str]) -> np.ndarray:
+        """The steps of a stack, int32, one for each token and frame."""
         return np.concatenate([self.of_frame(frame) for frame in stack])
 
     def of_frame(self, frame: str) -> np.ndarray:
+        """The steps of one frame, its end the last."""
         return np.array([*self.vocabulary.numbers(frame)[:FRAME_TOKENS], FRAME_END], np.int32)
 
 
@@ -36,6 +38,7 @@ class FrameSteps:
         self.seen = len(self.frames)
 
     def of(self, stack: list[str]) -> np.ndarray:
+        """The steps of a stack, int32, one for each frame; a frame that is new gets the next number."""
         return np.array([self.frames.setdefault(frame, len(self.frames)) for frame in stack], np.int32)
 
     def tokens_of(self, frame: str) -> list[int]:
@@ -43,7 +46,8 @@ class FrameSteps:
         return list(dict.fromkeys(self.vocabulary.numbers(frame)))[:FRAME_TOKENS] or [UNKNOWN]
 
     def tokens(self) -> tuple[np.ndarray, np.ndarray]:
-        """For each frame met so far: its tokens, padded with zeros, and how many they are."""
+        """For each frame met so far: its tokens, (frames, most tokens of one) padded with zeros, and how many
+        they are, (frames,)."""
         rows = [self.tokens_of(frame) for frame in self.frames]
         table = np.zeros((len(rows), max(map(len, rows), default=1)), np.int32)
         for row, numbers in zip(table, rows, strict=True):

@@ -91,6 +91,8 @@ def token_kinds(known: Contexts, other: Contexts, rounds: int) -> dict[str, floa
 
 
 def main(command_line: list[str]) -> int:
+    """Prints one JSON object of percents; the exit status. Raises TrainError for profiles that cannot be
+    read."""
     parser = argparse.ArgumentParser(prog="train.study", description=__doc__)
     parser.add_argument("known", help="the profile of the build that is known")
     parser.add_argument("others", nargs="+", metavar="NAME=PROFILE", help="of other builds")

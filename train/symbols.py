@@ -38,7 +38,8 @@ class Ranges:
 
 
 def load(engine: str, paths: list[str]) -> list[Ranges]:
-    """The functions of all files with a build-id that these profiles name, each once, by build-id."""
+    """The functions of all files with a build-id that these profiles name, each once, by build-id. Raises
+    TrainError for tables that cannot be read or are damaged."""
     with profiles.engine(engine) as connection:
         tables = _tables(connection, paths)
         places = profiles.collect(_paths(tables), paths)
@@ -90,7 +91,7 @@ def _seen_first(rows: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
 
 
 def build_id_of(text: str) -> bytes:
-    """A build-id as the tables have it."""
+    """A build-id as the tables have it, in hexadecimal. Raises TrainError for anything else."""
     try:
         return bytes.fromhex(text)
     except ValueError:

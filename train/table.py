@@ -121,7 +121,7 @@ def _divide(
 
 
 def predict(model: Model, stacks: Iterable[list[str]]) -> np.ndarray:
-    """The class of each context; -1 where the table does not know it."""
+    """The class of each context, (N,) in int32; -1 where the table does not know it."""
     of_frame = entries(model_file.unpacked_names(model.names)[1])
     return _looked_up(model, ((of_frame(frame) for frame in stack) for stack in stacks))
 

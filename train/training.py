@@ -35,7 +35,7 @@ COST_WEIGHT = 0.075
 
 @dataclass
 class Examples:
-    """Contexts as sequences of steps, their classes, and how much each counts."""
+    """Contexts as sequences of steps (int32), their classes (N,), and how much each counts (N,)."""
 
     steps: list[np.ndarray]
     labels: np.ndarray
@@ -56,6 +56,8 @@ class Outcome:
 
 @dataclass
 class Batch:
+    """What is computed at once: steps (BATCH, T), lengths, labels and weights (BATCH,)."""
+
     steps: np.ndarray
     lengths: np.ndarray
     labels: np.ndarray
@@ -66,7 +68,7 @@ jax.tree_util.register_dataclass(Batch, ["steps", "lengths", "labels", "weights"
 
 
 def say_in_training(weights: np.ndarray) -> np.ndarray:
-    """How much each context counts in the loss, 1 on average."""
+    """How much each context counts in the loss, 1 on average: (N,) of their allocations, (N,)."""
     if not len(weights):
         return np.zeros(0, np.float32)
     tempered = np.maximum(weights, 1).astype(np.float64) ** WEIGHT_POWER
@@ -130,7 +132,7 @@ def train(
     by_costs: bool = False,
 ) -> Outcome:
     """Trains from fresh weights: for at most so many rounds, for exactly so many if there are none to stop
-    by."""
+    by. Raises TrainError where the loss is not finite."""
     begun = time.monotonic()
     start, update, judge = _compiled(encoder.network, by_costs)
     constants = encoder.constants()
@@ -171,7 +173,7 @@ def _compiled_scores(network: Network):
 
 
 def scores(encoder: Encoder, weights: Weights, steps: list[np.ndarray]) -> np.ndarray:
-    """The encoder's scores for each class and context, in floating point."""
+    """The encoder's scores for each class and context, (N, CLASSES), in floating point."""
     rows_of, judge = _compiled_scores(encoder.network)
     rows = rows_of(weights, encoder.constants())
     examples = Examples(steps, np.arange(len(steps)), np.ones(len(steps), np.float32))

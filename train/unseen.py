@@ -28,7 +28,8 @@ STEPS_OF_SVD = 3
 
 
 def vectors(names: Iterable[str], size: int, seed: int) -> tuple[Vocabulary, np.ndarray]:
-    """The most common tokens of these names and a vector for each, the reserved ones first."""
+    """The most common tokens of these names, `size` of them, and a vector for each, (tokens, DIMENSIONS), the
+    reserved ones first."""
     names = list(names)
     vocabulary = Vocabulary.of(names, size)
     numbers = {token: number for number, token in enumerate(vocabulary.tokens)}
@@ -95,6 +96,7 @@ def asked(name: str, programs: dict[str, Contexts], known: tuple, recipe: Recipe
 
 
 def main(command_line: list[str]) -> int:
+    """Prints one JSON object of percents; the exit status. Raises TrainError for fewer than two programs."""
     parser = argparse.ArgumentParser(prog="train.unseen", description=__doc__)
     parser.add_argument("programs", nargs="+", metavar="NAME=PROFILE", help="two at least")
     parser.add_argument("--rounds", type=int, default=15)

@@ -23,6 +23,8 @@ def heap() -> str | None:
 
 
 def main() -> int:
+    """Runs the command line; the exit status, if it is not the script's: 2 for a wrong command line, 125
+    without the heap, 126 without Python."""
     if len(sys.argv) < 3 or sys.argv[1] != "run" or sys.argv[2] in ("-h", "--help"):
         print(__doc__, file=sys.stderr)
         return 2

@@ -44,7 +44,9 @@ def advise(
 
 
 def unadvise(thing: Any) -> int:
-    """Gives every whole page behind `thing` back to this process alone. Returns the number of bytes."""
+    """Gives every whole page behind `thing` back to this process alone. Returns the number of bytes. Raises
+    MergeError when the pages are shared still, for want of memory, and TypeError or ValueError as
+    `advise`."""
     pages = whole_pages(regions_of(thing))
     naming.forget(pages)
     for region in pages:

@@ -22,7 +22,7 @@ def place(sizes_bytes: list[int]) -> tuple[list[int], int]:
 
 
 def new(size_bytes: int) -> mmap.mmap:
-    """The arena, with room for so much and more."""
+    """The arena, with room for so many bytes and more. Raises OSError where the system has none."""
     # Mappings of whole huge pages begin where those begin, in every instance, and can be shared as such.
     # What is never touched takes no memory.
     whole = HUGE if size_bytes >= HUGE else mmap.PAGESIZE

@@ -28,6 +28,7 @@ class Writer(pickle.Pickler):
         self.kept: list[Any] = []
 
     def persistent_id(self, thing: Any) -> int | None:
+        """The number of a thing that is kept, None for what pickle is to write."""
         if not (is_torch(thing, "Tensor") or is_torch(thing, "Module")):
             return None
         self.kept.append(thing)
@@ -35,11 +36,14 @@ class Writer(pickle.Pickler):
 
 
 class Reader(pickle.Unpickler):
+    """Reads what Writer has written, over `buffers` of its own, one for each that was handed out."""
+
     def __init__(self, file: io.BytesIO, buffers: list[Any], kept: list[Any]):
         super().__init__(file, buffers=buffers)
         self.kept = kept
 
     def persistent_load(self, key: int) -> Any:
+        """What was kept, by its number."""
         return self.kept[key]
 
 

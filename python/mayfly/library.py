@@ -83,6 +83,8 @@ def alone() -> ctypes.PyDLL:
 
 
 def load(kind: type) -> ctypes.CDLL:
+    """The library by ctypes.CDLL or PyDLL. Raises MergeError (ENOENT) where it is not found, which says where
+    it was looked for."""
     named = os.environ.get("MAYFLY_MERGE_LIBRARY")
     said = ""
     for path in [named] if named else candidates():

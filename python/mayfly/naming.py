@@ -14,6 +14,7 @@ named: list[Region] = []
 
 
 def is_only_named() -> bool:
+    """Whether this process is one whose memory the worker shares while it has no work."""
     return os.environ.get(RESTING) == str(os.getpid())
 
 
@@ -26,4 +27,5 @@ def share(pages: Iterable[Region], flags: int) -> None:
 
 
 def forget(pages: Iterable[Region]) -> None:
+    """Takes back what was named of these pages."""
     named[:] = without(named, sorted(pages))

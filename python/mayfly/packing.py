@@ -28,6 +28,7 @@ class Block:
 
     @property
     def size_bytes(self) -> int:
+        """Bytes that the arena needs for it."""
         return self.end - self.start
 
 
@@ -56,6 +57,8 @@ def pack(thing: Any) -> Any:
 
 
 def pack_module(module: Any) -> None:
+    """Moves a torch.nn.Module's parameters and buffers into one arena. Raises ValueError where one is not
+    initialised yet."""
     blocks = blocks_of(module)
     offsets, size = place([block.size_bytes for block in blocks])
     if not size:

@@ -23,6 +23,7 @@ class Region(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
+        """Its bytes."""
         return self.end - self.start
 
 
@@ -149,6 +150,7 @@ def is_torch(thing: Any, name: str) -> bool:
 
 
 def has_buffer(thing: Any) -> bool:
+    """Whether it has Python's buffer interface."""
     try:
         memoryview(thing).release()
     except (TypeError, ValueError, BufferError):
@@ -211,6 +213,7 @@ def regions_of(thing: Any) -> Iterator[Region]:
 
 
 def unknown(thing: Any) -> str:
+    """What is said of a thing whose memory cannot be found."""
     kind = f"{type(thing).__module__}.{type(thing).__qualname__}".removeprefix("builtins.")
     if "onnxruntime" in kind:
         hint = "it keeps its weights to itself: make it inside 'with mayfly.advising():'"

@@ -35,6 +35,7 @@ def later(share: Callable[[], Any]) -> None:
 
 
 def in_turn(share: Callable[[], Any]) -> None:
+    """Calls `share` when it is this process' turn."""
     with turn():
         share()
 
@@ -57,6 +58,7 @@ def turn(file: Path = TURN, longest_s: float = LONGEST_WAIT_S) -> Iterator[None]
 
 
 def taken(descriptor: int) -> bool:
+    """Whether the lock of this file is this process' now."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
