@@ -69,8 +69,9 @@ def compiled(tmp_path_factory):
     folder = tmp_path_factory.mktemp("programs")
 
     def compile(name, sources, *flags):
-        command = ["gcc", "-O2", *map(str, sources), "-o", str(folder / name), *flags]
-        subprocess.run(command, check=True)
+        command = ["gcc", "-O2", *sources, "-o", folder / name, *flags]
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+        assert not done.returncode, done.stderr
         return folder / name
 
     return compile

@@ -15,10 +15,10 @@ CASES = Path(__file__).resolve().parent / "hotmem.c"
 
 @pytest.fixture(scope="session")
 def boot(kernel, compiled, tmp_path_factory, pytestconfig):
-    warned = ["-O1", "-Wall", "-Wextra", "-Werror", "-static", "-pthread", f"-I{kernel}/include"]
+    flags = ["-Wall", "-Werror", "-static", "-pthread", f"-I{kernel}/include"]
     programs = [
-        compiled("hotmem", [CASES], *warned),
-        compiled("hotmem_test", [kernel / "selftests/hotmem/hotmem_test.c"], *warned),
+        compiled("hotmem", [CASES], "-O1", "-Wextra", *flags),
+        compiled("hotmem_test", [kernel / "selftests/hotmem/hotmem_test.c"], *flags),
     ]
     image = disk(tmp_path_factory.mktemp("disk"))
     option = pytestconfig.option
