@@ -4,36 +4,19 @@ import json
 import lzma
 import math
 import sys
-import tomllib
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import mean, median
 
-from bench.outcome import ROOT, figure, table, write
+from bench.outcome import figure, table, write
 from sim.figures.paper import AVERAGES, FUNCTIONS, GROUPS
+from sim.figures.ratios import compared, faster, pages, part, saved
+from sim.figures.runs import RUNS
+from sim.figures.sensitivity import experiments, layouts, side_by_side, together
 
-RUNS = tomllib.loads((ROOT / "sim/figures/runs.toml").read_text())
 # What Memento's gain is made of: Fig. 9's four mechanisms, and what is left.
 PARTS = ("object_alloc", "object_free", "page_management", "bypass", "program", "kernel")
 # AWS Lambda's price (§6.5): by GB and second, in steps of a millisecond and a megabyte; and by request.
 DOLLARS_PER_GB_S, DOLLARS_PER_REQUEST = 0.0000166667, 0.0000002
-
-
-def saved(before: float, after: float) -> float:
-    return 100 * (1 - after / before) if before else 0.0
-
-
-def faster(before: dict, after: dict) -> float:
-    return 100 * (before["cycles"] / after["cycles"] - 1)
-
-
-def part(over: float, under: float) -> float:
-    return 100 * over / under if under else 0.0
-
-
-def pages(run: dict, counted: str = "from_os") -> tuple[int, int]:
-    """Physical pages that the OS gave to the program and to the kernel, or to Memento's pool (§6.3)."""
-    pool = {kind: run.get(f"memento.pages_{counted}.{kind}", 0) for kind in ("data", "tables", "blocks")}
-    return run["user_pages"] + pool["data"], run["kernel_pages"] + pool["tables"] + pool["blocks"]
 
 
 def price(run: dict, imports: dict) -> float:
@@ -97,14 +80,6 @@ def management(native: dict) -> dict:
     }
 
 
-def compared(native: dict, memento: dict) -> dict:
-    """Fig. 8 and 10: the baseline and Memento."""
-    return {
-        "speedup_percent": faster(native, memento),
-        "traffic_saved_percent": saved(native["dram.traffic_bytes"], memento["dram.traffic_bytes"]),
-    }
-
-
 def memory(native: dict, memento: dict) -> dict:
     """Fig. 11."""
     before, after, taken = pages(native), pages(memento), pages(memento, "allocated")
@@ -114,6 +89,10 @@ def memory(native: dict, memento: dict) -> dict:
         "pages_saved_percent": saved(sum(before), sum(after)),
         "pages_saved_each_taking_percent": saved(sum(before), sum(taken)),
         "inactive_slots_percent": 100 * memento["memento.inactive_slots"],
+        **{
+            f"end_inactive_{one}_percent": 100 * memento[f"memento.end.inactive_{one}"]
+            for one in ("slots", "slots_in_use", "bytes")
+        },
         "memento.arena_pages": memento["memento.pages_from_os.data"],
         "memento.table_pages": memento["memento.pages_from_os.tables"],
     }
@@ -155,51 +134,6 @@ def breakdown(runs: dict, native: dict, memento: dict) -> dict:
     return flat
 
 
-def experiments(runs: dict) -> dict:
-    """What Memento gains where one side is another: `plain` is what it gains as both are."""
-    flat = {}
-    native, memento = runs.get("native"), runs.get("memento")
-    for name, said in RUNS["experiments"].items():
-        if not (native and memento and name in runs):
-            continue
-        before, after = (runs[name], memento) if said["against"] == "native" else (native, runs[name])
-        if runs[name]["output"] != native["output"]:
-            flat[f"experiment.{name}.failure"] = "its output is another"
-        for prefix, pair in ((name, (before, after)), (f"{name}.plain", (native, memento))):
-            flat[f"experiment.{prefix}.speedup_percent"] = faster(*pair)
-            flat[f"experiment.{prefix}.traffic_saved_percent"] = compared(*pair)["traffic_saved_percent"]
-            flat[f"experiment.{prefix}.pages_saved_percent"] = saved(*(sum(pages(one)) for one in pair))
-        own = {"native": native, "memento": memento}[said["against"]]
-        for what, count in (
-            ("cycles", lambda run: run["cycles"]),
-            ("traffic", lambda run: run["dram.traffic_bytes"]),
-            ("pages", lambda run: sum(pages(run))),
-        ):
-            flat[f"experiment.{name}.more_{what}_percent"] = -saved(count(own), count(runs[name]))
-    return flat
-
-
-def layouts(runs: dict) -> dict:
-    """The speed-up in layouts that differ by nothing but where things lie."""
-    pairs = [
-        [runs.get(f"layout-{number}-{one}") for one in RUNS["layouts"]["configurations"]]
-        for number in RUNS["layouts"]["numbers"]
-    ]
-    found = [compared(*pair) for pair in pairs if all(pair)]
-    if len(found) < 2:
-        return {}
-    flat = {"layouts": len(found)}
-    for key in found[0]:
-        values = [one[key] for one in found]
-        stem = key.removesuffix("_percent")
-        flat |= {
-            f"layouts.{stem}.mean_percent": mean(values),
-            f"layouts.{stem}.deviation_points": stdev(values),
-        }
-        flat |= {f"layouts.{stem}.least_percent": min(values), f"layouts.{stem}.most_percent": max(values)}
-    return flat
-
-
 def program(runs: dict) -> dict:
     flat = {}
     native, memento = runs.get("native"), runs.get("memento")
@@ -215,10 +149,18 @@ def program(runs: dict) -> dict:
         both = runs.get(f"{region}-native"), runs.get(f"{region}-memento")
         if all(both):
             flat |= {f"{region}.{key}": value for key, value in compared(*both).items()}
-    for name in ("iso-storage", "mallacc"):
+    imports = runs.get("import-native"), runs.get("import-memento")
+    if native and memento and all(imports):
+        # A cold start: the imports and the first call (§6.6).
+        whole = [
+            {"cycles": one["cycles"] + its["cycles"]}
+            for one, its in zip(imports, (native, memento), strict=True)
+        ]
+        flat["cold.speedup_percent"] = faster(*whole)
+    for name in ("iso-storage", "mallacc", "speedmalloc"):
         if native and runs.get(name):
             flat[f"{name.replace('-', '_')}_speedup_percent"] = faster(native, runs[name])
-    flat |= experiments(runs) | layouts(runs)
+    flat |= experiments(runs) | layouts(runs) | side_by_side(runs)
     for name, run in runs.items():
         if name not in RUNS["configurations"]:
             continue
@@ -239,38 +181,14 @@ def gathered(folder: Path, raw: Path) -> dict:
         failed = {f"{name}.{one}.failure": run["failure"] for one, run in runs.items() if "failure" in run}
         good = {one: run for one, run in runs.items() if "failure" not in run}
         flat |= {f"{name}.{key}": value for key, value in program(good).items()} | failed
+    turns = {
+        path.name: {one.stem: json.loads(one.read_text()) for one in sorted(path.glob("*.json"))}
+        for path in sorted(folder.glob("together-*"))
+    }
+    if turns:
+        (raw / "together.json.xz").write_bytes(lzma.compress(json.dumps(turns, indent=1).encode()))
     cost = folder / "cost.json"
-    return flat | averages(flat) | together(folder) | (json.loads(cost.read_text()) if cost.exists() else {})
-
-
-def together(folder: Path) -> dict:
-    """§6.6, several processes on one core: what Memento gains, and what its flushes take."""
-    flat, gains = {}, []
-    for number in range(1, RUNS["together"]["picks"] + 1):
-        runs = {
-            path.stem: json.loads(path.read_text())
-            for path in sorted((folder / f"together-{number}").glob("*.json"))
-        }
-        native, memento = runs.get("native", {}), runs.get("memento", {})
-        if failed := native.get("failure") or memento.get("failure"):
-            flat[f"together-{number}.failure"] = failed
-            continue
-        if not (native and memento):
-            continue
-        if native["output"] != memento["output"]:
-            flat[f"together-{number}.failure"] = "their output under Memento is another"
-        gains.append(faster(native, memento))
-        flat |= {f"together-{number}.{key}": value for key, value in compared(native, memento).items()}
-        flat[f"together-{number}.switches"] = memento["process_switches"]
-        flat[f"together-{number}.flush_percent"] = part(
-            memento["memento.hot_flush_cycles"], memento["cycles"]
-        )
-    if gains:
-        flat |= {"together.picks": len(gains), "together.speedup_percent": mean(gains)}
-        flat |= {"together.least_percent": min(gains), "together.most_percent": max(gains)}
-        flush = [value for key, value in flat.items() if key.endswith(".flush_percent")]
-        flat["together.flush_percent"] = mean(flush)
-    return flat
+    return flat | averages(flat) | together(turns) | (json.loads(cost.read_text()) if cost.exists() else {})
 
 
 def averages(flat: dict) -> dict:

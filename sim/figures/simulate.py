@@ -11,19 +11,11 @@ import sys
 import tomllib
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-RUNS = tomllib.loads((HERE / "runs.toml").read_text())
+from bench.outcome import ROOT
+from sim.figures.runs import RUNS, wanted
+
 LISTED = tomllib.loads((ROOT / "sim/programs/programs.toml").read_text())
 MAYFLY = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release/mayfly"
-
-
-def wanted(configuration: str) -> dict:
-    """What a configuration says; of `layout-3-native`, that of `native` and its layout."""
-    if configuration.startswith("layout-"):
-        _, number, plain = configuration.split("-", 2)
-        return wanted(plain) | {"words": ["--layout", number]}
-    return RUNS["configurations"].get(configuration) or RUNS["experiments"][configuration]
 
 
 def region(said: dict, its: dict) -> str:
@@ -72,6 +64,12 @@ def command(program: str, configuration: str, folder: Path) -> list[str]:
         # Another of the CPythons that sim/shim/cpython links: the program says by itself what counts.
         listed = with_arguments(LISTED["programs"][name]["command"], arguments)
         last = [f"/programs/bin/{said['python']}", *listed[1:]]
+    elif "build" in said:
+        everywhere = LISTED["environment"]["all"]["native"] | LISTED["environment"]["go"]["native"]
+        environment += [f"{key}={value}" for key, value in everywhere.items()]
+        environment.append(f"MAYFLY_REGION={region(said, its)}")
+        listed = with_arguments(LISTED["programs"][name]["command"], arguments)
+        last = [f"{listed[0]}-{said['build']}", *listed[1:]]
     else:
         words += ["--region", region(said, its)]
         last = [name, *arguments]

@@ -39,7 +39,7 @@ static struct {
     pthread_mutex_t lock;
 } lanes[LANES];
 
-static int eager_loading, one_lock_for_all;
+static int eager_loading, one_lock_for_all, whole_pages;
 
 /* The guest's kernel is asked for much memory at once, and gets much at once: each call takes simulation time, and takes or
  * leaves pages that the kernel would next give to others, warm or cold as no hardware page allocator would have left them. */
@@ -58,7 +58,7 @@ void arenas_release(unsigned lane, int held) {
     MARK(MARK_OP_NONE, 0, 0);
 }
 
-int arenas_open(int eager, int one_lock) {
+int arenas_open(int eager, int one_lock, int whole) {
     void *region = mmap((void *)REGION_START, REGION_BYTES, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
     if (region != (void *)REGION_START) {
@@ -77,7 +77,9 @@ int arenas_open(int eager, int one_lock) {
     }
     eager_loading = eager;
     one_lock_for_all = one_lock;
-    MARK(MARK_MEMENTO_REGION, REGION_START, REGION_START + REGION_BYTES + (eager ? REGION_EAGER : 0));
+    whole_pages = whole;
+    MARK(MARK_MEMENTO_REGION, REGION_START,
+         REGION_START + REGION_BYTES + (eager ? REGION_EAGER : 0) + (whole ? REGION_WHOLE_PAGES : 0));
     return 1;
 }
 
@@ -112,8 +114,11 @@ static int is_full(const struct arena *arena) {
     return (arena->bitmap[0] & arena->bitmap[1] & arena->bitmap[2] & arena->bitmap[3]) == UINT64_MAX;
 }
 
-static int is_empty(const struct arena *arena) {
-    return (arena->bitmap[0] | arena->bitmap[1] | arena->bitmap[2] | arena->bitmap[3]) == 0;
+/* Bits of the bitmap's last word that are always set: of objects that have no room. */
+static uint64_t absent_bits(unsigned class) { return ~(UINT64_MAX >> absent_objects(class, whole_pages)); }
+
+static int is_empty(const struct arena *arena, unsigned class) {
+    return (arena->bitmap[0] | arena->bitmap[1] | arena->bitmap[2]) == 0 && arena->bitmap[3] == absent_bits(class);
 }
 
 /* All of an arena's pages are there before the program sees it: what its page faults would cost is the page allocator's to
@@ -140,6 +145,7 @@ static struct arena *new_arena(unsigned lane, unsigned number) {
     struct arena *arena = (struct arena *)class->next;
     class->next = end;
     arena->address = (uint64_t)arena;
+    arena->bitmap[3] = absent_bits(number);
     return arena;
 }
 
@@ -190,7 +196,8 @@ static int locate(const void *object, struct place *place) {
 }
 
 static int is_allocated(const struct place *place) {
-    return place->arena->bitmap[place->index / 64] >> (place->index % 64) & 1;
+    return place->arena->bitmap[place->index / 64] >> (place->index % 64) & 1 &&
+           place->index + absent_objects(place->class, whole_pages) < OBJECTS;
 }
 
 /* Beyond the bump pointer no page is looked at: reading it would map one. */
@@ -228,7 +235,7 @@ enum outcome arenas_free(void *object) {
         unlink_arena(&class->full, arena);
         push(&class->available, arena);
     }
-    if (is_empty(arena)) {
+    if (is_empty(arena, place.class)) {
         unlink_arena(&class->available, arena);
         give_back(place.lane, arena, place.class);
     }

@@ -9,7 +9,7 @@ enum outcome { DONE, NOT_AN_OBJECT, NO_ARENA, DOUBLE_FREE };
 
 /* Reserves the region and tells the simulator. False: this process must allocate in software. Operations that free into
  * several lanes at once need one lock for all of them. */
-int arenas_open(int eager, int one_lock);
+int arenas_open(int eager, int one_lock, int whole_pages);
 
 /* After a fork: pages that the child shares are copied now, and not, by page faults, when this process writes to them. */
 void arenas_unshare(void);

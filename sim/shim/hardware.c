@@ -5,7 +5,8 @@
  * another program, and what it frees of its parent's objects stays.
  *
  * Settings: MEMENTO_EAGER=0 takes the next arena when it is needed and not when the last object is taken;
- * MEMENTO_REMOTE=batch frees other threads' objects 32 at a time (§4, software-assisted); MEMENTO_JOURNAL=FILE. */
+ * MEMENTO_REMOTE=batch frees other threads' objects 32 at a time (§4, software-assisted); MEMENTO_WHOLE_PAGES=1 has an arena's
+ * header in the place of its last objects, where it would take a page more; MEMENTO_JOURNAL=FILE. */
 #define _GNU_SOURCE
 #include "hardware.h"
 
@@ -65,10 +66,11 @@ static void open_hardware(void) {
     hardware_state = SOFTWARE; /* what is allocated meanwhile */
     const char *eager = getenv("MEMENTO_EAGER"), *remote = getenv("MEMENTO_REMOTE");
     const char *journal = getenv("MEMENTO_JOURNAL");
-    int is_eager = !eager || strcmp(eager, "0") != 0;
+    const char *whole = getenv("MEMENTO_WHOLE_PAGES");
+    int is_eager = !eager || strcmp(eager, "0") != 0, is_whole = whole && strcmp(whole, "1") == 0;
     batching = remote && strcmp(remote, "batch") == 0;
-    if (!arenas_open(is_eager, batching)) return;
-    if (journal && *journal) journal_open(journal, is_eager, batching ? BATCH_OBJECTS : 0);
+    if (!arenas_open(is_eager, batching, is_whole)) return;
+    if (journal && *journal) journal_open(journal, is_eager | is_whole << 1, batching ? BATCH_OBJECTS : 0);
     pthread_key_create(&thread_end, thread_ends);
     pthread_atfork(before_fork, after_fork, in_child);
     hardware_state = OPEN;

@@ -20,7 +20,7 @@ struct record {
 
 static struct journal {
     uint64_t magic;
-    uint64_t records, eager, batch;
+    uint64_t records, flags, batch;
     struct record record[];
 } *journal;
 
@@ -39,7 +39,7 @@ static void expand(const char *pattern, char *path, size_t size) {
     else snprintf(path, size, "%s", pattern);
 }
 
-void journal_open(const char *pattern, int eager, int batch) {
+void journal_open(const char *pattern, int flags, int batch) {
     char path[4096];
     expand(pattern, path, sizeof path);
     int file = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
@@ -49,7 +49,7 @@ void journal_open(const char *pattern, int eager, int batch) {
     close(file);
     journal = mapped;
     memcpy(&journal->magic, "memento1", 8);
-    journal->eager = eager;
+    journal->flags = flags;
     journal->batch = batch;
 }
 

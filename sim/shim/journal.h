@@ -7,7 +7,8 @@
 
 enum { JOURNAL_ALLOC = 1, JOURNAL_FREE = 2, JOURNAL_BATCH = 3 };
 
-void journal_open(const char *path, int eager, int batch);
+/* `flags`: 1 if arenas are loaded eagerly, 2 if they are whole pages. */
+void journal_open(const char *path, int flags, int batch);
 /* An operation and its record are one step: these take and release the journal's lock, if there is a journal. */
 void journal_begin(void);
 void journal_end(int operation, unsigned lane, unsigned size, unsigned outcome, const void *address);

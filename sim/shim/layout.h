@@ -26,6 +26,13 @@ static inline uint64_t arena_bytes(unsigned class) {
     return (HEADER_BYTES + OBJECTS * object_bytes(class) + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
 }
 
+/* How many of an arena's last objects have no room: its header has their place, if arenas are whole pages. */
+static inline unsigned absent_objects(unsigned class, int whole_pages) {
+    uint64_t bytes = object_bytes(class);
+    uint64_t room = ((OBJECTS * bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES - HEADER_BYTES) / bytes;
+    return whole_pages && room < OBJECTS ? (unsigned)(OBJECTS - room) : 0;
+}
+
 /* A class's arenas begin some pages into its range. */
 static inline uint64_t stagger(unsigned class) { return class / 2 * (uint64_t)PAGE_BYTES; }
 

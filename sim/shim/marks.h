@@ -20,7 +20,7 @@ enum mark {
     MARK_EVENT = 0x30,         /* a program's own event: number */
 };
 
-enum { REGION_EAGER = 1 };
+enum { REGION_EAGER = 1, REGION_WHOLE_PAGES = 2 };
 
 #define MARK(code, first, second)                                                                                     \
     __asm__ volatile(".byte 0x0f, 0x1f, 0x84, 0x00; .long 0x4d4d0000 + %c2"                                           \

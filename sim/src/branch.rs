@@ -111,7 +111,7 @@ impl Predictor {
             End::Return => {
                 self.counts.returns += 1;
                 let expected = self.returns[self.top];
-                self.top = if self.top == 0 { self.returns.len() - 1 } else { self.top - 1 };
+                self.forget_call();
                 if expected == target {
                     return Outcome::Right;
                 }
@@ -119,6 +119,11 @@ impl Predictor {
                 Outcome::Wrong
             }
         }
+    }
+
+    /// The last call's return was executed elsewhere.
+    pub fn forget_call(&mut self) {
+        self.top = if self.top == 0 { self.returns.len() - 1 } else { self.top - 1 };
     }
 
     fn push(&mut self, behind: u64) {

@@ -5,14 +5,27 @@ use std::path::Path;
 
 const TABLE3: &str = include_str!("../machines/table3.toml");
 
-/// The machines that come with the program: name, what differs from Table 3's baseline, and whether it has Memento.
-pub const MACHINES: &[(&str, &[&str], bool)] = &[
-    ("table3", &[], false),
+/// What a machine has beside Table 3's core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beside {
+    /// No more.
+    Nothing,
+    /// Memento's units.
+    Memento,
+    /// SpeedMalloc's support core.
+    Support,
+}
+
+/// The machines that come with the program: name, what differs from Table 3's baseline, and what it has beside that.
+pub const MACHINES: &[(&str, &[&str], Beside)] = &[
+    ("table3", &[], Beside::Nothing),
     // The HOT's storage as a ninth way of the L1d instead (§6.7's question: is it the capacity?).
-    ("iso-storage", &["l1d.ways=9"], false),
-    ("memento", &[], true),
+    ("iso-storage", &["l1d.ways=9"], Beside::Nothing),
+    ("memento", &[], Beside::Memento),
     // Mallacc "where the Mallacc cache has zero latency and always hits" (§6.7).
-    ("mallacc", &["core.ideal_allocator=true"], false),
+    ("mallacc", &["core.ideal_allocator=true"], Beside::Nothing),
+    // SpeedMalloc (Li et al., arXiv 2508.20253).
+    ("speedmalloc", &[], Beside::Support),
 ];
 
 /// A whole machine. The names are those of the TOML file; units are in the names.
@@ -31,6 +44,8 @@ pub struct Description {
     pub dram: DramDescription,
     /// Memento's units, if the machine has them.
     pub memento: Option<memento::Config>,
+    /// SpeedMalloc's support core, if it has one.
+    pub support: Option<SupportDescription>,
 }
 
 /// The out-of-order core.
@@ -95,6 +110,40 @@ pub struct TlbDescription {
     pub walk_cache_entries: usize,
 }
 
+/// SpeedMalloc's support core: a "lightweight programmable processor" that "houses all allocator metadata in its own caches",
+/// and executes the allocator's code for the program's core. Numbers are ours where the paper's text was not to be had.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct SupportDescription {
+    /// Of each of its two caches, behind which is the LLC.
+    pub cache_sets: usize,
+    pub cache_ways: usize,
+    pub cache_latency_cycles: u64,
+    /// From one core to the other: half of the way to the LLC and back.
+    pub message_cycles: u64,
+    /// Requests that may wait for it; the next one holds the core up.
+    pub queue_entries: usize,
+    /// It fetches behind a branch that was taken only when it has executed it.
+    pub taken_branch_cycles: u64,
+    /// Getting a line out of the other core's caches, beyond the way to the LLC.
+    pub snoop_cycles: u64,
+}
+
+impl Default for SupportDescription {
+    fn default() -> SupportDescription {
+        SupportDescription {
+            cache_sets: 64,
+            cache_ways: 4,
+            cache_latency_cycles: 2,
+            message_cycles: 20,
+            queue_entries: 16,
+            taken_branch_cycles: 2,
+            snoop_cycles: 20,
+        }
+    }
+}
+
 /// One channel, one rank of DDR4; times in memory clocks, by JEDEC's names without the t.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -130,13 +179,13 @@ impl Description {
     pub fn load(machine: &str, overrides: &[String]) -> Result<Description, String> {
         let known = MACHINES.iter().find(|(name, ..)| *name == machine);
         let result = match known {
-            Some((name, changes, has_memento)) => {
+            Some((name, changes, beside)) => {
                 let all: Vec<_> = changes
                     .iter()
                     .map(|change| change.to_string())
                     .chain(overrides.iter().cloned())
                     .collect();
-                Description::build(TABLE3, &all, Some(*name), *has_memento)
+                Description::build(TABLE3, &all, Some(*name), *beside)
             }
             None if Path::new(machine).extension().is_some() || machine.contains('/') => {
                 let text = std::fs::read_to_string(machine)
@@ -156,24 +205,31 @@ impl Description {
 
     /// As [`Description::load`], of a TOML text.
     pub fn parse(text: &str, overrides: &[String]) -> Result<Description, String> {
-        Description::build(text, overrides, None, false)
+        Description::build(text, overrides, None, Beside::Nothing)
     }
 
     fn build(
         text: &str,
         overrides: &[String],
         name: Option<&str>,
-        has_memento: bool,
+        beside: Beside,
     ) -> Result<Description, String> {
         let mut table: toml::Table = text.parse().map_err(|error| one_line(&error))?;
         if let Some(name) = name {
             table.insert("name".to_owned(), name.into());
         }
-        if has_memento {
+        let section = match beside {
+            Beside::Nothing => None,
             // The guest's kernel tells the shim of no switch, so its batches are not emptied there.
-            let config = memento::Config { drain_at_switch: false, ..memento::Config::default() };
-            let section = toml::Table::try_from(config).map_err(|error| error.to_string())?;
-            table.insert("memento".to_owned(), section.into());
+            Beside::Memento => {
+                let config = memento::Config { drain_at_switch: false, ..memento::Config::default() };
+                Some(("memento", toml::Table::try_from(config)))
+            }
+            Beside::Support => Some(("support", toml::Table::try_from(SupportDescription::default()))),
+        };
+        if let Some((name, section)) = section {
+            let section = section.map_err(|error| error.to_string())?;
+            table.insert(name.to_owned(), section.into());
         }
         for item in overrides {
             let (key, value) = item
@@ -227,6 +283,15 @@ impl Description {
         ];
         for (name, value) in at_least_one {
             require(value > 0, || format!("{name} = 0: at least 1 is needed"))?;
+        }
+        if let Some(support) = &self.support {
+            require(support.cache_sets.is_power_of_two(), || {
+                format!("support.cache_sets = {}: a power of two is needed", support.cache_sets)
+            })?;
+            require((1..=64).contains(&support.cache_ways), || "support.cache_ways: 1 to 64".to_owned())?;
+            require(support.queue_entries > 0, || {
+                "support.queue_entries = 0: at least 1 is needed".to_owned()
+            })?;
         }
         require(core.width < 16, || format!("core.width = {}: at most 15", core.width))?;
         let powers = [

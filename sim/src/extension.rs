@@ -22,6 +22,8 @@ pub struct Extension {
     pub operations: u64,
     /// The units' counters when the region began.
     before: memento::Statistics,
+    /// How full the arenas were when it ended.
+    pub occupancy: memento::Occupancy,
 }
 
 /// The machine as the units see it.
@@ -74,6 +76,7 @@ impl Extension {
             regions: Vec::new(),
             operations: 0,
             before: memento::Statistics::default(),
+            occupancy: memento::Occupancy::default(),
         }
     }
 
@@ -124,8 +127,11 @@ impl Extension {
         view: &mut View,
     ) -> Result<u64, String> {
         let end = end_and_flags & !0xfff;
-        if (end_and_flags & 1 == 1) != self.units.config().eager {
-            return Err("the shim and the units do not agree on memento.eager".to_owned());
+        let config = self.units.config();
+        for (flag, set, name) in [(1, config.eager, "eager"), (2, config.whole_pages, "whole_pages")] {
+            if (end_and_flags & flag != 0) != set {
+                return Err(format!("the shim and the units do not agree on memento.{name}"));
+            }
         }
         let done = self
             .units
@@ -146,6 +152,7 @@ impl Extension {
 
     /// All processes are gone: when their pages are back.
     pub fn end(&mut self, at: u64, view: &mut View) -> u64 {
+        self.occupancy = self.units.occupancy();
         self.region = 0..0;
         let gone = std::mem::take(&mut self.regions);
         gone.iter().fold(at, |at, (process, _)| self.units.process_exit(*process, at, view))

@@ -2,7 +2,7 @@
 
 use crate::cache::{Cache, CacheCounts, Line};
 use crate::calendar::Calendar;
-use crate::description::Description;
+use crate::description::{CacheDescription, Description, SupportDescription};
 use crate::dram::{Dram, DramCounts};
 
 /// Who served an access, from near to far. The first four are also the indices of the caches.
@@ -52,6 +52,12 @@ pub struct Hierarchy {
     units_port: Calendar,
     /// Those that it makes of zeroes are clean.
     clean_lines: bool,
+    /// Of a support core, behind which is the LLC: for instructions and for data. A line of data is in its cache or in the
+    /// core's own, never in both.
+    support: Option<[Cache; 2]>,
+    snoop_cycles: u64,
+    /// Lines that the support core took out of the core's caches, and the core out of its.
+    pub snoops: [u64; 2],
     /// Lines that were filled with zeroes at the LLC instead of being read (Memento §3.3).
     pub bypasses: u64,
     /// Of the accesses that come now.
@@ -87,6 +93,9 @@ impl Hierarchy {
             dram: Dram::new(&d.dram, d.core.frequency_mhz),
             units_port: Calendar::new(),
             clean_lines: d.memento.as_ref().is_some_and(|config| config.clean_lines),
+            support: d.support.as_ref().map(support_caches),
+            snoop_cycles: d.support.as_ref().map_or(0, |support| support.snoop_cycles),
+            snoops: [0; 2],
             bypasses: 0,
             purpose: Purpose::Kernel,
             reads_for: [0; PURPOSES],
@@ -126,7 +135,10 @@ impl Hierarchy {
                 self.reads_for[self.purpose as usize] += 1;
                 (self.dram.read(line, from), Level::Dram)
             }
-            behind => self.access(behind, line, false, fresh, from),
+            behind => {
+                let from = if level == Level::L2 { self.snoop_support(line, from) } else { from };
+                self.access(behind, line, false, fresh, from)
+            }
         };
         let cache = &mut self.caches[level as usize];
         cache.hold(mshr, at, done);
@@ -152,6 +164,49 @@ impl Hierarchy {
         }
     }
 
+    /// The support core's access to a line, by its cache of code (L1i) or data: when it is there. What the core's caches
+    /// have of data comes out of them.
+    pub fn support_access(&mut self, level: Level, line: Line, write: bool, at: u64) -> u64 {
+        let Some(caches) = &mut self.support else { return at };
+        let cache = &mut caches[level as usize];
+        let there = at + cache.own_cycles;
+        if let Some(ready) = cache.lookup(line, write, there) {
+            return ready.max(there);
+        }
+        let mut from = there;
+        if level == Level::L1d {
+            let held = [Level::L1d, Level::L2].map(|level| self.caches[level as usize].remove(line));
+            if held != [None, None] {
+                self.snoops[0] += 1;
+                from += self.snoop_cycles;
+            }
+            if held.contains(&Some(true)) {
+                self.write_back(Level::Llc, line, from);
+            }
+        }
+        let (done, _) = self.access(Level::Llc, line, false, false, from);
+        let victim =
+            self.support.as_mut().and_then(|caches| caches[level as usize].insert(line, write, done));
+        if let Some(victim) = victim
+            && victim.dirty
+        {
+            self.write_back(Level::Llc, victim.line, from);
+        }
+        done
+    }
+
+    /// The core's caches miss a line that the support core may have: when the LLC has it.
+    #[inline]
+    fn snoop_support(&mut self, line: Line, at: u64) -> u64 {
+        let Some([_, data]) = &mut self.support else { return at };
+        let Some(dirty) = data.remove(line) else { return at };
+        self.snoops[1] += 1;
+        if dirty {
+            self.write_back(Level::Llc, line, at);
+        }
+        at + self.snoop_cycles
+    }
+
     /// From now on DRAM's requests are kept.
     pub fn record_dram(&mut self) {
         self.dram.recorded = Some(Vec::new());
@@ -165,6 +220,11 @@ impl Hierarchy {
     /// Whether this level has the line.
     pub fn holds(&self, level: Level, line: Line) -> bool {
         self.caches[level as usize].holds(line)
+    }
+
+    /// Of the support core's caches, if there are any.
+    pub fn support_counts(&self) -> Option<[CacheCounts; 2]> {
+        self.support.as_ref().map(|caches| [caches[0].counts, caches[1].counts])
     }
 
     /// What was counted so far.
@@ -183,7 +243,7 @@ impl Hierarchy {
 
     /// Counts from zero; what the caches hold stays.
     pub fn reset_counts(&mut self) {
-        for cache in &mut self.caches {
+        for cache in self.caches.iter_mut().chain(self.support.iter_mut().flatten()) {
             cache.counts = CacheCounts::default();
         }
         self.dram.counts = DramCounts::default();
@@ -191,8 +251,20 @@ impl Hierarchy {
             requests.clear();
         }
         self.bypasses = 0;
+        self.snoops = [0; 2];
         self.reads_for = [0; PURPOSES];
     }
+}
+
+fn support_caches(description: &SupportDescription) -> [Cache; 2] {
+    let one = CacheDescription {
+        sets: description.cache_sets,
+        ways: description.cache_ways,
+        latency_cycles: description.cache_latency_cycles,
+        mshrs: 1,
+        cycles_per_access: 0,
+    };
+    [Cache::new(&one, 0), Cache::new(&one, 0)]
 }
 
 fn next(level: Level) -> Level {

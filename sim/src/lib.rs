@@ -19,6 +19,7 @@ pub mod extension;
 pub mod hierarchy;
 pub mod machine;
 pub mod statistics;
+pub mod support;
 pub mod tlb;
 
 pub use block::{Access, Block};

@@ -4,6 +4,7 @@
 //! faults ends it early) and where its branch went.
 
 mod marks;
+mod support;
 
 use crate::allocations::Allocations;
 use crate::block::*;
@@ -12,6 +13,7 @@ use crate::core::{Behind, Core, Owner};
 use crate::description::Description;
 use crate::extension::{Extension, View};
 use crate::hierarchy::Hierarchy;
+use crate::support::Support;
 use crate::tlb::{PageTables, Tlbs};
 use std::ops::Range;
 
@@ -55,6 +57,7 @@ pub struct Machine {
     tlbs: Tlbs,
     predictor: Predictor,
     extension: Option<Extension>,
+    support: Option<Support>,
     blocks: Vec<Block>,
     /// The block being executed and the first of its instructions that is not yet timed.
     current: Option<(usize, usize)>,
@@ -86,6 +89,7 @@ impl Machine {
             tlbs: Tlbs::new(&description.tlb),
             predictor: Predictor::new(&description.branch),
             extension: description.memento.as_ref().map(Extension::new),
+            support: description.support.as_ref().map(|support| Support::new(support, &description.tlb)),
             blocks: Vec::new(),
             current: None,
             accesses: Vec::with_capacity(4096),
@@ -148,6 +152,9 @@ impl Machine {
             self.counts.process_switches += 1;
         }
         self.tlbs.set_root(cr3);
+        if let Some(support) = &mut self.support {
+            support.set_root(cr3);
+        }
         self.user_owner = self.allocations.inside(self.tlbs.root()).unwrap_or(Owner::User);
         if let Some(extension) = &mut self.extension {
             let mut view = View { hierarchy: &mut self.hierarchy, tlbs: &mut self.tlbs };
@@ -198,6 +205,9 @@ impl Machine {
         if let Some(extension) = &mut self.extension {
             extension.start_region();
         }
+        if let Some(support) = &mut self.support {
+            support.counts = Default::default();
+        }
         self.counts = ProgramCounts::default();
         self.allocations.reset();
     }
@@ -241,7 +251,13 @@ impl Machine {
         };
         let within = self.is_free_of_charge(block.start) && self.is_free_of_charge(next);
         if whole && plausible {
-            if self.uncharged.is_none() && !within {
+            if self.is_supported(kernel) {
+                if let Some(support) = &mut self.support
+                    && next != block.end
+                {
+                    support.branched();
+                }
+            } else if self.uncharged.is_none() && !within {
                 self.core.control(block, &mut self.predictor, next);
             }
         } else if self.uncharged.is_none() {
@@ -266,6 +282,13 @@ impl Machine {
             self.counts.uncharged_instructions += to.saturating_sub(from) as u64;
             return;
         }
+        if self.is_supported(kernel) {
+            return self.run_supported(number, from, to, tables);
+        }
+        if kernel && self.support.is_some() {
+            self.call_kernel();
+        }
+        let block = &self.blocks[number];
         let owner = if kernel { self.kernel_work } else { self.user_owner };
         let mut behind = Behind {
             hierarchy: &mut self.hierarchy,

@@ -1,5 +1,7 @@
 //! Every number of a run with its name, unit and meaning: as JSON for programs and as a table for people.
 
+mod units;
+
 use crate::allocations::{LIFETIME_ENDS, SIZE_ENDS};
 use crate::core::{CAUSE_NAMES, CAUSES, OWNER_NAMES, OWNERS};
 use crate::description::Description;
@@ -110,6 +112,7 @@ impl Statistics {
         all.of_memory(machine, description);
         all.of_allocations(machine);
         all.of_memento(machine);
+        all.of_support(machine);
         all
     }
 
@@ -334,31 +337,5 @@ impl Statistics {
         }
         self.must("objects by lifetime are all objects", sum, all.allocations);
         self.must("objects by size are all objects", all.sizes.iter().sum(), all.allocations);
-    }
-
-    fn of_memento(&mut self, machine: &Machine) {
-        let Some(extension) = machine.extension() else { return };
-        let counts = extension.counts();
-        for (name, count) in &counts {
-            let unit = ["bytes", "cycles", "pages", "arenas", "lines", "walks", "slots", "objects"]
-                .into_iter()
-                .find(|unit| name.contains(unit));
-            let unit = unit.unwrap_or("operations");
-            self.count(format!("memento.{name}"), *count, unit, "counted by Memento's units");
-        }
-        let count =
-            |name: &str| counts.iter().find(|(other, _)| other == name).map_or(0, |(_, count)| *count);
-        let rates = [("allocation", "obj-alloc that hit the HOT"), ("free", "obj-free that hit the HOT")];
-        for (operation, about) in rates {
-            let (hits, misses) = (count(&format!("{operation}_hits")), count(&format!("{operation}_misses")));
-            let all = (hits + misses) as f64;
-            self.ratio(format!("memento.{operation}_hit_rate"), hits as f64, all, "part", about);
-        }
-        let (slots, objects) = (count("slots_by_operation") as f64, count("objects_by_operation") as f64);
-        let about = "slots of arenas without an object, on the average of all operations";
-        self.ratio("memento.inactive_slots", slots - objects, slots, "part", about);
-        if let Err(law) = extension.units.check() {
-            self.broken.push(law);
-        }
     }
 }

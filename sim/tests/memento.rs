@@ -144,6 +144,11 @@ fn pages_come_at_the_first_touch_and_go_with_the_process() {
     assert!(bench.statistic("tlb.walks") >= after - before);
     bench.machine.end_region(true);
     assert_eq!(bench.statistic("memento.pages_freed.data"), after);
+    // As they were before the end: 1024 objects in four arenas that are full and one that is loaded eagerly, if it is.
+    let empty = bench.statistic("memento.end.inactive_slots_in_use");
+    assert_eq!(empty, 0.0);
+    let of_all = bench.statistic("memento.end.inactive_slots");
+    assert!((0.93..0.95).contains(&of_all), "63 or 64 other arenas have no object: {of_all}");
 }
 
 #[test]

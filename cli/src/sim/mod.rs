@@ -44,7 +44,8 @@ The program's output and exit status are passed on; statistics go to stderr and,
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub struct SimArguments {
-    /// The machine: table3, memento, iso-storage, mallacc, or a TOML file [default: table3, or its allocator's]
+    /// The machine: table3, memento, iso-storage, mallacc, speedmalloc, or a TOML file [default: table3, or its
+    /// allocator's]
     #[arg(long, value_name = "NAME|FILE")]
     machine: Option<String>,
     /// Who allocates the program's objects
@@ -143,6 +144,7 @@ impl SimArguments {
         let default = match allocator {
             Allocator::Memento => "memento",
             Allocator::Mallacc => "mallacc",
+            Allocator::SpeedMalloc => "speedmalloc",
             Allocator::Native | Allocator::Marks | Allocator::Mayfly => "table3",
         };
         let machine = self.machine.as_deref().unwrap_or(default);

@@ -25,6 +25,9 @@ pub enum Allocator {
     Mayfly,
     /// The baseline on machine mallacc, whose allocator's fast paths take no time: C++ programs only
     Mallacc,
+    /// The baseline on machine speedmalloc, where a small core executes the allocator: C, C++ and CPython
+    #[value(name = "speedmalloc")]
+    SpeedMalloc,
 }
 
 impl Allocator {
@@ -35,6 +38,7 @@ impl Allocator {
             Allocator::Memento => "memento",
             Allocator::Marks => "marks",
             Allocator::Mallacc => "mallacc",
+            Allocator::SpeedMalloc => "speedmalloc",
             Allocator::Mayfly => "mayfly",
         }
     }
@@ -132,6 +136,9 @@ impl Program {
             }
             None => (words.to_vec(), if words[0].contains("python") { "python" } else { "c" }, None),
         };
+        if allocator == Allocator::SpeedMalloc && language == "go" {
+            bail!("{}: Go's runtime allocates on its own core only", words[0]);
+        }
         let mut environment = environment(description, language, allocator)?;
         let mut file = None;
         if allocator == Allocator::Mayfly {
@@ -161,7 +168,7 @@ impl Program {
                 words[0]
             );
         }
-        if is_static && allocator != Allocator::Native {
+        if is_static && !matches!(allocator, Allocator::Native | Allocator::SpeedMalloc) {
             bail!("{} is a static program, which takes no other allocator: link it dynamically", words[0]);
         }
         let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -196,8 +203,9 @@ fn environment(
     let of = |language: &str, allocator: &str| {
         description.get("environment")?.get(language)?.get(allocator)?.as_object()
     };
-    // Mallacc is a machine: the program and its allocator are the baseline's. Mayfly's heap takes the place of an allocator.
-    let is_native = matches!(allocator, Allocator::Mallacc | Allocator::Mayfly);
+    // Mallacc and SpeedMalloc are machines: the program and its allocator are the baseline's. Mayfly's heap takes the place
+    // of an allocator.
+    let is_native = matches!(allocator, Allocator::Mallacc | Allocator::SpeedMalloc | Allocator::Mayfly);
     let named = if is_native { Allocator::Native } else { allocator };
     let own = of(language, named.name());
     if own.is_none() && named != Allocator::Native {
@@ -259,6 +267,10 @@ mod tests {
         assert_eq!((program.words, program.expected), (words("python3 /p/json.py 5"), None), "another input");
         let line = Program::resolve(&words("json"), &description(), Allocator::Mallacc).err().unwrap();
         assert_eq!(line.to_string(), "json: Mallacc is for C++ programs only, as the paper has it");
+        let program = Program::resolve(&words("json"), &description(), Allocator::SpeedMalloc).unwrap();
+        assert_eq!((program.words.len(), program.environment), (3, words("HOME=/tmp")), "as on the baseline");
+        let line = Program::resolve(&words("html"), &description(), Allocator::SpeedMalloc).err().unwrap();
+        assert_eq!(line.to_string(), "html: Go's runtime allocates on its own core only");
         let program = Program::resolve(&words("html"), &description(), Allocator::Memento).unwrap();
         assert_eq!((program.words, program.expected), (words("html-memento"), None));
         let program = Program::resolve(&words("html"), &description(), Allocator::Native).unwrap();

@@ -20,12 +20,22 @@ pub struct Header {
     pub prev: u64,
     /// The arena after this one in its list.
     pub next: u64,
+    /// How many of the last objects have no room: their bits are always set. Known by the class, and in no header.
+    pub absent: u8,
 }
 
 impl Header {
-    /// A fresh arena's.
-    pub fn new(address: u64) -> Header {
-        Header { address, ..Header::default() }
+    /// A fresh arena's, whose last `absent` objects have no room.
+    pub fn new(address: u64, absent: usize) -> Header {
+        let mut header = Header { address, absent: absent as u8, ..Header::default() };
+        header.bitmap[OBJECTS / 64 - 1] = header.absent_bits();
+        header
+    }
+
+    /// Of the bitmap's last word.
+    #[inline]
+    fn absent_bits(&self) -> u64 {
+        !(u64::MAX >> self.absent)
     }
 
     /// The lowest free object.
@@ -38,7 +48,7 @@ impl Header {
     /// Whether an object is allocated.
     #[inline]
     pub fn is_allocated(&self, index: usize) -> bool {
-        self.bitmap[index / 64] >> (index % 64) & 1 == 1
+        self.bitmap[index / 64] >> (index % 64) & 1 == 1 && index + usize::from(self.absent) < OBJECTS
     }
 
     /// Sets an object's bit.
@@ -62,18 +72,21 @@ impl Header {
     /// Whether no object is.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.bitmap == [0; OBJECTS / 64]
+        self.bitmap == [0, 0, 0, self.absent_bits()]
     }
 
     /// Allocated objects.
     pub fn live(&self) -> u64 {
-        self.bitmap.iter().map(|bits| u64::from(bits.count_ones())).sum()
+        let set: u64 = self.bitmap.iter().map(|bits| u64::from(bits.count_ones())).sum();
+        set - u64::from(self.absent)
     }
 
     /// The highest allocated object.
     pub fn last_allocated(&self) -> Option<usize> {
-        let word = self.bitmap.iter().rposition(|&bits| bits != 0)?;
-        Some(word * 64 + 63 - self.bitmap[word].leading_zeros() as usize)
+        let mut bitmap = self.bitmap;
+        bitmap[OBJECTS / 64 - 1] &= !self.absent_bits();
+        let word = bitmap.iter().rposition(|&bits| bits != 0)?;
+        Some(word * 64 + 63 - bitmap[word].leading_zeros() as usize)
     }
 }
 

@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 
 use crate::arena::Header;
-use crate::layout::{CLASSES, LANES, arena_bytes, class_range, lane_and_class};
+use crate::layout::{CLASSES, LANES, OBJECTS, arena_bytes, class_range, lane_and_class, object_bytes};
 use crate::region::{Process, Saved};
+use crate::statistics::Occupancy;
 use crate::units::Units;
 
 impl Units {
@@ -14,6 +15,24 @@ impl Units {
         (0..self.processes.len())
             .filter(|&number| self.processes[number].is_some())
             .flat_map(|number| self.arenas_of(number).into_values().map(|(_, header)| header))
+    }
+
+    /// How full the arenas of all processes are (§6.6, Fragmentation).
+    pub fn occupancy(&self) -> Occupancy {
+        let mut all = Occupancy::default();
+        for (number, process) in self.processes.iter().enumerate() {
+            let Some(process) = process else { continue };
+            for (address, (_, header)) in self.arenas_of(number) {
+                let bytes = object_bytes(lane_and_class(address - process.start).1);
+                let (live, slots) = (header.live(), OBJECTS as u64 - u64::from(header.absent));
+                all.slots += slots;
+                all.slots_in_use += if live > 0 { slots } else { 0 };
+                all.objects += live;
+                all.slot_bytes += slots * bytes;
+                all.object_bytes += live * bytes;
+            }
+        }
+        all
     }
 
     /// A process's arenas by address, with their headers' physical addresses.

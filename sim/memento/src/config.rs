@@ -40,6 +40,9 @@ pub struct Config {
     /// Lines that the LLC makes are clean, as if DRAM had their zeroes: one that is evicted before it is written would be read
     /// as something else.
     pub clean_lines: bool,
+    /// An arena is as many whole pages as its 256 objects are: the header has the place of the last ones. Off: it comes before
+    /// them (§3.1, Fig. 5a), and their last bytes take a page more.
+    pub whole_pages: bool,
     /// All 64 classes get an arena when a thread first allocates (§3.1); off: each at its first use.
     pub initialise_all_classes: bool,
     /// Frees of other threads' objects.
@@ -96,6 +99,7 @@ impl Default for Config {
             walks_by_page_allocator: true,
             clear_pages: false,
             clean_lines: false,
+            whole_pages: false,
             initialise_all_classes: true,
             non_local_free: NonLocalFree::Hardware,
             drain_at_switch: true,

@@ -47,6 +47,15 @@ pub const fn arena_bytes(class: usize) -> u64 {
     (HEADER_BYTES + OBJECTS as u64 * object_bytes(class)).next_multiple_of(PAGE_BYTES)
 }
 
+/// How many of an arena's last objects have no room. All have, unless an arena is to be as many whole pages as its objects
+/// are: then its header has the place of the last ones, for whose few bytes there would be a page more.
+#[inline]
+pub const fn absent_objects(class: usize, whole_pages: bool) -> usize {
+    let bytes = object_bytes(class);
+    let room = ((OBJECTS as u64 * bytes).next_multiple_of(PAGE_BYTES) - HEADER_BYTES) / bytes;
+    if whole_pages && room < OBJECTS as u64 { OBJECTS - room as usize } else { 0 }
+}
+
 /// The class of a request, by rounding up to the next 8 bytes.
 #[inline]
 pub fn class_of(size: u64) -> Result<usize, Exception> {

@@ -26,7 +26,7 @@ mod walk_cache;
 
 pub use config::{Config, NonLocalFree};
 pub use machine::{Access, Machine, Port};
-pub use statistics::Statistics;
+pub use statistics::{Occupancy, Statistics};
 pub use units::{Done, Units};
 
 /// Why the hardware refuses an operation and raises an exception to software (§4).

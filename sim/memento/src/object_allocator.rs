@@ -7,7 +7,7 @@
 
 use crate::arena::{Header, Headers};
 use crate::hot::{Entry, Hot, Owner};
-use crate::layout::{CLASSES, Location, object_bytes};
+use crate::layout::{CLASSES, Location, absent_objects, object_bytes};
 use crate::machine::{Access, Machine, Port};
 use crate::page_allocator::PageAllocator;
 use crate::region::{Process, Saved};
@@ -81,12 +81,13 @@ impl ObjectAllocator {
         work: &mut Work<M>,
     ) -> Result<(), Exception> {
         let (address, physical) = caller.pages.new_arena(caller.process, caller.owner.lane, class, work)?;
-        self.headers.write(physical, Header::new(address));
+        let header = Header::new(address, absent_objects(class, work.config.whole_pages));
+        self.headers.write(physical, header);
         let entry = self.entry(work.core, class);
         entry.valid = true;
         entry.dirty = true;
         entry.physical = physical;
-        entry.header = Header::new(address);
+        entry.header = header;
         Ok(())
     }
 

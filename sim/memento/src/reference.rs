@@ -3,8 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::Exception;
-use crate::layout::{HEADER_BYTES, OBJECTS, arena_bytes, class_of, class_range, locate, object_bytes};
+use crate::layout::{
+    HEADER_BYTES, OBJECTS, absent_objects, arena_bytes, class_of, class_range, locate, object_bytes,
+};
+use crate::{Config, Exception};
 
 /// One class of one thread.
 #[derive(Debug, Default)]
@@ -13,6 +15,8 @@ struct Class {
     current: Option<u64>,
     /// Arenas that can be allocated from next; the last is the first to be.
     available: Vec<u64>,
+    /// Objects that an arena has room for.
+    room: usize,
     arenas: BTreeMap<u64, BTreeSet<usize>>,
 }
 
@@ -21,18 +25,21 @@ struct Class {
 pub struct Reference {
     start: u64,
     eager: bool,
+    whole_pages: bool,
     classes: BTreeMap<(usize, usize), Class>,
 }
 
 impl Reference {
     /// A process whose region starts at `start`.
-    pub fn new(start: u64, eager: bool) -> Reference {
-        Reference { start, eager, classes: BTreeMap::new() }
+    pub fn new(start: u64, config: &Config) -> Reference {
+        let (eager, whole_pages) = (config.eager, config.whole_pages);
+        Reference { start, eager, whole_pages, classes: BTreeMap::new() }
     }
 
     fn class(&mut self, class: usize, lane: usize) -> &mut Class {
         let next = self.start + class_range(class, lane).0;
-        self.classes.entry((class, lane)).or_insert_with(|| Class { next, ..Class::default() })
+        let room = OBJECTS - absent_objects(class, self.whole_pages);
+        self.classes.entry((class, lane)).or_insert_with(|| Class { next, room, ..Class::default() })
     }
 
     /// obj-alloc.
@@ -45,9 +52,9 @@ impl Reference {
         }
         let arena = its.current.expect("change_arena sets it");
         let live = its.arenas.get_mut(&arena).expect("the current arena exists");
-        let index = (0..OBJECTS).find(|index| !live.contains(index)).expect("the current arena has room");
+        let index = (0..its.room).find(|index| !live.contains(index)).expect("the current arena has room");
         live.insert(index);
-        if eager && live.len() == OBJECTS {
+        if eager && live.len() == its.room {
             // Without room the full arena stays, and the next allocation tries again.
             let _ = its.change_arena(class, end);
         }
@@ -59,7 +66,7 @@ impl Reference {
         let place = locate(self.start, address)?;
         let its = self.class(place.class, place.lane);
         let live = its.arenas.get_mut(&place.arena).ok_or(Exception::NoArena)?;
-        let was_full = live.len() == OBJECTS;
+        let was_full = live.len() == its.room;
         if !live.remove(&place.index) {
             return Err(Exception::DoubleFree);
         }
@@ -88,7 +95,7 @@ impl Reference {
 
 impl Class {
     fn current_has_room(&self) -> bool {
-        self.current.is_some_and(|arena| self.arenas[&arena].len() < OBJECTS)
+        self.current.is_some_and(|arena| self.arenas[&arena].len() < self.room)
     }
 
     fn change_arena(&mut self, class: usize, end: u64) -> Result<(), Exception> {

@@ -13,6 +13,21 @@ pub enum PageKind {
     Block = 2,
 }
 
+/// How full arenas are at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Occupancy {
+    /// Slots of all arenas.
+    pub slots: u64,
+    /// Of those that have an object: not of the one that a class has from the start, where it has never had any.
+    pub slots_in_use: u64,
+    /// Objects in them.
+    pub objects: u64,
+    /// The slots in bytes: the memory that was given to the HOT.
+    pub slot_bytes: u64,
+    /// Bytes of the slots that have an object.
+    pub object_bytes: u64,
+}
+
 /// Counters since the units were made. Operations unless the name says otherwise; pages by [`PageKind`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[allow(missing_docs)] // the names say it

@@ -54,7 +54,7 @@ impl World {
         let programs = (0..PROCESSES)
             .map(|number| Program {
                 key: 0x1000 * (number as u64 + 1),
-                reference: Reference::new(REGION_START, config.eager),
+                reference: Reference::new(REGION_START, config),
                 live: Vec::new(),
                 used_lines: BTreeMap::new(),
                 freed: Vec::new(),
@@ -258,10 +258,9 @@ impl World {
     fn exit(&mut self, process: usize) {
         let key = self.programs[process].key;
         self.units.process_exit(key, self.now, &mut self.machine);
-        let eager = self.units.config().eager;
         self.programs[process] = Program {
             key,
-            reference: Reference::new(REGION_START, eager),
+            reference: Reference::new(REGION_START, self.units.config()),
             live: Vec::new(),
             used_lines: BTreeMap::new(),
             freed: Vec::new(),
@@ -294,18 +293,21 @@ impl World {
 }
 
 fn config() -> impl Strategy<Value = Config> {
-    (any::<[bool; 5]>(), 0usize..3).prop_map(|([eager, all, batch, background, bypass], walk_cache)| Config {
-        eager,
-        initialise_all_classes: all,
-        non_local_free: if batch { NonLocalFree::Batch } else { NonLocalFree::Hardware },
-        background_free_misses: background,
-        bypass,
-        walk_cache_entries: walk_cache * 4,
-        batch_objects: 5,
-        refill_pages: 70,
-        aac_pointers: 2,
-        ..Config::default()
-    })
+    (any::<[bool; 6]>(), 0usize..3).prop_map(
+        |([eager, all, batch, background, bypass, whole], walk_cache)| Config {
+            eager,
+            initialise_all_classes: all,
+            non_local_free: if batch { NonLocalFree::Batch } else { NonLocalFree::Hardware },
+            background_free_misses: background,
+            bypass,
+            whole_pages: whole,
+            walk_cache_entries: walk_cache * 4,
+            batch_objects: 5,
+            refill_pages: 70,
+            aac_pointers: 2,
+            ..Config::default()
+        },
+    )
 }
 
 proptest! {

@@ -89,10 +89,11 @@ def journalled(tmp_path):
     return journalled
 
 
-@pytest.mark.parametrize("eager", [1, 0])
-def test_random_calls_of_the_interface(made, journalled, pytestconfig, eager):
+@pytest.mark.parametrize("eager, whole_pages", [(1, 0), (0, 0), (1, 1)])
+def test_random_calls_of_the_interface(made, journalled, pytestconfig, eager, whole_pages):
+    choices = {"MEMENTO_EAGER": eager, "MEMENTO_WHOLE_PAGES": whole_pages}
     for seed in range(1, pytestconfig.option.seeds + 1):
-        journalled(made / "interface", seed, pytestconfig.option.operations, MEMENTO_EAGER=eager)
+        journalled(made / "interface", seed, pytestconfig.option.operations, **choices)
 
 
 @pytest.mark.parametrize("remote", ["exclusive", "batch"])

@@ -123,6 +123,7 @@ impl Machine {
             if owner == Owner::Free {
                 self.allocations.freed(process, operand);
             }
+            self.request(owner, stack);
         }
         enters
     }
@@ -162,6 +163,7 @@ impl Machine {
     }
 
     fn has_left(&mut self, owner: Owner, address: u64, bytes: u64) {
+        self.answer(owner);
         self.user_owner = Owner::User;
         if owner == Owner::Allocate {
             self.allocations.allocated(self.tlbs.root(), address, bytes);

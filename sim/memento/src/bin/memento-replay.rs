@@ -78,12 +78,13 @@ fn words<const N: usize>(file: &mut impl Read) -> Result<[u64; N], String> {
 
 fn replay(path: &str) -> Result<String, String> {
     let mut file = BufReader::new(File::open(path).map_err(|error| error.to_string())?);
-    let [magic, records, eager, batch] = words(&mut file)?;
+    let [magic, records, flags, batch] = words(&mut file)?;
     if magic != u64::from_le_bytes(*b"memento1") {
         return Err("not a journal of libmemento.so".to_owned());
     }
     let config = Config {
-        eager: eager != 0,
+        eager: flags & 1 != 0,
+        whole_pages: flags & 2 != 0,
         non_local_free: if batch == 0 { NonLocalFree::Hardware } else { NonLocalFree::Batch },
         batch_objects: batch as usize,
         drain_at_switch: false,
@@ -91,7 +92,7 @@ fn replay(path: &str) -> Result<String, String> {
     };
     let mut replay = Replay {
         units: Units::new(&config, CORES, POOL),
-        reference: Reference::new(REGION_START, config.eager),
+        reference: Reference::new(REGION_START, &config),
         batches: vec![Vec::new(); memento::layout::LANES],
         batching: batch != 0,
         born: HashMap::new(),

@@ -322,3 +322,54 @@ fn frees_in_the_background_are_as_many_as_there_is_room_for() {
     assert!(units.statistics().background_wait_cycles > 0);
     assert_eq!(units.obj_free(0, 0, objects[6], at + 10_000, &mut machine).at, at + 10_002, "all are done");
 }
+
+#[test]
+fn an_arena_of_whole_pages_has_its_header_in_the_place_of_its_last_objects() {
+    let pages = |size: u64, whole_pages: bool| {
+        let (mut units, mut machine) = one_core(Config { whole_pages, ..lazy() });
+        let objects = allocate(&mut units, &mut machine, size, 2560);
+        for address in &objects {
+            touched(&mut units, &mut machine, *address);
+            touched(&mut units, &mut machine, *address + size - 1);
+        }
+        let taken = units.statistics().pages_allocated[0];
+        for address in objects {
+            assert_eq!(units.obj_free(0, 0, address, 0, &mut machine).exception, None);
+        }
+        assert_eq!(units.live_objects(), 0);
+        units.check().unwrap();
+        taken
+    };
+    // Ten arenas of 256: a page and 64 bytes each, or eleven of 252. The last is loaded eagerly, if one is full.
+    assert_eq!((pages(16, false), pages(16, true)), (2 * 10 + 1, 11));
+    assert_eq!((pages(32, false), pages(32, true)), (3 * 10 + 1, 2 * 10 + 1));
+    // Those of 24 bytes leave room for their header.
+    assert_eq!((pages(24, false), pages(24, true)), (2 * 10 + 1, 2 * 10 + 1));
+}
+
+#[test]
+fn an_object_without_room_is_none() {
+    let (mut units, mut machine) = one_core(Config { whole_pages: true, ..lazy() });
+    let first = allocate(&mut units, &mut machine, 16, 1)[0];
+    let freed = units.obj_free(0, 0, first + 252 * 16, 0, &mut machine);
+    assert_eq!(freed.exception, Some(Exception::DoubleFree));
+    let rest = allocate(&mut units, &mut machine, 16, 252);
+    assert_eq!(rest[250], first + 251 * 16);
+    assert_eq!(rest[251], first + arena_bytes(1), "the next arena's first");
+}
+
+#[test]
+fn how_full_arenas_are_is_counted_in_slots_and_in_bytes() {
+    let (mut units, mut machine) = one_core(Config::default());
+    assert_eq!(units.occupancy(), memento::Occupancy::default(), "no thread has allocated");
+    let small = allocate(&mut units, &mut machine, 8, 300);
+    allocate(&mut units, &mut machine, 512, 2);
+    units.obj_free(0, 0, small[7], 0, &mut machine);
+    let full = units.occupancy();
+    // An arena of each of 64 classes, and a second one of the smallest.
+    assert_eq!((full.slots, full.slots_in_use, full.objects), (65 * 256, 3 * 256, 301));
+    let classes: u64 = (1..=64).map(|class| class * 8 * 256).sum();
+    assert_eq!((full.slot_bytes, full.object_bytes), (classes + 8 * 256, 299 * 8 + 2 * 512));
+    units.process_exit(PROCESS, 0, &mut machine);
+    assert_eq!(units.occupancy(), memento::Occupancy::default());
+}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 GO = Path(__file__).resolve().parents[1]
-RUNTIMES = ["heap-go", "heap-go-marks", "heap-go-memento"]
+RUNTIMES = ["heap-go", "heap-go-marks", "heap-go-memento", "heap-go-populate"]
 ROUNDS = "30"
 # A freed arena's memory goes for good, so that whoever touches it gets a fault.
 GIVEN_BACK = "madvise(unsafe.Pointer(arena), mementoArenaBytes(class), dontNeed)"
@@ -47,6 +47,18 @@ def test_all_runtimes_get_the_same_sums(programs, processors):
     same_sums(programs, processors)
 
 
+def test_a_populated_heap_has_its_pages_before_they_are_touched(programs):
+    def faults(name: str) -> int:
+        process = subprocess.Popen([programs / name, "1"], stdout=subprocess.DEVNULL)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0
+        return used.ru_minflt
+
+    plain, populated = faults("heap-go"), faults("heap-go-populate")
+    assert populated < 0.7 * plain, f"page faults: {plain}, and populated {populated}"
+
+
 def test_memory_of_freed_arenas_is_not_touched(tmp_path):
     shutil.copytree(GO, tmp_path / "go")
     arenas = tmp_path / "go/runtime/memento_arenas.go"
@@ -56,17 +68,23 @@ def test_memory_of_freed_arenas_is_not_touched(tmp_path):
     same_sums(built(tmp_path / "go", tmp_path / "unmapped"), 1)
 
 
-@pytest.mark.parametrize("kind", ["memento", "marks"])
-def test_a_runtime_without_the_lines_to_change_is_refused_in_one_line(kind, tmp_path):
+@pytest.mark.parametrize(
+    "kind, name, before, after",
+    [
+        ("memento", "malloc.go", "func mallocgc(size uintptr, ", "func mallocgc(bytes uintptr, "),
+        ("marks", "malloc.go", "func mallocgc(size uintptr, ", "func mallocgc(bytes uintptr, "),
+        ("populate", "mem_linux.go", "func sysMapOS(", "func sysMapped("),
+    ],
+)
+def test_a_runtime_without_the_lines_to_change_is_refused_in_one_line(kind, name, before, after, tmp_path):
     root = tmp_path / "root"
-    malloc = root / "src/runtime/malloc.go"
-    shutil.copytree(Path(must("go", "env", "GOROOT").strip()) / "src/runtime", malloc.parent)
-    lines = malloc.read_text()
-    malloc.write_text(lines.replace("func mallocgc(size uintptr, ", "func mallocgc(bytes uintptr, "))
+    changed = root / "src/runtime" / name
+    shutil.copytree(Path(must("go", "env", "GOROOT").strip()) / "src/runtime", changed.parent)
+    changed.write_text(changed.read_text().replace(before, after))
     other = root / "bin/go"
     other.parent.mkdir()
     other.write_text(f'#!/bin/sh\n[ "$1" = env ] && echo {root} || echo go version other\n')
     other.chmod(0o755)
     done = run(GO / "overlay", kind, tmp_path / kind, PATH=f"{other.parent}:{os.environ['PATH']}")
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
-    assert "go version other: its runtime/malloc.go has no line" in done.stderr
+    assert f"go version other: its runtime/{name} has no line" in done.stderr

@@ -1,0 +1,110 @@
+"""§6.6, the sensitivity studies: what Memento gains where one thing is another, how far a result moves by
+nothing but where things lie, and several processes on one core."""
+
+from statistics import mean, stdev
+
+from sim.figures.ratios import compared, faster, pages, part, saved
+from sim.figures.runs import IMPORT, RUNS
+
+
+def experiments(runs: dict) -> dict:
+    """What Memento gains where one side is another: `plain` is what it gains as both are. Of what is neither
+    side, what it takes more than what it is compared with."""
+    flat = {}
+    native, memento = runs.get("native"), runs.get("memento")
+    for name, said in RUNS["experiments"].items():
+        own = runs.get(said["against"])
+        if not (native and memento and own and name in runs):
+            continue
+        if runs[name]["output"] != native["output"]:
+            flat[f"experiment.{name}.failure"] = "its output is another"
+        sides = {"native": (runs[name], memento), "memento": (native, runs[name])}
+        pairs = (
+            {name: sides[said["against"]], f"{name}.plain": (native, memento)}
+            if said["against"] in sides
+            else {}
+        )
+        for prefix, pair in pairs.items():
+            flat[f"experiment.{prefix}.speedup_percent"] = faster(*pair)
+            flat[f"experiment.{prefix}.traffic_saved_percent"] = compared(*pair)["traffic_saved_percent"]
+            flat[f"experiment.{prefix}.pages_saved_percent"] = saved(*(sum(pages(one)) for one in pair))
+        flat |= {f"experiment.{name}.{key}": value for key, value in more(own, runs[name]).items()}
+        # The imports', and with them the whole process'.
+        imports = runs.get(IMPORT + said["against"]), runs.get(IMPORT + name)
+        if all(imports):
+            whole = [
+                sum(pages(call)) + sum(pages(one))
+                for call, one in zip((own, runs[name]), imports, strict=True)
+            ]
+            flat[f"experiment.{name}.more_process_pages_percent"] = -saved(*whole)
+            cycles = [
+                call["cycles"] + one["cycles"] for call, one in zip((own, runs[name]), imports, strict=True)
+            ]
+            flat[f"experiment.{name}.more_process_cycles_percent"] = -saved(*cycles)
+    return flat
+
+
+def more(before: dict, after: dict) -> dict:
+    """What one run takes more than another."""
+    return {
+        "more_cycles_percent": -saved(before["cycles"], after["cycles"]),
+        "more_traffic_percent": -saved(before["dram.traffic_bytes"], after["dram.traffic_bytes"]),
+        "more_pages_percent": -saved(sum(pages(before)), sum(pages(after))),
+    }
+
+
+def side_by_side(runs: dict) -> dict:
+    """All allocators beside the baseline's: what each takes more, in software and in hardware."""
+    native = runs.get("native")
+    others = ("mayfly", "mallacc", "memento", "speedmalloc")
+    return {
+        f"beside.{one}.{key}": value
+        for one in others
+        if native and one in runs
+        for key, value in more(native, runs[one]).items()
+    }
+
+
+def layouts(runs: dict) -> dict:
+    """The speed-up in layouts that differ by nothing but where things lie."""
+    pairs = [
+        [runs.get(f"layout-{number}-{one}") for one in RUNS["layouts"]["configurations"]]
+        for number in RUNS["layouts"]["numbers"]
+    ]
+    found = [compared(*pair) for pair in pairs if all(pair)]
+    if len(found) < 2:
+        return {}
+    flat = {"layouts": len(found)}
+    for key in found[0]:
+        values = [one[key] for one in found]
+        stem = key.removesuffix("_percent")
+        flat |= {
+            f"layouts.{stem}.mean_percent": mean(values),
+            f"layouts.{stem}.deviation_points": stdev(values),
+        }
+        flat |= {f"layouts.{stem}.least_percent": min(values), f"layouts.{stem}.most_percent": max(values)}
+    return flat
+
+
+def together(turns: dict) -> dict:
+    """§6.6, several processes on one core: what Memento gains, and what its flushes take."""
+    flat, gains = {}, []
+    for pick, runs in turns.items():
+        native, memento = runs.get("native", {}), runs.get("memento", {})
+        if failed := native.get("failure") or memento.get("failure"):
+            flat[f"{pick}.failure"] = failed
+            continue
+        if not (native and memento):
+            continue
+        if native["output"] != memento["output"]:
+            flat[f"{pick}.failure"] = "their output under Memento is another"
+        gains.append(faster(native, memento))
+        flat |= {f"{pick}.{key}": value for key, value in compared(native, memento).items()}
+        flat[f"{pick}.switches"] = memento["process_switches"]
+        flat[f"{pick}.flush_percent"] = part(memento["memento.hot_flush_cycles"], memento["cycles"])
+    if gains:
+        flat |= {"together.picks": len(gains), "together.speedup_percent": mean(gains)}
+        flat |= {"together.least_percent": min(gains), "together.most_percent": max(gains)}
+        flush = [value for key, value in flat.items() if key.endswith(".flush_percent")]
+        flat["together.flush_percent"] = mean(flush)
+    return flat

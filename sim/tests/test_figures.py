@@ -1,0 +1,115 @@
+"""The evaluation's arithmetic, on made-up runs: which there are, and what becomes of them."""
+
+import pytest
+
+from sim.figures import collect, runs, sensitivity, simulate
+
+
+def run(cycles: int, traffic: int = 1000, pages: int = 100, output: str = "ok", **more) -> dict:
+    return {
+        "cycles": cycles,
+        "dram.traffic_bytes": traffic,
+        "user_pages": pages,
+        "kernel_pages": 0,
+        "output": output,
+        **more,
+    }
+
+
+def test_every_configuration_of_every_program_is_a_command(tmp_path):
+    for program in runs.RUNS["programs"]:
+        for one in runs.configurations(program):
+            words = simulate.command(program, one, tmp_path)
+            assert words[words.index("--allocator") + 1] == runs.wanted(one)["allocator"], (program, one)
+
+
+def test_programs_are_run_in_what_fits_them():
+    assert "mallacc" in runs.configurations("url-shorten")
+    assert "mallacc" not in runs.configurations("json-loads")
+    go = runs.configurations("html-go")
+    assert {"populate-go", "import-populate-go", "memento"} <= set(go)
+    assert not {"speedmalloc", "mayfly", "populate", "messages-far"} & set(go)
+    assert "layout-10-memento" in go
+    assert not any(one in runs.RUNS["experiments"] for one in runs.configurations("recognise")), "in no mean"
+
+
+def test_a_name_stands_for_an_experiment_and_what_it_is_beside():
+    named = runs.named()
+    populate = named["populate"]
+    for one in ("native", "memento", "import-native", "populate", "import-populate"):
+        assert ("dna", one) in populate
+    assert ("html-go", "native") not in populate
+    assert ("html", "layout-3-native") in named["layouts"]
+    assert {one for _, one in named["five"]} == {"native", "memento", "mayfly", "mallacc", "speedmalloc"}
+    known = {program: set(runs.configurations(program)) for program in runs.RUNS["programs"]}
+    for name, pairs in named.items():
+        assert pairs, name
+        missing = [pair for pair in pairs if name != "together" and pair[1] not in known[pair[0]]]
+        assert not missing, f"{name} asks for what the whole has not: {missing}"
+
+
+def test_another_build_of_a_go_program_has_its_variables(tmp_path):
+    words = simulate.command("html-go", "import-populate-go", tmp_path)
+    assert "/programs/bin/html-go-populate" in words
+    assert {"GOGC=off", "MAYFLY_REGION=import"} <= set(words)
+
+
+def test_an_experiment_says_what_memento_gains_then_and_what_the_process_takes():
+    its = {
+        "native": run(1200),
+        "memento": run(1000),
+        "populate": run(1100, traffic=1500, pages=150),
+        "import-native": run(800, pages=300),
+        "import-populate": run(900, pages=1450),
+        "clear-pages": run(1050, output="other"),
+    }
+    found = sensitivity.experiments(its)
+    assert found["experiment.populate.plain.speedup_percent"] == pytest.approx(20)
+    assert found["experiment.populate.speedup_percent"] == pytest.approx(10)
+    assert found["experiment.populate.more_traffic_percent"] == pytest.approx(50)
+    assert found["experiment.populate.more_process_pages_percent"] == pytest.approx(300)
+    assert found["experiment.populate.more_process_cycles_percent"] == pytest.approx(0)
+    assert found["experiment.clear-pages.more_cycles_percent"] == pytest.approx(5), "beside Memento"
+    assert found["experiment.clear-pages.failure"] == "its output is another"
+    assert "experiment.clear-pages.more_process_pages_percent" not in found
+
+
+def test_what_is_beside_neither_side_says_nothing_of_mementos_gain():
+    its = {"native": run(1200), "memento": run(1000), "speedmalloc": run(1300), "messages-free": run(1170)}
+    found = sensitivity.experiments(its)
+    assert found["experiment.messages-free.more_cycles_percent"] == pytest.approx(-10)
+    assert "experiment.messages-free.speedup_percent" not in found
+    beside = sensitivity.side_by_side(its)
+    assert beside["beside.speedmalloc.more_cycles_percent"] == pytest.approx(100 / 12)
+    assert not any("mayfly" in key for key in beside)
+
+
+def test_processes_in_turns():
+    turns = {
+        "together-1": {
+            "native": run(1100),
+            "memento": run(1000, process_switches=7, **{"memento.hot_flush_cycles": 10}),
+        },
+        "together-2": {"native": run(1100), "memento": {"failure": "a line"}},
+        "together-3": {"native": run(1100)},
+    }
+    found = sensitivity.together(turns)
+    assert found["together.picks"] == 1
+    assert found["together.flush_percent"] == pytest.approx(1)
+    assert found["together-2.failure"] == "a line"
+
+
+def test_a_cold_start_is_the_imports_and_the_call():
+    units = {f"memento.{key}": 0 for key in ("allocations", "frees", "inactive_slots")}
+    units |= {f"memento.pages_from_os.{kind}": 0 for kind in ("data", "tables", "blocks")}
+    units |= {f"memento.end.inactive_{one}": 0.25 for one in ("slots", "slots_in_use", "bytes")}
+    owners = {"cycles_by_owner.allocate": 0, "cycles_by_owner.free": 0, "time_us": 1, "instructions": 1}
+    its = {
+        "native": run(1200, **owners),
+        "memento": run(1000, **owners, **units),
+        "import-native": run(3000, **owners),
+        "import-memento": run(2500, **owners, **units),
+    }
+    found = collect.program(its)
+    assert found["cold.speedup_percent"] == pytest.approx(20)
+    assert found["end_inactive_bytes_percent"] == 25
