@@ -92,6 +92,7 @@ def memory(native: dict, memento: dict) -> dict:
         **{
             f"end_inactive_{one}_percent": 100 * memento[f"memento.end.inactive_{one}"]
             for one in ("slots", "slots_in_use", "bytes")
+            if f"memento.end.inactive_{one}" in memento  # not in runs of before
         },
         "memento.arena_pages": memento["memento.pages_from_os.data"],
         "memento.table_pages": memento["memento.pages_from_os.tables"],
