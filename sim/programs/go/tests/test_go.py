@@ -48,15 +48,15 @@ def test_all_runtimes_get_the_same_sums(programs, processors):
 
 
 def test_a_populated_heap_has_its_pages_before_they_are_touched(programs):
-    def faults(name: str) -> int:
-        process = subprocess.Popen([programs / name, "1"], stdout=subprocess.DEVNULL)
+    def pages(name: str) -> int:
+        """That a process has when it has hardly begun: what it is told is no number of rounds."""
+        process = subprocess.Popen([programs / name, "none"], stderr=subprocess.DEVNULL)
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
-        assert process.returncode == 0
         return used.ru_minflt
 
-    plain, populated = faults("heap-go"), faults("heap-go-populate")
-    assert populated < 0.7 * plain, f"page faults: {plain}, and populated {populated}"
+    plain, populated = pages("heap-go"), pages("heap-go-populate")
+    assert populated >= plain + 900, f"of 4 MiB that its heap maps first: {plain} pages, and {populated}"
 
 
 def test_memory_of_freed_arenas_is_not_touched(tmp_path):
