@@ -37,7 +37,8 @@ pub fn addresses() -> impl Iterator<Item = usize> {
     OPEN.iter().map(|open| open.address.load(Acquire)).filter(|&address| address != 0)
 }
 
-/// Blocks from an open page, behind those that were taken before; the page becomes active when it is full.
+/// Blocks from an open page, behind those that were taken before; the page becomes active when it is full. One of small pages gives
+/// the first that are free: what was freed is in memory, what lies behind is not yet.
 pub(crate) fn take(request: &Request, extra: &mut Extra) -> Option<usize> {
     let which = if page_life::fills() { page_to_share(request) } else { request.class };
     let (open, from) = (&OPEN[which], which % CLASSES);
@@ -73,10 +74,15 @@ fn take_from(open: &OpenPage, from: usize, request: &Request, extra: &mut Extra)
             continue; // another thread filled it meanwhile
         }
         let bump = || {
-            let first = (page.frontier.load(Relaxed) as usize).next_multiple_of(request.alignment);
-            let fits = first + request.blocks <= BLOCKS_PER_HUGE_PAGE;
-            fits.then(|| {
-                page.frontier.store((first + request.blocks) as u16, Relaxed);
+            let frontier = page.frontier.load(Relaxed) as usize;
+            let first = if page.small.load(Relaxed) != 0 && page_life::fills() {
+                bits::find_run(&page.free_blocks(), request.blocks, request.alignment)?
+            } else {
+                frontier.next_multiple_of(request.alignment)
+            };
+            let beyond = first + request.blocks;
+            (beyond <= BLOCKS_PER_HUGE_PAGE).then(|| {
+                page.frontier.store(beyond.max(frontier) as u16, Relaxed);
                 page_life::mark(page, address, first, request, from)
             })
         };

@@ -3,13 +3,13 @@
 //!
 //! The paper names the short reach of its fast path as a weakness (§9.5). So a thread keeps freed objects in hand, four of each power
 //! of two, and gives them out again to a request of the same class that needs as many blocks or hardly fewer. All threads
-//! together keep an eighth of the heap at most, or a huge page, or 128 KiB each. To the page such objects are live; they are given back after 20 or
-//! 100 ms, by [`crate::entry::maintenance`].
+//! together keep an eighth of the heap at most, or a huge page, or 128 KiB each, which is all while the heap is small. To the page such objects are
+//! live; they are given back after 20 or 100 ms, by [`crate::entry::maintenance`].
 
 use core::cell::Cell;
 use core::ops::Range;
 
-use crate::pages::{direct, large_blocks, region};
+use crate::pages::{decay, direct, large_blocks, region};
 use crate::span::large_object::LargeObject;
 use crate::system::events::{self, Event};
 use crate::system::hook;
@@ -78,7 +78,8 @@ impl LargeCache {
     /// One of so many threads uses it.
     pub fn share(&self, threads: usize) {
         let all = (events::pages() * BLOCKS_PER_HUGE_PAGE / ONE_IN).max(BLOCKS_PER_HUGE_PAGE);
-        let share = (all / threads.max(1)).clamp(LEAST_SHARE, MOST_SHARE);
+        let most = if decay::heap_is_small() { LEAST_SHARE } else { MOST_SHARE };
+        let share = (all / threads.max(1)).clamp(LEAST_SHARE, most);
         self.share.set((share - LEAST_SHARE) as u16);
     }
 

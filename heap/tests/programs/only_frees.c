@@ -5,7 +5,7 @@
 #include <pthread.h>
 #include <time.h>
 
-enum { LARGE = 4, LARGE_BYTES = 120000, SMALL = 512, SECONDS = 60 };
+enum { LARGE = 4, LARGE_BYTES = 30000, SMALL = 512, SECONDS = 60 };
 static void *small[SMALL];
 static pthread_barrier_t turn;
 static int done;

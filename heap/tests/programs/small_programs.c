@@ -1,4 +1,5 @@
-// A program that allocates next to nothing takes next to nothing; metadata is on small pages, whatever the system's setting is.
+// A program that allocates next to nothing takes next to nothing, and one whose buffers come one after another takes the largest of them;
+// metadata is on small pages, whatever the system's setting is.
 // flags: -ldl
 #include "check.h"
 #include <dlfcn.h>
@@ -42,5 +43,15 @@ int main(void) {
     CHECK(is_on_small_pages(of_pages) == 1, "huge pages' metadata at %#lx may be on huge pages", (unsigned long)of_pages);
     CHECK(is_on_small_pages(of_spans) == 1, "spans' metadata at %#lx may be on huge pages", (unsigned long)of_spans);
     free(object);
+    long before = private_kib();
+    enum { LEAST = 20000, STEP = 9000, BUFFERS = 40 };
+    for (size_t i = 0; i < BUFFERS; i++) {
+        char *buffer = malloc(opaque_size(LEAST + i * STEP));
+        CHECK(buffer, "malloc");
+        memset(opaque(buffer), 1, LEAST + i * STEP);
+        free(buffer);
+    }
+    long grown = private_kib() - before, largest = (LEAST + BUFFERS * STEP) >> 10;
+    CHECK(grown < 2 * largest, "%ld KiB more of private memory for buffers up to %ld KiB, one at a time", grown, largest);
     return 0;
 }
