@@ -17,7 +17,6 @@ from train import (
     needed,
     placed,
     progress,
-    recipe,
     symbols,
     table,
 )
@@ -85,7 +84,6 @@ def compare(given: argparse.Namespace) -> int:
     data = contexts.load(given.engine, given.profiles)
     contexts.refuse_too_little(data)
     needed.install()
-    from train import boosting
     from train.encoders import ENCODERS
 
     rows = [Row("most_common_class", _most_common_class(data))]
@@ -101,10 +99,6 @@ def compare(given: argparse.Namespace) -> int:
     kinds = {False: "", True: "-by-costs"}
     for by_costs, suffix in kinds.items():
         add(table.NAME + suffix, replace(_recipe(given, table.NAME, 0), by_costs=by_costs))
-    begun = time.monotonic()
-    with progress.stage("training ngrams-boosting"):
-        boosted = boosting.held_out_accuracy(data, fit.folds_for(data), given.seed, recipe.MOST_FRAMES)
-    rows.append(Row("ngrams-boosting", boosted, time.monotonic() - begun))
     for hidden in (64, 16):
         for name in ENCODERS:
             # What confusions cost is weighed for the encoder that is used.

@@ -22,8 +22,6 @@ EMBEDDING = 32
 CLASSES = 7
 # How often a frame seen in training is shown as if it were new, so that its tokens learn to stand for it.
 FORGET_FRAME = 0.3
-# Places from the innermost frame that have a weight of their own; what is further out shares the last one.
-PLACES = 16
 
 Weights = dict[str, jax.Array]
 
@@ -32,8 +30,8 @@ def _glorot(key: jax.Array, rows: int, columns: int) -> jax.Array:
     return jax.nn.initializers.glorot_uniform()(key, (rows, columns))
 
 
-def _embedding(key: jax.Array, rows: int, columns: int = EMBEDDING) -> jax.Array:
-    return jax.random.normal(key, (rows, columns)) * 0.1
+def _embedding(key: jax.Array, rows: int) -> jax.Array:
+    return jax.random.normal(key, (rows, EMBEDDING)) * 0.1
 
 
 # What a step is.
@@ -119,88 +117,11 @@ class Recurrence:
 
 
 @dataclass(frozen=True)
-class Convolution:
-    """Each three neighbouring frames and their place are looked at together, and the strongest of each
-    pattern goes through two fully connected layers. Nothing waits for the frame before, so it is several
-    times faster than a recurrence."""
-
-    hidden: int
-
-    def initial(self, key: jax.Array) -> Weights:
-        """Weights of three taps of H patterns, of places, and of two layers."""
-        taps, places, first, second = jax.random.split(key, 4)
-        return {
-            "taps": _glorot(taps, EMBEDDING, 3 * self.hidden),
-            "places": _embedding(places, PLACES, self.hidden),
-            "first": _glorot(first, 2 * self.hidden, self.hidden),
-            "first_bias": jnp.zeros(self.hidden),
-            "dense": _glorot(second, self.hidden, CLASSES),
-            "dense_bias": jnp.zeros(CLASSES),
-        }
-
-    def rows(self, weights: Weights, vectors: jax.Array) -> jax.Array:
-        """What each tap makes of every step there is: (R, 3H)."""
-        return vectors @ weights["taps"]
-
-    def scores(self, weights: Weights, rows: jax.Array, steps: jax.Array, lengths: jax.Array) -> jax.Array:
-        """Two layers over the largest and the mean of each pattern: (N, CLASSES)."""
-        depth = steps.shape[1]
-        live = jnp.arange(depth) < lengths[:, None]
-        here, next_out, after = jnp.split(rows[steps] * live[..., None], 3, axis=2)
-        shift = lambda x, by: jnp.pad(x, ((0, 0), (0, by), (0, 0)))[:, by:]  # noqa: E731
-        places = weights["places"][jnp.minimum(jnp.arange(depth), PLACES - 1)]
-        found = jax.nn.relu(here + shift(next_out, 1) + shift(after, 2) + places) * live[..., None]
-        pooled = jnp.concatenate([found.max(axis=1), found.sum(axis=1) / lengths[:, None]], axis=1)
-        return (
-            jax.nn.relu(pooled @ weights["first"] + weights["first_bias"]) @ weights["dense"]
-            + weights["dense_bias"]
-        )
-
-
-@dataclass(frozen=True)
-class Attention:
-    """Four queries each take a weighted mean of the frames, by what they are and where they stand."""
-
-    hidden: int
-    heads: int = 4
-
-    def initial(self, key: jax.Array) -> Weights:
-        """Weights of values, of what each head asks for, of places, and of two layers."""
-        values, asks, places, first, second = jax.random.split(key, 5)
-        return {
-            "values": _glorot(values, EMBEDDING, self.hidden),
-            "asks": _glorot(asks, EMBEDDING, self.heads),
-            "places": _embedding(places, PLACES, self.heads),
-            "first": _glorot(first, self.heads * self.hidden, self.hidden),
-            "first_bias": jnp.zeros(self.hidden),
-            "dense": _glorot(second, self.hidden, CLASSES),
-            "dense_bias": jnp.zeros(CLASSES),
-        }
-
-    def rows(self, weights: Weights, vectors: jax.Array) -> jax.Array:
-        """Values and answers to what is asked, of every step there is: (R, H + heads)."""
-        return jnp.concatenate([vectors @ weights["values"], vectors @ weights["asks"]], axis=1)
-
-    def scores(self, weights: Weights, rows: jax.Array, steps: jax.Array, lengths: jax.Array) -> jax.Array:
-        """Two layers over what the heads have heard: (N, CLASSES)."""
-        depth = steps.shape[1]
-        live = jnp.arange(depth) < lengths[:, None]
-        values, asks = rows[steps][..., : self.hidden], rows[steps][..., self.hidden :]
-        asks = asks + weights["places"][jnp.minimum(jnp.arange(depth), PLACES - 1)]
-        shares = jax.nn.softmax(jnp.where(live[..., None], asks, -1e9), axis=1)
-        heard = jnp.einsum("bth,btv->bhv", shares, values).reshape(steps.shape[0], -1)
-        return (
-            jax.nn.relu(heard @ weights["first"] + weights["first_bias"]) @ weights["dense"]
-            + weights["dense_bias"]
-        )
-
-
-@dataclass(frozen=True)
 class Network:
     """What a step is and what becomes of the steps, for any profile."""
 
     table: TokenTable | FrameTable
-    shape: Recurrence | Convolution | Attention
+    shape: Recurrence
 
     def rows(self, weights: Weights, constants: tuple, key: jax.Array | None = None) -> jax.Array:
         """What the model file holds of every step: (R, its width); with a key, as training varies it."""
@@ -211,20 +132,14 @@ class Network:
         return self.shape.scores(weights, self.rows(weights, constants, key), steps, lengths)
 
 
-_KINDS = {
-    "lstm-frames": (FrameTable, Recurrence),
-    "lstm-tokens": (TokenTable, Recurrence),
-    "conv-frames": (FrameTable, Convolution),
-    "attention-frames": (FrameTable, Attention),
-}
-ENCODERS = tuple(_KINDS)
+_TABLES = {"lstm-frames": FrameTable, "lstm-tokens": TokenTable}
+ENCODERS = tuple(_TABLES)
 
 
 @functools.cache
 def network(name: str, hidden: int) -> Network:
     """One of ENCODERS, H units wide; KeyError for another name."""
-    table, shape = _KINDS[name]
-    return Network(table(), shape(hidden))
+    return Network(_TABLES[name](), Recurrence(hidden))
 
 
 class Encoder:

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from train import model_file
-from train.encoders import EMBEDDING, Encoder, Recurrence, Weights
-from train.errors import TrainError
+from train.encoders import EMBEDDING, Encoder, Weights
 from train.link import Names, link
 from train.model_file import LIMITS_MS, Model
 from train.stacks import FrameSteps
@@ -18,10 +17,7 @@ from train.symbols import Ranges
 def export(
     encoder: Encoder, weights: Weights, files: Iterable[Ranges], most_frames: int
 ) -> tuple[Model, dict[str, int]]:
-    """The model file of a trained encoder, for the functions of these files; and the frame of each name.
-    Raises TrainError for an encoder that is for comparison only."""
-    if not isinstance(encoder.network.shape, Recurrence):
-        raise TrainError(f"encoder {encoder.name} is for comparison only: the heap cannot run it")
+    """The model file of a trained encoder, for the functions of these files; and the frame of each name."""
     weights = {name: np.asarray(value, np.float32) for name, value in weights.items()}
     steps = encoder.steps
     names = Names(encoder.name, steps.vocabulary.tokens, [])

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from train import boosting, contexts, export, measure, model_file, networks, training
+from train import contexts, export, measure, model_file, networks, training
 from train.__main__ import main
 from train.contexts import Contexts
 from train.encoders import ENCODERS, Encoder, padded
@@ -163,13 +163,12 @@ def test_accuracies():
 
 
 def test_comparing_encoders(data, profile, capsys, monkeypatch):
-    pytest.importorskip("lightgbm")
-    monkeypatch.setattr("train.encoders.ENCODERS", ["conv-frames"])
-    assert main([profile, "--compare", "--json", "--rounds", "2"]) == 0
+    monkeypatch.setattr("train.encoders.ENCODERS", ["lstm-frames"])
+    assert main([profile, "--compare", "--json", "--rounds", "8"]) == 0
     found = json.loads(capsys.readouterr().out)
     common = found["compare.most_common_class.unweighted_percent"]
-    assert found["compare.ngrams-boosting.unweighted_percent"] > 80 > 40 > common
-    assert found["compare.conv-frames-16.contexts"] == len(data.split((0, 1)).held_out)
+    assert found["compare.lstm-frames-64.unweighted_percent"] > 60 > 40 > common
+    assert found["compare.lstm-frames-16.contexts"] == len(data.split((0, 1)).held_out)
 
 
 def test_the_parts_are_apart_and_each_context_is_held_out_once(data):
@@ -190,10 +189,6 @@ def test_few_contexts_are_held_out_in_turn(tmp_path, capsys):
     assert main([str(path), "-o", str(tmp_path / "m"), "--json", *options]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["train.held_out.contexts"] == found["train.contexts"] == found["train.all.contexts"]
-
-
-def test_features_count_n_grams():
-    assert sum(boosting.features(["f", "g", "f"]).values()) == 3 + 2 + 3 + 3 + 2
 
 
 def test_frames_further_out_than_are_read_do_not_matter(data):
