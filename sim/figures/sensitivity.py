@@ -36,21 +36,22 @@ def experiments(runs: dict) -> dict:
                 sum(pages(call)) + sum(pages(one))
                 for call, one in zip((own, runs[name]), imports, strict=True)
             ]
-            flat[f"experiment.{name}.more_process_pages_percent"] = -saved(*whole)
+            flat[f"experiment.{name}.more_process_pages_percent"] = 0.0 - saved(*whole)
             cycles = [
                 call["cycles"] + one["cycles"] for call, one in zip((own, runs[name]), imports, strict=True)
             ]
-            flat[f"experiment.{name}.more_process_cycles_percent"] = -saved(*cycles)
+            flat[f"experiment.{name}.more_process_cycles_percent"] = 0.0 - saved(*cycles)
     return flat
 
 
 def more(before: dict, after: dict) -> dict:
     """What one run takes more than another."""
-    return {
-        "more_cycles_percent": -saved(before["cycles"], after["cycles"]),
-        "more_traffic_percent": -saved(before["dram.traffic_bytes"], after["dram.traffic_bytes"]),
-        "more_pages_percent": -saved(sum(pages(before)), sum(pages(after))),
+    counts = {
+        "cycles": (before["cycles"], after["cycles"]),
+        "traffic": (before["dram.traffic_bytes"], after["dram.traffic_bytes"]),
+        "pages": (sum(pages(before)), sum(pages(after))),
     }
+    return {f"more_{what}_percent": 0.0 - saved(*both) for what, both in counts.items()}
 
 
 def side_by_side(runs: dict) -> dict:

@@ -116,6 +116,34 @@ fn a_free_passes_beside_the_program() {
 }
 
 #[test]
+fn a_return_behind_malloc_goes_where_its_call_came_from() {
+    let mut program = Program::new("speedmalloc", &[], |_| {});
+    let Program { bench, call, work, end, .. } = &mut program;
+    let outer = bench.add(block(CODE - 0x100, |a| a.call(CODE).unwrap()));
+    let back = bench.add(block_of(CODE + 5, &[0xc3]));
+    let after = bench.add(block(CODE - 0x100 + 5, |a| a.jmp(CODE - 0x100).unwrap()));
+    for _ in 0..1000 {
+        bench.enter(outer);
+        bench.store(0, STACK + 8);
+        bench.enter(*call);
+        bench.store(0, STACK);
+        bench.enter(*work);
+        bench.machine.enter_allocator(Owner::Allocate, 24, STACK);
+        bench.load(20, 0x9000);
+        bench.enter(*end);
+        bench.load(0, STACK);
+        bench.enter(back);
+        bench.machine.return_from_allocator(0x5000);
+        bench.load(0, STACK + 8);
+        bench.enter(after);
+    }
+    bench.machine.pause(&bench.tables);
+    let [returns, wrong] =
+        ["branch.returns", "branch.returns_mispredicted"].map(|name| bench.statistic(name));
+    assert_eq!((returns, wrong), (1000.0, 0.0), "malloc's own are the support core's");
+}
+
+#[test]
 fn too_many_frees_hold_the_program_up() {
     let mut program = Program::new("speedmalloc", &["support.queue_entries=4"], |_| {});
     let cycles = program.cycles_a_turn(Owner::Free);

@@ -104,3 +104,16 @@ pub fn die_with_parent(command: &mut Command) {
         });
     }
 }
+
+/// The guest's memory has pages of 4 KiB, though QEMU asks for huge ones: a snapshot's pages lie scattered, and all of the
+/// 2 MiB round each would be cleared first, for a tenth of a short run's time.
+pub fn with_small_pages(command: &mut Command) {
+    use std::os::unix::process::CommandExt;
+    // SAFETY: as above.
+    unsafe {
+        command.pre_exec(|| {
+            libc::prctl(libc::PR_SET_THP_DISABLE, 1_usize, 0_usize, 0_usize, 0_usize);
+            Ok(())
+        });
+    }
+}

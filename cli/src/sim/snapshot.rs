@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::sim::archive::Archive;
 use crate::sim::image::Image;
-use crate::sim::qemu::{self, DETERMINISTIC, Owned, die_with_parent, escaped};
+use crate::sim::qemu::{self, DETERMINISTIC, Owned, die_with_parent, escaped, with_small_pages};
 use crate::sim::script::script;
 
 /// A snapshot that nobody has used for so long is deleted: each is half as large as the guest's memory.
@@ -144,6 +144,7 @@ fn command(memory_mib: u64, socket: &Path) -> Result<Command> {
         .arg("-qmp")
         .arg(format!("unix:{},server=on,wait=off", escaped(socket)));
     die_with_parent(&mut command);
+    with_small_pages(&mut command);
     Ok(command)
 }
 

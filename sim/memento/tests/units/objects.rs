@@ -337,6 +337,7 @@ fn an_arena_of_whole_pages_has_its_header_in_the_place_of_its_last_objects() {
             assert_eq!(units.obj_free(0, 0, address, 0, &mut machine).exception, None);
         }
         assert_eq!(units.live_objects(), 0);
+        assert_eq!(units.statistics().arenas_freed, 10, "all but the one that is allocated from");
         units.check().unwrap();
         taken
     };
