@@ -1,15 +1,15 @@
 //! Asynchronous invocations on disk: one that was accepted is there until it is done, whatever becomes of the worker.
 
-use std::path::{Path, PathBuf};
-use std::sync::{PoisonError, RwLock};
+use std::path::Path;
 
-use anyhow::{Context, Result, anyhow};
-use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
+use anyhow::Result;
+use redb::{ReadableDatabase, ReadableTable};
 use serde::{Deserialize, Serialize};
 
+use crate::state_file::{StateFile, Table};
+
 /// By request id: a [`Kept`] in JSON.
-const EVENTS: TableDefinition<&str, &[u8]> = TableDefinition::new("events");
-const FILE: &str = "events.redb";
+const EVENTS: Table = Table::new("events");
 
 /// An invocation that was accepted and is not done.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,11 +32,7 @@ pub struct Kept {
 }
 
 /// A file of them. One worker has it at a time.
-pub struct EventStore {
-    path: PathBuf,
-    /// None while another worker may have it.
-    database: RwLock<Option<Database>>,
-}
+pub struct EventStore(StateFile);
 
 impl EventStore {
     /// Opens the file in this folder, or makes it.
@@ -44,35 +40,15 @@ impl EventStore {
     /// # Errors
     /// Another worker has it, or it cannot be read or written.
     pub fn open(folder: &Path) -> Result<EventStore> {
-        std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        let store = EventStore { path: folder.join(FILE), database: RwLock::default() };
-        store.open_again()?;
-        Ok(store)
+        Ok(EventStore(StateFile::open(folder, "events.redb", &[EVENTS])?))
     }
 
-    /// Closes the file, when what is being written is; another worker may open it then.
-    pub fn close(&self) {
-        *self.database.write().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-
-    /// Opens it again.
+    /// Closes the file for another worker, or opens it again.
     ///
     /// # Errors
     /// Another worker has it, or it cannot be read or written.
-    pub fn open_again(&self) -> Result<()> {
-        let path = &self.path;
-        let database = Database::create(path)
-            .with_context(|| format!("cannot open {} (has another worker this --state?)", path.display()))?;
-        let begun = database.begin_write()?;
-        begun.open_table(EVENTS)?;
-        begun.commit()?;
-        *self.database.write().unwrap_or_else(PoisonError::into_inner) = Some(database);
-        Ok(())
-    }
-
-    fn with<T>(&self, what: impl FnOnce(&Database) -> Result<T>) -> Result<T> {
-        let database = self.database.read().unwrap_or_else(PoisonError::into_inner);
-        what(database.as_ref().ok_or_else(|| anyhow!("another worker has {}", self.path.display()))?)
+    pub fn set_in_use(&self, in_use: bool) -> Result<()> {
+        self.0.set_in_use(in_use)
     }
 
     /// Keeps one; it is on the disk when this returns.
@@ -80,10 +56,9 @@ impl EventStore {
     /// # Errors
     /// It could not be written.
     pub fn keep(&self, event: &Kept) -> Result<()> {
-        self.with(|database| {
-            let begun = database.begin_write()?;
+        self.0.change(|begun| {
             begun.open_table(EVENTS)?.insert(&*event.id, &*serde_json::to_vec(event)?)?;
-            Ok(begun.commit()?)
+            Ok(())
         })
     }
 
@@ -92,11 +67,11 @@ impl EventStore {
     /// # Errors
     /// It could not be written.
     pub fn replace(&self, id: &str, by: &Kept) -> Result<()> {
-        self.with(|database| {
-            let begun = database.begin_write()?;
-            begun.open_table(EVENTS)?.remove(id)?;
-            begun.open_table(EVENTS)?.insert(&*by.id, &*serde_json::to_vec(by)?)?;
-            Ok(begun.commit()?)
+        self.0.change(|begun| {
+            let mut events = begun.open_table(EVENTS)?;
+            events.remove(id)?;
+            events.insert(&*by.id, &*serde_json::to_vec(by)?)?;
+            Ok(())
         })
     }
 
@@ -105,10 +80,9 @@ impl EventStore {
     /// # Errors
     /// It could not be written.
     pub fn forget(&self, id: &str) -> Result<()> {
-        self.with(|database| {
-            let begun = database.begin_write()?;
+        self.0.change(|begun| {
             begun.open_table(EVENTS)?.remove(id)?;
-            Ok(begun.commit()?)
+            Ok(())
         })
     }
 
@@ -117,7 +91,7 @@ impl EventStore {
     /// # Errors
     /// They cannot be read.
     pub fn all(&self) -> Result<Vec<Kept>> {
-        self.with(|database| {
+        self.0.read(|database| {
             let table = database.begin_read()?.open_table(EVENTS)?;
             table.iter()?.map(|entry| Ok(serde_json::from_slice(entry?.1.value())?)).collect()
         })
@@ -147,13 +121,13 @@ mod tests {
         store.forget("a").unwrap();
         store.keep(&event("z")).unwrap();
         store.replace("z", &event("b")).unwrap();
-        store.close();
+        store.set_in_use(false).unwrap();
         assert!(store.keep(&event("c")).is_err(), "it is another's");
         let other = EventStore::open(folder.path()).unwrap();
         assert_eq!(other.all().unwrap(), [event("b")]);
-        assert!(store.open_again().is_err());
+        assert!(store.set_in_use(true).is_err());
         drop(other);
-        store.open_again().unwrap();
+        store.set_in_use(true).unwrap();
         assert_eq!(store.all().unwrap(), [event("b")]);
     }
 }

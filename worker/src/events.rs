@@ -143,14 +143,7 @@ impl Events {
     /// # Errors
     /// Another worker has it.
     pub(crate) fn use_state(&self, in_use: bool) -> Result<()> {
-        match &self.store {
-            Some(store) if in_use => store.open_again(),
-            Some(store) => {
-                store.close();
-                Ok(())
-            }
-            None => Ok(()),
-        }
+        self.store.as_ref().map_or(Ok(()), |store| store.set_in_use(in_use))
     }
 
     /// Waits until none is left that this worker has to run.

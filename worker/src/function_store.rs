@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, PoisonError, RwLock};
 use std::time::SystemTime;
 
-use anyhow::{Context, Result, anyhow};
-use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
+use anyhow::{Context, Result};
+use redb::{ReadableDatabase, ReadableTable};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -16,12 +16,12 @@ use crate::event_config::EventConfig;
 use crate::function::{Alias, Deployment, Function, FunctionUrl};
 use crate::layers::Layer;
 use crate::settings::Settings;
+use crate::state_file::{StateFile, Table};
 
 /// By name: a [`KeptFunction`] in JSON.
-const FUNCTIONS: TableDefinition<&str, &[u8]> = TableDefinition::new("functions");
+const FUNCTIONS: Table = Table::new("functions");
 /// By name: a [`KeptLayer`] in JSON.
-const LAYERS: TableDefinition<&str, &[u8]> = TableDefinition::new("layers");
-const FILE: &str = "functions.redb";
+const LAYERS: Table = Table::new("layers");
 /// The folder beside it with unpacked code.
 const CODE: &str = "code";
 
@@ -108,9 +108,7 @@ pub(crate) struct Kept {
 
 /// The file, and the folder with code. One worker has them at a time.
 pub(crate) struct FunctionStore {
-    path: PathBuf,
-    /// None while another worker may have it.
-    database: RwLock<Option<Database>>,
+    file: StateFile,
     code: PathBuf,
     /// Whether code that is not used any more goes: not while the worker starts or ends.
     may_go: Arc<AtomicBool>,
@@ -122,44 +120,19 @@ impl FunctionStore {
     /// # Errors
     /// Another worker has it, or it cannot be read or written.
     pub fn open(folder: &Path) -> Result<FunctionStore> {
-        let make = |folder: &Path| {
-            std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))
-        };
-        make(folder)?;
+        let file = StateFile::open(folder, "functions.redb", &[FUNCTIONS, LAYERS])?;
         // Instances find it from wherever they are started.
-        let folder = folder.canonicalize()?;
-        let code = folder.join(CODE);
-        make(&code)?;
-        let path = folder.join(FILE);
-        let store = FunctionStore { path, database: RwLock::default(), code, may_go: Arc::default() };
-        store.open_again()?;
-        Ok(store)
+        let code = folder.canonicalize()?.join(CODE);
+        std::fs::create_dir_all(&code).with_context(|| format!("cannot make {}", code.display()))?;
+        Ok(FunctionStore { file, code, may_go: Arc::default() })
     }
 
-    /// Closes the file, when what is being written is; another worker may open it then. Code stays.
-    pub fn close(&self) {
-        *self.database.write().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-
-    /// Opens it again.
+    /// Closes the file for another worker, or opens it again. Code stays.
     ///
     /// # Errors
     /// Another worker has it, or it cannot be read or written.
-    pub fn open_again(&self) -> Result<()> {
-        let path = &self.path;
-        let database = Database::create(path)
-            .with_context(|| format!("cannot open {} (has another worker this --state?)", path.display()))?;
-        let begun = database.begin_write()?;
-        begun.open_table(FUNCTIONS)?;
-        begun.open_table(LAYERS)?;
-        begun.commit()?;
-        *self.database.write().unwrap_or_else(PoisonError::into_inner) = Some(database);
-        Ok(())
-    }
-
-    fn with<T>(&self, what: impl FnOnce(&Database) -> Result<T>) -> Result<T> {
-        let database = self.database.read().unwrap_or_else(PoisonError::into_inner);
-        what(database.as_ref().ok_or_else(|| anyhow!("another worker has {}", self.path.display()))?)
+    pub fn set_in_use(&self, in_use: bool) -> Result<()> {
+        self.file.set_in_use(in_use)
     }
 
     /// Where code is unpacked that is to outlive the worker.
@@ -189,19 +162,13 @@ impl FunctionStore {
         self.keep(LAYERS, name, now)
     }
 
-    fn keep<T: Serialize>(
-        &self,
-        table: TableDefinition<&str, &[u8]>,
-        name: &str,
-        now: impl FnOnce() -> Option<T>,
-    ) -> Result<()> {
-        self.with(|database| {
-            let begun = database.begin_write()?;
+    fn keep<T: Serialize>(&self, table: Table, name: &str, now: impl FnOnce() -> Option<T>) -> Result<()> {
+        self.file.change(|begun| {
             match now() {
                 Some(now) => drop(begun.open_table(table)?.insert(name, &*serde_json::to_vec(&now)?)?),
                 None => drop(begun.open_table(table)?.remove(name)?),
             }
-            Ok(begun.commit()?)
+            Ok(())
         })
     }
 
@@ -237,12 +204,8 @@ impl FunctionStore {
         Ok(kept)
     }
 
-    fn read<T: DeserializeOwned>(
-        &self,
-        table: TableDefinition<&str, &[u8]>,
-        broken: &mut usize,
-    ) -> Result<BTreeMap<String, T>> {
-        let table = self.with(|database| Ok(database.begin_read()?.open_table(table)?))?;
+    fn read<T: DeserializeOwned>(&self, table: Table, broken: &mut usize) -> Result<BTreeMap<String, T>> {
+        let table = self.file.read(|database| Ok(database.begin_read()?.open_table(table)?))?;
         let mut found = BTreeMap::new();
         for entry in table.iter()? {
             let (name, text) = entry?;

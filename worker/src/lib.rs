@@ -54,6 +54,7 @@ pub mod settings;
 pub mod sigv4;
 mod sources;
 mod stack;
+mod state_file;
 pub mod template;
 mod time;
 mod traces;

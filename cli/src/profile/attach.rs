@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
@@ -19,6 +19,9 @@ use lifetime::attach::{AGREED, ENDED, HAS_A_PROFILE, LEFT_AT, PHASE_AT, SEEN_AT}
 use lifetime::profile::Profile;
 use lifetime::profile_file::now_ns;
 use memmap2::MmapRaw;
+use merge::channel;
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::net::SendFlags;
 
 use crate::process;
 
@@ -91,7 +94,11 @@ impl Attachment {
         loop {
             let stream = match self.listener.accept() {
                 // Anybody may connect.
-                Ok((stream, _)) if peer_of(&stream) == Some(pid) => stream,
+                Ok((stream, _))
+                    if channel::peer(&stream).is_ok_and(|(peer, _)| peer == pid.cast_signed()) =>
+                {
+                    stream
+                }
                 Ok(_) => continue,
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(None),
                 Err(error) => return Err(error).context("cannot accept a connection"),
@@ -99,7 +106,9 @@ impl Attachment {
             let before = self.read(true)?;
             stream.set_nonblocking(false)?;
             stream.set_read_timeout(Some(ANSWER))?;
-            let file = memory_file()?;
+            let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+            let file = memfd_create("mayfly-profile", flags).context("cannot make a memory file")?;
+            let file = File::from(file);
             // It does not wait long, for it serves an allocation: when this machine is busy it gives up, and comes again.
             match hand_over(&stream, &file, self.every) {
                 Err(_) => return Ok(None),
@@ -156,55 +165,9 @@ impl Drop for Named {
     }
 }
 
-fn memory_file() -> Result<File> {
-    // SAFETY: the name ends in NUL; the descriptor is new and nobody else's.
-    let file = unsafe {
-        let fd = libc::memfd_create(c"mayfly-profile".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
-        (fd >= 0).then(|| File::from_raw_fd(fd))
-    };
-    file.with_context(|| format!("cannot make a memory file: {}", std::io::Error::last_os_error()))
-}
-
-fn peer_of(stream: &UnixStream) -> Option<u32> {
-    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the pointers are to values of the length given.
-    let known = unsafe {
-        libc::getsockopt(
-            stream.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut peer).cast(),
-            &raw mut bytes,
-        )
-    } == 0;
-    known.then(|| peer.pid.cast_unsigned())
-}
-
 /// Sends the mean distance of samples and the file; the answer.
 fn hand_over(stream: &UnixStream, file: &File, every: u64) -> std::io::Result<u64> {
-    let number = every.to_le_bytes();
-    #[repr(C, align(8))]
-    struct Room([u8; 24]);
-    let mut room = Room([0; 24]);
-    // SAFETY: one header with one descriptor, for which there is room; the parts are valid for their lengths.
-    let sent = unsafe {
-        let mut part = libc::iovec { iov_base: number.as_ptr().cast_mut().cast(), iov_len: number.len() };
-        let mut message: libc::msghdr = std::mem::zeroed();
-        message.msg_iov = &raw mut part;
-        message.msg_iovlen = 1;
-        message.msg_control = (&raw mut room).cast();
-        message.msg_controllen = libc::CMSG_SPACE(4) as usize;
-        let header = libc::CMSG_FIRSTHDR(&raw const message);
-        (*header).cmsg_level = libc::SOL_SOCKET;
-        (*header).cmsg_type = libc::SCM_RIGHTS;
-        (*header).cmsg_len = libc::CMSG_LEN(4) as usize;
-        libc::CMSG_DATA(header).cast::<libc::c_int>().write_unaligned(file.as_raw_fd());
-        libc::sendmsg(stream.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL)
-    };
-    if sent != number.len() as isize {
-        return Err(std::io::Error::last_os_error());
-    }
+    channel::send(stream, &every.to_le_bytes(), Some(file.as_fd()), SendFlags::empty())?;
     let mut answer = [0; 8];
     (&*stream).read_exact(&mut answer)?;
     Ok(u64::from_le_bytes(answer))

@@ -8,8 +8,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
-use std::ptr::{null, null_mut};
+use std::ptr::null;
 
+use merge::channel;
+use rustix::net::{RecvFlags, SendFlags};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -280,59 +282,20 @@ pub fn new_session() -> Result<()> {
     checked(unsafe { libc::setsid() }).map(drop)
 }
 
-/// Room for one descriptor as ancillary data, aligned as the kernel wants it.
-#[repr(C, align(8))]
-struct Ancillary([u8; 64]);
-
 /// Sends bytes and, with them, a descriptor.
 pub fn send_with(socket: RawFd, bytes: &[u8], descriptor: Option<RawFd>) -> Result<()> {
-    let mut vector = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    let mut ancillary = Ancillary([0; 64]);
-    // SAFETY: an all-zero msghdr is valid; its pointers are set to memory that outlives the call.
-    let mut message: libc::msghdr = unsafe { zeroed() };
-    message.msg_iov = &mut vector;
-    message.msg_iovlen = 1;
-    if let Some(descriptor) = descriptor {
-        message.msg_control = ancillary.0.as_mut_ptr().cast();
-        // SAFETY: the buffer is aligned and longer than CMSG_SPACE of one descriptor, so the first header and
-        // its data lie inside it.
-        unsafe {
-            message.msg_controllen = libc::CMSG_SPACE(size_of::<RawFd>() as u32) as usize;
-            let header = libc::CMSG_FIRSTHDR(&message);
-            (*header).cmsg_level = libc::SOL_SOCKET;
-            (*header).cmsg_type = libc::SCM_RIGHTS;
-            (*header).cmsg_len = libc::CMSG_LEN(size_of::<RawFd>() as u32) as usize;
-            libc::CMSG_DATA(header).cast::<RawFd>().write_unaligned(descriptor);
-        }
-    }
-    // SAFETY: the message points to memory that outlives the call.
-    let sent = unsafe { libc::sendmsg(socket, &message, libc::MSG_NOSIGNAL) };
-    if sent == bytes.len() as isize { Ok(()) } else { Err(Error::last_os_error()) }
+    // SAFETY: the callers own both, and keep them open during the call.
+    let (socket, descriptor) =
+        unsafe { (BorrowedFd::borrow_raw(socket), descriptor.map(|each| BorrowedFd::borrow_raw(each))) };
+    Ok(channel::send(socket, bytes, descriptor, SendFlags::empty())?)
 }
 
 /// Receives bytes and, if one came with them, a descriptor.
 pub fn receive_with(socket: RawFd, buffer: &mut [u8]) -> Result<(usize, Option<OwnedFd>)> {
-    let mut vector = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-    let mut ancillary = Ancillary([0; 64]);
-    // SAFETY: an all-zero msghdr is valid; its pointers are set to memory that outlives the call.
-    let mut message: libc::msghdr = unsafe { zeroed() };
-    message.msg_name = null_mut();
-    message.msg_iov = &mut vector;
-    message.msg_iovlen = 1;
-    message.msg_control = ancillary.0.as_mut_ptr().cast();
-    message.msg_controllen = ancillary.0.len();
-    // SAFETY: as above.
-    let received = unsafe { libc::recvmsg(socket, &mut message, libc::MSG_CMSG_CLOEXEC) };
-    if received < 0 {
-        return Err(Error::last_os_error());
-    }
-    // SAFETY: the kernel has written whole headers into the buffer; a descriptor that it put there is ours alone.
-    let descriptor = unsafe {
-        let header = libc::CMSG_FIRSTHDR(&message);
-        (!header.is_null() && (*header).cmsg_type == libc::SCM_RIGHTS)
-            .then(|| OwnedFd::from_raw_fd(libc::CMSG_DATA(header).cast::<RawFd>().read_unaligned()))
-    };
-    Ok((received as usize, descriptor))
+    // SAFETY: the callers own it, and keep it open during the call.
+    let socket = unsafe { BorrowedFd::borrow_raw(socket) };
+    let received = channel::receive(socket, buffer, RecvFlags::empty(), true)?;
+    Ok((received.bytes, received.file))
 }
 
 /// Puts a copy of the descriptor at `place`, to be closed on exec or not.

@@ -68,11 +68,7 @@ impl Worker {
     /// Another worker has it.
     pub(crate) fn use_state(&self, in_use: bool) -> Result<()> {
         let Some(kept) = self.kept.get() else { return Ok(()) };
-        if in_use {
-            kept.open_again()?;
-        } else {
-            kept.close();
-        }
+        kept.set_in_use(in_use)?;
         self.let_code_go(in_use);
         Ok(())
     }

@@ -1,0 +1,74 @@
+//! A file of `--state`, which one worker has at a time: the next one opens it when this one has closed it.
+
+use std::path::{Path, PathBuf};
+use std::sync::{PoisonError, RwLock};
+
+use anyhow::{Context, Result, anyhow};
+use redb::{Database, TableDefinition, WriteTransaction};
+
+/// By name: something in JSON.
+pub(crate) type Table = TableDefinition<'static, &'static str, &'static [u8]>;
+
+/// The file.
+pub(crate) struct StateFile {
+    path: PathBuf,
+    tables: &'static [Table],
+    /// None while another worker may have it.
+    database: RwLock<Option<Database>>,
+}
+
+impl StateFile {
+    /// Opens it in this folder, or makes it.
+    ///
+    /// # Errors
+    /// Another worker has it, or it cannot be read or written.
+    pub fn open(folder: &Path, name: &str, tables: &'static [Table]) -> Result<StateFile> {
+        std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let file = StateFile { path: folder.join(name), tables, database: RwLock::default() };
+        file.set_in_use(true)?;
+        Ok(file)
+    }
+
+    /// Closes it, when what is being written is, so that another worker may open it; or opens it again.
+    ///
+    /// # Errors
+    /// Another worker has it, or it cannot be read or written.
+    pub fn set_in_use(&self, in_use: bool) -> Result<()> {
+        let database = in_use.then(|| self.opened()).transpose()?;
+        *self.database.write().unwrap_or_else(PoisonError::into_inner) = database;
+        Ok(())
+    }
+
+    fn opened(&self) -> Result<Database> {
+        let path = self.path.display();
+        let database = Database::create(&self.path)
+            .with_context(|| format!("cannot open {path} (has another worker this --state?)"))?;
+        let begun = database.begin_write()?;
+        for table in self.tables {
+            begun.open_table(*table)?;
+        }
+        begun.commit()?;
+        Ok(database)
+    }
+
+    /// What is in it.
+    ///
+    /// # Errors
+    /// Another worker has it, or what `what` says.
+    pub fn read<T>(&self, what: impl FnOnce(&Database) -> Result<T>) -> Result<T> {
+        let database = self.database.read().unwrap_or_else(PoisonError::into_inner);
+        what(database.as_ref().ok_or_else(|| anyhow!("another worker has {}", self.path.display()))?)
+    }
+
+    /// Changes it, all of it or nothing; it is on the disk when this returns.
+    ///
+    /// # Errors
+    /// Another worker has it, or it could not be written.
+    pub fn change(&self, what: impl FnOnce(&WriteTransaction) -> Result<()>) -> Result<()> {
+        self.read(|database| {
+            let begun = database.begin_write()?;
+            what(&begun)?;
+            Ok(begun.commit()?)
+        })
+    }
+}
