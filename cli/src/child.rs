@@ -11,7 +11,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use tracing::debug;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, plain_reason};
 use crate::program::{self, Obstacle};
 use crate::settings;
 
@@ -68,7 +68,7 @@ impl Preloaded {
     }
 
     fn cannot_start(&self, error: &std::io::Error) -> anyhow::Error {
-        let reason = crate::trace_file::plain_reason(error);
+        let reason = plain_reason(error);
         Failure::new(126, format!("{}: {reason}", self.name.to_string_lossy())).into()
     }
 

@@ -2,21 +2,21 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::bind::BindArguments;
-use crate::load::LoadArguments;
 use crate::manual::ManualArguments;
+use crate::model::bind::BindArguments;
+use crate::model::predict::PredictArguments;
+use crate::model::train::TrainArguments;
 use crate::node::NodeArguments;
-use crate::predict::PredictArguments;
 use crate::profile::ProfileArguments;
-use crate::record::TraceArguments;
-use crate::replay::ReplayArguments;
-use crate::report::ReportArguments;
 use crate::run::RunArguments;
 use crate::share::ShareArguments;
 use crate::sim::SimArguments;
-use crate::train::TrainArguments;
-use crate::up::UpArguments;
+use crate::trace::record::TraceArguments;
+use crate::trace::replay::ReplayArguments;
 use crate::vm::VmArguments;
+use crate::worker::load::LoadArguments;
+use crate::worker::report::ReportArguments;
+use crate::worker::up::UpArguments;
 
 const EXAMPLES: &str = "\
 Objects: a heap that packs them by when they will die

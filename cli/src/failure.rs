@@ -1,6 +1,6 @@
 //! A failure with an exit code of its own, for `main` to report.
 
-use std::fmt;
+use std::{fmt, io};
 
 /// Failures of `run` and `trace` themselves, apart from those of the program they run.
 pub const OWN_FAILURE: i32 = 125;
@@ -27,3 +27,12 @@ impl fmt::Display for Failure {
 }
 
 impl std::error::Error for Failure {}
+
+/// The reason alone: "No such file or directory", without Rust's "(os error 2)".
+pub(crate) fn plain_reason(error: &io::Error) -> String {
+    let text = error.to_string();
+    match text.find(" (os error") {
+        Some(end) => text[..end].to_string(),
+        None => text,
+    }
+}

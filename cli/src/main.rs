@@ -5,7 +5,8 @@ use std::io::IsTerminal;
 use clap::{CommandFactory, Parser};
 use mayfly_cli::command::{Mayfly, Verb};
 use mayfly_cli::failure::{Failure, OWN_FAILURE};
-use mayfly_cli::{heap_driver, heap_replay, named};
+use mayfly_cli::model::named;
+use mayfly_cli::trace::{driver, on_heap};
 
 /// Lines of the log that wait for stderr to take them; more are lost.
 const LINES_THAT_WAIT: usize = 4096;
@@ -14,9 +15,9 @@ fn main() {
     let arguments: Vec<_> = std::env::args_os().take(5).collect();
     // Before anything else is allocated: this process is measured.
     if let [_, verb, slots] = &arguments[..]
-        && verb == heap_replay::DRIVER_VERB
+        && verb == on_heap::DRIVER_VERB
     {
-        std::process::exit(heap_driver::drive(&slots.to_string_lossy()));
+        std::process::exit(driver::drive(&slots.to_string_lossy()));
     }
     // While there is one thread: it makes namespaces.
     if let [_, verb] = &arguments[..]

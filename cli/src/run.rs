@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use clap::Args;
 
-use crate::bound;
 use crate::child::{Finished, Preloaded};
-use crate::oracle::Table;
+use crate::model::bound;
 use crate::progress;
 use crate::settings::{HeapSettings, Lifetimes, Value};
 use crate::statistics;
+use crate::trace::oracle::Table;
 
 const EXAMPLES: &str = "\
 Examples:

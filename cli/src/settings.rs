@@ -9,6 +9,7 @@ use clap::{Args, ValueEnum};
 use lifetime::label::CLASS_NAMES;
 use serde::Deserialize;
 
+use crate::failure::plain_reason;
 use crate::libraries;
 
 /// The file that is read when there is one and `--config` names no other.
@@ -161,7 +162,7 @@ impl HeapSettings {
             Err(error) if given.is_none() && error.kind() == std::io::ErrorKind::NotFound => {
                 return Ok(HeapSettings::default());
             }
-            Err(error) => bail!("{}: {}", path.display(), crate::trace_file::plain_reason(&error)),
+            Err(error) => bail!("{}: {}", path.display(), plain_reason(&error)),
         };
         let file: ConfigurationFile = toml::from_str(&text).map_err(|error| {
             let start = error.span().map_or(0, |span| span.start);

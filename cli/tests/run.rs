@@ -7,7 +7,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use mayfly_cli::trace_file::{Operation, Reader};
+use mayfly_cli::trace::file::{Operation, Reader};
 use serde_json::Value;
 use synthetic::{heap_library, mayfly, refusal};
 use tempfile::tempdir;

@@ -1,5 +1,5 @@
 //! `mayfly bind`: a model for another build than it was made from, by the names of functions and without a profile; and what
-//! `mayfly run` does with it by itself ([`crate::bound`]).
+//! `mayfly run` does with it by itself ([`crate::model::bound`]).
 
 use std::fs::File;
 use std::io::Write;

@@ -1,5 +1,7 @@
 //! `mayfly share`: the page store, in the foreground; `mayfly share top` looks at it.
 
+pub mod top;
+
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
@@ -7,7 +9,7 @@ use anyhow::{Context, Result};
 use clap::{Args, Subcommand, ValueEnum};
 use merge::daemon::{Charge, Configuration, Endpoint, Rule, Server};
 
-use crate::share_top::TopArguments;
+use self::top::TopArguments;
 
 const EXAMPLES: &str = "\
 Examples:

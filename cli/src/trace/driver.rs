@@ -1,4 +1,4 @@
-//! The process that replays a trace on Mayfly's heap, driven by `heap_replay` over its standard input.
+//! The process that replays a trace on Mayfly's heap, driven by `on_heap` over its standard input.
 //!
 //! It allocates nothing but what the trace did: its table of objects and its buffers are mapped or static, and
 //! the few objects of Rust's runtime at start-up are all that is added.
@@ -7,7 +7,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 
 use memmap2::MmapOptions;
 
-use crate::heap_replay::{STEP_BYTES, Step};
+use crate::trace::on_heap::{STEP_BYTES, Step};
 
 type MayflyMalloc = unsafe extern "C" fn(usize, c_int) -> *mut c_void;
 type Statistics = unsafe extern "C" fn(*mut c_char, usize) -> c_int;

@@ -8,6 +8,8 @@ use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
+use crate::failure::plain_reason;
+
 /// First bytes of a trace.
 pub const MAGIC: &[u8; 8] = b"MAYFLYTR";
 /// The one version there is.
@@ -279,15 +281,6 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
 
 fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
-}
-
-/// The reason alone: "No such file or directory", without Rust's "(os error 2)".
-pub(crate) fn plain_reason(error: &io::Error) -> String {
-    let text = error.to_string();
-    match text.find(" (os error") {
-        Some(end) => text[..end].to_string(),
-        None => text,
-    }
 }
 
 #[cfg(test)]

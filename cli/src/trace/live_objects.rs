@@ -8,7 +8,7 @@ use std::io::Read;
 
 use rustc_hash::{FxBuildHasher, FxHashSet};
 
-use crate::trace_file::{Operation, Reader, Record, TraceError};
+use crate::trace::file::{Operation, Reader, Record, TraceError};
 
 /// Records this far apart in the file still come out in order of time.
 const WINDOW_RECORDS: usize = 1 << 18;
@@ -200,7 +200,7 @@ impl LiveObjects {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace_file::{Header, Writer};
+    use crate::trace::file::{Header, Writer};
     use proptest::prelude::*;
     use std::path::Path;
 

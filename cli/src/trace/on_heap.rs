@@ -16,12 +16,12 @@ use anyhow::{Context, Result, anyhow, bail};
 use rustc_hash::FxBuildHasher;
 use serde_json::{Map, Value};
 
-use crate::confusion::{self, Confusion};
-use crate::live_objects::{Change, walk};
-use crate::oracle::Table;
-use crate::placement::{Placement, Summary};
-use crate::simulation::{Curve, Recorded};
-use crate::trace_file::Reader;
+use crate::trace::confusion::{self, Confusion};
+use crate::trace::file::Reader;
+use crate::trace::live_objects::{Change, walk};
+use crate::trace::oracle::Table;
+use crate::trace::placement::{Placement, Summary};
+use crate::trace::simulation::{Curve, Recorded};
 use crate::{settings, statistics};
 
 /// Verb by which this program becomes the driver.

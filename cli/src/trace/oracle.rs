@@ -12,9 +12,9 @@ use anyhow::{Context, Result, bail};
 use memmap2::MmapMut;
 use tempfile::NamedTempFile;
 
-use crate::lifetime::{CLASS_INF, class_of};
-use crate::live_objects::walk;
-use crate::trace_file::{Operation, Reader};
+use crate::trace::distribution::{CLASS_INF, class_of};
+use crate::trace::file::{Operation, Reader};
+use crate::trace::live_objects::walk;
 
 const MAGIC: &[u8; 8] = b"MAYFLYOR";
 const VERSION: u32 = 1;
@@ -125,7 +125,7 @@ fn allocations_by_thread(path: &Path, mut progress: impl FnMut(u64)) -> Result<V
         }
         // Numbers count threads and allocations, so none can exceed the number of bytes there are.
         if u64::from(record.thread.max(record.sequence)) > length {
-            let at = reader.offset() - crate::trace_file::RECORD_BYTES as u64;
+            let at = reader.offset() - crate::trace::file::RECORD_BYTES as u64;
             bail!(
                 "{}: byte {at}: allocation {} of thread {} in a trace of {length} bytes",
                 path.display(),
@@ -148,7 +148,7 @@ fn allocations_by_thread(path: &Path, mut progress: impl FnMut(u64)) -> Result<V
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace_file::{Header, Record, Writer};
+    use crate::trace::file::{Header, Record, Writer};
 
     const MS: u64 = 1_000_000;
 

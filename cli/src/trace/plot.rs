@@ -6,9 +6,10 @@ use std::path::Path;
 use anyhow::{Result, anyhow};
 use plotters::prelude::*;
 
-use crate::lifetime::{Amount, Distribution};
+use crate::failure::plain_reason;
 use crate::quantity;
-use crate::simulation::Curve;
+use crate::trace::distribution::{Amount, Distribution};
+use crate::trace::simulation::Curve;
 
 const SIZE: (u32, u32) = (900, 480);
 const FONT: &str = "sans-serif";
@@ -217,6 +218,5 @@ fn drawing(error: impl std::fmt::Display) -> anyhow::Error {
 }
 
 fn save(path: &Path, svg: &str) -> Result<()> {
-    std::fs::write(path, svg)
-        .map_err(|error| anyhow!("{}: {}", path.display(), crate::trace_file::plain_reason(&error)))
+    std::fs::write(path, svg).map_err(|error| anyhow!("{}: {}", path.display(), plain_reason(&error)))
 }

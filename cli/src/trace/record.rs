@@ -8,11 +8,11 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::child::Preloaded;
-use crate::live_objects::{Totals, walk};
 use crate::progress;
 use crate::quantity::{bytes, count, duration};
 use crate::settings::HeapSettings;
-use crate::trace_file::Reader;
+use crate::trace::file::Reader;
+use crate::trace::live_objects::{Totals, walk};
 
 const EXAMPLES: &str = "\
 Examples:

@@ -7,11 +7,12 @@ use clap::{Args, ValueEnum};
 use lifetime::label::CLASS_NAMES;
 use serde_json::{Map, Value, json};
 
-use crate::confusion::Confusion;
+use crate::progress;
 use crate::quantity::{bytes, count, duration, parse_page_bytes};
-use crate::record::{described, totals_as_json};
-use crate::simulation::{Curve, Recorded, packed, simulate};
-use crate::{heap_replay, plot, progress};
+use crate::trace::confusion::Confusion;
+use crate::trace::record::{described, totals_as_json};
+use crate::trace::simulation::{Curve, Recorded, packed, simulate};
+use crate::trace::{on_heap, plot};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -93,7 +94,7 @@ impl ReplayArguments {
         if self.allocator.contains(&Allocator::Mayfly) {
             let bar = progress::over_file(&self.trace, 3, "replaying on the heap");
             let replayed =
-                heap_replay::replay(&self.trace, &recorded, &self.confuse, |read| bar.set_position(read))?;
+                on_heap::replay(&self.trace, &recorded, &self.confuse, |read| bar.set_position(read))?;
             curves.push(replayed.curve.clone());
             on_the_heap = Some(replayed);
             bar.finish_and_clear();

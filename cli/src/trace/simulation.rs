@@ -4,11 +4,11 @@ use std::path::Path;
 
 use anyhow::{Result, anyhow};
 
-use crate::lifetime::Distribution;
-use crate::live_objects::{Totals, walk};
-use crate::pages::LivePages;
-use crate::timeline::Timeline;
-use crate::trace_file::Reader;
+use crate::trace::distribution::Distribution;
+use crate::trace::file::Reader;
+use crate::trace::live_objects::{Totals, walk};
+use crate::trace::pages::LivePages;
+use crate::trace::timeline::Timeline;
 
 /// One curve: a name, its points and what sums it up.
 #[derive(Clone, Debug)]

@@ -6,7 +6,7 @@ use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use mayfly_cli::trace_file::{Header, Operation, Record, Writer};
+use mayfly_cli::trace::file::{Header, Operation, Record, Writer};
 
 /// `mayfly`, with nothing of the caller's settings.
 pub fn mayfly() -> Command {
