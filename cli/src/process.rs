@@ -81,8 +81,7 @@ pub fn own_number(pid: u32) -> Option<String> {
 /// Why not, and what to do.
 pub fn check(pid: u32) -> Result<()> {
     ensure!(is_running(pid), "there is no process {pid}");
-    // SAFETY: always allowed.
-    let user = unsafe { libc::geteuid() };
+    let user = rustix::process::geteuid().as_raw();
     let Ok(maps) = std::fs::read(format!("/proc/{pid}/maps")) else {
         // Root may be kept from looking, too; it is believed by the heap all the same, if there is one.
         ensure!(user == 0, "process {pid} is another user's: attach as root, or as that user");

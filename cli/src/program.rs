@@ -120,19 +120,14 @@ fn obstacle_of_binary(path: &Path, headers: &[u8]) -> Option<Obstacle> {
 fn gains_privilege(path: &Path) -> bool {
     let Ok(metadata) = std::fs::metadata(path) else { return false };
     let mode = metadata.permissions().mode();
-    // SAFETY: these calls take nothing and cannot fail.
-    let (user, group) = unsafe { (libc::geteuid(), libc::getegid()) };
+    let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     (mode & libc::S_ISUID != 0 && metadata.uid() != user)
         || (mode & libc::S_ISGID != 0 && metadata.gid() != group)
         || (user != 0 && has_capabilities(path))
 }
 
 fn has_capabilities(path: &Path) -> bool {
-    let Ok(path) = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()) else { return false };
-    // SAFETY: both names end in NUL; with no buffer and size 0 the call only tells the attribute's length.
-    let length =
-        unsafe { libc::getxattr(path.as_ptr(), c"security.capability".as_ptr(), std::ptr::null_mut(), 0) };
-    length > 0
+    rustix::fs::getxattr(path, "security.capability", &mut [0; 64]).is_ok_and(|length| length > 0)
 }
 
 #[cfg(test)]

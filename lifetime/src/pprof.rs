@@ -10,7 +10,7 @@ use prost::Message;
 
 use crate::label::lifetime;
 use crate::profile::{Context, Frame, Profile};
-use crate::symbols::{Function as Named, Symbols};
+use crate::symbols::{Function as Named, Symbols, hexadecimal};
 
 // The parts of profile.proto that are used, with its field numbers.
 
@@ -219,8 +219,7 @@ fn encode<'a>(profile: &'a Profile, symbols: &mut Symbols<'a>) -> Vec<u8> {
     for number in program.chain(others) {
         let module = &profile.modules[number];
         let filename = builder.string(&module.path.to_string_lossy());
-        let hex: String = module.build_id.iter().map(|byte| format!("{byte:02x}")).collect();
-        let build_id = builder.string(&hex);
+        let build_id = builder.string(&hexadecimal(&module.build_id));
         builder.proto.mapping.push(Mapping {
             id: number as u64 + 1,
             memory_start: module.addresses.start,

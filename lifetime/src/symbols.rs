@@ -159,10 +159,15 @@ fn open(root: &Root, module: &Module) -> Result<Opened, String> {
     Ok(Opened { loader, path, _file: file })
 }
 
+/// A build-id as it is written.
+pub fn hexadecimal(build_id: &[u8]) -> String {
+    build_id.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// Where distributions put debug files.
 fn separate_file(build_id: &[u8]) -> Option<PathBuf> {
-    let hex: String = build_id.iter().map(|byte| format!("{byte:02x}")).collect();
-    let (first, rest) = hex.split_at_checked(2)?;
+    let name = hexadecimal(build_id);
+    let (first, rest) = name.split_at_checked(2)?;
     Some(PathBuf::from(format!("/usr/lib/debug/.build-id/{first}/{rest}.debug")))
 }
 

@@ -15,7 +15,7 @@ use parquet_derive::ParquetRecordWriter;
 use crate::code::{self, Code, Range};
 use crate::label::{CLASS_NAMES, lifetime};
 use crate::profile::{CLASSES, Context, Frame, Module, Profile};
-use crate::symbols::Symbols;
+use crate::symbols::{Symbols, hexadecimal};
 
 /// Version of the tables, in their metadata as `mayfly.version`.
 const VERSION: &str = "2";
@@ -88,10 +88,6 @@ const ROWS: usize = 1 << 15;
 /// Strings that differ are kept once in each group of rows, up to so many bytes.
 const DICTIONARY_BYTES: usize = 64 << 20;
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// Writes the contexts to `path`.
 ///
 /// # Errors
@@ -126,7 +122,7 @@ fn rows_of(profile: &Profile, contexts: &[Context], symbols: &mut Symbols, run: 
                 CLASSES] = context.classes;
             Row {
                 program: program.map_or(String::new(), |module| module.path.display().to_string()),
-                program_build_id: program.map_or(String::new(), |module| hex(&module.build_id)),
+                program_build_id: program.map_or(String::new(), |module| hexadecimal(&module.build_id)),
                 context: context.id,
                 profile: run.to_owned(),
                 stack,
@@ -215,7 +211,7 @@ fn add_code(
     ranges: &[Range],
     path: &Path,
 ) -> Result<()> {
-    let (file, build_id) = (module.path.display().to_string(), hex(&module.build_id));
+    let (file, build_id) = (module.path.display().to_string(), hexadecimal(&module.build_id));
     for ranges in ranges.chunks(ROWS) {
         let rows: Vec<CodeRow> = ranges
             .iter()

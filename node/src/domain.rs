@@ -38,8 +38,7 @@ impl Domain {
 
     /// The name of its folders and cgroup: short, for a socket's path has 107 bytes, and another for each domain.
     pub fn id(&self) -> String {
-        let digest = Sha256::digest(self.to_string());
-        digest[..16].iter().map(|byte| format!("{byte:02x}")).collect()
+        short_name(&Sha256::digest(self.to_string()))
     }
 
     /// The namespace, where there is one.
@@ -63,6 +62,11 @@ impl fmt::Display for Domain {
             Domain::Device(name) => write!(f, "device {name}"),
         }
     }
+}
+
+/// A name of 32 characters, from a SHA-256.
+pub(crate) fn short_name(digest: &[u8]) -> String {
+    digest[..16].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use sha2::{Digest, Sha256};
 
 use crate::ask::Name;
+use crate::domain::short_name;
 
 /// Does nothing, on every loader.
 const NOTHING: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/nothing.so"));
@@ -58,7 +59,7 @@ impl Offer {
                 parts.push((part, *name, for_glibc, for_musl));
             }
         }
-        let name = hex(&digest.finalize());
+        let name = short_name(&digest.finalize());
         let all = data.join("lib");
         fs::create_dir_all(&all).with_context(|| format!("cannot make {}", all.display()))?;
         open_to_all(data)?;
@@ -122,7 +123,7 @@ impl Offer {
         let mut bytes = Vec::new();
         file.take(LARGEST_MODEL).read_to_end(&mut bytes)?;
         let all = self.data.join("models");
-        let folder = all.join(hex(&Sha256::digest(&bytes)));
+        let folder = all.join(short_name(&Sha256::digest(&bytes)));
         if !folder.is_dir() {
             fs::create_dir_all(&all)?;
             open_to_all(&all)?;
@@ -166,10 +167,6 @@ pub fn remove(data: &Path) -> Result<()> {
     }
     let _ = fs::remove_dir(data);
     Ok(())
-}
-
-fn hex(digest: &[u8]) -> String {
-    digest[..16].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Containers' users are others than the agent's.

@@ -20,6 +20,7 @@ use sha2::{Digest, Sha256};
 use tokio::process::Command;
 use tokio::sync::Semaphore;
 
+use crate::domain::short_name;
 use crate::nri::messages::Pod;
 use crate::outbox::{Outbox, SUFFIXES};
 
@@ -101,8 +102,7 @@ impl Profiles {
     }
 
     fn folder_of(&self, id: &str) -> PathBuf {
-        let digest = Sha256::digest(id);
-        self.control.join(digest[..16].iter().map(|byte| format!("{byte:02x}")).collect::<String>())
+        self.control.join(short_name(&Sha256::digest(id)))
     }
 
     /// The folder that a container gets, made now.

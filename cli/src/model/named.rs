@@ -25,7 +25,7 @@ pub fn execute([file, build_id, out]: [&OsString; 3]) -> i32 {
 
 fn write(file: &Path, build_id: &str, out: &Path) -> Result<()> {
     let id = lifetime::symbols::build_id(file).map_err(|why| anyhow::anyhow!("{}: {why}", file.display()))?;
-    let hex: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
+    let hex = lifetime::symbols::hexadecimal(&id);
     ensure!(hex == build_id, "{}: it is of build {hex} by now", file.display());
     table::write_all_code(&Code::read(file)?, out)
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context as _, Result, ensure};
 use lifetime::profile::Profile;
 use lifetime::root::Root;
-use lifetime::symbols::Symbols;
+use lifetime::symbols::{Symbols, hexadecimal};
 
 use crate::profile::files::{self, Checkpoints, with_suffix};
 use crate::profile::tree::Onlooker;
@@ -82,8 +82,7 @@ fn put(profile: &Profile, root: &Root, dataset: &Path) -> Result<Option<PathBuf>
 fn key(profile: &Profile) -> PathBuf {
     let program = profile.program().map(|number| &profile.modules[number]);
     let name = program.and_then(|program| program.path.file_name()).unwrap_or_default();
-    let hex = |bytes: &Vec<u8>| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    let build: String = program.map(|program| hex(&program.build_id)).unwrap_or_default();
+    let build = program.map(|program| hexadecimal(&program.build_id)).unwrap_or_default();
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let or = |text: &str, other: &str| escaped(if text.is_empty() { other } else { text });

@@ -10,6 +10,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use merge::daemon::{Charge, Configuration, Endpoint, Rule, Server};
 
 use self::top::TopArguments;
+use crate::quantity::parse_bytes;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -40,7 +41,7 @@ pub struct ShareArguments {
     #[arg(long, value_name = "FILE")]
     members: Option<PathBuf>,
     /// Memory that each trust domain's store may hold, such as 8GiB [default: half of the machine's]
-    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     limit: Option<u64>,
     /// Connections that each trust domain may have
     #[arg(long, value_name = "NUMBER", default_value_t = 4096)]
@@ -74,21 +75,6 @@ enum Charged {
     First,
     /// The store, which copies them
     Store,
-}
-
-/// "8GiB", "512MiB", "64K" or bytes.
-pub fn bytes(text: &str) -> Result<u64, String> {
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let shift = match text[digits..].trim() {
-        "" | "B" => 0,
-        "K" | "KiB" => 10,
-        "M" | "MiB" => 20,
-        "G" | "GiB" => 30,
-        "T" | "TiB" => 40,
-        other => return Err(format!("`{other}` is no unit: KiB, MiB, GiB or TiB")),
-    };
-    let number: u64 = text[..digits].parse().map_err(|_| "a number and a unit, such as 8GiB".to_owned())?;
-    number.checked_mul(1 << shift).ok_or_else(|| "too much".to_owned())
 }
 
 fn half_of_memory() -> Result<u64> {
@@ -150,18 +136,5 @@ impl ShareArguments {
         server.run(&stopped)?;
         tracing::info!("page store stopped; what is shared stays shared");
         Ok(0)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_have_units() {
-        assert_eq!(bytes("8GiB"), Ok(8 << 30));
-        assert_eq!(bytes("64K"), Ok(64 << 10));
-        assert_eq!(bytes("12"), Ok(12));
-        assert!(bytes("12 furlongs").is_err() && bytes("GiB").is_err() && bytes("99999999TiB").is_err());
     }
 }
