@@ -64,13 +64,12 @@ def named() -> dict[str, list[tuple[str, str]]]:
         for name, runs in experiments(program).items():
             beside = [*plain, *([f"{IMPORT}native"] if len(runs) > 1 else [])]
             found[name] += [(program, one) for one in (*beside, *runs)]
-        if its := layouts(program):
-            found["layouts"] += [(program, one) for one in its]
+        found["layouts"] += [(program, one) for one in layouts(program)]
         for name, prefix in (("warm", "warm-"), ("imports", IMPORT)):
             found[name] += [
                 (program, f"{prefix}{side}") for side in plain if f"{prefix}{side}" in all_of_them
             ]
-        if RUNS["programs"][program]["group"] != "micro":
+        if its["group"] != "micro":
             five = (*plain, "mayfly", "mallacc", "speedmalloc")
             found["five"] += [(program, one) for one in five if one in all_of_them]
     return found | {"together": together()}

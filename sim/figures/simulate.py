@@ -57,19 +57,14 @@ def command(program: str, configuration: str, folder: Path) -> list[str]:
     environment = list(said.get("env", []))
     if program.startswith("together-"):
         last = together(int(program.removeprefix("together-")), said["allocator"])
-    elif "python" in said:
-        everywhere = LISTED["environment"]["all"]["native"] | LISTED["environment"]["cpython"]["native"]
+    elif "python" in said or "build" in said:
+        # Another CPython of sim/shim/cpython, or build of a Go program: it says by itself what counts.
+        language = "cpython" if "python" in said else "go"
+        everywhere = LISTED["environment"]["all"]["native"] | LISTED["environment"][language]["native"]
         environment += [f"{key}={value}" for key, value in everywhere.items()]
         environment.append(f"MAYFLY_REGION={region(said, its)}")
-        # Another of the CPythons that sim/shim/cpython links: the program says by itself what counts.
-        listed = with_arguments(LISTED["programs"][name]["command"], arguments)
-        last = [f"/programs/bin/{said['python']}", *listed[1:]]
-    elif "build" in said:
-        everywhere = LISTED["environment"]["all"]["native"] | LISTED["environment"]["go"]["native"]
-        environment += [f"{key}={value}" for key, value in everywhere.items()]
-        environment.append(f"MAYFLY_REGION={region(said, its)}")
-        listed = with_arguments(LISTED["programs"][name]["command"], arguments)
-        last = [f"{listed[0]}-{said['build']}", *listed[1:]]
+        path, *rest = with_arguments(LISTED["programs"][name]["command"], arguments)
+        last = [f"/programs/bin/{said['python']}" if "python" in said else f"{path}-{said['build']}", *rest]
     else:
         words += ["--region", region(said, its)]
         last = [name, *arguments]
