@@ -209,9 +209,10 @@ fn many_processes_that_ended_take_little_room_meanwhile() {
     let folder = tempdir().unwrap();
     let mut command = mayfly();
     command.args(["profile", "--json", "--every", "1k", "-o"]).arg(folder.path().join("out")).arg("--");
-    // A shell that starts programs one after another, and says how many files there are at the end.
+    // A shell that starts programs one after another, waits until there are few files, and says how many.
     let script = format!(
-        "for i in $(seq 200); do /bin/true; done; sleep 3; for i in 1 2 3; do /bin/true; done; ls {}/out.parts-* | wc -l",
+        "for i in $(seq 200); do /bin/true; done
+        for i in $(seq 60); do set -- {}/out.parts-*/*; [ $# -lt 64 ] && break; sleep 1; done; echo $#",
         folder.path().display()
     );
     let output = command.args(["sh", "-c", &script]).env("MAYFLY_HEAP_LIB", heap_library()).output().unwrap();
