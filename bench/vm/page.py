@@ -35,8 +35,9 @@ def with_spread(results: dict, key: str) -> str:
 
 
 def rounds(results: dict, prefix: str) -> str:
-    """How many measurements are behind each cell of these."""
-    found = {value for key, value in results.items() if key.startswith(prefix) and key.endswith(".rounds")}
+    """How many measurements are behind each cell of these; `static`, which gives nothing back, apart."""
+    kept = (key for key in results if key.startswith(prefix) and not key.startswith(prefix + "static."))
+    found = {results[key] for key in kept if key.endswith(".rounds")}
     return " to ".join(str(count) for count in sorted({min(found), max(found)})) if found else "-"
 
 
@@ -78,7 +79,8 @@ def by_size(results: dict) -> list[str]:
         rows.append(
             [
                 point.removesuffix("mib"),
-                *(with_spread(results, f"unplug.{mode}.{point}.whole_ms") for mode in ALL_MODES),
+                *(with_spread(results, f"unplug.{mode}.{point}.whole_ms") for mode in MODES),
+                "-",  # nothing is unplugged
                 *(f"{number(ratio)}x" for ratio in ratios),
                 ", ".join(number(device[mode]) for mode in MODES),
                 f"{number(part)}x",

@@ -83,8 +83,6 @@ pub enum Recycle {
     Fill,
     /// The longest-lived page, as in the paper.
     Longest,
-    /// A page of the next longer class.
-    Next,
 }
 
 /// How huge pages are had.

@@ -72,7 +72,7 @@ enum AcceleratorName {
     Tcg,
 }
 
-/// Build what VMs boot: a kernel, Debian with python3 and crun, and the agent (kept: a second time it only looks)
+/// Build what VMs boot: a kernel, Debian with python3, and the agent (kept: a second time it only looks)
 #[derive(Args)]
 pub struct ImageArguments {
     /// Which kernel

@@ -29,7 +29,7 @@ pub fn load() {
                     choose(name, value, &[("cells", lines::Layout::Cells), ("lines", lines::Layout::Lines)])
             }
             b"RECYCLE" => {
-                let known = [("fill", Recycle::Fill), ("longest", Recycle::Longest), ("next", Recycle::Next)];
+                let known = [("fill", Recycle::Fill), ("longest", Recycle::Longest)];
                 recycle = choose(name, value, &known);
             }
             b"K" => k = number(name, value, 1, 1000).unwrap_or(k as usize) as u32,

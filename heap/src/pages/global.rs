@@ -37,10 +37,9 @@ pub(crate) fn acquire(request: &Request, extra: &mut Extra) -> Option<usize> {
         return Some(blocks);
     }
     let fill = page_life::fills();
-    let next_first = page_life::next_first(request);
-    let longer = FOREVER - class;
-    for i in 0..longer {
-        let from = if next_first { class + 1 + i } else { FOREVER - i };
+    for i in 0..FOREVER - class {
+        // Spans from the longest class, large objects from the next longer one (LLAMA §6.3).
+        let from = if request.span { FOREVER - i } else { class + 1 + i };
         if let Some(blocks) = recycle(from, request, extra) {
             return Some(blocks);
         }

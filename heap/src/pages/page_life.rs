@@ -28,8 +28,6 @@ pub enum Recycle {
     Fill = 0,
     /// The paper's: the longest class that has room for spans, lr + 1 first for large objects.
     Longest = 1,
-    /// lr + 1 first for both.
-    Next = 2,
 }
 
 static RECYCLE: AtomicU8 = AtomicU8::new(Recycle::Fill as u8);
@@ -78,11 +76,6 @@ pub(crate) fn activate(page: &HugePage, id: usize) {
     } else {
         pool::update(page, id, page.class());
     }
-}
-
-/// The next longer class' pages are the first to be looked at, not the longest's.
-pub(crate) fn next_first(request: &Request) -> bool {
-    RECYCLE.load(Relaxed) == Recycle::Next as u8 || !request.span
 }
 
 /// Free blocks of a request's own class are used too.

@@ -1,5 +1,5 @@
 // arguments: 1 2 3 4
-// settings: LIFETIMES=fixed:10ms LIFETIMES=fixed:inf RECYCLE=longest RECYCLE=next K=4 PAGES=base PAGES=hugetlb RETAIN=16 SPANS=lines
+// settings: LIFETIMES=fixed:10ms LIFETIMES=fixed:inf RECYCLE=longest K=4 PAGES=base PAGES=hugetlb RETAIN=16 SPANS=lines
 // refused: SPANS=round LIFETIMES=fixed:soon
 // Random calls of the whole interface against a reference model: no two objects overlap, alignment is kept, sizes suffice,
 // contents stay. `model SEED...`; each seed is 150,000 calls in one of four mixes of sizes.
