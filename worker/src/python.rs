@@ -140,7 +140,7 @@ fn installed(
         let text = String::from_utf8_lossy(&output.stderr);
         let line = text.lines().find(|line| line.contains("ERROR")).or(text.lines().last());
         bail!(
-            "pip: {} (every package must be pinned and hashed; or run `sam build`, and serve its template)",
+            "pip: {} (every package must be pinned and hashed, as `uv pip compile --generate-hashes` writes it; or run `sam build`, and serve its template)",
             line.unwrap_or("no reason given").trim()
         );
     }

@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use crate::entry::free::not_of_this_heap;
 use crate::pages::{direct, large_blocks, region};
-use crate::span::cells::Place;
+use crate::span::cells::Role;
 use crate::system::hook;
 use crate::system::text::misuse;
 use crate::thread::{current, gate, large, lines};
@@ -48,7 +48,7 @@ fn extent(address: usize, caller: usize) -> Extent {
     }
     let span = region::span(address);
     match span.owner() {
-        0 if span.place() == Place::Lines => Extent::Lines,
+        0 if span.role() == Role::Lines => Extent::Lines,
         0 => Extent::Blocks(large::blocks(address).unwrap_or_else(|| large::not_live(address, caller))),
         _ => match span.cell_at(address) {
             Some(cell) if span.is_live(cell) => Extent::Cell(span.cell_bytes.load(Relaxed) as usize),

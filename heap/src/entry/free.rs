@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use crate::entry::maintenance;
 use crate::lifetime::sites;
 use crate::pages::{direct, region};
-use crate::span::cells::{Place, Span};
+use crate::span::cells::{Role, Span};
 use crate::span::remote;
 use crate::system::hook;
 use crate::system::text::misuse;
@@ -114,7 +114,7 @@ fn free_into_hand(heap: &'static Heap, address: usize) -> bool {
 /// The fast path of the paper's layout; `false`: the object lies elsewhere, or somebody wants to know.
 #[inline]
 fn free_by_lines(heap: &'static Heap, address: usize, from: ReturnSlot) -> bool {
-    let Some(span) = region::span_if_plain(address).filter(|span| span.place() == Place::Lines) else {
+    let Some(span) = region::span_if_plain(address).filter(|span| span.role() == Role::Lines) else {
         return false;
     };
     if hook::sees_all() || heap.id.get() == 0 {
@@ -147,7 +147,7 @@ fn free_where_it_lies(heap: &'static Heap, address: usize, caller: usize) {
         return;
     };
     match span.owner() {
-        0 if span.place() == Place::Lines => {
+        0 if span.role() == Role::Lines => {
             if lines::free(span, address, caller) {
                 lines::give_back(span);
             }

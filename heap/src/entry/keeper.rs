@@ -15,7 +15,7 @@ use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use crate::entry::{maintenance, start};
 use crate::pages::sparse;
-use crate::span::cells::{Place, Span};
+use crate::span::cells::{Role, Span};
 use crate::span::remote;
 use crate::system::events::Event;
 use crate::system::{clock, os};
@@ -131,7 +131,7 @@ fn take_over(heap: &'static Heap, now_ms: u64) {
 
 /// Nothing on the span lives, counting what others have freed, and its thread has nothing more to do with it.
 fn is_dead(span: &Span) -> bool {
-    span.place() == Place::Queued
+    span.role() == Role::Queued
         && !span.any_watched()
         && (0..span.words()).all(|i| span.live_word(i).load(Relaxed) & !span.remote().marked(i) == 0)
 }

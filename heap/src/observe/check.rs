@@ -9,7 +9,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use crate::pages::huge_page::{HugePage, NO_BUCKET, State};
 use crate::pages::{large_blocks, open_page, pool, region, retained};
-use crate::span::cells::{Place, Span, WORDS};
+use crate::span::cells::{Role, Span, WORDS};
 use crate::span::large_object::LargeObject;
 use crate::system::events;
 use crate::thread::bin::Bin;
@@ -197,13 +197,13 @@ fn check_span(span: &Span, page_class: usize, residual: bool, tally: &mut Tally)
     // The fast path of freeing takes what lies beside these for one word with them.
     let any = span.large.iter().any(|object| !object.is_none());
     hold(!any, "where cells lie no large object begins", at)?;
-    match (span.owner(), span.place()) {
-        (0, Place::Lines) => {
+    match (span.owner(), span.role()) {
+        (0, Role::Lines) => {
             hold(lines::chosen(), "lines are not chosen, and a span has some", at)?;
             hold(lines::live(span).0 > 0 || lines::is_open(span), "a closed span has objects", at)?;
             return check_class(span.class.load(Relaxed) as usize, page_class, residual, at);
         }
-        (0, Place::None) => {
+        (0, Role::None) => {
             tally.empty_spans += 1;
             return hold(!span.remote().any(), "nothing is freed in an empty span", at);
         }
@@ -236,12 +236,12 @@ fn check_heap(heap: &'static Heap, tally: &mut Tally) -> Checked {
         if let Some(span) = bin.open.get() {
             let at = span.address();
             hold(heap.tenancy.taken(), "only a running thread has open spans", at)?;
-            hold(span.place() == Place::Open, "an open span is marked so", at)?;
+            hold(span.role() == Role::Open, "an open span is marked so", at)?;
             check_bin(heap, bin, span, tally)?;
         }
         for span in bin.queue.iter() {
             let at = span.address();
-            hold(span.place() == Place::Queued, "a queued span is marked so", at)?;
+            hold(span.role() == Role::Queued, "a queued span is marked so", at)?;
             hold(tally.owned_spans < MAX_SPANS, "a queue ends", at)?;
             check_bin(heap, bin, span, tally)?;
         }
@@ -252,7 +252,7 @@ fn check_heap(heap: &'static Heap, tally: &mut Tally) -> Checked {
         for span in hand.spans() {
             let at = span.address();
             let (page, block) = (region::huge_page(at), block_index(at));
-            hold(span.owner() == 0 && span.place() == Place::None, "a span in hand is nobody's", at)?;
+            hold(span.owner() == 0 && span.role() == Role::None, "a span in hand is nobody's", at)?;
             hold(page.spans.get(block), "a span in hand is one to its page", at)?;
             check_class(class, page.class(), page.residual.get(block), at)?;
             count += 1;

@@ -7,7 +7,7 @@ use crate::lifetime::{model, sites};
 use crate::pages::huge_page::State;
 use crate::pages::large_blocks;
 use crate::pages::{direct, region};
-use crate::span::cells::{Place, Span};
+use crate::span::cells::{Role, Span};
 use crate::system::clock;
 use crate::system::events::{self, Event, NAMES_OF_EVENTS};
 use crate::thread::local::{Heap, TABLES_BYTES};
@@ -116,9 +116,9 @@ fn count_page(address: usize, census: &mut Census) {
 
 /// How many objects a span has, and their bytes.
 fn objects_of(span: &Span) -> (usize, usize) {
-    match span.place() {
-        Place::Lines => lines::live(span),
-        Place::None => (0, 0),
+    match span.role() {
+        Role::Lines => lines::live(span),
+        Role::None => (0, 0),
         _ => {
             let cells = span.cells_in_use();
             (cells, cells * span.cell_bytes.load(Relaxed) as usize)

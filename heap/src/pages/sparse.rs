@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use crate::pages::decay;
 use crate::pages::huge_page::{HugePage, State};
 use crate::pages::region;
-use crate::span::cells::{Place, Span};
+use crate::span::cells::{Role, Span};
 use crate::system::events::{self, Event};
 use crate::system::os;
 use crate::units::bits;
@@ -91,7 +91,7 @@ fn waiting_spans(page: &'static HugePage, address: usize) -> impl Iterator<Item 
         .step_by(SPAN_BLOCKS)
         .filter(move |&block| bits::get(&spans, block))
         .map(move |block| region::span(address + block * BLOCK_BYTES))
-        .filter(|span| span.place() == Place::Queued)
+        .filter(|span| span.role() == Role::Queued)
 }
 
 /// Whether the page has enough to give back. With `look`, spans that wait count as idle from the next look on.

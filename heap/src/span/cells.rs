@@ -24,10 +24,10 @@ pub const WORDS: usize = 16;
 /// The largest id of an owner.
 pub const MAX_OWNER: u32 = 0xFFFF;
 
-/// Where the owner keeps the span.
+/// What the span is to its owner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
-pub enum Place {
+pub enum Role {
     /// Not a heap's.
     None = 0,
     /// Being allocated from.
@@ -75,7 +75,7 @@ pub struct Span {
     /// Lifetime class of the objects.
     pub class: AtomicU8,
     /// And [`WHOLE`].
-    place: AtomicU8,
+    role: AtomicU8,
     /// It was in its bin's queue when it was last looked at, and has stayed there, see [`crate::pages::sparse`].
     waits: AtomicBool,
     /// Two cells whose lifetime is being measured, each plus one, 16 bits each; 0 for none. Spans divided by lines count
@@ -130,7 +130,7 @@ impl Span {
 
     /// The owner gives the span up.
     pub fn disown(&self) {
-        self.set_place(Place::None);
+        self.set_role(Role::None);
         self.reciprocal.store(0, Relaxed);
         self.tag.store(0, SeqCst);
     }
@@ -147,32 +147,32 @@ impl Span {
         self.tag.load(Acquire)
     }
 
-    /// Where the owner keeps the span.
+    /// What the span is to its owner.
     #[inline]
-    pub fn place(&self) -> Place {
-        match self.place.load(Relaxed) & !WHOLE {
-            1 => Place::Open,
-            2 => Place::Queued,
-            3 => Place::Lines,
-            _ => Place::None,
+    pub fn role(&self) -> Role {
+        match self.role.load(Relaxed) & !WHOLE {
+            1 => Role::Open,
+            2 => Role::Queued,
+            3 => Role::Lines,
+            _ => Role::None,
         }
     }
 
-    /// Says where the owner keeps the span.
-    pub fn set_place(&self, place: Place) {
-        self.place.store(place as u8 | self.place.load(Relaxed) & WHOLE, Relaxed);
+    /// Says what the span is to its owner.
+    pub fn set_role(&self, role: Role) {
+        self.role.store(role as u8 | self.role.load(Relaxed) & WHOLE, Relaxed);
         self.waits.store(false, Relaxed);
-        self.is_open.store(u32::from(place == Place::Open), Relaxed);
+        self.is_open.store(u32::from(role == Role::Open), Relaxed);
     }
 
     /// Whether all of its memory was in use since it came from the global allocator.
     pub fn is_whole(&self) -> bool {
-        self.place.load(Relaxed) & WHOLE != 0
+        self.role.load(Relaxed) & WHOLE != 0
     }
 
     /// All of its memory is in use (`true`), or it goes back to the global allocator.
     pub fn set_whole(&self, whole: bool) {
-        self.place.store(self.place() as u8 | if whole { WHOLE } else { 0 }, Relaxed);
+        self.role.store(self.role() as u8 | if whole { WHOLE } else { 0 }, Relaxed);
     }
 
     /// Whether it was in its bin's queue when it was last looked at, and has stayed there.

@@ -8,7 +8,7 @@ use core::sync::atomic::{
 };
 
 use crate::pages::decay;
-use crate::span::cells::{Place, Room, Span};
+use crate::span::cells::{Role, Room, Span};
 use crate::span::queue::SpanList;
 use crate::system::events::{self, Event};
 use crate::thread::sample;
@@ -233,7 +233,7 @@ impl Bin {
     /// The open span joins the end of the queue.
     pub fn close(&self) {
         if let Some(span) = self.give_up_open() {
-            span.set_place(Place::Queued);
+            span.set_role(Role::Queued);
             self.queue.push(span);
         }
     }

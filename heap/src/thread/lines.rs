@@ -17,7 +17,7 @@ use core::sync::atomic::{
 };
 
 use crate::pages::{global, region};
-use crate::span::cells::{Place, Span};
+use crate::span::cells::{Role, Span};
 use crate::span::queue::SpanList;
 use crate::system::events::{self, Event};
 use crate::system::lock::Lock;
@@ -207,7 +207,7 @@ fn fresh(class: usize) -> Option<&'static Span> {
 fn reopen(span: &Span, class: usize) {
     span.class.store(class as u8, Relaxed);
     span.size_class.store(OPENED, Relaxed);
-    span.set_place(Place::Lines);
+    span.set_role(Role::Lines);
 }
 
 /// The lines that an object and its header touch.
@@ -281,7 +281,7 @@ fn drop_count(span: &'static Span) {
 /// The thread that drops the count to zero gives the span back (LLAMA §8).
 pub fn give_back(span: &'static Span) {
     recyclable::forget(span);
-    span.set_place(Place::None);
+    span.set_role(Role::None);
     global::release_span(span.address());
 }
 
@@ -343,7 +343,7 @@ pub mod recyclable {
             let span = region::span(page_address + block * BLOCK_BYTES);
             let has_free_lines = || (0..SPAN_LINES).any(|line| objects_on(span, line).load(Relaxed) == 0);
             if page.spans.get(block)
-                && span.place() == Place::Lines
+                && span.role() == Role::Lines
                 && span.size_class.load(Relaxed) == CLOSED
                 && listed(span).load(Relaxed) == 0
                 && has_free_lines()

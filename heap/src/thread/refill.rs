@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use crate::lifetime::source::{self, Source};
 use crate::pages::{global, page_life, region, scarcity};
-use crate::span::cells::{Place, Room, Span};
+use crate::span::cells::{Role, Room, Span};
 use crate::span::remote::{self, Link, RemoteList, Tenancy};
 use crate::system::events::{self, Event};
 use crate::system::hook;
@@ -76,7 +76,7 @@ fn room() -> Room {
 
 /// A span that is in no queue becomes the bin's open one.
 pub fn open(bin: &Bin, span: &'static Span) {
-    span.set_place(Place::Open);
+    span.set_role(Role::Open);
     bin.open.set(Some(span));
 }
 
@@ -169,7 +169,7 @@ impl remote::Shared for Span {
         }
     }
     fn is_idle(&self) -> bool {
-        self.place() == Place::Queued && self.is_empty()
+        self.role() == Role::Queued && self.is_empty()
     }
 }
 
