@@ -47,7 +47,7 @@ fn what_is_wrong_is_found() {
     // Where cells lie no large object begins: the fast path of freeing reads their divisor and this as one word.
     let span = region::span(small);
     for object in &span.large {
-        object.begin(1);
+        object.begin(1, true);
         let what = "where cells lie no large object begins";
         assert_eq!(check::invariants(), Err(Broken { what, address: small & !(SPAN_BYTES - 1) }));
         object.end();

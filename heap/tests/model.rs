@@ -267,11 +267,12 @@ impl Model {
     ) {
         if self.live_bytes + size <= MOST_LIVE_BYTES {
             let address = self.by(who, move || f() as usize);
-            if address != 0 && extent::is_fresh_mapping(address) {
-                let last = address + extent::usable_size(address, 0) - 1;
-                // SAFETY: both bytes are the new object's.
-                let ends = unsafe { [address, last].map(|at| (at as *const u8).read()) };
-                assert_eq!(ends, [0, 0], "a fresh mapping reads as zero");
+            if address != 0 && extent::reads_as_zero(address) {
+                let size = extent::usable_size(address, 0);
+                let some = [0, size / 4, size / 2, size / 4 * 3, size - 1];
+                // SAFETY: all of these bytes are the new object's.
+                let read = unsafe { some.map(|at| (address as *const u8).add(at).read()) };
+                assert_eq!(read, [0; 5], "nobody has written there");
             }
             self.add(address, size, alignment, class);
         }

@@ -51,7 +51,7 @@ fn no_memory() -> *mut c_void {
 extern "C-unwind" fn calloc_from(count: usize, size: usize, from: ReturnSlot) -> *mut c_void {
     let Some(size) = count.checked_mul(size) else { return no_memory() };
     let object = allocate::allocate_from(size, from);
-    if !object.is_null() && !extent::is_fresh_mapping(object as usize) {
+    if !object.is_null() && !extent::reads_as_zero(object as usize) {
         // SAFETY: the object has at least this size.
         unsafe { ptr::write_bytes(object, 0, size) };
     }

@@ -5,6 +5,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use crate::entry::free::not_of_this_heap;
 use crate::pages::{direct, large_blocks, region};
 use crate::span::cells::Role;
+use crate::span::large_object::LargeObject;
 use crate::system::hook;
 use crate::system::text::misuse;
 use crate::thread::{current, gate, large, lines};
@@ -94,7 +95,7 @@ pub fn resize_in_place(address: usize, call: &Call) -> Option<*mut u8> {
     }
 }
 
-/// Whether the object at `address` was just given by the operating system and reads as zero.
-pub fn is_fresh_mapping(address: usize) -> bool {
-    !region::holds(address)
+/// Whether the object at `address`, which was allocated just now, reads as zero: its memory is as the operating system gave it.
+pub fn reads_as_zero(address: usize) -> bool {
+    !region::holds(address) || large_blocks::object_at(address).is_some_and(LargeObject::is_untouched)
 }

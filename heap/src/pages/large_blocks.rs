@@ -41,7 +41,7 @@ fn acquire_pages(class: usize, count: usize) -> Option<usize> {
         }
         page_life::activate(page, region::id(page_address));
     }
-    region::large_object(address).begin(count);
+    region::large_object(address).begin(count, true);
     Some(address)
 }
 
@@ -112,7 +112,7 @@ pub fn resize(address: usize, count: usize, new_count: usize) -> bool {
     if new_count < count {
         page.last.clear(&bits::range(first + count - 1, 1));
         page.last.set(&bits::range(first + new_count - 1, 1));
-        region::large_object(address).begin(new_count);
+        region::large_object(address).begin(new_count, false);
         page_life::release_locked(page, address + new_count * BLOCK_BYTES, count - new_count);
         return true;
     }
@@ -127,7 +127,7 @@ pub fn resize(address: usize, count: usize, new_count: usize) -> bool {
     page.take(&more, first + count, new_count - count, residual);
     decay::note_taken(page);
     page.last.set(&bits::range(first + new_count - 1, 1));
-    region::large_object(address).begin(new_count);
+    region::large_object(address).begin(new_count, false);
     if page.state() == State::Open {
         page.frontier.store((first + new_count) as u16, Relaxed);
     }

@@ -60,7 +60,8 @@ pub(crate) fn mark(page: &HugePage, address: usize, first: usize, request: &Requ
         page.spans.set(&blocks);
     } else {
         page.last.set(&bits::range(first + request.blocks - 1, 1));
-        region::large_object(address + first * BLOCK_BYTES).begin(request.blocks);
+        let untouched = first >= page.high_water.load(Relaxed) as usize;
+        region::large_object(address + first * BLOCK_BYTES).begin(request.blocks, untouched);
     }
     page.take(&blocks, first, request.blocks, from == request.class);
     decay::note_taken(page);
