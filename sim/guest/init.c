@@ -104,8 +104,9 @@ static void take_program(void) {
     free(program);
 }
 
-/* Functions of the kernel whose calls the simulator counts: where they are. */
-static const char *const functions[] = {"__alloc_pages_noprof", "alloc_pages_bulk_noprof"};
+/* Functions of the kernel whose calls the simulator looks at: where they are. The last one gives back the page table of a process
+ * that is gone. */
+static const char *const functions[] = {"__alloc_pages_noprof", "alloc_pages_bulk_noprof", "pgd_free"};
 enum { FUNCTIONS = sizeof functions / sizeof *functions };
 static unsigned long addresses[FUNCTIONS];
 

@@ -22,7 +22,7 @@ pub struct Extension {
     pub operations: u64,
     /// The units' counters when the region began.
     before: memento::Statistics,
-    /// How full the arenas were when it ended.
+    /// How full the arenas were when it ended, or the last process before that.
     pub occupancy: memento::Occupancy,
 }
 
@@ -150,9 +150,21 @@ impl Extension {
         if self.regions.is_empty() { at } else { self.units.context_switch(0, process, at, view) }
     }
 
+    /// A process is gone, and others may run: when its pages are back.
+    pub fn exit(&mut self, process: u64, at: u64, view: &mut View) -> u64 {
+        if !self.has_region(process) {
+            return at;
+        }
+        self.occupancy = self.units.occupancy();
+        self.regions.retain(|(other, _)| *other != process);
+        self.units.process_exit(process, at, view)
+    }
+
     /// All processes are gone: when their pages are back.
     pub fn end(&mut self, at: u64, view: &mut View) -> u64 {
-        self.occupancy = self.units.occupancy();
+        if !self.regions.is_empty() {
+            self.occupancy = self.units.occupancy();
+        }
         self.region = 0..0;
         let gone = std::mem::take(&mut self.regions);
         gone.iter().fold(at, |at, (process, _)| self.units.process_exit(*process, at, view))

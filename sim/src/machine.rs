@@ -64,8 +64,9 @@ pub struct Machine {
     accesses: Vec<Access>,
     /// The page fault or the system call about memory that the kernel works on.
     kernel_work: Owner,
-    /// The address space in which nothing is charged until the closing mark.
-    uncharged: Option<u64>,
+    /// The address spaces in which nothing is charged until their closing marks: one may be interrupted before its own, and
+    /// another begin such a section too.
+    uncharged: Vec<u64>,
     /// Who owns user cycles: the program or its allocator.
     user_owner: Owner,
     /// An ideal allocator: its functions' own code is not charged.
@@ -94,7 +95,7 @@ impl Machine {
             current: None,
             accesses: Vec::with_capacity(4096),
             kernel_work: Owner::Kernel,
-            uncharged: None,
+            uncharged: Vec::new(),
             user_owner: Owner::User,
             ideal_allocator: description.core.ideal_allocator,
             free_of_charge: 0..0,
@@ -257,10 +258,10 @@ impl Machine {
                 {
                     support.branched();
                 }
-            } else if self.uncharged.is_none() && !within {
+            } else if !self.is_uncharged() && !within {
                 self.core.control(block, &mut self.predictor, next);
             }
-        } else if self.uncharged.is_none() {
+        } else if !self.is_uncharged() {
             self.core.exception();
             if whole {
                 self.counts.interrupts += 1

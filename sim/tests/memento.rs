@@ -167,6 +167,66 @@ fn pages_are_the_programs_or_the_kernels_and_the_shims_are_nobodys() {
 }
 
 #[test]
+fn a_section_ends_with_its_own_processs_mark() {
+    const OTHER: u64 = 2 << 40;
+    let mut bench = bench(&[]);
+    let body = bench.add(block(CODE, |a| a.mov(qword_ptr(rbx), rax).unwrap()));
+    bench.machine.set_root(OTHER);
+    bench.machine.set_region(REGION_START, (REGION_START + REGION_BYTES) | 1).unwrap();
+    bench.machine.set_root(Identity::ROOT);
+    bench.machine.stop_charging();
+    // Interrupted there; the other process has such a section meanwhile, from its begin to its end.
+    bench.machine.set_root(OTHER);
+    bench.machine.stop_charging();
+    let address = shim_allocate(&mut bench, 64);
+    bench.machine.set_root(Identity::ROOT);
+    bench.machine.start_region();
+    // The shim goes on: what it writes into its arena is not the program's.
+    for page in 0..4 {
+        bench.enter(body);
+        bench.store(0, address + page * 4096);
+    }
+    bench.machine.pause(&bench.tables);
+    assert_eq!((bench.statistic("uncharged_instructions"), bench.statistic("stores")), (4.0, 0.0));
+    assert_eq!(bench.statistic("memento.first_touches"), 0.0);
+    bench.machine.charge_again();
+    bench.machine.start_region();
+    bench.enter(body);
+    bench.store(0, address);
+    bench.machine.pause(&bench.tables);
+    assert_eq!((bench.statistic("uncharged_instructions"), bench.statistic("stores")), (0.0, 1.0));
+}
+
+#[test]
+fn a_process_that_is_gone_gives_its_pages_back_while_others_run() {
+    const OTHER: u64 = 2 << 40;
+    let mut bench = bench(&[]);
+    let address = shim_allocate(&mut bench, 64);
+    let own = bench.statistic("memento.pages_allocated.data");
+    bench.machine.set_root(OTHER);
+    bench.machine.set_region(REGION_START, (REGION_START + REGION_BYTES) | 1).unwrap();
+    shim_allocate(&mut bench, 64);
+    bench.machine.stop_charging();
+    let before = bench.statistic("cycles");
+    bench.machine.set_root(Identity::ROOT);
+    bench.machine.process_gone(OTHER);
+    assert!(bench.statistic("cycles") > before, "it takes time");
+    let both = bench.statistic("memento.pages_allocated.data");
+    assert_eq!((both, bench.statistic("memento.pages_freed.data")), (2.0 * own, own));
+    bench.machine.free(address, 0, false).unwrap();
+    // Another process with a page table in the same place is another process.
+    bench.machine.set_root(OTHER);
+    assert!(!bench.machine.has_region());
+    let body = bench.add(block(CODE, |a| a.nop().unwrap()));
+    bench.machine.start_region();
+    bench.enter(body);
+    bench.machine.pause(&bench.tables);
+    assert_eq!((bench.statistic("instructions"), bench.statistic("uncharged_instructions")), (1.0, 0.0));
+    bench.machine.process_gone(3 << 40);
+    assert_eq!(bench.statistic("memento.pages_freed.data"), 0.0, "of the region, by one that had none");
+}
+
+#[test]
 fn an_allocator_that_calls_another_is_one_allocation() {
     let mut bench = bench(&[]);
     bench.machine.start_region();

@@ -86,6 +86,19 @@ def test_a_warm_program_counts_from_where_it_says(sim, once):
     assert 0 < statistics["kernel_pages"] + once["kernel_pages"] < 200
 
 
+def test_processes_that_take_turns_have_sections_of_their_own(sim):
+    done = sim("--json", "--machine", "memento", "--", "./turns")
+    assert done.returncode == 0, done.stderr
+    statistics = json.loads(done.stdout)
+    assert statistics["broken_laws"] == [] and statistics["memento.free_exceptions"] == 0
+    both = 2 * 8 * 256
+    assert (statistics["memento.allocations"], statistics["memento.frees"]) == (both, both)
+    assert statistics["memento.hot_flushes"] >= both / 16, "each hands over at every sixteenth object"
+    # The shim's own accesses are not the program's, so no page comes before the object on it does; and with each process its
+    # pages go.
+    assert statistics["memento.pages_freed.data"] == statistics["memento.pages_allocated.data"]
+
+
 def test_another_machine_takes_other_cycles(sim, once):
     done = sim("--json", "--set", "llc.latency_cycles=80", "--", "./churn", "20000")
     assert json.loads(done.stdout)["cycles"] > 1.02 * once["cycles"], (

@@ -6,7 +6,7 @@ pub const MARK: u32 = 1 << 16;
 pub const CR3_WRITE: u32 = 2 << 16;
 /// `syscall`.
 pub const SYSTEM_CALL: u32 = 3 << 16;
-/// The first of a function of the kernel's that is counted.
+/// The first of a function of the kernel's that is looked at.
 pub const KERNEL_CALL: u32 = 4 << 16;
 
 /// The first of a function of the program's allocator.

@@ -5,7 +5,7 @@ mod results;
 
 use crate::functions::{Call, Function, Functions, Kind};
 use crate::guest::GuestMemory;
-use crate::instruction::{ALLOCATOR, CR3_WRITE, Instruction, MARK, RETURN, SYSTEM_CALL};
+use crate::instruction::{ALLOCATOR, CR3_WRITE, Instruction, KERNEL_CALL, MARK, RETURN, SYSTEM_CALL};
 use crate::qemu::{self, Buffer, Register};
 use qemu_plugin_sys::qemu_plugin_id_t;
 use sim::block::End;
@@ -53,8 +53,8 @@ pub struct Run {
     buffer: Buffer,
     /// Where the guest's init says KERNEL_FUNCTION: the mark's virtual address, and the host's.
     known: (u64, u64),
-    /// Of `__alloc_pages` and its like, as the guest's init says: addresses.
-    kernel_functions: [u64; 2],
+    /// Of `__alloc_pages`, its like for many, and `pgd_free`, as the guest's init says: addresses.
+    kernel_functions: [u64; 3],
     functions: Functions,
     /// How often each block of the region was entered, by its number, if that is to be kept.
     entries: Option<Vec<u64>>,
@@ -110,7 +110,7 @@ impl Run {
             cr3: None,
             buffer: Buffer::new(),
             known: (0, 0),
-            kernel_functions: [0; 2],
+            kernel_functions: [0; 3],
             functions: Functions::new(functions),
             entries,
             most_instructions: if most_instructions == 0 { u64::MAX } else { most_instructions },
@@ -288,6 +288,11 @@ impl Run {
             }
             ALLOCATOR => self.enter_allocator(self.functions.kind_and_size(number)),
             RETURN => self.maybe_return(),
+            // A process and its page table, by its address in the map of all memory.
+            KERNEL_CALL if number == 2 => {
+                let table = self.register(6);
+                self.machine.process_gone(table.wrapping_sub(marks::DIRECT_MAP));
+            }
             _ => {
                 // Flags and order; the bulk one: flags, and how many as its fourth argument.
                 let flags = self.register(7);
@@ -297,7 +302,7 @@ impl Run {
         }
     }
 
-    /// Which of the counted functions of the kernel's begins at this address.
+    /// Which of the kernel's functions that are looked at begins at this address.
     pub fn kernel_function(&self, address: u64) -> Option<u32> {
         self.kernel_functions.iter().position(|one| *one == address).map(|index| index as u32)
     }

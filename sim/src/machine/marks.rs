@@ -86,6 +86,17 @@ impl Machine {
         self.extension.as_ref().is_some_and(|extension| extension.has_region(self.tlbs.root()))
     }
 
+    /// The kernel frees a process's page table: the process is gone, and the page allocator takes its pages back. That is the
+    /// kernel's work, as it is in the baseline.
+    pub fn process_gone(&mut self, root: u64) {
+        self.uncharged.retain(|other| *other != root);
+        if let Some(extension) = &mut self.extension {
+            let mut view = View { hierarchy: &mut self.hierarchy, tlbs: &mut self.tlbs };
+            let back = extension.exit(root, self.core.now(), &mut view);
+            self.core.wait(back, Owner::Kernel);
+        }
+    }
+
     /// The region's end: the processes' memory goes back to the pool. Where the program has come to its end that is part
     /// of it, as the kernel's work at an exit is part of the baseline's.
     pub fn end_region(&mut self, is_exit: bool) {
@@ -100,17 +111,19 @@ impl Machine {
 
     /// From here until [`Machine::charge_again`], what this address space executes costs nothing.
     pub fn stop_charging(&mut self) {
-        self.uncharged = Some(self.tlbs.root());
+        self.charge_again();
+        self.uncharged.push(self.tlbs.root());
     }
 
-    /// The end of an uncharged section.
+    /// The end of this address space's uncharged section.
     pub fn charge_again(&mut self) {
-        self.uncharged = None;
+        let own = self.tlbs.root();
+        self.uncharged.retain(|root| *root != own);
     }
 
     #[inline]
     pub(super) fn is_uncharged(&self) -> bool {
-        self.uncharged.is_some() && self.uncharged == Some(self.tlbs.root())
+        !self.uncharged.is_empty() && self.uncharged.contains(&self.tlbs.root())
     }
 
     /// The program enters its allocator: malloc of so many bytes, or free of an address. `stack`: its stack pointer, or 0

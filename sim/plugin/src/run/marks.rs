@@ -7,7 +7,7 @@ use sim::core::Owner;
 use std::time::Instant;
 
 /// The kernel maps all physical memory here (without 5-level paging, with `nokaslr`).
-const DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
+pub(super) const DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
 /// The launcher gives the guest no more: below the hole for devices.
 const MOST_MEMORY: u64 = 2 << 30;
 
@@ -67,7 +67,8 @@ impl Run {
             0x23 if timed => self.machine.leave_allocator(Owner::Free, 0),
             0x30 => self.events += 1,
             0x40 => {
-                self.kernel_functions[second as usize & 1] = first;
+                let number = second as usize % self.kernel_functions.len();
+                self.kernel_functions[number] = first;
                 self.find_memory();
             }
             _ => {}
