@@ -6,6 +6,7 @@
 //! the reason why the instruction that was waited for was late. So they sum to the total.
 
 mod memory;
+mod warming;
 
 use memory::{FORWARDS, QueuedStore, Wait};
 
@@ -63,8 +64,12 @@ pub struct Core {
     lsq_next: usize,
     issue: Calendar,
     stores: Box<[QueuedStore; FORWARDS]>,
+    /// Instructions only keep things warm.
+    warming: bool,
     /// Of each owner and cause: the cycles.
     pub cycles: [[u64; CAUSES]; OWNERS],
+    /// Of each owner: those of its `memento` in which the core waited ([`Core::wait`]).
+    pub waited: [u64; OWNERS],
     /// Loads that took their data from a store in the queue.
     pub forwards: u64,
 }
@@ -106,7 +111,9 @@ impl Core {
             lsq_next: 0,
             issue: Calendar::new(),
             stores: Box::new([QueuedStore::default(); FORWARDS]),
+            warming: false,
             cycles: [[0; CAUSES]; OWNERS],
+            waited: [0; OWNERS],
             forwards: 0,
         }
     }
@@ -126,6 +133,9 @@ impl Core {
         owner: Owner,
         behind: &mut Behind<T>,
     ) {
+        if self.warming {
+            return self.warm(block, operation, accesses, behind);
+        }
         self.fetch(block, operation.offset, behind);
         let memory = operation.flags & (LOAD | STORE) != 0;
         let (dispatch, bound) = self.dispatch(memory, operation.flags & SERIAL != 0);
@@ -198,6 +208,10 @@ impl Core {
         work: impl FnOnce(u64) -> u64,
     ) {
         self.count_fetch();
+        if self.warming {
+            let done = work(self.fetch);
+            return self.warmed_until(done);
+        }
         let (dispatch, _) = self.dispatch(true, false);
         let issued = self.issue((dispatch + 1).max(self.registers[operand as usize]), Unit::Load);
         let mut complete = work(issued);
@@ -216,6 +230,7 @@ impl Core {
         let passed = until.saturating_sub(self.commit);
         if passed > 0 {
             self.cycles[owner as usize][Cause::Memento as usize] += passed;
+            self.waited[owner as usize] += passed;
             self.commit = until;
             self.committed = 0;
             self.redirect(until, Cause::Memento);
@@ -361,6 +376,7 @@ impl Core {
     /// Counts from zero.
     pub fn reset_counts(&mut self) {
         self.cycles = [[0; CAUSES]; OWNERS];
+        self.waited = [0; OWNERS];
         self.forwards = 0;
     }
 }

@@ -46,6 +46,29 @@ pub struct Description {
     pub memento: Option<memento::Config>,
     /// SpeedMalloc's support core, if it has one.
     pub support: Option<SupportDescription>,
+    /// Windows that are timed alone, if not all of the run is.
+    pub sample: Option<SampleDescription>,
+}
+
+/// Of each period of instructions a window in its middle is timed, after the core has been filled.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct SampleDescription {
+    /// A prime number, so that no window after the other meets the same part of a loop or the timer's tick.
+    pub period_instructions: u64,
+    pub window_instructions: u64,
+    pub filling_instructions: u64,
+}
+
+impl Default for SampleDescription {
+    fn default() -> SampleDescription {
+        SampleDescription {
+            period_instructions: 25_013,
+            window_instructions: 3_000,
+            filling_instructions: 2_000,
+        }
+    }
 }
 
 /// The out-of-order core.
@@ -242,6 +265,15 @@ impl Description {
         Ok(description)
     }
 
+    /// The same, of whose run windows are timed alone, if a period is given.
+    pub fn sampled(mut self, period_instructions: Option<u64>) -> Result<Description, String> {
+        if let Some(period_instructions) = period_instructions {
+            self.sample = Some(SampleDescription { period_instructions, ..SampleDescription::default() });
+            self.check()?;
+        }
+        Ok(self)
+    }
+
     /// What no machine can be built from.
     fn check(&self) -> Result<(), String> {
         let caches = [("l1i", &self.l1i), ("l1d", &self.l1d), ("l2", &self.l2), ("llc", &self.llc)];
@@ -292,6 +324,19 @@ impl Description {
             require(support.queue_entries > 0, || {
                 "support.queue_entries = 0: at least 1 is needed".to_owned()
             })?;
+        }
+        if let Some(sample) = &self.sample {
+            let timed = sample.window_instructions + 2 * sample.filling_instructions;
+            require(sample.window_instructions > 0, || {
+                "sample.window_instructions = 0: at least 1 is needed".to_owned()
+            })?;
+            require(timed < sample.period_instructions, || {
+                format!(
+                    "sample.period_instructions = {}: more than {timed} are needed",
+                    sample.period_instructions
+                )
+            })?;
+            require(self.support.is_none(), || "a machine with a support core is not sampled".to_owned())?;
         }
         require(core.width < 16, || format!("core.width = {}: at most 15", core.width))?;
         let powers = [

@@ -18,6 +18,7 @@ pub mod dram;
 pub mod extension;
 pub mod hierarchy;
 pub mod machine;
+pub mod sampling;
 pub mod statistics;
 pub mod support;
 pub mod tlb;

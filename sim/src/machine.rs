@@ -4,6 +4,7 @@
 //! faults ends it early) and where its branch went.
 
 mod marks;
+mod sampled;
 mod support;
 
 use crate::allocations::Allocations;
@@ -13,6 +14,7 @@ use crate::core::{Behind, Core, Owner};
 use crate::description::Description;
 use crate::extension::{Extension, View};
 use crate::hierarchy::Hierarchy;
+use crate::sampling::Sampler;
 use crate::support::Support;
 use crate::tlb::{PageTables, Tlbs};
 use std::ops::Range;
@@ -74,6 +76,7 @@ pub struct Machine {
     /// The code of the allocator's function that the program has called, if it is ideal.
     free_of_charge: Range<u64>,
     allocations: Allocations,
+    sampler: Option<Sampler>,
     /// The last repetition: its instruction, the line it read and the line it wrote.
     repeated: (u64, u64, u64),
     start: u64,
@@ -84,8 +87,10 @@ pub struct Machine {
 impl Machine {
     /// With empty caches, at cycle 0.
     pub fn new(description: &Description) -> Machine {
+        let mut core = Core::new(description);
+        core.set_warming(description.sample.is_some());
         Machine {
-            core: Core::new(description),
+            core,
             hierarchy: Hierarchy::new(description),
             tlbs: Tlbs::new(&description.tlb),
             predictor: Predictor::new(&description.branch),
@@ -100,6 +105,7 @@ impl Machine {
             ideal_allocator: description.core.ideal_allocator,
             free_of_charge: 0..0,
             allocations: Allocations::default(),
+            sampler: description.sample.as_ref().map(Sampler::new),
             repeated: (0, 0, 0),
             start: 0,
             counts: ProgramCounts::default(),
@@ -186,11 +192,6 @@ impl Machine {
         &self.allocations
     }
 
-    /// Cycles since the region's start.
-    pub fn cycles(&self) -> u64 {
-        self.core.now() - self.start
-    }
-
     /// Instructions since the region's start.
     pub fn instructions(&self) -> u64 {
         self.counts.user_instructions + self.counts.kernel_instructions
@@ -200,6 +201,7 @@ impl Machine {
     pub fn start_region(&mut self) {
         self.start = self.core.now();
         self.core.reset_counts();
+        self.begin_sampling();
         self.hierarchy.reset_counts();
         self.tlbs.counts = Default::default();
         self.predictor.counts = Default::default();
@@ -324,6 +326,7 @@ impl Machine {
         let instructions = (to.saturating_sub(from) - marks) as u64;
         *(if kernel { &mut counts.kernel_instructions } else { &mut counts.user_instructions }) +=
             instructions;
+        self.sample();
     }
 
     /// A string instruction's second and later elements: entered as blocks of that one instruction. They count as part

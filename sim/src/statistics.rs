@@ -1,5 +1,6 @@
 //! Every number of a run with its name, unit and meaning: as JSON for programs and as a table for people.
 
+mod sample;
 mod units;
 
 use crate::allocations::{LIFETIME_ENDS, SIZE_ENDS};
@@ -113,6 +114,7 @@ impl Statistics {
         all.of_allocations(machine);
         all.of_memento(machine);
         all.of_support(machine);
+        all.of_sample(machine);
         all
     }
 
@@ -161,7 +163,7 @@ impl Statistics {
     }
 
     fn of_cycles(&mut self, machine: &Machine) {
-        let cycles = &machine.parts().0.cycles;
+        let cycles = &machine.cycle_table();
         let mut total = 0;
         for cause in 0..CAUSES {
             let sum = (0..OWNERS).map(|owner| cycles[owner][cause]).sum();

@@ -20,6 +20,7 @@ use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value};
 use sim::Description;
+use sim::sampling::LEAST_WINDOWS;
 
 use crate::quantity;
 use crate::sim::dram::Dram;
@@ -35,6 +36,7 @@ Examples:
   mayfly sim --allocator memento -- churn 1000  one of these with another input
   mayfly sim --set l1d.ways=9 -- ./churn        another machine: every number of sim/machines/*.toml
   mayfly sim --max-instructions 50000000 --json -- ./churn
+  mayfly sim --sample -- ./churn                a fifth of it is timed: cycles with a confidence interval, in less time
 
 The guest boots Linux under QEMU once for each image; every run starts from a snapshot of it, and each
 instruction of all processes and of the kernel is timed. Counted is from the program's start to its end.
@@ -73,6 +75,10 @@ pub struct SimArguments {
     /// Who gets huge pages: who asks for them, as on Ubuntu, or everybody, as on Debian
     #[arg(long, value_enum, default_value = "madvise")]
     huge_pages: HugePages,
+    /// Estimate the cycles: time 3000 of each N instructions, and in between only keep caches, TLBs and predictors warm
+    /// (SMARTS). Events are counted as ever; the cycles come with their confidence interval of 95%
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "25013")]
+    sample: Option<u64>,
     /// Stop after so many instructions; what was counted is kept, and marked as partial
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     max_instructions: u64,
@@ -120,6 +126,9 @@ impl SimArguments {
         // What cannot be built is told before anything is started.
         let machine = self.description(if self.compare { Allocator::Memento } else { self.allocator })?;
         if self.dram == Dram::Dramsim3 {
+            if machine.sample.is_some() {
+                bail!("--dram dramsim3: of a sampled run DRAM's requests have no times to compare");
+            }
             dram::check(&machine)?;
         }
         let image = match &self.image {
@@ -152,7 +161,8 @@ impl SimArguments {
         let lacks =
             |key: &String| self.compare && allocator == Allocator::Native && key.starts_with("memento.");
         let overrides: Vec<_> = self.overrides.iter().filter(|key| !lacks(key)).cloned().collect();
-        Description::load(machine, &overrides).map_err(|line| anyhow!(line))
+        let description = Description::load(machine, &overrides);
+        description.and_then(|one| one.sampled(self.sample)).map_err(|line| anyhow!(line))
     }
 
     fn run(&self, image: &Image, allocator: Allocator, folder: &Path) -> Result<Ended> {
@@ -187,6 +197,13 @@ impl SimArguments {
         let bar = progress_bar(self.max_instructions);
         let mut ended = guest.run(|progress| show(&bar, allocator, &progress))?;
         bar.finish_and_clear();
+        if let Some(windows) = ended.statistics.get("sample.windows").and_then(Value::as_u64)
+            && windows < LEAST_WINDOWS
+        {
+            bail!(
+                "the region has {windows} windows, and {LEAST_WINDOWS} are needed: name a smaller --sample=N"
+            );
+        }
         if self.dram == Dram::Dramsim3 {
             dram::judge(folder, &description, &mut ended.statistics)?;
         }

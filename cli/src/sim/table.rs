@@ -21,7 +21,15 @@ pub fn table(statistics: &Map<String, Value>) -> String {
     let instructions = number("instructions");
     let kernel = 100.0 * number("kernel_instructions") / instructions.max(1.0);
     let rows = [
-        ("time", format!("{} in {} cycles", quantity::duration(number("time_us") * 1000.0), count("cycles"))),
+        (
+            "time",
+            format!(
+                "{} in {} cycles{}",
+                quantity::duration(number("time_us") * 1000.0),
+                count("cycles"),
+                interval(statistics)
+            ),
+        ),
         (
             "instructions",
             format!("{} ({kernel:.0}% kernel), {:.2} a cycle", count("instructions"), number("ipc")),
@@ -53,10 +61,13 @@ pub fn table(statistics: &Map<String, Value>) -> String {
         (
             "DRAM",
             format!(
-                "{} read, {} written; {:.0} ns a read",
+                "{} read, {} written{}",
                 quantity::bytes(number("dram.reads") * 64.0),
                 quantity::bytes(number("dram.writes") * 64.0),
-                number("dram.read_latency_ns"),
+                statistics
+                    .get("dram.read_latency_ns")
+                    .and_then(Value::as_f64)
+                    .map_or(String::new(), |ns| format!("; {ns:.0} ns a read")),
             ),
         ),
     ];
@@ -82,6 +93,15 @@ pub fn table(statistics: &Map<String, Value>) -> String {
         number("cpu_mips")
     );
     text
+}
+
+/// Of a sampled run: how sure its cycles are.
+fn interval(statistics: &Map<String, Value>) -> String {
+    let Some(percent) = statistics.get("sample.interval_95_percent").and_then(Value::as_f64) else {
+        return String::new();
+    };
+    let windows = statistics.get("sample.windows").and_then(Value::as_u64).unwrap_or(0);
+    format!(" ± {percent:.2}% (95%, {} windows)", quantity::count(windows))
 }
 
 /// Two runs of one program: each statistic that people compare, and Memento's part of the baseline's.
@@ -110,6 +130,11 @@ pub fn side_by_side(baseline: &Map<String, Value>, memento: &Map<String, Value>)
     }
     let speedup = number(baseline, "cycles") / number(memento, "cycles").max(1.0);
     let _ = writeln!(text, "speed-up: {:+.1}%", 100.0 * (speedup - 1.0));
+    for (name, statistics) in [("baseline", baseline), ("Memento", memento)] {
+        if statistics.contains_key("sample.windows") {
+            let _ = writeln!(text, "{name}: cycles{}", interval(statistics));
+        }
+    }
     for (name, statistics) in [("baseline", baseline), ("Memento", memento)] {
         text.extend(dram::line(statistics).map(|line| format!("{name}: {line}")));
     }

@@ -65,7 +65,7 @@ impl Core {
         if access.device {
             return (issued + DEVICE_CYCLES, Some(Wait::of(Cause::Serial)));
         }
-        let Place { physical, fresh, at: translated } = translate(access, issued, behind);
+        let Translation { physical, fresh, at: translated } = translate(access, issued, behind);
         let walked = (translated > issued).then_some(Wait::of(Cause::DataTlb));
         let last = access.physical + u64::from(access.size) - 1;
         for granule in [access.physical >> 3, last >> 3] {
@@ -103,7 +103,7 @@ impl Core {
                 cause = Cause::Serial;
                 continue;
             }
-            let Place { physical, fresh, at } = translate(access, issued, behind);
+            let Translation { physical, fresh, at } = translate(access, issued, behind);
             let last = access.physical + u64::from(access.size) - 1;
             let line = physical >> 6;
             let (mut owned, mut level) = behind.hierarchy.access(Level::L1d, line, true, fresh, at);
@@ -141,30 +141,30 @@ fn cause_of(level: Level) -> Option<Cause> {
 const DEVICE_CYCLES: u64 = 300;
 
 /// Where an access goes, and when that is known. Finding it also tells the hierarchy what the access is for.
-struct Place {
-    physical: u64,
+pub(super) struct Translation {
+    pub physical: u64,
     /// A line of Memento's region that was never used: no need to read it from DRAM.
-    fresh: bool,
-    at: u64,
+    pub fresh: bool,
+    pub at: u64,
 }
 
 #[inline(always)]
-fn translate<T: PageTables>(access: &Access, at: u64, behind: &mut Behind<T>) -> Place {
+pub(super) fn translate<T: PageTables>(access: &Access, at: u64, behind: &mut Behind<T>) -> Translation {
     let physical = access.physical;
     if let Some(extension) = &mut behind.extension
         && extension.contains(access.address)
     {
         let (physical, fresh, known) = extension.translate(access, at, behind.hierarchy, behind.tlbs);
         behind.hierarchy.purpose = Purpose::Objects;
-        return Place { physical, fresh, at: known };
+        return Translation { physical, fresh, at: known };
     }
     let purpose = if access.address >> 63 == 1 { Purpose::Kernel } else { Purpose::Program };
     behind.hierarchy.purpose = purpose;
     if behind.tlbs.quick(Side::Data, access.address, physical) {
-        return Place { physical, fresh: false, at };
+        return Translation { physical, fresh: false, at };
     }
     let translated =
         behind.tlbs.slow(Side::Data, access.address, physical, at, behind.hierarchy, behind.tables);
     behind.hierarchy.purpose = purpose;
-    Place { physical, fresh: false, at: translated.at }
+    Translation { physical, fresh: false, at: translated.at }
 }

@@ -1,0 +1,44 @@
+//! Cycles: all that passed or, of a sampled run, what its windows say.
+
+use crate::core::{CAUSES, OWNERS};
+use crate::machine::Machine;
+use crate::sampling::Estimate;
+
+impl Machine {
+    /// Cycles since the region's start.
+    pub fn cycles(&self) -> u64 {
+        match &self.sampler {
+            None => self.core.now() - self.start,
+            Some(_) => self.cycle_table().iter().flatten().sum(),
+        }
+    }
+
+    /// The same by owner and cause.
+    pub fn cycle_table(&self) -> [[u64; CAUSES]; OWNERS] {
+        self.estimate().map_or(self.core.cycles, |estimate| estimate.cycles)
+    }
+
+    /// What the windows say, if the run is sampled.
+    pub fn estimate(&self) -> Option<Estimate> {
+        Some(self.sampler.as_ref()?.estimate(self.instructions(), &self.core.waited))
+    }
+
+    /// The region starts, and with it the first period.
+    pub(super) fn begin_sampling(&mut self) {
+        if let Some(sampler) = &mut self.sampler {
+            sampler.restart();
+            self.core.set_warming(true);
+        }
+    }
+
+    /// Instructions were executed.
+    #[inline]
+    pub(super) fn sample(&mut self) {
+        let instructions = self.instructions();
+        if let Some(sampler) = &mut self.sampler
+            && instructions >= sampler.next
+        {
+            sampler.advance(instructions, &mut self.core);
+        }
+    }
+}
