@@ -103,9 +103,11 @@ def together(turns: dict) -> dict:
         flat |= {f"{pick}.{key}": value for key, value in compared(native, memento).items()}
         flat[f"{pick}.switches"] = memento["process_switches"]
         flat[f"{pick}.flush_percent"] = part(memento["memento.hot_flush_cycles"], memento["cycles"])
+        flat[f"{pick}.flush_cycles"] = memento["memento.hot_flush_cycles"] / memento["memento.hot_flushes"]
+        flat[f"{pick}.cycles_a_switch"] = memento["cycles"] / memento["process_switches"]
     if gains:
         flat |= {"together.picks": len(gains), "together.speedup_percent": mean(gains)}
         flat |= {"together.least_percent": min(gains), "together.most_percent": max(gains)}
-        flush = [value for key, value in flat.items() if key.endswith(".flush_percent")]
-        flat["together.flush_percent"] = mean(flush)
+        for one in ("flush_percent", "flush_cycles", "cycles_a_switch"):
+            flat[f"together.{one}"] = mean(value for key, value in flat.items() if key.endswith(f".{one}"))
     return flat

@@ -88,7 +88,9 @@ def test_processes_in_turns():
     turns = {
         "together-1": {
             "native": run(1100),
-            "memento": run(1000, process_switches=7, **{"memento.hot_flush_cycles": 10}),
+            "memento": run(
+                1000, process_switches=8, **{"memento.hot_flush_cycles": 10, "memento.hot_flushes": 5}
+            ),
         },
         "together-2": {"native": run(1100), "memento": {"failure": "a line"}},
         "together-3": {"native": run(1100)},
@@ -96,6 +98,7 @@ def test_processes_in_turns():
     found = sensitivity.together(turns)
     assert found["together.picks"] == 1
     assert found["together.flush_percent"] == pytest.approx(1)
+    assert (found["together.flush_cycles"], found["together.cycles_a_switch"]) == (2, 125)
     assert found["together-2.failure"] == "a line"
 
 
