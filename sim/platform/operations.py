@@ -7,7 +7,7 @@ from bench.outcome import RESULTS, ROOT, figure, table, write
 from sim.figures.ratios import compared, pages, part, saved
 from sim.figures.simulate import MAYFLY, commit
 
-TIMES = {"up": (), "deploy": ("200",), "invoke": ("200",)}
+TIMES = {"up": (), "deploy": ("50",), "invoke": ("50",)}
 SIDES = {"native": ("table3", "openfaas-go"), "memento": ("memento", "openfaas-go-memento")}
 
 
