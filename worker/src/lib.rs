@@ -36,6 +36,7 @@ mod logs;
 pub mod machine;
 pub mod memory;
 pub mod name;
+mod network;
 pub mod options;
 pub mod output;
 mod ownership;

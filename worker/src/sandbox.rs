@@ -21,6 +21,7 @@ use worker_page::data::{Store, Vm};
 use crate::function::Deployment;
 use crate::http::Answer;
 use crate::memory::Memory;
+use crate::options::Options;
 use crate::pool::{FunctionId, InstanceId};
 
 /// Port of the Runtime API on the loopback device of every instance.
@@ -53,6 +54,11 @@ impl Order {
     /// Names it among people.
     pub fn label(&self) -> String {
         format!("[{}#{}]", self.deployment.name, self.id)
+    }
+
+    /// Whether it has a way to the outside world.
+    pub fn reaches_out(&self, options: &Options) -> bool {
+        self.deployment.settings.outside.unwrap_or(options.outside)
     }
 }
 

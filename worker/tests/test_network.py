@@ -1,4 +1,5 @@
-"""The outside world: what a function reaches that may, what it does not, and what is left of it."""
+"""The outside world: what a function reaches that may, what it does not, and what is left of it, in a
+container and in a VM."""
 
 import contextlib
 import os
@@ -10,7 +11,8 @@ import sys
 
 import pytest
 from calls import invoke
-from conftest import HERE, Worker
+from conftest import HERE, MAYFLY, Worker
+from test_vm import PATIENT
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("nft"), reason="interfaces and rules need root and nftables"
@@ -43,6 +45,8 @@ def server():
         run("ip", "link", "set", name, "up")
         run("ip", "-n", NAMESPACE, "addr", "add", f"{SERVER}/30", "dev", "eth0")
         run("ip", "-n", NAMESPACE, "link", "set", "eth0", "up")
+        # To whoever may come in; nobody may.
+        run("ip", "-n", NAMESPACE, "route", "add", "100.64.0.0/10", "via", HOST)
         serving = subprocess.Popen(
             [
                 "ip",
@@ -65,22 +69,32 @@ def server():
             with contextlib.suppress(OSError):
                 socket.create_connection((SERVER, PORT), 1).close()
                 break
-        yield f"http://{SERVER}:{PORT}/calls.py"
+        yield f"http://{SERVER}:{PORT}/{pathlib.Path(__file__).name}"
 
 
-@pytest.fixture(scope="module")
-def outside(tmp_path_factory, server):
+# In VMs functions of one are to be as far from one another as those of two.
+FUNCTIONS = [("reaches", "outside", ""), ("other", "outside", ""), ("closed", "none", "")]
+APART = ("apart", "outside", ", Vm: apart")
+
+
+@pytest.fixture(scope="module", params=["process", "vm"])
+def outside(request, tmp_path_factory, server):
+    in_vm = request.param == "vm"
+    if in_vm:
+        subprocess.run([MAYFLY, "vm", "image"], check=True, stdout=subprocess.DEVNULL)
     template = tmp_path_factory.mktemp("network") / "template.yaml"
     function = """
   {name}:
     Type: AWS::Serverless::Function
-    Metadata: {{ Mayfly: {{ Network: {network} }} }}
-    Properties: {{ CodeUri: {code}, Handler: app.handler, Runtime: python3.11, Timeout: 20 }}"""
-    functions = [("reaches", "outside"), ("other", "outside"), ("closed", "none")]
+    Metadata: {{ Mayfly: {{ Network: {network}{vm} }} }}
+    Properties: {{ CodeUri: {code}, Handler: app.handler, Runtime: python3.11, Timeout: 60 }}"""
+    functions = [*FUNCTIONS, APART] if in_vm else FUNCTIONS
     code = HERE / "functions/probe"
-    text = [function.format(name=name, network=network, code=code) for name, network in functions]
+    text = [function.format(name=name, network=network, vm=vm, code=code) for name, network, vm in functions]
     template.write_text("Resources:" + "".join(text))
-    with Worker(str(template)) as running:
+    sandbox = [*PATIENT, "--without", "heap,merge", "--partitions", "4"] if in_vm else []
+    with Worker(str(template), *sandbox) as running:
+        running.others = [name for name, network, _ in functions if network == "outside"][1:]
         yield running
         assert running.stop() == 0
     assert "mayfly_worker" not in tables()
@@ -115,17 +129,23 @@ def test_the_host_forwards_until_the_last_worker_has_ended(server):
 
 def test_a_function_fetches_from_a_server_outside(outside, server):
     client = outside.client()
-    fetch = f"import urllib.request; print(urllib.request.urlopen('{server}', timeout=10).status)"
-    assert shell(client, f'python3.11 -c "{fetch}"') == "200"
+    # More than one packet holds.
+    fetch = f"import urllib.request; print(len(urllib.request.urlopen('{server}', timeout=10).read()))"
+    assert shell(client, f'python3.11 -c "{fetch}"') == str(pathlib.Path(__file__).stat().st_size)
     assert not connects(client, SERVER, PORT, "closed")
     assert shell(client, "cat /proc/net/dev | grep -c :", "closed") == "1"
 
 
 def test_the_host_and_other_instances_are_out_of_reach(outside):
     client = outside.client()
+    for other in outside.others:
+        assert_apart(outside, client, other)
+
+
+def assert_apart(outside, client, other):
     own = 'python3.11 -c "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); '
     own += f"s.connect(('{SERVER}', 1)); print(s.getsockname()[0])\""
-    address = shell(client, own, "other")
+    address = shell(client, own, other)
     assert address.startswith("100.") and address != shell(client, own)
     gateway = address.rsplit(".", 1)[0] + f".{int(address.rsplit('.', 1)[1]) - 1}"
     with socket.create_server(("0.0.0.0", 0)) as listening:
@@ -136,8 +156,9 @@ def test_the_host_and_other_instances_are_out_of_reach(outside):
         assert not connects(client, "127.0.0.1", outside.port), "nor the API"
     # Neither the other's Runtime API, which listens on its loopback only, nor anything else of it.
     assert connects(client, "127.0.0.1", 9001) and not connects(client, address, 9001)
-    listen = "import socket; s = socket.create_server(('0.0.0.0', 7777)); s.settimeout(3); s.accept()"
-    shell(client, f'nohup python3.11 -c "{listen}" >/dev/null 2>&1 &', "other")
+    listen = "import socket; s = socket.create_server(('0.0.0.0', 7777)); s.settimeout(60); s.accept()"
+    listens = "until grep -q :1E61 /proc/net/tcp; do sleep 0.1; done"
+    shell(client, f'nohup python3.11 -c "{listen}" >/dev/null 2>&1 & {listens}', other)
     assert not connects(client, address, 7777)
     # And nobody comes in from outside.
     code = f"import socket; socket.create_connection(('{address}', 7777), 2)"

@@ -14,7 +14,8 @@ use vm_protocol::{Confinement, Spawn};
 
 use crate::cgroup::Group;
 use crate::plan::{Identity, Plan, Report, Source};
-use crate::{relay, users};
+use crate::relay::{self, Ends};
+use crate::users;
 
 /// What an instance's memory may be.
 #[derive(Debug)]
@@ -59,8 +60,8 @@ pub struct Confined {
     pub reports: Reports,
     /// The extensions beside its program.
     pub extensions: Vec<String>,
-    /// Accepts its connections to the host.
-    pub listener: Option<std::net::TcpListener>,
+    /// By which it reaches the host, and further.
+    pub ends: Ends,
 }
 
 /// Starts a tool: root in the guest, in a group of its own, with the agent's memory and view.
@@ -99,7 +100,7 @@ pub fn start(
     stdio: impl FnOnce(&mut Command),
     output: &impl std::os::fd::AsFd,
 ) -> io::Result<Confined> {
-    let confinement = order.confinement.as_ref();
+    let confinement = order.confinement.as_deref();
     let identity = Identity::of(share.partition, confinement.map_or(0, |confinement| confinement.user));
     let users = users::namespace(identity)?;
     // So that it can open /dev/stdout, as programs in shells do.
@@ -115,6 +116,7 @@ pub fn start(
     for (name, value) in [("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"), ("HOME", "/root")] {
         env.entry(name.to_string()).or_insert_with(|| value.to_string());
     }
+    let network = confinement.and_then(|confinement| confinement.network.as_ref());
     let plan = Plan {
         name: order.instance.clone(),
         argv: order.argv.clone(),
@@ -127,6 +129,7 @@ pub fn start(
         users: users.as_raw_fd(),
         identity,
         layer_bytes: share.layer_bytes,
+        resolvers: network.map(|network| network.resolvers.clone()),
         root: confinement.map(root).transpose()?.flatten(),
         is_function: confinement.is_some(),
         binds: confinement.map(binds).transpose()?.unwrap_or_default(),
@@ -154,11 +157,12 @@ pub fn start(
         });
     }
     let port = confinement.map(|confinement| confinement.port);
-    let (mut child, listener) = relay::spawn_apart(command, port)?;
+    let address = network.map(|network| network.address);
+    let (mut child, ends) = relay::spawn_apart(command, port, address)?;
     drop(report);
     let mut reports = Reports(BufReader::new(reports));
     match reports.next() {
-        Some(Report::Started(extensions)) => Ok(Confined { child, reports, extensions, listener }),
+        Some(Report::Started(extensions)) => Ok(Confined { child, reports, extensions, ends }),
         Some(Report::Failed(why)) => {
             let _ = child.wait();
             Err(io::Error::other(why))

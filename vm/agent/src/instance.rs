@@ -12,9 +12,10 @@ use vm_protocol::{ErrorKind, ExitReason, Refusal, Spawn};
 
 use crate::cgroup::Group;
 use crate::confine::{self, Confined, Reports, Share};
+use crate::link::Link;
 use crate::output::Output;
 use crate::refusal::{failed, refusal};
-use crate::relay::{Listener, Relay};
+use crate::relay::{Ends, Listener, Relay};
 
 /// The kernel frees a killed process's memory meanwhile.
 pub const KILL_PATIENCE: Duration = Duration::from_secs(60);
@@ -32,7 +33,7 @@ pub struct Instance {
     pub input: Mutex<Option<ChildStdin>>,
     pub output: Arc<Output>,
     /// Open as long as it runs, if it may call the host.
-    _listener: Option<Listener>,
+    _lines: Lines,
     reason: Mutex<Option<ExitReason>>,
     ended: Condvar,
 }
@@ -128,7 +129,27 @@ impl Instance {
     }
 }
 
-type Started = (Child, Option<Reports>, Vec<String>, Option<Listener>);
+type Started = (Child, Option<Reports>, Vec<String>, Lines);
+
+/// By which an instance reaches the host, and further.
+#[derive(Default)]
+struct Lines {
+    _listener: Option<Listener>,
+    _link: Option<Link>,
+}
+
+impl Lines {
+    fn new(instance: &str, ends: Ends, relay: Option<&Arc<Relay>>) -> std::io::Result<Lines> {
+        if ends.listener.is_none() && ends.tunnel.is_none() {
+            return Ok(Lines::default());
+        }
+        let relay = relay.ok_or_else(|| std::io::Error::other("the VM has no relay"))?;
+        Ok(Lines {
+            _listener: ends.listener.map(|listener| relay.serve(instance, listener)).transpose()?,
+            _link: ends.tunnel.map(|tunnel| Link::new(relay, instance, tunnel)).transpose()?,
+        })
+    }
+}
 
 /// Starts an instance.
 pub fn start(order: &Spawn, allowance: Allowance, relay: Option<&Arc<Relay>>) -> Result<Begun, Refusal> {
@@ -145,10 +166,11 @@ pub fn start(order: &Spawn, allowance: Allowance, relay: Option<&Arc<Relay>>) ->
         .map_err(failed("a control group"))?;
     let (reader, writer) = std::io::pipe().map_err(failed("a pipe"))?;
     let spawned = match &allowance.share {
-        None => confine::start_tool(order, &group, writer).map(|child| (child, None, Vec::new(), None)),
+        None => confine::start_tool(order, &group, writer)
+            .map(|child| (child, None, Vec::new(), Lines::default())),
         Some(share) => start_confined(order, &group, share, writer, relay),
     };
-    let (mut child, reports, extensions, listener) = match spawned {
+    let (mut child, reports, extensions, lines) = match spawned {
         Ok(spawned) => spawned,
         Err(error) => {
             let _ = group.kill().and_then(|()| group.wait_empty(KILL_PATIENCE));
@@ -176,7 +198,7 @@ pub fn start(order: &Spawn, allowance: Allowance, relay: Option<&Arc<Relay>>) ->
         confined: reports.is_some(),
         input: Mutex::new(child.stdin.take()),
         output,
-        _listener: listener,
+        _lines: lines,
         reason: Mutex::new(None),
         ended: Condvar::new(),
     };
@@ -195,14 +217,8 @@ fn start_confined(
     let stdio = |command: &mut Command| {
         command.stdin(Stdio::piped()).stdout(output).stderr(errors);
     };
-    let Confined { child, reports, extensions, listener } =
-        confine::start(order, group, share, stdio, &same)?;
-    let listener = match (listener, relay) {
-        (None, _) => None,
-        (Some(listener), Some(relay)) => Some(relay.serve(&order.instance, listener)?),
-        (Some(_), None) => return Err(std::io::Error::other("the VM has no relay")),
-    };
-    Ok((child, Some(reports), extensions, listener))
+    let Confined { child, reports, extensions, ends } = confine::start(order, group, share, stdio, &same)?;
+    Ok((child, Some(reports), extensions, Lines::new(&order.instance, ends, relay)?))
 }
 
 /// The kernel's word for a vCPU that is not there is "Invalid argument".

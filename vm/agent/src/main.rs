@@ -17,6 +17,7 @@ mod init;
 mod instance;
 mod instances;
 mod launch;
+mod link;
 mod memory;
 mod output;
 mod partition;

@@ -27,6 +27,8 @@ pub struct Plan {
     pub layer_bytes: u64,
     /// The folder that is its root, if that is not the guest's disk.
     pub root: Option<String>,
+    /// What `/etc/resolv.conf` says, if it has a way out.
+    pub resolvers: Option<String>,
     /// Whether it is a worker's function, which may have Lambda's extensions.
     pub is_function: bool,
     /// Folders and files, and where it sees them.

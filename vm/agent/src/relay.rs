@@ -1,13 +1,13 @@
 //! Connections of confined instances, carried to the host (vm-protocol's `relay`).
 //!
-//! Each such instance has a network of its own with nothing but a loopback device. The agent listens there, so that
+//! Each such instance has a network of its own with a loopback device, and a tunnel if it reaches further. The agent listens there, so that
 //! the instance reaches the host's one service for it and nothing else. A reader and a writer thread serve each
 //! connection; what an instance does not take is kept up to a bound, then its connection is cut.
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Error, Read, Result, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -22,18 +22,26 @@ use vm_sandbox::network;
 
 use crate::port;
 
-const STACK_BYTES: usize = 128 << 10;
+pub const STACK_BYTES: usize = 128 << 10;
 /// Connections of one instance at one time.
 const CONNECTIONS: usize = 8;
 /// Frames that wait for an instance to take them: more than Lambda's longest event.
 const WAITING_FRAMES: usize = 128;
+/// What an instance knows its tunnel by.
+const OUTSIDE: &str = "eth0";
 /// Before the next try where a connection could not be accepted.
 const PAUSE: Duration = Duration::from_millis(10);
+
+/// Where what comes from the host goes.
+pub enum Stream {
+    Bytes(SyncSender<Vec<u8>>),
+    Packets(Arc<File>),
+}
 
 /// The line to the host.
 pub struct Relay {
     writer: Mutex<File>,
-    streams: Mutex<HashMap<u32, SyncSender<Vec<u8>>>>,
+    streams: Mutex<HashMap<u32, Stream>>,
     next: AtomicU32,
 }
 
@@ -80,7 +88,14 @@ impl Relay {
             }
             let mut streams = self.streams.lock().expect("not poisoned");
             let taken = header.kind == Kind::Data
-                && streams.get(&header.stream).is_some_and(|stream| stream.try_send(bytes).is_ok());
+                && streams.get(&header.stream).is_some_and(|stream| match stream {
+                    Stream::Bytes(stream) => stream.try_send(bytes).is_ok(),
+                    Stream::Packets(device) => {
+                        // One that is not taken is lost, as packets may be.
+                        let _ = (&**device).write(&bytes);
+                        true
+                    }
+                });
             if !taken {
                 // Closed by the host, or an instance that does not take what it asked for.
                 streams.remove(&header.stream);
@@ -88,7 +103,25 @@ impl Relay {
         }
     }
 
-    fn send(&self, stream: u32, kind: Kind, bytes: &[u8]) -> Result<()> {
+    /// Opens a stream on behalf of an instance, and gives its number.
+    pub fn open_stream(&self, kind: Kind, instance: &str, stream: Stream) -> Result<u32> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        self.streams.lock().expect("not poisoned").insert(number, stream);
+        self.send(number, kind, instance.as_bytes()).inspect_err(|_| self.forget(number))?;
+        Ok(number)
+    }
+
+    /// Nothing more will come or be taken.
+    pub fn close_stream(&self, number: u32) {
+        self.forget(number);
+        let _ = self.send(number, Kind::Close, &[]);
+    }
+
+    fn forget(&self, number: u32) {
+        self.streams.lock().expect("not poisoned").remove(&number);
+    }
+
+    pub fn send(&self, stream: u32, kind: Kind, bytes: &[u8]) -> Result<()> {
         let mut frame = Header { stream, kind, bytes: bytes.len() }.encode().to_vec();
         frame.extend(bytes);
         self.writer.lock().expect("not poisoned").write_all(&frame)
@@ -123,21 +156,20 @@ impl Relay {
 
     /// Carries one connection; whatever fails ends it.
     fn carry(self: &Arc<Self>, instance: &str, connection: TcpStream, open: Arc<AtomicUsize>) {
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
         let (sender, receiver) = sync_channel(WAITING_FRAMES);
         let _ = connection.set_nodelay(true);
-        let started = connection.try_clone().and_then(|to_instance| {
-            self.streams.lock().expect("not poisoned").insert(number, sender);
-            self.send(number, Kind::Open, instance.as_bytes())?;
-            Builder::new().stack_size(STACK_BYTES).spawn(move || give(&receiver, to_instance))?;
-            let relay = Arc::clone(self);
+        let Ok(to_instance) = connection.try_clone() else { return };
+        let Ok(number) = self.open_stream(Kind::Open, instance, Stream::Bytes(sender)) else { return };
+        let giving = Builder::new().stack_size(STACK_BYTES).spawn(move || give(&receiver, to_instance));
+        let relay = Arc::clone(self);
+        let started = giving.and_then(|_| {
             Builder::new().stack_size(STACK_BYTES).spawn(move || {
                 relay.take(number, connection);
                 open.fetch_sub(1, Ordering::Relaxed);
             })
         });
         if started.is_err() {
-            self.streams.lock().expect("not poisoned").remove(&number);
+            self.forget(number);
         }
     }
 
@@ -149,8 +181,7 @@ impl Relay {
                 break;
             }
         }
-        self.streams.lock().expect("not poisoned").remove(&number);
-        let _ = self.send(number, Kind::Close, &[]);
+        self.close_stream(number);
         let _ = connection.shutdown(Shutdown::Both);
     }
 }
@@ -165,8 +196,22 @@ fn give(frames: &Receiver<Vec<u8>>, mut connection: TcpStream) {
     let _ = connection.shutdown(Shutdown::Both);
 }
 
-/// Starts a command as the first process of a PID namespace and in a network of its own; also gives what listens there.
-pub fn spawn_apart(mut command: Command, port: Option<u16>) -> Result<(Child, Option<TcpListener>)> {
+/// What there is of a network for the agent.
+#[derive(Debug, Default)]
+pub struct Ends {
+    /// Accepts connections to the host.
+    pub listener: Option<TcpListener>,
+    /// Packets, if it has a way out.
+    pub tunnel: Option<File>,
+}
+
+/// Starts a command as the first process of a PID namespace and in a network of its own, where this port leads to the host, and
+/// packets too if there is an address for that.
+pub fn spawn_apart(
+    mut command: Command,
+    port: Option<u16>,
+    address: Option<Ipv4Addr>,
+) -> Result<(Child, Ends)> {
     // A thread of its own is what changes namespaces; it ends with this.
     let apart = std::thread::scope(|scope| {
         let apart = move || {
@@ -174,7 +219,11 @@ pub fn spawn_apart(mut command: Command, port: Option<u16>) -> Result<(Child, Op
             unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET | UnshareFlags::NEWPID)? };
             network::loopback_up()?;
             let listener = port.map(|port| TcpListener::bind(("127.0.0.1", port))).transpose()?;
-            Ok((command.spawn()?, listener))
+            let tunnel = address.map(|address| network::tunnel(OUTSIDE, address)).transpose()?;
+            if tunnel.is_some() {
+                network::lead_out_by(OUTSIDE)?;
+            }
+            Ok((command.spawn()?, Ends { listener, tunnel }))
         };
         Builder::new().stack_size(2 * STACK_BYTES).spawn_scoped(scope, apart).map(|thread| thread.join())
     });

@@ -72,8 +72,11 @@ pub fn enter(plan: &Plan) -> io::Result<()> {
     let layers = format!("lowerdir={LOWER},upperdir={LAYER}/upper,workdir={LAYER}/work");
     mount("overlay", ROOT, "overlay", quiet, Some(CString::new(layers)?.as_c_str()))?;
     match plan.root {
-        Some(_) => image_places()?,
+        Some(_) => image_places(plan.resolvers.as_deref().unwrap_or_default())?,
         None => bind(Path::new("/opt/mayfly"), &inside("/opt/mayfly"), true)?,
+    }
+    if let (None, Some(resolvers)) = (&plan.root, &plan.resolvers) {
+        fs::write(inside("/etc/resolv.conf"), resolvers)?;
     }
     bind(&Path::new(LAYER).join("tmp"), &inside("/tmp"), false)?;
     devices()?;
@@ -105,7 +108,7 @@ fn show_as(users: RawFd, folder: &str) -> io::Result<()> {
 
 /// In an image's root, the folders that are the instance's own, whatever the image has there: a link of it would lead out of the
 /// root, which nobody has entered yet.
-fn image_places() -> io::Result<()> {
+fn image_places(resolvers: &str) -> io::Result<()> {
     for name in OWN {
         let path = inside(name);
         match fs::symlink_metadata(&path) {
@@ -117,7 +120,7 @@ fn image_places() -> io::Result<()> {
     }
     let etc = inside("/etc");
     if fs::symlink_metadata(&etc).is_ok_and(|there| there.is_dir()) {
-        for (name, text) in [("hosts", HOSTS), ("resolv.conf", "")] {
+        for (name, text) in [("hosts", HOSTS), ("resolv.conf", resolvers)] {
             let path = etc.join(name);
             if fs::symlink_metadata(&path).is_ok_and(|there| there.is_file()) {
                 fs::remove_file(&path)?;

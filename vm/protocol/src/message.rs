@@ -129,7 +129,7 @@ pub struct Spawn {
     pub vcpus_milli: Option<u32>,
     /// For a function of the worker's: it has code that others have not, may call the host, and does not own its root.
     #[serde(default)]
-    pub confinement: Option<Confinement>,
+    pub confinement: Option<Box<Confinement>>,
 }
 
 impl Spawn {
@@ -146,6 +146,9 @@ pub struct Confinement {
     pub user: u32,
     /// The TCP port on the loopback device of its own network whose connections go to the host ([`crate::relay`]).
     pub port: u16,
+    /// A way out besides, if it has one.
+    #[serde(default)]
+    pub network: Option<Network>,
     /// The folder of the code disk that is its root: that of a container image. The guest's own by default.
     #[serde(default)]
     pub root: Option<String>,
@@ -156,6 +159,15 @@ pub struct Confinement {
     pub fixed_layout: bool,
     /// What it may use of what it was given.
     pub limits: Limits,
+}
+
+/// An interface whose packets go to the host ([`crate::relay`]).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Network {
+    /// Its address, of a net of four.
+    pub address: std::net::Ipv4Addr,
+    /// What `/etc/resolv.conf` says.
+    pub resolvers: String,
 }
 
 /// Limits of a function, which may be tighter than its partition.

@@ -1,5 +1,5 @@
 //! Connections of functions in the guest, carried to the host over a virtio-serial port of their own: the worker serves
-//! Lambda's Runtime API there.
+//! Lambda's Runtime API there. And packets of those that reach the outside world.
 //!
 //! A frame is a header of eight bytes and at most [`MOST_BYTES`]. The agent opens a stream for each connection that it
 //! accepts on behalf of an instance, and either side closes it.
@@ -16,6 +16,8 @@ pub const HEADER_BYTES: usize = 8;
 pub enum Kind {
     /// A new stream, from the agent; the bytes are the instance's name.
     Open,
+    /// The same for a stream of packets: each frame of data is one (IPv4), either way, and may get lost.
+    Link,
     /// Bytes of the stream.
     Data,
     /// No more bytes will come or be taken.
@@ -38,6 +40,7 @@ impl Header {
     pub fn encode(self) -> [u8; HEADER_BYTES] {
         let kind = match self.kind {
             Kind::Open => b'O',
+            Kind::Link => b'L',
             Kind::Data => b'D',
             Kind::Close => b'C',
         };
@@ -51,6 +54,7 @@ impl Header {
         let [kind, a, b, c, d, e, f, g] = bytes;
         let kind = match kind {
             b'O' => Kind::Open,
+            b'L' => Kind::Link,
             b'D' => Kind::Data,
             b'C' => Kind::Close,
             _ => return None,
@@ -67,7 +71,7 @@ mod tests {
 
     #[test]
     fn headers_come_back_as_they_were() {
-        for kind in [Kind::Open, Kind::Data, Kind::Close] {
+        for kind in [Kind::Open, Kind::Link, Kind::Data, Kind::Close] {
             let header = Header { stream: 0x0102_0304, kind, bytes: MOST_BYTES };
             assert_eq!(Header::decode(header.encode()), Some(header));
         }

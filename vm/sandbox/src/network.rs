@@ -1,43 +1,156 @@
-//! The network of an instance, which begins with a loopback device that is down.
+//! The network of an instance, which begins with a loopback device that is down; and tunnels, by which packets of one in a VM come
+//! to the host.
 
+use std::ffi::{CString, c_int, c_short, c_ulong, c_void};
+use std::fs::File;
 use std::io::{Error, Result};
-use std::net::UdpSocket;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+
+/// The longest packet of a tunnel.
+pub const PACKET_BYTES: usize = 1500;
+/// A tunnel's net has four addresses.
+const NET_MASK: Ipv4Addr = Ipv4Addr::new(255, 255, 255, 252);
 
 /// Brings up the loopback device of this thread's network namespace.
 ///
 /// # Errors
 /// It is not there, or not this process's to bring up.
 pub fn loopback_up() -> Result<()> {
-    let socket = UdpSocket::bind(("0.0.0.0", 0))?;
-    // SAFETY: an all-zero ifreq is valid.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    request.ifr_name[..2].copy_from_slice(&[b'l' as libc::c_char, b'o' as libc::c_char]);
-    request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
-    // SAFETY: SIOCSIFFLAGS reads an ifreq, which outlives the call.
-    match unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) } {
+    up(&any_socket()?, "lo")
+}
+
+/// Makes a tunnel in this thread's network namespace: an interface of this name with this address, which is up. A packet that
+/// goes out there is read from the file, one at a time, and what is written to the file has come in. Neither blocks. The
+/// interface is gone when the file is.
+///
+/// # Errors
+/// There is such an interface already, or it is not this process's to make.
+pub fn tunnel(name: &str, address: Ipv4Addr) -> Result<File> {
+    let file = File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun")?;
+    let flags = (libc::IFF_TUN | libc::IFF_NO_PI) as c_short;
+    set(&file, libc::TUNSETIFF as c_ulong, name, |value| value.ifru_flags = flags)?;
+    let socket = any_socket()?;
+    set(&socket, libc::SIOCSIFADDR, name, |value| value.ifru_addr = socket_address(address))?;
+    set(&socket, libc::SIOCSIFNETMASK, name, |value| value.ifru_netmask = socket_address(NET_MASK))?;
+    up(&socket, name)?;
+    Ok(file)
+}
+
+/// `struct rtentry` of linux/route.h.
+#[repr(C)]
+struct Route {
+    pad1: c_ulong,
+    destination: libc::sockaddr,
+    gateway: libc::sockaddr,
+    mask: libc::sockaddr,
+    flags: u16,
+    pad2: c_short,
+    pad3: c_ulong,
+    pad4: *const c_void,
+    metric: c_short,
+    device: *const libc::c_char,
+    mtu: c_ulong,
+    window: c_ulong,
+    round_trip: u16,
+}
+
+/// Has all that leads nowhere else in this thread's network namespace go by this tunnel.
+///
+/// # Errors
+/// There is no such interface, or it is down.
+pub fn lead_out_by(name: &str) -> Result<()> {
+    let (socket, name) = (any_socket()?, CString::new(name)?);
+    let anywhere = socket_address(Ipv4Addr::UNSPECIFIED);
+    let route = Route {
+        pad1: 0,
+        destination: anywhere,
+        gateway: anywhere,
+        mask: anywhere,
+        flags: libc::RTF_UP,
+        pad2: 0,
+        pad3: 0,
+        pad4: std::ptr::null(),
+        metric: 0,
+        device: name.as_ptr(),
+        mtu: 0,
+        window: 0,
+        round_trip: 0,
+    };
+    // SAFETY: SIOCADDRT reads a route and the name that it points to, which both outlive the call.
+    match unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCADDRT as _, &raw const route) } {
         0 => Ok(()),
         _ => Err(Error::last_os_error()),
     }
 }
 
+/// Interfaces are set up by a socket, whichever it is.
+fn any_socket() -> Result<UdpSocket> {
+    UdpSocket::bind(("0.0.0.0", 0))
+}
+
+fn up(socket: &UdpSocket, name: &str) -> Result<()> {
+    let flags = (libc::IFF_UP | libc::IFF_RUNNING) as c_short;
+    set(socket, libc::SIOCSIFFLAGS, name, |value| value.ifru_flags = flags)
+}
+
+/// A request about an interface of this name.
+fn set(
+    to: &impl AsRawFd,
+    request: c_ulong,
+    name: &str,
+    value: impl FnOnce(&mut libc::__c_anonymous_ifr_ifru),
+) -> Result<()> {
+    // SAFETY: an all-zero ifreq is valid.
+    let mut all: libc::ifreq = unsafe { std::mem::zeroed() };
+    if name.len() >= all.ifr_name.len() {
+        return Err(Error::from_raw_os_error(libc::ENAMETOOLONG));
+    }
+    for (to, from) in all.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    value(&mut all.ifr_ifru);
+    // SAFETY: the requests above read an ifreq and write at most that, which outlives the call.
+    let outcome: c_int = unsafe { libc::ioctl(to.as_raw_fd(), request as _, &raw mut all) };
+    if outcome == 0 { Ok(()) } else { Err(Error::last_os_error()) }
+}
+
+fn socket_address(address: Ipv4Addr) -> libc::sockaddr {
+    let address = libc::sockaddr_in {
+        sin_family: libc::AF_INET as libc::sa_family_t,
+        sin_port: 0,
+        sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(address.octets()) },
+        sin_zero: [0; 8],
+    };
+    // SAFETY: both are 16 bytes, and any bytes are a sockaddr.
+    unsafe { std::mem::transmute(address) }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
+    use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
 
     use super::*;
 
-    #[test]
-    fn what_listens_is_reached_once_the_device_is_up() {
+    /// Gives this thread a network namespace; false, and said, where there is none to be had.
+    fn apart() -> bool {
         // SAFETY: takes nothing.
         let as_user = if unsafe { libc::geteuid() } == 0 { 0 } else { libc::CLONE_NEWUSER };
         // SAFETY: changes the namespaces of this thread only.
-        if unsafe { libc::unshare(libc::CLONE_NEWNET | as_user) } != 0 {
-            // Not by eprintln, which the test program keeps to itself: what was left out must be seen.
-            let why = Error::last_os_error();
-            writeln!(std::io::stderr(), "\nskipped: vm-sandbox: no network namespace to be had: {why}")
-                .unwrap();
+        if unsafe { libc::unshare(libc::CLONE_NEWNET | as_user) } == 0 {
+            return true;
+        }
+        // Not by eprintln, which the test program keeps to itself: what was left out must be seen.
+        let why = Error::last_os_error();
+        writeln!(std::io::stderr(), "\nskipped: vm-sandbox: no network namespace to be had: {why}").unwrap();
+        false
+    }
+
+    #[test]
+    fn what_listens_is_reached_once_the_device_is_up() {
+        if !apart() {
             return;
         }
         let reaches = || {
@@ -47,5 +160,38 @@ mod tests {
         assert!(reaches().is_err(), "before");
         loopback_up().unwrap();
         reaches().unwrap();
+    }
+
+    #[test]
+    fn what_leads_nowhere_else_goes_by_the_tunnel() {
+        if !apart() {
+            return;
+        }
+        let own = Ipv4Addr::new(100, 64, 0, 2);
+        let mut file = match tunnel("eth0", own) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                writeln!(std::io::stderr(), "\nskipped: vm-sandbox: no tunnels to be had: {error}").unwrap();
+                return;
+            }
+            made => made.unwrap(),
+        };
+        let send = || {
+            let socket = UdpSocket::bind(("0.0.0.0", 0))?;
+            socket.send_to(b"hello", ("192.0.2.7", 9))
+        };
+        assert!(send().is_err(), "no way there");
+        lead_out_by("eth0").unwrap();
+        send().unwrap();
+        // The kernel may send packets of its own first, in another protocol.
+        let mut packet = [0; PACKET_BYTES];
+        let length = loop {
+            let length = file.read(&mut packet).unwrap();
+            if packet[0] >> 4 == 4 {
+                break length;
+            }
+        };
+        let packet = &packet[..length];
+        assert_eq!((&packet[12..16], &packet[16..20]), (&own.octets()[..], &[192, 0, 2, 7][..]));
+        assert!(packet.ends_with(b"hello"));
     }
 }

@@ -8,19 +8,19 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tokio::net::unix::pipe;
-use tokio::sync::{OnceCell, Semaphore};
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use worker_page::data;
 
 use super::cgroup::{Cgroup, Hierarchy, Limits};
 use super::disk::Disks;
 use super::freezer::Freezer;
-use super::network::{self, Network};
 use super::spawn::{Container, Spawner};
 use super::store::Stores;
 use super::{Spec, worker_is_root};
 use crate::environment::{self, Endpoint, Sharing, Sources};
 use crate::memory::Memory;
+use crate::network::{self, Outside};
 use crate::options::Options;
 use crate::ownership::Folder;
 use crate::pool::FunctionId;
@@ -40,9 +40,8 @@ pub(crate) struct Containers {
     folder: PathBuf,
     stores: Arc<Stores>,
     /// Goes after the stores.
-    store_folder: Folder,
-    /// Made with the first instance that reaches the outside world.
-    network: OnceCell<Arc<Network>>,
+    _store_folder: Folder,
+    outside: Outside,
     cgroups: Arc<Hierarchy>,
     spawner: Spawner,
     /// None where the worker is not root.
@@ -66,16 +65,8 @@ impl Containers {
         let stores = Arc::new(Stores::new(program, spawner.clone(), cgroups.clone(), place, memory_mib));
         let folder = folder.to_path_buf();
         let disks = worker_is_root().then(|| Arc::new(Disks::new(folder.clone())));
-        let (network, no_disk) = (OnceCell::new(), Once::new());
-        Ok(Containers { options, folder, stores, store_folder, network, cgroups, spawner, disks, no_disk })
-    }
-
-    /// The way to the outside world.
-    async fn network(&self) -> Result<Arc<Network>> {
-        let owner = self.store_folder.path().to_path_buf();
-        let make =
-            || async move { tokio::task::spawn_blocking(move || Network::new(&owner)).await?.map(Arc::new) };
-        self.network.get_or_try_init(make).await.cloned()
+        let (outside, no_disk, _store_folder) = (Outside::default(), Once::new(), store_folder);
+        Ok(Containers { options, folder, stores, _store_folder, outside, cgroups, spawner, disks, no_disk })
     }
 
     /// Where /tmp lies, if not in memory.
@@ -136,7 +127,7 @@ impl Containers {
         };
         let spec = self.spec(order, mount_point.to_path_buf(), cgroup, endpoint.as_ref());
         let connect = async |monitor| {
-            let network = self.network().await?;
+            let network = self.outside.network().await?;
             tokio::task::spawn_blocking(move || network.connect(monitor)).await?
         };
         let disk = self.disk(spec.tmp_mib).await;
@@ -180,7 +171,7 @@ impl Containers {
             cgroup_procs: cgroup.procs_files(),
             freezer: cgroup.freezer().and_then(Freezer::own_folder).cloned(),
             fixed_layout,
-            resolvers: settings.outside.unwrap_or(self.options.outside).then(network::resolvers),
+            resolvers: order.reaches_out(&self.options).then(network::resolvers),
             command,
             folder,
             environment,

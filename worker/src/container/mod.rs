@@ -16,7 +16,6 @@ mod freezer;
 mod launcher;
 mod maker;
 mod mounts;
-mod network;
 mod root;
 mod spawn;
 mod store;

@@ -15,8 +15,8 @@ use tokio::net::unix::pipe;
 use tokio::sync::oneshot;
 
 use super::launcher::{CONNECTS, CRASHED, EXITED, FAILED, LISTENS};
-use super::network::Pair;
 use super::{LAUNCHER_VERB, Spec, system};
+use crate::network::Pair;
 use crate::sandbox::Ending;
 
 /// The longest that the namespaces and mounts of one sandbox may take.

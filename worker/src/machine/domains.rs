@@ -4,15 +4,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result};
 use worker_page::data;
 
 use super::disk::Disk;
-use super::{Machine, Part, Plan, life, word};
+use super::{Host, Machine, Part, Plan, life, word};
 use crate::history::History;
+use crate::network::Outside;
 use crate::options::Options;
 use crate::sandbox::{Kind, Later, Maker, Order, Overall, Sandbox};
 
@@ -33,10 +34,7 @@ pub struct Domain {
 /// The VMs.
 pub struct Domains {
     plan: Plan,
-    options: Arc<Options>,
-    /// The worker's own.
-    folder: PathBuf,
-    history: Arc<History>,
+    host: Arc<Host>,
     machines: Mutex<Machines>,
 }
 
@@ -53,7 +51,8 @@ struct Machines {
 impl Domains {
     /// None yet. `folder` is the worker's own.
     pub fn new(plan: Plan, options: Arc<Options>, folder: &Path, history: Arc<History>) -> Domains {
-        Domains { plan, options, folder: folder.into(), history, machines: Mutex::default() }
+        let host = Host { options, folder: folder.into(), history, outside: Outside::default() };
+        Domains { plan, host: Arc::new(host), machines: Mutex::default() }
     }
 
     /// Has a VM for each of these domains and for no other. One that suits its domain as it is stays; others are booted, one after the
@@ -102,15 +101,13 @@ impl Domains {
             machines.made += 1;
             machines.made
         };
-        let own = self.folder.join(format!("vm-{number}"));
+        let own = self.host.folder.join(format!("vm-{number}"));
         // QEMU is a user of its own, whatever this process's umask is.
         let made =
             fs::create_dir(&own).and_then(|()| fs::set_permissions(&own, fs::Permissions::from_mode(0o711)));
         made.with_context(|| format!("cannot make {}", own.display()))?;
         let disk = Disk::make(&own, domain.parts.clone())?;
-        let (options, history) = (self.options.clone(), self.history.clone());
-        let machine = Machine::new(&self.plan, &domain, number, disk, options, &self.folder, history)?;
-        let machine = Arc::new(machine);
+        let machine = Arc::new(Machine::new(&self.plan, &domain, number, disk, self.host.clone())?);
         machine.boot()?;
         Ok(machine)
     }
@@ -167,6 +164,7 @@ impl Maker for Domains {
     /// Powers them off.
     fn close(&self) {
         self.each(Machine::close);
+        self.host.outside.close();
     }
 }
 

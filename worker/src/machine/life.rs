@@ -1,5 +1,6 @@
 //! The life of an instance in the VM: it is spawned in its partition, served, stopped.
 
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -9,17 +10,18 @@ use anyhow::{Context, Result};
 use tokio::net::unix::pipe;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinHandle, JoinSet};
-use vm::protocol::{Confinement, ExitReason, Limits, Spawn};
+use vm::protocol::{Confinement, ExitReason, Limits, Network, Spawn};
 use vm::{Error, Place};
 
 use super::partition::{ask, lock, plug, unplug};
-use super::relay::Listener;
+use super::relay::{Link, Listener};
+use super::tunnel::Tunnel;
 use super::{InUse, Machine, Running};
 use crate::environment::{self, Sharing, Sources};
 use crate::memory::Memory;
 use crate::sandbox::{Bind, CONNECTIONS, Ended, Ending, Handler, Later, Order, RUNTIME_PORT, Sandbox};
 use crate::settings::Settings;
-use crate::{http, limits};
+use crate::{http, limits, network};
 
 /// How often the guest is asked for what an instance has printed.
 const OUTPUT_EVERY: Duration = Duration::from_millis(250);
@@ -40,6 +42,7 @@ pub struct Instance {
     partition: u32,
     extensions: Vec<String>,
     listener: tokio::sync::Mutex<Listener>,
+    _link: Option<Link>,
     output: Mutex<Option<pipe::Receiver>>,
     /// Fetches its output until that ends.
     fetching: Mutex<Option<JoinHandle<()>>>,
@@ -59,7 +62,7 @@ pub async fn start(machine: InUse, order: Order) -> Result<Instance> {
     loop {
         let running = machine.running().await?;
         match start_in(&machine, &running, &order, &name).await {
-            Ok((partition, extensions, listener)) => {
+            Ok((partition, extensions, listener, link)) => {
                 let (output_in, output) = pipe::pipe().context("no pipe for the instance's output")?;
                 let fetching = tokio::spawn(fetch_output(running.clone(), name.clone(), output_in));
                 let (frozen, wish) = watch::channel(false);
@@ -72,6 +75,7 @@ pub async fn start(machine: InUse, order: Order) -> Result<Instance> {
                     partition,
                     extensions,
                     listener: tokio::sync::Mutex::new(listener),
+                    _link: link,
                     output: Mutex::new(Some(output)),
                     fetching: Mutex::new(Some(fetching)),
                     frozen,
@@ -92,17 +96,26 @@ async fn start_in(
     running: &Arc<Running>,
     order: &Order,
     name: &str,
-) -> Result<(u32, Vec<String>, Listener)> {
+) -> Result<(u32, Vec<String>, Listener, Option<Link>)> {
+    let link = match order.reaches_out(&machine.host.options) {
+        true => {
+            let network = machine.host.outside.network().await?;
+            let tunnel = tokio::task::spawn_blocking(move || Tunnel::new(&network)).await?;
+            Some(running.relay.link(name, tunnel.context("no network for the instance")?))
+        }
+        false => None,
+    };
     let partition = plug(machine, running, order).await.context("no memory in the VM")?;
     let listener = running.relay.listen(name);
-    let spawned = match spawn_order(machine, order, name) {
+    let address = link.as_ref().map(Link::address);
+    let spawned = match spawn_order(machine, order, name, address) {
         Ok(order) => {
             ask(running, move |vm| vm.spawn(Place::Partition(partition), order)).await.map_err(Into::into)
         }
         Err(error) => Err(error),
     };
     match spawned {
-        Ok(spawned) => Ok((partition, spawned.extensions, listener)),
+        Ok(spawned) => Ok((partition, spawned.extensions, listener, link)),
         Err(error) => {
             unplug(machine, running, order, partition).await;
             Err(error)
@@ -225,13 +238,13 @@ impl Sandbox for Instance {
     }
 }
 
-fn spawn_order(machine: &Machine, order: &Order, name: &str) -> Result<Spawn> {
-    let sharing = match machine.options.layers.merge {
+fn spawn_order(machine: &Machine, order: &Order, name: &str, address: Option<Ipv4Addr>) -> Result<Spawn> {
+    let sharing = match machine.host.options.layers.merge {
         Some(_) => Sharing::Kernel,
         None => Sharing::No,
     };
     let Sources { binds, command, environment, user, root, folder, fixed_layout } =
-        environment::sources_of(order, &machine.options, &machine.folder, sharing);
+        environment::sources_of(order, &machine.host.options, &machine.host.folder, sharing);
     let on_disk = |source: &Path| -> Result<String> {
         let missing = || format!("{} is not in the VM: functions come from the template", source.display());
         machine.disk.name_of(source).map(str::to_string).with_context(missing)
@@ -247,9 +260,10 @@ fn spawn_order(machine: &Machine, order: &Order, name: &str) -> Result<Spawn> {
         cwd: Some(folder),
         cpus: Vec::new(),
         vcpus_milli: settings.processors.map(|processors| (processors * 1000.0).ceil() as u32),
-        confinement: Some(Confinement {
+        confinement: Some(Box::new(Confinement {
             user,
             port: RUNTIME_PORT,
+            network: address.map(|address| Network { address, resolvers: network::resolvers() }),
             root: root.as_deref().map(on_disk).transpose()?,
             binds: binds.into_iter().map(seen).collect::<Result<_>>()?,
             fixed_layout,
@@ -258,7 +272,7 @@ fn spawn_order(machine: &Machine, order: &Order, name: &str) -> Result<Spawn> {
                 file_bytes: file_bytes(settings),
                 cpu_weight: limits::share(settings.memory_mib, 100) as u32,
             },
-        }),
+        })),
     })
 }
 

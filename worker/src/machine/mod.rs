@@ -13,6 +13,7 @@ mod guest;
 mod life;
 mod partition;
 mod relay;
+mod tunnel;
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -35,6 +36,7 @@ use guest::Guest;
 use relay::Relay;
 
 use crate::history::{self, History};
+use crate::network::Outside;
 use crate::options::Options;
 use crate::pool::InstanceId;
 
@@ -73,16 +75,22 @@ pub struct Running {
     holders: Mutex<BTreeMap<u32, InstanceId>>,
 }
 
+/// What all VMs have in common.
+pub struct Host {
+    options: Arc<Options>,
+    /// The worker's own.
+    folder: PathBuf,
+    history: Arc<History>,
+    outside: Outside,
+}
+
 /// One VM, which is there most of the time.
 pub struct Machine {
     /// Of its trust domain, if that has a name.
     name: Option<String>,
     settings: Settings,
     pub(crate) disk: Disk,
-    options: Arc<Options>,
-    /// The worker's own.
-    folder: PathBuf,
-    history: Arc<History>,
+    host: Arc<Host>,
     running: watch::Sender<Option<Arc<Running>>>,
     closing: AtomicBool,
     occupants: Mutex<Occupants>,
@@ -123,9 +131,7 @@ impl Machine {
         Domain { name, largest_mib, .. }: &Domain,
         number: usize,
         disk: Disk,
-        options: Arc<Options>,
-        folder: &Path,
-        history: Arc<History>,
+        host: Arc<Host>,
     ) -> Result<Machine> {
         let partition_mib = u64::from(*largest_mib).next_multiple_of(BLOCK_MIB);
         let cpus = std::thread::available_parallelism().map_or(1, |number| number.get() as u32);
@@ -148,9 +154,9 @@ impl Machine {
             patience: Duration::from_secs(120),
         };
         settings.check()?;
-        let (folder, running, closing) = (folder.into(), watch::Sender::new(None), AtomicBool::new(false));
+        let (running, closing) = (watch::Sender::new(None), AtomicBool::new(false));
         let (name, occupants) = (name.clone(), Mutex::default());
-        Ok(Machine { name, settings, disk, options, folder, history, running, closing, occupants })
+        Ok(Machine { name, settings, disk, host, running, closing, occupants })
     }
 
     /// Boots the VM, and boots it again whenever it ends, on a thread of its own. Returns when it runs.
@@ -219,7 +225,7 @@ impl Machine {
     fn tell(&self, message: &str, took: Option<Duration>) {
         let ms = took.and_then(history::ms);
         let message = self.name.as_ref().map_or_else(|| message.into(), |name| format!("{name} {message}"));
-        self.history.note(Event { message: Some(message), ms, ..history::event("vm") });
+        self.host.history.note(Event { message: Some(message), ms, ..history::event("vm") });
     }
 
     /// The VM, once it is there.

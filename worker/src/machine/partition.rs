@@ -37,7 +37,7 @@ fn event(kind: &str, order: &Order, partition: u32) -> Event {
 pub(super) async fn plug(machine: &Machine, running: &Arc<Running>, order: &Order) -> Result<u32, Error> {
     let plugged = patiently(PLUG_PATIENCE, || ask(running, |vm| vm.plug(None))).await?;
     lock(&running.holders).insert(plugged.partition, order.id);
-    machine.history.note(Event {
+    machine.host.history.note(Event {
         ms: history::ms(Duration::from_nanos(plugged.total_ns)),
         device_ms: history::ms(Duration::from_nanos(plugged.device_ns)),
         bytes: Some(running.vm.layout().bytes_of(plugged.partition)),
@@ -73,7 +73,7 @@ pub(super) async fn unplug(machine: &Machine, running: &Arc<Running>, order: &Or
     loop {
         match ask(running, move |vm| vm.unplug(partition)).await {
             Ok(unplugged) => {
-                return machine.history.note(Event {
+                return machine.host.history.note(Event {
                     ms: history::ms(Duration::from_nanos(unplugged.total_ns)),
                     device_ms: history::ms(Duration::from_nanos(unplugged.device_ns)),
                     bytes: Some(unplugged.host_before_bytes.saturating_sub(unplugged.host_after_bytes)),
@@ -85,6 +85,7 @@ pub(super) async fn unplug(machine: &Machine, running: &Arc<Running>, order: &Or
             Err(error) if !failed => {
                 failed = true;
                 machine
+                    .host
                     .history
                     .note(Event { message: Some(error.to_string()), ..event("fail", order, partition) });
             }

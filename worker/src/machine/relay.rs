@@ -1,15 +1,19 @@
 //! The host's end of the relay: each connection that an instance in the guest makes becomes a socket here, on which the
-//! worker serves the Runtime API (vm-protocol's `relay` says what is sent).
+//! worker serves the Runtime API (vm-protocol's `relay` says what is sent). Packets of one that reaches the outside world go to its tunnel.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::net::Ipv4Addr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use anyhow::{Context, Result};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
 use vm::protocol::relay::{HEADER_BYTES, Header, Kind, MOST_BYTES};
+
+use super::tunnel::Tunnel;
 
 /// Frames that wait for the guest to take them.
 const TO_GUEST: usize = 64;
@@ -21,7 +25,61 @@ pub struct Relay(Arc<Shared>);
 
 struct Shared {
     listeners: Mutex<HashMap<String, mpsc::Sender<UnixStream>>>,
+    links: Mutex<HashMap<String, Linked>>,
     to_guest: mpsc::Sender<Vec<u8>>,
+}
+
+/// An instance's way out, and what carries packets there once the guest has asked for them.
+struct Linked {
+    tunnel: Arc<Tunnel>,
+    carrying: Option<AbortHandle>,
+}
+
+/// Where what comes from the guest goes.
+enum Stream {
+    Bytes(mpsc::Sender<Vec<u8>>),
+    Packets(Weak<Tunnel>),
+}
+
+impl Stream {
+    /// False if it is over.
+    fn take(&self, payload: Vec<u8>) -> bool {
+        match self {
+            // A function that sends more than is taken loses its connection, and holds up no other.
+            Stream::Bytes(sender) => sender.try_send(payload).is_ok(),
+            Stream::Packets(tunnel) => tunnel.upgrade().map(|tunnel| tunnel.take(&payload)).is_some(),
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        match self {
+            Stream::Bytes(sender) => sender.is_closed(),
+            Stream::Packets(tunnel) => tunnel.strong_count() == 0,
+        }
+    }
+}
+
+/// An instance's way out, until it is dropped.
+pub struct Link {
+    shared: Arc<Shared>,
+    instance: String,
+    address: Ipv4Addr,
+}
+
+impl Link {
+    /// The instance's address.
+    pub fn address(&self) -> Ipv4Addr {
+        self.address
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        let linked = self.shared.links().remove(&self.instance);
+        if let Some(carrying) = linked.and_then(|linked| linked.carrying) {
+            carrying.abort();
+        }
+    }
 }
 
 /// Where connections of one instance come in, until it is dropped.
@@ -51,6 +109,19 @@ impl Shared {
     fn listeners(&self) -> MutexGuard<'_, HashMap<String, mpsc::Sender<UnixStream>>> {
         self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn links(&self) -> MutexGuard<'_, HashMap<String, Linked>> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The guest carries packets for this instance from now on: once, if the instance has a way out.
+    fn begin(&self, instance: &str, stream: u32) -> Option<Stream> {
+        let mut links = self.links();
+        let linked = links.get_mut(instance).filter(|linked| linked.carrying.is_none())?;
+        let carrying = tokio::spawn(carry_packets(stream, linked.tunnel.clone(), self.to_guest.clone()));
+        linked.carrying = Some(carrying.abort_handle());
+        Some(Stream::Packets(Arc::downgrade(&linked.tunnel)))
+    }
 }
 
 impl Relay {
@@ -62,7 +133,7 @@ impl Relay {
         line.set_nonblocking(true).context("the VM's relay")?;
         let (reader, writer) = UnixStream::from_std(line).context("the VM's relay")?.into_split();
         let (to_guest, frames) = mpsc::channel(TO_GUEST);
-        let shared = Arc::new(Shared { listeners: Mutex::default(), to_guest });
+        let shared = Arc::new(Shared { listeners: Mutex::default(), links: Mutex::default(), to_guest });
         tokio::spawn(send(writer, frames));
         tokio::spawn(receive(reader, shared.clone()));
         Ok(Relay(shared))
@@ -73,6 +144,14 @@ impl Relay {
         let (sender, connections) = mpsc::channel(4);
         self.0.listeners().insert(instance.to_string(), sender);
         Listener { shared: self.0.clone(), instance: instance.to_string(), connections }
+    }
+
+    /// Lets an instance of this name have a way out.
+    pub fn link(&self, instance: &str, tunnel: Tunnel) -> Link {
+        let address = tunnel.address();
+        let linked = Linked { tunnel: Arc::new(tunnel), carrying: None };
+        self.0.links().insert(instance.to_string(), linked);
+        Link { shared: self.0.clone(), instance: instance.to_string(), address }
     }
 }
 
@@ -85,7 +164,7 @@ async fn send(mut writer: OwnedWriteHalf, mut frames: mpsc::Receiver<Vec<u8>>) {
 }
 
 async fn receive(mut reader: OwnedReadHalf, shared: Arc<Shared>) {
-    let mut streams: HashMap<u32, mpsc::Sender<Vec<u8>>> = HashMap::new();
+    let mut streams: HashMap<u32, Stream> = HashMap::new();
     let mut head = [0; HEADER_BYTES];
     while reader.read_exact(&mut head).await.is_ok() {
         let Some(Header { stream, kind, bytes }) = Header::decode(head) else {
@@ -105,21 +184,24 @@ async fn receive(mut reader: OwnedReadHalf, shared: Arc<Shared>) {
                     && listener.try_send(theirs).is_ok()
                 {
                     let (sender, frames) = mpsc::channel(FROM_INSTANCE);
-                    streams.insert(stream, sender);
+                    streams.insert(stream, Stream::Bytes(sender));
                     tokio::spawn(carry(stream, ours, frames, shared.to_guest.clone()));
                 } else {
                     let _ = shared.to_guest.try_send(frame(stream, Kind::Close, &[]));
                 }
             }
+            Kind::Link => match shared.begin(&String::from_utf8_lossy(&payload), stream) {
+                Some(packets) => drop(streams.insert(stream, packets)),
+                None => drop(shared.to_guest.try_send(frame(stream, Kind::Close, &[]))),
+            },
             Kind::Data => {
-                // A function that sends more than is taken loses its connection, and holds up no other.
-                if streams.get(&stream).is_some_and(|sender| sender.try_send(payload).is_err()) {
+                if streams.get(&stream).is_some_and(|to| !to.take(payload)) {
                     streams.remove(&stream);
                 }
             }
             Kind::Close => drop(streams.remove(&stream)),
         }
-        streams.retain(|_, sender| !sender.is_closed());
+        streams.retain(|_, to| !to.is_over());
     }
 }
 
@@ -151,6 +233,15 @@ async fn carry(
         () = outwards => {}
     }
     let _ = to_guest.send(frame(stream, Kind::Close, &[])).await;
+}
+
+/// Packets for an instance. Where the guest takes them slowly, they wait at the interface, which has room for some.
+async fn carry_packets(stream: u32, tunnel: Arc<Tunnel>, to_guest: mpsc::Sender<Vec<u8>>) {
+    while let Ok(packet) = tunnel.next().await {
+        if to_guest.send(frame(stream, Kind::Data, &packet)).await.is_err() {
+            return;
+        }
+    }
 }
 
 fn frame(stream: u32, kind: Kind, bytes: &[u8]) -> Vec<u8> {

@@ -1,4 +1,5 @@
-//! The outside world for instances: a pair of interfaces each, and address translation by the kernel's nftables.
+//! The outside world for instances: an interface of the host's each, and address translation by the kernel's nftables. Its other
+//! end is in the instance's network namespace, or, in a VM, a file of the worker's (machine/tunnel.rs).
 //!
 //! ```text
 //!   instance  eth0 ──────── mfXXXX-N  host ── masquerade ── whatever the host reaches
@@ -11,19 +12,49 @@
 
 use std::collections::BTreeSet;
 use std::io::Write;
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
 use anyhow::{Context, Result, bail, ensure};
+use tokio::sync::OnceCell;
+
+use crate::ownership::Folder;
 
 const FORWARDING: &str = "/proc/sys/net/ipv4/ip_forward";
 const TABLE_PREFIX: &str = "mayfly_worker_";
+/// Where the folders are whose workers have tables.
+const OWNERS: &str = "/run";
 /// Pairs of interfaces at once: as many nets of four addresses as one of a worker's has.
 const PAIRS: u32 = 4096;
 
+/// A worker's way out, which is made when the first instance wants one.
+#[derive(Default)]
+pub struct Outside(OnceCell<Arc<Network>>);
+
+impl Outside {
+    /// What there is from then on.
+    ///
+    /// # Errors
+    /// There is none to be had; the next one tries again.
+    pub async fn network(&self) -> Result<Arc<Network>> {
+        let make = || async { tokio::task::spawn_blocking(Network::new).await?.map(Arc::new) };
+        self.0.get_or_try_init(make).await.cloned()
+    }
+
+    /// All instances are gone: so are the rules, whoever still holds on to this.
+    pub fn close(&self) {
+        if let Some(network) = self.0.get() {
+            network.close();
+        }
+    }
+}
+
 /// A worker's way out.
 pub struct Network {
+    /// Says that the worker lives; named as the table.
+    _owner: Folder,
     table: String,
     /// Of the names of the interfaces on the host's side.
     prefix: String,
@@ -32,6 +63,7 @@ pub struct Network {
     /// Whether the host forwarded packets before any worker had it do so.
     forwarded: bool,
     pairs: Mutex<Pairs>,
+    closed: Once,
 }
 
 #[derive(Default)]
@@ -40,10 +72,28 @@ struct Pairs {
     used: BTreeSet<u32>,
 }
 
-/// One instance's pair of interfaces. The kernel removes it with the instance's namespace; this keeps its addresses.
+/// One instance's interfaces, here and inside. The kernel removes them with the instance's namespace, or with the tunnel; this keeps
+/// their addresses.
 pub struct Pair {
     network: Arc<Network>,
     number: u32,
+}
+
+impl Pair {
+    /// What the interface on the host's side is called.
+    pub fn name(&self) -> String {
+        format!("{}{}", self.network.prefix, self.number)
+    }
+
+    /// Its address.
+    pub fn gateway(&self) -> Ipv4Addr {
+        (self.network.first_address + 4 * self.number + 1).into()
+    }
+
+    /// The instance's.
+    pub fn own(&self) -> Ipv4Addr {
+        (self.network.first_address + 4 * self.number + 2).into()
+    }
 }
 
 impl Drop for Pair {
@@ -53,22 +103,24 @@ impl Drop for Pair {
 }
 
 impl Network {
-    /// Makes the rules. `owner` is the folder that the worker holds while it runs; its name makes the table's.
+    /// Makes the rules.
     ///
     /// # Errors
     /// A tool that is missing, or what it says.
-    pub fn new(owner: &Path) -> Result<Network> {
-        remove_left_behind(owner.parent().unwrap_or(Path::new("/")));
+    fn new() -> Result<Network> {
+        let owner = Folder::new(Path::new(OWNERS))?;
+        remove_left_behind();
         let random = uuid::Uuid::new_v4();
         let [a, b, c, d, ..] = *random.as_bytes();
         let prefix = format!("mf{a:02x}{b:02x}-");
         let first_address = u32::from_be_bytes([100, 64 + (c & 63), d & 0xc0, 0]);
-        let table = table_of(owner);
+        let table = table_of(owner.path());
         let forwards = std::fs::read_to_string(FORWARDING).is_ok_and(|text| text.trim() == "1");
         let forwarded = forwards && !chains().iter().any(|(_, chain)| chain == FORWARDS_FOR_WORKERS);
         let rules = rules(&table, &prefix, first_address, forwarded);
         run("nft", &["-f", "-"], &rules).context("no network for functions")?;
-        let network = Network { table, prefix, first_address, forwarded, pairs: Mutex::default() };
+        let (pairs, closed) = (Mutex::default(), Once::new());
+        let network = Network { _owner: owner, table, prefix, first_address, forwarded, pairs, closed };
         if !forwards {
             tracing::info!(
                 "this host forwards IPv4 packets from now on, for functions with Network: outside"
@@ -84,9 +136,7 @@ impl Network {
     /// There are too many, or what `ip` says.
     pub fn connect(self: &Arc<Self>, process: u32) -> Result<Pair> {
         let pair = self.take()?;
-        let gateway = self.first_address + 4 * pair.number + 1;
-        let (gateway, own) = (std::net::Ipv4Addr::from(gateway), std::net::Ipv4Addr::from(gateway + 1));
-        let name = format!("{}{}", self.prefix, pair.number);
+        let (name, gateway, own) = (pair.name(), pair.gateway(), pair.own());
         let outside = format!(
             "link add {name} type veth peer name eth0 netns {process}\n\
              addr add {gateway}/30 dev {name}\nlink set {name} up\n"
@@ -99,7 +149,11 @@ impl Network {
         Ok(pair)
     }
 
-    fn take(self: &Arc<Self>) -> Result<Pair> {
+    /// Addresses that no other instance has.
+    ///
+    /// # Errors
+    /// There are too many.
+    pub fn take(self: &Arc<Self>) -> Result<Pair> {
         let mut pairs = self.pairs();
         // One that was just let go of may still be there for a moment, so numbers go round.
         for _ in 0..PAIRS {
@@ -115,19 +169,26 @@ impl Network {
     fn pairs(&self) -> MutexGuard<'_, Pairs> {
         self.pairs.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Takes the rules away, once.
+    fn close(&self) {
+        self.closed.call_once(|| {
+            // The last one out: another worker may have taken over from this one.
+            let is_anothers =
+                |(table, chain): &(String, String)| chain == FORWARDS_FOR_WORKERS && *table != self.table;
+            if !self.forwarded && !chains().iter().any(is_anothers) {
+                let _ = std::fs::write(FORWARDING, "0");
+            }
+            if let Err(error) = run("nft", &["delete", "table", "inet", &self.table], "") {
+                tracing::warn!("cannot remove the rules of the functions' network: {error:#}");
+            }
+        });
+    }
 }
 
 impl Drop for Network {
     fn drop(&mut self) {
-        // The last one out: another worker may have taken over from this one.
-        let is_anothers =
-            |(table, chain): &(String, String)| chain == FORWARDS_FOR_WORKERS && *table != self.table;
-        if !self.forwarded && !chains().iter().any(is_anothers) {
-            let _ = std::fs::write(FORWARDING, "0");
-        }
-        if let Err(error) = run("nft", &["delete", "table", "inet", &self.table], "") {
-            tracing::warn!("cannot remove the rules of the functions' network: {error:#}");
-        }
+        self.close();
     }
 }
 
@@ -158,7 +219,7 @@ fn chains() -> Vec<(String, String)> {
 }
 
 fn rules(table: &str, prefix: &str, first_address: u32, forwarded: bool) -> String {
-    let net = std::net::Ipv4Addr::from(first_address);
+    let net = Ipv4Addr::from(first_address);
     let mark = if forwarded { String::new() } else { format!("chain {FORWARDS_FOR_WORKERS} {{ }}") };
     format!(
         "table inet {table} {{
@@ -184,18 +245,18 @@ fn rules(table: &str, prefix: &str, first_address: u32, forwarded: bool) -> Stri
     )
 }
 
-/// Removes the tables of workers whose folder is gone.
-fn remove_left_behind(folders: &Path) {
-    let there: BTreeSet<String> = std::fs::read_dir(folders)
+/// Removes the tables of workers whose folder is gone. A folder is there before its table.
+fn remove_left_behind() {
+    let Ok(output) = Command::new("nft").args(["list", "tables", "inet"]).stderr(Stdio::null()).output()
+    else {
+        return;
+    };
+    let there: BTreeSet<String> = std::fs::read_dir(OWNERS)
         .into_iter()
         .flatten()
         .flatten()
         .map(|entry| table_of(&entry.path()))
         .collect();
-    let Ok(output) = Command::new("nft").args(["list", "tables", "inet"]).stderr(Stdio::null()).output()
-    else {
-        return;
-    };
     for table in
         String::from_utf8_lossy(&output.stdout).lines().filter_map(|line| line.strip_prefix("table inet "))
     {
