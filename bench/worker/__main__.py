@@ -8,7 +8,7 @@ import time
 
 from bench import command
 from bench.outcome import Shown, at_least, at_most, figure, print_shown, table, write
-from bench.worker import experiments, machines, times
+from bench.worker import contents, experiments, machines, paging, times
 from bench.worker.experiments import ADVISED, LIFETIMES, MODELS, SHIPPED, VARIANTS
 from bench.worker.machines import INSTANCES, MODES
 
@@ -16,11 +16,14 @@ PARTS = {
     "memory": "1 to 16 instances of the model functions: memory of each and of all (UPM Fig. 5, 6)",
     "mix": "the same with 1 to 8 instances of each shipped function",
     "advise": "what idle instances advise: what their code names, or all",
+    "private": "what of an instance at rest is its own, by kind, and what of that others have too",
     "cold": "cold starts (UPM Fig. 8)",
     "latency": "warm requests, plain and on Mayfly in turn",
     "starts": "where the milliseconds of a cold start go",
+    "state": "what of a starting instance's pages its function's page store has, and what they cost",
     "rates": "requests a second of a function that does nothing, beside gunicorn",
     "rests": "what resting and merging cost functions that are called now and then",
+    "paging": "instances of Node.js that go to the host's swap while they have no work",
     "vm": "instances in a VM: how fast memory comes back, P99, interference (HotMem Fig. 8, 9, 10)",
     "together": "all layers at once: the memory of instances in a VM whose kernel merges, and does not",
 }
@@ -108,6 +111,9 @@ class Run:
                     name = f"advise.{function}.{lifetimes}.{advised}"
                     self.measure(name, experiments.advise, function, advised, lifetimes, count)
 
+    def private(self) -> None:
+        self.measure("private", contents.private, SHIPPED, 2 if self.options.quick else 4)
+
     def cold(self) -> None:
         for function in self.options.functions:
             for variant in self.options.variants:
@@ -131,6 +137,10 @@ class Run:
             rounds = 2 if self.options.quick else 11
             self.measure(f"starts.{function}", times.starts, function, rounds)
 
+    def state(self) -> None:
+        for function in ("noop", *self.options.functions):
+            self.measure(f"state.{function}", contents.state, function)
+
     def rates(self) -> None:
         rounds, seconds = (1, 1) if self.options.quick else (3, 2)
         self.measure("rates", times.rates, rounds, seconds)
@@ -139,6 +149,12 @@ class Run:
         rounds = 2 if self.options.quick else 20
         for function in self.options.functions:
             self.measure(f"rests.{function}", times.rests, function, rounds, 1.0)
+
+    def paging(self) -> None:
+        count, rounds = (2, 1) if self.options.quick else (8, 5)
+        for way in paging.WAYS:
+            self.measure(f"paging.node.{way}", paging.alike, way)
+        self.measure("paging", paging.page_out, count, rounds)
 
     def vm(self) -> None:
         functions = ["page"] if self.options.quick else list(INSTANCES)

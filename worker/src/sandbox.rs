@@ -152,6 +152,11 @@ pub(crate) trait Sandbox: Send + Sync {
     /// Lets it go on.
     fn thaw(&self) {}
 
+    /// Has its memory go to the host's swap; how many bytes of it are there then.
+    fn page_out(&self) -> Later<'_, u64> {
+        Box::pin(std::future::ready(0))
+    }
+
     /// Whether others go first where the processors are busy.
     fn give_way(&self, _gives_way: bool) {}
 

@@ -109,6 +109,9 @@ pub struct Settings {
     /// Its VM, with `--sandbox vm`: `Metadata.Mayfly.Vm` of its resource in a template; otherwise that of all who name none.
     #[serde(default)]
     pub vm: Option<String>,
+    /// Frozen for so long, its memory goes to the host's swap: `Metadata.Mayfly.PageOutAfter` of its resource in a template.
+    #[serde(default)]
+    pub page_out_after_s: Option<u32>,
 }
 
 /// Variables that Lambda sets and a function may not (Lambda's guide, "Defined runtime environment variables").
@@ -162,6 +165,7 @@ impl Settings {
             processors: None,
             outside: None,
             vm: None,
+            page_out_after_s: None,
         };
         defaults.changed(wanted)
     }

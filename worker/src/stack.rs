@@ -78,6 +78,11 @@ impl Stack {
         }
         let reaches_out = outside || self.functions().any(|function| function.settings.outside == Some(true));
         ensure!(!reaches_out || worker_is_root(), "Network: outside needs root");
+        let pages_out = self.functions().any(|function| function.settings.page_out_after_s.is_some());
+        ensure!(
+            !pages_out || (worker_is_root() && !in_machine),
+            "PageOutAfter needs root, and instances that are processes of this host (no --sandbox vm)"
+        );
         let with_versions = self.functions().find(|function| function.alias.is_some());
         if let (Some(function), true) = (with_versions, in_machine) {
             bail!(

@@ -172,6 +172,8 @@ fn declared(template: &Yaml, folder: &Path) -> Result<Template> {
         function.settings.outside =
             function::reaches_out(resource).with_context(|| format!("Resources.{name}"))?;
         function.settings.vm = function::vm(resource).with_context(|| format!("Resources.{name}"))?;
+        function.settings.page_out_after_s =
+            function::page_out_after_s(resource).with_context(|| format!("Resources.{name}"))?;
         if functions.iter().any(|other| other.name == function.name) {
             bail!("{}: FunctionName '{}' is there twice", place(), function.name);
         }
@@ -378,6 +380,8 @@ Resources:
             assert!(refused.contains("Resources.Hello: Metadata.Mayfly.Vm must be"), "{refused}");
         }
         assert_eq!(settings("Vm: red").vm.as_deref(), Some("red"));
+        assert!(refusal(&ours("PageOutAfter: 0")).contains("Metadata.Mayfly.PageOutAfter must be"));
+        assert_eq!(settings("PageOutAfter: 30").page_out_after_s, Some(30));
         assert_eq!(refusal("Resources: {}"), "Resources: none is an AWS::Serverless::Function");
         assert_eq!(refusal("a: b"), "there are no Resources");
     }

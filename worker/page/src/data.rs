@@ -150,7 +150,7 @@ pub struct Event {
     pub seq: u64,
     /// Since the worker began.
     pub at_ms: u64,
-    /// `start`, `ready`, `rest`, `merge`, `stop`, `gone`, `ended`, `refuse`, `fail`, `plug`, `unplug`, `vm`, `store`.
+    /// `start`, `ready`, `rest`, `merge`, `stop`, `gone`, `ended`, `page_out`, `refuse`, `fail`, `plug`, `unplug`, `vm`, `store`.
     pub kind: String,
     /// Whose instance.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -188,7 +188,7 @@ pub fn latency(samples: &[Sample], span: Span) -> Chart {
 const LANES: [(&str, &str, &[&str]); 6] = [
     ("started", "starting", &["ready"]),
     ("merged", "store", &["merge"]),
-    ("rested", "idle", &["rest"]),
+    ("rested", "idle", &["rest", "page_out"]),
     ("plugged", "plugged", &["plug"]),
     ("unplugged", "resident", &["unplug"]),
     ("ended", "stopping", &["gone", "ended"]),
@@ -215,11 +215,8 @@ pub fn event_lanes(events: &[Event], span: Span) -> String {
 
 /// Whether an instance at rest looked for memory to merge or give back, and found none.
 pub fn is_empty(event: &Event) -> bool {
-    match event.kind.as_str() {
-        "merge" => event.merged_bytes == Some(0),
-        "rest" => event.trimmed_bytes == Some(0),
-        _ => false,
-    }
+    let amount = if event.kind == "merge" { event.merged_bytes } else { event.trimmed_bytes };
+    amount == Some(0)
 }
 
 /// An event in a sentence.
@@ -243,6 +240,9 @@ pub fn told(event: &Event) -> String {
         "rest" => format!("{who} at rest gave back {}{}", bytes(event.trimmed_bytes), ms(event.ms)),
         "merge" => {
             format!("{who} merged {} of {}{}", bytes(event.merged_bytes), bytes(event.bytes), ms(event.ms))
+        }
+        "page_out" if message.is_empty() => {
+            format!("{who} paged out, {}{}", bytes(event.bytes), ms(event.ms))
         }
         "stop" => format!("{who} is being ended"),
         "gone" => format!("{who} is gone after {}", Unit::Milliseconds.tell(event.ms.unwrap_or(0.0))),
@@ -348,8 +348,8 @@ mod tests {
     #[test]
     fn every_kind_of_event_is_told_in_its_own_words() {
         let kinds = [
-            "start", "ready", "rest", "merge", "stop", "gone", "ended", "refuse", "fail", "plug", "unplug",
-            "vm", "store",
+            "start", "ready", "rest", "merge", "page_out", "stop", "gone", "ended", "refuse", "fail", "plug",
+            "unplug", "vm", "store",
         ];
         let mut said: Vec<String> = kinds
             .iter()

@@ -32,7 +32,7 @@ enum Version {
 /// What one instance may use.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// `MemorySize`; nothing of it may be swapped.
+    /// `MemorySize`.
     pub memory_mib: u32,
     /// Its share of the processors is that of an instance of so much memory.
     pub share_of_mib: u32,
@@ -40,6 +40,8 @@ pub struct Limits {
     pub processes: u64,
     /// Processors it may use at most, where its function says so.
     pub processors: Option<f64>,
+    /// Whether any of its memory may be in the host's swap, where it counts as well.
+    pub may_swap: bool,
 }
 
 /// An instance's share of the processors, in version 1 and 2, and the least that the kernel takes.
@@ -181,8 +183,8 @@ fn settings(version: Version, of: Limits) -> Vec<(&'static str, String, bool)> {
             (SHARES, share(1024, LEAST_SHARES), false),
         ],
         Version::Two => vec![
-            ("memory.max", memory, true),
-            ("memory.swap.max", "0".into(), false),
+            ("memory.max", memory.clone(), true),
+            ("memory.swap.max", if of.may_swap { memory } else { "0".into() }, false),
             ("memory.oom.group", "1".into(), false),
             ("pids.max", processes, true),
             (WEIGHT, share(100, LEAST_WEIGHT), false),
@@ -312,7 +314,13 @@ mod tests {
 
     #[test]
     fn limits_are_written_as_each_version_names_them() {
-        let limits = Limits { memory_mib: 3000, share_of_mib: 1769, processes: 10, processors: Some(0.5) };
+        let limits = Limits {
+            memory_mib: 3000,
+            share_of_mib: 1769,
+            processes: 10,
+            processors: Some(0.5),
+            may_swap: false,
+        };
         let value = |version, file| {
             settings(version, limits).into_iter().find(|setting| setting.0 == file).map(|setting| setting.1)
         };
@@ -321,6 +329,8 @@ mod tests {
         assert_eq!(value(Version::One, "cpu.shares").as_deref(), Some("1024"));
         assert_eq!(value(Version::Two, "cpu.weight").as_deref(), Some("100"));
         assert_eq!(value(Version::Two, "memory.swap.max").as_deref(), Some("0"));
+        let swap = settings(Version::Two, Limits { may_swap: true, ..limits });
+        assert!(swap.contains(&("memory.swap.max", "3145728000".into(), false)));
         assert_eq!(value(Version::One, "cpu.cfs_quota_us").as_deref(), Some("50000"));
         assert_eq!(value(Version::Two, "cpu.max").as_deref(), Some("50000 100000"));
     }
@@ -335,7 +345,16 @@ mod tests {
             fs::write(inside.join(file), "").unwrap();
         }
         let cgroup = hierarchy
-            .create("7", Limits { memory_mib: 128, share_of_mib: 128, processes: 9, processors: None })
+            .create(
+                "7",
+                Limits {
+                    memory_mib: 128,
+                    share_of_mib: 128,
+                    processes: 9,
+                    processors: None,
+                    may_swap: false,
+                },
+            )
             .unwrap();
         assert_eq!(fs::read_to_string(inside.join("memory.max")).unwrap(), "134217728");
         assert_eq!(fs::read_to_string(inside.join("pids.max")).unwrap(), "9");

@@ -17,7 +17,7 @@ use super::disk::Disks;
 use super::freezer::Freezer;
 use super::spawn::{Container, Spawner};
 use super::store::Stores;
-use super::{Spec, worker_is_root};
+use super::{Spec, page_out, worker_is_root};
 use crate::environment::{self, Endpoint, Sharing, Sources};
 use crate::memory::Memory;
 use crate::network::{self, Outside};
@@ -86,6 +86,7 @@ impl Containers {
             share_of_mib: settings.memory_mib,
             processes: limits::PROCESSES,
             processors: settings.processors,
+            may_swap: settings.page_out_after_s.is_some(),
         };
         let cgroup = self.cgroups.create(&format!("instance-{}", order.id), limits)?;
         let mount_point = self.folder.join(format!("root-{}", order.id));
@@ -299,6 +300,12 @@ impl Sandbox for Instance {
         if let Some(freezer) = self.cgroup.freezer() {
             freezer.thaw();
         }
+    }
+
+    fn page_out(&self) -> Later<'_, u64> {
+        let processes = self.cgroup.processes();
+        let work = tokio::task::spawn_blocking(move || page_out::page_out(&processes));
+        Box::pin(async { work.await.unwrap_or(0) })
     }
 
     fn give_way(&self, gives_way: bool) {

@@ -16,6 +16,7 @@ mod freezer;
 mod launcher;
 mod maker;
 mod mounts;
+mod page_out;
 mod root;
 mod spawn;
 mod store;

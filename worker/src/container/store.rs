@@ -192,6 +192,7 @@ impl Stores {
             share_of_mib: SHARE_OF_MIB,
             processes: PROCESSES,
             processors: None,
+            may_swap: false,
         };
         let cgroup = self.cgroups.create(&format!("store-{function}"), limits)?;
         let child = match self.spawner.run(command).await.context("cannot start a page store") {

@@ -73,6 +73,24 @@ pub fn pidfd(process: libc::pid_t) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor as RawFd) })
 }
 
+/// Has the kernel page out part of another process's memory, whose [`pidfd`] this is.
+pub fn page_out(process: &OwnedFd, range: std::ops::Range<usize>) -> Result<()> {
+    let part = libc::iovec { iov_base: range.start as *mut libc::c_void, iov_len: range.len() };
+    // SAFETY: reads one iovec, which outlives the call; what it says is an address of the other process, of which the contents stay
+    // as they are.
+    let outcome = unsafe {
+        libc::syscall(
+            libc::SYS_process_madvise,
+            process.as_raw_fd(),
+            &raw const part,
+            1_usize,
+            libc::MADV_PAGEOUT,
+            0_u32,
+        )
+    };
+    if outcome < 0 { Err(Error::last_os_error()) } else { Ok(()) }
+}
+
 /// Tells when the process ends, without a thread that waits.
 pub fn ending_of(process: libc::pid_t) -> Result<AsyncFd<OwnedFd>> {
     let descriptor = pidfd(process)?;

@@ -10,7 +10,10 @@ use std::convert::Infallible;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use worker_page::data::Event;
+
 use super::{Instance, lock};
+use crate::history;
 use crate::sandbox::Sandbox;
 
 /// Without work for so long, it is frozen. Under load instances have work sooner, and freezing costs them nothing.
@@ -28,6 +31,8 @@ pub(super) struct Idle {
     since: Option<Instant>,
     /// When its runtime wants to rest; what it has done is taken away.
     rests: VecDeque<Instant>,
+    /// When its memory goes to the swap, once, if it is frozen then.
+    pages_out: Option<Instant>,
     frozen: bool,
     /// It has been thawed to rest, and others go first.
     gives_way: bool,
@@ -42,7 +47,7 @@ impl Idle {
         let grace = since + GRACE;
         let rest = self.rests.front().map(|begins| (*begins, *begins + REST));
         let runs = now < grace || rest.is_some_and(|(begins, ends)| begins <= now && now < ends);
-        let changes = [Some(grace), rest.map(|rest| rest.0), rest.map(|rest| rest.1)];
+        let changes = [Some(grace), rest.map(|rest| rest.0), rest.map(|rest| rest.1), self.pages_out];
         (runs, changes.into_iter().flatten().filter(|change| *change > now).min())
     }
 }
@@ -54,6 +59,8 @@ impl Instance {
         let mut idle = lock(&self.idle);
         idle.since = Some(now);
         idle.rests = rests_after.iter().take(RESTS).map(|after| now + MOST.min(*after)).collect();
+        let pages_out = self.deployment.settings.page_out_after_s;
+        idle.pages_out = pages_out.map(|seconds| now + Duration::from_secs(seconds.into()));
         let worked = idle.worked;
         drop(idle);
         if worked && let Some(sandbox) = self.sandbox.get() {
@@ -65,6 +72,7 @@ impl Instance {
     pub(super) fn works(&self) {
         let mut idle = lock(&self.idle);
         idle.since = None;
+        idle.pages_out = None;
         idle.worked = true;
         if std::mem::take(&mut idle.gives_way)
             && let Some(sandbox) = self.sandbox.get()
@@ -90,7 +98,7 @@ impl Instance {
     pub(super) async fn freeze_while_idle(&self, sandbox: &dyn Sandbox) -> Infallible {
         loop {
             let now = Instant::now();
-            let changes = {
+            let (changes, pages_out) = {
                 let mut idle = lock(&self.idle);
                 let (runs, changes) = idle.look(now);
                 if runs && idle.frozen {
@@ -103,8 +111,16 @@ impl Instance {
                     idle.frozen = sandbox.freeze();
                     self.around.count.freezes.fetch_add(u64::from(idle.frozen), Ordering::Relaxed);
                 }
-                changes
+                let is_due = idle.frozen && idle.pages_out.is_some_and(|due| due <= now);
+                if is_due {
+                    idle.pages_out = None;
+                }
+                (changes, is_due)
             };
+            if pages_out {
+                self.page_out(sandbox).await;
+                continue;
+            }
             let changed = self.idle_changes.notified();
             match changes {
                 Some(change) => {
@@ -113,6 +129,14 @@ impl Instance {
                 None => changed.await,
             }
         }
+    }
+
+    async fn page_out(&self, sandbox: &dyn Sandbox) {
+        let begun = Instant::now();
+        let bytes = sandbox.page_out().await;
+        let message = (bytes == 0).then(|| "nothing was paged out: has this host swap?".into());
+        let ms = history::ms(begun.elapsed());
+        self.note(Event { ms, bytes: Some(bytes), message, ..self.event("page_out") });
     }
 }
 
@@ -133,6 +157,8 @@ mod tests {
         assert_eq!(idle.look(now + 300 * MS + REST), (false, None));
         idle.rests.clear();
         assert_eq!(idle.look(now + 300 * MS), (false, None));
+        idle.pages_out = Some(now + 900 * MS);
+        assert_eq!(idle.look(now + 300 * MS), (false, Some(now + 900 * MS)));
         idle.since = None;
         assert!(idle.look(now + 300 * MS).0, "it has work");
     }

@@ -36,6 +36,17 @@ pub fn vm(resource: &Yaml) -> Result<Option<String>> {
     })
 }
 
+/// How long its instances are without work before their memory goes to the host's swap; never, where nothing is said.
+pub fn page_out_after_s(resource: &Yaml) -> Result<Option<u32>> {
+    let Some(value) = resource.get("Metadata").and_then(|m| m.get("Mayfly")?.get("PageOutAfter")) else {
+        return Ok(None);
+    };
+    let seconds = value.as_u64().filter(|seconds| (1..=86_400).contains(seconds));
+    seconds
+        .map(|seconds| Some(seconds as u32))
+        .context("Metadata.Mayfly.PageOutAfter must be a number of seconds, 1 to 86400")
+}
+
 /// Whether it reaches the outside world, which SAM has no property for either: on Lambda every function does.
 pub fn reaches_out(resource: &Yaml) -> Result<Option<bool>> {
     match resource.get("Metadata").and_then(|m| m.get("Mayfly")?.get("Network")).map(Yaml::as_str) {
