@@ -239,9 +239,9 @@ PLAIN = ALIAS.replace(", AutoPublishAlias: live", "")
     [
         (ALIAS, [], "It: AutoPublishAlias needs instances that are processes of this host"),
         (
-            ALIAS.replace(", AutoPublishAlias: live", ""),
-            ["--network", "outside"],
-            "Network: outside needs root",
+            PLAIN.replace("Properties:", "Metadata: { Mayfly: { PageOutAfter: 1 } }\n    Properties:"),
+            [],
+            "PageOutAfter needs root, and instances that are processes of this host",
         ),
     ],
 )
