@@ -66,6 +66,8 @@ pub(super) struct Extensions {
     /// Ends the instance where an extension is never done with an invocation.
     timer: Option<AbortHandle>,
     was_ready: bool,
+    /// One has said that it cannot go on: even if it asks for what comes next, there is no more work.
+    failed: bool,
     out_of_time: bool,
 }
 
@@ -106,7 +108,7 @@ impl Extensions {
     /// If all wait, that the instance is ready: said once.
     fn take_ready(&mut self) -> Option<Vec<Duration>> {
         let all = self.started.iter().all(|name| self.registered.values().any(|known| known.name == *name));
-        if !all || !self.registered.values().all(|known| known.waits) {
+        if self.failed || !all || !self.registered.values().all(|known| known.waits) {
             return None;
         }
         let ready = self.runtime_waits.take()?;
@@ -149,6 +151,7 @@ impl Instance {
     /// An extension cannot go on: whoever waits is told why, and the instance ends.
     pub(crate) fn extension_failed(&self, kind: &str, reason: &str) {
         tracing::warn!("{}: {kind}: {reason}", self.label());
+        lock(&self.extensions).failed = true;
         let busy = match &*lock(&self.phase) {
             Phase::Busy(work) => Some(work.invocation.id.clone()),
             _ => None,
@@ -261,6 +264,10 @@ mod tests {
         drop(extensions.next(&internal).unwrap());
         assert_eq!(extensions.take_ready(), Some(Vec::new()));
         assert_eq!(extensions.next("nobody").unwrap_err(), Refused::Unknown);
+
+        extensions.failed = true;
+        extensions.runtime_waits = Some(Vec::new());
+        assert_eq!(extensions.take_ready(), None, "one cannot go on, whatever it asks for");
     }
 
     #[test]
