@@ -127,3 +127,21 @@ fn reads_and_writes() {
         compare(&format!("writes-{gap}-{writes}"), &stream(gap, writes, line));
     }
 }
+
+#[test]
+fn a_read_waits_for_the_writes_of_a_full_queue() {
+    let description = Description::load("table3", &[]).unwrap().dram;
+    let read_after = |writes: usize| {
+        let mut dram = Dram::new(&description, 3000);
+        // At the first clock, nothing has been idle before; consecutive lines are in one row.
+        for line in 0..writes as u64 {
+            dram.write_at(line, 0);
+        }
+        dram.read_at(1 << 20, 0)
+    };
+    let later = read_after(description.write_queue) - read_after(description.write_queue - 1);
+    assert!(
+        later >= description.write_queue as u64 * description.burst,
+        "the data of all writes comes first: {later} clocks later"
+    );
+}
