@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::keeper;
 use crate::model::{BYTES, Fault, Model};
 use crate::partition::State;
-use crate::pool::{Place, Pool};
+use crate::partitions::{MemorySource, Partitions};
 use crate::record::Record;
 
 const PARTITIONS: u32 = 4;
@@ -55,7 +55,7 @@ fn actions() -> impl Strategy<Value = Vec<Action>> {
         4 => prop::option::of(partition.clone()).prop_map(Action::Plug),
         4 => partition.clone().prop_map(Action::Unplug),
         5 => (prop::option::of(partition.clone()), prop::option::weighted(0.3, partition.clone()), instance.clone())
-            .prop_map(|(place, more, name)| Action::Spawn(place, more, name)),
+            .prop_map(|(memory, more, name)| Action::Spawn(memory, more, name)),
         3 => instance.clone().prop_map(Action::Stop),
         2 => instance.prop_map(Action::Exits),
         2 => partition.clone().prop_map(Action::Leaks),
@@ -87,16 +87,19 @@ fn spawn_of(instance: u32, more: Option<u32>) -> Spawn {
     }
 }
 
-fn perform(pool: &Pool<Model>, action: Action) {
-    let model = &pool.machine;
+fn perform(partitions: &Partitions<Model>, action: Action) {
+    let model = &partitions.machine;
     // Every outcome is allowed; what must hold is looked at afterwards.
     match action {
-        Action::Plug(number) => drop(pool.plug(number)),
-        Action::Unplug(number) => drop(pool.unplug(number)),
-        Action::Spawn(place, more, instance) => {
-            drop(pool.spawn(place.map_or(Place::Any, Place::Partition), spawn_of(instance, more)));
+        Action::Plug(number) => drop(partitions.plug(number)),
+        Action::Unplug(number) => drop(partitions.unplug(number)),
+        Action::Spawn(memory, more, instance) => {
+            drop(partitions.spawn(
+                memory.map_or(MemorySource::FirstReady, MemorySource::Partition),
+                spawn_of(instance, more),
+            ));
         }
-        Action::Stop(instance) => drop(pool.stop(&name(instance), Duration::ZERO)),
+        Action::Stop(instance) => drop(partitions.stop(&name(instance), Duration::ZERO)),
         Action::Exits(instance) => model.exits(&name(instance)),
         Action::Leaks(partition) => model.leaks(partition),
         Action::LetsGo(partition) => model.lets_go(partition),
@@ -114,24 +117,24 @@ fn perform(pool: &Pool<Model>, action: Action) {
     }
 }
 
-/// A pool over a model, with its keeper.
-fn start() -> (Arc<Pool<Model>>, std::thread::JoinHandle<()>) {
+/// Partitions over a model, with its keeper.
+fn start() -> (Arc<Partitions<Model>>, std::thread::JoinHandle<()>) {
     let record = Arc::new(Record::new(PARTITIONS));
     let model = Model { truth: Mutex::default(), record: Arc::clone(&record) };
     let layout =
         Layout { mode: Mode::Nodes, partition_bytes: vec![BYTES; PARTITIONS as usize], shared_bytes: BYTES };
-    let pool = Arc::new(Pool::new(model, Arc::clone(&record), layout, u64::MAX, PATIENCE));
-    let kept = Arc::downgrade(&pool);
+    let partitions = Arc::new(Partitions::new(model, Arc::clone(&record), layout, u64::MAX, PATIENCE));
+    let kept = Arc::downgrade(&partitions);
     let keeper = std::thread::spawn(move || keeper::keep(&record, &kept));
-    pool.machine.agent_returns();
-    (pool, keeper)
+    partitions.machine.agent_returns();
+    (partitions, keeper)
 }
 
 /// The faults are over. Waits until nothing is on its way, then compares what the host believes with the truth.
-fn settle(pool: &Pool<Model>) -> Result<(), TestCaseError> {
-    pool.machine.truth.lock().unwrap().faults.clear();
-    pool.machine.agent_returns();
-    let quiet = pool.record.wait(Instant::now() + Duration::from_secs(20), |known| {
+fn settle(partitions: &Partitions<Model>) -> Result<(), TestCaseError> {
+    partitions.machine.truth.lock().unwrap().faults.clear();
+    partitions.machine.agent_returns();
+    let quiet = partitions.record.wait(Instant::now() + Duration::from_secs(20), |known| {
         let settled = known.require_guest().is_ok()
             && known.partitions.iter().all(|partition| {
                 !partition.driven
@@ -145,8 +148,8 @@ fn settle(pool: &Pool<Model>) -> Result<(), TestCaseError> {
     // What is not held any more is found out by looking again.
     let until = Instant::now() + Duration::from_secs(20);
     let is_late = || {
-        let held = pool.machine.truth.lock().unwrap().held.clone();
-        let known = pool.record.read();
+        let held = partitions.machine.truth.lock().unwrap().held.clone();
+        let known = partitions.record.read();
         known
             .partitions
             .iter()
@@ -155,12 +158,12 @@ fn settle(pool: &Pool<Model>) -> Result<(), TestCaseError> {
     while is_late() && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(1));
     }
-    let known = pool.record.read();
+    let known = partitions.record.read();
     let states: Vec<_> = known.partitions.iter().map(|partition| partition.state.clone()).collect();
     prop_assert!(quiet.is_some(), "never settled: {states:?}, {:?}", known.line);
     // The keeper may be asking about what is held: nobody may have the record and wait for the truth.
     drop(known);
-    let truth = pool.machine.truth.lock().unwrap();
+    let truth = partitions.machine.truth.lock().unwrap();
     prop_assert!(truth.wrong.is_empty(), "{:?}", truth.wrong);
     for (number, state) in (0..).zip(&states) {
         let value = |map: &BTreeMap<u32, u64>| map.get(&number).copied().unwrap_or(0);
@@ -189,35 +192,37 @@ fn settle(pool: &Pool<Model>) -> Result<(), TestCaseError> {
 }
 
 /// Everything can still be stopped and given back.
-fn give_back(pool: &Pool<Model>) -> Result<(), TestCaseError> {
-    let running: Vec<_> = pool.machine.truth.lock().unwrap().instances.keys().cloned().collect();
+fn give_back(partitions: &Partitions<Model>) -> Result<(), TestCaseError> {
+    let running: Vec<_> = partitions.machine.truth.lock().unwrap().instances.keys().cloned().collect();
     for instance in running {
-        prop_assert!(pool.stop(&instance, Duration::ZERO).is_ok());
+        prop_assert!(partitions.stop(&instance, Duration::ZERO).is_ok());
     }
     // Nobody gets what is held, and it cannot be unplugged; it can when it is not any more.
-    let held = pool.machine.truth.lock().unwrap().held.clone();
+    let held = partitions.machine.truth.lock().unwrap().held.clone();
     for number in held {
-        let refused = pool.unplug(number);
+        let refused = partitions.unplug(number);
         prop_assert!(matches!(refused, Err(Error::Held { .. })), "{refused:?}");
-        let refused = pool.spawn(Place::Partition(number), spawn_of(0, None));
+        let refused = partitions.spawn(MemorySource::Partition(number), spawn_of(0, None));
         prop_assert!(matches!(refused, Err(Error::Held { .. })), "{refused:?}");
-        pool.machine.lets_go(number);
+        partitions.machine.lets_go(number);
     }
     for number in 0..PARTITIONS {
-        let unplugged = pool.unplug(number);
+        let unplugged = partitions.unplug(number);
         prop_assert!(matches!(unplugged, Ok(_) | Err(Error::Absent(_))), "{unplugged:?}");
     }
-    settle(pool)?;
-    let truth = pool.machine.truth.lock().unwrap();
+    settle(partitions)?;
+    let truth = partitions.machine.truth.lock().unwrap();
     prop_assert!(truth.size.values().all(|size| *size == 0), "leaked: {:?}", truth.size);
     Ok(())
 }
 
-fn end(pool: Arc<Pool<Model>>, keeper: std::thread::JoinHandle<()>) -> Result<(), TestCaseError> {
-    pool.record.ended("test".to_string());
-    prop_assert!(pool.record.read().partitions.iter().all(|partition| partition.state == State::Absent));
-    prop_assert_eq!(pool.plug(None), Err(Error::Ended("test".to_string())));
-    drop(pool);
+fn end(partitions: Arc<Partitions<Model>>, keeper: std::thread::JoinHandle<()>) -> Result<(), TestCaseError> {
+    partitions.record.ended("test".to_string());
+    prop_assert!(
+        partitions.record.read().partitions.iter().all(|partition| partition.state == State::Absent)
+    );
+    prop_assert_eq!(partitions.plug(None), Err(Error::Ended("test".to_string())));
+    drop(partitions);
     keeper.join().unwrap();
     Ok(())
 }
@@ -227,62 +232,62 @@ proptest! {
 
     #[test]
     fn one_after_the_other(actions in actions()) {
-        let (pool, keeper) = start();
+        let (partitions, keeper) = start();
         for action in actions {
-            perform(&pool, action);
-            let truth = pool.machine.truth.lock().unwrap();
+            perform(&partitions, action);
+            let truth = partitions.machine.truth.lock().unwrap();
             prop_assert!(truth.wrong.is_empty(), "{:?}", truth.wrong);
         }
-        settle(&pool)?;
-        give_back(&pool)?;
-        end(pool, keeper)?;
+        settle(&partitions)?;
+        give_back(&partitions)?;
+        end(partitions, keeper)?;
     }
 
     #[test]
     fn side_by_side(first in actions(), second in actions(), third in actions()) {
-        let (pool, keeper) = start();
+        let (partitions, keeper) = start();
         std::thread::scope(|scope| {
             for actions in [first, second, third] {
-                let pool = &pool;
-                scope.spawn(move || actions.into_iter().for_each(|action| perform(pool, action)));
+                let partitions = &partitions;
+                scope.spawn(move || actions.into_iter().for_each(|action| perform(partitions, action)));
             }
         });
-        settle(&pool)?;
-        give_back(&pool)?;
-        end(pool, keeper)?;
+        settle(&partitions)?;
+        give_back(&partitions)?;
+        end(partitions, keeper)?;
     }
 
     #[test]
     fn qemu_dies_in_the_midst(
         first in actions(), second in actions(), third in actions(), after_us in 0..30_000u64, slowly_us in 0..3_000u64
     ) {
-        let (pool, keeper) = start();
+        let (partitions, keeper) = start();
         std::thread::scope(|scope| {
             for actions in [first, second, third] {
-                let pool = &pool;
-                scope.spawn(move || actions.into_iter().for_each(|action| perform(pool, action)));
+                let partitions = &partitions;
+                scope.spawn(move || actions.into_iter().for_each(|action| perform(partitions, action)));
             }
             std::thread::sleep(Duration::from_micros(after_us));
-            pool.machine.qemu_dies(Duration::from_micros(slowly_us));
+            partitions.machine.qemu_dies(Duration::from_micros(slowly_us));
         });
         // The keeper may have been at work.
-        let at_rest = pool.record.wait(Instant::now() + Duration::from_secs(60), |known| {
+        let at_rest = partitions.record.wait(Instant::now() + Duration::from_secs(60), |known| {
             known.partitions.iter().all(|partition| !partition.driven).then_some(())
         });
-        let states: Vec<_> = pool.record.read().partitions.iter().map(|partition| partition.state.clone()).collect();
+        let states: Vec<_> = partitions.record.read().partitions.iter().map(|partition| partition.state.clone()).collect();
         prop_assert!(at_rest.is_some(), "somebody is still at work: {states:?}");
         prop_assert!(states.iter().all(|state| *state == State::Absent), "{states:?}");
         let killed = Error::Ended("killed".to_string());
-        prop_assert_eq!(pool.plug(None), Err(killed.clone()));
-        prop_assert_eq!(pool.unplug(0).unwrap_err(), killed.clone());
+        prop_assert_eq!(partitions.plug(None), Err(killed.clone()));
+        prop_assert_eq!(partitions.unplug(0).unwrap_err(), killed.clone());
         for instance in (0..PARTITIONS + 2).map(name) {
-            prop_assert_eq!(pool.stop(&instance, Duration::ZERO), Err(killed.clone()));
-            prop_assert!(!matches!(pool.wait(&instance, Instant::now()), Ok(None)), "{instance} is said to run");
+            prop_assert_eq!(partitions.stop(&instance, Duration::ZERO), Err(killed.clone()));
+            prop_assert!(!matches!(partitions.wait(&instance, Instant::now()), Ok(None)), "{instance} is said to run");
         }
-        let truth = pool.machine.truth.lock().unwrap();
+        let truth = partitions.machine.truth.lock().unwrap();
         prop_assert!(truth.wrong.is_empty(), "{:?}", truth.wrong);
         drop(truth);
-        drop(pool);
+        drop(partitions);
         keeper.join().unwrap();
     }
 }

@@ -10,14 +10,14 @@ use vm_protocol::{Answer, ErrorKind, Mode, Operation, Refusal, VERSION};
 use crate::error::Error;
 use crate::guest::AskError;
 use crate::partition::{Partition, State};
-use crate::pool::{Machine, Pool};
+use crate::partitions::{Machine, Partitions};
 use crate::record::{Known, Line, Record};
 
 /// Between two attempts at what does not work.
 const PAUSE: Duration = if cfg!(test) { Duration::from_millis(2) } else { Duration::from_secs(1) };
 
-/// Works until the VM has ended or `pool` is dropped.
-pub(crate) fn keep<M: Machine>(record: &Arc<Record>, pool: &Weak<Pool<M>>) {
+/// Works until the VM has ended or `partitions` is dropped.
+pub(crate) fn keep<M: Machine>(record: &Arc<Record>, partitions: &Weak<Partitions<M>>) {
     loop {
         let work = |known: &Known| match &known.line {
             Line::Ended(_) => Some(None),
@@ -26,14 +26,14 @@ pub(crate) fn keep<M: Machine>(record: &Arc<Record>, pool: &Weak<Pool<M>>) {
             Line::Down(_) => None,
         };
         let found = record.wait(Instant::now() + PAUSE, work);
-        let Some(pool) = pool.upgrade() else { return };
+        let Some(partitions) = partitions.upgrade() else { return };
         match found {
-            None => pool.look_at_held(),
+            None => partitions.look_at_held(),
             Some(None) => return,
             Some(Some(work)) => {
-                if let Err(error) = pool.keep_one(work) {
+                if let Err(error) = partitions.keep_one(work) {
                     warn!("{error}");
-                    drop(pool);
+                    drop(partitions);
                     std::thread::sleep(PAUSE);
                 }
             }
@@ -59,7 +59,7 @@ fn abandoned(known: &Known) -> Option<Vec<(u32, State)>> {
     (!all.is_empty()).then_some(all)
 }
 
-impl<M: Machine> Pool<M> {
+impl<M: Machine> Partitions<M> {
     /// Does what there is to do.
     pub(crate) fn keep_one(&self, work: Work) -> Result<(), Error> {
         match work {

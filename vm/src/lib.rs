@@ -18,8 +18,8 @@ mod hypervisor;
 pub mod image;
 mod keeper;
 pub mod partition;
+mod partitions;
 mod plug;
-mod pool;
 mod qemu;
 mod record;
 pub mod report;
@@ -30,7 +30,7 @@ mod vm;
 
 pub use error::Error;
 pub use partition::State;
-pub use pool::Place;
+pub use partitions::MemorySource;
 pub use settings::Settings;
 pub use vm::Vm;
 pub use vm_protocol as protocol;

@@ -10,7 +10,7 @@ use vm_protocol::{Agent, Answer, ErrorKind, Event, ExitReason, Operation, Refusa
 use crate::device::Device;
 use crate::error::Error;
 use crate::guest::AskError;
-use crate::pool::Machine;
+use crate::partitions::Machine;
 use crate::record::Record;
 
 /// The size of each partition.

@@ -8,10 +8,10 @@ use vm_protocol::{ErrorKind, Mode, Operation, Refusal};
 use crate::device::Device;
 use crate::error::Error;
 use crate::partition::{Event, State};
-use crate::pool::{Machine, Pool, elapsed_ns};
+use crate::partitions::{Machine, Partitions, elapsed_ns};
 use crate::report::{Plugged, Unplugged};
 
-impl<M: Machine> Pool<M> {
+impl<M: Machine> Partitions<M> {
     /// Gives a partition memory: the one of that number, or the first absent one.
     pub(crate) fn plug(&self, number: Option<u32>) -> Result<Plugged, Error> {
         let guard = self.begin(|known| {

@@ -8,13 +8,13 @@ use vm_protocol::{Answer, ErrorKind, ExitReason, Mode, Operation, Spawn};
 use crate::error::Error;
 use crate::guest::AskError;
 use crate::partition::{Event, State};
-use crate::pool::{Machine, Place, Pool, elapsed_ns};
+use crate::partitions::{Machine, MemorySource, Partitions, elapsed_ns};
 use crate::record::Known;
 use crate::report::Spawned;
 
-impl<M: Machine> Pool<M> {
+impl<M: Machine> Partitions<M> {
     /// Starts an instance.
-    pub(crate) fn spawn(&self, place: Place, mut spawn: Spawn) -> Result<Spawned, Error> {
+    pub(crate) fn spawn(&self, memory: MemorySource, mut spawn: Spawn) -> Result<Spawned, Error> {
         check_instance_name(&spawn.instance)?;
         if !spawn.more.is_empty() && self.layout.mode == Mode::Hotmem {
             let line =
@@ -31,20 +31,20 @@ impl<M: Machine> Pool<M> {
             Ok(())
         };
         let mut guards = Vec::new();
-        match place {
-            Place::Outside => self.record.write(|known| {
+        match memory {
+            MemorySource::Boot => self.record.write(|known| {
                 claim(known)?;
                 known.outside.insert(name.clone());
                 Ok(())
             })?,
-            place => guards.push(self.begin(|known| {
+            memory => guards.push(self.begin(|known| {
                 claim(known)?;
                 let ready = known
                     .partitions
                     .iter()
                     .find(|partition| partition.state == State::Ready && !partition.driven);
-                let number = match place {
-                    Place::Partition(number) => number,
+                let number = match memory {
+                    MemorySource::Partition(number) => number,
                     _ => ready.ok_or(Error::NoneReady)?.number,
                 };
                 known.partition(number)?;

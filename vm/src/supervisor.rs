@@ -19,7 +19,7 @@ use tracing::info;
 
 use crate::control::{Command, Reply, folder, socket};
 use crate::error::Error;
-use crate::pool::Place;
+use crate::partitions::MemorySource;
 use crate::settings::Settings;
 use crate::vm::Vm;
 
@@ -166,12 +166,12 @@ fn carry_out(vm: &Vm, command: Command) -> Result<Value, Error> {
         Command::Plug { partition } => json!(vm.plug(partition)?),
         Command::Unplug { partition } => json!(vm.unplug(partition)?),
         Command::Spawn { outside, spawn } => {
-            let place = match spawn.partition {
-                _ if outside => Place::Outside,
-                Some(number) => Place::Partition(number),
-                None => Place::Any,
+            let memory = match spawn.partition {
+                _ if outside => MemorySource::Boot,
+                Some(number) => MemorySource::Partition(number),
+                None => MemorySource::FirstReady,
             };
-            json!(vm.spawn(place, spawn)?)
+            json!(vm.spawn(memory, spawn)?)
         }
         Command::Stop { instance, grace_ms } => json!(vm.stop(&instance, Duration::from_millis(grace_ms))?),
         Command::Wait { instance, timeout_ms } => {

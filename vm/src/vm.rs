@@ -17,7 +17,7 @@ use crate::guest::{AskError, Guest};
 use crate::host_memory::{HostMemory, resident_bytes};
 use crate::hypervisor::{Hypervisor, News};
 use crate::keeper;
-use crate::pool::{Machine, Place, Pool};
+use crate::partitions::{Machine, MemorySource, Partitions};
 use crate::qemu;
 use crate::record::{Line, Record};
 use crate::report::{GuestStatus, Memory, Plugged, Spawned, Status, Unplugged};
@@ -67,7 +67,7 @@ pub struct Vm {
     name: String,
     accelerator: Accelerator,
     boot: Duration,
-    pool: Arc<Pool<Running>>,
+    partitions: Arc<Partitions<Running>>,
     relay: Mutex<Option<UnixStream>>,
     console: Arc<Mutex<Vec<u8>>>,
     /// The image in the cache, if it is there.
@@ -117,7 +117,7 @@ impl Vm {
         let hypervisor = Box::new(hypervisor.map_err(|error| why_it_ended(&record).unwrap_or(error))?);
         let machine = Running { hypervisor, guest };
         let limit = settings.limit_bytes();
-        let pool = Arc::new(Pool::new(
+        let partitions = Arc::new(Partitions::new(
             machine,
             Arc::clone(&record),
             settings.layout.clone(),
@@ -128,7 +128,7 @@ impl Vm {
             name: settings.name.clone(),
             accelerator,
             boot: Duration::ZERO,
-            pool: Arc::clone(&pool),
+            partitions: Arc::clone(&partitions),
             relay: Mutex::new(Some(relay)),
             console,
             _image: None,
@@ -138,7 +138,7 @@ impl Vm {
             started + settings.patience + Duration::from_secs(settings.layout.partitions().into()),
         )?;
         vm.boot = started.elapsed();
-        let kept = Arc::downgrade(&pool);
+        let kept = Arc::downgrade(&partitions);
         std::thread::Builder::new()
             .name("vm-keeper".to_string())
             .spawn(move || keeper::keep(&record, &kept))
@@ -148,13 +148,13 @@ impl Vm {
     }
 
     fn wait_for_agent(&self, deadline: Instant) -> Result<(), Error> {
-        let met = self.pool.record.wait(deadline, |known| match &known.line {
+        let met = self.partitions.record.wait(deadline, |known| match &known.line {
             Line::New | Line::Up(_) => Some(Ok(())),
             Line::Ended(why) => Some(Err(Error::Ended(why.clone()))),
             _ => None,
         });
         match met {
-            Some(met) => met.and_then(|()| self.pool.greet()),
+            Some(met) => met.and_then(|()| self.partitions.greet()),
             None => {
                 let console = self.console();
                 let last = console.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("nothing");
@@ -173,7 +173,7 @@ impl Vm {
             Mode::Plain => Device::All,
             Mode::Nodes | Mode::Hotmem => Device::Shared,
         };
-        self.pool.plug_device(device, None, bytes, Instant::now() + settings.patience).map(drop)
+        self.partitions.plug_device(device, None, bytes, Instant::now() + settings.patience).map(drop)
     }
 
     /// Gives a partition memory: the one of that number, or the first absent one.
@@ -181,15 +181,15 @@ impl Vm {
     /// # Errors
     /// It is plugged already, the guest is down, or there is not enough memory. What came is given back.
     pub fn plug(&self, partition: Option<u32>) -> Result<Plugged, Error> {
-        self.pool.plug(partition)
+        self.partitions.plug(partition)
     }
 
     /// Starts an instance in a partition, all its threads and children included (HotMem §4, "Handling forks").
     ///
     /// # Errors
     /// The partition is not ready, or the program cannot be started.
-    pub fn spawn(&self, place: Place, spawn: Spawn) -> Result<Spawned, Error> {
-        self.pool.spawn(place, spawn)
+    pub fn spawn(&self, memory: MemorySource, spawn: Spawn) -> Result<Spawned, Error> {
+        self.partitions.spawn(memory, spawn)
     }
 
     /// Ends an instance: SIGTERM, and SIGKILL after `grace`. Its partition is ready for the next one, or to be unplugged.
@@ -197,7 +197,7 @@ impl Vm {
     /// # Errors
     /// No such instance, or the guest does not do it in time. Then the keeper goes on.
     pub fn stop(&self, instance: &str, grace: Duration) -> Result<ExitReason, Error> {
-        self.pool.stop(instance, grace)
+        self.partitions.stop(instance, grace)
     }
 
     /// Stops all that runs in an instance, or lets it go on.
@@ -214,7 +214,7 @@ impl Vm {
     /// # Errors
     /// It is used, absent, or the guest does not give it back in time. Then it is whole again, or the keeper goes on.
     pub fn unplug(&self, partition: u32) -> Result<Unplugged, Error> {
-        self.pool.unplug(partition)
+        self.partitions.unplug(partition)
     }
 
     /// Waits until an instance has ended; `None` at the deadline.
@@ -222,7 +222,7 @@ impl Vm {
     /// # Errors
     /// No such instance was started.
     pub fn wait(&self, instance: &str, deadline: Instant) -> Result<Option<ExitReason>, Error> {
-        self.pool.wait(instance, deadline)
+        self.partitions.wait(instance, deadline)
     }
 
     /// What an instance wrote, from a byte on.
@@ -245,14 +245,14 @@ impl Vm {
     pub fn input(&self, instance: &str, text: &str, close: bool) -> Result<(), Error> {
         let op = Operation::Input { instance: instance.to_string(), text: text.to_string(), close };
         // Not twice: the text would come twice.
-        match self.pool.machine.ask(op, self.pool.patience) {
+        match self.partitions.machine.ask(op, self.partitions.patience) {
             Ok(_) => Ok(()),
             Err(AskError::Refused(refusal)) => Err(Error::Refused(refusal)),
             Err(AskError::Unsendable(why)) => Err(Error::Failed(why)),
             Err(AskError::Lost) => Err(Error::AgentLost("write to an instance".to_string())),
             Err(AskError::TimedOut) => Err(Error::TimedOut {
                 what: format!("writing to {instance}"),
-                after: self.pool.patience,
+                after: self.partitions.patience,
                 consequence: "",
             }),
         }
@@ -289,12 +289,12 @@ impl Vm {
 
     /// The state of everything, without asking the guest.
     pub fn status(&self) -> Status {
-        let known = self.pool.record.read();
+        let known = self.partitions.record.read();
         Status {
             name: self.name.clone(),
             qemu_pid: self.qemu_pid(),
             accelerator: self.accelerator.to_string(),
-            layout: self.pool.layout.clone(),
+            layout: self.partitions.layout.clone(),
             guest: known.guest_status(),
             boot_ns: self.boot.as_nanos() as u64,
             host_resident_bytes: resident_bytes(self.qemu_pid()),
@@ -305,12 +305,12 @@ impl Vm {
 
     /// What was fixed when it was made.
     pub fn layout(&self) -> &Layout {
-        &self.pool.layout
+        &self.partitions.layout
     }
 
     /// QEMU's process, for those who measure it.
     pub fn qemu_pid(&self) -> u32 {
-        self.pool.machine.hypervisor.pid()
+        self.partitions.machine.hypervisor.pid()
     }
 
     /// From QEMU's start to the agent's first answer.
@@ -325,7 +325,7 @@ impl Vm {
 
     /// Waits until QEMU has ended; says how, or `None` at the deadline.
     pub fn wait_for_end(&self, deadline: Instant) -> Option<String> {
-        self.pool.record.wait(deadline, |known| match &known.line {
+        self.partitions.record.wait(deadline, |known| match &known.line {
             Line::Ended(why) => Some(why.clone()),
             _ => None,
         })
@@ -333,9 +333,9 @@ impl Vm {
 
     /// Stops all instances and powers the VM off: politely, then not.
     pub fn shut_down(&self) {
-        let guest = self.pool.record.read().guest_status();
+        let guest = self.partitions.record.read().guest_status();
         if let GuestStatus::Up { .. } = guest {
-            let _ = self.pool.machine.ask(Operation::Shutdown, POWER_OFF);
+            let _ = self.partitions.machine.ask(Operation::Shutdown, POWER_OFF);
             self.wait_for_end(Instant::now() + POWER_OFF);
         }
         self.kill();
@@ -344,12 +344,12 @@ impl Vm {
 
     /// Kills QEMU. [`Vm::wait_for_end`] says when it has ended.
     pub fn kill(&self) {
-        self.pool.machine.hypervisor.kill();
+        self.partitions.machine.hypervisor.kill();
     }
 
     fn ask(&self, op: Operation, what: &str) -> Result<Answer, Error> {
-        self.pool.record.read().require_guest()?;
-        self.pool.ask_until(op, Instant::now() + self.pool.patience, what)
+        self.partitions.record.read().require_guest()?;
+        self.partitions.ask_until(op, Instant::now() + self.partitions.patience, what)
     }
 }
 

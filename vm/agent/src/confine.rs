@@ -22,14 +22,14 @@ use crate::users;
 pub struct Share {
     /// Its first partition, which tells its users from those of others.
     pub partition: u32,
-    pub place: Place,
+    pub source: OwnedSource,
     /// The most that its writable layer takes.
     pub layer_bytes: u64,
 }
 
 /// Where an instance's memory comes from; see [`Source`].
 #[derive(Debug)]
-pub enum Place {
+pub enum OwnedSource {
     Anywhere,
     Nodes(Vec<u32>),
     Hotmem(OwnedFd, u32),
@@ -107,10 +107,10 @@ pub fn start(
     fchown(output, Some(identity.outside()), Some(identity.outside()))?;
     let (reports, report) = io::pipe()?;
     let procs = group.procs()?;
-    let source = match &share.place {
-        Place::Anywhere => Source::Anywhere,
-        Place::Nodes(nodes) => Source::Nodes(nodes.clone()),
-        Place::Hotmem(device, node) => Source::Hotmem { device: device.as_raw_fd(), node: *node },
+    let source = match &share.source {
+        OwnedSource::Anywhere => Source::Anywhere,
+        OwnedSource::Nodes(nodes) => Source::Nodes(nodes.clone()),
+        OwnedSource::Hotmem(device, node) => Source::Hotmem { device: device.as_raw_fd(), node: *node },
     };
     let mut env = order.env.clone();
     for (name, value) in [("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"), ("HOME", "/root")] {

@@ -15,7 +15,7 @@ use crate::confine::{self, Confined, Reports, Share};
 use crate::link::Link;
 use crate::output::Output;
 use crate::refusal::{failed, refusal};
-use crate::relay::{Ends, Listener, Relay};
+use crate::relay::{Ends, Listener, Streams};
 
 /// The kernel frees a killed process's memory meanwhile.
 pub const KILL_PATIENCE: Duration = Duration::from_secs(60);
@@ -139,7 +139,7 @@ struct Lines {
 }
 
 impl Lines {
-    fn new(instance: &str, ends: Ends, relay: Option<&Arc<Relay>>) -> std::io::Result<Lines> {
+    fn new(instance: &str, ends: Ends, relay: Option<&Arc<Streams>>) -> std::io::Result<Lines> {
         if ends.listener.is_none() && ends.tunnel.is_none() {
             return Ok(Lines::default());
         }
@@ -152,7 +152,7 @@ impl Lines {
 }
 
 /// Starts an instance.
-pub fn start(order: &Spawn, allowance: Allowance, relay: Option<&Arc<Relay>>) -> Result<Begun, Refusal> {
+pub fn start(order: &Spawn, allowance: Allowance, relay: Option<&Arc<Streams>>) -> Result<Begun, Refusal> {
     let [program, ..] = &order.argv[..] else {
         return Err(refusal(
             ErrorKind::CannotStart,
@@ -210,7 +210,7 @@ fn start_confined(
     group: &Group,
     share: &Share,
     output: PipeWriter,
-    relay: Option<&Arc<Relay>>,
+    relay: Option<&Arc<Streams>>,
 ) -> std::io::Result<Started> {
     let same = output.try_clone()?;
     let errors = output.try_clone()?;

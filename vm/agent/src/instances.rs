@@ -15,7 +15,7 @@ use crate::memory;
 use crate::output::Output;
 use crate::port::Outbox;
 use crate::refusal::{failed, no_such, refusal};
-use crate::relay::Relay;
+use crate::relay::Streams;
 
 /// How many ended instances' output is kept.
 const KEPT_OUTPUTS: usize = 64;
@@ -28,7 +28,7 @@ pub struct Instances {
     /// One more has been started, or could not be.
     settled: Condvar,
     outbox: Outbox,
-    relay: Option<Arc<Relay>>,
+    relay: Option<Arc<Streams>>,
     pub holds: Arc<Holds>,
 }
 
@@ -41,7 +41,7 @@ struct State {
 }
 
 impl Instances {
-    pub fn new(outbox: Outbox, relay: Option<Arc<Relay>>) -> Arc<Instances> {
+    pub fn new(outbox: Outbox, relay: Option<Arc<Streams>>) -> Arc<Instances> {
         let holds = Holds::new(outbox.clone());
         Arc::new(Instances { state: Mutex::default(), settled: Condvar::new(), outbox, relay, holds })
     }

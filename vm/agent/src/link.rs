@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use vm_protocol::relay::Kind;
 use vm_sandbox::network::PACKET_BYTES;
 
-use crate::relay::{Relay, STACK_BYTES, Stream};
+use crate::relay::{STACK_BYTES, Stream, Streams};
 
 /// Carries packets until it is dropped.
 pub struct Link {
@@ -23,7 +23,7 @@ pub struct Link {
 
 impl Link {
     /// Begins to carry what an instance sends and gets by this tunnel.
-    pub fn new(relay: &Arc<Relay>, instance: &str, device: File) -> Result<Link> {
+    pub fn new(relay: &Arc<Streams>, instance: &str, device: File) -> Result<Link> {
         let (ended, ends) = std::io::pipe()?;
         let (relay, device) = (Arc::clone(relay), Arc::new(device));
         let number = relay.open_stream(Kind::Link, instance, Stream::Packets(Arc::clone(&device)))?;
@@ -41,7 +41,7 @@ impl Link {
 }
 
 /// What the instance sends, to the host.
-fn carry(relay: &Relay, number: u32, device: &File, ended: &std::io::PipeReader) {
+fn carry(relay: &Streams, number: u32, device: &File, ended: &std::io::PipeReader) {
     let mut packet = [0; PACKET_BYTES];
     loop {
         let mut events =

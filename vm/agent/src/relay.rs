@@ -38,8 +38,8 @@ pub enum Stream {
     Packets(Arc<File>),
 }
 
-/// The line to the host.
-pub struct Relay {
+/// Those of all instances, over one line to the host.
+pub struct Streams {
     writer: Mutex<File>,
     streams: Mutex<HashMap<u32, Stream>>,
     next: AtomicU32,
@@ -55,16 +55,16 @@ impl Drop for Listener {
     }
 }
 
-impl Relay {
+impl Streams {
     /// Opens the line, if the host has made one.
-    pub fn open() -> Option<Arc<Relay>> {
+    pub fn open() -> Option<Arc<Streams>> {
         let device = File::from(port::find_named(PORT)?);
         rustix::fs::fcntl_setfl(&device, rustix::fs::OFlags::empty()).ok()?;
         let reader = device.try_clone().ok()?;
         // An agent that comes after another must not use its numbers: the host may still know them.
         let mut seed = [0; 4];
         let _ = rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty());
-        let relay = Arc::new(Relay {
+        let relay = Arc::new(Streams {
             writer: Mutex::new(device),
             streams: Mutex::default(),
             next: AtomicU32::new(u32::from_le_bytes(seed)),

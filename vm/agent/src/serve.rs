@@ -15,14 +15,14 @@ use vm_protocol::{
 
 use crate::boot::hoard_no_pages;
 use crate::cgroup;
-use crate::confine::{Place, Share};
+use crate::confine::{OwnedSource, Share};
 use crate::instance::Allowance;
 use crate::instances::Instances;
 use crate::memory::{self, bind_to_node};
 use crate::partition::{Partitions, has_node, preload};
 use crate::port::{Incoming, Outbox, Port};
 use crate::refusal::refusal;
-use crate::relay::Relay;
+use crate::relay::Streams;
 
 /// Requests under way at one time; a host that sends more is told so.
 const MOST_REQUESTS: usize = 512;
@@ -48,7 +48,7 @@ pub fn serve() -> ! {
     let server = Arc::new(Server {
         agent: describe(),
         layout: Mutex::default(),
-        instances: Instances::new(outbox.clone(), Relay::open()),
+        instances: Instances::new(outbox.clone(), Streams::open()),
         partitions: Partitions::default(),
         outbox,
         under_way: AtomicUsize::new(0),
@@ -251,20 +251,20 @@ impl Server {
         let limits = order.confinement.as_ref().map(|confinement| confinement.limits);
         let at_most = |limit: Option<u64>| limit.map_or(bytes, |limit| bytes.min(limit));
         let nodes: Vec<_> = partitions.iter().map(|partition| layout.node_of(*partition)).collect();
-        let place = match layout.mode {
-            Mode::Nodes => Place::Nodes(nodes.clone()),
-            Mode::Hotmem if more.is_empty() => Place::Hotmem(hotmem_device()?, nodes[0]),
+        let source = match layout.mode {
+            Mode::Nodes => OwnedSource::Nodes(nodes.clone()),
+            Mode::Hotmem if more.is_empty() => OwnedSource::Hotmem(hotmem_device()?, nodes[0]),
             Mode::Hotmem => {
                 let message = "mode hotmem: the kernel gives an instance one partition".to_string();
                 return Err(refusal(ErrorKind::CannotStart, message));
             }
-            Mode::Plain | Mode::Static => Place::Anywhere,
+            Mode::Plain | Mode::Static => OwnedSource::Anywhere,
         };
         let apart = has_node(layout.mode);
         Ok(Allowance {
             share: Some(Share {
                 partition: *partition,
-                place,
+                source,
                 layer_bytes: at_most(limits.map(|limits| limits.file_bytes)),
             }),
             memory: Some((at_most(limits.map(|limits| limits.memory_bytes)), apart)),

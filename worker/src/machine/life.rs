@@ -11,7 +11,7 @@ use tokio::net::unix::pipe;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use vm::protocol::{Confinement, ExitReason, Limits, Network, Spawn};
-use vm::{Error, Place};
+use vm::{Error, MemorySource};
 
 use super::partition::{ask, lock, plug, unplug};
 use super::relay::{Link, Listener};
@@ -109,9 +109,9 @@ async fn start_in(
     let listener = running.relay.listen(name);
     let address = link.as_ref().map(Link::address);
     let spawned = match spawn_order(machine, order, name, address) {
-        Ok(order) => {
-            ask(running, move |vm| vm.spawn(Place::Partition(partition), order)).await.map_err(Into::into)
-        }
+        Ok(order) => ask(running, move |vm| vm.spawn(MemorySource::Partition(partition), order))
+            .await
+            .map_err(Into::into),
         Err(error) => Err(error),
     };
     match spawned {

@@ -31,17 +31,17 @@ pub(crate) trait Machine: Send + Sync {
 
 /// Where an instance gets its memory from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum MemorySource {
     /// This partition.
     Partition(u32),
     /// The first partition that is ready.
-    Any,
+    FirstReady,
     /// Boot memory: for tools.
-    Outside,
+    Boot,
 }
 
 /// The partitions of one VM.
-pub(crate) struct Pool<M> {
+pub(crate) struct Partitions<M> {
     pub(crate) machine: M,
     pub(crate) record: Arc<Record>,
     pub(crate) layout: Layout,
@@ -78,16 +78,16 @@ impl PartitionGuard<'_> {
     }
 }
 
-impl<M: Machine> Pool<M> {
+impl<M: Machine> Partitions<M> {
     pub(crate) fn new(
         machine: M,
         record: Arc<Record>,
         layout: Layout,
         limit_bytes: u64,
         patience: Duration,
-    ) -> Pool<M> {
+    ) -> Partitions<M> {
         let plain = Mutex::new(vec![false; layout.partition_bytes.len()]);
-        Pool { machine, record, layout, patience, limit_bytes, plain }
+        Partitions { machine, record, layout, patience, limit_bytes, plain }
     }
 
     /// Asks the agent; when it dies, asks its successor. Only for requests that can be made twice.
