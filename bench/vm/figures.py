@@ -1,4 +1,4 @@
-"""Draws the results as SVG beside the paper's figures 5, 6, 7 and 10, and writes the tables of docs/vm.md."""
+"""Draws the results as SVG beside the paper's figures 5, 6, 7 and 10."""
 
 import re
 import sys
@@ -8,7 +8,6 @@ from matplotlib import pyplot
 
 from bench.drawing import draw_all, save
 from bench.outcome import RESULTS
-from bench.vm import page
 
 COLOURS = {"static": "#8c8c8c", "plain": "#c98b2e", "nodes": "#4c78a8", "hotmem": "#c0392b"}
 
@@ -87,7 +86,6 @@ def draw(results: dict) -> list[Path | None]:
         draw_latency(results, RESULTS / "vm-latency.svg"),
         draw_steps(results, RESULTS / "vm-steps.svg"),
         draw_interference(results, RESULTS / "vm-interference.svg"),
-        page.write(results),
     ]
 
 

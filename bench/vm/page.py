@@ -1,10 +1,10 @@
 """The tables of docs/vm.md, from the results: each stands there between two comments that name it."""
 
+import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 
-from bench.outcome import ROOT
+from bench.outcome import RESULTS, ROOT
 
 PAGE = ROOT / "docs" / "vm.md"
 MODES = ("plain", "nodes", "hotmem")
@@ -181,7 +181,7 @@ TABLES = {"by size": by_size, "by use": by_use, "the rest": the_rest, "functions
 def fill(text: str, results: dict) -> str:
     """The page with its tables as the results have them."""
     for name, make in TABLES.items():
-        begin, end = f"<!-- bench/vm/figures: {name} -->\n", "<!-- end -->\n"
+        begin, end = f"<!-- bench/figures of vm.json: {name} -->\n", "<!-- end -->\n"
         before, found, rest = text.partition(begin)
         _, ended, after = rest.partition(end)
         if not found or not ended:
@@ -190,6 +190,10 @@ def fill(text: str, results: dict) -> str:
     return text
 
 
-def write(results: dict) -> Path:
-    PAGE.write_text(fill(PAGE.read_text(), results))
-    return PAGE
+def measured() -> dict:
+    """Both files of results: functions take hours, and so have one of their own."""
+    whole, of_functions = (
+        json.loads((RESULTS / name).read_text()) for name in ("vm.json", "vm-functions.json")
+    )
+    experiments = ("functions.", "colocated.")
+    return whole | {key: value for key, value in of_functions.items() if key.startswith(experiments)}

@@ -144,10 +144,8 @@ impl Streams {
                         continue;
                     }
                 };
-                if open.fetch_add(1, Ordering::Relaxed) < CONNECTIONS {
-                    relay.carry(&instance, connection, Arc::clone(&open));
-                } else {
-                    open.fetch_sub(1, Ordering::Relaxed);
+                if let Some(one) = One::more_than(&open) {
+                    relay.carry(&instance, connection, one);
                 }
             }
         })?;
@@ -155,7 +153,7 @@ impl Streams {
     }
 
     /// Carries one connection; whatever fails ends it.
-    fn carry(self: &Arc<Self>, instance: &str, connection: TcpStream, open: Arc<AtomicUsize>) {
+    fn carry(self: &Arc<Self>, instance: &str, connection: TcpStream, one: One) {
         let (sender, receiver) = sync_channel(WAITING_FRAMES);
         let _ = connection.set_nodelay(true);
         let Ok(to_instance) = connection.try_clone() else { return };
@@ -165,11 +163,11 @@ impl Streams {
         let started = giving.and_then(|_| {
             Builder::new().stack_size(STACK_BYTES).spawn(move || {
                 relay.take(number, connection);
-                open.fetch_sub(1, Ordering::Relaxed);
+                drop(one);
             })
         });
         if started.is_err() {
-            self.forget(number);
+            self.close_stream(number);
         }
     }
 
@@ -183,6 +181,23 @@ impl Streams {
         }
         self.close_stream(number);
         let _ = connection.shutdown(Shutdown::Both);
+    }
+}
+
+/// One of an instance's connections, until it is dropped.
+struct One(Arc<AtomicUsize>);
+
+impl One {
+    /// Of those that are open, unless they are [`CONNECTIONS`].
+    fn more_than(open: &Arc<AtomicUsize>) -> Option<One> {
+        let one = One(Arc::clone(open));
+        (open.fetch_add(1, Ordering::Relaxed) < CONNECTIONS).then_some(one)
+    }
+}
+
+impl Drop for One {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
