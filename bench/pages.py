@@ -80,7 +80,7 @@ def main() -> int:
         marks += len(MARK.findall(text))
         try:
             right = filled(text)
-        except BenchError as error:
+        except (BenchError, OSError) as error:
             print(f"figures: {path.relative_to(ROOT)}: {error}", file=sys.stderr)
             return 1
         if path == vm.PAGE:

@@ -8,6 +8,7 @@ from matplotlib import pyplot
 
 from bench.drawing import draw_all, save
 from bench.outcome import RESULTS
+from bench.vm.page import measured
 
 COLOURS = {"static": "#8c8c8c", "plain": "#c98b2e", "nodes": "#4c78a8", "hotmem": "#c0392b"}
 
@@ -81,11 +82,29 @@ def draw_interference(results: dict, path: Path) -> Path | None:
     return save(figure, path)
 
 
+def draw_colocated(results: dict, path: Path) -> Path | None:
+    """Figure 10 with functions."""
+    times = series(results, r"colocated\.(\w+)\.over_time\.(\d+)\.at_s")
+    means = series(results, r"colocated\.(\w+)\.over_time\.(\d+)\.mean_ms")
+    figure, axes = pyplot.subplots(figsize=(7, 3))
+    for name, points in means.items():
+        xs, ys = [at for _, at in times[name]], [ms for _, ms in points]
+        axes.plot(xs, ys, "o-", color=COLOURS[name], label=name, linewidth=1.4, markersize=3)
+    axes.axvline(0, color="#bbbbbb", linewidth=0.8)
+    axes.set_ylim(0)
+    axes.set_xlabel("seconds since the first of another function's instances ends")
+    axes.set_ylabel("mean request latency, ms")
+    axes.set_title("A function's requests while another's instances end (Fig. 10)", loc="left")
+    axes.legend(frameon=False, ncols=4)
+    return save(figure, path)
+
+
 def draw(results: dict) -> list[Path | None]:
     return [
         draw_latency(results, RESULTS / "vm-latency.svg"),
         draw_steps(results, RESULTS / "vm-steps.svg"),
         draw_interference(results, RESULTS / "vm-interference.svg"),
+        draw_colocated(measured(), RESULTS / "vm-colocated.svg"),
     ]
 
 

@@ -24,7 +24,7 @@ PARTS = {
     "rates": "requests a second of a function that does nothing, beside gunicorn",
     "rests": "what resting and merging cost functions that are called now and then",
     "paging": "instances of Node.js that go to the host's swap while they have no work",
-    "vm": "instances in a VM: how fast memory comes back, P99, interference (HotMem Fig. 8, 9, 10)",
+    "vm": "instances in a VM: how fast memory comes back, P99 (HotMem Fig. 8, 9)",
     "together": "all layers at once: the memory of instances in a VM whose kernel merges, and does not",
 }
 TOGETHER = {"unmerged": False, "merged": True}
@@ -162,8 +162,6 @@ class Run:
             for function in functions:
                 count, rounds = (2, 2) if self.options.quick else (INSTANCES[function], 6)
                 self.measure(f"vm.{mode}.{function}", machines.reclaim, mode, function, count, rounds)
-            count, rounds = (2, 1) if self.options.quick else (4, 4)
-            self.measure(f"vm.{mode}.interference", machines.interference, mode, count, rounds)
 
     def together(self) -> None:
         for function in self.options.functions:
@@ -261,14 +259,6 @@ def print_tables(flat: dict) -> None:
             if any(value is not None for value in values):
                 rows.append([f"{function} {mode}", *(figure(value, 0) for value in values)])
     print_titled("Instances in a VM: their memory comes back, their requests (HotMem Fig. 8, 9)", rows)
-    rows = [["", "requests", "meanwhile", "ms otherwise", "ms meanwhile", "ratio"]]
-    keys = ("requests", "requests_meanwhile", "otherwise_ms", "meanwhile_ms")
-    for mode in MODES:
-        values = [flat.get(f"vm.{mode}.interference.{key}") for key in keys]
-        if any(value is not None for value in values):
-            ratio = figure(flat.get(f"vm.{mode}.interference.ratio"), 2)
-            rows.append([mode, *(figure(value, 0) for value in values), ratio])
-    print_titled("Requests while other instances end and their memory is unplugged (HotMem Fig. 10)", rows)
     rows = [["", "instances", "MiB each", "merged once", "stands for", "the VM on the host"]]
     keys = ("each_mib", "merged_mib", "stands_for_mib", "vm_resident_mib")
     for function in MODELS:

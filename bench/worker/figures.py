@@ -75,29 +75,5 @@ def reclaim(results: dict) -> Path | None:
     return save(figure, RESULTS / "worker-reclaim.svg")
 
 
-def interference(results: dict) -> Path | None:
-    """Lines: mean latency per second of one function while another's instances end (HotMem Fig. 10)."""
-    figure, axes = pyplot.subplots(figsize=(7, 3))
-    for mode in MODES:
-        prefix = f"vm.{mode}.interference.over_time."
-        points = sorted(
-            (at, results[name.removesuffix("at_s") + "mean_ms"])
-            for name, at in results.items()
-            if name.startswith(prefix) and name.endswith(".at_s")
-        )
-        if points:
-            xs, ys = zip(*points, strict=True)
-            axes.plot(xs, ys, "o-", ms=3, linewidth=1.4, label=mode, color=MODE_COLOURS[mode])
-    if not axes.lines:
-        return None
-    axes.axvline(0, color="#bbbbbb", linewidth=0.8)
-    axes.set_ylim(0)
-    axes.set_xlabel("seconds since the first instance is ended")
-    axes.set_ylabel("mean request latency, ms")
-    axes.set_title("A function's requests while others' instances end (Fig. 10)", loc="left")
-    axes.legend(frameon=False)
-    return save(figure, RESULTS / "worker-interference.svg")
-
-
 if __name__ == "__main__":
-    sys.exit(draw_all("worker", lambda results: [memory(results), reclaim(results), interference(results)]))
+    sys.exit(draw_all("worker", lambda results: [memory(results), reclaim(results)]))

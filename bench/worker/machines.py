@@ -3,6 +3,7 @@
 
 import contextlib
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -80,16 +81,23 @@ def reclaim(mode: str, function: str, count: int, rounds: int) -> dict[str, floa
 
 def interference(mode: str, count: int, rounds: int) -> dict[str, float]:
     """One function is called all the time, one request after the other, while the instances of another end
-    and their memory is unplugged, some times over (HotMem Fig. 10). `static` shows what their end costs."""
-    times, spans, ends = [], [], []
+    and their memory is unplugged, some times over (HotMem Fig. 10). `static` shows what their end costs.
+
+    The other's cold starts are left out: what counts is from when its burst has been answered."""
+    times: list[tuple[float, float]] = []
+    spans: list[Span] = []
+    quiet: list[Span] = []
     with machine(mode, count + 1) as worker:
         worker.invoke("bfs", 0)
-        for number in range(rounds):
-            burst(worker, "page", count)
-            found, gone = call_until_gone(worker, "page", seed=1000 * number)
-            times += found
-            spans += gone
-            ends.append(min((start for start, _ in gone), default=float("inf")))
+        with called_all_the_time(worker, "bfs", times):
+            for _ in range(rounds):
+                seen = worker.read("/events")["next"]
+                burst(worker, "page", count)
+                answered = worker.now_ms()
+                spans += ends_of(worker, "page", seen)
+                time.sleep(AFTER_S)
+                quiet.append((answered, worker.now_ms()))
+    times = [one for one in times if any(start <= one[0] <= end - one[1] for start, end in quiet)]
     sorted_out: dict[bool, list[float]] = {True: [], False: []}
     for at, took in times:
         sorted_out[any(at <= end and at + took >= start for start, end in spans)].append(took)
@@ -103,9 +111,10 @@ def interference(mode: str, count: int, rounds: int) -> dict[str, float]:
         numbers["otherwise_ms"] = mean(others)
     if meanwhile and others:
         numbers |= {"meanwhile_ms": mean(meanwhile), "ratio": mean(meanwhile) / mean(others)}
+    firsts = [min(start for start, _ in spans if start > answered) for answered, _ in quiet]
     for second in range(-BEFORE_S, AFTER_S):
         within = [
-            took for at, took in times for end in ends if second <= (at + took - end) / 1000 < second + 1
+            took for at, took in times for end in firsts if second <= (at + took - end) / 1000 < second + 1
         ]
         if within:
             numbers[f"over_time.{second + BEFORE_S}.at_s"] = second
@@ -113,24 +122,37 @@ def interference(mode: str, count: int, rounds: int) -> dict[str, float]:
     return numbers
 
 
-def call_until_gone(worker: Worker, leaving: str, seed: int) -> tuple[list[Span], list[Span]]:
-    """Requests to `bfs` (when, and how long), and from when to when each instance of `leaving` was ended and
-    unplugged, in the worker's milliseconds."""
-    seen = worker.read("/events")["next"]
-    # The worker's clock, once: asking each time would be another request.
-    offset = worker.read("/history?after=999999999999")["now_ms"] - 1000 * time.monotonic()
-    times, gone_at, deadline = [], None, time.monotonic() + 120
-    while gone_at is None or time.monotonic() < gone_at + AFTER_S:
-        at = 1000 * time.monotonic() + offset
-        times.append((at, worker.invoke("bfs", seed + len(times))))
-        if gone_at is None and not worker.instances(leaving):
-            gone_at = time.monotonic()
+@contextlib.contextmanager
+def called_all_the_time(worker: Worker, function: str, times: list[tuple[float, float]]) -> Iterator[None]:
+    """When each request was sent, by the worker's clock, and how long it took."""
+    over = threading.Event()
+
+    def call() -> None:
+        while not over.is_set():
+            at = worker.now_ms()
+            times.append((at, worker.invoke(function, len(times))))
+
+    with ThreadPoolExecutor(1) as pool:
+        calling = pool.submit(call)
+        try:
+            yield
+        finally:
+            over.set()
+            calling.result()
+
+
+def ends_of(worker: Worker, function: str, after: int) -> list[Span]:
+    """From when to when each of its instances was ended and unplugged, by the worker's clock."""
+    deadline = time.monotonic() + 120
+    while worker.instances(function):
         if time.monotonic() > deadline:
-            break
-    events = worker.read(f"/events?after={seen}")["events"]
+            raise BenchError(f"instances of {function} do not end")
+        time.sleep(0.2)
+    time.sleep(2)  # for the last one's unplug
+    events = worker.read(f"/events?after={after}")["events"]
     stops = {event["instance"]: event["at_ms"] for event in events if event["kind"] == "stop"}
     unplugs = {event["instance"]: event["at_ms"] for event in events if event["kind"] == "unplug"}
-    return times, [(stops[one], unplugs[one]) for one in stops if one in unplugs]
+    return [(stops[one], unplugs[one]) for one in stops if one in unplugs]
 
 
 def together(function: str, merging: bool, count: int) -> dict[str, float]:

@@ -29,6 +29,7 @@ class Worker:
         self.process, self.address, self.log = process, address, log
         self.host, port = address.rsplit(":", 1)
         self.port = int(port)
+        self.ahead_ms: float | None = None
 
     def ask(self, method: str, path: str, body: str = "", timeout_s: float = 180):
         connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
@@ -53,6 +54,12 @@ class Worker:
 
     def read(self, path: str):
         return json.loads(self.ask("GET", path))
+
+    def now_ms(self) -> float:
+        """The worker's clock, which events have; asked once, for each request takes time of the worker's."""
+        if self.ahead_ms is None:
+            self.ahead_ms = self.read("/history?after=999999999999")["now_ms"] - 1000 * time.monotonic()
+        return 1000 * time.monotonic() + self.ahead_ms
 
     def instances(self, function: str) -> list[dict]:
         return [one for one in self.read("/instances")["instances"] if one["function"] == function]
