@@ -1,8 +1,8 @@
 //! The connections of a server, so that those who only hold one open cannot keep others out.
 //!
 //! A connection *waits* until a request has arrived whole, and again once that is answered; in between it *works*. Beyond
-//! [`WAITING`] of those that wait, the one that has for longest is closed: a client that holds hundreds half-open loses
-//! those, and everybody else is served.
+//! [`WAITING`] of those that wait, or of as many as this process can have open, the one that has for longest is closed: a client
+//! that holds hundreds half-open loses those, and everybody else is served.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,6 +28,14 @@ struct Known {
     next: u64,
     /// In the order in which they began to wait.
     waiting: BTreeMap<u64, Arc<Notify>>,
+}
+
+impl Known {
+    fn close_longest(&mut self) {
+        if let Some((_, closed)) = self.waiting.pop_first() {
+            closed.notify_one();
+        }
+    }
 }
 
 /// One connection, until it is dropped.
@@ -65,6 +73,11 @@ impl Connections {
         }
     }
 
+    /// One more could not be accepted: the one goes that has waited for longest.
+    pub fn give_way(&self) {
+        lock(&self.known).close_longest();
+    }
+
     /// Takes one, which waits for its first request.
     pub fn add(self: &Arc<Self>) -> Connection {
         lock(&self.known).count += 1;
@@ -83,10 +96,8 @@ impl Connection {
         known.next += 1;
         known.waiting.insert(turn, self.closed.clone());
         *lock(&self.turn) = Some(turn);
-        if known.waiting.len() > WAITING
-            && let Some((_, closed)) = known.waiting.pop_first()
-        {
-            closed.notify_one();
+        if known.waiting.len() > WAITING {
+            known.close_longest();
         }
     }
 
@@ -135,6 +146,8 @@ mod tests {
         assert_eq!(closed, [false, true, false]);
         first[0].waits();
         assert!(is_closed(&many[0]) && !is_closed(&many[1]) && !is_closed(&one_more));
+        all.give_way();
+        assert!(is_closed(&many[1]) && !is_closed(&many[2]));
         drop((first, many, one_more));
         let known = lock(&all.known);
         assert_eq!((known.count, known.waiting.len()), (0, 0));

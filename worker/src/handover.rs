@@ -4,8 +4,8 @@
 //!   the one that runs                            the new one: the same arguments, the program as it is on the disk now
 //!   starts it; it has the listening socket ────► reads the template, installs packages
 //!                                          ◄──── Prepared
-//!   takes no more connections (the kernel keeps
-//!   them), lets changes end, closes the state
+//!   lets changes end, takes no more connections
+//!   (the kernel keeps them), closes the state
 //!   State ─────────────────────────────────────► opens the state, takes connections
 //!                                          ◄──── Serving
 //!   passes on what its connections still bring,

@@ -13,15 +13,17 @@ use hyper::body::{Body, Frame, Incoming};
 use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper::{Request, Response, StatusCode, Version};
+use hyper::{HeaderMap, Request, Response, StatusCode, Version};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 /// An answer: all of it in memory, or piece by piece as it comes.
 pub type Answer = Response<Either<Full<Bytes>, Pieces>>;
 
 /// A body that comes piece by piece. An error breaks the connection off, so that nobody takes what came for the whole.
+#[derive(Debug)]
 pub struct Pieces(mpsc::Receiver<io::Result<Bytes>>);
 
 impl Body for Pieces {
@@ -42,10 +44,21 @@ const HEADERS: Duration = Duration::from_secs(30);
 const BODY: Duration = Duration::from_secs(60);
 /// Something of it must arrive within this time.
 const STALL: Duration = Duration::from_secs(10);
+/// A client must take something of an answer within this time.
+pub const UNTAKEN: Duration = Duration::from_secs(30);
 /// All headers of one request together.
 const HEADER_BYTES: usize = 64 * 1024;
 const HEADER_COUNT: usize = 100;
 const KIB: usize = 1024;
+
+/// Has the kernel close a connection whose other side has taken nothing of what waits for it for so long, or is gone without a word:
+/// its answer would wait for ever, and keep a place and its memory.
+///
+/// # Errors
+/// It is closed already.
+pub fn close_untaken(stream: &TcpStream, after: Duration) -> io::Result<()> {
+    Ok(rustix::net::sockopt::set_tcp_user_timeout(stream, after.as_millis() as u32)?)
+}
 
 /// Serves one connection until it is closed. The caller may drop the future at any time, which closes it.
 pub async fn serve<S, F, A>(stream: S, handler: F)
@@ -87,11 +100,16 @@ fn broken_rule(request: &Request<Incoming>) -> Option<Answer> {
     if hosts > 1 || (hosts == 0 && request.version() == Version::HTTP_11) {
         return refused(400, "a request must have one Host header\n");
     }
-    let bytes: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
-    if bytes > HEADER_BYTES {
+    if !are_bounded(headers) {
         return refused(431, "all headers together may have 65536 bytes\n");
     }
     None
+}
+
+/// Whether these headers are no longer than those of a request may be.
+pub fn are_bounded(headers: &HeaderMap) -> bool {
+    let bytes = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4);
+    bytes.sum::<usize>() <= HEADER_BYTES
 }
 
 /// Why a body could not be read.
@@ -204,6 +222,32 @@ pub fn empty(status: u16) -> Answer {
 }
 
 /// The text of a header, if there is one.
-pub fn header<'a>(headers: &'a hyper::HeaderMap, name: &str) -> Option<&'a str> {
+pub fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn who_takes_nothing_of_an_answer_loses_the_connection() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let silent = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (mut stream, _) = listener.accept().await.unwrap();
+        close_untaken(&stream, Duration::from_secs(1)).unwrap();
+        let endless = async {
+            loop {
+                if let Err(error) = stream.write_all(&[0; 1 << 16]).await {
+                    return error;
+                }
+            }
+        };
+        let error = tokio::time::timeout(Duration::from_secs(60), endless).await.expect("it is closed");
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        drop(silent);
+    }
 }

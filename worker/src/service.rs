@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpSocket;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -75,6 +76,7 @@ pub struct Service {
 /// # Errors
 /// What hinders it from starting: the template, the packages, the address, the cgroups.
 pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
+    open_many_files();
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start threads")?;
     let _in_runtime = runtime.enter();
@@ -193,6 +195,12 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
     })
 }
 
+/// As many files at once as this process may have: what a shell allows is used up by a thousand clients that say nothing.
+fn open_many_files() {
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
 /// To be called within a runtime.
 fn listen(address: SocketAddr) -> Result<TcpListener> {
     let bound = || {
@@ -278,9 +286,9 @@ impl Changing {
         };
         let successor = tokio::task::spawn_blocking(prepare).await??;
         let process = successor.id();
-        self.worker.accepting.send_replace(Accepting::NotNow);
-        // Whoever changes what is kept has done so then, and the next one waits.
+        // Whoever changes what is kept has done so then, and the next one waits. That may take long, and others are served meanwhile.
         let mut handed_over = self.worker.handed_over.write().await;
+        self.worker.accepting.send_replace(Accepting::NotNow);
         match self.give_state(successor).await {
             Ok(successor) => {
                 *handed_over = Some(HandedOver::new(successor));
@@ -356,4 +364,18 @@ fn parts(worker: &Worker, functions: &[&Ready]) -> Vec<Part> {
     parts.dedup_by(|one, other| one.source == other.source);
     let named = |(number, part): (usize, Part)| Part { name: number.to_string(), ..part };
     parts.into_iter().enumerate().map(named).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_files_may_be_open_that_the_host_allows() {
+        let limit = getrlimit(Resource::Nofile);
+        let fewer = limit.maximum.map_or(Some(1024), |most| Some(most - 1));
+        setrlimit(Resource::Nofile, Rlimit { current: fewer, ..limit }).unwrap();
+        open_many_files();
+        assert_eq!(getrlimit(Resource::Nofile).current, limit.maximum);
+    }
 }

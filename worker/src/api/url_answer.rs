@@ -57,13 +57,15 @@ pub fn describe_answer(answer: &mut Answer, fields: &Map<String, Value>) -> Opti
         let name = HeaderName::try_from(name.as_str()).ok()?;
         // How the answer is framed is not the function's to say.
         if !matches!(name.as_str(), "content-length" | "transfer-encoding" | "connection") {
-            answer.headers_mut().insert(name, HeaderValue::try_from(text).ok()?);
+            // It panics where it is given more than it holds.
+            answer.headers_mut().try_insert(name, HeaderValue::try_from(text).ok()?).ok()?;
         }
     }
     for cookie in fields.get("cookies").and_then(Value::as_array).into_iter().flatten() {
-        answer.headers_mut().append(SET_COOKIE, HeaderValue::try_from(cookie.as_str()?).ok()?);
+        answer.headers_mut().try_append(SET_COOKIE, HeaderValue::try_from(cookie.as_str()?).ok()?).ok()?;
     }
-    Some(())
+    // So there is room for the worker's own, too.
+    http::are_bounded(answer.headers()).then_some(())
 }
 
 #[cfg(test)]
@@ -107,5 +109,21 @@ mod tests {
         ] {
             assert!(answered(payload).is_none(), "{payload}");
         }
+    }
+
+    #[test]
+    fn more_headers_than_a_map_holds_are_refused() {
+        let with = |count: usize| {
+            let headers: Map<String, Value> =
+                (0..count).map(|number| (format!("h{number}"), "".into())).collect();
+            answered(&json!({ "statusCode": 200, "headers": headers }).to_string())
+        };
+        assert!(with(1000).is_some());
+        // As many as it holds, and the worker's own would be too many.
+        for count in [24_574, 30_000] {
+            assert!(with(count).is_none(), "{count}");
+        }
+        let cookies = vec!["a=1".repeat(100); 300];
+        assert!(answered(&json!({ "statusCode": 200, "cookies": cookies }).to_string()).is_none());
     }
 }
