@@ -116,6 +116,16 @@ impl EventConfig {
     }
 }
 
+/// A minute after the first failure, two after the second.
+pub fn after_failure(failures: u32, retries: u32) -> Option<Duration> {
+    (failures <= retries).then(|| Duration::from_secs(60 * u64::from(failures)))
+}
+
+/// One second at first, then twice as long each time, up to five minutes.
+pub fn after_throttle(times: u32) -> Duration {
+    Duration::from_secs((1 << (times - 1).min(9)).min(300))
+}
+
 /// What a destination is told, as JSON. What would be longer than an event may be goes without what the function was called with and what it
 /// answered: functions that tell one another would double it each time.
 pub fn told(
@@ -162,6 +172,16 @@ fn record(invocation: &Invocation, condition: Condition, attempts: u32, response
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pauses_are_lambdas() {
+        let seconds: Vec<_> =
+            (1..=3).map(|failures| after_failure(failures, 2).map(|p| p.as_secs())).collect();
+        assert_eq!(seconds, [Some(60), Some(120), None]);
+        assert_eq!(after_failure(1, 0), None);
+        let seconds: Vec<_> = [1, 2, 3, 9, 10, 40].map(|times| after_throttle(times).as_secs()).to_vec();
+        assert_eq!(seconds, [1, 2, 4, 256, 300, 300]);
+    }
 
     fn parsed(text: &str) -> Result<(), String> {
         let config: EventConfig = serde_json::from_str(text).map_err(|error| error.to_string())?;

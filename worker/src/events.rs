@@ -9,7 +9,7 @@ use anyhow::Result;
 use tokio::sync::Notify;
 
 use crate::error::ApiError;
-use crate::event_config::{self, Condition};
+use crate::event_config::{self, Condition, after_failure, after_throttle};
 use crate::event_store::{EventStore, Kept};
 use crate::handover::{Accepting, Predecessor, Told};
 use crate::invocation::{Invocation, Outcome};
@@ -181,10 +181,15 @@ impl Events {
             failures: 0,
             hops: 0,
         };
-        let failed = |error| ApiError::service(format!("the event cannot be kept: {error:#}"));
-        self.write(&event, |store, event| store.keep(event)).await.map_err(failed)?;
-        tokio::spawn(self.clone().run(event, place));
-        Ok(())
+        // All of it, whether or not the caller stays for the answer: one that is kept and not run would come after the next start.
+        let events = self.clone();
+        let accepting = tokio::spawn(async move {
+            events.write(&event, |store, event| store.keep(event)).await?;
+            tokio::spawn(events.run(event, place));
+            Ok(())
+        });
+        let accepted: Result<()> = accepting.await.unwrap_or_else(|error| Err(error.into()));
+        accepted.map_err(|error| ApiError::service(format!("the event cannot be kept: {error:#}")))
     }
 
     fn place(&self, bytes: usize) -> Place {
@@ -366,27 +371,29 @@ fn invocation(event: &Kept) -> Invocation {
     }
 }
 
-/// A minute after the first failure, two after the second.
-fn after_failure(failures: u32, retries: u32) -> Option<Duration> {
-    (failures <= retries).then(|| Duration::from_secs(60 * u64::from(failures)))
-}
-
-/// One second at first, then twice as long each time, up to five minutes.
-fn after_throttle(times: u32) -> Duration {
-    Duration::from_secs((1 << (times - 1).min(9)).min(300))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::Options;
 
     #[test]
-    fn pauses_are_lambdas() {
-        let seconds: Vec<_> =
-            (1..=3).map(|failures| after_failure(failures, 2).map(|p| p.as_secs())).collect();
-        assert_eq!(seconds, [Some(60), Some(120), None]);
-        assert_eq!(after_failure(1, 0), None);
-        let seconds: Vec<_> = [1, 2, 3, 9, 10, 40].map(|times| after_throttle(times).as_secs()).to_vec();
-        assert_eq!(seconds, [1, 2, 4, 256, 300, 300]);
+    fn what_is_kept_is_run_even_if_its_caller_has_gone() {
+        // One thread waits for the disk, so that what was written is there when it does the next thing.
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).enable_all().build();
+        runtime.unwrap().block_on(async {
+            let folder = tempfile::tempdir().unwrap();
+            let worker = Worker::new(Options::of_tests(folder.path())).unwrap();
+            let (events, _) = Events::new(worker, &BTreeSet::new()).unwrap();
+            let target = name::parse("nobody").unwrap();
+            let invocation = Invocation::new(name::arn("nobody"), "1".into(), None, None);
+            let mut accepted = Box::pin(events.accept(&target, invocation));
+            let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+            assert!(accepted.as_mut().poll(&mut context).is_pending());
+            drop(accepted);
+            events.none_left().await;
+            tokio::task::spawn_blocking(|| ()).await.unwrap();
+            assert_eq!(events.store.as_ref().unwrap().all().unwrap(), []);
+        });
     }
 }

@@ -53,6 +53,9 @@ impl Stream {
     }
 }
 
+/// Of a caller's `X-Amzn-Trace-Id`; a longer one names no trace, and would be kept with each event that waits.
+const TRACE_BYTES: usize = 1024;
+
 impl Invocation {
     /// An invocation with a new id.
     pub fn new(
@@ -62,7 +65,7 @@ impl Invocation {
         trace_id: Option<&str>,
     ) -> Invocation {
         let id = uuid::Uuid::new_v4();
-        let trace_id = match trace_id {
+        let trace_id = match trace_id.filter(|given| given.len() <= TRACE_BYTES) {
             Some(given) => given.to_string(),
             None => {
                 let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -177,5 +180,7 @@ mod tests {
         let id = Invocation::new(String::new(), Bytes::new(), None, None).trace_id;
         assert_eq!(id.len(), "Root=1-01234567-0123456789abcdef01234567;Sampled=0".len(), "{id}");
         assert_eq!(Invocation::new(String::new(), Bytes::new(), None, Some("Root=y")).trace_id, "Root=y");
+        let long = "x".repeat(TRACE_BYTES + 1);
+        assert_ne!(Invocation::new(String::new(), Bytes::new(), None, Some(&long)).trace_id, long);
     }
 }

@@ -9,6 +9,8 @@ use std::time::SystemTime;
 const BYTES: usize = 1 << 20;
 /// Counted for each line beside its text.
 const LINE_BYTES: usize = 64;
+/// Letters of a filter pattern, as CloudWatch has it: every line is compared with every term.
+const PATTERN: usize = 1024;
 /// Groups at once; then the one goes that was silent for longest.
 const GROUPS: usize = 1000;
 
@@ -111,6 +113,9 @@ impl Pattern {
     /// # Errors
     /// A pattern for JSON, columns or regular expressions.
     pub fn parse(text: &str) -> Result<Pattern, String> {
+        if text.chars().count() > PATTERN {
+            return Err(format!("filterPattern: at most {PATTERN} letters are allowed"));
+        }
         let mut pattern = Pattern::default();
         let mut rest = text.trim();
         if rest.starts_with(['{', '[', '%']) {
@@ -184,7 +189,9 @@ mod tests {
         ] {
             assert_eq!(Pattern::parse(pattern).unwrap().matches(text), wanted, "{pattern}");
         }
-        for refused in ["{ $.a = 1 }", "[a, b]", "%a%", "\"open"] {
+        assert!(Pattern::parse(&"a ".repeat(PATTERN / 2)).is_ok());
+        let long = "a ".repeat(PATTERN);
+        for refused in [&*long, "{ $.a = 1 }", "[a, b]", "%a%", "\"open"] {
             assert!(Pattern::parse(refused).unwrap_err().contains("filterPattern"));
         }
     }

@@ -59,3 +59,32 @@ pub enum Advise {
     /// Only what the function's code has named (UPM §IV-C).
     Named,
 }
+
+#[cfg(test)]
+impl Options {
+    /// Of a worker whose files all lie in this folder, its state too.
+    pub(crate) fn of_tests(folder: &std::path::Path) -> Options {
+        let second = std::time::Duration::from_secs(1);
+        Options {
+            address: ([127, 0, 0, 1], 0).into(),
+            capacity: Capacity {
+                concurrency: 1,
+                starting: 1,
+                memory_mib: 128,
+                queue: 1,
+                queue_wait: second,
+                keep_alive: second,
+            },
+            credentials: None,
+            layers: Layers::default(),
+            python: Clients::new(folder),
+            program: folder.into(),
+            cache: folder.into(),
+            code_folders: Vec::new(),
+            image_registries: Vec::new(),
+            queues: None,
+            outside: false,
+            state: Some(folder.join("state")),
+        }
+    }
+}

@@ -212,3 +212,22 @@ impl std::fmt::Display for Ending {
         }
     }
 }
+
+/// Makes sandboxes that never start.
+#[cfg(test)]
+pub(crate) struct Never;
+
+#[cfg(test)]
+impl Maker for Never {
+    fn start(self: Arc<Self>, _: Order) -> Later<'static, Result<Arc<dyn Sandbox>>> {
+        Box::pin(std::future::pending())
+    }
+
+    fn memory(&self) -> Overall {
+        Overall::default()
+    }
+
+    fn kind(&self) -> Kind {
+        Kind { sandbox: "none", partitions: "none" }
+    }
+}

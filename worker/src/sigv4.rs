@@ -101,6 +101,10 @@ pub fn claim<'a>(
     if !signed_headers.split(';').any(|name| name == "host") {
         return Err(incomplete("host is not signed"));
     }
+    // Each once: one that is named again and again would be as many times as long in what is hashed.
+    if !signed_headers.split(';').is_sorted_by(|one, next| one < next) {
+        return Err(incomplete("SignedHeaders are not in order"));
+    }
     Ok(Claim { time, scope, signed_headers, signature })
 }
 
@@ -274,6 +278,7 @@ mod tests {
         assert_eq!(with("/aws4_request", ""), Err("IncompleteSignatureException"));
         assert_eq!(with("/service/", "/s3/"), Err("InvalidSignatureException"));
         assert_eq!(with("=host;x", "=x"), Err("IncompleteSignatureException"));
+        assert_eq!(with("=host;x", "=host;host;x"), Err("IncompleteSignatureException"));
         assert_eq!(with("b97d", "zzzz"), Err("InvalidSignatureException"));
         assert_eq!(with("b97d", "b97"), Err("InvalidSignatureException"));
     }

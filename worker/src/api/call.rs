@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use hyper::http::request::Parts;
 use percent_encoding::percent_decode_str;
+use serde::Deserialize;
 
 use crate::error::ApiError;
 use crate::limits;
@@ -38,6 +39,20 @@ pub fn signed<'a>(parts: &'a Parts, body: &'a [u8]) -> Signed<'a> {
     }
 }
 
+/// The .zip that a call carries, as CreateFunction and PublishLayerVersion have it.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Carried {
+    #[serde(alias = "Content")]
+    code: Option<Zip>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Zip {
+    zip_file: Option<String>,
+}
+
 impl Call {
     /// What of it is signed.
     pub fn signed(&self) -> Signed<'_> {
@@ -61,5 +76,44 @@ impl Call {
         parsed.map_err(|error| {
             ApiError::invalid_content(format!("Could not parse request body into json: {error}"))
         })
+    }
+
+    /// The body as JSON, of a call that may carry a .zip. What else it says may be as long as another call is: it takes many times as much
+    /// memory as its text.
+    pub fn json_beside_zip<T: serde::de::DeserializeOwned>(&self) -> Result<T, ApiError> {
+        if self.body.len() > limits::CALL_BYTES {
+            let carried: Carried = self.json()?;
+            let zip = carried.code.and_then(|code| code.zip_file).map_or(0, |zip| zip.len());
+            // Some write each slash of base64 as two letters.
+            if self.body.len() > zip + zip / 32 + limits::CALL_BYTES {
+                let limit = limits::CALL_BYTES;
+                return Err(ApiError::too_large(format!(
+                    "beside a ZipFile at most {limit} bytes are allowed"
+                )));
+            }
+        }
+        self.json()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn only_the_zip_may_be_long() {
+        let long = "A".repeat(2 * limits::CALL_BYTES);
+        let status = |body: Value| {
+            let parts = hyper::Request::new(()).into_parts().0;
+            let call = Call { parts, body: body.to_string().into() };
+            call.json_beside_zip::<Value>().map_or_else(|error| error.status, |_| 200)
+        };
+        assert_eq!(status(json!({ "Code": { "ZipFile": long }, "FunctionName": "f" })), 200);
+        assert_eq!(status(json!({ "Content": { "ZipFile": long } })), 200);
+        assert_eq!(status(json!({ "Code": { "ZipFile": "" }, "FunctionName": long })), 413);
+        assert_eq!(status(json!({ "Code": { "ZipFile": long, "S3Key": long } })), 413);
+        assert_eq!(status(json!({ "Content": {}, "CompatibleRuntimes": vec![0; limits::CALL_BYTES] })), 413);
     }
 }

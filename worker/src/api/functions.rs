@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 
 use super::versions::check_revision;
 use super::{Api, Call};
@@ -16,7 +18,7 @@ use crate::function::{Deployment, Function};
 use crate::http::{self, Answer};
 use crate::layers::Opt;
 use crate::limits;
-use crate::name::Target;
+use crate::name::{self, Target};
 use crate::runtime::Runtime;
 use crate::settings::{Settings, Wanted};
 
@@ -45,12 +47,11 @@ impl WantedCode {
         if self.image_uri.is_some() != is_image {
             return unsupported("ImageUri and PackageType Image belong together");
         }
-        let _place = api.unpacking.acquire().await;
         let worker = api.worker.clone();
         let place = worker.code_folder().to_path_buf();
         match (self.zip_file, self.s3_bucket.as_deref(), self.s3_key, self.image_uri) {
             (Some(zip), None, None, None) => {
-                blocking(move || {
+                blocking(&api.unpacking, move || {
                     let zip = BASE64.decode(zip).map_err(|error| {
                         ApiError::invalid_content(format!("ZipFile is not base64: {error}"))
                     })?;
@@ -61,9 +62,9 @@ impl WantedCode {
             (None, Some(FOLDER_BUCKET), Some(folder), None) if Path::new(&folder).is_absolute() => {
                 let allowed = api.worker.options.code_folders.clone();
                 let copied = move || Ok(worker.lasting(Code::copied(Path::new(&folder), &allowed, &place)?));
-                blocking(copied).await
+                blocking(&api.unpacking, copied).await
             }
-            (None, None, None, Some(uri)) => blocking(move || worker.image(&uri)).await,
+            (None, None, None, Some(uri)) => blocking(&api.unpacking, move || worker.image(&uri)).await,
             (None, Some(_), ..) => unsupported(
                 "S3 is not supported here: give a ZipFile, or a folder of this host as S3Bucket 'folder' and its \
                  absolute path as S3Key",
@@ -75,10 +76,18 @@ impl WantedCode {
     }
 }
 
+/// Does something on a thread of its own once there is a place, which it has until it is done: whoever goes away meanwhile makes room
+/// for nobody.
 async fn blocking<T: Send + 'static>(
+    places: &Arc<Semaphore>,
     what: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let done = tokio::task::spawn_blocking(what).await;
+    let place = places.clone().acquire_owned().await.expect("it is never closed");
+    let done = tokio::task::spawn_blocking(move || {
+        let _place = place;
+        what()
+    });
+    let done = done.await;
     done.unwrap_or_else(|_| Err(ApiError::service("the thread that unpacked the code panicked")))
 }
 
@@ -119,7 +128,7 @@ struct Create {
 }
 
 pub async fn create(api: &Api, call: &Call) -> Result<Answer, ApiError> {
-    let create: Create = call.json()?;
+    let create: Create = call.json_beside_zip()?;
     let name = Target::new(&create.function_name, None)?.whole()?;
     let settings = Settings::new(&create.wanted)?;
     if api.worker.function(&name).is_ok() {
@@ -148,7 +157,7 @@ async fn opt(api: &Api, settings: &Settings) -> Result<Opt, ApiError> {
         worker.options.python.provide(&runtime).map_err(|error| ApiError::service(format!("{error:#}")))?;
         worker.opt(&arns, None)
     };
-    blocking(made).await
+    blocking(&api.unpacking, made).await
 }
 
 pub fn get(api: &Api, target: &Target) -> Result<Answer, ApiError> {
@@ -201,7 +210,20 @@ pub fn list(api: &Api, call: &Call) -> Result<Answer, ApiError> {
     Ok(http::json(200, &answer))
 }
 
-pub fn delete(api: &Api, target: &Target) -> Result<Answer, ApiError> {
+/// As on Lambda, what changes is not deleted as if it were a version: all of the function would be gone.
+fn check_deletable(function: &str, qualifier: Option<&str>) -> Result<(), ApiError> {
+    let named = function.rsplit_once(':').map(|(_, last)| last);
+    if [named, qualifier].contains(&Some(name::LATEST)) {
+        let text = "$LATEST version cannot be deleted without deleting the function.";
+        return Err(ApiError::invalid_parameter(text));
+    }
+    Ok(())
+}
+
+pub fn delete(api: &Api, call: &Call, function: &str) -> Result<Answer, ApiError> {
+    let qualifier = call.query("Qualifier");
+    check_deletable(function, qualifier.as_deref())?;
+    let target = Target::new(function, qualifier)?;
     match &target.qualifier {
         None => api.worker.delete(&target.name)?,
         Some(version) => api.worker.delete_version(&target.name, version)?,
@@ -247,7 +269,11 @@ pub async fn update_code(api: &Api, call: &Call, name: &str) -> Result<Answer, A
     if dry_run {
         return Ok(http::json(200, &known.deployment.configuration()));
     }
-    let change = |known: &Deployment| Ok((known.settings.clone(), code, known.opt.clone()));
+    let change = |known: &Deployment| {
+        // Fetching takes time: another may have changed it meanwhile.
+        check_revision(expected.revision_id.as_deref(), &known.revision)?;
+        Ok((known.settings.clone(), code, known.opt.clone()))
+    };
     let mut deployment = api.worker.update(name, change)?;
     if expected.publish {
         deployment = api.worker.publish(name, None, |_| Ok(()))?;
@@ -293,4 +319,80 @@ pub fn account(api: &Api) -> Result<Answer, ApiError> {
         "AccountUsage": { "FunctionCount": functions.len(), "TotalCodeSize": bytes },
     });
     Ok(http::json(200, &answer))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::sync::mpsc::channel;
+
+    use super::*;
+    use crate::events::Events;
+    use crate::http::BodyMemory;
+    use crate::options::Options;
+    use crate::sandbox::Never;
+    use crate::worker::Worker;
+
+    #[tokio::test]
+    async fn code_is_not_replaced_that_another_has_changed_meanwhile() {
+        let folder = tempfile::tempdir().unwrap();
+        let worker = Worker::new(Options::of_tests(folder.path())).unwrap();
+        worker.make_with(Arc::new(Never));
+        let wanted = json!({ "Runtime": "provided.al2023", "Handler": "h" });
+        let settings = Settings::new(&serde_json::from_value(wanted).unwrap()).unwrap();
+        let code = Code::from_folder(worker.folder()).unwrap();
+        let known = worker.create("f", settings, code, Opt::default()).unwrap();
+        let api = Api {
+            worker: worker.clone(),
+            events: Events::new(worker.clone(), &BTreeSet::new()).unwrap().0,
+            bodies: BodyMemory::new(0),
+            uploads: BodyMemory::new(0),
+            unpacking: Arc::new(Semaphore::new(1)),
+            changing: Arc::default(),
+            address: worker.options.address,
+        };
+        let nothing = [&b"PK\x05\x06"[..], &[0; 18]].concat();
+        let body = json!({ "ZipFile": BASE64.encode(nothing), "RevisionId": known.revision }).to_string();
+        let call = Call { parts: hyper::Request::new(()).into_parts().0, body: body.into() };
+        let place = api.unpacking.clone().acquire_owned().await.unwrap();
+        let mut updating = Box::pin(update_code(&api, &call, "f"));
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(updating.as_mut().poll(&mut context).is_pending());
+        let same = |now: &Deployment| Ok((now.settings.clone(), now.code.clone(), now.opt.clone()));
+        worker.update("f", same).unwrap();
+        drop(place);
+        assert_eq!(updating.await.unwrap_err().status, 412);
+    }
+
+    #[test]
+    fn only_versions_are_deleted_apart_from_their_function() {
+        let status = |function, qualifier| check_deletable(function, qualifier).map_err(|error| error.status);
+        assert_eq!(
+            (status("f", None), status("f", Some("1")), status("f:1", None)),
+            (Ok(()), Ok(()), Ok(()))
+        );
+        assert_eq!((status("f", Some("$LATEST")), status("f:$LATEST", None)), (Err(400), Err(400)));
+    }
+
+    #[tokio::test]
+    async fn who_goes_away_makes_room_only_when_its_work_is_done() {
+        let places = Arc::new(Semaphore::new(1));
+        let (begun, begins) = channel();
+        let (end, ends) = channel::<()>();
+        let work = move || {
+            begun.send(()).unwrap();
+            let _ = ends.recv();
+            Ok(())
+        };
+        let caller = {
+            let places = places.clone();
+            tokio::spawn(async move { blocking(&places, work).await })
+        };
+        tokio::task::spawn_blocking(move || begins.recv()).await.unwrap().unwrap();
+        caller.abort();
+        assert!(caller.await.unwrap_err().is_cancelled());
+        assert_eq!(places.available_permits(), 0, "its work goes on");
+        drop(end);
+        assert!(blocking(&places, || Ok(())).await.is_ok());
+    }
 }

@@ -80,10 +80,16 @@ fn payload(call: &Call) -> Result<bytes::Bytes, ApiError> {
     if call.body.is_empty() {
         return Ok(bytes::Bytes::from_static(b"{}"));
     }
-    serde_json::from_slice::<serde::de::IgnoredAny>(&call.body).map_err(|error| {
+    check_json(&call.body).map_err(|error| {
         ApiError::invalid_content(format!("Could not parse request body into json: {error}"))
     })?;
     Ok(call.body.clone())
+}
+
+/// What is skipped is not looked at, so whether it is text at all is looked at first.
+fn check_json(body: &[u8]) -> Result<(), String> {
+    let text = std::str::from_utf8(body).map_err(|error| error.to_string())?;
+    serde_json::from_str::<serde::de::IgnoredAny>(text).map(drop).map_err(|error| error.to_string())
 }
 
 fn client_context(text: Option<&str>) -> Result<Option<String>, ApiError> {
@@ -120,5 +126,18 @@ mod tests {
         assert!(client_context(Some("!")).is_err());
         assert!(client_context(Some(&BASE64.encode("{"))).is_err());
         assert!(client_context(Some(&BASE64.encode("\"".to_string() + &"x".repeat(4000) + "\""))).is_err());
+    }
+
+    #[test]
+    fn what_is_no_json_in_utf_8_is_refused() {
+        let status = |body: &'static [u8]| {
+            let parts = hyper::Request::new(()).into_parts().0;
+            payload(&Call { parts, body: body.into() }).map_err(|error| (error.status, error.name))
+        };
+        let refused = Err((400, "InvalidRequestContentException"));
+        assert_eq!(status(b""), Ok("{}".into()));
+        assert_eq!(status("\"é\"".as_bytes()), Ok("\"é\"".into()));
+        assert_eq!(status(b"{"), refused);
+        assert_eq!(status(b"\"\xff\""), refused);
     }
 }

@@ -42,7 +42,7 @@ pub fn named(text: &str) -> Result<&str, ApiError> {
 
 pub async fn publish(api: &Api, call: &Call, layer: &str) -> Result<Answer, ApiError> {
     let name = named(layer)?;
-    let wanted: Publish = call.json()?;
+    let wanted: Publish = call.json_beside_zip()?;
     if let Some(other) = wanted.compatible_architectures.iter().find(|one| *one != "x86_64") {
         let shown: String = other.chars().take(80).collect();
         return Err(ApiError::invalid_parameter(format!(

@@ -20,6 +20,8 @@ pub const TARGET: &str = "Logs_20140328.";
 pub const SERVICE: &str = "logs";
 /// Events in one answer, at most and if not said.
 const MOST: usize = 10_000;
+/// Names of streams in one question, as CloudWatch has it.
+const MOST_NAMED: usize = 100;
 /// Groups and streams in one answer.
 const MOST_DESCRIBED: usize = 50;
 
@@ -168,6 +170,9 @@ fn streams(api: &Api, wanted: &Wanted) -> Result<Value, ApiError> {
 
 fn filter(api: &Api, wanted: &Wanted) -> Result<Value, ApiError> {
     let pattern = Pattern::parse(&wanted.filter_pattern).map_err(invalid)?;
+    if wanted.log_stream_names.as_ref().is_some_and(|names| names.len() > MOST_NAMED) {
+        return Err(invalid(format!("logStreamNames: at most {MOST_NAMED} are allowed")));
+    }
     let (from, most) = (wanted.token("e/")?.unwrap_or(0), wanted.limit(MOST));
     wanted.group(api, |group| {
         let chosen = group.lines.iter().filter(|line| {

@@ -65,7 +65,7 @@ pub(crate) struct Api {
     pub events: Events,
     bodies: BodyMemory,
     uploads: BodyMemory,
-    unpacking: Semaphore,
+    unpacking: Arc<Semaphore>,
     /// Held while a change is made and kept.
     changing: Arc<tokio::sync::Mutex<()>>,
     address: SocketAddr,
@@ -89,7 +89,7 @@ pub(crate) async fn serve(
         events,
         bodies: BodyMemory::new(BODIES_BYTES),
         uploads: BodyMemory::new(UPLOADS_BYTES),
-        unpacking: Semaphore::new(UNPACKED_AT_ONCE),
+        unpacking: Arc::new(Semaphore::new(UNPACKED_AT_ONCE)),
         changing: Arc::default(),
         address,
     });
@@ -105,6 +105,7 @@ pub(crate) async fn serve(
         match accepted {
             Ok((stream, _)) => {
                 let _ = stream.set_nodelay(true); // answers are short and waited for
+                let _ = http::close_untaken(&stream, http::UNTAKEN);
                 let (api, connection) = (api.clone(), connections.add());
                 tokio::spawn(async move {
                     tokio::select! {
@@ -115,6 +116,7 @@ pub(crate) async fn serve(
             }
             Err(error) => {
                 tracing::warn!("cannot accept a connection: {error}");
+                connections.give_way();
                 tokio::time::sleep(std::time::Duration::from_millis(100)).await;
             }
         }

@@ -42,7 +42,7 @@ impl Api {
                 functions::list(self, call)
             }
             ("GET", ["2015-03-31", "functions", function]) => functions::get(self, &target(function)?),
-            ("DELETE", ["2015-03-31", "functions", function]) => functions::delete(self, &target(function)?),
+            ("DELETE", ["2015-03-31", "functions", function]) => functions::delete(self, call, function),
             ("GET", ["2015-03-31", "functions", function, "configuration"]) => {
                 functions::get_configuration(self, &target(function)?)
             }

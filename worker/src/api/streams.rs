@@ -6,6 +6,7 @@
 //! JSON, which eight zero bytes end.
 
 use std::io;
+use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -19,6 +20,7 @@ use crate::error::ApiError;
 use crate::http::{self, Answer, header};
 use crate::invocation::{Invocation, Outcome, Piece, stream};
 use crate::name::Target;
+use crate::worker::Worker;
 
 /// What a URL's function calls an answer that begins with its status and headers.
 const INTEGRATION: &str = "application/vnd.awslambda.http-integration-response";
@@ -40,12 +42,19 @@ enum Next {
     Done(Outcome),
 }
 
+impl Drop for Coming {
+    /// Its caller has gone away, or has all: what still waits for an instance does so no longer.
+    fn drop(&mut self) {
+        self.outcome.abort();
+    }
+}
+
 impl Coming {
     /// Has the function run. What it streams comes first, and then what came of it.
-    fn begin(api: &Api, target: Target, mut invocation: Invocation) -> Coming {
+    fn begin(worker: &Arc<Worker>, target: Target, mut invocation: Invocation) -> Coming {
         let (stream, pieces) = stream();
         invocation.stream = Some(stream);
-        let worker = api.worker.clone();
+        let worker = worker.clone();
         let outcome = tokio::spawn(async move { worker.invoke(&target, invocation).await });
         Coming { pieces, outcome, done: None }
     }
@@ -132,7 +141,7 @@ pub async fn call(api: &Api, call: &Call, target: &Target) -> Result<Answer, Api
     let version = api.worker.target(target)?.version.clone();
     let invocation = invoke::invocation(call, target)?;
     let id = invocation.id.clone();
-    let mut coming = Coming::begin(api, target.clone(), invocation);
+    let mut coming = Coming::begin(&api.worker, target.clone(), invocation);
     let mut next = coming.next().await?;
     let (messages, answer) = mpsc::channel(1);
     tokio::spawn(async move {
@@ -175,7 +184,7 @@ pub async fn call(api: &Api, call: &Call, target: &Target) -> Result<Answer, Api
 
 /// Answers a request to a function's URL with what the function streams; one that does not stream answers as ever.
 pub async fn url(api: &Api, target: Target, invocation: Invocation) -> Result<Answer, ApiError> {
-    let mut coming = Coming::begin(api, target, invocation);
+    let mut coming = Coming::begin(&api.worker, target, invocation);
     let kind = match coming.next().await? {
         Next::Done(outcome) => return Ok(url_answer::whole(&outcome)),
         Next::Piece(Piece::Kind(kind)) => kind,
@@ -244,6 +253,31 @@ pub async fn url(api: &Api, target: Target, invocation: Invocation) -> Result<An
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::code::Code;
+    use crate::layers::Opt;
+    use crate::options::Options;
+    use crate::sandbox::Never;
+    use crate::settings::Settings;
+
+    #[tokio::test]
+    async fn a_request_that_waits_is_taken_back_when_its_caller_goes_away() {
+        let folder = tempfile::tempdir().unwrap();
+        let worker = Worker::new(Options::of_tests(folder.path())).unwrap();
+        worker.make_with(Arc::new(Never));
+        let wanted = json!({ "Runtime": "provided.al2023", "Handler": "h" });
+        let settings = Settings::new(&serde_json::from_value(wanted).unwrap()).unwrap();
+        worker.create("f", settings, Code::from_folder(folder.path()).unwrap(), Opt::default()).unwrap();
+        let target = crate::name::parse("f").unwrap();
+        let coming = Coming::begin(&worker, target, Invocation::new(String::new(), Bytes::new(), None, None));
+        let until = async |queued| {
+            while worker.counts().queued != queued {
+                tokio::task::yield_now().await;
+            }
+        };
+        until(1).await;
+        drop(coming);
+        tokio::time::timeout(std::time::Duration::from_secs(10), until(0)).await.expect("it is taken back");
+    }
 
     #[test]
     fn messages_are_encoded_as_aws_has_it() {

@@ -16,6 +16,7 @@ use crate::error::ApiError;
 use crate::function::{Function, FunctionUrl};
 use crate::http::{self, Answer, header};
 use crate::invocation::Invocation;
+use crate::limits;
 use crate::name::{self, Target};
 use crate::sigv4;
 use crate::time::lambda_time;
@@ -161,11 +162,21 @@ pub async fn call(api: &Api, call: &Call, segments: &[&str]) -> Result<Answer, A
     let target = Target { name: function.deployment.name.clone(), qualifier: alias };
     let trace = header(&call.parts.headers, "x-amzn-trace-id");
     let mut invocation = Invocation::new(name::arn(&target.to_string()), Bytes::new(), None, trace);
-    invocation.payload = event(call, id, &invocation.id).to_string().into();
+    invocation.payload = payload(call, id, &invocation.id)?;
     if function.url.as_ref().is_some_and(|url| url.streams) {
         return streams::url(api, target, invocation).await;
     }
     Ok(url_answer::whole(&api.worker.invoke(&target, invocation).await?))
+}
+
+/// What the function is called with. In JSON a body can be six times as long as it came.
+fn payload(call: &Call, id: &str, request_id: &str) -> Result<Bytes, ApiError> {
+    let payload = event(call, id, request_id).to_string();
+    if payload.len() > limits::PAYLOAD_BYTES {
+        let limit = limits::PAYLOAD_BYTES;
+        return Err(ApiError::too_large(format!("the event must be smaller than {limit} bytes")));
+    }
+    Ok(payload.into())
 }
 
 fn event(call: &Call, id: &str, request_id: &str) -> Value {
@@ -257,4 +268,22 @@ fn is_text(content_type: &str) -> bool {
 
 fn decoded(text: &str) -> String {
     percent_encoding::percent_decode_str(&text.replace('+', " ")).decode_utf8_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_no_longer_than_lambdas_may_be() {
+        let of = |kind: &str, body: Vec<u8>| {
+            let request = hyper::Request::post("/lambda-url/x/").header("content-type", kind).body(());
+            payload(&Call { parts: request.unwrap().into_parts().0, body: body.into() }, "x", "id")
+        };
+        let part = limits::PAYLOAD_BYTES / 2;
+        assert!(of("text/plain", vec![b'x'; part]).is_ok());
+        assert!(of("image/png", vec![0xff; part]).is_ok());
+        assert_eq!(of("text/plain", vec![0; part]).unwrap_err().status, 413);
+        assert_eq!(of("image/png", vec![0xff; 2 * part]).unwrap_err().status, 413);
+    }
 }
