@@ -9,9 +9,8 @@ use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
-use crate::code::{self, Code};
+use crate::code::{self, Code, Unpacked};
 use crate::error::{ApiError, plain_reason};
 use crate::time::lambda_time;
 use crate::{limits, name};
@@ -154,7 +153,7 @@ pub struct Opt {
     pub layers: Vec<Arc<Layer>>,
     /// The folders that lie over one another.
     pub sources: Vec<PathBuf>,
-    _merged: Option<Arc<TempDir>>,
+    _merged: Option<Arc<Unpacked>>,
 }
 
 impl Opt {
@@ -177,7 +176,8 @@ impl Opt {
                 ApiError::service(format!("cannot lay {} below /opt: {reason}", folder.display()))
             })?;
         }
-        Ok(Opt { folder: Some(merged.path().into()), layers, sources, _merged: Some(Arc::new(merged)) })
+        let merged = Unpacked::new(merged, None);
+        Ok(Opt { folder: Some(merged.folder.clone()), layers, sources, _merged: Some(merged) })
     }
 }
 

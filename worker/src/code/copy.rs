@@ -23,6 +23,9 @@ pub struct Copy {
 impl Copy {
     /// Copies what is in `source`, which is `below` in the whole.
     pub fn folder(&mut self, source: &Dir, below: &Path, target: &Path) -> Result<(), String> {
+        if below.components().count() > limits::FOLDER_DEPTH {
+            return Err("folders lie too deep in one another".into());
+        }
         let failed = |error: io::Error| format!("{}: {}", below.display(), plain_reason(&error));
         if source.dir_metadata().map_err(failed)?.mode() & 0o005 != 0o005 {
             return Err(format!("{}: not all may read this folder (o+rx is needed)", below.display()));
@@ -53,6 +56,8 @@ impl Copy {
         Ok(())
     }
 
+    /// Copying takes pages of a stack, which must not be those of every folder that it lies in.
+    #[inline(never)]
     fn file(&mut self, entry: &cap_std::fs::DirEntry, below: &Path, target: &Path) -> Result<(), String> {
         let failed = |error: io::Error| format!("{}: {}", below.display(), plain_reason(&error));
         // Opening a pipe must not wait for its other end.
@@ -80,5 +85,25 @@ impl Copy {
         self.bytes += length;
         let executable = if metadata.mode() & 0o001 != 0 { 0o755 } else { 0o644 };
         made.set_permissions(fs::Permissions::from_mode(executable)).map_err(failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_too_deep_in_one_another_are_refused() {
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        fs::set_permissions(from.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let source = Dir::open_ambient_dir(from.path(), cap_std::ambient_authority()).unwrap();
+        let copied = |depth: usize| {
+            fs::create_dir_all(from.path().join("d/".repeat(depth))).unwrap();
+            let target = to.path().join(depth.to_string());
+            fs::create_dir(&target).unwrap();
+            Copy::default().folder(&source, Path::new(""), &target)
+        };
+        assert_eq!(copied(limits::FOLDER_DEPTH), Ok(()));
+        assert_eq!(copied(limits::FOLDER_DEPTH + 1), Err("folders lie too deep in one another".into()));
     }
 }

@@ -75,7 +75,7 @@ impl Code {
         }
         let folder = new_folder(place)?;
         opened.unpack(folder.path()).map_err(refused)?;
-        let unpacked = Arc::new(Unpacked { folder: folder.keep(), may_go: may_go.cloned() });
+        let unpacked = Unpacked::new(folder, may_go);
         images.add(opened.digest(), &unpacked);
         Ok(Code::of(opened, Some(unpacked)))
     }

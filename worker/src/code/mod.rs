@@ -4,15 +4,17 @@
 mod copy;
 mod image;
 mod unpack;
+mod unpacked;
 
 pub(crate) use image::Images;
+pub(crate) use unpacked::Unpacked;
 
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -44,38 +46,11 @@ pub struct Code {
     unpacked: Option<Arc<Unpacked>>,
 }
 
-/// A folder that goes when nobody uses it any more; where it outlives the worker, only while that says so.
-#[derive(Debug)]
-pub(crate) struct Unpacked {
-    folder: PathBuf,
-    may_go: Option<Arc<AtomicBool>>,
-}
-
-impl Unpacked {
-    fn new(folder: TempDir) -> Option<Arc<Unpacked>> {
-        Some(Arc::new(Unpacked { folder: folder.keep(), may_go: None }))
-    }
-
-    /// A folder of an earlier worker's.
-    pub fn again(folder: PathBuf, may_go: Arc<AtomicBool>) -> Arc<Unpacked> {
-        Arc::new(Unpacked { folder, may_go: Some(may_go) })
-    }
-}
-
-impl Drop for Unpacked {
-    fn drop(&mut self) {
-        let may_go = self.may_go.as_ref().is_none_or(|may_go| may_go.load(Ordering::Relaxed));
-        if may_go && let Err(error) = fs::remove_dir_all(&self.folder) {
-            tracing::warn!("cannot remove {}: {error}", self.folder.display());
-        }
-    }
-}
-
 impl Code {
     /// Code that has just been unpacked, and that outlives the worker.
     pub(crate) fn outliving(mut self, may_go: &Arc<AtomicBool>) -> Code {
         if let Some(unpacked) = self.unpacked.as_mut().and_then(Arc::get_mut) {
-            unpacked.may_go = Some(may_go.clone());
+            unpacked.goes_if(may_go);
         }
         self
     }
@@ -123,7 +98,7 @@ impl Code {
             sha256: BASE64.encode(made.digest.finalize()),
             size_bytes: made.bytes,
             image: None,
-            unpacked: Unpacked::new(copy),
+            unpacked: Some(Unpacked::new(copy, None)),
         })
     }
 
@@ -140,7 +115,7 @@ impl Code {
         lay_over(&self.folder, copy.path(), put).map_err(|error| {
             ApiError::service(format!("cannot copy {}: {}", self.folder.display(), plain_reason(&error)))
         })?;
-        Ok(Code { folder: copy.path().into(), unpacked: Unpacked::new(copy), ..self.clone() })
+        Ok(Code { folder: copy.path().into(), unpacked: Some(Unpacked::new(copy, None)), ..self.clone() })
     }
 
     /// Unpacks a .zip into a new folder below `place`.
@@ -162,7 +137,7 @@ impl Code {
             sha256: BASE64.encode(Sha256::digest(zip)),
             size_bytes: zip.len() as u64,
             image: None,
-            unpacked: Unpacked::new(folder),
+            unpacked: Some(Unpacked::new(folder, None)),
         })
     }
 }

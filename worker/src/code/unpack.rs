@@ -18,12 +18,16 @@ pub fn unpack(zip: &[u8], folder: &Path) -> Result<(), ApiError> {
     }
     // What the headers claim is not believed: bytes are counted as they come out.
     let mut left = limits::UNZIPPED_BYTES;
+    let mut folders = Folders { root: folder, left: ENTRIES };
     for index in 0..archive.len() {
         let mut entry = archive.by_index(index).map_err(|error| invalid(error.to_string()))?;
         let name = entry.name().map_err(|error| invalid(error.to_string()))?.into_owned();
         let shown: String = name.chars().take(80).collect();
         let wrong = |reason: &str| invalid(format!("{}: {reason}", shown.escape_debug()));
         let name = inside(&name).ok_or_else(|| wrong("the name leads out of the archive"))?;
+        if name.components().count() > limits::FOLDER_DEPTH {
+            return Err(wrong("folders lie too deep in one another"));
+        }
         let mode = entry.unix_mode().unwrap_or(0o644);
         if mode & 0o170_000 != 0 && !matches!(mode & 0o170_000, 0o100_000 | 0o040_000) {
             return Err(wrong("only files and folders are allowed"));
@@ -31,10 +35,10 @@ pub fn unpack(zip: &[u8], folder: &Path) -> Result<(), ApiError> {
         let failed = |error: io::Error| wrong(&plain_reason(&error));
         let path = folder.join(&name);
         if entry.is_dir() {
-            fs::create_dir_all(&path).map_err(failed)?;
+            folders.make(&path).map_err(failed)?;
             continue;
         }
-        fs::create_dir_all(path.parent().unwrap_or(folder)).map_err(failed)?;
+        folders.make(path.parent().unwrap_or(folder)).map_err(failed)?;
         let mut file = fs::OpenOptions::new().write(true).create_new(true).open(&path).map_err(failed)?;
         let written = io::copy(&mut (&mut entry).take(left + 1), &mut file).map_err(failed)?;
         left = left.checked_sub(written).ok_or_else(|| {
@@ -47,10 +51,56 @@ pub fn unpack(zip: &[u8], folder: &Path) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// Makes folders, and no more than are left: the name of one entry can have hundreds, which take room on the disk.
+struct Folders<'a> {
+    root: &'a Path,
+    left: usize,
+}
+
+impl Folders<'_> {
+    /// Makes one, with those that it lies in.
+    fn make(&mut self, path: &Path) -> io::Result<()> {
+        if path.is_dir() {
+            return Ok(());
+        }
+        if let Some(parent) = path.parent().filter(|parent| parent.starts_with(self.root)) {
+            self.make(parent)?;
+        }
+        self.left = self.left.checked_sub(1).ok_or_else(|| io::Error::other("it has too many folders"))?;
+        fs::create_dir(path)?;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755))
+    }
+}
+
 /// A name in a .zip as a path that stays below its folder.
 fn inside(name: &str) -> Option<PathBuf> {
     let plain = !name.is_empty() && name.len() <= 1024 && !name.contains(['\0', '\\']);
     let path = Path::new(name);
     let stays = path.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
     (plain && stays).then(|| path.to_path_buf())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_are_neither_too_many_nor_too_deep() {
+        let outer = tempfile::tempdir().unwrap();
+        let root = outer.path().join("root");
+        fs::create_dir(&root).unwrap();
+        let mut folders = Folders { root: &root, left: 3 };
+        assert!(folders.make(&root).is_ok());
+        assert!(folders.make(&root.join("a/./b")).is_ok());
+        assert!(folders.make(&root.join("a/b")).is_ok(), "they are there already");
+        assert_eq!(folders.make(&root.join("c/d")).unwrap_err().to_string(), "it has too many folders");
+        fs::write(root.join("file"), "").unwrap();
+        assert!(Folders { root: &root, left: 3 }.make(&root.join("file")).is_err());
+
+        let mut writer = zip::ZipWriter::new(Cursor::new(Vec::new()));
+        let deep = "d/".repeat(limits::FOLDER_DEPTH) + "file";
+        writer.start_file(deep, zip::write::SimpleFileOptions::default()).unwrap();
+        let zip = writer.finish().unwrap().into_inner();
+        assert!(unpack(&zip, &root).unwrap_err().message.contains("too deep"));
+    }
 }

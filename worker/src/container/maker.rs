@@ -185,8 +185,10 @@ impl Maker for Containers {
         Box::pin(async move { Ok(Arc::new(self.make(&order).await?) as Arc<dyn Sandbox>) })
     }
 
+    /// A store that ends frees its memory, which takes time, and whoever asks for that holds what everybody waits for.
     fn forget(&self, function: FunctionId) {
-        self.stores.end(function);
+        let stores = self.stores.clone();
+        drop(tokio::task::spawn_blocking(move || stores.end(function)));
     }
 
     fn memory(&self) -> Overall {

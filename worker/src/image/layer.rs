@@ -245,7 +245,7 @@ mod tests {
             Ok(Box::new(io::Cursor::new(archive)))
         };
         let folder = tempfile::tempdir().unwrap();
-        let tree = Tree::new(folder.path()).unwrap();
+        let tree = Tree::new(folder.path(), 10).unwrap();
         let mut left = Left { bytes: 64 << 10, entries: 3 };
         let bounds = left;
         check(&open, None, &content, &tree, &mut left).unwrap();
@@ -271,7 +271,7 @@ mod tests {
         let checked = |file: &[u8], content: &[u8]| {
             let open = || -> Result<Box<dyn Read>> { Ok(Box::new(io::Cursor::new(file.to_vec()))) };
             let folder = tempfile::tempdir().unwrap();
-            let tree = Tree::new(folder.path()).unwrap();
+            let tree = Tree::new(folder.path(), 10).unwrap();
             let content = Digest::of(crate::image::hash(content));
             check(&open, None, &content, &tree, &mut Left { bytes: 64 << 10, entries: 3 })
                 .map_or_else(|error| format!("{error:#}"), |()| String::new())

@@ -132,7 +132,7 @@ fn started(uri: &str, config: Option<&manifest::Config>) -> Result<Image> {
 
 /// Puts an image's layers over one another in an empty folder, with at most so many bytes.
 fn unpack(files: &Files, layers: &[manifest::Layer], folder: &Path, bytes: u64) -> Result<()> {
-    let tree = Tree::new(folder)?;
+    let tree = Tree::new(folder, ENTRIES)?;
     let mut left = layer::Left { bytes, entries: ENTRIES };
     for (number, manifest::Layer { file, digest, content }) in layers.iter().enumerate() {
         let place = || format!("layer {} of {}", number + 1, layers.len());

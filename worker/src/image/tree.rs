@@ -1,6 +1,7 @@
 //! A folder that a hostile archive is unpacked into. Names lead where they would if it were the root of a file system: the kernel
 //! resolves them so (openat2(2), `RESOLVE_IN_ROOT`), and no link of the archive's leads out.
 
+use std::cell::Cell;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
@@ -13,8 +14,8 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-/// Folders in one another, so that whoever walks them needs no more of anything than there is.
-const DEPTH: usize = 200;
+use crate::limits::FOLDER_DEPTH;
+
 /// Somebody moves folders elsewhere, and the kernel cannot tell where `..` leads: again.
 const TRIES: usize = 100;
 
@@ -24,6 +25,8 @@ const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLO
 pub struct Tree {
     root: OwnedFd,
     path: PathBuf,
+    /// Folders that may still be made because something lies in them: one name can have many, and they take room on the disk.
+    unnamed: Cell<usize>,
 }
 
 /// What an archive says of a file's mode and age.
@@ -47,12 +50,13 @@ pub fn inside(name: &Path) -> Option<PathBuf> {
 }
 
 impl Tree {
-    /// An empty folder.
+    /// An empty folder, in which at most so many folders are made that have no entry of their own.
     ///
     /// # Errors
     /// It cannot be opened.
-    pub fn new(path: &Path) -> io::Result<Tree> {
-        Ok(Tree { root: open(path, FOLDER, Mode::empty())?, path: path.canonicalize()? })
+    pub fn new(path: &Path, unnamed: usize) -> io::Result<Tree> {
+        let root = open(path, FOLDER, Mode::empty())?;
+        Ok(Tree { root, path: path.canonicalize()?, unnamed: Cell::new(unnamed) })
     }
 
     fn folder(&self, path: &Path) -> Result<OwnedFd, Errno> {
@@ -73,6 +77,8 @@ impl Tree {
             Err(Errno::NOENT) if !path.as_os_str().is_empty() => {
                 let parent = self.made(path.parent().unwrap_or(Path::new("")))?;
                 self.check_depth(&parent)?;
+                let left = self.unnamed.get().checked_sub(1);
+                self.unnamed.set(left.ok_or_else(|| io::Error::other("it has too many folders"))?);
                 mkdirat(&parent, path.file_name().unwrap_or_default(), Mode::from_raw_mode(0o755))?;
                 Ok(self.folder(path)?)
             }
@@ -84,7 +90,11 @@ impl Tree {
     fn check_depth(&self, folder: &OwnedFd) -> io::Result<()> {
         let path = std::fs::read_link(format!("/proc/self/fd/{}", folder.as_raw_fd()))?;
         let depth = path.strip_prefix(&self.path).map_or(usize::MAX, |below| below.components().count());
-        if depth >= DEPTH { Err(io::Error::other("folders lie too deep in one another")) } else { Ok(()) }
+        if depth >= FOLDER_DEPTH {
+            Err(io::Error::other("folders lie too deep in one another"))
+        } else {
+            Ok(())
+        }
     }
 
     /// The folder that something lies in, and its name there.
@@ -226,5 +236,22 @@ fn remove_at(parent: &OwnedFd, name: &OsStr) -> io::Result<()> {
                 .remove_dir_all(name)
         }
         Some(_) => Ok(unlinkat(parent, name, AtFlags::empty())?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_name_does_not_make_folders_without_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let tree = Tree::new(folder.path(), 5).unwrap();
+        let attributes = Attributes { mode: 0o644, modified_s: 0 };
+        let put = |name: &str| tree.put_file(Path::new(name), attributes, &mut io::empty());
+        assert!(put("a/b/c/file").is_ok());
+        assert!(put("a/b/c/other").is_ok(), "they are there already");
+        assert_eq!(put("d/e/f/file").unwrap_err().to_string(), "it has too many folders");
+        assert!(!folder.path().join("d/e/f").exists());
     }
 }
