@@ -82,6 +82,10 @@ fn set_up_kernel() {
     set("/proc/sys/kernel/numa_balancing", "0");
     set("/proc/sys/vm/compaction_proactiveness", "0");
     set("/proc/sys/kernel/hostname", "mayfly");
+    // By its boot memory the kernel would allow some thousands, which a few instances have with all theirs (`cgroup`): then the
+    // agent has no thread to end them. Each has its own limits, and threads are memory that is charged to it.
+    set("/proc/sys/kernel/threads-max", "4194304");
+    set("/proc/sys/kernel/pid_max", "4194304");
     // Each instance is a user of its own, and all of them are one tenant's: a VM is one domain of trust, so they share
     // pages as if they were one user (UPM §IV-E). Tenants that must not are in VMs of their own.
     set("/sys/kernel/mm/upm/domain", "everyone");

@@ -162,9 +162,9 @@ pub fn start(order: &Spawn, allowance: Allowance, relay: Option<&Arc<Streams>>) 
     check_cpus(order)?;
     let (bytes, apart) = allowance.memory.unzip();
     let weight = order.confinement.as_ref().map(|confinement| confinement.limits.cpu_weight);
+    let (reader, writer) = std::io::pipe().map_err(failed("a pipe"))?;
     let group = Group::create(&order.instance, bytes, apart.unwrap_or(false), order.vcpus_milli, weight)
         .map_err(failed("a control group"))?;
-    let (reader, writer) = std::io::pipe().map_err(failed("a pipe"))?;
     let spawned = match &allowance.share {
         None => confine::start_tool(order, &group, writer)
             .map(|child| (child, None, Vec::new(), Lines::default())),
@@ -187,6 +187,7 @@ pub fn start(order: &Spawn, allowance: Allowance, relay: Option<&Arc<Streams>>) 
     if let Err(error) = reading {
         let _ = group.kill();
         let _ = child.wait();
+        let _ = group.wait_empty(KILL_PATIENCE).and_then(|()| group.remove());
         return Err(failed("a thread")(error));
     }
     let instance = Instance {

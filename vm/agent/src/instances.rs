@@ -7,6 +7,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::Builder;
 use std::time::Duration;
 
+use rustix::process::{Pid, WaitOptions, waitpid};
 use vm_protocol::{ErrorKind, Event, ExitReason, FromAgent, InstanceInfo, Refusal, Spawn};
 
 use crate::held::{Holds, move_file_pages};
@@ -63,10 +64,25 @@ impl Instances {
         self.settled.notify_all();
         let mut begun = outcome?;
         let (pid, extensions) = (begun.instance.pid, std::mem::take(&mut begun.extensions));
-        let all = Arc::clone(self);
+        let (all, instance) = (Arc::clone(self), Arc::clone(&begun.instance));
         let watch = move || all.watch_over(begun, &nodes, files_to);
-        Builder::new().stack_size(STACK_BYTES).spawn(watch).map_err(failed("a thread"))?;
+        if let Err(error) = Builder::new().stack_size(STACK_BYTES).spawn(watch) {
+            self.give_up(&instance);
+            return Err(failed("a thread")(error));
+        }
         Ok((pid, extensions))
+    }
+
+    /// Ends an instance that nobody watches over: else it would run on, and have its partition for ever.
+    fn give_up(&self, instance: &Instance) {
+        let group = &instance.group;
+        let gone = group.kill().and_then(|()| group.wait_empty(KILL_PATIENCE)).and_then(|()| group.remove());
+        if let Err(error) = gone {
+            eprintln!("vm-agent: instance {}: not all of it could be removed: {error}", instance.name);
+        }
+        let _ = Pid::from_raw(instance.pid as i32).map(|pid| waitpid(Some(pid), WaitOptions::empty()));
+        self.state.lock().expect("not poisoned").running.remove(&instance.name);
+        instance.is_gone(ExitReason::AgentLost);
     }
 
     /// Takes an instance's name and, if it has to be alone there, its partition. Until it is started, others wait for it.

@@ -19,7 +19,7 @@ use crate::accelerator::Accelerator;
 use crate::error::Error;
 use crate::settings::Settings;
 
-/// With the supervisor's process id added, QEMU's user: systemd and containers leave these numbers alone.
+/// With its process id added, QEMU's user, which no other has while it runs: systemd and containers leave these numbers alone.
 const FIRST_USER: u32 = 0x7000_0000;
 
 /// The new root is built over this folder, which every host has; nobody else sees it.
@@ -58,10 +58,8 @@ impl Files {
 
 /// What QEMU's process is to be.
 pub(super) struct Confinement {
-    /// Its user.
-    pub user: u32,
-    /// Its only group.
-    pub group: u32,
+    /// Its only group, if not that of its user.
+    pub group: Option<u32>,
     /// What is shown in its root: on the host, and there.
     shown: Vec<(PathBuf, PathBuf)>,
 }
@@ -85,11 +83,10 @@ pub(super) fn plan(
     if let (false, Some(folder)) = (program.starts_with("/usr"), program.parent()) {
         shown.push((folder.into(), folder.into()));
     }
-    let user = FIRST_USER + std::process::id();
-    let mut group = user;
+    let mut group = None;
     if accelerator == Accelerator::Kvm {
         shown.push((KVM.into(), KVM.into()));
-        group = fs::metadata(KVM).map_or(user, |about| about.gid());
+        group = fs::metadata(KVM).ok().map(|about| about.gid());
     }
     let mut place = |path: &Path, name: &str| {
         if !fs::metadata(path).is_ok_and(|about| about.mode() & 0o004 != 0) {
@@ -108,7 +105,20 @@ pub(super) fn plan(
         code: there.code.as_deref().map(|path| place(path, "code")).transpose()?,
     };
     shown.retain(|(source, _)| source.exists());
-    Ok((Some(Confinement { user, group, shown }), files))
+    Ok((Some(Confinement { group, shown }), files))
+}
+
+/// Makes this process a user of its own, with one group. It is called between fork and exec: only system calls are made.
+pub(super) fn become_user(group: Option<u32>) -> io::Result<()> {
+    let user = FIRST_USER + std::process::id();
+    let group = group.unwrap_or(user);
+    // SAFETY: an empty list of groups is passed as a null pointer with length 0; then only numbers.
+    let done = unsafe {
+        libc::setgroups(0, std::ptr::null()) == 0
+            && libc::setresgid(group, group, group) == 0
+            && libc::setresuid(user, user, user) == 0
+    };
+    if done { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 fn effective_capabilities() -> u64 {
@@ -149,5 +159,29 @@ impl Confinement {
         rustix::process::pivot_root(".", ".")?;
         unmount(".", UnmountFlags::DETACH)?;
         std::env::set_current_dir("/")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::CommandExt;
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn each_is_a_user_of_its_own() {
+        if effective_capabilities() & NEEDED != NEEDED {
+            return;
+        }
+        let user = || -> u32 {
+            let mut command = Command::new("id");
+            // SAFETY: only system calls are made between fork and exec.
+            unsafe { command.arg("-u").pre_exec(|| become_user(None)) };
+            let output = command.output().unwrap();
+            String::from_utf8_lossy(&output.stdout).trim().parse().unwrap()
+        };
+        let (one, other) = (user(), user());
+        assert!(one > FIRST_USER && other > FIRST_USER && one != other, "{one} and {other}");
     }
 }

@@ -77,12 +77,16 @@ pub fn start(
     let mut command = Command::new(program);
     command.args(arguments(settings, accelerator, descriptors, &files)).process_group(0);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-    if let Some(confinement) = &confinement {
-        command.uid(confinement.user).gid(confinement.group);
-    }
+    let group = confinement.as_ref().map(|confinement| confinement.group);
     let parent = std::process::id();
     // SAFETY: the closure only makes system calls that are allowed between fork and exec, on plain values.
-    unsafe { command.pre_exec(move || inherit_and_die_with(parent, descriptors)) };
+    unsafe {
+        command.pre_exec(move || {
+            // Before the rest, some of which a change of user would undo.
+            group.map_or(Ok(()), confinement::become_user)?;
+            inherit_and_die_with(parent, descriptors)
+        });
+    }
 
     let console = Arc::new(Mutex::new(Vec::new()));
     let kept = Arc::clone(&console);
@@ -195,7 +199,7 @@ fn spawn_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<Join
     started.map_err(|error| Error::Failed(format!("cannot start a thread: {error}")))
 }
 
-/// In the child, which has its user by then (a change of it would undo the second): keeps the sockets over exec, asks to be
+/// In the child, which has its user by then: keeps the sockets over exec, asks to be
 /// killed with the parent, and gives up ever having more privileges.
 fn inherit_and_die_with(parent: u32, descriptors: [RawFd; 4]) -> std::io::Result<()> {
     for descriptor in descriptors {

@@ -102,11 +102,20 @@ impl Domains {
             machines.made
         };
         let own = self.host.folder.join(format!("vm-{number}"));
+        let booted = self.boot_in(&own, domain, number);
+        if booted.is_err() {
+            // Whoever reads a template anew until it is right would fill the disk.
+            let _ = fs::remove_dir_all(&own);
+        }
+        booted
+    }
+
+    fn boot_in(&self, own: &Path, domain: Domain, number: usize) -> Result<Arc<Machine>> {
         // QEMU is a user of its own, whatever this process's umask is.
         let made =
-            fs::create_dir(&own).and_then(|()| fs::set_permissions(&own, fs::Permissions::from_mode(0o711)));
+            fs::create_dir(own).and_then(|()| fs::set_permissions(own, fs::Permissions::from_mode(0o711)));
         made.with_context(|| format!("cannot make {}", own.display()))?;
-        let disk = Disk::make(&own, domain.parts.clone())?;
+        let disk = Disk::make(own, domain.parts.clone())?;
         let machine = Arc::new(Machine::new(&self.plan, &domain, number, disk, self.host.clone())?);
         machine.boot()?;
         Ok(machine)
@@ -178,5 +187,28 @@ fn together(one: data::Vm, other: data::Vm) -> data::Vm {
         plugged_bytes: one.plugged_bytes + other.plugged_bytes,
         merged_bytes: one.merged_bytes + other.merged_bytes,
         mapped_merged_bytes: one.mapped_merged_bytes + other.mapped_merged_bytes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_stays_of_a_vm_that_does_not_come_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let (kernel, initrd) = (folder.path().join("kernel"), folder.path().join("initrd"));
+        let image = vm::image::Image { kernel, initrd, disk: None, append: String::new(), hotmem: false };
+        let plan = Plan { mode: vm::protocol::Mode::Nodes, partitions: 1, image };
+        let options = Arc::new(Options::of_tests(folder.path()));
+        let history = Arc::new(History::new(std::time::Instant::now()));
+        let own = folder.path().join("own");
+        fs::create_dir(&own).unwrap();
+        let domains = Domains::new(plan, options, &own, history);
+        let source = folder.path().join("missing");
+        let part = Part { source, name: "0".into(), content: String::new(), is_root: false };
+        let domain = Domain { name: None, largest_mib: 128, parts: vec![part] };
+        assert!(domains.provide(vec![domain]).is_err());
+        assert_eq!(fs::read_dir(&own).unwrap().count(), 0);
     }
 }

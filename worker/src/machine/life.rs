@@ -61,9 +61,10 @@ pub async fn start(machine: InUse, order: Order) -> Result<Instance> {
     let deadline = Instant::now() + START_PATIENCE;
     loop {
         let running = machine.running().await?;
+        // Before anything runs that would have to be ended.
+        let (output_in, output) = pipe::pipe().context("no pipe for the instance's output")?;
         match start_in(&machine, &running, &order, &name).await {
             Ok((partition, extensions, listener, link)) => {
-                let (output_in, output) = pipe::pipe().context("no pipe for the instance's output")?;
                 let fetching = tokio::spawn(fetch_output(running.clone(), name.clone(), output_in));
                 let (frozen, wish) = watch::channel(false);
                 tokio::spawn(freeze_as_wished(running.clone(), name.clone(), wish));

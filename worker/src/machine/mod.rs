@@ -205,10 +205,15 @@ impl Machine {
             if self.is_closing() {
                 return;
             }
-            if let Err(error) = self.boot_once() {
-                tracing::error!("{} does not come up again: {error:#}", self.label());
-                self.tell(&format!("does not come up: {error:#}"), None);
-                std::thread::sleep(PAUSE);
+            match self.boot_once() {
+                // Whoever closed it meanwhile found none that runs.
+                Ok(()) if self.is_closing() => return self.close(),
+                Ok(()) => {}
+                Err(error) => {
+                    tracing::error!("{} does not come up again: {error:#}", self.label());
+                    self.tell(&format!("does not come up: {error:#}"), None);
+                    std::thread::sleep(PAUSE);
+                }
             }
         }
     }

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::AbortHandle;
 use vm::protocol::relay::{HEADER_BYTES, Header, Kind, MOST_BYTES};
 
@@ -17,17 +17,27 @@ use super::tunnel::Tunnel;
 
 /// Frames that wait for the guest to take them.
 const TO_GUEST: usize = 64;
-/// Frames of one connection that wait for the worker: more than the longest answer of a function.
+/// Frames of all connections of an instance that wait for the worker: more than the longest answer of a function.
 const FROM_INSTANCE: usize = 128;
 
 /// The line to one VM's instances; ends with the VM.
 pub struct Relay(Arc<Shared>);
 
 struct Shared {
-    listeners: Mutex<HashMap<String, mpsc::Sender<UnixStream>>>,
+    listeners: Mutex<HashMap<String, Expected>>,
     links: Mutex<HashMap<String, Linked>>,
     to_guest: mpsc::Sender<Vec<u8>>,
 }
+
+/// Where an instance's connections go, and places for what they send.
+#[derive(Clone)]
+struct Expected {
+    connections: mpsc::Sender<UnixStream>,
+    places: Arc<Semaphore>,
+}
+
+/// Part of what a connection sends, which has a place until it is taken.
+type Placed = (Vec<u8>, OwnedSemaphorePermit);
 
 /// An instance's way out, and what carries packets there once the guest has asked for them.
 struct Linked {
@@ -37,7 +47,7 @@ struct Linked {
 
 /// Where what comes from the guest goes.
 enum Stream {
-    Bytes(mpsc::Sender<Vec<u8>>),
+    Bytes(mpsc::Sender<Placed>, Arc<Semaphore>),
     Packets(Weak<Tunnel>),
 }
 
@@ -46,14 +56,17 @@ impl Stream {
     fn take(&self, payload: Vec<u8>) -> bool {
         match self {
             // A function that sends more than is taken loses its connection, and holds up no other.
-            Stream::Bytes(sender) => sender.try_send(payload).is_ok(),
+            Stream::Bytes(sender, places) => match places.clone().try_acquire_owned() {
+                Ok(place) => sender.try_send((payload, place)).is_ok(),
+                Err(_) => false,
+            },
             Stream::Packets(tunnel) => tunnel.upgrade().map(|tunnel| tunnel.take(&payload)).is_some(),
         }
     }
 
     fn is_over(&self) -> bool {
         match self {
-            Stream::Bytes(sender) => sender.is_closed(),
+            Stream::Bytes(sender, _) => sender.is_closed(),
             Stream::Packets(tunnel) => tunnel.strong_count() == 0,
         }
     }
@@ -106,7 +119,7 @@ impl Drop for Listener {
 }
 
 impl Shared {
-    fn listeners(&self) -> MutexGuard<'_, HashMap<String, mpsc::Sender<UnixStream>>> {
+    fn listeners(&self) -> MutexGuard<'_, HashMap<String, Expected>> {
         self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -142,7 +155,8 @@ impl Relay {
     /// Lets an instance of this name connect.
     pub fn listen(&self, instance: &str) -> Listener {
         let (sender, connections) = mpsc::channel(4);
-        self.0.listeners().insert(instance.to_string(), sender);
+        let expected = Expected { connections: sender, places: Arc::new(Semaphore::new(FROM_INSTANCE)) };
+        self.0.listeners().insert(instance.to_string(), expected);
         Listener { shared: self.0.clone(), instance: instance.to_string(), connections }
     }
 
@@ -178,13 +192,13 @@ async fn receive(mut reader: OwnedReadHalf, shared: Arc<Shared>) {
         }
         match kind {
             Kind::Open => {
-                let listener = shared.listeners().get(&*String::from_utf8_lossy(&payload)).cloned();
-                let pair = listener.zip(UnixStream::pair().ok());
-                if let Some((listener, (ours, theirs))) = pair
-                    && listener.try_send(theirs).is_ok()
+                let expected = shared.listeners().get(&*String::from_utf8_lossy(&payload)).cloned();
+                let pair = expected.zip(UnixStream::pair().ok());
+                if let Some((Expected { connections, places }, (ours, theirs))) = pair
+                    && connections.try_send(theirs).is_ok()
                 {
                     let (sender, frames) = mpsc::channel(FROM_INSTANCE);
-                    streams.insert(stream, Stream::Bytes(sender));
+                    streams.insert(stream, Stream::Bytes(sender, places));
                     tokio::spawn(carry(stream, ours, frames, shared.to_guest.clone()));
                 } else {
                     let _ = shared.to_guest.try_send(frame(stream, Kind::Close, &[]));
@@ -209,12 +223,12 @@ async fn receive(mut reader: OwnedReadHalf, shared: Arc<Shared>) {
 async fn carry(
     stream: u32,
     connection: UnixStream,
-    mut frames: mpsc::Receiver<Vec<u8>>,
+    mut frames: mpsc::Receiver<Placed>,
     to_guest: mpsc::Sender<Vec<u8>>,
 ) {
     let (mut reader, mut writer) = connection.into_split();
     let inwards = async {
-        while let Some(payload) = frames.recv().await {
+        while let Some((payload, _place)) = frames.recv().await {
             if writer.write_all(&payload).await.is_err() {
                 return;
             }
@@ -279,5 +293,30 @@ mod tests {
         assert_eq!(answer.to_vec(), frame(8, Kind::Close, &[]));
         guest.write_all(&frame(7, Kind::Close, &[])).await.unwrap();
         assert_eq!(connection.read(&mut bytes).await.unwrap(), 0);
+    }
+
+    #[tokio::test]
+    async fn what_nobody_takes_is_bounded_for_all_connections_of_an_instance() {
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let relay = Relay::new(ours).unwrap();
+        let mut listener = relay.listen("a");
+        theirs.set_nonblocking(true).unwrap();
+        let mut guest = UnixStream::from_std(theirs).unwrap();
+        guest.write_all(&frame(1, Kind::Open, b"a")).await.unwrap();
+        let _unread = listener.accept().await;
+        guest.write_all(&frame(2, Kind::Open, b"a")).await.unwrap();
+        let mut other = listener.accept().await;
+        for stream in [1, 2] {
+            let whole = frame(stream, Kind::Data, &vec![0; MOST_BYTES]);
+            for _ in 0..2 * FROM_INSTANCE {
+                guest.write_all(&whole).await.unwrap();
+            }
+        }
+        let (mut read, mut bytes) = (0, vec![0; MOST_BYTES]);
+        while let Ok(count @ 1..) = other.read(&mut bytes).await {
+            read += count;
+        }
+        // What the sockets themselves hold is the kernel's to say.
+        assert!(read < FROM_INSTANCE * MOST_BYTES / 2, "{read} bytes");
     }
 }
