@@ -127,7 +127,10 @@ impl Hierarchy {
         };
         let mut cgroup = Cgroup { version: self.version, folders, freezer, share: None, peak: None };
         for folder in cgroup.all_folders() {
-            fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+            if let Err(error) = fs::create_dir_all(folder) {
+                cgroup.remove();
+                return Err(error).with_context(|| format!("cannot make {}", folder.display()));
+            }
         }
         for (file, value, needed) in settings(self.version, limits) {
             let places = cgroup.folders.iter().map(|folder| folder.join(file));
@@ -335,6 +338,21 @@ mod tests {
         assert_eq!(value(Version::Two, "cpu.max").as_deref(), Some("50000 100000"));
     }
 
+    const SMALL: Limits =
+        Limits { memory_mib: 128, share_of_mib: 128, processes: 9, processors: None, may_swap: false };
+
+    #[test]
+    fn nothing_stays_of_a_cgroup_that_cannot_be_made() {
+        let base = tempfile::tempdir().unwrap();
+        let folders = vec![base.path().join("memory"), base.path().join("pids")];
+        fs::create_dir(&folders[0]).unwrap();
+        fs::write(&folders[1], "no folder").unwrap();
+        let hierarchy = Hierarchy { version: Version::One, folders, freezer: None, _owned: Vec::new() };
+        assert!(hierarchy.create("7", SMALL).is_err());
+        assert!(!hierarchy.folders[0].join("7").exists());
+        std::mem::forget(hierarchy); // one of its folders is none
+    }
+
     #[test]
     fn version_two_is_set_up_in_plain_folders() {
         let base = tempfile::tempdir().unwrap();
@@ -344,18 +362,7 @@ mod tests {
         for file in ["memory.max", "pids.max", WEIGHT] {
             fs::write(inside.join(file), "").unwrap();
         }
-        let cgroup = hierarchy
-            .create(
-                "7",
-                Limits {
-                    memory_mib: 128,
-                    share_of_mib: 128,
-                    processes: 9,
-                    processors: None,
-                    may_swap: false,
-                },
-            )
-            .unwrap();
+        let cgroup = hierarchy.create("7", SMALL).unwrap();
         assert_eq!(fs::read_to_string(inside.join("memory.max")).unwrap(), "134217728");
         assert_eq!(fs::read_to_string(inside.join("pids.max")).unwrap(), "9");
         assert_eq!(cgroup.procs_files(), [inside.join("cgroup.procs")]);

@@ -236,7 +236,8 @@ fn make_folder(place: &Path, endpoint: &Endpoint) -> Result<()> {
     if let Some(user) = endpoint.user {
         // Closed to all others; a sandbox shows the inner one.
         std::fs::set_permissions(place, std::fs::Permissions::from_mode(0o700))?;
-        for folder in [place, &endpoint.folder] {
+        // The inner one first: in a folder that is its own, the store's user could have put a link in its place.
+        for folder in [&*endpoint.folder, place] {
             std::os::unix::fs::chown(folder, Some(user), Some(user))
                 .with_context(|| format!("cannot give {} to its store", folder.display()))?;
         }

@@ -1,6 +1,6 @@
 //! Who is doing what: for the page and the metrics.
 
-use super::{FunctionId, InstanceId, Phase, Pool};
+use super::{Function, FunctionId, InstanceId, Phase, Pool};
 
 /// Numbers for the page and the metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,8 +54,11 @@ impl Pool {
                 Phase::Stopping => &mut counts.stopping,
             } += 1;
         }
-        let queues = self.functions.iter().filter(|(id, _)| chosen(**id));
-        counts.queued = queues.map(|(_, function)| function.queue.len() as u32).sum();
+        let length = |function: &Function| function.queue.len() as u32;
+        counts.queued = match function {
+            Some(id) => self.functions.get(&id).map_or(0, length),
+            None => self.functions.values().map(length).sum(),
+        };
         counts
     }
 }

@@ -299,7 +299,10 @@ impl Pool {
             self.end(instance);
             actions.push(Action::Stop { instance });
         }
-        let ids: Vec<FunctionId> = self.functions.keys().copied().collect();
+        // What is short takes a look at all functions, so that nobody looks for each of them.
+        let has_waiting =
+            |(id, function): (&FunctionId, &Function)| (!function.queue.is_empty()).then_some(*id);
+        let ids: Vec<FunctionId> = self.functions.iter().filter_map(has_waiting).collect();
         for id in ids {
             let refusal = self.what_is_short(id);
             let function = self.functions.get_mut(&id).expect("its id was just read");

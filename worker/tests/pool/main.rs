@@ -3,9 +3,9 @@
 mod model;
 
 use std::collections::VecDeque;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use worker::pool::{Action, Capacity, Pool, Refusal, Time};
+use worker::pool::{Action, Capacity, Counts, Pool, Refusal, Time};
 
 fn capacity() -> Capacity {
     Capacity {
@@ -43,6 +43,17 @@ fn a_full_queue_and_a_long_wait_are_refused_with_the_reason() {
     assert_eq!(pool.tick(Duration::from_secs(10)), [refused(0), refused(1), refused(2), refused(3)]);
     pool.reserve(1, Some(0));
     assert_eq!(pool.request(1, 10, Time::ZERO), [refused(10)]);
+}
+
+#[test]
+fn functions_that_nobody_calls_cost_no_time() {
+    let mut pool = Pool::new(capacity());
+    (0..5000).for_each(|function| drop(pool.set_function(function, 128)));
+    let began = Instant::now();
+    (0..40).for_each(|second| assert_eq!(pool.tick(Duration::from_secs(second)), []));
+    (0..5000).for_each(|function| assert_eq!(pool.counts(Some(function)), Counts::default()));
+    // Some milliseconds; where each of them looks at all others, many seconds.
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
 }
 
 #[test]
