@@ -142,10 +142,8 @@ pub fn list(api: &Api, name: &str) -> Result<Answer, ApiError> {
 /// There is no such URL.
 pub fn named(api: &Api, segments: &[&str]) -> Result<Function, ApiError> {
     let id = segments.first().copied().unwrap_or_default();
-    let mut functions = api.worker.functions().into_iter();
-    functions
-        .find(|function| function.url.as_ref().is_some_and(|url| url.id == id))
-        .ok_or_else(|| ApiError::new(404, "ResourceNotFoundException", "there is no such function URL"))
+    let none = || ApiError::new(404, "ResourceNotFoundException", "there is no such function URL");
+    api.worker.function_at(id).ok_or_else(none)
 }
 
 /// Answers a request to a function's URL.

@@ -135,6 +135,12 @@ impl Worker {
         self.lock().function(name).cloned()
     }
 
+    /// The function whose URL has this id. Anybody may ask for any: none but this is copied.
+    pub fn function_at(&self, url_id: &str) -> Option<Function> {
+        let is_its = |function: &&Function| function.url.as_ref().is_some_and(|url| url.id == url_id);
+        self.lock().functions.values().find(is_its).cloned()
+    }
+
     /// All functions, by name.
     pub fn functions(&self) -> Vec<Function> {
         self.lock().functions.values().cloned().collect()
