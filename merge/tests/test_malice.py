@@ -9,6 +9,7 @@ import os
 import random
 import socket
 
+import pytest
 from attack import PAGES, as_user, attacked, undisturbed
 from store import NOBODY, Puppet, Store, check, until
 from wire import (
@@ -285,6 +286,30 @@ def test_writing(built):
         with Puppet(store) as late:
             late.block(1, PAGES, 1)
             late.do("check 1")
+
+
+def test_lock(built):
+    """Another user does not get at the lock of a store's socket, by which he would keep the next store away."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+
+    def lock(path):
+        with contextlib.suppress(PermissionError), open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return "held"
+
+    with Store(built) as store:
+        store.stop()
+        # As a store of a former version has left it.
+        (store.folder / "share.lock").chmod(0o644)
+        store.start()
+        store.stop()
+        check(not as_user(NOBODY, lambda: lock(store.folder / "share.lock")), "another user has the lock")
+        elsewhere = store.folder / "apart"
+        store.arguments = ("--lock", elsewhere)
+        (store.folder / "share.lock").unlink()
+        store.start()
+        check(elsewhere.exists() and not (store.folder / "share.lock").exists(), "the lock is where it was asked for")
 
 
 def test_replays(built):

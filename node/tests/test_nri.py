@@ -71,6 +71,9 @@ def test_namespaces_are_the_border(agent, pods):
 def test_who_has_the_socket_without_being_a_member_is_refused(agent, pods):
     pods("member", "shop", "glibc", PAGES, "16", "3", "600", share="namespace")
     [path] = until(lambda: list(agent.data.glob("domains/*/share.socket")), agent.said)
+    assert list(path.parent.iterdir()) == [path], (
+        "containers see the socket, and nothing that they could lock"
+    )
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as thief:
         thief.settimeout(20)
         thief.connect(str(path))

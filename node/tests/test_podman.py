@@ -96,7 +96,7 @@ def test_a_malicious_container_harms_nobody_else(podman, agent):
     name, pid = podman.start("glibc", *words, devices=["share=other"])
     try:
         said = podman.run("glibc", "/bin/evil", "3", devices=["share=web"])
-        assert "wrote" not in said and "unlinked" not in said, said
+        assert not any(word in said for word in ("wrote", "unlinked", "opened")), said
         assert agent.is_healthy()
         until(lambda: shared(pid)[0] > 24, lambda: f"no sharing: {shared(pid)} {agent.said()}")
         podman("stop", "--time", "60", name)

@@ -34,6 +34,9 @@ pub struct ShareArguments {
     /// The socket to serve
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
+    /// A file whose lock keeps other stores from the socket, where nobody who may connect can open it [default: beside the socket]
+    #[arg(long, value_name = "FILE")]
+    lock: Option<PathBuf>,
     /// Who shares with whom
     #[arg(long, value_name = "WHO", value_enum, default_value_t = Domains::User)]
     domain: Domains,
@@ -121,6 +124,7 @@ impl ShareArguments {
         };
         let configuration = Configuration {
             socket: socket.clone(),
+            lock: self.lock,
             rule,
             members,
             most_bytes,

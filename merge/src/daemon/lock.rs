@@ -1,8 +1,8 @@
 //! The lock of a socket, held by a thread with a table of files of its own: when the process ends, its lock ends too, whatever
 //! another of its files waits for.
 
-use std::fs::{DirBuilder, File};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs::{DirBuilder, File, Permissions};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
@@ -13,14 +13,14 @@ use crate::error::Error;
 pub struct Lock(Option<(Sender<()>, JoinHandle<()>)>);
 
 impl Lock {
-    /// Takes it, and makes the socket's folder if there is none.
+    /// Takes it, which is that of a file, and makes the socket's folder if there is none.
     ///
     /// # Errors
     /// `EADDRINUSE` if another daemon has it; what the system says.
-    pub fn take(socket: &Path) -> Result<Lock, Error> {
+    pub fn take(socket: &Path, file: &Path) -> Result<Lock, Error> {
         let (keep, kept) = channel::<()>();
         let (tell, told) = channel();
-        let path = socket.to_owned();
+        let (socket, file) = (socket.to_owned(), file.to_owned());
         let hold = move || {
             // SAFETY: the table of files of this thread only; those that it then closes stay open in the process. So no signal
             // may be handled here: its handler would write to a file that this thread does not have.
@@ -32,7 +32,7 @@ impl Lock {
                     libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0); // musl has no name for it
                 }
             }
-            let lock = lock(&path);
+            let lock = lock(&socket, &file);
             let failed = lock.as_ref().err().cloned();
             let _ = tell.send(failed);
             // Until the lock is dropped.
@@ -63,7 +63,10 @@ impl Drop for Lock {
     }
 }
 
-fn lock(socket: &Path) -> Result<File, Error> {
+/// Whoever can open a file, if only to read it, can lock it: others would keep the next daemon from its socket.
+const OWN: u32 = 0o600;
+
+fn lock(socket: &Path, file: &Path) -> Result<File, Error> {
     let failed = |what: &str, error: std::io::Error| {
         let line = format!("{what} {}: {error}", socket.display());
         Error::new(error.raw_os_error().unwrap_or(libc::EIO), line)
@@ -80,14 +83,16 @@ fn lock(socket: &Path) -> Result<File, Error> {
             .create(folder)
             .map_err(|error| failed("cannot make the folder of", error))?;
     }
-    let path = socket.with_extension("lock");
     let file = File::options()
         .create(true)
         .truncate(false)
         .write(true)
+        .mode(OWN)
         .custom_flags(libc::O_NOFOLLOW)
-        .open(&path)
+        .open(file)
         .map_err(|error| failed("cannot open the lock of", error))?;
+    // One that a former version has left is open to all.
+    let _ = file.set_permissions(Permissions::from_mode(OWN));
     match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
         Err(_) => Err(Error::new(

@@ -27,6 +27,8 @@ use crate::page::PAGE_BYTES;
 pub struct Configuration {
     /// Where it listens.
     pub socket: PathBuf,
+    /// A file whose lock keeps other daemons from that socket; none: one beside it.
+    pub lock: Option<PathBuf>,
     /// Who shares with whom.
     pub rule: Rule,
     /// A file that names cgroups, one a line: programs of others are refused. Read at each connection.
@@ -80,7 +82,8 @@ impl Server {
         let files = raise_file_limit();
         // No domain takes more than a quarter of the daemon's files for its segments, or an eighth for its clients.
         configuration.most_clients = configuration.most_clients.min(files / 8);
-        let lock = Lock::take(&configuration.socket)?;
+        let beside = configuration.socket.with_extension("lock");
+        let lock = Lock::take(&configuration.socket, configuration.lock.as_ref().unwrap_or(&beside))?;
         let listener = listen(&configuration)?;
         let metrics = match &configuration.metrics {
             None => None,

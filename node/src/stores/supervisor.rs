@@ -151,6 +151,9 @@ impl Supervisor {
             .arg("share")
             .arg("--socket")
             .arg(self.places.folder(domain).join("share.socket"))
+            // Not in that folder, where a container could take it and keep the next store away.
+            .arg("--lock")
+            .arg(self.places.beside(domain, "lock"))
             .args(["--domain", "everyone", "--limit", &self.program.most_bytes.to_string()])
             .arg("--metrics")
             .arg(self.places.beside(domain, "metrics"))
@@ -233,7 +236,7 @@ impl Supervisor {
             end(&mut kept.process, Instant::now() + GRACE);
             tracing::info!("page store of {domain} has ended: nobody is left");
         }
-        for what in ["members", "metrics"] {
+        for what in ["members", "metrics", "lock"] {
             let _ = fs::remove_file(self.places.beside(domain, what));
         }
         let wanted = wanted(&self.wanted);
