@@ -54,20 +54,13 @@ pub struct Received {
     pub left_files: bool,
 }
 
-/// Looks at the next message without taking it, and without taking the files beside it. Returns its length.
+/// Looks at the next message without taking it, and without taking the files beside it. Returns its length, and whether there are any.
 ///
 /// # Errors
 /// `MSGSIZE` if it does not fit; what the system says.
-pub fn peek(socket: impl AsFd, buffer: &mut [u8], flags: RecvFlags) -> Result<usize> {
-    loop {
-        let flags = flags | RecvFlags::PEEK | RecvFlags::TRUNC;
-        match rustix::net::recv(&socket, &mut *buffer, flags) {
-            Err(Errno::INTR) => {}
-            Ok((_, bytes)) if bytes > buffer.len() => return Err(Errno::MSGSIZE),
-            Ok((_, bytes)) => return Ok(bytes),
-            Err(errno) => return Err(errno),
-        }
-    }
+pub fn peek(socket: impl AsFd, buffer: &mut [u8], flags: RecvFlags) -> Result<(usize, bool)> {
+    let seen = receive(socket, buffer, flags | RecvFlags::PEEK, false)?;
+    Ok((seen.bytes, seen.left_files))
 }
 
 /// Receives one message into `buffer`, and the file beside it if one is wanted.

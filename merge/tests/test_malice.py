@@ -289,7 +289,7 @@ def test_writing(built):
 
 
 def test_lock(built):
-    """Another user does not get at the lock of a store's socket, by which he would keep the next store away."""
+    """Another user does not get at the lock of a socket, by which he would keep the next store away."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
 
@@ -309,7 +309,10 @@ def test_lock(built):
         store.arguments = ("--lock", elsewhere)
         (store.folder / "share.lock").unlink()
         store.start()
-        check(elsewhere.exists() and not (store.folder / "share.lock").exists(), "the lock is where it was asked for")
+        check(
+            elsewhere.exists() and not (store.folder / "share.lock").exists(),
+            "the lock is where it was asked for",
+        )
 
 
 def test_replays(built):

@@ -1,10 +1,11 @@
-"""A file system that never answers: others do not wait with the client whose file lies there."""
+"""Files that cannot be closed at once: others do not wait with the client who has sent them."""
 
 import contextlib
 import ctypes
 import os
 import select
 import signal
+import socket
 import struct
 import subprocess
 import tempfile
@@ -12,9 +13,9 @@ import threading
 import time
 
 import pytest
-from attack import PAGES, undisturbed
-from store import Puppet, Store, check, until
-from wire import REFUSED, Wire
+from attack import PAGES, attacked, undisturbed
+from store import NOBODY, Puppet, Store, check, until
+from wire import INDEX, OFFER, REFUSED, STATUS, Wire, words
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 FORCE, DETACH = 1, 2
@@ -46,9 +47,9 @@ def serve_silently(device):
 
 
 @contextlib.contextmanager
-def silent_client(store, mount):
-    """A process that hands in a file of such a file system, and stays. It alone has the file:
-    whoever has it and ends waits, too. Gives what the store answered."""
+def silent_client(store, mount, offers=1, uid=0):
+    """A process that hands in a file of such a file system, so many times, and stays. It alone has the file:
+    whoever has it and ends waits, too. Gives what the store answered at last."""
     mine, theirs = os.pipe()
     child = os.fork()
     if child == 0:
@@ -61,8 +62,12 @@ def silent_client(store, mount):
                 os._exit(0)
             threading.Thread(target=serve_silently, args=(device,), daemon=True).start()
             file = os.open(f"{mount}/file", os.O_RDONLY)
-            wire = Wire(store)
-            kind, _ = wire.offer_file(file, 1)
+            os.setgroups([])
+            os.setgid(uid)
+            os.setuid(uid)
+            LIBC.prctl(DIE_WITH_PARENT, signal.SIGKILL)  # another user's process has forgotten it
+            for _ in range(offers):
+                kind, _ = Wire(store).offer_file(file, 1)
             os.write(theirs, b"%d" % kind)
             time.sleep(600)
         os._exit(1)
@@ -111,6 +116,73 @@ def test_silent_file_system(built):
         print(f"another client waited {waited * 1000:.0f} ms")
     finally:
         os.rmdir(mount)
+
+
+def test_silent_files_of_one_user(built):
+    """However many such files a user hands in, the store goes on taking files of others."""
+    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
+        pytest.skip("needs root and /dev/fuse")
+    mount = tempfile.mkdtemp(prefix="mayfly-fuse-")
+    try:
+        with Store(built) as store, Puppet(store) as witness:
+            witness.block(1, PAGES, 1)
+            with silent_client(store, mount, offers=100, uid=NOBODY) as said:
+                if not said.isdigit():
+                    pytest.skip(said or "no FUSE here")
+                check(int(said) in (0, REFUSED), f"a file of FUSE was answered with {said}")
+                check(
+                    20 < threads_of(store).count("stranger") < 50, "the store closes some, and takes no more"
+                )
+                undisturbed(store, witness)
+    finally:
+        os.rmdir(mount)
+
+
+@contextlib.contextmanager
+def slow_to_close():
+    """Makes sockets of which the last to close one waits two minutes: what was written to it is not read."""
+    readers = []
+
+    def one():
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            writer = socket.create_connection(server.getsockname())
+            readers.append(server.accept()[0])
+        writer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("2i", 1, 120))
+        writer.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                writer.send(bytes(1 << 16))
+        return writer
+
+    try:
+        yield one
+    finally:
+        for reader in readers:
+            reader.close()
+
+
+def test_files_that_take_long_to_close(built):
+    """Nobody waits for files that a client of the same domain has sent, wherever they are left."""
+
+    def hand_in(store, slow, message, count=1, hello=True, before=()):
+        files = [slow() for _ in range(count)]
+        with Wire(store, hello=hello) as wire:
+            os.kill(store.pid, signal.SIGSTOP)  # so that it is the last who has them
+            for earlier in before:
+                wire.send(earlier)
+            wire.send(message, *(file.fileno() for file in files))
+            for file in files:
+                file.close()
+            os.kill(store.pid, signal.SIGCONT)
+
+    with attacked(built) as (store, witness), slow_to_close() as slow:
+        for message in (words(STATUS), words(OFFER, 1), words(INDEX), b"nonsense"):
+            hand_in(store, slow, message)
+            undisturbed(store, witness)
+        hand_in(store, slow, words(OFFER, 1), count=3)
+        hand_in(store, slow, words(OFFER, 1), hello=False)
+        hand_in(store, slow, words(STATUS), before=[b""])
+        undisturbed(store, witness)
 
 
 def threads_of(store):

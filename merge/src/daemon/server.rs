@@ -19,6 +19,7 @@ use crate::daemon::lock::Lock;
 use crate::daemon::metrics::{Endpoint, Listener, Visitor, remove_socket};
 use crate::daemon::service::{self, Connected, DomainThread};
 use crate::daemon::store::{Limits, Store};
+use crate::daemon::strangers;
 use crate::error::{Error, While};
 use crate::fault;
 use crate::page::PAGE_BYTES;
@@ -208,13 +209,12 @@ impl Server {
         service::start(domain.clone(), store, self.by_domain.clone(), self.configuration.most_clients)
     }
 
-    /// Closes a connection of nobody's, elsewhere: files that were sent over it close with it, and may take their time.
     fn turn_away(&mut self, socket: OwnedFd, why: &str) {
         if self.last_complaint.is_none_or(|last| last.elapsed() > Duration::from_millis(100)) {
             self.last_complaint = Some(Instant::now());
             tracing::warn!("a connection was refused: {why}");
         }
-        let _ = std::thread::Builder::new().stack_size(64 * 1024).spawn(move || drop(socket));
+        strangers::hang_up(socket);
     }
 }
 

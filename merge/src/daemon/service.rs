@@ -17,7 +17,7 @@ use crate::daemon::domain::{Domain, Peer};
 use crate::daemon::figures::{Figures, FiguresByDomain};
 use crate::daemon::programs::Programs;
 use crate::daemon::store::Store;
-use crate::daemon::strangers::{self, Stranger};
+use crate::daemon::strangers::{self, Closing, Stranger};
 use crate::error::{Error, While};
 use crate::fault;
 use crate::protocol::{Answer, MOST_BYTES, Refusal, Request};
@@ -97,6 +97,7 @@ struct Service {
     most_clients: usize,
     figures: Figures,
     programs: Programs,
+    closing: Closing,
     next: u64,
     /// Lines written since the last sweep.
     complaints: u32,
@@ -127,6 +128,7 @@ pub fn start(
         most_clients,
         figures: Figures::default(),
         programs: Programs::default(),
+        closing: Closing::default(),
         next: CONNECTIONS + 1,
         complaints: 0,
         buffer: vec![0; MOST_BYTES],
@@ -209,12 +211,14 @@ impl Service {
                             "process {pid} was turned away: {} has too many connections",
                             self.domain
                         );
+                        strangers::hang_up(socket);
                         continue;
                     }
                     let token = self.next;
                     self.next += 1;
                     if let Err(error) = watch(&self.events, socket.as_fd(), token) {
                         tracing::warn!("process {pid} was refused: {error}");
+                        strangers::hang_up(socket);
                         continue;
                     }
                     tracing::debug!("process {pid} of {} is client {token}", self.domain);
@@ -231,28 +235,37 @@ impl Service {
     fn serve(&mut self, token: u64) {
         let Some(client) = self.clients.get_mut(&token) else { return };
         let flags = RecvFlags::DONTWAIT;
-        // First what it says, so that a file is taken only where one is wanted, from whom it is.
-        let request = match channel::peek(&client.socket, &mut self.buffer, flags) {
+        // First what it says, and whether files lie beside it: one that is taken, or left, is closed here, and that may take as long
+        // as who has sent it likes. So one is taken only where one is wanted, from whom it is, and of others the connection is closed.
+        let (bytes, has_files) = match channel::peek(&client.socket, &mut self.buffer, flags) {
             Err(Errno::AGAIN) => return,
             Err(errno) => return self.expel(token, &format!("message: {errno}")),
-            Ok(0) => return self.forget(token),
-            Ok(bytes) => Request::decode(&self.buffer[..bytes]),
+            Ok((0, _)) => return self.forget(token),
+            Ok(seen) => seen,
         };
-        let Ok(request) = request else { return self.expel(token, "malformed message") };
+        let Ok(request) = Request::decode(&self.buffer[..bytes]) else {
+            return self.expel(token, "malformed message");
+        };
         let is_hello = matches!(request, Request::Hello { .. });
         if !client.is_known && !is_hello {
             return self.expel(token, "a request before hello");
         }
-        let wants_file = matches!(request, Request::Offer { .. }) && strangers::may_come();
-        let received = match channel::receive(&client.socket, &mut self.buffer, flags, wants_file) {
-            Err(errno) => return self.expel(token, &format!("message: {errno}")),
-            Ok(received) => received,
-        };
-        fault::point("store.received");
-        let file = received.file.map(Stranger::new);
-        if received.left_files && !(wants_file && file.is_some()) {
+        let wants_file = matches!(request, Request::Offer { .. }) && self.closing.has_room();
+        let mut file = None;
+        if has_files && wants_file {
+            let seen = channel::receive(&client.socket, &mut self.buffer, flags | RecvFlags::PEEK, true);
+            let first =
+                seen.map(|seen| (seen.file.map(|file| Stranger::new(file, &self.closing)), seen.left_files));
+            file = first.ok().filter(|&(_, is_one_of_several)| !is_one_of_several).and_then(|(file, _)| file);
+        }
+        if has_files && file.is_none() {
             return self.expel(token, "a file that is not wanted");
         }
+        // What the kernel closes with the message is open here, too.
+        if let Err(errno) = channel::receive(&client.socket, &mut self.buffer, flags, false) {
+            return self.expel(token, &format!("message: {errno}"));
+        }
+        fault::point("store.received");
         let user = client.peer.user;
         let (answer, file) = match (request, file) {
             (Request::Status, None) => (self.status(user), None),
@@ -310,6 +323,9 @@ impl Service {
             tracing::debug!("client {token}, process {}, has gone", client.peer.pid);
             self.store.client_has_gone(token);
             self.programs.goes(token);
+            // While that is closed there may be something to hear of it still.
+            let _ = epoll::delete(&self.events, &client.socket);
+            strangers::hang_up(client.socket);
         }
     }
 
