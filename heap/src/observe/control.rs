@@ -11,7 +11,8 @@
 //! In a container it is a socket in a folder that whoever runs the container has mounted there (`MAYFLY_HEAP_CONTROL=/FOLDER`): abstract
 //! names end at the network namespace, which most containers have for themselves.
 //!
-//! Only root and the process' own user are believed (SO_PEERCRED): anybody may listen on a name.
+//! Only root and the process' own user are believed (SO_PEERCRED), and before it is known who listens he is not waited for: anybody
+//! may listen on a name, and take no calls.
 
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
@@ -145,7 +146,7 @@ impl Socket {
         let path = &mut name.sun_path;
         path.iter_mut().zip(text.bytes()).for_each(|(to, &from)| *to = from as libc::c_char);
         let length = core::mem::offset_of!(libc::sockaddr_un, sun_path) + text.bytes().len();
-        let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+        let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         let wait = libc::timeval { tv_sec: 0, tv_usec: ANSWER_MS * 1000 };
         // SAFETY: all pointers are to values of the lengths given.
         unsafe {
@@ -171,7 +172,8 @@ impl Socket {
                 (&raw mut peer).cast(),
                 &raw mut bytes,
             ) == 0;
-            (known && (peer.uid == 0 || peer.uid == libc::geteuid())).then_some(Socket(socket))
+            let may = known && (peer.uid == 0 || peer.uid == libc::geteuid());
+            (may && libc::fcntl(socket.0, libc::F_SETFL, 0) == 0).then_some(Socket(socket))
         }
     }
 
