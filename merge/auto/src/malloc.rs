@@ -11,6 +11,7 @@ use crate::{blocks, blocks::PAGE, looks};
 static MALLOC: Next = Next::new(c"malloc");
 static CALLOC: Next = Next::new(c"calloc");
 static REALLOC: Next = Next::new(c"realloc");
+static REALLOCARRAY: Next = Next::new(c"reallocarray");
 static FREE: Next = Next::new(c"free");
 static MEMALIGN: Next = Next::new(c"memalign");
 static POSIX_MEMALIGN: Next = Next::new(c"posix_memalign");
@@ -102,6 +103,50 @@ pub unsafe extern "C" fn realloc(pointer: *mut c_void, bytes: usize) -> *mut c_v
         unsafe { free(pointer) };
     }
     new
+}
+
+/// reallocarray(3). The next library's own may not call this realloc, and then does not know the blocks.
+///
+/// # Safety
+/// As for the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn reallocarray(pointer: *mut c_void, count: usize, each: usize) -> *mut c_void {
+    match count.checked_mul(each) {
+        // SAFETY: as the caller promises.
+        Some(bytes) if blocks::find(pointer as usize).is_some() => unsafe { realloc(pointer, bytes) },
+        // SAFETY: the next library's pointer, as the caller promises, or too much.
+        _ => unsafe { REALLOCARRAY.get::<next::Reallocarray>()(pointer, count, each) },
+    }
+}
+
+/// free_sized of C23.
+///
+/// # Safety
+/// As for free.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn free_sized(pointer: *mut c_void, _bytes: usize) {
+    // SAFETY: as the caller promises.
+    unsafe { free(pointer) }
+}
+
+/// free_aligned_sized of C23.
+///
+/// # Safety
+/// As for free.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn free_aligned_sized(pointer: *mut c_void, _alignment: usize, _bytes: usize) {
+    // SAFETY: as the caller promises.
+    unsafe { free(pointer) }
+}
+
+/// The name that old programs use for free.
+///
+/// # Safety
+/// As for free.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cfree(pointer: *mut c_void) {
+    // SAFETY: as the caller promises.
+    unsafe { free(pointer) }
 }
 
 /// posix_memalign(3).

@@ -37,6 +37,7 @@ impl Next {
 pub type Malloc = unsafe extern "C" fn(usize) -> *mut c_void;
 pub type Calloc = unsafe extern "C" fn(usize, usize) -> *mut c_void;
 pub type Realloc = unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void;
+pub type Reallocarray = unsafe extern "C" fn(*mut c_void, usize, usize) -> *mut c_void;
 pub type Free = unsafe extern "C" fn(*mut c_void);
 pub type Memalign = unsafe extern "C" fn(usize, usize) -> *mut c_void;
 pub type PosixMemalign = unsafe extern "C" fn(*mut *mut c_void, usize, usize) -> c_int;

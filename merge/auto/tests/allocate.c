@@ -39,6 +39,9 @@ static int holds(const uint64_t *words, size_t bytes, uint64_t seed) {
     return 1;
 }
 
+/* C23's: not every C library has it yet. */
+extern void free_sized(void *, size_t) __attribute__((weak));
+
 /* Large blocks come and go in every way while the other thread looks at them. */
 static void *churn(void *arg) {
     uint64_t seed = (uintptr_t)arg;
@@ -57,13 +60,15 @@ static void *churn(void *arg) {
         CHECK(block && malloc_usable_size(block) >= bytes);
         fill(block, bytes, seed);
         if (seed & 1) {
-            size_t other = bytes / 2 + (seed >> 30) % bytes;
-            block = realloc(block, other);
-            CHECK(block && holds(block, (other < bytes ? other : bytes) / 8 * 8, seed));
+            size_t other = (bytes / 2 + (seed >> 30) % bytes) / 16 * 16;
+            block = seed & 2 ? reallocarray(block, other / 16, 16) : realloc(block, other);
+            CHECK(block && holds(block, other < bytes ? other : bytes, seed));
+            bytes = other;
         } else {
             CHECK(holds(block, bytes, seed));
         }
-        free(block);
+        if (free_sized && seed & 4) free_sized(block, bytes);
+        else free(block);
     }
     return NULL;
 }
@@ -73,6 +78,9 @@ int main(int count, char **words) {
     uint64_t *common = malloc(bytes), *dropped = malloc(bytes), *locked = malloc(4 * MIB), *freed = malloc(bytes);
     CHECK(common && dropped && locked && freed);
     CHECK((uintptr_t)common % PAGE == 0);
+    volatile size_t too_many = SIZE_MAX / 2;
+    errno = 0;
+    CHECK(!reallocarray(NULL, too_many, 3) && errno == ENOMEM);
     fill(common, bytes, 1), fill(dropped, bytes, 2), fill(locked, 4 * MIB, 3), fill(freed, bytes, 4);
     printf("at rest\n");
     fflush(stdout);

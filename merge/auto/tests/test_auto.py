@@ -41,10 +41,10 @@ def store():
 PRELOAD = {"LD_PRELOAD": str(AUTO), "MAYFLY_MERGE_LIBRARY": str(LIBRARY)}
 
 
-def start(program, environment, auto="1M"):
+def start(program, environment, auto="1M", **more):
     process = subprocess.Popen(
         [program, str(SIZE_MIB)],
-        env=os.environ | environment | PRELOAD | {"MAYFLY_MERGE_AUTO": auto},
+        env=os.environ | environment | PRELOAD | {"MAYFLY_MERGE_AUTO": auto} | more,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -103,6 +103,17 @@ def test_small_blocks_and_many_mappings(program, store):
         while anonymous_mib(process) > 0.4 * (3 * SIZE_MIB + 4):
             assert time.monotonic() < deadline, anonymous_mib(process)
             time.sleep(0.1)
+        assert finish(process) == ""
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_large_blocks_before_mayflys_heap(program, store):
+    """Of the heap's own functions none gets a block that it does not know: containers have both."""
+    both = f"{AUTO}:{AUTO.with_name('libmayfly_heap.so')}"
+    process = start(program, store, LD_PRELOAD=both)
+    try:
         assert finish(process) == ""
     finally:
         process.kill()
