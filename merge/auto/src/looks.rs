@@ -26,9 +26,18 @@ static RUNNING: AtomicBool = AtomicBool::new(false);
 
 /// Starts the thread if it does not run.
 pub fn begin() {
-    if !RUNNING.swap(true, Ordering::Relaxed) {
+    if RUNNING.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    // The program's signals are for its own threads, which may wait for them: this one is born with all of them blocked.
+    // SAFETY: both sets are initialised by the calls; this thread's mask is as it was afterwards.
+    unsafe {
+        let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
         // Without a thread the program goes on as ever; nothing is shared.
         let _ = std::thread::Builder::new().name("mayfly-merge".to_owned()).spawn(run);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
     }
 }
 

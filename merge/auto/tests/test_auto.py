@@ -120,6 +120,13 @@ def test_large_blocks_before_mayflys_heap(program, store):
         process.wait()
 
 
+def test_signals_are_for_the_programs_own_threads(store, tmp_path):
+    words = [compiled("signals", tmp_path)]
+    environment = os.environ | store | PRELOAD | {"MAYFLY_MERGE_AUTO": "1M"}
+    ran = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
 def test_without_a_store_nothing_is_shared_and_one_line_says_why(program, tmp_path):
     process = start(program, {"MAYFLY_SHARE_SOCKET": str(tmp_path / "none"), "MAYFLY_MERGE_PATH": "engine"})
     time.sleep(4)

@@ -7,6 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crate::client::Flags;
+use crate::client::remap::SignalsWait;
 use crate::error::Error;
 
 /// Names a call that was begun.
@@ -48,13 +49,14 @@ impl Background {
             let (sender, receiver) = channel::<(Ticket, usize, usize, Flags)>();
             let background = self.clone();
             let run = move || {
-                let _signals_go_to_the_programs_threads = crate::client::remap::SignalsWait::new();
                 for (ticket, address, length, flags) in receiver {
                     let result = crate::client::advise(&[(address, length)], flags);
                     background.state().open.insert(ticket, Some(result));
                     background.done.notify_all();
                 }
             };
+            // The program's signals are for its own threads: this one is born with all of them blocked.
+            let _waiting = SignalsWait::new();
             std::thread::Builder::new().name("mayfly-merge".into()).spawn(run).map_err(|error| {
                 let errno = error.raw_os_error().unwrap_or(libc::EAGAIN);
                 Error::new(errno, format!("a thread to merge in the background: {error}"))
