@@ -86,13 +86,32 @@ fn mutex() -> &'static Mutex<State> {
     STATE.get_or_init(|| Mutex::new(State { birthmark: Birthmark::new(), ..State::default() }))
 }
 
-/// The state, held from before a fork to after it, so that the child gets it whole; and what stands in, likewise.
-struct Forking(UnsafeCell<Option<(MutexGuard<'static, State>, stand_in::Held)>>);
+/// What is held from before a fork to after it.
+struct Forking<T>(UnsafeCell<Option<T>>);
 
-// SAFETY: touched only between prepare and parent or child, by the one thread that holds the guard in it.
-unsafe impl Sync for Forking {}
+// SAFETY: touched only between `keep` and `let_go`, by the one thread that holds what is in it.
+unsafe impl<T> Sync for Forking<T> {}
 
-static FORKING: Forking = Forking(UnsafeCell::new(None));
+impl<T> Forking<T> {
+    /// # Safety
+    /// Whoever has a `T` is the only one.
+    unsafe fn keep(&self, held: T) {
+        // SAFETY: nobody else is between this and `let_go`.
+        unsafe { *self.0.get() = Some(held) };
+    }
+
+    /// # Safety
+    /// By the thread that keeps it; in the child, by the one that there is.
+    unsafe fn let_go(&self) {
+        // Out of its place first: another thread that forks may put its own there as soon as this is dropped.
+        // SAFETY: as above.
+        let held = unsafe { (*self.0.get()).take() };
+        drop(held);
+    }
+}
+
+/// The state, so that the child gets it whole; and what stands in, likewise.
+static FORKING: Forking<(MutexGuard<'static, State>, stand_in::Held)> = Forking(UnsafeCell::new(None));
 
 fn lock() -> MutexGuard<'static, State> {
     mutex().lock().unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -100,13 +119,13 @@ fn lock() -> MutexGuard<'static, State> {
 
 extern "C" fn before_fork() {
     let guard = lock();
-    // SAFETY: the guard is ours, so nobody else is between prepare and parent or child.
-    unsafe { *FORKING.0.get() = Some((guard, stand_in::hold())) };
+    // SAFETY: a lock has one guard.
+    unsafe { FORKING.keep((guard, stand_in::hold())) };
 }
 
 extern "C" fn after_fork() {
-    // SAFETY: as above; in the child this is the thread that forked.
-    unsafe { *FORKING.0.get() = None };
+    // SAFETY: the thread that forked, or its copy.
+    unsafe { FORKING.let_go() };
 }
 
 extern "C" fn after_fork_in_child() {
@@ -269,4 +288,29 @@ pub fn advise_wait(ticket: Ticket, timeout: Option<Duration>) -> Result<(), Erro
 /// What this process's calls have done.
 pub fn statistics() -> Statistics {
     Statistics { size: size_of::<Statistics>() as u32, ..state().counts }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    #[test]
+    fn the_place_of_what_a_fork_held_is_free_before_the_next_one_may_come() {
+        static PLACE: Forking<Held> = Forking(UnsafeCell::new(None));
+        static WAS_FREE: AtomicBool = AtomicBool::new(false);
+        struct Held;
+        impl Drop for Held {
+            fn drop(&mut self) {
+                // SAFETY: this test's only.
+                WAS_FREE.store(unsafe { (*PLACE.0.get()).is_none() }, Ordering::Relaxed);
+            }
+        }
+        // SAFETY: one thread.
+        unsafe {
+            PLACE.keep(Held);
+            PLACE.let_go();
+        }
+        assert!(WAS_FREE.load(Ordering::Relaxed));
+    }
 }
