@@ -18,6 +18,8 @@ const HEADER_BYTES: usize = 64;
 const BUFFER_BYTES: usize = RECORD_BYTES * 1024;
 
 static FD: AtomicI32 = AtomicI32::new(-1);
+/// What was opened as that.
+static FILE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 static START_NS: AtomicU64 = AtomicU64::new(0);
 static LOCK: Lock = Lock::new();
 
@@ -44,6 +46,7 @@ pub fn start(path: &[u8]) {
         return warn(format_args!("trace file {shown} cannot be written; nothing is recorded"));
     }
     START_NS.store(os::precise_ns(), Relaxed);
+    FILE.iter().zip(file_of(fd).unwrap_or_default()).for_each(|(known, number)| known.store(number, Relaxed));
     FD.store(fd, Relaxed);
     hook::hang(&ONLOOKER);
     hook::see_all(true);
@@ -86,10 +89,25 @@ fn record(long: [u64; 3], short: [u32; 4]) {
 }
 
 fn write(bytes: &[u8]) {
-    if hook::sees_all() && !os::write(FD.load(Relaxed), bytes) {
+    if !hook::sees_all() {
+        return;
+    }
+    // Programs close files that they do not know, as daemons do, and then one of their own has the number.
+    let fd = FD.load(Relaxed);
+    let is_there = file_of(fd) == Some([0, 1].map(|i| FILE[i].load(Relaxed)));
+    if !is_there || !os::write(fd, bytes) {
         hook::see_all(false);
         warn(format_args!("the trace file cannot be written any further; it ends here"));
     }
+}
+
+/// Device and number of an open file.
+fn file_of(fd: i32) -> Option<[u64; 2]> {
+    // SAFETY: plain numbers, for which zero is a value, and which the call fills.
+    os::keep_errno(|| unsafe {
+        let mut about: libc::stat = core::mem::zeroed();
+        (libc::fstat(fd, &raw mut about) == 0).then_some([about.st_dev, about.st_ino])
+    })
 }
 
 /// Writes what is buffered, at the end of the process: other threads may be recording, and are waited for. A thread that ends
