@@ -20,7 +20,7 @@ use lifetime::profile::Profile;
 use lifetime::profile_file::now_ns;
 use memmap2::MmapRaw;
 use merge::channel;
-use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_get_seals, memfd_create};
 use rustix::net::SendFlags;
 
 use crate::process;
@@ -113,6 +113,12 @@ impl Attachment {
             match hand_over(&stream, &file, self.every) {
                 Err(_) => return Ok(None),
                 Ok(AGREED) => {
+                    // It has sealed the file, if it is what it says: one that shrinks would end this process.
+                    let seals = fcntl_get_seals(&file).context("the profile's memory file")?;
+                    ensure!(
+                        seals.contains(SealFlags::SHRINK),
+                        "process {pid} made a profile that may shrink"
+                    );
                     let map = MmapRaw::map_raw(&file).context("cannot map the profile")?;
                     ensure!(map.len() > LEFT_AT + 8, "process {pid} made a profile of {} bytes", map.len());
                     self.sampled = Some(Sampled { file, map });
@@ -171,4 +177,34 @@ fn hand_over(stream: &UnixStream, file: &File, every: u64) -> std::io::Result<u6
     let mut answer = [0; 8];
     (&*stream).read_exact(&mut answer)?;
     Ok(u64::from_le_bytes(answer))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::RecvFlags;
+    use std::io::Write;
+
+    #[test]
+    fn a_process_that_keeps_the_right_to_shrink_the_file_is_not_believed() {
+        let pid = std::process::id();
+        let mut attachment = Attachment::listen(pid, None, 1).unwrap();
+        let liar = std::thread::spawn(move || {
+            let name = SocketAddr::from_abstract_name(format!("mayfly-profile-{pid}")).unwrap();
+            let mut stream = UnixStream::connect_addr(&name).unwrap();
+            let received = channel::receive(&stream, &mut [0; 8], RecvFlags::empty(), true).unwrap();
+            let file = File::from(received.file.unwrap());
+            file.set_len(1 << 16).unwrap();
+            stream.write_all(&AGREED.to_le_bytes()).unwrap();
+        });
+        let why = loop {
+            match attachment.meet() {
+                Err(why) => break why.to_string(),
+                Ok(_) => assert!(!attachment.is_sampled(), "it is believed"),
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        liar.join().unwrap();
+        assert_eq!(why, format!("process {pid} made a profile that may shrink"));
+    }
 }
