@@ -262,7 +262,9 @@ impl Agent {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         runtime.spawn(async move {
             tokio::time::sleep(LOOK_AFTER).await;
-            agent.look(process, &libraries, &known);
+            // What /proc says of a container's program may be long in coming, as its program's file system likes: not on the
+            // threads that carry connections.
+            let _ = tokio::task::spawn_blocking(move || agent.look(process, &libraries, &known)).await;
         });
     }
 
