@@ -133,6 +133,7 @@ impl Store {
             store.next_segment = store.next_segment.max(number.saturating_add(1));
             if let Err((_, line)) = store.take_back(number, file) {
                 tracing::warn!("segment {number} of {} is lost: {line}", record.domain);
+                store.descriptors.drop_segment(record.identity, number); // else it is kept for ever
             }
         }
         Ok(store)
@@ -365,13 +366,21 @@ mod tests {
             }
             file
         };
+        let folder = std::env::temp_dir().join(format!("mayfly-restored-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let manager = std::os::unix::net::UnixDatagram::bind(folder.join("notify")).unwrap();
         let store = Store::restore(
             (record, [(1, file(true)), (2, file(false))].into()),
             limits,
-            Arc::default(),
+            Arc::new(DescriptorStore::at(&folder.join("notify"))),
             Arc::new(Budget::new(16, 16)),
         );
         let store = store.unwrap();
         assert_eq!(store.segments.keys().collect::<Vec<_>>(), [&1]);
+        manager.set_nonblocking(true).unwrap();
+        let mut said = [0; 256];
+        let bytes = manager.recv(&mut said).unwrap();
+        assert_eq!(&said[..bytes], b"FDSTOREREMOVE=1\nFDNAME=mayfly-segment-0000000000000007-2");
+        std::fs::remove_dir_all(folder).unwrap();
     }
 }
