@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Instant;
 
+use rustix::event::PollFlags;
+
 const MOST_REQUEST_BYTES: usize = 4096;
 
 /// Where figures are served.
@@ -104,7 +106,7 @@ impl Listener {
                 Stream::Unix(stream)
             }
         };
-        Some(Visitor { stream, request: Vec::new(), since: Instant::now() })
+        Some(Visitor { stream, request: Vec::new(), answer: Vec::new(), since: Instant::now() })
     }
 }
 
@@ -117,6 +119,8 @@ enum Stream {
 pub struct Visitor {
     stream: Stream,
     request: Vec<u8>,
+    /// What is not written yet of what it gets.
+    answer: Vec<u8>,
     /// When it came.
     pub since: Instant,
 }
@@ -130,32 +134,48 @@ impl Visitor {
         }
     }
 
-    /// Reads what has come; true when the visitor is done with.
+    /// What is waited for.
+    pub fn waits_for(&self) -> PollFlags {
+        if self.answer.is_empty() { PollFlags::IN } else { PollFlags::OUT }
+    }
+
+    /// Reads what has come, or writes what there is room for: of many domains a socket does not hold all at once. True when the
+    /// visitor is done with.
     pub fn serve(&mut self, figures: impl FnOnce() -> String) -> bool {
-        let mut piece = [0; 1024];
-        let read = match &mut self.stream {
-            Stream::Tcp(stream) => stream.read(&mut piece),
-            Stream::Unix(stream) => stream.read(&mut piece),
-        };
-        match read {
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+        if self.answer.is_empty() {
+            let mut piece = [0; 1024];
+            let read = match &mut self.stream {
+                Stream::Tcp(stream) => stream.read(&mut piece),
+                Stream::Unix(stream) => stream.read(&mut piece),
+            };
+            match read {
+                Err(error) if is_early(&error) => return false,
+                Ok(0) | Err(_) => return true,
+                Ok(n) => self.request.extend(&piece[..n]),
+            }
+            let is_whole = self.request.windows(4).any(|end| end == b"\r\n\r\n");
+            if !is_whole && self.request.len() < MOST_REQUEST_BYTES {
                 return false;
             }
-            Ok(0) | Err(_) => return true,
-            Ok(n) => self.request.extend(&piece[..n]),
+            self.answer = respond(&self.request, is_whole, figures).into_bytes();
         }
-        let is_whole = self.request.windows(4).any(|end| end == b"\r\n\r\n");
-        if !is_whole && self.request.len() < MOST_REQUEST_BYTES {
-            return false;
+        while !self.answer.is_empty() {
+            let written = match &mut self.stream {
+                Stream::Tcp(stream) => stream.write(&self.answer),
+                Stream::Unix(stream) => stream.write(&self.answer),
+            };
+            match written {
+                Err(error) if is_early(&error) => return false,
+                Ok(0) | Err(_) => return true,
+                Ok(n) => drop(self.answer.drain(..n)),
+            }
         }
-        let answer = respond(&self.request, is_whole, figures);
-        // What does not fit into the socket's buffer at once is for a visitor who does not read.
-        let _ = match &mut self.stream {
-            Stream::Tcp(stream) => stream.write_all(answer.as_bytes()),
-            Stream::Unix(stream) => stream.write_all(answer.as_bytes()),
-        };
         true
     }
+}
+
+fn is_early(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
 fn respond(request: &[u8], is_whole: bool, figures: impl FnOnce() -> String) -> String {
@@ -186,6 +206,33 @@ mod tests {
         assert!(ask("GET / HTTP/1.1\r\n\r\n", true).starts_with("HTTP/1.1 404"));
         assert!(ask("POST /metrics HTTP/1.1\r\n\r\n", true).starts_with("HTTP/1.1 405"));
         assert!(ask("GET /metrics", false).starts_with("HTTP/1.1 431"));
+    }
+
+    #[test]
+    fn a_long_answer_is_whole() {
+        let folder = std::env::temp_dir().join(format!("mayfly-metrics-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("socket");
+        let listener = Listener::new(&Endpoint::Socket(path.clone())).unwrap();
+        let reader = std::thread::spawn(move || {
+            let (mut stream, mut text) = (UnixStream::connect(path).unwrap(), String::new());
+            stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+            stream.read_to_string(&mut text).unwrap();
+            text
+        });
+        let mut visitor = loop {
+            match listener.accept() {
+                Some(visitor) => break visitor,
+                None => std::thread::yield_now(),
+            }
+        };
+        while !visitor.serve(|| "figure 1\n".repeat(1 << 18)) {
+            std::thread::yield_now();
+        }
+        drop(visitor);
+        let text = reader.join().unwrap();
+        assert_eq!(text.split_once("\r\n\r\n").unwrap().1.len(), 9 << 18);
+        std::fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

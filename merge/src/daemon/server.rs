@@ -124,9 +124,9 @@ impl Server {
         loop {
             let mut watched = vec![PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN)];
             watched.push(PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN));
-            let files =
-                self.metrics.iter().map(Listener::file).chain(self.visitors.iter().map(Visitor::file));
-            watched.extend(files.map(|file| PollFd::from_borrowed_fd(file, PollFlags::IN)));
+            let metrics = self.metrics.iter().map(|listener| (listener.file(), PollFlags::IN));
+            let visitors = self.visitors.iter().map(|visitor| (visitor.file(), visitor.waits_for()));
+            watched.extend(metrics.chain(visitors).map(|(file, what)| PollFd::from_borrowed_fd(file, what)));
             let second = rustix::time::Timespec { tv_sec: 1, tv_nsec: 0 };
             match poll(&mut watched, Some(&second)) {
                 Ok(_) | Err(Errno::INTR) => {}
