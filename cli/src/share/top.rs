@@ -39,6 +39,12 @@ fn mib(pages: f64) -> String {
     format!("{:.1}", pages / 256.0)
 }
 
+/// A name that a program or a container has given itself, for a terminal: without what a terminal would obey.
+fn shown(of: &Value, name: &str) -> String {
+    let text = of.get(name).and_then(Value::as_str).unwrap_or("?");
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
 fn domains(status: &Value) -> &[Value] {
     status.get("domains").and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }
@@ -59,7 +65,7 @@ fn table(now: &Sample, before: Option<&Sample>) -> String {
         "new/s"
     );
     for domain in domains(&now.status) {
-        let name = domain.get("domain").and_then(Value::as_str).unwrap_or("?");
+        let name = shown(domain, "domain");
         let former = before.and_then(|before| {
             let seconds = now.at.duration_since(before.at).as_secs_f64().max(1e-3);
             let same = domains(&before.status).iter().find(|d| d.get("domain") == domain.get("domain"))?;
@@ -99,7 +105,6 @@ fn programs_table(programs: &[Value]) -> String {
         "\n{:<28} {:<16} {:>8} {:>6} {:>12} {:>9} {:>14} {:>6}\n",
         "trust domain", "program", "pid", "age", "charged MiB", "mappings", "looked up MiB", "found"
     );
-    let text = |program: &Value, name: &str| program[name].as_str().unwrap_or("?").to_owned();
     for program in sorted {
         let looked_up = number(program, "looked_up_pages");
         let found = match looked_up {
@@ -109,8 +114,8 @@ fn programs_table(programs: &[Value]) -> String {
         let has_gone = program["has_gone"].as_bool() == Some(true);
         out += &format!(
             "{:<28} {:<16} {:>8} {:>6} {:>12} {:>9} {:>14} {:>6}\n",
-            text(program, "domain"),
-            text(program, "name"),
+            shown(program, "domain"),
+            shown(program, "name"),
             if has_gone { "gone".to_owned() } else { number(program, "pid").to_string() },
             age(number(program, "age_seconds")),
             mib(number(program, "charged_pages")),
@@ -224,6 +229,16 @@ mod tests {
             text.lines().filter(|l| l.contains(" web ")).map(|l| l.split_whitespace().collect()).collect();
         assert_eq!(programs[0][2..], ["web", "4711", "30", "s", "4.0", "3", "0.4", "25%"]);
         assert_eq!(programs[1][2..], ["web", "gone", "2", "h", "0.0", "3", "0.0", "-"]);
+    }
+
+    #[test]
+    fn no_name_speaks_to_the_terminal() {
+        let mut sample = at(0, Instant::now());
+        sample.programs[0]["name"] = "\u{1b}[2Jx\u{7}".into();
+        sample.status["domains"][0]["domain"] = "uid 0 in /\u{1b}c\n".into();
+        let text = table(&sample, None);
+        assert!(text.contains("?[2Jx?") && text.contains("uid 0 in /?c?"));
+        assert!(!text.contains('\u{1b}'));
     }
 
     #[test]
