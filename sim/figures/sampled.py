@@ -2,25 +2,14 @@
 themselves, and how much CPU time they spare."""
 
 import argparse
-import json
-import subprocess
-import tempfile
-from pathlib import Path
 
 from bench.outcome import RESULTS, at_most, figure, print_shown, table, write
 from sim.figures.ratios import faster, saved
-from sim.figures.simulate import command, commit
+from sim.figures.simulate import command, commit, run
 
 PROGRAMS = ("json-loads", "url-shorten", "html-go")
 SIDES = ("native", "memento")
 GOAL_PERCENT = 2
-
-
-def run(program: str, side: str, *more: str) -> dict:
-    with tempfile.TemporaryDirectory() as folder:
-        mayfly, sim, *words = command(program, side, Path(folder))
-        done = subprocess.run([mayfly, sim, *more, *words], capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
 
 
 def wrong(right: float, estimate: float) -> float:
@@ -50,7 +39,8 @@ def main() -> None:
     option = "--sample" + (f"={period}" if (period := parser.parse_args().sample) else "")
     flat, errors = {"made_with.commit": commit()}, []
     for program in PROGRAMS:
-        pairs = {side: (run(program, side), run(program, side, option)) for side in SIDES}
+        words = {side: command(program, side) for side in SIDES}
+        pairs = {side: (run(said), run([option, *said])) for side, said in words.items()}
         for side, pair in pairs.items():
             found = compared(*pair)
             errors.append(abs(found["error_percent"]))

@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 
@@ -44,11 +45,11 @@ def together(number: int, allocator: str) -> list[str]:
     return ["/programs/bin/together", *words[1:]]
 
 
-def command(program: str, configuration: str, folder: Path) -> list[str]:
+def command(program: str, configuration: str) -> list[str]:
+    """What `mayfly sim` is told."""
     said, its = wanted(configuration), RUNS["programs"].get(program, {})
     name, arguments = its.get("program", program), its.get("arguments", [])
-    words = [str(MAYFLY), "sim", "--json", "--out", str(folder), "--allocator", said["allocator"]]
-    words += ["--memory", "1536MiB"]
+    words = ["--allocator", said["allocator"], "--memory", "1536MiB"]
     if "MAYFLY_SIM_IMAGE" in os.environ:
         words += ["--image", os.environ["MAYFLY_SIM_IMAGE"]]
     if "machine" in said:
@@ -80,19 +81,24 @@ def commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
+def run(words: list[str], folder: Path | None = None, where: Path | None = None) -> dict:
+    """What `mayfly sim` counts and keeps in a folder, and what the program wrote. `where`: the folder of a
+    program that no image has."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = folder or Path(scratch)
+        command = [str(MAYFLY), "sim", "--json", "--out", str(folder), *words]
+        done = subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=1800)
+        if done.returncode != 0:
+            raise SystemExit((done.stderr.strip() or "no message").splitlines()[-1])
+        return json.loads(done.stdout) | {"output": (folder / "output").read_text(errors="replace").strip()}
+
+
 def main() -> None:
     program, configuration, output = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-    folder = output.with_suffix("")
     try:
-        done = subprocess.run(
-            command(program, configuration, folder), capture_output=True, text=True, timeout=1800
-        )
-        if done.returncode != 0:
-            raise ValueError((done.stderr.strip() or "no message").splitlines()[-1])
-        found = json.loads(done.stdout)
+        found = run(command(program, configuration), output.with_suffix(""))
         found["made_with.commit"] = commit()
-        found["output"] = (folder / "output").read_text(errors="replace").strip()
-    except (ValueError, OSError, subprocess.TimeoutExpired) as error:
+    except (SystemExit, ValueError, OSError, subprocess.TimeoutExpired) as error:
         found = {"failure": str(error)}
         print(f"sim/figures: {program}, {configuration}: {error}", file=sys.stderr)
     output.write_text(json.dumps(found, indent=1) + "\n")

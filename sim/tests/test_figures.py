@@ -3,6 +3,7 @@
 import pytest
 
 from sim.figures import collect, runs, sensitivity, simulate
+from sim.silo import transactions
 
 
 def run(cycles: int, traffic: int = 1000, pages: int = 100, output: str = "ok", **more) -> dict:
@@ -16,10 +17,10 @@ def run(cycles: int, traffic: int = 1000, pages: int = 100, output: str = "ok", 
     }
 
 
-def test_every_configuration_of_every_program_is_a_command(tmp_path):
+def test_every_configuration_of_every_program_is_a_command():
     for program in runs.RUNS["programs"]:
         for one in runs.configurations(program):
-            words = simulate.command(program, one, tmp_path)
+            words = simulate.command(program, one)
             assert words[words.index("--allocator") + 1] == runs.wanted(one)["allocator"], (program, one)
 
 
@@ -48,8 +49,8 @@ def test_a_name_stands_for_an_experiment_and_what_it_is_beside():
         assert not missing, f"{name} asks for what the whole has not: {missing}"
 
 
-def test_another_build_of_a_go_program_has_its_variables(tmp_path):
-    words = simulate.command("html-go", "import-populate-go", tmp_path)
+def test_another_build_of_a_go_program_has_its_variables():
+    words = simulate.command("html-go", "import-populate-go")
     assert "/programs/bin/html-go-populate" in words
     assert {"GOGC=off", "MAYFLY_REGION=import"} <= set(words)
 
@@ -116,3 +117,22 @@ def test_a_cold_start_is_the_imports_and_the_call():
     found = collect.program(its)
     assert found["cold.speedup_percent"] == pytest.approx(20)
     assert found["end_inactive_bytes_percent"] == 25
+
+
+def test_the_gain_for_whom_and_why_is_the_gain():
+    sides = {
+        "native": {
+            "cycles_of.allocate.branch": 70,
+            "cycles_of.page_fault.dram": 30,
+            "cycles_of.user.commit": 100,
+        },
+        "memento": {
+            "cycles_of.allocate.branch": 20,
+            "cycles_of.page_fault.dram": 36,
+            "cycles_of.user.commit": 100,
+        },
+    }
+    both = [its | {"cycles": sum(its.values())} for its in sides.values()]
+    found = transactions.causes(*both)
+    assert found == {"gain_of.allocate.branch_percent": 25, "gain_of.page_fault.dram_percent": -3}
+    assert sum(found.values()) == pytest.approx(100 * (1 - both[1]["cycles"] / both[0]["cycles"]))
