@@ -105,6 +105,8 @@ pub struct Block {
     pub certain: usize,
     /// How it ends.
     pub ends: End,
+    /// Behind it the core sleeps until an interrupt.
+    pub halts: bool,
 }
 
 impl Block {

@@ -33,6 +33,18 @@ pub struct BranchCounts {
     pub btb_misses: u64,
 }
 
+impl std::ops::AddAssign for BranchCounts {
+    fn add_assign(&mut self, other: BranchCounts) {
+        self.conditional += other.conditional;
+        self.conditional_mispredicted += other.conditional_mispredicted;
+        self.indirect += other.indirect;
+        self.indirect_mispredicted += other.indirect_mispredicted;
+        self.returns += other.returns;
+        self.returns_mispredicted += other.returns_mispredicted;
+        self.btb_misses += other.btb_misses;
+    }
+}
+
 /// How a prediction turned out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {

@@ -47,6 +47,16 @@ pub struct CacheCounts {
     pub mshr_wait_cycles: u64,
 }
 
+impl std::ops::AddAssign for CacheCounts {
+    fn add_assign(&mut self, other: CacheCounts) {
+        self.hits += other.hits;
+        self.misses += other.misses;
+        self.merges += other.merges;
+        self.writebacks += other.writebacks;
+        self.mshr_wait_cycles += other.mshr_wait_cycles;
+    }
+}
+
 /// A line that had to go.
 pub struct Victim {
     /// Which.
@@ -115,6 +125,11 @@ impl Cache {
     /// Whether it holds the line; changes nothing.
     pub fn holds(&self, line: Line) -> bool {
         self.find(line).is_some()
+    }
+
+    /// Whether the line is dirty, if it is here; changes nothing.
+    pub fn is_dirty(&self, line: Line) -> Option<bool> {
+        self.find(line).map(|index| self.dirty[index])
     }
 
     /// Takes the line out; whether it was dirty.

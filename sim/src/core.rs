@@ -237,6 +237,17 @@ impl Core {
         }
     }
 
+    /// It does nothing before `until`, and for nobody: how many cycles that are.
+    pub fn sleep(&mut self, until: u64) -> u64 {
+        let passed = until.saturating_sub(self.commit);
+        if passed > 0 {
+            self.commit = until;
+            self.committed = 0;
+            self.redirect(until, Cause::Exception);
+        }
+        passed
+    }
+
     #[inline(always)]
     fn leave_lsq(&mut self, free: (u64, Cause)) {
         self.lsq[self.lsq_next] = free;

@@ -34,7 +34,7 @@ impl BlockDecoder {
     pub fn block<'a>(&mut self, start: u64, instructions: impl Iterator<Item = &'a [u8]>) -> Block {
         self.operations.clear();
         let mut address = start;
-        let mut ends = End::Fallthrough;
+        let (mut ends, mut halts) = (End::Fallthrough, false);
         for bytes in instructions {
             let instruction = Decoder::with_ip(64, bytes, address, DecoderOptions::NONE).decode();
             let mut operation = if mark(bytes).is_some() {
@@ -45,6 +45,7 @@ impl BlockDecoder {
             operation.offset = (address - start) as u16;
             self.operations.push(operation);
             ends = end_of(&instruction);
+            halts = instruction.mnemonic() == Mnemonic::Hlt;
             address += bytes.len() as u64;
         }
         let certain = self.operations.iter().rposition(|operation| operation.flags & CERTAIN != 0);
@@ -54,6 +55,7 @@ impl BlockDecoder {
             operations: self.operations.as_slice().into(),
             certain: certain.map_or(0, |index| index + 1),
             ends,
+            halts,
             ..Block::default()
         }
     }

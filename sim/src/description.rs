@@ -1,5 +1,7 @@
 //! What a machine is made of: a TOML file, of which every number can be overridden.
 
+mod check;
+
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -34,6 +36,9 @@ pub const MACHINES: &[(&str, &[&str], Beside)] = &[
 #[allow(missing_docs)]
 pub struct Description {
     pub name: String,
+    /// Of a file that does not say: one.
+    #[serde(default)]
+    pub cores: CoresDescription,
     pub core: CoreDescription,
     pub branch: BranchDescription,
     pub l1i: CacheDescription,
@@ -68,6 +73,24 @@ impl Default for SampleDescription {
             window_instructions: 3_000,
             filling_instructions: 2_000,
         }
+    }
+}
+
+/// How many cores there are, each with an L1i, L1d, L2 and TLBs of its own, and what lies between them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct CoresDescription {
+    pub number: usize,
+    /// Getting a line out of another core's caches, beyond the way to the LLC.
+    pub snoop_cycles: u64,
+    /// How far a core runs ahead of the others before one of them has its turn. The simulation's, and not the machine's.
+    pub turn_cycles: u64,
+}
+
+impl Default for CoresDescription {
+    fn default() -> CoresDescription {
+        CoresDescription { number: 1, snoop_cycles: 20, turn_cycles: 500 }
     }
 }
 
@@ -273,90 +296,6 @@ impl Description {
         }
         Ok(self)
     }
-
-    /// What no machine can be built from.
-    fn check(&self) -> Result<(), String> {
-        let caches = [("l1i", &self.l1i), ("l1d", &self.l1d), ("l2", &self.l2), ("llc", &self.llc)];
-        for (name, cache) in caches {
-            require(cache.sets.is_power_of_two(), || {
-                format!("{name}.sets = {}: a power of two is needed", cache.sets)
-            })?;
-            require((1..=64).contains(&cache.ways), || format!("{name}.ways = {}: 1 to 64", cache.ways))?;
-            require(cache.mshrs > 0, || format!("{name}.mshrs = 0: at least 1 is needed"))?;
-        }
-        for (inner, outer) in [(&caches[0], &caches[2]), (&caches[1], &caches[2]), (&caches[2], &caches[3])] {
-            require(inner.1.latency_cycles <= outer.1.latency_cycles, || {
-                format!(
-                    "{}.latency_cycles is less than {}.latency_cycles, though it lies behind it",
-                    outer.0, inner.0
-                )
-            })?;
-        }
-        let core = &self.core;
-        let at_least_one = [
-            ("core.width", u64::from(core.width)),
-            ("core.rob_entries", core.rob_entries as u64),
-            ("core.lsq_entries", core.lsq_entries as u64),
-            ("core.load_ports", core.load_ports.into()),
-            ("core.store_ports", core.store_ports.into()),
-            ("core.branch_ports", core.branch_ports.into()),
-            ("core.multiply_ports", core.multiply_ports.into()),
-            ("core.vector_ports", core.vector_ports.into()),
-            ("core.frequency_mhz", core.frequency_mhz),
-            ("tlb.l1_sets", self.tlb.l1_sets as u64),
-            ("tlb.l1_ways", self.tlb.l1_ways as u64),
-            ("tlb.l2_sets", self.tlb.l2_sets as u64),
-            ("tlb.l2_ways", self.tlb.l2_ways as u64),
-            ("branch.return_entries", self.branch.return_entries as u64),
-            ("dram.clock_mhz", self.dram.clock_mhz),
-            ("dram.burst", self.dram.burst),
-            ("dram.refi", self.dram.refi),
-            ("dram.write_queue", self.dram.write_queue as u64),
-        ];
-        for (name, value) in at_least_one {
-            require(value > 0, || format!("{name} = 0: at least 1 is needed"))?;
-        }
-        if let Some(support) = &self.support {
-            require(support.cache_sets.is_power_of_two(), || {
-                format!("support.cache_sets = {}: a power of two is needed", support.cache_sets)
-            })?;
-            require((1..=64).contains(&support.cache_ways), || "support.cache_ways: 1 to 64".to_owned())?;
-            require(support.queue_entries > 0, || {
-                "support.queue_entries = 0: at least 1 is needed".to_owned()
-            })?;
-        }
-        if let Some(sample) = &self.sample {
-            let timed = sample.window_instructions + 2 * sample.filling_instructions;
-            require(sample.window_instructions > 0, || {
-                "sample.window_instructions = 0: at least 1 is needed".to_owned()
-            })?;
-            require(timed < sample.period_instructions, || {
-                format!(
-                    "sample.period_instructions = {}: more than {timed} are needed",
-                    sample.period_instructions
-                )
-            })?;
-            require(self.support.is_none(), || "a machine with a support core is not sampled".to_owned())?;
-        }
-        require(core.width < 16, || format!("core.width = {}: at most 15", core.width))?;
-        let powers = [
-            ("branch.base_entries", self.branch.base_entries),
-            ("branch.tagged_entries", self.branch.tagged_entries),
-            ("branch.btb_entries", self.branch.btb_entries),
-            ("branch.indirect_entries", self.branch.indirect_entries),
-            ("dram.bank_groups", self.dram.bank_groups),
-            ("dram.banks_per_group", self.dram.banks_per_group),
-            ("dram.row_bytes", self.dram.row_bytes as usize),
-        ];
-        for (name, value) in powers {
-            require(value.is_power_of_two(), || format!("{name} = {value}: a power of two is needed"))?;
-        }
-        require(self.dram.row_bytes >= 64, || "dram.row_bytes: at least one line of 64".to_owned())
-    }
-}
-
-fn require(condition: bool, message: impl Fn() -> String) -> Result<(), String> {
-    if condition { Ok(()) } else { Err(message()) }
 }
 
 /// `table.a.b = value`, where the key must be there already.

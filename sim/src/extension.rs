@@ -15,6 +15,8 @@ const POOL: std::ops::Range<u64> = 64 << 30..80 << 30;
 pub struct Extension {
     /// The units.
     pub units: Units,
+    /// The core whose turn it is, and the region of the process that it runs.
+    core: usize,
     region: std::ops::Range<u64>,
     /// Of all processes: (page table's root, region).
     regions: Vec<(u64, std::ops::Range<u64>)>,
@@ -32,15 +34,17 @@ pub struct View<'a> {
     pub hierarchy: &'a mut Hierarchy,
     /// Translation.
     pub tlbs: &'a mut Tlbs,
+    /// Translations of other cores that are no longer valid: whose, and of which page.
+    pub shootdowns: &'a mut Vec<(usize, u64)>,
 }
 
 impl memento::Machine for View<'_> {
-    fn access(&mut self, _core: usize, port: Port, access: memento::Access, physical: u64, at: u64) -> u64 {
-        self.enter(port, physical, access != memento::Access::Read, false, at)
+    fn access(&mut self, core: usize, port: Port, access: memento::Access, physical: u64, at: u64) -> u64 {
+        self.enter(core, port, physical, access != memento::Access::Read, false, at)
     }
 
-    fn instantiate(&mut self, _core: usize, port: Port, physical: u64, at: u64) -> u64 {
-        self.enter(port, physical, true, true, at)
+    fn instantiate(&mut self, core: usize, port: Port, physical: u64, at: u64) -> u64 {
+        self.enter(core, port, physical, true, true, at)
     }
 
     fn tlb_lookup(&mut self, _core: usize, address: u64, at: u64) -> (Option<u64>, u64) {
@@ -51,27 +55,37 @@ impl memento::Machine for View<'_> {
         self.tlbs.fill(Side::Data, address, physical, false);
     }
 
-    fn shootdown(&mut self, _core: usize, page: u64) {
-        self.tlbs.shootdown(page);
+    fn shootdown(&mut self, core: usize, page: u64) {
+        if core == self.hierarchy.core() {
+            self.tlbs.shootdown(page);
+        } else {
+            self.shootdowns.push((core, page));
+        }
     }
 }
 
 impl View<'_> {
-    fn enter(&mut self, port: Port, physical: u64, write: bool, fresh: bool, at: u64) -> u64 {
+    fn enter(&mut self, core: usize, port: Port, physical: u64, write: bool, fresh: bool, at: u64) -> u64 {
         self.hierarchy.purpose = Purpose::Units;
-        let (level, at) = match port {
-            Port::Core => (Level::L1d, self.hierarchy.unit_start(at)),
-            Port::Controller => (Level::Llc, at),
-        };
-        self.hierarchy.access(level, physical >> 6, write, fresh, at).0
+        if port == Port::Controller {
+            return self.hierarchy.access(Level::Llc, physical >> 6, write, fresh, at).0;
+        }
+        // Another core's HOT gives an entry up.
+        let own = self.hierarchy.core();
+        self.hierarchy.switch(core);
+        let at = self.hierarchy.unit_start(at);
+        let done = self.hierarchy.access(Level::L1d, physical >> 6, write, fresh, at).0;
+        self.hierarchy.switch(own);
+        done
     }
 }
 
 impl Extension {
-    /// Units as `config` says, for one core.
-    pub fn new(config: &Config) -> Extension {
+    /// Units as `config` says, for so many cores.
+    pub fn new(config: &Config, cores: usize) -> Extension {
         Extension {
-            units: Units::new(config, 1, POOL),
+            units: Units::new(config, cores, POOL),
+            core: 0,
             region: 0..0,
             regions: Vec::new(),
             operations: 0,
@@ -94,8 +108,8 @@ impl Extension {
         hierarchy: &mut Hierarchy,
         tlbs: &mut Tlbs,
     ) -> (u64, bool, u64) {
-        let fresh = self.units.touch(0, access.address);
-        if let Some(physical) = self.units.lookup(0, access.address) {
+        let fresh = self.units.touch(self.core, access.address);
+        if let Some(physical) = self.units.lookup(self.core, access.address) {
             if tlbs.quick(Side::Data, access.address, physical) {
                 return (physical, fresh, at);
             }
@@ -106,8 +120,9 @@ impl Extension {
             tlbs.count_miss();
         }
         let start = at + tlbs.l2_cycles();
-        let (physical, done) = match self.units.walk(0, access.address, start, &mut View { hierarchy, tlbs })
-        {
+        // A walk frees no page.
+        let view = &mut View { hierarchy, tlbs, shootdowns: &mut Vec::new() };
+        let (physical, done) = match self.units.walk(self.core, access.address, start, view) {
             Ok(found) => found,
             // A page of an arena that was freed, read after its time: the program's mistake, and no page to give.
             Err(_) => return (access.physical, false, start),
@@ -120,6 +135,7 @@ impl Extension {
     /// The mark MEMENTO_REGION: when the region is there.
     pub fn set_region(
         &mut self,
+        core: usize,
         process: u64,
         start: u64,
         end_and_flags: u64,
@@ -135,7 +151,7 @@ impl Extension {
         }
         let done = self
             .units
-            .set_region(0, process, start..end, at, view)
+            .set_region(core, process, start..end, at, view)
             .map_err(|exception| format!("MRS {start:#x}, MRE {end:#x}: {exception}"))?;
         self.regions.retain(|(other, _)| *other != process);
         self.regions.push((process, start..end));
@@ -143,11 +159,13 @@ impl Extension {
         Ok(done)
     }
 
-    /// Another process runs; when its region is loaded and the HOT flushed.
-    pub fn switch(&mut self, process: u64, at: u64, view: &mut View) -> u64 {
+    /// Another process runs, or what comes is of another core, on which this process runs: when its region is loaded and the
+    /// HOT flushed.
+    pub fn switch(&mut self, core: usize, process: u64, at: u64, view: &mut View) -> u64 {
+        self.core = core;
         let found = self.regions.iter().find(|(other, _)| *other == process);
         self.region = found.map_or(0..0, |(_, region)| region.clone());
-        if self.regions.is_empty() { at } else { self.units.context_switch(0, process, at, view) }
+        if self.regions.is_empty() { at } else { self.units.context_switch(core, process, at, view) }
     }
 
     /// A process is gone, and others may run: when its pages are back.
@@ -173,7 +191,7 @@ impl Extension {
     /// A thread's buffer of non-local frees is emptied.
     pub fn free_batch(&mut self, lane: u64, at: u64, view: &mut View) -> Result<u64, String> {
         self.operations += 1;
-        let done = self.units.drain(0, lane as usize, at, view);
+        let done = self.units.drain(self.core, lane as usize, at, view);
         match done.exception {
             None => Ok(done.at),
             Some(exception) => Err(format!("operation {}, a batch of frees: {exception}", self.operations)),
@@ -221,7 +239,7 @@ impl Extension {
     ) -> Result<u64, String> {
         self.operations += 1;
         let (size, lane) = (size_and_lane & 0xffff_ffff, (size_and_lane >> 32) as usize);
-        let done = self.units.obj_alloc(0, lane, size, at, view);
+        let done = self.units.obj_alloc(self.core, lane, size, at, view);
         if done.address != address {
             return Err(format!(
                 "operation {}, obj-alloc of {size} bytes: the shim's address is {address:#x}, the units' {:#x}",
@@ -241,7 +259,7 @@ impl Extension {
         view: &mut View,
     ) -> Result<u64, String> {
         self.operations += 1;
-        let done = self.units.obj_free(0, lane as usize, address, at, view);
+        let done = self.units.obj_free(self.core, lane as usize, address, at, view);
         let agrees = if refused { done.exception.is_some() } else { done.exception.is_none() };
         if !agrees {
             let say =

@@ -1,9 +1,14 @@
 //! The caches in their order, and DRAM behind them.
 
+mod cores;
+
+pub use cores::SharingCounts;
+
 use crate::cache::{Cache, CacheCounts, Line};
 use crate::calendar::Calendar;
 use crate::description::{CacheDescription, Description, SupportDescription};
 use crate::dram::{Dram, DramCounts};
+use cores::{Private, private_caches};
 
 /// Who served an access, from near to far. The first four are also the indices of the caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,7 +51,13 @@ pub const PURPOSE_NAMES: [&str; PURPOSES] = ["code", "walks", "units", "objects"
 
 /// L1i and L1d, which share L2, LLC and memory. Neither inclusive nor exclusive: a victim goes on only when dirty.
 pub struct Hierarchy {
+    /// The first three are those of the core whose accesses come now.
     caches: [Cache; 4],
+    core: usize,
+    others: Vec<Private>,
+    /// What passes between the cores' caches.
+    pub sharing: SharingCounts,
+    llc_cycles: u64,
     dram: Dram,
     /// The HOT's port to the L1d: one access a cycle.
     units_port: Calendar,
@@ -83,18 +94,18 @@ impl Hierarchy {
     /// All empty.
     pub fn new(description: &Description) -> Hierarchy {
         let d = description;
+        let [l1i, l1d, l2] = private_caches(d);
         Hierarchy {
-            caches: [
-                Cache::new(&d.l1i, 0),
-                Cache::new(&d.l1d, 0),
-                Cache::new(&d.l2, d.l1d.latency_cycles.max(d.l1i.latency_cycles)),
-                Cache::new(&d.llc, d.l2.latency_cycles),
-            ],
+            caches: [l1i, l1d, l2, Cache::new(&d.llc, d.l2.latency_cycles)],
+            core: 0,
+            others: Private::all_but_the_first(d),
+            sharing: SharingCounts::default(),
+            llc_cycles: d.llc.latency_cycles,
             dram: Dram::new(&d.dram, d.core.frequency_mhz),
             units_port: Calendar::new(),
             clean_lines: d.memento.as_ref().is_some_and(|config| config.clean_lines),
             support: d.support.as_ref().map(support_caches),
-            snoop_cycles: d.support.as_ref().map_or(0, |support| support.snoop_cycles),
+            snoop_cycles: d.support.as_ref().map_or(d.cores.snoop_cycles, |support| support.snoop_cycles),
             snoops: [0; 2],
             bypasses: 0,
             purpose: Purpose::Kernel,
@@ -106,6 +117,8 @@ impl Hierarchy {
     /// line was never used since it was allocated, so the LLC makes one of zeroes instead of reading DRAM.
     #[inline]
     pub fn access(&mut self, level: Level, line: Line, write: bool, fresh: bool, at: u64) -> (u64, Level) {
+        let is_shared = write && level == Level::L1d && !self.others.is_empty();
+        let at = if is_shared { self.own(line, at) } else { at };
         let cache = &mut self.caches[level as usize];
         let start = cache.start(at);
         let there = start + cache.own_cycles;
@@ -136,7 +149,11 @@ impl Hierarchy {
                 (self.dram.read(line, from), Level::Dram)
             }
             behind => {
-                let from = if level == Level::L2 { self.snoop_support(line, from) } else { from };
+                let from = match level {
+                    Level::L2 if !self.others.is_empty() => self.snoop(line, from),
+                    Level::L2 => self.snoop_support(line, from),
+                    _ => from,
+                };
                 self.access(behind, line, false, fresh, from)
             }
         };
@@ -229,12 +246,12 @@ impl Hierarchy {
 
     /// What was counted so far.
     pub fn counts(&self) -> MemoryCounts {
-        let [l1i, l1d, l2, llc] = [0, 1, 2, 3].map(|level| self.caches[level].counts);
+        let [l1i, l1d, l2] = self.private_counts();
         MemoryCounts {
             l1i,
             l1d,
             l2,
-            llc,
+            llc: self.caches[Level::Llc as usize].counts,
             dram: self.dram.counts,
             llc_bypasses: self.bypasses,
             reads_for: self.reads_for,
@@ -246,6 +263,7 @@ impl Hierarchy {
         for cache in self.caches.iter_mut().chain(self.support.iter_mut().flatten()) {
             cache.counts = CacheCounts::default();
         }
+        self.reset_private_counts();
         self.dram.counts = DramCounts::default();
         if let Some(requests) = &mut self.dram.recorded {
             requests.clear();

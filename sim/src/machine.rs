@@ -3,6 +3,19 @@
 //! A block is timed when the next one is entered, because only then it is known how far it came (an instruction that
 //! faults ends it early) and where its branch went.
 
+/// The machine as Memento's units see it.
+macro_rules! view {
+    ($machine:ident) => {
+        View {
+            hierarchy: &mut $machine.hierarchy,
+            tlbs: &mut $machine.tlbs,
+            shootdowns: &mut $machine.turns.shootdowns,
+        }
+    };
+}
+
+mod cores;
+mod counts;
 mod marks;
 mod sampled;
 mod support;
@@ -19,41 +32,17 @@ use crate::support::Support;
 use crate::tlb::{PageTables, Tlbs};
 use std::ops::Range;
 
-/// What the machine counts of the program itself.
-#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
-pub struct ProgramCounts {
-    /// Instructions executed in user mode.
-    pub user_instructions: u64,
-    /// In the kernel.
-    pub kernel_instructions: u64,
-    /// Loads.
-    pub loads: u64,
-    /// Stores.
-    pub stores: u64,
-    /// Accesses to devices.
-    pub device_accesses: u64,
-    /// Repetitions of string instructions, which count as one instruction.
-    pub repetitions: u64,
-    /// Instructions that raised a page fault.
-    pub faults: u64,
-    /// Interrupts and exceptions of other kinds.
-    pub interrupts: u64,
-    /// System calls.
-    pub system_calls: u64,
-    /// Changes of the address space.
-    pub process_switches: u64,
-    /// obj-alloc and obj-free.
-    pub unit_operations: u64,
-    /// Instructions that were executed but not charged, as hardware does their work.
-    pub uncharged_instructions: u64,
-    /// Pages that the kernel allocated for processes: movable ones.
-    pub user_pages: u64,
-    /// And for itself: page tables, slabs.
-    pub kernel_pages: u64,
-}
+use cores::{Parked, Share, Turns};
+pub use counts::ProgramCounts;
 
-/// A core, its memory, and the block it is in.
+/// Cores, their memory, and the blocks they are in. What is one core's is here for the one whose turn it is.
 pub struct Machine {
+    /// Which one that is.
+    number: usize,
+    /// Those whose turn it is not.
+    others: Vec<Parked>,
+    turns: Turns,
+    share: Share,
     core: Core,
     hierarchy: Hierarchy,
     tlbs: Tlbs,
@@ -66,8 +55,8 @@ pub struct Machine {
     accesses: Vec<Access>,
     /// The page fault or the system call about memory that the kernel works on.
     kernel_work: Owner,
-    /// The address spaces in which nothing is charged until their closing marks: one may be interrupted before its own, and
-    /// another begin such a section too.
+    /// The address spaces in which nothing is charged until their closing marks, and on which cores: one may be interrupted before
+    /// its own, and another begin such a section too.
     uncharged: Vec<u64>,
     /// Who owns user cycles: the program or its allocator.
     user_owner: Owner,
@@ -90,11 +79,18 @@ impl Machine {
         let mut core = Core::new(description);
         core.set_warming(description.sample.is_some());
         Machine {
+            number: 0,
+            others: Parked::all_but_the_first(description),
+            turns: Turns::new(&description.cores),
+            share: Share::NONE,
             core,
             hierarchy: Hierarchy::new(description),
             tlbs: Tlbs::new(&description.tlb),
             predictor: Predictor::new(&description.branch),
-            extension: description.memento.as_ref().map(Extension::new),
+            extension: description
+                .memento
+                .as_ref()
+                .map(|config| Extension::new(config, description.cores.number)),
             support: description.support.as_ref().map(|support| Support::new(support, &description.tlb)),
             blocks: Vec::new(),
             current: None,
@@ -147,10 +143,12 @@ impl Machine {
         }
     }
 
-    /// Execution stops here for now: times what is left.
+    /// Execution stops here for now: times what is left, of all cores.
     pub fn pause(&mut self, tables: &impl PageTables) {
-        self.finish(None, tables);
-        self.current = None;
+        self.each_core(|machine| {
+            machine.finish(None, tables);
+            machine.current = None;
+        });
     }
 
     /// Another address space.
@@ -162,12 +160,16 @@ impl Machine {
         if let Some(support) = &mut self.support {
             support.set_root(cr3);
         }
-        self.user_owner = self.allocations.inside(self.tlbs.root()).unwrap_or(Owner::User);
+        self.user_owner = self.allocations.inside(self.space()).unwrap_or(Owner::User);
+        self.load_region();
+    }
+
+    /// Memento's registers are those of the process that runs.
+    fn load_region(&mut self) {
+        let process = self.tlbs.root();
         if let Some(extension) = &mut self.extension {
-            let mut view = View { hierarchy: &mut self.hierarchy, tlbs: &mut self.tlbs };
-            let now = self.core.now();
-            let process = view.tlbs.root();
-            let done = extension.switch(process, now, &mut view);
+            let mut view = view!(self);
+            let done = extension.switch(self.number, process, self.core.now(), &mut view);
             self.core.wait(done, Owner::Kernel);
         }
     }
@@ -199,12 +201,9 @@ impl Machine {
 
     /// The region starts: everything is counted from zero, and the caches keep what they hold.
     pub fn start_region(&mut self) {
-        self.start = self.core.now();
-        self.core.reset_counts();
+        self.start_together();
         self.begin_sampling();
         self.hierarchy.reset_counts();
-        self.tlbs.counts = Default::default();
-        self.predictor.counts = Default::default();
         if let Some(extension) = &mut self.extension {
             extension.start_region();
         }

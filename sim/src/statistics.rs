@@ -1,5 +1,6 @@
 //! Every number of a run with its name, unit and meaning: as JSON for programs and as a table for people.
 
+mod cores;
 mod sample;
 mod units;
 
@@ -107,6 +108,7 @@ impl Statistics {
     pub fn of(machine: &Machine, description: &Description) -> Statistics {
         let mut all = Statistics::default();
         all.of_program(machine, description);
+        all.of_cores(machine);
         all.of_cycles(machine);
         all.of_branches(machine);
         all.of_translation(machine);
@@ -189,11 +191,13 @@ impl Statistics {
                 );
             }
         }
-        self.must("cycles by cause sum to the total", total, machine.cycles());
+        let asleep: u64 = machine.core_counts().iter().map(|core| core.asleep_cycles).sum();
+        let of_all_cores = machine.cores() as u64 * machine.cycles();
+        self.must("cycles by cause sum to the total", total + asleep, of_all_cores);
     }
 
     fn of_branches(&mut self, machine: &Machine) {
-        let counts = machine.parts().3.counts;
+        let counts = machine.private_counts().1;
         let lines = [
             ("branch.conditional", counts.conditional, "conditional branches"),
             ("branch.conditional_mispredicted", counts.conditional_mispredicted, "which went the other way"),
@@ -219,7 +223,7 @@ impl Statistics {
     }
 
     fn of_translation(&mut self, machine: &Machine) {
-        let counts = machine.parts().2.counts;
+        let counts = machine.private_counts().0;
         let lines = [
             ("tlb.instruction_lookups", counts.instruction_lookups, "lookups", "of the L1 instruction TLB"),
             ("tlb.instruction_misses", counts.instruction_misses, "misses", "of the L1 instruction TLB"),

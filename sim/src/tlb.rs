@@ -34,6 +34,19 @@ pub struct TlbCounts {
     pub walk_disagreements: u64,
 }
 
+impl std::ops::AddAssign for TlbCounts {
+    fn add_assign(&mut self, other: TlbCounts) {
+        self.instruction_lookups += other.instruction_lookups;
+        self.instruction_misses += other.instruction_misses;
+        self.data_lookups += other.data_lookups;
+        self.data_misses += other.data_misses;
+        self.walks += other.walks;
+        self.walk_cycles += other.walk_cycles;
+        self.walk_reads += other.walk_reads;
+        self.walk_disagreements += other.walk_disagreements;
+    }
+}
+
 /// Instructions or data.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Side {

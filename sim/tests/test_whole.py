@@ -100,6 +100,44 @@ def test_processes_that_take_turns_have_sections_of_their_own(sim):
     assert statistics["memento.pages_freed.data"] == statistics["memento.pages_allocated.data"]
 
 
+def stats(done):
+    assert done.returncode == 0, done.stderr
+    statistics = json.loads(done.stdout)
+    assert statistics["broken_laws"] == [] and statistics["tlb.walk_disagreements"] == 0
+    return statistics
+
+
+def test_two_threads_take_half_as_long_on_two_cores(sim):
+    one, two = (stats(sim("--json", "--cores", n, "--", "./threads", "apart", "1000000")) for n in "12")
+    assert two["cycles"] < 0.6 * one["cycles"], "they have nothing to do with one another"
+    assert min(two["cores.0.busy_cycles"], two["cores.1.busy_cycles"]) > 0.4 * one["cycles"]
+    assert abs(two["user_instructions"] / one["user_instructions"] - 1) < 0.01
+    assert not any(key.startswith("cores.") for key in one)
+
+
+def test_a_line_that_two_cores_write_goes_to_and_fro(folder, sim):
+    apart, line, again = (
+        sim("--cores", "2", "--json", "--out", out, "--", "./threads", mode, "50000")
+        for out, mode in (("lines", "lines"), ("line", "line"), ("again", "line"))
+    )
+    taken = [one["cores.lines_taken"] + one["cores.lines_invalidated"] for one in map(stats, (apart, line))]
+    # They add for a million cycles, and a turn is a thousand of them.
+    assert taken[1] > taken[0] + 1000, "once a turn, while both add"
+    assert again.returncode == 0
+    first, second = ((folder / out / "stats.json").read_text() for out in ("line", "again"))
+    assert first == second, "two runs on two cores"
+
+
+def test_objects_that_another_core_frees(sim):
+    statistics = stats(sim("--json", "--machine", "memento", "--cores", "2", "--", "./remote"))
+    every = 4 * 256
+    assert (statistics["memento.allocations"], statistics["memento.non_local_frees"]) == (every, every)
+    assert statistics["memento.free_exceptions"] == 0
+    # The arena that the first thread has in its core's HOT, of which the other frees an object.
+    assert statistics["memento.hot_invalidations"] >= 1
+    assert statistics["cores.lines_taken"] >= 4, "headers, at least"
+
+
 def test_a_sampled_run_is_near_the_whole_one(folder, sim, once):
     done = sim("--sample=10007", "--out", "sampled", "--", "./churn", "20000")
     assert done.returncode == 3 and "windows)" in done.stderr, done.stderr
@@ -127,6 +165,8 @@ def test_another_machine_takes_other_cycles(sim, once):
         ("--sample -- ./churn 10", "windows, and 30 are needed: name a smaller --sample=N"),
         ("--sample --allocator speedmalloc -- ./churn", "a machine with a support core is not sampled"),
         ("--sample --dram dramsim3 -- ./churn", "of a sampled run DRAM's requests have no times"),
+        ("--cores 0 -- ./churn", "cores.number = 0: 1 to 8"),
+        ("--cores 2 --sample -- ./churn", "a machine with several cores is not sampled"),
         ("--region first -- ./churn", "./churn: the image lists no calls of it"),
         ("-- ./missing", "./missing: no such file on this machine"),
         ("--image bare -- missing", "missing: no such program in the guest's image"),

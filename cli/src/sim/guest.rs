@@ -33,6 +33,8 @@ pub struct Guest<'a> {
     pub keeps_blocks: bool,
     /// Stop after so many instructions of the region; 0: never.
     pub most_instructions: u64,
+    /// How many cores the machine has.
+    pub cores: usize,
     /// Memory, in MiB.
     pub memory_mib: u64,
     /// Where statistics, console and progress go.
@@ -68,7 +70,7 @@ impl Guest<'_> {
         ] {
             let _ = std::fs::remove_file(self.folder.join(old));
         }
-        let snapshot = snapshot::of(self.image, self.memory_mib, |seconds| {
+        let snapshot = snapshot::of(self.image, self.cores, self.memory_mib, |seconds| {
             progress(Progress { seconds, ..Progress::default() })
         })?;
         let scratch = tempfile::tempdir()?;
@@ -112,7 +114,8 @@ impl Guest<'_> {
             items.push(("program", read));
             items.push(("name", path.file_name().unwrap_or_default().as_encoded_bytes().to_vec()));
         }
-        let mut command = snapshot::restored(snapshot, self.memory_mib, &scratch.join("monitor"))?;
+        let mut command =
+            snapshot::restored(snapshot, self.cores, self.memory_mib, &scratch.join("monitor"))?;
         for (name, content) in items {
             let path = scratch.join(name);
             std::fs::write(&path, content).context("cannot write what the guest runs")?;

@@ -35,6 +35,7 @@ Examples:
   mayfly sim --compare -- json-loads            a program that the image lists: the baseline, then Memento
   mayfly sim --allocator memento -- churn 1000  one of these with another input
   mayfly sim --set l1d.ways=9 -- ./churn        another machine: every number of sim/machines/*.toml
+  mayfly sim --cores 2 -- ./threads             two cores, each with caches and TLBs of its own
   mayfly sim --max-instructions 50000000 --json -- ./churn
   mayfly sim --sample -- ./churn                a fifth of it is timed: cycles with a confidence interval, in less time
 
@@ -59,6 +60,9 @@ pub struct SimArguments {
     /// Who times DRAM
     #[arg(long, value_enum, default_value = "model")]
     dram: Dram,
+    /// How many cores the machine has [default: 1]
+    #[arg(long, value_name = "N")]
+    cores: Option<usize>,
     /// Another value for a key of the machine; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
@@ -160,7 +164,9 @@ impl SimArguments {
         // The units have keys of their own, which the baseline of a comparison lacks.
         let lacks =
             |key: &String| self.compare && allocator == Allocator::Native && key.starts_with("memento.");
-        let overrides: Vec<_> = self.overrides.iter().filter(|key| !lacks(key)).cloned().collect();
+        let cores = self.cores.map(|number| format!("cores.number={number}"));
+        let others = self.overrides.iter().filter(|key| !lacks(key)).cloned();
+        let overrides: Vec<_> = cores.into_iter().chain(others).collect();
         let description = Description::load(machine, &overrides);
         description.and_then(|one| one.sampled(self.sample)).map_err(|line| anyhow!(line))
     }
@@ -191,6 +197,7 @@ impl SimArguments {
             keeps_dram: self.dram == Dram::Dramsim3,
             keeps_blocks: self.blocks,
             most_instructions: self.max_instructions,
+            cores: description.cores.number,
             memory_mib: self.memory >> 20,
             folder,
         };

@@ -28,15 +28,18 @@ const KERNEL_WORDS: &str =
 /// What the guest's init writes to when it pauses the machine.
 const PAUSE: [&str; 4] = ["-device", "pvpanic", "-action", "panic=pause"];
 
-/// The snapshot of this image with so much memory; it is made if there is none. `progress` is told the seconds so far.
+/// The snapshot of this image with so many cores and so much memory; it is made if there is none. `progress` is told the seconds so far.
 ///
 /// # Errors
 /// The image does not boot, or there is no room for its state.
-pub fn of(image: &Image, memory_mib: u64, mut progress: impl FnMut(f64)) -> Result<PathBuf> {
+pub fn of(image: &Image, cores: usize, memory_mib: u64, mut progress: impl FnMut(f64)) -> Result<PathBuf> {
     let cache = cache()?;
     let init = script("sim/guest/build")?;
     let mut key = DefaultHasher::new();
     (qemu::folder()?, memory_mib, KERNEL_WORDS).hash(&mut key);
+    if cores > 1 {
+        cores.hash(&mut key);
+    }
     for path in
         [Some(image.kernel.as_path()), image.initrd.as_deref(), Some(Path::new(&init))].into_iter().flatten()
     {
@@ -50,7 +53,7 @@ pub fn of(image: &Image, memory_mib: u64, mut progress: impl FnMut(f64)) -> Resu
     if !path.is_file() {
         forget_old(&cache);
         let scratch = tempfile::tempdir_in(&cache).context("cannot write to the simulator's cache")?;
-        boot(image, Path::new(&init), memory_mib, scratch.path(), &mut progress)?;
+        boot(image, Path::new(&init), cores, memory_mib, scratch.path(), &mut progress)?;
         std::fs::rename(scratch.path().join("state"), &path).context("cannot keep the guest's snapshot")?;
     }
     File::open(&path)?.set_modified(SystemTime::now()).context("cannot mark the guest's snapshot as used")?;
@@ -80,6 +83,7 @@ fn forget_old(cache: &Path) {
 fn boot(
     image: &Image,
     init: &Path,
+    cores: usize,
     memory_mib: u64,
     scratch: &Path,
     progress: &mut impl FnMut(f64),
@@ -97,7 +101,7 @@ fn boot(
     let file = |name: &str| scratch.join(name);
     std::fs::write(file("initrd"), initrd).context("cannot write the guest's initrd")?;
     let console = File::create(file("console")).context("cannot write the guest's console")?;
-    let mut command = command(memory_mib, &file("monitor"))?;
+    let mut command = command(cores, memory_mib, &file("monitor"))?;
     command.args(["-append", KERNEL_WORDS, "-kernel"]).arg(&image.kernel).arg("-initrd").arg(file("initrd"));
     command.stdin(Stdio::null()).stdout(console).stderr(Stdio::piped());
     let mut child = Owned(command.spawn().context("cannot start QEMU")?);
@@ -128,17 +132,25 @@ fn boot(
 ///
 /// # Errors
 /// There is no QEMU.
-pub fn restored(snapshot: &Path, memory_mib: u64, socket: &Path) -> Result<Command> {
-    let mut command = command(memory_mib, socket)?;
+pub fn restored(snapshot: &Path, cores: usize, memory_mib: u64, socket: &Path) -> Result<Command> {
+    let mut command = command(cores, memory_mib, socket)?;
     command.arg("-incoming").arg(format!("file:{}", snapshot.display()));
     Ok(command)
 }
 
-fn command(memory_mib: u64, socket: &Path) -> Result<Command> {
+fn command(cores: usize, memory_mib: u64, socket: &Path) -> Result<Command> {
     let mut command = Command::new(Path::new(&qemu::folder()?).join("bin/qemu-system-x86_64"));
     command
         .args(DETERMINISTIC)
-        .args(["-m", &format!("{memory_mib}M"), "-smp", "1", "-nodefaults", "-display", "none"])
+        .args([
+            "-m",
+            &format!("{memory_mib}M"),
+            "-smp",
+            &cores.to_string(),
+            "-nodefaults",
+            "-display",
+            "none",
+        ])
         .args(["-serial", "stdio", "-monitor", "none", "-no-reboot"])
         .args(PAUSE)
         .arg("-qmp")

@@ -17,7 +17,8 @@ pub fn table(statistics: &Map<String, Value>) -> String {
         let _ = writeln!(text, "PARTIAL: stopped before the program's end ({reason})");
     }
     let cycles = number("cycles");
-    let part = |key: &str| 100.0 * number(key) / cycles.max(1.0);
+    let of_all_cores = cycles * number("cores.number").max(1.0);
+    let part = |key: &str| 100.0 * number(key) / of_all_cores.max(1.0);
     let instructions = number("instructions");
     let kernel = 100.0 * number("kernel_instructions") / instructions.max(1.0);
     let rows = [
@@ -74,6 +75,7 @@ pub fn table(statistics: &Map<String, Value>) -> String {
     for (name, value) in rows {
         let _ = writeln!(text, "{name:<14} {value}");
     }
+    text.extend(cores(statistics));
     for (title, prefix) in [("cycles for", "cycles_by_owner."), ("cycles by", "cycles_by_cause.")] {
         let mut parts: Vec<_> =
             statistics.keys().filter_map(|key| Some((key.strip_prefix(prefix)?, part(key)))).collect();
@@ -93,6 +95,21 @@ pub fn table(statistics: &Map<String, Value>) -> String {
         number("cpu_mips")
     );
     text
+}
+
+/// Of several cores: how long each was awake, and what they cost one another.
+fn cores(statistics: &Map<String, Value>) -> Option<String> {
+    let number = |key: &str| statistics.get(key).and_then(Value::as_u64);
+    let busy = (0..number("cores.number")?).map(|core| {
+        let its = number(&format!("cores.{core}.busy_cycles")).unwrap_or(0);
+        format!("{:.0}%", 100.0 * its as f64 / number("cycles").unwrap_or(0).max(1) as f64)
+    });
+    let lines = ["cores.lines_taken", "cores.lines_invalidated"].iter().filter_map(|key| number(key)).sum();
+    Some(format!(
+        "cores          busy {}; {} lines out of one another's caches\n",
+        busy.collect::<Vec<_>>().join(", "),
+        quantity::count(lines)
+    ))
 }
 
 /// Of a sampled run: how sure its cycles are.

@@ -1,6 +1,6 @@
 //! The calls from QEMU to the plugin; all that is unsafe about being called.
 //!
-//! QEMU runs one virtual CPU in one thread (`thread=single`), and only that thread calls back, but for the last call at
+//! QEMU runs all virtual CPUs in one thread (`thread=single`), and only that thread calls back, but for the last call at
 //! exit, when it has stopped. So [`run`] hands out the one [`Run`] as mutable: no two calls are ever active at once.
 
 use crate::instruction::Instruction;

@@ -43,8 +43,8 @@ pub struct Function {
 /// A call that has not returned.
 #[derive(Clone, Copy)]
 pub struct Call {
-    /// The process.
-    pub root: u64,
+    /// The process, and the core that it is on.
+    pub space: u64,
     /// What was called.
     pub kind: Kind,
     /// Where it returns to.
@@ -113,19 +113,19 @@ impl Functions {
 
     /// The process has entered its allocator.
     pub fn enter(&mut self, call: Call) {
-        self.calls.retain(|other| other.root != call.root);
+        self.calls.retain(|other| other.space != call.space);
         self.calls.push(call);
     }
 
     /// Whether a call that is active returns to this address of this process.
     #[inline]
-    pub fn is_awaited(&self, root: u64, address: u64) -> bool {
-        self.calls.iter().any(|call| call.back == address && call.root == root)
+    pub fn is_awaited(&self, space: u64, address: u64) -> bool {
+        self.calls.iter().any(|call| call.back == address && call.space == space)
     }
 
     /// The call that returns to this address of this process.
-    pub fn returned(&mut self, root: u64, address: u64) -> Option<Call> {
-        let index = self.calls.iter().position(|call| call.back == address && call.root == root)?;
+    pub fn returned(&mut self, space: u64, address: u64) -> Option<Call> {
+        let index = self.calls.iter().position(|call| call.back == address && call.space == space)?;
         Some(self.calls.swap_remove(index))
     }
 }

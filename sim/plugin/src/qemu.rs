@@ -3,7 +3,7 @@
 //! How QEMU calls back is in [`callbacks`](crate::callbacks).
 
 use qemu_plugin_sys::*;
-use std::ffi::{CStr, c_uint};
+use std::ffi::{CStr, c_int, c_uint, c_void};
 
 unsafe extern "C" {
     fn g_byte_array_new() -> *mut GByteArray;
@@ -63,6 +63,51 @@ impl Buffer {
         // SAFETY: the array holds `len` bytes.
         let bytes = unsafe { std::slice::from_raw_parts((*self.0).data, (*self.0).len as usize) };
         bytes.iter().take(8).rev().fold(0, |value, byte| value << 8 | u64::from(*byte))
+    }
+}
+
+/// Whose turn it is and how it is ended before QEMU would end it: by what QEMU itself has for that. It is no part of the plugin
+/// interface, and there only where QEMU is built with modules, as Debian's is. The interface's own number of a virtual CPU is
+/// that of the one for which a block was translated, where all have one thread (`gen_cpu_index` of QEMU 10).
+pub struct Turns {
+    leave: unsafe extern "C" fn(*mut c_void),
+    /// The thread's own variable that says which virtual CPU runs.
+    current: *const *mut c_void,
+    cpus: Vec<*mut c_void>,
+}
+
+impl Turns {
+    /// Of so many virtual CPUs, if this QEMU has it. In the thread that runs them, when they exist.
+    pub fn find(cores: usize) -> Option<Turns> {
+        // SAFETY: the names end with a zero byte; QEMU has no other symbols of these names.
+        unsafe {
+            let symbol = |name: &CStr| libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr());
+            let (cpu, leave, current) =
+                (symbol(c"qemu_get_cpu"), symbol(c"cpu_exit"), symbol(c"current_cpu"));
+            if cpu.is_null() || leave.is_null() || current.is_null() {
+                return None;
+            }
+            let cpu = std::mem::transmute::<*mut c_void, unsafe extern "C" fn(c_int) -> *mut c_void>(cpu);
+            Some(Turns {
+                leave: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void)>(leave),
+                current: current.cast(),
+                cpus: (0..cores).map(|number| cpu(number as c_int)).collect(),
+            })
+        }
+    }
+
+    /// Which virtual CPU this callback is of.
+    #[inline]
+    pub fn current(&self) -> usize {
+        // SAFETY: a variable of the thread that calls back.
+        let current = unsafe { *self.current };
+        self.cpus.iter().position(|cpu| *cpu == current).unwrap_or(0)
+    }
+
+    /// The virtual CPU executes the block that it is in and no other, before the next one has its turn.
+    pub fn end(&self) {
+        // SAFETY: the CPU exists, since it calls back; `cpu_exit` sets two flags of its.
+        unsafe { (self.leave)(*self.current) }
     }
 }
 

@@ -6,7 +6,7 @@ mod results;
 use crate::functions::{Call, Function, Functions, Kind};
 use crate::guest::GuestMemory;
 use crate::instruction::{ALLOCATOR, CR3_WRITE, Instruction, KERNEL_CALL, MARK, RETURN, SYSTEM_CALL};
-use crate::qemu::{self, Buffer, Register};
+use crate::qemu::{self, Buffer, Register, Turns};
 use qemu_plugin_sys::qemu_plugin_id_t;
 use sim::block::End;
 use sim::decode::BlockDecoder;
@@ -45,6 +45,8 @@ pub struct Run {
     folder: PathBuf,
     description: Description,
     machine: Machine,
+    /// Of a machine with several cores.
+    turns: Option<Turns>,
     decoder: BlockDecoder,
     memory: GuestMemory,
     phase: Phase,
@@ -102,6 +104,7 @@ impl Run {
             translate_anew,
             folder,
             machine,
+            turns: None,
             description,
             decoder: BlockDecoder::new(),
             memory: GuestMemory::default(),
@@ -123,6 +126,14 @@ impl Run {
 
     /// The registers' handles exist once the CPU does.
     pub fn find_registers(&mut self) {
+        if self.machine.cores() > 1 {
+            self.turns = Turns::find(self.machine.cores());
+            if self.turns.is_none() {
+                self.fail(
+                    "this QEMU does not let cores have short turns: one that is built with modules does",
+                );
+            }
+        }
         let all = qemu::registers();
         let find = |name: &str| all.iter().find(|(other, _)| other == name).map(|(_, register)| *register);
         self.registers = NAMES.iter().map(|name| find(name)).collect();
@@ -198,14 +209,14 @@ impl Run {
             if kind == Kind::Realloc {
                 self.machine.reallocates(first);
             }
-            self.functions.enter(Call { root: self.machine.root(), kind, back, result_at: first });
+            self.functions.enter(Call { space: self.machine.space(), kind, back, result_at: first });
         }
     }
 
     /// The program is where a call of its allocator may have returned to.
     fn maybe_return(&mut self) {
         let Some(address) = self.machine.current_address() else { return };
-        if self.functions.is_awaited(self.machine.root(), address) {
+        if self.functions.is_awaited(self.machine.space(), address) {
             let result = self.register(0);
             self.come_back(address, result);
         }
@@ -214,7 +225,7 @@ impl Run {
     /// It has. `result`: what it was given; 0 where registers cannot be read, since this block was translated before it was
     /// known that calls return to it (a jump leads to it as well). Then the object is not followed.
     fn come_back(&mut self, address: u64, result: u64) {
-        let Some(call) = self.functions.returned(self.machine.root(), address) else { return };
+        let Some(call) = self.functions.returned(self.machine.space(), address) else { return };
         let result = match call.kind {
             Kind::PosixMemalign => self.buffer.memory(call.result_at).unwrap_or(0),
             _ => result,
@@ -225,7 +236,14 @@ impl Run {
     /// A block is entered.
     #[inline]
     pub fn enter(&mut self, number: usize) {
-        self.machine.enter(number, &self.memory);
+        match &self.turns {
+            None => self.machine.enter(number, &self.memory),
+            Some(turns) => {
+                if self.machine.enter_on(turns.current(), number, &self.memory) {
+                    turns.end();
+                }
+            }
+        }
         if let Some(entries) = &mut self.entries
             && self.phase == Phase::Region
         {
@@ -233,7 +251,7 @@ impl Run {
             entries[number] += 1;
         }
         if let Some(start) = self.machine.current_address()
-            && self.functions.is_awaited(self.machine.root(), start)
+            && self.functions.is_awaited(self.machine.space(), start)
             && !self.functions.is_read_at(number)
         {
             self.come_back(start, 0);
@@ -270,6 +288,9 @@ impl Run {
 
     /// An instruction that the plugin looks at is about to be executed.
     pub fn special(&mut self, what: u32, index: usize) {
+        if let Some(turns) = &self.turns {
+            self.machine.switch(turns.current());
+        }
         let number = what & 0xffff;
         match what & !0xffff {
             MARK => self.mark(number, index),

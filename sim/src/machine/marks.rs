@@ -17,9 +17,10 @@ impl Machine {
     /// The mark MEMENTO_REGION: the OS gives this process its region (§3.2).
     pub fn set_region(&mut self, start: u64, end_and_flags: u64) -> Result<(), String> {
         let extension = self.extension.as_mut().ok_or(NO_MEMENTO)?;
-        let mut view = View { hierarchy: &mut self.hierarchy, tlbs: &mut self.tlbs };
+        let mut view = view!(self);
         let process = view.tlbs.root();
-        let done = extension.set_region(process, start, end_and_flags, self.core.now(), &mut view)?;
+        let done =
+            extension.set_region(self.number, process, start, end_and_flags, self.core.now(), &mut view)?;
         self.core.wait(done, Owner::MemoryCall);
         Ok(())
     }
@@ -58,7 +59,7 @@ impl Machine {
         work: impl FnOnce(&mut Extension, u64, &mut View) -> Result<u64, String>,
     ) -> Result<(), String> {
         let extension = self.extension.as_mut().ok_or(NO_MEMENTO)?;
-        let mut view = View { hierarchy: &mut self.hierarchy, tlbs: &mut self.tlbs };
+        let mut view = view!(self);
         let mut outcome = Ok(());
         let config = extension.units.config();
         let in_software = !(if owner == Owner::Allocate { config.object_alloc } else { config.object_free });
@@ -89,9 +90,9 @@ impl Machine {
     /// The kernel frees a process's page table: the process is gone, and the page allocator takes its pages back. That is the
     /// kernel's work, as it is in the baseline.
     pub fn process_gone(&mut self, root: u64) {
-        self.uncharged.retain(|other| *other != root);
+        self.uncharged.retain(|other| other & !0xfff != root);
         if let Some(extension) = &mut self.extension {
-            let mut view = View { hierarchy: &mut self.hierarchy, tlbs: &mut self.tlbs };
+            let mut view = view!(self);
             let back = extension.exit(root, self.core.now(), &mut view);
             self.core.wait(back, Owner::Kernel);
         }
@@ -101,7 +102,7 @@ impl Machine {
     /// of it, as the kernel's work at an exit is part of the baseline's.
     pub fn end_region(&mut self, is_exit: bool) {
         if let Some(extension) = &mut self.extension {
-            let mut view = View { hierarchy: &mut self.hierarchy, tlbs: &mut self.tlbs };
+            let mut view = view!(self);
             let done = extension.end(self.core.now(), &mut view);
             if is_exit {
                 self.core.wait(done, Owner::Kernel);
@@ -109,32 +110,36 @@ impl Machine {
         }
     }
 
-    /// From here until [`Machine::charge_again`], what this address space executes costs nothing.
+    /// From here until [`Machine::charge_again`], what this address space executes on this core costs nothing.
     pub fn stop_charging(&mut self) {
-        self.charge_again();
-        self.uncharged.push(self.tlbs.root());
+        if !self.is_uncharged() {
+            self.uncharged.push(self.space());
+        }
     }
 
-    /// The end of this address space's uncharged section.
+    /// The end of this address space's uncharged section. Where there is none, it began on another core, where the thread was then.
     pub fn charge_again(&mut self) {
-        let own = self.tlbs.root();
+        let (own, root) = (self.space(), self.tlbs.root());
+        let has_moved = !self.others.is_empty() && !self.uncharged.contains(&own);
+        if has_moved && let Some(index) = self.uncharged.iter().position(|other| other & !0xfff == root) {
+            self.uncharged.remove(index);
+        }
         self.uncharged.retain(|root| *root != own);
     }
 
     #[inline]
     pub(super) fn is_uncharged(&self) -> bool {
-        !self.uncharged.is_empty() && self.uncharged.contains(&self.tlbs.root())
+        !self.uncharged.is_empty() && self.uncharged.contains(&self.space())
     }
 
     /// The program enters its allocator: malloc of so many bytes, or free of an address. `stack`: its stack pointer, or 0
     /// where it is not known. Whether it was outside before.
     pub fn enter_allocator(&mut self, owner: Owner, operand: u64, stack: u64) -> bool {
-        let process = self.tlbs.root();
-        let enters = self.allocations.enter(process, owner, operand, stack);
+        let enters = self.allocations.enter(self.space(), owner, operand, stack);
         if enters {
             self.user_owner = owner;
             if owner == Owner::Free {
-                self.allocations.freed(process, operand);
+                self.allocations.freed(self.tlbs.root(), operand);
             }
             self.request(owner, stack);
         }
@@ -161,16 +166,14 @@ impl Machine {
 
     /// It leaves it; malloc with an object's address.
     pub fn leave_allocator(&mut self, owner: Owner, address: u64) {
-        let process = self.tlbs.root();
-        if let Some(bytes) = self.allocations.leave(process) {
+        if let Some(bytes) = self.allocations.leave(self.space()) {
             self.has_left(owner, address, bytes);
         }
     }
 
     /// Its outermost call of it has returned.
     pub fn return_from_allocator(&mut self, address: u64) {
-        let process = self.tlbs.root();
-        if let (owner, Some(bytes)) = (self.user_owner, self.allocations.leave_all(process)) {
+        if let (owner, Some(bytes)) = (self.user_owner, self.allocations.leave_all(self.space())) {
             self.has_left(owner, address, bytes);
         }
     }

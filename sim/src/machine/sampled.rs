@@ -8,14 +8,14 @@ impl Machine {
     /// Cycles since the region's start.
     pub fn cycles(&self) -> u64 {
         match &self.sampler {
-            None => self.core.now() - self.start,
+            None => self.latest() - self.start,
             Some(_) => self.cycle_table().iter().flatten().sum(),
         }
     }
 
-    /// The same by owner and cause.
+    /// The same by owner and cause, of all cores together.
     pub fn cycle_table(&self) -> [[u64; CAUSES]; OWNERS] {
-        self.estimate().map_or(self.core.cycles, |estimate| estimate.cycles)
+        self.estimate().map_or_else(|| self.core_cycles(), |estimate| estimate.cycles)
     }
 
     /// What the windows say, if the run is sampled.

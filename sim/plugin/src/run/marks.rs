@@ -90,6 +90,7 @@ impl Run {
     /// The guest is ready: begins to instrument.
     fn start(&mut self) {
         self.phase = Phase::Warm;
+        self.machine.forget_roots();
         (self.translate_anew)(self.id);
     }
 

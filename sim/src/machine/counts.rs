@@ -1,0 +1,34 @@
+//! What the machine counts of the program itself.
+
+/// Of all cores.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+pub struct ProgramCounts {
+    /// Instructions executed in user mode.
+    pub user_instructions: u64,
+    /// In the kernel.
+    pub kernel_instructions: u64,
+    /// Loads.
+    pub loads: u64,
+    /// Stores.
+    pub stores: u64,
+    /// Accesses to devices.
+    pub device_accesses: u64,
+    /// Repetitions of string instructions, which count as one instruction.
+    pub repetitions: u64,
+    /// Instructions that raised a page fault.
+    pub faults: u64,
+    /// Interrupts and exceptions of other kinds.
+    pub interrupts: u64,
+    /// System calls.
+    pub system_calls: u64,
+    /// Changes of the address space.
+    pub process_switches: u64,
+    /// obj-alloc and obj-free.
+    pub unit_operations: u64,
+    /// Instructions that were executed but not charged, as hardware does their work.
+    pub uncharged_instructions: u64,
+    /// Pages that the kernel allocated for processes: movable ones.
+    pub user_pages: u64,
+    /// And for itself: page tables, slabs.
+    pub kernel_pages: u64,
+}
