@@ -149,8 +149,10 @@ def lives(process):
 
 
 def cgroups_of(worker_pid):
-    """Folders of cgroups that a worker has made."""
-    return [str(path) for path in pathlib.Path("/sys/fs/cgroup").glob(f"**/mayfly-worker-{worker_pid}-*")]
+    """Folders of cgroups that a worker has made. Others' may go meanwhile, which ends a glob."""
+    named = f"mayfly-worker-{worker_pid}-"
+    walked = os.walk("/sys/fs/cgroup")
+    return [f"{folder}/{name}" for folder, names, _ in walked for name in names if name.startswith(named)]
 
 
 @pytest.fixture(scope="session")
