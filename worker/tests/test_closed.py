@@ -270,7 +270,10 @@ def test_who_is_refused_is_told_what_is_short():
         invoke(client, "probe", {"do": "count"})
         with concurrent.futures.ThreadPoolExecutor(1) as threads:
             held = threads.submit(invoke, client, "probe", {"do": "sleep", "seconds": 4})
-            time.sleep(0.5)
+            while not any(
+                one["phase"] == "busy" for one in json.loads(running.get("/instances"))["instances"]
+            ):
+                time.sleep(0.05)
             with pytest.raises(client.exceptions.TooManyRequestsException) as caught:
                 invoke(client, "neighbour", {"do": "count"})
             assert held.result() == ("slept", None)
