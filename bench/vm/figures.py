@@ -62,49 +62,39 @@ def draw_steps(results: dict, path: Path) -> Path | None:
     return save(figure, path)
 
 
-def draw_interference(results: dict, path: Path) -> Path | None:
-    """Figure 10: mean latency per second of an instance on the vCPU that serves the unplugs."""
-    times = series(results, r"interference\.(\w+)\.over_time\.(\d+)\.at_s")
-    means = series(results, r"interference\.(\w+)\.over_time\.(\d+)\.mean_us")
+def draw_meanwhile(
+    results: dict, experiment: str, unit: str, said: tuple[str, str], path: Path
+) -> Path | None:
+    """Figure 10: mean latency per second. `unit`: of the results. `said`: title, and whose end is at 0."""
+    times = series(results, rf"{experiment}\.(\w+)\.over_time\.(\d+)\.at_s")
+    means = series(results, rf"{experiment}\.(\w+)\.over_time\.(\d+)\.mean_{unit}")
     if not means:
         return None
+    title, first = said
     figure, axes = pyplot.subplots(figsize=(7, 3))
     for name, points in means.items():
         xs = [at for _, at in times[name]]
-        ys = [us / 1000 for _, us in points]
+        ys = [value / {"us": 1000, "ms": 1}[unit] for _, value in points]
         axes.plot(xs, ys, "o-", color=COLOURS[name], label=name, linewidth=1.4, markersize=3)
     axes.axvline(0, color="#bbbbbb", linewidth=0.8)
     axes.set_ylim(0)
-    axes.set_xlabel("seconds since the first of four evictions")
+    axes.set_xlabel(f"seconds since the first of {first}")
     axes.set_ylabel("mean request latency, ms")
-    axes.set_title("A co-located instance during unplugs (Fig. 10)", loc="left")
-    axes.legend(frameon=False)
+    axes.set_title(f"{title} (Fig. 10)", loc="left")
+    axes.legend(frameon=False, ncols=2)
     return save(figure, path)
 
 
-def draw_colocated(results: dict, path: Path) -> Path | None:
-    """Figure 10 with functions."""
-    times = series(results, r"colocated\.(\w+)\.over_time\.(\d+)\.at_s")
-    means = series(results, r"colocated\.(\w+)\.over_time\.(\d+)\.mean_ms")
-    figure, axes = pyplot.subplots(figsize=(7, 3))
-    for name, points in means.items():
-        xs, ys = [at for _, at in times[name]], [ms for _, ms in points]
-        axes.plot(xs, ys, "o-", color=COLOURS[name], label=name, linewidth=1.4, markersize=3)
-    axes.axvline(0, color="#bbbbbb", linewidth=0.8)
-    axes.set_ylim(0)
-    axes.set_xlabel("seconds since the first of another function's instances ends")
-    axes.set_ylabel("mean request latency, ms")
-    axes.set_title("A function's requests while another's instances end (Fig. 10)", loc="left")
-    axes.legend(frameon=False, ncols=4)
-    return save(figure, path)
+PINNED = ("A co-located instance during unplugs", "four evictions")
+FUNCTIONS = ("A function's requests while another's instances end", "another function's instances ends")
 
 
 def draw(results: dict) -> list[Path | None]:
     return [
         draw_latency(results, RESULTS / "vm-latency.svg"),
         draw_steps(results, RESULTS / "vm-steps.svg"),
-        draw_interference(results, RESULTS / "vm-interference.svg"),
-        draw_colocated(measured(), RESULTS / "vm-colocated.svg"),
+        draw_meanwhile(results, "interference", "us", PINNED, RESULTS / "vm-interference.svg"),
+        draw_meanwhile(measured(), "colocated", "ms", FUNCTIONS, RESULTS / "vm-colocated.svg"),
     ]
 
 

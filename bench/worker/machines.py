@@ -111,7 +111,11 @@ def interference(mode: str, count: int, rounds: int) -> dict[str, float]:
         numbers["otherwise_ms"] = mean(others)
     if meanwhile and others:
         numbers |= {"meanwhile_ms": mean(meanwhile), "ratio": mean(meanwhile) / mean(others)}
-    firsts = [min(start for start, _ in spans if start > answered) for answered, _ in quiet]
+    # Of a round whose instances all ended before, none.
+    firsts = [
+        min((start for start, _ in spans if answered < start <= over), default=float("inf"))
+        for answered, over in quiet
+    ]
     for second in range(-BEFORE_S, AFTER_S):
         within = [
             took for at, took in times for end in firsts if second <= (at + took - end) / 1000 < second + 1

@@ -47,9 +47,12 @@ def serve_silently(device):
 
 
 @contextlib.contextmanager
-def silent_client(store, mount, offers=1, uid=0):
+def silent_client(store, offers=1, uid=0):
     """A process that hands in a file of such a file system, so many times, and stays. It alone has the file:
     whoever has it and ends waits, too. Gives what the store answered at last."""
+    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
+        pytest.skip("needs root and /dev/fuse")
+    mount = tempfile.mkdtemp(prefix="mayfly-fuse-")
     mine, theirs = os.pipe()
     child = os.fork()
     if child == 0:
@@ -78,64 +81,49 @@ def silent_client(store, mount, offers=1, uid=0):
                 until(lambda: select.select([pipe], [], [], 0)[0], "a client has offered", 30)
                 and pipe.read1()
             )
-        yield said.decode()
+        if not said.isdigit():
+            pytest.skip(said.decode() or "no FUSE here")
+        yield int(said)
     finally:
         # Ends the file system, and with it all waiting.
         LIBC.umount2(mount.encode(), FORCE)
         LIBC.umount2(mount.encode(), DETACH)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+        os.rmdir(mount)
 
 
 def test_silent_file_system(built):
     """A file that cannot be closed is handed in: nobody waits for it, and after SIGKILL the
     next store takes the socket."""
-    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
-        pytest.skip("needs root and /dev/fuse")
-    mount = tempfile.mkdtemp(prefix="mayfly-fuse-")
-    try:
-        with Store(built) as store, Puppet(store) as witness:
-            witness.block(1, PAGES, 1)
-            with silent_client(store, mount) as said:
-                if not said.isdigit():
-                    pytest.skip(said or "no FUSE here")
-                check(int(said) in (0, REFUSED), f"a file of FUSE was answered with {said}")
-                until(lambda: "stranger" in threads_of(store), "the store closes the file", 10)
-                start = time.monotonic()
-                with Puppet(store) as other:
-                    other.block(1, PAGES, 7)
-                    other.do("check 1")
-                waited = time.monotonic() - start
-                check(waited < 5, f"others waited {waited:.1f} s")
-                # Its thread waits in the kernel, so that the process does not end.
-                store.process.send_signal(signal.SIGKILL)
-                killed, store.process = store.process, None
-                until(lambda: starts(store), "the next store takes the socket", 20)
-            killed.wait(20)
-            undisturbed(store, witness)
-        print(f"another client waited {waited * 1000:.0f} ms")
-    finally:
-        os.rmdir(mount)
+    with Store(built) as store, Puppet(store) as witness:
+        witness.block(1, PAGES, 1)
+        with silent_client(store) as said:
+            check(said in (0, REFUSED), f"a file of FUSE was answered with {said}")
+            until(lambda: "stranger" in threads_of(store), "the store closes the file", 10)
+            start = time.monotonic()
+            with Puppet(store) as other:
+                other.block(1, PAGES, 7)
+                other.do("check 1")
+            waited = time.monotonic() - start
+            check(waited < 5, f"others waited {waited:.1f} s")
+            # Its thread waits in the kernel, so that the process does not end.
+            store.process.send_signal(signal.SIGKILL)
+            killed, store.process = store.process, None
+            until(lambda: starts(store), "the next store takes the socket", 20)
+        killed.wait(20)
+        undisturbed(store, witness)
+    print(f"another client waited {waited * 1000:.0f} ms")
 
 
 def test_silent_files_of_one_user(built):
     """However many such files a user hands in, the store goes on taking files of others."""
-    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
-        pytest.skip("needs root and /dev/fuse")
-    mount = tempfile.mkdtemp(prefix="mayfly-fuse-")
-    try:
-        with Store(built) as store, Puppet(store) as witness:
-            witness.block(1, PAGES, 1)
-            with silent_client(store, mount, offers=100, uid=NOBODY) as said:
-                if not said.isdigit():
-                    pytest.skip(said or "no FUSE here")
-                check(int(said) in (0, REFUSED), f"a file of FUSE was answered with {said}")
-                check(
-                    20 < threads_of(store).count("stranger") < 50, "the store closes some, and takes no more"
-                )
-                undisturbed(store, witness)
-    finally:
-        os.rmdir(mount)
+    with Store(built) as store, Puppet(store) as witness:
+        witness.block(1, PAGES, 1)
+        with silent_client(store, offers=100, uid=NOBODY) as said:
+            check(said in (0, REFUSED), f"a file of FUSE was answered with {said}")
+            check(20 < threads_of(store).count("stranger") < 50, "the store closes some, and takes no more")
+            undisturbed(store, witness)
 
 
 @contextlib.contextmanager
