@@ -7,47 +7,74 @@ import platform
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
-from bench.outcome import RESULTS, ROOT, BenchError
+from bench.outcome import RESULTS, ROOT, BenchError, Shown, print_shown, say, write
 
 
-def parser(room: str, description: str, heading: str, parts: Mapping[str, str], epilog: str, quick: str):
-    """`parts` are what --only chooses from, with a line about each. `quick` says what --quick does."""
+def parser(
+    command: str,
+    description: str,
+    heading: str,
+    parts: Mapping[str, str],
+    epilog: str,
+    quick: str | None,
+    output: str,
+    rounds: int | None = None,
+):
+    """`parts` are what --only chooses from, with a line about each. `quick` says what --quick does, where
+    there is one; `rounds` how many are the default, 0 if that differs."""
     width = max(map(len, parts)) + 2
     lines = "\n".join(f"  {name:<{width}}{about}" for name, about in parts.items())
     made = argparse.ArgumentParser(
-        prog=f"bench/{room}/run",
+        prog=f"bench/{command}",
         description=description,
         epilog=f"{heading}s\n{lines}\n{epilog}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument("--only", metavar=f"{heading.upper()},...", help=f"these {heading}s and no others")
-    made.add_argument("--quick", action="store_true", help=quick)
+    if quick:
+        made.add_argument("--quick", action="store_true", help=quick)
+    if rounds is not None:
+        default = f"rounds, in turn (default: {rounds or '3; 1 with --quick'})"
+        made.add_argument("--rounds", type=one_or_more, default=rounds or None, metavar="N", help=default)
     made.add_argument(
         "--json", action="store_true", help="print the results as one JSON object, not as tables"
     )
-    output = RESULTS / f"{room}.json"
-    made.add_argument("--output", type=Path, default=output, metavar="FILE", help="where the JSON goes")
+    made.add_argument(
+        "--output", type=Path, default=RESULTS / output, metavar="FILE", help="where the JSON goes"
+    )
     return made
 
 
+def one_or_more(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be 1 or more")
+    return int(text)
+
+
 def choose(
-    parser: argparse.ArgumentParser, parsed: argparse.Namespace, option: str, known: Iterable[str]
+    parser: argparse.ArgumentParser,
+    parsed: argparse.Namespace,
+    option: str,
+    known: Iterable[str],
+    all_of=False,
 ) -> None:
-    """Turns NAME,... into a list in the order of `known`; an option not given is an empty list."""
+    """Turns NAME,... into a list in the order of `known`; one not given is an empty list, or all of it."""
     known = list(known)
     given = [name for name in (getattr(parsed, option) or "").split(",") if name]
     for name in given:
         if name not in known:
             parser.error(f"--{option} {name}: there is no such; there are {', '.join(known)}")
-    setattr(parsed, option, [name for name in known if name in given])
+    setattr(parsed, option, [name for name in known if name in given or (all_of and not given)])
 
 
-def machine(quick: bool) -> dict:
-    kernel = platform.release().split("-")[0]
-    return {"cpus": os.cpu_count(), "kernel": kernel, "commit": commit(), "quick": quick}
+def machine(quick: bool, **more) -> dict:
+    facts = {"cpus": os.cpu_count(), "kernel": platform.release().split("-")[0], "commit": commit()}
+    return {f"machine.{key}": value for key, value in (facts | {"quick": quick} | more).items()}
 
 
 def commit() -> str:
@@ -56,14 +83,36 @@ def commit() -> str:
     return subprocess.run(asked, capture_output=True, text=True).stdout.strip() or "unknown"
 
 
-def told(options: argparse.Namespace, flat: dict, results, print_tables: Callable) -> int:
+@contextmanager
+def attempt(what: str, failures: dict, key: tuple[str, str], errors=BenchError):
+    """Says how one thing went, in the words that are appended to what this gives, and how long it took. A
+    failure is kept, and the others go on."""
+    said, start = [], time.monotonic()
+    try:
+        yield said
+    except errors as error:
+        failures[key] = f"{error}" or type(error).__name__
+        said = [f"FAILED: {failures[key]}"]
+    say(f"{what}: {' '.join(said) or 'done'} (took {time.monotonic() - start:.1f} s)")
+
+
+def told(
+    options: argparse.Namespace,
+    flat: dict,
+    print_tables: Callable[[], None],
+    shown: Iterable[Shown] = (),
+    failures: Mapping[tuple[str, str], str] | None = None,
+) -> int:
     """Prints what was measured as it was asked for; the exit status is 1 if some of it failed."""
     if options.json:
         print(json.dumps(flat))
     else:
-        print_tables(results)
+        print_tables()
+        print_shown(shown)
+        for (what, of), why in (failures or {}).items():
+            print(f"\n  FAILED: {what} on {of}: {why}")
         print(f"\nWritten to {options.output}")
-    return 1 if results.failures else 0
+    return 1 if failures else 0
 
 
 def outcome(measure: Callable[[], int]) -> int:
@@ -78,3 +127,40 @@ def outcome(measure: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("bench: interrupted: what was measured until now is kept", file=sys.stderr)
         return 130
+
+
+class Run:
+    """What is asked for, and what was found: flat dotted keys with units. A part is a method of that name."""
+
+    def __init__(self, options: argparse.Namespace, shown: Callable[[dict], list[Shown]]):
+        self.options, self.shown = options, shown
+        self.flat: dict = {}
+
+    def keep(self, prefix: str, numbers: dict) -> None:
+        for key, value in numbers.items():
+            self.flat[f"{prefix}.{key}"] = round(value, 3) if isinstance(value, float) else value
+
+    def measure(self, prefix: str, what: Callable[..., dict], *taken) -> None:
+        begun = time.monotonic()
+        self.keep(prefix, what(*taken))
+        self.save()
+        say(f"{prefix} (took {time.monotonic() - begun:.0f} s)")
+
+    def save(self) -> dict:
+        """Writes what has been measured so far, and what it shows: a run that is broken off leaves that."""
+        self.flat |= machine(self.options.quick)
+        return write(self.options.output, self.flat, self.shown(self.flat))
+
+    def all(self) -> int:
+        if self.options.keep and self.options.output.exists():
+            self.flat |= json.loads(self.options.output.read_text())
+        for part in self.options.only:
+            getattr(self, part)()
+        return 0
+
+    def main(self, print_tables: Callable[[dict], None]) -> int:
+        status = outcome(self.all)
+        if self.flat:
+            flat = self.save()
+            told(self.options, flat, lambda: print_tables(flat), self.shown(flat))
+        return status

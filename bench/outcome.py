@@ -15,6 +15,11 @@ class BenchError(Exception):
     """Something the user can act on: printed as one line, and the command exits with 1."""
 
 
+def say(text: str) -> None:
+    """How far it is."""
+    print(f"bench: {text}", file=sys.stderr, flush=True)
+
+
 @dataclass
 class Shown:
     """One goal, and whether one run shows it: enough, or falling short."""

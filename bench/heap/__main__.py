@@ -3,17 +3,15 @@
 import argparse
 import os
 import sys
-import time
 from pathlib import Path
 
 from bench import command
 from bench.heap import allocators, tables
 from bench.heap.machine import memory_stays, thp_setting
-from bench.heap.measure import RunFailed
 from bench.heap.results import Results
 from bench.heap.shown import shown
 from bench.heap.workload_list import ON_HUGE_PAGES, WORKLOADS
-from bench.outcome import write
+from bench.outcome import say, write
 from bench.samples import Samples
 
 EPILOG = """
@@ -43,12 +41,14 @@ are medians, given as ratios to the best in this run: compare ratios, not times,
 
 def arguments() -> argparse.Namespace:
     parser = command.parser(
-        "heap",
+        "heap/run",
         "Compares allocators side by side: time, memory, huge pages, translations.",
         "workload",
         {one.name: one.about for one in WORKLOADS.values()},
         EPILOG,
         "small sizes, one round: under a minute",
+        "heap.json",
+        rounds=0,
     )
     parser.add_argument(
         "--peer",
@@ -61,15 +61,10 @@ def arguments() -> argparse.Namespace:
         "--allocators", metavar="NAME,...", help="these allocators and no others (with any --peer)"
     )
     parser.add_argument(
-        "--rounds", type=int, metavar="N", help="rounds of each workload (default: 3; 1 with --quick)"
-    )
-    parser.add_argument(
         "--samples", type=Path, metavar="FILE", help="keep each run there; what is there is not run again"
     )
     parsed = parser.parse_args()
-    if parsed.rounds is not None and parsed.rounds < 1:
-        parser.error(f"--rounds {parsed.rounds}: must be 1 or more")
-    command.choose(parser, parsed, "only", WORKLOADS)
+    command.choose(parser, parsed, "only", WORKLOADS, all_of=True)
     for peer in parsed.peer:
         if not all(all(part.partition("=")) for part in peer.split(",")):
             parser.error(f"--peer {peer}: write NAME=LIB.so, then any settings as ,VAR=VALUE")
@@ -94,10 +89,7 @@ def chosen_allocators(
         extra = {name: None for name in extra if name == "tcmalloc:huge" or name not in ON_HUGE_PAGES}
     if thp_setting() == "absent" or os.geteuid() != 0:
         dropped = [name for name in extra if name.endswith((":huge", ":always"))]
-        print(
-            f"bench: not root, or no transparent huge pages here: {', '.join(dropped)} left out",
-            file=sys.stderr,
-        )
+        say(f"not root, or no transparent huge pages here: {', '.join(dropped)} left out")
         extra = {name: None for name in extra if name not in dropped}
     return always, [allocators.find(name, added) for name in extra]
 
@@ -107,7 +99,7 @@ def measure(options: argparse.Namespace) -> Results:
     results = Results(always + extra)
     library = allocators.find("mayfly", {}).library
     samples = Samples(options.samples, library, {"size": options.quick})
-    for workload in (WORKLOADS[name] for name in options.only or WORKLOADS):
+    for workload in (WORKLOADS[name] for name in options.only):
         rounds = options.rounds or (1 if options.quick else workload.rounds)
         turn = [
             one for one in always + [e for e in extra if e.name in workload.extra] if workload.can_run(one)
@@ -120,33 +112,24 @@ def measure(options: argparse.Namespace) -> Results:
                 if kept := samples.get(key):
                     results.add(workload.name, allocator, kept)
                     continue
-                start = time.monotonic()
-                try:
+                what = f"{workload.name} {number + 1}/{rounds} {allocator.name}"
+                with command.attempt(what, results.failures, key[:2]) as said:
                     numbers = workload.run(allocator, options.quick)
                     samples.add(key, numbers)
                     results.add(workload.name, allocator, numbers)
-                    outcome = f"{numbers['time_ms']:.6g} ms" if workload.name != "paths" else "done"
-                except RunFailed as error:
-                    results.fail(workload.name, allocator, str(error))
-                    outcome = f"FAILED: {error}"
-                took = time.monotonic() - start
-                what = f"{workload.name} {number + 1}/{rounds} {allocator.name}"
-                print(f"bench: {what}: {outcome} (took {took:.1f} s)", file=sys.stderr, flush=True)
+                    if workload.name != "paths":
+                        said.append(f"{numbers['time_ms']:.6g} ms")
     return results
 
 
 def run(options: argparse.Namespace) -> int:
     with memory_stays():
         results = measure(options)
-    machine = command.machine(options.quick) | {"transparent_huge_pages": thp_setting()}
-    flat = write(options.output, results.flat(machine), shown(results))
-    return command.told(options, flat, results, tables.print_all)
-
-
-def main() -> int:
-    options = arguments()
-    return command.outcome(lambda: run(options))
+    machine = command.machine(options.quick, transparent_huge_pages=thp_setting())
+    flat = write(options.output, results.flat(machine), goals := shown(results))
+    return command.told(options, flat, lambda: tables.print_all(results), goals, results.failures)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    options = arguments()
+    sys.exit(command.outcome(lambda: run(options)))

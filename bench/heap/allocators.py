@@ -110,6 +110,12 @@ def find(name: str, added: dict[str, Allocator]) -> Allocator:
     return Allocator(name, library(base, added), settings, bool(pages), "huge" in pages)
 
 
+def find_all(names: str | list[str]) -> list[Allocator]:
+    """Those of NAME,... or of a list, each once."""
+    names = names.split(",") if isinstance(names, str) else names
+    return [find(name, {}) for name in dict.fromkeys(filter(None, names))]
+
+
 def library(base: str, added: dict[str, Allocator]) -> Path:
     """Where the allocator's library is; one of peers.BUILT is built now if it never was."""
     if base == "mayfly":

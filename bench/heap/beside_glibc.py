@@ -7,7 +7,6 @@ everywhere.
 
 import argparse
 import dataclasses
-import json
 import os
 import shutil
 import subprocess
@@ -26,7 +25,7 @@ from bench.heap.measure import run as run_program
 from bench.heap.redis import server_command
 from bench.heap.server import Server, scratch_folder, serving, tool
 from bench.heap.strangers.life import ask
-from bench.outcome import RESULTS, BenchError, Shown, at_most, figure, print_shown, table, write
+from bench.outcome import BenchError, Shown, at_most, figure, say, table, write
 
 WORKLOADS = Path(__file__).parent / "workloads"
 ALLOCATORS = "glibc,jemalloc531,mimalloc3,mayfly"
@@ -141,36 +140,34 @@ PROGRAMS: dict[str, tuple[str, Callable[[Allocator, bool], Numbers]]] = {
     "connections": ("PostgreSQL: a connection for each query, and so a process", postgresql_connections),
 }
 
+EPILOG = """
+examples
+  bench/heap/cpu                                    everything, eight minutes or so
+  bench/heap/cpu --only node,jvm --allocators glibc,mayfly --rounds 9
+"""
+
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="bench/heap/cpu",
-        description="Processor time and peak memory of programs of others on allocators, beside glibc.",
-        epilog="programs\n"
-        + "\n".join(f"  {name:<13}{about}" for name, (about, _) in PROGRAMS.items())
-        + "\n\nexamples\n"
-        "  bench/heap/cpu                                    everything, eight minutes or so\n"
-        "  bench/heap/cpu --only node,jvm --allocators glibc,mayfly --rounds 9",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command.parser(
+        "heap/cpu",
+        "Processor time and peak memory of programs of others on allocators, beside glibc.",
+        "program",
+        {name: about for name, (about, _) in PROGRAMS.items()},
+        EPILOG,
+        "small loads: says whether it works",
+        "heap-cpu.json",
+        rounds=5,
     )
-    parser.add_argument("--only", metavar="PROGRAM,...", help="these programs and no others")
     parser.add_argument(
         "--allocators",
         metavar="NAME,...",
         default=ALLOCATORS,
         help="these and no others, glibc always (default: %(default)s)",
     )
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="in turn (default: 5)")
-    parser.add_argument("--quick", action="store_true", help="small loads: says whether it works")
-    parser.add_argument("--json", action="store_true", help="print the results as one JSON object")
-    parser.add_argument("--output", type=Path, default=RESULTS / "heap-cpu.json", metavar="FILE")
     parsed = parser.parse_args()
-    if parsed.rounds < 1:
-        parser.error(f"--rounds {parsed.rounds}: must be 1 or more")
-    command.choose(parser, parsed, "only", PROGRAMS)
-    parsed.only = parsed.only or list(PROGRAMS)
+    command.choose(parser, parsed, "only", PROGRAMS, all_of=True)
     if not POSTGRESQL:  # its package would start a server of its own
-        print("bench: PostgreSQL is not installed (apt install postgresql): left out", file=sys.stderr)
+        say("PostgreSQL is not installed (apt install postgresql): left out")
         parsed.only = [name for name in parsed.only if name not in ("postgresql", "connections")]
     return parsed
 
@@ -190,9 +187,7 @@ def measured(options: argparse.Namespace, chosen: list[Allocator]) -> dict[str, 
         for number in range(options.rounds):
             rounds.append({one.key: of(program, one, options.quick) for one in chosen})
             said = ", ".join(f"{key} {numbers['cpu_ms'] / 1000:.2f}" for key, numbers in rounds[-1].items())
-            print(
-                f"bench: {program} {number + 1}/{options.rounds}: CPU s {said}", file=sys.stderr, flush=True
-            )
+            say(f"{program} {number + 1}/{options.rounds}: CPU s {said}")
         for one in chosen:
             for metric in ("cpu_ms", "peak_rss_kib"):
                 values = [numbers[one.key][metric] for numbers in rounds]
@@ -206,20 +201,17 @@ def measured(options: argparse.Namespace, chosen: list[Allocator]) -> dict[str, 
 
 
 def run(options: argparse.Namespace) -> int:
-    names = dict.fromkeys(["glibc", *filter(None, options.allocators.split(","))])
-    chosen = [allocators.find(name, {}) for name in names]
+    chosen = allocators.find_all(f"glibc,{options.allocators}")
     found = measured(options, chosen)
-    programs = options.only
     shown: list[Shown] = []
-    if "mayfly" in names:
-        for program in programs:
-            ratio = found[f"{program}.mayfly.cpu_ratio"]
-            shown.append(at_most(f"{program}: processor time beside glibc's", WANTED, ratio, "x"))
-    machine = {f"machine.{key}": value for key, value in command.machine(options.quick).items()}
-    flat = write(options.output, machine | found, shown)
-    if options.json:
-        print(json.dumps(flat))
-        return 0
+    for program in options.only if any(one.name == "mayfly" for one in chosen) else []:
+        ratio = found[f"{program}.mayfly.cpu_ratio"]
+        shown.append(at_most(f"{program}: processor time beside glibc's", WANTED, ratio, "x"))
+    flat = write(options.output, command.machine(options.quick) | found, shown)
+    return command.told(options, flat, lambda: print_tables(options.only, chosen, found), shown)
+
+
+def print_tables(programs: list[str], chosen: list[Allocator], found: dict[str, float]) -> None:
     for metric, unit, divisor in (("cpu", "ms", 1000), ("peak_rss", "kib", 1024)):
         print("\n" + ("Processor time, s" if metric == "cpu" else "Peak of the largest process, MiB"))
         rows = [["", *(one.name for one in chosen)]]
@@ -231,9 +223,6 @@ def run(options: argparse.Namespace) -> int:
                 row.append(f"{figure(value / divisor, 2)} ({ratio:.3f})")
             rows.append(row)
         table(rows)
-    print_shown(shown)
-    print(f"\nWritten to {options.output}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -10,11 +10,12 @@ from collections.abc import Callable
 
 from bench.heap.allocators import Allocator
 from bench.heap.machine import thp_always
+from bench.outcome import BenchError
 
 Numbers = dict[str, float]
 
 
-class RunFailed(Exception):
+class RunFailed(BenchError):
     """A measured program crashed, hung, answered wrong or ran on another allocator."""
 
 

@@ -28,9 +28,6 @@ class Results:
             numbers["translations"] = numbers["small_pages"] + numbers["huge_pages"]
         self.samples.setdefault((workload, allocator.name), []).append(numbers)
 
-    def fail(self, workload: str, allocator: Allocator, why: str) -> None:
-        self.failures[workload, allocator.name] = why
-
     def of(self, workload: str, name: str, metric: str) -> list[float]:
         """All samples of one metric, empty when it was not measured or a run failed."""
         if (workload, name) in self.failures:
@@ -97,7 +94,7 @@ class Results:
 
     def flat(self, machine: dict) -> dict:
         """Flat dotted keys: WORKLOAD.ALLOCATOR.METRIC, medians unless they end in _min or _max."""
-        flat: dict = {f"machine.{key}": value for key, value in machine.items()}
+        flat = dict(machine)
         for workload in self.workloads():
             for one in self.allocators:
                 if one.name not in self.names(workload):

@@ -1,9 +1,8 @@
 """The results as tables: one for each workload, then the means, then what is enough and what falls short."""
 
 from bench.heap.results import Results
-from bench.heap.shown import shown
 from bench.heap.workload_list import WORKLOADS
-from bench.outcome import figure, print_shown, table
+from bench.outcome import figure, table
 
 MIB = 1 << 20
 
@@ -33,8 +32,6 @@ def print_all(results: Results) -> None:
         if workload == "redis":
             print_redis(results)
     print_means(results)
-    print_shown(shown(results))
-    print_failures(results)
 
 
 def print_workload(results: Results, workload: str) -> None:
@@ -164,10 +161,3 @@ def print_means(results: Results) -> None:
         print(f"\nGeometric means of the ratios over {len(counted)} workloads: {', '.join(counted)}")
         print("  (paths has no part in the memory: it keeps next to nothing)")
         table(rows)
-
-
-def print_failures(results: Results) -> None:
-    if results.failures:
-        print("\nFailed")
-        for (workload, name), why in results.failures.items():
-            print(f"  {workload} on {name}: {why}")

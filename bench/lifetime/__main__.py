@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 
 from bench import command
@@ -16,7 +15,7 @@ from bench.lifetime import builds, learning, releases, strangers, tables, times,
 from bench.lifetime.results import Results
 from bench.lifetime.shown import shown
 from bench.lifetime.workloads import FULL, QUICK, WORKLOADS, Size, Workload
-from bench.outcome import BenchError, Shown, write
+from bench.outcome import BenchError, Shown, say, write
 
 # What is learned from some runs is used in another. Four: what few samples say of a class is chance.
 PROFILED_SEEDS, MEASURED_SEED = (1, 3, 4, 5), 2
@@ -53,7 +52,7 @@ STUDIES = {builds.NAME: builds, releases.NAME: releases} | strangers.STUDIES
 
 def arguments() -> argparse.Namespace:
     parser = command.parser(
-        "lifetime",
+        "lifetime/run",
         "Runs LLAMA's workloads on tcmalloc and on Mayfly: fragmentation, speed, accuracy. What the file has"
         " of workloads that are not run is kept.",
         "workload",
@@ -61,15 +60,12 @@ def arguments() -> argparse.Namespace:
         | {name: study.ABOUT for name, study in STUDIES.items()},
         EPILOG,
         "a twentieth of the load: seconds; says nothing of memory",
+        "lifetime.json",
+        rounds=1,
     )
     parser.add_argument("--variants", metavar="NAME,...", help="these variants and no others")
-    parser.add_argument(
-        "--rounds", type=int, default=1, metavar="N", help="runs of each variant, in turn (default 1)"
-    )
     parser.add_argument("--resume", action="store_true", help="leave out what the file has whole")
     parsed = parser.parse_args()
-    if parsed.rounds < 1:
-        parser.error(f"--rounds {parsed.rounds}: must be 1 or more")
     command.choose(parser, parsed, "only", [*WORKLOADS, *STUDIES])
     command.choose(parser, parsed, "variants", dict.fromkeys([*NAMES, *OF_SERVERS]))
     return parsed
@@ -78,7 +74,7 @@ def arguments() -> argparse.Namespace:
 def without_what_needs_root(chosen: list[str]) -> list[str]:
     if os.geteuid() == 0 and thp_setting() != "absent":
         return chosen
-    print("bench: not root, or no transparent huge pages here: tcmalloc is left out", file=sys.stderr)
+    say("not root, or no transparent huge pages here: tcmalloc is left out")
     return [name for name in chosen if not name.startswith("tcmalloc")]
 
 
@@ -90,7 +86,7 @@ class Comparison:
         self.times: dict = {}
         self.studied: dict[str, dict] = {}
         self.size: Size = QUICK if options.quick else FULL
-        self.machine = command.machine(options.quick) | {"transparent_huge_pages": thp_setting()}
+        self.machine = command.machine(options.quick, transparent_huge_pages=thp_setting())
         self.variants = without_what_needs_root(options.variants or list(NAMES))
         chosen = [name for name in options.only or WORKLOADS if name in WORKLOADS]
         self.workloads = [name for name in chosen if not self.is_there(f"{name}.whole")]
@@ -114,28 +110,21 @@ class Comparison:
         for name in self.studies:
             self.attempt(name, "all", lambda name=name: self.study(name))
             self.write()
-        flat = self.write()
-        if self.options.json:
-            print(json.dumps(flat))
-        else:
-            tables.print_all(self.results, self.goals())
-            if self.times:
-                times.print_all(self.times)
-            for name, flat_of_one in self.studied.items():
-                STUDIES[name].print_all(flat_of_one)
-            print(f"\nWritten to {self.options.output}")
-        return 1 if self.results.failures else 0
+        return command.told(
+            self.options, self.write(), self.print_tables, self.goals(), self.results.failures
+        )
+
+    def print_tables(self) -> None:
+        tables.print_all(self.results)
+        if self.times:
+            times.print_all(self.times)
+        for name, flat_of_one in self.studied.items():
+            STUDIES[name].print_all(flat_of_one)
 
     def attempt(self, workload: str, name: str, what: Callable[[], str]) -> None:
-        """Does one thing; says how it went; a failure is kept and the others go on."""
-        start = time.monotonic()
-        try:
-            outcome = what()
-        except (RunFailed, BenchError, OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
-            self.results.failures[workload, name] = f"{error}" or type(error).__name__
-            outcome = f"FAILED: {error}"
-        took = time.monotonic() - start
-        print(f"bench: {workload} {name}: {outcome} (took {took:.0f} s)", file=sys.stderr, flush=True)
+        errors = (BenchError, OSError, ValueError, KeyError, subprocess.SubprocessError)
+        with command.attempt(f"{workload} {name}", self.results.failures, (workload, name), errors) as said:
+            said.append(what())
 
     def compare(self, workload: Workload) -> None:
         chosen = self.variants
@@ -252,10 +241,6 @@ def goals_of(flat: dict) -> list[Shown]:
     return [Shown(**goal) for goal in found.values()]
 
 
-def main() -> int:
-    options = arguments()
-    return command.outcome(lambda: Comparison(options).run())
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    options = arguments()
+    sys.exit(command.outcome(lambda: Comparison(options).run()))

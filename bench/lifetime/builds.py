@@ -5,7 +5,6 @@ import argparse
 import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 from bench.compiled import BUILD
 from bench.heap.measure import RunFailed
 from bench.lifetime.learning import mayfly
-from bench.outcome import ROOT, Shown, at_least, figure, table
+from bench.outcome import ROOT, Shown, at_least, figure, say, table
 from train.tests import revision
 
 NAME = "builds"
@@ -78,15 +77,11 @@ def key(name: str) -> str:
     return name.replace(" ", "_").lstrip("-")
 
 
-def say(line: str) -> None:
-    print(f"bench: builds: {line}", file=sys.stderr, flush=True)
-
-
 def built(name: str) -> Path | None:
     """The server of a build; none where there is no such compiler."""
     build = BUILDS[name]
     if not shutil.which(build.compiler):
-        say(f"{build.compiler} is not installed: left out")
+        say(f"builds: {build.compiler} is not installed: left out")
         return None
     folder = FOLDER / key(name)
     folder.mkdir(exist_ok=True)
@@ -119,7 +114,7 @@ def trained(profile: Path, model: Path, encoder: str, quick: bool) -> Path:
 def bound_to(model: Path, program: Path, bound: Path) -> float:
     """Binds a model to another build of its program; the share of its contexts known, by bytes."""
     said = json.loads(mayfly("bind", model, "-o", bound, "--json", "--", program, timeout_s=300))
-    say(f"{bound.name}: {said['bind.bytes_percent']}% of the contexts' bytes are known")
+    say(f"builds: {bound.name}: {said['bind.bytes_percent']}% of the contexts' bytes are known")
     return said["bind.bytes_percent"]
 
 

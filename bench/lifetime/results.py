@@ -94,7 +94,7 @@ class Results:
         return "model" if ("model" in self.variants(workload)) else "online"
 
     def flat(self, machine: dict) -> dict:
-        flat: dict = {f"machine.{key}": value for key, value in machine.items()}
+        flat = dict(machine)
         for workload in self.workloads():
             for moment in ("peak", "end"):
                 live = self.live_mib(workload, moment)

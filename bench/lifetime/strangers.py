@@ -5,7 +5,6 @@ right lifetimes would give, of a traced run (LLAMA Fig. 9)."""
 import argparse
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from bench.heap.allocators import Allocator, find
 from bench.heap.measure import Numbers, RunFailed
 from bench.heap.strangers import clickhouse, mariadb, recursor
 from bench.lifetime.learning import mayfly
-from bench.outcome import Shown, at_most, figure, table
+from bench.outcome import Shown, at_most, figure, say, table
 
 FOLDER = BUILD / "lifetime" / "servers"
 STATISTICS = FOLDER / "statistics"
@@ -75,7 +74,7 @@ class Study:
         return {f"{self.name}.{name}": value for name, value in flat.items()}
 
     def say(self, line: str) -> None:
-        print(f"bench: {self.name}: {line}", file=sys.stderr, flush=True)
+        say(f"{self.name}: {line}")
 
     def learn(self, model: Path, quick: bool) -> dict:
         """A model of runs of the small load, and how right it is of the last of them."""

@@ -2,21 +2,18 @@
 
 from bench.lifetime.results import PAPER, Results
 from bench.lifetime.workloads import WORKLOADS
-from bench.outcome import figure, print_shown, table
+from bench.outcome import figure, table
 
 
 def percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.0f}%"
 
 
-def print_all(results: Results, found: list) -> None:
+def print_all(results: Results) -> None:
     for workload in results.workloads():
         print_variants(results, workload)
     if results.workloads():
         print_table_3(results)
-    print_shown(found)
-    for (workload, variant), why in results.failures.items():
-        print(f"\n  FAILED: {workload} on {variant}: {why}")
 
 
 def print_variants(results: Results, workload: str) -> None:

@@ -1,7 +1,6 @@
 """The command: measures the ways to share memory, prints tables, writes bench/results/merge.json."""
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
@@ -11,7 +10,7 @@ from bench.merge import environment, kernel, models, reads, regions, servers, se
 from bench.merge.machine import can_set_ksm
 from bench.merge.regions import METHODS, PATTERNS, Shape
 from bench.merge.shown import shown
-from bench.outcome import BenchError, print_shown, write
+from bench.outcome import BenchError, say
 
 PARTS = {
     "regions": "16 instances with a region each, 5% of it their own: memory, CPU and time of each method",
@@ -45,12 +44,13 @@ Times are of this run and this machine: compare ratios. Anything else that runs 
 
 def arguments() -> argparse.Namespace:
     parser = command.parser(
-        "merge",
+        "merge/run",
         "Compares ways to share identical memory between processes: what each saves and costs",
         "part",
         PARTS,
         EPILOG,
         "small sizes, few instances: a minute without PyTorch",
+        "merge.json",
     )
     parser.add_argument("--networks", metavar="NAME,...", help=f"of {', '.join(models.NETWORKS)}")
     parser.add_argument("--methods", metavar="NAME,...", help="these methods and no others")
@@ -66,37 +66,16 @@ def arguments() -> argparse.Namespace:
         help="keep what other parts left in the output file: only these parts change",
     )
     parsed = parser.parse_args()
-    command.choose(parser, parsed, "only", PARTS)
+    command.choose(parser, parsed, "only", PARTS, all_of=True)
     command.choose(parser, parsed, "networks", models.NETWORKS)
     methods = [*METHODS, *(method for some in models.METHODS.values() for method in some)]
     command.choose(parser, parsed, "methods", dict.fromkeys(methods))
     return parsed
 
 
-class Run:
-    """What is asked for, and what was found: flat dotted keys with units."""
-
-    def __init__(self, options: argparse.Namespace):
-        self.options = options
-        self.flat: dict = {}
-
+class Run(command.Run):
     def wants(self, method: str) -> bool:
         return not self.options.methods or method in self.options.methods
-
-    def keep(self, prefix: str, numbers: dict) -> None:
-        for key, value in numbers.items():
-            self.flat[f"{prefix}.{key}"] = round(value, 3) if isinstance(value, float) else value
-
-    def save(self) -> dict:
-        """Writes what has been measured so far, and what it shows: a run that is broken off leaves that."""
-        self.keep("machine", command.machine(self.options.quick))
-        return write(self.options.output, self.flat, shown(self.flat))
-
-    def measure(self, prefix: str, what, *taken) -> None:
-        begun = time.monotonic()
-        self.keep(prefix, what(*taken))
-        self.save()
-        print(f"bench: {prefix} (took {time.monotonic() - begun:.0f} s)", file=sys.stderr, flush=True)
 
     def regions(self) -> None:
         quick = self.options.quick
@@ -108,7 +87,7 @@ class Run:
                 if not self.wants(method) or method not in regions.MEASURED[pattern]:
                     continue
                 if method.startswith("ksm") and not can_set_ksm():
-                    print(f"bench: {method} left out: needs root, and a kernel with KSM", file=sys.stderr)
+                    say(f"{method} left out: needs root, and a kernel with KSM")
                     continue
                 shape = Shape(count, mib, pattern)
                 self.measure(
@@ -132,13 +111,13 @@ class Run:
         sizes = [16, 64] if self.options.quick else [16, 32, 64, 128, 256, 512, 1024, 2048]
         for mib, numbers in regions.by_size(sizes, 1 if self.options.quick else 5).items():
             self.keep(f"sizes.{mib}", numbers)
-            print(f"bench: sizes.{mib}", file=sys.stderr, flush=True)
+            say(f"sizes.{mib}")
 
     def networks(self) -> list[str]:
         if self.options.networks:
             return self.options.networks
         if not environment.has_debian_torch():
-            print("bench: PyTorch 1.13 left out: 'apt install python3-torch' brings it", file=sys.stderr)
+            say("PyTorch 1.13 left out: 'apt install python3-torch' brings it")
             return [name for name in models.NETWORKS if not name.endswith(environment.DEBIAN)]
         return list(models.NETWORKS)
 
@@ -167,16 +146,14 @@ class Run:
             begun = time.monotonic()
             for method, numbers in models.cold(network, 2 if self.options.quick else 5).items():
                 self.keep(f"cold.{network}.{method}", numbers)
-            print(
-                f"bench: cold.{network} (took {time.monotonic() - begun:.0f} s)", file=sys.stderr, flush=True
-            )
+            say(f"cold.{network} (took {time.monotonic() - begun:.0f} s)")
 
     def kernel(self) -> None:
         self.measure("kernel", kernel.measure, self.options.kernel, self.options.quick)
 
     def ksm(self) -> None:
         if not can_set_ksm():
-            print("bench: KSM left out: needs root, and a kernel with KSM", file=sys.stderr)
+            say("KSM left out: needs root, and a kernel with KSM")
             return
         for best in (False, True):
             method = "ksm_best" if best else "ksm_default"
@@ -184,27 +161,12 @@ class Run:
             if self.wants(method):
                 self.measure(f"models.resnet50.{method}", models.run_ksm, "resnet50", best, count, limit_s)
 
-    def all(self) -> int:
-        if self.options.keep and self.options.output.exists():
-            self.flat |= json.loads(self.options.output.read_text())
-        for part in self.options.only or PARTS:
-            getattr(self, part)()
-        return 0
-
 
 def main() -> int:
     options = arguments()
-    run = Run(options)
     if options.prepare:
         return command.outcome(lambda: print(environment.model_files()) or 0)
-    status = command.outcome(run.all)
-    flat = run.save()
-    if options.json:
-        print(json.dumps(flat))
-    else:
-        tables.print_all(flat)
-        print_shown(shown(flat))
-    return status
+    return Run(options, shown).main(tables.print_all)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,10 @@ import functools
 import hashlib
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 from bench.merge.machine import CACHE
-from bench.outcome import ROOT, BenchError
+from bench.outcome import ROOT, BenchError, say
 
 HERE = Path(__file__).parent
 PLACE = CACHE / "bench-merge"
@@ -29,9 +28,7 @@ def python() -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if stamp.exists() and stamp.read_text() == wanted:
             return interpreter
-        print(
-            f"bench: making {PLACE} with PyTorch (5 GB; minutes on a fast line)", file=sys.stderr, flush=True
-        )
+        say(f"making {PLACE} with PyTorch (5 GB; minutes on a fast line)")
         run("python3", "-m", "venv", "--clear", PLACE)
         options = [
             "-q",

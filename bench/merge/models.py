@@ -3,7 +3,6 @@ and of all (Fig. 5, 6), answers bit by bit, and what they could share (Fig. 1)."
 
 import contextlib
 import os
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from statistics import median
@@ -224,7 +223,3 @@ def sharing(network: str, aslr: bool) -> Numbers:
             started.append(Instance(network, "nothing", number, {}, prefix))
             started[-1].warm()
         return study.classify(study.stopped_snapshots([one.pid for one in started]))
-
-
-def progress(text: str) -> None:
-    print(f"bench: {text}", file=sys.stderr, flush=True)

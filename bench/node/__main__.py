@@ -1,15 +1,12 @@
 """The command: measures containers with and without Mayfly, prints tables, writes bench/results/node.json."""
 
-import argparse
 import contextlib
-import json
 import os
 import sys
-import time
 from pathlib import Path
 
 from bench import command
-from bench.outcome import BenchError, at_most, figure, print_shown, table, write
+from bench.outcome import BenchError, at_most, figure, table
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "node/tests"))
@@ -37,59 +34,37 @@ examples
 """
 
 
-class Run:
-    """What is asked for, and what was found: flat dotted keys with units."""
-
-    def __init__(self, options: argparse.Namespace):
-        self.options, self.flat = options, {}
-
-    def save(self, part: str, found: dict) -> None:
-        rounded = {
-            key: round(value, 3) if isinstance(value, float) else value for key, value in found.items()
-        }
-        self.flat |= {f"{part}.{key}": value for key, value in rounded.items()}
-        self.flat[f"{part}.load"] = round(os.getloadavg()[0], 1)
-        self.flat |= {f"machine.{key}": value for key, value in command.machine(self.options.quick).items()}
-        write(self.options.output, self.flat, shown(self.flat))
+class Run(command.Run):
+    def keep(self, prefix: str, numbers: dict) -> None:
+        super().keep(prefix, numbers | {"load": os.getloadavg()[0]})
 
     def all(self) -> int:
         if os.geteuid() != 0:
             raise BenchError("needs root: containers and the agent do")
-        if self.options.keep and self.options.output.exists():
-            self.flat |= json.loads(self.options.output.read_text())
-        for part in self.options.only:
-            began = time.monotonic()
-            getattr(self, part)()
-            print(f"bench: {part} (took {time.monotonic() - began:.0f} s)", file=sys.stderr, flush=True)
-        if self.options.json:
-            print(json.dumps(self.flat, indent=1))
-        else:
-            tables(self.flat)
-            print_shown(shown(self.flat))
-        return 0
+        return super().all()
 
     def gunicorn(self) -> None:
         requests, rounds = (200, 1) if self.options.quick else (600, 5)
         with by_cdi() as (podman, agent):
-            self.save("gunicorn", gunicorn.measure(podman, agent, requests, rounds))
+            self.measure("gunicorn", gunicorn.measure, podman, agent, requests, rounds)
 
     def redis(self) -> None:
         with by_cdi() as (podman, _):
             image = debian.image(podman, "redis", ["redis-server"])
             for variant in redis.VARIANTS:
-                self.save(f"redis.{variant}", redis.measure(podman, image, variant, self.options.quick))
+                self.measure(f"redis.{variant}", redis.measure, podman, image, variant, self.options.quick)
 
     def strangers(self) -> None:
         with by_cdi() as (podman, _):
             for name in strangers.servers():
-                self.save(f"strangers.{name}", strangers.measure(podman, name))
+                self.measure(f"strangers.{name}", strangers.measure, podman, name)
 
     def podman(self) -> None:
         with by_cdi() as (podman, _), root_of_pages() as root:
             archive = podman.folder / "glibc.tar"
             node.run("tar", "-cf", archive, "-C", root, ".")
             podman("import", archive, "localhost/glibc")
-            self.save("starts.podman", starts.podman(podman, self.count()))
+            self.measure("starts.podman", starts.podman, podman, self.count())
 
     def containerd(self) -> None:
         try:
@@ -105,7 +80,7 @@ class Run:
         ):
             containerd.load(node.oci_archive(root, "localhost/glibc:1", folder / "glibc.tar"))
             node.until(lambda: agent.figures()["mayfly_node_connected"] == 1, agent.said)
-            self.save("starts.containerd", starts.containerd(containerd, self.count()))
+            self.measure("starts.containerd", starts.containerd, containerd, self.count())
 
     def count(self) -> int:
         return 10 if self.options.quick else 100
@@ -192,14 +167,12 @@ def shown(flat: dict) -> list:
 
 
 def main() -> int:
-    parser = command.parser(
-        "node", "Measures containers with and without Mayfly", "part", PARTS, EPILOG, "fewer of all"
-    )
+    about = "Measures containers with and without Mayfly"
+    parser = command.parser("node/run", about, "part", PARTS, EPILOG, "fewer of all", "node.json")
     parser.add_argument("--keep", action="store_true", help="keep what other parts left in the output file")
     parsed = parser.parse_args()
-    command.choose(parser, parsed, "only", PARTS)
-    parsed.only = parsed.only or list(PARTS)
-    return command.outcome(Run(parsed).all)
+    command.choose(parser, parsed, "only", PARTS, all_of=True)
+    return Run(parsed, shown).main(tables)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 import argparse
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from bench import command
@@ -36,12 +35,13 @@ The machine's accelerator decides the times: compare ratios within one run, not 
 
 def arguments() -> argparse.Namespace:
     parser = command.parser(
-        "vm",
+        "vm/run",
         "Compares ways to make a VM's memory elastic: latency, CPU, migrations, memory returned.",
         "experiment",
         {one.name: one.about for one in EXPERIMENTS.values()},
         EPILOG,
         "small sizes, few rounds: a few minutes",
+        "vm.json",
     )
     parser.add_argument("--modes", metavar="MODE,...", help="these modes and no others")
     parser.add_argument(
@@ -58,7 +58,7 @@ def arguments() -> argparse.Namespace:
     )
     parsed = parser.parse_args()
     Guest.accelerator = parsed.accelerator
-    command.choose(parser, parsed, "only", EXPERIMENTS)
+    command.choose(parser, parsed, "only", EXPERIMENTS, all_of=True)
     modes = [name for one in EXPERIMENTS.values() for name in one.contenders]
     command.choose(
         parser, parsed, "modes", dict.fromkeys([*modes, *(f"{name}:debian" for name in STOCK_MODES)])
@@ -81,7 +81,7 @@ def contenders_of(experiment: Experiment, modes: list[str]) -> list[str]:
 
 
 def measure(options: argparse.Namespace) -> Results:
-    only = [EXPERIMENTS[name] for name in options.only or EXPERIMENTS]
+    only = [EXPERIMENTS[name] for name in options.only]
     chosen = {one.name: contenders_of(one, options.modes) for one in only}
     contenders = [Contender(name) for name in dict.fromkeys(n for names in chosen.values() for n in names)]
     build_images(contenders)
@@ -109,34 +109,23 @@ def measure_piece(
         results.add(experiment.name, contender.name, found["samples"])
         Guest.accelerators.update(found["accelerators"])
         return
-    start = time.monotonic()
-    try:
+    with command.attempt(" ".join(key), results.failures, key[:2]):
         samples = experiment.run(contender, piece, options.quick)
         results.add(experiment.name, contender.name, samples)
         kept.add(key, {"samples": samples, "accelerators": sorted(Guest.accelerators)})
-        outcome = "done"
-    except BenchError as error:
-        results.failures[experiment.name, contender.name] = str(error)
-        outcome = f"FAILED: {error}"
-    took = time.monotonic() - start
-    print(f"bench: {' '.join(key)}: {outcome} (took {took:.0f} s)", file=sys.stderr, flush=True)
 
 
 def write(results: Results, options: argparse.Namespace) -> dict:
-    machine = command.machine(options.quick) | {"accelerator": "; ".join(sorted(Guest.accelerators))}
+    machine = command.machine(options.quick, accelerator="; ".join(sorted(Guest.accelerators)))
     return write_results(options.output, results.flat(machine), shown(results))
 
 
 def run(options: argparse.Namespace) -> int:
     results = measure(options)
     flat = write(results, options)
-    return command.told(options, flat, results, tables.print_all)
-
-
-def main() -> int:
-    options = arguments()
-    return command.outcome(lambda: run(options))
+    return command.told(options, flat, lambda: tables.print_all(results), shown(results), results.failures)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    options = arguments()
+    sys.exit(command.outcome(lambda: run(options)))

@@ -4,12 +4,12 @@ An experiment returns samples: a list of measured values for each key. Keys are 
 """
 
 import re
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.outcome import say
 from bench.vm import functions
 from bench.vm.guest import Contender, Guest
 
@@ -104,7 +104,7 @@ def backings(contender: Contender, backing: str, quick: bool) -> Samples:
     """What can hold a guest's memory: the host's part of an unplug depends on it."""
     samples: Samples = {}
     if backing == "huge" and huge_pages_free_mib() < 5 * SMALL_MIB + 1024:
-        print("bench: backing huge: too few huge pages are set aside (vm.nr_hugepages)", file=sys.stderr)
+        say("backing huge: too few huge pages are set aside (vm.nr_hugepages)")
         return samples
     for numbers in unplug_loaded(contender, SMALL_MIB, rounds(contender, quick), backing=backing)[1]:
         add(samples, f"{backing}.", numbers)

@@ -71,7 +71,7 @@ class Results:
 
     def flat(self, machine: dict) -> dict:
         """Flat dotted keys: EXPERIMENT.CONTENDER.POINT.METRIC, medians with _min and _max beside times."""
-        flat: dict = {f"machine.{key}": value for key, value in machine.items()}
+        flat = dict(machine)
         for experiment in self.experiments():
             for one in self.contenders:
                 for key, values in self.samples.get((experiment, one.name), {}).items():

@@ -1,9 +1,8 @@
 """The results as tables: one for each experiment, then what is enough and what falls short."""
 
-from bench.outcome import print_shown, table
+from bench.outcome import table
 from bench.vm.experiments import EXPERIMENTS
 from bench.vm.results import Results
-from bench.vm.shown import shown
 
 
 def figure(value: float | None, digits: int = 0) -> str:
@@ -26,9 +25,6 @@ def print_all(results: Results) -> None:
     for name in results.experiments():
         print(f"\n{name}: {EXPERIMENTS[name].about}")
         PRINT.get(name, lambda results, name=name: print_points(results, name))(results)
-    print_shown(shown(results))
-    for (experiment, contender), why in results.failures.items():
-        print(f"  FAILED   {experiment}, {contender}: {why}")
 
 
 def print_points(results: Results, name: str) -> None:

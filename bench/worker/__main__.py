@@ -1,13 +1,11 @@
 """The command: measures functions on the worker, prints tables, writes bench/results/worker.json."""
 
 import argparse
-import json
 import re
 import sys
-import time
 
 from bench import command
-from bench.outcome import Shown, at_least, at_most, figure, print_shown, table, write
+from bench.outcome import Shown, at_least, at_most, figure, table
 from bench.worker import contents, experiments, machines, paging, times
 from bench.worker.experiments import ADVISED, LIFETIMES, MODELS, SHIPPED, VARIANTS
 from bench.worker.machines import INSTANCES, MODES
@@ -42,12 +40,13 @@ Times are of this run and this machine: compare ratios. Anything else that runs 
 
 def arguments() -> argparse.Namespace:
     parser = command.parser(
-        "worker",
+        "worker/run",
         "Measures functions on the worker, with and without Mayfly's layers",
         "part",
         PARTS,
         EPILOG,
         "few instances and requests: a minute a part",
+        "worker.json",
     )
     parser.add_argument("--functions", metavar="NAME,...", help=f"of {', '.join(MODELS)}")
     parser.add_argument("--variants", metavar="NAME,...", help="these variants and no others")
@@ -58,39 +57,14 @@ def arguments() -> argparse.Namespace:
     parsed = parser.parse_args()
     known = {"only": PARTS, "functions": MODELS, "variants": VARIANTS, "modes": MODES}
     for option, names in known.items():
-        command.choose(parser, parsed, option, names)
+        command.choose(parser, parsed, option, names, all_of=option != "variants")
     # Latencies differ by little: the two that matter get all the time, unless others are asked for.
     parsed.compared = parsed.variants or ["plain", "mayfly"]
-    for option, names in known.items():
-        setattr(parsed, option, getattr(parsed, option) or list(names))
+    parsed.variants = parsed.variants or list(VARIANTS)
     return parsed
 
 
-class Run:
-    """What is asked for, and what was found: flat dotted keys with units."""
-
-    def __init__(self, options: argparse.Namespace):
-        self.options = options
-        self.flat: dict = {}
-
-    def measure(self, prefix: str, what, *taken) -> None:
-        begun = time.monotonic()
-        for key, value in what(*taken).items():
-            self.flat[f"{prefix}.{key}"] = round(value, 3) if isinstance(value, float) else value
-        self.save()
-        print(f"bench: {prefix} (took {time.monotonic() - begun:.0f} s)", file=sys.stderr, flush=True)
-
-    def save(self) -> dict:
-        self.flat |= {f"machine.{key}": value for key, value in command.machine(self.options.quick).items()}
-        return write(self.options.output, self.flat, shown(self.flat))
-
-    def all(self) -> int:
-        if self.options.keep and self.options.output.exists():
-            self.flat |= json.loads(self.options.output.read_text())
-        for part in self.options.only:
-            getattr(self, part)()
-        return 0
-
+class Run(command.Run):
     def memory(self) -> None:
         counts = [1, 2] if self.options.quick else [1, 2, 4, 8, 16]
         for function in self.options.functions:
@@ -294,18 +268,5 @@ def print_times(flat: dict) -> None:
     print_titled("Resting and merging", rows)
 
 
-def main() -> int:
-    options = arguments()
-    run = Run(options)
-    status = command.outcome(run.all)
-    flat = run.save()
-    if options.json:
-        print(json.dumps(flat))
-    else:
-        print_tables(flat)
-        print_shown(shown(flat))
-    return status
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(Run(arguments(), shown).main(print_tables))

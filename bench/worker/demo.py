@@ -140,7 +140,7 @@ def main() -> int:
             for kind, of in (("", median), ("_min", min), ("_max", max)):
                 if values:
                     flat[f"demo.{way}.{name}{kind}"] = round(of(values), 3)
-        flat |= {f"machine.{key}": value for key, value in machine(options.quick).items()}
+        flat |= machine(options.quick)
         write(KEPT, flat, shown)
         print(f"\n  Written to {KEPT.relative_to(ROOT)}; bench/figures fills README from it")
     print(f"\n  Charts of the last round: {REPORT.relative_to(ROOT)}")

@@ -12,7 +12,7 @@ from bench import command
 from bench.compiled import compiled
 from bench.heap import allocators
 from bench.heap.allocators import Allocator
-from bench.outcome import RESULTS, BenchError, Shown, at_most, figure, print_shown, table, write
+from bench.outcome import BenchError, Shown, at_most, figure, say, table, write
 
 HERE = Path(__file__).parent
 PATTERNS = {
@@ -42,26 +42,19 @@ examples
 
 
 def arguments() -> argparse.Namespace:
-    width = max(map(len, PATTERNS)) + 2
-    parser = argparse.ArgumentParser(
-        prog="bench/heap/count",
-        description="Counts the instructions of a malloc and a free on every allocator, by single steps.",
-        epilog="patterns\n"
-        + "".join(f"  {name:<{width}}{about}\n" for name, about in PATTERNS.items())
-        + EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command.parser(
+        "heap/count",
+        "Counts the instructions of a malloc and a free on every allocator, by single steps.",
+        "pattern",
+        PATTERNS,
+        EPILOG,
+        None,
+        "heap-instructions.json",
+        rounds=3,
     )
-    parser.add_argument("--only", metavar="PATTERN,...", help="these patterns and no others")
     parser.add_argument("--allocators", metavar="NAME,...", help="these allocators and no others")
-    parser.add_argument(
-        "--rounds", type=int, default=3, metavar="N", help="the median of N runs (default: 3)"
-    )
-    parser.add_argument("--json", action="store_true", help="print the results as one JSON object")
-    parser.add_argument("--output", type=Path, default=RESULTS / "heap-instructions.json", metavar="FILE")
     parsed = parser.parse_args()
-    if parsed.rounds < 1:
-        parser.error(f"--rounds {parsed.rounds}: must be 1 or more")
-    command.choose(parser, parsed, "only", PATTERNS)
+    command.choose(parser, parsed, "only", PATTERNS, all_of=True)
     return parsed
 
 
@@ -103,9 +96,8 @@ def shown(found: dict, chosen: list[Allocator], patterns: list[str]) -> list[Sho
 
 
 def run(options: argparse.Namespace) -> int:
-    names = options.allocators or ",".join([*allocators.DEFAULT, "mayfly:fixed", "mayfly:lines"])
-    chosen = [allocators.find(name, {}) for name in dict.fromkeys(filter(None, names.split(",")))]
-    patterns = options.only or list(PATTERNS)
+    chosen = allocators.find_all(options.allocators or [*allocators.DEFAULT, "mayfly:fixed", "mayfly:lines"])
+    patterns = options.only
     found: dict[str, float] = {}
     for pattern in patterns:
         for one in chosen:
@@ -113,12 +105,13 @@ def run(options: argparse.Namespace) -> int:
             for metric in rounds[0]:
                 found[f"{pattern}.{one.key}.{metric}"] = median(part[metric] for part in rounds)
             pair = found[f"{pattern}.{one.key}.pair.mean"]
-            print(f"bench: {pattern} {one.name}: {pair:.1f} a pair", file=sys.stderr, flush=True)
+            say(f"{pattern} {one.name}: {pair:.1f} a pair")
     said = shown(found, chosen, patterns)
     flat = write(options.output, {"machine.cpus": os.cpu_count()} | found, said)
-    if options.json:
-        print(json.dumps(flat))
-        return 0
+    return command.told(options, flat, lambda: print_tables(patterns, chosen, found), said)
+
+
+def print_tables(patterns: list[str], chosen: list[Allocator], found: dict[str, float]) -> None:
     for kind, about in (("median", "fast path"), ("mean", "all calls")):
         print(f"\nInstructions of malloc + free, {kind}: {about}")
         rows = [["", *patterns]]
@@ -129,9 +122,6 @@ def run(options: argparse.Namespace) -> int:
                 row.append(" + ".join(figure(part, 0) for part in parts))
             rows.append(row)
         table(rows)
-    print_shown(said)
-    print(f"\nWritten to {options.output}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -11,14 +11,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from bench.compiled import compiled
-from bench.outcome import BenchError
+from bench.outcome import BenchError, say
 
 HERE = Path(__file__).parent
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "mayfly" / "peers"
@@ -139,7 +138,7 @@ def built(name: str) -> Path:
     output = folder / f"lib{name}.so"
     if output.exists():
         return output
-    print(f"bench: building {name} from {crate}'s sources, once", file=sys.stderr, flush=True)
+    say(f"building {name} from {crate}'s sources, once")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="mayfly-peer") as scratch:
         made = Path(scratch) / output.name

@@ -1,18 +1,15 @@
 """The command bench/heap/servers: strangers' threaded servers on every allocator, in turn."""
 
 import argparse
-import json
 import sys
-import time
-from pathlib import Path
 from statistics import median
 
 from bench import command
 from bench.heap import allocators
 from bench.heap.machine import thp_setting
-from bench.heap.measure import Numbers, RunFailed
+from bench.heap.measure import Numbers
 from bench.heap.strangers import clickhouse, life, mariadb, recursor
-from bench.outcome import RESULTS, figure, table, write
+from bench.outcome import figure, table, write
 
 SERVERS = {
     "mariadb": ("MariaDB, a thread a connection, under sysbench", mariadb.run),
@@ -40,26 +37,19 @@ examples
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="bench/heap/servers",
-        description="Strangers' threaded C++ servers on every allocator: memory kept after a peak, CPU.",
-        epilog="servers\n"
-        + "\n".join(f"  {name:<12}{about}" for name, (about, _) in SERVERS.items())
-        + EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command.parser(
+        "heap/servers",
+        "Strangers' threaded C++ servers on every allocator: memory kept after a peak, CPU.",
+        "server",
+        {name: about for name, (about, _) in SERVERS.items()},
+        EPILOG,
+        "small loads, one round: 20 s or so a server and allocator",
+        "servers.json",
+        rounds=0,
     )
-    parser.add_argument("--only", metavar="SERVER,...", help="these servers and no others")
     parser.add_argument("--allocators", metavar="NAME,...", help="these allocators and no others")
-    parser.add_argument("--rounds", type=int, metavar="N", help="default: 3; with --quick: 1")
-    parser.add_argument(
-        "--quick", action="store_true", help="small loads, one round: 20 s or so a server and allocator"
-    )
-    parser.add_argument("--json", action="store_true", help="print the results as one JSON object")
-    parser.add_argument("--output", type=Path, default=RESULTS / "servers.json", metavar="FILE")
     parsed = parser.parse_args()
-    if parsed.rounds is not None and parsed.rounds < 1:
-        parser.error(f"--rounds {parsed.rounds}: must be 1 or more")
-    command.choose(parser, parsed, "only", SERVERS)
+    command.choose(parser, parsed, "only", SERVERS, all_of=True)
     return parsed
 
 
@@ -67,22 +57,16 @@ def measure(options: argparse.Namespace, chosen: list[allocators.Allocator]) -> 
     samples: dict[tuple[str, str], list[Numbers]] = {}
     failures: dict[tuple[str, str], str] = {}
     rounds = options.rounds or (1 if options.quick else 3)
-    for server in options.only or SERVERS:
+    for server in options.only:
         for number in range(rounds):
             for one in chosen:
                 if (server, one.name) in failures:
                     continue
-                start = time.monotonic()
-                try:
+                what = f"{server} {number + 1}/{rounds} {one.name}"
+                with command.attempt(what, failures, (server, one.name)) as said:
                     numbers = SERVERS[server][1](one, options.quick)
                     samples.setdefault((server, one.name), []).append(numbers)
-                    outcome = f"{numbers['rss_kib'] / 1024:.0f} MiB at the end"
-                except RunFailed as error:
-                    failures[server, one.name] = str(error)
-                    outcome = f"FAILED: {error}"
-                took = time.monotonic() - start
-                what = f"{server} {number + 1}/{rounds} {one.name}"
-                print(f"bench: {what}: {outcome} (took {took:.1f} s)", file=sys.stderr, flush=True)
+                    said.append(f"{numbers['rss_kib'] / 1024:.0f} MiB at the end")
     return samples, failures
 
 
@@ -125,7 +109,7 @@ def print_server(samples: dict, server: str) -> None:
 
 def flat(samples: dict, failures: dict, machine: dict) -> dict:
     """SERVER.ALLOCATOR.METRIC, medians; with _min and _max where there are several rounds."""
-    found: dict = {f"machine.{key}": value for key, value in machine.items()}
+    found = dict(machine)
     for (server, allocator), runs in samples.items():
         prefix = f"{server}.{allocator.replace(':', '_').replace('-', '_')}."
         found[prefix + "rounds"] = len(runs)
@@ -143,20 +127,16 @@ def flat(samples: dict, failures: dict, machine: dict) -> dict:
 
 
 def run(options: argparse.Namespace) -> int:
-    names = options.allocators or ",".join(allocators.SERVERS_QUICK if options.quick else allocators.SERVERS)
-    chosen = [allocators.find(name, {}) for name in dict.fromkeys(filter(None, names.split(",")))]
-    samples, failures = measure(options, chosen)
-    machine = command.machine(options.quick) | {"transparent_huge_pages": thp_setting()}
+    default = allocators.SERVERS_QUICK if options.quick else allocators.SERVERS
+    samples, failures = measure(options, allocators.find_all(options.allocators or default))
+    machine = command.machine(options.quick, transparent_huge_pages=thp_setting())
     found = write(options.output, flat(samples, failures, machine))
-    if options.json:
-        print(json.dumps(found))
-    else:
+
+    def print_tables() -> None:
         for server in dict.fromkeys(name for name, _ in samples):
             print_server(samples, server)
-        for (server, allocator), why in failures.items():
-            print(f"\nFailed: {server} on {allocator}: {why}")
-        print(f"\nWritten to {options.output}")
-    return 1 if failures else 0
+
+    return command.told(options, found, print_tables, failures=failures)
 
 
 if __name__ == "__main__":
