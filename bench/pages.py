@@ -4,9 +4,10 @@
     | memory | {gunicorn.plain.memory_mib:,.0f} MiB | {gunicorn.shared.memory_mib:,.0f} MiB |
     -->
 
-and below it, up to `<!-- end -->`, the same with what bench/results/node.json has, as Python formats it.
-Between braces are keys of that file, or of several, (of a list KEY[5]; `a.*.b` is the sum of all such) and
-numbers with + - * / between them, done from left to right, parentheses first."""
+and below it, up to `<!-- end -->`, the same with what bench/results/node.json has, as Python formats it; `:3`
+is three digits that count, or whole numbers. Between braces are keys of that file, or of several, (of a list
+KEY[5]; `a.*.b` is the sum of all such) and numbers with + - * / between them, done from left to right,
+parentheses first. A line with `shown.N` stands there for each goal."""
 
 import argparse
 import fnmatch
@@ -16,7 +17,6 @@ import re
 import sys
 
 from bench.outcome import RESULTS, ROOT, BenchError
-from bench.vm import page as vm
 
 MARK = re.compile(r"(<!-- bench/figures: ([^\n]+)\n(.*?)\n-->\n)(.*?)(<!-- end -->\n)", re.S)
 INNERMOST = re.compile(r"\(([^()]*)\)")
@@ -49,6 +49,10 @@ def value(expression: str, results: dict) -> float:
 
 def formatted(figure: float | str, how: str) -> str:
     """With a minus that is as wide as a digit."""
+    if isinstance(figure, bool):
+        figure = "met" if figure else "**falls short**"
+    if how == "3":
+        how = ",.0f" if figure >= 100 else ".3g"
     text = format(figure, how)
     return text if isinstance(figure, str) else text.replace("-", "−")
 
@@ -60,7 +64,10 @@ def filled(text: str) -> str:
         results = {}
         for name in mark[2].split():
             results |= json.loads((RESULTS / name).read_text())
-        lines = FIGURE.sub(lambda figure: formatted(value(figure[1], results), figure[2]), mark[3])
+        goals = sum(key.endswith(".what") for key in results if key.startswith("shown."))
+        each = lambda line: "\n".join(line[0].replace("shown.N", f"shown.{n}") for n in range(goals))  # noqa: E731
+        lines = re.sub(r".*shown\.N\..*", each, mark[3])
+        lines = FIGURE.sub(lambda figure: formatted(value(figure[1], results), figure[2]), lines)
         return f"{mark[1]}\n{lines}\n\n{mark[5]}"
 
     return MARK.sub(fill, text)
@@ -83,9 +90,6 @@ def main() -> int:
         except (BenchError, OSError) as error:
             print(f"figures: {path.relative_to(ROOT)}: {error}", file=sys.stderr)
             return 1
-        if path == vm.PAGE:
-            right = vm.fill(right, vm.measured())
-            marks += len(vm.TABLES)
         if right != text:
             differ.append(str(path.relative_to(ROOT)))
             if not check:

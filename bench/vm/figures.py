@@ -1,5 +1,6 @@
 """Draws the results as SVG beside the paper's figures 5, 6, 7 and 10."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -8,7 +9,6 @@ from matplotlib import pyplot
 
 from bench.drawing import draw_all, save
 from bench.outcome import RESULTS
-from bench.vm.page import measured
 
 COLOURS = {"static": "#8c8c8c", "plain": "#c98b2e", "nodes": "#4c78a8", "hotmem": "#c0392b"}
 
@@ -90,11 +90,12 @@ FUNCTIONS = ("A function's requests while another's instances end", "another fun
 
 
 def draw(results: dict) -> list[Path | None]:
+    of_functions = json.loads((RESULTS / "vm-functions.json").read_text())
     return [
         draw_latency(results, RESULTS / "vm-latency.svg"),
         draw_steps(results, RESULTS / "vm-steps.svg"),
         draw_meanwhile(results, "interference", "us", PINNED, RESULTS / "vm-interference.svg"),
-        draw_meanwhile(measured(), "colocated", "ms", FUNCTIONS, RESULTS / "vm-colocated.svg"),
+        draw_meanwhile(of_functions, "colocated", "ms", FUNCTIONS, RESULTS / "vm-colocated.svg"),
     ]
 
 
