@@ -15,7 +15,7 @@
 //! Until the new one serves, its end or failure changes nothing: the earlier one goes on.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::net::TcpListener;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, RawFd};
 use std::os::unix::net::UnixStream;
@@ -38,6 +38,10 @@ const VARIABLE: &str = "MAYFLY_TAKES_OVER";
 
 /// How long a successor that has failed may take to end.
 const ENDING: Duration = Duration::from_secs(10);
+/// How long one may prepare: it installs packages, and boots VMs.
+const PREPARING: Duration = Duration::from_secs(3600);
+/// How long one may take from the state until it serves. Nobody is served meanwhile.
+const TAKING: Duration = Duration::from_secs(120);
 
 /// What a successor says.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -76,6 +80,11 @@ fn hear<T: DeserializeOwned>(line: &mut BufReader<UnixStream>) -> Result<T> {
     let mut text = String::new();
     ensure!(line.read_line(&mut text)? > 0, "the other worker has ended");
     Ok(serde_json::from_str(&text)?)
+}
+
+/// Whether the other side has let too much time pass.
+fn is_slow(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == ErrorKind::WouldBlock)
 }
 
 /// The worker that this one takes over from.
@@ -167,35 +176,50 @@ impl Successor {
     /// Waits until it has prepared what needs no state.
     ///
     /// # Errors
-    /// It has ended.
+    /// It has ended, or takes too long.
     pub fn prepared(&mut self) -> Result<()> {
-        self.hear(&Word::Prepared)
+        self.hear(&Word::Prepared, PREPARING)
     }
 
     /// Gives it the state, which nobody here uses any more, and waits until it serves.
     ///
     /// # Errors
-    /// It has ended.
+    /// It has ended, or takes too long.
     pub fn take(&mut self, state: State) -> Result<()> {
-        say(self.line.get_ref(), &Told::State(state))?;
-        self.hear(&Word::Serving)
+        self.take_within(state, TAKING)
     }
 
-    fn hear(&mut self, wanted: &Word) -> Result<()> {
+    fn take_within(&mut self, state: State, patience: Duration) -> Result<()> {
+        self.line.get_ref().set_write_timeout(Some(patience))?;
+        let said = say(self.line.get_ref(), &Told::State(state));
+        if said.as_ref().is_err_and(is_slow) {
+            return self.end(format!("takes no state within {patience:?}"), Duration::ZERO);
+        }
+        self.hear(&Word::Serving, patience)
+    }
+
+    fn hear(&mut self, wanted: &Word, patience: Duration) -> Result<()> {
+        self.line.get_ref().set_read_timeout(Some(patience))?;
         let heard: Result<Word> = hear(&mut self.line);
         match heard {
             Ok(word) if word == *wanted => Ok(()),
-            _ => {
-                // It says by itself how it ends, and nothing of it stays.
-                let deadline = Instant::now() + ENDING;
-                while self.process.try_wait()?.is_none() && Instant::now() < deadline {
-                    std::thread::sleep(Duration::from_millis(10));
-                }
-                let _ = self.process.kill();
-                let how = self.process.wait()?;
-                anyhow::bail!("the new worker has ended before it served: {how}")
+            Err(error) if is_slow(&error) => {
+                self.end(format!("is not {wanted:?} within {patience:?}"), Duration::ZERO)
             }
+            // It says by itself how it ends.
+            _ => self.end("has ended before it served".into(), ENDING),
         }
+    }
+
+    /// Nothing of it stays.
+    fn end(&mut self, why: String, patience: Duration) -> Result<()> {
+        let deadline = Instant::now() + patience;
+        while self.process.try_wait()?.is_none() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let _ = self.process.kill();
+        let how = self.process.wait()?;
+        anyhow::bail!("the new worker {why}: {how}")
     }
 
     /// Its number.
@@ -231,6 +255,24 @@ impl HandedOver {
         let line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(error) = say(&line, what) {
             tracing::error!("the new worker does not hear of an event: {error:#}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_successor_that_hangs_is_ended() {
+        let urls = (0..100_000).map(|number| (number.to_string(), crate::api::new_url("NONE", false, None)));
+        // The one reads what it is told, the other does not even that.
+        for state in [State::default(), State { urls: urls.collect(), ..State::default() }] {
+            let (line, _theirs) = UnixStream::pair().unwrap();
+            let process = Command::new("sleep").arg("600").spawn().unwrap();
+            let mut successor = Successor { process, line: BufReader::new(line) };
+            let error = successor.take_within(state, Duration::from_millis(50)).unwrap_err().to_string();
+            assert!(error.contains("within 50ms: signal: 9"), "{error}");
         }
     }
 }
