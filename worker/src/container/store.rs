@@ -11,10 +11,8 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -23,6 +21,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tokio::io::unix::AsyncFd;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::runtime::Handle;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 use super::cgroup::{Cgroup, Hierarchy, Limits};
 use super::spawn::Spawner;
@@ -43,7 +46,7 @@ const OWN_MIB: u32 = 64;
 /// Those that it works for rest, and give way: it has no more than an instance, however much it may hold.
 const SHARE_OF_MIB: u32 = 256;
 const PROCESSES: u64 = 64;
-/// A store answers at once; one that is stuck must not hold up a sample.
+/// A store answers at once; those that are stuck must not hold up a sample.
 const PATIENCE: Duration = Duration::from_millis(200);
 /// How long the next one waits where one has died, so that a store which dies at once does not keep the host busy.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -219,12 +222,13 @@ impl Stores {
         }
     }
 
-    /// How many stores run, and what their pages occupy.
+    /// How many stores run, and what their pages occupy. Waits; not on a thread that serves.
     pub fn figures(&self) -> (u64, u64) {
         let running = |(function, store): (&FunctionId, &Store)| store.running.is_some().then_some(*function);
         let functions: Vec<FunctionId> = self.lock().iter().filter_map(running).collect();
-        let pages: u64 =
-            functions.iter().filter_map(|function| pages_of(&self.place(*function).join(FIGURES))).sum();
+        let asked = functions.iter().map(|function| pages_of(self.place(*function).join(FIGURES)));
+        let asked: JoinSet<Option<u64>> = asked.collect();
+        let pages: u64 = Handle::current().block_on(asked.join_all()).into_iter().flatten().sum();
         (functions.len() as u64, pages * 4096)
     }
 }
@@ -273,15 +277,16 @@ impl Drop for Stores {
     }
 }
 
-/// What the store says of itself.
-fn pages_of(socket: &Path) -> Option<u64> {
-    let mut stream = UnixStream::connect(socket).ok()?;
-    stream.set_read_timeout(Some(PATIENCE)).ok()?;
-    stream.set_write_timeout(Some(PATIENCE)).ok()?;
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: store\r\n\r\n").ok()?;
-    let mut text = String::new();
-    stream.take(1 << 20).read_to_string(&mut text).ok()?;
-    Some(store_pages(&text))
+/// What the store says of itself, if it does.
+async fn pages_of(socket: PathBuf) -> Option<u64> {
+    let asked = async {
+        let mut stream = UnixStream::connect(socket).await?;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: store\r\n\r\n").await?;
+        let mut text = String::new();
+        stream.take(1 << 20).read_to_string(&mut text).await?;
+        std::io::Result::Ok(store_pages(&text))
+    };
+    timeout(PATIENCE, asked).await.ok()?.ok()
 }
 
 /// The sum over the store's domains; there is one, or none before the first call.
@@ -299,5 +304,21 @@ mod tests {
         let text = "# TYPE mayfly_share_store_pages gauge\nmayfly_share_store_pages{domain=\"everyone\"} 12\n\
                     mayfly_share_store_pages_other{} 5\n";
         assert_eq!((store_pages(text), store_pages("")), (12, 0));
+    }
+
+    #[tokio::test]
+    async fn a_store_that_is_stuck_holds_up_nobody() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().join("figures");
+        // It takes no connections, so that at some time nobody can even wait for it.
+        let stuck = std::os::unix::net::UnixListener::bind(&place).unwrap();
+        rustix::net::listen(&stuck, 1).unwrap();
+        let asked = || timeout(Duration::from_secs(60), pages_of(place.clone()));
+        assert_eq!(asked().await, Ok(None));
+        let mut waiting = Vec::new();
+        while let Ok(one) = UnixStream::connect(&place).await {
+            waiting.push(one);
+        }
+        assert_eq!(asked().await, Ok(None));
     }
 }
