@@ -6,7 +6,10 @@ use anyhow::Result;
 use redb::{ReadableDatabase, ReadableTable};
 use serde::{Deserialize, Serialize};
 
+use crate::invocation::Invocation;
+use crate::name::Target;
 use crate::state_file::{StateFile, Table};
+use crate::time::now_ms;
 
 /// By request id: a [`Kept`] in JSON.
 const EVENTS: Table = Table::new("events");
@@ -26,9 +29,28 @@ pub struct Kept {
     pub trace_id: String,
     /// Attempts that failed.
     pub failures: u32,
+    /// When it was accepted, in milliseconds since 1970.
+    #[serde(default = "now_ms")]
+    pub accepted_ms: u64,
     /// How many events before it told of one another's end.
     #[serde(default)]
     pub hops: u32,
+}
+
+impl Kept {
+    /// One that is accepted now.
+    pub fn new(target: &Target, invocation: Invocation, hops: u32) -> Kept {
+        Kept {
+            function: target.to_string(),
+            id: invocation.id,
+            payload: String::from_utf8_lossy(&invocation.payload).into_owned(),
+            client_context: invocation.client_context,
+            trace_id: invocation.trace_id,
+            failures: 0,
+            accepted_ms: now_ms(),
+            hops,
+        }
+    }
 }
 
 /// A file of them. One worker has it at a time.
@@ -105,14 +127,11 @@ mod tests {
     #[test]
     fn what_is_kept_is_there_when_it_is_opened_again() {
         let folder = tempfile::tempdir().unwrap();
+        let invocation = || Invocation::new(String::new(), "{}".into(), None, Some("trace"));
         let event = |id: &str| Kept {
-            function: "f".into(),
             id: id.into(),
-            payload: "{}".into(),
-            client_context: None,
-            trace_id: String::new(),
-            failures: 1,
-            hops: 0,
+            accepted_ms: 1,
+            ..Kept::new(&crate::name::parse("f").unwrap(), invocation(), 0)
         };
         let store = EventStore::open(folder.path()).unwrap();
         assert!(EventStore::open(folder.path()).is_err(), "one at a time");

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Result;
 use tokio::sync::Notify;
@@ -15,6 +15,7 @@ use crate::handover::{Accepting, Predecessor, Told};
 use crate::invocation::{Invocation, Outcome};
 use crate::limits;
 use crate::name::{self, Target};
+use crate::time::now_ms;
 use crate::worker::Worker;
 
 /// Invocations that wait or run at once.
@@ -172,15 +173,7 @@ impl Events {
         if count > MOST || held > MOST_BYTES {
             return Err(ApiError::throttled("CallerRateLimitExceeded", "too many events are waiting"));
         }
-        let event = Kept {
-            function: target.to_string(),
-            id: invocation.id,
-            payload: String::from_utf8_lossy(&invocation.payload).into_owned(),
-            client_context: invocation.client_context,
-            trace_id: invocation.trace_id,
-            failures: 0,
-            hops: 0,
-        };
+        let event = Kept::new(target, invocation, 0);
         // All of it, whether or not the caller stays for the answer: one that is kept and not run would come after the next start.
         let events = self.clone();
         let accepting = tokio::spawn(async move {
@@ -211,9 +204,9 @@ impl Events {
 
     /// Runs it until it is done or given up; or until it is another worker's, which has it from the state.
     async fn run(self, mut event: Kept, place: Place) {
-        let (began, mut throttled) = (Instant::now(), 0);
+        let mut throttled = 0;
         while self.begin(&event.id).await {
-            let next = match self.attempt(&mut event, began, &mut throttled).await {
+            let next = match self.attempt(&mut event, &mut throttled).await {
                 // A worker that ends fails everything: the next one runs what this one has kept.
                 None => break,
                 Some(next) => next,
@@ -237,7 +230,7 @@ impl Events {
     }
 
     /// Has the function run it. None if nothing can be said of it, as the worker ends.
-    async fn attempt(&self, event: &mut Kept, began: Instant, throttled: &mut u32) -> Option<Next> {
+    async fn attempt(&self, event: &mut Kept, throttled: &mut u32) -> Option<Next> {
         let label = label(event);
         let outcome = match name::parse(&event.function) {
             Ok(target) => self.worker.invoke(&target, invocation(event)).await,
@@ -271,7 +264,8 @@ impl Events {
             }
         };
         if let Some(pause) = pause {
-            if began.elapsed() + pause < config.most_age() {
+            let age = Duration::from_millis(now_ms().saturating_sub(event.accepted_ms));
+            if age + pause < config.most_age() {
                 return Some(Next::Again(pause));
             }
             why = Condition::EventAgeExceeded;
@@ -348,15 +342,8 @@ fn follow_up(
     }
     let of = invocation(event);
     let payload = event_config::told(&of, condition, attempts, response.as_ref());
-    Some(Kept {
-        function: told.to_string(),
-        id: uuid::Uuid::new_v4().to_string(),
-        payload,
-        client_context: None,
-        trace_id: event.trace_id.clone(),
-        failures: 0,
-        hops: event.hops + 1,
-    })
+    let next = Invocation::new(String::new(), payload.into(), None, Some(&event.trace_id));
+    Some(Kept::new(told, next, event.hops + 1))
 }
 
 /// Each attempt has the same id, so that the function can tell.
@@ -374,7 +361,6 @@ fn invocation(event: &Kept) -> Invocation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::Options;
 
     #[test]
     fn what_is_kept_is_run_even_if_its_caller_has_gone() {
@@ -383,7 +369,7 @@ mod tests {
             tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).enable_all().build();
         runtime.unwrap().block_on(async {
             let folder = tempfile::tempdir().unwrap();
-            let worker = Worker::new(Options::of_tests(folder.path())).unwrap();
+            let worker = Worker::of_tests(folder.path());
             let (events, _) = Events::new(worker, &BTreeSet::new()).unwrap();
             let target = name::parse("nobody").unwrap();
             let invocation = Invocation::new(name::arn("nobody"), "1".into(), None, None);
@@ -395,5 +381,21 @@ mod tests {
             tokio::task::spawn_blocking(|| ()).await.unwrap();
             assert_eq!(events.store.as_ref().unwrap().all().unwrap(), []);
         });
+    }
+
+    #[tokio::test]
+    async fn the_age_of_an_event_is_not_that_of_the_worker() {
+        let folder = tempfile::tempdir().unwrap();
+        let worker = Worker::of_tests(folder.path());
+        worker.reserve("f", Some(0)).unwrap(); // so that each call is throttled
+        let (events, _) = Events::new(worker, &BTreeSet::new()).unwrap();
+        let attempted = async |hours: u64| {
+            let accepted_ms = now_ms() - hours * 3_600_000;
+            let invocation = Invocation::new(String::new(), "1".into(), None, None);
+            let mut event = Kept { accepted_ms, ..Kept::new(&name::parse("f").unwrap(), invocation, 0) };
+            events.attempt(&mut event, &mut 0).await
+        };
+        assert!(matches!(attempted(5).await, Some(Next::Again(_))));
+        assert!(matches!(attempted(6).await, Some(Next::Done(None))));
     }
 }

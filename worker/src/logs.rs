@@ -3,7 +3,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
+
+use crate::time::now_ms;
 
 /// Kept of one group.
 const BYTES: usize = 1 << 20;
@@ -96,8 +97,7 @@ impl Logs {
 impl Stream {
     /// Adds a line.
     pub fn keep(&self, text: &str) {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        self.logs.keep(&self.group, &self.name, text, now.as_millis() as u64);
+        self.logs.keep(&self.group, &self.name, text, now_ms());
     }
 }
 

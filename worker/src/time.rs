@@ -1,10 +1,20 @@
-//! Times as Lambda writes them.
+//! Times: now, and as Lambda writes them.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Since 1970.
+pub fn since_1970() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// The same in milliseconds.
+pub fn now_ms() -> u64 {
+    since_1970().as_millis() as u64
+}
 
 /// A time as Lambda writes it: `2026-01-02T03:04:05.678+0000`.
 pub fn lambda_time(time: SystemTime) -> String {
-    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     let (days, second) = ((since.as_secs() / 86_400) as i64, since.as_secs() % 86_400);
     // The civil date of a day number: years begin in March, so that the leap day comes last.
     let shifted = days + 719_468;
@@ -23,13 +33,10 @@ pub fn lambda_time(time: SystemTime) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     #[test]
     fn times_are_written_as_lambda_does() {
-        let at = |seconds: u64, ms| {
-            lambda_time(SystemTime::UNIX_EPOCH + Duration::from_millis(seconds * 1000 + ms))
-        };
+        let at = |seconds: u64, ms| lambda_time(UNIX_EPOCH + Duration::from_millis(seconds * 1000 + ms));
         assert_eq!(at(0, 0), "1970-01-01T00:00:00.000+0000");
         assert_eq!(at(951_782_400, 7), "2000-02-29T00:00:00.007+0000");
         assert_eq!(at(1_767_225_599, 999), "2025-12-31T23:59:59.999+0000");

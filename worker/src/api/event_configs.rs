@@ -1,7 +1,5 @@
 //! `/functions/NAME/event-invoke-config`: what becomes of a function's `Event` invocations.
 
-use std::time::UNIX_EPOCH;
-
 use serde_json::{Value, json};
 
 use super::{Api, Call};
@@ -9,6 +7,7 @@ use crate::error::ApiError;
 use crate::event_config::EventConfig;
 use crate::http::{self, Answer};
 use crate::name;
+use crate::time::since_1970;
 
 /// Puts, updates, gets and deletes it; `name` is the whole function's.
 pub fn call(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
@@ -48,7 +47,6 @@ pub fn list(api: &Api, name: &str) -> Result<Answer, ApiError> {
 fn described(name: &str, config: &EventConfig) -> Value {
     let mut described = json!(config);
     described["FunctionArn"] = name::arn(&format!("{name}:{}", name::LATEST)).into();
-    let now = std::time::SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    described["LastModified"] = now.as_secs().into();
+    described["LastModified"] = since_1970().as_secs().into();
     described
 }

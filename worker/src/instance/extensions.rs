@@ -9,10 +9,11 @@ use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
-use super::{Instance, Phase, lock, since_1970};
+use super::{Instance, Phase, lock};
 use crate::invocation::{Invocation, Outcome};
 use crate::limits;
 use crate::sandbox::Sandbox;
+use crate::time::now_ms;
 
 /// What extensions have for their last words.
 const SHUTDOWN: Duration = Duration::from_secs(2);
@@ -211,7 +212,7 @@ impl Instance {
         let told = {
             let mut extensions = lock(&self.extensions);
             let reason = if extensions.out_of_time { "timeout" } else { "spindown" };
-            let deadline = since_1970(SHUTDOWN);
+            let deadline = now_ms() + SHUTDOWN.as_millis() as u64;
             let event = json!({ "eventType": "SHUTDOWN", "shutdownReason": reason, "deadlineMs": deadline });
             extensions.tell(|wishes| wishes.shutdown, &event)
         };

@@ -9,7 +9,7 @@ mod rest;
 pub(crate) use extensions::{Refused, Wishes};
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio::sync::{Notify, oneshot};
@@ -26,6 +26,7 @@ use crate::memory::Memory;
 use crate::output::Output;
 use crate::pool::{InstanceId, RequestId};
 use crate::sandbox::{Maker, Order, Sandbox};
+use crate::time::now_ms;
 
 /// Who hands out work to instances, and hears from them: the worker.
 pub(crate) trait Scheduler: Send + Sync {
@@ -354,12 +355,6 @@ impl Instance {
 
     /// Now plus the function's timeout, in milliseconds since 1970 (`Lambda-Runtime-Deadline-Ms`).
     pub(crate) fn deadline_ms(&self) -> u64 {
-        since_1970(Duration::from_secs(self.deployment.settings.timeout_s.into()))
+        now_ms() + u64::from(self.deployment.settings.timeout_s) * 1000
     }
-}
-
-/// The time after so long, in milliseconds since 1970.
-fn since_1970(after: Duration) -> u64 {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    (now + after).as_millis() as u64
 }

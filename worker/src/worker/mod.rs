@@ -316,3 +316,17 @@ impl State {
         self.functions.get(name).ok_or_else(|| name::no_such_function(name))
     }
 }
+
+#[cfg(test)]
+impl Worker {
+    /// One whose files all lie in this folder. It has a function `f`, of which no instance ever starts.
+    pub(crate) fn of_tests(folder: &Path) -> Arc<Worker> {
+        let worker = Worker::new(Options::of_tests(folder)).unwrap();
+        worker.make_with(Arc::new(crate::sandbox::Never));
+        let wanted = serde_json::from_str(r#"{"Runtime": "provided.al2023", "Handler": "h"}"#).unwrap();
+        let settings = crate::settings::Settings::new(&wanted).unwrap();
+        let code = crate::code::Code::from_folder(worker.folder()).unwrap();
+        worker.create("f", settings, code, crate::layers::Opt::default()).unwrap();
+        worker
+    }
+}
