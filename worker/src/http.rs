@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use bytes::{Bytes, BytesMut};
-use http_body_util::{BodyExt, Either, Full};
-use hyper::body::{Body, Frame, Incoming};
-use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST};
+use bytes::{Buf, Bytes, BytesMut};
+use http_body_util::BodyExt;
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{HeaderMap, Request, Response, StatusCode, Version};
@@ -19,22 +19,53 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-/// An answer: all of it in memory, or piece by piece as it comes.
-pub type Answer = Response<Either<Full<Bytes>, Pieces>>;
+use crate::connections::{Client, Part};
 
-/// A body that comes piece by piece. An error breaks the connection off, so that nobody takes what came for the whole.
+/// An answer.
+pub type Answer = Response<AnswerBody>;
+
+/// What is in an answer.
 #[derive(Debug)]
-pub struct Pieces(mpsc::Receiver<io::Result<Bytes>>);
+pub enum AnswerBody {
+    /// All of it.
+    Whole(Option<Part>),
+    /// Part by part as it comes. An error breaks the connection off, so that nobody takes what came for the whole.
+    Parts(mpsc::Receiver<io::Result<Part>>),
+}
 
-impl Body for Pieces {
-    type Data = Bytes;
+impl AnswerBody {
+    /// What is whole counts from now on until the client has taken it. Whether it is.
+    pub fn counted(&mut self, client: &Client) -> bool {
+        let AnswerBody::Whole(part) = self else { return false };
+        *part = part.take().map(|part| client.part(part.into_bytes()));
+        true
+    }
+}
+
+impl Body for AnswerBody {
+    type Data = Part;
     type Error = io::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        self.0.poll_recv(context).map(|piece| piece.map(|piece| piece.map(Frame::data)))
+    ) -> Poll<Option<io::Result<Frame<Part>>>> {
+        let part = match &mut *self {
+            AnswerBody::Whole(part) => Poll::Ready(part.take().map(Ok)),
+            AnswerBody::Parts(parts) => parts.poll_recv(context),
+        };
+        part.map(|part| part.map(|part| part.map(Frame::data)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self, AnswerBody::Whole(None))
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            AnswerBody::Whole(part) => SizeHint::with_exact(part.as_ref().map_or(0, Buf::remaining) as u64),
+            AnswerBody::Parts(_) => SizeHint::default(),
+        }
     }
 }
 
@@ -194,17 +225,23 @@ async fn read(
 /// An answer with this body.
 pub fn answer(status: u16, content_type: &str, body: impl Into<Bytes>) -> Answer {
     let body = body.into();
-    Response::builder()
-        .status(StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR))
-        .header(CONTENT_TYPE, content_type)
-        .header(CONTENT_LENGTH, body.len())
-        .body(Either::Left(Full::new(body)))
-        .expect("status and content types are valid")
+    let mut answer = with_body(status, AnswerBody::Whole(None));
+    let headers = answer.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_str(content_type).expect("content types are valid"));
+    headers.insert(CONTENT_LENGTH, body.len().into());
+    if !body.is_empty() {
+        *answer.body_mut() = AnswerBody::Whole(Some(Part::uncounted(body)));
+    }
+    answer
 }
 
-/// An answer whose body comes piece by piece.
-pub fn in_pieces(status: u16, pieces: mpsc::Receiver<io::Result<Bytes>>) -> Answer {
-    let mut answer = Response::new(Either::Right(Pieces(pieces)));
+/// An answer whose body comes part by part.
+pub fn in_parts(status: u16, parts: mpsc::Receiver<io::Result<Part>>) -> Answer {
+    with_body(status, AnswerBody::Parts(parts))
+}
+
+fn with_body(status: u16, body: AnswerBody) -> Answer {
+    let mut answer = Response::new(body);
     *answer.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     answer
 }
@@ -216,9 +253,7 @@ pub fn json(status: u16, value: &serde_json::Value) -> Answer {
 
 /// An answer without a body.
 pub fn empty(status: u16) -> Answer {
-    let mut answer = Response::new(Either::Left(Full::new(Bytes::new())));
-    *answer.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    answer
+    with_body(status, AnswerBody::Whole(None))
 }
 
 /// The text of a header, if there is one.

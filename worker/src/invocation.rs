@@ -1,11 +1,14 @@
 //! One invocation: what the caller sent, what comes back, and the lines that Lambda's log has for it.
 
 use std::fmt::Write;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use bytes::Bytes;
 use serde_json::json;
 use tokio::sync::mpsc;
+
+use crate::connections::{Client, Part};
+use crate::time::since_1970;
 
 /// What a function is called with.
 #[derive(Debug)]
@@ -26,7 +29,10 @@ pub struct Invocation {
 
 /// Where an answer goes while the function makes it.
 #[derive(Debug)]
-pub struct Stream(mpsc::Sender<Piece>);
+pub struct Stream {
+    pieces: mpsc::Sender<Piece>,
+    client: Client,
+}
 
 /// What a function streams.
 #[derive(Debug)]
@@ -34,22 +40,27 @@ pub enum Piece {
     /// First of all: the `Content-Type` that the runtime gives.
     Kind(String),
     /// A part of the answer.
-    Data(Bytes),
+    Data(Part),
 }
 
 /// Pieces on their way: a function that makes them faster than its caller reads them waits.
 const PIECES: usize = 16;
 
 /// A stream, and where what is put into it comes out.
-pub fn stream() -> (Stream, mpsc::Receiver<Piece>) {
-    let (sender, receiver) = mpsc::channel(PIECES);
-    (Stream(sender), receiver)
+pub fn stream(client: Client) -> (Stream, mpsc::Receiver<Piece>) {
+    let (pieces, receiver) = mpsc::channel(PIECES);
+    (Stream { pieces, client }, receiver)
 }
 
 impl Stream {
     /// Waits until there is room. A caller who has gone away misses it, and nobody else.
-    pub async fn send(&self, piece: Piece) {
-        let _ = self.0.send(piece).await;
+    pub async fn begin(&self, content_type: &str) {
+        let _ = self.pieces.send(Piece::Kind(content_type.into())).await;
+    }
+
+    /// The same, of a part of the answer.
+    pub async fn send(&self, data: Bytes) {
+        let _ = self.pieces.send(Piece::Data(self.client.part(data))).await;
     }
 }
 
@@ -68,12 +79,8 @@ impl Invocation {
         let trace_id = match trace_id.filter(|given| given.len() <= TRACE_BYTES) {
             Some(given) => given.to_string(),
             None => {
-                let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-                format!(
-                    "Root=1-{:08x}-{:.24};Sampled=0",
-                    now.as_secs(),
-                    uuid::Uuid::new_v4().simple().to_string()
-                )
+                let random = uuid::Uuid::new_v4().simple().to_string();
+                format!("Root=1-{:08x}-{random:.24};Sampled=0", since_1970().as_secs())
             }
         };
         Invocation { id: id.to_string(), payload, client_context, arn, trace_id, stream: None }

@@ -18,7 +18,7 @@ use serde_json::json;
 
 use crate::http::{self, Answer, BodyError};
 use crate::instance::{Instance, Misuse};
-use crate::invocation::{Invocation, Outcome, Piece};
+use crate::invocation::{Invocation, Outcome};
 use crate::{extension_api, limits};
 
 /// Errors are answered with a longer description than this cut off.
@@ -122,7 +122,7 @@ async fn streamed(instance: &Instance, id: &str, request: Request<Incoming>) -> 
     let limit = if invocation.stream.is_some() { limits::STREAM_BYTES } else { limits::PAYLOAD_BYTES };
     if let Some(stream) = &invocation.stream {
         let kind = http::header(request.headers(), "content-type").unwrap_or("application/octet-stream");
-        stream.send(Piece::Kind(kind.to_string())).await;
+        stream.begin(kind).await;
     }
     let (mut body, mut whole, mut bytes) = (request.into_body(), BytesMut::new(), 0);
     let mut error = None;
@@ -135,7 +135,7 @@ async fn streamed(instance: &Instance, id: &str, request: Request<Incoming>) -> 
                     return too_large(instance, id, limit);
                 }
                 match &invocation.stream {
-                    Some(stream) => stream.send(Piece::Data(data)).await,
+                    Some(stream) => stream.send(data).await,
                     None => whole.extend_from_slice(&data),
                 }
             }

@@ -1,6 +1,7 @@
 """Ways in which a caller, a web page or a function could hurt host, worker and neighbours, each closed."""
 
 import concurrent.futures
+import contextlib
 import http.client
 import json
 import os
@@ -119,6 +120,32 @@ def test_uploads_that_do_not_come_take_nothing_from_others(worker, client):
     finally:
         for connection in held:
             connection.close()
+
+
+def test_answers_that_nobody_takes_have_a_bound(worker, client):
+    """Sixty would be 360 MiB: who has taken nothing for longest loses the connection; the others have it."""
+    event = json.dumps({"do": "large", "bytes": 6_000_000})
+    call = (
+        "POST /2015-03-31/functions/probe/invocations HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        f"Content-Length: {len(event)}\r\n\r\n{event}"
+    )
+    lengths = []
+    with contextlib.ExitStack() as held:
+        waiting = [held.enter_context(socket.socket()) for _ in range(60)]
+        for connection in waiting:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.settimeout(60)
+            connection.connect(("127.0.0.1", worker.port))
+            connection.sendall(call.encode())
+            assert connection.recv(1) == b"H"
+        assert invoke(client, "probe", {"do": "large", "bytes": 5_000_000})[1] is None
+        for connection in waiting:
+            lengths.append(1)
+            with contextlib.suppress(ConnectionResetError):
+                while part := connection.recv(1 << 20):
+                    lengths[-1] += len(part)
+    whole = [length > 6_000_000 for length in lengths]
+    assert 35 <= sum(whole) <= 44 and all(whole[-35:]), lengths
 
 
 def test_what_cannot_be_right_is_refused_before_it_is_read(worker):

@@ -5,6 +5,7 @@ use hyper::http::request::Parts;
 use percent_encoding::percent_decode_str;
 use serde::Deserialize;
 
+use crate::connections::Client;
 use crate::error::ApiError;
 use crate::limits;
 use crate::sigv4::Signed;
@@ -13,6 +14,7 @@ use crate::sigv4::Signed;
 pub(crate) struct Call {
     pub parts: Parts,
     pub body: Bytes,
+    pub client: Client,
 }
 
 /// Does what takes time in proportion to `body`; where that is long, other requests go on meanwhile on another thread.
@@ -54,6 +56,13 @@ struct Zip {
 }
 
 impl Call {
+    /// One that comes from nowhere.
+    #[cfg(test)]
+    pub fn of_tests(parts: Parts, body: impl Into<Bytes>) -> Call {
+        let connections = std::sync::Arc::<crate::connections::Connections>::default();
+        Call { parts, body: body.into(), client: connections.add().client().clone() }
+    }
+
     /// What of it is signed.
     pub fn signed(&self) -> Signed<'_> {
         signed(&self.parts, &self.body)
@@ -107,7 +116,7 @@ mod tests {
         let long = "A".repeat(2 * limits::CALL_BYTES);
         let status = |body: Value| {
             let parts = hyper::Request::new(()).into_parts().0;
-            let call = Call { parts, body: body.to_string().into() };
+            let call = Call::of_tests(parts, body.to_string());
             call.json_beside_zip::<Value>().map_or_else(|error| error.status, |_| 200)
         };
         assert_eq!(status(json!({ "Code": { "ZipFile": long }, "FunctionName": "f" })), 200);

@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(3600);
 
 /// Passes a call on, as it came, and the answer back, as it comes.
 pub async fn forward(api: &Api, call: Call) -> Result<Answer, ApiError> {
-    let Call { mut parts, body } = call;
+    let Call { mut parts, body, client } = call;
     parts.headers.remove(CONNECTION);
     // The body is whole by now.
     parts.headers.remove(TRANSFER_ENCODING);
@@ -25,20 +25,20 @@ pub async fn forward(api: &Api, call: Call) -> Result<Answer, ApiError> {
     let gone = |error| ApiError::service(format!("the worker that has taken over: {error:#}"));
     let answer = http_client::pass_on(api.address(), request, PATIENCE).await.map_err(gone)?;
     let (head, mut body) = answer.into_parts();
-    let (pieces, coming) = mpsc::channel(1);
+    let (parts, coming) = mpsc::channel(1);
     tokio::spawn(async move {
         while let Some(frame) = body.frame().await {
-            let piece = match frame.map(hyper::body::Frame::into_data) {
-                Ok(Ok(piece)) => Ok(piece),
+            let part = match frame.map(hyper::body::Frame::into_data) {
+                Ok(Ok(part)) => Ok(client.part(part)),
                 Ok(Err(_)) => continue,
                 Err(error) => Err(std::io::Error::other(error)),
             };
-            if pieces.send(piece).await.is_err() {
+            if parts.send(part).await.is_err() {
                 return;
             }
         }
     });
-    let mut answer = http::in_pieces(head.status.as_u16(), coming);
+    let mut answer = http::in_parts(head.status.as_u16(), coming);
     *answer.headers_mut() = head.headers;
     answer.headers_mut().remove(TRANSFER_ENCODING);
     Ok(answer)

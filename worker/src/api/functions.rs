@@ -329,19 +329,13 @@ mod tests {
     use super::*;
     use crate::events::Events;
     use crate::http::BodyMemory;
-    use crate::options::Options;
-    use crate::sandbox::Never;
     use crate::worker::Worker;
 
     #[tokio::test]
     async fn code_is_not_replaced_that_another_has_changed_meanwhile() {
         let folder = tempfile::tempdir().unwrap();
-        let worker = Worker::new(Options::of_tests(folder.path())).unwrap();
-        worker.make_with(Arc::new(Never));
-        let wanted = json!({ "Runtime": "provided.al2023", "Handler": "h" });
-        let settings = Settings::new(&serde_json::from_value(wanted).unwrap()).unwrap();
-        let code = Code::from_folder(worker.folder()).unwrap();
-        let known = worker.create("f", settings, code, Opt::default()).unwrap();
+        let worker = Worker::of_tests(folder.path());
+        let known = worker.function("f").unwrap().deployment;
         let api = Api {
             worker: worker.clone(),
             events: Events::new(worker.clone(), &BTreeSet::new()).unwrap().0,
@@ -353,7 +347,7 @@ mod tests {
         };
         let nothing = [&b"PK\x05\x06"[..], &[0; 18]].concat();
         let body = json!({ "ZipFile": BASE64.encode(nothing), "RevisionId": known.revision }).to_string();
-        let call = Call { parts: hyper::Request::new(()).into_parts().0, body: body.into() };
+        let call = Call::of_tests(hyper::Request::new(()).into_parts().0, body);
         let place = api.unpacking.clone().acquire_owned().await.unwrap();
         let mut updating = Box::pin(update_code(&api, &call, "f"));
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());

@@ -132,7 +132,7 @@ mod tests {
     fn what_is_no_json_in_utf_8_is_refused() {
         let status = |body: &'static [u8]| {
             let parts = hyper::Request::new(()).into_parts().0;
-            payload(&Call { parts, body: body.into() }).map_err(|error| (error.status, error.name))
+            payload(&Call::of_tests(parts, body)).map_err(|error| (error.status, error.name))
         };
         let refused = Err((400, "InvalidRequestContentException"));
         assert_eq!(status(b""), Ok("{}".into()));

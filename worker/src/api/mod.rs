@@ -28,7 +28,6 @@ use anyhow::Result;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
-use http_body_util::Either;
 use hyper::body::Incoming;
 use hyper::header::HeaderValue;
 use hyper::http::request::Parts;
@@ -134,7 +133,7 @@ async fn handle(api: Arc<Api>, connection: &Connection, request: Request<Incomin
         Err(error) => error_answer(&error),
     };
     // One that is streamed is not there yet.
-    if matches!(answer.body(), Either::Left(_)) {
+    if answer.body_mut().counted(connection.client()) {
         connection.waits();
     }
     let headers = answer.headers_mut();
@@ -170,7 +169,7 @@ impl Api {
                 .await
                 .map_err(|error| body_error(&error, UPLOAD_BYTES))?;
             connection.works();
-            return forward::forward(self, Call { parts, body }).await;
+            return forward::forward(self, Call { parts, body, client: connection.client().clone() }).await;
         }
         let path = parts.uri.path().to_string();
         let segments: Vec<String> = path
@@ -213,7 +212,7 @@ impl Api {
         };
         let (body, _memory) = memory.read(body, limit).await.map_err(|error| body_error(&error, limit))?;
         connection.works();
-        let call = Call { parts, body };
+        let call = Call { parts, body, client: connection.client().clone() };
         // What may change what is kept: another worker gets it only when that is done.
         let handed_over = self.worker.handed_over.read();
         let handed_over = if changes_state(&call, &segments) { Some(handed_over.await) } else { None };

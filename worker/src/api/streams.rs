@@ -10,12 +10,13 @@ use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::{Api, Call, invoke, url_answer};
+use crate::connections::Client;
 use crate::error::ApiError;
 use crate::http::{self, Answer, header};
 use crate::invocation::{Invocation, Outcome, Piece, stream};
@@ -51,8 +52,8 @@ impl Drop for Coming {
 
 impl Coming {
     /// Has the function run. What it streams comes first, and then what came of it.
-    fn begin(worker: &Arc<Worker>, target: Target, mut invocation: Invocation) -> Coming {
-        let (stream, pieces) = stream();
+    fn begin(worker: &Arc<Worker>, client: &Client, target: Target, mut invocation: Invocation) -> Coming {
+        let (stream, pieces) = stream(client.clone());
         invocation.stream = Some(stream);
         let worker = worker.clone();
         let outcome = tokio::spawn(async move { worker.invoke(&target, invocation).await });
@@ -141,15 +142,16 @@ pub async fn call(api: &Api, call: &Call, target: &Target) -> Result<Answer, Api
     let version = api.worker.target(target)?.version.clone();
     let invocation = invoke::invocation(call, target)?;
     let id = invocation.id.clone();
-    let mut coming = Coming::begin(&api.worker, target.clone(), invocation);
+    let mut coming = Coming::begin(&api.worker, &call.client, target.clone(), invocation);
     let mut next = coming.next().await?;
     let (messages, answer) = mpsc::channel(1);
+    let client = call.client.clone();
     tokio::spawn(async move {
         let mut streamed = false;
         loop {
             let (part, is_last) = match next {
-                Next::Piece(Piece::Kind(_)) => (Bytes::new(), false),
-                Next::Piece(Piece::Data(data)) => (chunk(&data), false),
+                Next::Piece(Piece::Kind(_)) => (client.part(Bytes::new()), false),
+                Next::Piece(Piece::Data(data)) => (data.map(|data| chunk(&data)), false),
                 Next::Done(outcome) => {
                     let mut part = BytesMut::new();
                     // One that streams nothing answers all the same.
@@ -157,11 +159,11 @@ pub async fn call(api: &Api, call: &Call, target: &Target) -> Result<Answer, Api
                         part.put_slice(&chunk(&outcome.payload));
                     }
                     part.put_slice(&complete(&outcome, tail));
-                    (part.freeze(), true)
+                    (client.part(part), true)
                 }
             };
             streamed = true;
-            if (!part.is_empty() && messages.send(Ok(part)).await.is_err()) || is_last {
+            if (part.has_remaining() && messages.send(Ok(part)).await.is_err()) || is_last {
                 return;
             }
             next = match coming.next().await {
@@ -173,7 +175,7 @@ pub async fn call(api: &Api, call: &Call, target: &Target) -> Result<Answer, Api
             };
         }
     });
-    let mut answer = http::in_pieces(200, answer);
+    let mut answer = http::in_parts(200, answer);
     let headers = answer.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/vnd.amazon.eventstream"));
     headers.insert("x-amzn-requestid", HeaderValue::from_str(&id).expect("a UUID is a header"));
@@ -183,8 +185,8 @@ pub async fn call(api: &Api, call: &Call, target: &Target) -> Result<Answer, Api
 }
 
 /// Answers a request to a function's URL with what the function streams; one that does not stream answers as ever.
-pub async fn url(api: &Api, target: Target, invocation: Invocation) -> Result<Answer, ApiError> {
-    let mut coming = Coming::begin(&api.worker, target, invocation);
+pub async fn url(api: &Api, call: &Call, target: Target, invocation: Invocation) -> Result<Answer, ApiError> {
+    let mut coming = Coming::begin(&api.worker, &call.client, target, invocation);
     let kind = match coming.next().await? {
         Next::Done(outcome) => return Ok(url_answer::whole(&outcome)),
         Next::Piece(Piece::Kind(kind)) => kind,
@@ -201,9 +203,9 @@ pub async fn url(api: &Api, target: Target, invocation: Invocation) -> Result<An
             }
             match coming.next().await? {
                 Next::Piece(Piece::Data(data))
-                    if begun.len() + data.len() <= PRELUDE_BYTES.max(data.len()) =>
+                    if begun.len() + data.remaining() <= PRELUDE_BYTES.max(data.remaining()) =>
                 {
-                    begun.put_slice(&data);
+                    begun.put(data);
                 }
                 _ => return Ok(url_answer::broken()),
             }
@@ -212,7 +214,8 @@ pub async fn url(api: &Api, target: Target, invocation: Invocation) -> Result<An
         None
     };
     let (parts, body) = mpsc::channel(1);
-    let mut answer = http::in_pieces(200, body);
+    let client = call.client.clone();
+    let mut answer = http::in_parts(200, body);
     match prelude {
         None => {
             let kind =
@@ -230,14 +233,14 @@ pub async fn url(api: &Api, target: Target, invocation: Invocation) -> Result<An
         }
     }
     tokio::spawn(async move {
-        let mut part = begun.freeze();
+        let mut part = client.part(begun);
         loop {
-            if !part.is_empty() && parts.send(Ok(part)).await.is_err() {
+            if part.has_remaining() && parts.send(Ok(part)).await.is_err() {
                 return;
             }
             part = match coming.next().await {
                 Ok(Next::Piece(Piece::Data(data))) => data,
-                Ok(Next::Piece(Piece::Kind(_))) => Bytes::new(),
+                Ok(Next::Piece(Piece::Kind(_))) => client.part(Bytes::new()),
                 Ok(Next::Done(outcome)) if !outcome.failed => return,
                 // It cannot be said any more but by breaking off.
                 _ => {
@@ -253,22 +256,16 @@ pub async fn url(api: &Api, target: Target, invocation: Invocation) -> Result<An
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::code::Code;
-    use crate::layers::Opt;
-    use crate::options::Options;
-    use crate::sandbox::Never;
-    use crate::settings::Settings;
+    use crate::connections::Connections;
 
     #[tokio::test]
     async fn a_request_that_waits_is_taken_back_when_its_caller_goes_away() {
         let folder = tempfile::tempdir().unwrap();
-        let worker = Worker::new(Options::of_tests(folder.path())).unwrap();
-        worker.make_with(Arc::new(Never));
-        let wanted = json!({ "Runtime": "provided.al2023", "Handler": "h" });
-        let settings = Settings::new(&serde_json::from_value(wanted).unwrap()).unwrap();
-        worker.create("f", settings, Code::from_folder(folder.path()).unwrap(), Opt::default()).unwrap();
+        let worker = Worker::of_tests(folder.path());
         let target = crate::name::parse("f").unwrap();
-        let coming = Coming::begin(&worker, target, Invocation::new(String::new(), Bytes::new(), None, None));
+        let invocation = Invocation::new(String::new(), Bytes::new(), None, None);
+        let connection = Arc::<Connections>::default().add();
+        let coming = Coming::begin(&worker, connection.client(), target, invocation);
         let until = async |queued| {
             while worker.counts().queued != queued {
                 tokio::task::yield_now().await;

@@ -19,7 +19,7 @@ use crate::invocation::Invocation;
 use crate::limits;
 use crate::name::{self, Target};
 use crate::sigv4;
-use crate::time::lambda_time;
+use crate::time::{lambda_time, now_ms};
 
 /// First part of the path.
 pub const PREFIX: &str = "lambda-url";
@@ -162,7 +162,7 @@ pub async fn call(api: &Api, call: &Call, segments: &[&str]) -> Result<Answer, A
     let mut invocation = Invocation::new(name::arn(&target.to_string()), Bytes::new(), None, trace);
     invocation.payload = payload(call, id, &invocation.id)?;
     if function.url.as_ref().is_some_and(|url| url.streams) {
-        return streams::url(api, target, invocation).await;
+        return streams::url(api, call, target, invocation).await;
     }
     Ok(url_answer::whole(&api.worker.invoke(&target, invocation).await?))
 }
@@ -209,8 +209,6 @@ fn event(call: &Call, id: &str, request_id: &str) -> Value {
             })
             .or_insert(value);
     }
-    let now = SystemTime::now();
-    let epoch_ms = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
     let host = headers.get("host").cloned().unwrap_or_default();
     let mut event = json!({
         "version": "2.0",
@@ -233,8 +231,8 @@ fn event(call: &Call, id: &str, request_id: &str) -> Value {
             "requestId": request_id,
             "routeKey": "$default",
             "stage": "$default",
-            "time": lambda_time(now),
-            "timeEpoch": epoch_ms,
+            "time": lambda_time(SystemTime::now()),
+            "timeEpoch": now_ms(),
         },
         "isBase64Encoded": false,
     });
@@ -276,7 +274,7 @@ mod tests {
     fn an_event_is_no_longer_than_lambdas_may_be() {
         let of = |kind: &str, body: Vec<u8>| {
             let request = hyper::Request::post("/lambda-url/x/").header("content-type", kind).body(());
-            payload(&Call { parts: request.unwrap().into_parts().0, body: body.into() }, "x", "id")
+            payload(&Call::of_tests(request.unwrap().into_parts().0, body), "x", "id")
         };
         let part = limits::PAYLOAD_BYTES / 2;
         assert!(of("text/plain", vec![b'x'; part]).is_ok());
