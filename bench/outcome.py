@@ -3,7 +3,7 @@ what was measured."""
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,11 @@ RESULTS = ROOT / "bench" / "results"
 
 
 class BenchError(Exception):
-    """Something the user can act on: printed as one line, and the command exits with 1."""
+    """Something the user can act on, or a measured program that crashed, hung or answered wrong: one line."""
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(len(values) * percent / 100))]
 
 
 def say(text: str) -> None:
@@ -49,6 +53,20 @@ def table(rows: Sequence[Sequence[str]], out=sys.stdout) -> None:
 
 def figure(value: float | None, digits: int = 1) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
+
+
+def grid(title: str, flat: dict, rows: Mapping[str, str], head: str, columns: str, digits: int = 1) -> None:
+    """A titled table of what was measured. `head` is its first line; a column is a key behind the row's part,
+    or with {} for it, and behind a colon its digits where they are others."""
+    lines = []
+    for label, part in rows.items():
+        keys = [column if "{" in column else f"{{}}.{column}" for column in columns.split()]
+        keys = [key.format(part).partition(":") for key in keys]
+        if any(flat.get(key) is not None for key, _, _ in keys):
+            lines.append([label, *(figure(flat.get(key), int(own or digits)) for key, _, own in keys)])
+    if lines:
+        print(f"\n{title}")
+        table([head.split(" | "), *lines])
 
 
 def print_shown(found: Iterable[Shown]) -> None:

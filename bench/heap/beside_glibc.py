@@ -20,12 +20,12 @@ from bench import command
 from bench.compiled import BUILD
 from bench.heap import allocators
 from bench.heap.allocators import Allocator
-from bench.heap.measure import Numbers, RunFailed
+from bench.heap.measure import Numbers
 from bench.heap.measure import run as run_program
 from bench.heap.redis import server_command
 from bench.heap.server import Server, scratch_folder, serving, tool
-from bench.heap.strangers.life import ask
 from bench.outcome import BenchError, Shown, at_most, figure, say, table, write
+from bench.processes import ask
 
 WORKLOADS = Path(__file__).parent / "workloads"
 ALLOCATORS = "glibc,jemalloc531,mimalloc3,mayfly"
@@ -175,7 +175,7 @@ def arguments() -> argparse.Namespace:
 def of(program: str, allocator: Allocator, is_quick: bool) -> Numbers:
     try:
         return PROGRAMS[program][1](allocator, is_quick)
-    except RunFailed as error:
+    except BenchError as error:
         raise BenchError(f"{program} on {allocator.name}: {error}") from error
 
 

@@ -10,7 +10,6 @@ import sys
 
 from bench.heap import allocators, redis
 from bench.heap.machine import thp_setting
-from bench.heap.measure import RunFailed
 from bench.heap.tables import figure, table
 from bench.heap.terminal_plot import plot
 from bench.outcome import RESULTS, BenchError
@@ -40,7 +39,7 @@ def main() -> int:
             allocator = allocators.find(variant, {})
             numbers[name], samples, phases = redis.run(allocator, scale)
             curves[f"redis-server on {name}: resident memory"] = [(at, kib / 1024) for at, kib in samples]
-    except (BenchError, RunFailed) as error:
+    except BenchError as error:
         print(f"demo: redis-server on {name}: {error}", file=sys.stderr)
         return 1
     live = min(one["used_memory_bytes"] for one in numbers.values()) / (1 << 20)

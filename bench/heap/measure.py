@@ -11,12 +11,9 @@ from collections.abc import Callable
 from bench.heap.allocators import Allocator
 from bench.heap.machine import thp_always
 from bench.outcome import BenchError
+from bench.processes import last_words
 
 Numbers = dict[str, float]
-
-
-class RunFailed(BenchError):
-    """A measured program crashed, hung, answered wrong or ran on another allocator."""
 
 
 def pages_for(allocator: Allocator):
@@ -67,7 +64,7 @@ def run(
                 process.kill()
                 os.wait4(process.pid, 0)
                 process.returncode = -9
-                raise RunFailed(f"did not end in {timeout_s:.0f} s")
+                raise BenchError(f"did not end in {timeout_s:.0f} s")
             if watch:
                 watch(process.pid)
             time.sleep(0.005)
@@ -84,14 +81,13 @@ def run(
 
 
 def complain(allocator: Allocator, returncode: int, stderr: str) -> None:
-    """Raises RunFailed when the program failed, or when the allocator could not be preloaded."""
-    said = stderr.strip().splitlines()
+    """Raises BenchError when the program failed, or when the allocator could not be preloaded."""
     if returncode:
         how = f"killed by signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
-        raise RunFailed(f"{how}: {said[-1] if said else 'nothing on stderr'}")
-    for line in said:
+        raise BenchError(f"{how}: {last_words(stderr)}")
+    for line in stderr.splitlines():
         if line.startswith("ERROR: ld.so"):
-            raise RunFailed(line)
+            raise BenchError(line)
 
 
 def run_reporting(allocator: Allocator, command: list, timeout_s: float = 300, **options) -> Numbers:
@@ -100,9 +96,9 @@ def run_reporting(allocator: Allocator, command: list, timeout_s: float = 300, *
     try:
         numbers = json.loads(text.strip().splitlines()[-1])
     except (ValueError, IndexError) as error:
-        raise RunFailed(f"no JSON line in its output: {text[-200:]!r}") from error
+        raise BenchError(f"no JSON line in its output: {text[-200:]!r}") from error
     used = numbers.pop("allocator_file", None)
     if used is not None and os.path.realpath(used) != os.path.realpath(allocator.library):
-        raise RunFailed(f"ran on {used}, not on {allocator.library}")
+        raise BenchError(f"ran on {used}, not on {allocator.library}")
     numbers.setdefault("cpu_ms", cost["cpu_ms"])
     return numbers

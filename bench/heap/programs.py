@@ -10,8 +10,9 @@ from bench.compiled import BUILD
 from bench.heap import build
 from bench.heap.allocators import Allocator
 from bench.heap.machine import maps_name
-from bench.heap.measure import Numbers, RunFailed, run, run_reporting
+from bench.heap.measure import Numbers, run, run_reporting
 from bench.heap.server import scratch_folder, serving, tool
+from bench.outcome import BenchError
 
 # Those of C++17's that cost a compiler the most.
 HEADERS = ["algorithm", "any", "charconv", "chrono", "complex", "deque", "filesystem", "functional", "future"]
@@ -52,7 +53,7 @@ def memcached(allocator: Allocator, requests: int) -> Numbers:
             [load, server.socket_path, str(requests)], capture_output=True, text=True, timeout=120
         )
         if done.returncode:
-            raise RunFailed(f"memcached_load: {done.stderr.strip()}")
+            raise BenchError(f"memcached_load: {done.stderr.strip()}")
         numbers = json.loads(done.stdout)
         time.sleep(0.2)
         return numbers | server.memory() | {"peak_rss_kib": server.peak_rss_kib()}
@@ -83,7 +84,7 @@ def compile_cpp(allocator: Allocator, instances: int) -> Numbers:
     command = [tool("g++"), "-std=c++17", "-O1", "-S", "-o", output, source]
     _, cost = run(allocator, command, watch=watch, extra={"LC_ALL": "C"})
     if not compiler_seen:
-        raise RunFailed(f"cc1plus did not have {allocator.library} loaded")
+        raise BenchError(f"cc1plus did not have {allocator.library} loaded")
     # The same source must give the same code, whatever the allocator.
     text = output.read_bytes()
     output.unlink()
@@ -91,7 +92,7 @@ def compile_cpp(allocator: Allocator, instances: int) -> Numbers:
     if not reference.exists():
         reference.write_bytes(text)
     elif reference.read_bytes() != text:
-        raise RunFailed("g++ made other code than it made on another allocator")
+        raise BenchError("g++ made other code than it made on another allocator")
     # One thread: its processor time says the same as the wall clock, without what else the machine was doing.
     return {"time_ms": cost["cpu_ms"], "wall_ms": cost["wall_ms"], "peak_rss_kib": cost["peak_rss_kib"]}
 

@@ -14,9 +14,10 @@ import zlib
 from dataclasses import dataclass
 
 from bench.heap.allocators import Allocator
-from bench.heap.measure import Numbers, RunFailed
+from bench.heap.measure import Numbers
 from bench.heap.redis_protocol import Client
 from bench.heap.server import Server, scratch_folder, serving, tool
+from bench.outcome import BenchError
 
 VALUE_BYTES = 1000
 KEPT_OF_FIRST, KEPT_OF_SECOND = 10, 4  # one key in so many survives the deletion
@@ -113,7 +114,7 @@ class Load:
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         rows = [row for row in csv.reader(io.StringIO(done.stdout)) if len(row) > 1 and row[0] != "test"]
         if done.returncode or len(rows) != 1:
-            raise RunFailed(f"redis-benchmark, {test}: {(done.stderr or done.stdout).strip()[-200:]}")
+            raise BenchError(f"redis-benchmark, {test}: {(done.stderr or done.stdout).strip()[-200:]}")
         rate = float(rows[0][1])
         self.numbers[f"{test}_per_s"] = rate
         self.numbers["time_ms"] = self.numbers.get("time_ms", 0) + requests / rate * 1000
@@ -130,7 +131,7 @@ class Load:
         # redis-benchmark writes one and the same value to all keys; read before anything is freed.
         (self.benchmark_value,) = self.client.pipeline([("GET", first[0])])
         if len(self.benchmark_value) != VALUE_BYTES:
-            raise RunFailed(f"{first[0].decode()} has {len(self.benchmark_value)} bytes, not {VALUE_BYTES}")
+            raise BenchError(f"{first[0].decode()} has {len(self.benchmark_value)} bytes, not {VALUE_BYTES}")
         self.client.pipeline(("DEL", key) for key in gone)
         self.client.pipeline([("DEL", "list")])
         return first
@@ -145,7 +146,7 @@ class Load:
         answers = self.client.pipeline(("SET", key, value) for key, value in values.items())
         self.numbers["second_set_per_s"] = len(values) / (time.monotonic() - start)
         if any(answer != b"OK" for answer in answers):
-            raise RunFailed("a SET of the second fill was not answered OK")
+            raise BenchError("a SET of the second fill was not answered OK")
         return values
 
     def delete_most_of_second(self, values: dict[bytes, bytes]) -> dict[bytes, bytes]:
@@ -153,21 +154,21 @@ class Load:
         gone = [key for key in values if key not in kept]
         self.random.shuffle(gone)
         if sum(self.client.pipeline(("DEL", key) for key in gone)) != len(gone):
-            raise RunFailed("keys of the second fill were missing")
+            raise BenchError("keys of the second fill were missing")
         return {key: values[key] for key in kept}
 
     def check(self, first: list[bytes], second: dict[bytes, bytes]) -> None:
         """Every key that must be there has its value, and no other key is there."""
         for key, value in zip(first, self.client.pipeline(("GET", key) for key in first), strict=True):
             if value != self.benchmark_value:
-                raise RunFailed(f"{key.decode()}: the value came back changed")
+                raise BenchError(f"{key.decode()}: the value came back changed")
         answers = self.client.pipeline(("GET", key) for key in second)
         for (key, expected), value in zip(second.items(), answers, strict=True):
             if value != expected:
-                raise RunFailed(f"{key.decode()}: the value came back changed")
+                raise BenchError(f"{key.decode()}: the value came back changed")
         (size,) = self.client.pipeline([("DBSIZE",)])
         if size != len(first) + len(second):
-            raise RunFailed(f"redis has {size} keys, not {len(first) + len(second)}")
+            raise BenchError(f"redis has {size} keys, not {len(first) + len(second)}")
         self.numbers["keys"] = size
         self.numbers["data_bytes"] = len(first) * VALUE_BYTES + sum(map(len, second.values()))
 

@@ -4,7 +4,7 @@ import socket
 from collections.abc import Iterable
 from pathlib import Path
 
-from bench.heap.measure import RunFailed
+from bench.outcome import BenchError
 
 PIPELINE = 200
 
@@ -32,7 +32,7 @@ class Client:
             return [self.reply() for _ in range(int(rest))]
         if kind == b"+":
             return rest
-        raise RunFailed(f"redis answered {line!r}")
+        raise BenchError(f"redis answered {line!r}")
 
     def pipeline(self, commands: Iterable[tuple]) -> list:
         """Sends all commands, PIPELINE at a time, and gives their answers in order."""
@@ -55,7 +55,7 @@ class Client:
         for line in text.decode().splitlines():
             if line.startswith(name + ":"):
                 return int(line.split(":")[1])
-        raise RunFailed(f"INFO has no {name}")
+        raise BenchError(f"INFO has no {name}")
 
 
 def encode(command: tuple) -> bytes:

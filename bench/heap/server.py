@@ -20,8 +20,9 @@ from bench.heap.machine import (
     proc_kib,
     resident_huge_ranges,
 )
-from bench.heap.measure import RunFailed, pages_for
+from bench.heap.measure import pages_for
 from bench.outcome import BenchError
+from bench.processes import end, last_words
 
 SAMPLE_S = 0.1
 START_S = 60
@@ -33,16 +34,6 @@ def tool(name: str) -> str:
     if not found:
         raise BenchError(f"{name} is not installed: run 'make setup' (bench/packages.txt names its package)")
     return found
-
-
-def end(process: subprocess.Popen) -> None:
-    """Asks the process to end, and kills it if it does not."""
-    process.terminate()
-    try:
-        process.wait(20)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 class Server:
@@ -121,18 +112,16 @@ def serving(
         try:
             wait_until(server, ready)
             if not maps_name(process.pid, allocator.library):
-                raise RunFailed(f"{command[0]} does not have {allocator.library} loaded")
+                raise BenchError(f"{command[0]} does not have {allocator.library} loaded")
             yield server
             if process.poll() is not None:
-                raise RunFailed("the server ended during the load")
-        except (RunFailed, OSError, ValueError) as error:
+                raise BenchError("the server ended during the load")
+        except (BenchError, OSError, ValueError) as error:
             stderr.seek(0)
-            said = [line for line in stderr.read().strip().splitlines() if line]
+            said = last_words(stderr.read(), "nothing")
             ended = process.poll()
             state = "still running" if ended is None else f"ended with {ended}"
-            raise RunFailed(
-                f"{error} (server {state}; it said last: {said[-1] if said else 'nothing'})"
-            ) from error
+            raise BenchError(f"{error} (server {state}; it said last: {said})") from error
         finally:
             server.stop()
 
@@ -141,12 +130,12 @@ def wait_until(server: Server, ready: Callable[[Server], bool]) -> None:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if server.process.poll() is not None:
-            raise RunFailed("the server did not start")
+            raise BenchError("the server did not start")
         with contextlib.suppress(OSError):
             if ready(server):
                 return
         time.sleep(0.05)
-    raise RunFailed(f"no answer in {START_S} s")
+    raise BenchError(f"no answer in {START_S} s")
 
 
 def scratch_folder() -> tempfile.TemporaryDirectory:

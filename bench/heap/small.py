@@ -15,8 +15,9 @@ from statistics import median
 
 from bench.heap.allocators import Allocator
 from bench.heap.machine import maps_name, peak_rss_kib, proc_kib
-from bench.heap.measure import Numbers, RunFailed, pages_for
+from bench.heap.measure import Numbers, pages_for
 from bench.heap.server import tool
+from bench.outcome import BenchError
 
 PYTHON = "/usr/bin/python3"
 
@@ -38,7 +39,7 @@ def run(allocator: Allocator, is_quick: bool) -> Numbers:
         for name, command in waits.items():
             with waiting(command, environment) as pid:
                 if not maps_name(pid, allocator.library):
-                    raise RunFailed(f"{command[0]} does not have {allocator.library} loaded")
+                    raise BenchError(f"{command[0]} does not have {allocator.library} loaded")
                 (private,) = proc_kib(f"/proc/{pid}/smaps_rollup", "Private_Dirty")
                 numbers[f"{name}.private_kib"] = private
                 numbers[f"{name}.peak_rss_kib"] = peak_rss_kib(pid)
@@ -52,7 +53,7 @@ def started_ms(command: list[str], environment: dict[str, str]) -> float:
     process = os.posix_spawn(command[0], command, environment)
     _, status, usage = os.wait4(process, 0)
     if status:
-        raise RunFailed(f"{command[0]} ended with {os.waitstatus_to_exitcode(status)}")
+        raise BenchError(f"{command[0]} ended with {os.waitstatus_to_exitcode(status)}")
     return (usage.ru_utime + usage.ru_stime) * 1000
 
 
@@ -65,7 +66,7 @@ def waiting(command: list[str], environment: dict[str, str]) -> Iterator[int]:
         while asleep < 10:  # half a second: it has started, and waits
             time.sleep(0.05)
             if process.poll() is not None:
-                raise RunFailed(f"{command[0]} ended: {process.stderr.read().decode().strip()[-200:]}")
+                raise BenchError(f"{command[0]} ended: {process.stderr.read().decode().strip()[-200:]}")
             asleep = asleep + 1 if state(process.pid) == "S" else 0
         yield process.pid
     finally:

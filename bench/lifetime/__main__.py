@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from bench import command
 from bench.heap.machine import thp_setting
-from bench.heap.measure import RunFailed
 from bench.lifetime import builds, learning, releases, strangers, tables, times, variants
 from bench.lifetime.results import Results
 from bench.lifetime.shown import shown
@@ -160,7 +159,7 @@ class Comparison:
     def measure(self, workload: Workload, variant: variants.Variant) -> str:
         run = workload.run(variant, self.size, MEASURED_SEED)
         if variant.name.startswith("model") and not run.heap.get("heap.model_bytes"):
-            raise RunFailed("the heap did not take the model")
+            raise BenchError("the heap did not take the model")
         self.results.add(workload.name, variant.name, run)
         speed, resident = run.speed["requests_per_s"], run.end_resident_mib
         return f"{speed:.0f}/s, {resident:.0f} MiB for {run.end_live_mib:.0f} live"

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.compiled import BUILD
-from bench.heap.measure import RunFailed
 from bench.lifetime.learning import mayfly
-from bench.outcome import ROOT, Shown, at_least, figure, say, table
+from bench.outcome import ROOT, BenchError, Shown, at_least, figure, say, table
 from train.tests import revision
 
 NAME = "builds"
@@ -89,7 +88,7 @@ def built(name: str) -> Path | None:
     command = [build.compiler, "-std=c++17", "-g", *build.options, "-o", "server", "server.cc"]
     made = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if made.returncode:
-        raise RunFailed(f"{name}: does not compile: {made.stderr.strip().splitlines()[-1]}")
+        raise BenchError(f"{name}: does not compile: {made.stderr.strip().splitlines()[-1]}")
     return folder / "server"
 
 
@@ -124,7 +123,7 @@ def studied(
     """What the heap makes of each model in a run, and Table 2, by training's own Python."""
     environment = subprocess.run([ROOT / "train" / "environment", "network"], capture_output=True, text=True)
     if environment.returncode:
-        raise RunFailed(environment.stderr.strip().splitlines()[-1])
+        raise BenchError(environment.stderr.strip().splitlines()[-1])
     command = [environment.stdout.strip(), "-m", "train.study", first]
     command += [f"{name}={path}" for name, path in profiles.items()]
     for name, (model, profile) in asked.items():
@@ -132,7 +131,7 @@ def studied(
     command += more
     done = subprocess.run(list(map(str, command)), cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if done.returncode:
-        raise RunFailed("train.study failed: see its lines above")
+        raise BenchError("train.study failed: see its lines above")
     return json.loads(done.stdout)
 
 

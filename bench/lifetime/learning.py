@@ -2,15 +2,14 @@
 commands that users have."""
 
 import json
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.compiled import BUILD
-from bench.heap.measure import RunFailed
 from bench.lifetime import variants
 from bench.lifetime.workloads import Size, Workload
+from bench.processes import ask
 
 FOLDER = BUILD / "lifetime"
 
@@ -22,16 +21,8 @@ class Model:
 
 
 def mayfly(*arguments, timeout_s: float) -> str:
-    """Standard output of a command of ours; RunFailed with its last words when it fails."""
-    command = [str(variants.mayfly()), *map(str, arguments)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
-    except subprocess.TimeoutExpired as error:
-        raise RunFailed(f"mayfly {arguments[0]} did not end in {timeout_s:.0f} s") from error
-    if done.returncode:
-        said = [line for line in done.stderr.strip().splitlines() if line]
-        raise RunFailed(f"mayfly {arguments[0]}: {said[-1] if said else done.returncode}")
-    return done.stdout
+    """Standard output of a command of ours."""
+    return ask([variants.mayfly(), *arguments], f"mayfly {arguments[0]}", timeout_s)
 
 
 def profile(workload: Workload, size: Size, seed: int) -> Path:

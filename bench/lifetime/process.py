@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.heap.machine import maps_name, memory_of
-from bench.heap.measure import RunFailed, pages_for
+from bench.heap.measure import pages_for
 from bench.lifetime import heap_memory
 from bench.lifetime.variants import Variant
+from bench.outcome import BenchError
+from bench.processes import last_words
 
 SAMPLE_S = 0.1
 MIB = 1 << 20
@@ -128,11 +130,10 @@ def running(variant: Variant, command: list, folder: Path, **options) -> Iterato
             yield program
             program.stop()
             if process.returncode not in (0, -signal.SIGTERM, 128 + signal.SIGTERM):
-                raise RunFailed(f"{Path(command[0]).name} ended with {process.returncode}")
-        except (RunFailed, OSError, ValueError) as error:
+                raise BenchError(f"{Path(command[0]).name} ended with {process.returncode}")
+        except (BenchError, OSError, ValueError) as error:
             stderr.seek(0)
-            said = [line for line in stderr.read().strip().splitlines() if line]
-            raise RunFailed(f"{error} (it said last: {said[-1] if said else 'nothing'})") from error
+            raise BenchError(f"{error} (it said last: {last_words(stderr.read(), 'nothing')})") from error
         finally:
             program.stop()
 
@@ -142,15 +143,15 @@ def wait_for_socket(program: Program) -> None:
     deadline = time.monotonic() + 60
     while not program.socket_path.exists():
         if program.process.poll() is not None:
-            raise RunFailed("the server did not start")
+            raise BenchError("the server did not start")
         if time.monotonic() > deadline:
-            raise RunFailed(f"no socket {program.socket_path} after 60 s")
+            raise BenchError(f"no socket {program.socket_path} after 60 s")
         time.sleep(0.02)
 
 
 def complain_about_allocator(program: Program) -> None:
     if not program.variant.prefix and not maps_name(program.pid, program.variant.library):
-        raise RunFailed(f"the program does not have {program.variant.library} loaded")
+        raise BenchError(f"the program does not have {program.variant.library} loaded")
 
 
 def follow(program: Program, speaker: subprocess.Popen, settle_s: float) -> tuple[dict, tuple[float, float]]:
@@ -171,5 +172,5 @@ def follow(program: Program, speaker: subprocess.Popen, settle_s: float) -> tupl
         elif line.startswith("{"):
             report = json.loads(line)
     if report is None:
-        raise RunFailed("the load ended without its report")
+        raise BenchError("the load ended without its report")
     return report, at_end

@@ -8,9 +8,9 @@ import time
 from dataclasses import dataclass
 
 from bench.heap import redis
-from bench.heap.measure import RunFailed
 from bench.heap.redis_protocol import Client
 from bench.lifetime.process import Program
+from bench.outcome import BenchError
 
 # The standard tests on data of each type; SET, LPUSH and LRANGE are asked on their own, with more requests.
 OF_ALL_TYPES = ("get", "incr", "rpush", "lpop", "rpop", "sadd", "hset", "spop", "zadd", "zpopmin", "mset")
@@ -82,7 +82,7 @@ class OwnData:
         deadline = time.monotonic() + 20
         while any(self.client.pipeline(("EXISTS", b"own:session:%d" % i) for i in self.keys)):
             if time.monotonic() > deadline:
-                raise RunFailed("keys that expire after 2 s are there 20 s later")
+                raise BenchError("keys that expire after 2 s are there 20 s later")
             time.sleep(0.1)
 
     def check(self) -> None:
@@ -103,7 +103,7 @@ class OwnData:
             answers = self.client.pipeline(wanted)
             for (command, key, *_), expected, answer in zip(wanted, wanted.values(), answers, strict=True):
                 if answer != expected:
-                    raise RunFailed(f"{command} {key!r}: {answer!r}, not {expected!r}"[:300])
+                    raise BenchError(f"{command} {key!r}: {answer!r}, not {expected!r}"[:300])
 
 
 class Load(redis.Load):
@@ -152,10 +152,10 @@ class Load(redis.Load):
         (length,) = self.client.pipeline([("LLEN", "mylist")])
         pushed = self.requests.stored + self.requests.of_each
         if length != pushed - 2 * self.requests.of_each:
-            raise RunFailed(f"redis' list has {length} values, not {pushed - 2 * self.requests.of_each}")
+            raise BenchError(f"redis' list has {length} values, not {pushed - 2 * self.requests.of_each}")
         values = set(self.client.pipeline([("LRANGE", "mylist", 0, 99)])[0])
         if len(values) != 1 or len(values.pop()) != redis.VALUE_BYTES:
-            raise RunFailed("redis' list has values that were not pushed")
+            raise BenchError("redis' list has values that were not pushed")
 
     @property
     def speed(self) -> dict[str, float]:

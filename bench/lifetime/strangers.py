@@ -12,10 +12,10 @@ from statistics import median
 
 from bench.compiled import BUILD
 from bench.heap.allocators import Allocator, find
-from bench.heap.measure import Numbers, RunFailed
+from bench.heap.measure import Numbers
 from bench.heap.strangers import clickhouse, mariadb, recursor
 from bench.lifetime.learning import mayfly
-from bench.outcome import Shown, at_most, figure, say, table
+from bench.outcome import BenchError, Shown, at_most, figure, say, table
 
 FOLDER = BUILD / "lifetime" / "servers"
 STATISTICS = FOLDER / "statistics"
@@ -194,7 +194,7 @@ def asked() -> Numbers:
     heap = json.loads(STATISTICS.read_text())
     STATISTICS.unlink()
     if not heap.get("heap.model_bytes"):
-        raise RunFailed("the heap did not take the model")
+        raise BenchError("the heap did not take the model")
     found = {name: value for name, value in heap.items() if name.startswith("heap.predictions.")}
     if runs := heap["heap.predictions.model_runs"]:
         found["model_run_us"] = heap["heap.predictions.model_ns"] / runs / 1000

@@ -3,10 +3,10 @@
 import json
 
 from bench.heap import build as heap_build
-from bench.heap.measure import RunFailed, run_reporting
+from bench.heap.measure import run_reporting
 from bench.lifetime import learning, variants
 from bench.lifetime.workloads import WORKLOADS
-from bench.outcome import Shown, at_most, figure, table
+from bench.outcome import BenchError, Shown, at_most, figure, table
 
 FRAMES, SIZES = 16, (64, 16)
 ROUNDS = 3
@@ -31,7 +31,7 @@ def measure(quick: bool) -> dict:
     profiles = sorted(learning.FOLDER.glob(f"{workload.name}-*.symbols.parquet"))
     tables = [path.with_name(path.name.replace(".symbols", "")) for path in profiles]
     if not tables or not learning.model_path(workload, SIZES[0]).exists():
-        raise RunFailed(
+        raise BenchError(
             "no model of the image server: 'bench/lifetime/run --only image --variants model' makes it"
         )
     found: dict = {}

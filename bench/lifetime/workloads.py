@@ -10,12 +10,13 @@ from pathlib import Path
 
 from bench.compiled import BUILD
 from bench.heap import redis
-from bench.heap.measure import RunFailed
 from bench.heap.server import scratch_folder
 from bench.lifetime import build, redis_load
 from bench.lifetime.network import network
 from bench.lifetime.process import Memory, follow, running, wait_for_socket
 from bench.lifetime.variants import Variant
+from bench.outcome import BenchError
+from bench.processes import last_words
 
 LOAD_TIMEOUT_S = 400
 
@@ -73,7 +74,7 @@ def load_generator(command: list) -> Iterator[subprocess.Popen]:
     try:
         yield process
         process.wait(LOAD_TIMEOUT_S)
-    except RunFailed:
+    except BenchError:
         # What the load says of a server that failed is more than that it ended.
         if process.poll() is None:
             raise
@@ -82,8 +83,8 @@ def load_generator(command: list) -> Iterator[subprocess.Popen]:
             process.kill()
             process.wait()
     if process.returncode:
-        said = process.stderr.read().strip().splitlines()
-        raise RunFailed(f"{Path(command[0]).name}: {said[-1] if said else process.returncode}")
+        said = last_words(process.stderr.read(), process.returncode)
+        raise BenchError(f"{Path(command[0]).name}: {said}")
 
 
 def served(name: str, server_arguments: list, variant: Variant, size: Size, seed: int) -> Run:
@@ -118,7 +119,7 @@ def pipeline(variant: Variant, size: Size, seed: int) -> Run:
             speed, (resident, live) = follow(program, program.process, size.settle_s)
         for what, wanted in counts_of(texts).items():
             if (out / what).read_text() != "".join(f"{key} {wanted[key]}\n" for key in sorted(wanted)):
-                raise RunFailed(f"the counts of {what} are not those of the text")
+                raise BenchError(f"the counts of {what} are not those of the text")
         return Run(speed, program.memory_over_time, resident, live, program.heap)
 
 

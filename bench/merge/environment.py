@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bench.merge.machine import CACHE
 from bench.outcome import ROOT, BenchError, say
+from bench.processes import ask
 
 HERE = Path(__file__).parent
 PLACE = CACHE / "bench-merge"
@@ -45,12 +46,7 @@ def python() -> Path:
 
 
 def run(*command) -> None:
-    made = subprocess.run(
-        [str(part) for part in command], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
-    if made.returncode:
-        said = made.stderr.strip().splitlines()
-        raise BenchError(f"making {PLACE} failed: {said[-1] if said else command}")
+    ask(command, f"making {PLACE} failed", 7200)
 
 
 def variables() -> dict[str, str]:

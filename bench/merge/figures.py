@@ -58,6 +58,18 @@ STEP_COLOURS = [
 ]
 
 
+def stack(axes, bars: list[str], parts: dict[tuple[str, str], list[float]], least: float) -> None:
+    """Bars of parts: their label, their colour, and how wide each is in each bar; told from `least` on."""
+    left = [0.0] * len(bars)
+    for (label, colour), widths in parts.items():
+        axes.barh(bars, widths, left=left, color=colour, label=label, height=0.7)
+        for bar, at, width in zip(bars, left, widths, strict=True):
+            if width > least:
+                axes.annotate(f"{width:.0f}", (at + width / 2, bar), ha="center", va="center", fontsize=7)
+        left = [at + width for at, width in zip(left, widths, strict=True)]
+    axes.invert_yaxis()
+
+
 def draw_sharing(flat: dict, path: Path) -> Path | None:
     """Fig. 1, with the paper's order of the classes."""
     bars = {}
@@ -74,17 +86,8 @@ def draw_sharing(flat: dict, path: Path) -> Path | None:
         "identical_anonymous": ("identical, anonymous", "#c0392b"),
         "identical_file": ("identical, of files", "#e8a49c"),
     }
-    left = dict.fromkeys(bars, 0.0)
-    for name, (label, colour) in classes.items():
-        widths = [flat[f"{prefix}.{name}_mib"] for prefix in bars.values()]
-        axes.barh(list(bars), widths, left=list(left.values()), color=colour, label=label, height=0.7)
-        for bar, width in zip(bars, widths, strict=True):
-            if width > 25:
-                axes.annotate(
-                    f"{width:.0f}", (left[bar] + width / 2, bar), ha="center", va="center", fontsize=7
-                )
-            left[bar] += width
-    axes.invert_yaxis()
+    parts = {shown: [flat[f"{one}.{name}_mib"] for one in bars.values()] for name, shown in classes.items()}
+    stack(axes, list(bars), parts, 25)
     axes.set_xlabel("MiB an instance, of two (UPM Fig. 1)")
     axes.legend(frameon=False, ncols=4, loc="lower center", bbox_to_anchor=(0.45, 1))
     return save(figure, path)
@@ -197,17 +200,11 @@ def draw_where(flat: dict, path: Path) -> Path | None:
     if not columns:
         return None
     figure, axes = pyplot.subplots(figsize=(8, 0.45 * len(columns) + 1))
-    left = dict.fromkeys(columns, 0.0)
-    for (step, label), colour in zip(tables.STEPS.items(), STEP_COLOURS, strict=True):
-        widths = [tables.share(flat, prefix, step) for prefix in columns.values()]
-        axes.barh(list(columns), widths, left=list(left.values()), color=colour, label=label, height=0.7)
-        for bar, width in zip(columns, widths, strict=True):
-            if width > 4:
-                axes.annotate(
-                    f"{width:.0f}", (left[bar] + width / 2, bar), ha="center", va="center", fontsize=7
-                )
-            left[bar] += width
-    axes.invert_yaxis()
+    parts = {
+        (label, colour): [tables.share(flat, prefix, step) for prefix in columns.values()]
+        for (step, label), colour in zip(tables.STEPS.items(), STEP_COLOURS, strict=True)
+    }
+    stack(axes, list(columns), parts, 4)
     axes.set_xlabel("% of the call's time (UPM Table I)")
     axes.legend(frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.45, 1), fontsize=8)
     return save(figure, path)

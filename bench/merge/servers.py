@@ -7,7 +7,7 @@ from statistics import median
 
 from bench.merge.machine import take_and_return
 from bench.merge.serving import Kind, Server, serving, system_mib
-from bench.outcome import BenchError
+from bench.outcome import BenchError, percentile
 
 METHODS = ["plain", "pack", "process"]
 CLIENTS = 2
@@ -61,10 +61,6 @@ def warmed(servers: dict[str, Server]) -> dict[str, list[float]]:
     )
 
 
-def percentile(times: list[float], part: float) -> float:
-    return sorted(times)[min(len(times) - 1, int(part * len(times)))]
-
-
 def started(kind: Kind, workers: int, rounds: int) -> dict[str, list[float]]:
     """Seconds until all workers are ready, of all methods in turn."""
     took: dict[str, list[float]] = {method: [] for method in METHODS}
@@ -97,7 +93,7 @@ def compare(kind: Kind, workers: int, starts: int, requests: int) -> Numbers:
     for method in METHODS:
         numbers |= {f"{method}.first_max_ms": max(first[method]), "first_requests": len(first[method])}
         times = [ms for block in blocks for ms in block[method]]
-        numbers |= {f"{method}.p50_ms": percentile(times, 0.5), f"{method}.p99_ms": percentile(times, 0.99)}
+        numbers |= {f"{method}.p50_ms": percentile(times, 50), f"{method}.p99_ms": percentile(times, 99)}
         numbers |= {f"{method}.{key}": value for key, value in spread("start_s", start_s[method]).items()}
         for key in ("system_mib", "p50_ms", "p99_ms", "first_max_ms"):
             numbers[f"{method}.{key.rpartition('_')[0]}_ratio"] = (
@@ -107,8 +103,8 @@ def compare(kind: Kind, workers: int, starts: int, requests: int) -> Numbers:
         ratios = {"start_ratio": [ours / plain for ours, plain in pairs]}
         # The same of parts of the run: how far one run can be believed.
         ratios["p99_part"] = [
-            percentile(sum((block[method] for block in part), []), 0.99)
-            / percentile(sum((block["plain"] for block in part), []), 0.99)
+            percentile(sum((block[method] for block in part), []), 99)
+            / percentile(sum((block["plain"] for block in part), []), 99)
             for part in (blocks[number::PARTS] for number in range(PARTS))
             if part
         ]

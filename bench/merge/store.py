@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bench.merge.machine import LIBRARY, MAYFLY, MIB, cpu_s
 from bench.outcome import BenchError
+from bench.processes import end, last_words
 
 
 @dataclass
@@ -58,21 +59,14 @@ def running(socket: Path | None = None, timeout_s: float = 120) -> Iterator[Stor
             deadline = time.monotonic() + timeout_s
             while not socket.exists():
                 if process.poll() is not None or time.monotonic() > deadline:
-                    said = log.read_text(errors="replace").strip().splitlines()
-                    raise BenchError(
-                        f"mayfly share did not start: {said[-1] if said else 'nothing on stderr'}"
-                    )
+                    said = last_words(log.read_text(errors="replace"))
+                    raise BenchError(f"mayfly share did not start: {said}")
                 time.sleep(0.005)
             yield Store(process.pid, socket)
             if process.poll() is not None:
                 raise BenchError(f"mayfly share ended by itself: {log.read_text(errors='replace').strip()}")
         finally:
-            process.terminate()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            end(process)
         if process.returncode != 0:
             raise BenchError(
                 f"mayfly share ended with {process.returncode}: {log.read_text(errors='replace')}"

@@ -3,7 +3,7 @@
 from bench.merge import models
 from bench.merge.regions import METHODS, PATTERNS, PHASES
 from bench.merge.shown import reduction_percent
-from bench.outcome import figure, table
+from bench.outcome import figure, grid, table
 
 STEPS = {
     "hash": "calculate hash",
@@ -31,33 +31,17 @@ def print_all(flat: dict) -> None:
 
 
 def print_regions(flat: dict) -> None:
-    columns = {
-        "ideal MiB": ("ideal_mib", 0),
-        "memory MiB": ("memory_mib", 0),
-        "over ideal %": ("over_ideal_percent", 1),
-        "time s": ("wall_s", 2),
-        "CPU s": ("cpu_s", 2),
-        "clients": ("client_cpu_s", 2),
-        "daemon": ("daemon_cpu_s", 2),
-        "ksmd": ("ksmd_cpu_s", 2),
-        "merged %": ("merged_percent", 0),
-        "first MiB/s": ("first_call_mib_per_s", 0),
-        "merging MiB/s": ("merging_call_mib_per_s", 0),
-        "again MiB/s": ("again_mib_per_s", 0),
-        "mappings": ("mappings_of_last", 0),
-    }
-    rows = [["", *columns]]
-    for pattern in PATTERNS:
-        for method in METHODS:
-            if f"regions.{pattern}.{method}.memory_mib" in flat:
-                row = [f"{pattern} {method}"]
-                row += [
-                    figure(flat.get(f"regions.{pattern}.{method}.{key}"), n) for key, n in columns.values()
-                ]
-                rows.append(row)
-    if len(rows) > 1:
-        print("\nRegions: 16 x 256 MiB, 5% of each its own (alternating: half of it). --quick: 4 x 32 MiB")
-        table(rows)
+    grid(
+        "Regions: 16 x 256 MiB, 5% of each its own (alternating: half of it). --quick: 4 x 32 MiB",
+        flat,
+        {f"{pattern} {method}": f"regions.{pattern}.{method}" for pattern in PATTERNS for method in METHODS},
+        " | ideal MiB | memory MiB | over ideal % | time s | CPU s | clients | daemon | ksmd | merged % | "
+        "first MiB/s | merging MiB/s | again MiB/s | mappings",
+        "ideal_mib memory_mib over_ideal_percent:1 wall_s:2 cpu_s:2 client_cpu_s:2 daemon_cpu_s:2 "
+        "ksmd_cpu_s:2 merged_percent first_call_mib_per_s merging_call_mib_per_s again_mib_per_s "
+        "mappings_of_last",
+        0,
+    )
 
 
 def print_reads(flat: dict) -> None:
@@ -182,30 +166,17 @@ def print_kernel(flat: dict) -> None:
         table(rows)
 
 
-SHARING = {
-    "of all MiB": "all_mib",
-    "shared": "shared_percent",
-    "identical anonymous": "identical_anonymous_percent",
-    "identical file": "identical_file_percent",
-    "volatile": "volatile_percent",
-    "(zero pages)": "identical_zero_percent",
-    "(half alike)": "half_identical_percent",
-    "(3/4 alike)": "three_quarters_identical_percent",
-}
-
-
 def print_sharing(flat: dict) -> None:
-    rows = [["", *SHARING]]
-    for network in models.NETWORKS:
-        for aslr in ("aslr", "no_aslr"):
-            if f"sharing.{network}.{aslr}.all_mib" in flat:
-                row = [network if aslr == "aslr" else f"{network}, no ASLR"]
-                rows.append(
-                    row + [figure(flat[f"sharing.{network}.{aslr}.{key}"]) for key in SHARING.values()]
-                )
-    if len(rows) > 1:
-        print("\nWhat an instance could share, in % of its memory (UPM Fig. 1). In brackets: parts of it")
-        table(rows)
+    both = {"aslr": "", "no_aslr": ", no ASLR"}
+    grid(
+        "What an instance could share, in % of its memory (UPM Fig. 1). In brackets: parts of it",
+        flat,
+        {f"{one}{note}": f"sharing.{one}.{aslr}" for one in models.NETWORKS for aslr, note in both.items()},
+        " | of all MiB | shared | identical anonymous | identical file | volatile | (zero pages) | "
+        "(half alike) | (3/4 alike)",
+        "all_mib shared_percent identical_anonymous_percent identical_file_percent volatile_percent "
+        "identical_zero_percent half_identical_percent three_quarters_identical_percent",
+    )
 
 
 def methods_of(network: str) -> list[str]:

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 
 from bench.outcome import BenchError
+from bench.processes import last_words
 
 
 class Talker:
@@ -26,10 +27,8 @@ class Talker:
     def answer(self) -> dict[str, float]:
         line = self.process.stdout.readline()
         if not line:
-            said = self.process.stderr.read().strip().splitlines()
-            raise BenchError(
-                f"{self.name}: ended early: {said[-1] if said else f'exit code {self.process.wait()}'}"
-            )
+            said = last_words(self.process.stderr.read(), f"exit code {self.process.wait()}")
+            raise BenchError(f"{self.name}: ended early: {said}")
         return json.loads(line)
 
     def tell(self, text: str) -> None:

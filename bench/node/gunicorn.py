@@ -16,6 +16,7 @@ from podman4 import Podman
 
 import node
 from bench.node import debian, memory
+from bench.outcome import percentile
 
 PACKAGES = ["gunicorn", "python3-gunicorn", "python3-numpy"]
 CONTAINERS, WORKERS = 2, 4
@@ -66,7 +67,7 @@ def measure(podman: Podman, agent: node.Agent, requests: int, rounds: int) -> di
     for kind in KINDS:
         found[f"{kind}.memory_mib"] = memory.pss_mib(containers[kind])
         for part in (50, 99):
-            each = [percentile(one, part / 100) for one in took[kind]]
+            each = [percentile(one, part) for one in took[kind]]
             found[f"{kind}.p{part}_ms"] = statistics.median(each)
             found[f"{kind}.p{part}_low_ms"], found[f"{kind}.p{part}_high_ms"] = min(each), max(each)
     stores = agent.figures().items()
@@ -107,7 +108,3 @@ def settle(containers: dict[str, list[int]]) -> None:
 def latencies(container: int, requests: int) -> list[float]:
     command = ["nsenter", "-t", str(container), "-n", sys.executable, "-c", CLIENT, str(requests)]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout)
-
-
-def percentile(values: list[float], part: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(part * len(values)))]

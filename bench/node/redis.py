@@ -65,8 +65,7 @@ def measure(podman: Podman, image: str, variant: str, quick: bool) -> dict:
             "777",
         ]
         words += ["--save", "", "--appendonly", "no", *options]
-        name, process = podman.start(image, *words, devices=devices, volumes=[f"{folder}:/socket"])
-        try:
+        with podman.running(image, *words, devices=devices, volumes=[f"{folder}:/socket"]) as (name, process):
             node.until((folder / "redis").exists, lambda: podman("logs", name))
             assert bool(devices) == machine.maps_name(process, "libmayfly_heap.so")
             server = Contained(process, folder / "redis")
@@ -75,8 +74,6 @@ def measure(podman: Podman, image: str, variant: str, quick: bool) -> dict:
                 load.everything()
             finally:
                 server.stop()
-        finally:
-            podman.end(name)
     numbers, mib = load.numbers, 1024
     return {
         "set_per_s": numbers["set_per_s"],

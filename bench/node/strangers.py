@@ -19,6 +19,7 @@ import node
 from bench.heap import machine
 from bench.node import debian, memory
 from bench.outcome import BenchError
+from bench.processes import ask
 
 KINDS = {"plain": [], "given": ["heap=online", "share=web"]}
 CONTAINERS = 2
@@ -170,8 +171,5 @@ def settled(containers: list[int]) -> float:
 def installed(requirement: Path, folder: Path) -> Path:
     command = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]
     command += ["--only-binary", ":all:", "--platform", "musllinux_1_2_x86_64", "--require-hashes"]
-    done = subprocess.run([*command, "-r", requirement, "--target", folder], capture_output=True, text=True)
-    if done.returncode:
-        said = done.stderr.strip().splitlines()
-        raise BenchError(f"{requirement.name}: cannot be installed: {said[-1] if said else 'pip failed'}")
+    ask([*command, "-r", requirement, "--target", folder], f"{requirement.name}: cannot be installed")
     return folder

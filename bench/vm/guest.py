@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from bench.outcome import ROOT, BenchError
+from bench.processes import end, last_words
 
 MIB = 1 << 20
 PATIENCE_S = 900
@@ -104,8 +105,7 @@ class Guest:
         if not line:
             self.process.wait()
             self.errors.seek(0)
-            said = self.errors.read().strip().splitlines() or ["nothing said"]
-            raise BenchError(f"{contender.name}: the VM did not boot: {said[-1]}")
+            raise BenchError(f"{contender.name}: the VM did not boot: {last_words(self.errors.read())}")
         self.status = json.loads(line)
         self.accelerators.add(self.status["accelerator"])
         self.pid = self.status["qemu_pid"]
@@ -119,12 +119,7 @@ class Guest:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.terminate()
-        try:
-            self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        end(self.process, 30)
         self.line.close()
         self.errors.close()
 

@@ -5,7 +5,7 @@ import re
 import sys
 
 from bench import command
-from bench.outcome import Shown, at_least, at_most, figure, table
+from bench.outcome import Shown, at_least, at_most, figure, grid, table
 from bench.worker import contents, experiments, machines, paging, times
 from bench.worker.experiments import ADVISED, LIFETIMES, MODELS, SHIPPED, VARIANTS
 from bench.worker.machines import INSTANCES, MODES
@@ -169,13 +169,6 @@ def shown(flat: dict) -> list[Shown]:
     return found
 
 
-def print_titled(title: str, rows: list[list[str]]) -> None:
-    """A table, if there is more than its head."""
-    if len(rows) > 1:
-        print(f"\n{title}")
-        table(rows)
-
-
 def print_tables(flat: dict) -> None:
     for prefix, title in (*((f"memory.{one}", one) for one in MODELS), ("mix", "each shipped function")):
         of_instances = re.compile(rf"{prefix}\.\w+\.(\d+)\.")
@@ -194,54 +187,39 @@ def print_tables(flat: dict) -> None:
                 if any(value is not None for value in values):
                     rows.append([variant, *(figure(value) for value in values)])
             table(rows)
-    rows = [
-        [
-            "lifetimes, advised",
-            "MiB each",
-            "private",
-            "after requests",
-            "advised MiB",
-            "in ms",
-            "P50 ms after",
-        ]
-    ]
-    keys = ("each_mib", "private_mib", "private_after_mib", "advised_mib", "advise_ms", "p50_ms")
-    for function in MODELS:
-        for lifetimes in LIFETIMES:
-            for advised in ADVISED:
-                values = [flat.get(f"advise.{function}.{lifetimes}.{advised}.{key}") for key in keys]
-                if any(value is not None for value in values):
-                    rows.append([f"{function} {lifetimes}, {advised}", *(figure(value) for value in values)])
-    print_titled("What idle instances advise", rows)
-    rows = [["", "cold: answer ms", "cold: start ms", "warm P50 ms", "warm P99 ms", "after a rest P50 ms"]]
-    for function in MODELS:
-        for variant in VARIANTS:
-            values = [flat.get(f"cold.{function}.{variant}.{key}") for key in ("first_answer_ms", "start_ms")]
-            values += [
-                flat.get(f"latency.{function}.{variant}.{key}")
-                for key in ("p50_ms", "p99_ms", "rested_p50_ms")
-            ]
-            if any(value is not None for value in values):
-                rows.append([f"{function} {variant}", *(figure(value) for value in values)])
-    print_titled("Times", rows)
+    modes = [f"{lifetimes}, {advised}" for lifetimes in LIFETIMES for advised in ADVISED]
+    grid(
+        "What idle instances advise",
+        flat,
+        {f"{one} {mode}": f"advise.{one}.{mode.replace(', ', '.')}" for one in MODELS for mode in modes},
+        "lifetimes, advised | MiB each | private | after requests | advised MiB | in ms | P50 ms after",
+        "each_mib private_mib private_after_mib advised_mib advise_ms p50_ms",
+    )
+    grid(
+        "Times",
+        flat,
+        {f"{function} {variant}": f"{function}.{variant}" for function in MODELS for variant in VARIANTS},
+        " | cold: answer ms | cold: start ms | warm P50 ms | warm P99 ms | after a rest P50 ms",
+        "cold.{}.first_answer_ms cold.{}.start_ms latency.{}.p50_ms latency.{}.p99_ms "
+        "latency.{}.rested_p50_ms",
+    )
     print_times(flat)
-    rows = [["", "unplugs", "unplug P50 ms", "MiB/s", "requests", "P50 ms", "P99 ms"]]
-    keys = ("unplugs", "unplug_p50_ms", "mib_per_s", "requests", "p50_ms", "p99_ms")
-    for function in INSTANCES:
-        for mode in MODES:
-            values = [flat.get(f"vm.{mode}.{function}.{key}") for key in keys]
-            if any(value is not None for value in values):
-                rows.append([f"{function} {mode}", *(figure(value, 0) for value in values)])
-    print_titled("Instances in a VM: their memory comes back, their requests (HotMem Fig. 8, 9)", rows)
-    rows = [["", "instances", "MiB each", "merged once", "stands for", "the VM on the host"]]
-    keys = ("each_mib", "merged_mib", "stands_for_mib", "vm_resident_mib")
-    for function in MODELS:
-        for name in TOGETHER:
-            values = [flat.get(f"together.{function}.{name}.{key}") for key in keys]
-            if any(value is not None for value in values):
-                count = flat.get(f"together.{function}.{name}.instances")
-                rows.append([f"{function} {name}", figure(count, 0), *(figure(value, 0) for value in values)])
-    print_titled("All layers at once: instances at rest in a VM, MiB", rows)
+    grid(
+        "Instances in a VM: their memory comes back, their requests (HotMem Fig. 8, 9)",
+        flat,
+        {f"{function} {mode}": f"vm.{mode}.{function}" for function in INSTANCES for mode in MODES},
+        " | unplugs | unplug P50 ms | MiB/s | requests | P50 ms | P99 ms",
+        "unplugs unplug_p50_ms mib_per_s requests p50_ms p99_ms",
+        0,
+    )
+    grid(
+        "All layers at once: instances at rest in a VM, MiB",
+        flat,
+        {f"{function} {name}": f"together.{function}.{name}" for function in MODELS for name in TOGETHER},
+        " | instances | MiB each | merged once | stands for | the VM on the host",
+        "instances each_mib merged_mib stands_for_mib vm_resident_mib",
+        0,
+    )
 
 
 def print_times(flat: dict) -> None:
@@ -251,21 +229,26 @@ def print_times(flat: dict) -> None:
         if all(values):
             ratio = figure(values[-1] / values[0], 2)
             rows.append([function, *(figure(value, 1) for value in values), ratio])
-    print_titled("Cold starts: medians", rows)
-    rows = [["", *(f"{count}: {what}" for count in times.CONNECTIONS for what in ("a second", "P50", "P99"))]]
-    for name in ("plain", "mayfly", *times.SERVERS):
-        keys = [(c, key) for c in times.CONNECTIONS for key in ("per_s", "p50_ms", "p99_ms")]
-        values = [flat.get(f"rates.{name}.{count}.{key}") for count, key in keys]
-        if any(value is not None for value in values):
-            rows.append([name, *(figure(value, 2) for value in values)])
-    print_titled("A function that does nothing, by connections: requests a second, ms", rows)
-    rows = [["", "CPU s, plain", "CPU s, Mayfly", "after a pause, plain ms", "Mayfly ms"]]
-    for function in MODELS:
-        keys = [(key, name) for key in ("cpu_s", "after_pause_p50_ms") for name in ("plain", "mayfly")]
-        values = [flat.get(f"rests.{function}.{name}.{key}") for key, name in keys]
-        if any(value is not None for value in values):
-            rows.append([function, *(figure(value, 2) for value in values)])
-    print_titled("Resting and merging", rows)
+    if len(rows) > 1:
+        print("\nCold starts: medians")
+        table(rows)
+    measured = {"a second": "per_s", "P50": "p50_ms", "P99": "p99_ms"}
+    grid(
+        "A function that does nothing, by connections: requests a second, ms",
+        flat,
+        {name: f"rates.{name}" for name in ("plain", "mayfly", *times.SERVERS)},
+        " | ".join(["", *(f"{count}: {what}" for count in times.CONNECTIONS for what in measured)]),
+        " ".join(f"{count}.{key}" for count in times.CONNECTIONS for key in measured.values()),
+        2,
+    )
+    grid(
+        "Resting and merging",
+        flat,
+        {function: f"rests.{function}" for function in MODELS},
+        " | CPU s, plain | CPU s, Mayfly | after a pause, plain ms | Mayfly ms",
+        "plain.cpu_s mayfly.cpu_s plain.after_pause_p50_ms mayfly.after_pause_p50_ms",
+        2,
+    )
 
 
 if __name__ == "__main__":

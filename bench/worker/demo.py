@@ -5,7 +5,6 @@ measured in this run."""
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -14,6 +13,7 @@ from statistics import geometric_mean, median
 
 from bench.command import machine
 from bench.outcome import RESULTS, ROOT, BenchError, at_least, at_most, print_shown, table, write
+from bench.processes import ask
 from bench.worker.experiments import SHIPPED, replay
 from bench.worker.worker import MAYFLY, PLAIN, Worker, running
 
@@ -92,10 +92,7 @@ def run(way: str, options: argparse.Namespace, kept: Path) -> dict[str, float]:
 
 
 def report(*options) -> str:
-    done = subprocess.run([MAYFLY, "report", *options], capture_output=True, text=True, timeout=120)
-    if done.returncode:
-        raise BenchError(done.stderr.strip().splitlines()[-1])
-    return done.stdout
+    return ask([MAYFLY, "report", *options], "mayfly report", 120)
 
 
 def main() -> int:

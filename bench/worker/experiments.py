@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 
-from bench.outcome import ROOT, BenchError
+from bench.outcome import ROOT, BenchError, percentile
 from bench.worker.worker import MAYFLY, PLAIN, Worker, running
 
 MIB = 1 << 20
@@ -22,11 +22,6 @@ VARIANTS = {"plain": PLAIN, "heap": ["--without", "merge"], "merge": ["--without
 ADVISED = ("named", "whole")
 LIFETIMES = {"inf": {}, "online": {"MAYFLY_HEAP_LIFETIMES": "online"}}
 TRACE = ROOT / "functions" / "trace.csv"
-
-
-def percentile(values: list[float], percent: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
 
 def available_bytes() -> int:

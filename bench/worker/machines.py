@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from statistics import mean, median
 
-from bench.outcome import BenchError
-from bench.worker.experiments import MIB, percentile
+from bench.outcome import BenchError, percentile
+from bench.worker.experiments import MIB
 from bench.worker.worker import MAYFLY, Worker, running
 
 MODES = ("static", "plain", "nodes", "hotmem")

@@ -14,8 +14,8 @@ from statistics import median
 
 from bench.compiled import compiled
 from bench.merge.serving import python
-from bench.outcome import BenchError
-from bench.worker.experiments import VARIANTS, percentile
+from bench.outcome import BenchError, percentile
+from bench.worker.experiments import VARIANTS
 from bench.worker.worker import Worker, below, running
 
 HERE = Path(__file__).parent

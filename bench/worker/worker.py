@@ -5,7 +5,6 @@ import http.client
 import json
 import os
 import re
-import signal
 import subprocess
 import tempfile
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from bench.merge.machine import memory_of
 from bench.outcome import ROOT, BenchError
+from bench.processes import end, last_words
 
 MAYFLY = Path(os.environ.get("MAYFLY_COMMAND") or ROOT / "target" / "release" / "mayfly")
 TEMPLATE = ROOT / "functions" / "template.yaml"
@@ -144,17 +144,12 @@ def running(*arguments: str, template: Path = TEMPLATE, quiet_s: float = START_S
             deadline = time.monotonic() + quiet_s
             while not (found := re.search(r"serving Lambda's API on http://(\S+)", log.read_text())):
                 if process.poll() is not None or time.monotonic() > deadline:
-                    said = log.read_text(errors="replace").strip().splitlines()
-                    raise BenchError(f"mayfly up did not start: {said[-1] if said else 'it says nothing'}")
+                    raise BenchError(
+                        f"mayfly up did not start: {last_words(log.read_text(errors='replace'))}"
+                    )
                 time.sleep(0.05)
             yield Worker(process, found.group(1), log)
             if process.poll() is not None:
-                said = log.read_text(errors="replace").strip().splitlines()
-                raise BenchError(f"mayfly up ended by itself: {said[-1]}")
+                raise BenchError(f"mayfly up ended by itself: {last_words(log.read_text(errors='replace'))}")
         finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            end(process, 30)

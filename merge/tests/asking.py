@@ -2,24 +2,14 @@
 
 import errno
 import re
-import subprocess
 
 import pytest
-from store import as_user, check, status_text
+from store import check
 
 
 def ask(built, name, *words, uid=None, socket="/nonexistent/socket", env=None, want=None, prefix=()):
     """Runs programs/errors.c for one case; checks and returns errno and line."""
-    program = built.program("errors")
-    done = subprocess.run(
-        [*prefix, program, name, *words],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=built.environment(socket, **(env or {})),
-        **as_user(uid),
-    )
-    check(done.returncode == 0, f"{name}: {status_text(done.returncode)}: {done.stderr.strip()[-300:]}")
+    done = built.run(socket, "errors", name, *words, prefix=prefix, uid=uid, timeout=60, **(env or {}))
     check(not done.stderr, f"{name}: the library writes to stderr: {done.stderr[:200]!r}")
     number, _, line = done.stdout.rstrip("\n").partition("\t")
     if number == "skip":

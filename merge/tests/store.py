@@ -77,6 +77,20 @@ class Built:
         environment["MAYFLY_MERGE_PATH"] = "engine"
         return environment | more
 
+    def run(self, socket, name, *words, prefix=(), uid=None, timeout=120, **more):
+        """One of the programs to its good end, and what it said."""
+        done = subprocess.run(
+            [*prefix, self.program(name), *words],
+            env=self.environment(socket, **more),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            **as_user(uid),
+        )
+        said = f"{' '.join([name, *words])}: {status_text(done.returncode)}: {done.stderr.strip()[-300:]}"
+        check(done.returncode == 0, said)
+        return done
+
 
 def as_user(uid):
     """For Popen: the child becomes this user, with none of root's groups."""
@@ -197,6 +211,11 @@ class Store:
         while rest := left():
             check(time.monotonic() < end, f"{when} the store still holds {rest}")
             time.sleep(0.05)
+
+    def rested(self, case):
+        """After a program that ended well."""
+        self.alive(f"after `{case}`")
+        self.empty(f"after `{case}`")
 
     def files(self):
         """How many it has open; 0 if only root may look (the store is not dumpable)."""

@@ -1,26 +1,14 @@
 """What memory means after it was advised (programs/meaning.c), under every allocator that is installed:
 zeros after MADV_DONTNEED, blocks that grow, calloc."""
 
-import subprocess
-
 import pytest
 from allocators import ALLOCATORS, AT_ONCE, preloaded
-from store import check, status_text
 
 
 def run(built, store, case, preload=None):
     more = AT_ONCE | ({"LD_PRELOAD": str(preload)} if preload else {})
-    done = subprocess.run(
-        [built.program("meaning"), case],
-        env=built.environment(store.socket, **more),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    check(done.returncode == 0, f"{status_text(done.returncode)}: {done.stderr.strip()[-300:]}")
-    store.alive(f"after `{case}`")
-    store.empty(f"after `{case}`")
-    print(done.stdout.strip())
+    print(built.run(store.socket, "meaning", case, **more).stdout.strip())
+    store.rested(case)
 
 
 @pytest.mark.parametrize("case", ["dropping", "growing", "moving", "protecting", "forking", "files"])

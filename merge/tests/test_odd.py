@@ -2,11 +2,10 @@
 
 import os
 import shutil
-import subprocess
 
 import pytest
 from asking import ask
-from store import BUILD, NOBODY, Puppet, Store, as_user, check, status_text
+from store import BUILD, NOBODY, Puppet, Store, check
 
 CASES = [
     "places",
@@ -23,26 +22,13 @@ CASES = [
 
 def run(built, store, name, *words, prefix=(), user=None):
     """Runs it to its end; its last line."""
-    done = subprocess.run(
-        [*prefix, built.program("odd"), name, *words],
-        env=built.environment(store.socket),
-        capture_output=True,
-        text=True,
-        timeout=90,
-        **as_user(user),
-    )
-    check(done.returncode == 0, f"{status_text(done.returncode)}: {last_line(done.stderr)}")
-    said = last_line(done.stdout)
+    done = built.run(store.socket, "odd", name, *words, prefix=prefix, uid=user, timeout=90)
+    said = done.stdout.strip().splitlines()[-1]
     if said.startswith("skip: "):
         pytest.skip(said[6:])
-    store.alive(f"after `{name}`")
-    store.empty(f"after `{name}`")
+    store.rested(name)
     print(said)
     return said
-
-
-def last_line(text):
-    return text.strip().splitlines()[-1] if text.strip() else ""
 
 
 def excluded(said, *words):

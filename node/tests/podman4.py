@@ -38,6 +38,15 @@ class Podman:
         name = self.run(image, *words, detach=True, **more).strip()
         return name, int(self("inspect", "--format", "{{.State.Pid}}", name))
 
+    @contextlib.contextmanager
+    def running(self, image, *words, **more):
+        """As `start`, for as long as the body lasts."""
+        name, process = self.start(image, *words, **more)
+        try:
+            yield name, process
+        finally:
+            self.end(name)
+
     def end(self, *names):
         with contextlib.suppress(AssertionError):
             self("rm", "--force", "--time", "0", *names)

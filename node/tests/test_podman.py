@@ -84,30 +84,23 @@ def test_the_fleets_page_names_figures_that_there_are(podman, agent):
         return named - set(re.findall(r"^(?:# TYPE )?(mayfly_\w+)", agent.get("/metrics"), re.M))
 
     # A store has figures of its own as soon as somebody has called it.
-    name, _ = podman.start("glibc", PAGES, "16", "1", "300", devices=["share=web"])
-    try:
+    with podman.running("glibc", PAGES, "16", "1", "300", devices=["share=web"]) as (name, _):
         until(lambda: not missing(), missing)
-    finally:
-        podman.end(name)
 
 
 def test_a_malicious_container_harms_nobody_else(podman, agent):
     words = [PAGES, "32", "9", "300"]
-    name, pid = podman.start("glibc", *words, devices=["share=other"])
-    try:
+    with podman.running("glibc", *words, devices=["share=other"]) as (name, pid):
         said = podman.run("glibc", "/bin/evil", "3", devices=["share=web"])
         assert not any(word in said for word in ("wrote", "unlinked", "opened")), said
         assert agent.is_healthy()
         until(lambda: shared(pid)[0] > 24, lambda: f"no sharing: {shared(pid)} {agent.said()}")
         podman("stop", "--time", "60", name)
         assert "good 8" in podman("logs", name)
-    finally:
-        podman.end(name)
 
 
 def test_a_store_that_is_killed_comes_back(podman, agent):
-    name, pid = podman.start("glibc", PAGES, "32", "11", "300", devices=["share=web"])
-    try:
+    with podman.running("glibc", PAGES, "32", "11", "300", devices=["share=web"]) as (name, pid):
         until(lambda: shared(pid)[0] > 24, lambda: f"{shared(pid)} {agent.said()}")
         stores = run("pgrep", "-f", f"share --socket {agent.data}").split()
         before = agent.figures()['mayfly_node_store_restarts{domain="device web",namespace=""}']
@@ -115,22 +108,16 @@ def test_a_store_that_is_killed_comes_back(podman, agent):
             os.kill(int(store), 9)
         label = 'mayfly_node_store_restarts{domain="device web",namespace=""}'
         until(lambda: agent.figures()[label] > before, agent.said)
-        other, new = podman.start("glibc", PAGES, "32", "11", "300", devices=["share=web"])
-        try:
+        with podman.running("glibc", PAGES, "32", "11", "300", devices=["share=web"]) as (other, new):
             until(lambda: shared(new)[0] > 24, lambda: f"{shared(new)} {agent.said()}")
-        finally:
-            podman.end(other)
         podman("stop", "--time", "60", name)
         assert "good 8" in podman("logs", name)
-    finally:
-        podman.end(name)
 
 
 def test_kills_at_moments_that_nobody_chose_harm_nobody_else(podman, agent):
     seed = random.randrange(1 << 32)
     moments = random.Random(seed)
-    name, pid = podman.start("glibc", PAGES, "32", "17", "900", devices=["share=web"])
-    try:
+    with podman.running("glibc", PAGES, "32", "17", "900", devices=["share=web"]) as (name, pid):
         until(lambda: shared(pid)[0] > 24, lambda: f"{shared(pid)} {agent.said()}")
         for victim in ("container", "store", "agent") * 3:
             other, process = podman.start(
@@ -148,15 +135,10 @@ def test_kills_at_moments_that_nobody_chose_harm_nobody_else(podman, agent):
             podman.end(other)
             assert agent.is_healthy(), f"seed {seed}"
             assert "bad" not in podman("logs", name), f"seed {seed}"
-        after, new = podman.start("glibc", PAGES, "32", "17", "900", devices=["share=web"])
-        try:
+        with podman.running("glibc", PAGES, "32", "17", "900", devices=["share=web"]) as (after, new):
             until(lambda: shared(new)[0] > 24, lambda: f"seed {seed}: {shared(new)} {agent.said()}")
-        finally:
-            podman.end(after)
         podman("stop", "--time", "60", name)
         assert "good 8" in podman("logs", name), f"seed {seed}"
-    finally:
-        podman.end(name)
 
 
 def test_containers_start_without_the_agent(podman, agent):

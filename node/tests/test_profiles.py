@@ -67,8 +67,7 @@ def test_a_profile_becomes_a_model_that_is_believed_by_its_own_build_alone(conta
 
             # A container by CDI, of which no runtime tells the agent.
             until(lambda: "model.web" in (cdi / "mayfly.dev-heap.json").read_text(), agent.said)
-            name, _ = podman.start("glibc", "/bin/contexts-1", devices=["heap=model.web"])
-            try:
+            with podman.running("glibc", "/bin/contexts-1", devices=["heap=model.web"]) as (name, _):
                 by_cdi = dict(pod="", namespace="", container=name[:12])
                 until(lambda: contexts(agent, **by_cdi)[0] >= 64, agent.said)
                 asked, known, is_believed = contexts(agent, **by_cdi)
@@ -77,8 +76,6 @@ def test_a_profile_becomes_a_model_that_is_believed_by_its_own_build_alone(conta
                     lambda: f'container "{name[:12]}": libmayfly_heap.so in place' in agent.said(), agent.said
                 )
                 there = agent.figures()["mayfly_node_containers"]
-            finally:
-                podman.end(name)
             until(lambda: agent.figures()["mayfly_node_containers"] == there - 1, agent.said)
 
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.heap.allocators import Allocator
-from bench.heap.measure import Numbers, RunFailed
+from bench.heap.measure import Numbers
 from bench.heap.server import Server, scratch_folder
 from bench.heap.strangers.life import free_port, installed, living, through
+from bench.outcome import BenchError
 
 SERVER = "/usr/sbin/clickhouse-server"
 CONFIG = """<yandex>
@@ -71,7 +72,7 @@ def run(allocator: Allocator, is_quick: bool) -> Numbers:
                 with urllib.request.urlopen(f"http://127.0.0.1:{http}/", text.encode(), 240) as reply:
                     return reply.read().decode()
             except urllib.error.HTTPError as error:
-                raise RunFailed(f"clickhouse: {error.read().decode()[:200]}") from error
+                raise BenchError(f"clickhouse: {error.read().decode()[:200]}") from error
 
         def load() -> None:
             query(TABLE)
@@ -88,7 +89,7 @@ def run(allocator: Allocator, is_quick: bool) -> Numbers:
             with ThreadPoolExecutor(scale.large_at_once) as clients:
                 texts = (LARGE.format(n=n, rows=scale.large_rows) for n in range(scale.large_at_once))
                 if any(int(one.split()[1]) != scale.large_rows for one in clients.map(query, texts)):
-                    raise RunFailed("clickhouse: an aggregation lost rows")
+                    raise BenchError("clickhouse: an aggregation lost rows")
 
         def answers(_: Server) -> bool:
             return query("SELECT 1").strip() == "1"

@@ -7,7 +7,6 @@ does.
 import contextlib
 import os
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 from bench.compiled import compiled
 from bench.heap.allocators import LIBRARY_FOLDERS, Allocator
 from bench.heap.machine import pss_kib
-from bench.heap.measure import Numbers, RunFailed
+from bench.heap.measure import Numbers
 from bench.heap.server import Server, serving
 from bench.outcome import BenchError
 
@@ -100,24 +99,6 @@ def through(server: Server, phases: Sequence[Phase], quiet_s: float = QUIET_S) -
     if live is not None:
         numbers["live_kib"] = live / 1024
     return numbers
-
-
-def ask(command: list[str], what: str, timeout_s: float = 300) -> str:
-    """Runs a client of the server to its end; RunFailed if it complains."""
-    try:
-        done = subprocess.run(
-            [str(part) for part in command],
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            stdin=subprocess.DEVNULL,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise RunFailed(f"{what}: did not end in {timeout_s:.0f} s") from error
-    if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise RunFailed(f"{what}: {said[-1] if said else f'exit code {done.returncode}'}")
-    return done.stdout
 
 
 def free_port(kind: socket.SocketKind = socket.SOCK_STREAM) -> int:

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.heap.allocators import Allocator
-from bench.heap.measure import Numbers, RunFailed
-from bench.heap.server import Server, end, scratch_folder, tool, wait_until
-from bench.heap.strangers.life import ask, free_port, installed, living, through
+from bench.heap.measure import Numbers
+from bench.heap.server import Server, scratch_folder, tool, wait_until
+from bench.heap.strangers.life import free_port, installed, living, through
+from bench.outcome import BenchError
+from bench.processes import ask, end
 
 SERVER = "/usr/sbin/pdns_recursor"
 ZONE = """$ORIGIN example.
@@ -58,7 +60,7 @@ def run(allocator: Allocator, is_quick: bool) -> Numbers:
             command = [tool("dnsperf"), "-s", "127.0.0.1", "-p", str(port), "-d", str(questions)]
             said = ask([*command, "-c", "16", "-q", "200", "-n", str(times)], "dnsperf")
             if "Queries completed" not in said:
-                raise RunFailed(f"dnsperf: {said[-200:]}")
+                raise BenchError(f"dnsperf: {said[-200:]}")
 
         def flush() -> None:
             control = [tool("rec_control"), f"--config-dir={folder}", f"--socket-dir={folder}"]
