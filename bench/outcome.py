@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
@@ -13,6 +14,17 @@ RESULTS = ROOT / "bench" / "results"
 
 class BenchError(Exception):
     """Something the user can act on, or a measured program that crashed, hung or answered wrong: one line."""
+
+
+def medians(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of each metric of the first; with _min and _max where there are several rounds."""
+    flat: dict[str, float] = {"rounds": len(runs)}
+    for metric in runs[0]:
+        values = [run[metric] for run in runs if metric in run]
+        flat[metric] = round(median(values), 3)
+        if len(values) > 1:
+            flat[metric + "_min"], flat[metric + "_max"] = min(values), max(values)
+    return flat
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

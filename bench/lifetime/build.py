@@ -1,10 +1,12 @@
 """Compiles the workloads' servers and load generators."""
 
-import subprocess
+import re
 from pathlib import Path
 
 from bench.compiled import compiled
-from bench.outcome import ROOT, BenchError
+from bench.heap.server import tool
+from bench.outcome import ROOT
+from bench.processes import ask
 
 SOURCES = Path(__file__).parent / "servers"
 SHARED = ROOT / "bench" / "heap" / "workloads"
@@ -33,12 +35,5 @@ def library_flags(name: str) -> list[str]:
 
 def package(name: str) -> list[str]:
     """Compiler flags of a library, by pkg-config; its headers' warnings are not ours."""
-    try:
-        made = subprocess.run(["pkg-config", "--cflags", "--libs", name], capture_output=True, text=True)
-    except FileNotFoundError as error:
-        raise BenchError("pkg-config is not installed: run 'make setup'") from error
-    if made.returncode:
-        raise BenchError(f"{name} is not installed: run 'make setup' (bench/lifetime/packages.txt names it)")
-    return [
-        flag.replace("-I", "-isystem", 1) if flag.startswith("-I") else flag for flag in made.stdout.split()
-    ]
+    flags = ask([tool("pkg-config"), "--cflags", "--libs", name], f"run 'make setup': {name}").split()
+    return [re.sub("^-I", "-isystem", flag) for flag in flags]

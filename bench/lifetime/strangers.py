@@ -8,14 +8,13 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 
 from bench.compiled import BUILD
 from bench.heap.allocators import Allocator, find
 from bench.heap.measure import Numbers
 from bench.heap.strangers import clickhouse, mariadb, recursor
 from bench.lifetime.learning import mayfly
-from bench.outcome import BenchError, Shown, at_most, figure, say, table
+from bench.outcome import BenchError, Shown, at_most, figure, medians, say, table
 
 FOLDER = BUILD / "lifetime" / "servers"
 STATISTICS = FOLDER / "statistics"
@@ -65,8 +64,7 @@ class Study:
                 runs.setdefault(name, []).append(found)
                 self.say(f"{name} {number + 1}/{options.rounds}: {in_words(found)}")
         for name, of_one in runs.items():
-            medians = flat_of(of_one)
-            flat |= {f"{plain(name)}.{metric}": value for metric, value in medians.items()}
+            flat |= {f"{plain(name)}.{metric}": value for metric, value in medians(of_one).items()}
         if chosen(ORACLE):
             found = self.right_lifetimes()
             flat |= {f"{ORACLE}.{name}": value for name, value in found.items()}
@@ -173,17 +171,6 @@ def plain(name: str) -> str:
 def in_words(found: Numbers) -> str:
     at_end, peak, cpu_s = found["rss_kib"] / 1024, found["peak_rss_kib"] / 1024, found["cpu_ms"] / 1000
     return f"{at_end:.0f} MiB at the end, {peak:.0f} at the peak, {cpu_s:.1f} s of CPU"
-
-
-def flat_of(runs: list[Numbers]) -> dict[str, float]:
-    """Medians; with _min and _max where there are several rounds."""
-    flat: dict[str, float] = {"rounds": len(runs)}
-    for metric in runs[0]:
-        values = [run[metric] for run in runs if metric in run]
-        flat[metric] = round(median(values), 3)
-        if len(values) > 1:
-            flat[metric + "_min"], flat[metric + "_max"] = min(values), max(values)
-    return flat
 
 
 def asked() -> Numbers:

@@ -187,14 +187,14 @@ def test_leases(built):
             blocked_by(store, witness, lambda store=store: one(store), user)
 
 
-def blocked_by(store, witness, attack, user):
+def blocked_by(store, witness, attack, user, looks=10):
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):
             as_user(user, attack)
         os._exit(0)
     try:
-        for _ in range(10):
+        for _ in range(looks):
             undisturbed(store, witness)
             time.sleep(0.05)
     finally:
@@ -224,22 +224,10 @@ def test_lingering_sockets(built):
                     wire.receive()
                 time.sleep(0.2)
                 peer.detach()
+        time.sleep(3)
 
     with attacked(built) as (store, witness):
-        child = os.fork()
-        if child == 0:
-            with contextlib.suppress(BaseException):
-                as_user(NOBODY, lambda: one(store))
-                time.sleep(3)
-            os._exit(0)
-        try:
-            time.sleep(0.2)
-            for _ in range(10):
-                undisturbed(store, witness)
-                time.sleep(0.1)
-        finally:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+        blocked_by(store, witness, lambda: one(store), NOBODY, 25)
 
 
 def test_visitors(built):

@@ -23,7 +23,7 @@ CASES = [
 def run(built, store, name, *words, prefix=(), user=None):
     """Runs it to its end; its last line."""
     done = built.run(store.socket, "odd", name, *words, prefix=prefix, uid=user, timeout=90)
-    said = done.stdout.strip().splitlines()[-1]
+    said = (done.stdout.strip().splitlines() or [""])[-1]
     if said.startswith("skip: "):
         pytest.skip(said[6:])
     store.rested(name)

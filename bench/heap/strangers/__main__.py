@@ -9,7 +9,7 @@ from bench.heap import allocators
 from bench.heap.machine import thp_setting
 from bench.heap.measure import Numbers
 from bench.heap.strangers import clickhouse, life, mariadb, recursor
-from bench.outcome import figure, table, write
+from bench.outcome import figure, medians, table, write
 
 SERVERS = {
     "mariadb": ("MariaDB, a thread a connection, under sysbench", mariadb.run),
@@ -112,15 +112,11 @@ def flat(samples: dict, failures: dict, machine: dict) -> dict:
     found = dict(machine)
     for (server, allocator), runs in samples.items():
         prefix = f"{server}.{allocator.replace(':', '_').replace('-', '_')}."
-        found[prefix + "rounds"] = len(runs)
-        for metric in runs[0]:
-            values = [run[metric] for run in runs if metric in run]
-            found[prefix + metric] = round(median(values), 3)
-            if len(values) > 1:
-                found[prefix + metric + "_min"], found[prefix + metric + "_max"] = min(values), max(values)
-            best = best_peer(samples, server, metric) if metric in COLUMNS else None
-            if best:
-                found[prefix + metric.rpartition("_")[0] + "_ratio"] = round(median(values) / best, 3)
+        found |= {prefix + metric: value for metric, value in medians(runs).items()}
+        for metric in COLUMNS:
+            value, best = middle(runs, metric), best_peer(samples, server, metric)
+            if value and best:
+                found[prefix + metric.rpartition("_")[0] + "_ratio"] = round(value / best, 3)
     for (server, allocator), why in failures.items():
         found[f"failed.{server}.{allocator}"] = why
     return found
