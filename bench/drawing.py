@@ -24,7 +24,8 @@ matplotlib.rcParams.update(
 )
 
 
-def save(figure, path: Path) -> Path:
+def save(figure, name: str) -> Path:
+    path = RESULTS / f"{name}.svg"
     figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
     pyplot.close(figure)
     return path

@@ -94,7 +94,7 @@ def write(numbers: dict[str, dict[str, float]], curves: dict, live: float) -> No
     except ImportError:
         print("demo: matplotlib is not there (make setup), so no SVG is drawn", file=sys.stderr)
     else:
-        written.append(draw_over_time(curves, live, RESULTS / "demo.svg"))
+        written.append(draw_over_time(curves, live, "demo"))
     print("  Written: " + ", ".join(str(path.relative_to(RESULTS.parents[1])) for path in written))
 
 

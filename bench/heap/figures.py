@@ -8,7 +8,6 @@ from matplotlib import pyplot
 
 from bench.drawing import draw_all, save
 from bench.heap.workload_list import WORKLOADS
-from bench.outcome import RESULTS
 
 # What LLAMA §9.6 says in its text of its own runs: MB at the end with 4 KB and with 2 MB pages.
 PAPER = {"TCMalloc (paper, about)": (512, 1024), "Mesh (paper)": (91.7, 558), "LLAMA (paper)": (22, 22)}
@@ -39,7 +38,7 @@ def measured(results: dict, workload: str, metric: str) -> dict[str, float]:
     return found
 
 
-def draw_swing(results: dict, path: Path) -> Path | None:
+def draw_swing(results: dict) -> Path | None:
     """Fig. 12b: what is left at the end, as 4 KiB pages and as 2 MiB pages."""
     resident = measured(results, "swing", "rss_kib")
     whole = measured(results, "swing", "resident_2m_bytes")
@@ -64,10 +63,10 @@ def draw_swing(results: dict, path: Path) -> Path | None:
     axes.invert_yaxis()
     axes.set_xlabel("MiB at the end (upper bar: resident; lower bar: 2 MiB ranges with anything resident)")
     axes.set_title("5 MB of long-lived objects after the heap swung to 1 GiB (LLAMA §9.6)", loc="left")
-    return save(figure, path)
+    return save(figure, "heap-swing")
 
 
-def draw_ratios(results: dict, path: Path) -> Path | None:
+def draw_ratios(results: dict) -> Path | None:
     """Time and peak RSS of every workload as ratios to the best, one dot an allocator."""
     panels = {"time_ratio": "time / best", "peak_rss_ratio": "peak RSS / best"}
     workloads = [name for name in WORKLOADS if measured(results, name, "time_ratio")]
@@ -93,13 +92,13 @@ def draw_ratios(results: dict, path: Path) -> Path | None:
     all_axes[0].set_yticks(range(len(workloads) + 1), [*workloads, "geometric mean"])
     all_axes[0].invert_yaxis()
     figure.legend(seen.values(), seen.keys(), loc="upper center", ncols=len(seen), frameon=False)
-    return save(figure, path)
+    return save(figure, "heap-ratios")
 
 
-def draw_over_time(curves: dict[str, list[tuple[float, float]]], live_mib: float, path: Path) -> Path:
+def draw_over_time(curves: dict[str, list[tuple[float, float]]], live_mib: float, name: str) -> Path:
     figure, axes = pyplot.subplots(figsize=(8, 3.2))
-    for name, curve in curves.items():
-        short = name.removeprefix("redis-server on ").partition(":")[0].replace("_", ":")
+    for whole, curve in curves.items():
+        short = whole.removeprefix("redis-server on ").partition(":")[0].replace("_", ":")
         style = "-" if ":" not in short else "--"
         axes.plot(
             [x for x, _ in curve],
@@ -115,10 +114,10 @@ def draw_over_time(curves: dict[str, list[tuple[float, float]]], live_mib: float
     axes.set_ylim(0)
     axes.set_title("Redis: fill, serve, delete most, fill again, delete most again", loc="left")
     axes.legend(frameon=False, ncols=3, fontsize=8)
-    return save(figure, path)
+    return save(figure, name)
 
 
-def draw_redis(results: dict, path: Path) -> Path | None:
+def draw_redis(results: dict) -> Path | None:
     curves: dict[str, list[tuple[float, float]]] = {}
     for key, value in results.items():
         found = re.fullmatch(r"redis\.(\w+)\.over_time\.(\d+)\.rss_mib", key)
@@ -126,16 +125,9 @@ def draw_redis(results: dict, path: Path) -> Path | None:
             at = results[f"redis.{found[1]}.over_time.{found[2]}.at_s"]
             curves.setdefault(found[1], []).append((at, value))
     live = results.get("redis.live_bytes")
-    return draw_over_time(curves, live / (1 << 20), path) if curves and live else None
-
-
-def draw(results: dict) -> list[Path | None]:
-    return [
-        draw_swing(results, RESULTS / "heap-swing.svg"),
-        draw_ratios(results, RESULTS / "heap-ratios.svg"),
-        draw_redis(results, RESULTS / "heap-redis.svg"),
-    ]
+    return draw_over_time(curves, live / (1 << 20), "heap-redis") if curves and live else None
 
 
 if __name__ == "__main__":
-    sys.exit(draw_all("heap", draw))
+    draw = (draw_swing, draw_ratios, draw_redis)
+    sys.exit(draw_all("heap", lambda results: [one(results) for one in draw]))

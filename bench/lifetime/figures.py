@@ -9,7 +9,6 @@ from matplotlib import pyplot
 from bench.drawing import draw_all, save
 from bench.lifetime.results import PAPER
 from bench.lifetime.workloads import WORKLOADS
-from bench.outcome import RESULTS
 
 # One colour for each variant wherever it appears.
 COLOURS = {
@@ -44,7 +43,7 @@ def measured(results: dict, names) -> list[str]:
     ]
 
 
-def draw_pages(results: dict, path: Path) -> Path | None:
+def draw_pages(results: dict) -> Path | None:
     """Fig. 1: the image server on tcmalloc; its pages when they are small, and when they are huge."""
     huge, small = (
         curve(results, "image", "tcmalloc_returning"),
@@ -61,10 +60,10 @@ def draw_pages(results: dict, path: Path) -> Path | None:
         axes.plot(*small, color=COLOURS["tcmalloc_small"], label="small pages (4 KiB)", linewidth=1.3)
     axes.fill_between(*live, color="#dddddd", label="live", linewidth=0)
     finish(axes, "Image server on tcmalloc: pages that are occupied (LLAMA Fig. 1)")
-    return save(figure, path)
+    return save(figure, "lifetime-pages")
 
 
-def draw_lifetimes(results: dict, path: Path) -> Path | None:
+def draw_lifetimes(results: dict) -> Path | None:
     """Fig. 2: the share of objects that live longer than each class."""
     names = measured(results, ["oracle.lifetimes"])
     if not names:
@@ -85,10 +84,10 @@ def draw_lifetimes(results: dict, path: Path) -> Path | None:
     axes.set_ylabel("% of objects")
     axes.set_title("The long tail of lifetimes (LLAMA Fig. 2)", loc="left")
     axes.legend(frameon=False, fontsize=8)
-    return save(figure, path)
+    return save(figure, "lifetime-lifetimes")
 
 
-def draw_over_time(results: dict, path: Path) -> Path | None:
+def draw_over_time(results: dict) -> Path | None:
     """Fig. 8, for every workload: resident memory over time by variant, and what is live."""
     names = measured(results, LABELS)
     if not names:
@@ -104,10 +103,10 @@ def draw_over_time(results: dict, path: Path) -> Path | None:
             axes.fill_between(*live, color="#dddddd", label="live", linewidth=0)
         finish(axes, f"{WORKLOADS[name].title} (LLAMA Fig. 8)" if name == "image" else WORKLOADS[name].title)
     figure.tight_layout()
-    return save(figure, path)
+    return save(figure, "lifetime-memory")
 
 
-def draw_oracle(results: dict, path: Path) -> Path | None:
+def draw_oracle(results: dict) -> Path | None:
     """Fig. 9: with right lifetimes, beside the least that any allocator could have."""
     names = measured(results, ["oracle.timeline"])
     if not names:
@@ -123,10 +122,10 @@ def draw_oracle(results: dict, path: Path) -> Path | None:
         title = "with right lifetimes, from a trace"
         finish(axes, f"{WORKLOADS[name].title} {title} (LLAMA Fig. 9)")
     figure.tight_layout()
-    return save(figure, path)
+    return save(figure, "lifetime-oracle")
 
 
-def draw_table_3(results: dict, path: Path) -> Path | None:
+def draw_table_3(results: dict) -> Path | None:
     """Table 3 as bars: memory in the steady state by live memory, ours and the paper's."""
     names = measured(results, LABELS)
     if not names:
@@ -152,10 +151,10 @@ def draw_table_3(results: dict, path: Path) -> Path | None:
     axes.set_ylabel("resident / live")
     axes.set_title("Memory in the steady state (LLAMA Table 3)", loc="left")
     axes.legend(frameon=False, fontsize=7, ncols=2)
-    return save(figure, path)
+    return save(figure, "lifetime-steady")
 
 
-def draw_model_time(results: dict, path: Path) -> Path | None:
+def draw_model_time(results: dict) -> Path | None:
     """Fig. 11b: the time of a prediction by the depth of the stack."""
     curves = {}
     for hidden in (64, 16):
@@ -170,7 +169,7 @@ def draw_model_time(results: dict, path: Path) -> Path | None:
     axes.axhline(144, color="#bbbbbb", linestyle="--", label="paper, LSTM 64 (Table 4)")
     axes.set_yscale("log")
     finish(axes, "Time of one prediction (LLAMA Fig. 11b)", "frames on the stack", "µs")
-    return save(figure, path)
+    return save(figure, "lifetime-model")
 
 
 def finish(axes, title: str, across: str = "seconds", up: str = "MiB") -> None:
@@ -182,16 +181,8 @@ def finish(axes, title: str, across: str = "seconds", up: str = "MiB") -> None:
     axes.legend(frameon=False, ncols=3, fontsize=7)
 
 
-def draw(results: dict) -> list[Path | None]:
-    return [
-        draw_pages(results, RESULTS / "lifetime-pages.svg"),
-        draw_lifetimes(results, RESULTS / "lifetime-lifetimes.svg"),
-        draw_over_time(results, RESULTS / "lifetime-memory.svg"),
-        draw_oracle(results, RESULTS / "lifetime-oracle.svg"),
-        draw_table_3(results, RESULTS / "lifetime-steady.svg"),
-        draw_model_time(results, RESULTS / "lifetime-model.svg"),
-    ]
+ALL = (draw_pages, draw_lifetimes, draw_over_time, draw_oracle, draw_table_3, draw_model_time)
 
 
 if __name__ == "__main__":
-    sys.exit(draw_all("lifetime", draw))
+    sys.exit(draw_all("lifetime", lambda results: [draw(results) for draw in ALL]))

@@ -2,6 +2,7 @@
 of an instance (5) and of all (6), time by size (7), cold start (8), where the time goes (Table I); and the
 regions."""
 
+import math
 import sys
 from pathlib import Path
 
@@ -10,7 +11,6 @@ from matplotlib import pyplot
 from bench.drawing import draw_all, save
 from bench.merge import models, tables
 from bench.merge.regions import METHODS, PATTERNS
-from bench.outcome import RESULTS
 
 # One colour for each method wherever it appears.
 COLOURS = {
@@ -58,8 +58,9 @@ STEP_COLOURS = [
 ]
 
 
-def stack(axes, bars: list[str], parts: dict[tuple[str, str], list[float]], least: float) -> None:
-    """Bars of parts: their label, their colour, and how wide each is in each bar; told from `least` on."""
+def stack(axes, bars: list[str], parts: dict[tuple[str, str], list[float]], least=math.inf) -> list[float]:
+    """Bars of parts: their label, their colour, and how wide each is in each bar, which is told from `least`
+    on. Where the bars end."""
     left = [0.0] * len(bars)
     for (label, colour), widths in parts.items():
         axes.barh(bars, widths, left=left, color=colour, label=label, height=0.7)
@@ -68,9 +69,10 @@ def stack(axes, bars: list[str], parts: dict[tuple[str, str], list[float]], leas
                 axes.annotate(f"{width:.0f}", (at + width / 2, bar), ha="center", va="center", fontsize=7)
         left = [at + width for at, width in zip(left, widths, strict=True)]
     axes.invert_yaxis()
+    return left
 
 
-def draw_sharing(flat: dict, path: Path) -> Path | None:
+def draw_sharing(flat: dict) -> Path | None:
     """Fig. 1, with the paper's order of the classes."""
     bars = {}
     for network in models.NETWORKS:
@@ -90,10 +92,10 @@ def draw_sharing(flat: dict, path: Path) -> Path | None:
     stack(axes, list(bars), parts, 25)
     axes.set_xlabel("MiB an instance, of two (UPM Fig. 1)")
     axes.legend(frameon=False, ncols=4, loc="lower center", bbox_to_anchor=(0.45, 1))
-    return save(figure, path)
+    return save(figure, "merge-sharing")
 
 
-def draw_by_count(flat: dict, metric: str, label: str, path: Path) -> Path | None:
+def draw_by_count(flat: dict, metric: str, label: str, name: str) -> Path | None:
     """Fig. 5 and 6: a panel for each network, a line for each method."""
     networks = [n for n in models.NETWORKS if any(k.startswith(f"models.{n}.nothing.") for k in flat)]
     if not networks:
@@ -127,10 +129,10 @@ def draw_by_count(flat: dict, metric: str, label: str, path: Path) -> Path | Non
         bbox_to_anchor=(0.5, 1),
     )
     figure.tight_layout()
-    return save(figure, path)
+    return save(figure, name)
 
 
-def draw_sizes(flat: dict, path: Path) -> Path | None:
+def draw_sizes(flat: dict) -> Path | None:
     """Fig. 7, with a straight line through the origin and the largest size's point: linear, or not."""
     sizes = sorted({int(key.split(".")[1]) for key in flat if key.startswith("sizes.")})
     if not sizes:
@@ -158,10 +160,10 @@ def draw_sizes(flat: dict, path: Path) -> Path | None:
     axes.set_xlabel("MiB advised (UPM Fig. 7)")
     axes.set_ylabel("ms (bars: fastest and slowest; line: proportional)")
     axes.legend(frameon=False)
-    return save(figure, path)
+    return save(figure, "merge-sizes")
 
 
-def draw_cold(flat: dict, path: Path) -> Path | None:
+def draw_cold(flat: dict) -> Path | None:
     """Fig. 8: where a cold start's time goes."""
     bars = {}
     for network in models.NETWORKS:
@@ -171,7 +173,6 @@ def draw_cold(flat: dict, path: Path) -> Path | None:
     if not bars:
         return None
     figure, axes = pyplot.subplots(figsize=(8, 0.33 * len(bars) + 1))
-    left = dict.fromkeys(bars, 0.0)
     steps = {
         "import": ("import", "#d0d0d0"),
         "load": ("load", "#8c8c8c"),
@@ -179,22 +180,19 @@ def draw_cold(flat: dict, path: Path) -> Path | None:
         "pack": ("pack", "#e8a49c"),
         "advise": ("advise", "#c0392b"),
     }
-    for step, (label, colour) in steps.items():
-        widths = [flat.get(f"{prefix}.{step}_ms", 0) for prefix in bars.values()]
-        axes.barh(list(bars), widths, left=list(left.values()), color=colour, label=label, height=0.7)
-        for bar, width in zip(bars, widths, strict=True):
-            left[bar] += width
-    for bar, prefix in bars.items():
-        axes.annotate(f" {flat[f'{prefix}.total_ms']:.0f}", (left[bar], bar), va="center", fontsize=7)
-    axes.invert_yaxis()
+    parts = {
+        shown: [flat.get(f"{one}.{step}_ms", 0) for one in bars.values()] for step, shown in steps.items()
+    }
+    for (bar, prefix), end in zip(bars.items(), stack(axes, list(bars), parts), strict=True):
+        axes.annotate(f" {flat[f'{prefix}.total_ms']:.0f}", (end, bar), va="center", fontsize=7)
     axes.set_xlabel(
         "ms from the start of Python, medians; the number: with starting the process (UPM Fig. 8)"
     )
     axes.legend(frameon=False, ncols=5, loc="lower center", bbox_to_anchor=(0.35, 1))
-    return save(figure, path)
+    return save(figure, "merge-cold")
 
 
-def draw_where(flat: dict, path: Path) -> Path | None:
+def draw_where(flat: dict) -> Path | None:
     """Table I as bars."""
     columns = tables.where_the_time_goes(flat)
     if not columns:
@@ -207,10 +205,10 @@ def draw_where(flat: dict, path: Path) -> Path | None:
     stack(axes, list(columns), parts, 4)
     axes.set_xlabel("% of the call's time (UPM Table I)")
     axes.legend(frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.45, 1), fontsize=8)
-    return save(figure, path)
+    return save(figure, "merge-where")
 
 
-def draw_regions(flat: dict, path: Path) -> Path | None:
+def draw_regions(flat: dict) -> Path | None:
     """Memory beside the ideal, and CPU by whose it is."""
     bars = [
         (pattern, method)
@@ -242,18 +240,15 @@ def draw_regions(flat: dict, path: Path) -> Path | None:
     memory.set_xlabel("MiB of all regions (line: ideal)")
     cpu.set_xlabel("CPU seconds of everybody")
     cpu.legend(frameon=False, fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1))
-    return save(figure, path)
+    return save(figure, "merge-regions")
 
 
 def draw(flat: dict) -> list[Path | None]:
     return [
-        draw_sharing(flat, RESULTS / "merge-sharing.svg"),
-        draw_by_count(flat, "each_mib", "MiB an instance (PSS; UPM Fig. 5)", RESULTS / "merge-memory.svg"),
-        draw_by_count(flat, "system_mib", "MiB of all together (UPM Fig. 6)", RESULTS / "merge-system.svg"),
-        draw_sizes(flat, RESULTS / "merge-sizes.svg"),
-        draw_cold(flat, RESULTS / "merge-cold.svg"),
-        draw_where(flat, RESULTS / "merge-where.svg"),
-        draw_regions(flat, RESULTS / "merge-regions.svg"),
+        draw_sharing(flat),
+        draw_by_count(flat, "each_mib", "MiB an instance (PSS; UPM Fig. 5)", "merge-memory"),
+        draw_by_count(flat, "system_mib", "MiB of all together (UPM Fig. 6)", "merge-system"),
+        *(one(flat) for one in (draw_sizes, draw_cold, draw_where, draw_regions)),
     ]
 
 

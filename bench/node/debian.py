@@ -9,6 +9,7 @@ from pathlib import Path
 from podman4 import CDI, Podman
 
 import node
+from bench.outcome import ROOT
 
 
 def image(
@@ -39,8 +40,7 @@ def root_of(packages: list[str], suite: str | None = None) -> Path:
     """A root with these packages, of this Debian or of another suite, as a tar. It is kept: making it
     takes a minute, and is not what is measured.
     """
-    sources = ["apt-get", "indextargets", "--format", "deb $(REPO_URI) $(RELEASE) $(COMPONENT)"]
-    sources = sorted(set(node.run(*sources, "Created-By: Packages", "Origin: Debian").splitlines()))
+    sources = node.run(ROOT / "deploy/sources").splitlines()
     if suite:
         # Without the places of this one's updates.
         archives = [line.split() for line in sources if "-" not in line.split()[2]]

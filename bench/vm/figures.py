@@ -23,7 +23,7 @@ def series(results: dict, pattern: str) -> dict[str, list[tuple[float, float]]]:
     return {name: sorted(points) for name, points in found.items()}
 
 
-def draw_latency(results: dict, path: Path) -> Path | None:
+def draw_latency(results: dict) -> Path | None:
     """Figures 5 and 6: by size, on logarithmic axes, and by guest memory use."""
     by_size = series(results, r"unplug\.(\w+)\.(\d+)mib\.unplug_ms")
     by_use = series(results, r"usage\.(\w+)\.(\d+)percent\.unplug_ms")
@@ -42,10 +42,10 @@ def draw_latency(results: dict, path: Path) -> Path | None:
     left.set_xlabel("MiB unplugged from a full VM (Fig. 5)")
     right.set_xlabel("% of the VM's plugged memory in use (Fig. 6)")
     left.legend(frameon=False)
-    return save(figure, path)
+    return save(figure, "vm-latency")
 
 
-def draw_steps(results: dict, path: Path) -> Path | None:
+def draw_steps(results: dict) -> Path | None:
     """Figure 7: cumulative CPU time of the vCPU that serves the steps."""
     times = series(results, r"steps\.(\w+)\.over_time\.(\d+)\.at_s")
     used = series(results, r"steps\.(\w+)\.over_time\.(\d+)\.cpu_s")
@@ -59,12 +59,10 @@ def draw_steps(results: dict, path: Path) -> Path | None:
     axes.set_ylabel("CPU seconds of the vCPU")
     axes.set_title("A full VM shrinks step by step (Fig. 7)", loc="left")
     axes.legend(frameon=False)
-    return save(figure, path)
+    return save(figure, "vm-steps")
 
 
-def draw_meanwhile(
-    results: dict, experiment: str, unit: str, said: tuple[str, str], path: Path
-) -> Path | None:
+def draw_meanwhile(results: dict, experiment: str, unit: str, said: tuple[str, str]) -> Path | None:
     """Figure 10: mean latency per second. `unit`: of the results. `said`: title, and whose end is at 0."""
     times = series(results, rf"{experiment}\.(\w+)\.over_time\.(\d+)\.at_s")
     means = series(results, rf"{experiment}\.(\w+)\.over_time\.(\d+)\.mean_{unit}")
@@ -82,7 +80,7 @@ def draw_meanwhile(
     axes.set_ylabel("mean request latency, ms")
     axes.set_title(f"{title} (Fig. 10)", loc="left")
     axes.legend(frameon=False, ncols=2)
-    return save(figure, path)
+    return save(figure, f"vm-{experiment}")
 
 
 PINNED = ("A co-located instance during unplugs", "four evictions")
@@ -92,10 +90,10 @@ FUNCTIONS = ("A function's requests while another's instances end", "another fun
 def draw(results: dict) -> list[Path | None]:
     of_functions = json.loads((RESULTS / "vm-functions.json").read_text())
     return [
-        draw_latency(results, RESULTS / "vm-latency.svg"),
-        draw_steps(results, RESULTS / "vm-steps.svg"),
-        draw_meanwhile(results, "interference", "us", PINNED, RESULTS / "vm-interference.svg"),
-        draw_meanwhile(of_functions, "colocated", "ms", FUNCTIONS, RESULTS / "vm-colocated.svg"),
+        draw_latency(results),
+        draw_steps(results),
+        draw_meanwhile(results, "interference", "us", PINNED),
+        draw_meanwhile(of_functions, "colocated", "ms", FUNCTIONS),
     ]
 
 

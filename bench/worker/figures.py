@@ -8,7 +8,6 @@ from pathlib import Path
 from matplotlib import pyplot
 
 from bench.drawing import draw_all, save
-from bench.outcome import RESULTS
 from bench.worker.experiments import MODELS, VARIANTS
 from bench.worker.machines import INSTANCES, MODES
 
@@ -44,7 +43,7 @@ def memory(results: dict) -> Path | None:
         axes[0][column].set_title(function)
         axes[-1][column].set_xlabel("instances")
     axes[0][0].legend(frameon=False)
-    return save(figure, RESULTS / "worker-memory.svg")
+    return save(figure, "worker-memory")
 
 
 def reclaim(results: dict) -> Path | None:
@@ -72,7 +71,7 @@ def reclaim(results: dict) -> Path | None:
         axis.grid(axis="y", color="#eeeeee")
         axis.set_axisbelow(True)
     axes[1].legend(frameon=False, ncols=2)
-    return save(figure, RESULTS / "worker-reclaim.svg")
+    return save(figure, "worker-reclaim")
 
 
 if __name__ == "__main__":

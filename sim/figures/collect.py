@@ -212,21 +212,12 @@ def averages(flat: dict) -> dict:
             found |= {f"{prefix}.least_percent": min(values), f"{prefix}.most_percent": max(values)}
             found[f"{prefix}.median_percent"] = median(values)
         # A program that takes a dozen pages says nothing by its percents: the same of all pages together.
-        for one in ("user_pages", "kernel_pages"):
+        for one, kinds in {"user_": ["user"], "kernel_": ["kernel"], "": ["user", "kernel"]}.items():
             sums = [
-                sum(flat.get(f"{name}.{side}.{one}", 0) for name in programs)
+                sum(flat.get(f"{name}.{side}.{kind}_pages", 0) for name in programs for kind in kinds)
                 for side in ("native", "memento")
             ]
-            found[f"average.{group}.{one}_saved.total_percent"] = saved(*sums)
-        sums = [
-            sum(
-                flat.get(f"{name}.{side}.{one}", 0)
-                for name in programs
-                for one in ("user_pages", "kernel_pages")
-            )
-            for side in ("native", "memento")
-        ]
-        found[f"average.{group}.pages_saved.total_percent"] = saved(*sums)
+            found[f"average.{group}.{one}pages_saved.total_percent"] = saved(*sums)
         # Of the mean gain, as the paper has it: one program's own shares say little where it gains little.
         if whole := found.get(f"average.{group}.gain.all_percent"):
             for one in PARTS:

@@ -25,7 +25,7 @@ def columns(results: dict, key: str) -> list[tuple[str, str]]:
     return [(name, whole) for name, whole in found if whole in results]
 
 
-def bars(results: dict, series: dict[str, str], title: str, path: Path, ylabel: str = "%") -> Path | None:
+def bars(results: dict, series: dict[str, str], title: str, file: str, ylabel: str) -> Path | None:
     """Bars beside one another for each program: a series is a label and its key."""
     keys = list(series.values())
     shown = columns(results, keys[0])
@@ -56,10 +56,10 @@ def bars(results: dict, series: dict[str, str], title: str, path: Path, ylabel: 
                     linewidth=0.6,
                 )
     axes.plot([], [], color="#444444", label="hatched: the paper's average")
-    return finish(figure, axes, shown, 0.425 - width / 2, title, ylabel, path)
+    return finish(figure, axes, shown, 0.425 - width / 2, title, ylabel, file)
 
 
-def stack(results: dict, series: dict[str, str], title: str, path: Path, ylabel: str = "%") -> Path | None:
+def stack(results: dict, series: dict[str, str], title: str, file: str, ylabel: str) -> Path | None:
     """The series of a program upon one another."""
     shown = columns(results, next(iter(series.values())))
     if not shown:
@@ -74,16 +74,16 @@ def stack(results: dict, series: dict[str, str], title: str, path: Path, ylabel:
         # What is lost hangs below, so that the sum is what is above less what is below.
         for at, height in enumerate(heights):
             (bottoms if height >= 0 else depths)[at] += height
-    return finish(figure, axes, shown, 0, title, ylabel, path)
+    return finish(figure, axes, shown, 0, title, ylabel, file)
 
 
-def finish(figure, axes, shown, middle: float, title: str, ylabel: str, path: Path) -> Path:
+def finish(figure, axes, shown, middle: float, title: str, ylabel: str, file: str) -> Path:
     axes.axhline(0, color="#888888", linewidth=0.6)
     axes.set_xticks([at + middle for at in range(len(shown))], [name for name, _ in shown], fontsize=7)
     axes.set_ylabel(ylabel)
     axes.set_title(title, loc="left")
     axes.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
-    return save(figure, path)
+    return save(figure, file)
 
 
 STEPS = (512, 1024, 1536, 2048, 2560, 3072, 3584, 4096)
@@ -181,7 +181,7 @@ def main() -> int:
         return 1
     for name in wanted:
         draw, title, ylabel, series = FIGURES[name]
-        path = draw(results, series, title, RESULTS / f"sim-{name}.svg", ylabel)
+        path = draw(results, series, title, f"sim-{name}", ylabel)
         print(path.relative_to(ROOT) if path else f"figures: {name}: the results have nothing for it")
     return 0
 

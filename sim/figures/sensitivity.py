@@ -32,15 +32,13 @@ def experiments(runs: dict) -> dict:
         # The imports', and with them the whole process'.
         imports = runs.get(IMPORT + said["against"]), runs.get(IMPORT + name)
         if all(imports):
-            whole = [
-                sum(pages(call)) + sum(pages(one))
-                for call, one in zip((own, runs[name]), imports, strict=True)
-            ]
-            flat[f"experiment.{name}.more_process_pages_percent"] = 0.0 - saved(*whole)
-            cycles = [
-                call["cycles"] + one["cycles"] for call, one in zip((own, runs[name]), imports, strict=True)
-            ]
-            flat[f"experiment.{name}.more_process_cycles_percent"] = 0.0 - saved(*cycles)
+            both = list(zip((own, runs[name]), imports, strict=True))
+            for what, of in {
+                "pages": lambda run: sum(pages(run)),
+                "cycles": lambda run: run["cycles"],
+            }.items():
+                whole = [of(call) + of(one) for call, one in both]
+                flat[f"experiment.{name}.more_process_{what}_percent"] = 0.0 - saved(*whole)
     return flat
 
 
