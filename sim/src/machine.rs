@@ -8,7 +8,7 @@ macro_rules! view {
     ($machine:ident) => {
         View {
             hierarchy: &mut $machine.hierarchy,
-            tlbs: &mut $machine.tlbs,
+            tlbs: &mut $machine.own.tlbs,
             shootdowns: &mut $machine.turns.shootdowns,
         }
     };
@@ -30,44 +30,28 @@ use crate::hierarchy::Hierarchy;
 use crate::sampling::Sampler;
 use crate::support::Support;
 use crate::tlb::{PageTables, Tlbs};
-use std::ops::Range;
 
-use cores::{Parked, Share, Turns};
+use cores::{OneCore, Turns};
 pub use counts::ProgramCounts;
 
-/// Cores, their memory, and the blocks they are in. What is one core's is here for the one whose turn it is.
+/// Cores, their memory, and the blocks they are in.
 pub struct Machine {
-    /// Which one that is.
-    number: usize,
-    /// Those whose turn it is not.
-    others: Vec<Parked>,
+    /// The core whose turn it is.
+    own: OneCore,
+    /// The others.
+    others: Vec<OneCore>,
     turns: Turns,
-    share: Share,
-    core: Core,
     hierarchy: Hierarchy,
-    tlbs: Tlbs,
-    predictor: Predictor,
     extension: Option<Extension>,
     support: Option<Support>,
     blocks: Vec<Block>,
-    /// The block being executed and the first of its instructions that is not yet timed.
-    current: Option<(usize, usize)>,
-    accesses: Vec<Access>,
-    /// The page fault or the system call about memory that the kernel works on.
-    kernel_work: Owner,
     /// The address spaces in which nothing is charged until their closing marks, and on which cores: one may be interrupted before
     /// its own, and another begin such a section too.
     uncharged: Vec<u64>,
-    /// Who owns user cycles: the program or its allocator.
-    user_owner: Owner,
     /// An ideal allocator: its functions' own code is not charged.
     ideal_allocator: bool,
-    /// The code of the allocator's function that the program has called, if it is ideal.
-    free_of_charge: Range<u64>,
     allocations: Allocations,
     sampler: Option<Sampler>,
-    /// The last repetition: its instruction, the line it read and the line it wrote.
-    repeated: (u64, u64, u64),
     start: u64,
     /// Counters.
     pub counts: ProgramCounts,
@@ -76,33 +60,23 @@ pub struct Machine {
 impl Machine {
     /// With empty caches, at cycle 0.
     pub fn new(description: &Description) -> Machine {
-        let mut core = Core::new(description);
-        core.set_warming(description.sample.is_some());
+        let mut own = OneCore::new(0, description);
+        own.core.set_warming(description.sample.is_some());
         Machine {
-            number: 0,
-            others: Parked::all_but_the_first(description),
+            own,
+            others: (1..description.cores.number).map(|number| OneCore::new(number, description)).collect(),
             turns: Turns::new(&description.cores),
-            share: Share::NONE,
-            core,
             hierarchy: Hierarchy::new(description),
-            tlbs: Tlbs::new(&description.tlb),
-            predictor: Predictor::new(&description.branch),
             extension: description
                 .memento
                 .as_ref()
                 .map(|config| Extension::new(config, description.cores.number)),
             support: description.support.as_ref().map(|support| Support::new(support, &description.tlb)),
             blocks: Vec::new(),
-            current: None,
-            accesses: Vec::with_capacity(4096),
-            kernel_work: Owner::Kernel,
             uncharged: Vec::new(),
-            user_owner: Owner::User,
             ideal_allocator: description.core.ideal_allocator,
-            free_of_charge: 0..0,
             allocations: Allocations::default(),
             sampler: description.sample.as_ref().map(Sampler::new),
-            repeated: (0, 0, 0),
             start: 0,
             counts: ProgramCounts::default(),
         }
@@ -123,23 +97,23 @@ impl Machine {
     #[inline]
     pub fn enter(&mut self, number: usize, tables: &impl PageTables) {
         self.finish(Some(self.blocks[number].start), tables);
-        self.current = Some((number, 0));
+        self.own.current = Some((number, 0));
     }
 
     /// An access of the current block's instruction `access.index`.
     #[inline]
     pub fn access(&mut self, access: Access) {
-        self.accesses.push(access);
+        self.own.accesses.push(access);
     }
 
     /// Times the current block's instructions before `index`, so that what changes now holds for those from there on.
     pub fn split(&mut self, index: usize, tables: &impl PageTables) {
-        if let Some((number, from)) = self.current
+        if let Some((number, from)) = self.own.current
             && from < index
         {
             self.run(number, from, index, tables);
-            self.accesses.clear();
-            self.current = Some((number, index));
+            self.own.accesses.clear();
+            self.own.current = Some((number, index));
         }
     }
 
@@ -147,30 +121,30 @@ impl Machine {
     pub fn pause(&mut self, tables: &impl PageTables) {
         self.each_core(|machine| {
             machine.finish(None, tables);
-            machine.current = None;
+            machine.own.current = None;
         });
     }
 
     /// Another address space.
     pub fn set_root(&mut self, cr3: u64) {
-        if self.tlbs.root() != cr3 & 0x000f_ffff_ffff_f000 {
+        if self.own.tlbs.root() != cr3 & 0x000f_ffff_ffff_f000 {
             self.counts.process_switches += 1;
         }
-        self.tlbs.set_root(cr3);
+        self.own.tlbs.set_root(cr3);
         if let Some(support) = &mut self.support {
             support.set_root(cr3);
         }
-        self.user_owner = self.allocations.inside(self.space()).unwrap_or(Owner::User);
+        self.own.user_owner = self.allocations.inside(self.space()).unwrap_or(Owner::User);
         self.load_region();
     }
 
     /// Memento's registers are those of the process that runs.
     fn load_region(&mut self) {
-        let process = self.tlbs.root();
+        let process = self.own.tlbs.root();
         if let Some(extension) = &mut self.extension {
             let mut view = view!(self);
-            let done = extension.switch(self.number, process, self.core.now(), &mut view);
-            self.core.wait(done, Owner::Kernel);
+            let done = extension.switch(self.own.number, process, self.own.core.now(), &mut view);
+            self.own.core.wait(done, Owner::Kernel);
         }
     }
 
@@ -181,12 +155,12 @@ impl Machine {
 
     /// Where the block begins that is being executed.
     pub fn current_address(&self) -> Option<u64> {
-        self.current.map(|(number, _)| self.blocks[number].start)
+        self.own.current.map(|(number, _)| self.blocks[number].start)
     }
 
     /// The address space.
     pub fn root(&self) -> u64 {
-        self.tlbs.root()
+        self.own.tlbs.root()
     }
 
     /// What the program asked its software allocator for.
@@ -221,23 +195,23 @@ impl Machine {
 
     /// The parts, for statistics and tests.
     pub fn parts(&self) -> (&Core, &Hierarchy, &Tlbs, &Predictor) {
-        (&self.core, &self.hierarchy, &self.tlbs, &self.predictor)
+        (&self.own.core, &self.hierarchy, &self.own.tlbs, &self.own.predictor)
     }
 
     fn finish(&mut self, next: Option<u64>, tables: &impl PageTables) {
-        let Some((number, from)) = self.current else { return };
+        let Some((number, from)) = self.own.current else { return };
         let block = &self.blocks[number];
         let last = block.operations.len() - 1;
         if block.operations[last].flags & REPEAT != 0 && self.repetition(number, from, next, tables) {
-            self.accesses.clear();
+            self.own.accesses.clear();
             return;
         }
         let block = &self.blocks[number];
         let kernel = block.is_kernel();
-        let executed = executed(block, from, &self.accesses);
+        let executed = executed(block, from, &self.own.accesses);
         let whole = executed == block.operations.len();
         self.run(number, from, executed, tables);
-        self.accesses.clear();
+        self.own.accesses.clear();
         let Some(next) = next else { return };
         let block = &self.blocks[number];
         let next_is_kernel = next >> 63 == 1;
@@ -260,10 +234,10 @@ impl Machine {
                     support.branched();
                 }
             } else if !self.is_uncharged() && !within {
-                self.core.control(block, &mut self.predictor, next);
+                self.own.core.control(block, &mut self.own.predictor, next);
             }
         } else if !self.is_uncharged() {
-            self.core.exception();
+            self.own.core.exception();
             if whole {
                 self.counts.interrupts += 1
             } else {
@@ -271,7 +245,7 @@ impl Machine {
             };
         }
         if !kernel && next_is_kernel && !(whole && block.ends == End::System) {
-            self.kernel_work = if whole { Owner::Kernel } else { Owner::Fault };
+            self.own.kernel_work = if whole { Owner::Kernel } else { Owner::Fault };
         }
     }
 
@@ -291,10 +265,10 @@ impl Machine {
             self.call_kernel();
         }
         let block = &self.blocks[number];
-        let owner = if kernel { self.kernel_work } else { self.user_owner };
+        let owner = if kernel { self.own.kernel_work } else { self.own.user_owner };
         let mut behind = Behind {
             hierarchy: &mut self.hierarchy,
-            tlbs: &mut self.tlbs,
+            tlbs: &mut self.own.tlbs,
             tables,
             extension: self.extension.as_mut(),
         };
@@ -307,14 +281,14 @@ impl Machine {
                 continue;
             }
             let first = taken;
-            while taken < self.accesses.len() && self.accesses[taken].index as usize <= index {
+            while taken < self.own.accesses.len() && self.own.accesses[taken].index as usize <= index {
                 taken += 1;
             }
-            let accesses = &self.accesses[first..taken];
-            self.core.operation(block, operation, accesses, owner, &mut behind);
+            let accesses = &self.own.accesses[first..taken];
+            self.own.core.operation(block, operation, accesses, owner, &mut behind);
         }
         let (mut stores, mut devices) = (0, 0);
-        for access in &self.accesses[..taken] {
+        for access in &self.own.accesses[..taken] {
             stores += usize::from(access.store);
             devices += usize::from(access.device);
         }
@@ -340,11 +314,11 @@ impl Machine {
         let block = &self.blocks[number];
         let last = block.operations.len() - 1;
         let at = block.start + u64::from(block.operations[last].offset);
-        let again = block.operations.len() == 1 && self.repeated.0 == at;
+        let again = block.operations.len() == 1 && self.own.repeated.0 == at;
         let (mut read, mut written) =
-            if again { (self.repeated.1, self.repeated.2) } else { (u64::MAX, u64::MAX) };
+            if again { (self.own.repeated.1, self.own.repeated.2) } else { (u64::MAX, u64::MAX) };
         // Keep one access a line.
-        self.accesses.retain(|access| {
+        self.own.accesses.retain(|access| {
             let line = if access.store { &mut written } else { &mut read };
             if usize::from(access.index) != last {
                 return true;
@@ -353,12 +327,12 @@ impl Machine {
             *line = access.physical >> 6;
             new
         });
-        self.repeated = if next == Some(at) { (at, read, written) } else { (0, 0, 0) };
+        self.own.repeated = if next == Some(at) { (at, read, written) } else { (0, 0, 0) };
         if !again {
             return false;
         }
         self.counts.repetitions += 1;
-        if !self.accesses.is_empty() {
+        if !self.own.accesses.is_empty() {
             let before = (self.counts.user_instructions, self.counts.kernel_instructions);
             self.run(number, from, 1, tables);
             (self.counts.user_instructions, self.counts.kernel_instructions) = before;

@@ -11,21 +11,27 @@ use crate::core::{CAUSES, Core, OWNERS, Owner};
 use crate::description::{CoresDescription, Description};
 use crate::machine::Machine;
 use crate::tlb::{PageTables, TlbCounts, Tlbs};
+use std::iter::once;
 use std::mem::swap;
 use std::ops::Range;
 
-/// What is one core's, while it is another's turn.
-pub(super) struct Parked {
-    number: usize,
-    core: Core,
-    tlbs: Tlbs,
-    predictor: Predictor,
-    current: Option<(usize, usize)>,
-    accesses: Vec<Access>,
-    kernel_work: Owner,
-    user_owner: Owner,
-    free_of_charge: Range<u64>,
-    repeated: (u64, u64, u64),
+/// What is one core's alone.
+pub(super) struct OneCore {
+    pub number: usize,
+    pub core: Core,
+    pub tlbs: Tlbs,
+    pub predictor: Predictor,
+    /// The block being executed and the first of its instructions that is not yet timed.
+    pub current: Option<(usize, usize)>,
+    pub accesses: Vec<Access>,
+    /// The page fault or the system call about memory that the kernel works on.
+    pub kernel_work: Owner,
+    /// Who owns user cycles: the program or its allocator.
+    pub user_owner: Owner,
+    /// The code of the allocator's function that the program has called, if it is ideal.
+    pub free_of_charge: Range<u64>,
+    /// The last repetition: its instruction, the line it read and the line it wrote.
+    pub repeated: (u64, u64, u64),
     share: Share,
 }
 
@@ -41,7 +47,7 @@ pub(super) struct Share {
 }
 
 /// What a core did in the region.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CoreCounts {
     /// Instructions that it executed.
     pub instructions: u64,
@@ -65,9 +71,9 @@ impl Share {
     pub(super) const NONE: Share = Share { sleeps: true, asleep_cycles: 0, instructions: 0 };
 }
 
-impl Parked {
-    pub(super) fn all_but_the_first(description: &Description) -> Vec<Parked> {
-        let one = |number| Parked {
+impl OneCore {
+    pub(super) fn new(number: usize, description: &Description) -> OneCore {
+        OneCore {
             number,
             core: Core::new(description),
             tlbs: Tlbs::new(&description.tlb),
@@ -79,8 +85,7 @@ impl Parked {
             free_of_charge: 0..0,
             repeated: (0, 0, 0),
             share: Share::NONE,
-        };
-        (1..description.cores.number).map(one).collect()
+        }
     }
 }
 
@@ -91,6 +96,10 @@ impl Turns {
 }
 
 impl Machine {
+    fn all(&self) -> impl Iterator<Item = &OneCore> {
+        once(&self.own).chain(&self.others)
+    }
+
     /// How many cores it has.
     pub fn cores(&self) -> usize {
         1 + self.others.len()
@@ -100,26 +109,26 @@ impl Machine {
     /// for it is done in one piece.
     #[inline]
     pub fn enter_on(&mut self, core: usize, number: usize, tables: &impl PageTables) -> bool {
-        self.turns.many += u64::from(core != self.number);
+        self.turns.many += u64::from(core != self.own.number);
         self.switch(core);
         self.enter(number, tables);
-        let slept = self.share.sleeps;
-        self.share.sleeps = self.blocks[number].halts;
+        let slept = self.own.share.sleeps;
+        self.own.share.sleeps = self.blocks[number].halts;
         if slept {
             self.wake();
         }
-        if self.core.now() < self.turns.until || self.is_uncharged() {
+        if self.own.core.now() < self.turns.until || self.is_uncharged() {
             return false;
         }
         // If no other goes on.
-        self.turns.until = self.core.now() + self.turns.cycles;
+        self.turns.until = self.own.core.now() + self.turns.cycles;
         true
     }
 
     /// What comes is this core's.
     #[inline]
     pub fn switch(&mut self, core: usize) {
-        if core != self.number {
+        if core != self.own.number {
             self.change_to(core);
         }
     }
@@ -127,32 +136,22 @@ impl Machine {
     #[inline(never)]
     fn change_to(&mut self, core: usize) {
         let instructions = self.instructions();
-        self.share.instructions += instructions - self.turns.instructions;
+        self.own.share.instructions += instructions - self.turns.instructions;
         self.turns.instructions = instructions;
-        let root = self.tlbs.root();
+        let root = self.own.tlbs.root();
         let Some(other) = self.others.iter_mut().find(|other| other.number == core) else { return };
-        swap(&mut self.number, &mut other.number);
-        swap(&mut self.core, &mut other.core);
-        swap(&mut self.tlbs, &mut other.tlbs);
-        swap(&mut self.predictor, &mut other.predictor);
-        swap(&mut self.current, &mut other.current);
-        swap(&mut self.accesses, &mut other.accesses);
-        swap(&mut self.kernel_work, &mut other.kernel_work);
-        swap(&mut self.user_owner, &mut other.user_owner);
-        swap(&mut self.free_of_charge, &mut other.free_of_charge);
-        swap(&mut self.repeated, &mut other.repeated);
-        swap(&mut self.share, &mut other.share);
+        swap(&mut self.own, other);
         self.hierarchy.switch(core);
         self.turns.shootdowns.retain(|(whose, page)| {
             let is_its = *whose == core;
             if is_its {
-                self.tlbs.shootdown(*page);
+                self.own.tlbs.shootdown(*page);
             }
             !is_its
         });
         // A core whose CR3 nobody has seen runs the kernel, or another thread of the same process.
-        if self.tlbs.root() == 0 {
-            self.tlbs.set_root(root);
+        if self.own.tlbs.root() == 0 {
+            self.own.tlbs.set_root(root);
         }
         self.load_region();
         self.begin_turn();
@@ -166,13 +165,13 @@ impl Machine {
     }
 
     fn begin_turn(&mut self) {
-        self.turns.until = self.least_awake().unwrap_or(self.core.now()) + self.turns.cycles;
+        self.turns.until = self.least_awake().unwrap_or(self.own.core.now()) + self.turns.cycles;
     }
 
     #[inline(never)]
     fn wake(&mut self) {
         let now = self.least_awake().unwrap_or_else(|| self.latest());
-        self.share.asleep_cycles += self.core.sleep(now);
+        self.own.share.asleep_cycles += self.own.core.sleep(now);
         self.begin_turn();
     }
 
@@ -183,12 +182,12 @@ impl Machine {
 
     /// The clock of the core that has come farthest.
     pub(super) fn latest(&self) -> u64 {
-        self.others.iter().map(|other| other.core.now()).fold(self.core.now(), u64::max)
+        self.all().map(|one| one.core.now()).max().unwrap_or(0)
     }
 
     /// Does this for all cores, each having its turn for it.
     pub(super) fn each_core(&mut self, work: impl Fn(&mut Machine)) {
-        let own = self.number;
+        let own = self.own.number;
         work(self);
         for core in (0..self.cores()).filter(|core| *core != own) {
             self.switch(core);
@@ -203,11 +202,11 @@ impl Machine {
         self.start = start;
         self.turns.instructions = self.instructions();
         self.each_core(|machine| {
-            machine.core.sleep(start);
-            machine.core.reset_counts();
-            machine.tlbs.counts = TlbCounts::default();
-            machine.predictor.counts = BranchCounts::default();
-            machine.share = Share { sleeps: machine.share.sleeps, ..Share::NONE };
+            machine.own.core.sleep(start);
+            machine.own.core.reset_counts();
+            machine.own.tlbs.counts = TlbCounts::default();
+            machine.own.predictor.counts = BranchCounts::default();
+            machine.own.share = Share { sleeps: machine.own.share.sleeps, ..Share::NONE };
         });
         self.turns.instructions = 0;
         self.turns.many = 0;
@@ -216,7 +215,7 @@ impl Machine {
     /// The address space that runs, and on which core: the low bits of a root say nothing.
     #[inline]
     pub fn space(&self) -> u64 {
-        self.tlbs.root() | self.number as u64
+        self.own.tlbs.root() | self.own.number as u64
     }
 
     /// How often another core had its turn in the region.
@@ -227,23 +226,22 @@ impl Machine {
     /// What each core did in the region, which is over or paused.
     pub fn core_counts(&self) -> Vec<CoreCounts> {
         let end = self.latest();
-        let counts = |share: &Share, core: &Core| CoreCounts {
-            instructions: share.instructions,
-            asleep_cycles: share.asleep_cycles + (end - core.now()),
-        };
-        let mut own = counts(&self.share, &self.core);
-        own.instructions += self.instructions() - self.turns.instructions;
-        let mut all = vec![(self.number, own)];
-        all.extend(self.others.iter().map(|other| (other.number, counts(&other.share, &other.core))));
-        all.sort_by_key(|(number, _)| *number);
-        all.into_iter().map(|(_, counts)| counts).collect()
+        let mut counts = vec![CoreCounts::default(); self.cores()];
+        for one in self.all() {
+            counts[one.number] = CoreCounts {
+                instructions: one.share.instructions,
+                asleep_cycles: one.share.asleep_cycles + (end - one.core.now()),
+            };
+        }
+        counts[self.own.number].instructions += self.instructions() - self.turns.instructions;
+        counts
     }
 
     /// Cycles by owner and cause, of all cores together.
     pub(super) fn core_cycles(&self) -> [[u64; CAUSES]; OWNERS] {
-        let mut sums = self.core.cycles;
-        for other in &self.others {
-            for (sum, cycles) in sums.iter_mut().flatten().zip(other.core.cycles.iter().flatten()) {
+        let mut sums = [[0; CAUSES]; OWNERS];
+        for one in self.all() {
+            for (sum, cycles) in sums.iter_mut().flatten().zip(one.core.cycles.iter().flatten()) {
                 *sum += cycles;
             }
         }
@@ -252,10 +250,10 @@ impl Machine {
 
     /// What all cores' TLBs and predictors have counted.
     pub fn private_counts(&self) -> (TlbCounts, BranchCounts) {
-        let mut sums = (self.tlbs.counts, self.predictor.counts);
-        for other in &self.others {
-            sums.0 += other.tlbs.counts;
-            sums.1 += other.predictor.counts;
+        let mut sums: (TlbCounts, BranchCounts) = Default::default();
+        for one in self.all() {
+            sums.0 += one.tlbs.counts;
+            sums.1 += one.predictor.counts;
         }
         sums
     }

@@ -19,9 +19,9 @@ impl Machine {
         let extension = self.extension.as_mut().ok_or(NO_MEMENTO)?;
         let mut view = view!(self);
         let process = view.tlbs.root();
-        let done =
-            extension.set_region(self.number, process, start, end_and_flags, self.core.now(), &mut view)?;
-        self.core.wait(done, Owner::MemoryCall);
+        let (core, now) = (self.own.number, self.own.core.now());
+        let done = extension.set_region(core, process, start, end_and_flags, now, &mut view)?;
+        self.own.core.wait(done, Owner::MemoryCall);
         Ok(())
     }
 
@@ -40,7 +40,7 @@ impl Machine {
         for line in address >> 6..end.div_ceil(64) {
             let address = address.max(line << 6);
             let access = Access { address, physical: 0, index: 0, size: 1, store: true, device: false };
-            extension.translate(&access, self.core.now(), &mut self.hierarchy, &mut self.tlbs);
+            extension.translate(&access, self.own.core.now(), &mut self.hierarchy, &mut self.own.tlbs);
         }
     }
 
@@ -63,7 +63,7 @@ impl Machine {
         let mut outcome = Ok(());
         let config = extension.units.config();
         let in_software = !(if owner == Owner::Allocate { config.object_alloc } else { config.object_free });
-        self.core.unit_operation(owner, RDI, result, in_software, |at| {
+        self.own.core.unit_operation(owner, RDI, result, in_software, |at| {
             work(extension, at, &mut view).unwrap_or_else(|error| {
                 outcome = Err(error);
                 at
@@ -84,7 +84,7 @@ impl Machine {
 
     /// Whether the process that runs has a Memento region.
     pub fn has_region(&self) -> bool {
-        self.extension.as_ref().is_some_and(|extension| extension.has_region(self.tlbs.root()))
+        self.extension.as_ref().is_some_and(|extension| extension.has_region(self.own.tlbs.root()))
     }
 
     /// The kernel frees a process's page table: the process is gone, and the page allocator takes its pages back. That is the
@@ -93,8 +93,8 @@ impl Machine {
         self.uncharged.retain(|other| other & !0xfff != root);
         if let Some(extension) = &mut self.extension {
             let mut view = view!(self);
-            let back = extension.exit(root, self.core.now(), &mut view);
-            self.core.wait(back, Owner::Kernel);
+            let back = extension.exit(root, self.own.core.now(), &mut view);
+            self.own.core.wait(back, Owner::Kernel);
         }
     }
 
@@ -103,9 +103,9 @@ impl Machine {
     pub fn end_region(&mut self, is_exit: bool) {
         if let Some(extension) = &mut self.extension {
             let mut view = view!(self);
-            let done = extension.end(self.core.now(), &mut view);
+            let done = extension.end(self.own.core.now(), &mut view);
             if is_exit {
-                self.core.wait(done, Owner::Kernel);
+                self.own.core.wait(done, Owner::Kernel);
             }
         }
     }
@@ -119,7 +119,7 @@ impl Machine {
 
     /// The end of this address space's uncharged section. Where there is none, it began on another core, where the thread was then.
     pub fn charge_again(&mut self) {
-        let (own, root) = (self.space(), self.tlbs.root());
+        let (own, root) = (self.space(), self.own.tlbs.root());
         let has_moved = !self.others.is_empty() && !self.uncharged.contains(&own);
         if has_moved && let Some(index) = self.uncharged.iter().position(|other| other & !0xfff == root) {
             self.uncharged.remove(index);
@@ -137,9 +137,9 @@ impl Machine {
     pub fn enter_allocator(&mut self, owner: Owner, operand: u64, stack: u64) -> bool {
         let enters = self.allocations.enter(self.space(), owner, operand, stack);
         if enters {
-            self.user_owner = owner;
+            self.own.user_owner = owner;
             if owner == Owner::Free {
-                self.allocations.freed(self.tlbs.root(), operand);
+                self.allocations.freed(self.own.tlbs.root(), operand);
             }
             self.request(owner, stack);
         }
@@ -150,18 +150,18 @@ impl Machine {
     /// software that fills an empty list, or empties a long one).
     pub fn allocator_code(&mut self, code: Range<u64>) {
         if self.ideal_allocator {
-            self.free_of_charge = code;
+            self.own.free_of_charge = code;
         }
     }
 
     #[inline]
     pub(super) fn is_free_of_charge(&self, address: u64) -> bool {
-        self.user_owner != Owner::User && self.free_of_charge.contains(&address)
+        self.own.user_owner != Owner::User && self.own.free_of_charge.contains(&address)
     }
 
     /// A realloc of this object: a free and an allocation, as far as lifetimes go.
     pub fn reallocates(&mut self, object: u64) {
-        self.allocations.freed(self.tlbs.root(), object);
+        self.allocations.freed(self.own.tlbs.root(), object);
     }
 
     /// It leaves it; malloc with an object's address.
@@ -173,16 +173,16 @@ impl Machine {
 
     /// Its outermost call of it has returned.
     pub fn return_from_allocator(&mut self, address: u64) {
-        if let (owner, Some(bytes)) = (self.user_owner, self.allocations.leave_all(self.space())) {
+        if let (owner, Some(bytes)) = (self.own.user_owner, self.allocations.leave_all(self.space())) {
             self.has_left(owner, address, bytes);
         }
     }
 
     fn has_left(&mut self, owner: Owner, address: u64, bytes: u64) {
         self.answer(owner);
-        self.user_owner = Owner::User;
+        self.own.user_owner = Owner::User;
         if owner == Owner::Allocate {
-            self.allocations.allocated(self.tlbs.root(), address, bytes);
+            self.allocations.allocated(self.own.tlbs.root(), address, bytes);
         }
     }
 
@@ -203,6 +203,6 @@ impl Machine {
         self.counts.system_calls += 1;
         // mmap, munmap, brk, mremap, madvise
         let memory = matches!(number, 9 | 11 | 12 | 25 | 28);
-        self.kernel_work = if memory { Owner::MemoryCall } else { Owner::Kernel };
+        self.own.kernel_work = if memory { Owner::MemoryCall } else { Owner::Kernel };
     }
 }

@@ -20,14 +20,14 @@ impl Machine {
 
     /// What the windows say, if the run is sampled.
     pub fn estimate(&self) -> Option<Estimate> {
-        Some(self.sampler.as_ref()?.estimate(self.instructions(), &self.core.waited))
+        Some(self.sampler.as_ref()?.estimate(self.instructions(), &self.own.core.waited))
     }
 
     /// The region starts, and with it the first period.
     pub(super) fn begin_sampling(&mut self) {
         if let Some(sampler) = &mut self.sampler {
             sampler.restart();
-            self.core.set_warming(true);
+            self.own.core.set_warming(true);
         }
     }
 
@@ -38,7 +38,7 @@ impl Machine {
         if let Some(sampler) = &mut self.sampler
             && instructions >= sampler.next
         {
-            sampler.advance(instructions, &mut self.core);
+            sampler.advance(instructions, &mut self.own.core);
         }
     }
 }
