@@ -48,6 +48,12 @@ impl Statistics {
         self.list.push(Statistic { name: name.into(), value: Value::Count(value), unit, about });
     }
 
+    fn counts(&mut self, prefix: &str, lines: &[(&str, u64, &'static str, &'static str)]) {
+        for (name, value, unit, about) in lines {
+            self.count(format!("{prefix}{name}"), *value, unit, about);
+        }
+    }
+
     /// Adds a ratio; of nothing, it is 0.
     pub fn ratio(
         &mut self,
@@ -159,9 +165,7 @@ impl Statistics {
             ("kernel_pages", counts.kernel_pages, "pages", "allocated by the kernel for itself"),
             ("process_switches", counts.process_switches, "switches", "changes of the address space"),
         ];
-        for (name, value, unit, about) in lines {
-            self.count(name, value, unit, about);
-        }
+        self.counts("", &lines);
     }
 
     fn of_cycles(&mut self, machine: &Machine) {
@@ -199,17 +203,20 @@ impl Statistics {
     fn of_branches(&mut self, machine: &Machine) {
         let counts = machine.private_counts().1;
         let lines = [
-            ("branch.conditional", counts.conditional, "conditional branches"),
-            ("branch.conditional_mispredicted", counts.conditional_mispredicted, "which went the other way"),
-            ("branch.indirect", counts.indirect, "jumps and calls through a register or memory"),
-            ("branch.indirect_mispredicted", counts.indirect_mispredicted, "which went elsewhere"),
-            ("branch.returns", counts.returns, "returns"),
-            ("branch.returns_mispredicted", counts.returns_mispredicted, "which went elsewhere"),
-            ("branch.btb_misses", counts.btb_misses, "taken branches whose target came from decoding"),
+            ("conditional", counts.conditional, "branches", "conditional branches"),
+            (
+                "conditional_mispredicted",
+                counts.conditional_mispredicted,
+                "branches",
+                "which went the other way",
+            ),
+            ("indirect", counts.indirect, "branches", "jumps and calls through a register or memory"),
+            ("indirect_mispredicted", counts.indirect_mispredicted, "branches", "which went elsewhere"),
+            ("returns", counts.returns, "branches", "returns"),
+            ("returns_mispredicted", counts.returns_mispredicted, "branches", "which went elsewhere"),
+            ("btb_misses", counts.btb_misses, "branches", "taken branches whose target came from decoding"),
         ];
-        for (name, value, about) in lines {
-            self.count(name, value, "branches", about);
-        }
+        self.counts("branch.", &lines);
         let wrong =
             counts.conditional_mispredicted + counts.indirect_mispredicted + counts.returns_mispredicted;
         let kilo = machine.instructions() as f64 / 1000.0;
@@ -225,23 +232,21 @@ impl Statistics {
     fn of_translation(&mut self, machine: &Machine) {
         let counts = machine.private_counts().0;
         let lines = [
-            ("tlb.instruction_lookups", counts.instruction_lookups, "lookups", "of the L1 instruction TLB"),
-            ("tlb.instruction_misses", counts.instruction_misses, "misses", "of the L1 instruction TLB"),
-            ("tlb.data_lookups", counts.data_lookups, "lookups", "of the L1 data TLB"),
-            ("tlb.data_misses", counts.data_misses, "misses", "of the L1 data TLB"),
-            ("tlb.walks", counts.walks, "walks", "misses of the L2 TLB"),
-            ("tlb.walk_reads", counts.walk_reads, "accesses", "page table entries read by walks"),
-            ("tlb.walk_cycles", counts.walk_cycles, "cycles", "from a walk's start to its end, all walks"),
+            ("instruction_lookups", counts.instruction_lookups, "lookups", "of the L1 instruction TLB"),
+            ("instruction_misses", counts.instruction_misses, "misses", "of the L1 instruction TLB"),
+            ("data_lookups", counts.data_lookups, "lookups", "of the L1 data TLB"),
+            ("data_misses", counts.data_misses, "misses", "of the L1 data TLB"),
+            ("walks", counts.walks, "walks", "misses of the L2 TLB"),
+            ("walk_reads", counts.walk_reads, "accesses", "page table entries read by walks"),
+            ("walk_cycles", counts.walk_cycles, "cycles", "from a walk's start to its end, all walks"),
             (
-                "tlb.walk_disagreements",
+                "walk_disagreements",
                 counts.walk_disagreements,
                 "walks",
                 "which ended elsewhere than the access went",
             ),
         ];
-        for (name, value, unit, about) in lines {
-            self.count(name, value, unit, about);
-        }
+        self.counts("tlb.", &lines);
     }
 
     fn of_memory(&mut self, machine: &Machine, description: &Description) {
@@ -250,21 +255,14 @@ impl Statistics {
         for (name, cache) in
             [("l1i", counts.l1i), ("l1d", counts.l1d), ("l2", counts.l2), ("llc", counts.llc)]
         {
-            self.count(format!("{name}.hits"), cache.hits, "accesses", "found there, or on their way");
-            self.count(format!("{name}.misses"), cache.misses, "accesses", "sent on to the next level");
-            self.count(
-                format!("{name}.merges"),
-                cache.merges,
-                "accesses",
-                "hits which waited for an earlier miss",
-            );
-            self.count(format!("{name}.writebacks"), cache.writebacks, "lines", "written to the next level");
-            self.count(
-                format!("{name}.mshr_wait_cycles"),
-                cache.mshr_wait_cycles,
-                "cycles",
-                "misses waited for an MSHR",
-            );
+            let lines = [
+                ("hits", cache.hits, "accesses", "found there, or on their way"),
+                ("misses", cache.misses, "accesses", "sent on to the next level"),
+                ("merges", cache.merges, "accesses", "hits which waited for an earlier miss"),
+                ("writebacks", cache.writebacks, "lines", "written to the next level"),
+                ("mshr_wait_cycles", cache.mshr_wait_cycles, "cycles", "misses waited for an MSHR"),
+            ];
+            self.counts(&format!("{name}."), &lines);
             self.ratio(
                 format!("{name}.misses_per_1000"),
                 cache.misses as f64,
@@ -276,16 +274,14 @@ impl Statistics {
         let dram = counts.dram;
         self.count("llc.bypasses", counts.llc_bypasses, "lines", "made of zeroes instead of read from DRAM");
         let lines = [
-            ("dram.reads", dram.reads, "lines", "of 64 bytes"),
-            ("dram.writes", dram.writes, "lines", "of 64 bytes"),
-            ("dram.read_row_hits", dram.read_row_hits, "lines", "read from an open row"),
-            ("dram.write_row_hits", dram.write_row_hits, "lines", "written to an open row"),
-            ("dram.forwards", dram.forwards, "lines", "answered from the queue of writes"),
-            ("dram.refreshes", dram.refreshes, "refreshes", "of all banks"),
+            ("reads", dram.reads, "lines", "of 64 bytes"),
+            ("writes", dram.writes, "lines", "of 64 bytes"),
+            ("read_row_hits", dram.read_row_hits, "lines", "read from an open row"),
+            ("write_row_hits", dram.write_row_hits, "lines", "written to an open row"),
+            ("forwards", dram.forwards, "lines", "answered from the queue of writes"),
+            ("refreshes", dram.refreshes, "refreshes", "of all banks"),
         ];
-        for (name, value, unit, about) in lines {
-            self.count(name, value, unit, about);
-        }
+        self.counts("dram.", &lines);
         let nanoseconds = dram.read_clocks as f64 * 1000.0 / description.dram.clock_mhz as f64;
         self.ratio(
             "dram.read_latency_ns",

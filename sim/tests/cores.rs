@@ -194,11 +194,7 @@ fn no_turn_ends_in_what_the_hardware_does_at_once() {
 
 #[test]
 fn a_thread_frees_what_another_core_has_in_its_hot() {
-    let overrides = ["cores.number=2".to_owned()];
-    let mut bench = Bench::new(&[]);
-    bench.description = Description::load("memento", &overrides).unwrap();
-    bench.machine = Machine::new(&bench.description);
-    bench.machine.set_root(Identity::ROOT);
+    let mut bench = Bench::of("memento", &["cores.number=2"]);
     bench.machine.set_region(REGION_START, (REGION_START + REGION_BYTES) | 1).unwrap();
     let object = |machine: &mut Machine, lane: u64| {
         let line = machine.allocate(64 | lane << 32, 0).unwrap_err();

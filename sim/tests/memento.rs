@@ -5,15 +5,11 @@ mod common;
 use common::*;
 use iced_x86::code_asm::*;
 use memento::layout::{REGION_BYTES, REGION_START};
+use sim::Access;
 use sim::core::Owner;
-use sim::{Access, Description, Machine};
 
 fn bench(overrides: &[&str]) -> Bench {
-    let mut bench = Bench::new(&[]);
-    let overrides: Vec<_> = overrides.iter().map(|item| item.to_string()).collect();
-    bench.description = Description::load("memento", &overrides).unwrap();
-    bench.machine = Machine::new(&bench.description);
-    bench.machine.set_root(Identity::ROOT);
+    let mut bench = Bench::of("memento", overrides);
     bench.machine.set_region(REGION_START, (REGION_START + REGION_BYTES) | 1).unwrap();
     bench
 }

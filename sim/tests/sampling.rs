@@ -4,17 +4,15 @@ mod common;
 use common::*;
 use iced_x86::code_asm::*;
 use memento::layout::{REGION_BYTES, REGION_START};
-use sim::{Description, Machine};
+use sim::Description;
 
 const DATA: u64 = 0x1000_0000;
 /// A prime number of loops, so that phases and periods do not keep step.
 const TURNS: u64 = 150_001;
 
 fn bench(machine: &str, period: Option<u64>) -> Bench {
-    let description = Description::load(machine, &[]).unwrap().sampled(period).unwrap();
-    let mut machine = Machine::new(&description);
-    machine.set_root(Identity::ROOT);
-    Bench { machine, description, tables: Identity { large: false } }
+    let bench = Bench::on(Description::load(machine, &[]).unwrap().sampled(period).unwrap());
+    Bench { tables: Identity { large: false }, ..bench }
 }
 
 /// A program of phases: a loop in the L1d, one that misses all caches, and one whose branches nobody can predict. Each

@@ -4,8 +4,8 @@ mod common;
 
 use common::*;
 use iced_x86::code_asm::*;
+use sim::Description;
 use sim::core::Owner;
-use sim::{Description, Machine};
 
 const MALLOC: u64 = CODE + 0x1000;
 const STACK: u64 = 0x7ff8;
@@ -21,11 +21,7 @@ struct Program {
 
 impl Program {
     fn new(machine: &str, overrides: &[&str], program: impl Fn(&mut CodeAssembler)) -> Program {
-        let overrides: Vec<_> = overrides.iter().map(|item| item.to_string()).collect();
-        let description = Description::load(machine, &overrides).unwrap();
-        let mut built = Machine::new(&description);
-        built.set_root(Identity::ROOT);
-        let mut bench = Bench { machine: built, description, tables: Identity { large: true } };
+        let mut bench = Bench::of(machine, overrides);
         Program {
             call: bench.add(block(CODE, |a| a.call(MALLOC).unwrap())),
             work: bench.add(block(MALLOC, |a| {

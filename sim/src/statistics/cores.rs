@@ -20,19 +20,15 @@ impl Statistics {
                 "that a store took out of other cores' caches",
             ),
         ];
-        for (name, value, unit, about) in lines {
-            self.count(format!("cores.{name}"), value, unit, about);
-        }
+        self.counts("cores.", &lines);
         let all = machine.core_counts();
         for (number, counts) in all.iter().enumerate() {
             let busy = machine.cycles().saturating_sub(counts.asleep_cycles);
-            self.count(
-                format!("cores.{number}.instructions"),
-                counts.instructions,
-                "instructions",
-                "it executed",
-            );
-            self.count(format!("cores.{number}.busy_cycles"), busy, "cycles", "in which it did not sleep");
+            let lines = [
+                ("instructions", counts.instructions, "instructions", "it executed"),
+                ("busy_cycles", busy, "cycles", "in which it did not sleep"),
+            ];
+            self.counts(&format!("cores.{number}."), &lines);
         }
         let sum = all.iter().map(|counts| counts.instructions).sum();
         self.must("instructions of the cores are all", sum, machine.instructions());

@@ -64,8 +64,6 @@ impl Statistics {
             ("lines_taken", hierarchy.snoops[0], "lines", "out of the program's core's caches"),
             ("lines_given", hierarchy.snoops[1], "lines", "out of its own, to the program's core"),
         ];
-        for (name, value, unit, about) in lines {
-            self.count(format!("support.{name}"), value, unit, about);
-        }
+        self.counts("support.", &lines);
     }
 }

@@ -65,8 +65,15 @@ pub struct Bench {
 
 impl Bench {
     pub fn new(overrides: &[&str]) -> Bench {
+        Bench::of("table3", overrides)
+    }
+
+    pub fn of(machine: &str, overrides: &[&str]) -> Bench {
         let overrides: Vec<_> = overrides.iter().map(|item| item.to_string()).collect();
-        let description = Description::load("table3", &overrides).unwrap();
+        Bench::on(Description::load(machine, &overrides).unwrap())
+    }
+
+    pub fn on(description: Description) -> Bench {
         let mut machine = Machine::new(&description);
         machine.set_root(Identity::ROOT);
         Bench { machine, description, tables: Identity { large: true } }
