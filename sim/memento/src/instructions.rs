@@ -7,7 +7,7 @@ use crate::layout::{LANES, Location, class_of, locate};
 use crate::machine::Machine;
 use crate::object_allocator::{Caller, Outcome};
 use crate::units::{Done, Units, work};
-use crate::{Exception, Work};
+use crate::{Exception, Result, Work};
 
 /// What became of an obj-free.
 enum Freed {
@@ -61,7 +61,7 @@ impl Units {
         size: u64,
         now: &mut u64,
         machine: &mut M,
-    ) -> Result<(u64, Outcome), Exception> {
+    ) -> Result<(u64, Outcome)> {
         let class = class_of(size)?;
         let owner = self.enter(core, lane, now, machine)?;
         let process = self.processes[owner.process].as_mut().expect("enter found it");
@@ -79,7 +79,7 @@ impl Units {
         lane: usize,
         now: &mut u64,
         machine: &mut M,
-    ) -> Result<Owner, Exception> {
+    ) -> Result<Owner> {
         let process = self.registers[core].filter(|_| lane < LANES).ok_or(Exception::NoRegion)?;
         let owner = Owner { process, lane };
         if self.objects.hots[core].owner == Some(owner) {
@@ -147,7 +147,7 @@ impl Units {
         address: u64,
         now: &mut u64,
         machine: &mut M,
-    ) -> Result<Freed, Exception> {
+    ) -> Result<Freed> {
         let owner = self.enter(core, lane, now, machine)?;
         let process = self.processes[owner.process].as_mut().expect("enter found it");
         let place = locate(process.start, address)?;
@@ -169,7 +169,7 @@ impl Units {
         place: Location,
         now: &mut u64,
         machine: &mut M,
-    ) -> Result<Freed, Exception> {
+    ) -> Result<Freed> {
         let process = self.processes[owner.process].as_mut().expect("a HOT's owner lives");
         let mut work = work!(self, core, *now, machine);
         let mut caller = Caller { owner, process, pages: &mut self.pages };

@@ -8,7 +8,7 @@
 //! pages than its neighbours', or the classes' first pages would all fall into one set of the TLBs; an arena's header is
 //! one cache line, followed by the objects.
 
-use crate::Exception;
+use crate::{Exception, Result};
 
 /// Size classes: 8 to 512 bytes in steps of 8.
 pub const CLASSES: usize = 64;
@@ -58,7 +58,7 @@ pub const fn absent_objects(class: usize, whole_pages: bool) -> usize {
 
 /// The class of a request, by rounding up to the next 8 bytes.
 #[inline]
-pub fn class_of(size: u64) -> Result<usize, Exception> {
+pub fn class_of(size: u64) -> Result<usize> {
     if (1..=LARGEST_BYTES).contains(&size) {
         Ok(((size - 1) / CLASS_STEP_BYTES) as usize)
     } else {
@@ -100,7 +100,7 @@ pub struct Location {
 
 /// Finds class, lane, arena and index of the object at `address` in the region that starts at `start`.
 #[inline]
-pub fn locate(start: u64, address: u64) -> Result<Location, Exception> {
+pub fn locate(start: u64, address: u64) -> Result<Location> {
     let offset = address.wrapping_sub(start);
     if offset >= REGION_BYTES {
         return Err(Exception::NotInRegion);

@@ -29,6 +29,9 @@ pub use machine::{Access, Machine, Port};
 pub use statistics::{Occupancy, Statistics};
 pub use units::{Done, Units};
 
+/// What an operation gives, or why it is refused.
+pub type Result<T = (), E = Exception> = std::result::Result<T, E>;
+
 /// Why the hardware refuses an operation and raises an exception to software (§4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exception {

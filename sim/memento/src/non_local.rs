@@ -8,7 +8,7 @@
 use crate::layout::Location;
 use crate::machine::{Access, Machine, Port};
 use crate::object_allocator::{Caller, ObjectAllocator, translate};
-use crate::{Exception, Work};
+use crate::{Exception, Result, Work};
 
 impl ObjectAllocator {
     /// Frees an object in an arena of the thread `place.lane`, on behalf of `caller`.
@@ -18,7 +18,7 @@ impl ObjectAllocator {
         address: u64,
         place: Location,
         work: &mut Work<M>,
-    ) -> Result<(), Exception> {
+    ) -> Result {
         if caller.process.lanes[place.lane].is_none() {
             return Err(Exception::NoArena);
         }

@@ -11,7 +11,7 @@ use crate::layout::{CLASSES, Location, absent_objects, object_bytes};
 use crate::machine::{Access, Machine, Port};
 use crate::page_allocator::PageAllocator;
 use crate::region::{Process, Saved};
-use crate::{Exception, Work, bypass};
+use crate::{Exception, Result, Work, bypass};
 
 /// How an operation went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,11 +59,7 @@ impl ObjectAllocator {
     }
 
     /// A thread's first operation (Fig. 6, Initialization): its block, and an arena for each class.
-    pub fn initialise<M: Machine>(
-        &mut self,
-        caller: &mut Caller,
-        work: &mut Work<M>,
-    ) -> Result<(), Exception> {
+    pub fn initialise<M: Machine>(&mut self, caller: &mut Caller, work: &mut Work<M>) -> Result {
         caller.pages.new_lane(caller.process, caller.owner.lane, work)?;
         if work.config.initialise_all_classes {
             for class in 0..CLASSES {
@@ -74,12 +70,7 @@ impl ObjectAllocator {
     }
 
     /// An arena from the page allocator into the entry; its header is set there and reaches memory when it is written back.
-    fn new_arena<M: Machine>(
-        &mut self,
-        caller: &mut Caller,
-        class: usize,
-        work: &mut Work<M>,
-    ) -> Result<(), Exception> {
+    fn new_arena<M: Machine>(&mut self, caller: &mut Caller, class: usize, work: &mut Work<M>) -> Result {
         let (address, physical) = caller.pages.new_arena(caller.process, caller.owner.lane, class, work)?;
         let header = Header::new(address, absent_objects(class, work.config.whole_pages));
         self.headers.write(physical, header);
@@ -92,12 +83,7 @@ impl ObjectAllocator {
     }
 
     /// Fills an entry that a flush or an invalidation has emptied.
-    fn load_entry<M: Machine>(
-        &mut self,
-        caller: &mut Caller,
-        class: usize,
-        work: &mut Work<M>,
-    ) -> Result<(), Exception> {
+    fn load_entry<M: Machine>(&mut self, caller: &mut Caller, class: usize, work: &mut Work<M>) -> Result {
         let saved = *caller.saved(class);
         *self.entry(work.core, class) =
             Entry { available: saved.available, full: saved.full, ready_at: 0, ..Entry::default() };
@@ -135,12 +121,7 @@ impl ObjectAllocator {
 
     /// Replaces a full arena by the head of the available list or, if that is empty, by a new arena; the full one becomes
     /// the head of the full list.
-    fn replace<M: Machine>(
-        &mut self,
-        caller: &mut Caller,
-        class: usize,
-        work: &mut Work<M>,
-    ) -> Result<(), Exception> {
+    fn replace<M: Machine>(&mut self, caller: &mut Caller, class: usize, work: &mut Work<M>) -> Result {
         let core = work.core;
         let Entry { physical: old, available, .. } = *self.entry(core, class);
         self.write_back(core, class, work);
@@ -175,7 +156,7 @@ impl ObjectAllocator {
         caller: &mut Caller,
         class: usize,
         work: &mut Work<M>,
-    ) -> Result<(u64, Outcome), Exception> {
+    ) -> Result<(u64, Outcome)> {
         let core = work.core;
         work.at = work.at.max(self.entry(core, class).ready_at);
         let mut outcome = Outcome::Hit;
@@ -215,7 +196,7 @@ impl ObjectAllocator {
         address: u64,
         place: Location,
         work: &mut Work<M>,
-    ) -> Result<Outcome, Exception> {
+    ) -> Result<Outcome> {
         let (core, class) = (work.core, place.class);
         work.at = work.at.max(self.entry(core, class).ready_at);
         let mut outcome = Outcome::Hit;
@@ -283,7 +264,7 @@ impl ObjectAllocator {
         physical: u64,
         place: Location,
         work: &mut Work<M>,
-    ) -> Result<(bool, bool), Exception> {
+    ) -> Result<(bool, bool)> {
         let header = self.headers.at(physical);
         if header.address != place.arena {
             return Err(Exception::NoArena);
@@ -367,7 +348,7 @@ pub(crate) fn translate<M: Machine>(
     address: u64,
     arena: u64,
     work: &mut Work<M>,
-) -> Result<u64, Exception> {
+) -> Result<u64> {
     debug_assert!(arena <= address);
     let mapped = caller.pages.lookup(caller.process, arena).ok_or(Exception::NoArena)?;
     let (found, at) = work.machine.tlb_lookup(work.core, arena, work.at);

@@ -17,7 +17,7 @@ use crate::page_table::{PageTables, entry_address};
 use crate::region::{Lane, Process};
 use crate::statistics::{PageKind, Statistics};
 use crate::walk_cache::WalkCache;
-use crate::{Exception, Work};
+use crate::{Exception, Result, Work};
 
 /// The page allocator and what it manages.
 pub struct PageAllocator {
@@ -61,7 +61,7 @@ impl PageAllocator {
     }
 
     /// Takes a page from the pool.
-    pub fn take(&mut self, kind: PageKind, work: &mut Work<impl Machine>) -> Result<u64, Exception> {
+    pub fn take(&mut self, kind: PageKind, work: &mut Work<impl Machine>) -> Result<u64> {
         if self.pool.is_empty() {
             self.refill(work);
         }
@@ -97,7 +97,7 @@ impl PageAllocator {
         statistics.pages_freed[kind as usize] += 1;
     }
 
-    fn take_table(&mut self, work: &mut Work<impl Machine>) -> Result<u64, Exception> {
+    fn take_table(&mut self, work: &mut Work<impl Machine>) -> Result<u64> {
         let page = self.take(PageKind::Table, work)?;
         self.tables.create(page);
         clear(page, work);
@@ -105,17 +105,12 @@ impl PageAllocator {
     }
 
     /// The root of a new process's page table: its MPTR.
-    pub fn new_root(&mut self, work: &mut Work<impl Machine>) -> Result<u64, Exception> {
+    pub fn new_root(&mut self, work: &mut Work<impl Machine>) -> Result<u64> {
         self.take_table(work)
     }
 
     /// A page of the reserved memory block, for a thread.
-    pub fn new_lane(
-        &mut self,
-        process: &mut Process,
-        lane: usize,
-        work: &mut Work<impl Machine>,
-    ) -> Result<(), Exception> {
+    pub fn new_lane(&mut self, process: &mut Process, lane: usize, work: &mut Work<impl Machine>) -> Result {
         let block = self.take(PageKind::Block, work)?;
         process.lanes[lane] = Some(Box::new(Lane::new(process.start, lane, block)));
         Ok(())
@@ -129,7 +124,7 @@ impl PageAllocator {
         lane: usize,
         class: usize,
         work: &mut Work<impl Machine>,
-    ) -> Result<(u64, u64), Exception> {
+    ) -> Result<(u64, u64)> {
         let end = process.start + class_range(class, lane).1;
         let pointers = process.lanes[lane].as_mut().expect("a thread that allocates has its block");
         let arena = pointers.next[class];
@@ -163,7 +158,7 @@ impl PageAllocator {
         lane: usize,
         class: usize,
         work: &mut Work<impl Machine>,
-    ) -> Result<(), Exception> {
+    ) -> Result {
         let pointers = process.lanes[lane].as_ref().expect("a thread that allocates has its block");
         let page = pointers.waiting[class];
         if page == 0 {
@@ -185,13 +180,7 @@ impl PageAllocator {
     }
 
     /// The next table below an invalid entry.
-    fn expand(
-        &mut self,
-        table: u64,
-        level: u32,
-        address: u64,
-        work: &mut Work<impl Machine>,
-    ) -> Result<u64, Exception> {
+    fn expand(&mut self, table: u64, level: u32, address: u64, work: &mut Work<impl Machine>) -> Result<u64> {
         let next = self.take_table(work)?;
         self.tables.set(table, level, address, next);
         work.access(Port::Controller, Access::Write, entry_address(table, level, address));
@@ -205,7 +194,7 @@ impl PageAllocator {
         table: u64,
         address: u64,
         work: &mut Work<impl Machine>,
-    ) -> Result<u64, Exception> {
+    ) -> Result<u64> {
         let page = match process.waiting(address) {
             Some((lane, class)) => {
                 let pointers = process.lanes[lane].as_mut().expect("whose page waits");
@@ -242,7 +231,7 @@ impl PageAllocator {
         process: &mut Process,
         address: u64,
         work: &mut Work<impl Machine>,
-    ) -> Result<u64, Exception> {
+    ) -> Result<u64> {
         process.shootdown |= 1 << work.core;
         work.statistics.walks += 1;
         let (mut table, levels) = match self.walk_caches[work.core].find(process.root, address) {

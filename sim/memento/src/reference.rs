@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::layout::{
     HEADER_BYTES, OBJECTS, absent_objects, arena_bytes, class_of, class_range, locate, object_bytes,
 };
-use crate::{Config, Exception};
+use crate::{Config, Exception, Result};
 
 /// One class of one thread.
 #[derive(Debug, Default)]
@@ -43,7 +43,7 @@ impl Reference {
     }
 
     /// obj-alloc.
-    pub fn allocate(&mut self, lane: usize, size: u64) -> Result<u64, Exception> {
+    pub fn allocate(&mut self, lane: usize, size: u64) -> Result<u64> {
         let class = class_of(size)?;
         let (end, eager) = (self.start + class_range(class, lane).1, self.eager);
         let its = self.class(class, lane);
@@ -62,7 +62,7 @@ impl Reference {
     }
 
     /// obj-free, by any thread.
-    pub fn free(&mut self, address: u64) -> Result<(), Exception> {
+    pub fn free(&mut self, address: u64) -> Result {
         let place = locate(self.start, address)?;
         let its = self.class(place.class, place.lane);
         let live = its.arenas.get_mut(&place.arena).ok_or(Exception::NoArena)?;
@@ -98,7 +98,7 @@ impl Class {
         self.current.is_some_and(|arena| self.arenas[&arena].len() < self.room)
     }
 
-    fn change_arena(&mut self, class: usize, end: u64) -> Result<(), Exception> {
+    fn change_arena(&mut self, class: usize, end: u64) -> Result {
         if let Some(arena) = self.available.pop() {
             self.current = Some(arena);
             return Ok(());

@@ -101,11 +101,6 @@ impl Statistics {
         ratio(self.free_hits, self.free_hits + self.free_misses)
     }
 
-    /// Share of look-ups of bump pointers that the AAC answered (§6.4).
-    pub fn aac_hit_rate(&self) -> f64 {
-        ratio(self.aac_hits, self.aac_hits + self.aac_misses)
-    }
-
     /// After each operation: how full the arenas are.
     pub(crate) fn note_occupancy(&mut self) {
         let arenas = self.arenas_allocated - self.arenas_freed - self.arenas_released;

@@ -10,7 +10,7 @@ use crate::object_allocator::ObjectAllocator;
 use crate::page_allocator::PageAllocator;
 use crate::region::Process;
 use crate::statistics::Statistics;
-use crate::{Exception, Work, bypass};
+use crate::{Exception, Result, Work, bypass};
 
 /// What an instruction gives back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +84,7 @@ impl Units {
         region: Range<u64>,
         at: u64,
         machine: &mut M,
-    ) -> Result<u64, Exception> {
+    ) -> Result<u64> {
         if region.end.wrapping_sub(region.start) != REGION_BYTES {
             return Err(Exception::NoRegion);
         }
@@ -189,7 +189,7 @@ impl Units {
         address: u64,
         at: u64,
         machine: &mut M,
-    ) -> Result<(u64, u64), Exception> {
+    ) -> Result<(u64, u64)> {
         let number = self.registers[core].ok_or(Exception::NoRegion)?;
         let process = self.processes[number].as_mut().expect("a register names a process that lives");
         if !process.contains(address) {
