@@ -2,13 +2,37 @@
 
 import io
 import json
+import time
 import zipfile
+
+# As long as a VM takes to boot where it is translated.
+PATIENCE_S = 300
 
 
 def invoke(client, name, payload=None, **arguments):
     """The answer's payload, and the error kind or None."""
     answer = client.invoke(FunctionName=name, Payload=json.dumps(payload), **arguments)
     return json.loads(answer["Payload"].read() or b"null"), answer.get("FunctionError")
+
+
+def until(condition, told="", seconds=PATIENCE_S):
+    """What the condition finds, once it does; `told` is said, or says more, where it never does."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, told() if callable(told) else told
+        time.sleep(0.05)
+    return found
+
+
+def in_shell(client, command, name="probe"):
+    """What a shell says in an instance of a function: code, out, err."""
+    answer, error = invoke(client, name, {"do": "shell", "command": command})
+    assert error is None, answer
+    return answer
+
+
+def shell(client, command, name="probe"):
+    return in_shell(client, command, name)["out"]
 
 
 def open_folder(tmp_path_factory, name):

@@ -19,6 +19,7 @@ from calls import open_folder
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+TEMPLATE = str(HERE / "functions/template.yaml")
 MAYFLY = os.environ.get("MAYFLY", str(ROOT / "target/release/mayfly"))
 # Instances of the tests are few, however many the machine could hold.
 SETTINGS = {
@@ -52,8 +53,12 @@ class Worker:
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
-        self.stop(signal.SIGKILL)
+    def __exit__(self, kind, *_):
+        """It ends cleanly, where the test has not failed and has not ended it in another way."""
+        ends_here = kind is None and self.process.poll() is None
+        log = self.log() if ends_here else ""
+        code = self.stop(signal.SIGTERM if ends_here else signal.SIGKILL)
+        assert not ends_here or code == 0, log[-3000:]
 
     def log(self):
         return self.log_path.read_text(errors="replace")
@@ -157,10 +162,8 @@ def cgroups_of(worker_pid):
 
 @pytest.fixture(scope="session")
 def worker():
-    running = Worker(str(HERE / "functions/template.yaml"))
-    yield running
-    log = running.log()
-    assert running.stop() == 0, log[-3000:]
+    with Worker(TEMPLATE) as running:
+        yield running
     assert not cgroups_of(running.process.pid)
 
 
@@ -180,4 +183,3 @@ def running(place):
     """A worker without functions, whose callers may name what is in `place`."""
     with Worker("--code-from", str(place)) as worker:
         yield worker
-        assert worker.stop() == 0

@@ -15,10 +15,9 @@ import botocore.auth
 import botocore.awsrequest
 import botocore.credentials
 import pytest
-from calls import create, invoke, zipped
-from conftest import HERE, MAYFLY, Worker, cgroups_of
+from calls import create, invoke, shell, zipped
+from conftest import MAYFLY, TEMPLATE, Worker, cgroups_of
 
-TEMPLATE = str(HERE / "functions/template.yaml")
 VIEWS = ["/", "/metrics", "/history", "/events", "/instances"]
 KEYS = {"MAYFLY_ACCESS_KEY_ID": "AKIDTEST", "MAYFLY_SECRET_ACCESS_KEY": "secret"}
 IS_ROOT = os.geteuid() == 0
@@ -48,12 +47,6 @@ def signed(worker, path, service):
     return get(worker, path, **dict(request.headers.items()))[0]
 
 
-def shell(client, command, name="probe"):
-    answer, error = invoke(client, name, {"do": "shell", "command": command})
-    assert error is None, answer
-    return answer["out"]
-
-
 # ---- callers ----
 
 
@@ -75,7 +68,6 @@ def test_where_requests_are_signed_looking_needs_the_key_as_well():
         assert signed(running, "/2015-03-31/functions", "lambda") == 200
         assert signed(running, "/2015-03-31/functions", "s3") == 403, "the key of another service's scope"
         assert get(running, "/healthz")[0] == 200
-        assert running.stop() == 0
 
 
 def test_a_request_names_one_host_and_its_headers_have_a_bound(worker):
@@ -155,7 +147,6 @@ def test_what_cannot_be_right_is_refused_before_it_is_read(worker):
     assert raw(worker, head % b"/lambda-url/nobody/", seconds=5) == 404
     with Worker(environment=KEYS) as running:
         assert raw(running, head % b"/2015-03-31/functions", seconds=5) == 403
-        assert running.stop() == 0
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root reads what is another's")
@@ -187,7 +178,6 @@ def test_folders_come_only_from_below_those_that_the_operator_has_named(client, 
             assert "socket: is neither" in made(client, code)
         (code / "socket").unlink()
         assert made(client, code) is None
-        assert running.stop() == 0
 
 
 def test_a_log_that_nobody_reads_holds_up_nobody():
@@ -262,7 +252,6 @@ def test_an_instance_that_is_always_busy_rests_seldom():
             assert "mayfly_rests_total" in running.get("/metrics")
             # On a machine that is busy itself, a request may come so late that the instance was idle before.
             assert running.figure("mayfly_rests_total") <= 4 + requests // 8, f"{requests} requests"
-            assert running.stop() == 0
 
 
 def test_a_function_that_fills_the_worker_starves_no_other():
@@ -288,7 +277,6 @@ def test_a_function_that_fills_the_worker_starves_no_other():
             for call in calls:
                 call.result()
         assert took < 40, "it has waited for the others to be idle"
-        assert running.stop() == 0
 
 
 def test_who_is_refused_is_told_what_is_short():
@@ -306,7 +294,6 @@ def test_who_is_refused_is_told_what_is_short():
             assert held.result() == ("slept", None)
         told = caught.value.response["Error"]["Message"]
         assert "128 of 128 MiB (--memory), probe 128 of them" in told, told
-        assert running.stop() == 0
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="a PID namespace of its own needs root")

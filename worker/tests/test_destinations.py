@@ -25,7 +25,6 @@ ARN = "arn:aws:lambda:us-east-1:000000000000:function:"
 def running(tmp_path):
     with Worker("--state", str(tmp_path)) as running:
         yield running
-        assert running.stop() == 0
 
 
 def send(client, name, event):
@@ -88,7 +87,6 @@ def test_what_was_said_is_there_again_and_who_is_told_hears_of_it(tmp_path):
         client.delete_function_event_invoke_config(FunctionName="ours")
         with pytest.raises(client.exceptions.ResourceNotFoundException):
             client.get_function_event_invoke_config(FunctionName="ours")
-        assert again.stop() == 0
 
 
 def test_functions_that_tell_one_another_in_a_circle_come_to_an_end(running):
@@ -147,4 +145,3 @@ def test_a_template_says_who_is_told(tmp_path):
         running.wait_for("OnSuccess of Type SQS is not supported and passed over")
         record = told(running, send(running.client(), "Ours", {"fails": 1}))
         assert record["requestContext"]["functionArn"] == ARN + "Ours"
-        assert running.stop() == 0

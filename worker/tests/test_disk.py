@@ -6,8 +6,8 @@ import signal
 import time
 
 import pytest
-from calls import invoke
-from conftest import HERE, Worker
+from calls import in_shell
+from conftest import TEMPLATE, Worker
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or not pathlib.Path("/dev/loop-control").exists(),
@@ -17,9 +17,7 @@ MIB = 1 << 20
 
 
 def shell(client, command, name="single"):
-    answer, error = invoke(client, name, {"do": "shell", "command": command})
-    assert error is None, answer
-    return answer
+    return in_shell(client, command, name)
 
 
 def disks():
@@ -66,7 +64,7 @@ def test_what_is_in_tmp_is_not_the_next_ones_and_cannot_be_run_as_another(client
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_of_a_disk_is_left(how):
     before = set(disks())
-    with Worker(str(HERE / "functions/template.yaml")) as running:
+    with Worker(TEMPLATE) as running:
         client = running.client()
         assert shell(client, "echo x > /tmp/x", "probe")["code"] == 0
         assert set(disks()) - before, "a file without a name behind a loop device"

@@ -69,7 +69,6 @@ def handler(event, context):
 def running():
     with Worker() as worker:
         yield worker
-        assert worker.stop() == 0
 
 
 @pytest.fixture(scope="module")
@@ -264,4 +263,3 @@ def test_telemetry_is_refused_by_name():
         assert error is None, answer
         assert answer == [[202, "Telemetry.NotSupported"], [202, "Logs.NotSupported"]]
         running.wait_for(r"\[asks#\d+\]: an extension asks for the Telemetry API, which is not supported")
-        assert running.stop() == 0

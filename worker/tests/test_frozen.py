@@ -8,8 +8,8 @@ import signal
 import time
 
 import pytest
-from calls import invoke
-from conftest import HERE, Worker, cgroups_of, descendants, lives
+from calls import invoke, until
+from conftest import TEMPLATE, Worker, cgroups_of, descendants, lives
 
 # Nothing in the instance wants to run while it has no work.
 WITHOUT_REST = ["--without", "heap,merge"]
@@ -40,21 +40,14 @@ def shares_at_work(running):
 
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         work = thread.submit(invoke, running.client(), "probe", {"do": "shell", "command": "sleep 1"})
-        wait_until(is_at_work)
+        until(is_at_work)
         found = shares(running)
         assert work.result()[1] is None
     return found
 
 
-def wait_until(what, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def wait_until_frozen(running, instances=1):
-    wait_until(lambda: states(running) == [True] * instances)
+    until(lambda: states(running) == [True] * instances)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -67,13 +60,13 @@ def there_is_a_freezer():
 
 
 def test_a_thread_does_not_run_on_between_requests():
-    with Worker(str(HERE / "functions/template.yaml"), *WITHOUT_REST) as running:
+    with Worker(TEMPLATE, *WITHOUT_REST) as running:
         client = running.client()
         assert invoke(client, "probe", {"do": "start_counting"})[1] is None
         wait_until_frozen(running)
         time.sleep(3)
         # It counts by the machine's clock: the time in which it stood still is a gap, once it has run again.
-        wait_until(lambda: invoke(client, "probe", {"do": "counted"})[0]["longest_gap_s"] > 2.5)
+        until(lambda: invoke(client, "probe", {"do": "counted"})[0]["longest_gap_s"] > 2.5)
         counted, error = invoke(client, "probe", {"do": "counted"})
         assert error is None and counted["count"] > 0, counted
         # It runs while there is work.
@@ -85,14 +78,14 @@ def test_a_thread_does_not_run_on_between_requests():
 
 
 def test_it_is_thawed_for_its_rest_and_gives_way_to_others():
-    with Worker(str(HERE / "functions/template.yaml")) as running:
+    with Worker(TEMPLATE) as running:
         client = running.client()
         for _ in range(2):
             assert invoke(client, "probe", {"do": "count"})[1] is None
         whole = shares_at_work(running)
         assert whole
         before = running.figure("mayfly_rests_total")
-        wait_until(lambda: running.figure("mayfly_rests_total") > before)
+        until(lambda: running.figure("mayfly_rests_total") > before)
         wait_until_frozen(running)
         assert [share // 8 for share in whole] == shares(running), "it has rested with a part of its share"
         answer, error = invoke(client, "probe", {"do": "count"})
@@ -101,17 +94,17 @@ def test_it_is_thawed_for_its_rest_and_gives_way_to_others():
 
 
 def test_a_frozen_one_ends_with_its_worker_that_is_killed():
-    with Worker(str(HERE / "functions/template.yaml"), *WITHOUT_REST) as running:
+    with Worker(TEMPLATE, *WITHOUT_REST) as running:
         invoke(running.client(), "probe", {"do": "start_counting"})
         wait_until_frozen(running)
         below = descendants(running.process.pid)
         assert len(below) >= 3, "a monitor, process 1 and the runtime"
         running.stop(signal.SIGKILL)
-        wait_until(lambda: not [process for process in below if lives(process)])
+        until(lambda: not [process for process in below if lives(process)])
 
 
 def test_a_frozen_one_whose_monitor_is_killed_too_ends_when_the_next_worker_comes():
-    with Worker(str(HERE / "functions/template.yaml"), *WITHOUT_REST) as running:
+    with Worker(TEMPLATE, *WITHOUT_REST) as running:
         invoke(running.client(), "probe", {"do": "start_counting"})
         wait_until_frozen(running)
         below = descendants(running.process.pid)
@@ -121,25 +114,25 @@ def test_a_frozen_one_whose_monitor_is_killed_too_ends_when_the_next_worker_come
         running.stop(signal.SIGKILL)
         os.kill(monitor, signal.SIGKILL)
         with Worker(*WITHOUT_REST):
-            wait_until(lambda: not [process for process in below if lives(process)])
+            until(lambda: not [process for process in below if lives(process)])
             assert not cgroups_of(running.process.pid)
 
 
 def test_one_whose_monitor_is_killed_is_replaced():
-    with Worker(str(HERE / "functions/template.yaml"), *WITHOUT_REST) as running:
+    with Worker(TEMPLATE, *WITHOUT_REST) as running:
         client = running.client()
         first, _ = invoke(client, "probe", {"do": "count"})
         wait_until_frozen(running)
         monitor = descendants(running.process.pid)[0]
         os.kill(monitor, signal.SIGKILL)
-        wait_until(lambda: states(running) == [])
+        until(lambda: states(running) == [])
         second, error = invoke(client, "probe", {"do": "count"})
         assert error is None and second["calls"] == 1, (first, second)
 
 
 def test_a_function_cannot_stay_awake_by_saying_that_it_wants_to_rest():
     """What a runtime says buys it one rest, however often it says it."""
-    with Worker(str(HERE / "functions/template.yaml"), *WITHOUT_REST) as running:
+    with Worker(TEMPLATE, *WITHOUT_REST) as running:
         client = running.client()
         assert invoke(client, "probe", {"do": "rest_for_ever"})[1] is None
         wait_until_frozen(running)

@@ -8,23 +8,14 @@ import re
 import signal
 import socket
 import threading
-import time
 import urllib.request
 
 import pytest
-from calls import create, invoke, zipped
-from conftest import HERE, Worker, lives
+from calls import create, invoke, until, zipped
+from conftest import HERE, TEMPLATE, Worker, lives
 
-TEMPLATE = str(HERE / "functions/template.yaml")
 PATIENCE_S = 120
 CODE = zipped(app_py="def handler(event, context): return context.function_version")
-
-
-def until(what, told=lambda: ""):
-    deadline = time.monotonic() + PATIENCE_S
-    while not what():
-        assert time.monotonic() < deadline, told()
-        time.sleep(0.02)
 
 
 class Succession:
@@ -158,11 +149,9 @@ def test_a_new_version_that_does_not_start_changes_nothing(tmp_path):
         assert invoke(client, "more") == invoke(client, "made") == ("$LATEST", None)
         event = client.invoke(FunctionName="made", InvocationType="Event")["ResponseMetadata"]["RequestId"]
         running.wait_for(f"REPORT RequestId: {event}")
-        assert running.stop() == 0
     template.write_text(good)
     with Worker(str(template), "--state", state) as again:
         assert invoke(again.client(), "more") == ("$LATEST", None), "it was kept"
-        assert again.stop() == 0
 
 
 def test_what_nobody_keeps_is_not_handed_over():
@@ -174,7 +163,6 @@ def test_what_nobody_keeps_is_not_handed_over():
             "SIGUSR2: made was made by the API and would be lost: mayfly up --state FOLDER keeps it"
         )
         assert invoke(client, "made") == ("$LATEST", None)
-        assert running.stop() == 0
 
 
 def test_systemd_is_told_which_process_the_service_is(tmp_path):

@@ -83,4 +83,3 @@ def test_without_the_heap_an_image_gets_nothing(place):
     with Worker("--code-from", str(place), "--without", "heap") as running:
         answer = asked(running, "none", image(place, "glibc", Env=["PATH=/bin"]))
         assert HEAP not in answer["malloc"] and answer["preloaded"] == answer["pages"] == ""
-        assert running.stop() == 0

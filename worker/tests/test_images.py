@@ -207,7 +207,6 @@ def test_an_image_from_a_registry_that_the_operator_has_named(place, base):
         for uri in ["docker.io/library/busybox", "10.0.0.1:5000/a:b", "hello:latest", "oci:relative"]:
             with pytest.raises(client.exceptions.InvalidParameterValueException, match="ImageUri: "):
                 create_image(client, "elsewhere", uri)
-        assert running.stop() == 0
 
 
 def test_callers_name_only_images_that_everybody_may_read_in_the_operators_folders(running, place, tmp_path):
@@ -261,7 +260,6 @@ Resources:
     for _ in range(2):
         with Worker(str(template), environment={"XDG_CACHE_HOME": str(tmp_path / "cache")}) as running:
             assert invoke(running.client(), "it", {}) == ("other", None)
-            assert running.stop() == 0
         (root,) = (own / "images").iterdir()
         assert (root / "var/task/app.py").read_text() == APP
         # The second time nobody asks for the layers.
@@ -276,7 +274,6 @@ def test_images_of_callers_survive_the_worker_and_go_with_their_functions(tmp_pa
     with Worker(*arguments) as running:
         create_image(running.client(), "one", uri, ImageConfig={"Command": ["app.other"]})
         create_image(running.client(), "two", uri)
-        assert running.stop() == 0
     with Worker(*arguments) as running:
         client = running.client()
         assert invoke(client, "one", {}) == ("other", None)
@@ -288,7 +285,6 @@ def test_images_of_callers_survive_the_worker_and_go_with_their_functions(tmp_pa
         while list((tmp_path / "state/code").iterdir()):
             assert time.monotonic() < deadline, "the last function is gone"
             time.sleep(0.1)
-        assert running.stop() == 0
 
 
 SHELL = r"""#!/bin/sh

@@ -10,10 +10,9 @@ import time
 
 import botocore.exceptions
 import pytest
-from calls import create, invoke, zipped
-from conftest import HERE, Worker
+from calls import create, invoke, until, zipped
+from conftest import TEMPLATE, Worker
 
-TEMPLATE = str(HERE / "functions/template.yaml")
 # It answers when the worker has taken what it printed: a kill in between would take the proof that it ran.
 PRINTS = """
 import fcntl, termios, time
@@ -157,7 +156,7 @@ def test_kills_at_any_moment_lose_nothing_that_was_accepted(tmp_path):
             caller = threading.Thread(target=work)
             known = len(events)
             caller.start()
-            wait_until(lambda known=known: len(events) > known, running)
+            until(lambda known=known: len(events) > known, running.log)
             time.sleep(choose.random())
             running.process.send_signal(signal.SIGKILL)
             caller.join()
@@ -174,11 +173,4 @@ def test_kills_at_any_moment_lose_nothing_that_was_accepted(tmp_path):
             note_what_ran(running)
             return events <= ran
 
-        wait_until(all_ran, running)
-
-
-def wait_until(what, running, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, running.log()[-3000:]
-        time.sleep(0.05)
+        until(all_ran, running.log)

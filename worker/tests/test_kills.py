@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 
-from conftest import HERE, Worker
+from conftest import TEMPLATE, Worker
 
 # `MAYFLY_SOAK=1 worker/tests/run -k kills` is the long form.
 REQUESTS, CONNECTIONS = (10_000, 64) if os.environ.get("MAYFLY_SOAK") else (600, 16)
@@ -21,7 +21,7 @@ SEED = 7
 
 
 def test_each_request_is_answered_or_refused_with_a_reason():
-    with Worker(str(HERE / "functions/template.yaml"), "--keep-alive", "2") as running:
+    with Worker(TEMPLATE, "--keep-alive", "2") as running:
         client = running.client(max_pool_connections=CONNECTIONS)
         choose = random.Random(SEED)
         over = threading.Event()
@@ -85,4 +85,3 @@ def test_each_request_is_answered_or_refused_with_a_reason():
         ):
             assert time.monotonic() < deadline, running.left()
             time.sleep(0.1)
-        assert running.stop() == 0

@@ -8,29 +8,13 @@ import signal
 import time
 
 import pytest
-from calls import invoke
-from conftest import HERE, ROOT, Worker
-
-TEMPLATE = str(HERE / "functions/template.yaml")
-
-
-def until(condition, what, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, what() if callable(what) else what
-        time.sleep(0.1)
-    return found
+from calls import invoke, shell, until
+from conftest import ROOT, TEMPLATE, Worker
 
 
 def several(client, name, event, count):
     with concurrent.futures.ThreadPoolExecutor(count) as threads:
         return list(threads.map(lambda _: invoke(client, name, event), range(count)))
-
-
-def shell(client, command, name="probe"):
-    answer, error = invoke(client, name, {"do": "shell", "command": command})
-    assert error is None, answer
-    return answer["out"]
 
 
 def test_idle_instances_of_a_function_share_their_pages():
@@ -57,7 +41,6 @@ def test_idle_instances_of_a_function_share_their_pages():
         client.delete_function(FunctionName="probe")
         until(lambda: running.sample()["store"] == {"bytes": 0, "stores": 0}, lambda: running.sample())
         assert not running.stores()
-        assert running.stop() == 0
 
 
 def test_instances_are_told_as_much_whatever_their_number():
@@ -100,7 +83,6 @@ def test_instances_advise_what_their_code_names_or_all(advise):
             else:
                 assert event["bytes"] > 2 * 17 << 20
         assert [answer for answer, _ in several(client, "probe", {"do": "check"}, 2)] == [True] * 2
-        assert running.stop() == 0
 
 
 def test_memory_that_is_shared_is_zero_after_its_contents_were_given_up():
@@ -114,7 +96,6 @@ def test_memory_that_is_shared_is_zero_after_its_contents_were_given_up():
             running.sample,
         )
         assert several(client, "probe", {"do": "drop"}, 2) == [(True, None)] * 2
-        assert running.stop() == 0
 
 
 def test_the_model_functions_name_what_is_alike_and_run_where_nothing_is_merged():
@@ -124,10 +105,8 @@ def test_the_model_functions_name_what_is_alike_and_run_where_nothing_is_merged(
             assert invoke(client, name, {"seed": 1})[1] is None
             merges = until(lambda name=name: named_by(running, name), running.log)
             assert merges[0]["bytes"] > mib << 20, merges
-        assert running.stop() == 0
     with Worker(str(ROOT / "functions/template.yaml"), "--without", "merge") as running:
         assert [invoke(running.client(), name, {"seed": 1})[1] for name in ("image", "text")] == [None] * 2
-        assert running.stop() == 0
 
 
 def named_by(running, name):
@@ -147,7 +126,6 @@ def test_an_instance_that_never_had_work_shares_its_pages_too():
             answers += several(client, "probe", {"do": "count"}, 2)
         until(lambda: len({event["instance"] for event in running.events("merge")}) == 2, running.log)
         assert all(error is None for _, error in answers), answers
-        assert running.stop() == 0
 
 
 def test_an_instance_with_little_memory_left_is_not_merged(client, worker):
@@ -206,7 +184,6 @@ def test_a_store_that_dies_is_started_anew_for_the_instances_that_are_there():
         # A function that is gone has none.
         client.delete_function(FunctionName="single")
         until(lambda: not running.stores(), running.left)
-        assert running.stop() == 0
 
 
 def test_only_the_userfaultfd_that_stops_no_system_call_is_allowed(client):
@@ -231,7 +208,6 @@ def test_each_layer_can_be_left_out(without):
         imported = shell(client, "python3.11 -c 'import mayfly' 2>/dev/null && echo yes")
         assert imported == "yes\n", "a function that advises runs without, too"
         until(lambda: len(running.stores()) == (0 if "merge" in without else 1), running.left)
-        assert running.stop() == 0
 
 
 def test_work_that_comes_during_a_rest_is_not_lost(client):

@@ -6,7 +6,7 @@ import time
 
 import pytest
 from calls import invoke
-from conftest import HERE, ROOT, Worker
+from conftest import ROOT, TEMPLATE, Worker
 
 DASHBOARD = ROOT / "deploy" / "grafana-worker.json"
 LINE = re.compile(r'([a-z_]+)(?:\{((?:[a-z]+="(?:[^"\\]|\\.)*",?)*)\})? (\S+)')
@@ -24,7 +24,7 @@ THINGS |= {"mayfly_concurrency_limit"}
 
 @pytest.fixture(scope="module")
 def text():
-    with Worker(str(HERE / "functions/template.yaml")) as running:
+    with Worker(TEMPLATE) as running:
         for _ in range(3):
             assert invoke(running.client(), "probe", {"do": "count"})[1] is None
         running.wait_for("REPORT")

@@ -10,8 +10,8 @@ import subprocess
 import sys
 
 import pytest
-from calls import invoke
-from conftest import HERE, MAYFLY, Worker
+from calls import in_shell, invoke
+from conftest import HERE, MAYFLY, TEMPLATE, Worker
 from test_vm import PATIENT
 
 pytestmark = pytest.mark.skipif(
@@ -96,14 +96,11 @@ def outside(request, tmp_path_factory, server):
     with Worker(str(template), *sandbox) as running:
         running.others = [name for name, network, _ in functions if network == "outside"][1:]
         yield running
-        assert running.stop() == 0
     assert "mayfly_worker" not in tables()
 
 
 def shell(client, command, name="reaches"):
-    answer, error = invoke(client, name, {"do": "shell", "command": command})
-    assert error is None, answer
-    return answer["out"].strip()
+    return in_shell(client, command, name)["out"].strip()
 
 
 def connects(client, address, port, name="reaches"):
@@ -113,7 +110,7 @@ def connects(client, address, port, name="reaches"):
 
 def test_the_host_forwards_until_the_last_worker_has_ended(server):
     FORWARDING.write_text("0")
-    template = str(HERE / "functions/template.yaml")
+    template = TEMPLATE
 
     def ask(running):
         assert invoke(running.client(), "probe", {"do": "count"})[1] is None
@@ -171,12 +168,11 @@ def test_an_interface_goes_with_its_instance_and_the_rules_with_the_next_worker(
     assert invoke(client, "reaches", {"do": "count"})[1] is None
     links = {path.name for path in pathlib.Path("/sys/class/net").glob("mf*-*")}
     assert links
-    with Worker(str(HERE / "functions/template.yaml"), "--network", "outside") as killed:
+    with Worker(TEMPLATE, "--network", "outside") as killed:
         assert invoke(killed.client(), "probe", {"do": "count"})[1] is None
         table = f"mayfly_worker_{killed.process.pid}_"
         assert table in tables()
-    with Worker(str(HERE / "functions/template.yaml"), "--network", "outside") as anew:
+    with Worker(TEMPLATE, "--network", "outside") as anew:
         assert invoke(anew.client(), "probe", {"do": "count"})[1] is None
         assert table not in tables()
-        assert anew.stop() == 0
     assert links <= {path.name for path in pathlib.Path("/sys/class/net").glob("mf*-*")}

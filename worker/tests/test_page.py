@@ -5,12 +5,11 @@ import os
 import pathlib
 import signal
 import subprocess
-import time
 
 import pytest
 from browser import Browser
-from calls import invoke
-from conftest import HERE, MAYFLY, Worker
+from calls import invoke, until
+from conftest import MAYFLY, TEMPLATE, Worker
 
 # Where to leave pictures of what was tested, for a person to look at.
 PICTURES = os.environ.get("MAYFLY_PICTURES")
@@ -25,19 +24,12 @@ def browser():
 @pytest.fixture(scope="module")
 def served():
     """A worker that has served something and has taken samples since."""
-    with Worker(str(HERE / "functions/template.yaml")) as running:
+    with Worker(TEMPLATE) as running:
         client = running.client()
         for _ in range(5):
             assert invoke(client, "probe", {"do": "count"})[1] is None
-        wait_until(lambda: len(json.loads(running.get("/history"))["samples"]) >= 3)
+        until(lambda: len(json.loads(running.get("/history"))["samples"]) >= 3)
         yield running
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def picture(browser, name):
@@ -160,7 +152,7 @@ def test_the_report_is_one_file_that_needs_nothing(browser, served, tmp_path):
 
 
 def test_a_worker_that_is_gone_is_said_to_be(browser):
-    with Worker(str(HERE / "functions/template.yaml")) as running:
+    with Worker(TEMPLATE) as running:
         browser.open(running.url + "/")
         assert browser.value("document.querySelector('#live').className") == ""
         running.stop(signal.SIGTERM)

@@ -2,15 +2,13 @@
 they are as they were when they come back."""
 
 import os
-import time
 
 import pytest
-from calls import invoke, open_folder
+from calls import invoke, open_folder, until
 from conftest import Worker
 from swap import compressed_swap, missing
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="paging out needs root")
-PATIENCE_S = 60
 APP = """
 import hashlib
 # 40 MB, alike within a page.
@@ -39,20 +37,12 @@ def template(tmp_path_factory):
     return str(place / "template.yaml")
 
 
-def until(condition, worker):
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline, worker.left()
-        time.sleep(0.1)
-    return found
-
-
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))
 def test_an_idle_instance_goes_to_the_swap_and_comes_back_as_it_was(template):
     with compressed_swap(), Worker(template, "--without", "heap,merge") as worker:
         client = worker.client()
         before = {name: invoke(client, name) for name in ("Goes", "Stays")}
-        event = until(lambda: worker.events("page_out"), worker)[0]
+        event = until(lambda: worker.events("page_out"), worker.left)[0]
         assert event["function"] == "Goes" and event["bytes"] > 38 << 20, event
 
         def is_out():
@@ -61,13 +51,12 @@ def test_an_idle_instance_goes_to_the_swap_and_comes_back_as_it_was(template):
             }
             return private["Goes"] < 8 << 20 and private["Stays"] > 38 << 20
 
-        until(is_out, worker)
+        until(is_out, worker.left)
         assert {name: invoke(client, name) for name in before} == before
         assert before["Goes"][1] is None, before
         # Idle again, and out again; the other never.
-        until(lambda: len(worker.events("page_out")) >= 2, worker)
+        until(lambda: len(worker.events("page_out")) >= 2, worker.left)
         assert {event["function"] for event in worker.events("page_out")} == {"Goes"}
-        assert worker.stop() == 0
 
 
 def test_without_swap_nothing_happens_and_it_is_said(template):
@@ -77,7 +66,6 @@ def test_without_swap_nothing_happens_and_it_is_said(template):
     with Worker(template, "--without", "heap,merge") as worker:
         client = worker.client()
         before = invoke(client, "Goes")
-        event = until(lambda: worker.events("page_out"), worker)[0]
+        event = until(lambda: worker.events("page_out"), worker.left)[0]
         assert event["bytes"] == 0 and "has this host swap?" in event["message"]
         assert invoke(client, "Goes") == before
-        assert worker.stop() == 0

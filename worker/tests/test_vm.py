@@ -13,21 +13,9 @@ import subprocess
 import time
 
 import pytest
-from calls import invoke
-from conftest import HERE, MAYFLY, Worker
+from calls import PATIENCE_S, invoke, until
+from conftest import HERE, MAYFLY, TEMPLATE, Worker
 
-PATIENCE_S = 300
-
-
-def until(condition, what):
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.2)
-    return found
-
-
-TEMPLATE = str(HERE / "functions/template.yaml")
 # A request waits for as long as a VM takes to boot where it is translated.
 PATIENT = ["--sandbox", "vm", "--queue-wait", str(PATIENCE_S)]
 
@@ -37,7 +25,6 @@ def vm():
     subprocess.run([MAYFLY, "vm", "image"], check=True, stdout=subprocess.DEVNULL)
     with Worker(TEMPLATE, *PATIENT, "--partitions", "2", "--keep-alive", "4") as running:
         yield running
-        assert running.stop() == 0
 
 
 def test_an_instance_lives_in_a_partition_and_leaves_it(vm):
@@ -117,7 +104,6 @@ def test_limits_hold_in_a_larger_partition_and_nothing_runs_without_work(tmp_pat
         assert error is None and quota["out"] == "50000 100000\n", quota
         answer, error = invoke(client, "Small", {"do": "fill_memory"})
         assert error == "Unhandled" and "memory of 128 MB used up" in answer["errorMessage"], answer
-        assert running.stop() == 0
 
 
 DOMAINS = """
@@ -167,7 +153,6 @@ def test_each_trust_domain_has_a_vm_and_what_happens_in_one_is_no_others_concern
         assert told("Other", KERNEL) == [3, blue]
         assert told("One", KERNEL)[1] not in (red, blue)
         assert told("Other", KERNEL) == [4, blue] and qemu_of(running, "blue") == machines["blue"]
-        assert running.stop() == 0
 
 
 def test_a_request_is_told_that_the_vm_died_and_it_comes_again(vm):
@@ -224,7 +209,6 @@ def test_merged_pages_lie_in_the_shared_partition_and_hold_up_no_unplug():
         until(lambda: len(running.events("unplug")) >= 2, running.log)
         until(lambda: running.sample()["vm"]["merged_bytes"] == 0, running.sample)
         assert not running.events("fail")
-        assert running.stop() == 0
 
 
 def phases(worker, function):

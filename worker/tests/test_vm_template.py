@@ -10,11 +10,11 @@ import signal
 import subprocess
 
 import pytest
-from calls import create, invoke, open_folder, zipped
+from calls import PATIENCE_S, create, invoke, open_folder, until, zipped
 from conftest import HERE, MAYFLY, Worker, lives
 from images import Image, folder, layer, link, python_layer
 from test_extensions import WATCH
-from test_vm import PATIENCE_S, PATIENT, SHELL, qemu_of, until
+from test_vm import PATIENT, SHELL, qemu_of
 
 APP = """
 import subprocess, time
