@@ -1,6 +1,7 @@
 """The page store and its clients as the tests play with them: `Store` is a `mayfly share` of its own on a
 socket in a temporary folder, `Puppet` a client that does as it is told (programs/puppet.c)."""
 
+import atexit
 import contextlib
 import os
 import pathlib
@@ -43,13 +44,31 @@ class Built:
     """What is tested: the command, the library, and the test programs linked with it."""
 
     def __init__(self, folder):
-        self.folder = pathlib.Path(folder).resolve()
+        self.folder, self.build = pathlib.Path(folder).resolve(), BUILD
         BUILD.mkdir(exist_ok=True)
+        for file, package in (("mayfly", "mayfly"), ("libmayfly_merge.so", "mayfly_merge")):
+            if not (self.folder / file).is_file():
+                raise FileNotFoundError(
+                    f"no {self.folder / file}; build it with: cargo build --release -p {package}"
+                )
+        # Some tests run as another user, whom root's home, and many a user's, does not let in.
+        if os.geteuid() == 0 and not all(
+            p.stat().st_mode & 1 for p in [*self.folder.parents, *BUILD.parents]
+        ):
+            self.folder = self.build = self.copied(self.folder)
         self.mayfly, self.library = self.folder / "mayfly", self.folder / "libmayfly_merge.so"
-        for file, package in ((self.mayfly, "mayfly"), (self.library, "mayfly_merge")):
-            if not file.is_file():
-                raise FileNotFoundError(f"no {file}; build it with: cargo build --release -p {package}")
         self.programs = {}
+
+    @staticmethod
+    def copied(folder):
+        """Where everybody may run them, until the tests end."""
+        open_to_all = pathlib.Path(tempfile.mkdtemp(prefix="mayfly-merge-built-"))
+        atexit.register(shutil.rmtree, open_to_all, ignore_errors=True)
+        open_to_all.chmod(0o755)
+        for file in (folder / name for name in ("mayfly", "libmayfly_merge.so", "libmayfly_heap.so")):
+            if file.is_file():
+                shutil.copy(file, open_to_all)
+        return open_to_all
 
     def program(self, name, *extra):
         if (name, extra) not in self.programs:
@@ -57,7 +76,7 @@ class Built:
         return self.programs[name, extra]
 
     def compile(self, name, extra):
-        target = BUILD / "-".join([name, *(re.sub(r"\W", "", e) for e in extra)])
+        target = self.build / "-".join([name, *(re.sub(r"\W", "", e) for e in extra)])
         source = HERE / f"programs/{name}.c"
         headers = [HERE / "programs/merge_test.h", HERE.parent / "include/mayfly_merge.h"]
         if target.exists() and target.stat().st_mtime > max(p.stat().st_mtime for p in [source, *headers]):

@@ -10,7 +10,7 @@ import subprocess
 import time
 from contextlib import suppress
 
-from store import BUILD, Failed, as_user, check, status_text
+from store import Failed, as_user, check, status_text
 
 
 class Workers:
@@ -20,7 +20,7 @@ class Workers:
         self.built, self.store, self.words, self.uids = built, store, words, uids
         self.chance = random.Random(options.seed)
         self.processes, self.operations = processes, operations
-        self.progress = BUILD / f"progress-{os.getpid()}-{name}"
+        self.progress = built.build / f"progress-{os.getpid()}-{name}"
         self.running, self.killed, self.sums, self.started = {}, 0, {}, 0
 
     def start(self, slot):
