@@ -13,9 +13,6 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARIES = os.environ.get("MAYFLY_BINARIES", ROOT / "target/release")
-# Debian's own archives as this system names them.
-SOURCES = ["apt-get", "indextargets", "--format", "deb $(REPO_URI) $(RELEASE) $(COMPONENT)"]
-SOURCES += ["Created-By: Packages", "Origin: Debian"]
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0, reason="needs root: packages are installed in a root of their own"
@@ -47,7 +44,7 @@ def package(packages):
 def system(tmp_path_factory):
     """A fresh Debian with nothing but what the package depends on."""
     folder = tmp_path_factory.mktemp("system") / "root"
-    sources = "\n".join(sorted(set(run(*SOURCES).splitlines())))
+    sources = run(ROOT / "deploy/sources")
     command = ["mmdebstrap", "--mode=root", "--variant=minbase", "--include=libstdc++6,libgcc-s1,python3"]
     command += ["--keyring=/usr/share/keyrings", "--format=directory", "--quiet", "", str(folder), "-"]
     run(*command, input=sources)
