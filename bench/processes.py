@@ -11,9 +11,9 @@ def last_words(said: str, otherwise: object = "it says nothing") -> str:
     return lines[-1] if lines else str(otherwise)
 
 
-def ask(command: Iterable, what: str, timeout_s: float = 300, said: str = "") -> str:
+def ask(command: Iterable, what: str, timeout_s: float | None = 600, said: str = "", **more) -> str:
     """Runs a program to its end, and gives what it printed; a BenchError if it complains."""
-    options = {"input": said, "capture_output": True, "text": True, "timeout": timeout_s}
+    options = {"input": said, "capture_output": True, "text": True, "timeout": timeout_s} | more
     try:
         done = subprocess.run(list(map(str, command)), **options)
     except subprocess.TimeoutExpired as error:

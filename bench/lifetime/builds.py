@@ -12,6 +12,7 @@ from pathlib import Path
 from bench.compiled import BUILD
 from bench.lifetime.learning import mayfly
 from bench.outcome import ROOT, BenchError, Shown, at_least, figure, say, table
+from bench.processes import ask
 from train.tests import revision
 
 NAME = "builds"
@@ -86,9 +87,7 @@ def built(name: str) -> Path | None:
     folder.mkdir(exist_ok=True)
     (folder / "server.cc").write_text(revision.changed(build.changes))
     command = [build.compiler, "-std=c++17", "-g", *build.options, "-o", "server", "server.cc"]
-    made = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    if made.returncode:
-        raise BenchError(f"{name}: does not compile: {made.stderr.strip().splitlines()[-1]}")
+    ask(command, f"{name}: does not compile", cwd=folder)
     return folder / "server"
 
 
@@ -121,10 +120,8 @@ def studied(
     first: Path, profiles: dict[str, Path], asked: dict[str, tuple[Path, Path]], more: Sequence[str] = ()
 ) -> dict[str, float]:
     """What the heap makes of each model in a run, and Table 2, by training's own Python."""
-    environment = subprocess.run([ROOT / "train" / "environment", "network"], capture_output=True, text=True)
-    if environment.returncode:
-        raise BenchError(environment.stderr.strip().splitlines()[-1])
-    command = [environment.stdout.strip(), "-m", "train.study", first]
+    environment = ask([ROOT / "train" / "environment", "network"], "train/environment", None)
+    command = [environment.strip(), "-m", "train.study", first]
     command += [f"{name}={path}" for name, path in profiles.items()]
     for name, (model, profile) in asked.items():
         command += ["--heard", f"{name}={model}={profile}"]

@@ -17,6 +17,7 @@ from pathlib import Path
 from bench.merge import store
 from bench.merge.machine import CACHE, memory_of
 from bench.outcome import ROOT, BenchError
+from bench.processes import ask
 
 HERE = Path(__file__).parent / "server"
 ENVIRONMENT = ROOT / "python" / "tests" / "servers" / "environment" / "python"
@@ -60,9 +61,7 @@ def files(interpreter: str, module: str) -> Path:
     if not folder.exists():
         new = folder.with_suffix(".new")
         new.mkdir(parents=True, exist_ok=True)
-        made = subprocess.run([interpreter, source, new], stderr=subprocess.PIPE, text=True)
-        if made.returncode:
-            raise BenchError(f"writing the server's files failed: {made.stderr.strip().splitlines()[-1]}")
+        ask([interpreter, source, new], "writing the server's files")
         new.rename(folder)
     return folder
 

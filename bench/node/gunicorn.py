@@ -17,6 +17,7 @@ from podman4 import Podman
 import node
 from bench.node import debian, memory
 from bench.outcome import percentile
+from bench.processes import ask
 
 PACKAGES = ["gunicorn", "python3-gunicorn", "python3-numpy"]
 CONTAINERS, WORKERS = 2, 4
@@ -107,4 +108,4 @@ def settle(containers: dict[str, list[int]]) -> None:
 
 def latencies(container: int, requests: int) -> list[float]:
     command = ["nsenter", "-t", str(container), "-n", sys.executable, "-c", CLIENT, str(requests)]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout)
+    return json.loads(ask(command, "the client"))

@@ -1,17 +1,15 @@
 """The command: runs experiments on modes in turn, prints tables, writes bench/results/vm.json."""
 
 import argparse
-import subprocess
 import sys
 from pathlib import Path
 
 from bench import command
-from bench.outcome import BenchError
 from bench.outcome import write as write_results
 from bench.samples import Samples
 from bench.vm import tables
 from bench.vm.experiments import EXPERIMENTS, Experiment
-from bench.vm.guest import Contender, Guest, mayfly
+from bench.vm.guest import Contender, Guest, build_image, mayfly
 from bench.vm.results import Results
 from bench.vm.shown import shown
 
@@ -66,14 +64,6 @@ def arguments() -> argparse.Namespace:
     return parsed
 
 
-def build_images(contenders: list[Contender]) -> None:
-    for kernel in sorted({one.kernel for one in contenders}):
-        command = [str(mayfly()), "vm", "image", "--kernel", kernel]
-        done = subprocess.run(command, stdout=subprocess.DEVNULL)
-        if done.returncode:
-            raise BenchError(f"the image with kernel {kernel} could not be built: {' '.join(command)}")
-
-
 def contenders_of(experiment: Experiment, modes: list[str]) -> list[str]:
     """Those of the modes asked for that it can be measured with."""
     asked = modes or experiment.contenders
@@ -84,7 +74,8 @@ def measure(options: argparse.Namespace) -> Results:
     only = [EXPERIMENTS[name] for name in options.only]
     chosen = {one.name: contenders_of(one, options.modes) for one in only}
     contenders = [Contender(name) for name in dict.fromkeys(n for names in chosen.values() for n in names)]
-    build_images(contenders)
+    for kernel in sorted({one.kernel for one in contenders}):
+        build_image(kernel)
     more = {"size": options.quick, "accelerator": Guest.accelerator}
     kept, results = Samples(options.samples, mayfly(), more), Results(contenders)
     for experiment in only:

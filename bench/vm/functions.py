@@ -3,7 +3,6 @@ in a VM of its own, under a load of the shape that Azure's traces have (HotMem Â
 
 import json
 import random
-import subprocess
 import tempfile
 import time
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.outcome import BenchError
+from bench.processes import ask
 from bench.vm.guest import MIB, Contender, Guest, mayfly
 from bench.worker.machines import INSTANCES, interference, machine, time_of_any, unplugs_of
 from bench.worker.worker import Worker
@@ -62,10 +62,7 @@ def load(worker: Worker, function: str, what: Load) -> dict[str, float]:
         write_trace(trace, function, what.requests, what.bursts)
         command = [mayfly(), "load", "--trace", trace, "--worker", worker.address, "--json"]
         command += ["--functions", function, "--speed", str(60 * (1 + QUIET_MINUTES) / what.period_s)]
-        done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise BenchError(f"mayfly load: {done.stderr.strip().splitlines()[-1]}")
-    told = json.loads(done.stdout)
+        told = json.loads(ask(command, "mayfly load", None))
     prefix = f"{function}."
     return {key.removeprefix(prefix): value for key, value in told.items() if key.startswith(prefix)}
 

@@ -48,6 +48,13 @@ def mayfly() -> Path:
     return path
 
 
+def build_image(kernel: str) -> None:
+    """It tells its progress."""
+    command = [str(mayfly()), "vm", "image", "--kernel", kernel]
+    if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
+        raise BenchError(f"the image with kernel {kernel} could not be built: {' '.join(command)}")
+
+
 class Line:
     """A connection to a VM's supervisor. Requests on one line wait for each other; several lines do not."""
 

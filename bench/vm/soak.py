@@ -9,7 +9,6 @@ model that says what has to come of each step (vm/tests/agree.py).
 import argparse
 import random
 import re
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ from dataclasses import dataclass, field
 
 from bench import command
 from bench.outcome import ROOT, BenchError
-from bench.vm.guest import MIB, Contender, Guest, Line, mayfly
+from bench.vm.guest import MIB, Contender, Guest, Line, build_image
 
 PARTITION_MIB = 128
 # What `chaos` may use, so that only those which are to overflow do.
@@ -236,9 +235,7 @@ def warm_up(guest: Guest) -> None:
 
 
 def soak(options: argparse.Namespace) -> list[str]:
-    command = [str(mayfly()), "vm", "image", "--kernel", options.kernel]
-    if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
-        raise BenchError(f"the image could not be built: {' '.join(command)}")
+    build_image(options.kernel)
     chance = random.Random(options.seed)
     contender = Contender(options.mode)
     settings = {"kernel": options.kernel, "cpus": "2"}

@@ -3,7 +3,6 @@ an instance at rest keeps to itself. Root reads them by /proc/PID/pagemap and me
 
 import hashlib
 import json
-import subprocess
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from bench.compiled import compiled
 from bench.merge.machine import MIB, PAGE
 from bench.merge.serving import python
 from bench.outcome import BenchError
+from bench.processes import ask
 from bench.worker.experiments import VARIANTS
 from bench.worker.worker import Worker, below, running
 
@@ -195,21 +195,12 @@ for path in json.loads(sys.argv[1]):
         pass
 print(1000 * (time.process_time() - begun))
 """
-    times = []
-    for _ in range(5):
-        done = subprocess.run(
-            [python(), "-c", program, json.dumps(paths)], capture_output=True, text=True, check=True
-        )
-        times.append(float(done.stdout))
-    return min(times)
+    return min(float(ask([python(), "-c", program, json.dumps(paths)], "loading")) for _ in range(5))
 
 
 def costs() -> Numbers:
     """Nanoseconds a page: written for the first time; taken 16 at a time; of a store, put in place with many
     others; written then."""
     touch = compiled("worker-touch", ["gcc", "-O2", "-Wall", "-Wextra"], HERE / "touch.c")
-    done = subprocess.run([touch], capture_output=True, text=True)
-    if done.returncode:
-        raise BenchError(done.stderr.strip())
     names = ("first_touch_ns", "ahead_ns", "populated_ns", "copy_ns")
-    return dict(zip(names, map(float, done.stdout.split()), strict=True))
+    return dict(zip(names, map(float, ask([touch], touch.name).split()), strict=True))

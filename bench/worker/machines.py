@@ -2,7 +2,6 @@
 (Fig. 9), and those of another instance meanwhile (Fig. 10). And what merging saves there."""
 
 import contextlib
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from statistics import mean, median
 
 from bench.outcome import BenchError, percentile
+from bench.processes import ask
 from bench.worker.experiments import MIB
 from bench.worker.worker import MAYFLY, Worker, running
 
@@ -30,9 +30,7 @@ def machine(
     memory comes and goes, and in nothing else."""
     # It only looks if there is an image.
     kernel = ["--kernel", "hotmem"] if mode == "hotmem" else []
-    made = subprocess.run([MAYFLY, "vm", "image", *kernel], capture_output=True, text=True)
-    if made.returncode:
-        raise BenchError(f"mayfly vm image: {made.stderr.strip().splitlines()[-1]}")
+    ask([MAYFLY, "vm", "image", *kernel], "mayfly vm image", None)
     where = ["--sandbox", "vm", "--mode", mode, "--partitions", str(partitions)]
     where += [] if merging else ["--without", "merge"]
     with running(*where, "--keep-alive", str(kept_s), "--queue-wait", "300", "--burst", "2") as worker:

@@ -15,6 +15,7 @@ from statistics import median
 from bench.compiled import compiled
 from bench.merge.serving import python
 from bench.outcome import BenchError, percentile
+from bench.processes import ask
 from bench.worker.experiments import VARIANTS
 from bench.worker.worker import Worker, below, running
 
@@ -70,11 +71,9 @@ def rates(rounds: int, seconds: float) -> Numbers:
             for connections in CONNECTIONS:
                 for name, (port, where) in ports.items():
                     command = [load, port, where, "{}", connections, seconds if number else 1]
-                    done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
-                    if done.returncode:
-                        raise BenchError(f"{name}: {done.stderr.strip()}")
+                    told = ask(command, name)
                     if number:  # in the first round instances start
-                        numbers = [float(word) for word in done.stdout.split()]
+                        numbers = [float(word) for word in told.split()]
                         found.setdefault(f"{name}.{connections}", []).append(numbers)
     flat = {}
     for name, measured in found.items():
