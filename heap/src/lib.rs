@@ -5,7 +5,7 @@
 //! will be gone before the rest. Deadlines notice wrong predictions and move the page to a longer or shorter class.
 //! So pages empty as wholes and go back to the operating system, where other allocators keep them for one survivor.
 //!
-//! Layers, from the bottom up; each imports from those before it only (`heap/tests/layers.rs` sees to it), and no modules import one
+//! Layers, from the bottom up; each imports from those before it only (`tests/modules` sees to it), and no modules import one
 //! another in a circle:
 //!
 //! | layer | modules | what |
