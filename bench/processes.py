@@ -1,7 +1,13 @@
 """Programs of others that a comparison runs: asked, ended, and what they said last."""
 
+import contextlib
+import os
+import signal
 import subprocess
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
 from bench.outcome import BenchError
 
@@ -31,3 +37,26 @@ def end(process: subprocess.Popen, patience_s: float = 20) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+@contextlib.contextmanager
+def started(command: list, what: str, log: Path, ready: Callable[[], Any], patience_s: float) -> Iterator:
+    """Runs a service of ours that writes to `log` until the body ends. Gives the process, and what `ready`
+    said when it was."""
+    with log.open("wb") as file:
+        more = {"env": os.environ | {"NO_COLOR": "1"}, "stdin": subprocess.DEVNULL, "stdout": file}
+        process = subprocess.Popen(list(map(str, command)), stderr=file, **more)
+    said = lambda: last_words(log.read_text(errors="replace"))  # noqa: E731
+    try:
+        deadline = time.monotonic() + patience_s
+        while not (found := ready()):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise BenchError(f"{what} did not start: {said()}")
+            time.sleep(0.02)
+        yield process, found
+        if process.poll() is not None:
+            raise BenchError(f"{what} ended by itself: {said()}")
+    finally:
+        end(process, 30)
+    if process.returncode not in (0, -signal.SIGTERM, 128 + signal.SIGTERM):
+        raise BenchError(f"{what} ended with {process.returncode}: {said()}")

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import IO
 
 from bench.heap.allocators import Allocator
 from bench.heap.machine import (
@@ -39,7 +40,7 @@ def tool(name: str) -> str:
 class Server:
     """The running process, its Unix socket, and its memory over time as (seconds since start, RSS in KiB)."""
 
-    def __init__(self, process: subprocess.Popen, path: Path, settings: Mapping[str, str]):
+    def __init__(self, process: subprocess.Popen | None, path: Path, settings: Mapping[str, str]):
         self.process = process
         self.settings = settings
         self.socket_path = path
@@ -49,31 +50,54 @@ class Server:
         self._sampler = threading.Thread(target=self._sample, daemon=True)
         self._sampler.start()
 
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
     def _sample(self) -> None:
         while not self._stop.wait(SAMPLE_S):
             with contextlib.suppress(OSError):
-                (rss,) = proc_kib(f"/proc/{self.process.pid}/status", "VmRSS")
-                self.samples.append((time.monotonic() - self.started, rss))
+                self.look()
+
+    def look(self) -> None:
+        (rss,) = proc_kib(f"/proc/{self.pid}/status", "VmRSS")
+        self.samples.append((self.seconds(), rss))
 
     def seconds(self) -> float:
         return time.monotonic() - self.started
 
     def memory(self) -> dict[str, float]:
-        return memory_of(self.process.pid)
+        return memory_of(self.pid)
 
     def cpu_ms(self) -> float:
-        return cpu_ms(self.process.pid)
+        return cpu_ms(self.pid)
 
     def resident_huge_ranges(self) -> int:
-        return resident_huge_ranges(self.process.pid)
+        return resident_huge_ranges(self.pid)
 
     def peak_rss_kib(self) -> int:
-        return max([peak_rss_kib(self.process.pid), *(rss for _, rss in self.samples)])
+        return max([peak_rss_kib(self.pid), *(rss for _, rss in self.samples)])
 
-    def stop(self) -> None:
+    def look_no_more(self) -> None:
         self._stop.set()
         self._sampler.join()
+
+    def stop(self) -> None:
+        self.look_no_more()
         end(self.process)
+
+
+@contextlib.contextmanager
+def explained(process: subprocess.Popen, stderr: IO[str]) -> Iterator[None]:
+    """What fails meanwhile is told with how the process is, and its last words."""
+    try:
+        yield
+    except (BenchError, OSError, ValueError) as error:
+        stderr.seek(0)
+        said = last_words(stderr.read(), "nothing")
+        ended = process.poll()
+        state = "still running" if ended is None else f"gone with {ended}"
+        raise BenchError(f"{error} (it is {state}; it said last: {said})") from error
 
 
 def socket_answers(server: Server) -> bool:
@@ -110,23 +134,20 @@ def serving(
         )
         server = Server(process, path, settings)
         try:
-            wait_until(server, ready)
-            if not maps_name(process.pid, allocator.library):
-                raise BenchError(f"{command[0]} does not have {allocator.library} loaded")
-            yield server
-            if process.poll() is not None:
-                raise BenchError("the server ended during the load")
-        except (BenchError, OSError, ValueError) as error:
-            stderr.seek(0)
-            said = last_words(stderr.read(), "nothing")
-            ended = process.poll()
-            state = "still running" if ended is None else f"ended with {ended}"
-            raise BenchError(f"{error} (server {state}; it said last: {said})") from error
+            with explained(process, stderr):
+                wait_until(server, ready)
+                if not maps_name(process.pid, allocator.library):
+                    raise BenchError(f"{command[0]} does not have {allocator.library} loaded")
+                yield server
+                if process.poll() is not None:
+                    raise BenchError("the server ended during the load")
         finally:
             server.stop()
 
 
-def wait_until(server: Server, ready: Callable[[Server], bool]) -> None:
+def wait_until(
+    server: Server, ready: Callable[[Server], bool] = lambda server: server.socket_path.exists()
+) -> None:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if server.process.poll() is not None:

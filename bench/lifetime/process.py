@@ -5,20 +5,18 @@ import json
 import os
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.heap.machine import maps_name, memory_of
+from bench.heap.machine import maps_name
 from bench.heap.measure import pages_for
+from bench.heap.server import Server, explained
 from bench.lifetime import heap_memory
 from bench.lifetime.variants import Variant
 from bench.outcome import BenchError
-from bench.processes import last_words
 
-SAMPLE_S = 0.1
 MIB = 1 << 20
 
 
@@ -33,16 +31,12 @@ class Memory:
     phases: list[tuple[float, str]] = field(default_factory=list)
 
 
-class Program:
+class Program(Server):
     def __init__(self, variant: Variant, process: subprocess.Popen, folder: Path):
-        self.variant, self.process, self.folder = variant, process, folder
-        self.socket_path = folder / "socket"
+        self.variant, self.folder = variant, folder
         self.memory_over_time = Memory()
         self.heap: dict[str, float] = {}
-        self.started = time.monotonic()
-        self._stop = threading.Event()
-        self._sampler = threading.Thread(target=self._sample, daemon=True)
-        self._sampler.start()
+        super().__init__(process, folder / "socket", {})
 
     @property
     def pid(self) -> int:
@@ -55,20 +49,11 @@ class Program:
         measure = heap_memory.occupied_mib if self.variant.counts_ranges else heap_memory.resident_mib
         return measure(self.pid)
 
-    def _sample(self) -> None:
-        while not self._stop.wait(SAMPLE_S):
-            with contextlib.suppress(OSError):
-                self.memory_over_time.resident.append((self.seconds(), self.resident_mib()))
-                if self.variant.counts_ranges:
-                    small = heap_memory.resident_mib(self.pid)
-                    self.memory_over_time.small.append((self.seconds(), small))
-
-    def seconds(self) -> float:
-        return time.monotonic() - self.started
-
-    # These two are what bench.heap.redis asks of a server.
-    def memory(self) -> dict[str, float]:
-        return memory_of(self.pid)
+    def look(self) -> None:
+        self.memory_over_time.resident.append((self.seconds(), self.resident_mib()))
+        if self.variant.counts_ranges:
+            small = heap_memory.resident_mib(self.pid)
+            self.memory_over_time.small.append((self.seconds(), small))
 
     def resident_huge_ranges(self) -> int:
         return 0
@@ -97,8 +82,7 @@ class Program:
 
     def stop(self) -> None:
         """Ends the program as its users do, so that it runs to its end."""
-        self._stop.set()
-        self._sampler.join()
+        self.look_no_more()
         with contextlib.suppress(OSError):
             self.memory_over_time.live = self.live()
         if self.process.poll() is None:
@@ -127,26 +111,13 @@ def running(variant: Variant, command: list, folder: Path, **options) -> Iterato
         )
         program = Program(variant, process, folder)
         try:
-            yield program
-            program.stop()
-            if process.returncode not in (0, -signal.SIGTERM, 128 + signal.SIGTERM):
-                raise BenchError(f"{Path(command[0]).name} ended with {process.returncode}")
-        except (BenchError, OSError, ValueError) as error:
-            stderr.seek(0)
-            raise BenchError(f"{error} (it said last: {last_words(stderr.read(), 'nothing')})") from error
+            with explained(process, stderr):
+                yield program
+                program.stop()
+                if process.returncode not in (0, -signal.SIGTERM, 128 + signal.SIGTERM):
+                    raise BenchError(f"{Path(command[0]).name} ended with {process.returncode}")
         finally:
             program.stop()
-
-
-def wait_for_socket(program: Program) -> None:
-    """Until the server listens; then it must have the variant's allocator."""
-    deadline = time.monotonic() + 60
-    while not program.socket_path.exists():
-        if program.process.poll() is not None:
-            raise BenchError("the server did not start")
-        if time.monotonic() > deadline:
-            raise BenchError(f"no socket {program.socket_path} after 60 s")
-        time.sleep(0.02)
 
 
 def complain_about_allocator(program: Program) -> None:

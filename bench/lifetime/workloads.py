@@ -10,10 +10,10 @@ from pathlib import Path
 
 from bench.compiled import BUILD
 from bench.heap import redis
-from bench.heap.server import scratch_folder
+from bench.heap.server import scratch_folder, wait_until
 from bench.lifetime import build, redis_load
 from bench.lifetime.network import network
-from bench.lifetime.process import Memory, follow, running, wait_for_socket
+from bench.lifetime.process import Memory, follow, running
 from bench.lifetime.variants import Variant
 from bench.outcome import BenchError
 from bench.processes import last_words
@@ -91,7 +91,7 @@ def served(name: str, server_arguments: list, variant: Variant, size: Size, seed
     with scratch_folder() as folder:
         command = [build.program(f"{name}_server"), Path(folder) / "socket", *server_arguments]
         with running(variant, command, Path(folder)) as program:
-            wait_for_socket(program)
+            wait_until(program)
             load = [build.program(f"{name}_load"), program.socket_path, seed, size.scale, *server_arguments]
             with load_generator(load) as speaker:
                 speed, (resident, live) = follow(program, speaker, size.settle_s)
@@ -158,7 +158,7 @@ def redis_run(variant: Variant, size: Size, seed: int) -> Run:
     with scratch_folder() as folder:
         command = [part.replace("{socket}", f"{folder}/socket") for part in redis.server_command()]
         with running(variant, command, Path(folder)) as program:
-            wait_for_socket(program)
+            wait_until(program)
             load = redis_load.Load(program, redis_load.FULL.scaled(size.scale), size.settle_s)
             load.everything()
         return Run(load.speed, program.memory_over_time, *load.at_end, program.heap)

@@ -3,16 +3,14 @@ measurement or a test."""
 
 import contextlib
 import os
-import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.merge.machine import LIBRARY, MAYFLY, MIB, cpu_s
 from bench.outcome import BenchError
-from bench.processes import end, last_words
+from bench.processes import started
 
 
 @dataclass
@@ -50,24 +48,7 @@ def running(socket: Path | None = None, timeout_s: float = 120) -> Iterator[Stor
             raise BenchError(f"{path}: {what} is not built: run 'make build'")
     with tempfile.TemporaryDirectory(prefix="mayfly-bench-") as folder:
         socket = socket or Path(folder) / "share.sock"
-        log = Path(folder) / "log"
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                [MAYFLY, "share", "--socket", socket], stdin=subprocess.DEVNULL, stdout=file, stderr=file
-            )
-        try:
-            deadline = time.monotonic() + timeout_s
-            while not socket.exists():
-                if process.poll() is not None or time.monotonic() > deadline:
-                    said = last_words(log.read_text(errors="replace"))
-                    raise BenchError(f"mayfly share did not start: {said}")
-                time.sleep(0.005)
+        command = [MAYFLY, "share", "--socket", socket]
+        ready = socket.exists
+        with started(command, "mayfly share", Path(folder) / "log", ready, timeout_s) as (process, _):
             yield Store(process.pid, socket)
-            if process.poll() is not None:
-                raise BenchError(f"mayfly share ended by itself: {log.read_text(errors='replace').strip()}")
-        finally:
-            end(process)
-        if process.returncode != 0:
-            raise BenchError(
-                f"mayfly share ended with {process.returncode}: {log.read_text(errors='replace')}"
-            )

@@ -5,14 +5,14 @@ Every value that must be there at the end is compared. Redis turns huge pages of
 not to; both ways are measured, since an operator may leave its settings as they are.
 """
 
-import threading
-import time
 from dataclasses import replace
+from pathlib import Path
 
 from podman4 import Podman
 
 import node
 from bench.heap import machine, redis
+from bench.heap.server import Server
 
 VARIANTS = {
     "plain": ([], []),
@@ -22,31 +22,16 @@ VARIANTS = {
 CONNECTIONS = 400  # the container may have 1,024 open files
 
 
-class Contained:
-    """The server in its container, as the load of bench/heap wants it."""
+class Contained(Server):
+    """The server in its container, which ends it."""
 
-    def __init__(self, process: int, socket_path):
-        self.process, self.socket_path, self.started = process, socket_path, time.monotonic()
-        self.peak_kib, self._end = 0, threading.Event()
-        self._sampler = threading.Thread(target=self._sample, daemon=True)
-        self._sampler.start()
+    def __init__(self, pid: int, socket_path: Path):
+        self._pid = pid
+        super().__init__(None, socket_path, {})
 
-    def _sample(self) -> None:
-        while not self._end.wait(0.1):
-            self.peak_kib = max(self.peak_kib, machine.peak_rss_kib(self.process))
-
-    def seconds(self) -> float:
-        return time.monotonic() - self.started
-
-    def memory(self) -> dict[str, float]:
-        return machine.memory_of(self.process)
-
-    def resident_huge_ranges(self) -> int:
-        return machine.resident_huge_ranges(self.process)
-
-    def stop(self) -> None:
-        self._end.set()
-        self._sampler.join()
+    @property
+    def pid(self) -> int:
+        return self._pid
 
 
 def measure(podman: Podman, image: str, variant: str, quick: bool) -> dict:
@@ -72,13 +57,14 @@ def measure(podman: Podman, image: str, variant: str, quick: bool) -> dict:
             try:
                 load = redis.Load(server, scale)
                 load.everything()
+                peak_kib = server.peak_rss_kib()
             finally:
-                server.stop()
+                server.look_no_more()
     numbers, mib = load.numbers, 1024
     return {
         "set_per_s": numbers["set_per_s"],
         "lrange_100_per_s": numbers["lrange_100_per_s"],
-        "peak_mib": server.peak_kib / mib,
+        "peak_mib": peak_kib / mib,
         "deleted_mib": numbers["deleted.rss_kib"] / mib,
         "memory_mib": numbers["rss_kib"] / mib,
         "huge_mib": numbers["anon_huge_kib"] / mib,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bench.merge.machine import memory_of
 from bench.outcome import ROOT, BenchError
-from bench.processes import end, last_words
+from bench.processes import started
 
 MAYFLY = Path(os.environ.get("MAYFLY_COMMAND") or ROOT / "target" / "release" / "mayfly")
 TEMPLATE = ROOT / "functions" / "template.yaml"
@@ -132,24 +132,7 @@ def running(*arguments: str, template: Path = TEMPLATE, quiet_s: float = START_S
         raise BenchError(f"{MAYFLY}: not built: run 'make build'")
     with tempfile.TemporaryDirectory(prefix="mayfly-bench-") as folder:
         log = Path(folder) / "log"
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                [MAYFLY, "up", template, "--listen", "127.0.0.1:0", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=file,
-                env=os.environ | {"NO_COLOR": "1"},
-            )
-        try:
-            deadline = time.monotonic() + quiet_s
-            while not (found := re.search(r"serving Lambda's API on http://(\S+)", log.read_text())):
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise BenchError(
-                        f"mayfly up did not start: {last_words(log.read_text(errors='replace'))}"
-                    )
-                time.sleep(0.05)
-            yield Worker(process, found.group(1), log)
-            if process.poll() is not None:
-                raise BenchError(f"mayfly up ended by itself: {last_words(log.read_text(errors='replace'))}")
-        finally:
-            end(process, 30)
+        address = lambda: re.search(r"serving Lambda's API on http://(\S+)", log.read_text())  # noqa: E731
+        command = [MAYFLY, "up", template, "--listen", "127.0.0.1:0", *arguments]
+        with started(command, "mayfly up", log, address, quiet_s) as (process, found):
+            yield Worker(process, found[1], log)
