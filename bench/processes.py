@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -27,6 +28,13 @@ def ask(command: Iterable, what: str, timeout_s: float | None = 600, said: str =
     if done.returncode:
         raise BenchError(f"{what}: {last_words(done.stderr or done.stdout, f'exit code {done.returncode}')}")
     return done.stdout
+
+
+def free_port(kind: socket.SocketKind = socket.SOCK_STREAM) -> int:
+    """A port of the loopback that nobody has now."""
+    with socket.socket(socket.AF_INET, kind) as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
 
 
 def end(process: subprocess.Popen, patience_s: float = 20) -> None:

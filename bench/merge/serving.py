@@ -5,7 +5,6 @@ import contextlib
 import hashlib
 import os
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 from bench.merge import store
 from bench.merge.machine import CACHE, memory_of
 from bench.outcome import ROOT, BenchError
-from bench.processes import ask
+from bench.processes import ask, free_port
 
 HERE = Path(__file__).parent / "server"
 ENVIRONMENT = ROOT / "python" / "tests" / "servers" / "environment" / "python"
@@ -74,9 +73,7 @@ class Server:
         self.method, self.workers = method, workers
         self.folder = Path(tempfile.mkdtemp(prefix="mayfly-bench-server-"))
         self.log = self.folder / "log"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         environment = os.environ | extra | {
             "PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT / "python")]),
             "MAYFLY_BENCH_METHOD": method,

@@ -15,7 +15,7 @@ from statistics import median
 from bench.compiled import compiled
 from bench.merge.serving import python
 from bench.outcome import BenchError, percentile
-from bench.processes import ask
+from bench.processes import ask, free_port
 from bench.worker.experiments import VARIANTS
 from bench.worker.worker import Worker, below, running
 
@@ -90,9 +90,7 @@ def gunicorn(name: str) -> Iterator[int]:
     keep connections."""
     workers = len(os.sched_getaffinity(0)) + 1
     threads = ["--threads", str(max(CONNECTIONS))] if name == "gunicorn threads" else []
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [python(), "-m", "gunicorn", "--workers", str(workers), *threads, "--bind", f"127.0.0.1:{port}",
          "app:application"],

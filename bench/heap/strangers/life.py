@@ -6,7 +6,6 @@ does.
 
 import contextlib
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -99,13 +98,6 @@ def through(server: Server, phases: Sequence[Phase], quiet_s: float = QUIET_S) -
     if live is not None:
         numbers["live_kib"] = live / 1024
     return numbers
-
-
-def free_port(kind: socket.SocketKind = socket.SOCK_STREAM) -> int:
-    """A port of the loopback that nobody has now."""
-    with socket.socket(socket.AF_INET, kind) as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def installed(path: str, package: str) -> str:

@@ -16,9 +16,9 @@ from pathlib import Path
 from bench.heap.allocators import Allocator
 from bench.heap.measure import Numbers
 from bench.heap.server import Server, scratch_folder, tool, wait_until
-from bench.heap.strangers.life import free_port, installed, living, through
+from bench.heap.strangers.life import installed, living, through
 from bench.outcome import BenchError
-from bench.processes import ask, end
+from bench.processes import ask, end, free_port
 
 SERVER = "/usr/sbin/pdns_recursor"
 ZONE = """$ORIGIN example.
