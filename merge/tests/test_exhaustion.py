@@ -88,16 +88,8 @@ def test_flood_of_requests(built):
             os.close(file)
             return sent
 
-    def run(store):
-        child = os.fork()
-        if child == 0:
-            with contextlib.suppress(BaseException):
-                as_user(NOBODY, lambda: flood(store))
-            os._exit(0)
-        return child
-
     with attacked(built, grown_kib=65536) as (store, witness):
-        children = [run(store) for _ in range(3)]
+        children = [beside(NOBODY, lambda: flood(store)) for _ in range(3)]
         slowest = 0.0
         end = time.monotonic() + 2.5
         while time.monotonic() < end:
@@ -187,12 +179,18 @@ def test_leases(built):
             blocked_by(store, witness, lambda store=store: one(store), user)
 
 
-def blocked_by(store, witness, attack, user, looks=10):
+def beside(user, attack):
+    """In a process of its own, whatever comes of it."""
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):
             as_user(user, attack)
         os._exit(0)
+    return child
+
+
+def blocked_by(store, witness, attack, user, looks=10):
+    child = beside(user, attack)
     try:
         for _ in range(looks):
             undisturbed(store, witness)

@@ -17,18 +17,19 @@ from wire import HELLO, OFFER, REFUSED, SPOKEN, VERSION, WELCOME, Wire, memory, 
 PAGES = 8192
 
 
-def listed(store):
-    """What `mayfly share top --json` says of each program, by its process."""
-    done = subprocess.run(
-        [store.built.mayfly, "share", "top", "--json"],
-        env=store.built.environment(store.socket),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+def top(store, option):
+    """What `mayfly share top` says."""
+    command = [store.built.mayfly, "share", "top", option]
+    environment = store.built.environment(store.socket)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     check(done.returncode == 0, f"share top: {done.stderr}")
+    return done.stdout
+
+
+def listed(store):
+    """The same of each program, by its process."""
     programs = {}
-    for key, value in json.loads(done.stdout).items():
+    for key, value in json.loads(top(store, "--json")).items():
         if found := re.match(r"share\..*\.program\.(\d+)\.(\w+)$", key):
             programs.setdefault(found[1], {})[found[2]] = value
     return {program["pid"]: program for program in programs.values()}
@@ -60,12 +61,7 @@ def test_top(store, built):
         one.kill()
         gone = until(lambda: (p := listed(store)[one.pid])["has_gone"] and p, "the first has gone")
         check(gone["charged_pages"] == PAGES and gone["mappings"] == 0, f"gone, and still charged: {gone}")
-        table = subprocess.run(
-            [built.mayfly, "share", "top", "--once"],
-            env=built.environment(store.socket),
-            capture_output=True,
-            text=True,
-        ).stdout
+        table = top(store, "--once")
         check(re.search(r"puppet +gone .* 32\.0 ", table), f"no line for it:\n{table}")
         two.do("check 1", "unmap 1", "map 2 16", "fill 2 90", "unadvise 2")
         until(lambda: one.pid not in listed(store), "nobody needs what it brought")
@@ -77,13 +73,7 @@ def test_many_programs(store, built):
         wires = [stack.enter_context(Wire(store)) for _ in range(300)]
         for n, wire in enumerate(wires):
             wire.ask(words(8, n + 1, 0, n, 0, 0, 0))
-        done = subprocess.run(
-            [built.mayfly, "share", "top", "--json"],
-            env=built.environment(store.socket),
-            capture_output=True,
-            text=True,
-        )
-        told = [v for k, v in json.loads(done.stdout).items() if k.endswith(".looked_up_pages")]
+        told = [v for k, v in json.loads(top(store, "--json")).items() if k.endswith(".looked_up_pages")]
         check(sorted(told) == list(range(1, 301)), f"{len(told)} programs in the list")
 
 
