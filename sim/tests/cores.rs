@@ -84,11 +84,11 @@ impl Pair {
         let mut bench = Bench::new(&overrides);
         let blocks = [CODE, CODE + 0x1000].map(|start| {
             bench.add(block(start, |a| {
-                a.add(qword_ptr(rbx), rax).unwrap();
+                a.add(qword_ptr(rbx), rax)?;
                 for _ in 0..20 {
-                    a.imul_2(rdx, rdx).unwrap();
+                    a.imul_2(rdx, rdx)?;
                 }
-                a.jmp(start).unwrap();
+                a.jmp(start)
             }))
         });
         let halt = bench.add(block_of(CODE + 0x2000, &[0xf4]));

@@ -78,7 +78,7 @@ fn a_machine_without_memento_says_so() {
 /// Allocates and writes 4 MiB of new objects; DRAM lines read, bypasses.
 fn fill(overrides: &[&str]) -> (f64, f64) {
     let mut bench = bench(overrides);
-    let body = bench.add(block(CODE, |a| a.mov(qword_ptr(rbx), rax).unwrap()));
+    let body = bench.add(block(CODE, |a| a.mov(qword_ptr(rbx), rax)));
     bench.machine.start_region();
     for _ in 0..8192 {
         let address = shim_allocate(&mut bench, 512);
@@ -116,7 +116,7 @@ fn new_lines_are_not_read_from_memory() {
 #[test]
 fn pages_come_at_the_first_touch_and_go_with_the_process() {
     let mut bench = bench(&[]);
-    let body = bench.add(block(CODE, |a| a.mov(qword_ptr(rbx), rax).unwrap()));
+    let body = bench.add(block(CODE, |a| a.mov(qword_ptr(rbx), rax)));
     let mut addresses = Vec::new();
     for _ in 0..1024 {
         addresses.push(shim_allocate(&mut bench, 512));
@@ -166,7 +166,7 @@ fn pages_are_the_programs_or_the_kernels_and_the_shims_are_nobodys() {
 fn a_section_ends_with_its_own_processs_mark() {
     const OTHER: u64 = 2 << 40;
     let mut bench = bench(&[]);
-    let body = bench.add(block(CODE, |a| a.mov(qword_ptr(rbx), rax).unwrap()));
+    let body = bench.add(block(CODE, |a| a.mov(qword_ptr(rbx), rax)));
     bench.machine.set_root(OTHER);
     bench.machine.set_region(REGION_START, (REGION_START + REGION_BYTES) | 1).unwrap();
     bench.machine.set_root(Identity::ROOT);
@@ -213,7 +213,7 @@ fn a_process_that_is_gone_gives_its_pages_back_while_others_run() {
     // Another process with a page table in the same place is another process.
     bench.machine.set_root(OTHER);
     assert!(!bench.machine.has_region());
-    let body = bench.add(block(CODE, |a| a.nop().unwrap()));
+    let body = bench.add(block(CODE, |a| a.nop()));
     bench.machine.start_region();
     bench.enter(body);
     bench.machine.pause(&bench.tables);

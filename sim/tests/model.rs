@@ -196,7 +196,7 @@ fn returns_pop_what_calls_have_pushed() {
 /// A block of these instructions, entered so often; what each access is.
 fn repeat(
     turns: u64,
-    write: impl Fn(&mut CodeAssembler),
+    write: impl Fn(&mut CodeAssembler) -> Assembled,
     accesses: impl Fn(&mut Bench, u64),
 ) -> (u64, Bench) {
     let mut bench = Bench::new(&[]);
@@ -214,12 +214,12 @@ fn a_store_that_has_left_the_queue_forwards_nothing() {
     let (_, bench) = repeat(
         200,
         |a| {
-            a.mov(qword_ptr(rsp), rbx).unwrap();
+            a.mov(qword_ptr(rsp), rbx)?;
             for _ in 0..300 {
-                a.imul_2(rcx, rcx).unwrap();
+                a.imul_2(rcx, rcx)?;
             }
-            a.mov(rax, qword_ptr(rsp)).unwrap();
-            a.jmp(CODE).unwrap();
+            a.mov(rax, qword_ptr(rsp))?;
+            a.jmp(CODE)
         },
         |bench, _| {
             bench.store(0, DATA);
@@ -234,7 +234,7 @@ fn an_access_across_two_lines_needs_both() {
     let count = |offset: u64, store: bool| {
         let mut bench = Bench::new(&[]);
         let body = bench.add(block(CODE, |a| {
-            if store { a.mov(qword_ptr(rbx), rax).unwrap() } else { a.mov(rax, qword_ptr(rbx)).unwrap() }
+            if store { a.mov(qword_ptr(rbx), rax) } else { a.mov(rax, qword_ptr(rbx)) }
         }));
         bench.machine.start_region();
         for turn in 0..64 {
@@ -255,8 +255,8 @@ fn cycles_of_a_load_are_the_tlbs_until_it_is_translated_and_then_the_caches() {
     let mut bench = Bench::new(&[]);
     bench.tables.large = false;
     let body = bench.add(block(CODE, |a| {
-        a.mov(rax, qword_ptr(rax)).unwrap();
-        a.jmp(CODE).unwrap();
+        a.mov(rax, qword_ptr(rax))?;
+        a.jmp(CODE)
     }));
     let lines = (1 << 20) / 64;
     let cycles = bench.measure(lines, |bench, turn| {
@@ -278,8 +278,8 @@ fn what_stores_wait_for_is_not_called_execution() {
     let (cycles, bench) = repeat(
         4000,
         |a| {
-            a.mov(qword_ptr(rbx), rax).unwrap();
-            a.jmp(CODE).unwrap();
+            a.mov(qword_ptr(rbx), rax)?;
+            a.jmp(CODE)
         },
         |bench, _| bench.store(0, DATA + random.borrow_mut().next() % (1 << 30) / 64 * 64),
     );
@@ -290,7 +290,7 @@ fn what_stores_wait_for_is_not_called_execution() {
 
 #[test]
 fn whom_and_why_are_counted_together() {
-    let (_, bench) = repeat(100, |a| a.imul_2(rax, rbx).unwrap(), |_, _| {});
+    let (_, bench) = repeat(100, |a| a.imul_2(rax, rbx), |_, _| {});
     let statistics = bench.statistics();
     let of = |prefix: &str| -> f64 {
         let all = statistics.list.iter().filter(|one| one.name.starts_with(prefix));
@@ -310,13 +310,13 @@ fn copies_between_registers_are_renamed() {
             1000,
             |a| {
                 for _ in 0..64 {
-                    a.add(rax, rbx).unwrap();
+                    a.add(rax, rbx)?;
                     if copies {
-                        a.mov(rcx, rax).unwrap();
-                        a.mov(rax, rcx).unwrap();
+                        a.mov(rcx, rax)?;
+                        a.mov(rax, rcx)?;
                     }
                 }
-                a.jmp(CODE).unwrap();
+                a.jmp(CODE)
             },
             |_, _| {},
         );
@@ -332,10 +332,10 @@ fn opening_user_memory_to_the_kernel_stops_nothing() {
     let mut bench = Bench::new(&[]);
     let body = bench.add(block(KERNEL, |a| {
         for _ in 0..16 {
-            a.stac().unwrap();
-            a.clac().unwrap();
+            a.stac()?;
+            a.clac()?;
         }
-        a.jmp(KERNEL).unwrap();
+        a.jmp(KERNEL)
     }));
     let cycles = bench.measure(500, |bench, _| bench.enter(body));
     assert_near(cycles as f64 / 500.0 / 32.0, 10.0, 0.05, "cycles each");
@@ -345,8 +345,8 @@ fn opening_user_memory_to_the_kernel_stops_nothing() {
 fn exceptions_cost_what_the_machine_says() {
     let run = |cycles: u32| {
         let mut bench = Bench::new(&[&format!("core.exception_cycles={cycles}")]);
-        let body = bench.add(block(CODE, |a| a.mov(rax, qword_ptr(rbx)).unwrap()));
-        let handler = bench.add(block(KERNEL, |a| a.iretq().unwrap()));
+        let body = bench.add(block(CODE, |a| a.mov(rax, qword_ptr(rbx))));
+        let handler = bench.add(block(KERNEL, |a| a.iretq()));
         bench.measure(100, |bench, _| {
             bench.enter(body); // no access: it has faulted
             bench.enter(handler);
@@ -363,7 +363,7 @@ fn calls_about_memory_are_known_by_number() {
     {
         let mut bench = Bench::new(&[]);
         let user = bench.add(block_of(CODE, &[0x0f, 0x05]));
-        let kernel = bench.add(block(KERNEL, |a| a.add(rax, rbx).unwrap()));
+        let kernel = bench.add(block(KERNEL, |a| a.add(rax, rbx)));
         bench.machine.start_region();
         bench.enter(user);
         bench.machine.system_call(number);
@@ -381,7 +381,7 @@ fn a_context_switch_does_not_change_whose_cycles_a_process_has() {
     assert!(bench.machine.enter_allocator(Owner::Free, 0x1000, 0x7000));
     bench.machine.set_root(2 << 40);
     bench.machine.set_root(Identity::ROOT);
-    let body = bench.add(block(CODE, |a| a.imul_2(rax, rbx).unwrap()));
+    let body = bench.add(block(CODE, |a| a.imul_2(rax, rbx)));
     bench.enter(body);
     bench.machine.pause(&bench.tables);
     assert!(bench.statistic("cycles_by_owner.free") > 0.0);
@@ -394,20 +394,16 @@ fn an_ideal_allocator_takes_no_time_but_for_what_it_calls() {
     let malloc = CODE + 0x1000;
     let cycles_and_reads = |is_ideal: bool, fills: bool| {
         let mut bench = Bench::new(&[&format!("core.ideal_allocator={is_ideal}")]);
-        let caller = bench.add(block(CODE, |a| a.call(malloc).unwrap()));
+        let caller = bench.add(block(CODE, |a| a.call(malloc)));
         let list = bench.add(block(malloc, |a| {
             for _ in 0..20 {
-                a.mov(rax, qword_ptr(rbx)).unwrap();
+                a.mov(rax, qword_ptr(rbx))?;
             }
-            a.jne(malloc + 0x800).unwrap();
+            a.jne(malloc + 0x800)
         }));
         let end = bench.add(block_of(malloc + 0x800, &[0xc3]));
-        let filling = bench.add(block(malloc + 0x1000, |a| {
-            for _ in 0..20 {
-                a.imul_2(rax, rax).unwrap();
-            }
-        }));
-        let back = bench.add(block(CODE + 5, |a| a.add(rcx, rax).unwrap()));
+        let filling = bench.add(block(malloc + 0x1000, |a| (0..20).try_for_each(|_| a.imul_2(rax, rax))));
+        let back = bench.add(block(CODE + 5, |a| a.add(rcx, rax)));
         bench.machine.start_region();
         for _ in 0..1000 {
             bench.enter(caller);
@@ -442,7 +438,7 @@ fn an_ideal_allocator_takes_no_time_but_for_what_it_calls() {
 #[test]
 fn a_device_is_no_memory() {
     let mut bench = Bench::new(&[]);
-    let body = bench.add(block(CODE, |a| a.mov(rax, qword_ptr(rbx)).unwrap()));
+    let body = bench.add(block(CODE, |a| a.mov(rax, qword_ptr(rbx))));
     bench.machine.start_region();
     for _ in 0..10 {
         bench.enter(body);

@@ -19,22 +19,22 @@ fn bench(machine: &str, period: Option<u64>) -> Bench {
 /// phase is longer than a period, and together they touch 4 MiB.
 fn run(bench: &mut Bench) {
     let head = bench.add(block(CODE, |a| {
-        a.mov(rax, qword_ptr(rbx)).unwrap();
-        a.imul_2(rcx, rax).unwrap();
-        a.add(rdx, rcx).unwrap();
-        a.mov(qword_ptr(rsi), rdx).unwrap();
-        a.test(rax, rax).unwrap();
-        a.je(CODE + 0x100).unwrap();
+        a.mov(rax, qword_ptr(rbx))?;
+        a.imul_2(rcx, rax)?;
+        a.add(rdx, rcx)?;
+        a.mov(qword_ptr(rsi), rdx)?;
+        a.test(rax, rax)?;
+        a.je(CODE + 0x100)
     }));
     let next = bench.machine.block(head).end;
     let tail = bench.add(block(next, |a| {
-        a.add(rdx, 1).unwrap();
-        a.jmp(CODE).unwrap();
+        a.add(rdx, 1)?;
+        a.jmp(CODE)
     }));
     let taken = bench.add(block(CODE + 0x100, |a| {
-        a.lea(rdx, rdx + 2).unwrap();
-        a.lea(rdx, rdx + 3).unwrap();
-        a.jmp(CODE).unwrap();
+        a.lea(rdx, rdx + 2)?;
+        a.lea(rdx, rdx + 3)?;
+        a.jmp(CODE)
     }));
     let mut random = Random(7);
     bench.machine.start_region();
@@ -108,9 +108,10 @@ fn allocate(period: Option<u64>) -> Bench {
     bench.machine.set_region(REGION_START, (REGION_START + REGION_BYTES) | 1).unwrap();
     let body = bench.add(block(CODE, |a| {
         for _ in 0..10 {
-            a.mov(qword_ptr(rbx), rax).unwrap();
-            a.add(rax, rbx).unwrap();
+            a.mov(qword_ptr(rbx), rax)?;
+            a.add(rax, rbx)?;
         }
+        Ok(())
     }));
     bench.machine.start_region();
     let mut live = std::collections::VecDeque::new();
@@ -151,8 +152,8 @@ fn what_the_os_does_in_one_piece_is_not_scaled() {
     let region = bench.statistic("cycles_of.memory_call.memento") - before;
     assert!(region >= 1500.0 + 512.0 * 50.0, "the pool's first pages: {region}");
     let body = bench.add(block(CODE, |a| {
-        (0..99).for_each(|_| a.add(rax, rbx).unwrap());
-        a.jmp(CODE).unwrap();
+        (0..99).try_for_each(|_| a.add(rax, rbx))?;
+        a.jmp(CODE)
     }));
     for _ in 0..1000 {
         bench.enter(body);

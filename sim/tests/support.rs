@@ -20,21 +20,21 @@ struct Program {
 }
 
 impl Program {
-    fn new(machine: &str, overrides: &[&str], program: impl Fn(&mut CodeAssembler)) -> Program {
+    fn new(machine: &str, overrides: &[&str], program: impl Fn(&mut CodeAssembler) -> Assembled) -> Program {
         let mut bench = Bench::of(machine, overrides);
         Program {
-            call: bench.add(block(CODE, |a| a.call(MALLOC).unwrap())),
+            call: bench.add(block(CODE, |a| a.call(MALLOC))),
             work: bench.add(block(MALLOC, |a| {
                 for _ in 0..20 {
-                    a.imul_2(rdx, rdx).unwrap();
+                    a.imul_2(rdx, rdx)?;
                 }
-                a.mov(rcx, qword_ptr(rbx)).unwrap();
-                a.jmp(MALLOC + 0x800).unwrap();
+                a.mov(rcx, qword_ptr(rbx))?;
+                a.jmp(MALLOC + 0x800)
             })),
             end: bench.add(block_of(MALLOC + 0x800, &[0xc3])),
             back: bench.add(block(CODE + 5, |a| {
-                program(a);
-                a.jmp(CODE).unwrap();
+                program(a)?;
+                a.jmp(CODE)
             })),
             bench,
         }
@@ -69,15 +69,13 @@ impl Program {
 }
 
 /// The program uses what malloc has returned.
-fn uses_it(assembler: &mut CodeAssembler) {
-    assembler.imul_2(rdi, rax).unwrap();
+fn uses_it(assembler: &mut CodeAssembler) -> Assembled {
+    assembler.imul_2(rdi, rax)
 }
 
 /// It has 200 multiplications of its own to do, one a cycle, and nothing to do with malloc.
-fn is_busy(assembler: &mut CodeAssembler) {
-    for _ in 0..200 {
-        assembler.imul_3(r10, rsi, 3).unwrap();
-    }
+fn is_busy(assembler: &mut CodeAssembler) -> Assembled {
+    (0..200).try_for_each(|_| assembler.imul_3(r10, rsi, 3))
 }
 
 #[test]
@@ -113,11 +111,11 @@ fn a_free_passes_beside_the_program() {
 
 #[test]
 fn a_return_behind_malloc_goes_where_its_call_came_from() {
-    let mut program = Program::new("speedmalloc", &[], |_| {});
+    let mut program = Program::new("speedmalloc", &[], |_| Ok(()));
     let Program { bench, call, work, end, .. } = &mut program;
-    let outer = bench.add(block(CODE - 0x100, |a| a.call(CODE).unwrap()));
+    let outer = bench.add(block(CODE - 0x100, |a| a.call(CODE)));
     let back = bench.add(block_of(CODE + 5, &[0xc3]));
-    let after = bench.add(block(CODE - 0x100 + 5, |a| a.jmp(CODE - 0x100).unwrap()));
+    let after = bench.add(block(CODE - 0x100 + 5, |a| a.jmp(CODE - 0x100)));
     for _ in 0..1000 {
         bench.enter(outer);
         bench.store(0, STACK + 8);
@@ -141,7 +139,7 @@ fn a_return_behind_malloc_goes_where_its_call_came_from() {
 
 #[test]
 fn too_many_frees_hold_the_program_up() {
-    let mut program = Program::new("speedmalloc", &["support.queue_entries=4"], |_| {});
+    let mut program = Program::new("speedmalloc", &["support.queue_entries=4"], |_| Ok(()));
     let cycles = program.cycles_a_turn(Owner::Free);
     assert!((64.0..80.0).contains(&cycles), "the support core's own pace: {cycles}");
     assert!(program.bench.statistic("support.full_queues") > 990.0);
@@ -151,7 +149,7 @@ fn too_many_frees_hold_the_program_up() {
 
 #[test]
 fn a_line_is_in_one_cores_caches_alone() {
-    let mut program = Program::new("speedmalloc", &[], |a| a.mov(qword_ptr(r8), r9).unwrap());
+    let mut program = Program::new("speedmalloc", &[], |a| a.mov(qword_ptr(r8), r9));
     let mut snoops = |written: u64| {
         program.bench.machine.start_region();
         for _ in 0..100 {
@@ -171,14 +169,14 @@ fn a_line_is_in_one_cores_caches_alone() {
 
 #[test]
 fn the_kernels_work_for_the_allocator_waits_for_it() {
-    let mut program = Program::new("speedmalloc", &[], |_| {});
+    let mut program = Program::new("speedmalloc", &[], |_| Ok(()));
     let calls = program.bench.add(block(MALLOC + 0x2000, |a| {
         for _ in 0..20 {
-            a.imul_2(rdx, rdx).unwrap();
+            a.imul_2(rdx, rdx)?;
         }
-        a.syscall().unwrap();
+        a.syscall()
     }));
-    let kernel = program.bench.add(block(0xffff_ffff_8100_0000, |a| a.iretq().unwrap()));
+    let kernel = program.bench.add(block(0xffff_ffff_8100_0000, |a| a.iretq()));
     let mut cycles = |number: u64| {
         let Program { bench, call, end, back, .. } = &mut program;
         bench.machine.pause(&bench.tables);

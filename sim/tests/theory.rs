@@ -7,13 +7,13 @@ use iced_x86::code_asm::*;
 const DATA: u64 = 0x1000_0000;
 
 /// Cycles per instruction of a long loop of these instructions, without the loop.
-fn cycles_each(count: usize, write: impl Fn(&mut CodeAssembler, usize)) -> f64 {
+fn cycles_each(count: usize, write: impl Fn(&mut CodeAssembler, usize) -> Assembled) -> f64 {
     let mut bench = Bench::new(&[]);
     let body = block(CODE, |a| {
         for number in 0..count {
-            write(a, number);
+            write(a, number)?;
         }
-        a.jmp(CODE).unwrap();
+        a.jmp(CODE)
     });
     let body = bench.add(body);
     let turns = 1000;
@@ -24,56 +24,32 @@ fn cycles_each(count: usize, write: impl Fn(&mut CodeAssembler, usize)) -> f64 {
 #[test]
 fn independent_instructions_run_four_a_cycle() {
     let registers = [rax, rbx, rcx, rdx, rsi, rdi, r8, r9];
-    assert_near(
-        cycles_each(255, |a, n| a.mov(registers[n % 8], 5u64 + n as u64).unwrap()),
-        0.25,
-        0.03,
-        "mov",
-    );
+    assert_near(cycles_each(255, |a, n| a.mov(registers[n % 8], 5u64 + n as u64)), 0.25, 0.03, "mov");
     // lea does not touch the flags.
-    assert_near(cycles_each(255, |a, n| a.lea(registers[n % 8], rbp + n as i32).unwrap()), 0.25, 0.03, "lea");
+    assert_near(cycles_each(255, |a, n| a.lea(registers[n % 8], rbp + n as i32)), 0.25, 0.03, "lea");
 }
 
 #[test]
 fn a_chain_takes_its_latency() {
-    assert_near(cycles_each(255, |a, _| a.add(rax, rbx).unwrap()), 1.0, 0.02, "add");
-    assert_near(cycles_each(255, |a, _| a.imul_2(rax, rbx).unwrap()), 3.0, 0.02, "imul");
-    assert_near(cycles_each(255, |a, _| a.addsd(xmm0, xmm1).unwrap()), 4.0, 0.02, "addsd");
-    assert_near(cycles_each(64, |a, _| a.div(rbx).unwrap()), 26.0, 0.03, "div");
+    assert_near(cycles_each(255, |a, _| a.add(rax, rbx)), 1.0, 0.02, "add");
+    assert_near(cycles_each(255, |a, _| a.imul_2(rax, rbx)), 3.0, 0.02, "imul");
+    assert_near(cycles_each(255, |a, _| a.addsd(xmm0, xmm1)), 4.0, 0.02, "addsd");
+    assert_near(cycles_each(64, |a, _| a.div(rbx)), 26.0, 0.03, "div");
     // Two chains overlap.
-    assert_near(
-        cycles_each(254, |a, n| a.imul_2([rax, rcx][n % 2], rbx).unwrap()),
-        1.5,
-        0.03,
-        "two imul chains",
-    );
+    assert_near(cycles_each(254, |a, n| a.imul_2([rax, rcx][n % 2], rbx)), 1.5, 0.03, "two imul chains");
 }
 
 #[test]
 fn ports_bound_throughput() {
     let vectors = [xmm0, xmm1, xmm2, xmm3, xmm4, xmm5, xmm6, xmm7];
-    assert_near(
-        cycles_each(255, |a, n| a.paddd(vectors[n % 8], vectors[n % 8]).unwrap()),
-        0.5,
-        0.03,
-        "paddd",
-    );
+    assert_near(cycles_each(255, |a, n| a.paddd(vectors[n % 8], vectors[n % 8])), 0.5, 0.03, "paddd");
     let registers = [rax, rbx, rcx, rdx, rsi, rdi, r8, r9];
-    assert_near(
-        cycles_each(255, |a, n| a.imul_2(registers[n % 8], registers[n % 8]).unwrap()),
-        1.0,
-        0.03,
-        "imul",
-    );
+    assert_near(cycles_each(255, |a, n| a.imul_2(registers[n % 8], registers[n % 8])), 1.0, 0.03, "imul");
 }
 
 #[test]
 fn clearing_a_register_starts_a_new_chain() {
-    let each =
-        cycles_each(
-            254,
-            |a, n| if n % 2 == 0 { a.xor(rax, rax).unwrap() } else { a.imul_2(rax, rbx).unwrap() },
-        );
+    let each = cycles_each(254, |a, n| if n % 2 == 0 { a.xor(rax, rax) } else { a.imul_2(rax, rbx) });
     assert!(each < 0.6, "xor rax, rax waits for rax: {each}");
 }
 
@@ -82,8 +58,8 @@ fn chase(overrides: &[&str], bytes: u64, large: bool) -> (f64, Bench) {
     let mut bench = Bench::new(overrides);
     bench.tables.large = large;
     let body = bench.add(block(CODE, |a| {
-        a.mov(rax, qword_ptr(rax)).unwrap();
-        a.jmp(CODE).unwrap();
+        a.mov(rax, qword_ptr(rax))?;
+        a.jmp(CODE)
     }));
     let lines = bytes / 64;
     let mut order: Vec<u64> = (0..lines).collect();
@@ -131,9 +107,9 @@ fn stream_of(overrides: &[&str], order: impl Fn(u64) -> u64) -> f64 {
     let mut bench = Bench::new(overrides);
     let body = bench.add(block(CODE, |a| {
         for _ in 0..16 {
-            a.mov(rax, qword_ptr(rbx)).unwrap();
+            a.mov(rax, qword_ptr(rbx))?;
         }
-        a.jmp(CODE).unwrap();
+        a.jmp(CODE)
     }));
     let turns = (1 << 18) / 16;
     let cycles = bench.measure(turns, |bench, turn| {
@@ -176,12 +152,12 @@ fn misses_overlap_within_the_window_only() {
         let mut bench = Bench::new(&[]);
         let body = bench.add(block(CODE, |a| {
             for _ in 0..8 {
-                a.mov(rax, qword_ptr(rbx)).unwrap();
+                a.mov(rax, qword_ptr(rbx))?;
                 for number in 0..gap {
-                    a.mov([rcx, rdx, rsi, rdi][number % 4], 1u64).unwrap();
+                    a.mov([rcx, rdx, rsi, rdi][number % 4], 1u64)?;
                 }
             }
-            a.jmp(CODE).unwrap();
+            a.jmp(CODE)
         }));
         let turns = 400;
         let mut random = Random(7);
@@ -202,9 +178,9 @@ fn misses_overlap_within_the_window_only() {
 fn a_load_takes_its_data_from_the_store_before_it() {
     let mut bench = Bench::new(&[]);
     let body = bench.add(block(CODE, |a| {
-        a.mov(qword_ptr(rsp), rax).unwrap();
-        a.mov(rax, qword_ptr(rsp)).unwrap();
-        a.jmp(CODE).unwrap();
+        a.mov(qword_ptr(rsp), rax)?;
+        a.mov(rax, qword_ptr(rsp))?;
+        a.jmp(CODE)
     }));
     let cycles = bench.measure(5000, |bench, _| {
         bench.enter(body);
@@ -216,9 +192,9 @@ fn a_load_takes_its_data_from_the_store_before_it() {
     assert_eq!(bench.machine.parts().0.forwards, 5000);
     let mut apart = Bench::new(&[]);
     let body = block(CODE, |a| {
-        a.mov(qword_ptr(rsp), rax).unwrap();
-        a.mov(rbx, qword_ptr(rsp)).unwrap();
-        a.jmp(CODE).unwrap();
+        a.mov(qword_ptr(rsp), rax)?;
+        a.mov(rbx, qword_ptr(rsp))?;
+        a.jmp(CODE)
     });
     let body = apart.add(body);
     apart.measure(5000, |bench, turn| {
@@ -233,12 +209,12 @@ fn a_load_takes_its_data_from_the_store_before_it() {
 fn branch(taken: impl Fn(u64) -> bool) -> (f64, f64) {
     let mut bench = Bench::new(&[]);
     let head = bench.add(block(CODE, |a| {
-        a.test(rax, rax).unwrap();
-        a.je(CODE + 0x100).unwrap();
+        a.test(rax, rax)?;
+        a.je(CODE + 0x100)
     }));
     let end = bench.machine.block(head).end;
-    let not_taken = bench.add(block(end, |a| a.jmp(CODE).unwrap()));
-    let there = bench.add(block(CODE + 0x100, |a| a.jmp(CODE).unwrap()));
+    let not_taken = bench.add(block(end, |a| a.jmp(CODE)));
+    let there = bench.add(block(CODE + 0x100, |a| a.jmp(CODE)));
     let turns = 20_000;
     let cycles = bench.measure(turns, |bench, turn| {
         bench.enter(head);
@@ -262,12 +238,12 @@ fn branches_cost_what_they_are_mispredicted() {
 #[test]
 fn calls_return_to_where_they_came_from() {
     let mut bench = Bench::new(&[]);
-    let callee = bench.add(block(CODE + 0x400, |a| a.ret().unwrap()));
+    let callee = bench.add(block(CODE + 0x400, |a| a.ret()));
     let mut callers = Vec::new();
     for number in 0..4 {
-        callers.push(bench.add(block(CODE + number * 5, |a| a.call(CODE + 0x400).unwrap())));
+        callers.push(bench.add(block(CODE + number * 5, |a| a.call(CODE + 0x400))));
     }
-    let back = bench.add(block(CODE + 20, |a| a.jmp(CODE).unwrap()));
+    let back = bench.add(block(CODE + 20, |a| a.jmp(CODE)));
     bench.measure(1000, |bench, _| {
         for caller in &callers {
             bench.enter(*caller);
@@ -288,8 +264,8 @@ fn tlbs_reach_as_far_as_they_have_entries() {
         let mut bench = Bench::new(&[]);
         bench.tables.large = large;
         let body = bench.add(block(CODE, |a| {
-            a.mov(rax, qword_ptr(rax)).unwrap();
-            a.jmp(CODE).unwrap();
+            a.mov(rax, qword_ptr(rax))?;
+            a.jmp(CODE)
         }));
         let turns = pages.max(16384);
         let cycles = bench.measure(turns, |bench, turn| {
@@ -322,7 +298,7 @@ fn walks_end_where_the_access_went() {
     assert!(bench.statistic("tlb.walk_reads") / bench.statistic("tlb.walks") < 1.2);
     // Another address space knows nothing of this one's pages; an access elsewhere than the table says is noticed.
     bench.machine.set_root(common::Identity::ROOT);
-    let body = bench.add(block(CODE, |a| a.mov(rax, qword_ptr(rbx)).unwrap()));
+    let body = bench.add(block(CODE, |a| a.mov(rax, qword_ptr(rbx))));
     bench.machine.start_region();
     bench.enter(body);
     bench.machine.access(sim::Access { physical: DATA + 0x7000, ..access(0, DATA, false) });
@@ -336,11 +312,11 @@ fn dirty_lines_are_written_once_and_clean_ones_never() {
         let mut bench = Bench::new(&[]);
         let body = bench.add(block(CODE, |a| {
             if store {
-                a.mov(qword_ptr(rbx), rax).unwrap()
+                a.mov(qword_ptr(rbx), rax)?
             } else {
-                a.mov(rax, qword_ptr(rbx)).unwrap()
+                a.mov(rax, qword_ptr(rbx))?
             }
-            a.jmp(CODE).unwrap();
+            a.jmp(CODE)
         }));
         let lines = (16 << 20) / 64;
         bench.measure(lines, |bench, turn| {
@@ -359,13 +335,13 @@ fn dirty_lines_are_written_once_and_clean_ones_never() {
 fn an_instruction_that_faults_ends_its_block() {
     let mut bench = Bench::new(&[]);
     let body = bench.add(block(CODE, |a| {
-        a.mov(rax, 1u64).unwrap();
-        a.mov(rbx, qword_ptr(rcx)).unwrap();
-        a.mov(rdx, 2u64).unwrap();
-        a.mov(qword_ptr(rcx), rdx).unwrap();
-        a.jmp(CODE).unwrap();
+        a.mov(rax, 1u64)?;
+        a.mov(rbx, qword_ptr(rcx))?;
+        a.mov(rdx, 2u64)?;
+        a.mov(qword_ptr(rcx), rdx)?;
+        a.jmp(CODE)
     }));
-    let handler = bench.add(block(0xffff_8000_0000_0000, |a| a.iretq().unwrap()));
+    let handler = bench.add(block(0xffff_8000_0000_0000, |a| a.iretq()));
     bench.machine.start_region();
     bench.enter(body);
     bench.load(1, DATA);
@@ -390,7 +366,7 @@ fn a_repeated_string_instruction_costs_its_lines() {
         }
         bench.store(0, DATA + turn * 8);
     }
-    let behind = bench.add(block(CODE + 3, |a| a.nop().unwrap()));
+    let behind = bench.add(block(CODE + 3, |a| a.nop()));
     bench.enter(behind);
     bench.machine.pause(&bench.tables);
     assert_eq!(bench.machine.counts.user_instructions, 2);
@@ -404,9 +380,9 @@ fn nothing_is_charged_where_hardware_does_the_work() {
     let mut bench = Bench::new(&[]);
     let body = bench.add(block(CODE, |a| {
         for _ in 0..32 {
-            a.add(rax, rbx).unwrap();
+            a.add(rax, rbx)?;
         }
-        a.jmp(CODE).unwrap();
+        a.jmp(CODE)
     }));
     let cycles = bench.measure(100, |bench, turn| {
         bench.machine.pause(&bench.tables);

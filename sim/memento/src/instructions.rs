@@ -9,14 +9,11 @@ use crate::object_allocator::{Caller, Outcome};
 use crate::units::{Done, Units, work};
 use crate::{Exception, Result, Work};
 
-/// What became of an obj-free.
+/// What became of an obj-free; `Buffered`: it waits in the thread's buffer.
 enum Freed {
     Local(Outcome),
     NonLocal,
-    /// It waits in the thread's buffer.
-    Buffered {
-        full: bool,
-    },
+    Buffered { full: bool },
 }
 
 impl Units {

@@ -2,7 +2,7 @@
 #![allow(dead_code)]
 
 use iced_x86::code_asm::CodeAssembler;
-use iced_x86::{Decoder, DecoderOptions};
+use iced_x86::{Decoder, DecoderOptions, IcedError};
 use sim::decode::BlockDecoder;
 use sim::statistics::Statistics;
 use sim::tlb::PageTables;
@@ -33,10 +33,12 @@ impl PageTables for Identity {
     }
 }
 
+pub type Assembled = Result<(), IcedError>;
+
 /// Assembles a block that lies at `start`.
-pub fn block(start: u64, write: impl Fn(&mut CodeAssembler)) -> Block {
+pub fn block(start: u64, write: impl Fn(&mut CodeAssembler) -> Assembled) -> Block {
     let mut assembler = CodeAssembler::new(64).unwrap();
-    write(&mut assembler);
+    write(&mut assembler).unwrap();
     let bytes = assembler.assemble(start).unwrap();
     block_of(start, &bytes)
 }
