@@ -33,7 +33,7 @@ pub struct Instance {
     pub input: Mutex<Option<ChildStdin>>,
     pub output: Arc<Output>,
     /// Open as long as it runs, if it may call the host.
-    _lines: Lines,
+    lines: Mutex<Lines>,
     reason: Mutex<Option<ExitReason>>,
     ended: Condvar,
 }
@@ -78,6 +78,7 @@ impl Instance {
         drop(self.input.lock().expect("not poisoned").take());
         let group = &self.group;
         let gone = group.kill().and_then(|()| group.wait_empty(KILL_PATIENCE));
+        drop(std::mem::take(&mut *self.lines.lock().expect("not poisoned")));
         let reason = match status {
             // Other reasons to be killed leave this counter alone.
             Ok(status) if status.signal() == Some(libc::SIGKILL) && group.memory_kills() > 0 => {
@@ -199,7 +200,7 @@ pub fn start(order: &Spawn, allowance: Allowance, relay: Option<&Arc<Streams>>) 
         confined: reports.is_some(),
         input: Mutex::new(child.stdin.take()),
         output,
-        _lines: lines,
+        lines: Mutex::new(lines),
         reason: Mutex::new(None),
         ended: Condvar::new(),
     };

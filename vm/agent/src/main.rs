@@ -12,6 +12,7 @@ mod block;
 mod boot;
 mod cgroup;
 mod confine;
+mod flow;
 mod held;
 mod init;
 mod instance;

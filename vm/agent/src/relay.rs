@@ -2,7 +2,7 @@
 //!
 //! Each such instance has a network of its own with a loopback device, and a tunnel if it reaches further. The agent listens there, so that
 //! the instance reaches the host's one service for it and nothing else. A reader and a writer thread serve each
-//! connection; what an instance does not take is kept up to a bound, then its connection is cut.
+//! connection, neither of which goes on before there is room in the window of the other side.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -10,23 +10,21 @@ use std::io::{Error, Read, Result, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::process::{Child, Command};
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::Builder;
 use std::time::Duration;
 
+use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
 use rustix::thread::UnshareFlags;
 use vm_protocol::relay::{HEADER_BYTES, Header, Kind, MOST_BYTES, PORT};
+use vm_protocol::window::{Overrun, WINDOW_BYTES};
 use vm_sandbox::network;
 
+use crate::flow::{Connections, Flow};
 use crate::port;
 
 pub const STACK_BYTES: usize = 128 << 10;
-/// Connections of one instance at one time.
-const CONNECTIONS: usize = 8;
-/// Frames that wait for an instance to take them: more than Lambda's longest event.
-const WAITING_FRAMES: usize = 128;
 /// What an instance knows its tunnel by.
 const OUTSIDE: &str = "eth0";
 /// Before the next try where a connection could not be accepted.
@@ -34,7 +32,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 
 /// Where what comes from the host goes.
 pub enum Stream {
-    Bytes(SyncSender<Vec<u8>>),
+    Bytes(Arc<Flow>),
     Packets(Arc<File>),
 }
 
@@ -45,13 +43,26 @@ pub struct Streams {
     next: AtomicU32,
 }
 
-/// Listens for one instance. Dropping it ends that; connections end with their processes.
-pub struct Listener(TcpListener);
+/// Listens for one instance. Dropping it ends that, once the instance's processes are gone; its connections end with them, for what
+/// they have sent may lie in the instance's memory until it is read.
+pub struct Listener {
+    listener: TcpListener,
+    relay: Arc<Streams>,
+    connections: Arc<Connections>,
+}
 
 impl Drop for Listener {
     fn drop(&mut self) {
         // SAFETY: passes numbers; the listener is open. It wakes the thread that accepts.
-        unsafe { libc::shutdown(self.0.as_raw_fd(), libc::SHUT_RDWR) };
+        unsafe { libc::shutdown(self.listener.as_raw_fd(), libc::SHUT_RDWR) };
+        self.connections.end();
+        for stream in self.relay.streams.lock().expect("not poisoned").values() {
+            if let Stream::Bytes(flow) = stream
+                && flow.is_of(&self.connections)
+            {
+                flow.wake();
+            }
+        }
     }
 }
 
@@ -60,6 +71,10 @@ impl Streams {
     pub fn open() -> Option<Arc<Streams>> {
         let device = File::from(port::find_named(PORT)?);
         rustix::fs::fcntl_setfl(&device, rustix::fs::OFlags::empty()).ok()?;
+        Streams::over(device)
+    }
+
+    fn over(device: File) -> Option<Arc<Streams>> {
         let reader = device.try_clone().ok()?;
         // An agent that comes after another must not use its numbers: the host may still know them.
         let mut seed = [0; 4];
@@ -86,21 +101,28 @@ impl Streams {
             if reader.read_exact(&mut bytes).is_err() {
                 return;
             }
-            let mut streams = self.streams.lock().expect("not poisoned");
-            let taken = header.kind == Kind::Data
-                && streams.get(&header.stream).is_some_and(|stream| match stream {
-                    Stream::Bytes(stream) => stream.try_send(bytes).is_ok(),
-                    Stream::Packets(device) => {
-                        // One that is not taken is lost, as packets may be.
-                        let _ = (&**device).write(&bytes);
-                        true
-                    }
-                });
-            if !taken {
-                // Closed by the host, or an instance that does not take what it asked for.
-                streams.remove(&header.stream);
+            if self.hear(header, bytes).is_err() {
+                eprintln!("vm-agent: the host does not keep to a connection's window: it ends");
+                self.forget(header.stream);
             }
         }
+    }
+
+    fn hear(&self, header: Header, bytes: Vec<u8>) -> std::result::Result<(), Overrun> {
+        let streams = self.streams.lock().expect("not poisoned");
+        match (header.kind, streams.get(&header.stream)) {
+            (Kind::Data, Some(Stream::Bytes(flow))) => return flow.arrive(bytes),
+            (Kind::Grant, Some(Stream::Bytes(flow))) => return flow.granted(&bytes),
+            // One that is not taken is lost, as packets may be.
+            (Kind::Data, Some(Stream::Packets(device))) => drop((&**device).write(&bytes)),
+            (Kind::Close, Some(_)) => {
+                drop(streams);
+                self.forget(header.stream);
+            }
+            // It was closed here a moment ago.
+            _ => {}
+        }
+        Ok(())
     }
 
     /// Opens a stream on behalf of an instance, and gives its number.
@@ -118,7 +140,10 @@ impl Streams {
     }
 
     fn forget(&self, number: u32) {
-        self.streams.lock().expect("not poisoned").remove(&number);
+        let stream = self.streams.lock().expect("not poisoned").remove(&number);
+        if let Some(Stream::Bytes(flow)) = stream {
+            flow.close();
+        }
     }
 
     pub fn send(&self, stream: u32, kind: Kind, bytes: &[u8]) -> Result<()> {
@@ -129,9 +154,13 @@ impl Streams {
 
     /// Accepts connections for an instance until its [`Listener`] is dropped.
     pub fn serve(self: &Arc<Self>, instance: &str, listener: TcpListener) -> Result<Listener> {
-        let guard = Listener(listener.try_clone()?);
+        let connections = Arc::new(Connections::default());
+        let guard = Listener {
+            listener: listener.try_clone()?,
+            relay: Arc::clone(self),
+            connections: Arc::clone(&connections),
+        };
         let (relay, instance) = (Arc::clone(self), instance.to_string());
-        let open = Arc::new(AtomicUsize::new(0));
         Builder::new().stack_size(STACK_BYTES).spawn(move || {
             loop {
                 let connection = match listener.accept() {
@@ -144,8 +173,8 @@ impl Streams {
                         continue;
                     }
                 };
-                if let Some(one) = One::more_than(&open) {
-                    relay.carry(&instance, connection, one);
+                if let Some(flow) = connections.begin() {
+                    relay.carry(&instance, connection, flow);
                 }
             }
         })?;
@@ -153,18 +182,18 @@ impl Streams {
     }
 
     /// Carries one connection; whatever fails ends it.
-    fn carry(self: &Arc<Self>, instance: &str, connection: TcpStream, one: One) {
-        let (sender, receiver) = sync_channel(WAITING_FRAMES);
+    fn carry(self: &Arc<Self>, instance: &str, connection: TcpStream, flow: Arc<Flow>) {
         let _ = connection.set_nodelay(true);
         let Ok(to_instance) = connection.try_clone() else { return };
-        let Ok(number) = self.open_stream(Kind::Open, instance, Stream::Bytes(sender)) else { return };
-        let giving = Builder::new().stack_size(STACK_BYTES).spawn(move || give(&receiver, to_instance));
+        let Ok(number) = self.open_stream(Kind::Open, instance, Stream::Bytes(Arc::clone(&flow))) else {
+            return;
+        };
+        let (giver, given) = (Arc::clone(self), Arc::clone(&flow));
+        let giving =
+            Builder::new().stack_size(STACK_BYTES).spawn(move || giver.give(number, &given, to_instance));
         let relay = Arc::clone(self);
         let started = giving.and_then(|_| {
-            Builder::new().stack_size(STACK_BYTES).spawn(move || {
-                relay.take(number, connection);
-                drop(one);
-            })
+            Builder::new().stack_size(STACK_BYTES).spawn(move || relay.take(number, &flow, connection))
         });
         if started.is_err() {
             self.close_stream(number);
@@ -172,43 +201,35 @@ impl Streams {
     }
 
     /// What an instance sends, to the host.
-    fn take(&self, number: u32, mut connection: TcpStream) {
+    fn take(&self, number: u32, flow: &Flow, mut connection: TcpStream) {
         let mut bytes = vec![0; MOST_BYTES];
-        while let Ok(count @ 1..) = connection.read(&mut bytes) {
+        while let Some(room) = flow.room()
+            && let Ok(count @ 1..) = connection.read(&mut bytes[..room])
+        {
+            flow.sent(count);
             if self.send(number, Kind::Data, &bytes[..count]).is_err() {
                 break;
             }
         }
+        // The other thread ends with it.
         self.close_stream(number);
+    }
+
+    /// What the host sends, to an instance.
+    fn give(&self, number: u32, flow: &Flow, mut connection: TcpStream) {
+        while let Some(part) = flow.next() {
+            if connection.write_all(&part).is_err() {
+                break;
+            }
+            if let Some(grant) = flow.taken(part.len())
+                && self.send(number, Kind::Grant, &grant).is_err()
+            {
+                break;
+            }
+        }
+        // The other thread's read ends with it.
         let _ = connection.shutdown(Shutdown::Both);
     }
-}
-
-/// One of an instance's connections, until it is dropped.
-struct One(Arc<AtomicUsize>);
-
-impl One {
-    /// Of those that are open, unless they are [`CONNECTIONS`].
-    fn more_than(open: &Arc<AtomicUsize>) -> Option<One> {
-        let one = One(Arc::clone(open));
-        (open.fetch_add(1, Ordering::Relaxed) < CONNECTIONS).then_some(one)
-    }
-}
-
-impl Drop for One {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-fn give(frames: &Receiver<Vec<u8>>, mut connection: TcpStream) {
-    for frame in frames {
-        if connection.write_all(&frame).is_err() {
-            break;
-        }
-    }
-    // The other thread's read ends with it.
-    let _ = connection.shutdown(Shutdown::Both);
 }
 
 /// What there is of a network for the agent.
@@ -234,6 +255,11 @@ pub fn spawn_apart(
             unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET | UnshareFlags::NEWPID)? };
             network::loopback_up()?;
             let listener = port.map(|port| TcpListener::bind(("127.0.0.1", port))).transpose()?;
+            if let Some(listener) = &listener {
+                // Connections have the same: what a slow one leaves in the kernel would grow to some MiB.
+                set_socket_recv_buffer_size(listener, WINDOW_BYTES)?;
+                set_socket_send_buffer_size(listener, WINDOW_BYTES)?;
+            }
             let tunnel = address.map(|address| network::tunnel(OUTSIDE, address)).transpose()?;
             if tunnel.is_some() {
                 network::lead_out_by(OUTSIDE)?;
@@ -244,3 +270,6 @@ pub fn spawn_apart(
     });
     apart?.unwrap_or_else(|_| Err(Error::other("the thread that starts instances panicked")))
 }
+
+#[cfg(test)]
+mod tests;

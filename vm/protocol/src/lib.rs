@@ -10,6 +10,7 @@ pub mod layout;
 pub mod message;
 pub mod relay;
 pub mod stats;
+pub mod window;
 
 pub use frame::{Decoder, FrameError, MAX_FRAME_BYTES, encode};
 pub use layout::{Layout, Mode};
@@ -17,7 +18,7 @@ pub use message::*;
 pub use stats::{Merged, NodeStats, Stats};
 
 /// Rises with every change that an older peer would misunderstand.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 
 /// The virtio-serial port: `/dev/virtio-ports/org.mayfly.agent` in the guest.
 pub const PORT: &str = "org.mayfly.agent";

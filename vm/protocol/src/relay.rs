@@ -2,7 +2,8 @@
 //! Lambda's Runtime API there. And packets of those that reach the outside world.
 //!
 //! A frame is a header of eight bytes and at most [`MOST_BYTES`]. The agent opens a stream for each connection that it
-//! accepts on behalf of an instance, and either side closes it.
+//! accepts on behalf of an instance, and either side closes it. Neither sends more bytes of a stream than it was granted ([`crate::window`]),
+//! so that what one reader leaves lying holds up no other stream.
 
 /// The virtio-serial port.
 pub const PORT: &str = "org.mayfly.relay";
@@ -16,10 +17,12 @@ pub const HEADER_BYTES: usize = 8;
 pub enum Kind {
     /// A new stream, from the agent; the bytes are the instance's name.
     Open,
-    /// The same for a stream of packets: each frame of data is one (IPv4), either way, and may get lost.
+    /// The same for a stream of packets: each frame of data is one (IPv4), either way, and may get lost. Nothing is granted.
     Link,
     /// Bytes of the stream.
     Data,
+    /// So many more bytes of the stream may be sent: four bytes, the lowest first.
+    Grant,
     /// No more bytes will come or be taken.
     Close,
 }
@@ -42,6 +45,7 @@ impl Header {
             Kind::Open => b'O',
             Kind::Link => b'L',
             Kind::Data => b'D',
+            Kind::Grant => b'G',
             Kind::Close => b'C',
         };
         let [a, b, c, d] = self.stream.to_le_bytes();
@@ -56,6 +60,7 @@ impl Header {
             b'O' => Kind::Open,
             b'L' => Kind::Link,
             b'D' => Kind::Data,
+            b'G' => Kind::Grant,
             b'C' => Kind::Close,
             _ => return None,
         };
@@ -71,7 +76,7 @@ mod tests {
 
     #[test]
     fn headers_come_back_as_they_were() {
-        for kind in [Kind::Open, Kind::Link, Kind::Data, Kind::Close] {
+        for kind in [Kind::Open, Kind::Link, Kind::Data, Kind::Grant, Kind::Close] {
             let header = Header { stream: 0x0102_0304, kind, bytes: MOST_BYTES };
             assert_eq!(Header::decode(header.encode()), Some(header));
         }

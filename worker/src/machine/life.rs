@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use tokio::net::unix::pipe;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use vm::protocol::{Confinement, ExitReason, Limits, Network, Spawn};
 use vm::{Error, MemorySource};
@@ -19,7 +19,7 @@ use super::tunnel::Tunnel;
 use super::{InUse, Machine, Running};
 use crate::environment::{self, Sharing, Sources};
 use crate::memory::Memory;
-use crate::sandbox::{Bind, CONNECTIONS, Ended, Ending, Handler, Later, Order, RUNTIME_PORT, Sandbox};
+use crate::sandbox::{Bind, Ended, Ending, Handler, Later, Order, RUNTIME_PORT, Sandbox};
 use crate::settings::Settings;
 use crate::{http, limits, network};
 
@@ -133,18 +133,12 @@ fn lost_its_vm(error: &anyhow::Error) -> bool {
 impl Instance {
     async fn accept(&self, handler: Handler) {
         let mut listener = self.listener.lock().await;
-        let places = Arc::new(Semaphore::new(CONNECTIONS));
         let mut connections = JoinSet::new();
         loop {
             let stream = listener.accept().await;
             while connections.try_join_next().is_some() {}
-            // One more than it may have is closed at once.
-            let Ok(place) = places.clone().try_acquire_owned() else { continue };
             let handler = handler.clone();
-            connections.spawn(async move {
-                http::serve(stream, |request| handler(request)).await;
-                drop(place);
-            });
+            connections.spawn(async move { http::serve(stream, |request| handler(request)).await });
         }
     }
 

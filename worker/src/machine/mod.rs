@@ -9,6 +9,7 @@
 
 mod disk;
 mod domains;
+mod flow;
 mod guest;
 mod life;
 mod partition;

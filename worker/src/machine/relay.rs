@@ -1,9 +1,12 @@
 //! The host's end of the relay: each connection that an instance in the guest makes becomes a socket here, on which the
 //! worker serves the Runtime API (vm-protocol's `relay` says what is sent). Packets of one that reaches the outside world go to its tunnel.
+//!
+//! The guest is not believed: one that sends more than it was granted, or grants more than it was sent, loses the connection and no
+//! other ([`Flow`]).
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
 
 use anyhow::{Context, Result};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -13,31 +16,31 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::AbortHandle;
 use vm::protocol::relay::{HEADER_BYTES, Header, Kind, MOST_BYTES};
 
+use super::flow::Flow;
 use super::tunnel::Tunnel;
+use crate::sandbox::CONNECTIONS;
 
 /// Frames that wait for the guest to take them.
 const TO_GUEST: usize = 64;
-/// Frames of all connections of an instance that wait for the worker: more than the longest answer of a function.
-const FROM_INSTANCE: usize = 128;
 
 /// The line to one VM's instances; ends with the VM.
 pub struct Relay(Arc<Shared>);
 
 struct Shared {
-    listeners: Mutex<HashMap<String, Expected>>,
+    listeners: Mutex<HashMap<String, Arc<Expected>>>,
     links: Mutex<HashMap<String, Linked>>,
     to_guest: mpsc::Sender<Vec<u8>>,
 }
 
-/// Where an instance's connections go, and places for what they send.
-#[derive(Clone)]
+/// Where an instance's connections go.
 struct Expected {
+    instance: String,
     connections: mpsc::Sender<UnixStream>,
+    /// Which it may have at once: those that the worker has closed and the guest has not heard of are among them.
     places: Arc<Semaphore>,
+    /// It was said that the guest does not keep to a window.
+    said: Once,
 }
-
-/// Part of what a connection sends, which has a place until it is taken.
-type Placed = (Vec<u8>, OwnedSemaphorePermit);
 
 /// An instance's way out, and what carries packets there once the guest has asked for them.
 struct Linked {
@@ -45,28 +48,50 @@ struct Linked {
     carrying: Option<AbortHandle>,
 }
 
+/// What comes from the guest for a connection; dropping it tells that nothing more will.
+struct Arriving {
+    flow: Arc<Flow>,
+    expected: Arc<Expected>,
+}
+
+impl Drop for Arriving {
+    fn drop(&mut self) {
+        self.flow.close();
+    }
+}
+
 /// Where what comes from the guest goes.
 enum Stream {
-    Bytes(mpsc::Sender<Placed>, Arc<Semaphore>),
+    Bytes(Arriving),
     Packets(Weak<Tunnel>),
 }
 
 impl Stream {
     /// False if it is over.
-    fn take(&self, payload: Vec<u8>) -> bool {
-        match self {
-            // A function that sends more than is taken loses its connection, and holds up no other.
-            Stream::Bytes(sender, places) => match places.clone().try_acquire_owned() {
-                Ok(place) => sender.try_send((payload, place)).is_ok(),
-                Err(_) => false,
-            },
-            Stream::Packets(tunnel) => tunnel.upgrade().map(|tunnel| tunnel.take(&payload)).is_some(),
+    fn take(&self, kind: Kind, payload: Vec<u8>) -> bool {
+        let Arriving { flow, expected } = match self {
+            Stream::Bytes(arriving) => arriving,
+            Stream::Packets(tunnel) => return tunnel.upgrade().map(|tunnel| tunnel.take(&payload)).is_some(),
+        };
+        let kept = match kind {
+            Kind::Grant => flow.granted(&payload),
+            _ => flow.arrive(payload),
+        };
+        if kept.is_err() {
+            expected.said.call_once(|| {
+                tracing::warn!(
+                    "{}: the guest does not keep to a connection's window: such connections end",
+                    expected.instance
+                );
+            });
         }
+        kept.is_ok()
     }
 
     fn is_over(&self) -> bool {
         match self {
-            Stream::Bytes(sender, _) => sender.is_closed(),
+            // The task that carries it has ended.
+            Stream::Bytes(arriving) => Arc::strong_count(&arriving.flow) == 1,
             Stream::Packets(tunnel) => tunnel.strong_count() == 0,
         }
     }
@@ -119,12 +144,23 @@ impl Drop for Listener {
 }
 
 impl Shared {
-    fn listeners(&self) -> MutexGuard<'_, HashMap<String, Expected>> {
+    fn listeners(&self) -> MutexGuard<'_, HashMap<String, Arc<Expected>>> {
         self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn links(&self) -> MutexGuard<'_, HashMap<String, Linked>> {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The guest carries a connection of this instance from now on: if the instance is expected, and has not too many.
+    fn connect(&self, instance: &str, stream: u32) -> Option<Stream> {
+        let expected = self.listeners().get(instance).cloned()?;
+        let place = expected.places.clone().try_acquire_owned().ok()?;
+        let (ours, theirs) = UnixStream::pair().ok()?;
+        expected.connections.try_send(theirs).ok()?;
+        let flow = Arc::<Flow>::default();
+        tokio::spawn(carry(stream, ours, flow.clone(), expected.clone(), self.to_guest.clone(), place));
+        Some(Stream::Bytes(Arriving { flow, expected }))
     }
 
     /// The guest carries packets for this instance from now on: once, if the instance has a way out.
@@ -154,9 +190,14 @@ impl Relay {
 
     /// Lets an instance of this name connect.
     pub fn listen(&self, instance: &str) -> Listener {
-        let (sender, connections) = mpsc::channel(4);
-        let expected = Expected { connections: sender, places: Arc::new(Semaphore::new(FROM_INSTANCE)) };
-        self.0.listeners().insert(instance.to_string(), expected);
+        let (sender, connections) = mpsc::channel(CONNECTIONS);
+        let expected = Expected {
+            instance: instance.to_string(),
+            connections: sender,
+            places: Arc::new(Semaphore::new(CONNECTIONS)),
+            said: Once::new(),
+        };
+        self.0.listeners().insert(instance.to_string(), Arc::new(expected));
         Listener { shared: self.0.clone(), instance: instance.to_string(), connections }
     }
 
@@ -191,25 +232,19 @@ async fn receive(mut reader: OwnedReadHalf, shared: Arc<Shared>) {
             return;
         }
         match kind {
-            Kind::Open => {
-                let expected = shared.listeners().get(&*String::from_utf8_lossy(&payload)).cloned();
-                let pair = expected.zip(UnixStream::pair().ok());
-                if let Some((Expected { connections, places }, (ours, theirs))) = pair
-                    && connections.try_send(theirs).is_ok()
-                {
-                    let (sender, frames) = mpsc::channel(FROM_INSTANCE);
-                    streams.insert(stream, Stream::Bytes(sender, places));
-                    tokio::spawn(carry(stream, ours, frames, shared.to_guest.clone()));
-                } else {
-                    let _ = shared.to_guest.try_send(frame(stream, Kind::Close, &[]));
+            Kind::Open | Kind::Link => {
+                let instance = String::from_utf8_lossy(&payload);
+                let begun = match kind {
+                    Kind::Open => shared.connect(&instance, stream),
+                    _ => shared.begin(&instance, stream),
+                };
+                match begun {
+                    Some(begun) => drop(streams.insert(stream, begun)),
+                    None => drop(shared.to_guest.send(frame(stream, Kind::Close, &[])).await),
                 }
             }
-            Kind::Link => match shared.begin(&String::from_utf8_lossy(&payload), stream) {
-                Some(packets) => drop(streams.insert(stream, packets)),
-                None => drop(shared.to_guest.try_send(frame(stream, Kind::Close, &[]))),
-            },
-            Kind::Data => {
-                if streams.get(&stream).is_some_and(|to| !to.take(payload)) {
+            Kind::Data | Kind::Grant => {
+                if streams.get(&stream).is_some_and(|to| !to.take(kind, payload)) {
                     streams.remove(&stream);
                 }
             }
@@ -223,20 +258,30 @@ async fn receive(mut reader: OwnedReadHalf, shared: Arc<Shared>) {
 async fn carry(
     stream: u32,
     connection: UnixStream,
-    mut frames: mpsc::Receiver<Placed>,
+    flow: Arc<Flow>,
+    expected: Arc<Expected>,
     to_guest: mpsc::Sender<Vec<u8>>,
+    _place: OwnedSemaphorePermit,
 ) {
     let (mut reader, mut writer) = connection.into_split();
     let inwards = async {
-        while let Some((payload, _place)) = frames.recv().await {
-            if writer.write_all(&payload).await.is_err() {
+        while let Some(part) = flow.next().await {
+            // What the worker takes no longer is lost; its last words are still on their way to the guest.
+            let _ = writer.write_all(&part).await;
+            let grant = flow.taken(part.len());
+            if let Some(grant) = grant
+                && to_guest.send(frame(stream, Kind::Grant, &grant)).await.is_err()
+            {
                 return;
             }
         }
     };
     let outwards = async {
         let mut bytes = vec![0; MOST_BYTES];
-        while let Ok(count @ 1..) = reader.read(&mut bytes).await {
+        loop {
+            let room = flow.room().await;
+            let Ok(count @ 1..) = reader.read(&mut bytes[..room]).await else { return };
+            flow.sent(count);
             if to_guest.send(frame(stream, Kind::Data, &bytes[..count])).await.is_err() {
                 return;
             }
@@ -245,6 +290,8 @@ async fn carry(
     tokio::select! {
         () = inwards => {}
         () = outwards => {}
+        // The instance has ended, and perhaps its agent, too: nobody serves it, and nothing more is granted.
+        () = expected.connections.closed() => {}
     }
     let _ = to_guest.send(frame(stream, Kind::Close, &[])).await;
 }
@@ -265,58 +312,4 @@ fn frame(stream: u32, kind: Kind, bytes: &[u8]) -> Vec<u8> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The guest's side of the line, spoken by hand.
-    #[tokio::test]
-    async fn a_connection_is_carried_both_ways_and_strangers_are_closed() {
-        let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
-        let relay = Relay::new(ours).unwrap();
-        let mut listener = relay.listen("a");
-        theirs.set_nonblocking(true).unwrap();
-        let mut guest = UnixStream::from_std(theirs).unwrap();
-        guest.write_all(&frame(7, Kind::Open, b"a")).await.unwrap();
-        guest.write_all(&frame(7, Kind::Data, b"ping")).await.unwrap();
-        let mut connection = listener.accept().await;
-        let mut bytes = [0; 4];
-        connection.read_exact(&mut bytes).await.unwrap();
-        assert_eq!(&bytes, b"ping");
-        connection.write_all(b"pong").await.unwrap();
-        let mut answer = [0; HEADER_BYTES + 4];
-        guest.read_exact(&mut answer).await.unwrap();
-        assert_eq!(answer.to_vec(), frame(7, Kind::Data, b"pong"));
-        // An instance that nobody expects is closed at once; the other goes on.
-        guest.write_all(&frame(8, Kind::Open, b"b")).await.unwrap();
-        let mut answer = [0; HEADER_BYTES];
-        guest.read_exact(&mut answer).await.unwrap();
-        assert_eq!(answer.to_vec(), frame(8, Kind::Close, &[]));
-        guest.write_all(&frame(7, Kind::Close, &[])).await.unwrap();
-        assert_eq!(connection.read(&mut bytes).await.unwrap(), 0);
-    }
-
-    #[tokio::test]
-    async fn what_nobody_takes_is_bounded_for_all_connections_of_an_instance() {
-        let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
-        let relay = Relay::new(ours).unwrap();
-        let mut listener = relay.listen("a");
-        theirs.set_nonblocking(true).unwrap();
-        let mut guest = UnixStream::from_std(theirs).unwrap();
-        guest.write_all(&frame(1, Kind::Open, b"a")).await.unwrap();
-        let _unread = listener.accept().await;
-        guest.write_all(&frame(2, Kind::Open, b"a")).await.unwrap();
-        let mut other = listener.accept().await;
-        for stream in [1, 2] {
-            let whole = frame(stream, Kind::Data, &vec![0; MOST_BYTES]);
-            for _ in 0..2 * FROM_INSTANCE {
-                guest.write_all(&whole).await.unwrap();
-            }
-        }
-        let (mut read, mut bytes) = (0, vec![0; MOST_BYTES]);
-        while let Ok(count @ 1..) = other.read(&mut bytes).await {
-            read += count;
-        }
-        // What the sockets themselves hold is the kernel's to say.
-        assert!(read < FROM_INSTANCE * MOST_BYTES / 2, "{read} bytes");
-    }
-}
+mod tests;

@@ -1,0 +1,167 @@
+//! The guest's end, against a host's side of the line that is spoken by hand.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+
+use super::*;
+
+/// Silence, if it lasts so long.
+const SILENCE: Duration = Duration::from_secs(1);
+
+struct Host(UnixStream);
+
+impl Host {
+    fn says(&mut self, stream: u32, kind: Kind, bytes: &[u8]) {
+        self.0.write_all(&Header { stream, kind, bytes: bytes.len() }.encode()).unwrap();
+        self.0.write_all(bytes).unwrap();
+    }
+
+    /// The next frame; `None`: nothing comes.
+    fn hears(&mut self) -> Option<(u32, Kind, Vec<u8>)> {
+        let mut head = [0; HEADER_BYTES];
+        self.0.read_exact(&mut head).ok()?;
+        let Header { stream, kind, bytes } = Header::decode(head).unwrap();
+        let mut payload = vec![0; bytes];
+        self.0.read_exact(&mut payload).unwrap();
+        Some((stream, kind, payload))
+    }
+
+    /// What is sent on a stream until nothing more comes.
+    fn hears_all(&mut self, stream: u32) -> usize {
+        let mut all = 0;
+        while let Some((number, kind, bytes)) = self.hears() {
+            assert_eq!((number, kind), (stream, Kind::Data));
+            all += bytes.len();
+        }
+        all
+    }
+}
+
+/// An instance that listens by no process of its own: its connections are this test's.
+fn instance() -> (Host, Listener, impl Fn(&mut Host) -> (u32, TcpStream)) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    ours.set_read_timeout(Some(SILENCE)).unwrap();
+    let relay = Streams::over(File::from(OwnedFd::from(theirs))).unwrap();
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    let serving = relay.serve("a", listener).unwrap();
+    let connect = move |host: &mut Host| {
+        let connection = TcpStream::connect(address).unwrap();
+        let (number, kind, name) = host.hears().expect("it is opened");
+        assert_eq!((kind, &name[..]), (Kind::Open, &b"a"[..]));
+        (number, connection)
+    };
+    (Host(ours), serving, connect)
+}
+
+/// Sends without end; what a connection does not take waits in a thread of its own.
+fn floods(connection: &TcpStream) {
+    let mut connection = connection.try_clone().unwrap();
+    std::thread::spawn(move || while connection.write_all(&[b'x'; MOST_BYTES]).is_ok() {});
+}
+
+#[test]
+fn a_host_that_reads_slowly_holds_up_one_connection_and_no_other() {
+    let (mut host, _serving, connect) = instance();
+    let (slow, flooded) = connect(&mut host);
+    floods(&flooded);
+    assert_eq!(host.hears_all(slow), WINDOW_BYTES);
+    let (number, mut other) = connect(&mut host);
+    other.write_all(b"ping").unwrap();
+    assert_eq!(host.hears(), Some((number, Kind::Data, b"ping".to_vec())));
+    host.says(number, Kind::Data, b"pong");
+    let mut answer = [0; 4];
+    other.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"pong");
+    host.says(slow, Kind::Grant, &1000_u32.to_le_bytes());
+    assert_eq!(host.hears_all(slow), 1000);
+}
+
+#[test]
+fn an_instance_that_reads_slowly_holds_up_one_connection_and_loses_nothing() {
+    let (mut host, _serving, connect) = instance();
+    let (number, mut slow) = connect(&mut host);
+    // Far more than the sockets hold, as it is granted; half of it waits.
+    const WHOLE: usize = 64 << 20;
+    let (mut credit, mut sent, mut waited) = (WINDOW_BYTES, 0, false);
+    let reading = |mut slow: TcpStream| {
+        std::thread::spawn(move || {
+            let (mut bytes, mut read) = (vec![0; MOST_BYTES], 0);
+            while let Ok(count @ 1..) = slow.read(&mut bytes) {
+                assert!(
+                    bytes[..count].iter().enumerate().all(|(at, byte)| *byte == ((read + at) % 251) as u8)
+                );
+                read += count;
+            }
+            read
+        })
+    };
+    let mut reader = None;
+    while sent < WHOLE {
+        let count = credit.min(MOST_BYTES).min(WHOLE - sent);
+        if count > 0 {
+            host.says(
+                number,
+                Kind::Data,
+                &(sent..sent + count).map(|at| (at % 251) as u8).collect::<Vec<_>>(),
+            );
+            (credit, sent) = (credit - count, sent + count);
+            continue;
+        }
+        match host.hears() {
+            Some((_, kind, bytes)) => {
+                assert_eq!(kind, Kind::Grant);
+                credit += u32::from_le_bytes(bytes.try_into().unwrap()) as usize;
+            }
+            None => {
+                assert!(reader.is_none(), "nothing is granted, though all is read");
+                waited = true;
+                let (other_number, mut other) = connect(&mut host);
+                host.says(other_number, Kind::Data, b"pong");
+                let mut answer = [0; 4];
+                other.read_exact(&mut answer).unwrap();
+                assert_eq!(&answer, b"pong");
+                drop(other);
+                assert_eq!(host.hears(), Some((other_number, Kind::Close, vec![])));
+                reader = Some(reading(slow.try_clone().unwrap()));
+            }
+        }
+    }
+    host.says(number, Kind::Close, &[]);
+    assert!(waited, "it took {WHOLE} bytes unread");
+    assert_eq!(reader.unwrap().join().unwrap(), WHOLE);
+    assert_eq!(slow.read(&mut [0]).unwrap(), 0);
+}
+
+#[test]
+fn a_host_that_ignores_a_window_loses_that_connection_and_no_other() {
+    let (mut host, _serving, connect) = instance();
+    let (first, mut cut) = connect(&mut host);
+    let (second, mut kept) = connect(&mut host);
+    for _ in 0..1000 {
+        host.says(first, Kind::Data, &[0; MOST_BYTES]);
+    }
+    while let Some((number, kind, _)) = host.hears() {
+        assert!(number == first && matches!(kind, Kind::Grant | Kind::Close));
+    }
+    let mut bytes = Vec::new();
+    cut.read_to_end(&mut bytes).unwrap();
+    assert!(bytes.len() < 1000 * MOST_BYTES);
+    host.says(second, Kind::Data, b"pong");
+    let mut answer = [0; 4];
+    kept.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"pong");
+}
+
+#[test]
+fn what_an_ended_instance_sent_is_waited_for_no_longer() {
+    let (mut host, serving, connect) = instance();
+    let (number, connection) = connect(&mut host);
+    floods(&connection);
+    assert_eq!(host.hears_all(number), WINDOW_BYTES);
+    drop(serving);
+    assert_eq!(host.hears(), Some((number, Kind::Close, vec![])));
+    // Nor does anything of it lie in the socket any more.
+    let gone = (&connection).write_all(&[0; 64 << 20]);
+    assert!(gone.is_err());
+}
