@@ -3,7 +3,6 @@ hashed requirements. PyTorch's wheel brings libraries of 5 GB, so `make setup` l
 comparison."""
 
 import contextlib
-import fcntl
 import functools
 import hashlib
 import os
@@ -11,42 +10,22 @@ import subprocess
 from pathlib import Path
 
 from bench.merge.machine import CACHE
-from bench.outcome import ROOT, BenchError, say
-from bench.processes import ask
+from bench.outcome import ROOT, BenchError
 
 HERE = Path(__file__).parent
 PLACE = CACHE / "bench-merge"
 NEEDED = [HERE / "requirements.txt", HERE / "models.txt"]
 
 
+@functools.cache
 def python() -> Path:
     """The environment's Python, made now if it is not there or was made from other requirements."""
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in NEEDED)).hexdigest()
-    wanted, stamp = f"{PLACE} {digest}", PLACE / "made-from"
-    interpreter = PLACE / "bin" / "python"
-    PLACE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "bench-merge.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if stamp.exists() and stamp.read_text() == wanted:
-            return interpreter
-        say(f"making {PLACE} with PyTorch (5 GB; minutes on a fast line)")
-        run("python3", "-m", "venv", "--clear", PLACE)
-        options = [
-            "-q",
-            "--disable-pip-version-check",
-            "--no-cache-dir",
-            "--only-binary",
-            ":all:",
-            "--require-hashes",
-        ]
-        run(interpreter, "-m", "pip", "install", *options, "-r", NEEDED[0])
-        run(interpreter, "-m", "pip", "install", *options, "--no-deps", "-r", NEEDED[1])
-        stamp.write_text(wanted)
-    return interpreter
-
-
-def run(*command) -> None:
-    ask(command, f"making {PLACE} failed", 7200)
+    said = f"bench: making {PLACE} with PyTorch (5 GB; minutes on a fast line)"
+    command = [ROOT / "deploy" / "environment", PLACE, said, NEEDED[0], "--no-deps", NEEDED[1]]
+    made = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if made.returncode:
+        raise BenchError(f"{PLACE} could not be made")
+    return Path(made.stdout.strip())
 
 
 def variables() -> dict[str, str]:
