@@ -6,10 +6,12 @@
 //! [`UNTAKEN_BYTES`] at most: beyond, the connection is closed whose client has taken nothing for longest.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use bytes::{Buf, Bytes};
 use tokio::sync::Notify;
+
+use crate::lock::lock;
 
 /// Connections that wait at once.
 const WAITING: usize = 1024;
@@ -162,10 +164,6 @@ pub struct Connection {
     /// Where it stands in the order, while it waits.
     turn: Mutex<Option<u64>>,
     closed: Arc<Notify>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Connections {

@@ -1,11 +1,12 @@
 //! What has happened so far, for the page and the metrics.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::error::ApiError;
 use crate::invocation::Outcome;
+use crate::lock::lock;
 
 /// Upper bounds of the buckets in which durations are counted, in seconds.
 pub const BUCKETS_S: [f64; 12] = [0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
@@ -76,7 +77,7 @@ impl Count {
         match outcome {
             Ok(_) => self.latency.add(latency),
             Err(error) => {
-                let mut last = self.last_refusal.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut last = lock(&self.last_refusal);
                 *last = Some(error.message.clone());
             }
         }

@@ -8,6 +8,11 @@ pub fn plain_reason(error: &io::Error) -> String {
     text.split(" (os error").next().unwrap_or(&text).to_string()
 }
 
+/// Foreign text, cut off and without control characters.
+pub fn shown(text: &str) -> String {
+    text.chars().take(160).flat_map(char::escape_debug).collect()
+}
+
 /// An error answer of the Lambda API.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {

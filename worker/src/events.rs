@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::Result;
@@ -14,6 +14,7 @@ use crate::event_store::{EventStore, Kept};
 use crate::handover::{Accepting, Predecessor, Told};
 use crate::invocation::{Invocation, Outcome};
 use crate::limits;
+use crate::lock::lock;
 use crate::name::{self, Target};
 use crate::time::now_ms;
 use crate::worker::Worker;
@@ -132,11 +133,7 @@ impl Events {
 
     /// Ids of events that functions have now.
     pub(crate) fn begun(&self) -> BTreeSet<String> {
-        if self.store.is_some() { self.lock_begun().clone() } else { BTreeSet::new() }
-    }
-
-    fn lock_begun(&self) -> MutexGuard<'_, BTreeSet<String>> {
-        self.begun.lock().unwrap_or_else(PoisonError::into_inner)
+        if self.store.is_some() { lock(&self.begun).clone() } else { BTreeSet::new() }
     }
 
     /// Closes what is kept, for another worker, or opens it again.
@@ -225,7 +222,7 @@ impl Events {
         if handed_over.is_some() && self.store.is_some() {
             return false;
         }
-        self.lock_begun().insert(id.into());
+        lock(&self.begun).insert(id.into());
         true
     }
 
@@ -282,7 +279,7 @@ impl Events {
     /// Keeps what became of it. How long to wait for the next attempt, if there is to be one here.
     async fn settle(&self, event: &Kept, next: Next) -> Option<Duration> {
         let handed_over = self.worker.handed_over.read().await;
-        self.lock_begun().remove(&event.id);
+        lock(&self.begun).remove(&event.id);
         if let (Some(handed_over), Some(_)) = (&*handed_over, &self.store) {
             // Who is told of its end comes first: better twice than never.
             match next {

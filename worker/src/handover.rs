@@ -22,7 +22,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -32,6 +32,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::event_store::Kept;
 use crate::function::FunctionUrl;
+use crate::lock::lock;
 
 /// Two numbers of descriptors: the listening socket, and a connection to the worker that runs.
 const VARIABLE: &str = "MAYFLY_TAKES_OVER";
@@ -252,7 +253,7 @@ impl HandedOver {
 
     /// Tells it of an event that this worker had begun.
     pub fn tell(&self, what: &Told) {
-        let line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
+        let line = lock(&self.line);
         if let Err(error) = say(&line, what) {
             tracing::error!("the new worker does not hear of an event: {error:#}");
         }

@@ -1,13 +1,14 @@
 //! What has happened, and how memory has developed: the last events and the last hour's samples, both in memory only.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use worker_page::data::{Event, Events, Latency, Sample};
 
 use crate::function::Deployment;
+use crate::lock::lock;
 use crate::pool::InstanceId;
 
 /// Between two samples; more where taking one is slow.
@@ -39,10 +40,6 @@ pub struct Total {
     pub ms: f64,
     /// The memory that was merged, given back, plugged or unplugged.
     pub bytes: u64,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// An event of this kind; the kinds are named at [`Event::kind`].

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::code::{self, Code, Unpacked};
-use crate::error::{ApiError, plain_reason};
+use crate::error::{ApiError, plain_reason, shown};
 use crate::time::lambda_time;
 use crate::{limits, name};
 
@@ -200,10 +200,9 @@ pub fn check(arns: &[String]) -> Result<(), ApiError> {
     let mut names = Vec::new();
     for arn in arns {
         let Some((name, _)) = name::parse_layer_arn(arn) else {
-            let shown: String = arn.chars().take(160).collect();
             return Err(ApiError::invalid_parameter(format!(
                 "Layers: '{}' is no ARN of a version of a layer (arn:aws:lambda:REGION:ACCOUNT:layer:NAME:VERSION)",
-                shown.escape_debug()
+                shown(arn)
             )));
         };
         if names.contains(&name) {

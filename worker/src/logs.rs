@@ -2,8 +2,9 @@
 //! each instance. In memory, as much of each function as [`BYTES`] holds.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use crate::lock::lock;
 use crate::time::now_ms;
 
 /// Kept of one group.
@@ -53,10 +54,6 @@ pub struct Stream {
 }
 
 impl Logs {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Group>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The log of an instance.
     pub fn stream(self: &Arc<Self>, group: &str, name: &str) -> Stream {
         Stream { logs: self.clone(), group: group.into(), name: name.into() }
@@ -64,16 +61,16 @@ impl Logs {
 
     /// Looks at all groups.
     pub fn all<T>(&self, look: impl FnOnce(&BTreeMap<String, Group>) -> T) -> T {
-        look(&self.lock())
+        look(&lock(&self.0))
     }
 
     /// Looks at one group.
     pub fn group<T>(&self, name: &str, look: impl FnOnce(&Group) -> T) -> Option<T> {
-        self.lock().get(name).map(look)
+        lock(&self.0).get(name).map(look)
     }
 
     fn keep(&self, group: &str, stream: &Arc<str>, text: &str, time_ms: u64) {
-        let mut groups = self.lock();
+        let mut groups = lock(&self.0);
         if !groups.contains_key(group) {
             if groups.len() >= GROUPS {
                 let last = |group: &Group| group.lines.back().map_or(0, |line| line.time_ms);

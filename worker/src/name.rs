@@ -1,7 +1,7 @@
 //! Names of functions: a plain name, a partial ARN (`ACCOUNT:function:NAME`) or a whole one, and a version or an alias; names
 //! of layers.
 
-use crate::error::ApiError;
+use crate::error::{ApiError, shown};
 
 /// The region that ARNs name. Requests may be signed for any.
 pub const REGION: &str = "us-east-1";
@@ -135,14 +135,13 @@ fn is_account(part: &str) -> bool {
 }
 
 fn invalid(text: &str) -> ApiError {
-    let shown: String = text.chars().take(80).collect();
     ApiError::new(
         400,
         "ValidationException",
         format!(
             "1 validation error detected: Value '{}' at 'functionName' failed to satisfy constraint: Member must \
              be a name of 1 to 64 letters, digits, - and _, or an ARN with one",
-            shown.escape_debug()
+            shown(text)
         ),
     )
 }

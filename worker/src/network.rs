@@ -15,11 +15,12 @@ use std::io::Write;
 use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, Mutex, Once};
 
 use anyhow::{Context, Result, bail, ensure};
 use tokio::sync::OnceCell;
 
+use crate::lock::lock;
 use crate::ownership::Folder;
 
 const FORWARDING: &str = "/proc/sys/net/ipv4/ip_forward";
@@ -98,7 +99,7 @@ impl Pair {
 
 impl Drop for Pair {
     fn drop(&mut self) {
-        self.network.pairs().used.remove(&self.number);
+        lock(&self.network.pairs).used.remove(&self.number);
     }
 }
 
@@ -154,7 +155,7 @@ impl Network {
     /// # Errors
     /// There are too many.
     pub fn take(self: &Arc<Self>) -> Result<Pair> {
-        let mut pairs = self.pairs();
+        let mut pairs = lock(&self.pairs);
         // One that was just let go of may still be there for a moment, so numbers go round.
         for _ in 0..PAIRS {
             let number = pairs.next;
@@ -164,10 +165,6 @@ impl Network {
             }
         }
         bail!("{PAIRS} instances have a network already")
-    }
-
-    fn pairs(&self) -> MutexGuard<'_, Pairs> {
-        self.pairs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes the rules away, once.

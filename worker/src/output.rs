@@ -2,12 +2,13 @@
 
 use std::collections::VecDeque;
 use std::io::ErrorKind;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use tokio::net::unix::pipe;
 
 use crate::limits::LOG_TAIL_BYTES;
+use crate::lock::lock;
 use crate::logs::Stream;
 
 /// Lines are cut after this many bytes.
@@ -53,12 +54,12 @@ impl Output {
     /// Reads until nobody can write any more.
     pub async fn follow(&self) {
         while self.receiver.readable().await.is_ok() {
-            let read = self.lock().read;
+            let read = lock(&self.state).read;
             if !self.read_at_most(READ_BYTES_A_SECOND.saturating_sub(read)) {
                 return;
             }
             let pause = {
-                let mut state = self.lock();
+                let mut state = lock(&self.state);
                 let left = Duration::from_secs(1).checked_sub(state.second.elapsed());
                 if left.is_none() {
                     state.next_second(&self.label);
@@ -78,12 +79,12 @@ impl Output {
 
     /// The tail begins anew.
     pub fn begin(&self) {
-        self.lock().tail.clear();
+        lock(&self.state).tail.clear();
     }
 
     /// Adds a line of the worker's own.
     pub fn say(&self, line: &str) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.keep(line.as_bytes());
         state.keep(b"\n");
         self.show(line.as_bytes());
@@ -91,12 +92,12 @@ impl Output {
 
     /// The end of what was printed since [`Output::begin`].
     pub fn tail(&self) -> Vec<u8> {
-        self.lock().tail.iter().copied().collect()
+        lock(&self.state).tail.iter().copied().collect()
     }
 
     /// False once the other end is closed.
     fn read_at_most(&self, most: usize) -> bool {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let mut buffer = [0; 16 * 1024];
         let mut read = 0;
         while read < most {
@@ -135,10 +136,6 @@ impl Output {
         let plain: String = text.chars().map(|c| if c.is_control() && c != '\t' { ' ' } else { c }).collect();
         self.log.keep(&text);
         tracing::info!(target: "function", "{} {plain}", self.label);
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

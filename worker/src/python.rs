@@ -5,11 +5,12 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use anyhow::{Context, Result, bail, ensure};
 use sha2::{Digest, Sha256};
 
+use crate::lock::lock;
 use crate::runtime::Runtime;
 
 /// Lambda's own client of the Runtime API, for functions in Python.
@@ -50,23 +51,19 @@ impl Clients {
         if self.of(runtime).is_none() {
             let installed = installed(program, CLIENT, "", BOOTSTRAP_FILES, &self.cache);
             let folder = installed.with_context(|| format!("cannot install awslambdaric for {name}"))?;
-            self.lock().insert(name.clone(), folder);
+            lock(&self.folders).insert(name.clone(), folder);
         }
         Ok(())
     }
 
     /// That of a runtime.
     pub fn of(&self, runtime: &Runtime) -> Option<PathBuf> {
-        self.lock().get(runtime.name()).cloned()
+        lock(&self.folders).get(runtime.name()).cloned()
     }
 
     /// All that there are.
     pub fn all(&self) -> Vec<PathBuf> {
-        self.lock().values().cloned().collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, PathBuf>> {
-        self.folders.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.folders).values().cloned().collect()
     }
 }
 

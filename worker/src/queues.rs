@@ -11,6 +11,7 @@ use hyper::header::CONTENT_TYPE;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use crate::error::shown;
 use crate::http_client::{self, STALL};
 use crate::name::REGION;
 
@@ -137,8 +138,7 @@ impl Queues {
             let (status, mut text) = (answer.status(), Vec::new());
             let keep = |data: &[u8]| std::io::Write::write_all(&mut text, data);
             http_client::read(answer.into_body(), ANSWER_BYTES, keep).await?;
-            let shown: String = String::from_utf8_lossy(&text).chars().take(200).collect();
-            ensure!(status.is_success(), "answers {status}: {}", shown.escape_debug());
+            ensure!(status.is_success(), "answers {status}: {}", shown(&String::from_utf8_lossy(&text)));
             // DeleteMessageBatch of some servers says nothing.
             if text.is_empty() { Ok(Value::Null) } else { Ok(serde_json::from_slice(&text)?) }
         };

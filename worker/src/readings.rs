@@ -1,11 +1,12 @@
 //! The memory of all instances, read from the kernel at most once a second however many look.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::history::INTERVAL;
 use crate::instance::Instance;
+use crate::lock::lock;
 use crate::memory::Memory;
 use crate::pool::InstanceId;
 use crate::sandbox::{Maker, Overall};
@@ -39,7 +40,7 @@ pub(crate) struct Reading {
 impl Readings {
     /// These instances, each with what was last read of it; nothing yet of one that has just come.
     pub fn of(&self, maker: &dyn Maker, instances: Vec<Arc<Instance>>) -> Reading {
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = lock(&self.0);
         let reading = match last.take().filter(Last::is_fresh) {
             Some(reading) => reading,
             None => read(maker, &instances),

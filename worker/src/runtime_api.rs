@@ -16,6 +16,7 @@ use hyper::header::{HeaderMap, HeaderValue};
 use hyper::{Method, Request};
 use serde_json::json;
 
+use crate::error::shown;
 use crate::http::{self, Answer, BodyError};
 use crate::instance::{Instance, Misuse};
 use crate::invocation::{Invocation, Outcome};
@@ -261,8 +262,7 @@ fn refused(misuse: &Misuse) -> Answer {
 }
 
 fn unknown(path: &str) -> Answer {
-    let shown: String = path.chars().take(80).collect();
-    message(404, "UnknownPath", &format!("the Runtime API has no {shown}"))
+    message(404, "UnknownPath", &format!("the Runtime API has no {}", shown(path)))
 }
 
 fn message(status: u16, kind: &str, text: &str) -> Answer {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::error::ApiError;
+use crate::error::{ApiError, shown};
 use crate::image::ImageConfig;
 use crate::runtime::Runtime;
 use crate::{layers, limits};
@@ -225,9 +225,8 @@ impl Settings {
             if !OF_THE_CALL.contains(&name.as_str()) && !is_default(value) {
                 let known = REFUSED.iter().find(|(refused, _)| refused == name);
                 let reason = known.map_or_else(String::new, |(_, reason)| format!(": {reason}"));
-                let shown: String = name.chars().take(80).collect();
-                let shown = shown.escape_debug();
-                return Err(ApiError::invalid_parameter(format!("{shown} is not supported here{reason}")));
+                let text = format!("{} is not supported here{reason}", shown(name));
+                return Err(ApiError::invalid_parameter(text));
             }
         }
         Ok(settings)
@@ -283,8 +282,7 @@ fn check(fits: bool, what: &str, value: &str, must: &str) -> Result<(), ApiError
     if fits {
         return Ok(());
     }
-    let shown: String = value.chars().take(80).collect();
-    Err(ApiError::invalid_parameter(format!("'{what}' is '{}' and must {must}", shown.escape_debug())))
+    Err(ApiError::invalid_parameter(format!("'{what}' is '{}' and must {must}", shown(value))))
 }
 
 fn check_environment(variables: &BTreeMap<String, String>) -> Result<(), ApiError> {

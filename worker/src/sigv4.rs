@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use hmac::{Hmac, KeyInit, Mac};
 use hyper::HeaderMap;
-use percent_encoding::percent_decode_str;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode, utf8_percent_encode};
 use sha2::{Digest, Sha256};
 
 use crate::error::ApiError;
@@ -16,6 +16,9 @@ use crate::http::header;
 /// How far the clocks of the two sides may differ.
 const SKEW: Duration = Duration::from_secs(15 * 60);
 const ALGORITHM: &str = "AWS4-HMAC-SHA256";
+/// All but what RFC 3986 calls unreserved.
+const RESERVED: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+const IN_PATHS: AsciiSet = RESERVED.remove(b'/');
 
 /// What requests must be signed with.
 #[derive(Clone, PartialEq, Eq)]
@@ -141,7 +144,7 @@ fn canonical_request(request: &Signed<'_>, signed_headers: &str) -> String {
         .split('&')
         .filter(|part| !part.is_empty())
         .map(|part| part.split_once('=').unwrap_or((part, "")))
-        .map(|(name, value)| (encode(&decode(name), false), encode(&decode(value), false)))
+        .map(|(name, value)| (encoded(name), encoded(value)))
         .collect();
     query.sort();
     let query: Vec<String> = query.into_iter().map(|(name, value)| format!("{name}={value}")).collect();
@@ -158,26 +161,13 @@ fn canonical_request(request: &Signed<'_>, signed_headers: &str) -> String {
         writeln!(headers, "{name}:{}", values.join(",")).expect("strings take all");
     }
     // What was sent is encoded once; what is signed is encoded once more (all services but S3).
-    let path = encode(request.path.as_bytes(), true);
+    let path = utf8_percent_encode(request.path, &IN_PATHS);
     let body = hex(&Sha256::digest(request.body));
     format!("{}\n{path}\n{}\n{headers}\n{signed_headers}\n{body}", request.method, query.join("&"))
 }
 
-fn decode(text: &str) -> Vec<u8> {
-    percent_decode_str(text).collect()
-}
-
-/// Percent-encodes all but what RFC 3986 calls unreserved.
-fn encode(bytes: &[u8], keep_slash: bool) -> String {
-    let mut text = String::with_capacity(bytes.len());
-    for byte in bytes {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => text.push(*byte as char),
-            b'/' if keep_slash => text.push('/'),
-            _ => write!(text, "%{byte:02X}").expect("strings take all"),
-        }
-    }
-    text
+fn encoded(text: &str) -> String {
+    percent_encode(&percent_decode_str(text).collect::<Vec<u8>>(), &RESERVED).to_string()
 }
 
 fn keyed(key: &[u8], text: &str) -> Vec<u8> {
@@ -187,10 +177,7 @@ fn keyed(key: &[u8], text: &str) -> Vec<u8> {
 }
 
 fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        write!(text, "{byte:02x}").expect("strings take all");
-        text
-    })
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn unhex(text: &str) -> Option<Vec<u8>> {

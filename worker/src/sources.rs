@@ -4,7 +4,7 @@
 //! does all that a worker had when it was killed; how often, and what then, is the queue's to say (its redrive policy).
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -15,6 +15,7 @@ use tokio::task::AbortHandle;
 
 use crate::invocation::Invocation;
 use crate::limits;
+use crate::lock::lock;
 use crate::name::{self, Target};
 use crate::queues::{LONGEST_WAIT, Message, Queues};
 use crate::template::Source;
@@ -44,7 +45,7 @@ impl Sources {
     /// Asks these from now on, and no others. Those that stay as they were go on. What was received is done.
     pub fn set(&self, wanted: BTreeMap<String, Vec<Source>>) {
         let Some(queues) = self.worker.options.queues else { return };
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut running = lock(&self.running);
         running.retain(|target, asked| {
             let stays = wanted.get(target) == Some(&asked.sources);
             if !stays {

@@ -166,14 +166,8 @@ fn declared(template: &Yaml, folder: &Path) -> Result<Template> {
             None => Vec::new(),
         };
         let mut function = function::function(name, properties, folder).with_context(place)?;
-        function.settings.processors =
-            function::processors(resource).with_context(|| format!("Resources.{name}"))?;
         function.sources = sources;
-        function.settings.outside =
-            function::reaches_out(resource).with_context(|| format!("Resources.{name}"))?;
-        function.settings.vm = function::vm(resource).with_context(|| format!("Resources.{name}"))?;
-        function.settings.page_out_after_s =
-            function::page_out_after_s(resource).with_context(|| format!("Resources.{name}"))?;
+        function::of_mayfly(resource, &mut function.settings).with_context(|| format!("Resources.{name}"))?;
         if functions.iter().any(|other| other.name == function.name) {
             bail!("{}: FunctionName '{}' is there twice", place(), function.name);
         }

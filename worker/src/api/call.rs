@@ -2,7 +2,6 @@
 
 use bytes::Bytes;
 use hyper::http::request::Parts;
-use percent_encoding::percent_decode_str;
 use serde::Deserialize;
 
 use crate::connections::Client;
@@ -23,11 +22,9 @@ pub fn large_or_not<T>(body: &[u8], what: impl FnOnce() -> T) -> T {
 }
 
 /// All values of a query parameter.
-pub fn query<'a>(parts: &'a Parts, wanted: &'a str) -> impl Iterator<Item = String> + 'a {
-    let pairs = parts.uri.query().unwrap_or_default().split('&');
-    let pairs = pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")));
-    let values = pairs.filter(move |(name, _)| *name == wanted).map(|(_, value)| value);
-    values.map(|value| percent_decode_str(value).decode_utf8_lossy().into_owned())
+pub fn query<'a>(query: Option<&'a str>, wanted: &'a str) -> impl Iterator<Item = String> + 'a {
+    let pairs = form_urlencoded::parse(query.unwrap_or_default().as_bytes());
+    pairs.filter(move |(name, _)| name == wanted).map(|(_, value)| value.into_owned())
 }
 
 /// What of a request is signed.
@@ -70,12 +67,12 @@ impl Call {
 
     /// The value of a query parameter.
     pub fn query(&self, wanted: &str) -> Option<String> {
-        query(&self.parts, wanted).next()
+        query(self.parts.uri.query(), wanted).next()
     }
 
     /// All values of a query parameter.
     pub fn queries(&self, wanted: &str) -> Vec<String> {
-        query(&self.parts, wanted).collect()
+        query(self.parts.uri.query(), wanted).collect()
     }
 
     /// The body as JSON.

@@ -11,7 +11,7 @@ use crate::worker::Worker;
 
 /// The number after `after=` in the query.
 pub fn after(query: Option<&str>) -> Option<u64> {
-    query?.split('&').find_map(|pair| pair.strip_prefix("after="))?.parse().ok()
+    super::query(query, "after").next()?.parse().ok()
 }
 
 /// Samples after a time.

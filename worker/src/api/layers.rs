@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::functions::WantedCode;
 use super::{Api, Call};
-use crate::error::ApiError;
+use crate::error::{ApiError, shown};
 use crate::http::{self, Answer};
 use crate::layers::Layer;
 use crate::name;
@@ -44,10 +44,9 @@ pub async fn publish(api: &Api, call: &Call, layer: &str) -> Result<Answer, ApiE
     let name = named(layer)?;
     let wanted: Publish = call.json_beside_zip()?;
     if let Some(other) = wanted.compatible_architectures.iter().find(|one| *one != "x86_64") {
-        let shown: String = other.chars().take(80).collect();
         return Err(ApiError::invalid_parameter(format!(
             "CompatibleArchitectures is '{}' and must be x86_64",
-            shown.escape_debug()
+            shown(other)
         )));
     }
     let layer = api.worker.publish_layer(Layer {
@@ -96,8 +95,7 @@ pub fn list_versions(api: &Api, call: &Call, layer: &str) -> Result<Answer, ApiE
 }
 
 fn none(what: &str) -> ApiError {
-    let shown: String = what.chars().take(200).collect();
-    ApiError::not_found(format!("The resource you requested does not exist: {}", shown.escape_debug()))
+    ApiError::not_found(format!("The resource you requested does not exist: {}", shown(what)))
 }
 
 pub fn get(api: &Api, layer: &str, version: &str) -> Result<Answer, ApiError> {

@@ -61,8 +61,7 @@ pub fn answer(api: &Api, call: &Call, operation: &str) -> Answer {
 
 /// The log of the function that the query names, for people: a line each, when it came and from which instance.
 pub fn text(api: &Api, query: Option<&str>) -> Answer {
-    let named =
-        query.into_iter().flat_map(|query| query.split('&')).find_map(|pair| pair.strip_prefix("function="));
+    let named = super::query(query, "function").next();
     let lines = |group: &Group| -> String {
         let told = |line: &Line| {
             let time = lambda_time(UNIX_EPOCH + Duration::from_millis(line.time_ms));
@@ -70,7 +69,7 @@ pub fn text(api: &Api, query: Option<&str>) -> Answer {
         };
         group.lines.iter().map(told).collect()
     };
-    let log = named.and_then(|function| api.worker.logs.group(&log_group(function), lines));
+    let log = named.and_then(|function| api.worker.logs.group(&log_group(&function), lines));
     match log {
         Some(text) => http::answer(200, "text/plain; charset=utf-8", text),
         None => http::answer(404, "text/plain", "no such function has printed anything\n"),

@@ -38,7 +38,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
 use crate::connections::{Connection, Connections};
-use crate::error::ApiError;
+use crate::error::{ApiError, shown};
 use crate::events::Events;
 use crate::handover::Accepting;
 use crate::http::{self, Answer, BodyError, BodyMemory};
@@ -201,7 +201,7 @@ impl Api {
                 (UPLOAD_BYTES, &self.uploads)
             }
             [_, "functions", name, "invocations" | "response-streaming-invocations"] => {
-                self.worker.target(&Target::new(name, query(&parts, "Qualifier").next())?)?;
+                self.worker.target(&Target::new(name, query(parts.uri.query(), "Qualifier").next())?)?;
                 (limits::PAYLOAD_BYTES, &self.bodies)
             }
             [urls::PREFIX, ..] => {
@@ -304,8 +304,8 @@ fn changes_state(call: &Call, segments: &[&str]) -> bool {
 }
 
 fn unknown_operation(method: &str, call: &Call) -> ApiError {
-    let shown: String = call.parts.uri.path().chars().take(120).collect();
-    ApiError::new(404, "UnknownOperationException", format!("{method} {shown} is not supported here"))
+    let path = shown(call.parts.uri.path());
+    ApiError::new(404, "UnknownOperationException", format!("{method} {path} is not supported here"))
 }
 
 /// The API can run any code. A page in a browser on this machine must not reach it, so requests that a browser has

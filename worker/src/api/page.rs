@@ -1,7 +1,7 @@
 //! The page at `/`: gathers what it shows; `worker_page` lays it out.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError};
 
 use hyper::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderName, HeaderValue};
 use worker_page::page::{self, MINUTES};
@@ -10,6 +10,7 @@ use worker_page::view::{Counts, Function, Percentiles, Requests, View};
 use super::{Api, history};
 use crate::count::{BUCKETS_S, Count, Histogram};
 use crate::http::{self, Answer};
+use crate::lock::lock;
 use crate::sampler;
 use crate::worker::Worker;
 
@@ -34,8 +35,7 @@ pub async fn page(api: &Api, query: Option<&str>) -> Answer {
 
 /// The stretch of time that `minutes=` in the query names, if it is one that the page offers.
 fn minutes(query: Option<&str>) -> u64 {
-    let given =
-        query.into_iter().flat_map(|query| query.split('&')).find_map(|pair| pair.strip_prefix("minutes="));
+    let given = super::query(query, "minutes").next();
     given.and_then(|text| text.parse().ok()).filter(|minutes| MINUTES.contains(minutes)).unwrap_or(5)
 }
 
@@ -69,7 +69,7 @@ fn described(worker: &Worker, function: &crate::function::Function) -> Function 
 }
 
 fn requests(count: &Count) -> Requests {
-    let last_refusal = count.last_refusal.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let last_refusal = lock(&count.last_refusal).clone();
     Requests {
         answered: read(&count.succeeded) + read(&count.failed),
         failed: read(&count.failed),

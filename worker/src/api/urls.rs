@@ -184,30 +184,16 @@ fn event(call: &Call, id: &str, request_id: &str) -> Value {
     let query = parts.uri.query().unwrap_or_default();
     let (mut headers, mut cookies) = (BTreeMap::<String, String>::new(), Vec::new());
     for (name, value) in &parts.headers {
-        let value = String::from_utf8_lossy(value.as_bytes()).into_owned();
+        let value = String::from_utf8_lossy(value.as_bytes());
         if name == "cookie" {
             cookies.extend(value.split("; ").map(str::to_string));
             continue;
         }
-        headers
-            .entry(name.as_str().to_string())
-            .and_modify(|known| {
-                known.push(',');
-                known.push_str(&value);
-            })
-            .or_insert(value);
+        add(&mut headers, name.as_str(), &value);
     }
     let mut parameters = BTreeMap::<String, String>::new();
-    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        let (name, value) = (decoded(name), decoded(value));
-        parameters
-            .entry(name)
-            .and_modify(|known| {
-                known.push(',');
-                known.push_str(&value);
-            })
-            .or_insert(value);
+    for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+        add(&mut parameters, &name, &value);
     }
     let host = headers.get("host").cloned().unwrap_or_default();
     let mut event = json!({
@@ -262,8 +248,10 @@ fn is_text(content_type: &str) -> bool {
         || matches!(kind, "application/json" | "application/xml" | "application/javascript")
 }
 
-fn decoded(text: &str) -> String {
-    percent_encoding::percent_decode_str(&text.replace('+', " ")).decode_utf8_lossy().into_owned()
+/// Several values of one name are one text, with commas.
+fn add(to: &mut BTreeMap<String, String>, name: &str, value: &str) {
+    let known = to.entry(name.into()).and_modify(|known| known.push(',')).or_default();
+    known.push_str(value);
 }
 
 #[cfg(test)]

@@ -6,13 +6,14 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use anyhow::{Context, Result, anyhow};
 
 use super::{Code, Unpacked, new_folder};
 use crate::error::ApiError;
 use crate::image::{self, Allowed, Opened};
+use crate::lock::lock;
 
 /// Callers' images that are unpacked now, by digest.
 #[derive(Debug, Default)]
@@ -20,13 +21,13 @@ pub(crate) struct Images(Mutex<BTreeMap<String, Weak<Unpacked>>>);
 
 impl Images {
     fn known(&self, digest: &str) -> Option<Arc<Unpacked>> {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.0);
         known.retain(|_, unpacked| unpacked.strong_count() > 0);
         known.get(digest)?.upgrade()
     }
 
     fn add(&self, digest: &str, unpacked: &Arc<Unpacked>) {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.0);
         known.insert(digest.into(), Arc::downgrade(unpacked));
     }
 }

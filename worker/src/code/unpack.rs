@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
 
 use super::ENTRIES;
-use crate::error::{ApiError, plain_reason};
+use crate::error::{ApiError, plain_reason, shown};
 use crate::limits;
 
 pub fn unpack(zip: &[u8], folder: &Path) -> Result<(), ApiError> {
@@ -22,8 +22,8 @@ pub fn unpack(zip: &[u8], folder: &Path) -> Result<(), ApiError> {
     for index in 0..archive.len() {
         let mut entry = archive.by_index(index).map_err(|error| invalid(error.to_string()))?;
         let name = entry.name().map_err(|error| invalid(error.to_string()))?.into_owned();
-        let shown: String = name.chars().take(80).collect();
-        let wrong = |reason: &str| invalid(format!("{}: {reason}", shown.escape_debug()));
+        let shown = shown(&name);
+        let wrong = |reason: &str| invalid(format!("{shown}: {reason}"));
         let name = inside(&name).ok_or_else(|| wrong("the name leads out of the archive"))?;
         if name.components().count() > limits::FOLDER_DEPTH {
             return Err(wrong("folders lie too deep in one another"));

@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{SeekFrom, copy_file_range, seek};
@@ -26,6 +26,8 @@ use rustix::mount::{
 };
 
 use super::system;
+
+use crate::lock::lock;
 
 const KIND: &str = "ext4";
 /// Bytes of the disk for each file that it can hold; as many as a tmpfs of that size is given.
@@ -79,7 +81,7 @@ impl Disks {
     /// # Errors
     /// The host has no loop devices, no `mke2fs`, or no room.
     pub async fn take(self: &Arc<Self>, mib: u32) -> Result<OwnedFd> {
-        let (made, makes_next) = self.spares().take(mib);
+        let (made, makes_next) = lock(&self.spares).take(mib);
         let disk = match made {
             Some(disk) => Ok(disk),
             None => {
@@ -94,14 +96,10 @@ impl Disks {
             tokio::task::spawn_blocking(move || {
                 // What hinders it is reported to whoever needs one.
                 let next = if works { disks.make(mib).ok() } else { None };
-                disks.spares().put(mib, next);
+                lock(&disks.spares).put(mib, next);
             });
         }
         disk
-    }
-
-    fn spares(&self) -> MutexGuard<'_, Spares> {
-        self.spares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn make(&self, mib: u32) -> Result<OwnedFd> {
@@ -119,7 +117,7 @@ impl Disks {
 
     /// An empty file system that is copied; made when the first of its size is wanted.
     fn empty(&self, mib: u32) -> Result<Arc<File>> {
-        let mut all = self.empty.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.empty);
         if let Some(empty) = all.get(&mib) {
             return Ok(empty.clone());
         }

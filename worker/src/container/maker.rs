@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::sync::{Arc, Mutex, Once};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -19,6 +19,7 @@ use super::spawn::{Container, Spawner};
 use super::store::Stores;
 use super::{Spec, page_out, worker_is_root};
 use crate::environment::{self, Endpoint, Sharing, Sources};
+use crate::lock::lock;
 use crate::memory::Memory;
 use crate::network::{self, Outside};
 use crate::options::Options;
@@ -247,7 +248,7 @@ impl Instance {
 
 impl Sandbox for Instance {
     fn take_output(&self) -> pipe::Receiver {
-        let mut output = self.output.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut output = lock(&self.output);
         output.take().expect("the output is taken once")
     }
 

@@ -16,7 +16,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -32,6 +32,7 @@ use super::spawn::Spawner;
 use super::system::{ending_of, own_user_with_leases};
 use super::worker_is_root;
 use crate::environment::Endpoint;
+use crate::lock::lock;
 use crate::pool::FunctionId;
 
 /// The first host user of stores; instances' users end below.
@@ -107,10 +108,6 @@ impl Stores {
         Stores { program, spawner, cgroups, folder, limit_mib, stores: Mutex::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<FunctionId, Store>> {
-        self.stores.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn place(&self, function: FunctionId) -> PathBuf {
         self.folder.join(format!("store-{function}"))
     }
@@ -126,7 +123,7 @@ impl Stores {
     /// Its folder cannot be made.
     pub fn prepare(&self, function: FunctionId) -> Result<Endpoint> {
         let endpoint = self.endpoint(function);
-        if let Entry::Vacant(none) = self.lock().entry(function) {
+        if let Entry::Vacant(none) = lock(&self.stores).entry(function) {
             make_folder(&self.place(function), &endpoint)?;
             none.insert(Store::default());
         }
@@ -135,7 +132,7 @@ impl Stores {
 
     /// An instance of the function may soon rest: its store runs from now on.
     pub fn begin(self: &Arc<Self>, function: FunctionId) {
-        let mut stores = self.lock();
+        let mut stores = lock(&self.stores);
         let Some(store) = stores.get_mut(&function) else { return };
         if !std::mem::replace(&mut store.begun, true) {
             tokio::spawn(keep(Arc::downgrade(self), function));
@@ -154,7 +151,7 @@ impl Stores {
                 return Err(error).context("cannot watch it");
             }
         };
-        let mut stores = self.lock();
+        let mut stores = lock(&self.stores);
         match stores.get_mut(&function) {
             Some(store) => store.running = Some(running),
             None => {
@@ -167,7 +164,7 @@ impl Stores {
 
     /// Puts away a function's store that has died. Whether the function is still there.
     fn has_died(&self, function: FunctionId) -> bool {
-        let mut stores = self.lock();
+        let mut stores = lock(&self.stores);
         let Some(store) = stores.get_mut(&function) else { return false };
         if let Some(running) = store.running.take() {
             running.end();
@@ -216,7 +213,7 @@ impl Stores {
 
     /// Ends a function's store: it was deleted, and its last instance is gone.
     pub fn end(&self, function: FunctionId) {
-        let removed = self.lock().remove(&function);
+        let removed = lock(&self.stores).remove(&function);
         if let Some(store) = removed {
             store.end(&self.place(function));
         }
@@ -225,7 +222,7 @@ impl Stores {
     /// How many stores run, and what their pages occupy. Waits; not on a thread that serves.
     pub fn figures(&self) -> (u64, u64) {
         let running = |(function, store): (&FunctionId, &Store)| store.running.is_some().then_some(*function);
-        let functions: Vec<FunctionId> = self.lock().iter().filter_map(running).collect();
+        let functions: Vec<FunctionId> = lock(&self.stores).iter().filter_map(running).collect();
         let asked = functions.iter().map(|function| pages_of(self.place(*function).join(FIGURES)));
         let asked: JoinSet<Option<u64>> = asked.collect();
         let pages: u64 = Handle::current().block_on(asked.join_all()).into_iter().flatten().sum();
@@ -270,7 +267,7 @@ async fn keep(stores: Weak<Stores>, function: FunctionId) {
 
 impl Drop for Stores {
     fn drop(&mut self) {
-        let stores = std::mem::take(&mut *self.lock());
+        let stores = std::mem::take(&mut *lock(&self.stores));
         for (function, store) in stores {
             store.end(&self.place(function));
         }

@@ -11,11 +11,12 @@ use cap_std::fs::Dir;
 
 use super::compression::Compression;
 use super::manifest::{self, Documents, Found};
-use super::reference::{Digest, Reference, quoted, shown};
+use super::reference::{Digest, Reference, quoted};
 use super::registry::Registry;
 use super::tree::inside;
 use super::{Allowed, hash};
 use crate::below;
+use crate::error::shown;
 
 /// A manifest, or what an image says of itself.
 const DOCUMENT_BYTES: u64 = 4 << 20;

@@ -11,8 +11,9 @@ use tar::EntryType;
 
 use super::Hashing;
 use super::compression::Compression;
-use super::reference::{Digest, quoted, shown};
+use super::reference::{Digest, quoted};
 use super::tree::{Attributes, Tree, inside};
+use crate::error::shown;
 
 /// Before the name of what the layer takes away.
 const WHITEOUT: &[u8] = b".wh.";

@@ -6,7 +6,8 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::reference::{Digest, shown};
+use super::reference::Digest;
+use crate::error::shown;
 
 /// Layers of an image.
 const LAYERS: usize = 256;

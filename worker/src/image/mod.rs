@@ -23,6 +23,7 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+use crate::error::shown;
 use files::Files;
 use manifest::Found;
 use reference::{Digest, Reference};
@@ -90,7 +91,7 @@ pub fn open(uri: &str, allowed: Option<&Allowed>, base: Option<&Path>, place: &P
         let image = started(uri, description.config.as_ref())?;
         Ok(Opened { image, files, id, layers })
     };
-    found().with_context(|| format!("ImageUri: {}", reference::shown(uri)))
+    found().with_context(|| format!("ImageUri: {}", shown(uri)))
 }
 
 impl Opened {
@@ -105,7 +106,7 @@ impl Opened {
     /// What is wrong with it, and in which layer.
     pub fn unpack(&self, folder: &Path) -> Result<()> {
         let unpacked = unpack(&self.files, &self.layers, folder, crate::limits::IMAGE_BYTES);
-        unpacked.with_context(|| format!("ImageUri: {}", reference::shown(&self.image.uri)))
+        unpacked.with_context(|| format!("ImageUri: {}", shown(&self.image.uri)))
     }
 }
 
@@ -136,7 +137,7 @@ fn unpack(files: &Files, layers: &[manifest::Layer], folder: &Path, bytes: u64) 
     let mut left = layer::Left { bytes, entries: ENTRIES };
     for (number, manifest::Layer { file, digest, content }) in layers.iter().enumerate() {
         let place = || format!("layer {} of {}", number + 1, layers.len());
-        let open = || files.file(file)?.with_context(|| format!("{} is missing", reference::shown(file)));
+        let open = || files.file(file)?.with_context(|| format!("{} is missing", shown(file)));
         let bounds = left;
         layer::check(&open, digest.as_ref(), content, &tree, &mut left).with_context(place)?;
         layer::put(&open, content, &tree, bounds).with_context(place)?;

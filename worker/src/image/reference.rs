@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::error::shown;
+
 /// The words that podman and skopeo have for images in files (containers-transports(5)).
 const TRANSPORTS: [&str; 3] = ["oci", "oci-archive", "docker-archive"];
 
@@ -58,12 +60,6 @@ impl std::fmt::Display for Digest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "sha256:{}", self.0)
     }
-}
-
-/// Foreign text, cut off and without control characters.
-pub fn shown(text: &str) -> String {
-    let start: String = text.chars().take(160).collect();
-    start.escape_debug().to_string()
 }
 
 /// What a library says of foreign bytes, which it may quote as they are.

@@ -8,7 +8,7 @@ mod rest;
 
 pub(crate) use extensions::{Refused, Wishes};
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -21,6 +21,7 @@ use crate::error::ApiError;
 use crate::function::Deployment;
 use crate::history::{self, History};
 use crate::invocation::{Invocation, Outcome};
+use crate::lock::lock;
 use crate::logs::{Logs, Stream};
 use crate::memory::Memory;
 use crate::output::Output;
@@ -109,10 +110,6 @@ pub enum Misuse {
     RequestId,
     /// Answered a request whose answer is being received.
     Answering,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Instance {

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
@@ -21,6 +21,8 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::Trace;
+
+use crate::lock::lock;
 
 /// Requests on their way at once; more wait here, and their wait counts.
 const CONNECTIONS: usize = 900;
@@ -150,13 +152,13 @@ async fn send(
             let body = format!("{{\"seed\":{number}}}");
             let asked = tokio::time::timeout(PATIENCE, connections.invoke(&name, body)).await;
             let outcome = asked.ok().and_then(anyhow::Result::ok).unwrap_or(Outcome::Refused);
-            let mut tallies = tallies.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut tallies = lock(&tallies);
             tallies.entry(name).or_default().count(&outcome, wanted.elapsed());
         });
         progress(number + 1);
     }
     while requests.join_next().await.is_some() {}
-    let functions = std::mem::take(&mut *tallies.lock().unwrap_or_else(PoisonError::into_inner));
+    let functions = std::mem::take(&mut *lock(&tallies));
     Result { functions, elapsed: began.elapsed() }
 }
 
@@ -220,13 +222,13 @@ impl Connections {
         let (status, failed) =
             (answer.status().as_u16(), answer.headers().contains_key("x-amz-function-error"));
         let body = answer.into_body().collect().await?.to_bytes();
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
+        lock(&self.idle).push(connection);
         Ok((status, failed, body))
     }
 
     async fn connection(&self) -> anyhow::Result<SendRequest<Full<Bytes>>> {
         loop {
-            let waiting = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let waiting = lock(&self.idle).pop();
             match waiting {
                 Some(connection) if connection.is_ready() => return Ok(connection),
                 Some(_) => {}

@@ -15,46 +15,34 @@ use crate::settings::{Settings, Wanted};
 /// A VM's whole name has 40 characters, of which the worker takes some.
 const LONGEST_VM: usize = 20;
 
-/// The ceiling that SAM has no property for, and HotMem's functions have (HotMem Table 1).
-pub fn processors(resource: &Yaml) -> Result<Option<f64>> {
-    let Some(value) = resource.get("Metadata").and_then(|m| m.get("Mayfly")?.get("Cpus")) else {
-        return Ok(None);
-    };
-    let number = value.as_f64().filter(|number| (0.01..=256.0).contains(number));
-    number.map(Some).context("Metadata.Mayfly.Cpus must be a number of processors, 0.01 to 256")
-}
-
-/// The VM that its instances live in with `--sandbox vm`: one for each name, and one for all functions that name none.
-pub fn vm(resource: &Yaml) -> Result<Option<String>> {
-    let Some(value) = resource.get("Metadata").and_then(|m| m.get("Mayfly")?.get("Vm")) else {
-        return Ok(None);
-    };
-    let is_name = |text: &&str| text.len() <= LONGEST_VM && name::is_plain(text);
-    let name = value.as_str().filter(is_name).map(str::to_string);
-    name.map(Some).with_context(|| {
-        format!("Metadata.Mayfly.Vm must be a name of at most {LONGEST_VM} letters, digits, '-' and '_'")
-    })
-}
-
-/// How long its instances are without work before their memory goes to the host's swap; never, where nothing is said.
-pub fn page_out_after_s(resource: &Yaml) -> Result<Option<u32>> {
-    let Some(value) = resource.get("Metadata").and_then(|m| m.get("Mayfly")?.get("PageOutAfter")) else {
-        return Ok(None);
-    };
-    let seconds = value.as_u64().filter(|seconds| (1..=86_400).contains(seconds));
-    seconds
-        .map(|seconds| Some(seconds as u32))
-        .context("Metadata.Mayfly.PageOutAfter must be a number of seconds, 1 to 86400")
-}
-
-/// Whether it reaches the outside world, which SAM has no property for either: on Lambda every function does.
-pub fn reaches_out(resource: &Yaml) -> Result<Option<bool>> {
-    match resource.get("Metadata").and_then(|m| m.get("Mayfly")?.get("Network")).map(Yaml::as_str) {
-        None => Ok(None),
-        Some(Some("outside")) => Ok(Some(true)),
-        Some(Some("none")) => Ok(Some(false)),
-        Some(_) => bail!("Metadata.Mayfly.Network must be outside or none"),
+/// What SAM has no property for, `Metadata.Mayfly` of a resource.
+pub fn of_mayfly(resource: &Yaml, settings: &mut Settings) -> Result<()> {
+    let given = |key: &str| resource.get("Metadata")?.get("Mayfly")?.get(key);
+    if let Some(value) = given("Cpus") {
+        // A ceiling, which HotMem's functions have (HotMem Table 1).
+        let number = value.as_f64().filter(|number| (0.01..=256.0).contains(number));
+        ensure!(number.is_some(), "Metadata.Mayfly.Cpus must be a number of processors, 0.01 to 256");
+        settings.processors = number;
     }
+    if let Some(value) = given("Vm") {
+        let name = value.as_str().filter(|text| text.len() <= LONGEST_VM && name::is_plain(text));
+        settings.vm = Some(name.map(str::to_string).with_context(|| {
+            format!("Metadata.Mayfly.Vm must be a name of at most {LONGEST_VM} letters, digits, '-' and '_'")
+        })?);
+    }
+    if let Some(value) = given("PageOutAfter") {
+        let seconds = value.as_u64().filter(|seconds| (1..=86_400).contains(seconds));
+        ensure!(seconds.is_some(), "Metadata.Mayfly.PageOutAfter must be a number of seconds, 1 to 86400");
+        settings.page_out_after_s = seconds.map(|seconds| seconds as u32);
+    }
+    if let Some(value) = given("Network") {
+        settings.outside = match value.as_str() {
+            Some("outside") => Some(true),
+            Some("none") => Some(false),
+            _ => bail!("Metadata.Mayfly.Network must be outside or none"),
+        };
+    }
+    Ok(())
 }
 
 /// A function, of its own properties and those of Globals.

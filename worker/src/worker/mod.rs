@@ -11,7 +11,7 @@ pub(crate) use kept::Changed;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -26,6 +26,7 @@ use crate::handover::{Accepting, HandedOver};
 use crate::history::History;
 use crate::instance::{Instance, Scheduler, Surroundings};
 use crate::invocation::{Invocation, Outcome};
+use crate::lock::lock;
 use crate::logs::Logs;
 use crate::name::{self, Target};
 use crate::options::Options;
@@ -184,7 +185,7 @@ impl Worker {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     // ---- requests ----
