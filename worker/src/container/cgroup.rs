@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::freezer::{self, Freezer};
 use super::mounts::{enable, version_one, version_one_of, version_two};
@@ -258,10 +259,10 @@ impl Cgroup {
             if self.remove() {
                 return;
             }
-            for process in self.processes() {
-                // SAFETY: no memory is passed. A process listed in this cgroup is one of this sandbox's; had it
-                // ended since, its number could be another's only after the kernel has used up all numbers.
-                unsafe { libc::kill(process, libc::SIGKILL) };
+            // A process listed in this cgroup is one of this sandbox's; had it ended since, its number could be another's only after
+            // the kernel has used up all numbers.
+            for process in self.processes().into_iter().filter_map(Pid::from_raw) {
+                let _ = kill_process(process, Signal::KILL);
             }
             if attempt == 500 {
                 tracing::error!("processes in {} cannot be ended", self.folders[0].display());

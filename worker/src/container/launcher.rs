@@ -8,10 +8,17 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{
+    PidfdFlags, Resource, Signal, getegid, geteuid, kill_process, pidfd_open,
+    set_parent_process_death_signal, setsid,
+};
+use rustix::system::sethostname;
+use rustix::thread::UnshareFlags;
 use vm_sandbox::syscalls::{self, Placement};
 use vm_sandbox::{extensions, network};
 
-use super::{INSIDE_USER, Spec, freezer, root, system};
+use super::{INSIDE_USER, Spec, freezer, root, system, worker_is_root};
 use crate::limits;
 use crate::sandbox::RUNTIME_PORT;
 
@@ -63,7 +70,7 @@ fn keep() -> Result<()> {
     let thawing = match &spec.freezer {
         // It must thaw what it kills, so it must not be killed itself: the control socket tells it of the worker's end.
         Some(folder) => {
-            system::outlive_parent()?;
+            set_parent_process_death_signal(None)?;
             Some(freezer::thawing(folder).with_context(|| format!("no freezer in {}", folder.display()))?)
         }
         None => None,
@@ -72,8 +79,8 @@ fn keep() -> Result<()> {
     for file in &spec.cgroup_procs {
         std::fs::write(file, "0").with_context(|| format!("cannot enter the cgroup {}", file.display()))?;
     }
-    system::new_session()?;
-    enter_namespaces(system::effective_user() == 0).context("cannot make namespaces")?;
+    setsid()?;
+    enter_namespaces().context("cannot make namespaces")?;
     if spec.resolvers.is_some() {
         // The worker, which is outside, makes the interfaces, and says when they are there.
         system::send_with(CONTROL, &[CONNECTS], None).context("the worker has ended")?;
@@ -86,33 +93,35 @@ fn keep() -> Result<()> {
         }
         Some(init) => {
             drop(disk);
-            let ended = system::pidfd(init)?;
-            if !system::first_is_readable(ended.as_raw_fd(), CONTROL) {
-                system::kill(init);
+            let ended = pidfd_open(init, PidfdFlags::empty())?;
+            let mut both = [PollFd::new(&ended, PollFlags::IN), PollFd::new(&*control, PollFlags::IN)];
+            while poll(&mut both, None).is_err() {}
+            if both[0].revents().is_empty() {
+                let _ = kill_process(init, Signal::KILL);
                 if let Some(thawing) = thawing {
                     freezer::thaw(&thawing).context("cannot thaw the sandbox")?;
                 }
             }
             // Process 1 can be waited for once everything in its namespace has ended.
-            system::wait(init).map(drop).context("cannot wait for the sandbox")
+            system::wait(Some(init)).map(drop).context("cannot wait for the sandbox")
         }
     }
 }
 
 /// As root the user namespace stays: the function becomes a user that owns nothing. Otherwise a user namespace is
 /// what allows the rest.
-fn enter_namespaces(root: bool) -> Result<()> {
-    let namespaces = libc::CLONE_NEWNS
-        | libc::CLONE_NEWPID
-        | libc::CLONE_NEWNET
-        | libc::CLONE_NEWIPC
-        | libc::CLONE_NEWUTS
-        | libc::CLONE_NEWCGROUP;
-    if root {
+fn enter_namespaces() -> Result<()> {
+    let namespaces = UnshareFlags::NEWNS
+        | UnshareFlags::NEWPID
+        | UnshareFlags::NEWNET
+        | UnshareFlags::NEWIPC
+        | UnshareFlags::NEWUTS
+        | UnshareFlags::NEWCGROUP;
+    let (user, group) = (geteuid().as_raw(), getegid().as_raw());
+    if user == 0 {
         return Ok(system::unshare(namespaces)?);
     }
-    let (user, group) = (system::effective_user(), system::effective_group());
-    system::unshare(libc::CLONE_NEWUSER | namespaces)?;
+    system::unshare(UnshareFlags::NEWUSER | namespaces)?;
     std::fs::write("/proc/self/setgroups", "deny")?;
     std::fs::write("/proc/self/uid_map", format!("{INSIDE_USER} {user} 1"))?;
     std::fs::write("/proc/self/gid_map", format!("{INSIDE_USER} {group} 1"))?;
@@ -121,12 +130,12 @@ fn enter_namespaces(root: bool) -> Result<()> {
 
 /// Process 1: prepares the inside, starts the runtime and reaps. Returns only with an error.
 fn run_inside(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
-    let was_root = system::effective_user() == 0;
+    let was_root = worker_is_root();
     if let Some(folder) = &spec.freezer {
         freezer::enter(folder).with_context(|| format!("cannot enter the freezer {}", folder.display()))?;
     }
     root::enter(spec, disk)?;
-    system::set_host_name(&spec.host_name)?;
+    sethostname(spec.host_name.as_bytes())?;
     network::loopback_up().context("cannot bring up the loopback device")?;
     let listener = TcpListener::bind(("127.0.0.1", RUNTIME_PORT)).context("cannot listen")?;
     let names = extensions::names()?;
@@ -134,8 +143,8 @@ fn run_inside(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
     message.extend(names.join("\n").bytes());
     system::send_with(CONTROL, &message, Some(listener.as_raw_fd())).context("the worker has ended")?;
     drop(listener);
-    system::limit(libc::RLIMIT_CORE, 0)?;
-    system::limit(libc::RLIMIT_NOFILE, limits::OPEN_FILES)?;
+    system::limit(Resource::Core, 0)?;
+    system::limit(Resource::Nofile, limits::OPEN_FILES)?;
     system::drop_bounding_set()?;
     if was_root {
         system::become_user(spec.user)?;
@@ -150,7 +159,7 @@ fn run_inside(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
     let environment = spec.environment.iter().map(|(name, value)| (name.as_str(), value.as_str()));
     let mut extensions = extensions::start(&names, environment)?;
     let Some(runtime) = system::fork()? else {
-        system::new_session()?;
+        setsid()?;
         let folder = &spec.folder;
         std::env::set_current_dir(folder).with_context(|| format!("cannot start in the folder {folder}"))?;
         let (program, arguments) = spec.command.split_first().context("no program to run")?;
@@ -158,7 +167,7 @@ fn run_inside(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
         return Err(error).with_context(|| format!("cannot run {program}"));
     };
     loop {
-        let (child, status) = system::wait(-1)?;
+        let (child, status) = system::wait(None)?;
         if child == runtime {
             let mut message = vec![EXITED];
             message.extend(status.to_le_bytes());
@@ -166,7 +175,7 @@ fn run_inside(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
             let _ = system::send_with(CONTROL, &message, None);
             std::process::exit(0);
         }
-        if let Some(name) = extensions.ended(child as u32, status) {
+        if let Some(name) = extensions.ended(child.as_raw_pid() as u32, status) {
             let mut message = vec![CRASHED];
             message.extend(status.to_le_bytes());
             message.extend(name.bytes());

@@ -75,5 +75,5 @@ pub struct Spec {
 
 /// Whether this process may give others a user of their own.
 pub fn worker_is_root() -> bool {
-    system::effective_user() == 0
+    rustix::process::geteuid().is_root()
 }

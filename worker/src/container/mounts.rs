@@ -5,8 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-
-use super::system::effective_user;
+use rustix::process::geteuid;
 
 /// A cgroup file system: where it is mounted, what of it is seen there, its kind and options.
 struct Mount<'a> {
@@ -47,7 +46,7 @@ pub fn version_two(mounts: &str, own: &str) -> Option<PathBuf> {
         Some(parent) if own.ends_with(LEAF) && names_both(&parent.join(SUBTREE)) => parent.into(),
         _ => own,
     };
-    let is_own = fs::metadata(&base).is_ok_and(|metadata| metadata.uid() == effective_user());
+    let is_own = fs::metadata(&base).is_ok_and(|metadata| metadata.uid() == geteuid().as_raw());
     (is_own && names_both(&base.join(HAS))).then_some(base)
 }
 

@@ -4,6 +4,7 @@
 use std::fs;
 
 use mappings::Area;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::system;
 
@@ -11,7 +12,9 @@ use super::system;
 pub fn page_out(processes: &[i32]) -> u64 {
     let swapped = |process: &i32| {
         // One that has ended has nothing there.
-        if let (Ok(handle), Ok(maps)) = (system::pidfd(*process), fs::read(format!("/proc/{process}/maps"))) {
+        let handle =
+            Pid::from_raw(*process).and_then(|process| pidfd_open(process, PidfdFlags::empty()).ok());
+        if let (Some(handle), Ok(maps)) = (handle, fs::read(format!("/proc/{process}/maps"))) {
             for area in mappings::each(&maps).filter(is_own) {
                 // Locked memory, or no swap: it stays where it is.
                 let _ = system::page_out(&handle, area.range);

@@ -1,6 +1,7 @@
 //! The root that a function sees: the host's /usr read-only and its own code, or an image; an empty /tmp, and little else; of /proc what
 //! is its own, and little of the machine.
 
+use std::ffi::CString;
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -9,9 +10,13 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use rustix::fs::CWD;
-use rustix::mount::{MoveMountFlags, move_mount};
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, MoveMountFlags, UnmountFlags, mount, mount_bind, mount_bind_recursive,
+    mount_change, move_mount, unmount,
+};
+use rustix::process::pivot_root;
 
-use super::{INSIDE_USER, Spec, system};
+use super::{INSIDE_USER, Spec, system, worker_is_root};
 use crate::sandbox::Bind;
 
 const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
@@ -46,12 +51,11 @@ const USR_LINKS: [&str; 5] = ["bin", "sbin", "lib", "lib32", "lib64"];
 /// # Errors
 /// What could not be mounted, and why.
 pub fn enter(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
-    let none = Path::new("none");
     let root = &spec.mount_point;
-    system::mount(none, Path::new("/"), "", libc::MS_REC | libc::MS_PRIVATE, "")
+    mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)
         .context("cannot make the mounts private")?;
-    let flags = libc::MS_NOSUID | libc::MS_NODEV;
-    system::mount(none, root, "tmpfs", flags, "size=1m,nr_inodes=1k,mode=755")
+    let flags = MountFlags::NOSUID | MountFlags::NODEV;
+    mount("none", root, "tmpfs", flags, c"size=1m,nr_inodes=1k,mode=755")
         .with_context(|| format!("cannot mount a root on {}", root.display()))?;
     match &spec.image {
         Some(image) => show_image(image, root)?,
@@ -83,13 +87,12 @@ pub fn enter(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
     let attributes = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
     system::restrict_mount(root, attributes).context("cannot make the root read-only")?;
     for name in DEVICES {
-        mount_at(&Path::new("/dev").join(name), &root.join("dev").join(name), libc::MS_BIND)?;
+        mount_at(&Path::new("/dev").join(name), &root.join("dev").join(name))?;
     }
     for folder in &spec.hidden {
         let inside = root.join(folder.strip_prefix("/").unwrap_or(folder));
         if inside.is_dir() {
-            let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_RDONLY;
-            system::mount(none, &inside, "tmpfs", flags, "size=4k,nr_inodes=1,mode=755")?;
+            mount("none", &inside, "tmpfs", flags | MountFlags::RDONLY, c"size=4k,nr_inodes=1,mode=755")?;
         }
     }
     let tmp = root.join("tmp");
@@ -99,15 +102,19 @@ pub fn enter(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
         None => {
             // Inodes are limited too: each costs memory that the size does not count.
             let inodes = u64::from(spec.tmp_mib) * 64;
-            let options = format!("size={}m,nr_inodes={inodes},mode=1777", spec.tmp_mib);
-            system::mount(none, &tmp, "tmpfs", flags, &options).context("cannot mount /tmp")?;
+            let options = CString::new(format!("size={}m,nr_inodes={inodes},mode=1777", spec.tmp_mib))?;
+            mount("none", &tmp, "tmpfs", flags, &*options).context("cannot mount /tmp")?;
         }
     }
-    let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
-    system::mount(none, &root.join("proc"), "proc", flags, "").context("cannot mount /proc")?;
+    mount("none", root.join("proc"), "proc", flags | MountFlags::NOEXEC, c"")
+        .context("cannot mount /proc")?;
     mask_proc(&root.join("proc"), &mask)?;
     std::env::set_current_dir(root)?;
-    system::change_root_to_current_folder().context("cannot change the root")
+    // The old root is stacked upon the new one, where the second call finds it (pivot_root(2)).
+    pivot_root(".", ".")
+        .and_then(|()| unmount(".", UnmountFlags::DETACH))
+        .context("cannot change the root")?;
+    Ok(std::env::set_current_dir("/")?)
 }
 
 /// Shows the host's programs and libraries.
@@ -133,7 +140,7 @@ fn system_etc(spec: &Spec) -> Result<()> {
             bind_system(&host, &root.join("etc").join(name))?;
         }
     }
-    let user = if system::effective_user() == 0 { spec.user } else { INSIDE_USER };
+    let user = if worker_is_root() { spec.user } else { INSIDE_USER };
     fs::write(root.join("etc/passwd"), format!("function:x:{user}:{user}:function:/tmp:/bin/sh\n"))?;
     fs::write(root.join("etc/group"), format!("function:x:{user}:\n"))?;
     fs::write(root.join("etc/hosts"), HOSTS)?;
@@ -173,7 +180,7 @@ fn image_etc(spec: &Spec, image: &Path, mask: &Path) -> Result<()> {
     for (name, text) in files {
         if is(&etc, fs::Metadata::is_dir) && is(&etc.join(name), fs::Metadata::is_file) {
             fs::write(mask.join(name), text)?;
-            mount_at(&mask.join(name), &spec.mount_point.join("etc").join(name), libc::MS_BIND)?;
+            mount_at(&mask.join(name), &spec.mount_point.join("etc").join(name))?;
         }
     }
     Ok(())
@@ -192,7 +199,7 @@ fn mask_proc(proc: &Path, mask: &Path) -> Result<()> {
             _ if entry.file_type()?.is_dir() => "folder",
             _ => "file",
         };
-        mount_at(&mask.join(shown), &entry.path(), libc::MS_BIND)?;
+        mount_at(&mask.join(shown), &entry.path())?;
     }
     Ok(())
 }
@@ -210,13 +217,13 @@ fn meminfo(memory_mib: u32) -> String {
 /// Shows a part of the system, with what is mounted below it.
 fn bind_system(source: &Path, target: &Path) -> Result<()> {
     make_place(source, target)?;
-    mount_at(source, target, libc::MS_BIND | libc::MS_REC)
+    mount_bind_recursive(source, target).with_context(|| cannot_show(source))
 }
 
 /// Makes `target`, which may not exist yet, show `source`, and nothing that is mounted below it.
 fn bind(source: &Path, target: &Path) -> Result<()> {
     make_place(source, target)?;
-    mount_at(source, target, libc::MS_BIND)
+    mount_at(source, target)
 }
 
 fn make_place(source: &Path, target: &Path) -> Result<()> {
@@ -228,10 +235,13 @@ fn make_place(source: &Path, target: &Path) -> Result<()> {
             fs::File::create(target).map(drop)
         }
     };
-    made().with_context(|| format!("cannot show {} inside the sandbox", source.display()))
+    made().with_context(|| cannot_show(source))
 }
 
-fn mount_at(source: &Path, target: &Path, flags: u64) -> Result<()> {
-    system::mount(source, target, "", flags, "")
-        .with_context(|| format!("cannot show {} inside the sandbox", source.display()))
+fn mount_at(source: &Path, target: &Path) -> Result<()> {
+    mount_bind(source, target).with_context(|| cannot_show(source))
+}
+
+fn cannot_show(source: &Path) -> String {
+    format!("cannot show {} inside the sandbox", source.display())
 }

@@ -84,7 +84,7 @@ impl Spawner {
             .stderr(Stdio::from(output_in));
         let child = self.run(command).await.context("cannot start a sandbox's monitor")?;
         let mut sandbox = Container {
-            ended: system::ending_of(child.id() as libc::pid_t)?,
+            ended: system::ending_of(&child)?,
             child,
             control: None,
             output: Some(output),

@@ -144,7 +144,7 @@ impl Stores {
     async fn run(&self, function: FunctionId) -> Result<Option<AsyncFd<OwnedFd>>> {
         let place = self.place(function);
         let running = self.start(function, &place).await?;
-        let ended = match ending_of(running.child.id() as libc::pid_t) {
+        let ended = match ending_of(&running.child) {
             Ok(ended) => ended,
             Err(error) => {
                 running.end();
