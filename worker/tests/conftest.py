@@ -119,8 +119,10 @@ class Worker:
         """The latest sample of memory."""
         return json.loads(self.get("/history"))["samples"][-1]
 
-    def events(self, kind):
-        return [event for event in json.loads(self.get("/events"))["events"] if event["kind"] == kind]
+    def events(self, kind, **fields):
+        """Those of this kind that say so."""
+        wanted = {"kind": kind, **fields}.items()
+        return [event for event in json.loads(self.get("/events"))["events"] if wanted <= event.items()]
 
     def stop(self, how=signal.SIGTERM):
         if self.process.poll() is None:

@@ -3,10 +3,9 @@
 import os
 import pathlib
 import signal
-import time
 
 import pytest
-from calls import in_shell
+from calls import in_shell, until
 from conftest import TEMPLATE, Worker
 
 pytestmark = pytest.mark.skipif(
@@ -69,7 +68,4 @@ def test_nothing_of_a_disk_is_left(how):
         assert shell(client, "echo x > /tmp/x", "probe")["code"] == 0
         assert set(disks()) - before, "a file without a name behind a loop device"
         running.stop(how)
-    deadline = time.monotonic() + 60
-    while left := set(disks()) - before:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.1)
+    until(lambda: set(disks()) <= before, disks)

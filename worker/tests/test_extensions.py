@@ -1,11 +1,10 @@
 """Extensions, of a layer and of the function itself, by Lambda's Extensions API."""
 
 import io
-import time
 import zipfile
 
 import pytest
-from calls import create, invoke, zipped
+from calls import create, invoke, until, zipped
 from conftest import Worker
 
 WATCH = """#!/usr/bin/python3.11
@@ -63,12 +62,6 @@ def handler(event, context):
     time.sleep(event.get("seconds", 0))
     return context.aws_request_id
 """
-
-
-@pytest.fixture(scope="module")
-def running():
-    with Worker() as worker:
-        yield worker
 
 
 @pytest.fixture(scope="module")
@@ -174,10 +167,7 @@ def test_an_extension_that_does_not_leave_is_ended(running, layers):
     assert invoke(client, "stay", {})[1] is None
     client.delete_function(FunctionName="stay")
     running.wait_for(r"\[stay#\d+\] watch SHUTDOWN spindown")
-    deadline = time.monotonic() + 60
-    while not [event for event in running.events("gone") if event["function"] == "stay"]:
-        assert time.monotonic() < deadline, running.left()
-        time.sleep(0.05)
+    until(lambda: running.events("gone", function="stay"), running.left)
 
 
 INTERNAL = """

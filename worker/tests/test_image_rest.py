@@ -1,8 +1,8 @@
 """Images that start Lambda's own client for Python rest, and share pages, as other functions in Python do."""
 
-from calls import invoke
+from calls import invoke, until
 from images import Image, create_image, layer, python_layers
-from test_layers import several, until
+from test_layers import several
 
 APP = b"""
 import os, random, time

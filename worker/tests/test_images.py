@@ -4,10 +4,9 @@ import os
 import pathlib
 import shutil
 import subprocess
-import time
 
 import pytest
-from calls import create, invoke, zipped
+from calls import create, invoke, until, zipped
 from conftest import Worker
 from images import Image, create_image, folder, hard_link, layer, link, member, python_layers, registry
 
@@ -281,10 +280,7 @@ def test_images_of_callers_survive_the_worker_and_go_with_their_functions(tmp_pa
         client.delete_function(FunctionName="one")
         assert invoke(client, "two", {})[0]["cwd"] == "/var/task"
         client.delete_function(FunctionName="two")
-        deadline = time.monotonic() + 60
-        while list((tmp_path / "state/code").iterdir()):
-            assert time.monotonic() < deadline, "the last function is gone"
-            time.sleep(0.1)
+        until(lambda: not list((tmp_path / "state/code").iterdir()), "the last function is gone")
 
 
 SHELL = r"""#!/bin/sh

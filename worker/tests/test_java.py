@@ -3,8 +3,8 @@
 import shutil
 
 import pytest
-from calls import invoke, open_folder
-from conftest import ROOT, Worker
+from calls import invoke
+from conftest import ROOT
 from images import Image, create_image, layer, root_of
 
 TOTALS = ROOT / "functions/totals"
@@ -22,17 +22,14 @@ def root():
 
 
 @pytest.fixture(scope="module")
-def running(root, tmp_path_factory):
-    place = open_folder(tmp_path_factory, "java")
+def running(root, place, running):
     image = Image(
         layer(*((path.name, path) for path in sorted(root.iterdir()))),
         Entrypoint=[*ENTRY, RUNTIME],
         Cmd=["Totals::handleRequest"],
     )
-    uri = image.archive(place / "totals.tar")
-    with Worker("--code-from", str(place)) as worker:
-        create_image(worker.client(), "totals", uri, MemorySize=512)
-        yield worker
+    create_image(running.client(), "totals", image.archive(place / "totals.tar"), MemorySize=512)
+    return running
 
 
 TABLE = "tea, cake\n2, 1\n1.5, 3\n"

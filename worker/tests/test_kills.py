@@ -8,8 +8,8 @@ import random
 import re
 import signal
 import threading
-import time
 
+from calls import until
 from conftest import TEMPLATE, Worker
 
 # `MAYFLY_SOAK=1 worker/tests/run -k kills` is the long form.
@@ -79,9 +79,5 @@ def test_each_request_is_answered_or_refused_with_a_reason():
         assert max(ran.values()) == 1, "a request was run twice"
 
         # Idle instances end, and nothing is left of those that were killed.
-        deadline = time.monotonic() + 300
-        while (
-            running.descendants() or running.figure("mayfly_instances") or running.sample()["store"]["bytes"]
-        ):
-            assert time.monotonic() < deadline, running.left()
-            time.sleep(0.1)
+        until(lambda: not running.descendants() and not running.figure("mayfly_instances"), running.left)
+        until(lambda: not running.sample()["store"]["bytes"], running.left)

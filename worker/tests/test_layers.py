@@ -103,14 +103,10 @@ def test_the_model_functions_name_what_is_alike_and_run_where_nothing_is_merged(
         client = running.client()
         for name, mib in [("image", 30), ("text", 80)]:
             assert invoke(client, name, {"seed": 1})[1] is None
-            merges = until(lambda name=name: named_by(running, name), running.log)
+            merges = until(lambda name=name: running.events("merge", function=name), running.log)
             assert merges[0]["bytes"] > mib << 20, merges
     with Worker(str(ROOT / "functions/template.yaml"), "--without", "merge") as running:
         assert [invoke(running.client(), name, {"seed": 1})[1] for name in ("image", "text")] == [None] * 2
-
-
-def named_by(running, name):
-    return [event for event in running.events("merge") if event["function"] == name]
 
 
 def test_an_instance_that_never_had_work_shares_its_pages_too():
@@ -225,7 +221,7 @@ def test_an_instance_with_a_thread_at_work_is_left_as_it_is(worker, client):
     invoke(client, "neighbour", {"do": "count"})
 
     def refusals():
-        told = [event for event in worker.events("merge") if event["function"] == "neighbour"]
+        told = worker.events("merge", function="neighbour")
         return [event for event in told if "busy" in event.get("message", "")]
 
     until(refusals, lambda: worker.events("merge"))

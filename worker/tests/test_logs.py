@@ -1,9 +1,7 @@
 """What functions print, by CloudWatch Logs' calls as boto3 sends them."""
 
-import time
-
 import pytest
-from calls import create, invoke, zipped
+from calls import create, invoke, until, zipped
 from conftest import Worker
 
 APP = """
@@ -19,17 +17,10 @@ def messages(pages):
     return [event["message"] for page in pages for event in page["events"]]
 
 
-@pytest.fixture(scope="module")
-def alone():
-    """A worker whose instances nobody else pushes out."""
-    with Worker() as running:
-        yield running
-
-
-def test_lines_are_found_by_group_stream_time_and_pattern(alone):
-    client = alone.client()
+def test_lines_are_found_by_group_stream_time_and_pattern(running):
+    client = running.client()
     create(client, "talks", zipped(app_py=APP))
-    logs = alone.client(service="logs")
+    logs = running.client(service="logs")
     stream, error = invoke(client, "talks", {"say": ["first error", "second", "third debug error"]})
     assert error is None, stream
     invoke(client, "talks", {"say": ["fourth"]})
@@ -77,16 +68,13 @@ def test_lines_are_found_by_group_stream_time_and_pattern(alone):
     assert found()[: len(everything)] == everything, "what it said stays"
 
 
-def test_an_instance_that_is_ended_has_nothing_to_complain_of(alone):
-    client, logs = alone.client(), alone.client(service="logs")
+def test_an_instance_that_is_ended_has_nothing_to_complain_of(running):
+    client, logs = running.client(), running.client(service="logs")
     create(client, "leaves", zipped(app_py="def handler(event, context): print('here')"))
     for _ in range(3):
         assert invoke(client, "leaves", {})[1] is None
         client.update_function_configuration(FunctionName="leaves", Description="another")
-    deadline = time.monotonic() + 60
-    while len([event for event in alone.events("gone") if event["function"] == "leaves"]) < 3:
-        assert time.monotonic() < deadline, alone.events("stop")
-        time.sleep(0.05)
+    until(lambda: len(running.events("gone", function="leaves")) >= 3, lambda: running.events("stop"))
     said = logs.filter_log_events(logGroupName="/aws/lambda/leaves")["events"]
     said = [event["message"] for event in said if not event["message"].startswith(("START", "END", "REPORT"))]
     assert said == ["here"] * 3, "its connection was closed before it was ended"

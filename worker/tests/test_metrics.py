@@ -2,10 +2,9 @@
 
 import json
 import re
-import time
 
 import pytest
-from calls import invoke
+from calls import invoke, until
 from conftest import ROOT, TEMPLATE, Worker
 
 DASHBOARD = ROOT / "deploy" / "grafana-worker.json"
@@ -28,9 +27,7 @@ def text():
         for _ in range(3):
             assert invoke(running.client(), "probe", {"do": "count"})[1] is None
         running.wait_for("REPORT")
-        deadline = time.monotonic() + 60
-        while not json.loads(running.get("/history"))["samples"] and time.monotonic() < deadline:
-            time.sleep(0.1)
+        until(lambda: json.loads(running.get("/history"))["samples"])
         yield running.get("/metrics")
 
 

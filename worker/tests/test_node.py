@@ -7,7 +7,6 @@ import subprocess
 
 import pytest
 from calls import create, invoke, zipped
-from conftest import Worker
 
 
 def version():
@@ -21,9 +20,8 @@ pytestmark = pytest.mark.skipif(version() not in ("20", "22", "24"), reason="thi
 
 
 @pytest.fixture(scope="module")
-def node():
-    with Worker() as running:
-        yield running.client()
+def node(running):
+    return running.client()
 
 
 def made(client, name, handler="index.handler", files=None, **settings):

@@ -4,8 +4,8 @@ import pathlib
 import shutil
 
 import pytest
-from calls import invoke, open_folder
-from conftest import ROOT, Worker
+from calls import invoke
+from conftest import ROOT
 from images import Image, create_image, layer, root_of
 from test_node import version
 
@@ -21,18 +21,16 @@ def root():
 
 
 @pytest.fixture(scope="module")
-def running(root, tmp_path_factory):
+def running(root, place, running):
     """On Node.js 22, which the image brings, and the same on the host's 20."""
-    place = open_folder(tmp_path_factory, "node")
     whole = layer(*((path.name, path) for path in sorted(root.iterdir())))
     says = {"Entrypoint": ENTRY, "Cmd": ["app.handler"], "WorkingDir": "/var/task"}
-    with Worker("--code-from", str(place)) as worker:
-        client = worker.client()
-        create_image(client, "node22", Image(whole, **says).archive(place / "node22.tar"))
-        if version() == "20":
-            of_host = layer(("usr/bin/node", pathlib.Path(shutil.which("node")).resolve()))
-            create_image(client, "node20", Image(whole, of_host, **says).archive(place / "node20.tar"))
-        yield worker
+    client = running.client()
+    create_image(client, "node22", Image(whole, **says).archive(place / "node22.tar"))
+    if version() == "20":
+        of_host = layer(("usr/bin/node", pathlib.Path(shutil.which("node")).resolve()))
+        create_image(client, "node20", Image(whole, of_host, **says).archive(place / "node20.tar"))
+    return running
 
 
 SCHEMA = {

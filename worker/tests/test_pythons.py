@@ -7,13 +7,11 @@ import os
 import pathlib
 import shutil
 import subprocess
-import time
 
 import pytest
-from calls import create, invoke, open_folder, zipped
+from calls import create, invoke, open_folder, until, zipped
 from conftest import MAYFLY, Worker
 
-PATIENCE_S = 300
 VERSIONS = ["3.9", "3.10", "3.12", "3.13"]  # beside the host's own
 APP = """
 import os, sys
@@ -92,12 +90,9 @@ def check(running, name, version):
     answer, error = invoke(client, name, {"fails": True})
     assert (error, answer["errorType"]) == ("Unhandled", "KeyError")
     # It rests as any other: its heap gives back, what its code names is advised.
-    deadline = time.monotonic() + PATIENCE_S
-    while not (rests := [event for event in running.events("rest") if event["function"] == name]):
-        assert time.monotonic() < deadline, running.log()
-        time.sleep(0.1)
+    rests = until(lambda: running.events("rest", function=name), running.log)
     assert rests[0].get("message") is None, rests
-    assert len([event for event in running.events("start") if event["function"] == name]) == 1
+    assert len(running.events("start", function=name)) == 1
 
 
 @pytest.mark.parametrize("version", ["3.9", "3.10", "3.11", "3.12"])

@@ -8,7 +8,7 @@ import statistics
 import time
 
 import pytest
-from calls import in_shell, invoke
+from calls import in_shell, invoke, until
 from conftest import HERE, MAYFLY, TEMPLATE, Worker, cgroups_of, descendants, lives
 
 
@@ -137,15 +137,10 @@ def test_nothing_survives_a_worker_that_is_killed():
             for name in ["probe", "neighbour"]:
                 threads.submit(invoke, client, name, {"do": "fork_without_end"})
             running.wait_for(r"(?s)START.*START")
-            deadline = time.monotonic() + 60
-            while len(below := descendants(running.process.pid)) <= 20:
-                assert time.monotonic() < deadline, "they fork"
-                time.sleep(0.02)
+            until(lambda: len(descendants(running.process.pid)) > 20, "they fork")
+            below = descendants(running.process.pid)
             running.stop(signal.SIGKILL)
-            deadline = time.monotonic() + 60
-            while left := [pid for pid in below if lives(pid)]:
-                assert time.monotonic() < deadline, f"{len(left)} processes are left"
-                time.sleep(0.02)
+            until(lambda: not any(map(lives, below)), "processes are left")
         assert cgroups_of(running.process.pid), "empty ones stay"
         Worker().stop()
         assert not cgroups_of(running.process.pid), "until the next worker comes"
@@ -156,7 +151,4 @@ def test_instances_end_when_they_are_not_used(worker, client):
     client.update_function_configuration(FunctionName="probe", Description="changed")
     invoke(client, "probe", {"do": "count"})
     client.delete_function(FunctionName="exits")
-    deadline = time.monotonic() + 60
-    while len(worker.descendants()) > before + 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: len(worker.descendants()) <= before + 3)

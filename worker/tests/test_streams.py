@@ -9,7 +9,6 @@ import urllib.parse
 import pytest
 from botocore.exceptions import ClientError
 from calls import create, invoke, zipped
-from conftest import Worker
 from test_node import RUNTIME, version
 
 needs_node = pytest.mark.skipif(version() not in ("20", "22", "24"), reason="this host has no such Node.js")
@@ -117,18 +116,17 @@ export const handler = awslambda.streamifyResponse(async (event, response, conte
 
 
 @pytest.fixture(scope="module")
-def streaming():
+def streaming(running):
     if version() not in ("20", "22", "24"):
         pytest.skip("this host has no such Node.js")
-    with Worker() as running:
-        client = running.client()
-        settings = {"Runtime": RUNTIME, "Handler": "index.handler", "MemorySize": 256, "Timeout": 20}
-        create(client, "streams", zipped(**{"index.mjs": STREAMS}), **settings)
-        url = client.create_function_url_config(
-            FunctionName="streams", AuthType="NONE", InvokeMode="RESPONSE_STREAM"
-        )
-        assert url["InvokeMode"] == "RESPONSE_STREAM"
-        yield client, url["FunctionUrl"]
+    client = running.client()
+    settings = {"Runtime": RUNTIME, "Handler": "index.handler", "MemorySize": 256, "Timeout": 20}
+    create(client, "streams", zipped(**{"index.mjs": STREAMS}), **settings)
+    url = client.create_function_url_config(
+        FunctionName="streams", AuthType="NONE", InvokeMode="RESPONSE_STREAM"
+    )
+    assert url["InvokeMode"] == "RESPONSE_STREAM"
+    return client, url["FunctionUrl"]
 
 
 @needs_node
