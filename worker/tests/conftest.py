@@ -162,6 +162,13 @@ def cgroups_of(worker_pid):
     return [f"{folder}/{name}" for folder, names, _ in walked for name in names if name.startswith(named)]
 
 
+def pytest_collection_modifyitems(items):
+    """Two groups at once: instances in VMs, and all others, which look at what there is on the host."""
+    for item in items:
+        in_vm = item.path.name in ("test_vm.py", "test_vm_template.py", "test_cgroup_two.py")
+        item.add_marker(pytest.mark.xdist_group("vm" if in_vm else "host"))
+
+
 @pytest.fixture(scope="session")
 def worker():
     with Worker(TEMPLATE) as running:
