@@ -28,50 +28,19 @@ enum Who {
     Helper,
 }
 
+/// `FreeSome`: one object in so many, counted by address. `FreeTogether`: each thread frees the half of some objects, at the same
+/// time, and allocates. `ReplaceHelper`: the helper's thread ends, another begins.
 #[derive(Clone, Debug)]
 enum Step {
-    Allocate {
-        who: Who,
-        size: usize,
-        site: usize,
-    },
-    AllocateAligned {
-        who: Who,
-        size: usize,
-        alignment: usize,
-    },
-    AllocateWithClass {
-        who: Who,
-        size: usize,
-        class: usize,
-        count: usize,
-    },
-    Free {
-        who: Who,
-        object: usize,
-    },
-    /// One object in so many, counted by address.
-    FreeSome {
-        who: Who,
-        of: usize,
-    },
-    /// Each thread frees the half of some objects, at the same time, and allocates.
-    FreeTogether {
-        of: usize,
-        size: usize,
-    },
-    Resize {
-        who: Who,
-        object: usize,
-        size: usize,
-    },
-    Trim {
-        who: Who,
-    },
-    PassTime {
-        ms: u64,
-    },
-    /// The helper's thread ends, another begins.
+    Allocate { who: Who, size: usize, site: usize },
+    AllocateAligned { who: Who, size: usize, alignment: usize },
+    AllocateWithClass { who: Who, size: usize, class: usize, count: usize },
+    Free { who: Who, object: usize },
+    FreeSome { who: Who, of: usize },
+    FreeTogether { of: usize, size: usize },
+    Resize { who: Who, object: usize, size: usize },
+    Trim { who: Who },
+    PassTime { ms: u64 },
     ReplaceHelper,
 }
 
