@@ -3,18 +3,19 @@
 //! Preloaded or linked, it takes the place of the C library's malloc. Each allocating entry passes on
 //! where its return address lies, by which lifetimes are predicted (LLAMA §7); [`fast`] has those that programs call most.
 
-#![no_std]
+// Where panics unwind (debug builds, the linters') the standard library is there for that, and has a handler of its own.
+#![cfg_attr(panic = "abort", no_std)]
 
 mod cxx;
 mod fast;
 mod interface;
 mod threads;
 
-#[cfg(not(test))]
+#[cfg(panic = "abort")]
 use core::fmt::Write;
 
 /// There is nobody to unwind to: says where, and ends the process.
-#[cfg(not(test))] // the linters look at a test build too, which has the standard library's
+#[cfg(panic = "abort")]
 #[panic_handler]
 fn panic(info: &core::panic::PanicInfo) -> ! {
     let mut line = heap::system::text::Text::<512>::default();
@@ -24,6 +25,7 @@ fn panic(info: &core::panic::PanicInfo) -> ! {
 
 /// What the unwinder asks of the frames here when a C++ exception (std::bad_alloc, or a new_handler's own) passes them:
 /// there is nothing to clean up, go on. The standard library, which is not linked, would define it.
+#[cfg(panic = "abort")]
 #[unsafe(no_mangle)]
 extern "C" fn rust_eh_personality() -> core::ffi::c_int {
     const URC_CONTINUE_UNWIND: core::ffi::c_int = 8;
