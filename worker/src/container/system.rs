@@ -73,7 +73,11 @@ pub fn ending_of(child: &Child) -> Result<AsyncFd<OwnedFd>> {
 
 /// Waits for a child, or for any: its id and wait status.
 pub fn wait(process: Option<Pid>) -> Result<(Pid, i32)> {
-    let ended = retry_on_intr(|| waitpid(process, WaitOptions::empty()))?;
+    let ended = retry_on_intr(|| match process {
+        Some(process) => waitpid(Some(process), WaitOptions::empty()),
+        // Of whatever process group.
+        None => rustix::process::wait(WaitOptions::empty()),
+    })?;
     let (child, status) = ended.expect("it was waited for");
     Ok((child, status.as_raw()))
 }
