@@ -162,10 +162,11 @@ def cgroups_of(worker_pid):
     return [f"{folder}/{name}" for folder, names, _ in walked for name in names if name.startswith(named)]
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist, which comes later, looks for the groups then
 def pytest_collection_modifyitems(items):
     """Two groups at once: instances in VMs, and all others, which look at what there is on the host."""
     for item in items:
-        in_vm = item.path.name in ("test_vm.py", "test_vm_template.py", "test_cgroup_two.py")
+        in_vm = item.path.name.startswith(("test_vm", "test_cgroup_two"))
         item.add_marker(pytest.mark.xdist_group("vm" if in_vm else "host"))
 
 

@@ -112,6 +112,7 @@ def test_the_answer_does_not_wait_for_an_extension_and_the_next_invocation_does(
     first, _ = invoke(client, "slow", {})
     assert "watch done" not in lines(running, "slow")
     second, _ = invoke(client, "slow", {})
+    running.wait_for(rf"\[slow#\d+\] START RequestId: {second}")
     said = lines(running, "slow")
     begins = [index for index, line in enumerate(said) if line.startswith("START RequestId")]
     assert len(begins) == 2 and f"watch INVOKE {first}" in "\n".join(said[: begins[1]])

@@ -73,7 +73,7 @@ def running(tmp_path_factory):
     layers = ":".join([*FOUND.values(), "/usr/local"])
     # Their libraries are known to the loader, as whoever installs them there sees to.
     mounted = f"""
-        mount -t overlay overlay -o lowerdir={layers} /usr/local
+        {f"mount -t overlay overlay -o lowerdir={layers} /usr/local" if FOUND else ""}
         PATH=$PATH:/sbin:/usr/sbin ldconfig -C {place}/cache && mount --bind {place}/cache /etc/ld.so.cache
         exec {MAYFLY} "$@"
     """

@@ -59,11 +59,11 @@ impl Containers {
     pub fn new(options: Arc<Options>, folder: &Path) -> Result<Containers> {
         // Stores are users of their own where the worker is root, whose cache is closed to others.
         let store_folder = Folder::new(if worker_is_root() { Path::new("/run") } else { &options.cache })?;
-        let (program, memory_mib) = (options.program.clone(), options.capacity.memory_mib);
-        let spawner = Spawner::new(program.clone())?;
+        let spawner = Spawner::new(options.program.clone())?;
         let cgroups = Arc::new(Hierarchy::new()?);
         let place = store_folder.path().to_path_buf();
-        let stores = Arc::new(Stores::new(program, spawner.clone(), cgroups.clone(), place, memory_mib));
+        let stores =
+            Arc::new(Stores::new(spawner.clone(), cgroups.clone(), place, options.capacity.memory_mib));
         let folder = folder.to_path_buf();
         let disks = worker_is_root().then(|| Arc::new(Disks::new(folder.clone())));
         let (outside, no_disk, _store_folder) = (Outside::default(), Once::new(), store_folder);

@@ -35,6 +35,8 @@ use crate::environment::Endpoint;
 use crate::lock::lock;
 use crate::pool::FunctionId;
 
+/// What runs here. Its path may lead through folders that let a store's user not in: root's home, or a user's.
+const OWN_PROGRAM: &str = "/proc/self/exe";
 /// The first host user of stores; instances' users end below.
 const FIRST_USER: u32 = 2_001_000_000;
 const SOCKET: &str = "share.socket";
@@ -54,7 +56,6 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 /// All page stores of a worker.
 pub struct Stores {
-    program: PathBuf,
     spawner: Spawner,
     cgroups: Arc<Hierarchy>,
     folder: PathBuf,
@@ -97,15 +98,9 @@ impl Store {
 
 impl Stores {
     /// No store yet. `memory_mib` is what all instances together may have; a store holds a part of that at most.
-    pub fn new(
-        program: PathBuf,
-        spawner: Spawner,
-        cgroups: Arc<Hierarchy>,
-        folder: PathBuf,
-        memory_mib: u64,
-    ) -> Stores {
+    pub fn new(spawner: Spawner, cgroups: Arc<Hierarchy>, folder: PathBuf, memory_mib: u64) -> Stores {
         let limit_mib = u32::try_from((memory_mib / PART).max(1)).unwrap_or(u32::MAX - OWN_MIB);
-        Stores { program, spawner, cgroups, folder, limit_mib, stores: Mutex::default() }
+        Stores { spawner, cgroups, folder, limit_mib, stores: Mutex::default() }
     }
 
     fn place(&self, function: FunctionId) -> PathBuf {
@@ -174,8 +169,9 @@ impl Stores {
 
     async fn start(&self, function: FunctionId, place: &Path) -> Result<Running> {
         let endpoint = self.endpoint(function);
-        let mut command = Command::new(&self.program);
+        let mut command = Command::new(OWN_PROGRAM);
         command
+            .arg0("mayfly")
             .arg("share")
             .arg("--socket")
             .arg(endpoint.folder.join(SOCKET))
