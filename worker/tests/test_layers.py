@@ -170,6 +170,7 @@ def test_a_store_that_dies_is_started_anew_for_the_instances_that_are_there():
             busy = threads.submit(invoke, client, "single", {"do": "sleep", "seconds": 15})
             until(running.stores, running.log)
             (store,) = running.stores()
+            running.wait_for("page store ready")
             os.kill(store, signal.SIGKILL)
             until(lambda: set(running.stores()) - {store}, running.left)
             assert busy.result() == ("slept", None)
