@@ -216,7 +216,8 @@ impl Api {
         // What may change what is kept: another worker gets it only when that is done.
         let handed_over = self.worker.handed_over.read();
         let handed_over = if changes_state(&call, &segments) { Some(handed_over.await) } else { None };
-        if handed_over.as_deref().is_some_and(Option::is_some) {
+        // Another may also have taken over while the body came.
+        if handed_over.as_deref().is_some_and(Option::is_some) || self.is_over() {
             drop(handed_over);
             return forward::forward(self, call).await;
         }
