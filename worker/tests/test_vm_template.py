@@ -194,9 +194,16 @@ def gone(running):
     return [event for event in running.events("vm") if "gone with its last instance" in event["message"]]
 
 
-def test_a_new_version_takes_over_with_vms_of_its_own(running):
+def test_a_new_version_takes_over_with_vms_of_its_own(running, place):
     """Runs last: the worker that the others look at ends."""
     client = running.client()
+    # As the test before leaves it, also where it was not asked for.
+    (place / "code/app.py").write_text(APP.replace("first", "second"))
+    (place / "template.yaml").write_text(TEMPLATE.format(memory=384, does="crash", more=MORE))
+    read = running.log().count("was read anew: 4 functions")
+    os.kill(running.process.pid, signal.SIGHUP)
+    until(lambda: running.log().count("was read anew: 4 functions") > read, running.log, PATIENCE_S)
+    assert invoke(client, "One", {})[0]["said"] == "second"
     vms = [qemu_of(running), qemu_of(running, "calm")]
     successor = None
     try:
