@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from guest import MIB, Guest, partition_args
+from guest import MIB, UP, Guest, partition_args
 
 HERE = Path(__file__).resolve().parent
 TARBALL = Path("/usr/src/linux-source-6.12.tar.xz")
@@ -26,11 +26,13 @@ MINUTES_10 = 600
 
 
 def boot(kernel, script, programs, timeout, append=""):
-    """Runs a script in the guest and returns its console, which pytest shows if that fails."""
+    """Runs a script in the guest and returns its console. If that fails, what the guest said is shown first."""
     main = f"#!/bin/sh\n{script}\n".encode()
     files = {program.name: program for program in programs}
     with Guest(kernel / "bzImage", main, files, QEMU, append) as guest:
-        assert guest.wait(timeout) == 0
+        status = guest.wait(timeout)
+    up = next((at for at, line in enumerate(guest.console) if UP in line), 0)
+    assert status == 0, f"status {status}\n" + "\n".join(guest.console[up:])
     return guest.console
 
 
