@@ -139,6 +139,17 @@ def test_an_instance_with_little_memory_left_is_not_merged(client, worker):
     assert invoke(client, "single", {"do": "check"}) == (True, None)
 
 
+def test_an_instance_that_could_not_merge_at_its_rest_tries_again():
+    with Worker(TEMPLATE) as running:
+        client = running.client()
+        assert invoke(client, "single", {"do": "start_thread", "seconds": 10})[1] is None
+        assert invoke(client, "single", {"do": "hold", "mib": 25, "seconds": 0})[1] is None
+        # There is no work from here on, and the thread ends when it has rested in vain.
+        until(lambda: running.sample()["store"]["bytes"] > 24 << 20, running.log)
+        first, *_, last = running.events("merge")
+        assert first["message"].startswith("not merged: ") and last["bytes"] >= 25 << 20, (first, last)
+
+
 def test_functions_share_with_no_other(client, worker):
     for name in ["probe", "neighbour"]:
         assert invoke(client, name, {"do": "count"})[1] is None

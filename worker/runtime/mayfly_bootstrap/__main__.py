@@ -37,6 +37,10 @@ AGAIN_S = 0.2
 # One that is never idle tries to merge in between, so long after it has started, and then each time after
 # twice as long, until it has merged all; one that never gets work merges then: their pages are shared too.
 FIRST_S = 5.0
+# Where merging failed (the page store is gone, another thread is in a system call), a rest is repeated after
+# so long, and each time after twice as long.
+RETRY_S = 5.0
+MOST_RETRY_S = 600.0
 
 
 class Pace:
@@ -148,6 +152,7 @@ class Work:
         self.started = time.monotonic()
         self.has_merged = False
         self.busy_try_s = FIRST_S  # after the start
+        self.retry_s = RETRY_S
         self.pace = Pace()
 
     def post_invocation_result(self, request, payload, kind="application/json", invocation=None):
@@ -173,12 +178,9 @@ class Work:
                 raise RuntimeError(f"Failed to post invocation response: {status} {said.decode()}")
         if is_busy and not self.connection.has_answer(0):
             self.busy_try_s = 2 * self.age()
-            self.rest(self.connection.socket.fileno())
+            self.rest(self.connection.socket.fileno(), is_busy)
         while not self.connection.has_answer(pause):
-            if self.rest(self.connection.socket.fileno()):
-                self.pace.rested(time.monotonic())
-                break
-            pause = AGAIN_S
+            pause = self.rest(self.connection.socket.fileno())
         status, headers, event = self.connection.receive()
         if status != "200":
             raise RuntimeError(f"Failed to get next: {status}")
@@ -186,29 +188,42 @@ class Work:
         headers["Lambda-Runtime-Deadline-Ms"] = int(headers["Lambda-Runtime-Deadline-Ms"])
         return event, headers
 
-    def rest(self, work):
-        """Rests. False if it is too early, or if another instance of the function merges now: together they
-        would only be slower."""
+    def rest(self, work, is_busy=False):
+        """Rests, and gives after how long it should again without work: soon if it was too early, or if another
+        instance of the function merges now, as together they would only be slower. None if all is done."""
         if self.merges and self.asked == 1 and not self.is_old():
-            return False  # there may be work yet
+            return AGAIN_S  # there may be work yet
         try:
             from . import rest
         except (ImportError, OSError) as error:
             # In an image: its Python has no ctypes, or the library needs a newer C library.
             print(f"mayfly: this instance does not rest: {error}", file=sys.stderr)
             runtime_client.next, runtime_client.post_invocation_result = theirs
-            return True
+            return None
         due = self.asked >= self.rest_when_asked or self.asked == 1
         merges = self.merges and due and rest.has_room()
-        if not merges:
-            rest.tell(self.address, self.rest_alone(rest, work, merges))
-            return True
-        with rest.turn(self.place) as is_ours:
-            if not is_ours:
-                return False
+        if merges:
+            with rest.turn(self.place) as is_ours:
+                if not is_ours:
+                    return AGAIN_S
+                told = self.rest_alone(rest, work, merges)
+        else:
             told = self.rest_alone(rest, work, merges)
-        rest.tell(self.address, told)  # it may be frozen at once, and then must have no turn
-        return True
+        again = None
+        if not is_busy:
+            again = self.again(told)
+            self.pace.rested(time.monotonic())
+        # It may be frozen at once, and then must have no turn.
+        rest.tell(self.address, {**told, "again_after_ms": again and int(again * 1000)})
+        return again
+
+    def again(self, told):
+        """After how long a rest is worth repeating without work in between."""
+        if not told["errno"]:
+            self.retry_s = RETRY_S
+            return None
+        again, self.retry_s = self.retry_s, min(2 * self.retry_s, MOST_RETRY_S)
+        return again
 
     def is_old(self):
         return self.age() > FIRST_S

@@ -1,5 +1,5 @@
-//! An instance without work is frozen, as on Lambda: nothing in it runs until there is work, except that it rests once. Then those
-//! that work or start go first: a rest is half a second of a processor, and nobody waits for it.
+//! An instance without work is frozen, as on Lambda: nothing in it runs until there is work, except that it rests: once, and
+//! again if merging failed. Then those that work or start go first: a rest is half a second of a processor, and nobody waits for it.
 //!
 //! ```text
 //!   asks for work ── GRACE ──► frozen ── the runtime wants to rest ──► rests ──► frozen ── work ──► runs
@@ -22,6 +22,8 @@ const GRACE: Duration = Duration::from_millis(100);
 const REST: Duration = Duration::from_secs(30);
 /// What a runtime may say of its next rest at most.
 const MOST: Duration = Duration::from_secs(3600);
+/// How soon after a rest it may have another one, at first.
+const REPEATS_AFTER: Duration = Duration::from_secs(5);
 /// Rests that it may have while it waits: one in between, if it is never idle for long, and one when it is.
 const RESTS: usize = 2;
 
@@ -31,6 +33,8 @@ pub(super) struct Idle {
     since: Option<Instant>,
     /// When its runtime wants to rest; what it has done is taken away.
     rests: VecDeque<Instant>,
+    /// How soon it may have another than these.
+    repeats_after: Duration,
     /// When its memory goes to the swap, once, if it is frozen then.
     pages_out: Option<Instant>,
     frozen: bool,
@@ -50,6 +54,18 @@ impl Idle {
         let changes = [Some(grace), rest.map(|rest| rest.0), rest.map(|rest| rest.1), self.pages_out];
         (runs, changes.into_iter().flatten().filter(|change| *change > now).min())
     }
+
+    /// What it tells may be false: each time it waits twice as long, whatever it says.
+    fn has_rested(&mut self, now: Instant, again_after: Option<Duration>) {
+        self.rests.pop_front();
+        if let Some(after) = again_after
+            && self.rests.is_empty()
+        {
+            let after = after.clamp(self.repeats_after, MOST);
+            self.rests.push_back(now + after);
+            self.repeats_after = MOST.min(2 * after);
+        }
+    }
 }
 
 impl Instance {
@@ -58,6 +74,7 @@ impl Instance {
         let now = Instant::now();
         let mut idle = lock(&self.idle);
         idle.since = Some(now);
+        idle.repeats_after = REPEATS_AFTER;
         idle.rests = rests_after.iter().take(RESTS).map(|after| now + MOST.min(*after)).collect();
         let pages_out = self.deployment.settings.page_out_after_s;
         idle.pages_out = pages_out.map(|seconds| now + Duration::from_secs(seconds.into()));
@@ -88,9 +105,9 @@ impl Instance {
         }
     }
 
-    /// It has rested.
-    pub(super) fn has_rested(&self) {
-        lock(&self.idle).rests.pop_front();
+    /// It has rested, and may want to again if it still has no work then.
+    pub(super) fn has_rested(&self, again_after: Option<Duration>) {
+        lock(&self.idle).has_rested(Instant::now(), again_after);
         self.idle_changes.notify_one();
     }
 
@@ -161,6 +178,24 @@ mod tests {
         assert_eq!(idle.look(now + 300 * MS), (false, Some(now + 900 * MS)));
         idle.since = None;
         assert!(idle.look(now + 300 * MS).0, "it has work");
+    }
+
+    #[test]
+    fn one_that_wants_to_rest_again_does_so_seldom() {
+        let now = Instant::now();
+        let rests = [now, now + 300 * MS].into();
+        let mut idle = Idle { since: Some(now), rests, repeats_after: REPEATS_AFTER, ..Idle::default() };
+        idle.has_rested(now, Some(MS));
+        assert_eq!(idle.rests, [now + 300 * MS], "it has a rest before it");
+        for times in [1, 2, 4] {
+            idle.has_rested(now, Some(MS));
+            assert_eq!(idle.rests, [now + times * REPEATS_AFTER]);
+        }
+        assert!(!idle.look(now + REPEATS_AFTER).0 && idle.look(now + 4 * REPEATS_AFTER).0);
+        idle.has_rested(now, Some(Duration::MAX));
+        assert_eq!(idle.rests, [now + MOST]);
+        idle.has_rested(now, None);
+        assert_eq!(idle.rests, []);
     }
 
     #[test]

@@ -29,13 +29,16 @@ pub(crate) struct Rest {
     errno: i32,
     /// How long it took.
     ms: f64,
+    /// After how long it wants to rest again if it has no work until then; none: not before it has had work.
+    #[serde(default)]
+    again_after_ms: Option<u64>,
 }
 
 impl Instance {
     /// The instance tells of a rest: only noted, for those who look. Of a chatty one, five a second.
     pub(crate) fn rested(&self, rest: &Rest) {
         self.around.count.rests.fetch_add(1, Ordering::Relaxed);
-        self.has_rested();
+        self.has_rested(rest.again_after_ms.map(Duration::from_millis));
         {
             let mut last = lock(&self.rested);
             if last.is_some_and(|last| last.elapsed() < Duration::from_millis(200)) {
