@@ -26,7 +26,7 @@ MINUTES_10 = 600
 
 
 def boot(kernel, script, programs, timeout, append=""):
-    """Runs a script in the guest and returns its console. If that fails, what the guest said is shown first."""
+    """Runs a script in the guest and returns its console; if that fails, what the guest said comes first."""
     main = f"#!/bin/sh\n{script}\n".encode()
     files = {program.name: program for program in programs}
     with Guest(kernel / "bzImage", main, files, QEMU, append) as guest:

@@ -189,8 +189,8 @@ class Work:
         return event, headers
 
     def rest(self, work, is_busy=False):
-        """Rests, and gives after how long it should again without work: soon if it was too early, or if another
-        instance of the function merges now, as together they would only be slower. None if all is done."""
+        """Rests, and gives after how long it should again without work: soon if it was too early, or if
+        another instance of the function merges now (together they would be slower); None: all is done."""
         if self.merges and self.asked == 1 and not self.is_old():
             return AGAIN_S  # there may be work yet
         try:

@@ -125,7 +125,7 @@ def drop(event, context):
 
 
 def start_thread(event, context):
-    """A thread that waits in a system call which writes to memory when it returns; for `seconds`, or for good."""
+    """A thread that waits in a system call which writes to memory; for `seconds`, or for good."""
     ours, theirs = socket.socketpair()
     ours.settimeout(event.get("seconds"))
     HELD.append(theirs)
