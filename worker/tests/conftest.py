@@ -56,9 +56,8 @@ class Worker:
     def __exit__(self, kind, *_):
         """It ends cleanly, where the test has not failed and has not ended it in another way."""
         ends_here = kind is None and self.process.poll() is None
-        log = self.log() if ends_here else ""
         code = self.stop(signal.SIGTERM if ends_here else signal.SIGKILL)
-        assert not ends_here or code == 0, log[-3000:]
+        assert not ends_here or code == 0, (code, self.last_log[-3000:])
 
     def log(self):
         return self.log_path.read_text(errors="replace")
@@ -128,6 +127,8 @@ class Worker:
         if self.process.poll() is None:
             self.process.send_signal(how)
         code = self.process.wait(timeout=60)
+        if self.log_path.exists():
+            self.last_log = self.log()
         shutil.rmtree(self.log_path.parent, ignore_errors=True)
         return code
 

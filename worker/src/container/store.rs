@@ -219,10 +219,8 @@ impl Stores {
     pub fn figures(&self) -> (u64, u64) {
         let running = |(function, store): (&FunctionId, &Store)| store.running.is_some().then_some(*function);
         let functions: Vec<FunctionId> = lock(&self.stores).iter().filter_map(running).collect();
-        let asked = functions.iter().map(|function| pages_of(self.place(*function).join(FIGURES)));
-        let asked: JoinSet<Option<u64>> = asked.collect();
-        let pages: u64 = Handle::current().block_on(asked.join_all()).into_iter().flatten().sum();
-        (functions.len() as u64, pages * 4096)
+        let sockets = functions.iter().map(|function| self.place(*function).join(FIGURES));
+        (functions.len() as u64, pages_of_all(sockets) * 4096)
     }
 }
 
@@ -270,6 +268,18 @@ impl Drop for Stores {
     }
 }
 
+/// What stores say of themselves, all asked at once. Waits. Where the runtime ends meanwhile, nobody is asked any more.
+fn pages_of_all(sockets: impl Iterator<Item = PathBuf>) -> u64 {
+    let mut asked: JoinSet<Option<u64>> = sockets.map(pages_of).collect();
+    Handle::current().block_on(async {
+        let mut pages = 0;
+        while let Some(said) = asked.join_next().await {
+            pages += said.ok().flatten().unwrap_or(0);
+        }
+        pages
+    })
+}
+
 /// What the store says of itself, if it does.
 async fn pages_of(socket: PathBuf) -> Option<u64> {
     let asked = async {
@@ -297,6 +307,20 @@ mod tests {
         let text = "# TYPE mayfly_share_store_pages gauge\nmayfly_share_store_pages{domain=\"everyone\"} 12\n\
                     mayfly_share_store_pages_other{} 5\n";
         assert_eq!((store_pages(text), store_pages("")), (12, 0));
+    }
+
+    #[test]
+    fn a_worker_that_ends_while_stores_are_asked_does_not_panic() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().join("figures");
+        let silent = std::os::unix::net::UnixListener::bind(&place).unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        runtime.spawn_blocking(move || tell.send(pages_of_all([place].into_iter())));
+        // It has been asked by now.
+        silent.accept().unwrap();
+        drop(runtime);
+        assert_eq!(told.recv(), Ok(0));
     }
 
     #[tokio::test]
