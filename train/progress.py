@@ -24,7 +24,9 @@ def stage(what: str) -> Iterator[None]:
         try:
             yield
         finally:
+            # And joined: a program that ends while a thread writes to stderr is aborted by Python.
             late.cancel()
+            late.join()
         return
     done = threading.Event()
     begun = time.monotonic()
@@ -56,6 +58,6 @@ def detail(text: str) -> None:
 
 def say(line: str) -> None:
     """A line of its own."""
-    # In one piece: the timer's thread may end with the program, between a text and its end.
+    # In one piece: more than one thread says something.
     sys.stderr.write(f"mayfly: {line}\n")
     sys.stderr.flush()
