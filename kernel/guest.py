@@ -147,6 +147,21 @@ def partition_args(
     return args
 
 
+def run_script(
+    kernel: Path, script: str, files: dict[str, Path], qemu: list[str], timeout: float, append: str = ""
+) -> list[str]:
+    """Runs a script in a guest and gives its console; if it fails, what the guest said comes first."""
+    for _ in range(BOOTS):
+        with Guest(kernel, f"#!/bin/sh\n{script}\n".encode(), files, qemu, append) as guest:
+            status = guest.wait(timeout)
+        # The kernel patches itself later, too, where a feature is used for the first time.
+        if not guest.has_slipped():
+            break
+    up = next((at for at, line in enumerate(guest.console) if UP in line), 0)
+    assert status == 0, f"status {status}\n" + "\n".join(guest.console[up:])
+    return guest.console
+
+
 class Guest:
     """A running VM. As a context manager it ends with the block."""
 
@@ -177,7 +192,7 @@ class Guest:
         try:
             for boot in range(1, BOOTS + 1):
                 self._start(command + qemu)
-                if self._comes_up() or boot == BOOTS or not any(SLIP in line for line in self.console):
+                if self._comes_up() or boot == BOOTS or not self.has_slipped():
                     break
                 print("guest: the emulator ran a breakpoint that was gone; booting again", file=sys.stderr)
                 self.stop()
@@ -302,6 +317,10 @@ class Guest:
             print("guest: the kernel stopped before the test ended", file=sys.stderr)
             return 125
         return self.status
+
+    def has_slipped(self) -> bool:
+        """Whether the emulator was at fault (SLIP)."""
+        return any(SLIP in line for line in self.console)
 
     def stop(self) -> None:
         if self.process.poll() is None:

@@ -180,7 +180,8 @@ def test_kept(vm):
     vm.wait_out(FIRST, "holding")
     vm.kill(pid)
     vm.state(FIRST, "ready")
-    assert vm.partitions()[FIRST][2] == 512
+    # And what else the process had may lie in lists of pages that a processor keeps, 31 in each.
+    assert 512 <= vm.partitions()[FIRST][2] <= 512 + 2 * 31
     vm.refuse_to_unplug(FIRST)
     vm.guest.run("rm /tmp/kept")
     vm.unplug(FIRST)

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from guest import Guest
+from guest import run_script
 
 ROOT = Path(__file__).resolve().parents[2]
 RELEASE = ROOT / "target/release"
@@ -22,10 +22,9 @@ def test_library_merges_by_the_kernel(kernel, compiled):
     ).stdout
     needed = [program, *map(Path, re.findall(r"/\S+", linked))]
     [loader] = [path.name for path in needed if "ld-linux" in path.name]
-    script = f"#!/bin/sh\nLD_LIBRARY_PATH=/ /{loader} /kernel_path\n"
+    script = f"LD_LIBRARY_PATH=/ /{loader} /kernel_path"
     files = {path.name: path for path in needed}
-    with Guest(kernel / "bzImage", script.encode(), files, ["-m", "512M", "-smp", "2"]) as guest:
-        assert guest.wait(900) == 0
+    run_script(kernel / "bzImage", script, files, ["-m", "512M", "-smp", "2"], 900)
 
 
 @pytest.mark.soak

@@ -5,11 +5,14 @@ import contextlib
 import os
 import pathlib
 import re
+import time
 
 import pytest
 from store import NOBODY, Puppet, Store, check, until
 
 PAGES = 512
+# How long one waits for another that gives the same pages (merge/src/client/engine/giving.rs).
+PATIENCE_S = 0.3
 
 
 def store_files(puppet, number):
@@ -179,26 +182,34 @@ def test_containers_apart(built):
 
 def test_at_once(store):
     """Of many that have the same new pages at the same moment one gives them, and the others wait for it."""
-    pages, crowd = 8192, 6
+    pages, crowd = 2048, 6
     with contextlib.ExitStack() as stack:
         puppets = [stack.enter_context(Puppet(store)) for _ in range(crowd)]
-        before = 0
+        before, wrong = 0, []
         # They wait for a time only: where the one that gives gets no turn for so long, others give, too.
-        for block in range(1, 6):
+        for block in range(1, 41):
             for puppet in puppets:
                 puppet.do(f"map {block} {pages}", f"fill {block} {block * 100_000}")
+            begun = time.monotonic()
             for puppet in puppets:
                 puppet.send(f"advise {block} 0")
             for puppet in puppets:
                 check((said := puppet.answer()) == "ok", said)
+            all_were_patient = time.monotonic() - begun < PATIENCE_S
             for puppet in puppets:
                 puppet.do(f"check {block}")
             total = sum(puppet.stats()["inserted"] for puppet in puppets)
             inserted, before = total - before, total
             if inserted <= 1.25 * pages:
+                print(f"{inserted} given for {pages}")
                 break
-        check(inserted <= 1.25 * pages, f"{inserted} pages were given, {pages} are there, five times")
-        print(f"{inserted} given for {pages}")
+            if all_were_patient:
+                wrong.append(inserted)
+            check(len(wrong) < 5, f"{wrong} pages were given, {pages} are there")
+            for puppet in puppets:
+                puppet.do(f"unmap {block}")
+        else:
+            pytest.skip(f"{40 - len(wrong)} of 40 rounds took longer than one waits for another")
 
 
 def test_few_mappings(store):

@@ -48,7 +48,7 @@ class Workers:
     def reap(self, slot, replace):
         worker = self.running[slot]
         try:
-            out, err = worker.communicate(timeout=60)
+            out, err = worker.communicate(timeout=600)
         except subprocess.TimeoutExpired:
             raise Failed(f"{' '.join(map(str, worker.args[1:]))}: hangs") from None
         # Children that it forked and left.

@@ -123,8 +123,10 @@ plugin_config_path = "{self.folder}/nri/conf"
 
 def process_of(container):
     """The first process of a container: that of its cgroup with the lowest number."""
-    for listed in pathlib.Path("/sys/fs/cgroup").rglob(f"*{container}*/cgroup.procs"):
-        pids = [int(line) for line in listed.read_text().split()]
-        if pids:
-            return min(pids)
+    # Groups come and go meanwhile; pathlib's rglob fails then.
+    for folder, _, files in os.walk("/sys/fs/cgroup"):
+        if container in os.path.basename(folder) and "cgroup.procs" in files:
+            with contextlib.suppress(OSError):
+                if pids := pathlib.Path(folder, "cgroup.procs").read_text().split():
+                    return min(map(int, pids))
     return 0

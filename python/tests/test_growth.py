@@ -3,7 +3,7 @@
 import ctypes
 import mmap
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from mayfly import library
 from mayfly.arena import HUGE
@@ -21,6 +21,7 @@ def cells(regions):
     return {cell for start, end in regions for cell in range(start, end)}
 
 
+@settings(deadline=None)
 @given(ordered_regions(), ordered_regions())
 def test_without_is_the_difference(regions, taken):
     left = without(regions, taken)
@@ -28,6 +29,7 @@ def test_without_is_the_difference(regions, taken):
     assert left == sorted(left) and all(start < end for start, end in left)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 1 << 14), st.integers(1, 1 << 16))
 def test_pieces_are_the_whole_and_end_where_huge_pages_do(first_page, pages):
     region = Region(first_page * mmap.PAGESIZE, (first_page + pages) * mmap.PAGESIZE)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from mayfly.regions import Region, regions_of, whole_pages
@@ -23,6 +23,7 @@ def only(thing):
     return found[0]
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_any_view_of_an_array_has_the_bytes_numpy_says(data):
     base = numpy.zeros(
@@ -95,6 +96,7 @@ def test_session_of_onnx_runtime_gets_a_hint():
         list(regions_of(session))
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 20 * PAGE), st.integers(1, 3 * PAGE))))
 def test_whole_pages_are_those_wholly_covered(pairs):
     regions = [Region(start, start + size) for start, size in pairs]

@@ -182,6 +182,7 @@ def right_answer():
     return f"{numpy.random.default_rng(1).random(MODEL_MIB << 17).sum():.6f}"
 
 
+# No worker is replaced because the machine is slow: these tests count them.
 WEB = {
     "gunicorn": lambda port: [
         "gunicorn",
@@ -189,9 +190,20 @@ WEB = {
         str(WORKERS),
         "--bind",
         f"127.0.0.1:{port}",
+        "--timeout",
+        "300",
         "app:application",
     ],
-    "uvicorn": lambda port: ["uvicorn", "--workers", str(WORKERS), "--port", str(port), "asgi:application"],
+    "uvicorn": lambda port: [
+        "uvicorn",
+        "--workers",
+        str(WORKERS),
+        "--port",
+        str(port),
+        "--timeout-worker-healthcheck",
+        "300",
+        "asgi:application",
+    ],
 }
 
 

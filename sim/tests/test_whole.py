@@ -124,9 +124,11 @@ def test_a_line_that_two_cores_write_goes_to_and_fro(folder, sim):
     # They add for a million cycles, and a turn is a thousand of them.
     assert taken[1] > taken[0] + 1000, "once a turn, while both add"
     assert again.returncode == 0
-    # Where the host is busy, its main loop now and then ends a turn early: 0.1% of the cycles (docs/sim.md).
+    # Where the host is busy, its main loop now and then ends a turn early: 2% more turns, 0.1% of the cycles
+    # (docs/sim.md).
     first, second = (json.loads((folder / out / "stats.json").read_text()) for out in ("line", "again"))
-    assert abs(first["cycles"] / second["cycles"] - 1) < 0.005, "two runs on two cores"
+    early = abs(first["cores.turns"] / second["cores.turns"] - 1)
+    assert abs(first["cycles"] / second["cycles"] - 1) < 0.001 + early / 5, "two runs on two cores"
 
 
 def test_objects_that_another_core_frees(sim):

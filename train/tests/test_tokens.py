@@ -1,4 +1,4 @@
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from train.tokens import (
@@ -44,6 +44,7 @@ def test_the_most_common_tokens_have_numbers_and_others_are_unknown():
     assert list(vocabulary.sequence(["a", "b::x"])) == [2, FRAME_END, 3, UNKNOWN, FRAME_END]
 
 
+@settings(deadline=None)
 @given(st.lists(names), st.lists(names), st.integers(1, 20))
 def test_every_name_has_numbers_within_the_vocabulary(seen, asked, size):
     vocabulary = Vocabulary.of(seen, size)
@@ -54,6 +55,7 @@ def test_every_name_has_numbers_within_the_vocabulary(seen, asked, size):
         assert all(0 <= number < len(vocabulary) and number != FRAME_END for number in numbers)
 
 
+@settings(deadline=None)
 @given(st.lists(names), st.randoms())
 def test_the_vocabulary_does_not_depend_on_the_order(seen, random):
     shuffled = random.sample(seen, len(seen))

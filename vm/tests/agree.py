@@ -196,7 +196,7 @@ class Agreement:
         """The guest's agent is killed: with it go all instances and tools, and no memory."""
         # Not before it is known that the killer was started.
         script = (
-            "sleep 0.5; for pid in $(cat /proc/1/task/1/children); do "
+            "sleep 3; for pid in $(cat /proc/1/task/1/children); do "
             'case $(tr "\\0" " " </proc/$pid/cmdline) in vm-agent*) kill -9 $pid;; esac; done; sleep 60'
         )
         spawn = {"instance": "killer", "partition": None, "argv": ["/bin/sh", "-c", script]}

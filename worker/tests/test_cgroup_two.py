@@ -11,7 +11,7 @@ import guest
 import pytest
 from conftest import HERE, MAYFLY
 
-PATIENCE_S = 900
+PATIENCE_S = 1800
 LIBRARIES = ["libmayfly_heap.so", "libmayfly_merge.so", "libmayfly_rest.so"]
 
 

@@ -78,6 +78,7 @@ def test_no_request_is_lost(tmp_path):
                     done = len(answered)
                     until(lambda done=done: len(answered) > done + 40 or any(one.done() for one in asking))
                     line.hand_over()
+                until(lambda: len(events) > 20 or any(one.done() for one in asking))
             finally:
                 over.set()
             for one in asking:
@@ -100,10 +101,10 @@ def test_what_was_begun_ends_and_what_was_made_is_there(tmp_path):
         client = running.client()
         create(client, "made", CODE, Publish=True)
         url = client.get_function_url_config(FunctionName="probe")["FunctionUrl"]
+        before = invoke(client, "made", Qualifier="1")
         with concurrent.futures.ThreadPoolExecutor(1) as threads:
-            asked = threads.submit(invoke, client, "single", {"do": "sleep", "seconds": 6})
-            running.wait_for(r"START RequestId")
-            before = invoke(client, "made", Qualifier="1")
+            asked = threads.submit(invoke, client, "single", {"do": "sleep", "seconds": 20})
+            running.wait_for(r"single#\d+\] START RequestId")
             line.hand_over()
             assert not asked.done() and lives(running.process.pid)
             # This client's connections are still those of the earlier worker, which passes on what comes.

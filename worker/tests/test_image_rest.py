@@ -15,7 +15,7 @@ def table(mib):
 def handler(event, context):
     if "hold" in event:
         HELD.append(bytearray(table(event["hold"])))
-        time.sleep(1)
+        time.sleep(4)
     # What is written here is nobody else's, and the rest is as it was.
     own = os.urandom(8)
     for each in HELD:

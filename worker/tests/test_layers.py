@@ -61,8 +61,9 @@ def test_instances_are_told_as_much_whatever_their_number():
 def test_instances_advise_what_their_code_names_or_all(advise):
     with Worker(TEMPLATE, "--advise", advise) as running:
         client = running.client()
+        client.update_function_configuration(FunctionName="probe", Timeout=60)
         names = [1] if advise == "named" else []  # the one that it has mapped
-        tables = {"do": "hold", "mib": 17, "mapped_mib": 17, "names": names, "seconds": 1}
+        tables = {"do": "hold", "mib": 17, "mapped_mib": 17, "names": names, "seconds": 5}
         assert [error for _, error in several(client, "probe", tables, 2)] == [None] * 2
         until(lambda: len({event["instance"] for event in running.events("merge")}) == 2, running.log)
 
@@ -88,7 +89,8 @@ def test_instances_advise_what_their_code_names_or_all(advise):
 def test_memory_that_is_shared_is_zero_after_its_contents_were_given_up():
     with Worker(TEMPLATE) as running:
         client = running.client()
-        tables = {"do": "hold", "mib": 4, "mapped_mib": 17, "seconds": 1}
+        client.update_function_configuration(FunctionName="probe", Timeout=60)
+        tables = {"do": "hold", "mib": 4, "mapped_mib": 17, "seconds": 5}
         assert [error for _, error in several(client, "probe", tables, 2)] == [None] * 2
         until(lambda: len({event["instance"] for event in running.events("merge")}) == 2, running.log)
         until(
@@ -127,7 +129,6 @@ def test_an_instance_that_never_had_work_shares_its_pages_too():
 def test_an_instance_with_little_memory_left_is_not_merged(client, worker):
     for name, mib in [("single", 80), ("neighbour", 8)]:  # of 128
         client.update_function_configuration(FunctionName=name, Description="full, or not")
-        invoke(client, name, {"do": "count"})
         assert invoke(client, name, {"do": "hold", "mib": mib, "seconds": 0})[1] is None
     newest = {event["function"]: event["instance"] for event in worker.events("ready")}
 

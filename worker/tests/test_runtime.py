@@ -60,12 +60,12 @@ def test_what_cannot_start_says_why_and_is_tried_anew(client):
 
 
 def test_a_function_that_takes_too_long_is_ended(client):
-    client.update_function_configuration(FunctionName="neighbour", Timeout=1)
+    client.update_function_configuration(FunctionName="neighbour", Timeout=3)
     began = time.monotonic()
     answer, error = invoke(client, "neighbour", {"do": "sleep", "seconds": 30})
     assert (error, answer["errorType"]) == ("Unhandled", "Sandbox.Timedout")
-    assert answer["errorMessage"].endswith("Error: Task timed out after 1.00 seconds")
-    assert 1 <= time.monotonic() - began < 20
+    assert answer["errorMessage"].endswith("Error: Task timed out after 3.00 seconds")
+    assert 3 <= time.monotonic() - began < 20
     assert invoke(client, "neighbour", {"do": "sleep", "seconds": 0}) == ("slept", None)
     client.update_function_configuration(FunctionName="neighbour", Timeout=5)
 
@@ -100,7 +100,7 @@ def test_calls_out_of_turn_are_refused(client):
     assert answer["late"] == {"next": state, "init": state, "other": [400, "InvalidRequestID"]}
     headers = answer["headers"]
     assert headers["lambda-runtime-invoked-function-arn"].endswith(":function:raw")
-    assert 0 < int(headers["lambda-runtime-deadline-ms"]) - time.time() * 1000 <= 5000
+    assert 0 < int(headers["lambda-runtime-deadline-ms"]) - time.time() * 1000 <= 60_000
     assert "lambda-runtime-client-context" not in headers
 
 

@@ -96,23 +96,33 @@ def test_neighbours_hold_while_one_runs_wild(client, worker, do, errors, log):
         time.sleep(0.02)
         return time.monotonic() - began - 0.02
 
+    def beside_a_wild_one():
+        """The neighbour's seconds beside the wild one, and the longer of its medians before and after."""
+        before = [neighbours_seconds() for _ in range(20)]
+        meanwhile = []
+        with concurrent.futures.ThreadPoolExecutor(1) as threads:
+            wild = threads.submit(invoke, client, "probe", {"do": do, "seconds": 60})
+            while not wild.done():
+                meanwhile.append(neighbours_seconds())
+            answer, error = wild.result()
+        after = [neighbours_seconds() for _ in range(20)]
+        assert error == "Unhandled", answer
+        assert answer["errorType"] in errors, answer
+        return sorted(meanwhile), max(statistics.median(before), statistics.median(after))
+
+    def holds(meanwhile, calm):
+        # A share of the processors holds off a wild neighbour, but for slices under way; without one, a
+        # thousand processes would leave a thousandth.
+        ninth_tenth = meanwhile[len(meanwhile) * 9 // 10]
+        return statistics.median(meanwhile) < 8 * calm + 0.05 and ninth_tenth < 40 * calm + 1
+
     neighbours_seconds()  # its instance starts
-    before = [neighbours_seconds() for _ in range(20)]
-    meanwhile = []
-    with concurrent.futures.ThreadPoolExecutor(1) as threads:
-        wild = threads.submit(invoke, client, "probe", {"do": do, "seconds": 60})
-        while not wild.done():
-            meanwhile.append(neighbours_seconds())
-        answer, error = wild.result()
-    after = [neighbours_seconds() for _ in range(20)]
-    assert error == "Unhandled", answer
-    assert answer["errorType"] in errors, answer
+    # What else the machine does may fall on one time and not on the other, but not in each of three rounds.
+    rounds = []
+    while not any(holds(*one) for one in rounds):
+        assert len(rounds) < 3, rounds
+        rounds.append(beside_a_wild_one())
     worker.wait_for(rf"\[probe#\d+\].*{log}")
-    # What else the machine does falls on both. A share of the processors holds off a wild neighbour, but for
-    # slices that are under way; without one, a thousand processes would leave a thousandth.
-    calm = max(statistics.median(before), statistics.median(after))
-    assert statistics.median(meanwhile) < 8 * calm + 0.05, (calm, sorted(meanwhile))
-    assert sorted(meanwhile)[len(meanwhile) * 9 // 10] < 40 * calm + 1, (calm, sorted(meanwhile))
     # One that has filled its memory and lived may be short of it once more.
     assert any(invoke(client, "probe", {"do": "count"})[1] is None for _ in range(2))
 

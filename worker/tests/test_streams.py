@@ -31,9 +31,9 @@ def joined(parts):
 
 
 def test_parts_come_while_the_function_makes_them(client):
-    parts, end = streamed(client, "raw", "stream", LogType="Tail")
+    parts, end = streamed(client, "raw", "stream slowly", LogType="Tail")
     assert joined(parts) == b"onetwothree"
-    # It waits 0.2 s after each.
+    # It waits 1 s after each.
     assert len(parts) == 3 and parts[2][0] - parts[0][0] > 0.3, parts
     assert "ErrorCode" not in end and "END RequestId" in base64.b64decode(end["LogResult"]).decode()
 
@@ -106,7 +106,7 @@ export const handler = awslambda.streamifyResponse(async (event, response, conte
       statusCode: 201, headers: { 'Content-Type': 'text/html', 'X-Own': 'yes' }, cookies: ['a=1', 'b=2'] });
   } else response.setContentType('text/plain');
   response.write('one');
-  await sleep(300);
+  await sleep(1500);
   if (path === '/late') throw new TypeError('after');
   if (path === '/pipe') return pipeline(Readable.from(['two', 'three']), response);
   response.write('two');

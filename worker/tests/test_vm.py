@@ -5,6 +5,7 @@ merges pages. `mayfly vm image` is run first; it only looks when there is an ima
 """
 
 import concurrent.futures
+import contextlib
 import json
 import os
 import re
@@ -24,6 +25,8 @@ PATIENT = ["--sandbox", "vm", "--queue-wait", str(PATIENCE_S)]
 def vm():
     subprocess.run([MAYFLY, "vm", "image"], check=True, stdout=subprocess.DEVNULL)
     with Worker(TEMPLATE, *PATIENT, "--partitions", "2", "--keep-alive", "4") as running:
+        for name in ["probe", "neighbour"]:  # a guest that is translated is slow
+            running.client().update_function_configuration(FunctionName=name, Timeout=60)
         yield running
 
 
@@ -226,6 +229,12 @@ def qemu_of(worker, domain=""):
 
 
 def arguments_of(process):
-    """Of a QEMU."""
-    with open(f"/proc/{process}/comm") as comm, open(f"/proc/{process}/cmdline", "rb") as arguments:
-        return arguments.read().decode() if comm.read().startswith("qemu") else ""
+    """Of a QEMU; of others, and of one that is gone, nothing."""
+    with (
+        contextlib.suppress(OSError),
+        open(f"/proc/{process}/comm") as comm,
+        open(f"/proc/{process}/cmdline", "rb") as arguments,
+    ):
+        if comm.read().startswith("qemu"):
+            return arguments.read().decode()
+    return ""

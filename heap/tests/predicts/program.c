@@ -17,7 +17,7 @@ FUNCTION void *get(size_t size) { void *p = malloc(size); memset(p, 1, size); re
 FUNCTION void briefly(void) { for (int i = 0; i < 100000; i++) { free(get(64)); __asm__(""); } }
 FUNCTION void fill_short(int n) { for (int i = 0; i < SPANS; i++) kept[n][i] = get(EACH / 2 - n * 16); __asm__(""); }
 FUNCTION void fill_long(int n) { char big[512]; memset(big, 0, 512); for (int i = 0; i < SPANS; i++) kept[n][i] = get(EACH / 2 - n * 16); __asm__("" :: "r"(big) : "memory"); }
-FUNCTION void refill(void) { for (int n = 0; n < 100; n++) { fill_short(2); for (int i = 0; i < SPANS; i++) free(kept[2][i]); } }
+FUNCTION void refill(void) { pass(0); for (int n = 0; n < 100; n++) { fill_short(2); pass(1000); for (int i = 0; i < SPANS; i++) free(kept[2][i]); } }
 /* The same return address, height and size, from two callers: only a second look at the stack tells them apart. */
 FUNCTION void *alias(int n) { void *p = get(200); __asm__(""); return p; }
 FUNCTION void from_one(int n) { for (int i = 0; i < n; i++) free(alias(i)); __asm__(""); }
@@ -29,12 +29,13 @@ FUNCTION void *in_deep(void *unused) { char big[4096]; memset(big, 0, 4096); fro
 /* A hundred call sites, by size. What they hold for a while dies before a second is over. */
 FUNCTION void many_sites(int n) { for (int i = 0; i < 100; i++) for (int k = 0; k < n; k++) kept[k][i] = get(16 + i * 16); __asm__(""); }
 FUNCTION void hold(int rounds, int milliseconds) {
+    pass(0);
     for (int r = 0; r < rounds; r++) {
         many_sites(20);
-        usleep(milliseconds * 1000);
+        pass(milliseconds * 1000);
         for (int i = 0; i < 100; i++) for (int k = 0; k < 20; k++) free(kept[k][i]);
     }
-    usleep(milliseconds * 1000);
+    pass(milliseconds * 1000);
 }
 /* Objects of three callers come by turns: what the first holds is freed within a moment, what the second holds when all is done, and what the third holds stays. */
 enum { ROUNDS = 6000, SIZES = 4, MOMENT = 100, SELDOM = 50 };

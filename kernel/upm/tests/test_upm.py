@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from guest import MIB, UP, Guest, partition_args
+from guest import MIB, Guest, partition_args, run_script
 
 HERE = Path(__file__).resolve().parent
 TARBALL = Path("/usr/src/linux-source-6.12.tar.xz")
@@ -26,14 +26,8 @@ MINUTES_10 = 600
 
 
 def boot(kernel, script, programs, timeout, append=""):
-    """Runs a script in the guest and returns its console; if that fails, what the guest said comes first."""
-    main = f"#!/bin/sh\n{script}\n".encode()
     files = {program.name: program for program in programs}
-    with Guest(kernel / "bzImage", main, files, QEMU, append) as guest:
-        status = guest.wait(timeout)
-    up = next((at for at, line in enumerate(guest.console) if UP in line), 0)
-    assert status == 0, f"status {status}\n" + "\n".join(guest.console[up:])
-    return guest.console
+    return run_script(kernel / "bzImage", script, files, QEMU, timeout, append)
 
 
 @pytest.fixture(scope="session")
