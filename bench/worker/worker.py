@@ -132,7 +132,7 @@ def running(*arguments: str, template: Path = TEMPLATE, quiet_s: float = START_S
         raise BenchError(f"{MAYFLY}: not built: run 'make build'")
     with tempfile.TemporaryDirectory(prefix="mayfly-bench-") as folder:
         log = Path(folder) / "log"
-        address = lambda: re.search(r"serving Lambda's API on http://(\S+)", log.read_text())  # noqa: E731
+        address = lambda: re.search(r"serving Lambda's API on http://(\S+)\n", log.read_text())  # noqa: E731
         command = [MAYFLY, "up", template, "--listen", "127.0.0.1:0", *arguments]
         with started(command, "mayfly up", log, address, quiet_s) as (process, found):
             yield Worker(process, found[1], log)

@@ -47,7 +47,8 @@ class Worker:
                 stderr=log,
                 env={**os.environ, "NO_COLOR": "1", **(environment or {})},
             )
-        self.url = self.wait_for(r"serving Lambda's API on (http://\S+)", START_S).group(1)
+        # To the end of the line, which comes in pieces.
+        self.url = self.wait_for(r"serving Lambda's API on (http://\S+)\n", START_S).group(1)
         self.port = int(self.url.rsplit(":", 1)[1])
 
     def __enter__(self):

@@ -150,7 +150,7 @@ class Up:
         )
         self.now = self.process.pid
         self.url = until(
-            lambda: re.search(r"API on (http://\S+)", self.log()) or self.ended(), self.log
+            lambda: re.search(r"API on (http://\S+)\n", self.log()) or self.ended(), self.log
         ).group(1)
 
     def log(self):

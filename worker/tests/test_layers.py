@@ -147,6 +147,7 @@ def test_an_instance_that_could_not_merge_at_its_rest_tries_again():
         assert invoke(client, "single", {"do": "hold", "mib": 25, "seconds": 0})[1] is None
         # There is no work from here on, and the thread ends when it has rested in vain.
         until(lambda: running.sample()["store"]["bytes"] > 24 << 20, running.log)
+        until(lambda: not running.events("merge")[-1].get("message"), running.log)
         first, *_, last = running.events("merge")
         assert first["message"].startswith("not merged: ") and last["bytes"] >= 25 << 20, (first, last)
 
