@@ -98,16 +98,7 @@ fn confine(plan: &Plan) -> Result<(), String> {
     // SAFETY: the agent passed it open, and it stays so.
     let group = unsafe { BorrowedFd::borrow_raw(plan.group) };
     rustix::io::write(group, b"0").map_err(at("control group"))?;
-    // The agent's own protection is not for its children.
-    std::fs::write("/proc/self/oom_score_adj", "500").map_err(at("out-of-memory score"))?;
-    stay_on(&plan.cpus)?;
-    let apart = UnshareFlags::NEWNS | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS | UnshareFlags::NEWCGROUP;
-    // SAFETY: this process has one thread.
-    unsafe { rustix::thread::unshare_unsafe(apart) }.map_err(at("namespaces"))?;
-    root::enter(plan).map_err(at("its root"))?;
-    let host: String = plan.name.chars().take(63).collect();
-    rustix::system::sethostname(host.as_bytes()).map_err(at("host name"))?;
-    // From here on its memory is the instance's.
+    // At once: what it touches in between would be the instance's and lie outside its partition.
     match &plan.source {
         Source::Anywhere => {}
         Source::Nodes(nodes) => bind_to_node(nodes).map_err(at("memory policy"))?,
@@ -117,6 +108,15 @@ fn confine(plan: &Plan) -> Result<(), String> {
             assign(device, *node).map_err(at("HotMem partition"))?;
         }
     }
+    // The agent's own protection is not for its children.
+    std::fs::write("/proc/self/oom_score_adj", "500").map_err(at("out-of-memory score"))?;
+    stay_on(&plan.cpus)?;
+    let apart = UnshareFlags::NEWNS | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS | UnshareFlags::NEWCGROUP;
+    // SAFETY: this process has one thread.
+    unsafe { rustix::thread::unshare_unsafe(apart) }.map_err(at("namespaces"))?;
+    root::enter(plan).map_err(at("its root"))?;
+    let host: String = plan.name.chars().take(63).collect();
+    rustix::system::sethostname(host.as_bytes()).map_err(at("host name"))?;
     give_up_privileges(plan).map_err(at("privileges"))?;
     syscalls::confine(Placement::Fixed).map_err(at("seccomp"))
 }
