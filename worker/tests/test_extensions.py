@@ -52,7 +52,7 @@ while True:
         os.abort()
     if does == "exit error":
         call("POST", "/exit/error", "{}", Function_Error_Type="Extension.Lost", **own)
-    time.sleep({"slow": 1, "hang": 1000}.get(does, 0))
+    time.sleep({"slow": 3, "hang": 1000}.get(does, 0))
     say("done")
 """
 APP = """
@@ -110,6 +110,7 @@ def test_the_answer_does_not_wait_for_an_extension_and_the_next_invocation_does(
     client = running.client()
     make(client, "slow", layers, "slow")
     first, _ = invoke(client, "slow", {})
+    assert "watch done" not in lines(running, "slow")
     second, _ = invoke(client, "slow", {})
     running.wait_for(rf"\[slow#\d+\] START RequestId: {second}")
     said = lines(running, "slow")
