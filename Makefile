@@ -64,7 +64,7 @@ bench: build ## every comparison with other systems; results in bench/results
 	bench/worker/demo --keep
 	bench/node/run
 	worker/tests/dispatch
-	sim/figures/run
+	bench/sim/run
 
 docs: ## the pages and the Python API as a site: target/site/html, and the crates': target/doc; any warning is an error
 	deploy/site/build
@@ -76,5 +76,5 @@ figures: build ## draw the figures in docs from bench/results, and fill the page
 	bench/vm/figures
 	bench/lifetime/figures
 	bench/worker/figures
-	sim/figures/draw
+	bench/sim/figures
 	bench/figures

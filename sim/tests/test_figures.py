@@ -2,8 +2,8 @@
 
 import pytest
 
-from sim.figures import collect, runs, sensitivity, simulate
-from sim.silo import transactions
+from bench.sim import collect, runs, sensitivity, simulate
+from bench.sim.silo import transactions
 
 
 def run(cycles: int, traffic: int = 1000, pages: int = 100, output: str = "ok", **more) -> dict:

@@ -57,7 +57,7 @@ pub struct Config {
     /// Entries of the AAC, one for each core (Table 3).
     pub aac_entries: usize,
     /// Pointers in an entry of the AAC, for "a small number of size classes" (§3.2): with 7 of them CACTI's area and
-    /// power come closest to the paper's (`sim/cost/run`).
+    /// power come closest to the paper's (`bench/sim/cost/run`).
     pub aac_pointers: usize,
     /// A message from a core to the page allocator and back, without its work: as far as the LLC (Table 3).
     pub request_cycles: u64,

@@ -4,8 +4,8 @@ themselves, and how much CPU time they spare."""
 import argparse
 
 from bench.outcome import RESULTS, at_most, figure, print_shown, table, write
-from sim.figures.ratios import faster, saved
-from sim.figures.simulate import command, commit, run
+from bench.sim.ratios import faster, saved
+from bench.sim.simulate import command, commit, run
 
 PROGRAMS = ("json-loads", "url-shorten", "html-go")
 SIDES = ("native", "memento")

@@ -22,7 +22,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../programs/c/measured.h"
+#include "measured.h"
 
 // clang-format off
 #define FILE_IN_HERE(name, path) \

@@ -3,8 +3,8 @@ nothing but where things lie, and several processes on one core."""
 
 from statistics import mean, stdev
 
-from sim.figures.ratios import compared, faster, pages, part, saved
-from sim.figures.runs import IMPORT, RUNS
+from bench.sim.ratios import compared, faster, pages, part, saved
+from bench.sim.runs import IMPORT, RUNS
 
 
 def experiments(runs: dict) -> dict:

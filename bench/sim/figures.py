@@ -10,9 +10,9 @@ from matplotlib import pyplot
 
 from bench.drawing import save
 from bench.outcome import RESULTS, ROOT
-from sim.figures.paper import AVERAGES, GROUPS
+from bench.sim.paper import AVERAGES, GROUPS
 
-PROGRAMS = tomllib.loads((ROOT / "sim/figures/runs.toml").read_text())["programs"]
+PROGRAMS = tomllib.loads((ROOT / "bench/sim/runs.toml").read_text())["programs"]
 COLOURS = ("#c0392b", "#4c78a8", "#6a9f58", "#e0b000", "#8e6bbf", "#c98b2e", "#8c8c8c", "#9ebcda", "#555555")
 AVERAGE = {"functions": "func-avg", "Data Proc": "data-avg"}
 
@@ -177,7 +177,7 @@ def main() -> int:
     try:
         results = json.loads(source.read_text())
     except (OSError, ValueError) as error:
-        print(f"figures: {source}: {error}; sim/figures/run writes it", file=sys.stderr)
+        print(f"figures: {source}: {error}; bench/sim/run writes it", file=sys.stderr)
         return 1
     for name in wanted:
         draw, title, ylabel, series = FIGURES[name]

@@ -8,10 +8,10 @@ from pathlib import Path
 from statistics import mean, median
 
 from bench.outcome import figure, table, write
-from sim.figures.paper import AVERAGES, FUNCTIONS, GROUPS
-from sim.figures.ratios import compared, faster, pages, part, saved
-from sim.figures.runs import RUNS
-from sim.figures.sensitivity import experiments, layouts, side_by_side, together
+from bench.sim.paper import AVERAGES, FUNCTIONS, GROUPS
+from bench.sim.ratios import compared, faster, pages, part, saved
+from bench.sim.runs import RUNS
+from bench.sim.sensitivity import experiments, layouts, side_by_side, together
 
 # What Memento's gain is made of: Fig. 9's four mechanisms, and what is left.
 PARTS = ("object_alloc", "object_free", "page_management", "bypass", "program", "kernel")

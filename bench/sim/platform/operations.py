@@ -1,8 +1,8 @@
 """OpenFaaS' operations up, deploy and invoke (§5) on the baseline and on Memento."""
 
 from bench.outcome import RESULTS, ROOT, figure, table, write
-from sim.figures.ratios import compared, pages, part, saved
-from sim.figures.simulate import commit, run
+from bench.sim.ratios import compared, pages, part, saved
+from bench.sim.simulate import commit, run
 
 TIMES = {"up": (), "deploy": ("50",), "invoke": ("50",)}
 SIDES = {"native": ("table3", "openfaas-go"), "memento": ("memento", "openfaas-go-memento")}

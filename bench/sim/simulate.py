@@ -13,7 +13,7 @@ import tomllib
 from pathlib import Path
 
 from bench.outcome import ROOT
-from sim.figures.runs import RUNS, wanted
+from bench.sim.runs import RUNS, wanted
 
 LISTED = tomllib.loads((ROOT / "sim/programs/programs.toml").read_text())
 MAYFLY = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release/mayfly"
@@ -100,7 +100,7 @@ def main() -> None:
         found["made_with.commit"] = commit()
     except (SystemExit, ValueError, OSError, subprocess.TimeoutExpired) as error:
         found = {"failure": str(error)}
-        print(f"sim/figures: {program}, {configuration}: {error}", file=sys.stderr)
+        print(f"bench/sim: {program}, {configuration}: {error}", file=sys.stderr)
     output.write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -4,7 +4,7 @@ import tomllib
 
 from bench.outcome import ROOT
 
-RUNS = tomllib.loads((ROOT / "sim/figures/runs.toml").read_text())
+RUNS = tomllib.loads((ROOT / "bench/sim/runs.toml").read_text())
 # Of the experiments that have a run of the imports as well, so that the whole process' pages are known.
 IMPORT = "import-"
 

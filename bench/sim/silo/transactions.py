@@ -6,9 +6,9 @@ import os
 import subprocess
 
 from bench.outcome import RESULTS, ROOT, figure, table, write
-from sim.figures.collect import program
-from sim.figures.ratios import part
-from sim.figures.simulate import commit, run
+from bench.sim.collect import program
+from bench.sim.ratios import part
+from bench.sim.simulate import commit, run
 
 # Half of each is measured. In each second of the guest's time Silo keeps what it first overwrites, for who
 # reads the last second's state.
@@ -25,7 +25,7 @@ def benchmark(words: tuple[str, ...], side: str, image: str) -> dict:
     # The line before has the throughput by the guest's clock, which does not follow the cycles.
     found["output"] = found["output"].splitlines()[-1]
     if f"{words[1]} of {words[1]} transactions" not in found["output"]:
-        raise SystemExit(f"sim/silo: {found['output']}")
+        raise SystemExit(f"bench/sim/silo: {found['output']}")
     return found
 
 
