@@ -44,7 +44,8 @@ def main(command_line: list[str]) -> int:
             raise TrainError(f"{path}: no such directory")
     # Not before the arguments are known to be good: what they need takes a second to load.
     with progress.stage("starting"):
-        from train import commands, partitions
+        from train import commands
+        from train.data import partitions
 
     with partitions.opened(given.profiles, given.where, given.engine) as given.profiles:
         if given.compare:

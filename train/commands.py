@@ -7,23 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from train import (
-    agreement,
-    contexts,
-    fit,
-    link,
-    measure,
-    model_file,
-    needed,
-    placed,
-    progress,
-    symbols,
-    table,
-)
-from train.contexts import Contexts
-from train.dataset import CLASS_NAMES
-from train.measure import Accuracy
-from train.recipe import Recipe
+from train import progress
+from train.data import agreement, contexts, symbols
+from train.data.contexts import Contexts
+from train.data.dataset import CLASS_NAMES
+from train.model import fit, link, measure, model_file, optional_deps, runtime_addresses, table
+from train.model.measure import Accuracy
+from train.model.recipe import Recipe
 
 
 @dataclass
@@ -39,7 +29,7 @@ def train(given: argparse.Namespace) -> int:
     """Makes a model file and says how good it is; the exit status. Raises TrainError where there is nothing
     to learn, or a file cannot be written."""
     if given.plot:
-        needed.install()
+        optional_deps.install()
     begun = time.monotonic()
     made = fit.make(given.engine, given.profiles, _recipe(given, given.encoder, given.hidden))
     size = model_file.write(made.model, given.output)
@@ -83,8 +73,8 @@ def compare(given: argparse.Namespace) -> int:
     the exit status. Raises TrainError where there is nothing to learn."""
     data = contexts.load(given.engine, given.profiles)
     contexts.refuse_too_little(data)
-    needed.install()
-    from train.encoders import ENCODERS
+    optional_deps.install()
+    from train.model.encoders import ENCODERS
 
     rows = [Row("most_common_class", _most_common_class(data))]
 
@@ -117,14 +107,14 @@ def measure_model(given: argparse.Namespace) -> int:
     """Says how good a model is on other profiles, of other runs, revisions or builds (LLAMA §9.2): as the
     heap uses it, and, where it is for other builds, what `mayfly bind` could make of it."""
     if given.plot:
-        needed.install()
+        optional_deps.install()
     model = model_file.read(given.measure)
     with progress.stage(f"reading {_count(len(given.profiles), 'profile')}"):
         data = contexts.load(given.engine, given.profiles)
         contexts.refuse_none(data)
-        met = placed.load(given.engine, given.profiles)
-    known = placed.known_frames(model, met)
-    rows = [Row("all", measure.accuracy(met.told, placed.predict(model, met)))]
+        met = runtime_addresses.load(given.engine, given.profiles)
+    known = runtime_addresses.known_frames(model, met)
+    rows = [Row("all", measure.accuracy(met.told, runtime_addresses.predict(model, met)))]
     if known < 1:
         with progress.stage("naming the functions of all files"):
             frames = link.link(model, symbols.load(given.engine, given.profiles))

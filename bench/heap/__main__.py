@@ -7,9 +7,9 @@ from pathlib import Path
 
 from bench import command
 from bench.heap import allocators, tables
+from bench.heap.goals import shown
 from bench.heap.machine import memory_stays, thp_setting
 from bench.heap.results import Results
-from bench.heap.shown import shown
 from bench.heap.workload_list import ON_HUGE_PAGES, WORKLOADS
 from bench.outcome import say, write
 from bench.samples import Samples

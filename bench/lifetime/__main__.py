@@ -11,8 +11,8 @@ from collections.abc import Callable
 from bench import command
 from bench.heap.machine import thp_setting
 from bench.lifetime import builds, learning, releases, strangers, tables, times, variants
+from bench.lifetime.goals import shown
 from bench.lifetime.results import Results
-from bench.lifetime.shown import shown
 from bench.lifetime.workloads import FULL, QUICK, WORKLOADS, Size, Workload
 from bench.outcome import BenchError, Shown, say, write
 

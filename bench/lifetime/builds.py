@@ -121,14 +121,14 @@ def studied(
 ) -> dict[str, float]:
     """What the heap makes of each model in a run, and Table 2, by training's own Python."""
     environment = ask([ROOT / "train" / "environment", "network"], "train/environment", None)
-    command = [environment.strip(), "-m", "train.study", first]
+    command = [environment.strip(), "-m", "train.studies.build_to_build", first]
     command += [f"{name}={path}" for name, path in profiles.items()]
     for name, (model, profile) in asked.items():
         command += ["--heard", f"{name}={model}={profile}"]
     command += more
     done = subprocess.run(list(map(str, command)), cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if done.returncode:
-        raise BenchError("train.study failed: see its lines above")
+        raise BenchError("train.studies.build_to_build failed: see its lines above")
     return json.loads(done.stdout)
 
 

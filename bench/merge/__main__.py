@@ -7,9 +7,9 @@ from pathlib import Path
 
 from bench import command
 from bench.merge import environment, kernel, models, reads, regions, servers, serving, tables
+from bench.merge.goals import shown
 from bench.merge.machine import can_set_ksm
 from bench.merge.regions import METHODS, PATTERNS, Shape
-from bench.merge.shown import shown
 from bench.outcome import BenchError, say
 
 PARTS = {

@@ -1,8 +1,8 @@
 """The results as tables: one for each part, then what is enough and what falls short."""
 
 from bench.merge import models
+from bench.merge.goals import reduction_percent
 from bench.merge.regions import METHODS, PATTERNS, PHASES
-from bench.merge.shown import reduction_percent
 from bench.outcome import figure, grid, table
 
 STEPS = {

@@ -9,9 +9,9 @@ from bench.outcome import write as write_results
 from bench.samples import Samples
 from bench.vm import tables
 from bench.vm.experiments import EXPERIMENTS, Experiment
+from bench.vm.goals import shown
 from bench.vm.guest import Contender, Guest, build_image, mayfly
 from bench.vm.results import Results
-from bench.vm.shown import shown
 
 STOCK_MODES = ("static", "plain", "nodes")
 EPILOG = """

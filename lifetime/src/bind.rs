@@ -264,7 +264,7 @@ impl Linked {
         })
     }
 
-    /// Adds a file's functions, as `train/link.py` does.
+    /// Adds a file's functions, as `train/model/link.py` does.
     fn add(&mut self, code: &Code, names: &Names) -> Result<()> {
         ensure!(
             (1..=BUILD_ID_BYTES).contains(&code.build_id.len()),

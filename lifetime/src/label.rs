@@ -5,7 +5,7 @@ use crate::profile::{CLASSES, Context};
 /// Names of the lifetime classes, the last one for objects that are never freed.
 pub const CLASS_NAMES: [&str; CLASSES] = ["10ms", "100ms", "1s", "10s", "100s", "1000s", "inf"];
 
-/// What there is of a share of objects, and the share of them that T95 lets live. Whole numbers: `train/dataset.py` does the same.
+/// What there is of a share of objects, and the share of them that T95 lets live. Whole numbers: `train/data/dataset.py` does the same.
 const WHOLE: u128 = 1_000_000;
 const FIVE_PERCENT: u128 = WHOLE / 20;
 

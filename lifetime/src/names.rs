@@ -1,5 +1,5 @@
 //! What a model knows of names, as `train/` wrote it into the file: with it functions of any build become the numbers that the
-//! model reads. The same as `train/tokens.py`, `train/stacks.py` and `train/table.py`, name by name.
+//! model reads. The same as `train/data/tokens.py`, `train/model/stacks.py` and `train/model/table.py`, name by name.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};

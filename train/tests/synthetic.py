@@ -8,7 +8,7 @@ import struct
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from train.profiles import FREED, LEFT, VERSION
+from train.data.profiles import FREED, LEFT, VERSION
 
 # Scene: who allocates, and the class in which that memory dies.
 SCENES = {

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from train import costs, measure, table
-from train.contexts import Contexts
-from train.recipe import Recipe
+from train.data.contexts import Contexts
+from train.model import costs, measure, table
+from train.model.recipe import Recipe
 
 ROOT = Path(__file__).parents[2]
 

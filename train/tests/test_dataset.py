@@ -4,9 +4,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from train import agreement, partitions, profiles
-from train.dataset import TENTHS, labelled_contexts
-from train.profiles import FREED, LEFT
+from train.data import agreement, partitions, profiles
+from train.data.dataset import TENTHS, labelled_contexts
+from train.data.profiles import FREED, LEFT
 from train.tests import synthetic
 
 

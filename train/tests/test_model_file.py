@@ -7,15 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from train import export, link, model_file
-from train.encoders import Encoder
+from train.data.symbols import Ranges
+from train.data.tokens import Vocabulary
 from train.errors import TrainError
-from train.model_file import STEP_ENDS, Model, Module
-from train.predictor import Predictor, frame_at
-from train.symbols import Ranges
+from train.model import export, link, model_file
+from train.model.encoders import Encoder
+from train.model.model_file import STEP_ENDS, Model, Module
+from train.model.predictor import Predictor, frame_at
+from train.model.training import scores
 from train.tests import synthetic
-from train.tokens import Vocabulary
-from train.training import scores
 
 STACKS = [stack for stack, _ in (synthetic.stack_and_class(synthetic.random.Random(n)) for n in range(60))]
 FRAMES = sorted({frame for stack in STACKS for frame in stack})

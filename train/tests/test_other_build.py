@@ -10,9 +10,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from train import all_code, contexts, link, model_file, placed, symbols
-from train.model_file import STEP_ENDS
-from train.predictor import frame_at
+from train.data import all_code, contexts, symbols
+from train.model import link, model_file, runtime_addresses
+from train.model.model_file import STEP_ENDS
+from train.model.predictor import frame_at
 from train.tests import revision
 from train.tests.test_real_profile import SECONDS, TARGET, run
 
@@ -91,12 +92,12 @@ def test_the_heap_predicts_what_was_measured(model, other):
     answers = run(TARGET / "mayfly", "predict", "--model", bound, raw, "--json").splitlines()
     classes = [json.loads(line)["class"] for line in answers]
     stacks = pq.read_table(other, columns=["stack"])["stack"].to_pylist()
-    data = placed.load("duckdb", [str(other)])
+    data = runtime_addresses.load("duckdb", [str(other)])
     told = {"@".join(stack) for stack in data.told.stacks}
     heard = [
         -1 if said is None else said for stack, said in zip(stacks, classes, strict=True) if stack in told
     ]
-    assert heard == placed.predict(model_file.read(bound), data).tolist() and len(set(heard)) > 2
+    assert heard == runtime_addresses.predict(model_file.read(bound), data).tolist() and len(set(heard)) > 2
 
 
 def test_functions_have_the_entries_that_training_gives_them(model, other, monkeypatch):

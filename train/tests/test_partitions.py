@@ -7,8 +7,8 @@ import os
 import pyarrow.parquet as pq
 import pytest
 
-from train import partitions
 from train.__main__ import main
+from train.data import partitions
 from train.errors import TrainError
 from train.tests import bucket, synthetic
 

@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from train import contexts, model_file, symbols, table
-from train.predictor import Predictor, frame_at
+from train.data import contexts, symbols
+from train.model import model_file, table
+from train.model.predictor import Predictor, frame_at
 
 HERE = Path(__file__).parent
 TARGET = Path(os.environ.get("MAYFLY_TEST_TARGET", HERE.parents[1] / "target" / "release"))

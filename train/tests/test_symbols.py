@@ -1,6 +1,6 @@
 """Ranges of code from profiles, which saw addresses, and from whole files."""
 
-from train.symbols import _seen_first
+from train.data.symbols import _seen_first
 
 
 def test_what_was_seen_has_the_names_of_its_stacks():

@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from train import contexts, link, model_file, progress, symbols, table
+from train import progress
 from train.__main__ import main
-from train.recipe import FEW_CONTEXTS, Recipe
+from train.data import contexts, symbols
+from train.model import link, model_file, table
+from train.model.recipe import FEW_CONTEXTS, Recipe
 from train.tests import synthetic
 
 ROOT = Path(__file__).parents[2]

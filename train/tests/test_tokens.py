@@ -1,7 +1,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from train.tokens import (
+from train.data.tokens import (
     ANONYMOUS,
     FRAME_END,
     RESERVED,

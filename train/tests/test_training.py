@@ -5,14 +5,15 @@ import json
 import numpy as np
 import pytest
 
-from train import contexts, export, measure, model_file, networks, training
 from train.__main__ import main
-from train.contexts import Contexts
-from train.encoders import ENCODERS, Encoder, padded
-from train.predictor import Predictor
-from train.recipe import Recipe
+from train.data import contexts
+from train.data.contexts import Contexts
+from train.data.tokens import Vocabulary
+from train.model import export, measure, model_file, networks, training
+from train.model.encoders import ENCODERS, Encoder, padded
+from train.model.predictor import Predictor
+from train.model.recipe import Recipe
 from train.tests import synthetic
-from train.tokens import Vocabulary
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 //! What a confusion of lifetime classes costs, by what it does to pages. An object that outlives the page that it is on holds
 //! it, or makes it one of a longer class, and the more so the longer it lives. One that dies before leaves a hole that what is
 //! shorter-lived fills (LLAMA §6.3), so a class more costs least: neighbours have the benefit of the doubt.
-//! `mayfly train` learns by the same numbers (`train/costs.py`).
+//! `mayfly train` learns by the same numbers (`train/model/costs.py`).
 
 use crate::units::lifetime_class::CLASSES;
 

@@ -1,6 +1,6 @@
 //! A table in place of a network, for programs with few contexts: a context is the sequence of its functions, innermost first,
 //! and the longest beginning of it that the table has says the class, or that contexts which begin so die at different times.
-//! `train/table.py` makes it.
+//! `train/model/table.py` makes it.
 
 /// Functions of a context that are looked at.
 pub const MOST_FUNCTIONS: usize = 32;

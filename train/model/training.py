@@ -12,9 +12,9 @@ import numpy as np
 import optax
 
 from train import progress
-from train.costs import COSTS
-from train.encoders import CLASSES, Encoder, Network, Weights, padded
 from train.errors import TrainError
+from train.model.costs import COSTS
+from train.model.encoders import CLASSES, Encoder, Network, Weights, padded
 
 LEARNING_RATE = 0.001
 CLIP = 5.0

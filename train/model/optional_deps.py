@@ -14,15 +14,15 @@ def install() -> None:
     """Installs it, unless it is there: minutes. Raises TrainError where that fails."""
     if all(importlib.util.find_spec(name) for name in MODULES):
         return
-    command = [Path(__file__).with_name("environment"), "network"]
+    command = [Path(__file__).parents[1] / "environment", "network"]
     if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
         raise TrainError("what networks need is not installed; a table needs less: --encoder table")
     importlib.invalidate_caches()
 
 
 def networks() -> ModuleType:
-    """`train.networks`, with what it needs. Raises TrainError where that cannot be installed."""
+    """`train.model.networks`, with what it needs. Raises TrainError where that cannot be installed."""
     install()
-    from train import networks
+    from train.model import networks
 
     return networks

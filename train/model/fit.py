@@ -10,12 +10,14 @@ from itertools import groupby
 
 import numpy as np
 
-from train import contexts, link, measure, needed, progress, seen, symbols, table
-from train.contexts import A_FIFTH, EACH_ONCE, Contexts, Fold, Split
-from train.measure import Accuracy
-from train.model_file import TABLE, Model
-from train.predictor import Predictor
-from train.recipe import FEW_CONTEXTS, ROUNDS_OF_FEW, Recipe
+from train import progress
+from train.data import contexts, symbols
+from train.data.contexts import A_FIFTH, EACH_ONCE, Contexts, Fold, Split
+from train.model import build_overlap, link, measure, optional_deps, table
+from train.model.measure import Accuracy
+from train.model.model_file import TABLE, Model
+from train.model.predictor import Predictor
+from train.model.recipe import FEW_CONTEXTS, ROUNDS_OF_FEW, Recipe
 
 
 @dataclass
@@ -54,7 +56,7 @@ def trial(split: Split, recipe: Recipe, export_too: bool) -> Trial:
     if recipe.is_table:
         found = table.predict(table.make(split.learn.joined_by(split.stop_by), recipe), split.held_out.stacks)
         return Trial(found, found, 0, time.monotonic() - begun)
-    networks = needed.networks()
+    networks = optional_deps.networks()
     encoder, predicted, outcome = networks.trial(split, recipe)
     rounded = predicted
     if export_too:
@@ -134,7 +136,7 @@ def make(engine: str, paths: list[str], recipe: Recipe) -> Made:
         contexts.refuse_too_little(data)
     recipe = recipe.chosen_for(data)
     if not recipe.is_table:
-        needed.networks()
+        optional_deps.networks()
     if recipe.is_table:
         estimate = measure.accuracy(data, table.predict(table.make(data, recipe), data.stacks))
         progress.say(f"first estimate, of what was seen: {estimate.in_words()}")
@@ -151,10 +153,10 @@ def make(engine: str, paths: list[str], recipe: Recipe) -> Made:
             model = table.make(data, recipe)
             frames = link.link(model, files)
         else:
-            networks = needed.networks()
+            networks = optional_deps.networks()
             encoder, outcome = networks.learned(data, recipe, held_out.rounds)
             model, frames = networks.file_for(encoder, outcome, files)
-        model.seen, places = seen.packed(data, files)
+        model.seen, places = build_overlap.packed(data, files)
         of_all = measure.accuracy(data, predict(model, frames, data))
     model.metadata = {
         "made_by": "mayfly train",

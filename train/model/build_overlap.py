@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from train import model_file
-from train.contexts import Contexts
-from train.recipe import MOST_FRAMES
-from train.symbols import Ranges
-from train.tokens import functions_of
+from train.data.contexts import Contexts
+from train.data.symbols import Ranges
+from train.data.tokens import functions_of
+from train.model import model_file
+from train.model.recipe import MOST_FRAMES
 
 # It is on the stacks of its own slow path alone, and of another build whenever Mayfly is.
 _HEAP = "libmayfly_heap.so"

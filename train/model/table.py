@@ -10,12 +10,12 @@ from itertools import islice, pairwise
 
 import numpy as np
 
-from train import costs, model_file, recipe
-from train.contexts import Contexts
-from train.dataset import CLASS_NAMES
-from train.model_file import LIMITS_MS, MOST_ROWS, STEP_ENDS, TABLE, Model
-from train.recipe import Recipe
-from train.tokens import functions_of, without_arguments
+from train.data.contexts import Contexts
+from train.data.dataset import CLASS_NAMES
+from train.data.tokens import functions_of, without_arguments
+from train.model import costs, model_file, recipe
+from train.model.model_file import LIMITS_MS, MOST_ROWS, STEP_ENDS, TABLE, Model
+from train.model.recipe import Recipe
 
 NAME = recipe.TABLE
 MOST_FUNCTIONS = 32

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from train.contexts import Contexts
-from train.costs import COSTS
-from train.dataset import CLASS_NAMES
+from train.data.contexts import Contexts
+from train.data.dataset import CLASS_NAMES
+from train.model.costs import COSTS
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Accuracy:
     outlived: float
     """Of the bytes that something is said of, those that live longer than was said: they hold pages."""
     cost: float
-    """What a byte of them costs on average (train/costs.py)."""
+    """What a byte of them costs on average (train/model/costs.py)."""
     confusion: np.ndarray
     """Share of all bytes, by true and predicted class."""
 

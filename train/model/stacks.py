@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from train.tokens import FRAME_END, UNKNOWN, Vocabulary
+from train.data.tokens import FRAME_END, UNKNOWN, Vocabulary
 
 # Tokens of one frame that count. Longer names are C++ templates, that repeat themselves.
 FRAME_TOKENS = 64

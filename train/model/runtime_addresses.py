@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from train import contexts, profiles, symbols, table
-from train.contexts import FRAME_SEPARATOR, Contexts
+from train.data import contexts, profiles, symbols
+from train.data.contexts import FRAME_SEPARATOR, Contexts
 from train.errors import TrainError
-from train.model_file import TABLE, Model
-from train.predictor import Predictor, frame_at
+from train.model import table
+from train.model.model_file import TABLE, Model
+from train.model.predictor import Predictor, frame_at
 
 _NEEDED = {"stack": "text", "frames": "bytes", "allocations": "numbers", "bytes": "numbers"}
 _NAMED = {"module": "numbers", "build_id": "text"}

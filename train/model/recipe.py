@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from train.contexts import Contexts
+from train.data.contexts import Contexts
 
 MOST_FRAMES = 32
 """Frames of a context that are read, innermost first."""
@@ -26,7 +26,7 @@ class Recipe:
     rounds: int = 100
     seed: int = 1
     by_costs: bool = False
-    """Confusions count by what they do to pages, and not all alike (train/costs.py)."""
+    """Confusions count by what they do to pages, and not all alike (train/model/costs.py)."""
 
     def chosen_for(self, data: Contexts) -> "Recipe":
         """With an encoder for so many contexts."""

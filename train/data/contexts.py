@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from train import profiles
-from train.dataset import CLASS_NAMES, TENTHS, labelled_contexts
+from train.data import profiles
+from train.data.dataset import CLASS_NAMES, TENTHS, labelled_contexts
 from train.errors import TrainError
 
 FRAME_SEPARATOR = "@"

@@ -1,6 +1,6 @@
-"""From build to build, for bench/lifetime (`python -m train.study`): how many of a build's contexts another
-one has (LLAMA Table 2), and what each kind of token tells (Fig. 11a): networks are made of names of which one
-kind is left out, or all others are, and asked about the other build."""
+"""From build to build, for bench/lifetime (`python -m train.studies.build_to_build`): how many of a build's
+contexts another one has (LLAMA Table 2), and what each kind of token tells (Fig. 11a): networks are made of
+names of which one kind is left out, or all others are, and asked about the other build."""
 
 import argparse
 import json
@@ -9,11 +9,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from train import contexts, measure, model_file, needed, placed, progress
-from train.contexts import FRAME_SEPARATOR, Contexts
+from train import progress
+from train.data import contexts
+from train.data.contexts import FRAME_SEPARATOR, Contexts
+from train.data.tokens import functions_of, without_arguments
 from train.errors import end_with
-from train.recipe import Recipe
-from train.tokens import functions_of, without_arguments
+from train.model import measure, model_file, optional_deps, runtime_addresses
+from train.model.recipe import Recipe
 
 KINDS = ("scopes", "function", "template_arguments", "argument_types")
 ROUNDS = 12
@@ -59,14 +61,16 @@ def matching(known: Contexts, other: Contexts) -> dict[str, float]:
 
 def heard(asked: list[str]) -> dict[str, float]:
     """What the heap makes of models in runs, given as NAME=MODEL=PROFILE."""
-    runs: dict[str, placed.Placed] = {}
+    runs: dict[str, runtime_addresses.Placed] = {}
     found: dict[str, float] = {}
     for each in asked:
         name, model, profile = each.split("=", 2)
         if profile not in runs:
-            runs[profile] = placed.load("duckdb", [profile])
+            runs[profile] = runtime_addresses.load("duckdb", [profile])
         run = runs[profile]
-        accuracy = measure.accuracy(run.told, placed.predict(model_file.read(model), run)).as_dict()
+        accuracy = measure.accuracy(
+            run.told, runtime_addresses.predict(model_file.read(model), run)
+        ).as_dict()
         for what in ("bytes", "bytes_off_by_one", "bytes_known"):
             found[f"{name}.{what}_percent"] = accuracy[f"{what}_percent"]
         progress.say(f"{name}: right for {found[f'{name}.bytes_percent']}% of the bytes")
@@ -75,7 +79,7 @@ def heard(asked: list[str]) -> dict[str, float]:
 
 def token_kinds(known: Contexts, other: Contexts, rounds: int) -> dict[str, float]:
     """How right a network about another build is that has read tokens of some kinds only."""
-    networks, found = needed.networks(), {}
+    networks, found = optional_deps.networks(), {}
     choices = {"all": KINDS}
     for kind in KINDS:
         choices[f"without_{kind}"] = tuple(each for each in KINDS if each != kind)
@@ -93,7 +97,7 @@ def token_kinds(known: Contexts, other: Contexts, rounds: int) -> dict[str, floa
 def main(command_line: list[str]) -> int:
     """Prints one JSON object of percents; the exit status. Raises TrainError for profiles that cannot be
     read."""
-    parser = argparse.ArgumentParser(prog="train.study", description=__doc__)
+    parser = argparse.ArgumentParser(prog="train.studies.build_to_build", description=__doc__)
     parser.add_argument("known", help="the profile of the build that is known")
     parser.add_argument("others", nargs="+", metavar="NAME=PROFILE", help="of other builds")
     parser.add_argument("--heard", action="append", default=[], metavar="NAME=MODEL=PROFILE")

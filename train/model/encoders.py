@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from train.stacks import FrameSteps, TokenSteps
-from train.tokens import Vocabulary
+from train.data.tokens import Vocabulary
+from train.model.stacks import FrameSteps, TokenSteps
 
 EMBEDDING = 32
 """Length of the vector that stands for a token (§5.2)."""

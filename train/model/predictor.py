@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from train.model_file import STEP_ENDS, Model
+from train.model.model_file import STEP_ENDS, Model
 
 _F32 = np.float32
 

@@ -1,8 +1,9 @@
-"""A program that no model has seen (LLAMA §10: an embedding for frames): `python -m train.unseen
-NAME=PROFILE…`. Of each program in turn, how much is right by what was learned from all others: by chance,
-which is the class that is the most common one there; by a network of their names; and by one whose tokens
-begin with vectors that were learned from the symbols of all programs, where tokens that stand in the same
-names lie near each other (as word2vec's, by the singular vectors of their mutual information)."""
+"""A program that no model has seen (LLAMA §10: an embedding for frames): `python -m
+train.studies.new_binaries NAME=PROFILE…`. Of each program in turn, how much is right by what was learned
+from all others: by chance, which is the class that is the most common one there; by a network of their
+names; and by one whose tokens begin with vectors that were learned from the symbols of all
+programs, where tokens that stand in the same names lie near each other (as word2vec's, by the singular
+vectors of their mutual information)."""
 
 import argparse
 import json
@@ -13,11 +14,13 @@ from itertools import combinations_with_replacement
 
 import numpy as np
 
-from train import contexts, measure, needed, progress, symbols
-from train.contexts import Contexts, Split
+from train import progress
+from train.data import contexts, symbols
+from train.data.contexts import Contexts, Split
+from train.data.tokens import RESERVED, Vocabulary, tokenize
 from train.errors import TrainError, end_with
-from train.recipe import Recipe
-from train.tokens import RESERVED, Vocabulary, tokenize
+from train.model import measure, optional_deps
+from train.model.recipe import Recipe
 
 DIMENSIONS = 32
 # As large as the vectors that training begins with by itself.
@@ -71,7 +74,7 @@ def joined(programs: Iterable[Contexts]) -> Contexts:
 
 def asked(name: str, programs: dict[str, Contexts], known: tuple, recipe: Recipe) -> dict[str, float]:
     """What is right of one program by what was learned from the others, in percent of bytes."""
-    networks = needed.networks()
+    networks = optional_deps.networks()
     own = programs[name]
     learn = joined(each for other, each in programs.items() if other != name)
     constant = np.bincount(learn.labels, learn.bytes).argmax()
@@ -97,7 +100,7 @@ def asked(name: str, programs: dict[str, Contexts], known: tuple, recipe: Recipe
 
 def main(command_line: list[str]) -> int:
     """Prints one JSON object of percents; the exit status. Raises TrainError for fewer than two programs."""
-    parser = argparse.ArgumentParser(prog="train.unseen", description=__doc__)
+    parser = argparse.ArgumentParser(prog="train.studies.new_binaries", description=__doc__)
     parser.add_argument("programs", nargs="+", metavar="NAME=PROFILE", help="two at least")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--vocabulary", type=int, default=5000)

@@ -84,9 +84,9 @@ class Model:
     keys: np.ndarray | None = _part(15, "<u8")
     outputs: np.ndarray | None = _part(16, "u1")
     names: np.ndarray | None = _part(1000, "u1")
-    """Not read by the heap: train/link.py's own."""
+    """Not read by the heap: train/model/link.py's own."""
     seen: np.ndarray | None = _part(1001, "u1")
-    """Nor this: the contexts that it was made from (train/seen.py)."""
+    """Nor this: the contexts that it was made from (train/model/build_overlap.py)."""
 
 
 _METADATA, _MODULES = 1, 3

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from train import unseen
+from train.data.tokens import RESERVED
 from train.errors import TrainError
+from train.studies import new_binaries
 from train.tests import synthetic
-from train.tokens import RESERVED
 
 
 def test_tokens_of_the_same_names_lie_near_each_other():
@@ -16,8 +16,8 @@ def test_tokens_of_the_same_names_lie_near_each_other():
     names = [
         f"{one}::{other}({third})" for words in groups for one in words for other in words for third in words
     ]
-    vocabulary, vectors = unseen.vectors(names, 100, seed=1)
-    assert vectors.shape == (len(vocabulary), unseen.DIMENSIONS) and np.isfinite(vectors).all()
+    vocabulary, vectors = new_binaries.vectors(names, 100, seed=1)
+    assert vectors.shape == (len(vocabulary), new_binaries.DIMENSIONS) and np.isfinite(vectors).all()
     of = dict(zip(vocabulary.tokens, vectors, strict=True))
 
     def nearness(one: str, other: str) -> float:
@@ -33,11 +33,11 @@ def test_a_program_is_asked_about_by_what_others_taught(tmp_path, capsys):
         paths.append(tmp_path / f"program{number}.parquet")
         synthetic.write(str(paths[-1]), synthetic.contexts(250, seed=number))
     named = [f"{path.stem}={path}" for path in paths]
-    assert unseen.main([*named, "--rounds", "6"]) == 0
+    assert new_binaries.main([*named, "--rounds", "6"]) == 0
     found = json.loads(capsys.readouterr().out)
     for path in paths:
         # They are servers of one kind, with the same names.
         chance, by_names = (found[f"{path.stem}.{kind}.contexts_percent"] for kind in ("chance", "names"))
         assert by_names > chance + 20 and f"{path.stem}.embedding.cost" in found
     with pytest.raises(TrainError, match="name two at least"):
-        unseen.main(named[:1])
+        new_binaries.main(named[:1])

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from train import model_file, table
-from train.model_file import STEP_ENDS, Model, Module
-from train.stacks import FrameSteps, TokenSteps
-from train.symbols import Ranges
-from train.tokens import RESERVED, Vocabulary, plain
+from train.data.symbols import Ranges
+from train.data.tokens import RESERVED, Vocabulary, plain
+from train.model import model_file, table
+from train.model.model_file import STEP_ENDS, Model, Module
+from train.model.stacks import FrameSteps, TokenSteps
 
 UNKNOWN_FRAME = 0
 """Stands for code that no table knows."""

@@ -1,16 +1,16 @@
 """Networks learned and written. All that needs JAX is imported from here on, and JAX is large: a table does
-without (train/needed.py)."""
+without (train/model/optional_deps.py)."""
 
 import numpy as np
 
-from train import export, training
-from train.contexts import Contexts, Split
-from train.encoders import Encoder
-from train.model_file import MOST_ROWS, Model
-from train.recipe import MOST_FRAMES, ROUNDS_OF_FEW, Recipe
-from train.symbols import Ranges
-from train.tokens import RESERVED, Vocabulary
-from train.training import Examples, Outcome
+from train.data.contexts import Contexts, Split
+from train.data.symbols import Ranges
+from train.data.tokens import RESERVED, Vocabulary
+from train.model import export, training
+from train.model.encoders import Encoder
+from train.model.model_file import MOST_ROWS, Model
+from train.model.recipe import MOST_FRAMES, ROUNDS_OF_FEW, Recipe
+from train.model.training import Examples, Outcome
 
 Known = tuple[Vocabulary, np.ndarray]
 """Tokens, and the vectors that they begin with."""

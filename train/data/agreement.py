@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from train import contexts
-from train.contexts import FRAME_SEPARATOR, Contexts
+from train.data import contexts
+from train.data.contexts import FRAME_SEPARATOR, Contexts
 
 
 def between_runs(engine: str, paths: list[str]) -> float | None:

@@ -4,7 +4,7 @@ that dies before leaves a hole that shorter-lived ones fill (LLAMA §6.3): a cla
 
 import numpy as np
 
-from train.dataset import CLASS_NAMES
+from train.data.dataset import CLASS_NAMES
 
 CLASSES = len(CLASS_NAMES)
 OUTLIVES = (0, 4, 12, 20, 28, 36, 44)

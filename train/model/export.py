@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from train import model_file
-from train.encoders import EMBEDDING, Encoder, Weights
-from train.link import Names, link
-from train.model_file import LIMITS_MS, Model
-from train.stacks import FrameSteps
-from train.symbols import Ranges
+from train.data.symbols import Ranges
+from train.model import model_file
+from train.model.encoders import EMBEDDING, Encoder, Weights
+from train.model.link import Names, link
+from train.model.model_file import LIMITS_MS, Model
+from train.model.stacks import FrameSteps
 
 
 def export(

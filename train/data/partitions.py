@@ -16,7 +16,7 @@ import pyarrow.fs
 import pyarrow.parquet
 from tqdm import tqdm
 
-from train import symbols
+from train.data import symbols
 from train.errors import TrainError
 
 PROFILE = ".parquet"

@@ -5,7 +5,7 @@ same rows."""
 import ibis
 import ibis.expr.types as ir
 
-from train.profiles import FREED, LEFT
+from train.data.profiles import FREED, LEFT
 
 CLASS_NAMES = ("10ms", "100ms", "1s", "10s", "100s", "1000s", "inf")
 """Lifetime class c holds what dies within 10^(c+1) ms, the last one what does not within 1000 s, or never

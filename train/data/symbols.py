@@ -1,6 +1,6 @@
 """The functions of every program and library in the profiles: what an address is called, whether its function
 was seen allocating or not. The tables beside profiles have what was seen; of a file that is still here all
-code is named (train/all_code.py)."""
+code is named (train/data/all_code.py)."""
 
 from bisect import bisect
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import ibis.expr.types as ir
 import numpy as np
 from ibis.backends import BaseBackend
 
-from train import all_code, profiles
+from train.data import all_code, profiles
 from train.errors import TrainError
 
 SUFFIX = ".symbols.parquet"

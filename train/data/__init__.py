@@ -1,0 +1,2 @@
+"""Reads profiles and labels them: from files to contexts with lifetime classes. Imports neither `train.model`
+nor `train.studies`."""
