@@ -14,26 +14,26 @@
 //! | | [`units::size_class`], [`units::lifetime_class`], [`units::call`] | classes; a call of malloc |
 //! | [`system`] | [`system::os`], [`system::lock`], [`system::clock`] | what is asked of the operating system |
 //! | | [`system::text`], [`system::paths`] | messages, names of files |
-//! | | [`system::thread_local`], [`system::own_stack`], [`system::events`] | what each thread has at hand, and counts |
-//! | | [`system::hook`] | where who only looks on is told what happens |
+//! | | [`system::thread_local`], [`system::thread_stack`], [`system::events`] | what each thread has at hand, and counts |
+//! | | [`system::observers`] | where who only looks on is told what happens |
 //! | [`span`] | [`span::cells`], [`span::remote`], [`span::large_object`] | a span's cells; frees of them by other threads; what is known of a large object |
 //! | [`pages`] | [`pages::region`], [`pages::huge_page`], [`pages::available`], [`pages::pool`], [`pages::retained`] | address space, a page's metadata, pages with room, free pages |
 //! | | [`pages::page_life`], [`pages::open_page`], [`pages::global`] | deadlines and recycling, pages being filled; the global allocator |
 //! | | [`pages::large_blocks`], [`pages::direct`] | large objects, those with a mapping of their own |
-//! | | [`pages::decay`], [`pages::sparse`], [`pages::scarcity`] | free blocks and parts of them that go back, and when every one counts |
+//! | | [`pages::decay`], [`pages::sparse`], [`pages::memory_pressure`] | free blocks and parts of them that go back, and when every one counts |
 //! | [`lifetime`] | [`lifetime::source`], [`lifetime::sites`], [`lifetime::model`], [`lifetime::oracle`] | where lifetimes come from |
-//! | | [`lifetime::unwind`], [`lifetime::caller`], [`lifetime::kept`], [`lifetime::table`], [`lifetime::trust`] | who calls; what is kept across runs; whether a model is believed |
-//! | [`thread`] | [`thread::local`], [`thread::bin`], [`thread::by_size`], [`thread::predictions`] | a thread's heap: fast paths, which bin a call's objects go to |
-//! | | [`thread::refill`], [`thread::predict`], [`thread::hand`], [`thread::outbox`], [`thread::large`], [`thread::sample`] | its cold half, and what it has in hand |
-//! | | [`thread::earn`] | half-empty spans of classes that no call goes to |
-//! | | [`thread::exhausted`] | what is tried before malloc says no |
+//! | | [`lifetime::unwind`], [`lifetime::caller_id`], [`lifetime::table_entry`], [`lifetime::table_file`], [`lifetime::model_validation`] | who calls; what is kept across runs; whether a model is believed |
+//! | [`thread`] | [`thread::local`], [`thread::bin`], [`thread::by_size`], [`thread::prediction_table`] | a thread's heap: fast paths, which bin a call's objects go to |
+//! | | [`thread::refill`], [`thread::predict`], [`thread::span_cache`], [`thread::remote_free_buffer`], [`thread::large`], [`thread::sample`] | its cold half, and what it has in hand |
+//! | | [`thread::compact`] | half-empty spans of classes that no call goes to |
+//! | | [`thread::out_of_memory`] | what is tried before malloc says no |
 //! | | [`thread::lines`] | the paper's layout by lines |
-//! | | [`thread::current`], [`thread::registry`], [`thread::gate`], [`thread::fork`] | its coming and going |
+//! | | [`thread::current`], [`thread::registry`], [`thread::fork_guard`], [`thread::fork`] | its coming and going |
 //! | [`observe`] | [`observe::stats`], [`observe::report`] | what can be seen |
 //! | | [`observe::trace`], [`observe::profile`], [`observe::profile_file`], [`observe::control`] | recording; lifetimes by calling context, for training; attaching to a program that runs |
 //! | | [`observe::check`] | whether the metadata agree, for tests |
 //! | [`entry`] | [`entry::allocate`], [`entry::free`], [`entry::extent`], [`entry::maintenance`] | all of it together |
-//! | | [`entry::keeper`] | a thread for what is due while others sleep |
+//! | | [`entry::maintenance_thread`] | a thread for what is due while others sleep |
 //! | | [`entry::start`], [`entry::config`] | the first call, what can be set |
 //!
 //! Nothing here allocates. Metadata is only ever mapped, never unmapped, so references to it are `'static`; fields are
@@ -64,14 +64,13 @@ pub mod system {
     //! What is asked of the operating system, what each thread has at hand, and what can be said without allocating.
     pub mod clock;
     pub mod events;
-    pub mod hook;
     pub mod lock;
+    pub mod observers;
     pub mod os;
-    pub mod own_stack;
     pub mod paths;
     pub mod text;
-    #[cfg_attr(target_arch = "aarch64", path = "thread_local/aarch64.rs")]
     pub mod thread_local;
+    pub mod thread_stack;
 }
 
 pub mod span {
@@ -90,26 +89,26 @@ pub mod pages {
     pub mod global;
     pub mod huge_page;
     pub mod large_blocks;
+    pub mod memory_pressure;
     pub mod open_page;
     pub mod page_life;
     pub mod pool;
     pub mod region;
     pub mod retained;
-    pub mod scarcity;
     pub mod sparse;
 }
 
 pub mod lifetime {
     //! Where lifetimes come from, and what is kept of that across runs.
-    pub mod caller;
+    pub mod caller_id;
     pub mod cost;
-    pub mod kept;
     pub mod model;
+    pub mod model_validation;
     pub mod oracle;
     pub mod sites;
     pub mod source;
-    pub mod table;
-    pub mod trust;
+    pub mod table_entry;
+    pub mod table_file;
     pub mod unwind;
 }
 
@@ -117,21 +116,21 @@ pub mod thread {
     //! A thread's heap: its bins, what it has in hand, its coming and going.
     pub mod bin;
     pub mod by_size;
+    pub mod compact;
     pub mod current;
-    pub mod earn;
-    pub mod exhausted;
     pub mod fork;
-    pub mod gate;
-    pub mod hand;
+    pub mod fork_guard;
     pub mod large;
     pub mod lines;
     pub mod local;
-    pub mod outbox;
+    pub mod out_of_memory;
     pub mod predict;
-    pub mod predictions;
+    pub mod prediction_table;
     pub mod refill;
     pub mod registry;
+    pub mod remote_free_buffer;
     pub mod sample;
+    pub mod span_cache;
 }
 
 pub mod observe {
@@ -151,7 +150,7 @@ pub mod entry {
     pub mod config;
     pub mod extent;
     pub mod free;
-    pub mod keeper;
     pub mod maintenance;
+    pub mod maintenance_thread;
     pub mod start;
 }

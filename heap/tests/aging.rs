@@ -3,7 +3,7 @@
 use heap::entry::start;
 use heap::lifetime::sites;
 use heap::system::clock;
-use heap::system::own_stack::OwnStack;
+use heap::system::thread_stack::OwnStack;
 use heap::units::call::Call;
 
 /// More than the table holds.

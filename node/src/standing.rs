@@ -1,5 +1,5 @@
 //! How the model of a container's program stands there: what share of its calling contexts the model knows, and whether the heap
-//! believes it. The heap counts that in one exported variable (heap/src/lifetime/trust.rs), which is read in the program's memory:
+//! believes it. The heap counts that in one exported variable (heap/src/lifetime/model_validation.rs), which is read in the program's memory:
 //! a program that is idle, or has a network of its own, is seen as any other.
 
 use std::fs::{self, File};

@@ -10,9 +10,9 @@ use core::ffi::c_void;
 
 use heap::entry::{allocate, free};
 use heap::span::cells;
-use heap::system::own_stack::PAGE_BYTES;
+use heap::system::thread_stack::PAGE_BYTES;
 use heap::thread::current::EMPTY;
-use heap::thread::{bin, by_size, local, predictions};
+use heap::thread::{bin, by_size, local, prediction_table};
 use heap::units::call::{ReturnSlot, WORD_FACTOR};
 use heap::units::geometry::{SPAN_BYTES, SPAN_METADATA_BYTES};
 use heap::units::size_class::GRANULE_BYTES;
@@ -123,14 +123,14 @@ macro_rules! allocates {
                 pending = const bin::layout::PENDING,
                 word = const bin::layout::WORD,
                 base = const bin::layout::BASE,
-                caller_factor = const predictions::CALLER_FACTOR as i32,
-                size_factor = const predictions::SIZE_FACTOR,
-                last = const local::layout::PREDICTIONS + predictions::layout::LAST,
-                places = const local::layout::PREDICTIONS + predictions::layout::PLACES,
-                entry_bytes = const predictions::layout::ENTRY_BYTES,
-                key = const predictions::layout::KEY,
-                bin = const predictions::layout::BIN,
-                word_above = const predictions::layout::WORD,
+                caller_factor = const prediction_table::CALLER_FACTOR as i32,
+                size_factor = const prediction_table::SIZE_FACTOR,
+                last = const local::layout::PREDICTIONS + prediction_table::layout::LAST,
+                places = const local::layout::PREDICTIONS + prediction_table::layout::PLACES,
+                entry_bytes = const prediction_table::layout::ENTRY_BYTES,
+                key = const prediction_table::layout::KEY,
+                bin = const prediction_table::layout::BIN,
+                word_above = const prediction_table::layout::WORD,
                 word_factor = const WORD_FACTOR as i32,
                 page_bytes = const PAGE_BYTES,
                 slow = sym $slow,

@@ -40,7 +40,7 @@ extern "C" fn loaded() {
 /// Runs at the end of the process: what was recorded and counted is written.
 extern "C" fn unloaded() {
     heap::observe::trace::flush_at_end();
-    heap::lifetime::table::save(true);
+    heap::lifetime::table_file::save(true);
     heap::observe::report::write();
 }
 

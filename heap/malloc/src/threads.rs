@@ -1,9 +1,9 @@
-//! `pthread_create`: the first thread that a program makes brings the heap's keeper along, see [`heap::entry::keeper`].
+//! `pthread_create`: the first thread that a program makes brings the heap's keeper along, see [`heap::entry::maintenance_thread`].
 
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use heap::entry::keeper;
+use heap::entry::maintenance_thread;
 
 type Start = extern "C" fn(*mut c_void) -> *mut c_void;
 type Create = unsafe extern "C" fn(
@@ -43,8 +43,8 @@ pub unsafe extern "C" fn pthread_create(
     let Some(create) = next() else { return libc::EAGAIN };
     // SAFETY: the caller's arguments, passed on.
     let result = unsafe { create(thread, attributes, start, argument) };
-    if result == 0 && keeper::is_wanted() && !start_keeper(create) {
-        keeper::is_gone();
+    if result == 0 && maintenance_thread::is_wanted() && !start_keeper(create) {
+        maintenance_thread::is_gone();
     }
     result
 }
@@ -52,7 +52,7 @@ pub unsafe extern "C" fn pthread_create(
 extern "C" fn run(_: *mut c_void) -> *mut c_void {
     // SAFETY: the name ends in NUL.
     unsafe { libc::prctl(libc::PR_SET_NAME, c"mayfly-keeper".as_ptr()) };
-    keeper::run();
+    maintenance_thread::run();
     core::ptr::null_mut()
 }
 

@@ -10,14 +10,14 @@ use crate::entry::start;
 use crate::lifetime::sites::{self, Site};
 use crate::pages::{decay, direct, global, region};
 use crate::span::cells::Room;
-use crate::system::hook::{self, Born};
+use crate::system::observers::{self, Born};
 use crate::system::os;
 use crate::system::text::warn;
 use crate::thread::bin::Bin;
 use crate::thread::local::Heap;
 use crate::thread::predict::{self, Prediction};
-use crate::thread::predictions::Known;
-use crate::thread::{current, exhausted, gate, large, lines, refill, registry, sample};
+use crate::thread::prediction_table::Known;
+use crate::thread::{current, fork_guard, large, lines, out_of_memory, refill, registry, sample};
 use crate::units::call::{Call, ReturnSlot};
 use crate::units::geometry::*;
 use crate::units::lifetime_class::FOREVER;
@@ -66,7 +66,7 @@ fn place_or_errno(call: Call) -> *mut u8 {
 fn find_place(call: Call) -> usize {
     let Some(visit) = start::visit(&call) else { return place_for_nobody(&call, MIN_ALIGNMENT) };
     let heap = visit.heap;
-    let _pass = gate::pass(heap);
+    let _pass = fork_guard::pass(heap);
     maintenance::tick(heap);
     let prediction = predict::classify(heap, &call);
     allocated(heap, &call, &prediction, MIN_ALIGNMENT)
@@ -118,7 +118,7 @@ fn large_in_hand(heap: &Heap, call: &Call) -> Option<usize> {
         return None;
     }
     let site = sites::known(&heap.known_sites, call, heap.stack.get())?;
-    let _pass = gate::pass(heap); // the keeper may be giving back what a thread that sleeps has in hand
+    let _pass = fork_guard::pass(heap); // the keeper may be giving back what a thread that sleeps has in hand
     let visits = heap.visits.get().wrapping_add(1);
     heap.visits.set(visits);
     if visits.is_multiple_of(SLOW_VISITS) {
@@ -147,12 +147,12 @@ fn next_span(heap: &'static Heap, known: &Known, bin: &Bin) -> Option<usize> {
     let wants_sample = |site: &Site| site.wants_sample(this_visit);
     if bin.queue.first().is_none()
         || bin.before_sample.get() == 0
-        || hook::sees_all()
+        || observers::sees_all()
         || known.site().is_some_and(wants_sample)
     {
         return None;
     }
-    let _pass = gate::pass(heap);
+    let _pass = fork_guard::pass(heap);
     heap.visits.set(this_visit);
     if this_visit.is_multiple_of(WORDS_BETWEEN_LOOKS) {
         maintenance::look(heap);
@@ -166,7 +166,7 @@ const WORDS_BETWEEN_LOOKS: u32 = 64;
 #[cold]
 #[inline(never)]
 fn look(heap: &'static Heap) {
-    let _pass = gate::pass(heap);
+    let _pass = fork_guard::pass(heap);
     maintenance::look(heap);
 }
 
@@ -181,8 +181,8 @@ pub fn allocate_aligned(call: Call, alignment: usize) -> *mut u8 {
 /// An object of a lifetime class that the caller knows.
 pub fn allocate_with_class(call: Call, class: usize) -> *mut u8 {
     let heap = current::heap();
-    if heap.id.get() != 0 && call.size <= MAX_SMALL_BYTES && !hook::sees_all() {
-        let _pass = gate::pass(heap); // the bin may be a new one
+    if heap.id.get() != 0 && call.size <= MAX_SMALL_BYTES && !observers::sees_all() {
+        let _pass = fork_guard::pass(heap); // the bin may be a new one
         let bin = heap.bin(class.min(FOREVER), size_class::of_granules(call.size.div_ceil(GRANULE_BYTES)));
         if let Some(cell) = bin.allocate().or_else(|| next_word(heap, bin)) {
             return cell as *mut u8;
@@ -203,7 +203,7 @@ fn allocate_as(call: Call, alignment: usize, class: Option<usize>) -> *mut u8 {
 fn find_place_as(call: Call, alignment: usize, class: Option<usize>) -> usize {
     let Some(visit) = start::visit(&call) else { return place_for_nobody(&call, alignment) };
     let heap = visit.heap;
-    let _pass = gate::pass(heap);
+    let _pass = fork_guard::pass(heap);
     maintenance::tick(heap);
     let prediction = match class {
         Some(class) => Prediction::certain(class, false),
@@ -226,7 +226,7 @@ fn place_for_nobody(call: &Call, alignment: usize) -> usize {
     if call.size > isize::MAX as usize {
         return 0;
     }
-    let _pass = gate::pass(current::heap());
+    let _pass = fork_guard::pass(current::heap());
     direct::allocate(FOREVER, call.size, alignment).unwrap_or(0)
 }
 
@@ -237,9 +237,9 @@ fn allocated(heap: &'static Heap, call: &Call, prediction: &Prediction, alignmen
         return 0;
     }
     let sequence = heap.sequence.replace(heap.sequence.get().wrapping_add(1));
-    if placed.sampled || hook::sees_all() {
+    if placed.sampled || observers::sees_all() {
         let watched = || placed.is_direct() || watch_until_freed(heap, call, placed.address);
-        hook::allocated(&Born {
+        observers::allocated(&Born {
             call: *call,
             height: heap.height(call),
             thread: heap.thread.get(),
@@ -276,7 +276,7 @@ fn place(heap: &'static Heap, call: &Call, prediction: &Prediction, alignment: u
     let size = call.size;
     if lines::chosen() && size <= MAX_SMALL_BYTES && alignment < BLOCK_BYTES / 2 {
         let allocations = if heap.predicted_bin(call).is_some() { LINES_VISITS as usize } else { 1 };
-        if alignment <= MIN_ALIGNMENT && prediction.cacheable && !hook::sees_all() {
+        if alignment <= MIN_ALIGNMENT && prediction.cacheable && !observers::sees_all() {
             // Of a bin only the class is asked: it has no cells.
             let size_class = size_class::of_granules(size.div_ceil(GRANULE_BYTES));
             heap.remember(call, heap.bin(class, size_class), prediction.site, prediction.word);
@@ -295,7 +295,7 @@ fn place(heap: &'static Heap, call: &Call, prediction: &Prediction, alignment: u
     match size_class {
         Some(size_class) => {
             let bin = heap.bin(class, size_class);
-            if prediction.cacheable && !hook::sees_all() {
+            if prediction.cacheable && !observers::sees_all() {
                 heap.remember(call, bin, prediction.site, prediction.word);
             }
             place_small(heap, bin)
@@ -312,7 +312,7 @@ fn place(heap: &'static Heap, call: &Call, prediction: &Prediction, alignment: u
 fn place_large(heap: &'static Heap, class: usize, size: usize, alignment: usize) -> Option<usize> {
     let allocate = || large::allocate(&heap.large, heap.id.get(), class, size, alignment);
     allocate().or_else(|| {
-        exhausted::give_back(heap);
+        out_of_memory::give_back(heap);
         allocate()
     })
 }
@@ -328,13 +328,13 @@ fn place_small(heap: &'static Heap, bin: &'static Bin) -> Placed {
     }
     let refill = refill::refill(heap, bin);
     let charged_bytes = if refill.new_span { SPAN_BYTES } else { 0 };
-    let cell = refill.cell.or_else(|| exhausted::any_cell(heap, bin));
+    let cell = refill.cell.or_else(|| out_of_memory::any_cell(heap, bin));
     Placed { address: cell.unwrap_or(0), charged_bytes, sampled }
 }
 
 /// Watches some of the objects of a site until they are freed.
 fn watch(heap: &Heap, site: &'static Site, call: &Call, placed: &Placed) {
-    if !site.wants_sample(heap.visits.get()) || lines::chosen() || hook::sees_all() {
+    if !site.wants_sample(heap.visits.get()) || lines::chosen() || observers::sees_all() {
         return;
     }
     if placed.is_direct() {
@@ -374,7 +374,7 @@ fn unwatch(call: &Call, address: usize) {
 /// Returns all the memory that can be; whether there was any.
 pub fn trim() -> bool {
     let heap = current::heap();
-    let _pass = gate::pass(heap);
+    let _pass = fork_guard::pass(heap);
     if heap.id.get() != 0 {
         refill::flush(heap, true);
     }

@@ -2,7 +2,7 @@
 //! like) gets the defaults. A value that is not understood is named on stderr, and its default is used.
 
 use crate::lifetime::source::{self, Source};
-use crate::lifetime::{model, oracle, table};
+use crate::lifetime::{model, oracle, table_file};
 use crate::observe::{control, profile, report, trace};
 use crate::pages::page_life::Recycle;
 use crate::pages::{decay, page_life, retained};
@@ -23,7 +23,7 @@ pub fn load() {
         for_each_variable(|name, value| match name {
             b"LIFETIMES" => source = set_lifetimes(value),
             b"MODEL" => model = model::load(value),
-            b"TABLE" => table::set_path(value),
+            b"TABLE" => table_file::set_path(value),
             b"SPANS" => {
                 spans =
                     choose(name, value, &[("cells", lines::Layout::Cells), ("lines", lines::Layout::Lines)])
@@ -74,7 +74,7 @@ pub fn load() {
         }
         source => source::choose(source),
     }
-    table::read(); // it is of one model, which is there now
+    table_file::read(); // it is of one model, which is there now
     page_life::configure(recycle, k);
     retained::configure(retain);
     lines::configure(spans);

@@ -8,10 +8,10 @@ use crate::lifetime::sites;
 use crate::pages::{direct, region};
 use crate::span::cells::{Role, Span};
 use crate::span::remote;
-use crate::system::hook;
+use crate::system::observers;
 use crate::system::text::misuse;
 use crate::thread::local::{self, Freed, Heap};
-use crate::thread::{current, gate, large, lines, refill};
+use crate::thread::{current, fork_guard, large, lines, refill};
 use crate::units::call::ReturnSlot;
 use crate::units::geometry::*;
 
@@ -31,7 +31,7 @@ pub fn free(address: usize, from: ReturnSlot) {
 pub fn settle(address: usize) {
     let (heap, span) = (current::heap(), region::span(address));
     if span.is_empty() {
-        let _pass = gate::pass(heap);
+        let _pass = fork_guard::pass(heap);
         refill::settle(heap, span);
         maintenance::tick(heap); // a program that only frees gives back what it has in hand, too
     }
@@ -54,9 +54,9 @@ fn free_otherwise(heap: &'static Heap, address: usize, from: ReturnSlot) {
     if lines::chosen() && free_by_lines(heap, address, from) {
         return;
     }
-    let _pass = gate::pass(heap);
-    if hook::sees_all() {
-        hook::freed(heap.number(), address);
+    let _pass = fork_guard::pass(heap);
+    if observers::sees_all() {
+        observers::freed(heap.number(), address);
     }
     free_where_it_lies(heap, address, from.caller());
     count(heap);
@@ -76,7 +76,7 @@ fn count(heap: &'static Heap) {
 fn free_of_another(heap: &'static Heap, address: usize) -> bool {
     let Some(span) = region::span_if_plain(address) else { return false };
     let (owner, own) = (span.owner(), heap.id.get());
-    if owner == 0 || own == 0 || owner == own || hook::sees_all() {
+    if owner == 0 || own == 0 || owner == own || observers::sees_all() {
         return false;
     }
     let Some(cell) = span.cell_at(address) else { return false };
@@ -85,7 +85,7 @@ fn free_of_another(heap: &'static Heap, address: usize) -> bool {
     if span.live_word(word).load(Relaxed) & bit == 0 || span.remote().marked(word) & bit != 0 {
         return false;
     }
-    let _pass = gate::pass(heap);
+    let _pass = fork_guard::pass(heap);
     if !heap.outbox.put_beside(span, cell) {
         return false;
     }
@@ -98,14 +98,14 @@ fn free_of_another(heap: &'static Heap, address: usize) -> bool {
 fn free_into_hand(heap: &'static Heap, address: usize) -> bool {
     let Some(span) = region::span_if_plain(address) else { return false };
     let may_be = span.owner() == 0 && address.is_multiple_of(BLOCK_BYTES) && heap.id.get() != 0;
-    if !may_be || hook::sees_all() {
+    if !may_be || observers::sees_all() {
         return false;
     }
     let object = &span.large[block_index(address) % SPAN_BLOCKS];
     let Some(blocks) = object.plain_blocks().filter(|&blocks| heap.large.keeps(blocks)) else {
         return false;
     };
-    let _pass = gate::pass(heap);
+    let _pass = fork_guard::pass(heap);
     large::keep(&heap.large, heap.id.get(), object, address, blocks);
     count(heap);
     true
@@ -117,13 +117,13 @@ fn free_by_lines(heap: &'static Heap, address: usize, from: ReturnSlot) -> bool 
     let Some(span) = region::span_if_plain(address).filter(|span| span.role() == Role::Lines) else {
         return false;
     };
-    if hook::sees_all() || heap.id.get() == 0 {
+    if observers::sees_all() || heap.id.get() == 0 {
         return false;
     }
     let last = lines::free(span, address, from.caller());
     let due = maintenance::count_free(heap);
     if last || due {
-        let _pass = gate::pass(heap);
+        let _pass = fork_guard::pass(heap);
         if last {
             lines::give_back(span);
         }
@@ -138,8 +138,8 @@ fn free_where_it_lies(heap: &'static Heap, address: usize, caller: usize) {
     let span =
         region::span_if_plain(address).or_else(|| region::holds(address).then(|| region::span(address)));
     let Some(span) = span else {
-        if hook::awaits_samples() {
-            hook::sample_freed(heap.number(), address);
+        if observers::awaits_samples() {
+            observers::sample_freed(heap.number(), address);
         }
         if direct::free(address).is_none() {
             not_of_this_heap(address, caller);
@@ -168,8 +168,8 @@ pub(crate) fn not_of_this_heap(address: usize, caller: usize) -> ! {
 /// A watched object is about to be freed.
 fn watched_is_freed(heap: &Heap, address: usize) {
     sites::freed(address);
-    if hook::awaits_samples() {
-        hook::sample_freed(heap.number(), address);
+    if observers::awaits_samples() {
+        observers::sample_freed(heap.number(), address);
     }
 }
 
@@ -208,7 +208,7 @@ fn free_cell(heap: &'static Heap, span: &'static Span, owner: u32, address: usiz
         refill::settle(heap, span);
         return;
     }
-    if heap.id.get() != 0 && !hook::sees_all() {
+    if heap.id.get() != 0 && !observers::sees_all() {
         if !heap.outbox.put(span, cell) {
             misuse("double free", address, cell_bytes, caller);
         }

@@ -1,15 +1,15 @@
 //! What must be done now and then: deadlines, the age of watched objects, empty spans in hand, stale predictions.
 //!
 //! Whoever is on a slow path of allocating or freeing when a tick has passed does a bounded piece; and in a program that has
-//! threads, the keeper ([`crate::entry::keeper`]), for those that sleep.
+//! threads, the keeper ([`crate::entry::maintenance_thread`]), for those that sleep.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use crate::lifetime::sites;
-use crate::pages::{open_page, page_life, scarcity, sparse};
-use crate::system::{clock, hook};
+use crate::pages::{memory_pressure, open_page, page_life, sparse};
+use crate::system::{clock, observers};
 use crate::thread::local::Heap;
-use crate::thread::{current, earn, gate, lines, refill, registry};
+use crate::thread::{compact, current, fork_guard, lines, refill, registry};
 
 /// Between two pieces of work, ms.
 const TICK_MS: u64 = 10;
@@ -63,7 +63,7 @@ pub fn set_clock(ns: u64) {
     clock::set(ns);
     let heap = current::heap();
     if heap.id.get() != 0 && clock::now_ms().wrapping_sub(heap.looked_ms.get()) >= TICK_MS {
-        let _pass = gate::pass(heap);
+        let _pass = fork_guard::pass(heap);
         look(heap);
     }
 }
@@ -89,7 +89,7 @@ pub fn look(heap: &'static Heap) {
     }
     if now_ms.wrapping_sub(heap.compared_ms.get()) >= FLUSH_MS {
         heap.compared_ms.set(now_ms);
-        earn::compare(heap);
+        compact::compare(heap);
     }
     let due = NEXT_TICK_MS.load(Relaxed);
     if now_ms < due || NEXT_TICK_MS.compare_exchange(due, now_ms + TICK_MS, Relaxed, Relaxed).is_err() {
@@ -100,8 +100,8 @@ pub fn look(heap: &'static Heap) {
         .store(page_life::expire_deadlines(now_ms, cursor, PAGES_A_TICK, lines::page_expired), Relaxed);
     GROUP_CURSOR.store(sites::grow_older(now_ms, GROUP_CURSOR.load(Relaxed), GROUPS_A_TICK), Relaxed);
     let tick = TICKS.fetch_add(1, Relaxed);
-    scarcity::tick(now_ms);
-    hook::tick(tick, now_ms);
+    memory_pressure::tick(now_ms);
+    observers::tick(tick, now_ms);
     if tick.is_multiple_of(CLOSE_TICKS) {
         open_page::close_idle(now_ms);
         page_life::return_idle_pages();

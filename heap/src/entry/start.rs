@@ -9,7 +9,7 @@ use crate::entry::config;
 use crate::system::clock;
 use crate::system::lock::Lock;
 use crate::thread::current::Visit;
-use crate::thread::{current, fork, gate};
+use crate::thread::{current, fork, fork_guard};
 use crate::units::call::Call;
 
 static STARTED: AtomicBool = AtomicBool::new(false);
@@ -26,7 +26,7 @@ pub fn start() {
             return;
         }
         clock::start();
-        gate::start();
+        fork_guard::start();
         config::load();
         current::start();
         STARTED.store(true, Release);

@@ -14,7 +14,7 @@ use core::sync::atomic::{
 use lifetime_model::file::{MAX_FRAMES, UNKNOWN_FRAME};
 use lifetime_model::{Kernel, Model};
 
-use crate::lifetime::{trust, unwind};
+use crate::lifetime::{model_validation, unwind};
 use crate::system::events::{self, Event};
 use crate::system::lock::Lock;
 use crate::system::os;
@@ -80,7 +80,7 @@ pub fn load(path: &[u8]) -> bool {
             // SAFETY: nobody reads it before READY.
             unsafe { (*SLOT.0.get()).write(Loaded { model, kernel: Kernel::best(), classes, bytes, id }) };
             READY.store(true, Release);
-            trust::begin();
+            model_validation::begin();
             os::forget_pages(at, bytes); // the checks read all of it; predictions need little
             true
         }
@@ -96,7 +96,7 @@ pub fn load(path: &[u8]) -> bool {
 /// does not know the context.
 #[cold]
 pub fn predict(caller: usize) -> Option<usize> {
-    let loaded = loaded().filter(|_| trust::is_believed())?;
+    let loaded = loaded().filter(|_| model_validation::is_believed())?;
     let (began_ns, began_cpu_ns) = (os::precise_ns(), os::thread_cpu_ns());
     let mut stack = unwind::Stack::of_most(loaded.model.max_frames);
     os::keep_errno(|| unwind::from(caller, &mut stack));
@@ -110,7 +110,7 @@ pub fn predict(caller: usize) -> Option<usize> {
             *frame = place;
         }
     }
-    trust::looked_at(in_modules, in_known);
+    model_validation::looked_at(in_modules, in_known);
     let output = loaded.model.classify(loaded.kernel, &frames[..stack.frames().len()]);
     events::count(Event::ModelRun);
     events::add(Event::ModelCpuNs, os::thread_cpu_ns().saturating_sub(began_cpu_ns));

@@ -23,8 +23,8 @@ use lifetime_model::attach::{AGREED, CANNOT_MAP, ENDED, HAS_A_PROFILE, WATCH};
 
 use crate::observe::profile;
 use crate::observe::profile_file::File;
-use crate::system::hook::{self, Onlooker};
 use crate::system::lock::Lock;
+use crate::system::observers::{self, Onlooker};
 use crate::system::os;
 use crate::system::text::{Text, warn};
 use crate::thread::sample;
@@ -62,7 +62,7 @@ pub fn start(folder: &str) {
         return warn(format_args!("MAYFLY_HEAP_CONTROL={folder} is too long; nobody can attach"));
     }
     LISTENS.store(true, Relaxed);
-    hook::hang(&ONLOOKER);
+    observers::hang(&ONLOOKER);
 }
 
 static ONLOOKER: Onlooker = Onlooker {
@@ -110,7 +110,7 @@ fn serve() {
 /// Takes the memory file and starts the profile; the answer.
 fn meet(socket: &Socket) -> u64 {
     let Some((mean_bytes, file)) = socket.receive() else { return CANNOT_MAP };
-    if hook::awaits_samples() {
+    if observers::awaits_samples() {
         return HAS_A_PROFILE;
     }
     let Some(at) = os::map_sealed(file.0, size_of::<File>()) else { return CANNOT_MAP };

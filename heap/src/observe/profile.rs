@@ -22,8 +22,8 @@ use lifetime_model::attach::ENDED;
 
 use crate::lifetime::unwind;
 use crate::observe::profile_file::{Context, File, Live};
-use crate::system::hook::{self, Born, Onlooker};
 use crate::system::lock::{Guard, Lock};
+use crate::system::observers::{self, Born, Onlooker};
 use crate::system::os;
 use crate::system::paths::{self, PATH_BYTES};
 use crate::system::text::warn;
@@ -91,15 +91,15 @@ pub unsafe fn begin(at: usize, mean_bytes: usize) {
     // SAFETY: a `File` is plain numbers, for which zero is a value.
     unsafe { (*file).begin(mean_bytes as u64) };
     FILE.store(file, Release);
-    hook::hang(&ONLOOKER);
-    hook::await_samples(true);
+    observers::hang(&ONLOOKER);
+    observers::await_samples(true);
     sample::start();
 }
 
 /// Ends the profile; where it was mapped.
 pub fn end() -> Option<usize> {
     sample::stop();
-    hook::await_samples(false);
+    observers::await_samples(false);
     let _guard = LOCK.lock(); // whoever is writing has written
     let file = FILE.swap(core::ptr::null_mut(), Relaxed);
     (!file.is_null()).then_some(file as usize)

@@ -5,7 +5,7 @@
 
 use crate::pages::huge_page::State;
 use crate::pages::page_life::{self, Extra, Request};
-use crate::pages::{open_page, pool, region, scarcity};
+use crate::pages::{memory_pressure, open_page, pool, region};
 use crate::span::cells::Span;
 use crate::system::events::{self, Event};
 use crate::units::bits;
@@ -31,7 +31,7 @@ pub fn acquire_spans(
 
 pub(crate) fn acquire(request: &Request, extra: &mut Extra) -> Option<usize> {
     let class = request.class;
-    if scarcity::near()
+    if memory_pressure::near()
         && let Some(blocks) = (0..=class).rev().find_map(|from| recycle(from, request, extra))
     {
         return Some(blocks);

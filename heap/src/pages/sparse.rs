@@ -5,7 +5,7 @@
 //!
 //! A free cell may be handed out at any moment, and nobody may give its memory back meanwhile. But cells of a span that waits in
 //! its bin's queue are handed out after a visit of the slow path only, which opens the span. So [`give_back`] is called when
-//! nobody is on a slow path ([`crate::entry::keeper`]), and touches no other spans. A look before that, [`find`], costs the others nothing.
+//! nobody is on a slow path ([`crate::entry::maintenance_thread`]), and touches no other spans. A look before that, [`find`], costs the others nothing.
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 

@@ -2,7 +2,7 @@
 
 use core::fmt::{self, Write};
 
-use crate::system::{hook, os};
+use crate::system::{observers, os};
 
 /// A line or a page of text; what does not fit is cut off.
 #[derive(Clone)]
@@ -62,7 +62,7 @@ pub fn misuse(what: &str, pointer: usize, size: usize, caller: usize) -> ! {
         let _ = write!(line, ", called from {caller:#x}");
     }
     let _ = line.write_str("\n");
-    hook::before_abort();
+    observers::before_abort();
     os::abort(line.bytes())
 }
 

@@ -53,7 +53,7 @@ pub struct Bin {
     pub queue: SpanList,
     /// How many of them a refill looks at.
     pub patience: Cell<u8>,
-    /// Words taken in hand since bins were last compared, see [`crate::thread::earn`].
+    /// Words taken in hand since bins were last compared, see [`crate::thread::compact`].
     pub asked: Cell<u32>,
     /// Comparisons in a row that found none.
     pub not_asked: Cell<u8>,

@@ -4,10 +4,10 @@
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
-use crate::system::own_stack::OwnStack;
+use crate::system::thread_stack::OwnStack;
 use crate::system::{events, thread_local};
 use crate::thread::local::Heap;
-use crate::thread::{gate, refill, registry};
+use crate::thread::{fork_guard, refill, registry};
 use crate::units::call::Call;
 
 /// The heap of threads that have none yet, or have none any more.
@@ -109,9 +109,9 @@ extern "C" fn thread_exit(heap: *mut c_void) {
 /// Empties a heap's hands and makes it vacant.
 fn leave(heap: &'static Heap) {
     {
-        let _pass = gate::pass(heap);
+        let _pass = fork_guard::pass(heap);
         refill::flush(heap, true);
     }
-    let _pass = gate::pass(&EMPTY);
+    let _pass = fork_guard::pass(&EMPTY);
     registry::move_out(heap);
 }

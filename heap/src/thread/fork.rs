@@ -1,11 +1,11 @@
-//! What happens before and after a fork: no thread is in a section behind the gate ([`crate::thread::gate`]), and of all heaps
+//! What happens before and after a fork: no thread is in a section behind the gate ([`crate::thread::fork_guard`]), and of all heaps
 //! the child keeps one thread's.
 
 use core::sync::atomic::Ordering::SeqCst;
 
-use crate::system::hook;
+use crate::system::observers;
 use crate::thread::current::{self, EMPTY, Visit};
-use crate::thread::{gate, registry};
+use crate::thread::{fork_guard, registry};
 use crate::units::call::Call;
 
 /// Registers with the C library; once, and not under a lock, since this may allocate.
@@ -21,19 +21,19 @@ extern "C" fn before() {
     let call = Call { size: 0, caller: 0, stack: (&raw const here).addr() };
     let visit = || Visit::at_home().or_else(|| current::enter(&call));
     let own = visit().map_or_else(current::heap, |visit| visit.heap);
-    gate::shut(own.id.get(), |inside| inside(&EMPTY) || registry::heaps().any(inside));
+    fork_guard::shut(own.id.get(), |inside| inside(&EMPTY) || registry::heaps().any(inside));
     registry::lock().hold();
 }
 
 extern "C" fn after_in_parent() {
     registry::lock().release();
-    gate::open(false);
+    fork_guard::open(false);
 }
 
 extern "C" fn after_in_child() {
     EMPTY.busy.store(0, SeqCst);
     registry::only_survivor(current::heap());
-    hook::in_child();
+    observers::in_child();
     registry::lock().release_alone();
-    gate::open(true);
+    fork_guard::open(true);
 }

@@ -12,7 +12,7 @@ use core::ops::Range;
 use crate::pages::{decay, direct, large_blocks, region};
 use crate::span::large_object::LargeObject;
 use crate::system::events::{self, Event};
-use crate::system::hook;
+use crate::system::observers;
 use crate::system::text::misuse;
 use crate::units::geometry::*;
 
@@ -189,7 +189,7 @@ fn take_back(heap: u32, address: usize) {
 
 /// Frees the large object of `blocks` blocks at `address`.
 pub fn free(hand: &LargeCache, heap: u32, address: usize, blocks: usize, caller: usize) {
-    if hand.keeps(blocks) && heap != 0 && !hook::sees_all() {
+    if hand.keeps(blocks) && heap != 0 && !observers::sees_all() {
         return keep(hand, heap, region::large_object(address), address, blocks);
     }
     release(address, blocks, caller);

@@ -8,7 +8,7 @@
 //! tell the size, each object has a header (§8), which is checked.
 //!
 //! The fast path is the paper's, too: the prediction table tells the class of a call (§7), and the object takes the next bytes of
-//! that class' open span. It needs no gate ([`crate::thread::gate`]): what a fork cuts there was never handed out.
+//! that class' open span. It needs no gate ([`crate::thread::fork_guard`]): what a fork cuts there was never handed out.
 
 use core::cell::Cell;
 use core::sync::atomic::{

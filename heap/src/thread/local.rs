@@ -13,15 +13,15 @@ use crate::lifetime::source::{self, Source};
 use crate::pages::region;
 use crate::span::remote::{RemoteList, Tenancy};
 use crate::system::events::Counts;
-use crate::system::own_stack::OwnStack;
 use crate::system::thread_local;
+use crate::system::thread_stack::OwnStack;
 use crate::thread::bin::Bin;
 use crate::thread::by_size::BySize;
-use crate::thread::hand::Hand;
 use crate::thread::large::LargeCache;
 use crate::thread::lines::OpenSpans;
-use crate::thread::outbox::Outbox;
-use crate::thread::predictions::{Known, Predictions};
+use crate::thread::prediction_table::{Known, Predictions};
+use crate::thread::remote_free_buffer::Outbox;
+use crate::thread::span_cache::Hand;
 use crate::units::call::Call;
 use crate::units::geometry::MAX_SMALL_BYTES;
 use crate::units::lifetime_class::CLASSES;
@@ -79,7 +79,7 @@ pub struct Heap {
     pub looked_ms: Cell<u64>,
     /// As above.
     pub kept_ms: Cell<u64>,
-    /// When its bins were last compared, ms, see [`crate::thread::earn`].
+    /// When its bins were last compared, ms, see [`crate::thread::compact`].
     pub compared_ms: Cell<u64>,
     /// When the prediction table was last emptied, ms.
     pub forgot_ms: Cell<u64>,
@@ -88,7 +88,7 @@ pub struct Heap {
     pub looks_for_vacant: Cell<u32>,
     /// As above.
     pub vacant_misses: Cell<u8>,
-    /// The thread is in a section that fork must not cut, see [`crate::thread::gate`].
+    /// The thread is in a section that fork must not cut, see [`crate::thread::fork_guard`].
     pub busy: AtomicU32,
     /// Spans in which other threads freed objects.
     pub remote: RemoteList,

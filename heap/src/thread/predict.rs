@@ -12,7 +12,7 @@ use crate::lifetime::sites::{self, Site};
 use crate::lifetime::source::{self, Source};
 use crate::lifetime::{model, oracle};
 use crate::system::events::{self, Event};
-use crate::thread::gate;
+use crate::thread::fork_guard;
 use crate::thread::local::Heap;
 use crate::units::call::Call;
 use crate::units::lifetime_class::FOREVER;
@@ -63,7 +63,7 @@ pub fn was_hit(heap: &'static Heap, call: &Call, count: u32) {
             .site(&heap.known_as(call))
             .or_else(|| sites::known(&heap.known_sites, call, heap.stack.get()))
     {
-        let _pass = gate::pass(heap);
+        let _pass = fork_guard::pass(heap);
         if site.was_hit(count, call.size) {
             ask_again(site, call);
         }

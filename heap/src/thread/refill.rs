@@ -6,16 +6,16 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use crate::lifetime::source::{self, Source};
-use crate::pages::{global, page_life, region, scarcity};
+use crate::pages::{global, memory_pressure, page_life, region};
 use crate::span::cells::{Role, Room, Span};
 use crate::span::remote::{self, Link, RemoteList, Tenancy};
 use crate::system::events::{self, Event};
-use crate::system::hook;
 use crate::system::lock::Guard;
+use crate::system::observers;
 use crate::system::text::misuse;
 use crate::thread::bin::{Bin, MAX_PATIENCE};
-use crate::thread::hand::Hand;
 use crate::thread::local::Heap;
+use crate::thread::span_cache::Hand;
 use crate::thread::{lines, registry};
 use crate::units::geometry::{SPAN_BYTES, block_index};
 use crate::units::lifetime_class::CLASSES;
@@ -71,7 +71,7 @@ pub fn from_queue(heap: &'static Heap, bin: &Bin) -> Option<usize> {
 }
 
 fn room() -> Room {
-    if scarcity::near() { Room::Any } else { Room::Worthwhile }
+    if memory_pressure::near() { Room::Any } else { Room::Worthwhile }
 }
 
 /// A span that is in no queue becomes the bin's open one.
@@ -91,7 +91,7 @@ fn borrow(heap: &'static Heap, bin: &Bin) -> Option<usize> {
     let borrowed = &heap.hands[class].borrowed[size_class];
     let after = borrowed.get() + bin.cell_bytes() as u32;
     let by_model = matches!(source::in_use(), Source::Model { .. });
-    if !by_model || after > MOST_BORROWED || hook::awaits_samples() || !page_life::fills() {
+    if !by_model || after > MOST_BORROWED || observers::awaits_samples() || !page_life::fills() {
         return None;
     }
     let longer = heap.bins()[size_class..].iter().step_by(SIZE_CLASSES).skip(class + 1);

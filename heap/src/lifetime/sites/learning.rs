@@ -8,13 +8,13 @@
 //!
 //! What a trained model says of it ([`crate::lifetime::model`]) is its class for good if the model is alone (LLAMA §7); otherwise from
 //! when it has allocated a little, and until enough is known. Where it has said the same of the
-//! same caller, and that has cost more than what would have been learned without it ([`trust::Balance`]), it is as if there were none.
+//! same caller, and that has cost more than what would have been learned without it ([`model_validation::Balance`]), it is as if there were none.
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use super::{LOCK, Site, add_to};
+use crate::lifetime::model_validation::{self, Asked};
 use crate::lifetime::source::{self, Source};
-use crate::lifetime::trust::{self, Asked};
 use crate::system::events::{self, Event};
 use crate::units::lifetime_class::{CLASSES, FOREVER};
 
@@ -60,7 +60,7 @@ pub(super) fn has_changed() {
 
 /// There is a model, and what it says is not corrected.
 pub(super) fn is_alone() -> bool {
-    source::in_use() == Source::Model { online: false } && trust::is_believed()
+    source::in_use() == Source::Model { online: false } && model_validation::is_believed()
 }
 
 impl Site {
@@ -69,7 +69,7 @@ impl Site {
         self.class.load(Relaxed) as usize
     }
 
-    /// Its objects' contexts are looked at, see [`super::contexts`].
+    /// Its objects' contexts are looked at, see [`super::stack_words`].
     pub fn is_studied(&self) -> bool {
         self.studied.load(Relaxed) != 0
     }
@@ -131,7 +131,7 @@ impl Site {
 
     /// What the model said of this site, if it is believed.
     pub(super) fn models_word(&self) -> Option<usize> {
-        usize::from(self.model_class.load(Relaxed)).checked_sub(1).filter(|_| trust::is_believed())
+        usize::from(self.model_class.load(Relaxed)).checked_sub(1).filter(|_| model_validation::is_believed())
     }
 
     /// The same, if it is followed where it says so of this caller.
@@ -276,7 +276,7 @@ impl Site {
         let alive: u32 = self.alive.iter().map(|n| u32::from(n.load(Relaxed))).sum();
         let found = found.unwrap_or(FOREVER);
         if found >= model || alive * 2 < ENOUGH_TO_COMPARE {
-            trust::compared(model, found);
+            model_validation::compared(model, found);
         }
     }
 

@@ -1,10 +1,10 @@
-//! What the next run is to know of sites, and what an earlier one knew (the table that [`crate::lifetime::kept`] keeps).
+//! What the next run is to know of sites, and what an earlier one knew (the table that [`crate::lifetime::table_entry`] keeps).
 
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::learning::{ENOUGH_ENDS, MANY_ENDS, MOST_DOUBLINGS};
 use super::{CAPACITY, COUNT, LOCK, SITES, Site, UNUSED, USED, add, count, find};
-use crate::lifetime::kept::Kept;
+use crate::lifetime::table_entry::Kept;
 use crate::units::lifetime_class::{CLASSES, FOREVER};
 
 /// Sites to keep for the next run, parents first.

@@ -2,9 +2,9 @@
 
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use super::contexts::{self, Context};
+use super::stack_words::{self, Context};
 use super::{LOCK, SITES, Site, add_to, mix};
-use crate::lifetime::trust;
+use crate::lifetime::model_validation;
 use crate::system::clock;
 use crate::system::events::{self, Event};
 use crate::units::lifetime_class;
@@ -91,7 +91,7 @@ pub fn watch(site: &'static Site, address: usize, context: Option<&Context>) -> 
     add_to(&site.watched, 1);
     site.change_alive(0, 1);
     if let Some(context) = context {
-        contexts::born(site, address, context);
+        stack_words::born(site, address, context);
     }
     true
 }
@@ -133,13 +133,13 @@ fn end(slot: &Watch, address: usize, class: usize) {
         parent.record_end(class);
         parent.reconsider();
     }
-    contexts::died(site, address, class, hand_over);
-    contexts::consider(site);
+    stack_words::died(site, address, class, hand_over);
+    stack_words::consider(site);
 }
 
 /// Looks at some of the watched objects and lets their sites know how old they have become; once a tick, by one thread.
 pub fn grow_older(now_ms: u64, cursor: usize, groups: usize) -> usize {
-    let lost = trust::was_lost(); // says so: not under the lock
+    let lost = model_validation::was_lost(); // says so: not under the lock
     let _guard = LOCK.lock();
     if lost {
         SITES.iter().filter(|site| site.key.load(Relaxed) != 0).for_each(Site::reconsider);
@@ -157,8 +157,8 @@ pub fn grow_older(now_ms: u64, cursor: usize, groups: usize) -> usize {
             site.change_alive(age, 1);
             site.weigh(watch.without_model.load(Relaxed).into(), before, age, false);
             site.reconsider();
-            contexts::aged(site, hand_over);
-            contexts::consider(site);
+            stack_words::aged(site, hand_over);
+            stack_words::consider(site);
         }
     }
     (cursor + groups) & (in_use - 1)

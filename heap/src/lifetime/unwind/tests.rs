@@ -84,7 +84,7 @@ struct Seen {
 /// Compares both, from the library's innermost frame outwards.
 extern "C" fn look(told: *mut c_void) {
     let (mut quick, mut full) = (Vec::new(), Vec::new());
-    let is_whole = quick::walk(|address, _| {
+    let is_whole = cached_rules::walk(|address, _| {
         quick.push(address);
         quick.len() < MAX_FRAMES
     });

@@ -1,4 +1,4 @@
-//! What each thread has at hand, as `thread_local.rs` has it for x86-64: a fixed distance from the thread pointer, here in
+//! What each thread has at hand, as `x86_64.rs` has it for x86-64: a fixed distance from the thread pointer, here in
 //! `tpidr_el0`.
 
 core::arch::global_asm!(

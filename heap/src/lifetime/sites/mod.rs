@@ -1,14 +1,14 @@
 //! Call sites, and what is known of each: lifetimes learned while the program runs, and what a model says.
 //!
 //! A *site* is a return address, stack height and size (LLAMA §7); its *parent* is the return address alone, for contexts that
-//! are new. Where that does not tell callers apart, a word of the stack does (`sites/contexts.rs`). Some allocations are watched until they are freed (`sites/watched.rs`), and teach the site that they came from
+//! are new. Where that does not tell callers apart, a word of the stack does (`sites/stack_words.rs`). Some allocations are watched until they are freed (`sites/watched.rs`), and teach the site that they came from
 //! (`sites/learning.rs`). With a trained model ([`crate::lifetime::model`]) a new site gets the class that it predicts for the calling context.
 
-mod aging;
-mod contexts;
-mod known;
+mod eviction;
 mod learning;
 mod recall;
+mod site_cache;
+mod stack_words;
 mod watched;
 
 use core::sync::atomic::{
@@ -17,24 +17,24 @@ use core::sync::atomic::{
 };
 
 use self::learning::is_alone;
+use crate::lifetime::model_validation::Balance;
 use crate::lifetime::source::{self, Source};
-use crate::lifetime::trust::Balance;
-use crate::lifetime::{caller, model, unwind};
+use crate::lifetime::{caller_id, model, unwind};
 use crate::system::events::{self, Event};
 use crate::system::lock::Lock;
-use crate::system::own_stack::OwnStack;
+use crate::system::thread_stack::OwnStack;
 use crate::units::call::Call;
 use crate::units::geometry::MAX_SMALL_BYTES;
 use crate::units::lifetime_class::{CLASSES, FOREVER};
 use crate::units::size_class::GRANULE_BYTES;
 
-pub use self::contexts::Context;
-pub use self::known::KnownSites;
 pub use self::learning::epoch;
 pub use self::recall::{is_used, recall, used};
+pub use self::site_cache::KnownSites;
+pub use self::stack_words::Context;
 pub use self::watched::{freed, grow_older, watch};
 
-/// Sites that can be known at a time. When the table is full those that are not called any more make room, see [`aging`];
+/// Sites that can be known at a time. When the table is full those that are not called any more make room, see [`eviction`];
 /// until then, calls from further ones share their parent's.
 const CAPACITY: usize = 48 << 10;
 /// Entries of the index in use at first, and when the table is full: entries lie anywhere in it, and each page that is touched is
@@ -69,7 +69,7 @@ pub struct Site {
     dead: [AtomicU16; CLASSES],
     /// Of a parent: whether the model is followed for its sites, by what it says of them.
     balances: [Balance; CLASSES],
-    /// The word of the stack that tells its callers apart, in words above the return address; 0: none. See [`contexts`].
+    /// The word of the stack that tells its callers apart, in words above the return address; 0: none. See [`stack_words`].
     word: AtomicU8,
     /// Such a word is being looked for: objects whose contexts were looked at, plus one; 0: it is not.
     studied: AtomicU8,
@@ -195,7 +195,7 @@ fn below(known: &KnownSites, call: &Call, first: &'static Site, word: u8) -> Fou
     });
     if found.is_none() {
         let _guard = LOCK.lock();
-        contexts::had_no_code(first);
+        stack_words::had_no_code(first);
     }
     Found { site: found.or(Some(first)), word: found.map_or(0, |_| word), is_sure: found.is_some() }
 }
@@ -208,7 +208,7 @@ fn look_up(call: &Call, stack: OwnStack) -> Option<&'static Site> {
     let height = if stack.is_of(call) { stack.height(call) } else { ELSEWHERE | (call.stack & 0xFFF) };
     let height = height as u64;
     let (place, used) =
-        caller::in_each_run(call.caller).map_or((call.caller as u64, NOT_KEPT), |place| (place, USED));
+        caller_id::in_each_run(call.caller).map_or((call.caller as u64, NOT_KEPT), |place| (place, USED));
     let parent_key = mix(place);
     let key =
         mix(parent_key ^ height.wrapping_mul(0xA076_1D64_78BD_642F) ^ size_key(call.size).rotate_right(16));
@@ -272,7 +272,7 @@ fn find(key: u64) -> Option<&'static Site> {
 }
 
 fn add(key: u64, parent: Option<&'static Site>, model_class: Option<usize>) -> Option<&'static Site> {
-    let number = aging::free_number()?;
+    let number = eviction::free_number()?;
     let site = &SITES[number];
     site.key.store(key, Relaxed);
     site.idle.store(false, Relaxed);
@@ -337,7 +337,7 @@ impl Site {
 
     /// The key of the site below this one for a value of the word, and how it is used.
     fn key_below(&self, value: usize) -> (u64, u8) {
-        let (place, used) = caller::in_each_run(value)
+        let (place, used) = caller_id::in_each_run(value)
             .map_or((value as u64, NOT_KEPT), |place| (place, self.used.load(Relaxed)));
         (mix(self.key.load(Relaxed).rotate_left(32) ^ mix(place)), used)
     }

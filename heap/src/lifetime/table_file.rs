@@ -17,10 +17,10 @@ use core::sync::atomic::{
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::lifetime::kept::{KEPT_BYTES, Kept};
-use crate::lifetime::{caller, model, sites};
-use crate::system::hook::{self, Onlooker};
+use crate::lifetime::table_entry::{KEPT_BYTES, Kept};
+use crate::lifetime::{caller_id, model, sites};
 use crate::system::lock::Lock;
+use crate::system::observers::{self, Onlooker};
 use crate::system::os;
 use crate::system::paths::PATH_BYTES;
 use crate::system::text::{Text, warn};
@@ -75,9 +75,9 @@ pub fn read() {
         Err(None) => {}
     });
     AT_START.store(learned(), Relaxed);
-    caller::keep();
+    caller_id::keep();
     ON.store(true, Release);
-    hook::hang(&ONLOOKER);
+    observers::hang(&ONLOOKER);
 }
 
 fn path() -> &'static [u8] {

@@ -8,7 +8,7 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::{CAPACITY, COUNT, INDICES, SITES, Site, UNUSED, put_into_index};
-use crate::lifetime::trust::Balance;
+use crate::lifetime::model_validation::Balance;
 use crate::system::clock;
 
 /// Between two rounds, ms: in between, new calls share their parent's site.

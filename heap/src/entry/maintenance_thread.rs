@@ -3,7 +3,7 @@
 //! Maintenance is done by whoever is on a slow path ([`crate::entry::maintenance`]). When a load ends, threads go to sleep with what
 //! they have in hand: frees that they have not posted, frees by others that wait for them, empty spans, large objects. Nobody
 //! else may touch a thread's heap while the thread may be on a fast path, which has no lock. But what a sleeper holds in its *slow*
-//! paths' lists may be taken over while the gate that forks shut is shut ([`crate::thread::gate`]): then no thread is on a slow path. Of
+//! paths' lists may be taken over while the gate that forks shut is shut ([`crate::thread::fork_guard`]): then no thread is on a slow path. Of
 //! the cells of a sleeper's spans nothing is changed then, since its fast path of freeing may be in the midst of a word; only spans
 //! of which nothing lives any more are taken, counting what others have freed: no correct program can touch those. Open
 //! spans stay, for they have cells that the fast path of allocating may hand out.
@@ -21,7 +21,7 @@ use crate::system::events::Event;
 use crate::system::{clock, os};
 use crate::thread::current::EMPTY;
 use crate::thread::local::Heap;
-use crate::thread::{gate, refill, registry};
+use crate::thread::{fork_guard, refill, registry};
 use crate::units::call::Call;
 
 /// Between two looks, ms: at first, and when nothing is due.
@@ -55,7 +55,7 @@ pub fn run() {
     while !is_last_thread() {
         os::sleep_ms(pause_ms);
         {
-            let _pass = gate::pass(own);
+            let _pass = fork_guard::pass(own);
             maintenance::look(own);
         }
         let taken_over = take_over_from_sleepers(own);
@@ -85,11 +85,11 @@ fn take_over_from_sleepers(own: &'static Heap) -> bool {
     if !registry::heaps().any(|heap| sleeps(&heap)) {
         return false;
     }
-    gate::shut(own.id.get(), |inside| inside(&EMPTY) || registry::heaps().any(inside));
+    fork_guard::shut(own.id.get(), |inside| inside(&EMPTY) || registry::heaps().any(inside));
     registry::lock().hold();
     registry::heaps().filter(sleeps).for_each(|heap| take_over(heap, now_ms));
     registry::lock().release();
-    gate::open(false);
+    fork_guard::open(false);
     true
 }
 
@@ -98,9 +98,9 @@ fn give_back_sparse(own: &'static Heap) {
     const AT_A_TIME: usize = 4;
     let found: [Option<usize>; AT_A_TIME] = core::array::from_fn(|_| sparse::find(clock::now_ms()));
     if found.iter().any(Option::is_some) {
-        gate::shut(own.id.get(), |inside| inside(&EMPTY) || registry::heaps().any(inside));
+        fork_guard::shut(own.id.get(), |inside| inside(&EMPTY) || registry::heaps().any(inside));
         found.into_iter().flatten().for_each(sparse::give_back);
-        gate::open(false);
+        fork_guard::open(false);
     }
 }
 

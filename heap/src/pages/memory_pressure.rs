@@ -2,7 +2,7 @@
 //!
 //! Beyond such a limit the kernel ends programs and malloc is not asked. So whoever is near it takes any free cell and block
 //! before a new page, at the price of packing by lifetime. Looked at now and then by [`crate::entry::maintenance`], as soon as the
-//! heap is large enough to matter. (RLIMIT_AS and its like need no look: there malloc is told, and tries [`crate::thread::exhausted`].)
+//! heap is large enough to matter. (RLIMIT_AS and its like need no look: there malloc is told, and tries [`crate::thread::out_of_memory`].)
 
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 

@@ -2,7 +2,7 @@
 
 use core::cell::Cell;
 
-use super::{Site, aging};
+use super::{Site, eviction};
 use crate::units::call::Call;
 
 /// Entries of a thread's short way to its sites.
@@ -11,7 +11,7 @@ const KNOWN_SITES: usize = 512;
 /// A thread's short way to the sites of its calls. All zeros is an empty one.
 pub struct KnownSites {
     slots: [Cell<(u64, Option<&'static Site>)>; KNOWN_SITES],
-    /// As of when, see [`aging`].
+    /// As of when, see [`eviction`].
     generation: Cell<u32>,
 }
 
@@ -24,7 +24,7 @@ impl KnownSites {
     /// Forgets all if sites were forgotten since the last time.
     #[inline]
     pub(super) fn refresh(&self) {
-        if self.generation.replace(aging::generation()) != aging::generation() {
+        if self.generation.replace(eviction::generation()) != eviction::generation() {
             self.slots.iter().for_each(|slot| slot.set((0, None)));
         }
     }

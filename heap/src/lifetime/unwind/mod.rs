@@ -2,9 +2,9 @@
 //!
 //! Frames are left by the tables that every program carries for exceptions, so code without frame pointers is no obstacle. They
 //! are found through glibc's `_dl_find_object`, which takes no lock and allocates nothing. What they say of a return address is
-//! kept ([`quick`]); a stack with anything out of the ordinary is unwound by libgcc's unwinder, which is linked in.
+//! kept ([`cached_rules`]); a stack with anything out of the ordinary is unwound by libgcc's unwinder, which is linked in.
 
-mod quick;
+mod cached_rules;
 mod rule;
 #[cfg(test)]
 mod tests;
@@ -145,7 +145,7 @@ pub fn beyond_this_module(stack: &mut Stack) {
 }
 
 fn unwind(stack: &mut Stack) {
-    if !quick::walk(|address, left| stack.goes_on(address, left)) {
+    if !cached_rules::walk(|address, left| stack.goes_on(address, left)) {
         (stack.depth, stack.skipped) = (0, 0);
         in_full(stack);
     }

@@ -1,6 +1,6 @@
 //! The one place where those hang on who only look on: who records ([`crate::observe::trace`]), profiles
 //! ([`crate::observe::profile`]), lets others attach ([`crate::observe::control`]) or keeps what was learned
-//! ([`crate::lifetime::table`]). The slow paths tell it what happens; the fast paths know nothing of it.
+//! ([`crate::lifetime::table_file`]). The slow paths tell it what happens; the fast paths know nothing of it.
 
 use core::sync::atomic::{
     AtomicBool, AtomicPtr,
