@@ -12,7 +12,7 @@ from pathlib import Path
 from bench.compiled import BUILD
 from bench.heap.allocators import Allocator, find
 from bench.heap.measure import Numbers
-from bench.heap.strangers import clickhouse, mariadb, recursor
+from bench.heap.third_party import clickhouse, mariadb, recursor
 from bench.lifetime.learning import mayfly
 from bench.outcome import BenchError, Shown, at_most, figure, medians, say, table
 

@@ -16,7 +16,8 @@ _NEEDED = {"stack": "text", "frames": "bytes", "allocations": "numbers", "bytes"
 _NAMED = {"module": "numbers", "build_id": "text"}
 _MODULE_SHIFT = np.uint64(48)
 _OFFSET = np.uint64((1 << 48) - 1)
-# The heap believes no model that has not the files of so many of the frames (heap/src/lifetime/model_validation.rs).
+# The heap follows a model only if it has the files of this share of the frames
+# (heap/src/lifetime/model_validation.rs).
 _BELIEVED = 2 / 3
 
 Place = tuple[bytes, int]

@@ -123,7 +123,7 @@ def crates() -> dict[str, Path]:
 def check(library: Path) -> None:
     """BenchError unless a program that preloads the library has all of malloc and C++'s operators from it."""
     command = ["g++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fno-builtin"]
-    program = compiled("takes_over", command, HERE / "takes_over.cc")
+    program = compiled("interposes", command, HERE / "interposes.cc")
     environment = os.environ | {"LD_PRELOAD": str(library)}
     told = subprocess.run([program, library], env=environment, capture_output=True, text=True)
     if told.returncode:

@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.heap.allocators import Allocator
 from bench.heap.measure import Numbers
 from bench.heap.server import Server, scratch_folder
-from bench.heap.strangers.life import installed, living, through
+from bench.heap.third_party.life import installed, living, through
 from bench.outcome import BenchError
 from bench.processes import free_port
 

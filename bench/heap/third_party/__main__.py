@@ -8,7 +8,7 @@ from bench import command
 from bench.heap import allocators
 from bench.heap.machine import thp_setting
 from bench.heap.measure import Numbers
-from bench.heap.strangers import clickhouse, life, mariadb, recursor
+from bench.heap.third_party import clickhouse, life, mariadb, recursor
 from bench.outcome import figure, medians, table, write
 
 SERVERS = {

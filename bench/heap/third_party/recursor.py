@@ -16,7 +16,7 @@ from pathlib import Path
 from bench.heap.allocators import Allocator
 from bench.heap.measure import Numbers
 from bench.heap.server import Server, scratch_folder, tool, wait_until
-from bench.heap.strangers.life import installed, living, through
+from bench.heap.third_party.life import installed, living, through
 from bench.outcome import BenchError
 from bench.processes import ask, end, free_port
 
