@@ -7,8 +7,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 
-from bench.merge import environment, store, study
+from bench.merge import environment, page_sharing, store
 from bench.merge.environment import DEBIAN
+from bench.merge.json_process import Talker, fleet
 from bench.merge.machine import (
     KSM_BEST,
     KSM_DEFAULT,
@@ -21,7 +22,6 @@ from bench.merge.machine import (
 )
 from bench.merge.regions import PHASES, Numbers
 from bench.merge.store import Store
-from bench.merge.talker import Talker, fleet
 from bench.outcome import BenchError
 
 NETWORKS = {
@@ -222,4 +222,4 @@ def sharing(network: str, aslr: bool) -> Numbers:
         for number in range(2):
             started.append(Instance(network, "nothing", number, {}, prefix))
             started[-1].warm()
-        return study.classify(study.stopped_snapshots([one.pid for one in started]))
+        return page_sharing.classify(page_sharing.stopped_snapshots([one.pid for one in started]))

@@ -5,8 +5,8 @@ from statistics import median
 
 from bench.merge import store
 from bench.merge.build import reads_program
+from bench.merge.json_process import Talker, fleet
 from bench.merge.machine import LIBRARY
-from bench.merge.talker import Talker, fleet
 from bench.outcome import BenchError
 
 WAYS = {"rows": "r", "random": "f", "gemv": "g"}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from bench.merge import store
 from bench.merge.build import region_program
+from bench.merge.json_process import Talker, fleet
 from bench.merge.machine import (
     KSM_BEST,
     KSM_DEFAULT,
@@ -26,7 +27,6 @@ from bench.merge.machine import (
     memory_of,
     take_and_return,
 )
-from bench.merge.talker import Talker, fleet
 
 METHODS = ["none", "engine", "engine_at_once", "ksm_default", "ksm_best"]
 PATTERNS = ["contiguous", "scattered", "alternating"]

@@ -16,7 +16,7 @@ from go_programs import Missing  # noqa: E402
 from podman4 import CDI, Podman  # noqa: E402
 
 import node  # noqa: E402
-from bench.node import debian, gunicorn, redis, starts, strangers  # noqa: E402
+from bench.node import debian, gunicorn, redis, starts, third_party_servers  # noqa: E402
 
 PARTS = {
     "gunicorn": "eight workers with a model of 128 MiB each, plainly and sharing: memory, latency",
@@ -56,8 +56,8 @@ class Run(command.Run):
 
     def strangers(self) -> None:
         with by_cdi() as (podman, _):
-            for name in strangers.servers():
-                self.measure(f"strangers.{name}", strangers.measure, podman, name)
+            for name in third_party_servers.servers():
+                self.measure(f"strangers.{name}", third_party_servers.measure, podman, name)
 
     def podman(self) -> None:
         with by_cdi() as (podman, _), root_of_pages() as root:
@@ -130,7 +130,7 @@ def tables(flat: dict) -> None:
             rows.append([name, *(figure(flat[f"redis.{variant}.{what}"], 0) for variant in variants)])
         table(rows)
         print()
-    names = [name for name in strangers.servers() if f"strangers.{name}.memory_ratio" in flat]
+    names = [name for name in third_party_servers.servers() if f"strangers.{name}.memory_ratio" in flat]
     if names:
         rows = [["Two containers of", "plain, MiB", "heap and sharing, MiB", "ratio", "processes with it"]]
         for name in names:
@@ -138,7 +138,9 @@ def tables(flat: dict) -> None:
                 key: flat[f"strangers.{name}.{key}"]
                 for key in ("memory_ratio", "given.with_heap", "given.processes")
             }
-            sizes = [figure(flat[f"strangers.{name}.{kind}.memory_mib"], 0) for kind in strangers.KINDS]
+            sizes = [
+                figure(flat[f"strangers.{name}.{kind}.memory_mib"], 0) for kind in third_party_servers.KINDS
+            ]
             with_heap = f"{of['given.with_heap']} of {of['given.processes']}"
             rows.append([name, *sizes, figure(of["memory_ratio"], 2), with_heap])
         table(rows)

@@ -5,7 +5,7 @@ import os
 import pathlib
 
 import pytest
-from asking import ask
+from error_cases import ask
 from store import NOBODY, Store, check
 
 # Case -> errno (or several), and what the line must say. The cases are those of programs/errors.c.

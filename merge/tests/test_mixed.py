@@ -83,7 +83,7 @@ def stranger(store, chance):
 
 
 class Programs:
-    """programs/meaning.c, a case and an allocator by chance, a few at a time."""
+    """programs/anonymous_semantics.c, a case and an allocator by chance, a few at a time."""
 
     def __init__(self, built, store, chance):
         self.built, self.store, self.chance = built, store, chance
@@ -94,7 +94,7 @@ class Programs:
         preload = preloaded(self.built, self.chance.choice(list(ALLOCATORS)))
         more = AT_ONCE | ({"LD_PRELOAD": str(preload)} if preload and preload.exists() else {})
         program = subprocess.Popen(
-            [self.built.program("meaning"), case, "outages"],
+            [self.built.program("anonymous_semantics"), case, "outages"],
             env=self.built.environment(self.store.socket, **more),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

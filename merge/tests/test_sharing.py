@@ -11,7 +11,7 @@ import pytest
 from store import NOBODY, Puppet, Store, check, until
 
 PAGES = 512
-# How long one waits for another that gives the same pages (merge/src/client/engine/giving.rs).
+# How long one waits for another that gives the same pages (merge/src/client/engine/upload.rs).
 PATIENCE_S = 0.3
 
 

@@ -12,19 +12,19 @@
 //! |---|---|
 //! | [`malloc`] | the C library's allocation functions, which pass small sizes on |
 //! | [`blocks`] | the table of large allocations, and how a block is held while the thread looks at it |
-//! | [`looks`] | the thread: what changed between two looks, what is advised |
-//! | [`runtime`] | runtimes that malloc knows nothing of: one line says so |
+//! | [`scanner`] | the thread: what changed between two looks, what is advised |
+//! | [`unsupported_runtimes`] | runtimes that malloc knows nothing of: one line says so |
 //! | [`library`] | libmayfly_merge.so, which does the merging, and keeps the meaning of what is shared |
 //!
 //! A block cannot vanish while it is looked at or merged: `free` waits for that block, some milliseconds at most.
 
 mod blocks;
 mod library;
-mod looks;
 mod malloc;
-mod next;
-mod runtime;
+mod next_symbol;
+mod scanner;
 mod settings;
+mod unsupported_runtimes;
 
 /// Runs when the library is loaded.
 extern "C" fn loaded() {
@@ -33,10 +33,10 @@ extern "C" fn loaded() {
     // may allocate, then the table is locked.
     blocks::survive_forks();
     if settings::is_on() {
-        runtime::say();
+        unsupported_runtimes::say();
         library::load();
     }
-    looks::survive_forks();
+    scanner::survive_forks();
 }
 
 #[used]

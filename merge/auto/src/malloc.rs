@@ -4,9 +4,9 @@ use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::next::{self, Next};
+use crate::next_symbol::{self, Next};
 use crate::settings::large_bytes;
-use crate::{blocks, blocks::PAGE, looks};
+use crate::{blocks, blocks::PAGE, scanner};
 
 static MALLOC: Next = Next::new(c"malloc");
 static CALLOC: Next = Next::new(c"calloc");
@@ -23,7 +23,7 @@ fn block(bytes: usize, alignment: usize) -> *mut c_void {
         return null_mut();
     }
     let Some(start) = blocks::allocate(bytes) else { return null_mut() };
-    looks::begin();
+    scanner::begin();
     start as *mut c_void
 }
 
@@ -35,7 +35,7 @@ pub extern "C" fn malloc(bytes: usize) -> *mut c_void {
         return found;
     }
     // SAFETY: the next malloc, with the caller's argument.
-    unsafe { MALLOC.get::<next::Malloc>()(bytes) }
+    unsafe { MALLOC.get::<next_symbol::Malloc>()(bytes) }
 }
 
 /// calloc(3).
@@ -46,10 +46,10 @@ pub extern "C" fn calloc(count: usize, each: usize) -> *mut c_void {
     static FOUND: AtomicBool = AtomicBool::new(false);
     if !FOUND.load(Ordering::Relaxed) {
         if LOOKING.swap(true, Ordering::Relaxed) {
-            return next::early(count.saturating_mul(each));
+            return next_symbol::early(count.saturating_mul(each));
         }
         // SAFETY: as below; only looked up here.
-        let _: next::Calloc = unsafe { CALLOC.get() };
+        let _: next_symbol::Calloc = unsafe { CALLOC.get() };
         FOUND.store(true, Ordering::Relaxed);
     }
     if let Some(bytes) = count.checked_mul(each) {
@@ -59,7 +59,7 @@ pub extern "C" fn calloc(count: usize, each: usize) -> *mut c_void {
         }
     }
     // SAFETY: the next calloc, with the caller's arguments.
-    unsafe { CALLOC.get::<next::Calloc>()(count, each) }
+    unsafe { CALLOC.get::<next_symbol::Calloc>()(count, each) }
 }
 
 /// free(3).
@@ -68,11 +68,11 @@ pub extern "C" fn calloc(count: usize, each: usize) -> *mut c_void {
 /// As for the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free(pointer: *mut c_void) {
-    if blocks::release(pointer as usize) || next::is_early(pointer) {
+    if blocks::release(pointer as usize) || next_symbol::is_early(pointer) {
         return;
     }
     // SAFETY: not a block, so the next library's, as the caller promises.
-    unsafe { FREE.get::<next::Free>()(pointer) }
+    unsafe { FREE.get::<next_symbol::Free>()(pointer) }
 }
 
 /// realloc(3).
@@ -86,9 +86,9 @@ pub unsafe extern "C" fn realloc(pointer: *mut c_void, bytes: usize) -> *mut c_v
         // Kept when it fits and is not much too large.
         Some(block) if bytes > block.bytes / 2 && bytes <= block.bytes => return pointer,
         Some(block) => block.bytes,
-        None if next::is_early(pointer) => 0,
+        None if next_symbol::is_early(pointer) => 0,
         // SAFETY: the next library's pointer, as the caller promises.
-        None => return unsafe { REALLOC.get::<next::Realloc>()(pointer, bytes) },
+        None => return unsafe { REALLOC.get::<next_symbol::Realloc>()(pointer, bytes) },
     };
     if bytes == 0 {
         // SAFETY: the caller gives it back.
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn reallocarray(pointer: *mut c_void, count: usize, each: 
         // SAFETY: as the caller promises.
         Some(bytes) if blocks::find(pointer as usize).is_some() => unsafe { realloc(pointer, bytes) },
         // SAFETY: the next library's pointer, as the caller promises, or too much.
-        _ => unsafe { REALLOCARRAY.get::<next::Reallocarray>()(pointer, count, each) },
+        _ => unsafe { REALLOCARRAY.get::<next_symbol::Reallocarray>()(pointer, count, each) },
     }
 }
 
@@ -164,7 +164,7 @@ pub unsafe extern "C" fn posix_memalign(into: *mut *mut c_void, alignment: usize
         }
     }
     // SAFETY: the next one, with the caller's arguments.
-    unsafe { POSIX_MEMALIGN.get::<next::PosixMemalign>()(into, alignment, bytes) }
+    unsafe { POSIX_MEMALIGN.get::<next_symbol::PosixMemalign>()(into, alignment, bytes) }
 }
 
 /// memalign(3).
@@ -175,7 +175,7 @@ pub extern "C" fn memalign(alignment: usize, bytes: usize) -> *mut c_void {
         return found;
     }
     // SAFETY: the next one, with the caller's arguments.
-    unsafe { MEMALIGN.get::<next::Memalign>()(alignment, bytes) }
+    unsafe { MEMALIGN.get::<next_symbol::Memalign>()(alignment, bytes) }
 }
 
 /// aligned_alloc(3).
@@ -193,6 +193,6 @@ pub unsafe extern "C" fn malloc_usable_size(pointer: *mut c_void) -> usize {
     match blocks::find(pointer as usize) {
         Some(block) => block.bytes,
         // SAFETY: the next library's pointer, as the caller promises.
-        None => unsafe { USABLE_SIZE.get::<next::UsableSize>()(pointer) },
+        None => unsafe { USABLE_SIZE.get::<next_symbol::UsableSize>()(pointer) },
     }
 }

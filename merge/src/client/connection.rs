@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::channel;
-use crate::client::descriptor::Descriptor;
+use crate::client::checked_fd::Descriptor;
 use crate::error::{Error, While};
 use crate::fault;
 use crate::index::Reader;

@@ -10,8 +10,8 @@ use rustix::io::{Errno, Result};
 use rustix::ioctl::{self, Setter, Updater};
 use rustix::mm::{UserfaultfdFlags, userfaultfd};
 
-use crate::client::descriptor::Descriptor;
-use crate::client::memory::{self, Entry, PageMap};
+use crate::client::address_space::{self, Entry, PageMap};
+use crate::client::checked_fd::Descriptor;
 use crate::error::Error;
 use crate::page::PAGE_BYTES;
 
@@ -123,7 +123,7 @@ impl Freezer {
             ));
         };
         // A process of one thread is inside this call and no other.
-        if !holds_system_calls && system_calls_may_write && memory::threads() > 1 {
+        if !holds_system_calls && system_calls_may_write && address_space::threads() > 1 {
             return Err(Error::new(
                 libc::EPERM,
                 "system calls cannot be held off without permission for userfaultfd: give access to \

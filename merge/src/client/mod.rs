@@ -1,18 +1,18 @@
 //! The client: advise and unadvise for this process, by the kernel where it can, by the engine elsewhere.
 
+mod address_space;
 mod background;
+mod checked_fd;
 pub mod connection;
-mod descriptor;
 mod engine;
+mod excluded_ranges;
 mod freeze;
+mod interpose;
 mod kernel;
-mod memory;
 mod plan;
 mod remap;
 mod scratch;
-mod stand_in;
 mod statistics;
-mod threads;
 
 use std::cell::UnsafeCell;
 use std::hint::black_box;
@@ -111,7 +111,7 @@ impl<T> Forking<T> {
 }
 
 /// The state, so that the child gets it whole; and what stands in, likewise.
-static FORKING: Forking<(MutexGuard<'static, State>, stand_in::Held)> = Forking(UnsafeCell::new(None));
+static FORKING: Forking<(MutexGuard<'static, State>, interpose::Held)> = Forking(UnsafeCell::new(None));
 
 fn lock() -> MutexGuard<'static, State> {
     mutex().lock().unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -120,7 +120,7 @@ fn lock() -> MutexGuard<'static, State> {
 extern "C" fn before_fork() {
     let guard = lock();
     // SAFETY: a lock has one guard.
-    unsafe { FORKING.keep((guard, stand_in::hold())) };
+    unsafe { FORKING.keep((guard, interpose::hold())) };
 }
 
 extern "C" fn after_fork() {
@@ -129,7 +129,7 @@ extern "C" fn after_fork() {
 }
 
 extern "C" fn after_fork_in_child() {
-    stand_in::visits::forget_all();
+    interpose::active_calls::forget_all();
     after_fork();
 }
 
@@ -144,7 +144,7 @@ extern "C" fn loaded() {
         libc::free(black_box(libc::malloc(1)));
         libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_in_child));
     }
-    stand_in::look_up();
+    interpose::look_up();
 }
 
 #[used]
@@ -259,7 +259,7 @@ pub fn unadvise(address: usize, length: usize) -> Result<(), Error> {
             match &mut state.engine {
                 Some(engine) => engine.unadvise(range, &mut state.counts),
                 // Nothing was ever shared.
-                None => memory::areas(&range).map(drop),
+                None => address_space::areas(&range).map(drop),
             }
         }
     }

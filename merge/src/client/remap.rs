@@ -16,8 +16,8 @@ use rustix::mm::{
 
 use crate::client::connection::Held;
 use crate::client::freeze::{self, Registered};
+use crate::client::interpose;
 use crate::client::plan::{Extent, Page};
-use crate::client::stand_in;
 use crate::client::statistics::{Clock, Statistics};
 use crate::fault;
 use crate::page::PAGE_BYTES;
@@ -187,7 +187,7 @@ pub fn replace(
         let pages = &site.pages[first..first + (next - at) / PAGE_BYTES];
         let mut batch = Batch::default();
         let waiting = SignalsWait::new();
-        let alone = stand_in::hold();
+        let alone = interpose::hold();
         // SAFETY: `aside` begins with the store's pages for this batch; the site's owner says that its pages may be
         // replaced.
         let done = unsafe { replace_batch(site, &(at..next), pages, &mut aside, &mut batch) };
@@ -305,7 +305,7 @@ pub fn drop_zeros(site: &Site<'_>, run: Range<usize>, counts: &mut Statistics) -
     for start in all.clone().step_by(BATCH_BYTES) {
         let batch = start..(start + BATCH_BYTES).min(all.end);
         let waiting = SignalsWait::new();
-        let alone = stand_in::hold();
+        let alone = interpose::hold();
         match site.freeze(&batch) {
             // Another thread has put other memory there since.
             Err(Errno::NOENT) => {
@@ -353,7 +353,7 @@ pub fn make_private(site: &Site<'_>, range: Range<usize>) -> rustix::io::Result<
         let copy = unsafe { mmap_anonymous(start_of(0), batch.len(), rights, MapFlags::PRIVATE)? } as usize;
         let mut aside = Aside { left: copy..copy + batch.len() };
         let waiting = SignalsWait::new();
-        let alone = stand_in::hold();
+        let alone = interpose::hold();
         site.freeze(&batch)?;
         // SAFETY: from frozen pages to a fresh mapping of our own, which then takes their place.
         let moved = unsafe {

@@ -15,7 +15,7 @@ use rustix::net::{
     SocketType, sendmsg_addr,
 };
 
-use crate::daemon::domain::Domain;
+use crate::daemon::trust_domain::Domain;
 use crate::page::SECRET_BYTES;
 use crate::segment;
 

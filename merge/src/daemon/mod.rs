@@ -4,23 +4,23 @@
 //! its own. So a client's worst, a file that never closes or hours of hashing, delays its own domain and nobody else.
 //! Nothing that a client sends is believed: files are checked for their seals and hashed here.
 
-mod answers;
-mod budget;
-mod claims;
 mod descriptor_store;
-mod domain;
-mod figures;
+mod domain_metrics;
+mod domain_thread;
 mod json;
-mod lock;
-mod metrics;
-mod packed;
+mod metrics_http;
+mod packed_segment;
+mod page_budget;
+mod page_store;
 mod programs;
+mod requests;
 mod server;
-mod service;
-mod store;
-mod strangers;
+mod socket_lock;
+mod trust_domain;
+mod untrusted_fds;
+mod upload_claims;
 
-pub use budget::Charge;
-pub use domain::{Rule, cgroup_of_process};
-pub use metrics::Endpoint;
+pub use metrics_http::Endpoint;
+pub use page_budget::Charge;
 pub use server::{Configuration, Server};
+pub use trust_domain::{Rule, cgroup_of_process};

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
 use std::time::Instant;
 
-use crate::daemon::domain::Peer;
 use crate::daemon::json::quoted;
+use crate::daemon::trust_domain::Peer;
 use crate::protocol::Report;
 
 /// A program, by its connection.
@@ -85,7 +85,7 @@ impl Programs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::daemon::domain::Domain;
+    use crate::daemon::trust_domain::Domain;
 
     #[test]
     fn who_has_gone_stays_while_charged() {

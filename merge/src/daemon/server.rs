@@ -11,15 +11,15 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::daemon::budget::{Budget, Charge};
 use crate::daemon::descriptor_store::{self, DescriptorStore};
-use crate::daemon::domain::{self, Domain, Rule};
-use crate::daemon::figures::FiguresByDomain;
-use crate::daemon::lock::Lock;
-use crate::daemon::metrics::{Endpoint, Listener, Visitor, remove_socket};
-use crate::daemon::service::{self, Connected, DomainThread};
-use crate::daemon::store::{Limits, Store};
-use crate::daemon::strangers;
+use crate::daemon::domain_metrics::FiguresByDomain;
+use crate::daemon::domain_thread::{self, Connected, DomainThread};
+use crate::daemon::metrics_http::{Endpoint, Listener, Visitor, remove_socket};
+use crate::daemon::page_budget::{Budget, Charge};
+use crate::daemon::page_store::{Limits, Store};
+use crate::daemon::socket_lock::Lock;
+use crate::daemon::trust_domain::{self, Domain, Rule};
+use crate::daemon::untrusted_fds;
 use crate::error::{Error, While};
 use crate::fault;
 use crate::page::PAGE_BYTES;
@@ -73,7 +73,7 @@ impl Server {
     /// Another daemon serves that socket; the socket's folder cannot be made; the kernel lacks what the rule needs.
     pub fn new(mut configuration: Configuration) -> Result<Server, Error> {
         let asks_cgroups = configuration.rule == Rule::Cgroup || configuration.members.is_some();
-        if asks_cgroups && !domain::knows_processes() {
+        if asks_cgroups && !trust_domain::knows_processes() {
             return Err(Error::new(
                 libc::ENOTSUP,
                 "domains and members by cgroup need Linux 6.5 or newer (SO_PEERPIDFD)",
@@ -171,7 +171,7 @@ impl Server {
             Err(error) => return self.turn_away(socket, &error.to_string()),
         };
         if let Some(members) = &self.configuration.members
-            && let Err(error) = domain::check_member(&socket, peer.pid, members)
+            && let Err(error) = trust_domain::check_member(&socket, peer.pid, members)
         {
             return self.turn_away(socket, &error.to_string());
         }
@@ -206,7 +206,7 @@ impl Server {
     }
 
     fn start(&self, domain: &Domain, store: Store) -> Result<DomainThread, Error> {
-        service::start(domain.clone(), store, self.by_domain.clone(), self.configuration.most_clients)
+        domain_thread::start(domain.clone(), store, self.by_domain.clone(), self.configuration.most_clients)
     }
 
     fn turn_away(&mut self, socket: OwnedFd, why: &str) {
@@ -214,7 +214,7 @@ impl Server {
             self.last_complaint = Some(Instant::now());
             tracing::warn!("a connection was refused: {why}");
         }
-        strangers::hang_up(socket);
+        untrusted_fds::hang_up(socket);
     }
 }
 

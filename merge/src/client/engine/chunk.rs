@@ -4,7 +4,7 @@ use mappings::Area;
 
 use super::{Engine, HASHES_AHEAD, Kind, Work, place};
 use crate::client::connection::Held;
-use crate::client::memory::Entry;
+use crate::client::address_space::Entry;
 use crate::client::plan::{self, Page};
 use crate::client::remap::{self, Site};
 use crate::client::statistics::{Clock, Statistics};

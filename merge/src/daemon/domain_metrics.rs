@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Mutex;
 
-use crate::daemon::domain::Domain;
 use crate::daemon::json::quoted;
 use crate::daemon::programs::Programs;
+use crate::daemon::trust_domain::Domain;
 use crate::protocol::MOST_BYTES;
 
 macro_rules! figures {

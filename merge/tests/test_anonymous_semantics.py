@@ -1,4 +1,4 @@
-"""What memory means after it was advised (programs/meaning.c), under every allocator that is installed:
+"""What memory means after it was advised (programs/anonymous_semantics.c), under every installed allocator:
 zeros after MADV_DONTNEED, blocks that grow, calloc."""
 
 import pytest
@@ -7,7 +7,7 @@ from allocators import ALLOCATORS, AT_ONCE, preloaded
 
 def run(built, store, case, preload=None):
     more = AT_ONCE | ({"LD_PRELOAD": str(preload)} if preload else {})
-    print(built.run(store.socket, "meaning", case, **more).stdout.strip())
+    print(built.run(store.socket, "anonymous_semantics", case, **more).stdout.strip())
     store.rested(case)
 
 

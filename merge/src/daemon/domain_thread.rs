@@ -12,12 +12,12 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
 use crate::channel;
-use crate::daemon::answers;
-use crate::daemon::domain::{Domain, Peer};
-use crate::daemon::figures::{Figures, FiguresByDomain};
+use crate::daemon::domain_metrics::{Figures, FiguresByDomain};
+use crate::daemon::page_store::Store;
 use crate::daemon::programs::Programs;
-use crate::daemon::store::Store;
-use crate::daemon::strangers::{self, Closing, Stranger};
+use crate::daemon::requests;
+use crate::daemon::trust_domain::{Domain, Peer};
+use crate::daemon::untrusted_fds::{self, Closing, Stranger};
 use crate::error::{Error, While};
 use crate::fault;
 use crate::protocol::{Answer, MOST_BYTES, Refusal, Request};
@@ -211,14 +211,14 @@ impl Service {
                             "process {pid} was turned away: {} has too many connections",
                             self.domain
                         );
-                        strangers::hang_up(socket);
+                        untrusted_fds::hang_up(socket);
                         continue;
                     }
                     let token = self.next;
                     self.next += 1;
                     if let Err(error) = watch(&self.events, socket.as_fd(), token) {
                         tracing::warn!("process {pid} was refused: {error}");
-                        strangers::hang_up(socket);
+                        untrusted_fds::hang_up(socket);
                         continue;
                     }
                     tracing::debug!("process {pid} of {} is client {token}", self.domain);
@@ -272,7 +272,7 @@ impl Service {
             (Request::Programs { skip }, None) => (self.list(user, skip as usize), None),
             (request, file) => {
                 let Service { store, figures, programs, .. } = self;
-                answers::answer(store, figures, programs, token, request, file)
+                requests::answer(store, figures, programs, token, request, file)
             }
         };
         let Some(client) = self.clients.get_mut(&token) else { return };
@@ -325,7 +325,7 @@ impl Service {
             self.programs.goes(token);
             // While that is closed there may be something to hear of it still.
             let _ = epoll::delete(&self.events, &client.socket);
-            strangers::hang_up(client.socket);
+            untrusted_fds::hang_up(client.socket);
         }
     }
 

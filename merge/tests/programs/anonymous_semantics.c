@@ -1,4 +1,4 @@
-// What memory means must not change when it is advised, whoever allocated it: `meaning CASE [outages]`. The cases that use malloc run
+// What memory means must not change when it is advised, whoever allocated it: `anonymous_semantics CASE [outages]`. The cases that use malloc run
 // under every allocator that there is.
 // variants: started by the runner
 #include "merge_test.h"
@@ -253,6 +253,6 @@ int main(int count, char **words) {
             cases[i].run();
             return 0;
         }
-    fprintf(stderr, "usage: meaning CASE\n");
+    fprintf(stderr, "usage: anonymous_semantics CASE\n");
     return 2;
 }

@@ -1,17 +1,17 @@
 //! One trust domain's pages: its segments, its index, its secret.
 
-mod taking;
+mod accept;
 
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use crate::daemon::budget::{Budget, Copied};
-use crate::daemon::claims::Claims;
 use crate::daemon::descriptor_store::{DescriptorStore, Kept, StoreRecord};
-use crate::daemon::domain::Domain;
-use crate::daemon::figures::Figures;
-use crate::daemon::packed::Packed;
+use crate::daemon::domain_metrics::Figures;
+use crate::daemon::packed_segment::Packed;
+use crate::daemon::page_budget::{Budget, Copied};
+use crate::daemon::trust_domain::Domain;
+use crate::daemon::upload_claims::Claims;
 use crate::error::{Error, While};
 use crate::fault;
 use crate::index::{FEWEST_LINES, Location, Writer};

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::ops::Range;
 use std::ptr::null_mut;
 
-use super::{REAL, advised, each, fail, first_of, hold, is_plain, renew, visits};
+use super::{REAL, active_calls, advised_ranges, each, fail, first_of, hold, is_plain, renew};
 use crate::page::PAGE_BYTES;
 
 pub unsafe extern "C" fn mremap(
@@ -21,12 +21,12 @@ pub unsafe extern "C" fn mremap(
     let at = old as usize;
     let moves = flags & (libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0;
     let (have, want) = (old_bytes.next_multiple_of(PAGE_BYTES), new_bytes.next_multiple_of(PAGE_BYTES));
-    let _visit = visits::enter();
+    let _visit = active_calls::enter();
     let is_ours = at.is_multiple_of(PAGE_BYTES)
         && have > 0
         && want > 0
         && (want > have || moves)
-        && at.checked_add(have).is_some_and(|end| advised::overlaps(&(at..end)));
+        && at.checked_add(have).is_some_and(|end| advised_ranges::overlaps(&(at..end)));
     if is_ours {
         // Held until it is done: nothing of it may become shared in between.
         let _held = hold();
@@ -43,9 +43,9 @@ pub unsafe extern "C" fn mremap(
     // SAFETY: the caller's arguments.
     let new = unsafe { (real.mremap)(old, old_bytes, new_bytes, flags, to) };
     let now = new as usize..(new as usize).saturating_add(want);
-    if new != libc::MAP_FAILED && new != old && advised::overlaps(&now) {
+    if new != libc::MAP_FAILED && new != old && advised_ranges::overlaps(&now) {
         // What lay there once was advised, and this was not: it may be a file's.
-        advised::forget(&now);
+        advised_ranges::forget(&now);
     }
     new
 }
@@ -109,7 +109,7 @@ unsafe fn move_shared(old: Range<usize>, want: usize, flags: c_int, to: usize) -
         }
         let new = new as usize;
         // Known before anything shared is there, or not moved at all.
-        if !advised::add(&(new..new + want)) {
+        if !advised_ranges::add(&(new..new + want)) {
             libc::munmap(new as *mut c_void, want);
             return failed(libc::ENOMEM);
         }

@@ -1,5 +1,5 @@
-// Threads that drop, move or grow memory at the very moment at which another thread advises it: `moment CASE`. The first cases
-// hold a call up right before its system call (late.c, preloaded), until the advice is over or has waited long enough.
+// Threads that drop, move or grow memory at the very moment at which another thread advises it: `races CASE`. The first cases
+// hold a call up right before its system call (delayed_calls.c, preloaded), until the advice is over or has waited long enough.
 // variants: started by the runner
 #include "merge_test.h"
 
@@ -57,7 +57,7 @@ static void *late_thread(void *unused) {
 // What `what` gives, called by a thread that is held up while this one advises what the other is busy with.
 static void *while_advising(void *(*what)(void), void *at, size_t bytes) {
     void (**hook)(void) = dlsym(RTLD_DEFAULT, "late_hook");
-    CHECK(hook, "late.c is not preloaded");
+    CHECK(hook, "delayed_calls.c is not preloaded");
     unsigned char *other = anonymous(BYTES);
     fill_pages(other, PAGES, 5000);
     must_advise(other, BYTES);  // from now on the library stands in
@@ -213,6 +213,6 @@ int main(int count, char **words) {
             cases[i].run();
             return 0;
         }
-    fprintf(stderr, "usage: moment CASE\n");
+    fprintf(stderr, "usage: races CASE\n");
     return 2;
 }

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::ioctl::{self, Updater};
 use rustix::mm::ProtFlags;
 
-use crate::client::descriptor::Descriptor;
+use crate::client::checked_fd::Descriptor;
 use crate::error::{Error, While};
 use crate::page::PAGE_BYTES;
 
@@ -334,7 +334,7 @@ mod tests {
         let range = start..start + 64 * PAGE_BYTES;
         if let Err(Errno::NOTTY) = query(open().as_fd(), start, &mut [0; 256]) {
             // Not by eprintln, which the test program keeps to itself: what was left out must be seen.
-            let said = "\nskipped: memory::both_ways_agree: a kernel without PROCMAP_QUERY (Linux 6.11)";
+            let said = "\nskipped: address_space::both_ways_agree: a kernel without PROCMAP_QUERY (Linux 6.11)";
             writeln!(std::io::stderr(), "{said}").unwrap();
             return;
         }

@@ -2,10 +2,10 @@
 
 use std::os::fd::OwnedFd;
 
-use crate::daemon::figures::Figures;
+use crate::daemon::domain_metrics::Figures;
+use crate::daemon::page_store::{Refused, Store};
 use crate::daemon::programs::Programs;
-use crate::daemon::store::{Refused, Store};
-use crate::daemon::strangers::Stranger;
+use crate::daemon::untrusted_fds::Stranger;
 use crate::protocol::{Answer, Refusal, Request, VERSION};
 
 /// An answer and the file beside it.

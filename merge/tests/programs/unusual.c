@@ -1,4 +1,4 @@
-// Programs that do unusual things around merging. `odd CASE` ends with 0 if all went well, or prints what did not.
+// Programs that do unusual things around merging. `unusual CASE` ends with 0 if all went well, or prints what did not.
 // variants: started by the runner
 #include "merge_test.h"
 
@@ -390,7 +390,7 @@ static void places(void) {
 }
 
 int main(int count, char **words) {
-    CHECK(count > 1, "usage: odd CASE");
+    CHECK(count > 1, "usage: unusual CASE");
     const char *name = words[1];
     alarm(60);
     if (!strcmp(name, "closed files")) closed_files();

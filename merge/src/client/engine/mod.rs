@@ -2,7 +2,7 @@
 //! the page table, and for pages that stayed private from a table by address (the reversed table of §V-B).
 
 mod chunk;
-mod giving;
+mod upload;
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -11,16 +11,16 @@ use std::time::{Duration, Instant};
 use mappings::Area;
 
 use crate::client::Flags;
+use crate::client::address_space::{self, Entry, PageMap};
 use crate::client::connection::Connection;
+use crate::client::excluded_ranges::KeptOut;
 use crate::client::freeze::Freezer;
-use crate::client::memory::{self, Entry, PageMap};
+use crate::client::interpose;
+use crate::client::interpose::advised_ranges::Noted;
 use crate::client::plan::{self, Page};
 use crate::client::remap::{self, Site};
 use crate::client::scratch::Scratch;
-use crate::client::stand_in;
-use crate::client::stand_in::advised::Noted;
 use crate::client::statistics::Statistics;
-use crate::client::threads::KeptOut;
 use crate::error::{Error, While};
 use crate::fault;
 use crate::page::{PAGE_BYTES, PageHash};
@@ -116,7 +116,7 @@ impl Engine {
         let mut areas = self.areas(ranges, flags)?;
         while self.keep_meaning(&areas)? {
             // What other threads were about to do with it is done then, and it may be something else.
-            stand_in::visits::wait_for_earlier();
+            interpose::active_calls::wait_for_earlier();
             areas = self.areas(ranges, flags)?;
         }
         check_locked(ranges)?;
@@ -155,7 +155,7 @@ impl Engine {
     fn areas(&self, ranges: &[Range<usize>], flags: Flags) -> Result<Vec<Area>, Error> {
         let mut areas = Vec::new();
         for range in ranges {
-            areas.extend(memory::areas(range)?);
+            areas.extend(address_space::areas(range)?);
         }
         areas.iter().try_for_each(|area| self.check(area, flags))?;
         Ok(areas)
@@ -179,11 +179,11 @@ impl Engine {
         for area in areas {
             let noted = match self.kind(area) {
                 Kind::Anonymous => {
-                    stand_in::install()?;
-                    stand_in::advised::note(&area.range)
+                    interpose::install()?;
+                    interpose::advised_ranges::note(&area.range)
                 }
                 // Dropped, it reads from its file again.
-                Kind::File if !stand_in::advised::forget(&area.range) => Noted::Not,
+                Kind::File if !interpose::advised_ranges::forget(&area.range) => Noted::Not,
                 Kind::File | Kind::Store | Kind::Former => Noted::Before,
             };
             is_new |= noted == Noted::Now;
@@ -197,13 +197,13 @@ impl Engine {
 
     /// Gives a range private copies.
     pub fn unadvise(&mut self, range: Range<usize>, counts: &mut Statistics) -> Result<(), Error> {
-        let areas = memory::areas(&range)?;
+        let areas = address_space::areas(&range)?;
         let ours: Vec<_> =
             areas.iter().filter(|area| matches!(self.kind(area), Kind::Store | Kind::Former)).collect();
         // No promise was made for this call: writers are held off as well as they can be.
         let best = Flags { no_system_calls: true, quiet: false };
         match if ours.is_empty() { Ok(()) } else { self.open_freezer(best) } {
-            Err(error) if error.errno == libc::EPERM && memory::threads() == 1 => {}
+            Err(error) if error.errno == libc::EPERM && address_space::threads() == 1 => {}
             result => result?,
         }
         for area in ours {
@@ -212,7 +212,7 @@ impl Engine {
             let site = Site {
                 start: area.range.start,
                 pages: &[],
-                protection: memory::protection(area),
+                protection: address_space::protection(area),
                 writers: writers.as_ref(),
             };
             remap::make_private(&site, area.range.clone()).while_doing(place(&area.range))?;
@@ -226,7 +226,7 @@ impl Engine {
 
     /// Closes what is not mapped any more, so that the store can free it.
     fn let_go(&mut self) -> Result<(), Error> {
-        let all = memory::all()?;
+        let all = address_space::all()?;
         let is_of_store = |area: &&Area| matches!(self.kind(area), Kind::Store | Kind::Former);
         self.mappings = all.iter().filter(is_of_store).count() as u64;
         let used: HashSet<_> = all.iter().filter_map(|area| area.file).collect();
@@ -306,7 +306,7 @@ impl Engine {
             let most = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
             let most: i64 = most.trim().parse().unwrap_or(65530);
             // The rest is the program's.
-            self.room_for_mappings = most / 4 * 3 - memory::all()?.len() as i64;
+            self.room_for_mappings = most / 4 * 3 - address_space::all()?.len() as i64;
         }
         Ok(())
     }
@@ -348,7 +348,7 @@ impl Engine {
                 let site = Site {
                     start,
                     pages: &work.pages[..count],
-                    protection: memory::protection(area),
+                    protection: address_space::protection(area),
                     writers: writers.as_ref(),
                 };
                 self.put_in_place(&site, counts, full)?;
@@ -384,11 +384,11 @@ fn cannot_hold(area: &Area, errno: rustix::io::Errno) -> Error {
 }
 
 fn check_locked(ranges: &[Range<usize>]) -> Result<(), Error> {
-    if !memory::any_is_locked() {
+    if !address_space::any_is_locked() {
         return Ok(());
     }
     for range in ranges {
-        if let Some(at) = memory::locked_in(range) {
+        if let Some(at) = address_space::locked_in(range) {
             let line = "which sharing would unlock: munlock it first";
             return Err(Error::new(
                 libc::ENOTSUP,

@@ -7,17 +7,17 @@
 //! | `mremap` to a larger size | goes on in the store's file, and past its end | anonymous memory is put behind it |
 //! | `realloc` | the C library's calls its own `mremap`, which nobody can stand in for | a block that is shared is copied |
 //!
-//! Every loaded object reaches these functions through slots that the loader filled ([`slots`]); they are filled anew before
+//! Every loaded object reaches these functions through slots that the loader filled ([`got`]); they are filled anew before
 //! anything is shared, so no preload is needed, and objects that come later are seen by the next call. Memory of whoever
 //! makes the system calls without the C library (Go) must not be advised.
 //!
 //! The functions run inside allocators: they allocate nothing and take only [`lock`], under which nobody else allocates.
 
-pub mod advised;
+pub mod active_calls;
+pub mod advised_ranges;
+mod got;
 mod lock;
-mod moving;
-mod slots;
-pub mod visits;
+mod mremap;
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute;
@@ -25,7 +25,7 @@ use std::ops::Range;
 use std::ptr::null_mut;
 use std::sync::OnceLock;
 
-use crate::client::memory;
+use crate::client::address_space;
 use crate::error::Error;
 use crate::page::PAGE_BYTES;
 use crate::segment;
@@ -104,10 +104,10 @@ pub fn install() -> Result<(), Error> {
     }
     let ours = [
         (c"madvise", madvise as Madvise as usize),
-        (c"mremap", moving::mremap as Mremap as usize),
+        (c"mremap", mremap::mremap as Mremap as usize),
         (c"realloc", realloc as Realloc as usize),
     ];
-    match slots::fill(&ours) {
+    match got::fill(&ours) {
         Ok(()) => Ok(()),
         Err(errno) => {
             refuse(format!("calls of madvise cannot be redirected ({})", std::io::Error::from(errno)))
@@ -138,7 +138,7 @@ struct Shared {
 
 /// Every mapping of a range, in order, without allocating. False if the kernel does not tell.
 fn each(range: &Range<usize>, mut act: impl FnMut(Shared)) -> bool {
-    memory::each(range, |seen| {
+    address_space::each(range, |seen| {
         let mut rights = 0;
         for (has, right) in [
             (seen.readable, libc::PROT_READ),
@@ -148,7 +148,7 @@ fn each(range: &Range<usize>, mut act: impl FnMut(Shared)) -> bool {
             rights |= if has { right } else { 0 };
         }
         let part = seen.range.start.max(range.start)..seen.range.end.min(range.end);
-        let is_store = !seen.shared && segment::is_named(seen.name) && advised::overlaps(&part);
+        let is_store = !seen.shared && segment::is_named(seen.name) && advised_ranges::overlaps(&part);
         act(Shared { range: part, rights, is_store });
     })
     .is_ok()
@@ -203,8 +203,8 @@ unsafe extern "C" fn madvise(start: *mut c_void, bytes: usize, advice: c_int) ->
         // SAFETY: the caller's arguments.
         return unsafe { (real.madvise)(start, bytes, advice) };
     };
-    let _visit = visits::enter();
-    if !advised::overlaps(&(at..end)) {
+    let _visit = active_calls::enter();
+    if !advised_ranges::overlaps(&(at..end)) {
         // SAFETY: the caller's arguments.
         return unsafe { (real.madvise)(start, bytes, advice) };
     }
@@ -248,8 +248,8 @@ unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mut c_void {
     if at == 0 || bytes < PAGE_BYTES {
         return as_ever();
     }
-    let _visit = visits::enter();
-    if !advised::overlaps(&(at..at + 1)) {
+    let _visit = active_calls::enter();
+    if !advised_ranges::overlaps(&(at..at + 1)) {
         return as_ever();
     }
     // SAFETY: the caller's block.

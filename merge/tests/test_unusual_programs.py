@@ -1,10 +1,10 @@
-"""Programs that do unusual things around merging (programs/odd.c), and places where something is missing."""
+"""Programs that do unusual things around merging (programs/unusual.c), and systems that lack something."""
 
 import os
 import shutil
 
 import pytest
-from asking import ask
+from error_cases import ask
 from store import BUILD, NOBODY, Puppet, Store, check
 
 CASES = [
@@ -22,7 +22,7 @@ CASES = [
 
 def run(built, store, name, *words, prefix=(), user=None):
     """Runs it to its end; its last line."""
-    done = built.run(store.socket, "odd", name, *words, prefix=prefix, uid=user, timeout=90)
+    done = built.run(store.socket, "unusual", name, *words, prefix=prefix, uid=user, timeout=90)
     said = (done.stdout.strip().splitlines() or [""])[-1]
     if said.startswith("skip: "):
         pytest.skip(said[6:])

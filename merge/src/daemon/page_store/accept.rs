@@ -3,9 +3,9 @@
 use std::os::fd::OwnedFd;
 
 use super::{Refused, Segment, Store, Taken, no_file};
-use crate::daemon::budget::{Charge, Copied};
-use crate::daemon::packed::{self, Packed};
-use crate::daemon::strangers::Stranger;
+use crate::daemon::packed_segment::{self, Packed};
+use crate::daemon::page_budget::{Charge, Copied};
+use crate::daemon::untrusted_fds::Stranger;
 use crate::fault;
 use crate::index::Location;
 use crate::page::{PAGE_BYTES, PageHash};
@@ -58,7 +58,7 @@ impl Store {
         let taken = self.make_room(new_pages).and_then(|()| match (is_copied, is_small) {
             (true, true) => self.pack(&file, &hashes),
             (true, false) => {
-                let copy = packed::copy(&file, pages).map_err(no_file)?;
+                let copy = packed_segment::copy(&file, pages).map_err(no_file)?;
                 self.keep(copy, hashes, None)
             }
             (false, _) => self.keep(file, hashes, Some(client)),

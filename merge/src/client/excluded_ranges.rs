@@ -8,7 +8,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use crate::client::memory;
+use crate::client::address_space;
 use crate::page::PAGE_BYTES;
 
 /// A stack's length where nothing else is said.
@@ -118,7 +118,7 @@ fn stack_at(address: usize) -> Range<usize> {
 /// The last run of mappings in a range that can be written, whole.
 fn written_in(range: Range<usize>) -> Range<usize> {
     let mut run = 0..0;
-    let told = memory::each(&range, |view| {
+    let told = address_space::each(&range, |view| {
         if !view.writable || view.shared {
             run = 0..0;
         } else if view.range.start == run.end {

@@ -1,0 +1,12 @@
+"""What other threads do with memory at the very moment at which it is advised (programs/races.c)."""
+
+import pytest
+
+CASES = ["dropping", "growing", "growing again", "reallocating", "many times", "droppers"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_moment(built, store, case):
+    late = built.program("delayed_calls", "-shared", "-fPIC")
+    print(built.run(store.socket, "races", case, timeout=300, LD_PRELOAD=str(late)).stdout.strip())
+    store.rested(case)
