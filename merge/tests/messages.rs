@@ -1,8 +1,8 @@
 //! Messages that are nearly right: valid ones with bits turned, words exchanged, ends cut off or added. Each is read as
 //! what it then says or refused; nothing is read twice, and nothing larger comes out than went in.
 
-use merge::page::{PageHash, SECRET_BYTES};
-use merge::protocol::{Answer, MOST_BYTES, Refusal, Report, Request};
+use merge::base::page::{PageHash, SECRET_BYTES};
+use merge::base::protocol::{Answer, MOST_BYTES, Refusal, Report, Request};
 use proptest::prelude::*;
 use proptest::sample::Index;
 

@@ -1,4 +1,4 @@
-"""The store's protocol, spoken badly on purpose. What is right is in merge/src/protocol.rs: one datagram a
+"""The store's protocol, spoken badly on purpose. What is right is in merge/src/base/protocol.rs: one datagram a
 message, little-endian words, a file beside it."""
 
 import array

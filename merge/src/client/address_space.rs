@@ -10,9 +10,9 @@ use rustix::io::Errno;
 use rustix::ioctl::{self, Updater};
 use rustix::mm::ProtFlags;
 
+use crate::base::error::{Error, While};
+use crate::base::page::PAGE_BYTES;
 use crate::client::checked_fd::Descriptor;
-use crate::error::{Error, While};
-use crate::page::PAGE_BYTES;
 
 /// A mapping of this process, whose name is borrowed from whoever told it.
 pub type View<'a> = Area<&'a [u8]>;
@@ -318,7 +318,7 @@ mod tests {
     use std::io::Write;
 
     use super::*;
-    use crate::mapping::Mapping;
+    use crate::base::mapping::Mapping;
 
     #[test]
     fn both_ways_agree() {
@@ -334,7 +334,8 @@ mod tests {
         let range = start..start + 64 * PAGE_BYTES;
         if let Err(Errno::NOTTY) = query(open().as_fd(), start, &mut [0; 256]) {
             // Not by eprintln, which the test program keeps to itself: what was left out must be seen.
-            let said = "\nskipped: address_space::both_ways_agree: a kernel without PROCMAP_QUERY (Linux 6.11)";
+            let said =
+                "\nskipped: address_space::both_ways_agree: a kernel without PROCMAP_QUERY (Linux 6.11)";
             writeln!(std::io::stderr(), "{said}").unwrap();
             return;
         }

@@ -6,12 +6,15 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use crate::client::Flags;
+use crate::base::error::Error;
+use crate::client::flags::Flags;
 use crate::client::remap::SignalsWait;
-use crate::error::Error;
 
 /// Names a call that was begun.
 pub type Ticket = i64;
+
+/// The call itself.
+pub type Advise = fn(&[(usize, usize)], Flags) -> Result<(), Error>;
 
 #[derive(Default)]
 struct State {
@@ -43,14 +46,20 @@ impl Background {
     }
 
     /// Begins a call.
-    pub fn begin(self: &Arc<Self>, address: usize, length: usize, flags: Flags) -> Result<Ticket, Error> {
+    pub fn begin(
+        self: &Arc<Self>,
+        address: usize,
+        length: usize,
+        flags: Flags,
+        advise: Advise,
+    ) -> Result<Ticket, Error> {
         let mut state = self.state();
         if state.queue.is_none() {
             let (sender, receiver) = channel::<(Ticket, usize, usize, Flags)>();
             let background = self.clone();
             let run = move || {
                 for (ticket, address, length, flags) in receiver {
-                    let result = crate::client::advise(&[(address, length)], flags);
+                    let result = advise(&[(address, length)], flags);
                     background.state().open.insert(ticket, Some(result));
                     background.done.notify_all();
                 }

@@ -10,15 +10,15 @@ use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::channel;
+use crate::base::channel;
+use crate::base::error::{Error, While};
+use crate::base::fault;
+use crate::base::index::Reader;
+use crate::base::page::{PAGE_BYTES, PageHash, Secret};
+use crate::base::protocol::{Answer, MOST_BYTES, MOST_HASHES, Refusal, Report, Request, VERSION};
+use crate::base::segment::FINAL_SEALS;
+use crate::base::socket_path;
 use crate::client::checked_fd::Descriptor;
-use crate::error::{Error, While};
-use crate::fault;
-use crate::index::Reader;
-use crate::page::{PAGE_BYTES, PageHash, Secret};
-use crate::protocol::{Answer, MOST_BYTES, MOST_HASHES, Refusal, Report, Request, VERSION};
-use crate::segment::FINAL_SEALS;
-use crate::socket_path;
 
 /// How long the store may take to answer; a segment takes it milliseconds.
 const PATIENCE: Duration = Duration::from_secs(20);

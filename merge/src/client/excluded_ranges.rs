@@ -8,8 +8,8 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use crate::base::page::PAGE_BYTES;
 use crate::client::address_space;
-use crate::page::PAGE_BYTES;
 
 /// A stack's length where nothing else is said.
 const STACK: usize = 8 << 20;

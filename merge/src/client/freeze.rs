@@ -10,10 +10,10 @@ use rustix::io::{Errno, Result};
 use rustix::ioctl::{self, Setter, Updater};
 use rustix::mm::{UserfaultfdFlags, userfaultfd};
 
+use crate::base::error::Error;
+use crate::base::page::PAGE_BYTES;
 use crate::client::address_space::{self, Entry, PageMap};
 use crate::client::checked_fd::Descriptor;
-use crate::error::Error;
-use crate::page::PAGE_BYTES;
 
 const API_VERSION: u64 = 0xAA;
 const FEATURE_WRITE_PROTECT: u64 = 1;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use rustix::io::Errno;
 
-use crate::error::Error;
+use crate::base::error::Error;
 
 const MADV_UPM: i32 = 0x5550;
 const MADV_UNUPM: i32 = 0x5551;

@@ -1,7 +1,7 @@
 //! Which pages go where: what is given to the store, what stays private between shared pages, and the extents that are
 //! mapped. Pure decisions, no memory is touched.
 
-use crate::page::PAGE_BYTES;
+use crate::base::page::PAGE_BYTES;
 
 /// Private pages in a row that an extent may step over. They are copied into it and stay this process's own, which keeps
 /// the extent one mapping; without, every such page would cost two.

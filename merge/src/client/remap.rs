@@ -14,13 +14,13 @@ use rustix::mm::{
     mremap_fixed, munmap,
 };
 
+use crate::base::fault;
+use crate::base::page::PAGE_BYTES;
 use crate::client::connection::Held;
 use crate::client::freeze::{self, Registered};
 use crate::client::interpose;
 use crate::client::plan::{Extent, Page};
 use crate::client::statistics::{Clock, Statistics};
-use crate::fault;
-use crate::page::PAGE_BYTES;
 
 /// A batch ends where a page table ends, so that whole tables are moved.
 const BATCH_BYTES: usize = freeze::MOST_BYTES;

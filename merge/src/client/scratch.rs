@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut};
 
 use rustix::io;
 
-use crate::mapping::Mapping;
+use crate::base::mapping::Mapping;
 
 /// An array in a mapping of its own.
 pub struct Scratch<T: Copy> {

@@ -15,9 +15,9 @@ use rustix::net::{
     SocketType, sendmsg_addr,
 };
 
+use crate::base::page::SECRET_BYTES;
+use crate::base::segment;
 use crate::daemon::trust_domain::Domain;
-use crate::page::SECRET_BYTES;
-use crate::segment;
 
 const RECORD: &str = "mayfly-store";
 const SEGMENT: &str = "mayfly-segment";
@@ -97,7 +97,7 @@ impl DescriptorStore {
 pub struct StoreRecord {
     /// Whose it is.
     pub domain: Domain,
-    /// See [`crate::protocol::Answer::Welcome`].
+    /// See [`crate::base::protocol::Answer::Welcome`].
     pub identity: u64,
     /// The same.
     pub secret: [u8; SECRET_BYTES],
@@ -187,7 +187,7 @@ fn sort(named: impl Iterator<Item = (String, OwnedFd)>) -> Vec<Kept> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::channel;
+    use crate::base::channel;
 
     #[test]
     fn what_is_kept_comes_back() {

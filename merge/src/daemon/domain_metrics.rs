@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Mutex;
 
+use crate::base::protocol::MOST_BYTES;
 use crate::daemon::json::quoted;
 use crate::daemon::programs::Programs;
 use crate::daemon::trust_domain::Domain;
-use crate::protocol::MOST_BYTES;
 
 macro_rules! figures {
     ($($(#[doc = $help:literal])+ $name:ident: $kind:ident,)+) => {

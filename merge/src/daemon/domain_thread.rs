@@ -11,16 +11,16 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-use crate::channel;
+use crate::base::channel;
+use crate::base::error::{Error, While};
+use crate::base::fault;
+use crate::base::protocol::{Answer, MOST_BYTES, Refusal, Request};
 use crate::daemon::domain_metrics::{Figures, FiguresByDomain};
 use crate::daemon::page_store::Store;
 use crate::daemon::programs::Programs;
 use crate::daemon::requests;
 use crate::daemon::trust_domain::{Domain, Peer};
 use crate::daemon::untrusted_fds::{self, Closing, Stranger};
-use crate::error::{Error, While};
-use crate::fault;
-use crate::protocol::{Answer, MOST_BYTES, Refusal, Request};
 
 /// How often segments that nobody maps are looked for.
 const SWEEP: Duration = Duration::from_secs(1);

@@ -6,9 +6,9 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{FallocateFlags, Mode, SealFlags};
 use rustix::io;
 
-use crate::mapping::Mapping;
-use crate::page::PAGE_BYTES;
-use crate::segment::{self, FINAL_SEALS, MOST_PAGES};
+use crate::base::mapping::Mapping;
+use crate::base::page::PAGE_BYTES;
+use crate::base::segment::{self, FINAL_SEALS, MOST_PAGES};
 
 /// Bytes that are copied at a time.
 const PIECE: usize = 256 << 10;

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::page::PAGE_BYTES;
+use crate::base::page::PAGE_BYTES;
 
 /// Pages that the daemon copies for one client: 8 MiB. What it offers after that is kept as it comes.
 pub const MOST_COPIED_BY_CLIENT: usize = 2048;

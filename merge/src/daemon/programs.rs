@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
 use std::time::Instant;
 
+use crate::base::protocol::Report;
 use crate::daemon::json::quoted;
 use crate::daemon::trust_domain::Peer;
-use crate::protocol::Report;
 
 /// A program, by its connection.
 #[derive(Clone, Debug)]

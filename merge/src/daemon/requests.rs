@@ -2,11 +2,11 @@
 
 use std::os::fd::OwnedFd;
 
+use crate::base::protocol::{Answer, Refusal, Request, VERSION};
 use crate::daemon::domain_metrics::Figures;
 use crate::daemon::page_store::{Refused, Store};
 use crate::daemon::programs::Programs;
 use crate::daemon::untrusted_fds::Stranger;
-use crate::protocol::{Answer, Refusal, Request, VERSION};
 
 /// An answer and the file beside it.
 pub type Reply = (Answer, Option<OwnedFd>);

@@ -11,6 +11,9 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use crate::base::error::{Error, While};
+use crate::base::fault;
+use crate::base::page::PAGE_BYTES;
 use crate::daemon::descriptor_store::{self, DescriptorStore};
 use crate::daemon::domain_metrics::FiguresByDomain;
 use crate::daemon::domain_thread::{self, Connected, DomainThread};
@@ -20,9 +23,6 @@ use crate::daemon::page_store::{Limits, Store};
 use crate::daemon::socket_lock::Lock;
 use crate::daemon::trust_domain::{self, Domain, Rule};
 use crate::daemon::untrusted_fds;
-use crate::error::{Error, While};
-use crate::fault;
-use crate::page::PAGE_BYTES;
 
 /// How a daemon is set up.
 pub struct Configuration {

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
-use crate::error::Error;
+use crate::base::error::Error;
 
 /// A socket's lock; let go when dropped.
 pub struct Lock(Option<(Sender<()>, JoinHandle<()>)>);

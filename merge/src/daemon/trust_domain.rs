@@ -4,7 +4,7 @@ use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
-use crate::error::{Error, While};
+use crate::base::error::{Error, While};
 
 /// What makes two programs trust each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +70,7 @@ pub fn knows_processes() -> bool {
 impl Rule {
     /// Who is at the other end.
     pub fn peer(self, socket: impl AsFd) -> Result<Peer, Error> {
-        let (pid, user) = crate::channel::peer(&socket).while_doing("who is connecting")?;
+        let (pid, user) = crate::base::channel::peer(&socket).while_doing("who is connecting")?;
         let domain = match self {
             Rule::User => Domain::User(user),
             Rule::Everyone => Domain::Everyone,

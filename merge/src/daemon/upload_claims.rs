@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::page::PageHash;
+use crate::base::page::PageHash;
 
 const LASTS: Duration = Duration::from_secs(1);
 /// Of one client; beyond that its claims are not noted, and pages may be given twice.

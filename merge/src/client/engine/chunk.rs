@@ -3,15 +3,15 @@
 use mappings::Area;
 
 use super::{Engine, HASHES_AHEAD, Kind, Work, place};
-use crate::client::connection::Held;
+use crate::base::error::{Error, While};
+use crate::base::fault;
+use crate::base::index::Location;
+use crate::base::page::{PAGE_BYTES, PageHash};
 use crate::client::address_space::Entry;
+use crate::client::connection::Held;
 use crate::client::plan::{self, Page};
 use crate::client::remap::{self, Site};
 use crate::client::statistics::{Clock, Statistics};
-use crate::error::{Error, While};
-use crate::fault;
-use crate::index::Location;
-use crate::page::{PAGE_BYTES, PageHash};
 
 impl Engine {
     /// Finds out about every page of a chunk.

@@ -10,10 +10,15 @@ use std::time::{Duration, Instant};
 
 use mappings::Area;
 
-use crate::client::Flags;
+use crate::base::error::{Error, While};
+use crate::base::fault;
+use crate::base::page::{PAGE_BYTES, PageHash};
+use crate::base::protocol::Report;
+use crate::base::segment;
 use crate::client::address_space::{self, Entry, PageMap};
 use crate::client::connection::Connection;
 use crate::client::excluded_ranges::KeptOut;
+use crate::client::flags::Flags;
 use crate::client::freeze::Freezer;
 use crate::client::interpose;
 use crate::client::interpose::advised_ranges::Noted;
@@ -21,11 +26,6 @@ use crate::client::plan::{self, Page};
 use crate::client::remap::{self, Site};
 use crate::client::scratch::Scratch;
 use crate::client::statistics::Statistics;
-use crate::error::{Error, While};
-use crate::fault;
-use crate::page::{PAGE_BYTES, PageHash};
-use crate::protocol::Report;
-use crate::segment;
 
 /// Pages handled at a time: what one segment holds.
 const CHUNK_PAGES: usize = segment::MOST_PAGES;

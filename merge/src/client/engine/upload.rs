@@ -5,15 +5,15 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use super::{Engine, Work};
+use crate::base::error::{Error, While};
+use crate::base::fault;
+use crate::base::index::Location;
+use crate::base::page::{PAGE_BYTES, PageHash};
+use crate::base::segment;
 use crate::client::connection::Offered;
 use crate::client::plan::{self, Page};
 use crate::client::scratch::Scratch;
 use crate::client::statistics::{Clock, Statistics};
-use crate::error::{Error, While};
-use crate::fault;
-use crate::index::Location;
-use crate::page::{PAGE_BYTES, PageHash};
-use crate::segment;
 
 /// New pages for which it is worth asking whether somebody else is about to give them.
 const FEWEST_CLAIMED: usize = 128;

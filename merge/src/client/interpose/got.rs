@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rustix::io::Result;
 use rustix::mm::{MprotectFlags, mprotect};
 
-use crate::page::PAGE_BYTES;
+use crate::base::page::PAGE_BYTES;
 
 /// What a function's name becomes.
 pub type Stand<'a> = (&'a CStr, usize);

@@ -25,10 +25,10 @@ use std::ops::Range;
 use std::ptr::null_mut;
 use std::sync::OnceLock;
 
+use crate::base::error::Error;
+use crate::base::page::PAGE_BYTES;
+use crate::base::segment;
 use crate::client::address_space;
-use crate::error::Error;
-use crate::page::PAGE_BYTES;
-use crate::segment;
 
 pub use lock::{Held, hold};
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::ptr::null_mut;
 
 use super::{REAL, active_calls, advised_ranges, each, fail, first_of, hold, is_plain, renew};
-use crate::page::PAGE_BYTES;
+use crate::base::page::PAGE_BYTES;
 
 pub unsafe extern "C" fn mremap(
     old: *mut c_void,

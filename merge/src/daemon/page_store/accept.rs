@@ -3,14 +3,14 @@
 use std::os::fd::OwnedFd;
 
 use super::{Refused, Segment, Store, Taken, no_file};
+use crate::base::fault;
+use crate::base::index::Location;
+use crate::base::page::{PAGE_BYTES, PageHash};
+use crate::base::protocol::Refusal;
+use crate::base::segment::{self, Flaw, MOST_PAGES};
 use crate::daemon::packed_segment::{self, Packed};
 use crate::daemon::page_budget::{Charge, Copied};
 use crate::daemon::untrusted_fds::Stranger;
-use crate::fault;
-use crate::index::Location;
-use crate::page::{PAGE_BYTES, PageHash};
-use crate::protocol::Refusal;
-use crate::segment::{self, Flaw, MOST_PAGES};
 
 /// Offers of fewer pages are copied into a segment that they share with others.
 const PACK_BELOW: usize = 512;

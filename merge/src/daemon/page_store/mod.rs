@@ -6,18 +6,18 @@ use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use crate::base::error::{Error, While};
+use crate::base::fault;
+use crate::base::index::{FEWEST_LINES, Location, Writer};
+use crate::base::page::{PAGE_BYTES, PageHash, SECRET_BYTES, Secret};
+use crate::base::protocol::Refusal;
+use crate::base::segment::{self, MOST_PAGES, Use};
 use crate::daemon::descriptor_store::{DescriptorStore, Kept, StoreRecord};
 use crate::daemon::domain_metrics::Figures;
 use crate::daemon::packed_segment::Packed;
 use crate::daemon::page_budget::{Budget, Copied};
 use crate::daemon::trust_domain::Domain;
 use crate::daemon::upload_claims::Claims;
-use crate::error::{Error, While};
-use crate::fault;
-use crate::index::{FEWEST_LINES, Location, Writer};
-use crate::page::{PAGE_BYTES, PageHash, SECRET_BYTES, Secret};
-use crate::protocol::Refusal;
-use crate::segment::{self, MOST_PAGES, Use};
 
 struct Segment {
     /// The daemon's only opening.

@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicU64, fence};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io;
 
-use crate::mapping::Mapping;
-use crate::page::{PAGE_BYTES, PageHash};
-use crate::segment::reopen_read_only;
+use crate::base::mapping::Mapping;
+use crate::base::page::{PAGE_BYTES, PageHash};
+use crate::base::segment::reopen_read_only;
 
 const ENTRIES_PER_LINE: usize = 4;
 const LINE_BYTES: usize = ENTRIES_PER_LINE * size_of::<Entry>();

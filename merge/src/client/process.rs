@@ -1,51 +1,19 @@
 //! The client: advise and unadvise for this process, by the kernel where it can, by the engine elsewhere.
 
-mod address_space;
-mod background;
-mod checked_fd;
-pub mod connection;
-mod engine;
-mod excluded_ranges;
-mod freeze;
-mod interpose;
-mod kernel;
-mod plan;
-mod remap;
-mod scratch;
-mod statistics;
-
 use std::cell::UnsafeCell;
 use std::hint::black_box;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-use crate::error::Error;
-use crate::mapping::Mapping;
-use crate::page::PAGE_BYTES;
-use background::Background;
-pub use background::Ticket;
-use engine::Engine;
-pub use statistics::{Path, Statistics};
-
-/// What the caller promises about writers during the call.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Flags {
-    /// Other threads write by plain stores only, not by system calls (`MAYFLY_ADVISE_NO_SYSCALLS`).
-    pub no_system_calls: bool,
-    /// Nobody writes (`MAYFLY_ADVISE_QUIET`).
-    pub quiet: bool,
-}
-
-impl Flags {
-    /// As C gives them.
-    pub fn from_bits(bits: u32) -> Result<Flags, Error> {
-        if bits & !3 != 0 {
-            return Err(Error::new(libc::EINVAL, format!("{bits:#x}: flags that are not known")));
-        }
-        Ok(Flags { no_system_calls: bits & 1 != 0, quiet: bits & 2 != 0 })
-    }
-}
+use crate::base::error::Error;
+use crate::base::mapping::Mapping;
+use crate::base::page::PAGE_BYTES;
+use crate::client::background::{Background, Ticket};
+use crate::client::engine::Engine;
+use crate::client::flags::Flags;
+use crate::client::statistics::{Path, Statistics};
+use crate::client::{address_space, interpose, kernel};
 
 /// The variable that chooses a path: `kernel` or `engine`.
 const PATH_VARIABLE: &str = "MAYFLY_MERGE_PATH";
@@ -272,7 +240,7 @@ pub fn unadvise(address: usize, length: usize) -> Result<(), Error> {
 pub fn advise_begin(address: usize, length: usize, flags: Flags) -> Result<Ticket, Error> {
     range(address, length)?;
     let background = state().background.clone();
-    background.begin(address, length, flags)
+    background.begin(address, length, flags, advise)
 }
 
 /// Waits for a call that was begun, for ever if there is no timeout; its result is given once.

@@ -9,8 +9,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io;
 
-use crate::mapping::Mapping;
-use crate::page::PAGE_BYTES;
+use crate::base::mapping::Mapping;
+use crate::base::page::PAGE_BYTES;
 
 /// Pages in the largest segment: 16 MiB.
 pub const MOST_PAGES: usize = 4096;

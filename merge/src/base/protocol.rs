@@ -13,7 +13,7 @@
 //! | report | what the client's calls have done | |
 //! | programs | how many to leave out | a piece of the list of programs as JSON |
 
-use crate::page::{PageHash, SECRET_BYTES};
+use crate::base::page::{PageHash, SECRET_BYTES};
 
 /// What this side speaks.
 pub const VERSION: u32 = 3;
