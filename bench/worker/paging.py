@@ -18,7 +18,7 @@ from bench.worker.worker import Worker, running
 
 sys.path.append(str(ROOT / "worker" / "tests"))
 from images import Image, layer, root_of  # noqa: E402
-from swap import compressed_swap, missing  # noqa: E402
+from zram import compressed_swap, missing  # noqa: E402
 
 AFTER_S = 1
 # How two processes of Node.js are started: as they are, without ASLR and with the same seeds, and so that

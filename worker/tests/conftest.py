@@ -168,7 +168,7 @@ def cgroups_of(worker_pid):
 def pytest_collection_modifyitems(items):
     """Two groups at once: instances in VMs, and all others, which look at what there is on the host."""
     for item in items:
-        in_vm = item.path.name.startswith(("test_vm", "test_cgroup_two"))
+        in_vm = item.path.name.startswith(("test_vm", "test_cgroup_v2"))
         item.add_marker(pytest.mark.xdist_group("vm" if in_vm else "host"))
 
 

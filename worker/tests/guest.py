@@ -1,4 +1,4 @@
-"""The first process of a guest that knows cgroup version 2 alone (test_cgroup_two.py boots it): the worker
+"""The first process of a guest that knows cgroup version 2 alone (test_cgroup_v2.py boots it): the worker
 serves in it, and each check says how it went. Beside this file are `mayfly`, its libraries, and packages.
 """
 

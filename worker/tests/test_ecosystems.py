@@ -16,7 +16,7 @@ import pytest
 import samcli.lib.init
 from calls import invoke
 from conftest import HERE, ROOT, Worker
-from test_node import RUNTIME, version
+from test_nodejs import RUNTIME, version
 
 TOOLS = pathlib.Path(sys.executable).parent
 TEMPLATES = pathlib.Path(samcli.lib.init.__file__).parent / "templates"

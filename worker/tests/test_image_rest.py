@@ -2,7 +2,7 @@
 
 from calls import invoke, until
 from images import Image, create_image, layer, python_layers
-from test_layers import several
+from test_memory_layers import several
 
 APP = b"""
 import os, random, time

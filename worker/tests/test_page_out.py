@@ -6,7 +6,7 @@ import os
 import pytest
 from calls import invoke, open_folder, until
 from conftest import Worker
-from swap import compressed_swap, missing
+from zram import compressed_swap, missing
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="paging out needs root")
 APP = """

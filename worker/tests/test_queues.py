@@ -7,7 +7,7 @@ import subprocess
 import pytest
 from calls import until
 from conftest import MAYFLY, Worker
-from queues import served
+from sqs_server import served
 
 APP = """
 import json, time

@@ -9,7 +9,7 @@ import urllib.parse
 import pytest
 from botocore.exceptions import ClientError
 from calls import create, invoke, zipped
-from test_node import RUNTIME, version
+from test_nodejs import RUNTIME, version
 
 needs_node = pytest.mark.skipif(version() not in ("20", "22", "24"), reason="this host has no such Node.js")
 

@@ -7,7 +7,7 @@ import pytest
 from calls import invoke
 from conftest import ROOT
 from images import Image, create_image, layer, root_of
-from test_node import version
+from test_nodejs import version
 
 missing = [tool for tool in ("npm", "cmake", "g++", "make", "xz") if not shutil.which(tool)]
 ENTRY = ["/usr/bin/node", "node_modules/aws-lambda-ric/index.mjs"]
