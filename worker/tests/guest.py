@@ -203,13 +203,13 @@ def counted(group, file, name):
     return int(re.search(rf"^{name} (\d+)$", (group / file).read_text(), re.MULTILINE).group(1))
 
 
-def version_two_is_all_there_is(_):
+def cgroup_v2_is_the_only_hierarchy(_):
     assert pathlib.Path("/proc/self/cgroup").read_text() == "0::/\n"
     mounts = pathlib.Path("/proc/mounts").read_text().splitlines()
     assert [line.split()[2] for line in mounts if "cgroup" in line.split()[2]] == ["cgroup2"]
 
 
-def instances_are_below_the_own_cgroup(up):
+def instances_are_below_the_cgroup_of_the_worker(up):
     up.right("Small", "ping")
     assert len(up.own()) == 1 and len(up.instances()) == 1, (list(GROUPS.rglob("mayfly*")), up.log())
     assert not list(GROUPS.glob("mayfly*")), "nothing at the hierarchy's root"
@@ -218,7 +218,7 @@ def instances_are_below_the_own_cgroup(up):
     until(lambda: list(up.group.glob("mayfly-worker-*/store-*")), up.log)
 
 
-def limits_are_the_functions(up):
+def limits_match_the_function(up):
     (small,) = up.instances()
     expected = {
         "memory.max": str(128 << 20),
@@ -251,7 +251,7 @@ def processors_have_a_limit(up):
     assert read(next(group for group in up.instances() if group != small), "cpu.max") == "max 100000"
 
 
-def nothing_runs_without_work(up):
+def idle_instances_are_frozen(up):
     before = up.instances()
     assert len(before) == 2
     until(lambda: all_frozen(before), up.log)
@@ -260,7 +260,7 @@ def nothing_runs_without_work(up):
     until(lambda: all_frozen(before), up.log)
 
 
-def a_new_version_has_its_own_beside(up):
+def new_version_has_a_cgroup_of_its_own(up):
     earlier = up.own()
     os.kill(up.now, signal.SIGUSR2)
     up.now = int(until(lambda: re.search(r"process (\d+) serves now", up.log()), up.log).group(1))
@@ -269,7 +269,7 @@ def a_new_version_has_its_own_beside(up):
     assert len(up.own()) == 1 and up.own() != earlier, (earlier, up.own())
 
 
-def a_killed_worker_leaves_nothing_that_runs(up):
+def killed_worker_leaves_no_process(up):
     until(lambda: up.instances() and all_frozen(up.instances()), up.log)
     os.kill(up.now, signal.SIGKILL)
     until(lambda: not populated(up.group), lambda: list(up.group.rglob("cgroup.procs")))
@@ -281,7 +281,7 @@ def a_killed_worker_leaves_nothing_that_runs(up):
     again.stop()
 
 
-def somebody_without_rights_has_a_delegated_one(_):
+def unprivileged_user_serves_from_a_delegated_cgroup(_):
     up = Up(delegated("user.slice/worker.scope", STRANGER), STRANGER)
     up.right("Small", "ping")
     (small,) = up.instances()
@@ -291,16 +291,16 @@ def somebody_without_rights_has_a_delegated_one(_):
 
 
 CHECKS = [
-    version_two_is_all_there_is,
-    instances_are_below_the_own_cgroup,
-    limits_are_the_functions,
+    cgroup_v2_is_the_only_hierarchy,
+    instances_are_below_the_cgroup_of_the_worker,
+    limits_match_the_function,
     memory_has_a_limit,
     processes_have_a_limit,
     processors_have_a_limit,
-    nothing_runs_without_work,
-    a_new_version_has_its_own_beside,
-    a_killed_worker_leaves_nothing_that_runs,
-    somebody_without_rights_has_a_delegated_one,
+    idle_instances_are_frozen,
+    new_version_has_a_cgroup_of_its_own,
+    killed_worker_leaves_no_process,
+    unprivileged_user_serves_from_a_delegated_cgroup,
 ]
 
 

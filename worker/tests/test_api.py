@@ -24,7 +24,7 @@ def error_of(call, *arguments, **named):
     return response["Error"]["Code"], response["ResponseMetadata"]["HTTPStatusCode"]
 
 
-def test_a_function_lives_and_changes(client):
+def test_function_create_update_and_delete(client):
     made = create(client, "life", zipped(app_py=FIRST), Description="d", Timeout=4)
     assert made["State"] == "Active" and made["CodeSize"] > 0 and made["Version"] == "$LATEST"
     client.get_waiter("function_active_v2").wait(FunctionName="life")
@@ -65,7 +65,7 @@ def test_functions_are_listed_in_pages(client):
     assert {"probe", "neighbour", "single", "raw"} <= set(names)
 
 
-def test_errors_have_lambdas_names(client):
+def test_errors_have_lambda_names(client):
     code = zipped(app_py=FIRST)
     assert error_of(create, client, "probe", code) == ("ResourceConflictException", 409)
     assert error_of(create, client, "new", b"no zip") == ("InvalidParameterValueException", 400)
@@ -84,7 +84,7 @@ def test_errors_have_lambdas_names(client):
     assert error_of(client.invoke, **event) == ("RequestTooLargeException", 413)
 
 
-def test_an_invocation_reports_as_lambda_does(client):
+def test_invocation_log_matches_lambda(client):
     answer = client.invoke(FunctionName="probe", LogType="Tail", Payload=json.dumps({"do": "count"}))
     log = base64.b64decode(answer["LogResult"]).decode()
     request = answer["ResponseMetadata"]["RequestId"]
@@ -97,7 +97,7 @@ def test_an_invocation_reports_as_lambda_does(client):
     assert "Memory Size: 128 MB\tMax Memory Used: " in lines[-1]
 
 
-def test_an_event_is_taken_at_once_and_run_later(worker, client):
+def test_event_is_accepted_at_once_and_run_later(worker, client):
     began = time.monotonic()
     answer = client.invoke(
         FunctionName="probe", InvocationType="Event", Payload=json.dumps({"do": "count", "seconds": 3})
@@ -108,7 +108,7 @@ def test_an_event_is_taken_at_once_and_run_later(worker, client):
     assert dry["StatusCode"] == 204
 
 
-def test_reserved_concurrency_is_kept(client):
+def test_reserved_concurrency_limits_instances(client):
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
         began = time.monotonic()
         sleeps = [threads.submit(invoke, client, "single", {"do": "sleep", "seconds": 0.4}) for _ in range(3)]
@@ -127,7 +127,7 @@ def test_reserved_concurrency_is_kept(client):
     client.put_function_concurrency(FunctionName="single", ReservedConcurrentExecutions=1)
 
 
-def test_a_function_url_speaks_http(client):
+def test_function_url_maps_http_requests(client):
     url = client.get_function_url_config(FunctionName="probe")["FunctionUrl"]
     request = urllib.request.Request(
         url + "a/b?x=1&y=%20", data=b"body", headers={"Content-Type": "text/plain"}

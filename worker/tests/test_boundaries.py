@@ -50,13 +50,13 @@ def signed(worker, path, service):
 # ---- callers ----
 
 
-def test_no_page_is_shown_under_another_name(worker):
+def test_requests_for_other_host_names_are_refused(worker):
     for path in [*VIEWS, "/healthz", "/2015-03-31/functions"]:
         assert get(worker, path, Host="evil.com")[0] == 403, path
         assert get(worker, path, Host=f"localhost:{worker.port}")[0] == 200, path
 
 
-def test_where_requests_are_signed_looking_needs_the_key_as_well():
+def test_views_need_the_key_if_requests_are_signed():
     with Worker(environment=KEYS) as running:
         for path in VIEWS:
             status, headers = get(running, path)
@@ -70,7 +70,7 @@ def test_where_requests_are_signed_looking_needs_the_key_as_well():
         assert get(running, "/healthz")[0] == 200
 
 
-def test_a_request_names_one_host_and_its_headers_have_a_bound(worker):
+def test_request_has_one_host_and_bounded_headers(worker):
     for line in [b"", b"Host: localhost\r\nHost: evil.com\r\n"]:
         assert raw(worker, b"GET /healthz HTTP/1.1\r\n" + line + b"\r\n") == 400
     assert raw(worker, b"GET /healthz HTTP/1.0\r\n\r\n") == 200
@@ -78,7 +78,7 @@ def test_a_request_names_one_host_and_its_headers_have_a_bound(worker):
     assert raw(worker, long) == 431
 
 
-def test_connections_that_send_nothing_keep_nobody_out(worker, client):
+def test_idle_connections_do_not_block_new_ones(worker, client):
     held = []
     try:
         for _ in range(1100):
@@ -95,7 +95,7 @@ def test_connections_that_send_nothing_keep_nobody_out(worker, client):
             connection.close()
 
 
-def test_uploads_that_do_not_come_take_nothing_from_others(worker, client):
+def test_stalled_uploads_do_not_block_other_bodies(worker, client):
     head = b"POST /2015-03-31/functions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n{"
     held = []
     try:
@@ -114,7 +114,7 @@ def test_uploads_that_do_not_come_take_nothing_from_others(worker, client):
             connection.close()
 
 
-def test_answers_that_nobody_takes_have_a_bound(worker, client):
+def test_unread_answers_are_bounded(worker, client):
     """Sixty would be 360 MiB: who has taken nothing for longest loses the connection; the others have it."""
     event = json.dumps({"do": "large", "bytes": 6_000_000})
     call = (
@@ -145,7 +145,7 @@ def test_answers_that_nobody_takes_have_a_bound(worker, client):
     assert 35 <= sum(whole) <= 44 and all(whole[-35:]), lengths
 
 
-def test_what_cannot_be_right_is_refused_before_it_is_read(worker):
+def test_invalid_requests_are_refused_before_their_body(worker):
     head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 6000000\r\n\r\n"
     nobody = head % b"/2015-03-31/functions/nobody/invocations"
     assert raw(worker, nobody, seconds=5) == 404
@@ -155,7 +155,7 @@ def test_what_cannot_be_right_is_refused_before_it_is_read(worker):
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root reads what is another's")
-def test_folders_come_only_from_below_those_that_the_operator_has_named(client, tmp_path):
+def test_code_folders_must_lie_below_allowed_ones(client, tmp_path):
     tmp_path.chmod(0o755)
     code, secret = tmp_path / "code", tmp_path / "closed/secret"
     for folder in [code, secret]:
@@ -185,7 +185,7 @@ def test_folders_come_only_from_below_those_that_the_operator_has_named(client, 
         assert made(client, code) is None
 
 
-def test_a_log_that_nobody_reads_holds_up_nobody():
+def test_unread_log_delays_no_request():
     command = [
         MAYFLY,
         "up",
@@ -215,7 +215,7 @@ def test_a_log_that_nobody_reads_holds_up_nobody():
 # ---- functions ----
 
 
-def test_the_machine_is_not_to_be_seen(client):
+def test_host_details_are_hidden(client):
     assert (
         shell(client, "cat /proc/cmdline /proc/kallsyms /proc/interrupts /proc/diskstats /proc/modules") == ""
     )
@@ -225,13 +225,13 @@ def test_the_machine_is_not_to_be_seen(client):
     assert shell(client, "cat /proc/self/comm && head -c 9 /proc/cpuinfo") == "cat\nprocessor"
 
 
-def test_nobody_waits_for_all_disks(client):
+def test_sync_system_calls_are_unavailable(client):
     call = "import ctypes as c; l = c.CDLL(None, use_errno=True); print(l.syscall({}, 1), c.get_errno())"
     for number in [162, 306]:  # sync, syncfs
         assert shell(client, f'python3.11 -c "{call.format(number)}"').split() == ["-1", "38"]
 
 
-def test_an_answer_out_of_turn_is_not_read(client):
+def test_unexpected_answer_is_refused_unread(client):
     """Nothing of its body has been sent when it is refused: sixteen would take 96 MiB of the worker."""
     ask = (
         "import socket; c = socket.create_connection(('127.0.0.1', 9001), 4);"
@@ -245,7 +245,7 @@ def test_an_answer_out_of_turn_is_not_read(client):
     assert "403" in shell(client, f'python3.11 -c "{init}"')
 
 
-def test_an_instance_that_is_always_busy_rests_seldom():
+def test_busy_instance_rests_seldom():
     for arguments in [[], ["--without", "merge"]]:
         with Worker(TEMPLATE, *arguments) as running:
             client = running.client()
@@ -259,7 +259,7 @@ def test_an_instance_that_is_always_busy_rests_seldom():
             assert running.figure("mayfly_rests_total") <= 4 + requests // 8, f"{requests} requests"
 
 
-def test_a_function_that_fills_the_worker_starves_no_other():
+def test_busy_function_starves_no_other():
     with Worker(TEMPLATE, "--memory", "512", "--queue-wait", "60") as running:
         client = running.client()
         stops = time.monotonic() + 90
@@ -284,7 +284,7 @@ def test_a_function_that_fills_the_worker_starves_no_other():
         assert took < 40, "it has waited for the others to be idle"
 
 
-def test_who_is_refused_is_told_what_is_short():
+def test_refusal_names_the_limiting_resource():
     with Worker(TEMPLATE, "--memory", "128", "--queue-wait", "5") as running:
         client = running.client()
         invoke(client, "single", {"do": "count"})
@@ -302,7 +302,7 @@ def test_who_is_refused_is_told_what_is_short():
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="a PID namespace of its own needs root")
-def test_a_worker_in_another_pid_namespace_takes_nothing_away(worker, client):
+def test_worker_in_another_pid_namespace_removes_nothing(worker, client):
     command = [
         "unshare",
         "--pid",

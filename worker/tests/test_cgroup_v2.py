@@ -63,5 +63,5 @@ def told(tmp_path_factory, worker):
 
 
 @pytest.mark.parametrize("check", [check.__name__ for check in guest.CHECKS])
-def test_on_version_two(told, check):
+def test_on_cgroup_v2(told, check):
     assert re.search(rf"^{check}: ok", told, re.MULTILINE), told

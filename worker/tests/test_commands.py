@@ -26,16 +26,16 @@ CFN_LINT = pathlib.Path(sys.executable).with_name("cfn-lint")
 
 
 @pytest.mark.parametrize("template", [FUNCTIONS / "template.yaml", HERE / "functions/template.yaml"])
-def test_templates_are_accepted_by_cfn_lint(template):
+def test_cfn_lint_accepts_templates(template):
     checked = subprocess.run([CFN_LINT, str(template)], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def test_the_trace_is_what_its_generator_makes():
+def test_trace_matches_its_generator():
     subprocess.run([sys.executable, FUNCTIONS / "make_trace.py", "--check"], check=True)
 
 
-def test_the_sample_functions_serve_a_trace(tmp_path):
+def test_sample_functions_serve_a_trace(tmp_path):
     """Without the model functions: their instances are so large that here they would only take turns."""
     lines = (FUNCTIONS / "trace.csv").read_text().splitlines()
     light = [line for line in lines if line.split(",")[2] not in ("image", "text")]
@@ -56,7 +56,7 @@ def test_the_sample_functions_serve_a_trace(tmp_path):
         assert result["elapsed_s"] > 4, "at the pace of the trace"
 
 
-def test_the_page_and_the_figures_tell_what_is_served(worker, client):
+def test_page_and_metrics_show_served_functions(worker, client):
     before = worker.figure("mayfly_invocations_total")
     invoke(client, "probe", {"do": "count"})
     assert worker.figure("mayfly_invocations_total") == before + 1
@@ -65,7 +65,7 @@ def test_the_page_and_the_figures_tell_what_is_served(worker, client):
     assert re.search(r">probe</a><td>\d+<td>.*<td>python3.11<td>128", page) and "://" not in page
 
 
-def test_the_page_tells_what_becomes_of_each_functions_requests():
+def test_page_shows_request_outcomes_per_function():
     with Worker(TEMPLATE) as running:
         client = running.client()
         for name in ["good", "bad"]:
@@ -96,7 +96,7 @@ def test_the_page_tells_what_becomes_of_each_functions_requests():
             running.get("/log?function=nobody")
 
 
-def test_the_log_is_json_for_programs(tmp_path):
+def test_log_option_json_prints_json_lines(tmp_path):
     with (tmp_path / "log").open("w") as log:
         running = subprocess.Popen(
             [MAYFLY, "up", "--listen", "127.0.0.1:0", "--log", "json"],
@@ -115,7 +115,7 @@ def test_the_log_is_json_for_programs(tmp_path):
     assert "\x1b" not in str(lines)
 
 
-def test_mistakes_are_told_in_one_line():
+def test_errors_are_printed_in_one_line():
     def refusal(*arguments, environment=None):
         done = subprocess.run(
             [MAYFLY, *map(str, arguments)], capture_output=True, text=True, timeout=30, env=environment

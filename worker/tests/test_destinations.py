@@ -38,7 +38,7 @@ def told(running, request):
     return json.loads(line)
 
 
-def test_a_function_is_told_of_success_and_of_failure(running):
+def test_destination_receives_success_and_failure(running):
     client = running.client()
     create(client, "told", TOLD)
     create(client, "ours", OURS)
@@ -63,7 +63,7 @@ def test_a_function_is_told_of_success_and_of_failure(running):
     assert '"waits"' not in running.log()
 
 
-def test_what_was_said_is_there_again_and_who_is_told_hears_of_it(tmp_path):
+def test_event_config_survives_a_killed_worker(tmp_path):
     with Worker("--state", str(tmp_path)) as first:
         client = first.client()
         create(client, "told", TOLD)
@@ -89,7 +89,7 @@ def test_what_was_said_is_there_again_and_who_is_told_hears_of_it(tmp_path):
             client.get_function_event_invoke_config(FunctionName="ours")
 
 
-def test_functions_that_tell_one_another_in_a_circle_come_to_an_end(running):
+def test_destination_loop_ends(running):
     client = running.client()
     create(client, "round", zipped(app_py="def handler(event, context): pass"))
     client.put_function_event_invoke_config(
@@ -100,7 +100,7 @@ def test_functions_that_tell_one_another_in_a_circle_come_to_an_end(running):
     assert running.log().count("REPORT RequestId") == 17
 
 
-def test_only_functions_are_told(running):
+def test_destinations_must_be_functions(running):
     # What boto3 refuses by itself the worker is asked all the same.
     client = running.client(parameter_validation=False)
     create(client, "ours", OURS)
@@ -135,7 +135,7 @@ Resources:
 """
 
 
-def test_a_template_says_who_is_told(tmp_path):
+def test_template_sets_destinations(tmp_path):
     for name, code in {"told": TOLD, "ours": OURS}.items():
         (tmp_path / name).mkdir()
         (tmp_path / f"{name}.zip").write_bytes(code)

@@ -73,7 +73,7 @@ def example(folder, language, runtime):
 @pytest.mark.parametrize(
     "language, runtime", [("python", "python3.11"), pytest.param("nodejs", RUNTIME, marks=needs_node)]
 )
-def test_an_example_of_aws_as_sam_cli_builds_it(tmp_path, language, runtime):
+def test_aws_example_built_by_sam_cli(tmp_path, language, runtime):
     with Worker(str(example(tmp_path, language, runtime))) as running:
         event = json.loads((tmp_path / "hello/events/event.json").read_text())
         answer, error = invoke(running.client(), "HelloWorldFunction", event)
@@ -93,7 +93,7 @@ def test_an_example_of_aws_as_sam_cli_builds_it(tmp_path, language, runtime):
         assert json.loads(out.read_text()) == answer
 
 
-def test_the_aws_cli_makes_changes_and_removes_a_function(tmp_path):
+def test_aws_cli_creates_invokes_and_deletes_a_function(tmp_path):
     (tmp_path / "app.py").write_text("def handler(event, context): return [event, context.function_version]")
     shutil.make_archive(str(tmp_path / "code"), "zip", tmp_path, "app.py")
     out = tmp_path / "answer.json"
@@ -148,7 +148,7 @@ def test_python_with_powertools(ecosystems):
     assert metric["Orders"] == [1.0] and metric["_aws"]["CloudWatchMetrics"][0]["Namespace"] == "Shop"
 
 
-def test_nodejs_with_packages_of_npm(ecosystems):
+def test_nodejs_with_npm_packages(ecosystems):
     answer, error = invoke(ecosystems.client(), "markdown", {"text": "# A *title*"})
     assert (error, answer) == (None, {"html": "<h1>A <em>title</em></h1>\n"})
     log = ecosystems.client(service="logs").filter_log_events(logGroupName="/aws/lambda/markdown")["events"]

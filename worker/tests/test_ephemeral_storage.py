@@ -31,7 +31,7 @@ def disks():
     return [name for name in found if name.endswith("(deleted)")]
 
 
-def test_tmp_is_no_memory(client):
+def test_tmp_does_not_count_as_memory(client):
     # The function has 128 MiB of memory.
     assert shell(client, "head -c 200M /dev/zero > /tmp/x && stat -c %s /tmp/x")["out"].strip() == str(
         200 * MIB
@@ -41,7 +41,7 @@ def test_tmp_is_no_memory(client):
     assert shell(client, "echo $PPID")["out"] == before, "nobody was killed"
 
 
-def test_a_full_tmp_is_an_error_that_one_can_live_with(client):
+def test_full_tmp_returns_enospc_and_the_instance_survives(client):
     room = int(shell(client, "df --output=avail -B1 /tmp | tail -1")["out"])
     assert 512 * MIB <= room < 640 * MIB
     full = shell(client, f"fallocate -l {room - 4 * MIB} /tmp/a && head -c 8M /dev/zero > /tmp/b")
@@ -51,7 +51,7 @@ def test_a_full_tmp_is_an_error_that_one_can_live_with(client):
     )
 
 
-def test_what_is_in_tmp_is_not_the_next_ones_and_cannot_be_run_as_another(client):
+def test_tmp_is_private_nosuid_and_nodev(client):
     # Tests of before may have left something of the neighbour's own.
     assert shell(client, "echo x >/tmp/of-single && ls /tmp/of-single")["code"] == 0
     assert "of-single" not in shell(client, "ls -A /tmp", "neighbour")["out"]
@@ -61,7 +61,7 @@ def test_what_is_in_tmp_is_not_the_next_ones_and_cannot_be_run_as_another(client
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_nothing_of_a_disk_is_left(how):
+def test_disks_are_removed_with_the_worker(how):
     before = set(disks())
     with Worker(TEMPLATE) as running:
         client = running.client()

@@ -92,7 +92,7 @@ def lines(running, name):
     return [line.split("] ", 1)[1] for line in running.log().splitlines() if f"[{name}#" in line]
 
 
-def test_they_are_told_of_each_invocation_and_of_the_end(running, layers):
+def test_extensions_receive_invoke_and_shutdown(running, layers):
     client = running.client()
     make(client, "told", layers)
     client.update_function_configuration(FunctionName="told", Layers=layers[1:])
@@ -106,7 +106,7 @@ def test_they_are_told_of_each_invocation_and_of_the_end(running, layers):
         running.wait_for(rf"\[told#\d+\] {name} goodbye")
 
 
-def test_the_answer_does_not_wait_for_an_extension_and_the_next_invocation_does(running, layers):
+def test_slow_extension_delays_the_next_invocation_but_not_the_answer(running, layers):
     client = running.client()
     make(client, "slow", layers, "slow")
     first, _ = invoke(client, "slow", {})
@@ -130,7 +130,7 @@ def test_the_answer_does_not_wait_for_an_extension_and_the_next_invocation_does(
         ("never ask", "Sandbox.Timedout", "Init phase timed out"),
     ],
 )
-def test_an_extension_that_does_not_start_keeps_the_function_from_it(running, layers, does, kind, message):
+def test_failed_extension_start_fails_the_function_start(running, layers, does, kind, message):
     client, name = running.client(), does.replace(" ", "-")
     make(client, name, layers, does, Timeout=1)
     answer, error = invoke(client, name, {})
@@ -145,7 +145,7 @@ def test_an_extension_that_does_not_start_keeps_the_function_from_it(running, la
         ("exit error", "Extension.ExitError", "watch: Extension.Lost"),
     ],
 )
-def test_an_extension_that_ends_ends_the_instance(running, layers, does, kind, message):
+def test_extension_exit_ends_the_instance(running, layers, does, kind, message):
     client, name = running.client(), does.replace(" ", "-")
     make(client, name, layers, does)
     answer, error = invoke(client, name, {"seconds": 10})
@@ -154,7 +154,7 @@ def test_an_extension_that_ends_ends_the_instance(running, layers, does, kind, m
     client.delete_function(FunctionName=name)
 
 
-def test_an_extension_that_is_never_done_ends_the_instance_and_no_request(running, layers):
+def test_hanging_extension_ends_the_instance_but_fails_no_request(running, layers):
     client = running.client()
     make(client, "hang", layers, "hang", Timeout=5)
     ids = [invoke(client, "hang", {}) for _ in range(2)]
@@ -163,7 +163,7 @@ def test_an_extension_that_is_never_done_ends_the_instance_and_no_request(runnin
     client.delete_function(FunctionName="hang")
 
 
-def test_an_extension_that_does_not_leave_is_ended(running, layers):
+def test_extension_that_ignores_shutdown_is_killed(running, layers):
     client = running.client()
     make(client, "stay", layers, "stay")
     assert invoke(client, "stay", {})[1] is None
@@ -215,7 +215,7 @@ def handler(event, context):
 """
 
 
-def test_an_extension_in_the_runtime_and_what_is_refused(running):
+def test_internal_extension_and_its_refused_calls(running):
     client = running.client()
     create(client, "internal", zipped(app_py=INTERNAL), Timeout=20)
     for number in [1, 2]:

@@ -65,7 +65,7 @@ def there_is_a_freezer():
         pytest.skip("this host has no cgroup freezer")
 
 
-def test_a_thread_does_not_run_on_between_requests():
+def test_threads_are_frozen_between_requests():
     with Worker(TEMPLATE, *WITHOUT_REST) as running:
         client = running.client()
         assert invoke(client, "probe", {"do": "start_counting"})[1] is None
@@ -83,7 +83,7 @@ def test_a_thread_does_not_run_on_between_requests():
         assert not cgroups_of(running.process.pid)
 
 
-def test_it_is_thawed_for_its_rest_and_gives_way_to_others():
+def test_instance_thaws_to_rest_with_a_reduced_cpu_share():
     with Worker(TEMPLATE) as running:
         client = running.client()
         for _ in range(2):
@@ -99,7 +99,7 @@ def test_it_is_thawed_for_its_rest_and_gives_way_to_others():
         assert shares_at_work(running) == whole, "all of it again with its work"
 
 
-def test_a_frozen_one_ends_with_its_worker_that_is_killed():
+def test_frozen_instance_ends_with_its_killed_worker():
     with Worker(TEMPLATE, *WITHOUT_REST) as running:
         invoke(running.client(), "probe", {"do": "start_counting"})
         wait_until_frozen(running)
@@ -109,7 +109,7 @@ def test_a_frozen_one_ends_with_its_worker_that_is_killed():
         until(lambda: not [process for process in below if lives(process)])
 
 
-def test_a_frozen_one_whose_monitor_is_killed_too_ends_when_the_next_worker_comes():
+def test_next_worker_ends_a_frozen_instance_without_monitor():
     with Worker(TEMPLATE, *WITHOUT_REST) as running:
         invoke(running.client(), "probe", {"do": "start_counting"})
         wait_until_frozen(running)
@@ -124,7 +124,7 @@ def test_a_frozen_one_whose_monitor_is_killed_too_ends_when_the_next_worker_come
             assert not cgroups_of(running.process.pid)
 
 
-def test_one_whose_monitor_is_killed_is_replaced():
+def test_instance_is_replaced_after_its_monitor_dies():
     with Worker(TEMPLATE, *WITHOUT_REST) as running:
         client = running.client()
         first, _ = invoke(client, "probe", {"do": "count"})
@@ -136,7 +136,7 @@ def test_one_whose_monitor_is_killed_is_replaced():
         assert error is None and second["calls"] == 1, (first, second)
 
 
-def test_a_function_cannot_stay_awake_by_saying_that_it_wants_to_rest():
+def test_repeated_rest_requests_do_not_prevent_freezing():
     """What a runtime says buys it one rest, however often it says it."""
     with Worker(TEMPLATE, *WITHOUT_REST) as running:
         client = running.client()

@@ -41,7 +41,7 @@ def call(running):
     return answer
 
 
-def test_there_are_these_functions_with_the_papers_memory(running):
+def test_template_declares_the_functions_and_memory_of_the_paper(running):
     listed = running.client().list_functions()["Functions"]
     assert {one["FunctionName"]: one["MemorySize"] for one in listed} == MIB
 
@@ -118,6 +118,6 @@ def test_dna(call):
         ("dna", {"sequence": "ACGX"}),
     ],
 )
-def test_wrong_input_is_an_error_of_the_function(running, name, event):
+def test_invalid_input_is_a_function_error(running, name, event):
     payload, error = invoke(running.client(), name, event)
     assert error == "Unhandled" and payload["errorType"] in ("ValueError", "UnidentifiedImageError")

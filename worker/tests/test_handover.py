@@ -53,7 +53,7 @@ def connected(running):
     return socket.create_connection(("127.0.0.1", running.port))
 
 
-def test_no_request_is_lost(tmp_path):
+def test_handover_loses_no_request(tmp_path):
     with succession(TEMPLATE, "--state", str(tmp_path), "--keep-alive", "5") as (line, running):
         client = running.client(max_pool_connections=8)
         over, answered, events = threading.Event(), [], []
@@ -96,7 +96,7 @@ def test_no_request_is_lost(tmp_path):
         assert set(reports().values()) == {1} and len(events) > 20, "each event once"
 
 
-def test_what_was_begun_ends_and_what_was_made_is_there(tmp_path):
+def test_handover_finishes_requests_and_keeps_functions(tmp_path):
     with succession(TEMPLATE, "--state", str(tmp_path)) as (line, running):
         client = running.client()
         create(client, "made", CODE, Publish=True)
@@ -120,7 +120,7 @@ def test_what_was_begun_ends_and_what_was_made_is_there(tmp_path):
         assert {"made", "later", "probe"} <= names
 
 
-def test_a_connection_that_is_kept_brings_one_more_request():
+def test_kept_alive_connection_serves_one_more_request():
     with succession(TEMPLATE) as (line, running), connected(running) as kept:
         kept.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert b"200 OK" in kept.recv(65536)
@@ -135,7 +135,7 @@ def test_a_connection_that_is_kept_brings_one_more_request():
         assert b'"instances"' in body
 
 
-def test_a_new_version_that_does_not_start_changes_nothing(tmp_path):
+def test_failed_start_of_the_new_version_changes_nothing(tmp_path):
     template = tmp_path / "template.yaml"
     good = (HERE / "functions/template.yaml").read_text().replace("CodeUri: ", f"CodeUri: {HERE}/functions/")
     template.write_text(good)
@@ -155,7 +155,7 @@ def test_a_new_version_that_does_not_start_changes_nothing(tmp_path):
         assert invoke(again.client(), "more") == ("$LATEST", None), "it was kept"
 
 
-def test_what_nobody_keeps_is_not_handed_over():
+def test_handover_without_state_is_refused():
     with Worker() as running:
         client = running.client()
         create(client, "made", CODE)
@@ -166,7 +166,7 @@ def test_what_nobody_keeps_is_not_handed_over():
         assert invoke(client, "made") == ("$LATEST", None)
 
 
-def test_systemd_is_told_which_process_the_service_is(tmp_path):
+def test_handover_reports_the_main_pid_to_systemd(tmp_path):
     heard = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     heard.bind(str(tmp_path / "notify"))
     heard.settimeout(PATIENCE_S)
@@ -178,7 +178,7 @@ def test_systemd_is_told_which_process_the_service_is(tmp_path):
 
 
 @pytest.mark.parametrize("given", ["", "x", "3", "0 1", "3 3", "700 701"])
-def test_a_line_that_is_none_is_refused(given):
+def test_invalid_handover_descriptors_are_refused(given):
     with pytest.raises(AssertionError, match="MAYFLY_TAKES_OVER") as caught:
         Worker(environment={"MAYFLY_TAKES_OVER": given})
     assert "panicked" not in str(caught.value)

@@ -28,7 +28,7 @@ def elsewhere(path, data):
 @pytest.mark.parametrize(
     "change, reason", [(other_manifest, "digest"), (other_layer, "digest"), (elsewhere, "answers 307")]
 )
-def test_a_registry_is_not_believed(tmp_path, change, reason):
+def test_registry_answers_are_verified(tmp_path, change, reason):
     image = Image(layer(("a", os.urandom(4000))), Cmd=["/a"])
     with registry(image, index=True, change=change) as (address, _):
         assert reason in refusal(tmp_path, f"{address}/me/it:v1")
@@ -100,7 +100,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_a_hostile_layer_is_refused_in_one_line_and_writes_nothing_outside(tmp_path, kind):
+def test_hostile_layer_is_refused_and_writes_nothing_outside(tmp_path, kind):
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "kept").write_text("kept")
@@ -138,7 +138,7 @@ def zstd_frame(kind):
         ("junk", "a zstd frame: "),
     ],
 )
-def test_a_hostile_layer_in_zstd_is_refused_in_one_line(tmp_path, kind, reason):
+def test_hostile_zstd_layer_is_refused_in_one_line(tmp_path, kind, reason):
     image = Image(layer(("a", b"")), Cmd=["/a"])
     hostile = zstd_frame(kind)
     uri = image.write(tmp_path / "image")
@@ -157,7 +157,7 @@ def test_a_hostile_layer_in_zstd_is_refused_in_one_line(tmp_path, kind, reason):
     assert reason in refusal(tmp_path, str(tmp_path / "whole"))
 
 
-def test_a_damaged_image_is_refused_in_one_line(tmp_path):
+def test_damaged_image_is_refused_in_one_line(tmp_path):
     good = Image(layer(("a", os.urandom(5000))), compress="gzip", Cmd=["/a"])
     blob = "blobs/sha256/" + good.descriptor(good.layers[0])["digest"][7:]
     uri = good.write(tmp_path / "image")

@@ -60,7 +60,7 @@ def test_header_bombs_are_refused(worker):
     assert status(talk(worker, b"GET /" + b"x" * (1 << 20) + b" HTTP/1.1\r\n\r\n")) in (414, 431, None)
 
 
-def test_what_is_not_http_is_refused(worker):
+def test_non_http_input_is_refused(worker):
     for data in [
         b"\0" * 1000,
         b"GET\r\n\r\n",
@@ -72,7 +72,7 @@ def test_what_is_not_http_is_refused(worker):
     assert status(talk(worker, both, until_closed=False)) in (400, 403, None)
 
 
-def test_slow_senders_hold_up_nobody(worker, client):
+def test_slow_senders_delay_no_request(worker, client):
     slow = []
     for index in range(200):
         connection = socket.create_connection(("127.0.0.1", worker.port), timeout=60)
@@ -87,7 +87,7 @@ def test_slow_senders_hold_up_nobody(worker, client):
         connection.close()
 
 
-def test_bodies_longer_than_allowed_are_refused_before_they_are_read(worker):
+def test_oversized_bodies_are_refused_unread(worker):
     assert status(talk(worker, POST + b"Content-Length: 99999999999\r\n\r\n", until_closed=False)) == 413
     body = b"".join(b"100000\r\n" + b" " * (1 << 20) + b"\r\n" for _ in range(7)) + b"0\r\n\r\n"
     refused = talk(worker, POST + b"Transfer-Encoding: chunked\r\n\r\n" + body, until_closed=False)
@@ -128,7 +128,7 @@ def test_pages_in_browsers_cannot_reach_the_api(worker):
     assert request(worker, "GET", "/2015-03-31/functions", headers={"Host": "localhost:1"})[0] == 200
 
 
-def test_archives_that_reach_out_or_swell_are_refused(client):
+def test_escaping_and_oversized_archives_are_refused(client):
     def refusal(archive):
         with pytest.raises(client.exceptions.InvalidParameterValueException) as caught:
             client.update_function_code(FunctionName="neighbour", ZipFile=archive)
@@ -179,6 +179,6 @@ FIELDS = [
     st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=6).map(lambda body: json.dumps(body).encode())
     | st.binary(max_size=60),
 )
-def test_no_request_is_answered_with_a_failure_of_the_worker(worker, method, version, path, body):
+def test_no_request_causes_a_server_error(worker, method, version, path, body):
     code, _, answer = request(worker, method, f"/{version}{path}", body)
     assert code < 500, (code, answer)

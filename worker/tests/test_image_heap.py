@@ -63,7 +63,7 @@ def asked(running, name, uri, **settings):
 
 
 @pytest.mark.parametrize("libc", ["glibc", "musl"])
-def test_programs_of_an_image_run_on_the_heap_after_what_it_preloads_itself(running, place, libc):
+def test_image_programs_load_the_heap_after_their_own_preloads(running, place, libc):
     uri = image(place, libc, Env=["PATH=/bin"])
     assert asked(running, libc, uri) == {"malloc": HEAP, "preloaded": HEAP, "pages": "base", "theirs": 0}
     uri = image(place, libc, Env=["PATH=/bin", f"LD_PRELOAD={THEIRS}"])
@@ -74,12 +74,12 @@ def test_programs_of_an_image_run_on_the_heap_after_what_it_preloads_itself(runn
     assert HEAP not in answer["malloc"] and answer["preloaded"] == THEIRS and answer["theirs"] == 1
 
 
-def test_a_static_program_of_an_image_runs_as_it_is(running, place):
+def test_static_image_program_runs_unchanged(running, place):
     answer = asked(running, "static", image(place, "static", Env=["PATH=/bin"]))
     assert answer == {"malloc": "", "preloaded": HEAP, "pages": "base", "theirs": 0}
 
 
-def test_without_the_heap_an_image_gets_nothing(place):
+def test_without_heap_an_image_has_no_preload(place):
     with Worker("--code-from", str(place), "--without", "heap") as running:
         answer = asked(running, "none", image(place, "glibc", Env=["PATH=/bin"]))
         assert HEAP not in answer["malloc"] and answer["preloaded"] == answer["pages"] == ""

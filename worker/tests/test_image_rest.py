@@ -41,7 +41,7 @@ def merged(running, name):
     return {event["instance"] for event in running.events("merge") if event["function"] == name}
 
 
-def test_idle_instances_of_an_image_share_their_pages_and_with_no_other_function(running, place):
+def test_idle_image_instances_share_pages_within_their_function(running, place):
     client = running.client()
     uri = image(place / "python.tar")
     for name, count in [("one", 2), ("other", 1)]:
@@ -69,7 +69,7 @@ def test_idle_instances_of_an_image_share_their_pages_and_with_no_other_function
     until(lambda: not running.stores(), running.left)
 
 
-def test_an_image_whose_python_cannot_load_the_libraries_runs_without_resting(running, place):
+def test_image_without_loadable_libraries_runs_without_resting(running, place):
     client = running.client()
     create_image(client, "bare", image(place / "bare.tar", layer(CTYPES)))
     first, error = invoke(client, "bare", {"hold": 1})

@@ -60,7 +60,7 @@ def python_image(base, *more, compress=None, **config):
     return Image(*base, layer(("var/task/app.py", APP.encode())), *more, compress=compress, **config)
 
 
-def test_an_image_in_a_folder_an_archive_of_either_kind_and_compressed(running, place, base):
+def test_image_from_folder_or_archive_plain_or_compressed(running, place, base):
     client = running.client()
     image = python_image(base)
     uris = {
@@ -113,7 +113,7 @@ def mounts(process):
     return [line.split()[3] for line in lines]
 
 
-def test_what_the_image_says_may_be_replaced(running, place, base):
+def test_image_config_overrides_settings_of_the_image(running, place, base):
     client = running.client()
     uri = python_image(base).archive(place / "config.tar")
     create_image(client, "config", uri, ImageConfig={"Command": ["app.other"]}, Publish=True)
@@ -148,7 +148,7 @@ def test_what_the_image_says_may_be_replaced(running, place, base):
     assert invoke(client, "config", {}) == ("new", None)
 
 
-def test_later_layers_replace_hide_and_name_again_what_earlier_ones_have(running, place, base):
+def test_later_image_layers_replace_hide_and_relink_earlier_files(running, place, base):
     first = layer(
         ("d/gone", b"1"),
         ("d/stays", b"1"),
@@ -186,7 +186,7 @@ def test_later_layers_replace_hide_and_name_again_what_earlier_ones_have(running
     assert answer["stat"] == {"/strong": ["0o100755", 1], "/d/again": ["0o100644", 2]}
 
 
-def test_an_image_from_a_registry_that_the_operator_has_named(place, base):
+def test_image_from_an_allowed_registry(place, base):
     image = python_image(base, compress="gzip")
     with registry(image, index=True) as (address, asked), Worker("--image-registry", address) as running:
         client = running.client()
@@ -208,7 +208,7 @@ def test_an_image_from_a_registry_that_the_operator_has_named(place, base):
                 create_image(client, "elsewhere", uri)
 
 
-def test_callers_name_only_images_that_everybody_may_read_in_the_operators_folders(running, place, tmp_path):
+def test_callers_name_only_readable_images_in_allowed_folders(running, place, tmp_path):
     client = running.client()
     image = Image(layer(("a", b"x")), Cmd=["/a"])
 
@@ -237,7 +237,7 @@ def test_callers_name_only_images_that_everybody_may_read_in_the_operators_folde
     refused(f"oci-archive:{place}/pipe.tar", "is no file|not all")
 
 
-def test_the_operators_images_are_unpacked_once_and_for_good(tmp_path, base):
+def test_template_images_are_unpacked_once(tmp_path, base):
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "mayfly/worker"
     own = tmp_path / "cache/mayfly/worker"
     own.mkdir(parents=True)
@@ -267,7 +267,7 @@ Resources:
             (tmp_path / "image/blobs/sha256" / name).unlink(missing_ok=True)
 
 
-def test_images_of_callers_survive_the_worker_and_go_with_their_functions(tmp_path, place, base):
+def test_api_images_survive_the_worker_until_their_functions_are_deleted(tmp_path, place, base):
     arguments = ["--state", str(tmp_path / "state"), "--code-from", str(place)]
     uri = python_image(base).archive(place / "kept.tar")
     with Worker(*arguments) as running:
@@ -297,7 +297,7 @@ done
     not shutil.which("podman") or not shutil.which("busybox"), reason="builds an image by podman, of busybox"
 )
 @pytest.mark.parametrize("kind", ["oci-archive", "docker-archive", "oci-dir", "zstd"])
-def test_an_image_that_podman_has_built_and_saved(running, place, kind):
+def test_image_built_and_saved_by_podman(running, place, kind):
     context = place / "context"
     context.mkdir(exist_ok=True)
     shutil.copy(shutil.which("busybox"), context / "busybox")

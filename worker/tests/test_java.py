@@ -35,7 +35,7 @@ def running(root, place, running):
 TABLE = "tea, cake\n2, 1\n1.5, 3\n"
 
 
-def test_java_with_packages_of_maven_central(running):
+def test_java_with_maven_packages(running):
     client = running.client()
     for _ in range(2):
         answer, error = invoke(client, "totals", {"csv": TABLE})
@@ -46,7 +46,7 @@ def test_java_with_packages_of_maven_central(running):
     assert len([event for event in logged if "added up 2 rows" in event["message"]]) == 2
 
 
-def test_what_java_throws_is_what_the_caller_is_told(running):
+def test_java_exceptions_are_returned_to_the_caller(running):
     client = running.client()
     for event, reason in [
         ({}, "csv: the table is missing"),

@@ -68,7 +68,7 @@ def test_lines_are_found_by_group_stream_time_and_pattern(running):
     assert found()[: len(everything)] == everything, "what it said stays"
 
 
-def test_an_instance_that_is_ended_has_nothing_to_complain_of(running):
+def test_ended_instance_logs_no_connection_error(running):
     client, logs = running.client(), running.client(service="logs")
     create(client, "leaves", zipped(app_py="def handler(event, context): print('here')"))
     for _ in range(3):
@@ -81,7 +81,7 @@ def test_an_instance_that_is_ended_has_nothing_to_complain_of(running):
     client.delete_function(FunctionName="leaves")
 
 
-def test_only_who_may_call_may_read():
+def test_reading_logs_needs_the_key():
     keys = {"MAYFLY_ACCESS_KEY_ID": "AKID", "MAYFLY_SECRET_ACCESS_KEY": "s3cret"}
     with Worker(environment=keys) as running:
         assert running.client("AKID", "s3cret", service="logs").describe_log_groups()["logGroups"] == []

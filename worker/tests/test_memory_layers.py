@@ -17,7 +17,7 @@ def several(client, name, event, count):
         return list(threads.map(lambda _: invoke(client, name, event), range(count)))
 
 
-def test_idle_instances_of_a_function_share_their_pages():
+def test_idle_instances_of_a_function_share_pages():
     with Worker(TEMPLATE) as running:
         client = running.client()
         table = {"do": "hold", "mib": 25, "seconds": 1}
@@ -43,7 +43,7 @@ def test_idle_instances_of_a_function_share_their_pages():
         assert not running.stores()
 
 
-def test_instances_are_told_as_much_whatever_their_number():
+def test_environment_size_is_independent_of_the_instance_number():
     """A longer environment moves what is allocated later: the tenth instance shared little with the ninth."""
     with Worker(TEMPLATE) as running:
         client = running.client()
@@ -58,7 +58,7 @@ def test_instances_are_told_as_much_whatever_their_number():
 
 
 @pytest.mark.parametrize("advise", ["named", "whole"])
-def test_instances_advise_what_their_code_names_or_all(advise):
+def test_advise_option_selects_named_or_all_memory(advise):
     with Worker(TEMPLATE, "--advise", advise) as running:
         client = running.client()
         client.update_function_configuration(FunctionName="probe", Timeout=60)
@@ -86,7 +86,7 @@ def test_instances_advise_what_their_code_names_or_all(advise):
         assert [answer for answer, _ in several(client, "probe", {"do": "check"}, 2)] == [True] * 2
 
 
-def test_memory_that_is_shared_is_zero_after_its_contents_were_given_up():
+def test_shared_memory_reads_zero_after_madv_dontneed():
     with Worker(TEMPLATE) as running:
         client = running.client()
         client.update_function_configuration(FunctionName="probe", Timeout=60)
@@ -100,7 +100,7 @@ def test_memory_that_is_shared_is_zero_after_its_contents_were_given_up():
         assert several(client, "probe", {"do": "drop"}, 2) == [(True, None)] * 2
 
 
-def test_the_model_functions_name_what_is_alike_and_run_where_nothing_is_merged():
+def test_model_functions_advise_their_weights_and_run_without_merge():
     with Worker(str(ROOT / "functions/template.yaml")) as running:
         client = running.client()
         for name, mib in [("image", 30), ("text", 80)]:
@@ -111,7 +111,7 @@ def test_the_model_functions_name_what_is_alike_and_run_where_nothing_is_merged(
         assert [invoke(running.client(), name, {"seed": 1})[1] for name in ("image", "text")] == [None] * 2
 
 
-def test_an_instance_that_never_had_work_shares_its_pages_too():
+def test_instance_without_work_shares_its_pages():
     with Worker(TEMPLATE, "--advise", "whole") as running:
         client = running.client()
 
@@ -126,7 +126,7 @@ def test_an_instance_that_never_had_work_shares_its_pages_too():
         assert all(error is None for _, error in answers), answers
 
 
-def test_an_instance_with_little_memory_left_is_not_merged(client, worker):
+def test_instance_near_its_memory_limit_is_not_merged(client, worker):
     for name, mib in [("single", 80), ("neighbour", 8)]:  # of 128
         client.update_function_configuration(FunctionName=name, Description="full, or not")
         assert invoke(client, name, {"do": "hold", "mib": mib, "seconds": 0})[1] is None
@@ -140,7 +140,7 @@ def test_an_instance_with_little_memory_left_is_not_merged(client, worker):
     assert invoke(client, "single", {"do": "check"}) == (True, None)
 
 
-def test_an_instance_that_could_not_merge_at_its_rest_tries_again():
+def test_failed_merge_is_retried_while_idle():
     with Worker(TEMPLATE) as running:
         client = running.client()
         assert invoke(client, "single", {"do": "start_thread", "seconds": 10})[1] is None
@@ -152,7 +152,7 @@ def test_an_instance_that_could_not_merge_at_its_rest_tries_again():
         assert first["message"].startswith("not merged: ") and last["bytes"] >= 25 << 20, (first, last)
 
 
-def test_functions_share_with_no_other(client, worker):
+def test_functions_have_separate_stores(client, worker):
     for name in ["probe", "neighbour"]:
         assert invoke(client, name, {"do": "count"})[1] is None
     until(lambda: len(worker.stores()) >= 2, worker.log)  # one each
@@ -169,7 +169,7 @@ def test_functions_share_with_no_other(client, worker):
             assert int(fields["CapEff"], 16) == 1 << 28, "the right to ask for leases, and no other"
 
 
-def test_a_store_that_dies_is_started_anew_for_the_instances_that_are_there():
+def test_dead_store_is_restarted_for_its_instances():
     with Worker(TEMPLATE) as running:
         client = running.client()
 
@@ -196,7 +196,7 @@ def test_a_store_that_dies_is_started_anew_for_the_instances_that_are_there():
         until(lambda: not running.stores(), running.left)
 
 
-def test_only_the_userfaultfd_that_stops_no_system_call_is_allowed(client):
+def test_only_user_mode_userfaultfd_is_allowed(client):
     call = (
         "import ctypes as c; libc = c.CDLL(None, use_errno=True); print(libc.syscall(323, {}), c.get_errno())"
     )
@@ -205,7 +205,7 @@ def test_only_the_userfaultfd_that_stops_no_system_call_is_allowed(client):
 
 
 @pytest.mark.parametrize("without", ["heap", "merge", "heap,merge"])
-def test_each_layer_can_be_left_out(without):
+def test_each_layer_can_be_disabled(without):
     with Worker(TEMPLATE, "--without", without) as running:
         client = running.client()
         libraries = shell(client, "cat /proc/$PPID/maps")
@@ -220,7 +220,7 @@ def test_each_layer_can_be_left_out(without):
         until(lambda: len(running.stores()) == (0 if "merge" in without else 1), running.left)
 
 
-def test_work_that_comes_during_a_rest_is_not_lost(client):
+def test_request_during_a_rest_is_not_lost(client):
     # Longer pauses than an instance waits before it rests, and shorter ones.
     for pause in [0.28, 0.3, 0.31, 0.32, 0.35, 0.4]:
         for _ in range(3):
@@ -228,7 +228,7 @@ def test_work_that_comes_during_a_rest_is_not_lost(client):
             time.sleep(pause)
 
 
-def test_an_instance_with_a_thread_at_work_is_left_as_it_is(worker, client):
+def test_instance_with_a_busy_thread_is_not_merged(worker, client):
     client.update_function_configuration(FunctionName="neighbour", Description="threads")
     invoke(client, "neighbour", {"do": "hold", "mib": 8, "seconds": 0})
     invoke(client, "neighbour", {"do": "start_thread"})

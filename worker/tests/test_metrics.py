@@ -43,7 +43,7 @@ def figures(text):
     return found
 
 
-def test_every_figure_is_described_once_and_has_its_unit_in_its_name(text, figures):
+def test_every_metric_has_one_description_and_a_unit(text, figures):
     described = re.findall(r"^# TYPE (\S+) (counter|gauge|histogram)$", text, re.M)
     helped = re.findall(r"^# HELP (\S+) \S", text, re.M)
     names = [name for name, _ in described]
@@ -57,7 +57,7 @@ def test_every_figure_is_described_once_and_has_its_unit_in_its_name(text, figur
         assert kind != "gauge" or name in figures, f"{name} has no value"
 
 
-def test_figures_are_those_of_what_was_served(figures):
+def test_metrics_count_served_requests(figures):
     def value(name, **labels):
         return sum(value for pairs, value in figures[name] if labels.items() <= pairs.items())
 
@@ -69,7 +69,7 @@ def test_figures_are_those_of_what_was_served(figures):
     assert value("mayfly_memory_limit_bytes") == 1500 << 20
 
 
-def test_the_dashboard_asks_only_for_what_is_there(figures):
+def test_dashboard_queries_only_existing_metrics(figures):
     dashboard = json.loads(DASHBOARD.read_text())
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     assert len(asked) > 15

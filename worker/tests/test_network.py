@@ -108,7 +108,7 @@ def connects(client, address, port, name="reaches"):
     return shell(client, f'python3.11 -c "{code}" 2>/dev/null', name) == "yes"
 
 
-def test_the_host_forwards_until_the_last_worker_has_ended(server):
+def test_host_forwards_until_the_last_worker_exits(server):
     FORWARDING.write_text("0")
     template = TEMPLATE
 
@@ -124,7 +124,7 @@ def test_the_host_forwards_until_the_last_worker_has_ended(server):
             assert second.stop() == 0 and FORWARDING.read_text().strip() == "0"
 
 
-def test_a_function_fetches_from_a_server_outside(outside, server):
+def test_function_reaches_an_outside_server(outside, server):
     client = outside.client()
     # More than one packet holds.
     fetch = f"import urllib.request; print(len(urllib.request.urlopen('{server}', timeout=10).read()))"
@@ -133,7 +133,7 @@ def test_a_function_fetches_from_a_server_outside(outside, server):
     assert shell(client, "cat /proc/net/dev | grep -c :", "closed") == "1"
 
 
-def test_the_host_and_other_instances_are_out_of_reach(outside):
+def test_host_and_other_instances_are_unreachable(outside):
     client = outside.client()
     for other in outside.others:
         assert_apart(outside, client, other)
@@ -163,7 +163,7 @@ def assert_apart(outside, client, other):
     assert came.returncode != 0
 
 
-def test_an_interface_goes_with_its_instance_and_the_rules_with_the_next_worker(outside):
+def test_worker_removes_its_rules_and_no_interface_of_others(outside):
     client = outside.client()
     assert invoke(client, "reaches", {"do": "count"})[1] is None
     links = {path.name for path in pathlib.Path("/sys/class/net").glob("mf*-*")}

@@ -43,7 +43,7 @@ export const handler = async (event, context) => {
 """
 
 
-def test_a_module_with_a_promise(node):
+def test_module_handler_returns_a_promise(node):
     made(node, "module", files={"index.mjs": MODULE})
     first, error = invoke(node, "module", {"a": "é"})
     assert error is None, first
@@ -87,7 +87,7 @@ def test_callbacks_and_the_event_loop(node):
         assert invoke(node, name, {}) == (None, None), "nothing is left to wait for"
 
 
-def test_what_fails_outside_the_handler_is_told(node):
+def test_failures_outside_the_handler_are_reported(node):
     for name, kind, text in [
         ("thrown", "RangeError", "outside"),
         ("rejected", "Runtime.UnhandledPromiseRejection", "nobody looks"),
@@ -100,7 +100,7 @@ def test_what_fails_outside_the_handler_is_told(node):
             assert text in answer["errorMessage"]
 
 
-def test_code_that_cannot_be_loaded_says_why(node):
+def test_load_errors_are_reported_by_kind(node):
     for name, handler, files, kind in [
         ("missing", "none.handler", {"index.js": ""}, "Runtime.ImportModuleError"),
         ("absent", "index.handler", {"index.js": "require('nowhere')"}, "Runtime.ImportModuleError"),
@@ -114,7 +114,7 @@ def test_code_that_cannot_be_loaded_says_why(node):
         assert (error, answer["errorType"]) == ("Unhandled", kind), answer
 
 
-def test_a_layer_with_packages(node):
+def test_layer_packages_can_be_required(node):
     content = zipped(**{"nodejs/node_modules/shared/index.js": "module.exports = 'of a layer';"})
     arn = node.publish_layer_version(LayerName="packages", Content={"ZipFile": content})["LayerVersionArn"]
     files = {"index.js": "const shared = require('shared'); exports.handler = async () => shared;"}

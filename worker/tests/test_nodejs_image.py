@@ -41,7 +41,7 @@ SCHEMA = {
 
 
 @pytest.mark.parametrize("major", ["20", "22"])
-def test_aws_own_client_with_packages_of_npm(running, major):
+def test_aws_client_with_npm_packages(running, major):
     if major == "20" and version() != "20":
         pytest.skip("this host has no Node.js 20")
     client, name = running.client(), f"node{major}"

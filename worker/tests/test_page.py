@@ -40,7 +40,7 @@ def picture(browser, name):
 CHARTS = ["Memory by layer", "Memory of an instance", "Instances", "Requests", "Latency"]
 
 
-def test_the_page_is_complete_without_its_script(served):
+def test_page_is_complete_without_its_script(served):
     html = served.get("/")
     for chart in CHARTS:
         assert html.count(f"<figcaption><h2>{chart}</h2>") == 1
@@ -48,7 +48,7 @@ def test_the_page_is_complete_without_its_script(served):
     assert "probe" in html and "://" not in html
 
 
-def test_the_page_in_a_browser(browser, served):
+def test_page_renders_in_a_browser(browser, served):
     browser.resize(1280, 1500)
     browser.scheme("light")
     browser.open(served.url + "/?minutes=1")
@@ -91,7 +91,7 @@ def test_numbers_follow_the_pointer(browser, served):
     assert browser.complaints() == []
 
 
-def test_it_refreshes_itself_and_stays_as_it_was_opened(browser, served):
+def test_page_refreshes_and_keeps_open_sections(browser, served):
     browser.open(served.url + "/?minutes=1")
     browser.value("window.marked = true; document.querySelector('details').open = true")
     answered = "+document.querySelectorAll('.tiles strong')[1].textContent"
@@ -105,7 +105,7 @@ def test_it_refreshes_itself_and_stays_as_it_was_opened(browser, served):
 
 
 @pytest.mark.parametrize("width", [320, 500, 900, 1280, 2000])
-def test_nothing_sticks_out_at_any_width(browser, served, width):
+def test_page_fits_any_width(browser, served, width):
     browser.resize(width, 1000)
     browser.open(served.url + "/")
     browser.value("document.querySelector('details').open = true")
@@ -113,7 +113,7 @@ def test_nothing_sticks_out_at_any_width(browser, served, width):
     picture(browser, f"page-{width}")
 
 
-def test_dark_is_dark_and_light_is_light(browser, served):
+def test_page_follows_the_colour_scheme(browser, served):
     browser.resize(1280, 1500)
     colour = "getComputedStyle(document.body).backgroundColor"
     brightness = f"{colour}.match(/\\d+/g).slice(0, 3).reduce((a, b) => a + +b, 0)"
@@ -125,7 +125,7 @@ def test_dark_is_dark_and_light_is_light(browser, served):
     browser.scheme("light")
 
 
-def test_the_report_is_one_file_that_needs_nothing(browser, served, tmp_path):
+def test_report_is_one_self_contained_file(browser, served, tmp_path):
     kept, html = tmp_path / "run.json", tmp_path / "report.html"
     address = served.url.removeprefix("http://")
     made = subprocess.run(
@@ -151,7 +151,7 @@ def test_the_report_is_one_file_that_needs_nothing(browser, served, tmp_path):
     assert browser.asked_for() == [html.as_uri()] or browser.asked_for() == [html.as_uri(), "data:,"]
 
 
-def test_a_worker_that_is_gone_is_said_to_be(browser):
+def test_page_shows_a_stopped_worker(browser):
     with Worker(TEMPLATE) as running:
         browser.open(running.url + "/")
         assert browser.value("document.querySelector('#live').className") == ""

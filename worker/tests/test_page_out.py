@@ -38,7 +38,7 @@ def template(tmp_path_factory):
 
 
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))
-def test_an_idle_instance_goes_to_the_swap_and_comes_back_as_it_was(template):
+def test_idle_instance_is_paged_out_and_restored(template):
     with compressed_swap(), Worker(template, "--without", "heap,merge") as worker:
         client = worker.client()
         before = {name: invoke(client, name) for name in ("Goes", "Stays")}
@@ -59,7 +59,7 @@ def test_an_idle_instance_goes_to_the_swap_and_comes_back_as_it_was(template):
         assert {event["function"] for event in worker.events("page_out")} == {"Goes"}
 
 
-def test_without_swap_nothing_happens_and_it_is_said(template):
+def test_page_out_without_swap_is_reported(template):
     with open("/proc/swaps") as swaps:
         if len(swaps.readlines()) > 1:
             pytest.skip("this host has swap")

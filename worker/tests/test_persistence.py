@@ -33,7 +33,7 @@ def code(answer):
     return zipped(app_py=ANSWER.format(answer=answer))
 
 
-def test_functions_layers_versions_and_what_is_said_of_them_survive(tmp_path):
+def test_functions_layers_versions_and_settings_survive(tmp_path):
     state = ["--state", str(tmp_path / "state"), *PLAIN]
     with Worker(*state) as running:
         client = running.client()
@@ -80,7 +80,7 @@ def test_functions_layers_versions_and_what_is_said_of_them_survive(tmp_path):
         assert len(list((tmp_path / "state/code").iterdir())) == 6
 
 
-def test_the_template_has_the_last_word_and_others_are_left_alone(tmp_path):
+def test_template_overrides_its_own_functions_only(tmp_path):
     state = ["--state", str(tmp_path), *PLAIN]
     with Worker(TEMPLATE, *state) as running:
         client = running.client()
@@ -95,7 +95,7 @@ def test_the_template_has_the_last_word_and_others_are_left_alone(tmp_path):
         running.wait_for("neighbour is the template's")
 
 
-def test_a_worker_that_does_not_come_up_takes_nothing_away(tmp_path):
+def test_failed_worker_start_loses_no_state(tmp_path):
     state = ["--state", str(tmp_path), *PLAIN]
     with Worker(*state) as running:
         create(running.client(), "mine", code("1"))
@@ -110,7 +110,7 @@ def test_a_worker_that_does_not_come_up_takes_nothing_away(tmp_path):
         assert invoke(running.client(), "mine") == (1, None)
 
 
-def test_one_whose_code_is_gone_is_told_of_and_holds_up_nobody(tmp_path):
+def test_function_with_missing_code_is_logged_and_skipped(tmp_path):
     state = ["--state", str(tmp_path), *PLAIN]
     with Worker(*state) as running:
         client = running.client()
@@ -126,7 +126,7 @@ def test_one_whose_code_is_gone_is_told_of_and_holds_up_nobody(tmp_path):
         assert invoke(running.client(), "whole") == (2, None)
 
 
-def test_kills_at_any_moment_lose_nothing_that_was_accepted(tmp_path):
+def test_kills_at_any_moment_lose_nothing_accepted(tmp_path):
     """What was answered is there, and each event that was accepted is run, by this worker or the next."""
     state = ["--state", str(tmp_path), *PLAIN]
     choose = random.Random(11)

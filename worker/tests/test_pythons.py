@@ -96,13 +96,13 @@ def check(running, name, version):
 
 
 @pytest.mark.parametrize("version", ["3.9", "3.10", "3.11", "3.12"])
-def test_a_function_of_a_template(running, version):
+def test_template_function_runs_on_its_python(running, version):
     if version not in [*FOUND, "3.11"]:
         pytest.skip(f"this machine has no Python {version} of its own")
     check(running, f"V{version.replace('.', '')}", version)
 
 
-def test_a_function_that_a_caller_makes(running):
+def test_api_function_runs_on_its_python(running):
     """Of a version that nobody else has: the runtime's client is fetched when it is made."""
     if "3.13" not in FOUND:
         pytest.skip("this machine has no Python 3.13 of its own")

@@ -67,7 +67,7 @@ def came_again(running, wanted):
     return [body for body, count, _ in got(running) if body == wanted and int(count) > 1]
 
 
-def test_each_message_is_done_and_deleted(template):
+def test_each_message_is_processed_and_deleted(template):
     with served("orders") as queues:
         path = template(ARN.format("orders"), ", BatchSize: 4")
         with Worker(path, "--queues", queues.address) as running:
@@ -81,7 +81,7 @@ def test_each_message_is_done_and_deleted(template):
             assert "Events.Web: events of Type Api are not supported" in running.log()
 
 
-def test_a_batch_that_fails_comes_again_whole(template):
+def test_failed_batch_is_delivered_again_whole(template):
     path = template(ARN.format("orders"))
     with served("orders") as queues, Worker(path, "--queues", queues.address) as running:
         queues.send("orders", ["poison"])
@@ -91,7 +91,7 @@ def test_a_batch_that_fails_comes_again_whole(template):
         running.wait_for("1 messages of orders: .*all of them")
 
 
-def test_of_a_batch_that_fails_in_part_the_rest_is_deleted(template):
+def test_partially_failed_batch_deletes_the_rest(template):
     with served("some") as queues:
         queues.send("some", ["poison", "a", "b", "c"])
         more = PARTIAL + ", BatchSize: 20, MaximumBatchingWindowInSeconds: 1"
@@ -101,7 +101,7 @@ def test_of_a_batch_that_fails_in_part_the_rest_is_deleted(template):
             until(lambda: came_again(running, "poison"), running.log)
 
 
-def test_what_a_killed_worker_had_comes_again(template):
+def test_messages_of_a_killed_worker_are_delivered_again(template):
     with served("orders") as queues:
         path = template(ARN.format("orders"), ", BatchSize: 1")
         with Worker(path, "--queues", queues.address) as running:
@@ -114,7 +114,7 @@ def test_what_a_killed_worker_had_comes_again(template):
             running.stop(signal.SIGKILL)
 
 
-def test_a_server_that_goes_and_a_template_that_changes(template):
+def test_queue_server_restart_and_template_reload(template):
     with served("orders", "other") as queues:
         path = template(ARN.format("orders"))
         with Worker(path, "--queues", queues.address) as running:
@@ -153,7 +153,7 @@ def test_a_server_that_goes_and_a_template_that_changes(template):
         ),
     ],
 )
-def test_what_cannot_be_is_said(template, more, arguments, reason):
+def test_invalid_queue_settings_are_refused(template, more, arguments, reason):
     command = [MAYFLY, "up", template(ARN.format("orders"), more), "--listen", "127.0.0.1:0", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode != 0 and reason in done.stderr, done.stderr

@@ -18,7 +18,7 @@ def handler(event, context):
 """
 
 
-def test_a_function_knows_its_context(client):
+def test_function_receives_its_context(client):
     context = base64.b64encode(json.dumps({"custom": {"k": "é"}}).encode()).decode()
     answer, error = invoke(client, "probe", {"do": "echo"}, ClientContext=context)
     assert error is None, answer
@@ -31,13 +31,13 @@ def test_a_function_knows_its_context(client):
     assert environment["LD_PRELOAD"].endswith("libmayfly_heap.so")
 
 
-def test_a_start_compiles_nothing_and_imports_nothing_for_a_rest(client):
+def test_start_neither_compiles_nor_imports_for_a_rest(client):
     create(client, "started", zipped(app_py=STARTED))
     assert invoke(client, "started", {}) == ({"early": [], "compiled": True}, None)
     client.delete_function(FunctionName="started")
 
 
-def test_failures_are_told_as_lambda_does(client):
+def test_failures_are_reported_as_on_lambda(client):
     answer, error = invoke(client, "probe", {"do": "fail"})
     assert (error, answer["errorType"], answer["errorMessage"]) == ("Unhandled", "ValueError", "as asked")
     assert "stackTrace" in answer
@@ -50,7 +50,7 @@ def test_failures_are_told_as_lambda_does(client):
     assert answer["errorMessage"].endswith("Error: Runtime exited with error: signal: killed")
 
 
-def test_what_cannot_start_says_why_and_is_tried_anew(client):
+def test_failed_start_reports_its_reason_and_is_retried(client):
     for _ in range(2):
         answer, error = invoke(client, "unready")
         assert (error, answer["errorType"]) == ("Unhandled", "Runtime.ImportModuleError")
@@ -59,7 +59,7 @@ def test_what_cannot_start_says_why_and_is_tried_anew(client):
         assert (error, answer["errorType"]) == ("Unhandled", "Runtime.ExitError")
 
 
-def test_a_function_that_takes_too_long_is_ended(client):
+def test_function_ends_at_its_timeout(client):
     client.update_function_configuration(FunctionName="neighbour", Timeout=3)
     began = time.monotonic()
     answer, error = invoke(client, "neighbour", {"do": "sleep", "seconds": 30})
@@ -70,20 +70,20 @@ def test_a_function_that_takes_too_long_is_ended(client):
     client.update_function_configuration(FunctionName="neighbour", Timeout=5)
 
 
-def test_an_answer_may_be_large_but_not_too_large(client):
+def test_answer_size_is_limited(client):
     answer, error = invoke(client, "probe", {"do": "large", "bytes": 6 * 1024 * 1024 - 2})
     assert error is None and len(answer) == 6 * 1024 * 1024 - 2
     answer, error = invoke(client, "probe", {"do": "large", "bytes": 6 * 1024 * 1024 - 1})
     assert (error, answer["errorType"]) == ("Unhandled", "Function.ResponseSizeTooLarge")
 
 
-def test_an_instance_is_used_again(client):
+def test_idle_instance_is_reused(client):
     first, _ = invoke(client, "single", {"do": "count"})
     second, _ = invoke(client, "single", {"do": "count"})
     assert (second["pid"], second["calls"]) == (first["pid"], first["calls"] + 1)
 
 
-def test_a_runtime_whose_connection_has_ended_makes_another(client):
+def test_runtime_reconnects_after_its_connection_closes(client):
     """As the worker ends one that is idle for half a minute, because its function works for longer."""
     before, _ = invoke(client, "single", {"do": "count"})
     ended, error = invoke(client, "single", {"do": "hang_up"})
@@ -92,7 +92,7 @@ def test_a_runtime_whose_connection_has_ended_makes_another(client):
     assert error is None and after["pid"] == before["pid"]
 
 
-def test_calls_out_of_turn_are_refused(client):
+def test_runtime_calls_out_of_order_are_refused(client):
     answer, error = invoke(client, "raw", {})
     assert error is None, answer
     assert answer["early"] == {"response": [403, "InvalidStateTransition"], "unknown": [404, "UnknownPath"]}
@@ -104,7 +104,7 @@ def test_calls_out_of_turn_are_refused(client):
     assert "lambda-runtime-client-context" not in headers
 
 
-def test_a_runtime_of_its_own_may_fail_in_its_own_ways(client):
+def test_custom_runtime_reports_its_own_errors(client):
     assert invoke(client, "raw", "error") == ({"errorType": "Own", "errorMessage": "mine"}, "Unhandled")
     assert invoke(client, "raw", "unnamed error") == ({"errorType": "Own.Kind"}, "Unhandled")
     answer, error = invoke(client, "raw", "too large")

@@ -47,7 +47,7 @@ def lambda_handler(event, context):
 """
 
 
-def test_what_sam_build_leaves_is_served_as_it_is(tmp_path):
+def test_serves_sam_build_output_unchanged(tmp_path):
     code = tmp_path / "Hello"
     (code / "vendored-1.0.dist-info").mkdir(parents=True)
     (code / "vendored").mkdir()
@@ -79,7 +79,7 @@ def test_what_sam_build_leaves_is_served_as_it_is(tmp_path):
             running.wait_for(line)
 
 
-def test_nothing_is_accepted_that_is_not_done(client):
+def test_refuses_unsupported_settings(client):
     code = zipped(app_py="def handler(event, context): return 1")
     for setting, reason in [
         ({"ImageConfig": {"Command": ["a"]}}, "ImageConfig is not supported for"),
@@ -99,7 +99,7 @@ def test_nothing_is_accepted_that_is_not_done(client):
     client.delete_function(FunctionName="tagged")
 
 
-def test_an_event_survives_the_workers_death(tmp_path):
+def test_event_survives_a_killed_worker(tmp_path):
     template = str(HERE / "functions/template.yaml")
     state = str(tmp_path / "state")
 
@@ -127,6 +127,6 @@ def test_an_event_survives_the_workers_death(tmp_path):
         assert "RequestId" not in last.log(), "each is done"
 
 
-def test_the_caller_is_told_why_an_instance_ended(client):
+def test_caller_receives_the_reason_of_an_instance_end(client):
     answer, error = invoke(client, "neighbour", {"do": "fill_memory"})
     assert error == "Unhandled" and "memory of 128 MB used up" in answer["errorMessage"], answer

@@ -12,7 +12,7 @@ from calls import in_shell, invoke, until
 from conftest import HERE, MAYFLY, TEMPLATE, Worker, cgroups_of, descendants, lives
 
 
-def test_nothing_but_tmp_can_be_written(client):
+def test_only_tmp_is_writable(client):
     for place in [
         "/x",
         "/usr/x",
@@ -27,7 +27,7 @@ def test_nothing_but_tmp_can_be_written(client):
     assert in_shell(client, "touch /tmp/x && rm /tmp/x && echo x >/dev/null")["code"] == 0
 
 
-def test_files_and_processes_of_others_are_not_there(client, worker):
+def test_files_and_processes_of_others_are_hidden(client, worker):
     assert sorted(in_shell(client, "ls /")["out"].split()) == sorted(
         ["bin", "dev", "etc", "lib", "lib64", "opt", "proc", "sbin", "tmp", "usr", "var"]
         + [name for name in ["lib32"] if os.path.islink(f"/{name}")]
@@ -43,7 +43,7 @@ def test_files_and_processes_of_others_are_not_there(client, worker):
     assert "of-the-neighbour" not in everything and "GREETING" in everything
 
 
-def test_there_is_no_privilege_and_no_way_to_gain_one(client):
+def test_instance_has_and_gains_no_privilege(client):
     status = dict(
         line.split(":\t", 1)
         for line in in_shell(client, "cat /proc/self/status")["out"].splitlines()
@@ -66,7 +66,7 @@ def test_there_is_no_privilege_and_no_way_to_gain_one(client):
     assert in_shell(client, "kill -9 1; sleep 0.1; echo here")["out"] == "here\n"
 
 
-def test_the_network_is_only_the_own_loopback(client, worker):
+def test_network_is_loopback_only(client, worker):
     connect = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2)"
     for address, port in [("127.0.0.1", worker.port), ("10.0.0.1", 80), ("192.0.2.1", 80)]:
         assert in_shell(client, f'python3.11 -c "{connect}" {address} {port}')["code"] != 0, address
@@ -88,7 +88,7 @@ def test_the_network_is_only_the_own_loopback(client, worker):
         ("sleep", ["Sandbox.Timedout"], "did not answer in 5 s"),
     ],
 )
-def test_neighbours_hold_while_one_runs_wild(client, worker, do, errors, log):
+def test_runaway_function_leaves_its_neighbour_responsive(client, worker, do, errors, log):
     def neighbours_seconds():
         began = time.monotonic()
         answer, error = invoke(client, "neighbour", {"do": "count"})
@@ -127,7 +127,7 @@ def test_neighbours_hold_while_one_runs_wild(client, worker, do, errors, log):
     assert any(invoke(client, "probe", {"do": "count"})[1] is None for _ in range(2))
 
 
-def test_nothing_is_left_when_the_worker_ends():
+def test_worker_exit_leaves_no_process_or_cgroup():
     with Worker(TEMPLATE) as running:
         client = running.client()
         for name in ["probe", "neighbour"]:
@@ -140,7 +140,7 @@ def test_nothing_is_left_when_the_worker_ends():
         assert not cgroups_of(running.process.pid)
 
 
-def test_nothing_survives_a_worker_that_is_killed():
+def test_killed_worker_leaves_no_process():
     with Worker(TEMPLATE) as running:
         client = running.client()
         with concurrent.futures.ThreadPoolExecutor(2) as threads:
@@ -156,7 +156,7 @@ def test_nothing_survives_a_worker_that_is_killed():
         assert not cgroups_of(running.process.pid), "until the next worker comes"
 
 
-def test_instances_end_when_they_are_not_used(worker, client):
+def test_unused_instances_end(worker, client):
     before = len(worker.descendants())
     client.update_function_configuration(FunctionName="probe", Description="changed")
     invoke(client, "probe", {"do": "count"})

@@ -30,7 +30,7 @@ def joined(parts):
     return b"".join(part for _, part in parts)
 
 
-def test_parts_come_while_the_function_makes_them(client):
+def test_streams_parts_as_the_function_writes_them(client):
     parts, end = streamed(client, "raw", "stream slowly", LogType="Tail")
     assert joined(parts) == b"onetwothree"
     # It waits 1 s after each.
@@ -38,14 +38,14 @@ def test_parts_come_while_the_function_makes_them(client):
     assert "ErrorCode" not in end and "END RequestId" in base64.b64decode(end["LogResult"]).decode()
 
 
-def test_who_does_not_ask_for_parts_gets_the_whole(client):
+def test_plain_invoke_returns_the_whole_stream(client):
     answer = client.invoke(FunctionName="raw", Payload=json.dumps("stream"))
     assert answer["Payload"].read() == b"onetwothree" and "FunctionError" not in answer
     answer, error = invoke(client, "raw", "stream error")
     assert (answer["errorType"], error) == ("Own", "Unhandled")
 
 
-def test_a_function_that_streams_nothing_answers_in_one_part(client):
+def test_buffered_answer_is_one_stream_part(client):
     parts, end = streamed(client, "probe", {"do": "count"})
     assert json.loads(joined(parts))["calls"] >= 1 and end == {}
     parts, end = streamed(client, "probe", {"do": "fail"})
@@ -60,7 +60,7 @@ def test_a_function_that_streams_nothing_answers_in_one_part(client):
         ("stream much", "Function.ResponseSizeTooLarge"),
     ],
 )
-def test_what_fails_in_the_middle_is_said_at_the_end(client, event, code):
+def test_mid_stream_error_is_reported_in_the_last_event(client, event, code):
     parts, end = streamed(client, "raw", event)
     assert joined(parts)[:11] == b"onetwothree" and len(joined(parts)) <= 200 << 20
     assert end["ErrorCode"] == code, end
@@ -68,14 +68,14 @@ def test_what_fails_in_the_middle_is_said_at_the_end(client, event, code):
     assert joined(streamed(client, "raw", "stream")[0]) == b"onetwothree"
 
 
-def test_errors_before_the_first_part_are_errors_of_the_call(client):
+def test_errors_before_the_first_part_fail_the_call(client):
     with pytest.raises(ClientError, match="ResourceNotFound"):
         streamed(client, "nobody", 1)
     with pytest.raises(ClientError, match="InvocationType"):
         streamed(client, "raw", 1, InvocationType="Event")
 
 
-def test_a_caller_that_goes_away_harms_nobody(client):
+def test_caller_disconnect_leaves_the_function_usable(client):
     answer = client.invoke_with_response_stream(FunctionName="raw", Payload=json.dumps("stream much"))
     next(iter(answer["EventStream"]))
     answer["EventStream"].close()
@@ -131,14 +131,14 @@ def streaming(running):
 
 @needs_node
 @pytest.mark.parametrize("path", ["/", "/pipe"])
-def test_a_function_of_node_streams(streaming, path):
+def test_nodejs_function_streams(streaming, path):
     parts, end = streamed(streaming[0], "streams", {"path": path})
     assert joined(parts) == b"onetwothree" and end == {}
     assert parts[-1][0] - parts[0][0] > 0.2, parts
 
 
 @needs_node
-def test_errors_of_a_function_of_node(streaming):
+def test_nodejs_stream_errors(streaming):
     parts, end = streamed(streaming[0], "streams", {"path": "/early"})
     assert (parts, end["ErrorCode"]) == ([], "TypeError")
     parts, end = streamed(streaming[0], "streams", {"path": "/late"})
@@ -146,7 +146,7 @@ def test_errors_of_a_function_of_node(streaming):
 
 
 @needs_node
-def test_a_url_streams_with_status_headers_and_cookies(streaming):
+def test_function_url_streams_status_headers_and_cookies(streaming):
     client, url = streaming
     status, headers, parts = fetched(url, "/page")
     assert (status, headers["content-type"], headers["x-own"]) == (201, "text/html", "yes")

@@ -58,7 +58,7 @@ def attributes(of):
     return {one["key"]: next(iter(one["value"].values())) for one in of["attributes"]}
 
 
-def test_an_invocation_is_a_span_between_its_callers_and_its_functions():
+def test_invocation_span_links_caller_and_function():
     with collector() as (endpoint, received):
         with Worker(environment={"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}) as running:
             client = running.client()
@@ -98,7 +98,7 @@ def test_an_invocation_is_a_span_between_its_callers_and_its_functions():
         )
 
 
-def test_a_collector_that_is_away_holds_up_nobody():
+def test_unreachable_collector_delays_no_request():
     with Worker(environment={"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}) as running:
         client = running.client()
         create(client, "traced", CODE)
@@ -106,6 +106,6 @@ def test_a_collector_that_is_away_holds_up_nobody():
             assert invoke(client, "traced")[1] is None
 
 
-def test_an_endpoint_that_cannot_be_had_is_refused():
+def test_https_endpoint_is_refused():
     with pytest.raises(AssertionError, match="only http:// is supported"):
         Worker(environment={"OTEL_EXPORTER_OTLP_ENDPOINT": "https://collector.example"})

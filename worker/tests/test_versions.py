@@ -43,7 +43,7 @@ def text_of(client, name, **named):
     return answer["text"]
 
 
-def test_a_version_stays_as_it_was_published_and_an_alias_moves(client):
+def test_version_is_immutable_and_an_alias_moves(client):
     create(client, "kept", app("one"), Description="d")
     first = client.publish_version(FunctionName="kept", Description="the first")
     assert (first["Version"], first["Description"]) == ("1", "the first")
@@ -86,7 +86,7 @@ def test_a_version_stays_as_it_was_published_and_an_alias_moves(client):
     assert error_of(client.invoke, FunctionName="kept", Qualifier="2") == "ResourceNotFoundException"
 
 
-def test_what_makes_no_sense_of_versions_is_refused_by_name(client):
+def test_invalid_version_and_alias_calls_are_refused_by_name(client):
     create(client, "refuses", app("one"), Publish=True)
     alias = {"FunctionName": "refuses", "Name": "live", "FunctionVersion": "1"}
     weights = {"AdditionalVersionWeights": {"1": 0.5}}
@@ -106,7 +106,7 @@ def test_what_makes_no_sense_of_versions_is_refused_by_name(client):
     client.delete_function(FunctionName="refuses")
 
 
-def test_versions_share_what_is_reserved_and_none_starves(client):
+def test_versions_share_the_reservation_and_none_starves(client):
     create(client, "narrow", app("one"), Publish=True, Timeout=60)
     client.put_function_concurrency(FunctionName="narrow", ReservedConcurrentExecutions=1)
     names = ["narrow", "narrow:1"] * 6
@@ -121,7 +121,7 @@ def layer(client, name, **files):
     ]
 
 
-def test_layers_lie_over_one_another_in_order(client):
+def test_layers_are_overlaid_in_order(client):
     one = layer(client, "one", **{"python/shared_py": "TEXT = 'one'", "only_one": "1"})
     two = layer(client, "two", **{"python/lib/python3.11/site-packages/late_py": "", "only_two": "2"})
     three = layer(client, "two", **{"python/shared_py": "TEXT = 'three'", "only_three": "3"})
@@ -179,7 +179,7 @@ Resources:
 """
 
 
-def test_a_template_with_layers_and_aliases_is_read_anew_at_sighup(tmp_path):
+def test_sighup_reloads_a_template_with_layers_and_aliases(tmp_path):
     def write(path, text):
         path = tmp_path / path
         path.parent.mkdir(parents=True, exist_ok=True)

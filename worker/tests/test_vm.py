@@ -30,7 +30,7 @@ def vm():
         yield running
 
 
-def test_an_instance_lives_in_a_partition_and_leaves_it(vm):
+def test_instance_occupies_a_partition_and_frees_it(vm):
     client = vm.client()
     answer, error = invoke(client, "probe", {"do": "count"})
     assert error is None and answer["calls"] == 1, answer
@@ -48,7 +48,7 @@ def test_an_instance_lives_in_a_partition_and_leaves_it(vm):
     until(lambda: vm.sample()["vm"]["plugged"] == 0, vm.sample)
 
 
-def test_instances_are_apart(vm):
+def test_instances_are_isolated(vm):
     client = vm.client()
     assert invoke(client, "neighbour", {"do": "count"})[1] is None
     look = "id -u; cat /var/task/app.py >/dev/null && echo code; ls /run | wc -l; "
@@ -77,7 +77,7 @@ Resources:
 """
 
 
-def test_limits_hold_in_a_larger_partition_and_nothing_runs_without_work(tmp_path):
+def test_limits_hold_in_a_larger_partition_and_idle_instances_freeze(tmp_path):
     template = tmp_path / "template.yaml"
     code = HERE / "functions/probe"
     properties = f"CodeUri: {code}, Handler: app.handler, Runtime: python3.11, Timeout: 300"
@@ -128,7 +128,7 @@ FILL = "for place in /tmp /var/tmp /dev/shm /run; do head -c 300M /dev/zero >$pl
 KERNEL = "cat /proc/sys/kernel/random/boot_id"
 
 
-def test_each_trust_domain_has_a_vm_and_what_happens_in_one_is_no_others_concern(tmp_path):
+def test_trust_domains_have_separate_vms_and_fail_separately(tmp_path):
     (tmp_path / "code").mkdir()
     (tmp_path / "code/app.py").write_text(SHELL)
     template = tmp_path / "template.yaml"
@@ -158,7 +158,7 @@ def test_each_trust_domain_has_a_vm_and_what_happens_in_one_is_no_others_concern
         assert told("Other", KERNEL) == [4, blue] and qemu_of(running, "blue") == machines["blue"]
 
 
-def test_a_request_is_told_that_the_vm_died_and_it_comes_again(vm):
+def test_request_fails_with_its_vm_and_the_vm_restarts(vm):
     client = vm.client()
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
         asked = threads.submit(invoke, client, "single", {"do": "sleep", "seconds": 250})
@@ -170,7 +170,7 @@ def test_a_request_is_told_that_the_vm_died_and_it_comes_again(vm):
     assert invoke(client, "single", {"do": "count"})[1] is None
 
 
-def test_an_instance_whose_vm_dies_before_it_starts_starts_in_the_next_one(vm):
+def test_starting_instance_moves_to_the_next_vm_if_its_vm_dies(vm):
     client = vm.client()
     until(lambda: vm.figure("mayfly_instances") == 0, vm.log)
     ended = len(vm.events("vm"))
@@ -186,7 +186,7 @@ def test_an_instance_whose_vm_dies_before_it_starts_starts_in_the_next_one(vm):
     assert len(vm.events("vm")) >= ended + 2, "it ended and came again"
 
 
-def test_merged_pages_lie_in_the_shared_partition_and_hold_up_no_unplug():
+def test_merged_pages_lie_in_the_shared_partition_and_block_no_unplug():
     subprocess.run([MAYFLY, "vm", "image", "--kernel", "hotmem"], check=True, stdout=subprocess.DEVNULL)
     with Worker(TEMPLATE, *PATIENT, "--mode", "hotmem", "--partitions", "3") as running:
         client = running.client()

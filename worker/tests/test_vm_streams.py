@@ -74,7 +74,7 @@ def whole(parts):
     return b"".join(bytes([number]) * MIB for number in range(parts))
 
 
-def test_a_slow_reader_gets_all_and_holds_up_nobody(vm):
+def test_slow_reader_receives_all_and_delays_no_other(vm):
     client = vm.client()
     assert joined(streamed(client, "Neighbour", {"parts": 1})[0]) == whole(1)
     answer = client.invoke_with_response_stream(FunctionName="Streams", Payload=json.dumps({"parts": MUCH}))
@@ -95,7 +95,7 @@ def test_a_slow_reader_gets_all_and_holds_up_nobody(vm):
     assert len(vm.events("plug")) == 2, vm.log()
 
 
-def test_what_nobody_reads_keeps_no_partition(vm):
+def test_unread_answer_keeps_no_partition(vm):
     client = vm.client()
     answer = client.invoke_with_response_stream(FunctionName="Short", Payload=json.dumps({"file": 4 * MIB}))
     next(iter(answer["EventStream"]))

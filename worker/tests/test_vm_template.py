@@ -130,14 +130,14 @@ def test_an_image_is_the_root_of_its_instances(running):
     }
 
 
-def test_extensions_are_told_of_invocations(running):
+def test_extensions_receive_invocations(running):
     answer, error = invoke(running.client(), "Watched", "echo here")
     assert (answer, error) == ([1, "here\n"], None)
     running.wait_for(r"\[Watched#\d+\] watch INVOKE \S+ Watched X-Amzn-Trace-Id", PATIENCE_S)
     assert invoke(running.client(), "Watched", "echo again") == ([2, "again\n"], None)
 
 
-def test_code_that_callers_bring_is_refused(running):
+def test_code_of_api_callers_is_refused(running):
     client = running.client()
     refused = client.exceptions.InvalidParameterValueException
     with pytest.raises(refused, match="come from the template"):
@@ -148,7 +148,7 @@ def test_code_that_callers_bring_is_refused(running):
         client.publish_version(FunctionName="One")
 
 
-def test_a_template_that_is_read_anew(running, place):
+def test_template_reload_keeps_unchanged_vms(running, place):
     client = running.client()
     assert invoke(client, "One", {})[0] == {"said": "first", "calls": 1, "memory": "128"}
     before, calm = qemu_of(running), qemu_of(running, "calm")
@@ -194,7 +194,7 @@ def gone(running):
     return [event for event in running.events("vm") if "gone with its last instance" in event["message"]]
 
 
-def test_a_new_version_takes_over_with_vms_of_its_own(running, place):
+def test_new_version_serves_from_vms_of_its_own(running, place):
     """Runs last: the worker that the others look at ends."""
     client = running.client()
     # As the test before leaves it, also where it was not asked for.
@@ -252,7 +252,7 @@ PLAIN = ALIAS.replace(", AutoPublishAlias: live", "")
         ),
     ],
 )
-def test_what_vms_do_not_have_is_refused_in_a_line(tmp_path, template, options, said):
+def test_features_unsupported_in_vms_are_refused_in_one_line(tmp_path, template, options, said):
     shutil.copytree(HERE / "functions/probe", tmp_path / "code")
     (tmp_path / "template.yaml").write_text(template)
     done = subprocess.run(
