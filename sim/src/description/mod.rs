@@ -5,7 +5,7 @@ mod check;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-const TABLE3: &str = include_str!("../machines/table3.toml");
+const TABLE3: &str = include_str!("../../machines/table3.toml");
 
 /// What a machine has beside Table 3's core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
