@@ -3,8 +3,8 @@
 //! A made-up program: 2000 blocks of 5 to 8 instructions, which load and store in a working set of the given size and
 //! branch at random a tenth of the time. Prints millions of instructions a second, and the stream's own cost apart.
 
-use sim::decode::BlockDecoder;
-use sim::tlb::PageTables;
+use sim::isa::decode::BlockDecoder;
+use sim::memory::tlb::PageTables;
 use sim::{Access, Description, Machine};
 use std::time::Instant;
 
@@ -43,7 +43,7 @@ fn main() {
                 .operations
                 .iter()
                 .enumerate()
-                .filter(|(_, o)| o.flags & sim::block::LOAD != 0)
+                .filter(|(_, o)| o.flags & sim::isa::block::LOAD != 0)
                 .map(|(i, _)| i as u16)
                 .collect();
             blocks.push((machine.add_block(block), touches));

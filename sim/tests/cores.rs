@@ -4,7 +4,7 @@ mod common;
 use common::*;
 use iced_x86::code_asm::*;
 use memento::layout::{REGION_BYTES, REGION_START};
-use sim::hierarchy::{Hierarchy, Level};
+use sim::memory::hierarchy::{Hierarchy, Level};
 use sim::{Description, Machine};
 
 const LINE: u64 = 0x4000;

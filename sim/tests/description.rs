@@ -9,7 +9,7 @@ fn load(overrides: &[&str]) -> Result<Description, String> {
 #[test]
 fn the_table_of_the_paper() {
     let machine = load(&[]).unwrap();
-    let kib = |cache: &sim::description::CacheDescription| cache.sets * cache.ways * 64 / 1024;
+    let kib = |cache: &sim::base::description::CacheDescription| cache.sets * cache.ways * 64 / 1024;
     assert_eq!((machine.core.frequency_mhz, machine.core.width), (3000, 4));
     assert_eq!((machine.core.rob_entries, machine.core.lsq_entries), (256, 64));
     assert_eq!((kib(&machine.l1d), machine.l1d.ways, machine.l1d.latency_cycles), (32, 8, 2));

@@ -4,7 +4,7 @@
 mod common;
 use common::Random;
 use sim::Description;
-use sim::dram::Dram;
+use sim::memory::dram::Dram;
 use sim_oracle::Request;
 
 /// What a memory made of a stream.

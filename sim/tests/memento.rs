@@ -6,7 +6,7 @@ use common::*;
 use iced_x86::code_asm::*;
 use memento::layout::{REGION_BYTES, REGION_START};
 use sim::Access;
-use sim::core::Owner;
+use sim::base::cause::Owner;
 
 fn bench(overrides: &[&str]) -> Bench {
     let mut bench = Bench::of("memento", overrides);

@@ -4,12 +4,12 @@
 mod common;
 use common::*;
 use iced_x86::code_asm::*;
-use sim::branch::{Outcome, Predictor};
-use sim::cache::Cache;
-use sim::core::Owner;
-use sim::dram::Dram;
-use sim::hierarchy::{Hierarchy, Level};
-use sim::tlb::{Side, Tlbs};
+use sim::base::cause::Owner;
+use sim::core::branch::{Outcome, Predictor};
+use sim::memory::cache::Cache;
+use sim::memory::dram::Dram;
+use sim::memory::hierarchy::{Hierarchy, Level};
+use sim::memory::tlb::{Side, Tlbs};
 use sim::{Access, Description};
 
 const DATA: u64 = 0x1000_0000;
@@ -177,7 +177,7 @@ fn another_root_flushes_a_programs_entries_and_not_the_kernels() {
 
 #[test]
 fn returns_pop_what_calls_have_pushed() {
-    use sim::block::End;
+    use sim::isa::block::End;
     let mut predictor = Predictor::new(&table3().branch);
     predictor.resolve(0x100, 0x105, End::Call(0x1000), 0x1000);
     predictor.resolve(0x1000, 0x1005, End::Call(0x2000), 0x2000);
@@ -298,8 +298,9 @@ fn whom_and_why_are_counted_together() {
     };
     assert_eq!(of("cycles_of."), bench.machine.cycles() as f64);
     assert_eq!(of("cycles_of.user."), bench.statistic("cycles_by_owner.user"));
-    let causes = (0..sim::core::OWNERS)
-        .map(|owner| bench.statistic(&format!("cycles_of.{}.execution", sim::core::OWNER_NAMES[owner])));
+    let causes = (0..sim::base::cause::OWNERS).map(|owner| {
+        bench.statistic(&format!("cycles_of.{}.execution", sim::base::cause::OWNER_NAMES[owner]))
+    });
     assert_eq!(causes.sum::<f64>(), bench.statistic("cycles_by_cause.execution"));
 }
 

@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use iced_x86::code_asm::*;
 use sim::Description;
-use sim::core::Owner;
+use sim::base::cause::Owner;
 
 const MALLOC: u64 = CODE + 0x1000;
 const STACK: u64 = 0x7ff8;

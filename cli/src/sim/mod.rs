@@ -20,7 +20,7 @@ use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value};
 use sim::Description;
-use sim::sampling::LEAST_WINDOWS;
+use sim::system::sampling::LEAST_WINDOWS;
 
 use crate::quantity;
 use crate::sim::dram::Dram;

@@ -2,7 +2,7 @@
 //! bytes of their first block. So nobody has to tell where a library was mapped, and no program is changed to be watched.
 //! A call begins at the function's first instruction and ends where it returns to.
 
-use sim::core::Owner;
+use sim::base::cause::Owner;
 use std::collections::{HashMap, HashSet};
 
 /// What a function does, and so where its operands are.

@@ -1,6 +1,6 @@
 //! The guest's memory as QEMU has it mapped: one piece from physical address 0 on.
 
-use sim::tlb::PageTables;
+use sim::memory::tlb::PageTables;
 
 /// Where it is.
 #[derive(Clone, Copy, Default)]

@@ -2,7 +2,7 @@
 
 use crate::instruction::{ALLOCATOR, CR3_WRITE, Instruction, KERNEL_CALL, MARK, RETURN, SYSTEM_CALL};
 use crate::run::Run;
-use sim::decode::mark;
+use sim::isa::decode::mark;
 
 /// A call that QEMU is to put into the block.
 pub enum Wish {

@@ -3,9 +3,9 @@
 
 use iced_x86::code_asm::CodeAssembler;
 use iced_x86::{Decoder, DecoderOptions, IcedError};
-use sim::decode::BlockDecoder;
-use sim::statistics::Statistics;
-use sim::tlb::PageTables;
+use sim::isa::decode::BlockDecoder;
+use sim::memory::tlb::PageTables;
+use sim::system::statistics::Statistics;
 use sim::{Access, Block, Description, Machine};
 
 pub const CODE: u64 = 0x40_0000;

@@ -3,7 +3,7 @@
 use super::{MARKS, Phase, Run};
 use crate::guest::GuestMemory;
 use crate::qemu;
-use sim::core::Owner;
+use sim::base::cause::Owner;
 use std::time::Instant;
 
 /// The kernel maps all physical memory here (without 5-level paging, with `nokaslr`).

@@ -2,7 +2,7 @@
 
 use super::Run;
 use crate::qemu;
-use sim::statistics::Statistics;
+use sim::system::statistics::Statistics;
 
 impl Run {
     /// Writes the statistics; `cut` says why the region did not come to its end.

@@ -1,0 +1,208 @@
+//! What the guest tells of itself, by marks and otherwise: Memento's instructions and the sections in which its shim does
+//! their work, malloc and free, the kernel's pages, system calls.
+
+use crate::base::cause::Owner;
+use crate::core::extension::{Extension, View};
+use crate::isa::block::{Access, RAX, RDI, TRASH_REGISTER};
+use crate::system::machine::Machine;
+use std::ops::Range;
+
+/// `__GFP_MOVABLE`: pages of processes, which the kernel can move.
+const MOVABLE: u64 = 1 << 3;
+
+const NO_MEMENTO: &str =
+    "the guest executes Memento's instructions, and this machine has none: take machine memento";
+
+impl Machine {
+    /// The mark MEMENTO_REGION: the OS gives this process its region (§3.2).
+    pub fn set_region(&mut self, start: u64, end_and_flags: u64) -> Result<(), String> {
+        let extension = self.extension.as_mut().ok_or(NO_MEMENTO)?;
+        let mut view = view!(self);
+        let process = view.tlbs.root();
+        let (core, now) = (self.own.number, self.own.core.now());
+        let done = extension.set_region(core, process, start, end_and_flags, now, &mut view)?;
+        self.own.core.wait(done, Owner::MemoryCall);
+        Ok(())
+    }
+
+    /// obj-alloc: the section in which the shim did the same ends here.
+    pub fn allocate(&mut self, size_and_lane: u64, address: u64) -> Result<(), String> {
+        self.charge_again();
+        self.unit_operation(Owner::Allocate, RAX, |extension, at, view| {
+            extension.allocate(size_and_lane, address, at, view)
+        })
+    }
+
+    /// A new object is used, line by line, though no access to it is seen.
+    pub fn touch(&mut self, size_and_lane: u64, address: u64) {
+        let Some(extension) = &mut self.extension else { return };
+        let end = address + (size_and_lane & 0xffff_ffff);
+        for line in address >> 6..end.div_ceil(64) {
+            let address = address.max(line << 6);
+            let access = Access { address, physical: 0, index: 0, size: 1, store: true, device: false };
+            extension.translate(&access, self.own.core.now(), &mut self.hierarchy, &mut self.own.tlbs);
+        }
+    }
+
+    /// obj-free; `refused`: it raised an exception.
+    pub fn free(&mut self, address: u64, lane: u64, refused: bool) -> Result<(), String> {
+        self.charge_again();
+        self.unit_operation(Owner::Free, TRASH_REGISTER, |extension, at, view| {
+            extension.free(address, lane, refused, at, view)
+        })
+    }
+
+    fn unit_operation(
+        &mut self,
+        owner: Owner,
+        result: u8,
+        work: impl FnOnce(&mut Extension, u64, &mut View) -> Result<u64, String>,
+    ) -> Result<(), String> {
+        let extension = self.extension.as_mut().ok_or(NO_MEMENTO)?;
+        let mut view = view!(self);
+        let mut outcome = Ok(());
+        let config = extension.units.config();
+        let in_software = !(if owner == Owner::Allocate { config.object_alloc } else { config.object_free });
+        self.own.core.unit_operation(owner, RDI, result, in_software, |at| {
+            work(extension, at, &mut view).unwrap_or_else(|error| {
+                outcome = Err(error);
+                at
+            })
+        });
+        self.counts.user_instructions += 1;
+        self.counts.unit_operations += 1;
+        outcome
+    }
+
+    /// A thread's buffer of other threads' objects is emptied though it is not full: the thread ends (§4).
+    pub fn free_batch(&mut self, lane: u64) -> Result<(), String> {
+        self.charge_again();
+        self.unit_operation(Owner::Free, TRASH_REGISTER, |extension, at, view| {
+            extension.free_batch(lane, at, view)
+        })
+    }
+
+    /// Whether the process that runs has a Memento region.
+    pub fn has_region(&self) -> bool {
+        self.extension.as_ref().is_some_and(|extension| extension.has_region(self.own.tlbs.root()))
+    }
+
+    /// The kernel frees a process's page table: the process is gone, and the page allocator takes its pages back. That is the
+    /// kernel's work, as it is in the baseline.
+    pub fn process_gone(&mut self, root: u64) {
+        self.uncharged.retain(|other| other & !0xfff != root);
+        if let Some(extension) = &mut self.extension {
+            let mut view = view!(self);
+            let back = extension.exit(root, self.own.core.now(), &mut view);
+            self.own.core.wait(back, Owner::Kernel);
+        }
+    }
+
+    /// The region's end: the processes' memory goes back to the pool. Where the program has come to its end that is part
+    /// of it, as the kernel's work at an exit is part of the baseline's.
+    pub fn end_region(&mut self, is_exit: bool) {
+        if let Some(extension) = &mut self.extension {
+            let mut view = view!(self);
+            let done = extension.end(self.own.core.now(), &mut view);
+            if is_exit {
+                self.own.core.wait(done, Owner::Kernel);
+            }
+        }
+    }
+
+    /// From here until [`Machine::charge_again`], what this address space executes on this core costs nothing.
+    pub fn stop_charging(&mut self) {
+        if !self.is_uncharged() {
+            self.uncharged.push(self.space());
+        }
+    }
+
+    /// The end of this address space's uncharged section. Where there is none, it began on another core, where the thread was then.
+    pub fn charge_again(&mut self) {
+        let (own, root) = (self.space(), self.own.tlbs.root());
+        let has_moved = !self.others.is_empty() && !self.uncharged.contains(&own);
+        if has_moved && let Some(index) = self.uncharged.iter().position(|other| other & !0xfff == root) {
+            self.uncharged.remove(index);
+        }
+        self.uncharged.retain(|root| *root != own);
+    }
+
+    #[inline]
+    pub(super) fn is_uncharged(&self) -> bool {
+        !self.uncharged.is_empty() && self.uncharged.contains(&self.space())
+    }
+
+    /// The program enters its allocator: malloc of so many bytes, or free of an address. `stack`: its stack pointer, or 0
+    /// where it is not known. Whether it was outside before.
+    pub fn enter_allocator(&mut self, owner: Owner, operand: u64, stack: u64) -> bool {
+        let enters = self.allocations.enter(self.space(), owner, operand, stack);
+        if enters {
+            self.own.user_owner = owner;
+            if owner == Owner::Free {
+                self.allocations.freed(self.own.tlbs.root(), operand);
+            }
+            self.request(owner, stack);
+        }
+        enters
+    }
+
+    /// The function that it entered has its code here: an ideal allocator's takes no time, but for what it calls (the
+    /// software that fills an empty list, or empties a long one).
+    pub fn allocator_code(&mut self, code: Range<u64>) {
+        if self.ideal_allocator {
+            self.own.free_of_charge = code;
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_free_of_charge(&self, address: u64) -> bool {
+        self.own.user_owner != Owner::User && self.own.free_of_charge.contains(&address)
+    }
+
+    /// A realloc of this object: a free and an allocation, as far as lifetimes go.
+    pub fn reallocates(&mut self, object: u64) {
+        self.allocations.freed(self.own.tlbs.root(), object);
+    }
+
+    /// It leaves it; malloc with an object's address.
+    pub fn leave_allocator(&mut self, owner: Owner, address: u64) {
+        if let Some(bytes) = self.allocations.leave(self.space()) {
+            self.has_left(owner, address, bytes);
+        }
+    }
+
+    /// Its outermost call of it has returned.
+    pub fn return_from_allocator(&mut self, address: u64) {
+        if let (owner, Some(bytes)) = (self.own.user_owner, self.allocations.leave_all(self.space())) {
+            self.has_left(owner, address, bytes);
+        }
+    }
+
+    fn has_left(&mut self, owner: Owner, address: u64, bytes: u64) {
+        self.answer(owner);
+        self.own.user_owner = Owner::User;
+        if owner == Owner::Allocate {
+            self.allocations.allocated(self.own.tlbs.root(), address, bytes);
+        }
+    }
+
+    /// The kernel allocates pages. Those of the shim's arenas are not counted: the page allocator has its own.
+    pub fn kernel_allocates(&mut self, flags: u64, pages: u64) {
+        if self.is_uncharged() {
+            return;
+        }
+        let counts = &mut self.counts;
+        *(if flags & MOVABLE != 0 { &mut counts.user_pages } else { &mut counts.kernel_pages }) += pages;
+    }
+
+    /// The program calls the kernel with this number (x86-64 Linux).
+    pub fn system_call(&mut self, number: u64) {
+        if self.is_uncharged() {
+            return;
+        }
+        self.counts.system_calls += 1;
+        // mmap, munmap, brk, mremap, madvise
+        let memory = matches!(number, 9 | 11 | 12 | 25 | 28);
+        self.own.kernel_work = if memory { Owner::MemoryCall } else { Owner::Kernel };
+    }
+}
