@@ -70,7 +70,7 @@ impl RunArguments {
         let file = HeapSettings::from_file(self.config.as_deref())?;
         if let Some(model) = &self.heap.model {
             // The heap would only warn, and learn without it.
-            lifetime::model::File::read(model)?;
+            lifetime::model::file::File::read(model)?;
         }
         let mut table = None;
         for (variable, value) in self.heap.variables(&file, |name| std::env::var_os(name).is_some()) {

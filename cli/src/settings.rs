@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use anyhow::{Result, anyhow, bail};
 use clap::{Args, ValueEnum};
-use lifetime::label::CLASS_NAMES;
+use lifetime::profile::label::CLASS_NAMES;
 use serde::Deserialize;
 
 use crate::failure::plain_reason;

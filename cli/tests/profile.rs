@@ -7,10 +7,10 @@ use std::path::Path;
 use std::process::Command;
 
 use known::{of, program};
-use lifetime::code;
-use lifetime::label::{CLASS_NAMES, t95};
-use lifetime::profile::{Context, Profile};
-use lifetime::symbols::Symbols;
+use lifetime::code::ranges;
+use lifetime::code::symbols::Symbols;
+use lifetime::profile::contents::{Context, Profile};
+use lifetime::profile::label::{CLASS_NAMES, t95};
 use serde_json::Value;
 use synthetic::{heap_library, mayfly};
 use tempfile::tempdir;
@@ -97,7 +97,7 @@ fn all_code_has_the_names_that_stacks_have() {
     let frames: Vec<_> = profile.contexts.iter().flat_map(|context| context.frames.clone()).collect();
     for (number, module) in profile.modules.iter().enumerate() {
         let calls: Vec<_> = frames.iter().filter(|frame| frame.module == Some(number)).copied().collect();
-        let ranges = code::ranges(&mut symbols, module, number, &calls);
+        let ranges = ranges::ranges(&mut symbols, module, number, &calls);
         assert!(ranges.windows(2).all(|pair| pair[0].end <= pair[1].start), "ascending, without overlaps");
         for call in calls {
             let address = call.offset - 1;

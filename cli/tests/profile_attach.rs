@@ -7,9 +7,9 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use lifetime::label::t95;
-use lifetime::profile::{Context, Profile};
-use lifetime::symbols::Symbols;
+use lifetime::code::symbols::Symbols;
+use lifetime::profile::contents::{Context, Profile};
+use lifetime::profile::label::t95;
 use synthetic::{heap_library, mayfly, refusal};
 use tempfile::TempDir;
 
@@ -209,7 +209,7 @@ fn a_servers_workers_are_sampled_with_it_though_it_shows_another_environment() {
     let serve = of(&profile, "serve");
     let left: u64 = serve.censored().iter().sum();
     assert!(serve.sampled > 20 && left > 0 && left == serve.live, "{serve:?}");
-    assert!(lifetime::label::lifetime(serve).unwrap().at_least, "nobody saw them die");
+    assert!(lifetime::profile::label::lifetime(serve).unwrap().at_least, "nobody saw them die");
     assert!(of(&profile, "supervise").freed > 0);
 
     let out = folder.path().join("one");

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::process::Command;
 
 use known::{of, program};
-use lifetime::label::t95;
-use lifetime::profile::Profile;
+use lifetime::profile::contents::Profile;
+use lifetime::profile::label::t95;
 use synthetic::{heap_library, mayfly, refusal};
 use tempfile::tempdir;
 

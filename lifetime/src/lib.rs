@@ -1,23 +1,46 @@
 //! Profiles of object lifetimes by calling context (LLAMA §4): what `mayfly profile` leaves, read, named and handed on.
 //!
-//! The heap writes addresses ([`profile_file`] reads them into a [`profile`]); names are found afterwards, outside the program ([`symbols`]); the
-//! result goes to people's tools ([`pprof`]) and to training ([`table`]). What training made of it is read by [`model`], for
-//! people; the heap reads it itself. [`bind`] gives a model another build's functions, by their names.
+//! Layers, from the bottom up; each imports from those before it only (`tests/modules` sees to it):
+//!
+//! | layer | modules | what |
+//! | --- | --- | --- |
+//! | [`profile`] | [`profile::contents`], [`profile::file`] | a profile in memory; its file, which the heap writes and which holds addresses |
+//! | | [`profile::label`] | the lifetime class of a context |
+//! | [`code`] | [`code::symbols`], [`code::root`], [`code::readable`] | names of addresses, found outside the program, in the program's own files |
+//! | | [`code::ranges`] | all the functions of a file |
+//! | [`model`] | [`model::file`] | a model file, for people; the heap reads it itself |
+//! | | [`model::sections`], [`model::names`], [`model::bind`] | gives a model the functions of another build, by their names |
+//! | [`export`] | [`export::pprof`], [`export::table`] | a profile for other tools, and for training |
 
 pub use lifetime_model::attach;
 
-pub mod bind;
-pub mod code;
-pub mod label;
-pub mod model;
-pub mod names;
-mod perf_map;
-pub mod pprof;
-pub mod profile;
-pub mod profile_file;
-mod profile_write;
-pub mod readable;
-pub mod root;
-pub mod sections;
-pub mod symbols;
-pub mod table;
+pub mod profile {
+    //! A profile of one run: calling contexts, and how long their objects lived.
+    pub mod contents;
+    pub mod file;
+    pub mod label;
+    mod write;
+}
+
+pub mod code {
+    //! Names of the code that a profile or a file holds.
+    mod perf_map;
+    pub mod ranges;
+    pub mod readable;
+    pub mod root;
+    pub mod symbols;
+}
+
+pub mod model {
+    //! Model files: read, taken apart, and bound to other builds.
+    pub mod bind;
+    pub mod file;
+    pub mod names;
+    pub mod sections;
+}
+
+pub mod export {
+    //! Profiles in the formats of other programs.
+    pub mod pprof;
+    pub mod table;
+}

@@ -8,9 +8,9 @@ use std::path::PathBuf;
 
 use flate2::Compression;
 use flate2::write::ZlibEncoder;
-use lifetime::bind::{Known, base_name, bind, files_of};
-use lifetime::code::{Code, Range};
-use lifetime::sections::{Sections, kind};
+use lifetime::code::ranges::{Code, Range};
+use lifetime::model::bind::{Known, base_name, bind, files_of};
+use lifetime::model::sections::{Sections, kind};
 use lifetime_model::{Kernel, Model};
 use maker::{Aligned, Maker, sign};
 use proptest::prelude::*;

@@ -12,10 +12,10 @@ FRAME_END = 1
 """The number of `@`, which separates frames."""
 RESERVED = ("UNK", "@")
 ANONYMOUS = "[anonymous]"
-"""A frame in code that is in no file, made while its program ran (lifetime/src/symbols.rs). To the heap it is
+"""A frame in code that is in no file, made while its program ran (lifetime/src/code/symbols.rs). To the heap it is
 code that no model knows, and so it is here: it has no words."""
 
-# All that is not ASCII is part of a word: lifetime/src/names.rs, which does the same, needs no tables then.
+# All that is not ASCII is part of a word: lifetime/src/model/names.rs, which does the same, needs no tables then.
 _LETTER = r"[0-9A-Za-z_\x80-\U0010ffff]"
 _WORD = re.compile(f"~?{_LETTER}+")
 # What a compiler adds to a name, different in each build: rustc's hash, and the numbers of GCC's clones.

@@ -1,5 +1,5 @@
 """The contexts that a model was made from, by the names of their functions, kept in its file: `mayfly bind`
-says by them how much of it another build has (lifetime/src/bind.rs)."""
+says by them how much of it another build has (lifetime/src/model/bind.rs)."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
 """Which steps the code of a file has: by the names of its functions, which a model's file keeps for this, so
 that other builds get theirs, too. `mayfly bind` does the same where there is no profile
-(lifetime/src/names.rs, lifetime/src/bind.rs)."""
+(lifetime/src/model/names.rs, lifetime/src/model/bind.rs)."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

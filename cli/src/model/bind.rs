@@ -10,9 +10,9 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
 use clap::Args;
-use lifetime::bind::{Known, bind};
-use lifetime::code::Code;
-use lifetime::model;
+use lifetime::code::ranges::Code;
+use lifetime::model::bind::{Known, bind};
+use lifetime::model::file as model_file;
 use serde_json::{Map, Value};
 
 use crate::progress;
@@ -69,13 +69,13 @@ impl BindArguments {
             Some(lock) => {
                 let file = File::create(&lock).with_context(|| format!("{}", Path::new(&lock).display()))?;
                 file.lock().context("waiting for another process that does it")?;
-                if model::File::read(&self.output).is_ok() {
+                if model_file::File::read(&self.output).is_ok() {
                     return Ok(0); // that one has done it
                 }
                 Some(file)
             }
         };
-        let file = model::File::read(&self.model)?;
+        let file = model_file::File::read(&self.model)?;
         let mut codes = Vec::new();
         for path in &self.files {
             let waiting = progress::of_waiting("naming the functions of the new build");

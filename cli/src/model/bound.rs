@@ -9,9 +9,10 @@ use std::sync::mpsc;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, anyhow};
-use lifetime::bind::{Known, base_name, files_of};
-use lifetime::model::{self, Model};
-use lifetime::symbols::build_id;
+use lifetime::code::symbols::build_id;
+use lifetime::model::bind::{Known, base_name, files_of};
+use lifetime::model::file as model_file;
+use lifetime::model::file::Model;
 
 /// A start is not held up for longer.
 const AWAITED: Duration = Duration::from_secs(1);
@@ -30,7 +31,7 @@ struct Changed {
 /// The model to run a program with in place of the one in `path`; `None` if that is right for it, or nothing better is there
 /// yet. Says in one line what share of the contexts is known, where the build is another.
 pub fn for_program(path: &Path, program: &Path) -> Option<PathBuf> {
-    let file = model::File::read(path).ok()?; // the heap says what is wrong with it
+    let file = model_file::File::read(path).ok()?; // the heap says what is wrong with it
     let changed = changed(&file.model(), program);
     let what = changed.first()?.path.file_name()?.to_string_lossy().into_owned();
     let others = match changed.len() - 1 {
@@ -124,12 +125,12 @@ fn key(file: &[u8], changed: &[Changed]) -> u64 {
     let mut build_ids: Vec<&[u8]> = changed.iter().map(|file| &*file.build_id).collect();
     build_ids.sort_unstable();
     build_ids.into_iter().for_each(|id| whole.extend(id));
-    lifetime::sections::checksum(&whole)
+    lifetime::model::sections::checksum(&whole)
 }
 
 /// What a bound model says of itself, if it is whole.
 fn known_in(path: &Path) -> Option<Known> {
-    Known::of(&model::File::read(path).ok()?.model())
+    Known::of(&model_file::File::read(path).ok()?.model())
 }
 
 fn remove_old(folder: &Path) {

@@ -5,8 +5,8 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use anyhow::{Result, ensure};
-use lifetime::code::Code;
-use lifetime::table;
+use lifetime::code::ranges::Code;
+use lifetime::export::table;
 
 /// The verb.
 pub const VERB: &str = "names-of";
@@ -24,8 +24,9 @@ pub fn execute([file, build_id, out]: [&OsString; 3]) -> i32 {
 }
 
 fn write(file: &Path, build_id: &str, out: &Path) -> Result<()> {
-    let id = lifetime::symbols::build_id(file).map_err(|why| anyhow::anyhow!("{}: {why}", file.display()))?;
-    let hex = lifetime::symbols::hexadecimal(&id);
+    let id = lifetime::code::symbols::build_id(file)
+        .map_err(|why| anyhow::anyhow!("{}: {why}", file.display()))?;
+    let hex = lifetime::code::symbols::hexadecimal(&id);
     ensure!(hex == build_id, "{}: it is of build {hex} by now", file.display());
     table::write_all_code(&Code::read(file)?, out)
 }

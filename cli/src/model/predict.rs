@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use lifetime::label::{CLASS_NAMES, t95};
-use lifetime::model::{File, Kernel, Model, frames_of};
-use lifetime::profile::Profile;
+use lifetime::model::file::{File, Kernel, Model, frames_of};
+use lifetime::profile::contents::Profile;
+use lifetime::profile::label::{CLASS_NAMES, t95};
 use serde_json::{Map, Value, json};
 
 use crate::quantity::{bytes, duration};

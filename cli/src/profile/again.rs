@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, ensure};
-use lifetime::profile::Profile;
-use lifetime::root::Root;
-use lifetime::symbols::{Symbols, hexadecimal};
+use lifetime::code::root::Root;
+use lifetime::code::symbols::{Symbols, hexadecimal};
+use lifetime::profile::contents::Profile;
 
 use crate::profile::files::{self, Checkpoints, with_suffix};
 use crate::profile::tree::Onlooker;
@@ -124,7 +124,7 @@ pub fn parse_pause(text: &str) -> Result<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lifetime::profile::Module;
+    use lifetime::profile::contents::Module;
 
     #[test]
     fn a_profile_lies_below_its_program_and_build() {

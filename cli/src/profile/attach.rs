@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use lifetime::attach::{AGREED, ENDED, HAS_A_PROFILE, LEFT_AT, PHASE_AT, SEEN_AT};
-use lifetime::profile::Profile;
-use lifetime::profile_file::now_ns;
+use lifetime::profile::contents::Profile;
+use lifetime::profile::file::now_ns;
 use memmap2::MmapRaw;
 use merge::channel;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_get_seals, memfd_create};

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use lifetime::profile::Profile;
-use lifetime::symbols::Symbols;
+use lifetime::code::symbols::Symbols;
+use lifetime::profile::contents::Profile;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::profile::tree::Onlooker;
@@ -24,9 +24,9 @@ pub fn write<'a>(profile: &'a Profile, symbols: &mut Symbols<'a>, stem: &Path) -
     let [raw, pprof, table, code] =
         ["profile", "pb.gz", "parquet", "symbols.parquet"].map(|suffix| with_suffix(stem, suffix));
     profile.write(&raw)?;
-    lifetime::pprof::write(profile, symbols, &pprof)?;
-    lifetime::table::write(profile, symbols, &table)?;
-    lifetime::table::write_code(profile, symbols, &code)?;
+    lifetime::export::pprof::write(profile, symbols, &pprof)?;
+    lifetime::export::table::write(profile, symbols, &table)?;
+    lifetime::export::table::write_code(profile, symbols, &code)?;
     Ok(vec![raw, pprof, table])
 }
 

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
-use lifetime::profile::{Context, Profile};
-use lifetime::readable::short;
-use lifetime::symbols::Symbols;
+use lifetime::code::readable::short;
+use lifetime::code::symbols::Symbols;
+use lifetime::profile::contents::{Context, Profile};
 use serde_json::{Value, json};
 
 /// What a place's width stands for; the page has a button for each.
@@ -118,7 +118,7 @@ fn page(data: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lifetime::profile::{Frame, Module};
+    use lifetime::profile::contents::{Frame, Module};
 
     fn profile(contexts: &[(&[u64], f64)]) -> Profile {
         let context = |&(places, bytes): &(&[u64], f64)| Context {

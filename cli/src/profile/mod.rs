@@ -14,9 +14,9 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail, ensure};
 use clap::Args;
-use lifetime::profile::Profile;
-use lifetime::root::Root;
-use lifetime::symbols::Symbols;
+use lifetime::code::root::Root;
+use lifetime::code::symbols::Symbols;
+use lifetime::profile::contents::Profile;
 
 use self::again::parse_pause;
 use self::files::Checkpoints;

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use lifetime::profile::Profile;
-use lifetime::profile_file::is_written;
+use lifetime::profile::contents::Profile;
+use lifetime::profile::file::is_written;
 use tempfile::TempDir;
 
 /// A server that forks for each connection leaves thousands: when there are so many, those of processes that have ended are merged.

@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
-use lifetime::label::{CLASS_NAMES, lifetime, t95};
-use lifetime::profile::{Context, Frame, Profile};
-use lifetime::readable::{end_of, says_nothing, short};
-use lifetime::symbols::Symbols;
+use lifetime::code::readable::{end_of, says_nothing, short};
+use lifetime::code::symbols::Symbols;
+use lifetime::profile::contents::{Context, Frame, Profile};
+use lifetime::profile::label::{CLASS_NAMES, lifetime, t95};
 use serde_json::{Value, json};
 
 use crate::quantity::{bytes, count, duration};
@@ -250,7 +250,7 @@ fn signed(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lifetime::profile::{Alive, Frees, Module};
+    use lifetime::profile::contents::{Alive, Frees, Module};
 
     fn context(offset: u64, bytes: f64, freed: u64, ages_s: &[u64]) -> Context {
         let alive = ages_s.iter().map(|age| Alive { age_ns: age * 1_000_000_000, for_ever: true }).collect();

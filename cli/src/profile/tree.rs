@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use lifetime::attach::{ENDED, SAMPLE, WATCH};
-use lifetime::profile::Profile;
+use lifetime::profile::contents::Profile;
 
 use crate::process;
 use crate::profile::attach::Attachment;

@@ -1,6 +1,6 @@
 //! Lifetimes that are taken for others, for `mayfly replay`: what a wrong prediction does to pages.
 
-use lifetime::label::CLASS_NAMES;
+use lifetime::profile::label::CLASS_NAMES;
 
 /// Of the objects that live in one class, a share is said to live in another.
 #[derive(Clone, Copy, Debug, PartialEq)]

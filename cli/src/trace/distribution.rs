@@ -1,6 +1,6 @@
 //! Lifetimes: the seven classes (LLAMA §1: 10 ms, 100 ms, 1 s, ...) and the distribution of Fig. 2.
 
-use lifetime::label::CLASS_NAMES;
+use lifetime::profile::label::CLASS_NAMES;
 
 /// The class of objects that are never freed.
 pub const CLASS_INF: u8 = CLASS_NAMES.len() as u8 - 1;

@@ -2,7 +2,7 @@
 //! hands and on pages, on average over the replay and at its end.
 
 use anyhow::Result;
-use lifetime::label::CLASS_NAMES;
+use lifetime::profile::label::CLASS_NAMES;
 use serde_json::{Map, Value};
 
 use crate::quantity;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
-use lifetime::label::CLASS_NAMES;
+use lifetime::profile::label::CLASS_NAMES;
 use serde_json::{Map, Value, json};
 
 use crate::progress;

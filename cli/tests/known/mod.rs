@@ -4,8 +4,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use lifetime::profile::{Context, Profile};
-use lifetime::symbols::Symbols;
+use lifetime::code::symbols::Symbols;
+use lifetime::profile::contents::{Context, Profile};
 
 /// Each function allocates in a way of its own; none is inlined, all are compiled without frame pointers.
 const PROGRAM: &str = r#"

@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use addr2line::{Loader, demangle_auto};
 use object::{Endianness, Object, ReadCache, read::elf::ElfFile64};
 
-use crate::perf_map::PerfMap;
-use crate::profile::{Frame, Module, Profile};
-use crate::root::Root;
+use crate::code::perf_map::PerfMap;
+use crate::code::root::Root;
+use crate::profile::contents::{Frame, Module, Profile};
 
 /// A function on the stack.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

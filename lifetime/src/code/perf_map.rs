@@ -6,8 +6,8 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
-use crate::profile::Profile;
-use crate::root::Root;
+use crate::code::root::Root;
+use crate::profile::contents::Profile;
 
 /// A file ends here: a day of V8's is some MiB, and it is the program's own word.
 const MOST_BYTES: u64 = 256 << 20;
@@ -25,7 +25,7 @@ impl PerfMap {
     /// What the process of a profile wrote while it was taken; empty if it wrote nothing, or if the profile is of several: their
     /// addresses are not to be told apart.
     pub(crate) fn of(root: &Root, profile: &Profile) -> Self {
-        let made_code = |frame: &crate::profile::Frame| frame.module.is_none();
+        let made_code = |frame: &crate::profile::contents::Frame| frame.module.is_none();
         if profile.processes > 1
             || !profile.contexts.iter().any(|context| context.frames.iter().any(made_code))
         {

@@ -8,8 +8,8 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result};
 
-use crate::profile::{Context, Frame, Module, Profile, id_of};
-use crate::profile_file::{
+use crate::profile::contents::{Context, Frame, Module, Profile, id_of};
+use crate::profile::file::{
     CONTEXT_BYTES, FOR_EVER, HEADER_BYTES, LIVE_BYTES, LIVE_COUNT_BYTES, MAGIC, MAX_FRAMES, MODULE_BYTES,
     PAIR_BYTES, VERSION,
 };

@@ -10,7 +10,7 @@ use flate2::read::ZlibDecoder;
 use lifetime_model::file::STEP_END;
 use serde::de::DeserializeOwned;
 
-use crate::symbols::{ANONYMOUS, INLINED_SEPARATOR};
+use crate::code::symbols::{ANONYMOUS, INLINED_SEPARATOR};
 
 /// The number of a token that is not in the vocabulary, and of a function that is not in a table.
 const UNKNOWN: u16 = 0;

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::profile::{Alive, Context, Frame, Frees, Module, OFFSET_BITS, Profile, Tally};
+use crate::profile::contents::{Alive, Context, Frame, Frees, Module, OFFSET_BITS, Profile, Tally};
 
 pub(crate) const MAGIC: &[u8; 8] = b"MAYFLYPF";
 pub(crate) const VERSION: u32 = 1;

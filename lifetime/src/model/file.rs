@@ -8,7 +8,7 @@ pub use lifetime_model::{Kernel, Model};
 
 use zerocopy::IntoBytes;
 
-use crate::profile::{Context, Profile};
+use crate::profile::contents::{Context, Profile};
 
 /// A model file in memory, checked.
 pub struct File {
@@ -51,7 +51,7 @@ impl File {
 
 /// The numbers that a model has for the frames of a context.
 pub fn frames_of(model: &Model, profile: &Profile, context: &Context) -> Vec<u32> {
-    let number = |frame: &crate::profile::Frame| {
+    let number = |frame: &crate::profile::contents::Frame| {
         let module = model.module(&profile.modules[frame.module?].build_id)?;
         Some(model.frame(module, frame.offset.wrapping_sub(1)))
     };

@@ -12,9 +12,9 @@ use lifetime_model::file::{STEP_END, UNKNOWN_FRAME};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use crate::code::Code;
-use crate::names::{Names, functions_of, unpacked, without_arguments};
-use crate::sections::{Sections, kind};
+use crate::code::ranges::Code;
+use crate::model::names::{Names, functions_of, unpacked, without_arguments};
+use crate::model::sections::{Sections, kind};
 
 /// Addresses in a model have 32 bits; what lies further in a file is unknown to it.
 const ADDRESSES: u64 = 1 << 32;

@@ -11,9 +11,9 @@ use addr2line::{Loader, demangle_auto};
 use anyhow::{Result, anyhow, bail, ensure};
 use object::{Object, ObjectSegment, ObjectSymbol, ReadCache, SegmentFlags, SymbolKind};
 
-use crate::profile::{Frame, Module};
-use crate::root::Root;
-use crate::symbols::{INLINED_SEPARATOR, Symbols, build_id, plain};
+use crate::code::root::Root;
+use crate::code::symbols::{INLINED_SEPARATOR, Symbols, build_id, plain};
+use crate::profile::contents::{Frame, Module};
 
 /// Code of one function, or of one inlined into others.
 #[derive(Debug, PartialEq, Eq)]

@@ -8,9 +8,9 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use prost::Message;
 
-use crate::label::lifetime;
-use crate::profile::{Context, Frame, Profile};
-use crate::symbols::{Function as Named, Symbols, hexadecimal};
+use crate::code::symbols::{Function as Named, Symbols, hexadecimal};
+use crate::profile::contents::{Context, Frame, Profile};
+use crate::profile::label::lifetime;
 
 // The parts of profile.proto that are used, with its field numbers.
 
@@ -241,7 +241,7 @@ fn encode<'a>(profile: &'a Profile, symbols: &mut Symbols<'a>) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::Module;
+    use crate::profile::contents::Module;
 
     #[test]
     fn the_file_of_a_profile_is_the_program() {

@@ -1,6 +1,6 @@
 //! The lifetime class of a context, from what was sampled of it (LLAMA §5.1), where not all lives were seen to their end.
 
-use crate::profile::{CLASSES, Context};
+use crate::profile::contents::{CLASSES, Context};
 
 /// Names of the lifetime classes, the last one for objects that are never freed.
 pub const CLASS_NAMES: [&str; CLASSES] = ["10ms", "100ms", "1s", "10s", "100s", "1000s", "inf"];
@@ -59,7 +59,7 @@ pub fn lifetime(context: &Context) -> Option<Lifetime> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::Alive;
+    use crate::profile::contents::Alive;
     use proptest::prelude::*;
 
     fn of(classes: [u64; CLASSES], live: u64) -> Option<usize> {

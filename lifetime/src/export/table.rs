@@ -12,10 +12,10 @@ use parquet::file::writer::SerializedFileWriter;
 use parquet::record::RecordWriter;
 use parquet_derive::ParquetRecordWriter;
 
-use crate::code::{self, Code, Range};
-use crate::label::{CLASS_NAMES, lifetime};
-use crate::profile::{CLASSES, Context, Frame, Module, Profile};
-use crate::symbols::{Symbols, hexadecimal};
+use crate::code::ranges::{self, Code, Range};
+use crate::code::symbols::{Symbols, hexadecimal};
+use crate::profile::contents::{CLASSES, Context, Frame, Module, Profile};
+use crate::profile::label::{CLASS_NAMES, lifetime};
 
 /// Version of the tables, in their metadata as `mayfly.version`.
 const VERSION: &str = "2";
@@ -183,7 +183,7 @@ pub fn write_code<'a>(profile: &'a Profile, symbols: &mut Symbols<'a>, path: &Pa
     by_module.remove(&usize::MAX); // made at run time
     let mut writer = writer::<CodeRow>(path)?;
     for (number, calls) in by_module {
-        add_code(&mut writer, number, &profile.modules[number], &code::of_calls(symbols, &calls), path)?;
+        add_code(&mut writer, number, &profile.modules[number], &ranges::of_calls(symbols, &calls), path)?;
     }
     writer.close().with_context(|| format!("cannot write {}", path.display()))?;
     Ok(())
