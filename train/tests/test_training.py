@@ -164,7 +164,7 @@ def test_accuracies():
 
 
 def test_comparing_encoders(data, profile, capsys, monkeypatch):
-    monkeypatch.setattr("train.encoders.ENCODERS", ["lstm-frames"])
+    monkeypatch.setattr("train.model.encoders.ENCODERS", ["lstm-frames"])
     assert main([profile, "--compare", "--json", "--rounds", "8"]) == 0
     found = json.loads(capsys.readouterr().out)
     common = found["compare.most_common_class.unweighted_percent"]
