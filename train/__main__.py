@@ -36,13 +36,12 @@ def arguments(given: list[str]) -> argparse.Namespace:
 
 
 def main(command_line: list[str]) -> int:
-    """Does what the command line says; the exit status. Raises TrainError for what a user can have done
-    wrong."""
+    """Runs the command line and returns the exit status. Raises TrainError for a user's mistake."""
     given = arguments(command_line)
     for path in (given.output, given.plot):
         if path and not Path(path).absolute().parent.is_dir():
             raise TrainError(f"{path}: no such directory")
-    # Not before the arguments are known to be good: what they need takes a second to load.
+    # Imported once the arguments are valid: these modules take a second to load.
     with progress.stage("starting"):
         from train import commands
         from train.data import partitions

@@ -1,4 +1,5 @@
-"""What `mayfly train` does and prints: a table for people, one object of flat keys for programs."""
+"""The actions of `mayfly train`, and their output: a table for people, one object of flat keys for
+programs."""
 
 import argparse
 import json
@@ -26,8 +27,8 @@ class Row:
 
 
 def train(given: argparse.Namespace) -> int:
-    """Makes a model file and says how good it is; the exit status. Raises TrainError where there is nothing
-    to learn, or a file cannot be written."""
+    """Makes a model file and prints its accuracy; returns the exit status. Raises TrainError where there is
+    nothing to learn, or a file cannot be written."""
     if given.plot:
         optional_deps.install()
     begun = time.monotonic()
@@ -69,8 +70,8 @@ def train(given: argparse.Namespace) -> int:
 
 
 def compare(given: argparse.Namespace) -> int:
-    """Trains every encoder on the same contexts, and says how good each is before it is rounded to 8 bits;
-    the exit status. Raises TrainError where there is nothing to learn."""
+    """Trains every encoder on the same contexts, and prints the accuracy of each before rounding to 8 bits;
+    returns the exit status. Raises TrainError where there is nothing to learn."""
     data = contexts.load(given.engine, given.profiles)
     contexts.refuse_too_little(data)
     optional_deps.install()
@@ -91,7 +92,7 @@ def compare(given: argparse.Namespace) -> int:
         add(table.NAME + suffix, replace(_recipe(given, table.NAME, 0), by_costs=by_costs))
     for hidden in (64, 16):
         for name in ENCODERS:
-            # What confusions cost is weighed for the encoder that is used.
+            # Only the default encoder is also trained by the costs of confusions.
             for by_costs in kinds if (name, hidden) == ("lstm-frames", 64) else (False,):
                 made_by = replace(_recipe(given, name, hidden), by_costs=by_costs)
                 add(f"{name}-{hidden}{kinds[by_costs]}", made_by)
@@ -104,17 +105,17 @@ def compare(given: argparse.Namespace) -> int:
 
 
 def measure_model(given: argparse.Namespace) -> int:
-    """Says how good a model is on other profiles, of other runs, revisions or builds (LLAMA §9.2): as the
-    heap uses it, and, where it is for other builds, what `mayfly bind` could make of it."""
+    """Prints a model's accuracy on other profiles, of other runs, revisions or builds (LLAMA §9.2): as the
+    heap uses it, and, where it is for other builds, as `mayfly bind` could make it."""
     if given.plot:
         optional_deps.install()
     model = model_file.read(given.measure)
     with progress.stage(f"reading {_count(len(given.profiles), 'profile')}"):
         data = contexts.load(given.engine, given.profiles)
         contexts.refuse_none(data)
-        met = runtime_addresses.load(given.engine, given.profiles)
-    known = runtime_addresses.known_frames(model, met)
-    rows = [Row("all", measure.accuracy(met.told, runtime_addresses.predict(model, met)))]
+        run = runtime_addresses.load(given.engine, given.profiles)
+    known = runtime_addresses.known_frames(model, run)
+    rows = [Row("all", measure.accuracy(run.contexts, runtime_addresses.predict(model, run)))]
     if known < 1:
         with progress.stage("naming the functions of all files"):
             frames = link.link(model, symbols.load(given.engine, given.profiles))
@@ -128,7 +129,7 @@ def measure_model(given: argparse.Namespace) -> int:
     _print_table(given.measure, rows)
     if known < 1:
         print(
-            f"the model has the files of {100 * known:.0f}% of the frames: by names is what it says once "
+            f"the model has the files of {100 * known:.0f}% of the frames; 'by names' is its accuracy once "
             "'mayfly bind' has bound it to the others"
         )
     return 0

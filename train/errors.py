@@ -1,5 +1,5 @@
-"""What a user can have done wrong, as one line that names what, where, and what to do next; and how a command
-ends with it."""
+"""A user's mistakes, each as one line that names the fault, the place and the next step, and how a command
+exits with it."""
 
 import sys
 from collections.abc import Callable
@@ -10,7 +10,7 @@ class TrainError(Exception):
 
 
 def end_with(main: Callable[[list[str]], int]) -> None:
-    """Does what the command line says, and ends the program with the exit status of it."""
+    """Runs `main` on the command line and exits with its status."""
     try:
         sys.exit(main(sys.argv[1:]))
     except TrainError as error:

@@ -1,5 +1,5 @@
-"""What is being done, on stderr: on a terminal with a clock that ticks each second, else a line where a stage
-takes longer than two."""
+"""Progress on stderr: on a terminal a clock that ticks each second, else a line once a stage takes longer
+than two seconds."""
 
 import contextlib
 import sys
@@ -14,7 +14,7 @@ _detail = ""
 
 @contextlib.contextmanager
 def stage(what: str) -> Iterator[None]:
-    """Says what the block does, for as long as it takes."""
+    """Shows what the block does, for as long as it runs."""
     global _detail
     _detail = ""
     if not sys.stderr.isatty():
@@ -24,7 +24,7 @@ def stage(what: str) -> Iterator[None]:
         try:
             yield
         finally:
-            # And joined: a program that ends while a thread writes to stderr is aborted by Python.
+            # Joined, since Python aborts a program that exits while a thread writes to stderr.
             late.cancel()
             late.join()
         return
@@ -51,13 +51,13 @@ def stage(what: str) -> Iterator[None]:
 
 
 def detail(text: str) -> None:
-    """How far the stage is, to be shown at its clock's next tick."""
+    """Sets how far the stage is; its clock shows it at the next tick."""
     global _detail
     _detail = text
 
 
 def say(line: str) -> None:
-    """A line of its own."""
-    # In one piece: more than one thread says something.
+    """Prints a line of its own."""
+    # In one write: several threads print.
     sys.stderr.write(f"mayfly: {line}\n")
     sys.stderr.flush()

@@ -1,6 +1,6 @@
-"""Whether two runs of a program say the same: how much of what is allocated has the same T95 (LLAMA §5.1) in
-both. What a run says by chance, or because the machine was busier, no model can know: this is about as right
-as one can be."""
+"""Whether two runs of a program agree: the share of allocated bytes whose T95 (LLAMA §5.1) is the same in
+both. No model can predict what differs by chance or by the machine's load, so this is about the best accuracy
+that a model can reach."""
 
 from itertools import pairwise
 
@@ -11,8 +11,8 @@ from train.data.contexts import FRAME_SEPARATOR, Contexts
 
 
 def between_runs(engine: str, paths: list[str]) -> float | None:
-    """The share of bytes, 0 to 1, of contexts that a profile and the next have both, whose class is the
-    same in both; `None` for one profile, or where no context is in two."""
+    """Of the bytes in contexts that a profile shares with the next one, the share, 0 to 1, whose class is the
+    same in both; `None` for one profile, or where no two share a context."""
     if len(paths) < 2:
         return None
     runs = [contexts.load(engine, [path]) for path in paths]
@@ -22,7 +22,7 @@ def between_runs(engine: str, paths: list[str]) -> float | None:
 
 
 def _shared(one: Contexts, other: Contexts) -> tuple[float, float]:
-    """Bytes of both runs in contexts of both: those of the same class in both, and all."""
+    """Bytes of both runs in contexts that both have: those of the same class in both, and all."""
     places = {FRAME_SEPARATOR.join(stack): place for place, stack in enumerate(one.stacks)}
     found = [places.get(FRAME_SEPARATOR.join(stack), -1) for stack in other.stacks]
     in_one, in_other = np.array(found, np.int64), np.arange(len(found))

@@ -1,5 +1,5 @@
-"""The names of all the code of a file, whether a profile saw it or not: found when a model is made, by
-`mayfly`, where the file still is what ran, and kept for the next model, by build-id."""
+"""The names of all the code of a file, whether a profile saw it or not. `mayfly` finds them when a model is
+made, if the file is still the one that ran; they are cached for the next model, by build-id."""
 
 import os
 import subprocess
@@ -11,15 +11,16 @@ from pathlib import Path
 from train import progress
 
 COMMAND = "MAYFLY_COMMAND"
-"""Where `mayfly train` says which program it is; without it nothing is known but what profiles saw."""
+"""The variable in which `mayfly train` passes its own path; without it only code that profiles saw has
+names."""
 VERB = "names-of"
 _KEPT_S = 30 * 24 * 3600
 """After its last use."""
 
 
-def found(files: Iterable[tuple[str, str]]) -> dict[str, Path]:
-    """The tables of these files, given as build-id and path, by build-id: of those that are here and are of
-    that build. What is not kept is made, several at once."""
+def tables_of(files: Iterable[tuple[str, str]]) -> dict[str, Path]:
+    """The tables of these files, given as build-id and path, by build-id. A file that is absent, or of
+    another build, has none. Tables that are not cached are made, several at once."""
     command, folder = os.environ.get(COMMAND), _folder()
     if not command or not folder:
         return {}
@@ -32,7 +33,7 @@ def found(files: Iterable[tuple[str, str]]) -> dict[str, Path]:
     def name(item: tuple[str, str]) -> None:
         nonlocal named
         build_id, path = item
-        # It refuses what is not there any more, or another build: then there is no table.
+        # It refuses a file that is missing or of another build: then there is no table.
         subprocess.run([command, VERB, path, build_id, known[build_id]], capture_output=True)
         named += 1
         progress.detail(f"{named} of {len(missing)}: {Path(path).name}")

@@ -9,7 +9,7 @@ from train.data.dataset import CLASS_NAMES, TENTHS, labelled_contexts
 from train.errors import TrainError
 
 FRAME_SEPARATOR = "@"
-# With fewer than this chance would decide when training ends.
+# With fewer than this, chance would decide when training ends.
 FEWEST_TO_STOP_BY = 50
 
 Fold = tuple[int, ...]
@@ -32,20 +32,20 @@ class Contexts:
         return len(self.stacks)
 
     def chosen(self, which: np.ndarray) -> "Contexts":
-        """Those where `which` is true."""
+        """The contexts where `which` is true."""
         places = np.flatnonzero(which)
         stacks = [self.stacks[place] for place in places]
         arrays = (self.labels, self.weights, self.bytes, self.samples, self.tenths)
         return Contexts(stacks, *(array[places] for array in arrays))
 
     def joined_by(self, other: "Contexts") -> "Contexts":
-        """These, and those."""
+        """These contexts and those of `other`."""
         names = ("labels", "weights", "bytes", "samples", "tenths")
         arrays = (np.concatenate([getattr(self, name), getattr(other, name)]) for name in names)
         return Contexts(self.stacks + other.stacks, *arrays)
 
     def split(self, tenths: Fold) -> "Split":
-        """The contexts to learn from, to stop by (none where they would be too few to tell) and to measure
+        """The contexts to learn from, to stop training by (none where they would be too few), and to measure
         on: these tenths."""
         held_out = np.isin(self.tenths, tenths)
         stop_by = self.tenths == (tenths[-1] + 1) % TENTHS

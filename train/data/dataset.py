@@ -1,6 +1,5 @@
-"""The dataset (LLAMA §5.1): profiles become labelled contexts, as one Ibis expression, so that DuckDB
-computes it on one machine and Spark on many. Everything that is added up is an integer, so both give the
-same rows."""
+"""The dataset (LLAMA §5.1): labelled contexts from profiles, as one Ibis expression, so that DuckDB computes
+it on one machine and Spark on many. All sums are of integers, so both give the same rows."""
 
 import ibis
 import ibis.expr.types as ir
@@ -13,19 +12,20 @@ CLASS_NAMES = ("10ms", "100ms", "1s", "10s", "100s", "1000s", "inf")
 
 LAST = len(CLASS_NAMES) - 1
 WHOLE = 1_000_000
-"""What there is of a share: with whole numbers, rounded down, every engine computes the same."""
+"""The whole of which shares are parts: with integers, rounded down, every engine computes the same."""
 
 TENTHS = 10
-"""Parts of about the same size that contexts fall into, so that some can be held out of training."""
+"""The number of parts, of about the same size, that contexts fall into, so that some can be held out of
+training."""
 
 
 def labelled_contexts(profiles: ir.Table) -> ir.Table:
     """A row for each distinct context whose lifetimes are known, by `stack`.
 
     `label` is the smallest class by which 95% of its objects died (T95), by the survival estimate of Kaplan
-    and Meier: those that lived when their process ended never died, those that were left while it ran on
-    live at least so long as they were seen, and what is known of longer lives says what becomes of them.
-    Where nobody saw it, the label is the class up to which they were seen.
+    and Meier. Objects that were alive when their process ended never died. Objects that were left while it
+    ran on live at least as long as they were observed, and longer observed lives say how long they go on.
+    Where no profile observed so long, the label is the longest class that was observed.
 
     `weight` is the allocations it stands for, `bytes` theirs, `samples` the objects that were watched.
     `tenth` is a function of the stack alone: the same context falls into the same part in every profile, run
@@ -53,9 +53,9 @@ def labelled_contexts(profiles: ir.Table) -> ir.Table:
 
 
 def _surviving(counted: ir.Table) -> ir.Table:
-    """Adds what share of the objects, in millionths, outlives each class, and how many are known to. Of those
-    that live into a class some die in it, and some were left in it alive, on average in its middle: those
-    count half."""
+    """Adds the share of the objects, in millionths, that outlives each class, and how many are known to. Of
+    those that live into a class some die in it, and some were left alive in it, on average in its middle:
+    those count half."""
     t = counted.mutate(living=counted.samples, share=ibis.literal(WHOLE, "int64"))
     for number in range(LAST):
         dead, left = t[f"dead_{number}"], t[f"left_{number}"]
@@ -69,7 +69,7 @@ def _surviving(counted: ir.Table) -> ir.Table:
 
 def _t95(t: ir.Table) -> ir.IntegerValue:
     """The smallest class by which 95% have died; the last one, if some are known to have lived into it; else
-    the longest that any was seen for."""
+    the longest in which any was observed."""
     died = [(t[f"share_{number}"] * 20 <= WHOLE, number) for number in range(LAST)]
     longest = [(t[f"left_{number}"] > 0, number) for number in reversed(range(LAST))]
     branches = [*died, (t.living > 0, LAST), *longest]

@@ -1,6 +1,6 @@
-"""Which profiles are read: files, or whole data sets. A data set is a folder, or what lies below a URL such
-as s3://bucket/profiles, in folders named KEY=VALUE (program=server/build=4f0c/node7.parquet), which is how
-Hive, Spark and DuckDB lay out partitions; `--where` chooses among them."""
+"""Chooses the profiles to read: files, or whole data sets. A data set is a folder or a URL such as
+s3://bucket/profiles, with folders named KEY=VALUE in it (program=server/build=4f0c/node7.parquet). Hive,
+Spark and DuckDB lay out partitions like this; `--where` chooses among them."""
 
 import contextlib
 import sys
@@ -25,7 +25,8 @@ HINT = "name the .parquet file that 'mayfly profile' wrote, or a folder of them"
 
 @dataclass
 class Found:
-    """A profile: what it is called, and where it lies in a file system; `listed` in a data set, not named."""
+    """A profile: its name, and its place in a file system. `listed` if it was found in a data set and not
+    named."""
 
     name: str
     path: str
@@ -34,7 +35,7 @@ class Found:
 
     @property
     def keys(self) -> dict[str, str]:
-        """What its folders say of it."""
+        """The keys and values of its folders."""
         pairs = [part.split("=", 1) for part in self.name.split("/")[:-1] if "=" in part]
         return {key: unquote(value) for key, value in pairs}
 
@@ -46,9 +47,9 @@ class Found:
 
 @contextlib.contextmanager
 def opened(names: list[str], where: str | None, engine: str) -> Iterator[list[str]]:
-    """The paths or URLs of the profiles that these names mean, for `engine` to read. What DuckDB cannot reach
-    is copied here, until the block ends. Raises TrainError for a folder without profiles, what cannot be
-    listed or fetched, and a `where` that chooses none."""
+    """The paths or URLs of the profiles that these names mean, for `engine` to read. Profiles that DuckDB
+    cannot reach are copied here, until the block ends. Raises TrainError for a folder without profiles, for
+    one that cannot be listed or fetched, and for a `where` that chooses none."""
     named = [name for name in names if not name.endswith(symbols.SUFFIX)]
     if not named:
         raise TrainError("only tables of functions given: name the .parquet files without '.symbols'")
@@ -58,9 +59,11 @@ def opened(names: list[str], where: str | None, engine: str) -> Iterator[list[st
     found = _without_empty(found)
     with tempfile.TemporaryDirectory(prefix="mayfly-train-") as here:
         try:
-            yield [each.name if engine == "spark" else _brought(each, here) for each in _shown(found)]
+            yield [
+                each.name if engine == "spark" else _local_copy(each, here) for each in _with_progress(found)
+            ]
         except TrainError as error:
-            # A copy is called what it is a copy of.
+            # The error names the original, not the copy.
             raise TrainError(str(error).replace(f"{here}/", "").replace(":/%", "://")) from None
 
 
@@ -91,14 +94,14 @@ def _found(name: str) -> list[Found]:
 
 
 def _is_profile(path: str, root: str) -> bool:
-    """Names that begin with . or _ are files that are being written, or notes of who wrote them."""
+    """Names that begin with . or _ are of files that are still being written, or of their writer's notes."""
     hidden = any(part[:1] in "._" for part in path[len(root) :].split("/") if part)
     return path.endswith(PROFILE) and not path.endswith(symbols.SUFFIX) and not hidden
 
 
 def _chosen(found: list[Found], where: str) -> list[Found]:
-    """Those of which an SQL expression over the folders' keys is true. A key whose values are all whole
-    numbers is compared as a number, as DuckDB and Spark take it."""
+    """The profiles for which an SQL expression over the folders' keys is true. A key whose values are all
+    integers is compared as a number, as DuckDB and Spark do."""
     keys = list(dict.fromkeys(key for each in found for key in each.keys))
     columns = {}
     for key in keys:
@@ -121,8 +124,8 @@ def _chosen(found: list[Found], where: str) -> list[Found]:
 
 
 def _without_empty(found: list[Found]) -> list[Found]:
-    """Leaves out what a data set has of programs that allocated nothing, and says so; a profile that was
-    named is refused later, as is one that cannot be read."""
+    """Leaves out a data set's profiles of programs that allocated nothing, and prints their names. An empty
+    profile that was named is refused later, as is one that cannot be read."""
     kept = [each for each in found if not (each.listed and _is_empty(each))]
     for each in found:
         if each not in kept:
@@ -139,14 +142,14 @@ def _is_empty(profile: Found) -> bool:
         return False
 
 
-def _shown(found: list[Found]) -> Iterator[Found]:
-    """With progress where any is fetched."""
+def _with_progress(found: list[Found]) -> Iterator[Found]:
+    """The same profiles, with a progress bar where any is fetched."""
     remote = any(each.is_remote for each in found)
     return iter(tqdm(found, "fetching profiles", leave=False, disable=not remote or not sys.stderr.isatty()))
 
 
-def _brought(profile: Found, here: str) -> str:
-    """A path that can be opened: a copy, with its functions, of what is elsewhere."""
+def _local_copy(profile: Found, here: str) -> str:
+    """A path that can be opened: for a remote profile that of a copy, with its table of functions."""
     if not profile.is_remote or isinstance(profile.files, pyarrow.fs.LocalFileSystem):
         return profile.name
     copy = Path(here, profile.name.replace("://", ":/%"))

@@ -1,5 +1,5 @@
-"""Reads what `mayfly profile` wrote, with DuckDB or Spark, and refuses what cannot be trained on before
-anything is computed."""
+"""Reads the tables of `mayfly profile`, with DuckDB or Spark, and refuses those that cannot be trained on
+before anything is computed."""
 
 import contextlib
 import math
@@ -16,11 +16,11 @@ from ibis.backends import BaseBackend
 from train.errors import TrainError
 
 FREED = ("freed_10ms", "freed_100ms", "freed_1s", "freed_10s", "freed_100s", "freed_1000s", "freed_later")
-"""Columns with the sampled objects that died within each class, the last one later than 1000 s."""
+"""Columns with the number of sampled objects that died within each class, the last one later than 1000 s."""
 
 LEFT = tuple(name.replace("freed", "left") for name in FREED)
-"""Columns with those of the live ones whose process ran on when the profile ended, by the class of their age
-then: they live at least so long. Profiles of whole runs, and tables from before there were any, have none."""
+"""Columns with the number of live objects whose process ran on when the profile ended, by the class of their
+age then: they live at least so long. Profiles of whole runs, and older tables, have none."""
 
 NEEDED = {"stack": "text", "allocations": "numbers", "bytes": "numbers"} | dict.fromkeys(
     ("live", *FREED), "numbers"
@@ -30,8 +30,8 @@ VERSION = "2"
 
 @contextlib.contextmanager
 def engine(name: str) -> Iterator[BaseBackend]:
-    """A connection to what computes the dataset; ends with the block. Raises TrainError where it does not
-    start."""
+    """A connection to the engine that computes the dataset, closed when the block ends. Raises TrainError
+    where the engine does not start."""
     if name == "duckdb":
         connection = ibis.duckdb.connect()
         try:
@@ -53,7 +53,7 @@ def _spark_session():
         raise TrainError("Spark is not installed: run 'train/environment more' once") from None
     builder = SparkSession.builder.appName("mayfly train")
     if "SPARK_REMOTE" not in os.environ and "MASTER" not in os.environ:
-        # On this machine, without the web page: a cluster is named by Spark's own variables.
+        # On this machine, without the web page: Spark's own variables name a cluster.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         builder = builder.master("local[2]").config("spark.ui.enabled", "false")
         builder = builder.config("spark.sql.shuffle.partitions", "4").config("spark.log.level", "ERROR")
@@ -69,14 +69,14 @@ def _spark_session():
 
 def read(connection: BaseBackend, paths: list[str]) -> ir.Table:
     """The contexts of several profiles as one table with the columns in `NEEDED`. Raises TrainError for files
-    that are not a profile's tables, of another version, without rows or with values that cannot be."""
+    that are not tables of a profile, of another version, without rows or with impossible values."""
     tables = [_read_one(connection, path) for path in paths]
     return tables[0] if len(tables) == 1 else ibis.union(*tables)
 
 
 def open_table(connection: BaseBackend, path: str, needed: dict[str, str], hint: str) -> ir.Table:
-    """A Parquet file that has these columns, of these kinds. Raises TrainError, with the hint what to name,
-    where it has not."""
+    """A Parquet file that has these columns, of these kinds. Raises TrainError, with the hint, where it has
+    not."""
     if "://" not in path:
         _refuse_other_files(path, hint)
     try:
@@ -137,7 +137,7 @@ def _first_line(error: Exception) -> str:
 
 def _refuse_bad_rows(path: str, table: ir.Table) -> None:
     whole = [table[name] for name in ("live", *FREED, *LEFT)]
-    # Not isnan(): by the file's statistics, which leave it out, DuckDB takes it that there is none.
+    # Not isnan(): DuckDB goes by the file's statistics, which leave NaN out, and finds none.
     checks = {"rows": table.count(), "stack": table.stack.isnull().sum()}
     sums = {"allocations": table.allocations.sum(), "bytes": table.bytes.sum()}
     checks |= {f"sum of {name}": value for name, value in sums.items()}

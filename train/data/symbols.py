@@ -1,6 +1,6 @@
-"""The functions of every program and library in the profiles: what an address is called, whether its function
-was seen allocating or not. The tables beside profiles have what was seen; of a file that is still here all
-code is named (train/data/all_code.py)."""
+"""The functions of every program and library in the profiles: the name of an address, whether its function
+allocated in a profile or not. The tables beside profiles hold the code on stacks; of a file that still exists
+all code is named (train/data/all_code.py)."""
 
 from bisect import bisect
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from train.errors import TrainError
 
 SUFFIX = ".symbols.parquet"
 NEEDED = {"path": "text", "build_id": "text", "start": "numbers", "end": "numbers", "names": "text"}
-# Addresses in the model file have 32 bits; what lies further in a file is unknown to it.
+# Addresses in the model file have 32 bits; code further in a file is unknown to it.
 _ADDRESSES = 1 << 32
 
 
 @dataclass
 class Ranges:
-    """The code of one file: `names[i]` is what lies from `starts[i]` to before `ends[i]`, ascending."""
+    """The code of one file: `names[i]` is the function from `starts[i]` to before `ends[i]`, ascending."""
 
     build_id: bytes
     starts: np.ndarray
@@ -44,7 +44,7 @@ def load(engine: str, paths: list[str]) -> list[Ranges]:
         tables = _tables(connection, paths)
         places = profiles.collect(_paths(tables), paths)
         path_of = dict(zip(places["build_id"].to_pylist(), places["path"].to_pylist(), strict=True))
-        for whole in all_code.found(path_of.items()).values():
+        for whole in all_code.tables_of(path_of.items()).values():
             tables.append(profiles.open_table(connection, str(whole), NEEDED, "remove it"))
         table = profiles.collect(functions(tables), paths)
     build_ids = np.array(table["build_id"].to_pylist(), dtype=object)
@@ -66,8 +66,8 @@ def load(engine: str, paths: list[str]) -> list[Ranges]:
 
 
 def _seen_first(rows: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
-    """These ranges, ascending, without overlaps. What a profile saw is one address, and has the names that
-    its stacks say, whatever range it lies in."""
+    """These ranges, ascending, without overlaps. A range that a profile saw is one address, and has the names
+    of its stacks, whatever range it lies in."""
     seen = {start: name for start, end, name in reversed(rows) if end == start + 1}
     points = sorted(seen)
     made: list[tuple[int, int, str]] = []
@@ -121,10 +121,10 @@ def functions(tables: list[ir.Table]) -> ir.Table:
     whole = whole.filter(
         whole.build_id != "", whole.start >= 0, whole.start < whole.end, whole.end <= _ADDRESSES
     )
-    # Of two that begin at the same place the longer one counts: it has what was seen there in it.
+    # Of two that begin at the same place the longer one comes first: it contains the address that was seen.
     return whole.distinct().order_by("build_id", "start", ibis.desc("end"), "names")
 
 
 def beside(profile: str) -> str:
-    """Where the functions of a profile's programs are."""
+    """The path of the table of functions that belongs to a profile."""
     return profile.removesuffix(".parquet") + SUFFIX

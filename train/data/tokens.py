@@ -1,6 +1,6 @@
 """From names to numbers (LLAMA §5.2): a stack's frames are split into tokens at special characters, and the
-most common tokens have a number each; all others are UNK. This is the only place where names are taken
-apart: the model file carries the result for each function, so that a running program never sees a name."""
+most common tokens have a number each; all others are UNK. Names are taken apart only here: the model file
+holds the result for each function, so a running program needs no names."""
 
 import re
 from collections import Counter
@@ -12,13 +12,14 @@ FRAME_END = 1
 """The number of `@`, which separates frames."""
 RESERVED = ("UNK", "@")
 ANONYMOUS = "[anonymous]"
-"""A frame in code that is in no file, made while its program ran (lifetime/src/code/symbols.rs). To the heap it is
-code that no model knows, and so it is here: it has no words."""
+"""A frame in code that is in no file, generated at run time (lifetime/src/code/symbols.rs). To the heap it is
+unknown code, and so it is here: it has no tokens."""
 
-# All that is not ASCII is part of a word: lifetime/src/model/names.rs, which does the same, needs no tables then.
+# Every character beyond ASCII is part of a word, so lifetime/src/model/names.rs can do the same without
+# tables.
 _LETTER = r"[0-9A-Za-z_\x80-\U0010ffff]"
 _WORD = re.compile(f"~?{_LETTER}+")
-# What a compiler adds to a name, different in each build: rustc's hash, and the numbers of GCC's clones.
+# A compiler's suffixes, different in each build: rustc's hash, and the numbers of GCC's clones.
 _BUILD_SPECIFIC = re.compile(
     rf"::h[0-9a-f]{{16}}(?!{_LETTER})| \[clone [^]]*\]"
     r"|\.(?:isra|constprop|part|cold|lto_priv|llvm)(?:\.[0-9]+)*"
@@ -26,12 +27,12 @@ _BUILD_SPECIFIC = re.compile(
 
 
 def plain(name: str) -> str:
-    """A name without what is different in each build; nothing of code that has none."""
+    """A name without the parts that differ in each build; empty for code that has no name."""
     return "" if name == ANONYMOUS else _BUILD_SPECIFIC.sub("", name)
 
 
 def functions_of(frame: str) -> list[str]:
-    """The functions of a frame, innermost first, without what differs from build to build."""
+    """The functions of a frame, innermost first, without the parts that differ from build to build."""
     return [plain(name) for name in frame.split(";")]
 
 
@@ -62,8 +63,8 @@ class Vocabulary:
 
     @classmethod
     def of(cls, frames: Iterable[str], size: int) -> "Vocabulary":
-        """The `size` most common tokens of these frames; of equally common ones, the first by alphabet. One
-        that is met only once tells nothing, and being UNK it teaches what UNK means."""
+        """The `size` most common tokens of these frames; of equally common ones, the first by alphabet. A
+        token that occurs only once carries no information, and as UNK it trains the vector of UNK."""
         counts = Counter(token for frame in frames for token in tokenize(frame))
         common = [(token, count) for token, count in counts.items() if count > 1]
         ranked = sorted(common, key=lambda item: (-item[1], item[0]))

@@ -1,5 +1,5 @@
-"""The contexts that a model was made from, by the names of their functions, kept in its file: `mayfly bind`
-says by them how much of it another build has (lifetime/src/model/bind.rs)."""
+"""The contexts that a model was made from, by the names of their functions, kept in its file. From them
+`mayfly bind` computes how much of the model another build shares (lifetime/src/model/bind.rs)."""
 
 from pathlib import Path
 
@@ -11,14 +11,14 @@ from train.data.tokens import functions_of
 from train.model import model_file
 from train.model.recipe import MOST_FRAMES
 
-# It is on the stacks of its own slow path alone, and of another build whenever Mayfly is.
+# Only the heap's own slow path has it on its stacks, and each build of Mayfly has another one.
 _HEAP = "libmayfly_heap.so"
 
 
 def packed(data: Contexts, files: list[Ranges]) -> tuple[np.ndarray, list[str]]:
-    """The model file's section: names of functions, in which files each is, and of each context its bytes and
-    functions, of which code that has no name is none. And where each file was, if it has functions of these
-    contexts: no other one matters."""
+    """The model file's section: names of functions, the files that each is in, and the bytes and functions of
+    each context, without code that has no name. And the path of each file that has functions of these
+    contexts; of other files it is empty."""
     numbers: dict[str, int] = {}
     contexts: dict[tuple[int, ...], int] = {}
     for stack, size in zip(data.stacks, data.bytes.tolist(), strict=True):

@@ -1,6 +1,7 @@
-"""What a confusion of lifetime classes costs, by what it does to pages: the same numbers as the heap weighs a
-model's words by (heap/src/lifetime/cost.rs). An object that outlives the page that it is put on holds it; one
-that dies before leaves a hole that shorter-lived ones fill (LLAMA §6.3): a class more costs least."""
+"""The cost of a confusion of lifetime classes, by its effect on pages: the same numbers by which the heap
+weighs a model's predictions (heap/src/lifetime/cost.rs). An object that outlives its page keeps the page from
+being freed. One that dies earlier leaves a hole that shorter-lived objects fill (LLAMA §6.3): a class too
+long costs least."""
 
 import numpy as np
 
@@ -8,9 +9,9 @@ from train.data.dataset import CLASS_NAMES
 
 CLASSES = len(CLASS_NAMES)
 OUTLIVES = (0, 4, 12, 20, 28, 36, 44)
-"""By how many classes longer an object lives than was predicted."""
+"""By how many classes longer an object lives than predicted."""
 DIES_BEFORE = (0, 1, 4, 8, 12, 16, 20)
-"""By how many shorter."""
+"""By how many classes shorter it lives."""
 
 
 def _of(lived: int, predicted: int) -> int:
@@ -22,8 +23,8 @@ COSTS = np.array([[_of(lived, predicted) for predicted in range(CLASSES)] for li
 
 
 def cheapest(shares: np.ndarray) -> int:
-    """The class to say of objects of which so many live in each class, (CLASSES,): what costs least; of
-    several, what most are of."""
+    """The class to predict for objects of which these shares live in each class, (CLASSES,): the one that
+    costs least; of several, the most common one."""
     costs = shares @ COSTS
     least = np.flatnonzero(costs == costs.min())
     return int(least[shares[least].argmax()])
@@ -32,7 +33,7 @@ def cheapest(shares: np.ndarray) -> int:
 LITTLE = DIES_BEFORE[1]
 
 
-def near_share(shares: np.ndarray, said: int) -> float:
-    """The share, 0 to 1, of those that this class costs next to nothing: neighbours have the benefit of the
-    doubt."""
-    return float(shares[COSTS[:, said] <= LITTLE].sum() / shares.sum())
+def near_share(shares: np.ndarray, predicted: int) -> float:
+    """The share, 0 to 1, of the objects for which this prediction costs next to nothing: the class itself and
+    its cheap neighbour."""
+    return float(shares[COSTS[:, predicted] <= LITTLE].sum() / shares.sum())

@@ -4,7 +4,7 @@ evaluation): training computes the table once a batch, the model file holds it m
 
 In shapes N are contexts, T the steps of the longest, R the steps that there are (a table has a row for
 each), H the units of the network. Steps are int32, all else float32; of a context with fewer than T steps
-those from its length on are not looked at."""
+those from its length on are ignored."""
 
 import functools
 from collections.abc import Iterable
@@ -18,9 +18,9 @@ from train.data.tokens import Vocabulary
 from train.model.stacks import FrameSteps, TokenSteps
 
 EMBEDDING = 32
-"""Length of the vector that stands for a token (§5.2)."""
+"""Length of a token's vector (§5.2)."""
 CLASSES = 7
-# How often a frame seen in training is shown as if it were new, so that its tokens learn to stand for it.
+# How often training treats a frame that it has seen as new, so that its tokens learn to represent it.
 FORGET_FRAME = 0.3
 
 Weights = dict[str, jax.Array]
@@ -34,7 +34,7 @@ def _embedding(key: jax.Array, rows: int) -> jax.Array:
     return jax.random.normal(key, (rows, EMBEDDING)) * 0.1
 
 
-# What a step is.
+# The vector of a step.
 
 
 class TokenTable:
@@ -50,17 +50,16 @@ class TokenTable:
 
 
 class FrameTable:
-    """A step is a frame: its vector is the sum of its tokens' vectors, and of its own if training saw it. A
-    sum, so that the model file needs rows for tokens and for frames seen, and none for all other
-    functions."""
+    """A step is a frame: its vector is the sum of its tokens' vectors, and of its own if training saw it.
+    With a sum the model file needs rows for tokens and for frames seen, and none for all other functions."""
 
     def initial(self, key: jax.Array, tokens: int, frames: int) -> Weights:
         """Vectors of tokens and of frames that training saw: (tokens, EMBEDDING) and (frames, EMBEDDING)."""
         return {"tokens": _embedding(key, tokens), "frames": jnp.zeros((frames, EMBEDDING))}
 
     def vectors(self, weights: Weights, constants: tuple, key: jax.Array | None) -> jax.Array:
-        """Those of all frames met, by `Encoder.constants`: (frames met, EMBEDDING). With a key, some frames
-        are as if they were new."""
+        """The vectors of all frames met, by `Encoder.constants`: (frames met, EMBEDDING). With a key, some
+        frames are treated as new."""
         tokens, counts, seen = constants
         shown = jnp.arange(tokens.shape[1]) < counts[:, None]
         meaning = jnp.sum(weights["tokens"][tokens] * shown[..., None], axis=1)
@@ -71,7 +70,7 @@ class FrameTable:
         return meaning + jnp.pad(own, ((0, tokens.shape[0] - own.shape[0]), (0, 0)))
 
 
-# What becomes of the steps.
+# From steps to scores.
 
 
 @dataclass(frozen=True)
@@ -118,13 +117,13 @@ class Recurrence:
 
 @dataclass(frozen=True)
 class Network:
-    """What a step is and what becomes of the steps, for any profile."""
+    """The vectors of steps, and the recurrence over them, for any profile."""
 
     table: TokenTable | FrameTable
     shape: Recurrence
 
     def rows(self, weights: Weights, constants: tuple, key: jax.Array | None = None) -> jax.Array:
-        """What the model file holds of every step: (R, its width); with a key, as training varies it."""
+        """The row of every step in the model file: (R, its width); with a key, as training varies it."""
         return self.shape.rows(weights, self.table.vectors(weights, constants, key))
 
     def scores(self, weights, constants, steps, lengths, key=None) -> jax.Array:
@@ -144,7 +143,7 @@ def network(name: str, hidden: int) -> Network:
 
 class Encoder:
     """A network and the names that it is for: `seen` are the frames of the contexts to learn from, `vectors`
-    what the tokens begin with, if they are known."""
+    the initial vectors of the tokens, if they are known."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""From trained weights to a model file: what depends on a function alone is multiplied out (LLAMA §10),
+"""From trained weights to a model file: products that depend on a function alone are computed (LLAMA §10),
 weights are rounded to 8 bits, and every function of every build in the profiles gets its steps, by
 address."""
 
@@ -52,7 +52,7 @@ def export(
 
 
 def quantised(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of weights, (rows, columns), as int8, and what each is to be multiplied by, (rows,) in float32."""
+    """Rows of weights, (rows, columns), as int8, and the scale of each, (rows,) in float32."""
     largest = np.abs(weights).max(axis=1)
     scales = np.where(largest > 0, largest / 127, 1).astype(np.float32)
     return np.clip(np.rint(weights / scales[:, None]), -127, 127).astype(np.int8), scales

@@ -1,6 +1,5 @@
-"""The whole way from profiles to a model file. How good it is is measured on a run that it has not learned
-from, if there are several, and on contexts held out of training; the model that is written then learns from
-all of them."""
+"""From profiles to a model file. Its accuracy is measured on a run that it has not learned from, if there are
+several, and on contexts held out of training; the model that is written then learns from all of them."""
 
 import functools
 import os
@@ -22,12 +21,14 @@ from train.model.recipe import FEW_CONTEXTS, ROUNDS_OF_FEW, Recipe
 
 @dataclass
 class Measured:
-    """How good an encoder is on contexts that it has not learned from: as trained, and as its file is."""
+    """An encoder's accuracy on contexts that it has not learned from: as trained, and as its file
+    predicts."""
 
     as_trained: Accuracy | None
     of_file: Accuracy | None
     of_file_many_samples: Accuracy | None
-    """Of contexts with so many samples that 5% of them is one at least: the others' T95 is their longest."""
+    """Of contexts with so many samples that 5% of them is at least one: the T95 of others is their longest
+    life."""
     rounds: int
     seconds: float
 
@@ -42,7 +43,7 @@ def folds_for(data: Contexts) -> list[Fold]:
 
 @dataclass
 class Trial:
-    """The classes that one part's contexts get, when another was learned from."""
+    """The classes predicted for one part's contexts by a model of another part."""
 
     as_trained: np.ndarray
     of_file: np.ndarray
@@ -51,7 +52,7 @@ class Trial:
 
 
 def trial(split: Split, recipe: Recipe, export_too: bool) -> Trial:
-    """Learns from one part, and says the classes of the part that is held out."""
+    """Learns from one part, and predicts the classes of the part that is held out."""
     begun = time.monotonic()
     if recipe.is_table:
         found = table.predict(table.make(split.learn.joined_by(split.stop_by), recipe), split.held_out.stacks)
@@ -86,8 +87,8 @@ def measured(data: Contexts, recipe: Recipe, export_too: bool) -> Measured:
 
 
 def on_another_run(engine: str, paths: list[str], recipe: Recipe) -> Accuracy | None:
-    """How much is right of runs that the model has not learned from: the last of each folder that has
-    several, or of all. `None` for one profile."""
+    """Accuracy on runs that the model has not learned from: the last of each folder that has several, or of
+    all. `None` for one profile."""
     last = [list(of_one)[1:][-1:] for _, of_one in groupby(sorted(paths), os.path.dirname)]
     held_out = [path for some in last for path in some] or paths[1:][-1:]
     if not held_out:
@@ -117,7 +118,7 @@ def predict(model: Model, frames: dict[str, int], data: Contexts) -> np.ndarray:
 
 @dataclass
 class Made:
-    """A model and what is known about it."""
+    """A model and its measurements."""
 
     model: Model
     recipe: Recipe
@@ -129,8 +130,8 @@ class Made:
 
 
 def make(engine: str, paths: list[str], recipe: Recipe) -> Made:
-    """From profiles to a model. Raises TrainError for profiles that cannot be read, or of which nothing can
-    be learned."""
+    """From profiles to a model. Raises TrainError for profiles that cannot be read, or that have nothing to
+    learn."""
     with progress.stage(f"reading {len(paths)} {'profile' if len(paths) == 1 else 'profiles'}"):
         data = contexts.load(engine, paths)
         contexts.refuse_too_little(data)
@@ -139,11 +140,11 @@ def make(engine: str, paths: list[str], recipe: Recipe) -> Made:
         optional_deps.networks()
     if recipe.is_table:
         estimate = measure.accuracy(data, table.predict(table.make(data, recipe), data.stacks))
-        progress.say(f"first estimate, of what was seen: {estimate.in_words()}")
+        progress.say(f"first estimate, on the contexts learned from: {estimate.in_words()}")
     with progress.stage(f"learning from {len(data):,} contexts, to measure on others"):
         held_out = measured(data, recipe, export_too=True)
     if held_out.of_file and not recipe.is_table:
-        progress.say(f"first estimate, of contexts not learned from: {held_out.of_file.in_words()}")
+        progress.say(f"first estimate, on contexts not learned from: {held_out.of_file.in_words()}")
     with progress.stage("learning from all runs but one, to measure on that"):
         other_run = on_another_run(engine, paths, recipe)
     with progress.stage("naming the functions of all files"):

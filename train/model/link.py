@@ -1,5 +1,5 @@
-"""Which steps the code of a file has: by the names of its functions, which a model's file keeps for this, so
-that other builds get theirs, too. `mayfly bind` does the same where there is no profile
+"""Gives the code of a file its steps, by the names of its functions. A model's file keeps these names, so
+that other builds get their steps, too. `mayfly bind` does the same where there is no profile
 (lifetime/src/model/names.rs, lifetime/src/model/bind.rs)."""
 
 from collections.abc import Callable, Iterable
@@ -14,24 +14,25 @@ from train.model.model_file import STEP_ENDS, Model, Module
 from train.model.stacks import FrameSteps, TokenSteps
 
 UNKNOWN_FRAME = 0
-"""Stands for code that no table knows."""
+"""The frame of code that no table knows."""
 
 
 @dataclass
 class Names:
-    """What a model knows of names, kept in its file: with it, functions of other builds get their steps."""
+    """The names that a model knows, kept in its file: with them, functions of other builds get their
+    steps."""
 
     encoder: str
     tokens: list[str]
     frames: list[str]
 
     def packed(self) -> np.ndarray:
-        """As a section of the model file: bytes, as uint8."""
+        """Its section of the model file: bytes, as uint8."""
         return model_file.packed_names([self.encoder, self.tokens, self.frames])
 
     @classmethod
     def of(cls, model: Model) -> "Names":
-        """What a model's file has of them."""
+        """The names in a model's file."""
         return cls(*model_file.unpacked_names(model.names))
 
     def entries(self) -> Callable[[str], tuple[int, ...]]:
@@ -59,7 +60,7 @@ def link(model: Model, files: Iterable[Ranges]) -> dict[str, int]:
     """Gives a model the functions of these files, in place of those that it has; returns the frame of each
     name."""
     entries_of = Names.of(model).entries()
-    # Frames of the same steps are one; the first is what stands for unknown code.
+    # Frames of the same steps are one; the first is that of unknown code.
     numbers = {entries_of(""): UNKNOWN_FRAME}
     by_name: dict[str, int] = {}
     modules, starts, range_frames = [], [], []

@@ -11,9 +11,9 @@ from train.model.costs import COSTS
 
 @dataclass
 class Accuracy:
-    """Shares, 0 to 1: of bytes, which is what memory is made of, of allocations, which is the paper's, and
-    of contexts. `near` ones also count a prediction that is off by one class as right. What a table does not
-    know is not right."""
+    """Shares, 0 to 1: of bytes, which decide how much memory is used, of allocations, as in the paper, and of
+    contexts. `near` ones also count a prediction that is off by one class as right. A context that a table
+    does not know counts as wrong."""
 
     contexts: int
     bytes: float
@@ -24,9 +24,10 @@ class Accuracy:
     unweighted: float
     unweighted_near: float
     outlived: float
-    """Of the bytes that something is said of, those that live longer than was said: they hold pages."""
+    """Of the bytes with a prediction, those that live longer than predicted: they keep pages from being
+    freed."""
     cost: float
-    """What a byte of them costs on average (train/model/costs.py)."""
+    """The average cost of a byte of them (train/model/costs.py)."""
     confusion: np.ndarray
     """Share of all bytes, by true and predicted class."""
 
@@ -53,20 +54,20 @@ class Accuracy:
         return f"right for {100 * self.bytes:.1f}% of bytes, within a class for {100 * self.bytes_near:.1f}%"
 
 
-def accuracy(told: Contexts, predicted: np.ndarray) -> Accuracy | None:
+def accuracy(contexts: Contexts, predicted: np.ndarray) -> Accuracy | None:
     """Of these contexts and the class predicted of each, (N,), -1 being no prediction; `None` where there is
     nothing to measure on."""
-    if not len(told):
+    if not len(contexts):
         return None
-    allocated, weights = told.bytes / told.bytes.sum(), told.weights / told.weights.sum()
+    allocated, weights = contexts.bytes / contexts.bytes.sum(), contexts.weights / contexts.weights.sum()
     known = predicted >= 0
-    right, near = told.labels == predicted, known & (np.abs(told.labels - predicted) <= 1)
+    right, near = contexts.labels == predicted, known & (np.abs(contexts.labels - predicted) <= 1)
     confusion = np.zeros((len(CLASS_NAMES), len(CLASS_NAMES)))
-    np.add.at(confusion, (told.labels[known], predicted[known]), allocated[known])
-    prices = COSTS[told.labels, predicted] * known
+    np.add.at(confusion, (contexts.labels[known], predicted[known]), allocated[known])
+    prices = COSTS[contexts.labels, predicted] * known
     of_known = max(float(allocated @ known), 1e-12)
     return Accuracy(
-        len(told),
+        len(contexts),
         float(allocated @ right),
         float(allocated @ near),
         float(allocated @ known),
@@ -74,15 +75,15 @@ def accuracy(told: Contexts, predicted: np.ndarray) -> Accuracy | None:
         float(weights @ near),
         float(right.mean()),
         float(near.mean()),
-        float(allocated @ (known & (told.labels > predicted))) / of_known,
+        float(allocated @ (known & (contexts.labels > predicted))) / of_known,
         float(allocated @ prices) / of_known,
         confusion,
     )
 
 
 def plot(measured: Accuracy, path: str, title: str) -> None:
-    """Draws the confusion matrix; a row adds up to 100% of the bytes of its class, but for what a table does
-    not know."""
+    """Draws the confusion matrix; a row adds up to 100% of the bytes of its class, less those that a table
+    does not know."""
     import matplotlib
 
     matplotlib.use("agg")

@@ -1,4 +1,4 @@
-"""The model file, byte by byte: written here, mapped by the heap (docs/lifetime.md has the layout).
+"""The model file, byte by byte: written here, mapped by the heap (docs/lifetime.md describes the layout).
 Everything is little endian and at multiples of 64 bytes; a checksum covers all that follows it."""
 
 import json
@@ -49,13 +49,13 @@ def _part(kind: int, dtype: str):
 
 
 def _filled_later(kind: int, dtype: str):
-    """What says where functions are: `train.export.link` does."""
+    """A section of functions' addresses, which `train.model.link.link` fills."""
     return _section(kind, dtype, default_factory=lambda: np.zeros(0, dtype))
 
 
 @dataclass
 class Model:
-    """What a model file holds. Class o means that an object dies within `limits[o]` ms.
+    """The content of a model file. Class o means that an object dies within `limits[o]` ms.
 
     A context becomes steps: each return address, less one, falls into a range, which has a frame, which has
     entries in `steps`; entries up to one marked `STEP_ENDS` are rows that are added up for one step of the
@@ -84,9 +84,9 @@ class Model:
     keys: np.ndarray | None = _part(15, "<u8")
     outputs: np.ndarray | None = _part(16, "u1")
     names: np.ndarray | None = _part(1000, "u1")
-    """Not read by the heap: train/model/link.py's own."""
+    """Read by train/model/link.py and `mayfly bind`, not by the heap."""
     seen: np.ndarray | None = _part(1001, "u1")
-    """Nor this: the contexts that it was made from (train/model/build_overlap.py)."""
+    """Likewise: the contexts that it was made from (train/model/build_overlap.py)."""
 
 
 _METADATA, _MODULES = 1, 3
@@ -211,12 +211,12 @@ def from_bytes(content: bytes, path: str | Path) -> Model:
 
 
 def packed_names(names: list | dict) -> np.ndarray:
-    """What a model knows of names, as its file has it: compressed JSON, as uint8."""
+    """The names that a model knows, as in its file: compressed JSON, as uint8."""
     return np.frombuffer(zlib.compress(json.dumps(names, ensure_ascii=False).encode(), 9), np.uint8)
 
 
 def unpacked_names(packed: np.ndarray) -> list | dict:
-    """What `packed_names` has packed. zlib.error or ValueError where it is something else."""
+    """The names that `packed_names` packed. zlib.error or ValueError for anything else."""
     return json.loads(zlib.decompress(packed.tobytes()))
 
 

@@ -1,5 +1,5 @@
-"""Networks learned and written. All that needs JAX is imported from here on, and JAX is large: a table does
-without (train/model/optional_deps.py)."""
+"""Trains and writes networks. Only modules imported from here need JAX, which is large: a table does without
+(train/model/optional_deps.py)."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from train.model.recipe import MOST_FRAMES, ROUNDS_OF_FEW, Recipe
 from train.model.training import Examples, Outcome
 
 Known = tuple[Vocabulary, np.ndarray]
-"""Tokens, and the vectors that they begin with."""
+"""Tokens and their initial vectors."""
 
 
 def new_encoder(data: Contexts, recipe: Recipe, known: Known | None = None) -> Encoder:
@@ -30,14 +30,14 @@ def new_encoder(data: Contexts, recipe: Recipe, known: Known | None = None) -> E
 
 
 def examples(encoder: Encoder, data: Contexts) -> Examples:
-    """Contexts as the encoder reads them."""
+    """Contexts in the encoder's form."""
     steps = [encoder.steps.of(stack[:MOST_FRAMES]) for stack in data.stacks]
-    return Examples(steps, data.labels, training.say_in_training(data.weights))
+    return Examples(steps, data.labels, training.loss_weights(data.weights))
 
 
 def trial(split: Split, recipe: Recipe, known: Known | None = None) -> tuple[Encoder, np.ndarray, Outcome]:
-    """Learns from one part, and says the classes of the part that is held out, (N,). Raises TrainError where
-    the loss is not finite."""
+    """Learns from one part, and predicts the classes of the part that is held out, (N,). Raises TrainError
+    where the loss is not finite."""
     encoder = new_encoder(split.learn, recipe, known)
     learn = examples(encoder, split.learn)
     stop_by = examples(encoder, split.stop_by) if len(split.stop_by) else None
@@ -47,7 +47,7 @@ def trial(split: Split, recipe: Recipe, known: Known | None = None) -> tuple[Enc
 
 
 def file_for(encoder: Encoder, outcome: Outcome, files: list[Ranges]) -> tuple[Model, dict[str, int]]:
-    """The model file of what was learned, for these files; and the frame of each name."""
+    """The model file of the trained encoder, for these files; and the frame of each name."""
     return export.export(encoder, outcome.weights, files, MOST_FRAMES)
 
 
@@ -57,7 +57,7 @@ def file_for_frames(encoder: Encoder, outcome: Outcome, frames: list[str]) -> tu
 
 
 def learned(data: Contexts, recipe: Recipe, rounds: int) -> tuple[Encoder, Outcome]:
-    """An encoder that has learned from all, for so many rounds."""
+    """An encoder trained on all contexts, for so many rounds."""
     encoder = new_encoder(data, recipe)
     learn = examples(encoder, data)
     return encoder, training.train(encoder, learn, None, recipe.seed, rounds, recipe.by_costs)

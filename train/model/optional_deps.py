@@ -1,4 +1,4 @@
-"""What only networks and plots need is large, and installed when the first one is made: tables do without."""
+"""Packages that only networks and plots need: they are large, and installed when the first one is made."""
 
 import importlib.util
 import subprocess
@@ -11,17 +11,20 @@ MODULES = ("jax", "matplotlib", "optax")
 
 
 def install() -> None:
-    """Installs it, unless it is there: minutes. Raises TrainError where that fails."""
+    """Installs them, unless they are there: minutes. Raises TrainError where that fails."""
     if all(importlib.util.find_spec(name) for name in MODULES):
         return
     command = [Path(__file__).parents[1] / "environment", "network"]
     if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
-        raise TrainError("what networks need is not installed; a table needs less: --encoder table")
+        raise TrainError(
+            "the packages that networks need are not installed; a table needs less: --encoder table"
+        )
     importlib.invalidate_caches()
 
 
 def networks() -> ModuleType:
-    """`train.model.networks`, with what it needs. Raises TrainError where that cannot be installed."""
+    """`train.model.networks`, with the packages it needs. Raises TrainError where they cannot be
+    installed."""
     install()
     from train.model import networks
 

@@ -1,6 +1,5 @@
 """Predicts with a model file as the heap does, step by step in the same arithmetic (32-bit floats, 8-bit
-weights and states): what is reported of a model is the accuracy of its file, not of what it was made
-from."""
+weights and states), so the reported accuracy is that of the file, not of the weights before rounding."""
 
 from collections.abc import Iterable
 

@@ -1,5 +1,5 @@
-"""Contexts as a running program meets them: not the names of functions, but where in which file each call is.
-What a model says of these is what the heap can use; of names, it is what `mayfly bind` could make of it."""
+"""Contexts as the heap sees them in a running program: addresses in files, not names of functions. A model's
+predictions for addresses are those that the heap can use; by names they are those after `mayfly bind`."""
 
 from dataclasses import dataclass
 
@@ -18,22 +18,22 @@ _MODULE_SHIFT = np.uint64(48)
 _OFFSET = np.uint64((1 << 48) - 1)
 # The heap follows a model only if it has the files of this share of the frames
 # (heap/src/lifetime/model_validation.rs).
-_BELIEVED = 2 / 3
+_TRUSTED = 2 / 3
 
 Place = tuple[bytes, int]
 """A file's build-id, and an address in it; of a call, the one before that to which it returns."""
 
 
 @dataclass
-class Placed:
-    """Contexts that differ in a place at least; several may have the same names."""
+class LocatedContexts:
+    """Contexts told apart by their addresses; several may have the same names."""
 
-    told: Contexts
+    contexts: Contexts
     places: list[tuple[Place, ...]]
 
 
-def load(engine: str, paths: list[str]) -> Placed:
-    """The contexts of these profiles, with the class that all of the same names have. Raises TrainError for
+def load(engine: str, paths: list[str]) -> LocatedContexts:
+    """The contexts of these profiles, each with the class of all contexts of its names. Raises TrainError for
     files that cannot be read or are damaged."""
     by_name = contexts.load(engine, paths)
     number = {FRAME_SEPARATOR.join(stack): place for place, stack in enumerate(by_name.stacks)}
@@ -43,10 +43,10 @@ def load(engine: str, paths: list[str]) -> Placed:
             hint = "name the .parquet file that 'mayfly profile' wrote"
             read = profiles.open_table(connection, path, _NEEDED, hint).select(*_NEEDED)
             modules = profiles.open_table(connection, symbols.beside(path), _NAMED, f"it belongs to {path}")
-            told = profiles.collect(read, [path]).to_pylist()
+            rows = profiles.collect(read, [path]).to_pylist()
             files = profiles.collect(modules.select(*_NAMED).distinct(), [path]).to_pylist()
         build_ids = {file["module"]: symbols.build_id_of(file["build_id"]) for file in files}
-        for row in told:
+        for row in rows:
             if row["stack"] not in number:
                 continue  # its lifetimes are not known
             if len(row["frames"]) % 8:
@@ -60,7 +60,7 @@ def load(engine: str, paths: list[str]) -> Placed:
             total[1] += round(row["bytes"])
     which = np.array([place for place, _ in sums], np.int64)
     allocations, sizes = np.array(list(sums.values()), np.float64).reshape(-1, 2).T
-    told = Contexts(
+    located = Contexts(
         [by_name.stacks[place] for place in which],
         by_name.labels[which],
         np.maximum(allocations, 1),
@@ -68,25 +68,25 @@ def load(engine: str, paths: list[str]) -> Placed:
         by_name.samples[which],
         by_name.tenths[which],
     )
-    return Placed(told, [places for _, places in sums])
+    return LocatedContexts(located, [places for _, places in sums])
 
 
-def known_frames(model: Model, placed: Placed) -> float:
-    """The share of frames, 0 to 1, in files that the model has; code that was made at run time is in none."""
+def known_frames(model: Model, run: LocatedContexts) -> float:
+    """The share of frames, 0 to 1, in files that the model has; code generated at run time is in no file."""
     has = {bytes(module.build_id) for module in model.modules}
-    met = [build_id in has for places in placed.places for build_id, _ in places if build_id]
+    met = [build_id in has for places in run.places for build_id, _ in places if build_id]
     return sum(met) / len(met) if met else 1.0
 
 
-def predict(model: Model, placed: Placed) -> np.ndarray:
-    """The classes that the heap gives these contexts, (N,); -1 where it learns online, everywhere if the
+def predict(model: Model, run: LocatedContexts) -> np.ndarray:
+    """The classes that the heap gives these contexts, (N,); -1 where it learns online: everywhere, if the
     model is of another build."""
-    if known_frames(model, placed) < _BELIEVED:
-        return np.full(len(placed.places), -1, np.int32)
+    if known_frames(model, run) < _TRUSTED:
+        return np.full(len(run.places), -1, np.int32)
     known: dict[Place, int] = {}
-    for place in {place for places in placed.places for place in places}:
+    for place in {place for places in run.places for place in places}:
         known[place] = frame_at(model, *place)
-    numbers = [[known[place] for place in places] for places in placed.places]
+    numbers = [[known[place] for place in places] for places in run.places]
     if model.encoder == TABLE:
         return table.predict_frames(model, numbers)
     return Predictor(model).scores(numbers).argmax(axis=1)

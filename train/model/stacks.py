@@ -7,7 +7,7 @@ import numpy as np
 
 from train.data.tokens import FRAME_END, UNKNOWN, Vocabulary
 
-# Tokens of one frame that count. Longer names are C++ templates, that repeat themselves.
+# Tokens of one frame that count. Longer names are C++ templates, which repeat themselves.
 FRAME_TOKENS = 64
 
 

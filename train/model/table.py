@@ -1,8 +1,8 @@
-"""Where contexts are few, a table of them says as much as a network, and is made in a second. It is looked up
-as the heap does it (lifetime/model/src/table.rs): a context is the sequence of its functions, innermost
-first, those that were inlined being functions like others, so that it is the same with another compiler; the
-longest beginning of it that the table has decides. Where that does not say a class, because contexts that
-begin so die at different times, and where nothing is known, the heap learns online."""
+"""Where contexts are few, a table of them predicts as well as a network, and is made in a second. Lookups
+work as in the heap (lifetime/model/src/table.rs): a context is the sequence of its functions, innermost
+first. Inlined functions count like others, so the sequence is the same with another compiler. The longest
+prefix that the table has decides. Where contexts of that prefix die at different times it has no class, and
+the heap learns online, as it does for unknown contexts."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -19,16 +19,16 @@ from train.model.recipe import Recipe
 
 NAME = recipe.TABLE
 MOST_FUNCTIONS = 32
-"""Functions of a context that are looked at, innermost first."""
+"""Functions of a context that count, innermost first."""
 USUAL = Recipe(NAME)
 UNKNOWN = 0
-NOT_TOLD = 255
-# The share of the bytes of contexts that begin alike that must be of one class for it to be theirs.
+NO_CLASS = 255
+# A prefix gets a class if this share of the bytes of its contexts is of that class.
 AGREEING = 0.95
-# So many contexts that begin alike, and agree, stand for all that begin so.
+# So many contexts that agree decide for all contexts of their prefix.
 ENOUGH_CONTEXTS = 3
-# Fewer stand for themselves, whatever the outermost functions are: those call `main` or begin a thread, and
-# differ from one C library to the next.
+# Fewer decide only for contexts that differ in this many outermost functions: those call `main` or begin a
+# thread, and differ from one C library to the next.
 OUTERMOST = 3
 
 _WORD = (1 << 64) - 1
@@ -39,7 +39,7 @@ _MULTIPLIER = 0x9E3779B97F4A7C15
 def entries(names: list[str]):
     """A function from a frame's name to its entries in the file's `steps`."""
     numbers = {name: number for number, name in enumerate(names) if number != UNKNOWN}
-    # One whose arguments changed is still the same function, if there is but one of its name.
+    # A function whose arguments changed is still the same one, if its name is unique.
     alike = Counter(map(without_arguments, numbers))
     bare = {without_arguments(name): number for name, number in numbers.items()}
     bare = {name: number for name, number in bare.items() if alike[name] == 1}
@@ -48,14 +48,14 @@ def entries(names: list[str]):
         known = [
             numbers.get(name) or bare.get(without_arguments(name), UNKNOWN) for name in functions_of(frame)
         ]
-        # Nothing that is not known differs from anything else that is not.
+        # All unknown functions are alike.
         return tuple(number | STEP_ENDS for number in (known if any(known) else [UNKNOWN]))
 
     return of_frame
 
 
 def keys(functions: Iterable[int]) -> Iterator[int]:
-    """The key of each beginning of a context."""
+    """The key of each prefix of a context."""
     key = _START
     for function in functions:
         key = ((key ^ (function + 1)) * _MULTIPLIER) & _WORD
@@ -68,13 +68,13 @@ def make(data: Contexts, made_by: Recipe = USUAL) -> Model:
     stacks = [
         [name for frame in stack for name in functions_of(frame)][:MOST_FUNCTIONS] for stack in data.stacks
     ]
-    # What has no name is what is not known.
+    # Code without a name is unknown code.
     names = ["", *sorted({name for stack in stacks for name in stack if name})[: MOST_ROWS - 1]]
     numbers = {name: number for number, name in enumerate(names)}
     sequences = [[numbers.get(name, UNKNOWN) for name in stack] for stack in stacks]
-    told: dict[int, int] = {}
-    _divide(told, sequences, data, list(range(len(sequences))), 0, made_by.by_costs)
-    ordered = sorted(told)
+    class_of: dict[int, int] = {}
+    _divide(class_of, sequences, data, list(range(len(sequences))), 0, made_by.by_costs)
+    ordered = sorted(class_of)
     return Model(
         encoder=TABLE,
         hidden=0,
@@ -84,17 +84,17 @@ def make(data: Contexts, made_by: Recipe = USUAL) -> Model:
         modules=[],
         limits=LIMITS_MS,
         keys=np.array(ordered, np.uint64),
-        outputs=np.array([told[key] for key in ordered], np.uint8),
+        outputs=np.array([class_of[key] for key in ordered], np.uint8),
         functions=len(names),
         names=model_file.packed_names([NAME, names, []]),
     )
 
 
 def _divide(
-    told: dict, sequences: list, data: Contexts, members: list[int], depth: int, by_costs: bool
+    class_of: dict, sequences: list, data: Contexts, members: list[int], depth: int, by_costs: bool
 ) -> None:
-    """Puts the beginnings of length `depth` + 1 of these contexts, which are alike before, into the table,
-    and longer ones where these do not tell enough."""
+    """Adds to the table the prefixes of length `depth` + 1 of these contexts, whose shorter ones are equal,
+    and longer ones where these do not decide."""
     by_next: dict[int, list[int]] = {}
     for member in members:
         if len(sequences[member]) > depth:
@@ -102,22 +102,22 @@ def _divide(
     for alike in by_next.values():
         *_, key = keys(sequences[alike[0]][: depth + 1])
         shares = np.bincount(data.labels[alike], data.bytes[alike], len(CLASS_NAMES))
-        said = int(shares.argmax())
-        agree = shares[said] >= AGREEING * shares.sum()
+        predicted = int(shares.argmax())
+        agree = shares[predicted] >= AGREEING * shares.sum()
         whole = all(len(sequences[member]) == depth + 1 for member in alike)
         near_end = all(len(sequences[member]) <= depth + 1 + OUTERMOST for member in alike)
         enough = near_end or len(alike) >= ENOUGH_CONTEXTS
         nearly = False
         if by_costs and not agree:
-            # Neighbouring classes have the benefit of the doubt, where no longer beginning is known.
-            said = costs.cheapest(shares)
-            nearly = enough and costs.near_share(shares, said) >= AGREEING
-        # Contexts whose functions are all the same differ in lines of code only: they get what fits most
+            # Where no longer prefix is known, neighbouring classes count as agreement.
+            predicted = costs.cheapest(shares)
+            nearly = enough and costs.near_share(shares, predicted) >= AGREEING
+        # Contexts whose functions are all the same differ in lines of code only: they get the class of most
         # bytes.
-        is_told = whole or agree and enough
-        told[key] = said if is_told or nearly else NOT_TOLD
-        if not is_told:
-            _divide(told, sequences, data, alike, depth + 1, by_costs)
+        is_decided = whole or agree and enough
+        class_of[key] = predicted if is_decided or nearly else NO_CLASS
+        if not is_decided:
+            _divide(class_of, sequences, data, alike, depth + 1, by_costs)
 
 
 def predict(model: Model, stacks: Iterable[list[str]]) -> np.ndarray:
@@ -137,10 +137,10 @@ def _looked_up(model: Model, contexts: Iterable[Iterable[Iterable[int]]]) -> np.
     found = []
     for steps in contexts:
         functions = [step & ~STEP_ENDS for frame in islice(steps, model.most_frames) for step in frame]
-        last = NOT_TOLD
+        last = NO_CLASS
         for key in keys(functions[:MOST_FUNCTIONS]):
             if key not in classes:
                 break
             last = classes[key]
-        found.append(-1 if last == NOT_TOLD else last)
+        found.append(-1 if last == NO_CLASS else last)
     return np.array(found, np.int32)

@@ -1,6 +1,6 @@
-"""Training (LLAMA §5.2): Adam, clipped gradients, cross-entropy and what confusions cost, weighted by how
-often a context allocates; contexts of like length go into one batch; stops when contexts set aside for it are
-predicted no better for a while."""
+"""Training (LLAMA §5.2): Adam, clipped gradients, and a loss of cross-entropy and the cost of confusions,
+weighted by how often a context allocates. Contexts of similar length go into one batch. Training stops when
+contexts set aside for it are predicted no better for a while."""
 
 import functools
 import time
@@ -21,15 +21,15 @@ CLIP = 5.0
 BATCH = 64
 # A round goes over all contexts once, or more often where that would be fewer updates than this.
 ROUND_UPDATES = 50
-# Rounds without a better result on the contexts to stop by until training ends.
+# Rounds without a better result on the contexts set aside until training ends.
 PATIENCE = 10
-# A context's say in training grows with the root of its allocations: with all of them a handful of contexts
-# would be all that is learned, with none the many that hardly allocate (§5.1 duplicates frequent ones for
-# this).
+# A context's weight in the loss grows with the root of its allocations. In proportion to them, a handful of
+# contexts would decide everything; without them, the many that hardly allocate (§5.1 duplicates frequent ones
+# for this).
 WEIGHT_POWER = 0.5
-MOST_SAY = 1000.0
-# What a confusion is expected to cost is added to the cross-entropy with this weight: the right class is
-# still the best answer, and the others differ by what they do to pages.
+MOST_WEIGHT = 1000.0
+# The expected cost of a confusion is added to the cross-entropy with this weight: the right class is still
+# the best answer, and the others differ by their effect on pages.
 COST_WEIGHT = 0.075
 
 
@@ -47,7 +47,7 @@ class Examples:
 
 @dataclass
 class Outcome:
-    """What training ends with: the weights of the best round, which that was, and how long all took."""
+    """The result of training: the weights of the best round, its number, and the seconds of all rounds."""
 
     weights: Weights
     rounds: int
@@ -56,7 +56,7 @@ class Outcome:
 
 @dataclass
 class Batch:
-    """What is computed at once: steps (BATCH, T), lengths, labels and weights (BATCH,)."""
+    """Contexts computed at once: steps (BATCH, T), lengths, labels and weights (BATCH,)."""
 
     steps: np.ndarray
     lengths: np.ndarray
@@ -67,12 +67,12 @@ class Batch:
 jax.tree_util.register_dataclass(Batch, ["steps", "lengths", "labels", "weights"], [])
 
 
-def say_in_training(weights: np.ndarray) -> np.ndarray:
-    """How much each context counts in the loss, 1 on average: (N,) of their allocations, (N,)."""
+def loss_weights(weights: np.ndarray) -> np.ndarray:
+    """The weight of each context in the loss, 1 on average: (N,) from their allocations, (N,)."""
     if not len(weights):
         return np.zeros(0, np.float32)
     tempered = np.maximum(weights, 1).astype(np.float64) ** WEIGHT_POWER
-    tempered = np.minimum(tempered / np.median(tempered), MOST_SAY)
+    tempered = np.minimum(tempered / np.median(tempered), MOST_WEIGHT)
     return (tempered / tempered.mean()).astype(np.float32)
 
 
@@ -131,8 +131,8 @@ def train(
     rounds: int,
     by_costs: bool = False,
 ) -> Outcome:
-    """Trains from fresh weights: for at most so many rounds, for exactly so many if there are none to stop
-    by. Raises TrainError where the loss is not finite."""
+    """Trains from fresh weights: for at most so many rounds, or exactly so many without contexts to stop by.
+    Raises TrainError where the loss is not finite."""
     begun = time.monotonic()
     start, update, judge = _compiled(encoder.network, by_costs)
     constants = encoder.constants()
@@ -152,16 +152,17 @@ def train(
                 total += value
             updates += len(made)
             passes += 1
-        told = float(total) / (passes * learn.weights.sum())
+        mean_loss = float(total) / (passes * learn.weights.sum())
         if judging:
-            told = sum(float(judge(weights, constants, batch)) for batch in judging) / stop_by.weights.sum()
-        progress.detail(f"round {number} of {rounds} at most, loss {told:.3f}")
-        if not np.isfinite(told):
+            losses = [float(judge(weights, constants, batch)) for batch in judging]
+            mean_loss = sum(losses) / stop_by.weights.sum()
+        progress.detail(f"round {number} of {rounds} at most, loss {mean_loss:.3f}")
+        if not np.isfinite(mean_loss):
             raise TrainError(
-                f"the loss is {told} after {number} rounds: the profile has what cannot be learned"
+                f"the loss is {mean_loss} after {number} rounds: the profile cannot be learned from"
             )
-        if not judging or told < best_loss:
-            best, best_round, best_loss = weights, number, told
+        if not judging or mean_loss < best_loss:
+            best, best_round, best_loss = weights, number, mean_loss
         elif number - best_round >= PATIENCE:
             break
     return Outcome(best, best_round, time.monotonic() - begun)

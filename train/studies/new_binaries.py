@@ -1,9 +1,8 @@
-"""A program that no model has seen (LLAMA §10: an embedding for frames): `python -m
-train.studies.new_binaries NAME=PROFILE…`. Of each program in turn, how much is right by what was learned
-from all others: by chance, which is the class that is the most common one there; by a network of their
-names; and by one whose tokens begin with vectors that were learned from the symbols of all
-programs, where tokens that stand in the same names lie near each other (as word2vec's, by the singular
-vectors of their mutual information)."""
+"""Programs that no model has seen (LLAMA §10: an embedding for frames): `python -m
+train.studies.new_binaries NAME=PROFILE…`. Each program in turn is predicted from all others, in three
+ways: by chance, that is their most common class; by a network of their names; and by one whose tokens begin
+with vectors learned from the symbols of all programs, in which tokens of the same names lie near each other
+(as word2vec's, by the singular vectors of their mutual information)."""
 
 import argparse
 import json
@@ -23,10 +22,10 @@ from train.model import measure, optional_deps
 from train.model.recipe import Recipe
 
 DIMENSIONS = 32
-# As large as the vectors that training begins with by itself.
+# As large as the initial vectors of training.
 SCALE = 0.1
 MOST_TOKENS = 24
-"""Of one name that are counted with each other."""
+"""Tokens of one name that are counted with each other."""
 STEPS_OF_SVD = 3
 
 
@@ -51,7 +50,7 @@ def vectors(names: Iterable[str], size: int, seed: int) -> tuple[Vocabulary, np.
 
 
 def _singular(matrix: np.ndarray, seed: int) -> np.ndarray:
-    """Rows by the largest singular vectors of a symmetric matrix, found by powers of it."""
+    """The largest singular vectors of a symmetric matrix, found by powers of it, as rows."""
     random = np.random.default_rng(seed).standard_normal((len(matrix), 2 * DIMENSIONS)).astype(np.float32)
     for _ in range(STEPS_OF_SVD):
         random, _ = np.linalg.qr(matrix @ random)
@@ -62,7 +61,7 @@ def _singular(matrix: np.ndarray, seed: int) -> np.ndarray:
 
 
 def joined(programs: Iterable[Contexts]) -> Contexts:
-    """All of them, each program having as much to say as another, however long it ran."""
+    """All contexts of these programs; each program has the same weight, however long it ran."""
     first, *others = [
         replace(each, weights=each.weights / each.weights.sum(), bytes=each.bytes / each.bytes.sum())
         for each in programs
@@ -72,8 +71,10 @@ def joined(programs: Iterable[Contexts]) -> Contexts:
     return replace(first, weights=1e6 * first.weights, bytes=1e6 * first.bytes)
 
 
-def asked(name: str, programs: dict[str, Contexts], known: tuple, recipe: Recipe) -> dict[str, float]:
-    """What is right of one program by what was learned from the others, in percent of bytes."""
+def predicted_from_others(
+    name: str, programs: dict[str, Contexts], known: tuple, recipe: Recipe
+) -> dict[str, float]:
+    """The accuracy on one program of models of the others, in percent of bytes."""
     networks = optional_deps.networks()
     own = programs[name]
     learn = joined(each for other, each in programs.items() if other != name)
@@ -93,13 +94,14 @@ def asked(name: str, programs: dict[str, Contexts], known: tuple, recipe: Recipe
             f"{kind}.contexts_percent": round(100 * accuracy.unweighted, 2),
             f"{kind}.cost": round(accuracy.cost, 3),
         }
-    said = (f"{kind} {found[f'{kind}.bytes_percent']}%" for kind in predicted)
-    progress.say(f"{name}, of bytes: {', '.join(said)}")
+    shares = (f"{kind} {found[f'{kind}.bytes_percent']}%" for kind in predicted)
+    progress.say(f"{name}, of bytes: {', '.join(shares)}")
     return found
 
 
 def main(command_line: list[str]) -> int:
-    """Prints one JSON object of percents; the exit status. Raises TrainError for fewer than two programs."""
+    """Prints one JSON object of percents; returns the exit status. Raises TrainError for fewer than two
+    programs."""
     parser = argparse.ArgumentParser(prog="train.studies.new_binaries", description=__doc__)
     parser.add_argument("programs", nargs="+", metavar="NAME=PROFILE", help="two at least")
     parser.add_argument("--rounds", type=int, default=15)
@@ -108,17 +110,20 @@ def main(command_line: list[str]) -> int:
     given = parser.parse_args(command_line)
     paths = dict(each.split("=", 1) for each in given.programs)
     if len(paths) < 2:
-        raise TrainError("of one program nothing is learned for others: name two at least")
+        raise TrainError("one program teaches nothing about others: name two at least")
     programs = {name: contexts.load("duckdb", [path]) for name, path in paths.items()}
     with progress.stage("naming the functions of all files"):
         files = symbols.load("duckdb", list(paths.values()))
-    with progress.stage("learning which tokens stand together"):
+    with progress.stage("learning which tokens occur together"):
         names = {name for file in files for name in set(file.names)}
         known = vectors(sorted(names), given.vocabulary, given.seed)
     recipe = Recipe("lstm-frames", 64, given.vocabulary, given.rounds, given.seed)
     found: dict[str, float] = {"names": len(names), "tokens": len(known[0]) - len(RESERVED)}
     for name in programs:
-        found |= {f"{name}.{what}": value for what, value in asked(name, programs, known, recipe).items()}
+        found |= {
+            f"{name}.{what}": value
+            for what, value in predicted_from_others(name, programs, known, recipe).items()
+        }
     print(json.dumps(found))
     return 0
 

@@ -1,5 +1,5 @@
-"""A bucket such as Amazon S3's, of the files of a folder, on this machine: as much of the protocol as reading
-needs (ListObjectsV2, HeadObject, GetObject with a range), spoken to by the real client."""
+"""A bucket such as Amazon S3's, of the files of a folder, on this machine. It serves the part of the protocol
+that reading needs (ListObjectsV2, HeadObject, GetObject with a range) to the real client."""
 
 import contextlib
 import re
@@ -15,8 +15,8 @@ DATE = "Mon, 02 Jan 2006 15:04:05 GMT"
 
 @contextlib.contextmanager
 def served(folder: Path, monkeypatch) -> Iterator[str]:
-    """The address of a bucket with the folder's files, for as long as the block lasts; the client is told
-    where it is."""
+    """The address of a bucket with the folder's files, for as long as the block lasts. The client reads it
+    from its environment variables."""
 
     class Answers(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -74,7 +74,7 @@ def served(folder: Path, monkeypatch) -> Iterator[str]:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     for name, value in {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}",
-        "AWS_ACCESS_KEY_ID": "nobody",
+        "AWS_ACCESS_KEY_ID": "test",
         "AWS_SECRET_ACCESS_KEY": "nothing",
         "AWS_DEFAULT_REGION": "us-east-1",
         "NO_PROXY": "127.0.0.1",

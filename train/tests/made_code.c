@@ -1,4 +1,4 @@
-/* A program whose allocations are called by code that it makes while it runs, at another address for each argument. */
+/* A program whose allocations are called by code that it generates at run time, at another address for each argument. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>

@@ -1,6 +1,6 @@
-// A small server whose objects' lifetimes follow from who allocates them: parsed requests die at once, what a batch
-// holds lives for a quarter of a second, sessions for some seconds, the registry for ever. Helpers are shared, so the
-// calling context tells and the innermost function does not.
+// A small server whose objects' lifetimes depend on the function that allocates them: parsed requests die at once,
+// objects of a batch live for a quarter of a second, sessions for some seconds, the registry for ever. Helpers are
+// shared, so the calling context decides and the innermost function does not.
 #include <chrono>
 #include <deque>
 #include <map>
@@ -74,6 +74,6 @@ template <int... Kinds> FUNCTION void serve(Clock::time_point end) {
 
 int main(int, char** arguments) {
     serve<1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12>(Clock::now() + std::chrono::seconds(std::stoi(arguments[1])));
-    // What lives to the end is never freed.
+    // Objects alive at the end are never freed.
     _Exit(0);
 }

@@ -1,6 +1,6 @@
-"""Profiles of a server that does not exist, for tests: calling contexts as C++ has them, whose lifetimes
-follow from what the server does with the memory and not from one function alone (LLAMA §5.2's example: a
-string in a parser is temporary, unless what is parsed is kept)."""
+"""Profiles of an invented server, for tests: calling contexts like those of C++. Their lifetimes follow from
+the server's use of the memory and not from one function alone (LLAMA §5.2's example: a string in a parser is
+temporary, unless the parsed object is kept)."""
 
 import random
 import struct
@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from train.data.profiles import FREED, LEFT, VERSION
 
-# Scene: who allocates, and the class in which that memory dies.
+# Scene: the functions that allocate, and the class in which that memory dies.
 SCENES = {
     "parse": (["codec::{T}Decoder::parseHeader({A})", "codec::{T}Decoder::decode({A})"], 0),
     "format": (["text::Formatter::append({A})", "text::{T}Printer::print({A})"], 0),
@@ -70,7 +70,7 @@ def stack_and_class(rng: random.Random) -> tuple[list[str], int]:
     if outer is STARTUP:
         lifetime = 6
     elif scene == "parse" and rng.random() < 0.4:
-        # What is parsed for the cache is kept as long as the cache keeps it.
+        # An object parsed for the cache lives as long as the cache keeps it.
         stack += SCENES["cache"][0]
         lifetime = SCENES["cache"][1]
     stack += rng.sample(
@@ -129,7 +129,7 @@ def write(path, rows: list[dict], build: int = 0) -> None:
     rows = [{"bytes": 64 * row["allocations"]} | row for row in rows]
     columns = ["stack", "allocations", "bytes", "live", *FREED]
     kinds = [pa.string(), pa.float64(), pa.float64(), *[pa.uint64()] * 8]
-    if any(name in row for row in rows for name in LEFT):  # tables from before have none
+    if any(name in row for row in rows for name in LEFT):  # older tables have none
         rows = [dict.fromkeys(LEFT, 0) | row for row in rows]
         columns, kinds = [*columns, *LEFT], [*kinds, *[pa.uint64()] * 7]
     kinds.append(pa.binary())

@@ -1,4 +1,4 @@
-"""What a user can get wrong: one line that names the file and what to do, and a failure."""
+"""A user's mistakes: a failure, and one line that names the file and the next step."""
 
 import os
 import subprocess
@@ -64,20 +64,20 @@ def profile(tmp_path) -> Path:
         ("live", 2**64 - 1, "cannot be computed: "),
     ],
 )
-def test_damaged_tables(profile, column, value, words, tmp_path):
+def test_refuses_damaged_tables(profile, column, value, words, tmp_path):
     line = refusal(changed(profile, column, value), "-o", tmp_path / "m")
     assert str(profile) in line and words in line
     assert not (tmp_path / "m").exists()
 
 
-def test_text_for_numbers(profile, tmp_path):
+def test_refuses_text_for_numbers(profile, tmp_path):
     table = pq.read_table(profile)
     place = table.column_names.index("live")
     pq.write_table(table.set_column(place, "live", table["live"].cast(pa.string())), profile)
     assert refusal(profile, "-o", tmp_path / "m").endswith("column live is string, not numbers")
 
 
-def test_files_that_are_no_profile(profile, tmp_path):
+def test_refuses_files_that_are_no_profile(profile, tmp_path):
     assert "no such file" in refusal(tmp_path / "none.parquet", "-o", tmp_path / "m")
     (tmp_path / "text.parquet").write_text("stack,live\n")
     assert "not a Parquet file" in refusal(tmp_path / "text.parquet", "-o", tmp_path / "m")
@@ -86,7 +86,7 @@ def test_files_that_are_no_profile(profile, tmp_path):
     assert "not a Parquet file, or a damaged one" in refusal(profile, "-o", tmp_path / "m")
 
 
-def test_another_version(profile, tmp_path):
+def test_refuses_another_version(profile, tmp_path):
     table = pq.read_table(profile)
     pq.write_table(table.replace_schema_metadata({"mayfly.version": "1"}), profile)
     assert refusal(profile, "-o", tmp_path / "m").endswith(
@@ -94,14 +94,14 @@ def test_another_version(profile, tmp_path):
     )
 
 
-def test_a_profile_without_its_functions(profile, tmp_path):
+def test_refuses_a_profile_without_its_functions(profile, tmp_path):
     (tmp_path / "p.symbols.parquet").unlink()
     line = refusal(profile, "-o", tmp_path / "m")
     assert line.endswith(f"p.symbols.parquet: no such file: it belongs to {profile}")
     assert "only tables of functions" in refusal(tmp_path / "p.symbols.parquet", "-o", tmp_path / "m")
 
 
-def test_too_little_to_learn_from(tmp_path):
+def test_refuses_profiles_with_too_little_to_learn(tmp_path):
     path = tmp_path / "p.parquet"
     rows = synthetic.contexts(300)
     for row in rows:
@@ -116,10 +116,10 @@ def test_too_little_to_learn_from(tmp_path):
     assert "no contexts: the program allocated less than one sample" in refusal(path, "-o", tmp_path / "m")
 
 
-def test_places_that_cannot_be_written(profile, tmp_path):
+def test_refuses_places_that_cannot_be_written(profile, tmp_path):
     assert refusal(profile, "-o", tmp_path / "no" / "m").endswith("no such directory")
 
 
-def test_models_that_are_none(profile, tmp_path):
+def test_refuses_files_that_are_no_model(profile, tmp_path):
     assert "No such file" in refusal(profile, "--measure", tmp_path / "none")
     assert "not a model of 'mayfly train'" in refusal(profile, "--measure", profile)

@@ -1,4 +1,4 @@
-"""What the study of builds counts."""
+"""The counts of the study of builds."""
 
 from train.__main__ import main
 from train.data import contexts
@@ -20,7 +20,7 @@ def test_a_name_falls_into_kinds_of_tokens():
     )
 
 
-def test_a_kind_of_tokens_that_tells_the_class_is_missed(tmp_path):
+def test_leaving_out_the_decisive_kind_of_tokens_costs_accuracy(tmp_path):
     """Lifetimes follow from the template argument alone."""
     labels = {"Short": 0, "Long": 6}
     stacks = {f"make<{kind}>(int)@f{n}(int)@main": label for kind, label in labels.items() for n in range(20)}
@@ -35,9 +35,9 @@ def test_a_kind_of_tokens_that_tells_the_class_is_missed(tmp_path):
     assert build_to_build.matching(known, other)["contexts_percent"] == 90.91
 
 
-def test_what_the_heap_makes_of_a_model_is_what_measure_says(tmp_path):
+def test_heap_accuracy_equals_measured_accuracy(tmp_path):
     path = profile(tmp_path / "p.parquet", {"get@keep@main": 6, "get@drop@main": 0})
     assert main([path, "-o", str(tmp_path / "m")]) == 0
-    found = build_to_build.heard([f"a.b={tmp_path / 'm'}={path}"])
+    found = build_to_build.heap_accuracy([f"a.b={tmp_path / 'm'}={path}"])
     wanted = {"bytes": 100, "bytes_off_by_one": 100, "bytes_known": 100}
     assert found == {f"a.b.{name}_percent": value for name, value in wanted.items()}

@@ -21,7 +21,7 @@ def row(stack: str, counts: list[int], live: int = 0, allocations: float = 1.0) 
 
 
 def attached(stack: str, counts: list[int], left: list[int]) -> dict:
-    """A row of a look at a program that ran on."""
+    """A row of a profile of a program that ran on."""
     return row(stack, counts, sum(left)) | dict(zip(LEFT, left, strict=True))
 
 
@@ -49,7 +49,7 @@ def test_the_label_is_the_class_by_which_95_percent_have_died(tmp_path):
 NONE = [0] * 7
 
 
-def test_what_was_left_alive_lives_at_least_so_long(tmp_path):
+def test_objects_left_alive_live_at_least_so_long(tmp_path):
     looks = {
         "at least": ([60, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 40, 0, 0], 4),
         "nothing but that": (NONE, [0, 0, 0, 9, 0, 0, 0], 3),
@@ -62,18 +62,18 @@ def test_what_was_left_alive_lives_at_least_so_long(tmp_path):
     assert found == {name: label for name, (_, _, label) in looks.items()}
 
 
-def test_short_looks_and_whole_runs_make_one_estimate(tmp_path):
+def test_short_profiles_and_whole_runs_make_one_estimate(tmp_path):
     short = [attached(name, NONE, [0, 0, 0, 500, 0, 0, 0]) for name in ("dies", "stays")]
     whole = [row("dies", [0, 0, 0, 0, 80, 0, 0]), row("stays", NONE, live=2)]
     synthetic.write(tmp_path / "short", short)
-    synthetic.write(tmp_path / "whole", whole)  # without the columns, as tables were before
+    synthetic.write(tmp_path / "whole", whole)  # without the columns, as older tables
     paths = [tmp_path / "short", tmp_path / "whole"]
     labels = lambda paths: {each["stack"]: each["label"] for each in rows_of("duckdb", paths)}  # noqa: E731
     assert labels(paths[:1]) == {"dies": 3, "stays": 3}
     assert labels(paths) == {"dies": 4, "stays": 6}
 
 
-def test_contexts_of_several_profiles_are_one_and_unknown_ones_none(tmp_path):
+def test_merges_contexts_of_several_profiles_and_drops_unknown_ones(tmp_path):
     synthetic.write(
         tmp_path / "a", [row("f@main", [90, 0, 0, 0, 0, 0, 0], allocations=10.4), row("g", [0] * 7)]
     )
@@ -84,7 +84,7 @@ def test_contexts_of_several_profiles_are_one_and_unknown_ones_none(tmp_path):
     assert 0 <= tenth < TENTHS
 
 
-def test_two_runs_agree_on_what_has_the_same_class_in_both(tmp_path):
+def test_two_runs_agree_on_contexts_of_the_same_class(tmp_path):
     paths = [str(tmp_path / name) for name in ("a", "b", "c")]
     at_once, late = [100, 0, 0, 0, 0, 0, 0], [0, 0, 0, 100, 0, 0, 0]
     here = [row("same@main", at_once, 0, 30), row("other@main", at_once, 0, 10), row("here", late, 0, 500)]
@@ -128,7 +128,7 @@ def test_a_context_falls_into_the_same_part_in_every_profile(tmp_path):
 
 def test_spark_gives_the_same_rows_as_duckdb(tmp_path):
     pytest.importorskip("pyspark", reason="train/environment more")
-    # Twice the same contexts in part, values at the edges, names beyond ASCII.
+    # Some contexts in both tables, values at the edges, names beyond ASCII.
     edges = [
         row("größe@日本@main", [19, 1, 0, 0, 0, 0, 0], 0, 0.5),
         row("", [0] * 7, 1, 2.5),

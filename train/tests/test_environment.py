@@ -1,4 +1,4 @@
-"""What an owner sees before training begins: the environment is made, and what is needed is loaded."""
+"""Output before training begins, while the environment is made and modules are loaded."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ENVIRONMENT = Path(__file__).parents[1] / "environment"
-# Takes part in the making for as long as the test wants: until the file is there.
+# Each step waits until the test creates a file.
 PYTHON = """#!/bin/sh
 wait_for() { while [ ! -e "$HELD/$1" ]; do sleep 0.05; done; }
 case "$*" in
@@ -21,24 +21,24 @@ esac
 
 @pytest.fixture
 def settings(tmp_path) -> dict[str, str]:
-    """The environment variables of one in which Python is one of ours."""
+    """Environment variables with which `python3` is the program above."""
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "python3").write_text(PYTHON)
     (programs / "python3").chmod(0o755)
-    # Two at once would install into one place.
+    # A place of its own: two at once would install into the same one.
     own = {"MAYFLY_TRAIN_ENVIRONMENT": str(tmp_path / "place"), "HELD": str(tmp_path)}
     return os.environ | own | {"PATH": f"{programs}:{os.environ['PATH']}"}
 
 
-def test_a_clock_ticks_while_it_is_made_and_while_it_is_filled(settings, tmp_path):
+def test_a_clock_ticks_while_the_environment_is_made_and_filled(settings, tmp_path):
     terminal, theirs = os.openpty()
     child = subprocess.Popen([ENVIRONMENT], env=settings, stdout=subprocess.PIPE, stderr=theirs, text=True)
     os.close(theirs)
     try:
         seen = ""
         for until, what in (("made", "making"), ("installed", "installing")):
-            # It goes on only once the clock has moved.
+            # The step ends only once the clock has moved.
             while not re.search(rf"train: {what}, [1-9]\d* s", seen):
                 seen += os.read(terminal, 4096).decode()
             (tmp_path / until).touch()
@@ -50,7 +50,7 @@ def test_a_clock_ticks_while_it_is_made_and_while_it_is_filled(settings, tmp_pat
     assert "Collecting everything" in seen
 
 
-def test_without_a_terminal_there_is_a_line_for_each_package(settings, tmp_path):
+def test_prints_a_line_for_each_package_without_a_terminal(settings, tmp_path):
     for each in ("made", "installed"):
         (tmp_path / each).touch()
     done = subprocess.run([ENVIRONMENT], env=settings, capture_output=True, text=True, timeout=300)
@@ -60,7 +60,7 @@ def test_without_a_terminal_there_is_a_line_for_each_package(settings, tmp_path)
     assert (again.returncode, again.stderr, again.stdout) == (0, "", done.stdout)
 
 
-def test_the_first_thing_that_is_said_is_that_it_starts(tmp_path):
+def test_the_first_output_is_that_it_starts(tmp_path):
     terminal, theirs = os.openpty()
     settings = os.environ | {"PYTHONPATH": str(ENVIRONMENT.parents[1])}
     command = [sys.executable, "-m", "train", tmp_path / "none.parquet", "-o", tmp_path / "model"]

@@ -1,4 +1,4 @@
-"""The model file: what is written is read back, what is damaged is refused, and it predicts what training
+"""The model file: reading returns what was written, damaged files are refused, and it predicts as training
 measured."""
 
 import numpy as np
@@ -35,7 +35,7 @@ def files(names: list[str]) -> list[Ranges]:
 def untrained(name: str, hidden: int = 16):
     """An encoder with weights as they are before training, large enough for its scores to differ."""
     encoder = Encoder(name, hidden, Vocabulary.of(FRAMES, 100), FRAMES[::2])
-    # Not the recurrent ones: a recurrence that amplifies makes much of any rounding.
+    # Not the recurrent ones: a recurrence that amplifies would magnify any rounding.
     weights = {
         key: np.asarray(value) * (1 if key == "recurrent" else 3) for key, value in encoder.initial(3).items()
     }
@@ -47,7 +47,7 @@ def untrained(name: str, hidden: int = 16):
 
 @pytest.mark.parametrize("name", ["lstm-tokens", "lstm-frames"])
 @pytest.mark.parametrize("hidden", [16, 64])
-def test_the_file_predicts_what_the_encoder_does(name, hidden, tmp_path):
+def test_the_file_predicts_like_the_encoder(name, hidden, tmp_path):
     encoder, weights = untrained(name, hidden)
     model, frames = export.export(encoder, weights, files([*FRAMES, UNSEEN]), 32)
     model_file.write(model, tmp_path / "m")
@@ -158,7 +158,7 @@ def test_damaged_files_are_refused(tmp_path):
             model_file.from_bytes(damage, "m")
 
 
-def test_numbers_that_are_none_are_never_written():
+def test_weights_that_are_not_finite_are_never_written():
     encoder, weights = untrained("lstm-frames")
     weights["dense_bias"][2] = np.nan
     model, _ = export.export(encoder, weights, files(FRAMES), 32)

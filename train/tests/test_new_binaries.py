@@ -27,7 +27,7 @@ def test_tokens_of_the_same_names_lie_near_each_other():
     assert len(vocabulary) == 48 + len(RESERVED)
 
 
-def test_a_program_is_asked_about_by_what_others_taught(tmp_path, capsys):
+def test_predicts_a_program_from_the_others(tmp_path, capsys):
     paths = []
     for number in range(3):
         paths.append(tmp_path / f"program{number}.parquet")

@@ -1,5 +1,5 @@
-"""Another build of a program than a model was made from: bound by names, the model says of it what training
-could know, and until then nothing."""
+"""Another build of a program than the one that a model was made from: bound by names, the model predicts for
+it what training could learn; before that, nothing."""
 
 import json
 import os
@@ -65,20 +65,20 @@ def bound_to(model: Path, profile: Path) -> tuple[Path, dict]:
     return bound, json.loads(run(TARGET / "mayfly", "bind", model, "-o", bound, "--json", "--", program))
 
 
-def test_once_bound_the_heap_knows_what_the_names_tell(model, other):
+def test_a_bound_model_is_as_accurate_as_by_names(model, other):
     before = measured(model, other)
-    assert before["measure.all.bytes_known_percent"] == 0, "the heap does not believe it"
+    assert before["measure.all.bytes_known_percent"] == 0, "the heap ignores it"
     bound, said = bound_to(model, other)
     after = measured(bound, other)
     assert after["measure.frames_known_percent"] > 99 and "measure.by_names.bytes_percent" not in after
-    # How often that is right hangs on how busy the machine was in either run; that it is as often does not.
+    # The accuracy depends on the machine's load in either run; that it is equal does not.
     for key in ("bytes_percent", "bytes_off_by_one_percent", "bytes_known_percent"):
         assert after[f"measure.all.{key}"] > before[f"measure.by_names.{key}"] - 3
     assert after["measure.all.bytes_off_by_one_percent"] > 0
     assert 0 < said["bind.contexts"] <= said["bind.all_contexts"]
-    # And it serves the build that it was made for as before.
-    told = str(profile_of(model))
-    same = [measured(each, told)["measure.all.bytes_percent"] for each in (model, bound)]
+    # And its accuracy for the build that it was made for does not change.
+    own = str(profile_of(model))
+    same = [measured(each, own)["measure.all.bytes_percent"] for each in (model, bound)]
     assert same[0] == same[1] > 0
 
 
@@ -86,21 +86,24 @@ def profile_of(model: Path) -> Path:
     return model.with_name("run.parquet")
 
 
-def test_the_heap_predicts_what_was_measured(model, other):
+def test_the_heap_predicts_as_measured(model, other):
     bound, _ = bound_to(model, other)
     raw = other.with_suffix(".profile")
     answers = run(TARGET / "mayfly", "predict", "--model", bound, raw, "--json").splitlines()
     classes = [json.loads(line)["class"] for line in answers]
     stacks = pq.read_table(other, columns=["stack"])["stack"].to_pylist()
     data = runtime_addresses.load("duckdb", [str(other)])
-    told = {"@".join(stack) for stack in data.told.stacks}
-    heard = [
-        -1 if said is None else said for stack, said in zip(stacks, classes, strict=True) if stack in told
+    labelled = {"@".join(stack) for stack in data.contexts.stacks}
+    by_heap = [
+        -1 if of_one is None else of_one
+        for stack, of_one in zip(stacks, classes, strict=True)
+        if stack in labelled
     ]
-    assert heard == runtime_addresses.predict(model_file.read(bound), data).tolist() and len(set(heard)) > 2
+    assert by_heap == runtime_addresses.predict(model_file.read(bound), data).tolist()
+    assert len(set(by_heap)) > 2
 
 
-def test_functions_have_the_entries_that_training_gives_them(model, other, monkeypatch):
+def test_bound_functions_have_the_entries_of_training(model, other, monkeypatch):
     monkeypatch.setenv(all_code.COMMAND, str(TARGET / "mayfly"))
     bound = model_file.read(bound_to(model, other)[0])
     names = link.Names.of(bound).entries()
@@ -117,28 +120,28 @@ def test_functions_have_the_entries_that_training_gives_them(model, other, monke
         right.append(
             tuple(bound.steps[bound.frames[frame] : bound.frames[frame + 1]].tolist()) == names(name)
         )
-    # A call has the names that its line says, a line those of where it begins.
+    # A call has the names of its own line, a line those of its beginning.
     assert len(right) > 500 and np.mean(right) > 0.98
     assert all(int(bound.steps[end - 1]) & STEP_ENDS for end in bound.frames[1:])
 
 
-def test_what_is_known_is_said_of_the_contexts_of_the_model(first, model, tmp_path):
+def test_bind_reports_the_known_share_of_the_models_contexts(first, model, tmp_path):
     """A build without the sessions does not know their contexts, and knows all others."""
-    gone = {
+    removed = {
         "if (seed % 4 == 0) session(seed);": "",
         "FUNCTION static void session(int seed) { Holder<Kind + 100>::hold(seed); }": "",
     }
-    program = built(tmp_path / "without", gone, ["-O1"])
+    program = built(tmp_path / "without", removed, ["-O1"])
     said = json.loads(run(TARGET / "mayfly", "bind", model, "-o", tmp_path / "m", "--json", "--", program))
     data = contexts.load("duckdb", [str(first)])
     lost = np.array([any("session(" in frame for frame in stack) for stack in data.stacks])
     share = 100 * data.bytes[~lost].sum() / data.bytes.sum()
     assert lost.any() and abs(said["bind.bytes_percent"] - share) < 3
     again = run(TARGET / "mayfly", "bind", tmp_path / "m", "-o", tmp_path / "n", "--json", "--", program)
-    assert json.loads(again)["bind.all_functions"] == 0, "it is of this build by now"
+    assert json.loads(again)["bind.all_functions"] == 0, "it is of this build now"
 
 
-def test_run_binds_by_itself_and_says_so_in_one_line(first, model, other, tmp_path):
+def test_run_binds_the_model_and_logs_one_line(first, model, other, tmp_path):
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
 
     def said(program: Path) -> list[str]:
@@ -151,7 +154,7 @@ def test_run_binds_by_itself_and_says_so_in_one_line(first, model, other, tmp_pa
     program = other.with_name("server")
     lines = said(program)
     while "by names" not in lines[0]:
-        # A machine with much to do: it is made in the background.
+        # On a busy machine the bound model is made in the background.
         assert "in the background" in lines[0]
         lines = said(program)
     [line] = lines
@@ -159,7 +162,7 @@ def test_run_binds_by_itself_and_says_so_in_one_line(first, model, other, tmp_pa
     assert len(list((tmp_path / "mayfly/bound").glob("*.mayfly-model"))) == 1
 
 
-def test_what_cannot_be_bound_is_refused_in_one_line(first, model, tmp_path):
+def test_bind_refuses_unfit_files_in_one_line(first, model, tmp_path):
     def refusal(model: Path, *files: Path) -> str:
         command = [TARGET / "mayfly", "bind", model, "-o", tmp_path / "out", "--", *files]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)

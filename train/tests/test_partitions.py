@@ -1,5 +1,5 @@
-"""Data sets of profiles: folders and buckets with partitions, what `--where` chooses, and what is left out or
-refused."""
+"""Data sets of profiles: folders and buckets with partitions, the choice of `--where`, and profiles that are
+left out or refused."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def refusal(*arguments) -> str:
     return line
 
 
-def test_a_data_set_is_read_whole_or_the_partitions_that_are_asked_for(dataset, tmp_path, capsys):
+def test_reads_a_whole_data_set_or_the_chosen_partitions(dataset, tmp_path, capsys):
     assert len(chosen(dataset)) == 4
     assert chosen(dataset, "program = 'web' AND version >= '9'") == [
         "program=web/version=10",
@@ -59,7 +59,7 @@ def test_a_data_set_is_read_whole_or_the_partitions_that_are_asked_for(dataset, 
     assert found["version = 2"] == len(one.unique()) < found["program = 'web'"]
 
 
-def test_versions_that_are_no_numbers_are_compared_as_text(dataset):
+def test_compares_versions_that_are_no_numbers_as_text(dataset):
     (dataset / "program=web/version=10").rename(dataset / "program=web/version=10-rc")
     assert chosen(dataset, "program = 'web' AND version >= '9'") == ["program=web/version=9"]
 
@@ -93,7 +93,7 @@ def test_a_bucket_is_a_data_set(dataset, tmp_path, monkeypatch, capsys):
         assert refusal(f"{address}/none", *options).startswith(f"{address}/none: ")
 
 
-def test_what_cannot_be_chosen_is_said(dataset, tmp_path):
+def test_an_impossible_choice_is_refused_by_name(dataset, tmp_path):
     line = refusal(dataset, "-o", tmp_path / "m", "--where", "programme = 'web'")
     assert "programme" in line and line.endswith("the folders have program, version")
     line = refusal(dataset, "-o", tmp_path / "m", "--where", "program =")
@@ -108,7 +108,7 @@ def test_what_cannot_be_chosen_is_said(dataset, tmp_path):
     )
 
 
-def test_a_program_that_allocated_nothing_is_left_out_and_named(dataset, tmp_path, capsys):
+def test_leaves_out_and_names_a_program_that_allocated_nothing(dataset, tmp_path, capsys):
     first = dataset / "program=web/version=2/node1.parquet"
     pq.write_table(pq.read_table(first).slice(0, 0), first)
     assert "program=web/version=2" not in chosen(dataset)
@@ -117,7 +117,7 @@ def test_a_program_that_allocated_nothing_is_left_out_and_named(dataset, tmp_pat
     assert line == f"{first}: no contexts, and none in 0 other profiles"
 
 
-def test_a_damaged_file_is_named_and_one_that_is_being_written_is_not_read(dataset, tmp_path):
+def test_names_a_damaged_file_and_ignores_one_that_is_being_written(dataset, tmp_path):
     (dataset / "program=web/.node2.parquet").write_text("half")
     (dataset / "_temporary").mkdir()
     (dataset / "_temporary/node3.parquet").write_text("half")

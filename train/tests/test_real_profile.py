@@ -1,5 +1,5 @@
-"""A profile of a real program, from `mayfly profile` to `mayfly predict`: what the heap's code says of each
-context is what Python's says, bit by bit."""
+"""A profile of a real program, from `mayfly profile` to `mayfly predict`: the heap's code and Python's
+predict the same for each context, bit by bit."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def run(*command, **more) -> str:
 
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory) -> Path:
-    """NAME of the files that `mayfly profile` leaves."""
+    """The name, without suffix, of the files that `mayfly profile` writes."""
     folder = tmp_path_factory.mktemp("server")
     run("g++", "-std=c++17", "-O1", "-g", "-o", folder / "server", HERE / "server.cc")
     name = folder / "run"
@@ -41,7 +41,7 @@ def profile(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module", params=[("table", 1), ("lstm-frames", 20), ("lstm-tokens", 1)])
 def trained(request, profile):
-    """The encoder's name, its model file, and what training said."""
+    """The encoder's name, its model file, and training's JSON output."""
     name, rounds = request.param
     model = profile.with_name(f"{name}.mayfly-model")
     options = ["--encoder", name, "--json", "--rounds", rounds]
@@ -49,40 +49,40 @@ def trained(request, profile):
     return name, model, json.loads(said)
 
 
-def test_what_is_told_by_the_caller_alone_is_learned(trained, profile):
+def test_learns_lifetimes_that_only_callers_decide(trained, profile):
     name, _, said = trained
-    # On a busy machine labels are noise in part, so no figure can be asked for: more than any one class
-    # would get. Off by one, since lifetimes vary.
+    # On a busy machine labels are noise in part, so no figure is required: only more than any one class would
+    # get. Off by one, since lifetimes vary.
     labels = contexts.load("duckdb", [str(profile.with_suffix(".parquet"))]).labels
     one_class = max(100 * np.mean(np.abs(labels - label) <= 1) for label in range(labels.max() + 1))
     learned, unseen = (said[f"train.{part}.unweighted_off_by_one_percent"] for part in ("all", "held_out"))
     if name == "table":
-        # It keeps what it saw; what it has not seen it leaves to the heap.
+        # It knows the contexts that it learned from, and leaves others to the heap.
         assert learned > 99 and unseen == 0
     elif name == "lstm-frames":
         assert min(learned, unseen) > one_class
     # The paper's encoder needs more rounds than a test has.
 
 
-def test_what_looks_now_and_then_leave_is_learned_from(profile, tmp_path):
+def test_learns_from_repeated_profiles_of_a_running_program(profile, tmp_path):
     """`mayfly profile --again` writes a data set, `mayfly train` reads it whole."""
     library = TARGET / "libmayfly_heap.so"
     environment = os.environ | {"MAYFLY_HEAP_LIB": str(library)}
     server = [TARGET / "mayfly", "run", "--", profile.with_name("server"), "600"]
     running = subprocess.Popen(server, env=environment, stdout=subprocess.DEVNULL)
     maps = Path(f"/proc/{running.pid}/maps")
-    while library.name not in maps.read_text():  # until then it is `mayfly run`, which has no heap of ours
+    while library.name not in maps.read_text():  # until then it is `mayfly run`, which does not use the heap
         assert running.poll() is None
         time.sleep(0.01)
     data = tmp_path / "profiles"
     asked = ["--pid", str(running.pid), "--seconds", "2", "--every", "2k", "--again", "2s", "-o", data]
     looking = subprocess.Popen([TARGET / "mayfly", "profile", *asked], stderr=subprocess.PIPE, text=True)
     try:
-        # Each look that is there is a line.
+        # Each finished profile is a line.
         for _ in range(2):
             line = looking.stderr.readline()
             while "contexts" not in line:
-                assert line, "it ended"
+                assert line, "the profiler ended"
                 line = looking.stderr.readline()
         looking.terminate()
         assert looking.wait(60) == 0
@@ -93,13 +93,16 @@ def test_what_looks_now_and_then_leave_is_learned_from(profile, tmp_path):
     assert len(list(data.glob("program=server/build=*/*.symbols.parquet"))) >= 2
     model = tmp_path / "server.mayfly-model"
     said = json.loads(run(TARGET / "mayfly", "train", data, "-o", model, "--json"))
-    assert said["train.contexts"] > 5 and said["train.other_run.contexts"] > 5, "the last look was held out"
-    assert said["train.ranges"] > 500, "all code is named, though looks kept only what they saw"
+    assert said["train.contexts"] > 5 and said["train.other_run.contexts"] > 5, (
+        "the last profile was held out"
+    )
+    assert said["train.ranges"] > 500, "all code is named, though profiles hold only code on stacks"
 
 
 @pytest.mark.parametrize("kind", ["-pie", "-no-pie"])
 def test_a_program_that_is_aligned_to_huge_pages_is_one_file(kind, tmp_path):
-    """Between its segments are holes, the C library tells of one at a time, the build-id is in the first."""
+    """Between its segments are holes, the C library reports one segment at a time, the build-id is in the
+    first."""
     program, name = tmp_path / "server", tmp_path / "run"
     aligned = "-Wl,-z,max-page-size=0x200000,-z,separate-code"
     run("g++", "-std=c++17", "-O1", kind, aligned, "-o", program, HERE / "server.cc")
@@ -113,7 +116,7 @@ def test_a_program_that_is_aligned_to_huge_pages_is_one_file(kind, tmp_path):
 
 
 def test_every_frame_of_every_context_is_known(profile):
-    """What the model knows of an address is what training read in the context."""
+    """The name of an address in the tables is that of the context's frame."""
     parquet = str(profile.with_suffix(".parquet"))
     named = {}
     for file in symbols.load("duckdb", [parquet]):
@@ -135,7 +138,7 @@ def test_every_frame_of_every_context_is_known(profile):
     assert checked > 1000
 
 
-def test_the_heap_predicts_what_python_does(profile, trained):
+def test_the_heap_predicts_like_python(profile, trained):
     name, path, said = trained
     answers = [
         json.loads(line)
@@ -166,7 +169,7 @@ def test_the_heap_predicts_what_python_does(profile, trained):
     np.testing.assert_array_equal(np.array([answer["scores"] for answer in answers], np.float32), scores)
     assert [answer["class"] for answer in answers] == scores.argmax(axis=1).tolist()
     assert len(np.unique(scores.argmax(axis=1))) > 2 or name != "lstm-frames"
-    # And the accuracy that training told of all contexts is that of these answers.
+    # And the accuracy that training reported on all contexts is that of these predictions.
     data = contexts.load("duckdb", [parquet])
     of_stack = {row["stack"]: answer["class"] for row, answer in zip(rows, answers, strict=True)}
     right = [
@@ -176,8 +179,8 @@ def test_the_heap_predicts_what_python_does(profile, trained):
 
 
 @pytest.mark.parametrize("encoder", ["table", "lstm-frames"])
-def test_code_that_was_made_at_run_time_is_the_same_in_another_run(encoder, tmp_path):
-    """It lies elsewhere, and neither the profile nor the heap goes by where."""
+def test_code_generated_at_run_time_is_the_same_in_another_run(encoder, tmp_path):
+    """Its address differs, and neither the profile nor the heap depends on it."""
     program, model = tmp_path / "made", tmp_path / "made.mayfly-model"
     run("cc", "-O1", "-g", "-o", program, HERE / "made_code.c")
     runs = [tmp_path / f"run{number}" for number in range(1, 3)]
@@ -193,5 +196,5 @@ def test_code_that_was_made_at_run_time_is_the_same_in_another_run(encoder, tmp_
     command = [TARGET / "mayfly", "predict", "--model", model, runs[1].with_suffix(".profile"), "--json"]
     answers = [json.loads(line)["class"] for line in run(*command).splitlines()]
     rows = pq.read_table(tables[1], columns=["stack"])["stack"].to_pylist()
-    told = {stack.split("@")[0]: answer for stack, answer in zip(rows, answers, strict=True)}
-    assert (told["brief"], told["kept"]) == (0, 6)
+    class_of = {stack.split("@")[0]: answer for stack, answer in zip(rows, answers, strict=True)}
+    assert (class_of["brief"], class_of["kept"]) == (0, 6)

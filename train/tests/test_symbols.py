@@ -1,9 +1,9 @@
-"""Ranges of code from profiles, which saw addresses, and from whole files."""
+"""Ranges of code, from profiles, which hold addresses, and from whole files."""
 
 from train.data.symbols import _seen_first
 
 
-def test_what_was_seen_has_the_names_of_its_stacks():
+def test_addresses_in_profiles_have_the_names_of_their_stacks():
     rows = [
         (2, 3, "before"),
         (10, 20, "f"),

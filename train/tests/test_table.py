@@ -56,13 +56,13 @@ def test_two_contexts_are_enough(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["measure.all.bytes_percent"] == 100
 
 
-def test_inlined_functions_are_functions_and_what_differs_from_build_to_build_is_none(tmp_path):
+def test_inlined_functions_count_and_build_specific_names_do_not(tmp_path):
     path = profile(tmp_path / "p.parquet", {"get@a;b@keep@main": 6, "get@a;b@drop.isra.0@main": 0})
     model = table.make(contexts.load("duckdb", [path]))
     assert classes(model, "get@a@b@keep@main", "get;a;b;drop.constprop.1;main") == [6, 0]
 
 
-def test_a_function_whose_arguments_changed_is_the_same_if_it_is_the_only_one(tmp_path):
+def test_a_function_with_changed_arguments_is_the_same_if_its_name_is_unique(tmp_path):
     path = profile(tmp_path / "p.parquet", {"get(int)@keep(int)@main": 6, "get(int)@drop(int)@main": 0})
     model = table.make(contexts.load("duckdb", [path]))
     assert classes(model, "get(long)@keep()@main", "get()@drop@main") == [6, 0]
@@ -71,19 +71,19 @@ def test_a_function_whose_arguments_changed_is_the_same_if_it_is_the_only_one(tm
     assert classes(model, "get@keep(long)@main", "get@keep(char)@main") == [0, -1]
 
 
-def test_what_begins_alike_dies_alike_if_enough_contexts_do(tmp_path):
+def test_a_prefix_decides_if_enough_contexts_agree(tmp_path):
     outer = "main@__libc_start_call_main@_start"
     stacks = {f"alloc@string@parse@handle@f{number}@{outer}": 0 for number in range(9)}
     stacks |= {f"alloc@vector@grow@{outer}": 3, f"alloc@map@a@{outer}": 0, f"alloc@map@b@{outer}": 6}
     model = table.make(contexts.load("duckdb", [profile(tmp_path / "p.parquet", stacks)]))
-    assert classes(model, *stacks) == list(stacks.values()), "what was seen is known"
+    assert classes(model, *stacks) == list(stacks.values()), "contexts of the profile are known"
     new = ["alloc@string@other", "alloc@vector@f@main", "alloc@map@c@main", "alloc@set@main", "main", ""]
     assert classes(model, *new) == [0, -1, -1, -1, -1, -1]
-    assert classes(model, "alloc@vector@grow@main@another_libc") == [3], "whatever calls main"
+    assert classes(model, "alloc@vector@grow@main@another_libc") == [3], "the callers of main do not matter"
 
 
-def test_code_that_has_no_name_is_what_the_heap_knows_of_it(tmp_path):
-    """That is nothing: in no model's file is code that was made while a program ran."""
+def test_code_without_a_name_is_unknown_code(tmp_path):
+    """No model's file holds code that was generated at run time."""
     stacks = {"get@keep@[anonymous]": 6, "get@drop@[anonymous]": 0, "get@[anonymous]@[anonymous]": 3}
     path = profile(tmp_path / "p.parquet", stacks)
     model = table.make(contexts.load("duckdb", [path]))
@@ -93,14 +93,14 @@ def test_code_that_has_no_name_is_what_the_heap_knows_of_it(tmp_path):
     assert model_file.unpacked_names(model.names)[1] == ["", "drop", "get", "keep"]
 
 
-def test_of_contexts_that_differ_in_nothing_else_the_one_with_most_bytes_decides(tmp_path):
+def test_the_class_of_most_bytes_decides_for_contexts_of_the_same_functions(tmp_path):
     stacks = {"get@f.part.0@main": 1, "get@f@main": 4}
     for sizes, wanted in [((9, 1000), 4), ((1000, 9), 1)]:
         path = profile(tmp_path / "p.parquet", stacks, dict(zip(stacks, sizes, strict=True)))
         assert classes(table.make(contexts.load("duckdb", [path])), "get@f@main") == [wanted]
 
 
-def test_a_table_is_right_about_a_run_it_has_not_seen_and_about_another_build(tmp_path, capsys):
+def test_a_table_predicts_an_unseen_run_and_another_build(tmp_path, capsys):
     runs = []
     for run in range(3):
         rows = synthetic.contexts(400, seed=1)[: 250 + 50 * run]
@@ -142,7 +142,7 @@ def test_the_same_profile_gives_the_same_file(tmp_path):
 
 
 @pytest.mark.parametrize("on_terminal", [True, False])
-def test_a_stage_that_takes_long_is_not_silent(on_terminal):
+def test_a_long_stage_shows_progress(on_terminal):
     code = "import sys; from train import progress\nwith progress.stage('counting'): sys.stdin.read()"
     ours, theirs = pty.openpty() if on_terminal else os.pipe()
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -151,7 +151,7 @@ def test_a_stage_that_takes_long_is_not_silent(on_terminal):
     os.close(theirs)
     said = b""
     with os.fdopen(ours, "rb", buffering=0) as output:
-        # The stage lasts until enough was said. A terminal ends with an error.
+        # The stage lasts until enough output was read. A terminal ends with an error.
         while part := _read(output):
             said += part
             if said.count(b"mayfly: counting") >= (3 if on_terminal else 1):
@@ -171,8 +171,8 @@ def _read(output) -> bytes:
         return b""
 
 
-def test_a_table_is_made_without_what_networks_need(tmp_path):
-    """JAX and matplotlib are large: nothing of a table's way may import them."""
+def test_a_table_is_made_without_the_packages_of_networks(tmp_path):
+    """JAX and matplotlib are large: making a table must not import them."""
     path = profile(tmp_path / "p.parquet", {"get@keep@main": 6, "get@drop@main": 0})
     code = (
         "import sys\nfor name in ('jax', 'optax', 'matplotlib', 'scipy'): sys.modules[name] = None\n"

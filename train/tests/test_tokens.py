@@ -32,7 +32,7 @@ def test_names_are_split_at_special_characters():
     assert tokenize("libfoo.so+0x1f") == ["libfoo", "so", "0x1f"]
 
 
-def test_what_each_build_names_anew_is_no_token():
+def test_build_specific_suffixes_are_no_tokens():
     assert tokenize("core::fmt::write::h0123456789abcdef") == ["core", "fmt", "write"]
     assert tokenize("parse.isra.0") == tokenize("parse.constprop.3.cold") == ["parse"]
 

@@ -34,7 +34,7 @@ def test_a_model_is_right_about_contexts_it_has_not_seen(profile, data, tmp_path
     found = json.loads(capsys.readouterr().out)
     held_out = data.split((0, 1)).held_out
     assert found["train.contexts"] == len(data) and found["train.held_out.contexts"] == len(held_out) > 100
-    # Always the most common class: 20%. A fifth of the classes is told by frames far out alone.
+    # Always the most common class: 20%. Only outer frames decide a fifth of the classes.
     assert found["train.held_out.unweighted_percent"] > 75
     assert found["train.held_out.weighted_percent"] > 75
     assert found["train.held_out.weighted_off_by_one_percent"] >= found["train.held_out.weighted_percent"]
@@ -66,7 +66,7 @@ def test_a_model_is_right_about_another_build(profile, tmp_path, capsys):
     assert main([str(other), "--measure", str(model), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["measure.by_names.unweighted_percent"] > 70
-    # The heap does not believe it, before it is bound to this build.
+    # The heap ignores it before it is bound to this build.
     assert found["measure.all.bytes_percent"] == found["measure.all.bytes_known_percent"] == 0
     assert 0 < found["measure.frames_known_percent"] < 67
 
@@ -87,7 +87,7 @@ def test_the_same_profile_and_seed_give_the_same_file(encoder, tmp_path):
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_scores_do_not_depend_on_what_else_is_in_a_batch(name):
+def test_scores_do_not_depend_on_the_rest_of_the_batch(name):
     stacks = [stack for stack, _ in (synthetic.stack_and_class(synthetic.random.Random(n)) for n in range(9))]
     frames = sorted({frame for stack in stacks for frame in stack})
     encoder = Encoder(name, 16, Vocabulary.of(frames, 50), frames)
@@ -124,19 +124,19 @@ def test_batches_hold_every_context_once():
 
 
 def test_a_context_counts_by_the_root_of_its_allocations():
-    told = training.say_in_training(np.array([1, 100, 10_000, 1e15, 0]))
-    assert abs(told.mean() - 1) < 1e-6
-    assert abs(told[2] / told[1] - 10) < 1e-4 and told[0] == told[4]
-    assert told[3] < 1001 * np.median(told)
+    found = training.loss_weights(np.array([1, 100, 10_000, 1e15, 0]))
+    assert abs(found.mean() - 1) < 1e-6
+    assert abs(found[2] / found[1] - 10) < 1e-4 and found[0] == found[4]
+    assert found[3] < 1001 * np.median(found)
 
 
-def told(labels: list[int], allocations: list[int], sizes: list[int]) -> Contexts:
+def contexts_of(labels: list[int], allocations: list[int], sizes: list[int]) -> Contexts:
     arrays = (np.array(values) for values in (labels, allocations, sizes, sizes, [0] * len(labels)))
     return Contexts([["f"]] * len(labels), *arrays)
 
 
 def test_accuracies():
-    data = told([0, 1, 2, 6], [70, 20, 9, 1], [10, 20, 30, 40])
+    data = contexts_of([0, 1, 2, 6], [70, 20, 9, 1], [10, 20, 30, 40])
     found = measure.accuracy(data, np.array([0, 2, 2, 0]))
     assert found.as_dict() == {
         "contexts": 4,
@@ -147,13 +147,13 @@ def test_accuracies():
         "unweighted_percent": 50.0,
         "weighted_off_by_one_percent": 99.0,
         "unweighted_off_by_one_percent": 75.0,
-        # A fifth of the bytes dies one class before what was said (1), two fifths outlive it by six (44).
+        # A fifth of the bytes dies one class early (1), two fifths outlive the prediction by six (44).
         "bytes_outlived_percent": 40.0,
         "cost": 17.8,
     }
     assert found.confusion[1, 2] == 0.2 and abs(found.confusion.sum() - 1) < 1e-9
-    assert measure.accuracy(told([], [], []), np.zeros(0)) is None
-    # What is not known is neither right nor nearly.
+    assert measure.accuracy(contexts_of([], [], []), np.zeros(0)) is None
+    # An unknown context is neither right nor nearly right.
     unknown = measure.accuracy(data, np.array([-1, -1, 2, 6]))
     assert (unknown.bytes, unknown.bytes_near, unknown.bytes_known, unknown.unweighted) == (
         0.7,
@@ -172,7 +172,7 @@ def test_comparing_encoders(data, profile, capsys, monkeypatch):
     assert found["compare.lstm-frames-16.contexts"] == len(data.split((0, 1)).held_out)
 
 
-def test_the_parts_are_apart_and_each_context_is_held_out_once(data):
+def test_parts_are_disjoint_and_hold_out_each_context_once(data):
     held_out = set()
     for fold in contexts.EACH_ONCE:
         split = data.split(fold)
@@ -192,7 +192,7 @@ def test_few_contexts_are_held_out_in_turn(tmp_path, capsys):
     assert found["train.held_out.contexts"] == found["train.contexts"] == found["train.all.contexts"]
 
 
-def test_frames_further_out_than_are_read_do_not_matter(data):
+def test_frames_beyond_the_limit_do_not_matter(data):
     encoder = networks.new_encoder(data, Recipe("lstm-frames", hidden=16))
     model, _ = export.export(encoder, encoder.initial(1), [], 3)
     predictor = Predictor(model)
