@@ -1,5 +1,5 @@
 // Runs a function written for Node.js, as AWS' own runtime does: asks the Runtime API for events, calls the handler with
-// (event, context, callback), and sends what comes back. A client of Mayfly's own: AWS' (npm's aws-lambda-ric) must be
+// (event, context, callback), and sends its answer. A client of Mayfly's own, because AWS' (npm's aws-lambda-ric) must be
 // compiled for each version of Node.js.
 
 import fs from "node:fs";
@@ -12,9 +12,9 @@ import { pathToFileURL } from "node:url";
 const env = process.env;
 const [host, port] = env.AWS_LAMBDA_RUNTIME_API.split(":");
 const agent = new http.Agent({ keepAlive: true, maxSockets: 1 });
-// Ends an invocation that failed outside its handler; there is one at a time.
+// Rejects the invocation that runs now: called when it fails outside its handler.
 let current = null;
-// What is to be done once nothing is left to wait for.
+// Called once the event loop is empty.
 let whenEmpty = null;
 
 function call(method, below, body, headers = {}) {
@@ -39,7 +39,7 @@ class RuntimeError extends Error {
   }
 }
 
-// What Lambda answers with, of whatever was thrown.
+// A thrown value as Lambda reports it.
 function described(error) {
   if (util.types.isNativeError(error) || error instanceof Error) {
     const trace = String(error.stack ?? "").split("\n");
@@ -49,9 +49,9 @@ function described(error) {
 }
 
 function sendError(below, error) {
-  const told = described(error);
-  const kind = told.errorType.replace(/[^\x20-\x7e]/g, "?");
-  return call("POST", below, JSON.stringify(told), { "Lambda-Runtime-Function-Error-Type": kind });
+  const report = described(error);
+  const kind = report.errorType.replace(/[^\x20-\x7e]/g, "?");
+  return call("POST", below, JSON.stringify(report), { "Lambda-Runtime-Function-Error-Type": kind });
 }
 
 // ---- the handler ----
@@ -107,7 +107,7 @@ globalThis.awslambda = {
   },
 };
 
-// What is written to it goes out at once. An error after that is told by trailers.
+// Sends each write at once, and reports a later error in trailers.
 class ResponseStream extends stream.Writable {
   #id;
   #type = "application/octet-stream";
@@ -117,7 +117,7 @@ class ResponseStream extends stream.Writable {
   constructor(id) {
     super();
     this.#id = id;
-    this.on("error", () => {}); // the handler has it from whoever writes
+    this.on("error", () => {}); // the writer reports it to the handler
   }
 
   get hasBegun() {
@@ -142,7 +142,7 @@ class ResponseStream extends stream.Writable {
       this.#request.on("response", (response) => response.resume().on("end", resolve).on("error", reject));
       this.#request.on("error", reject);
     });
-    this.#answered.catch(() => {}); // whoever ends it hears of it
+    this.#answered.catch(() => {}); // _final and fail report it
     return this.#request;
   }
 
@@ -155,12 +155,12 @@ class ResponseStream extends stream.Writable {
     this.#answered.then(() => done(), done);
   }
 
-  // The handler failed when a part was sent already.
+  // The handler failed after a part was sent.
   async fail(error) {
-    const told = described(error);
+    const report = described(error);
     this.#request.addTrailers({
-      "Lambda-Runtime-Function-Error-Type": told.errorType.replace(/[^\x20-\x7e]/g, "?"),
-      "Lambda-Runtime-Function-Error-Body": Buffer.from(JSON.stringify(told)).toString("base64"),
+      "Lambda-Runtime-Function-Error-Type": report.errorType.replace(/[^\x20-\x7e]/g, "?"),
+      "Lambda-Runtime-Function-Error-Body": Buffer.from(JSON.stringify(report)).toString("base64"),
     });
     this.#request.end();
     await this.#answered;
@@ -189,7 +189,7 @@ function contextOf(headers, finish) {
   };
 }
 
-// What the handler gives: by its promise, by its callback, or, if it gives nothing, null once nothing is left to wait for.
+// The handler's answer: by its promise, by its callback, or, without either, null once the event loop is empty.
 function run(handler, event, headers) {
   return new Promise((resolve, reject) => {
     current = reject;
@@ -200,8 +200,8 @@ function run(handler, event, headers) {
       else setImmediate(settle);
     };
     const context = contextOf(headers, finish);
-    const given = handler(event, context, finish);
-    if (typeof given?.then === "function") given.then((value) => resolve(value ?? null), reject);
+    const returned = handler(event, context, finish);
+    if (typeof returned?.then === "function") returned.then((value) => resolve(value ?? null), reject);
   });
 }
 
@@ -209,7 +209,7 @@ function run(handler, event, headers) {
 function runStreaming(handler, event, headers, response) {
   return new Promise((resolve, reject) => {
     current = reject;
-    // It has left the answer open, and nothing is left that could end it.
+    // The handler has left the answer open, and nothing is left in the event loop that could end it.
     whenEmpty = () => response.end();
     stream.finished(response, (error) => (error ? reject(error) : resolve()));
     Promise.resolve(handler(event, response, contextOf(headers, () => {}))).catch(reject);
@@ -219,7 +219,7 @@ function runStreaming(handler, event, headers, response) {
 async function serve(handler) {
   for (;;) {
     const { headers, status, body } = await call("GET", "invocation/next");
-    if (status !== 200) throw new Error(`the Runtime API says ${status} to next`);
+    if (status !== 200) throw new Error(`the Runtime API answered next with status ${status}`);
     const id = headers["lambda-runtime-aws-request-id"];
     env._X_AMZN_TRACE_ID = headers["lambda-runtime-trace-id"] ?? "";
     requestId = id;
@@ -244,13 +244,13 @@ async function serve(handler) {
   }
 }
 
-// ---- what happens outside the handler ----
+// ---- failures outside the handler ----
 
 class Fatal extends Error {
   constructor(error, code, name) {
-    const told = described(error);
-    super(told.errorMessage);
-    this.name = name ?? told.errorType;
+    const report = described(error);
+    super(report.errorMessage);
+    this.name = name ?? report.errorType;
     this.stack = error?.stack ?? this.stack;
     this.code = code;
   }
@@ -274,8 +274,8 @@ process.on("beforeExit", () => {
 
 let requestId;
 for (const [name, level] of [["log", "INFO"], ["info", "INFO"], ["debug", "DEBUG"], ["trace", "TRACE"], ["warn", "WARN"], ["error", "ERROR"]]) {
-  console[name] = (...what) =>
-    fs.writeSync(1, `${new Date().toISOString()}\t${requestId ?? "undefined"}\t${level}\t${util.format(...what)}\n`);
+  console[name] = (...values) =>
+    fs.writeSync(1, `${new Date().toISOString()}\t${requestId ?? "undefined"}\t${level}\t${util.format(...values)}\n`);
 }
 
 let handler;

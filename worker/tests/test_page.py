@@ -84,10 +84,10 @@ def test_numbers_follow_the_pointer(browser, served):
     browser.point(x + 1, y + height / 2)
     browser.wait_for("document.querySelectorAll('.cursor').length === 1")
     # In one step each, for the page fetches itself anew meanwhile.
-    assert browser.value(f"{shown} === tell.bytes(+{values}[0])")
+    assert browser.value(f"{shown} === format.bytes(+{values}[0])")
     browser.point(1, 1)
     browser.wait_for("document.querySelectorAll('.cursor').length === 0")
-    assert browser.value(f"{shown} === tell.bytes(+{values}.at(-1))")
+    assert browser.value(f"{shown} === format.bytes(+{values}.at(-1))")
     assert browser.complaints() == []
 
 

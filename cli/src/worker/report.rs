@@ -141,7 +141,7 @@ fn as_table(names: &[String], facts: &[Vec<Fact>]) -> String {
         let mut row = vec![first.label.to_string()];
         for (place, of_run) in facts.iter().enumerate() {
             let value = of_run[number].value;
-            row.push(value.map_or_else(|| "-".into(), |value| first.unit.tell(value)));
+            row.push(value.map_or_else(|| "-".into(), |value| first.unit.format(value)));
             if place > 0 {
                 row.push(ratio(first.value, value));
             }

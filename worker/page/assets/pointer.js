@@ -1,5 +1,5 @@
 // Shows the numbers of the moment under the pointer in a chart's legend.
-const tell = {
+const format = {
   bytes(value) {
     const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
     let unit = value === 0 ? 2 : 0;
@@ -16,7 +16,7 @@ const show = (plot, index) => {
   for (const item of plot.parentElement.querySelectorAll('[data-values]')) {
     const values = item.dataset.values.split(' ');
     const value = values[index ?? values.length - 1];
-    if (value) item.querySelector('b').textContent = value === '-' ? '–' : tell[plot.dataset.unit](+value);
+    if (value) item.querySelector('b').textContent = value === '-' ? '–' : format[plot.dataset.unit](+value);
   }
 };
 let pointed = null;

@@ -1,11 +1,11 @@
-// Fetches the page anew every two seconds, unless somebody reads a chart or looks elsewhere.
+// Reloads the page every two seconds, unless the pointer is on a chart or the page is hidden.
 const main = document.querySelector('main');
 setInterval(async () => {
   if (document.hidden || pointed) return;
   try {
     const answer = await fetch(location.href, { cache: 'no-store' });
     if (!answer.ok) throw new Error(answer.status);
-    // Of it only what is shown: a browser would refuse, and report, the style of a page with another nonce.
+    // Only <main>: a browser would refuse, and report, the style of a page with another nonce.
     const text = await answer.text();
     const shown = text.slice(text.indexOf('<main>'), text.lastIndexOf('</main>'));
     const next = new DOMParser().parseFromString(shown, 'text/html').querySelector('main');

@@ -1,15 +1,15 @@
-//! A chart over time as HTML: areas on one another, and lines over them.
+//! A chart over time as HTML: stacked areas, and lines over them.
 //!
-//! The SVG is stretched to whatever room there is; labels are HTML beside it, so that they keep their size. Colours are
-//! classes (`c-private`), which the style sheet gives for a light and a dark page.
+//! The browser stretches the SVG to the room it has; labels are HTML beside it, so that they keep their size. Colours are
+//! classes (`c-private`), which the style sheet defines for a light and a dark page.
 
 use std::fmt::Write;
 
 use crate::text::{Unit, escape};
 
-/// Points that a chart has at most: more would not be seen.
+/// The most points of a chart: more would not be visible.
 const POINTS: usize = 240;
-/// The SVG's own width and height, whatever they become on the screen.
+/// The SVG's own width and height; the screen's differ.
 const WIDE: f64 = 1000.0;
 const HIGH: f64 = 100.0;
 
@@ -30,7 +30,7 @@ pub struct Span {
     pub from_ms: u64,
     /// Its right edge, later than the left.
     pub to_ms: u64,
-    /// Whether the right edge is now: then times are told backwards from there.
+    /// Whether the right edge is now: then labels count backwards from there.
     pub live: bool,
 }
 
@@ -45,7 +45,7 @@ impl Span {
         let seconds = (self.to_ms - self.from_ms) as f64 / 1e3;
         let steps = [1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0];
         let step = steps.into_iter().find(|step| seconds / step <= 6.0).unwrap_or(7200.0);
-        let tell = |value: f64| match step {
+        let label = |value: f64| match step {
             short if short < 60.0 => format!("{value:.0} s"),
             _ => format!("{:.0} min", value / 60.0),
         };
@@ -54,8 +54,8 @@ impl Span {
             let value = f64::from(number) * step;
             match (self.live, number) {
                 (true, 0) => labels.push((1.0, "now".into())),
-                (true, _) => labels.push((1.0 - value / seconds, format!("−{}", tell(value)))),
-                (false, _) => labels.push((value / seconds, tell(value))),
+                (true, _) => labels.push((1.0 - value / seconds, format!("−{}", label(value)))),
+                (false, _) => labels.push((value / seconds, label(value))),
             }
         }
         labels
@@ -68,13 +68,13 @@ pub struct Chart {
     pub title: String,
     /// A sentence on how to read it.
     pub note: String,
-    /// What the values count.
+    /// The unit of the values.
     pub unit: Unit,
     /// The time that is shown.
     pub span: Span,
     /// Moments, in milliseconds since the worker began, in order.
     pub at_ms: Vec<u64>,
-    /// Drawn on one another, the first at the bottom.
+    /// Stacked, the first at the bottom.
     pub areas: Vec<Series>,
     /// Drawn over them, each from zero.
     pub lines: Vec<Series>,
@@ -109,11 +109,11 @@ impl Chart {
         let over = self.lines.iter().zip(&lines).map(|pair| (pair, "line"));
         for ((series, values), kind) in all.clone().chain(over.clone()) {
             let last = values.last().filter(|value| !value.is_nan());
-            let told = last.map_or_else(|| "–".into(), |value| self.unit.tell(*value));
+            let shown = last.map_or_else(|| "–".into(), |value| self.unit.format(*value));
             let numbers: Vec<String> = values.iter().map(|value| short(*value)).collect();
             write!(
                 legend,
-                "<li class=\"{kind} c-{}\" data-values=\"{}\"><i></i>{} <b>{told}</b>",
+                "<li class=\"{kind} c-{}\" data-values=\"{}\"><i></i>{} <b>{shown}</b>",
                 series.colour,
                 numbers.join(" "),
                 escape(&series.name)
@@ -145,8 +145,8 @@ impl Chart {
             }
         }
         let mut labels = String::new();
-        for (told, place) in &scale.ticks {
-            write!(labels, "<span class=y style=\"bottom:{}%\">{told}</span>", short(place * 100.0))
+        for (label, place) in &scale.ticks {
+            write!(labels, "<span class=y style=\"bottom:{}%\">{label}</span>", short(place * 100.0))
                 .expect("strings take all");
         }
         labels += &time_labels(&self.span);
@@ -178,7 +178,7 @@ impl Chart {
 /// From values to heights, and the labels at the left.
 struct Scale {
     top: f64,
-    /// The lowest value that is told apart, on a logarithmic scale.
+    /// The lowest value that a logarithmic scale shows.
     bottom: Option<f64>,
     ticks: Vec<(String, f64)>,
 }
@@ -191,7 +191,7 @@ impl Scale {
         let mut scale = Scale { top, bottom: None, ticks: Vec::new() };
         for number in 0..=(top / step).round() as u32 {
             let value = f64::from(number) * step;
-            scale.ticks.push((unit.tell(value), scale.place(value)));
+            scale.ticks.push((unit.format(value), scale.place(value)));
         }
         scale
     }
@@ -203,7 +203,7 @@ impl Scale {
         let mut scale = Scale { top: 10_f64.powi(high), bottom: Some(10_f64.powi(low)), ticks: Vec::new() };
         for exponent in low..=high {
             let value = 10_f64.powi(exponent);
-            scale.ticks.push((unit.tell(value), scale.place(value)));
+            scale.ticks.push((unit.format(value), scale.place(value)));
         }
         scale
     }
@@ -236,21 +236,21 @@ fn points(at: &[f64], values: &[f64], scale: &Scale) -> Vec<String> {
 
 /// A line with gaps where there are no values.
 fn polyline(at: &[f64], values: &[f64], scale: &Scale) -> String {
-    let (mut path, mut goes_on) = (String::new(), false);
+    let (mut path, mut continues) = (String::new(), false);
     for (point, value) in points(at, values, scale).into_iter().zip(values) {
         if !value.is_nan() {
-            path.push(if goes_on { 'L' } else { 'M' });
+            path.push(if continues { 'L' } else { 'M' });
             path += &point;
         }
-        goes_on = !value.is_nan();
+        continues = !value.is_nan();
     }
     path
 }
 
 pub(crate) fn time_labels(span: &Span) -> String {
     let mut labels = String::new();
-    for (place, told) in span.labels() {
-        write!(labels, "<span class=x style=\"left:{}%\">{told}</span>", short(place * 100.0))
+    for (place, label) in span.labels() {
+        write!(labels, "<span class=x style=\"left:{}%\">{label}</span>", short(place * 100.0))
             .expect("strings take all");
     }
     labels
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn an_area_goes_from_zero_to_its_value() {
+    fn an_area_spans_zero_to_its_value() {
         let html = chart(vec![0, 10_000], vec![4.0, 2.0], Unit::Count).html();
         assert!(html.contains("d=\"M0 0L1000 50L1000 100L0 100Z\""), "{html}");
         assert!(
@@ -325,8 +325,8 @@ mod tests {
     #[test]
     fn a_logarithmic_scale_has_a_label_for_each_power_of_ten() {
         let scale = Scale::logarithmic(Unit::Milliseconds, 0.3, 430.0);
-        let told: Vec<&str> = scale.ticks.iter().map(|(told, _)| told.as_str()).collect();
-        assert_eq!(told, ["100 µs", "1 ms", "10 ms", "100 ms", "1 s"]);
+        let labels: Vec<&str> = scale.ticks.iter().map(|(label, _)| label.as_str()).collect();
+        assert_eq!(labels, ["100 µs", "1 ms", "10 ms", "100 ms", "1 s"]);
         assert!((scale.place(1.0) - 0.25).abs() < 1e-9);
     }
 

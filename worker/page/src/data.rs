@@ -1,4 +1,4 @@
-//! What a worker tells of itself: its layers, samples of memory and latency over time, events, instances. The same
+//! What a worker publishes about itself: its layers, samples of memory and latency over time, events, instances. The same
 //! shapes are published as JSON (`/history`, `/events`, `/instances`) and read back by `mayfly report`.
 
 use std::collections::BTreeMap;
@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 pub struct History {
     /// Between two samples, in milliseconds.
     pub interval_ms: u64,
-    /// Since the worker began, when this was asked for.
+    /// Since the worker began, at the moment of this answer.
     pub now_ms: u64,
-    /// What is switched on.
+    /// Which layers are enabled.
     pub layers: Layers,
     /// The last hour's.
     pub samples: Vec<Sample>,
@@ -66,7 +66,7 @@ pub struct Host {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Store {
-    /// What they occupy, each page once.
+    /// The bytes that they occupy, each page once.
     pub bytes: u64,
     /// One for each domain.
     pub stores: u64,
@@ -76,7 +76,7 @@ pub struct Store {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Vm {
-    /// What the host has given to it.
+    /// The host memory that it occupies.
     pub resident_bytes: u64,
     /// How many it can have.
     pub partitions: u64,
@@ -98,9 +98,9 @@ pub struct Vm {
 pub struct Latency {
     /// How many were answered.
     pub requests: u64,
-    /// Half took at most so long.
+    /// Half took at most this long.
     pub p50_ms: f64,
-    /// 99 of 100 took at most so long.
+    /// 99 of 100 took at most this long.
     pub p99_ms: f64,
 }
 
@@ -108,19 +108,19 @@ pub struct Latency {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct FunctionSample {
-    /// Instances that are being started.
+    /// Instances that start.
     pub starting: u64,
     /// Instances that wait for a request.
     pub idle: u64,
     /// Instances that run one.
     pub busy: u64,
-    /// Instances that are being ended.
+    /// Instances that end.
     pub stopping: u64,
     /// As the cgroups count.
     pub cgroup_bytes: u64,
     /// Proportional set size: shared pages are divided among those that map them.
     pub pss_bytes: u64,
-    /// Of that, anonymous memory that nobody shares.
+    /// Of that, anonymous memory that no other process maps.
     pub private_bytes: u64,
     /// Of that, the part of the page store.
     pub shared_bytes: u64,
@@ -128,21 +128,21 @@ pub struct FunctionSample {
     pub mapped_shared_bytes: u64,
     /// Live objects in Mayfly's heap, when the instance last rested.
     pub heap_live_bytes: u64,
-    /// The blocks that they are in, which the heap cannot give back. The difference is fragmentation.
+    /// The blocks that they are in, which the heap cannot return. The difference is fragmentation.
     pub heap_held_bytes: u64,
 }
 
-/// `/events`: what has happened, the oldest first.
+/// `/events`: the worker's events, the oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Events {
-    /// Ask for those after this number.
+    /// The number to request later events after.
     pub next: u64,
     /// The last ten thousand.
     pub events: Vec<Event>,
 }
 
-/// Something that has happened. Which fields are there depends on the kind.
+/// An event of the worker. Its kind decides which fields it has.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Event {
@@ -164,27 +164,27 @@ pub struct Event {
     /// How long it took.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ms: Option<f64>,
-    /// Of that, until the device had let go of the memory.
+    /// Of that, until the device had released the memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_ms: Option<f64>,
-    /// How much memory it was about.
+    /// The amount of memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
     /// Of that, merged.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub merged_bytes: Option<u64>,
-    /// What an idle instance gave back.
+    /// What an idle instance returned.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trimmed_bytes: Option<u64>,
     /// Why a request was refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// What was said.
+    /// Details in words.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
 
-/// `/instances`: those that are there now.
+/// `/instances`: the instances of this moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Instances {
@@ -212,7 +212,7 @@ pub struct Instance {
     pub peak_bytes: u64,
     /// Proportional set size.
     pub pss_bytes: u64,
-    /// Anonymous memory that nobody shares.
+    /// Anonymous memory that no other process maps.
     pub private_bytes: u64,
     /// Its part of the page store.
     pub shared_bytes: u64,
@@ -220,7 +220,7 @@ pub struct Instance {
     pub mapped_shared_bytes: u64,
     /// Live objects in Mayfly's heap, when the instance last rested.
     pub heap_live_bytes: u64,
-    /// The blocks that they are in, which the heap cannot give back. The difference is fragmentation.
+    /// The blocks that they are in, which the heap cannot return. The difference is fragmentation.
     pub heap_held_bytes: u64,
     /// Where it lives in the VM.
     pub partition: Option<u64>,

@@ -1,4 +1,5 @@
-//! What a worker's samples and events come to: memory by layer, instances, latency and events, as charts and in words.
+//! Figures computed from a worker's samples and events: memory by layer, instances, latency and events, as charts and
+//! in words.
 
 use std::collections::BTreeSet;
 
@@ -7,17 +8,17 @@ use crate::data::{Event, FunctionSample, Layers, Sample};
 use crate::lanes::{Lane, lanes};
 use crate::text::Unit;
 
-/// What the instances of a sample take together, by layer, in bytes.
+/// Memory of all instances of a sample together, by layer, in bytes.
 pub struct Memory {
-    /// Anonymous memory that nobody shares.
+    /// Anonymous memory that no other process maps.
     pub private: f64,
     /// Programs and libraries, which the page cache shares.
     pub files: f64,
-    /// What the page stores hold, or the VM's kernel has merged, each page once.
+    /// Pages that the page stores hold, or the VM's kernel has merged, each once.
     pub store: f64,
     /// All of that.
     pub used: f64,
-    /// What it would be if each instance had its own copy of what it maps from the store.
+    /// The sum if each instance had its own copy of the pages that it maps from the store.
     pub without_merging: f64,
 }
 
@@ -32,7 +33,7 @@ impl Memory {
         let vm = sample.vm.clone().unwrap_or_default();
         let store = (sample.store.bytes + vm.merged_bytes) as f64;
         let used = private + files + store;
-        // Without anything merged, processes of a sandbox may still map a page of a memory file together.
+        // With nothing merged, processes of a sandbox may still share pages of a memory file.
         let mapped = match store > 0.0 {
             true => sum(|f| f.mapped_shared_bytes) + vm.mapped_merged_bytes as f64,
             false => 0.0,
@@ -42,7 +43,7 @@ impl Memory {
         Memory { private, files, store, used, without_merging }
     }
 
-    /// What merging saves; nothing where the store holds more than it spares.
+    /// Bytes that merging saves; 0 where the store holds more than it saves.
     pub fn saved(&self) -> f64 {
         (self.without_merging - self.used).max(0.0)
     }
@@ -74,7 +75,7 @@ pub fn memory(samples: &[Sample], layers: &Layers, span: Span) -> Chart {
     }
     Chart {
         title: "Memory by layer".into(),
-        note: "Of all instances together, what several share counted once.".into(),
+        note: "Of all instances together, shared pages counted once.".into(),
         unit: Unit::Bytes,
         span,
         at_ms: samples.iter().map(|sample| sample.at_ms).collect(),
@@ -96,7 +97,7 @@ pub fn instances_chart(samples: &[Sample], span: Span) -> Chart {
     };
     Chart {
         title: "Instances".into(),
-        note: "What they do.".into(),
+        note: "By phase.".into(),
         unit: Unit::Count,
         span,
         at_ms: samples.iter().map(|sample| sample.at_ms).collect(),
@@ -161,7 +162,7 @@ pub fn memory_of_each(samples: &[Sample], span: Span) -> Chart {
 
 /// Latency percentiles over time.
 pub fn latency(samples: &[Sample], span: Span) -> Chart {
-    // Where nothing was answered, the last value stands; before the first answer there is none.
+    // A second without answers repeats the last value; before the first answer there is none.
     let series = |name: &str, colour, value: fn(&Sample) -> f64| {
         let mut last = f64::NAN;
         let values = samples.iter().map(|sample| {
@@ -184,7 +185,7 @@ pub fn latency(samples: &[Sample], span: Span) -> Chart {
     }
 }
 
-/// Kinds of events that are a lane, its colour, and how it is called.
+/// A lane's name, its colour, and the kinds of events on it.
 const LANES: [(&str, &str, &[&str]); 6] = [
     ("started", "starting", &["ready"]),
     ("merged", "store", &["merge"]),
@@ -193,14 +194,14 @@ const LANES: [(&str, &str, &[&str]); 6] = [
     ("unplugged", "resident", &["unplug"]),
     ("ended", "stopping", &["gone", "ended"]),
 ];
-/// Kinds of events that somebody should look at.
+/// Kinds of events that need the operator's attention.
 pub const TROUBLE: [&str; 5] = ["refuse", "fail", "ended", "vm", "store"];
 
-/// Events over time. Lanes on which nothing ever happened are left out.
+/// Events over time. Lanes without events are left out.
 pub fn event_lanes(events: &[Event], span: Span) -> String {
     let lane = |name: &str, colour, kinds: &[&str]| {
         let own = events.iter().filter(|event| kinds.contains(&event.kind.as_str()) && !is_empty(event));
-        Lane { name: name.into(), colour, events: own.map(|event| (event.at_ms, told(event))).collect() }
+        Lane { name: name.into(), colour, events: own.map(|event| (event.at_ms, describe(event))).collect() }
     };
     let all = LANES.iter().map(|(name, colour, kinds)| lane(name, colour, kinds));
     let kept: Vec<Lane> =
@@ -213,19 +214,19 @@ pub fn event_lanes(events: &[Event], span: Span) -> String {
     )
 }
 
-/// Whether an instance at rest looked for memory to merge or give back, and found none.
+/// Whether an instance at rest found no memory to merge or return.
 pub fn is_empty(event: &Event) -> bool {
     let amount = if event.kind == "merge" { event.merged_bytes } else { event.trimmed_bytes };
     amount == Some(0)
 }
 
 /// An event in a sentence.
-pub fn told(event: &Event) -> String {
+pub fn describe(event: &Event) -> String {
     let ms = |value: Option<f64>| {
-        value.map_or_else(String::new, |ms| format!(" in {}", Unit::Milliseconds.tell(ms)))
+        value.map_or_else(String::new, |ms| format!(" in {}", Unit::Milliseconds.format(ms)))
     };
-    let bytes = |value: Option<u64>| Unit::Bytes.tell(value.unwrap_or(0) as f64);
-    let who = match (&event.function, event.instance) {
+    let bytes = |value: Option<u64>| Unit::Bytes.format(value.unwrap_or(0) as f64);
+    let subject = match (&event.function, event.instance) {
         (Some(function), Some(number)) => format!("{function} {number}"),
         (Some(function), None) => function.clone(),
         (None, Some(number)) => format!("instance {number}"),
@@ -235,59 +236,66 @@ pub fn told(event: &Event) -> String {
         event.partition.map_or_else(|| "memory".to_string(), |number| format!("partition {number}"));
     let message = event.message.as_deref().or(event.reason.as_deref()).unwrap_or_default();
     let text = match event.kind.as_str() {
-        "start" => format!("{who} is being started"),
-        "ready" => format!("{who} started{}", ms(event.ms)),
-        "rest" => format!("{who} at rest gave back {}{}", bytes(event.trimmed_bytes), ms(event.ms)),
+        "start" => format!("{subject} starts"),
+        "ready" => format!("{subject} started{}", ms(event.ms)),
+        "rest" => format!("{subject} at rest returned {}{}", bytes(event.trimmed_bytes), ms(event.ms)),
         "merge" => {
-            format!("{who} merged {} of {}{}", bytes(event.merged_bytes), bytes(event.bytes), ms(event.ms))
+            format!(
+                "{subject} merged {} of {}{}",
+                bytes(event.merged_bytes),
+                bytes(event.bytes),
+                ms(event.ms)
+            )
         }
         "page_out" if message.is_empty() => {
-            format!("{who} paged out, {}{}", bytes(event.bytes), ms(event.ms))
+            format!("{subject} paged out, {}{}", bytes(event.bytes), ms(event.ms))
         }
-        "stop" => format!("{who} is being ended"),
-        "gone" => format!("{who} is gone after {}", Unit::Milliseconds.tell(event.ms.unwrap_or(0.0))),
-        "ended" => format!("{who} ended by itself: {message}"),
-        "refuse" => format!("{who}: a request was refused: {message}"),
-        "fail" => format!("{who} did not start: {message}"),
+        "stop" => format!("{subject} is stopping"),
+        "gone" => {
+            format!("{subject} was removed after {}", Unit::Milliseconds.format(event.ms.unwrap_or(0.0)))
+        }
+        "ended" => format!("{subject} ended by itself: {message}"),
+        "refuse" => format!("{subject}: a request was refused: {message}"),
+        "fail" => format!("{subject} did not start: {message}"),
         "plug" => format!("{partition} plugged, {}{}", bytes(event.bytes), ms(event.ms)),
         "unplug" => format!("{partition} unplugged, {}{}", bytes(event.bytes), ms(event.ms)),
         "vm" => format!("virtual machine: {message}"),
         "store" => format!("page store: {message}"),
-        kind => format!("{kind}: {who} {message}"),
+        kind => format!("{kind}: {subject} {message}"),
     };
     text.trim().to_string()
 }
 
-/// Memory that went back, to the machine or to the host of the VM.
-pub struct GivenBack {
+/// Memory returned to the machine, or to the host of the VM.
+pub struct ReturnedMemory {
     /// By unplugging and by instances at rest.
     pub bytes: f64,
     /// How often a partition was unplugged.
     pub unplugs: usize,
-    /// Half of them took at most so long.
+    /// Half of them took at most this long.
     pub median_ms: f64,
 }
 
-/// Adds up what went back.
-pub fn given_back(events: &[Event]) -> GivenBack {
+/// Adds up returned memory.
+pub fn returned_memory(events: &[Event]) -> ReturnedMemory {
     let of = |kind: &'static str| events.iter().filter(move |event| event.kind == kind);
     let mut times: Vec<f64> = of("unplug").filter_map(|event| event.ms).collect();
     times.sort_by(f64::total_cmp);
     let bytes: u64 =
         of("unplug").filter_map(|event| event.bytes).chain(of("rest").filter_map(|e| e.trimmed_bytes)).sum();
-    GivenBack {
+    ReturnedMemory {
         bytes: bytes as f64,
         unplugs: times.len(),
         median_ms: times.get(times.len() / 2).copied().unwrap_or(0.0),
     }
 }
 
-impl GivenBack {
+impl ReturnedMemory {
     /// In a few words.
-    pub fn told(&self) -> String {
+    pub fn describe(&self) -> String {
         match self.unplugs {
             0 => "by instances at rest".into(),
-            number => format!("{number} unplugs, half within {}", Unit::Milliseconds.tell(self.median_ms)),
+            number => format!("{number} unplugs, half within {}", Unit::Milliseconds.format(self.median_ms)),
         }
     }
 }
@@ -323,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_whose_pages_nobody_maps_saves_nothing() {
+    fn a_store_with_unmapped_pages_saves_nothing() {
         let mut sample = sample(3, false);
         sample.store.bytes = 30 * MIB;
         assert_eq!(Memory::of(&sample).saved(), 0.0);
@@ -337,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_of_a_vm_has_merged_counts_once() {
+    fn pages_merged_by_a_vms_kernel_count_once() {
         let mut sample = sample(3, false);
         let plain = Memory::of(&sample).used;
         sample.vm = Some(Vm { merged_bytes: 30 * MIB, mapped_merged_bytes: 90 * MIB, ..Vm::default() });
@@ -346,16 +354,16 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_event_is_told_in_its_own_words() {
+    fn every_kind_of_event_has_its_own_description() {
         let kinds = [
             "start", "ready", "rest", "merge", "page_out", "stop", "gone", "ended", "refuse", "fail", "plug",
             "unplug", "vm", "store",
         ];
-        let mut said: Vec<String> = kinds
+        let mut descriptions: Vec<String> = kinds
             .iter()
             .map(|kind| {
                 let function = Some("page".into());
-                told(&Event {
+                describe(&Event {
                     kind: (*kind).into(),
                     function,
                     instance: Some(7),
@@ -364,14 +372,17 @@ mod tests {
                 })
             })
             .collect();
-        assert!(said.iter().all(|text| !text.is_empty() && !text.contains("None")), "{said:?}");
-        said.sort();
-        said.dedup();
-        assert_eq!(said.len(), kinds.len());
+        assert!(
+            descriptions.iter().all(|text| !text.is_empty() && !text.contains("None")),
+            "{descriptions:?}"
+        );
+        descriptions.sort();
+        descriptions.dedup();
+        assert_eq!(descriptions.len(), kinds.len());
     }
 
     #[test]
-    fn an_instance_is_told_alone_whatever_their_number() {
+    fn memory_of_each_is_divided_by_the_number_of_instances() {
         let span = Span { from_ms: 0, to_ms: 1000, live: false };
         let chart = memory_of_each(&[Sample::default(), sample(1, false), sample(2, false)], span);
         let values = &chart.lines[0].values;
@@ -379,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_told_per_second() {
+    fn requests_are_shown_per_second() {
         let mut samples = vec![Sample::default(); 3];
         for (number, sample) in samples.iter_mut().enumerate() {
             sample.at_ms = number as u64 * 2000;
@@ -394,7 +405,7 @@ mod tests {
         let unplug =
             |ms| Event { kind: "unplug".into(), bytes: Some(128 * MIB), ms: Some(ms), ..Event::default() };
         let rest = Event { kind: "rest".into(), trimmed_bytes: Some(MIB), ..Event::default() };
-        let back = given_back(&[unplug(5.0), rest, unplug(9.0), unplug(7.0)]);
+        let back = returned_memory(&[unplug(5.0), rest, unplug(9.0), unplug(7.0)]);
         assert_eq!((back.bytes, back.unplugs, back.median_ms), ((385 * MIB) as f64, 3, 7.0));
     }
 }

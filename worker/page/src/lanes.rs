@@ -7,11 +7,11 @@ use crate::text::escape;
 
 /// Events of one kind over time.
 pub struct Lane {
-    /// At the left.
+    /// Shown at the left.
     pub name: String,
-    /// As the style sheet calls it.
+    /// Its class in the style sheet.
     pub colour: &'static str,
-    /// When, in milliseconds since the worker began, and what.
+    /// Times, in milliseconds since the worker began, and descriptions.
     pub events: Vec<(u64, String)>,
 }
 
@@ -32,17 +32,17 @@ pub fn lanes(title: &str, note: &str, span: Span, lanes: &[Lane]) -> String {
             .expect("strings take all");
         for (_, group) in dots {
             let size = (6.0 + 1.5 * (group.len() as f64).log2()).min(12.0);
-            let told = match &group[..] {
+            let title = match &group[..] {
                 [one] => one.1.clone(),
                 [first, ..] => format!("{} times, first: {}", group.len(), first.1),
-                [] => unreachable!("a dot stands for an event"),
+                [] => unreachable!("each dot has an event"),
             };
             write!(
                 body,
                 "<i class=c-{} style=\"left:{}%;width:{size:.0}px;height:{size:.0}px\" title=\"{}\"></i>",
                 lane.colour,
                 short(span.place(group[0].0 as f64) * 100.0),
-                escape(&told)
+                escape(&title)
             )
             .expect("strings take all");
         }

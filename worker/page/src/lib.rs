@@ -1,17 +1,17 @@
-//! What people see of a worker: the page at `/` and the file that `mayfly report` writes.
+//! A worker's pages for people: the page at `/` and the file that `mayfly report` writes.
 //!
-//! Pages are rendered here, whole, with charts as inline SVG. They need no network. The page's script only fetches it
-//! anew and shows numbers under the pointer; without it the page is as complete.
+//! Pages are rendered here, whole, with charts as inline SVG. They need no network. The page's script only reloads it
+//! and shows numbers under the pointer; without the script the page is as complete.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | [`data`] | what a worker tells of itself, as types and as JSON |
-//! | [`chart`], [`lanes`] | charts over time: areas on one another and lines; events |
-//! | [`figures`] | what samples and events come to |
-//! | [`view`], [`page`] | what the page at `/` is made from; the page |
-//! | [`run`] | a run kept in a file, and what it comes to in numbers |
+//! | [`data`] | what a worker publishes about itself, as types and as JSON |
+//! | [`chart`], [`lanes`] | charts over time: stacked areas and lines; events |
+//! | [`figures`] | figures computed from samples and events |
+//! | [`view`], [`page`] | the input of the page at `/`; the page |
+//! | [`run`] | a run kept in a file, and its figures |
 //! | [`report`] | runs beside one another, as one file |
-//! | [`text`] | amounts and times in words, and text in HTML |
+//! | [`text`] | formatted amounts and times, and escaped text for HTML |
 
 pub mod chart;
 pub mod data;

@@ -1,12 +1,12 @@
-//! The page at `/`: what is served, what it takes, what has happened.
+//! The page at `/`: functions, their memory and latency, events.
 
 use std::fmt::Write;
 
 use crate::chart::Span;
 use crate::data::{Event, Instance, Layers, Sample};
 use crate::figures::{
-    Memory, TROUBLE, event_lanes, given_back, instances_chart, is_empty, latency, memory, memory_of_each,
-    requests, told,
+    Memory, TROUBLE, describe, event_lanes, instances_chart, is_empty, latency, memory, memory_of_each,
+    requests, returned_memory,
 };
 use crate::text::{Unit, count, escape, span};
 use crate::view::View;
@@ -15,7 +15,7 @@ use crate::view::View;
 pub const STYLE: &str = include_str!("../assets/style.css");
 /// Shows a chart's numbers under the pointer.
 pub const POINTER: &str = include_str!("../assets/pointer.js");
-/// Fetches the page anew.
+/// Reloads the page.
 const REFRESH: &str = include_str!("../assets/refresh.js");
 
 /// The stretches that the page offers, in minutes.
@@ -92,7 +92,7 @@ fn tiles(view: &View) -> String {
     let phase = |name: &str| view.instances.iter().filter(|one| one.phase == name).count();
     let now = Memory::of(view.samples.last().unwrap_or(&Sample::default()));
     let counts = &view.counts;
-    let time = |value: Option<f64>| value.map_or_else(|| "–".to_string(), |ms| Unit::Milliseconds.tell(ms));
+    let time = |value: Option<f64>| value.map_or_else(|| "–".to_string(), |ms| Unit::Milliseconds.format(ms));
     let alive = phase("idle") + phase("busy");
     let density = if now.used > 0.0 && alive > 0 {
         format!("{} instances per GiB", count((alive as f64 / (now.used / GIB) * 10.0).round() / 10.0))
@@ -100,13 +100,13 @@ fn tiles(view: &View) -> String {
         "no instance".into()
     };
     let saved = if now.without_merging > 0.0 { 100.0 * now.saved() / now.without_merging } else { 0.0 };
-    let back = given_back(view.events);
+    let back = returned_memory(view.events);
     let tiles = [
         (
             "instances",
             count(view.instances.len() as f64),
             format!(
-                "{} busy, {} idle, {} coming or going",
+                "{} busy, {} idle, {} starting or stopping",
                 phase("busy"),
                 phase("idle"),
                 phase("starting") + phase("stopping")
@@ -132,9 +132,9 @@ fn tiles(view: &View) -> String {
             time(counts.cold_start.p50_ms),
             format!("{} started, P99 {}", counts.cold_starts, time(counts.cold_start.p99_ms)),
         ),
-        ("memory", Unit::Bytes.tell(now.used), density),
-        ("saved by merging", Unit::Bytes.tell(now.saved()), format!("{saved:.0} % less than without")),
-        ("given back", Unit::Bytes.tell(back.bytes), back.told()),
+        ("memory", Unit::Bytes.format(now.used), density),
+        ("saved by merging", Unit::Bytes.format(now.saved()), format!("{saved:.0} % less than without")),
+        ("returned", Unit::Bytes.format(back.bytes), back.describe()),
     ];
     let mut html = "<section class=tiles>".to_string();
     for (name, value, more) in tiles {
@@ -151,13 +151,13 @@ fn functions(view: &View) -> String {
         let phase = |name: &str| own.iter().filter(|one| one.phase == name).count();
         let sum = |field: fn(&Instance) -> u64| own.iter().map(|one| field(one)).sum::<u64>() as f64;
         let each = |total: f64| {
-            if own.is_empty() { "–".into() } else { Unit::Bytes.tell(total / own.len() as f64) }
+            if own.is_empty() { "–".into() } else { Unit::Bytes.format(total / own.len() as f64) }
         };
         let reserved = function.reserved.map_or_else(|| "–".to_string(), |number| number.to_string());
         let time =
-            |value: Option<f64>| value.map_or_else(|| "–".to_string(), |ms| Unit::Milliseconds.tell(ms));
+            |value: Option<f64>| value.map_or_else(|| "–".to_string(), |ms| Unit::Milliseconds.format(ms));
         let (name, requests) = (escape(&function.name), &function.counts);
-        // What waits, and nobody is there who could take it.
+        // Its requests wait, and no instance serves them.
         let starves = function.queued > 0 && phase("busy") + phase("idle") == 0;
         let (trouble, warning) = if starves {
             (" class=trouble", "<td class=words>starves: requests wait, and it has no instance")
@@ -200,7 +200,7 @@ fn functions(view: &View) -> String {
         "reserved",
         "busy",
         "idle",
-        "coming or going",
+        "starting or stopping",
         "waiting",
         "PSS each",
         "own each",
@@ -223,7 +223,7 @@ fn last_events(view: &View) -> String {
     for event in view.events.iter().rev().filter(wanted).take(SHOWN) {
         let trouble = if TROUBLE.contains(&event.kind.as_str()) { " class=trouble" } else { "" };
         let ago = span(view.uptime_ms.saturating_sub(event.at_ms));
-        write!(rows, "<tr{trouble}><td>{ago} ago<td class=words>{}", escape(&told(event))).expect(STRING);
+        write!(rows, "<tr{trouble}><td>{ago} ago<td class=words>{}", escape(&describe(event))).expect(STRING);
     }
     if rows.is_empty() {
         rows += "<tr><td class=words>nothing yet";
@@ -238,7 +238,7 @@ fn heap(one: &Instance) -> String {
     match one.heap_held_bytes {
         0 => "–".into(),
         held => {
-            let bytes = |value: u64| Unit::Bytes.tell(value as f64);
+            let bytes = |value: u64| Unit::Bytes.format(value as f64);
             format!("{} of {}", bytes(one.heap_live_bytes), bytes(held))
         }
     }
@@ -247,7 +247,7 @@ fn heap(one: &Instance) -> String {
 fn instances(instances: &[Instance]) -> String {
     let mut rows = String::new();
     for one in instances {
-        let bytes = |value: u64| Unit::Bytes.tell(value as f64);
+        let bytes = |value: u64| Unit::Bytes.format(value as f64);
         write!(
             rows,
             "<tr><th scope=row>{} {}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}",
@@ -255,7 +255,7 @@ fn instances(instances: &[Instance]) -> String {
             one.id,
             escape(&one.phase),
             span(one.age_ms),
-            one.init_ms.map_or_else(|| "–".into(), |ms| Unit::Milliseconds.tell(ms)),
+            one.init_ms.map_or_else(|| "–".into(), |ms| Unit::Milliseconds.format(ms)),
             one.partition.map_or_else(|| "–".into(), |number| number.to_string()),
             bytes(one.pss_bytes),
             bytes(one.private_bytes),
@@ -287,7 +287,7 @@ mod tests {
     use crate::view::{Counts, Function, Requests};
 
     #[test]
-    fn a_function_that_waits_without_an_instance_is_said_to_starve() {
+    fn a_waiting_function_without_instance_is_shown_as_starving() {
         let layers = Layers::default();
         let function = |name: &str, queued| Function {
             name: name.into(),

@@ -36,7 +36,7 @@ pub fn report(runs: &[Run]) -> String {
     )
 }
 
-/// One row per fact that some run tells, one column per run; from the second on with the ratio to the first.
+/// One row per fact that some run has, one column per run; from the second on with the ratio to the first.
 fn table(runs: &[Run]) -> String {
     let facts: Vec<_> = runs.iter().map(Run::facts).collect();
     let mut rows = String::new();
@@ -48,7 +48,7 @@ fn table(runs: &[Run]) -> String {
         write!(rows, "<tr data-fact=\"{}\"><th scope=row>{}", first.key, escape(first.label)).expect(STRING);
         for (place, of_run) in facts.iter().enumerate() {
             let value = of_run[number].value;
-            write!(rows, "<td>{}", value.map_or_else(|| "–".into(), |value| first.unit.tell(value)))
+            write!(rows, "<td>{}", value.map_or_else(|| "–".into(), |value| first.unit.format(value)))
                 .expect(STRING);
             if place > 0 {
                 write!(rows, "<td class=ratio>{}", ratio(first.value, value)).expect(STRING);
@@ -92,7 +92,7 @@ fn together(runs: &[Run], title: &str, unit: Unit, value: impl Fn(&Sample) -> f6
     Chart { title: title.into(), note, unit, span, at_ms, areas: vec![], lines, logarithmic: false }.html()
 }
 
-/// The last sample that was taken by then, if the run still went on.
+/// The last sample taken by then, if the run had not ended.
 fn nearest(samples: &[Sample], at_ms: u64) -> Option<&Sample> {
     let after = samples.partition_point(|sample| sample.at_ms <= at_ms);
     if after == samples.len() && samples.last().is_some_and(|last| last.at_ms + 2000 < at_ms) {
@@ -127,15 +127,17 @@ fn functions(run: &Run) -> String {
     let names = run.load.keys().filter_map(|key| key.strip_suffix(".sent"));
     let mut rows = String::new();
     for name in names {
-        let told = |key: &str, unit: Unit| {
-            run.load.get(&format!("{name}.{key}")).map_or_else(|| "–".to_string(), |value| unit.tell(*value))
+        let cell = |key: &str, unit: Unit| {
+            run.load
+                .get(&format!("{name}.{key}"))
+                .map_or_else(|| "–".to_string(), |value| unit.format(*value))
         };
         write!(rows, "<tr><th scope=row>{}", escape(name)).expect(STRING);
         for key in ["sent", "failed", "throttled", "refused"] {
-            write!(rows, "<td>{}", told(key, Unit::Count)).expect(STRING);
+            write!(rows, "<td>{}", cell(key, Unit::Count)).expect(STRING);
         }
         for key in ["latency.p50_ms", "latency.p90_ms", "latency.p99_ms", "latency.p99_9_ms"] {
-            write!(rows, "<td>{}", told(key, Unit::Milliseconds)).expect(STRING);
+            write!(rows, "<td>{}", cell(key, Unit::Milliseconds)).expect(STRING);
         }
     }
     if rows.is_empty() {
@@ -179,11 +181,11 @@ mod tests {
         assert!(row.contains("<td>100 MiB<td>40 MiB<td class=ratio>0.40×"), "{row}");
         assert!(html.contains("plain &lt;1&gt;") && !html.contains("plain <1>"));
         assert!(!html.contains("://") && !html.contains("NaN") && !html.contains("src="));
-        assert!(!html.contains("data-fact=\"latency.p99_ms\""), "what no run tells is no row");
+        assert!(!html.contains("data-fact=\"latency.p99_ms\""), "a fact that no run has is no row");
     }
 
     #[test]
-    fn a_run_without_samples_does_no_harm() {
+    fn a_run_without_samples_renders() {
         assert!(report(&[Run::default()]).contains("In numbers"));
     }
 }

@@ -1,19 +1,19 @@
-//! A run of a worker under load, kept in a file, and what it comes to in numbers.
+//! A run of a worker under load, kept in a file, and its figures.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 use crate::data::{Events, FunctionSample, History, Sample};
-use crate::figures::{Memory, given_back};
+use crate::figures::{Memory, returned_memory};
 use crate::text::Unit;
 
 const GIB: f64 = (1_u64 << 30) as f64;
 
-/// What a worker told of itself, and how its load was answered.
+/// A worker's samples and events, and the results of its load.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Run {
-    /// How it is called beside others.
+    /// Its name in a report.
     pub name: String,
     /// `/history`.
     pub history: History,
@@ -31,9 +31,9 @@ pub struct Fact {
     pub key: &'static str,
     /// For people.
     pub label: &'static str,
-    /// What it counts.
+    /// Its unit.
     pub unit: Unit,
-    /// None where the run does not tell.
+    /// None where the run does not have it.
     pub value: Option<f64>,
 }
 
@@ -80,7 +80,7 @@ impl Run {
         let rest = samples.iter().rfind(resting);
         let used: f64 = samples.iter().map(|sample| Memory::of(sample).used).sum();
         let alive: f64 = samples.iter().map(living).sum();
-        let back = given_back(&self.events.events);
+        let back = returned_memory(&self.events.events);
         let unplugged: Vec<_> = self.events.events.iter().filter(|event| event.kind == "unplug").collect();
         let unplug_ms: f64 = unplugged.iter().filter_map(|event| event.ms).sum();
         let unplug_bytes = unplugged.iter().filter_map(|event| event.bytes).sum::<u64>() as f64;
@@ -124,7 +124,7 @@ impl Run {
             ),
             fact("merge.saved_bytes", "saved by merging, at most", Bytes, most(&|s| Memory::of(s).saved())),
             fact("returned.half_ms", "half of the memory was back after", Milliseconds, self.half_back_ms()),
-            fact("returned.bytes", "given back by idle instances and unplugging", Bytes, Some(back.bytes)),
+            fact("returned.bytes", "returned by idle instances and unplugging", Bytes, Some(back.bytes)),
             fact(
                 "returned.unplug_bytes_per_s",
                 "unplugged per second of unplugging",
@@ -138,7 +138,7 @@ impl Run {
         ["all.failed", "all.throttled", "all.refused"].iter().map(|key| self.load.get(*key)).sum()
     }
 
-    /// From the last moment at which something ran until no more than half of the memory then was used.
+    /// From the last moment with a running request until at most half of the memory of that moment was used.
     fn half_back_ms(&self) -> Option<f64> {
         let samples = &self.history.samples;
         let worked =
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_in_numbers() {
+    fn facts_of_a_run() {
         let run = run().trimmed();
         assert_eq!(value(&run, "requests.sent"), Some(5.0));
         assert_eq!(value(&run, "requests.not_answered"), Some(1.0));
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_begins_a_second_before_something_moves() {
+    fn a_trimmed_run_begins_a_second_before_its_first_activity() {
         let run = run().trimmed();
         let times: Vec<u64> = run.history.samples.iter().map(|sample| sample.at_ms).collect();
         assert_eq!(times, [0, 1000, 2000, 3000, 4000, 5000]);
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_survives_its_file() {
+    fn a_run_is_equal_after_writing_and_reading() {
         let text = serde_json::to_string(&run()).unwrap();
         assert_eq!(serde_json::from_str::<Run>(&text).unwrap(), run());
     }

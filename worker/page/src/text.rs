@@ -1,8 +1,8 @@
-//! Amounts and times in words, and text in HTML.
+//! Formatted amounts and times, and escaped text for HTML.
 
 use std::fmt::Write;
 
-/// Text that may stand in HTML, in an attribute as well.
+/// Text escaped for HTML, in an attribute as well.
 pub fn escape(text: &str) -> String {
     let mut made = String::with_capacity(text.len());
     for character in text.chars() {
@@ -18,19 +18,19 @@ pub fn escape(text: &str) -> String {
     made
 }
 
-/// What a number counts.
+/// The unit of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// Bytes, told in KiB, MiB and GiB.
+    /// Bytes, shown in KiB, MiB and GiB.
     Bytes,
-    /// Milliseconds, told in µs, ms and s.
+    /// Milliseconds, shown in µs, ms and s.
     Milliseconds,
     /// Things.
     Count,
 }
 
 impl Unit {
-    /// As the page's script knows it.
+    /// Its name in the page's script.
     pub fn name(self) -> &'static str {
         match self {
             Unit::Bytes => "bytes",
@@ -40,7 +40,7 @@ impl Unit {
     }
 
     /// The number with its unit, in three digits or a few more.
-    pub fn tell(self, value: f64) -> String {
+    pub fn format(self, value: f64) -> String {
         match self {
             Unit::Bytes => bytes(value),
             Unit::Milliseconds => milliseconds(value),
@@ -123,21 +123,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn amounts_are_told_in_the_unit_that_fits() {
-        let told: Vec<String> = [0.0, 512.0, 4096.0, 1.5 * 1048576.0, 300.0 * 1048576.0, 1280.0 * 1048576.0]
-            .map(|b| Unit::Bytes.tell(b))
+    fn amounts_use_the_fitting_unit() {
+        let shown: Vec<String> = [0.0, 512.0, 4096.0, 1.5 * 1048576.0, 300.0 * 1048576.0, 1280.0 * 1048576.0]
+            .map(|b| Unit::Bytes.format(b))
             .into();
-        assert_eq!(told, ["0 MiB", "512 B", "4 KiB", "1.5 MiB", "300 MiB", "1.25 GiB"]);
-        let told: Vec<String> = [0.0, 0.25, 9.96, 431.2, 1500.0].map(|ms| Unit::Milliseconds.tell(ms)).into();
-        assert_eq!(told, ["0 ms", "250 µs", "10 ms", "431 ms", "1.5 s"]);
-        let told: Vec<String> = [7.0, 1.25, 12_345.0, -1_000.0].map(|n| Unit::Count.tell(n)).into();
-        assert_eq!(told, ["7", "1.2", "12 345", "−1 000"]);
+        assert_eq!(shown, ["0 MiB", "512 B", "4 KiB", "1.5 MiB", "300 MiB", "1.25 GiB"]);
+        let shown: Vec<String> =
+            [0.0, 0.25, 9.96, 431.2, 1500.0].map(|ms| Unit::Milliseconds.format(ms)).into();
+        assert_eq!(shown, ["0 ms", "250 µs", "10 ms", "431 ms", "1.5 s"]);
+        let shown: Vec<String> = [7.0, 1.25, 12_345.0, -1_000.0].map(|n| Unit::Count.format(n)).into();
+        assert_eq!(shown, ["7", "1.2", "12 345", "−1 000"]);
     }
 
     #[test]
     fn spans_have_at_most_two_units() {
-        let told = [0, 61_000, 3_600_000, 90_061_000].map(span);
-        assert_eq!(told, ["0 s", "1 min 1 s", "1 h 0 min", "1 d 1 h"]);
+        let shown = [0, 61_000, 3_600_000, 90_061_000].map(span);
+        assert_eq!(shown, ["0 s", "1 min 1 s", "1 h 0 min", "1 d 1 h"]);
     }
 
     #[test]

@@ -1,20 +1,20 @@
-//! What the page at `/` is made from.
+//! The input of the page at `/`.
 
 use crate::data::{Event, Instance, Layers, Sample};
 
-/// What a page is made from.
+/// The input of a page.
 pub struct View<'a> {
     /// How long the worker has run.
     pub uptime_ms: u64,
     /// The minutes that charts show.
     pub minutes: u64,
-    /// What is switched on.
+    /// Which layers are enabled.
     pub layers: &'a Layers,
     /// Oldest first.
     pub samples: &'a [Sample],
     /// Oldest first.
     pub events: &'a [Event],
-    /// Those that are there now.
+    /// The instances of this moment.
     pub instances: &'a [Instance],
     /// All functions, with or without instances.
     pub functions: &'a [Function],
@@ -38,7 +38,7 @@ pub struct Function {
     pub counts: Requests,
 }
 
-/// What has become of a function's requests.
+/// The outcomes of a function's requests.
 #[derive(Clone, Debug, Default)]
 pub struct Requests {
     /// Answered, well or not.
@@ -47,13 +47,13 @@ pub struct Requests {
     pub failed: u64,
     /// Not run.
     pub refused: u64,
-    /// Why the last was not.
+    /// Why the last refused one was.
     pub last_refusal: Option<String>,
     /// Of those that were answered.
     pub latency: Percentiles,
 }
 
-/// What has been counted since the worker began.
+/// Counts since the worker began.
 #[derive(Clone, Debug, Default)]
 pub struct Counts {
     /// Answered by the function.
@@ -72,7 +72,7 @@ pub struct Counts {
     pub cold_start: Percentiles,
 }
 
-/// Times that so many of a hundred stay below; none where nothing was counted.
+/// Percentiles of times; none where nothing was counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Percentiles {
     /// Half.

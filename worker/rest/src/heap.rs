@@ -1,20 +1,20 @@
-//! What Mayfly's heap says of itself, where the process runs on it (heap/malloc/include/mayfly_heap.h). Found by name: the
-//! library is preloaded, or not there.
+//! Statistics of Mayfly's heap, where the process runs on it (heap/malloc/include/mayfly_heap.h). Its functions are found by
+//! name, since the library may not be preloaded.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::transmute;
 
-/// The heap places objects in blocks of so many bytes; one that holds an object is held whole.
+/// The heap places objects in blocks of this size; a block with a live object is held whole.
 const BLOCK_BYTES: u64 = 8192;
 
-/// Bytes of objects, and of the memory that they keep from being given back: the difference is fragmentation.
+/// Bytes of live objects, and of the memory that the heap cannot return because of them: the difference is fragmentation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
     pub live_bytes: u64,
     pub held_bytes: u64,
 }
 
-/// As the heap counts now; nothing on another heap.
+/// The heap's counts now; zeros on another heap.
 pub fn held() -> Held {
     let found = find(c"mayfly_heap_stats");
     if found.is_null() {
@@ -22,18 +22,18 @@ pub fn held() -> Held {
     }
     // SAFETY: the heap's function of this name has this type.
     let stats = unsafe { transmute::<*mut c_void, extern "C" fn(*mut c_char, usize) -> c_int>(found) };
-    // More than it ever was; if it is not enough nothing is written, and nothing found.
+    // Longer than the text has ever been; if it does not fit, the heap writes nothing, and nothing is found.
     let mut text = vec![0u8; 64 << 10];
     let bytes = stats(text.as_mut_ptr().cast(), text.len());
     text.truncate(usize::try_from(bytes).unwrap_or(0).min(text.len()));
     held_in(&String::from_utf8_lossy(&text))
 }
 
-/// Tells the heap that the instance has settled: from now on it may lay objects out by time.
+/// Notifies the heap that the instance has settled: from now on it may lay objects out by time.
 pub fn settled() {
     let found = find(c"mayfly_heap_settled");
     if !found.is_null() {
-        // SAFETY: the heap's function of this name takes and gives nothing.
+        // SAFETY: the heap's function of this name takes no argument and returns nothing.
         unsafe { transmute::<*mut c_void, extern "C" fn()>(found)() };
     }
 }

@@ -1,4 +1,4 @@
-//! libmayfly_merge.so, the same that a function may use by itself; `MAYFLY_MERGE_LIBRARY` says where it is.
+//! libmayfly_merge.so, which a function may also use by itself; `MAYFLY_MERGE_LIBRARY` is its path.
 
 use std::ffi::c_uint;
 use std::ops::Range;
@@ -16,7 +16,7 @@ fn library() -> Result<&'static Library, i32> {
 
 /// Shares the pages of a range; an error is errno.
 pub fn advise(range: &Range<usize>, flags: c_uint) -> Result<(), i32> {
-    // SAFETY: whole pages that were just seen to be mapped; nobody unmaps memory while the process rests.
+    // SAFETY: whole pages that /proc/self/maps has just listed; no thread unmaps memory while the process rests.
     unsafe { library()?.advise(range, flags) }
 }
 

@@ -1,9 +1,9 @@
-//! Memory of the process is advised, piece by piece: what its code has named (UPM §IV-C); with `MAYFLY_REST_ADVISE=whole` all that
-//! is anonymous.
+//! Advises the process's memory, piece by piece: the ranges that its code has named (UPM §IV-C), or with
+//! `MAYFLY_REST_ADVISE=whole` all anonymous memory.
 //!
-//! Only the userfaultfd that needs no permission is to be had in a sandbox. It holds writers of plain stores, but fails
-//! a system call that writes to a frozen page. So all other threads must wait where none is made: for each other
-//! (futex), or for time to pass. A process with a thread elsewhere is left as it is.
+//! A sandbox allows only the userfaultfd that needs no permission. It holds writers of plain stores, but fails a system
+//! call that writes to a frozen page. So all other threads must wait where they make no such call: for each other
+//! (futex), or for time to pass. A process with a thread elsewhere is not merged.
 
 use std::ffi::{c_int, c_uint};
 use std::fs;
@@ -16,10 +16,10 @@ use crate::{Rest, library};
 
 /// Mappings smaller than this hold little.
 const SMALLEST: usize = 256 << 10;
-/// Advised at once: some milliseconds' worth, so that work that comes in does not wait longer.
+/// Advised at once: some milliseconds' worth, the longest that arriving work waits.
 const PIECE: usize = 8 << 20;
 
-/// Advises until all is looked at or `work` is readable.
+/// Advises until all is examined or `work` is readable.
 pub fn merge(work: c_int, named: &[crate::Range]) -> Rest {
     let before = library::shared_pages();
     let mut rest = Rest { complete: 1, ..Rest::default() };
@@ -30,7 +30,7 @@ pub fn merge(work: c_int, named: &[crate::Range]) -> Rest {
                 rest.complete = 0;
             } else if let Some(flags) = flags() {
                 match library::advise(&piece, flags) {
-                    // Locked memory, or what cannot be shared: the rest can.
+                    // This piece is locked or cannot be shared; the others can.
                     Ok(()) | Err(libc::ENOTSUP | libc::ENOMEM) => rest.advised_bytes += piece.len() as u64,
                     Err(errno) => rest.errno = errno,
                 }
@@ -48,7 +48,7 @@ pub fn merge(work: c_int, named: &[crate::Range]) -> Rest {
     rest
 }
 
-/// What is to be advised, in order.
+/// The ranges to advise, in order.
 fn wanted(named: &[crate::Range]) -> Vec<Range<usize>> {
     let mut mappings = anonymous(&fs::read("/proc/self/maps").unwrap_or_default());
     if std::env::var("MAYFLY_REST_ADVISE").is_ok_and(|how| how == "whole") {
@@ -65,7 +65,7 @@ fn anonymous(maps: &[u8]) -> Vec<Range<usize>> {
     joined(mappings::each(maps).filter(is_anonymous).map(|area| area.range))
 }
 
-/// What two lists of ranges have in common, both in order and without overlaps.
+/// The intersection of two lists of ranges, both in order and without overlaps.
 fn common(ones: &[Range<usize>], others: &[Range<usize>]) -> Vec<Range<usize>> {
     let (mut one, mut other, mut both) = (0, 0, Vec::new());
     while let (Some(a), Some(b)) = (ones.get(one), others.get(other)) {
@@ -78,13 +78,13 @@ fn common(ones: &[Range<usize>], others: &[Range<usize>]) -> Vec<Range<usize>> {
     both
 }
 
-/// Operations of futex(2) that only wait; what takes or gives a lock with priorities, the kernel writes itself.
+/// Operations of futex(2) that only wait. The kernel itself writes the words of locks with priority inheritance.
 const WAIT: u64 = libc::FUTEX_WAIT as u64;
 const WAIT_BITSET: u64 = libc::FUTEX_WAIT_BITSET as u64;
 const FUTEX_FLAGS: u64 = (libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME) as u64;
 
-/// What may be promised about the other threads now; `None` if nothing. Asked for every piece: they come and go. Their stacks,
-/// which the kernel writes when it wakes them, the library leaves alone.
+/// Flags that hold for the other threads now; `None` if merging is not safe. Read for every piece, since threads start and
+/// end. The library does not share their stacks, which the kernel writes when it wakes them.
 fn flags() -> Option<c_uint> {
     // SAFETY: takes nothing.
     let own = unsafe { libc::gettid() }.to_string();
@@ -102,7 +102,7 @@ fn flags() -> Option<c_uint> {
     Some(if others == 0 { 0 } else { NO_SYSCALLS })
 }
 
-/// A line of /proc/PID/task/TID/syscall: whether the kernel writes nothing but the thread's stack before it returns.
+/// Of a line of /proc/PID/task/TID/syscall: whether the kernel writes nothing but the thread's stack before the call returns.
 fn only_waits(call: &str) -> bool {
     let mut words = call.split_ascii_whitespace();
     let Some(number) = words.next().and_then(|number| number.parse::<i64>().ok()) else { return false };
@@ -117,8 +117,7 @@ fn only_waits(call: &str) -> bool {
     }
 }
 
-/// Ranges with at most `gap` between them are one. Mappings that touch: an earlier merge that was broken off has left shared
-/// pieces between others.
+/// Ranges that touch or overlap become one: an earlier merge that was interrupted has left shared pieces between others.
 fn joined(ranges: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {
     let mut all: Vec<Range<usize>> = Vec::new();
     for range in ranges {
@@ -130,8 +129,8 @@ fn joined(ranges: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {
     all
 }
 
-/// Whether it is private, writable memory of no file: a mapping without a name, malloc's heap, or what was merged before and may
-/// have been written since.
+/// Whether it is private, writable memory of no file: a mapping without a name, malloc's heap, or pages that were merged before
+/// and may have been written since.
 fn is_anonymous(area: &Area<&[u8]>) -> bool {
     let merged = area.name.starts_with(b"/memfd:mayfly-pages");
     let unnamed = area.file.is_none() && matches!(area.name, b"" | b"[heap]");
@@ -149,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_waits_is_left_waiting() {
+    fn only_futex_waits_and_sleeps_allow_merging() {
         for (call, waits) in [
             ("202 0x7f0000001000 0x189 0x0 0x0 0x0 0xffffffff 0x7ffd0000 0x7f00\n", true),
             ("202 0x7f0000001000 0x80 0x2 0x0 0x0 0x0 0x7ffd0000 0x7f00\n", true),
@@ -163,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_named_is_advised_where_there_is_memory() {
+    fn named_ranges_are_advised_where_mapped() {
         let mappings = [0x1000..0x6000, 0x8000..0x9000, 0xa000..0xc000];
         assert_eq!(common(&mappings, std::slice::from_ref(&(0..usize::MAX))), mappings);
         assert_eq!(
@@ -174,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_merged_before_is_looked_at_again_with_what_lies_beside_it() {
+    fn merged_pages_are_advised_again_with_their_neighbours() {
         let maps = b"\
 1000-3000 rw-p 00000000 00:00 0
 3000-5000 rw-p 00001000 00:01 77                         /memfd:mayfly-pages (deleted)

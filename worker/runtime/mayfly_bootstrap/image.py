@@ -1,12 +1,12 @@
-"""Runs a function of a container image with the image's own runtime client, in whose place the bootstrap
-asks for work if it can. Python of any version reads this file."""
+"""Runs a function of a container image with the image's own runtime client. The bootstrap asks for work in
+its place if it can. Python of any version reads this file."""
 
 import os
 import sys
 
 
 def can_rest():
-    # The libraries for resting are of glibc: musl's loader might take them, and they would not work.
+    # The libraries for resting need glibc: musl's loader might load them, and they would fail.
     if "CS_GNU_LIBC_VERSION" not in os.confstr_names or sys.version_info < (3, 8):
         return False
     try:

@@ -1,4 +1,4 @@
-"""What an instance does while it has no work: gives back what its heap holds free, and shares its pages."""
+"""Idle work of an instance: it returns its heap's free memory, and shares its pages."""
 
 import contextlib
 import ctypes
@@ -13,7 +13,7 @@ import time
 REST = (
     "POST /2018-06-01/runtime/mayfly/rest HTTP/1.1\r\nHost: runtime\r\nConnection: close\r\nContent-Length: "
 )
-# Merging copies a piece before it lets go of it: an instance that has less left of its memory does not.
+# Merging copies a piece before it unmaps it: an instance with less memory left than this does not merge.
 ROOM_BYTES = 32 << 20
 
 
@@ -37,27 +37,27 @@ class Outcome(ctypes.Structure):
     ]
 
 
-# A PyDLL holds the interpreter's lock, so that no other thread of Python's runs meanwhile.
+# A PyDLL call keeps the interpreter's lock, so that no other Python thread runs meanwhile.
 library = ctypes.PyDLL(os.environ["MAYFLY_REST_LIBRARY"])
 
 
 def rest(work, merges, freezes):
-    """Rests until it is done or the descriptor `work` is readable, and gives what is to be told of it."""
+    """Rests until it is done or the descriptor `work` is readable, and returns its report for the worker."""
     began = time.monotonic()
     if freezes:
-        # Collections write to every object that they look at: they leave alone what is there now.
+        # A garbage collection writes to every object that it visits: it skips the frozen ones.
         gc.collect()
         gc.freeze()
     outcome = Outcome()
     ranges = named()
     library.mayfly_rest(int(merges), work, ranges, len(ranges), ctypes.byref(outcome))
-    told = {name: getattr(outcome, name) for name, _ in Outcome._fields_}
-    return {**told, "merges": merges, "ms": (time.monotonic() - began) * 1000}
+    report = {name: getattr(outcome, name) for name, _ in Outcome._fields_}
+    return {**report, "merges": merges, "ms": (time.monotonic() - began) * 1000}
 
 
 @contextlib.contextmanager
 def turn(place):
-    """Whether this instance may merge now: one at a time of those that see the folder, or all are slower."""
+    """Whether this instance may merge now. One at a time of those that see the folder, or all are slower."""
     folder = os.open(place, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -70,9 +70,9 @@ def turn(place):
         os.close(folder)
 
 
-def tell(address, what):
-    """Tells the worker of a rest."""
-    body = json.dumps(what)
+def report(address, outcome):
+    """Reports a rest to the worker."""
+    body = json.dumps(outcome)
     try:
         with socket.create_connection(address, timeout=1) as connection:
             connection.sendall(f"{REST}{len(body)}\r\n\r\n{body}".encode())
@@ -82,14 +82,14 @@ def tell(address, what):
 
 
 def named():
-    """What the function's code has named to be shared, by mayfly.advise and others."""
+    """The regions that the function's code has named to be shared, by mayfly.advise and others."""
     naming = sys.modules.get("mayfly.naming")
     regions = naming.named if naming else []
     return (Range * len(regions))(*((start, end - start) for start, end in regions))
 
 
 def has_room():
-    """Whether the instance has memory left, of what its process and its files in /tmp may take."""
+    """Whether the instance has memory left to merge in, its process and its files in /tmp counted."""
     with open("/proc/self/statm") as file:
         resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     files = os.statvfs("/tmp")
