@@ -1,4 +1,4 @@
-//! Page merging the moment a program says so (UPM), without the kernel's help.
+//! User-guided page merging (UPM): pages are merged when a program advises them, without the kernel's help.
 //!
 //! Layers, from the bottom up; each imports from those before it only (`tests/modules` checks this). The client does not
 //! import from the daemon either: they share [`base`] and the protocol.
@@ -12,7 +12,7 @@
 //! docs/merge.md describes how they work together.
 
 #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), target_os = "linux")))]
-compile_error!("merging knows Linux on x86-64 and aarch64 only");
+compile_error!("merging supports Linux on x86-64 and aarch64 only");
 
 pub mod base {
     //! What client and daemon share: pages and segments, the index, the protocol.

@@ -2,7 +2,7 @@
 //! what it then says or refused; nothing is read twice, and nothing larger comes out than went in.
 
 use merge::base::page::{PageHash, SECRET_BYTES};
-use merge::base::protocol::{Answer, MOST_BYTES, Refusal, Report, Request};
+use merge::base::protocol::{Answer, MAX_BYTES, Refusal, Report, Request};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
@@ -70,12 +70,16 @@ fn requests() -> impl Strategy<Value = Request> {
 }
 
 fn answers() -> impl Strategy<Value = Answer> {
-    let refusal =
-        prop_oneof![Just(Refusal::Full), Just(Refusal::Gone), Just(Refusal::Wrong), Just(Refusal::Version)];
+    let refusal = prop_oneof![
+        Just(Refusal::Full),
+        Just(Refusal::NoSegment),
+        Just(Refusal::Wrong),
+        Just(Refusal::Version)
+    ];
     prop_oneof![
         any::<u64>().prop_map(|identity| Answer::Welcome { identity, secret: Box::new([9; SECRET_BYTES]) }),
         Just(Answer::Index),
-        any::<[u32; 3]>().prop_map(|[new_pages, segment, segment_pages]| Answer::Taken {
+        any::<[u32; 3]>().prop_map(|[new_pages, segment, segment_pages]| Answer::Accepted {
             new_pages,
             segment,
             segment_pages
@@ -97,7 +101,7 @@ proptest! {
         match Request::decode(&bytes) {
             Ok(read) => {
                 prop_assert_eq!(read.encode(), bytes.clone());
-                prop_assert!(bytes.len() <= MOST_BYTES);
+                prop_assert!(bytes.len() <= MAX_BYTES);
                 prop_assert!(!changes.is_empty() || read == request);
             }
             Err(_) => prop_assert!(!changes.is_empty()),

@@ -1,5 +1,5 @@
-"""The store's protocol, spoken badly on purpose. What is right is in merge/src/base/protocol.rs: one datagram a
-message, little-endian words, a file beside it."""
+"""Speaks the store's protocol, mostly wrongly on purpose. merge/src/base/protocol.rs defines it: one datagram
+a message, little-endian words, a file sent with it."""
 
 import array
 import fcntl

@@ -111,11 +111,11 @@ impl ShareArguments {
             Domains::Cgroup => Rule::Cgroup,
             Domains::Everyone => Rule::Everyone,
         };
-        let most_bytes = match self.limit {
+        let max_bytes = match self.limit {
             Some(bytes) => bytes,
             None => half_of_memory()?,
         };
-        let most_clients = self.clients;
+        let max_clients = self.clients;
         let metrics = self.metrics.clone();
         let members = self.members;
         let charge = match self.charge {
@@ -127,8 +127,8 @@ impl ShareArguments {
             lock: self.lock,
             rule,
             members,
-            most_bytes,
-            most_clients,
+            max_bytes,
+            max_clients,
             charge,
             metrics,
         };

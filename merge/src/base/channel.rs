@@ -28,11 +28,12 @@ pub fn send(socket: impl AsFd, bytes: &[u8], file: Option<BorrowedFd<'_>>, flags
     if sent == bytes.len() { Ok(()) } else { Err(Errno::MSGSIZE) }
 }
 
-/// Process and user at the other end, as the kernel knows them. The process is 0 if it is in another namespace.
+/// Process and user at the other end, as the kernel reports them. The process is 0 if it is in another
+/// namespace.
 pub fn peer(socket: impl AsFd) -> Result<(i32, u32)> {
     let mut about = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the kernel fills `about`, of the size that it is told.
+    // SAFETY: the kernel fills `about`, within the size passed.
     let failed = unsafe {
         let (level, name) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
         libc::getsockopt(socket.as_fd().as_raw_fd(), level, name, (&raw mut about).cast(), &raw mut bytes)
@@ -44,31 +45,32 @@ pub fn peer(socket: impl AsFd) -> Result<(i32, u32)> {
     Ok((about.pid, about.uid))
 }
 
-/// What came.
+/// A received message.
 pub struct Received {
-    /// Bytes of the message; 0 if the other side has gone.
+    /// Bytes of the message; 0 if the peer has closed the connection.
     pub bytes: usize,
-    /// The file beside it. Of more than one the first; the kernel drops the others.
+    /// The file sent with it; of several the first, since the kernel drops the others.
     pub file: Option<OwnedFd>,
-    /// Whether more files were sent than were wanted.
+    /// Whether the peer sent more files than the caller asked for.
     pub left_files: bool,
 }
 
-/// Looks at the next message without taking it, and without taking the files beside it. Returns its length, and whether there are any.
+/// Peeks at the next message and leaves it and the files sent with it in the queue. Returns its length, and
+/// whether there are files.
 ///
 /// # Errors
-/// `MSGSIZE` if it does not fit; what the system says.
+/// `MSGSIZE` if it does not fit, or the system's error.
 pub fn peek(socket: impl AsFd, buffer: &mut [u8], flags: RecvFlags) -> Result<(usize, bool)> {
     let seen = receive(socket, buffer, flags | RecvFlags::PEEK, false)?;
     Ok((seen.bytes, seen.left_files))
 }
 
-/// Receives one message into `buffer`, and the file beside it if one is wanted.
+/// Receives one message into `buffer`, and the file sent with it if `wants_file` is set.
 ///
 /// # Errors
-/// `MSGSIZE` if it does not fit; what the system says.
+/// `MSGSIZE` if it does not fit, or the system's error.
 pub fn receive(socket: impl AsFd, buffer: &mut [u8], flags: RecvFlags, wants_file: bool) -> Result<Received> {
-    // Room for one and no more: what the kernel puts into this process's table, this process must close.
+    // Room for one and no more: this process must close what the kernel puts into its table.
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1)) - 4];
     let room = if wants_file { &mut space[..] } else { &mut [] };
     let mut beside = RecvAncillaryBuffer::new(room);

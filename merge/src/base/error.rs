@@ -1,11 +1,11 @@
-//! What went wrong: an errno for programs, a line for people.
+//! Errors: an errno for programs, a line for people.
 
 use std::fmt;
 
 /// A call that failed.
 #[derive(Clone, Debug)]
 pub struct Error {
-    /// What C's errno becomes.
+    /// The value for C's errno.
     pub errno: i32,
     line: String,
 }
@@ -16,7 +16,7 @@ impl Error {
         Error { errno, line: line.into() }
     }
 
-    /// A system call that failed: `what` says what was being done.
+    /// A system call that failed: `what` names the step that made it.
     pub fn system(what: impl fmt::Display, errno: rustix::io::Errno) -> Error {
         Error::new(errno.raw_os_error(), format!("{what}: {}", std::io::Error::from(errno)))
     }
@@ -30,9 +30,9 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Names what was being done when a system call failed.
+/// Names the step at which a system call failed.
 pub(crate) trait While<T> {
-    /// `what` is said before the system's own words.
+    /// `what` precedes the system's own message.
     fn while_doing(self, what: impl fmt::Display) -> Result<T, Error>;
 }
 

@@ -1,7 +1,8 @@
-//! Steps of the protocol at which a test may end or stop the process: `MAYFLY_MERGE_FAULT=STEP[:COUNT][=stop]`, the
-//! COUNT-th time it passes STEP. Compiled in with the feature `fault-points` only.
+//! Steps of the protocol at which a test may kill or stop the process:
+//! `MAYFLY_MERGE_FAULT=STEP[:COUNT][=stop]`, the COUNT-th time it passes STEP. Compiled in with the feature
+//! `fault-points` only.
 
-/// Every step, in the order in which they are passed.
+/// Every step, in the order in which a process passes them.
 pub const STEPS: [&str; 19] = [
     "client.connected",
     "client.hello",
@@ -24,7 +25,7 @@ pub const STEPS: [&str; 19] = [
     "store.dropping",
 ];
 
-/// Passes a step. Writes no memory unless a test has asked for a fault: the caller's may be frozen.
+/// Passes a step. Writes no memory unless a test has set a fault: the caller's memory may be frozen.
 #[inline(always)]
 pub fn point(step: &'static str) {
     #[cfg(feature = "fault-points")]
@@ -64,7 +65,8 @@ mod armed {
             && fault.step == step
             && fault.left.fetch_sub(1, Relaxed) == 1
         {
-            // SAFETY: a signal to this process itself; SIGKILL ends it, SIGSTOP waits for the test.
+            // SAFETY: a signal to this process itself; SIGKILL ends it, SIGSTOP stops it until the test
+            // continues it.
             unsafe { libc::kill(libc::getpid(), fault.signal) };
         }
     }

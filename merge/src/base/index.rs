@@ -1,9 +1,9 @@
-//! The index of a store: from a page's hash to where the page is (UPM §V-A's hash table).
+//! The index of a store: from a page's hash to its location (UPM §V-A's hash table).
 //!
-//! It lies in memory that only the store's daemon can write and that all clients of the trust domain read, so that
-//! looking up a page asks nobody. Lines of four entries are searched from the one that the hash names; each search is
-//! bounded, so that pages made to collide cost little and are merely not found. An answer may be out of date: whoever
-//! uses one compares the pages' bytes.
+//! It lies in memory that only the store's daemon can write and that all clients of the trust domain read, so
+//! that a client looks up pages without a request. Lines of four entries are searched from the one that the
+//! hash selects. Each search is bounded, so that pages made to collide cost little and are merely not found.
+//! A location may be out of date, so clients compare the pages' bytes.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -18,12 +18,12 @@ use crate::base::segment::reopen_read_only;
 
 const ENTRIES_PER_LINE: usize = 4;
 const LINE_BYTES: usize = ENTRIES_PER_LINE * size_of::<Entry>();
-/// Lines that a search looks at before it gives up.
-const LONGEST_SEARCH: usize = 128;
+/// Lines that a search reads before it gives up.
+const MAX_SEARCH: usize = 128;
 /// Lines of a new index: 256 KiB.
-pub const FEWEST_LINES: usize = 4096;
+pub const MIN_LINES: usize = 4096;
 /// Lines of the largest index: 64 GiB of entries would be silly, 1 TiB of pages is plenty.
-pub const MOST_LINES: usize = 1 << 26;
+pub const MAX_LINES: usize = 1 << 26;
 const MAGIC: u64 = u64::from_le_bytes(*b"mayflyi1");
 
 #[repr(C)]
@@ -46,10 +46,11 @@ pub enum Location {
     Stored {
         /// The segment's number, from 1.
         segment: u32,
-        /// The page's place in it.
+        /// The page's number in it.
         page: u32,
     },
-    /// In some client's private memory only: it was the first of its contents (docs/merge.md, "private pages").
+    /// In one client's private memory only: no other client has had its contents yet (docs/merge.md, "private
+    /// pages").
     Elsewhere,
 }
 
@@ -58,7 +59,7 @@ const REMOVED: u64 = 1;
 const ELSEWHERE: u64 = 2;
 
 impl Location {
-    /// As one word; 0 is none.
+    /// As one word; 0 means none.
     pub fn pack(self) -> u64 {
         match self {
             Location::Stored { segment, page } => (segment as u64) << 32 | page as u64,
@@ -90,8 +91,8 @@ struct Table {
 
 impl Table {
     fn header(&self) -> &Header {
-        // SAFETY: the mapping begins with a header (checked in `Reader::open`, written in `Writer::new`) and is page
-        // aligned; what changes in it is atomic.
+        // SAFETY: the mapping begins with a header (checked in `Reader::open`, written in `Writer::new`) and
+        // is page aligned; the part of it that changes is atomic.
         unsafe { &*self.memory.start().cast::<Header>() }
     }
 
@@ -101,11 +102,10 @@ impl Table {
         unsafe { &*self.memory.start().add(PAGE_BYTES + line * LINE_BYTES).cast() }
     }
 
-    /// The lines that a page may be in, in order.
+    /// The lines that may hold a page, in order.
     fn search(&self, hash: PageHash) -> impl Iterator<Item = &[Entry; ENTRIES_PER_LINE]> {
         let mask = self.lines - 1;
-        (0..LONGEST_SEARCH.min(self.lines))
-            .map(move |i| self.line((hash.place as usize).wrapping_add(i) & mask))
+        (0..MAX_SEARCH.min(self.lines)).map(move |i| self.line((hash.place as usize).wrapping_add(i) & mask))
     }
 
     fn find(&self, hash: PageHash) -> Option<(&Entry, u64)> {
@@ -131,7 +131,7 @@ impl Reader {
     /// Maps the index that the store has sent.
     pub fn open(file: impl AsFd) -> io::Result<Reader> {
         let bytes = rustix::fs::fstat(&file)?.st_size as usize;
-        if bytes < bytes_for(FEWEST_LINES) {
+        if bytes < bytes_for(MIN_LINES) {
             return Err(io::Errno::INVAL);
         }
         let memory = Mapping::shared(file, bytes, false)?;
@@ -150,11 +150,11 @@ impl Reader {
         self.0.find(hash).and_then(|(_, location)| Location::unpack(location))
     }
 
-    /// Begins to load what [`Reader::find`] will look at.
+    /// Begins to load the line that [`Reader::find`] will read.
     #[inline]
     pub fn prefetch(&self, hash: PageHash) {
         let line: *const _ = self.0.line(hash.place as usize & (self.0.lines - 1));
-        // SAFETY: a hint, about memory of ours.
+        // SAFETY: a hint about memory that this process has mapped.
         #[cfg(target_arch = "x86_64")]
         unsafe {
             std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line.cast());
@@ -166,7 +166,7 @@ impl Reader {
         }
     }
 
-    /// Whether the store has a larger one now.
+    /// Whether the store has a larger index now.
     pub fn is_superseded(&self) -> bool {
         self.0.header().superseded.load(Acquire) != 0
     }
@@ -183,7 +183,7 @@ pub struct Writer {
 impl Writer {
     /// An empty index of so many lines, a power of two.
     pub fn new(lines: usize) -> io::Result<Writer> {
-        let lines = lines.next_power_of_two().clamp(FEWEST_LINES, MOST_LINES);
+        let lines = lines.next_power_of_two().clamp(MIN_LINES, MAX_LINES);
         let bytes = bytes_for(lines);
         let file = rustix::fs::memfd_create("mayfly-index", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&file, bytes as u64)?;
@@ -205,29 +205,29 @@ impl Writer {
         Ok(Writer { table: Table { memory, lines }, read_only, used: 0, removed: 0 })
     }
 
-    /// What clients map.
+    /// The file that clients map.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.read_only.as_fd()
     }
 
-    /// Entries that say where a page is.
+    /// Entries with a location.
     pub fn entries(&self) -> usize {
         self.used - self.removed
     }
 
-    /// Bytes of memory it takes.
+    /// Bytes of memory that it takes.
     pub fn bytes(&self) -> usize {
         self.table.memory.bytes()
     }
 
     /// Lines in which `entries` fit well.
     pub fn lines_for(entries: usize) -> usize {
-        entries.div_ceil(ENTRIES_PER_LINE * 3 / 4).next_power_of_two().max(FEWEST_LINES)
+        entries.div_ceil(ENTRIES_PER_LINE * 3 / 4).next_power_of_two().max(MIN_LINES)
     }
 
     /// Whether so many more entries should go into a larger or cleaner index.
     pub fn is_full_with(&self, more: usize) -> bool {
-        (self.used + more) * 4 > self.table.lines * ENTRIES_PER_LINE * 3 && self.table.lines < MOST_LINES
+        (self.used + more) * 4 > self.table.lines * ENTRIES_PER_LINE * 3 && self.table.lines < MAX_LINES
     }
 
     /// How many lines it has.
@@ -235,7 +235,7 @@ impl Writer {
         self.table.lines
     }
 
-    /// Removes all entries. Clients see what is there then, or nothing, and lose no more than a hit.
+    /// Removes all entries. Clients that search meanwhile find a new entry or none; they lose at most a hit.
     pub fn clear(&mut self) {
         for line in 0..self.table.lines {
             for entry in self.table.line(line) {
@@ -245,7 +245,7 @@ impl Writer {
         (self.used, self.removed) = (0, 0);
     }
 
-    /// Tells clients to ask for another.
+    /// Makes clients ask for another index.
     pub fn supersede(&self) {
         self.table.header().superseded.store(1, Release);
     }
@@ -255,7 +255,7 @@ impl Writer {
         self.table.find(hash).and_then(|(_, location)| Location::unpack(location))
     }
 
-    /// Adds a page, or says where it is from now on. False if the neighbourhood is full.
+    /// Adds a page or changes its location. Returns false if all lines of its search are full.
     pub fn put(&mut self, hash: PageHash, location: Location) -> bool {
         let word = location.pack();
         if let Some((entry, _)) = self.table.find(hash) {
@@ -280,7 +280,7 @@ impl Writer {
         false
     }
 
-    /// Forgets a page if this is where it is.
+    /// Removes a page if this is its location.
     pub fn remove(&mut self, hash: PageHash, location: Location) {
         if let Some((entry, word)) = self.table.find(hash)
             && word == location.pack()
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn locations_survive_packing() {
+    fn location_round_trips_through_a_word() {
         for location in [Location::Elsewhere, Location::Stored { segment: 1, page: 0 }] {
             assert_eq!(Location::unpack(location.pack()), Some(location));
         }
@@ -315,16 +315,16 @@ mod tests {
     }
 
     #[test]
-    fn crowded_places_are_refused_and_bounded() {
-        let mut writer = Writer::new(FEWEST_LINES).unwrap();
+    fn put_refuses_once_the_search_lines_are_full() {
+        let mut writer = Writer::new(MIN_LINES).unwrap();
         let here = Location::Stored { segment: 1, page: 1 };
         let taken = (0..1000).filter(|&n| writer.put(PageHash { place: 5, tag: n }, here)).count();
-        assert_eq!(taken, LONGEST_SEARCH * ENTRIES_PER_LINE);
+        assert_eq!(taken, MAX_SEARCH * ENTRIES_PER_LINE);
     }
 
     #[test]
-    fn as_full_as_it_gets_it_takes_every_page() {
-        let mut writer = Writer::new(FEWEST_LINES).unwrap();
+    fn an_index_at_its_limit_still_accepts_every_page() {
+        let mut writer = Writer::new(MIN_LINES).unwrap();
         let mut state = 1u64;
         let mut random = || {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -336,13 +336,13 @@ mod tests {
             assert!(writer.put(PageHash { place: random(), tag: random() }, here));
             taken += 1;
         }
-        assert_eq!(taken, FEWEST_LINES * ENTRIES_PER_LINE * 3 / 4);
-        assert_eq!(Writer::lines_for(taken), FEWEST_LINES);
+        assert_eq!(taken, MIN_LINES * ENTRIES_PER_LINE * 3 / 4);
+        assert_eq!(Writer::lines_for(taken), MIN_LINES);
     }
 
     #[test]
     fn clients_cannot_write() {
-        let writer = Writer::new(FEWEST_LINES).unwrap();
+        let writer = Writer::new(MIN_LINES).unwrap();
         assert!(Mapping::shared(writer.file(), PAGE_BYTES, true).is_err());
         let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&writer.file()));
         let again = std::fs::OpenOptions::new().read(true).write(true).open(path);
@@ -355,8 +355,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
-        fn reads_what_was_written(steps in proptest::collection::vec((0u64..300, 0u8..3, 1u32..9), 1..400)) {
-            let mut writer = Writer::new(FEWEST_LINES).unwrap();
+        fn reader_finds_the_writers_entries(steps in proptest::collection::vec((0u64..300, 0u8..3, 1u32..9), 1..400)) {
+            let mut writer = Writer::new(MIN_LINES).unwrap();
             let reader = Reader::open(writer.file()).unwrap();
             let mut model: HashMap<u64, Location> = HashMap::new();
             for (n, action, segment) in steps {

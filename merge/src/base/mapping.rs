@@ -1,4 +1,4 @@
-//! A mapping that unmaps itself.
+//! A mapping that is unmapped when dropped.
 
 use std::ptr::NonNull;
 
@@ -12,7 +12,7 @@ pub struct Mapping {
     bytes: usize,
 }
 
-// SAFETY: it is memory like any other, owned by whoever owns this.
+// SAFETY: it is memory like any other, and belongs to the owner of this value.
 unsafe impl Send for Mapping {}
 // SAFETY: shared references give out addresses and read-only bytes only.
 unsafe impl Sync for Mapping {}
@@ -21,14 +21,14 @@ impl Mapping {
     /// Fresh zeroed memory.
     pub fn anonymous(bytes: usize) -> io::Result<Mapping> {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: wherever there is room; nothing is replaced.
+        // SAFETY: the kernel chooses a free address; nothing is replaced.
         let at = unsafe {
             mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags)?
         };
         Ok(Mapping { start: NonNull::new(at.cast()).ok_or(io::Errno::NOMEM)?, bytes })
     }
 
-    /// The first `bytes` of a file, shared with everybody who maps it.
+    /// The first `bytes` of a file, shared with all processes that map it.
     pub fn shared(file: impl AsFd, bytes: usize, writable: bool) -> io::Result<Mapping> {
         let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         // SAFETY: as above.

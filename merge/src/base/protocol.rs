@@ -1,39 +1,39 @@
-//! What clients and the store say to each other: one datagram a message, little-endian, at most [`MOST_BYTES`].
-//! A client asks, the store answers, in order. Files travel beside the bytes.
+//! Messages between clients and the store: one datagram each, little-endian, at most [`MAX_BYTES`]. A client
+//! sends a request, the store answers, in order. Files are sent along with the bytes.
 //!
 //! | request | carries | the answer carries |
 //! |---|---|---|
 //! | hello | version | the store's identity and secret; the index |
 //! | index | | the index as it is now |
-//! | claim | hashes of pages that the client is about to offer | which of them nobody else has claimed |
+//! | claim | hashes of pages that the client is about to offer | which of them no other client has claimed |
 //! | offer | number of pages; a sealed segment | how many were new, where they are; the segment read-only |
 //! | attach | a segment's number | its pages; the segment read-only |
 //! | private | hashes of pages that the client keeps | |
-//! | status | | the store's figures as JSON |
+//! | status | | the store's metrics as JSON |
 //! | report | what the client's calls have done | |
 //! | programs | how many to leave out | a piece of the list of programs as JSON |
 
 use crate::base::page::{PageHash, SECRET_BYTES};
 
-/// What this side speaks.
+/// The version of the protocol.
 pub const VERSION: u32 = 3;
 /// The longest message.
-pub const MOST_BYTES: usize = 32 * 1024;
+pub const MAX_BYTES: usize = 32 * 1024;
 /// Hashes in one message.
-pub const MOST_HASHES: usize = 1024;
+pub const MAX_HASHES: usize = 1024;
 
-/// What the calls of a program have done since it began.
+/// What the calls of a program have done since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Pages that were looked for in the store.
     pub looked_up_pages: u64,
-    /// Pages that were found there: somebody else had brought them.
+    /// Pages that were found there: another client had uploaded them.
     pub found_pages: u64,
-    /// Mappings of the store's segments that it has now.
+    /// Mappings of the store's segments that the program has now.
     pub mappings: u64,
 }
 
-/// What a client asks.
+/// A client's request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
     /// The first message.
@@ -41,11 +41,11 @@ pub enum Request {
         /// [`VERSION`].
         version: u32,
     },
-    /// Asks for the index, when the one in hand is superseded.
+    /// Asks for the index, when the client's one is superseded.
     Index,
-    /// Hands in a segment, which is the message's file.
+    /// Offers a segment, which is the message's file.
     Offer {
-        /// How many it holds.
+        /// Its pages.
         pages: u32,
     },
     /// Asks for a segment that the index names.
@@ -53,28 +53,28 @@ pub enum Request {
         /// Its number.
         segment: u32,
     },
-    /// Tells of pages that stay in the client's memory, so that the next one to have them gives them to the store.
+    /// Reports pages that stay in the client's memory, so that the next client that has them uploads them.
     Private {
         /// Their hashes.
         pages: Vec<PageHash>,
     },
-    /// Asks for figures.
+    /// Asks for metrics.
     Status,
-    /// Asks which of these the client is to offer: others may be about to.
+    /// Asks which of these the client is to upload: other clients may be about to.
     Claim {
         /// Their hashes.
         pages: Vec<PageHash>,
     },
-    /// Tells what its calls have done, for whoever looks at the store.
+    /// Reports what the client's calls have done, for `mayfly share top`.
     Report(Report),
     /// Asks for the list of programs, which may be longer than a message.
     Programs {
-        /// Programs to leave out: the first so many.
+        /// How many programs to skip.
         skip: u32,
     },
 }
 
-/// What the store answers.
+/// The store's answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// To hello; the index is the message's file.
@@ -87,10 +87,10 @@ pub enum Answer {
     /// To index; the index is the message's file.
     Index,
     /// To offer; if any page was new, the segment is the message's file. It may hold other pages, too.
-    Taken {
+    Accepted {
         /// Pages whose contents the store did not have.
         new_pages: u32,
-        /// Where they are.
+        /// The segment that holds them.
         segment: u32,
         /// Pages that this segment can hold.
         segment_pages: u32,
@@ -104,7 +104,7 @@ pub enum Answer {
     Noted,
     /// To claim.
     Claimed {
-        /// A bit for each page, the lowest of the first byte first: whether the client is to offer it.
+        /// A bit for each page, the lowest of the first byte first: whether the client is to upload it.
         yours: Vec<u8>,
     },
     /// To status and programs.
@@ -112,26 +112,26 @@ pub enum Answer {
         /// One JSON object.
         json: String,
     },
-    /// The request was not granted.
+    /// The store refuses the request.
     Refused {
         /// Why.
         reason: Refusal,
-        /// One line about it.
+        /// One line of explanation.
         line: String,
     },
 }
 
-/// Why a request is not granted.
+/// Why the store refuses a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Refusal {
-    /// The store has as many pages as it may.
+    /// The store holds as many pages as its limit allows.
     Full = 1,
-    /// The segment is gone.
-    Gone = 2,
-    /// The request is wrong.
+    /// The store has no such segment any more.
+    NoSegment = 2,
+    /// The request is invalid.
     Wrong = 3,
-    /// The client speaks another version.
+    /// The client uses another version of the protocol.
     Version = 4,
 }
 
@@ -158,7 +158,7 @@ impl<'a> Input<'a> {
 
     fn hashes(&mut self) -> Result<Vec<PageHash>, Malformed> {
         let count = self.0.len() / size_of::<PageHash>();
-        if count > MOST_HASHES {
+        if count > MAX_HASHES {
             return Err(Malformed);
         }
         (0..count).map(|_| Ok(PageHash { place: self.u64()?, tag: self.u64()? })).collect()
@@ -239,7 +239,7 @@ impl Answer {
                 out.extend(&secret[..]);
             }
             Answer::Index => words(&[2]),
-            Answer::Taken { new_pages, segment, segment_pages } => {
+            Answer::Accepted { new_pages, segment, segment_pages } => {
                 words(&[3, *new_pages, *segment, *segment_pages]);
             }
             Answer::Attached { segment_pages } => words(&[4, *segment_pages]),
@@ -266,16 +266,18 @@ impl Answer {
         let answer = match input.u32()? {
             1 => Answer::Welcome { identity: input.u64()?, secret: Box::new(input.bytes()?) },
             2 => Answer::Index,
-            3 => {
-                Answer::Taken { new_pages: input.u32()?, segment: input.u32()?, segment_pages: input.u32()? }
-            }
+            3 => Answer::Accepted {
+                new_pages: input.u32()?,
+                segment: input.u32()?,
+                segment_pages: input.u32()?,
+            },
             4 => Answer::Attached { segment_pages: input.u32()? },
             5 => Answer::Noted,
             6 => Answer::Status { json: input.text()? },
             7 => {
                 let reason = match input.u32()? {
                     1 => Refusal::Full,
-                    2 => Refusal::Gone,
+                    2 => Refusal::NoSegment,
                     3 => Refusal::Wrong,
                     4 => Refusal::Version,
                     _ => return Err(Malformed),
@@ -294,11 +296,11 @@ impl Answer {
 mod tests {
     use super::*;
 
-    // What any message and any bytes are read as: merge/tests/messages.rs.
+    // merge/tests/messages.rs tests all other messages and arbitrary bytes.
     #[test]
     fn the_longest_message_fits() {
-        let pages = vec![PageHash::default(); MOST_HASHES];
-        assert!(Request::Private { pages: pages.clone() }.encode().len() <= MOST_BYTES);
+        let pages = vec![PageHash::default(); MAX_HASHES];
+        assert!(Request::Private { pages: pages.clone() }.encode().len() <= MAX_BYTES);
         let pages = [pages, vec![PageHash::default()]].concat();
         assert_eq!(Request::decode(&Request::Private { pages }.encode()), Err(Malformed));
     }

@@ -1,8 +1,9 @@
-//! Segments: memory files that hold pages and can never change again.
+//! Segments: memory files that hold pages and never change again.
 //!
-//! A client writes the pages that it is the first to have into a memory file of its own, seals it and offers it; the
-//! kernel vouches for the seals, so that whoever made a segment cannot change what others map. The memory is the
-//! client's (its cgroup pays). A segment is freed as a whole, when nobody maps it: the kernel knows.
+//! A client writes the pages that no other client has uploaded to a memory file of its own, seals it and
+//! offers it. The kernel enforces the seals, so that a segment's creator cannot change what others map. The
+//! memory is the client's (its cgroup pays). The store frees a segment as a whole, once no process maps it,
+//! which the kernel reports ([`usage`]).
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
@@ -13,11 +14,11 @@ use crate::base::mapping::Mapping;
 use crate::base::page::PAGE_BYTES;
 
 /// Pages in the largest segment: 16 MiB.
-pub const MOST_PAGES: usize = 4096;
+pub const MAX_PAGES: usize = 4096;
 
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
-/// Seals after which nobody can change a file's pages, not even through a mapping made before.
+/// Seals after which no process can change a file's pages, not even through an older mapping.
 pub const FINAL_SEALS: SealFlags = SealFlags::WRITE.union(SealFlags::SHRINK).union(SealFlags::GROW);
 
 /// An empty memory file for pages.
@@ -25,19 +26,20 @@ pub fn create() -> io::Result<OwnedFd> {
     rustix::fs::memfd_create(NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
 }
 
-/// What memory files with pages are called.
+/// The name of memory files with pages.
 const NAME: &str = "mayfly-pages";
 
-/// Whether that is how the kernel names a mapping of one.
+/// Whether the kernel's name of a mapping is that of such a file.
 pub fn is_named(mapping: &[u8]) -> bool {
     mapping.strip_prefix(b"/memfd:").is_some_and(|name| name.starts_with(NAME.as_bytes()))
 }
 
-/// What one entry of a page table's middle level maps.
+/// Bytes mapped by one entry of a page table's middle level.
 pub const HUGE_BYTES: usize = 2 << 20;
 
-/// Lets an empty file be of huge pages, as many as fit into so many bytes; what is mapped from it at the same place within a huge
-/// page then is a huge page again. Where the system has none to give, it is of small ones, which is as right.
+/// Gives an empty file huge pages, as many as fit into so many bytes. A mapping of it at the same offset
+/// within a huge page then is a huge page again. Where the system has none to give, the file has small pages,
+/// which is as correct.
 pub fn make_huge(file: &OwnedFd, bytes: usize) {
     const COLLAPSE: libc::c_int = 25;
     let bytes = bytes / HUGE_BYTES * HUGE_BYTES;
@@ -47,50 +49,52 @@ pub fn make_huge(file: &OwnedFd, bytes: usize) {
     let Ok(room) = Mapping::anonymous(bytes + HUGE_BYTES) else { return };
     let start = (room.start() as usize).next_multiple_of(HUGE_BYTES);
     let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
-    // SAFETY: inside the room, which is ours and unmapped as a whole; the file has so many bytes.
+    // SAFETY: inside the room, which this function owns and unmaps as a whole; the file has so many bytes.
     unsafe {
         let at = libc::mmap(start as *mut _, bytes, rights, flags, file.as_raw_fd(), 0);
         if at == libc::MAP_FAILED {
             return;
         }
-        // The kernel collapses no pages of which none is there. What they hold is written afterwards.
+        // The kernel collapses only huge pages of which one page is present. The contents are written
+        // afterwards.
         for piece in (0..bytes).step_by(HUGE_BYTES) {
             ((start + piece) as *mut u8).write_volatile(0);
         }
-        // All by one call: each waits for every processor once.
+        // All in one call: each call waits for every processor once.
         libc::madvise(start as *mut _, bytes, COLLAPSE);
     }
 }
 
-/// Makes what was written final.
+/// Makes the contents final.
 pub fn seal(file: &OwnedFd) -> io::Result<()> {
     rustix::fs::fcntl_add_seals(file, FINAL_SEALS | SealFlags::SEAL)
 }
 
-/// The same file, opened anew without the right to write. Waits for nobody who has a lease on it.
+/// The same file, opened again without the right to write. Does not wait for a process that holds a lease on
+/// it.
 pub fn reopen_read_only(file: &OwnedFd) -> io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())
 }
 
-/// Why an offered file is no segment.
+/// Why an offered file is not a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
     /// Not a file in memory.
     NotMemory,
-    /// Somebody could still change it.
+    /// A process could still change it.
     NotSealed,
-    /// Not the pages that were announced, or too many.
+    /// Not the announced number of pages, or too many.
     WrongSize,
-    /// With holes, which would become somebody else's memory.
+    /// With holes: pages for them would be charged to another process.
     Holes,
 }
 
-/// Checks a file that somebody hands in.
+/// Checks a file that a client offers.
 pub fn check(file: impl AsFd, pages: usize) -> Result<(), Flaw> {
     let file = file.as_fd();
-    // First, because it asks no file system: one of somebody else's making might never answer. Only files in memory
-    // have seals, and those of a mounted tmpfs cannot have these.
+    // First, because it involves no file system: a client's own file system might never answer. Only files in
+    // memory have seals, and those of a mounted tmpfs cannot have these.
     let seals = rustix::fs::fcntl_get_seals(file).map_err(|_| Flaw::NotMemory)?;
     if rustix::fs::fstatfs(file).map(|about| about.f_type) != Ok(TMPFS_MAGIC) {
         return Err(Flaw::NotMemory);
@@ -99,7 +103,7 @@ pub fn check(file: impl AsFd, pages: usize) -> Result<(), Flaw> {
         return Err(Flaw::NotSealed);
     }
     let about = rustix::fs::fstat(file).map_err(|_| Flaw::NotMemory)?;
-    if pages == 0 || pages > MOST_PAGES || about.st_size as u64 != (pages * PAGE_BYTES) as u64 {
+    if pages == 0 || pages > MAX_PAGES || about.st_size as u64 != (pages * PAGE_BYTES) as u64 {
         return Err(Flaw::WrongSize);
     }
     if (about.st_blocks as u64) < (pages * PAGE_BYTES / 512) as u64 {
@@ -108,8 +112,8 @@ pub fn check(file: impl AsFd, pages: usize) -> Result<(), Flaw> {
     Ok(())
 }
 
-/// Whether nobody can change a file that the daemon wrote itself. Without the seal against mappings made before: these
-/// were the daemon's own and ended with it.
+/// Whether no process can change a file that the daemon wrote itself. FUTURE_WRITE is enough: the older
+/// mappings were the daemon's own and ended with it.
 pub fn is_unchanging(file: impl AsFd) -> bool {
     let size = SealFlags::SHRINK | SealFlags::GROW;
     rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| {
@@ -117,21 +121,22 @@ pub fn is_unchanging(file: impl AsFd) -> bool {
     })
 }
 
-/// What the kernel says about a file.
+/// Whether a file is in use, according to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// Somebody else has it open or mapped.
+    /// Another process has it open or mapped.
     Used,
-    /// Nobody else has.
+    /// No other process has.
     Unused,
-    /// It does not tell: the file is another user's, and the caller has no `CAP_LEASE`.
+    /// The kernel does not report it: the file is another user's, and the caller has no `CAP_LEASE`.
     Unknown,
 }
 
-/// Whether anybody but the caller has the file open or mapped. `probe` must be the caller's only read-only opening of
-/// it: the kernel grants a write lease exactly if no other opening exists, and every mapping keeps its opening.
+/// Whether any process has the file open or mapped, the caller's `probe` aside. `probe` must be the caller's
+/// only read-only opening of it: the kernel grants a write lease exactly if no other opening exists, and
+/// every mapping keeps its opening.
 pub fn usage(probe: &OwnedFd) -> Use {
-    // SAFETY: plain system calls on a descriptor that lives.
+    // SAFETY: plain system calls on an open descriptor.
     unsafe {
         if libc::fcntl(probe.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) == -1 {
             let denied = std::io::Error::last_os_error().raw_os_error() == Some(libc::EACCES);
@@ -154,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn only_sealed_memory_of_the_right_size_is_taken() {
+    fn check_accepts_sealed_memory_of_the_right_size_only() {
         let file = written(2);
         assert_eq!(check(&file, 2), Err(Flaw::NotSealed));
         rustix::fs::fcntl_add_seals(&file, SealFlags::FUTURE_WRITE | SealFlags::SHRINK | SealFlags::GROW)
@@ -170,19 +175,19 @@ mod tests {
     }
 
     #[test]
-    fn holes_and_giants_are_refused() {
+    fn check_refuses_holes_and_too_many_pages() {
         let file = create().unwrap();
         rustix::fs::ftruncate(&file, PAGE_BYTES as u64).unwrap();
         seal(&file).unwrap();
         assert_eq!(check(&file, 1), Err(Flaw::Holes));
         let file = create().unwrap();
-        rustix::fs::ftruncate(&file, ((MOST_PAGES + 1) * PAGE_BYTES) as u64).unwrap();
+        rustix::fs::ftruncate(&file, ((MAX_PAGES + 1) * PAGE_BYTES) as u64).unwrap();
         seal(&file).unwrap();
-        assert_eq!(check(&file, MOST_PAGES + 1), Err(Flaw::WrongSize));
+        assert_eq!(check(&file, MAX_PAGES + 1), Err(Flaw::WrongSize));
     }
 
     #[test]
-    fn a_huge_segment_holds_what_is_written_and_is_sealed_as_others() {
+    fn a_huge_segment_keeps_its_contents_and_can_be_sealed() {
         let file = create().unwrap();
         make_huge(&file, HUGE_BYTES + PAGE_BYTES);
         let bytes = vec![9; HUGE_BYTES];
@@ -206,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_knows_who_maps_a_segment() {
+    fn usage_counts_openings_and_mappings() {
         let file = written(1);
         seal(&file).unwrap();
         let probe = reopen_read_only(&file).unwrap();

@@ -1,4 +1,4 @@
-//! Where the store listens: `MAYFLY_SHARE_SOCKET`, else a user's own store, else the system's.
+//! The store's socket: `MAYFLY_SHARE_SOCKET`, else a user's own, else the system's.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ fn set() -> Option<PathBuf> {
     std::env::var_os(VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
-/// Where a daemon listens if nothing else is asked for.
+/// The socket of a daemon that was given none.
 pub fn to_serve() -> PathBuf {
     if let Some(path) = set() {
         return path;
@@ -28,7 +28,7 @@ pub fn to_serve() -> PathBuf {
     }
 }
 
-/// Where a program looks.
+/// The socket that a program connects to.
 pub fn to_reach() -> PathBuf {
     set().unwrap_or_else(|| of_user().filter(|path| path.exists()).unwrap_or_else(|| SYSTEM.into()))
 }

@@ -1,5 +1,5 @@
-//! What a range of addresses is: mappings, their protection, and which pages have been written. The kernel knows
-//! (PROCMAP_QUERY of Linux 6.11, else /proc/self/maps; /proc/self/pagemap).
+//! This process's address space: mappings, their protection, and which pages have been written. The kernel
+//! reports it (PROCMAP_QUERY of Linux 6.11, else /proc/self/maps; /proc/self/pagemap).
 
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -12,12 +12,12 @@ use rustix::mm::ProtFlags;
 
 use crate::base::error::{Error, While};
 use crate::base::page::PAGE_BYTES;
-use crate::client::checked_fd::Descriptor;
+use crate::client::checked_fd::CheckedFd;
 
-/// A mapping of this process, whose name is borrowed from whoever told it.
+/// A mapping of this process; its name is borrowed from the buffer that was read.
 pub type View<'a> = Area<&'a [u8]>;
 
-/// The rights as mmap wants them.
+/// The protection as mmap takes it.
 pub fn protection(area: &Area) -> ProtFlags {
     let mut flags = ProtFlags::empty();
     flags.set(ProtFlags::READ, area.readable);
@@ -50,7 +50,7 @@ struct Query {
 const QUERY: ioctl::Opcode = 0xC068_6611;
 const _: () = assert!(size_of::<Query>() == 0x68);
 
-/// The mapping that holds `address` or is the next one above. Its name goes to `name`.
+/// The mapping that holds `address`, or else the next one above. Its name is written to `name`.
 fn query<'a>(
     maps: BorrowedFd<'_>,
     address: usize,
@@ -66,7 +66,7 @@ fn query<'a>(
     };
     match ask(maps, &mut about) {
         Err(Errno::NOENT) => return Ok(None),
-        // A name too long for the buffer: it is some file's.
+        // A name too long for the buffer is that of a file.
         Err(Errno::NAMETOOLONG) => {
             (about.name, about.name_bytes) = (0, 0);
             ask(maps, &mut about)?;
@@ -98,10 +98,10 @@ fn view<'a>(about: &Query, name: &'a [u8]) -> View<'a> {
     }
 }
 
-/// Shows every mapping of a range, in order and whole, without allocating and without the C library.
+/// Visits every mapping of a range, in order and whole, without allocating and without the C library.
 ///
 /// # Errors
-/// /proc is not there, or no descriptor is.
+/// /proc is not mounted, or the process has no free descriptor.
 pub fn each(range: &Range<usize>, mut act: impl FnMut(View<'_>)) -> rustix::io::Result<()> {
     let maps = rustix::fs::open("/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     let mut address = range.start;
@@ -127,7 +127,7 @@ fn each_line(
 ) -> rustix::io::Result<()> {
     let mut buffer = [0; 4096];
     let mut filled = 0;
-    // The rest of a line that is longer than the buffer, which is some file's name.
+    // The rest of a line longer than the buffer belongs to the name of a file.
     let mut skips = false;
     loop {
         let read = match rustix::io::read(maps, &mut buffer[filled..]) {
@@ -212,7 +212,7 @@ fn covering(found: Vec<Area>, range: &Range<usize>) -> Result<Vec<Area>, Error> 
     Ok(cut)
 }
 
-/// Whether any memory of this process is locked: then the ranges in question are worth a closer look.
+/// Whether any memory of this process is locked: only then is [`locked_in`] worth its cost.
 pub fn any_is_locked() -> bool {
     std::fs::read_to_string("/proc/self/status").is_ok_and(|status| {
         status.lines().any(|line| line.strip_prefix("VmLck:").is_some_and(|value| value.trim() != "0 kB"))
@@ -248,24 +248,24 @@ pub fn threads() -> usize {
         .unwrap_or(usize::MAX)
 }
 
-/// Which pages have been touched and written.
-pub struct PageMap(Descriptor);
+/// Reads /proc/self/pagemap: which pages have been touched and written.
+pub struct PageMap(CheckedFd);
 
-/// What the page map says about one page.
+/// The page map's entry of one page.
 #[derive(Clone, Copy, Default)]
 #[repr(transparent)]
 pub struct Entry(u64);
 
 impl Entry {
-    /// Of no page: what must be left alone. (The kernel sets no such bits together.)
-    pub const KEPT_OUT: Entry = Entry(u64::MAX);
+    /// Marks a page that must be left alone. (The kernel never sets all these bits.)
+    pub const EXCLUDED: Entry = Entry(u64::MAX);
 
-    /// Whether it is [`Entry::KEPT_OUT`].
-    pub fn is_kept_out(self) -> bool {
+    /// Whether it is [`Entry::EXCLUDED`].
+    pub fn is_excluded(self) -> bool {
         self.0 == u64::MAX
     }
 
-    /// Whether there is any memory behind it, here or in swap.
+    /// Whether there is memory behind it, in RAM or in swap.
     pub fn is_there(self) -> bool {
         self.0 >> 62 != 0
     }
@@ -286,10 +286,10 @@ impl PageMap {
     pub fn open() -> Result<PageMap, Error> {
         let file = rustix::fs::open("/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
         let file = file.while_doing("/proc/self/pagemap, which merging needs")?;
-        Ok(PageMap(Descriptor::new(file).while_doing("/proc/self/pagemap")?))
+        Ok(PageMap(CheckedFd::new(file).while_doing("/proc/self/pagemap")?))
     }
 
-    /// Whether it can still be read: programs close descriptors that they do not know.
+    /// Whether it can still be read: programs close descriptors that are not their own.
     pub fn is_there(&self) -> bool {
         self.0.get().is_ok()
     }
@@ -302,7 +302,7 @@ impl PageMap {
         };
         let file = self.0.get()?;
         let (mut filled, at) = (0, (start / PAGE_BYTES * size_of::<Entry>()) as u64);
-        // By rustix, which leaves errno alone: it may be frozen.
+        // By rustix, which leaves errno alone: errno's page may be frozen.
         while filled < bytes.len() {
             match rustix::io::pread(file, &mut bytes[filled..], at + filled as u64)? {
                 0 => return Err(Errno::IO),
@@ -321,9 +321,9 @@ mod tests {
     use crate::base::mapping::Mapping;
 
     #[test]
-    fn both_ways_agree() {
+    fn query_and_text_agree() {
         let open = || rustix::fs::open("/proc/self/maps", OFlags::RDONLY, Mode::empty()).unwrap();
-        // Of this test's own: others come and go.
+        // Of this test only: other tests map and unmap memory meanwhile.
         let memory = Mapping::anonymous(64 * PAGE_BYTES).unwrap();
         let start = memory.start() as usize;
         for part in 0..8 {
@@ -333,10 +333,10 @@ mod tests {
         }
         let range = start..start + 64 * PAGE_BYTES;
         if let Err(Errno::NOTTY) = query(open().as_fd(), start, &mut [0; 256]) {
-            // Not by eprintln, which the test program keeps to itself: what was left out must be seen.
-            let said =
-                "\nskipped: address_space::both_ways_agree: a kernel without PROCMAP_QUERY (Linux 6.11)";
-            writeln!(std::io::stderr(), "{said}").unwrap();
+            // Not by eprintln, which the test program captures: a skipped test must be visible.
+            let line =
+                "\nskipped: address_space::query_and_text_agree: a kernel without PROCMAP_QUERY (Linux 6.11)";
+            writeln!(std::io::stderr(), "{line}").unwrap();
             return;
         }
         let mut by_text: Vec<Area> = Vec::new();
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn holes_are_found() {
+    fn areas_refuses_holes() {
         let area = |range| Area {
             range,
             readable: true,
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_map_knows_what_was_touched() {
+    fn the_page_map_shows_touched_pages() {
         let memory = Mapping::anonymous(2 * PAGE_BYTES).unwrap();
         // SAFETY: ours.
         unsafe { memory.start().write(1) };

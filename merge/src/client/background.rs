@@ -1,5 +1,4 @@
-//! The asynchronous form (UPM §VII): one thread, started when first needed, that does calls in the order in which they
-//! came.
+//! The asynchronous form (UPM §VII): one thread, started on demand, that runs calls in order.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{Sender, channel};
@@ -8,21 +7,21 @@ use std::time::{Duration, Instant};
 
 use crate::base::error::Error;
 use crate::client::flags::Flags;
-use crate::client::remap::SignalsWait;
+use crate::client::remap::BlockedSignals;
 
-/// Names a call that was begun.
+/// Identifies a call that has begun.
 pub type Ticket = i64;
 
-/// The call itself.
+/// The call that the thread runs.
 pub type Advise = fn(&[(usize, usize)], Flags) -> Result<(), Error>;
 
 #[derive(Default)]
 struct State {
     next: Ticket,
-    /// Calls of which nobody has heard yet; None while they are not done.
+    /// Calls whose result has not been fetched; None while they run.
     open: HashMap<Ticket, Option<Result<(), Error>>>,
     queue: Option<Sender<(Ticket, usize, usize, Flags)>>,
-    /// Tickets up to here were begun by a parent of this process.
+    /// Tickets up to here belong to a parent of this process.
     inherited: Ticket,
 }
 
@@ -38,7 +37,7 @@ impl Background {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// A child's, in place of its parent's: the thread has not come along.
+    /// A child's, in place of its parent's: fork does not copy the thread.
     pub fn of_child(parent: &Background) -> Background {
         let next = parent.state.try_lock().map_or(i64::MAX / 2, |state| state.next);
         let state = State { next, inherited: next, ..State::default() };
@@ -64,8 +63,8 @@ impl Background {
                     background.done.notify_all();
                 }
             };
-            // The program's signals are for its own threads: this one is born with all of them blocked.
-            let _waiting = SignalsWait::new();
+            // The program's signals are for its own threads: this thread starts with all of them blocked.
+            let _blocked = BlockedSignals::new();
             std::thread::Builder::new().name("mayfly-merge".into()).spawn(run).map_err(|error| {
                 let errno = error.raw_os_error().unwrap_or(libc::EAGAIN);
                 Error::new(errno, format!("a thread to merge in the background: {error}"))
@@ -81,7 +80,7 @@ impl Background {
         Ok(ticket)
     }
 
-    /// Waits for a call, if `timeout` says so for a time only.
+    /// Waits for a call, up to `timeout` if there is one.
     pub fn wait(&self, ticket: Ticket, timeout: Option<Duration>) -> Result<(), Error> {
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
         let mut state = self.state();
@@ -94,7 +93,10 @@ impl Background {
                     ));
                 }
                 None => {
-                    return Err(Error::new(libc::EINVAL, format!("no ticket {ticket}, or answered before")));
+                    return Err(Error::new(
+                        libc::EINVAL,
+                        format!("no ticket {ticket}, or its result was fetched before"),
+                    ));
                 }
                 Some(Some(_)) => return state.open.remove(&ticket).flatten().unwrap_or(Ok(())),
                 Some(None) => {}

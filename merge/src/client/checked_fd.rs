@@ -1,13 +1,13 @@
-//! A file descriptor of this library's that is still the one it was: programs close descriptors that they do not know
-//! (daemons, `closefrom`), and then their own files have the same numbers.
+//! A file descriptor that checks, before each use, that it is still this library's: programs close
+//! descriptors that are not their own (daemons, `closefrom`), and then their own files get the same numbers.
 
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::{Errno, Result};
 
-/// A descriptor and what it was opened for.
-pub struct Descriptor {
+/// A descriptor and the identity of its file.
+pub struct CheckedFd {
     file: ManuallyDrop<OwnedFd>,
     identity: (u64, u64),
 }
@@ -16,19 +16,19 @@ fn identity(file: impl AsFd) -> Result<(u64, u64)> {
     rustix::fs::fstat(file).map(|about| (about.st_dev, about.st_ino))
 }
 
-impl Descriptor {
-    /// Remembers what `file` is.
-    pub fn new(file: OwnedFd) -> Result<Descriptor> {
+impl CheckedFd {
+    /// Records the identity of `file`.
+    pub fn new(file: OwnedFd) -> Result<CheckedFd> {
         let identity = identity(&file)?;
-        Ok(Descriptor { file: ManuallyDrop::new(file), identity })
+        Ok(CheckedFd { file: ManuallyDrop::new(file), identity })
     }
 
-    /// Device and number of the file.
+    /// Device and inode of the file.
     pub fn identity(&self) -> (u64, u64) {
         self.identity
     }
 
-    /// The descriptor, if nobody has closed it behind our back.
+    /// The descriptor, if the program has not closed it.
     ///
     /// # Errors
     /// `BADF`.
@@ -37,7 +37,7 @@ impl Descriptor {
     }
 }
 
-impl Drop for Descriptor {
+impl Drop for CheckedFd {
     fn drop(&mut self) {
         if self.get().is_ok() {
             // SAFETY: not used again.
@@ -53,17 +53,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_that_became_another_file_is_left_alone() {
+    fn a_number_reused_for_another_file_stays_open() {
         let file: OwnedFd = std::fs::File::open("/proc/self/exe").unwrap().into();
         let other = std::fs::File::open("/proc/self/cmdline").unwrap();
-        let mine = Descriptor::new(file).unwrap();
+        let mine = CheckedFd::new(file).unwrap();
         assert!(mine.get().is_ok());
         let number = mine.file.as_raw_fd();
         // SAFETY: puts another file under the number, as a careless program would.
         unsafe { libc::dup2(other.as_raw_fd(), number) };
         assert!(mine.get().is_err());
         drop(mine);
-        // SAFETY: the number is this test's since dup2, and open if the drop has left it alone.
+        // SAFETY: the number is this test's since dup2, and open if the drop has not closed it.
         let left = unsafe { OwnedFd::from_raw_fd(number) };
         assert_eq!(identity(&left), identity(&other));
     }

@@ -1,6 +1,7 @@
-//! Holding writers off while their pages are compared and replaced: userfaultfd's write protection. A writer waits in its
-//! page fault, and so does a system call; when the pages are in place it is woken and writes to a copy of its own
-//! (UPM §V-D). Nobody serves the faults: the batch that froze the pages lets them go.
+//! Holds writers off while their pages are compared and replaced, by userfaultfd's write protection. A writer
+//! waits in its page fault, and so does a system call. Once the pages are in place it is woken and writes to
+//! a copy of its own (UPM §V-D). No thread serves the faults: the batch that froze the pages also thaws or
+//! wakes them.
 
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -13,7 +14,7 @@ use rustix::mm::{UserfaultfdFlags, userfaultfd};
 use crate::base::error::Error;
 use crate::base::page::PAGE_BYTES;
 use crate::client::address_space::{self, Entry, PageMap};
-use crate::client::checked_fd::Descriptor;
+use crate::client::checked_fd::CheckedFd;
 
 const API_VERSION: u64 = 0xAA;
 const FEATURE_WRITE_PROTECT: u64 = 1;
@@ -28,8 +29,8 @@ const WAKE: ioctl::Opcode = 0x8010_AA02;
 const WRITE_PROTECT: ioctl::Opcode = 0xC018_AA06;
 const NEW: libc::c_ulong = 0xAA00;
 
-/// What is frozen at once, at most: writers wait as long as that takes.
-pub const MOST_BYTES: usize = 2 << 20;
+/// The most that is frozen at once: writers wait for as long as that takes.
+pub const MAX_BYTES: usize = 2 << 20;
 
 #[repr(C)]
 struct Api {
@@ -64,15 +65,15 @@ fn span(range: &Range<usize>) -> Span {
 
 /// A userfaultfd of this process.
 pub struct Freezer {
-    file: Descriptor,
-    /// Whether writes by system calls wait, too. If not they fail with EFAULT.
+    file: CheckedFd,
+    /// Whether writes by system calls wait, too. If not, they fail with EFAULT.
     pub holds_system_calls: bool,
-    /// For kernels before 6.4, which hold no page that is not there: tells which are held.
+    /// For kernels before 6.4, which cannot protect a page that is not present: shows which are protected.
     page_map: Option<PageMap>,
 }
 
 fn open_full() -> Option<OwnedFd> {
-    // SAFETY: a new descriptor; what it can do, this module does.
+    // SAFETY: a new descriptor; this module alone uses it.
     if let Ok(file) = unsafe { userfaultfd(UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK) } {
         return Some(file);
     }
@@ -91,8 +92,8 @@ fn open_user_mode() -> Option<OwnedFd> {
     unsafe { userfaultfd(flags | UserfaultfdFlags::from_bits_retain(USER_MODE_ONLY)) }.ok()
 }
 
-/// Agrees on features; says which there are.
-fn shake_hands(file: &OwnedFd, features: u64) -> Result<u64> {
+/// Agrees on features; returns those of the kernel.
+fn handshake(file: &OwnedFd, features: u64) -> Result<u64> {
     let mut api = Api { version: API_VERSION, features, ioctls: 0 };
     // SAFETY: `Api` is the structure of this request.
     unsafe { ioctl::ioctl(file, Updater::<API, Api>::new(&mut api))? };
@@ -100,17 +101,18 @@ fn shake_hands(file: &OwnedFd, features: u64) -> Result<u64> {
 }
 
 impl Freezer {
-    /// Opens one.
+    /// Opens a userfaultfd.
     ///
     /// # Errors
-    /// `EPERM`, and what to do, if none is permitted that holds whoever may write; `ENOTSUP` if the kernel is too old.
+    /// `EPERM`, and the remedy, if none is permitted that holds all possible writers; `ENOTSUP` if the kernel
+    /// is too old.
     pub fn open(system_calls_may_write: bool) -> std::result::Result<Freezer, Error> {
         let (open, holds_system_calls): (fn() -> Option<OwnedFd>, bool) = match open_full() {
             Some(_) => (open_full, true),
             None => (open_user_mode, false),
         };
         let Some(first) = open() else {
-            // Any file will do to find out.
+            // Any file shows whether descriptors are used up.
             if let Err(errno @ (Errno::MFILE | Errno::NFILE)) =
                 rustix::fs::open("/", OFlags::PATH, Mode::empty())
             {
@@ -119,10 +121,10 @@ impl Freezer {
             return Err(Error::new(
                 libc::EPERM,
                 "userfaultfd is not permitted here (a container's seccomp filter, perhaps): allow the system call \
-                 or give access to /dev/userfaultfd, or advise with MAYFLY_ADVISE_QUIET while nobody writes",
+                 or give access to /dev/userfaultfd, or advise with MAYFLY_ADVISE_QUIET while no thread writes",
             ));
         };
-        // A process of one thread is inside this call and no other.
+        // The only thread of a process is inside this call and no other.
         if !holds_system_calls && system_calls_may_write && address_space::threads() > 1 {
             return Err(Error::new(
                 libc::EPERM,
@@ -137,26 +139,26 @@ impl Freezer {
                 "this kernel's userfaultfd cannot write-protect: Linux 5.19 or newer can",
             )
         };
-        let there = shake_hands(&first, 0).map_err(too_old)?;
+        let there = handshake(&first, 0).map_err(too_old)?;
         let needed = FEATURE_WRITE_PROTECT | FEATURE_SHARED_MEMORY;
         if there & needed != needed {
             return Err(too_old(Errno::NOSYS));
         }
-        // One descriptor shakes hands once.
+        // Each descriptor allows one handshake.
         let file = open().ok_or_else(|| Error::system("userfaultfd", Errno::PERM))?;
         let wanted = needed | there & FEATURE_UNPOPULATED;
-        shake_hands(&file, wanted).map_err(too_old)?;
-        let file = Descriptor::new(file).map_err(|errno| Error::system("userfaultfd", errno))?;
+        handshake(&file, wanted).map_err(too_old)?;
+        let file = CheckedFd::new(file).map_err(|errno| Error::system("userfaultfd", errno))?;
         let page_map = if there & FEATURE_UNPOPULATED == 0 { Some(PageMap::open()?) } else { None };
         Ok(Freezer { file, holds_system_calls, page_map })
     }
 
-    /// Whether it can still be used: programs close descriptors that they do not know.
+    /// Whether it can still be used: programs close descriptors that are not their own.
     pub fn is_there(&self) -> bool {
         self.file.get().is_ok()
     }
 
-    /// Takes charge of a range, which lies in one mapping.
+    /// Registers a range, which lies in one mapping.
     pub fn register<'a>(&'a self, range: &Range<usize>) -> Result<Registered<'a>> {
         let file = self.file.get()?;
         let mut request = Register { span: span(range), mode: MODE_WRITE_PROTECT, ioctls: 0 };
@@ -166,7 +168,7 @@ impl Freezer {
     }
 }
 
-/// A range that can be frozen. Dropped, nothing of it is frozen any more.
+/// A range that can be frozen. Dropping it thaws all of it.
 pub struct Registered<'a> {
     file: BorrowedFd<'a>,
     page_map: Option<&'a PageMap>,
@@ -174,12 +176,12 @@ pub struct Registered<'a> {
 }
 
 impl Registered<'_> {
-    /// From here to [`Registered::thaw`] or [`Registered::wake`] nobody writes to the piece, of at most
-    /// [`MOST_BYTES`]. The caller must not either: not to the heap, not to thread-local or static variables, errno
-    /// included; they might be in it.
+    /// From here to [`Registered::thaw`] or [`Registered::wake`] no thread can write to the piece, of at most
+    /// [`MAX_BYTES`]. The caller must not either: not to the heap, not to thread-local or static variables,
+    /// errno included; they might be in it.
     ///
     /// # Errors
-    /// `AGAIN` if pages of it have just been given back by another thread; then nothing is frozen.
+    /// `AGAIN` if another thread has just dropped pages of it; then nothing is frozen.
     #[inline]
     pub fn freeze(&self, piece: &Range<usize>) -> Result<()> {
         self.protect(piece, MODE_PROTECT)?;
@@ -191,7 +193,7 @@ impl Registered<'_> {
 
     #[cold]
     fn check_held(&self, page_map: &PageMap, piece: &Range<usize>) -> Result<()> {
-        let mut entries = [Entry::default(); MOST_BYTES / PAGE_BYTES];
+        let mut entries = [Entry::default(); MAX_BYTES / PAGE_BYTES];
         let entries = &mut entries[..piece.len() / PAGE_BYTES];
         let are_held =
             page_map.read(piece.start, entries).is_ok() && entries.iter().all(|e| e.is_protected());
@@ -202,7 +204,7 @@ impl Registered<'_> {
         Err(Errno::AGAIN)
     }
 
-    /// Lets writers write to what was frozen.
+    /// Lets writers continue.
     pub fn thaw(&self, piece: &Range<usize>) -> Result<()> {
         self.protect(piece, 0)
     }
@@ -231,7 +233,7 @@ const MODE_PROTECT: u64 = 1;
 
 impl Drop for Registered<'_> {
     fn drop(&mut self) {
-        // Parts that have been replaced are not registered any more, which is no error.
+        // Parts that have been replaced are no longer registered, which is no error.
         // SAFETY: `Span` is the structure of this request; it changes no contents.
         let _ = unsafe { ioctl::ioctl(self.file, Setter::<UNREGISTER, Span>::new(span(&self.range))) };
         self.wake(&self.range);

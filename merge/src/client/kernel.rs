@@ -8,10 +8,10 @@ use crate::base::error::Error;
 
 const MADV_UPM: i32 = 0x5550;
 const MADV_UNUPM: i32 = 0x5551;
-/// Pages may be busy for a moment.
+/// The kernel may find pages busy for a moment.
 const ATTEMPTS: usize = 20;
 
-/// Whether this kernel can.
+/// Whether this kernel has UPM.
 pub fn is_there() -> bool {
     std::path::Path::new("/sys/kernel/mm/upm").is_dir()
 }
@@ -19,7 +19,7 @@ pub fn is_there() -> bool {
 fn madvise(range: &Range<usize>, advice: i32, what: &str) -> Result<(), Error> {
     let mut errno = Errno::AGAIN;
     for attempt in 0..ATTEMPTS {
-        // SAFETY: neither advice changes what the pages hold.
+        // SAFETY: neither advice changes the contents of pages.
         if unsafe { libc::madvise(range.start as *mut libc::c_void, range.len(), advice) } == 0 {
             return Ok(());
         }
@@ -47,7 +47,7 @@ pub fn advise(range: &Range<usize>) -> Result<(), Error> {
     madvise(range, MADV_UPM, "merging")
 }
 
-/// Gives a range private copies.
+/// Gives a range private copies again.
 pub fn unadvise(range: &Range<usize>) -> Result<(), Error> {
     madvise(range, MADV_UNUPM, "giving back private pages")
 }

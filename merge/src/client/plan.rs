@@ -1,38 +1,39 @@
-//! Which pages go where: what is given to the store, what stays private between shared pages, and the extents that are
-//! mapped. Pure decisions, no memory is touched.
+//! Decides which pages are uploaded, which stay private between shared pages, and which extents are mapped.
+//! Pure decisions: this module touches no memory.
 
 use crate::base::page::PAGE_BYTES;
 
-/// Private pages in a row that an extent may step over. They are copied into it and stay this process's own, which keeps
-/// the extent one mapping; without, every such page would cost two.
-pub const LONGEST_BRIDGE: usize = 16;
+/// Private pages in a row that an extent may bridge. They are copied into it and stay this process's own,
+/// which keeps the extent one mapping; without, every such page would cost two.
+pub const MAX_BRIDGE: usize = 16;
 
-/// What was found out about a page.
+/// The state of a page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Page {
     /// Nothing to do: shared, never touched, or private and unchanged.
     #[default]
     Same,
-    /// All zero, in anonymous memory: the kernel has a page for that.
+    /// All zero, in anonymous memory: the kernel has a zero page.
     Zero,
     /// In the store.
     Stored {
         /// The segment.
         segment: u32,
-        /// The page's place in it.
+        /// The page's number in it.
         page: u32,
     },
-    /// The first of its contents.
+    /// In no store yet.
     New,
-    /// The first of its contents, and stays private.
+    /// In no store yet, and stays private.
     Kept,
-    /// To be given to the store.
-    Given,
-    /// About to be given to the store by another program.
-    Awaited,
-    /// In the store, but stays private: a mapping of its own would save too little, and it is one page in an extent.
+    /// To be uploaded by this process.
+    Upload,
+    /// Another client is about to upload it.
+    AwaitUpload,
+    /// In the store, but stays private inside an extent: a mapping of its own would save too little.
     Own,
-    /// Left alone: it has been written meanwhile, the store is full, or a mapping for it would save too little.
+    /// Left alone: it has been written meanwhile, the store is full, or a mapping for it would save too
+    /// little.
     Left,
 }
 
@@ -69,8 +70,8 @@ fn run_end(pages: &[Page], from: usize, is: impl Fn(Page) -> bool) -> usize {
     from + pages[from..].iter().take_while(|&&page| is(page)).count()
 }
 
-/// Decides about new pages: those in short runs inside what is one extent otherwise are kept, all others given.
-/// `in_store` says that pages which are `Same` are mapped from the store already.
+/// Decides about new pages: short runs inside one extent stay private, all others are uploaded. `in_store`:
+/// pages that are `Same` are mapped from the store already.
 pub fn decide(pages: &mut [Page], in_store: bool) {
     let mut i = 0;
     while i < pages.len() {
@@ -83,8 +84,8 @@ pub fn decide(pages: &mut [Page], in_store: bool) {
         let is_extent = is_inside && continues(pages, i - 1, end);
         let is_shared = |page| matches!(page, Page::Same | Page::Stored { .. });
         let is_in_store = is_inside && in_store && is_shared(pages[i - 1]) && is_shared(pages[end]);
-        let keep = end - i <= LONGEST_BRIDGE && (is_extent || is_in_store);
-        pages[i..end].fill(if keep { Page::Kept } else { Page::Given });
+        let keep = end - i <= MAX_BRIDGE && (is_extent || is_in_store);
+        pages[i..end].fill(if keep { Page::Kept } else { Page::Upload });
         i = end;
     }
 }
@@ -99,7 +100,7 @@ pub fn extents(pages: &[Page]) -> impl Iterator<Item = Extent> + '_ {
         let mut last = i;
         loop {
             let bridge = run_end(pages, last + 1, |page| matches!(page, Page::Kept | Page::Own));
-            if bridge - last - 1 > LONGEST_BRIDGE || !continues(pages, last, bridge) {
+            if bridge - last - 1 > MAX_BRIDGE || !continues(pages, last, bridge) {
                 break;
             }
             last = bridge;
@@ -109,14 +110,15 @@ pub fn extents(pages: &[Page]) -> impl Iterator<Item = Extent> + '_ {
     })
 }
 
-/// Extents that so many pages may come to: a mapping costs the kernel a quarter of a KiB, every later call time, and a process may
-/// have 65,530 of them.
-pub fn most_extents(pages: usize) -> usize {
+/// The most extents for so many pages: a mapping costs the kernel a quarter of a KiB and every later call
+/// time, and a process may have 65,530 of them.
+pub fn max_extents(pages: usize) -> usize {
     pages / 16 + 8
 }
 
-/// Gives up extents where they save least until there are no more than `most`. A short one inside another stays private
-/// and lets that be one; other short ones are left alone. Says how many pages stay private that were in the store.
+/// Gives up the extents that save least until at most `most` are left. A short extent inside another stays
+/// private, so that the other remains one; other short ones are left alone. Returns how many pages of the
+/// store stay private.
 pub fn economise(pages: &mut [Page], most: usize) -> usize {
     let in_store = |pages: &[Page]| pages.iter().filter(|page| matches!(page, Page::Stored { .. })).count();
     let before = in_store(pages);
@@ -136,11 +138,11 @@ pub fn economise(pages: &mut [Page], most: usize) -> usize {
     before - in_store(pages)
 }
 
-/// Makes one extent of two that continue each other over a gap of less than `least` pages.
+/// Joins two extents that continue each other over a gap of less than `least` pages.
 fn bridge(pages: &mut [Page], least: usize) {
     let mut i = 0;
     while i < pages.len() {
-        let ends = (i + 2..=i + LONGEST_BRIDGE.min(least - 1) + 1).find(|&to| continues(pages, i, to));
+        let ends = (i + 2..=i + MAX_BRIDGE.min(least - 1) + 1).find(|&to| continues(pages, i, to));
         let is_private =
             |page: &Page| matches!(page, Page::Stored { .. } | Page::Kept | Page::Own | Page::Left);
         let Some(to) =
@@ -168,28 +170,28 @@ pub fn runs(pages: &[Page], which: Page) -> impl Iterator<Item = std::ops::Range
     })
 }
 
-/// Pages in a row, and one of them that is asked about for all.
+/// Pages in a row, and one of them whose claim decides for all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// The one.
-    pub speaker: usize,
+    /// The page that is claimed.
+    pub representative: usize,
     /// All of them.
     pub pages: std::ops::Range<usize>,
 }
 
-/// Divides the runs of pages that are `which` before each page that speaks; the first group of a run begins with the run. Where
-/// none speaks the run's first page does.
-pub fn groups(pages: &[Page], which: Page, speaks: impl Fn(usize) -> bool) -> Vec<Group> {
+/// Divides the runs of pages that are `which` before each representative page; the first group of a run
+/// begins with the run. In a run without one, its first page represents it.
+pub fn groups(pages: &[Page], which: Page, is_representative: impl Fn(usize) -> bool) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     for run in runs(pages, which) {
-        let mut group = Group { speaker: run.start, pages: run.clone() };
-        let mut is_spoken_for = false;
-        for i in run.clone().filter(|&i| speaks(i)) {
-            if is_spoken_for {
+        let mut group = Group { representative: run.start, pages: run.clone() };
+        let mut has_representative = false;
+        for i in run.clone().filter(|&i| is_representative(i)) {
+            if has_representative {
                 group.pages.end = i;
-                groups.push(std::mem::replace(&mut group, Group { speaker: i, pages: i..run.end }));
+                groups.push(std::mem::replace(&mut group, Group { representative: i, pages: i..run.end }));
             }
-            (group.speaker, is_spoken_for) = (i, true);
+            (group.representative, has_representative) = (i, true);
         }
         groups.push(group);
     }
@@ -207,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_gap_is_bridged() {
+    fn bridges_a_short_gap() {
         let mut pages = [stored(10), Page::New, Page::New, stored(13), stored(14)];
         decide(&mut pages, false);
         assert_eq!(pages[1..3], [Page::Kept; 2]);
@@ -216,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_inside_an_extent_is_given() {
+    fn uploads_new_pages_outside_extents() {
         for mut pages in [
             [stored(10), Page::New, stored(99)],
             [Page::New, stored(10), stored(11)],
@@ -224,17 +226,17 @@ mod tests {
             [Page::Same, Page::New, Page::Same],
         ] {
             decide(&mut pages, false);
-            assert!(pages.contains(&Page::Given) && !pages.contains(&Page::Kept), "{pages:?}");
+            assert!(pages.contains(&Page::Upload) && !pages.contains(&Page::Kept), "{pages:?}");
         }
-        let mut long = vec![Page::New; LONGEST_BRIDGE + 3];
+        let mut long = vec![Page::New; MAX_BRIDGE + 3];
         long[0] = stored(0);
-        long[LONGEST_BRIDGE + 2] = stored(LONGEST_BRIDGE as u32 + 2);
+        long[MAX_BRIDGE + 2] = stored(MAX_BRIDGE as u32 + 2);
         decide(&mut long, false);
-        assert_eq!(long[1], Page::Given);
+        assert_eq!(long[1], Page::Upload);
     }
 
     #[test]
-    fn changes_within_the_store_stay_private() {
+    fn keeps_changed_pages_between_shared_ones_private() {
         let mut pages = [Page::Same, Page::New, Page::Same];
         decide(&mut pages, true);
         assert_eq!(pages[1], Page::Kept);
@@ -242,41 +244,41 @@ mod tests {
     }
 
     #[test]
-    fn scattered_pages_of_other_segments_do_not_break_an_extent() {
-        // Every 20th page is in another segment, as it is where each program has other private pages.
+    fn bridges_scattered_pages_of_other_segments() {
+        // Every 20th page is in another segment, as where each program has other private pages.
         let scattered = |i: usize| {
             if i % 20 == 19 { Page::Stored { segment: 9, page: i as u32 / 20 } } else { stored(i as u32) }
         };
         let mut pages: Vec<Page> = (0..4096).map(scattered).collect();
         assert_eq!(extents(&pages).count(), 409);
-        let private = economise(&mut pages, most_extents(4096));
+        let private = economise(&mut pages, max_extents(4096));
         assert_eq!((extents(&pages).count(), private), (1, 204));
     }
 
     #[test]
-    fn pages_in_another_order_are_left_where_the_budget_ends() {
+    fn leaves_pages_in_another_order_beyond_the_budget() {
         let mut pages: Vec<Page> = (0..4096u32).map(|i| stored(i * 1021 % 4096)).collect();
         pages[1000..1200].iter_mut().enumerate().for_each(|(i, page)| *page = stored(i as u32));
-        economise(&mut pages, most_extents(4096));
+        economise(&mut pages, max_extents(4096));
         assert_eq!(
             extents(&pages).collect::<Vec<_>>(),
             [Extent { first: 1000, pages: 200, segment: 1, at: 0 }]
         );
         let mut few = vec![stored(7), stored(3), stored(5)];
-        assert_eq!(economise(&mut few, most_extents(3)), 0);
+        assert_eq!(economise(&mut few, max_extents(3)), 0);
         assert_eq!(extents(&few).count(), 3);
     }
 
     #[test]
-    fn a_page_speaks_for_those_that_follow_it() {
-        let mut pages = vec![Page::Given; 20];
+    fn a_representative_covers_the_pages_after_it() {
+        let mut pages = vec![Page::Upload; 20];
         pages[8] = Page::Same;
-        let group = |speaker, pages| Group { speaker, pages };
-        let found = groups(&pages, Page::Given, |i| matches!(i, 2 | 5 | 8 | 19));
+        let group = |representative, pages| Group { representative, pages };
+        let found = groups(&pages, Page::Upload, |i| matches!(i, 2 | 5 | 8 | 19));
         assert_eq!(found, [group(2, 0..5), group(5, 5..8), group(19, 9..20)]);
-        let none = groups(&pages, Page::Given, |_| false);
+        let none = groups(&pages, Page::Upload, |_| false);
         assert_eq!(none, [group(0, 0..8), group(9, 9..20)]);
-        assert_eq!(groups(&pages, Page::Awaited, |_| true), []);
+        assert_eq!(groups(&pages, Page::AwaitUpload, |_| true), []);
     }
 
     fn page() -> impl Strategy<Value = Page> {
@@ -291,7 +293,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn extents_hold_every_stored_page_once_and_nothing_else(
+        fn extents_hold_each_stored_page_once_and_no_other(
             mut pages in proptest::collection::vec(page(), 1..60),
             runs_of in proptest::collection::vec((0usize..60, 1usize..30, 1u32..3, 0u32..9), 0..6),
             in_store in any::<bool>(),
@@ -338,11 +340,11 @@ mod tests {
             let stored = |pages: &[Page]| pages.iter().filter(|p| matches!(p, Page::Stored { .. })).count();
             prop_assert_eq!(stored(&fewer) + private, stored(&pages));
             for (page, was) in fewer.iter().zip(&pages) {
-                let given_up = matches!(page, Page::Own | Page::Left) && matches!(was, Page::Stored { .. } | Page::Left | Page::Kept);
-                prop_assert!(page == was || given_up);
+                let is_given_up = matches!(page, Page::Own | Page::Left) && matches!(was, Page::Stored { .. } | Page::Left | Page::Kept);
+                prop_assert!(page == was || is_given_up);
             }
-            let given: usize = runs(&pages, Page::Given).map(|run| run.len()).sum();
-            prop_assert_eq!(given, pages.iter().filter(|page| **page == Page::Given).count());
+            let uploads: usize = runs(&pages, Page::Upload).map(|run| run.len()).sum();
+            prop_assert_eq!(uploads, pages.iter().filter(|page| **page == Page::Upload).count());
         }
     }
 }

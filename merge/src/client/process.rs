@@ -1,4 +1,4 @@
-//! The client: advise and unadvise for this process, by the kernel where it can, by the engine elsewhere.
+//! `advise` and `unadvise` for this process: by the kernel where it has UPM, else by the engine.
 
 use std::cell::UnsafeCell;
 use std::hint::black_box;
@@ -22,28 +22,28 @@ const PATH_VARIABLE: &str = "MAYFLY_MERGE_PATH";
 struct State {
     engine: Option<Engine>,
     counts: Statistics,
-    /// Tells a forked child from its parent.
-    birthmark: Option<Birthmark>,
+    /// Distinguishes a forked child from its parent.
+    fork_marker: Option<ForkMarker>,
     background: Arc<Background>,
 }
 
-/// A page that the kernel clears in a child, however it was forked. (A process id is no proof: in a new namespace the child
-/// may have its parent's.)
-struct Birthmark(Mapping);
+/// A page that the kernel clears in a child, however the program forks. (A process ID proves nothing: in a
+/// new namespace the child may have its parent's.)
+struct ForkMarker(Mapping);
 
-impl Birthmark {
-    fn new() -> Option<Birthmark> {
+impl ForkMarker {
+    fn new() -> Option<ForkMarker> {
         let page = Mapping::anonymous(PAGE_BYTES).ok()?;
-        // SAFETY: a page of our own.
+        // SAFETY: a page that this value owns.
         unsafe {
             rustix::mm::madvise(page.start().cast(), PAGE_BYTES, rustix::mm::Advice::LinuxWipeOnFork).ok()?;
             page.start().write(1);
         }
-        Some(Birthmark(page))
+        Some(ForkMarker(page))
     }
 
-    fn is_gone(&self) -> bool {
-        // SAFETY: a page of our own, which nobody writes after `new`.
+    fn was_wiped(&self) -> bool {
+        // SAFETY: a page that this value owns, which no thread writes after `new`.
         unsafe { self.0.start().read_volatile() == 0 }
     }
 }
@@ -51,35 +51,36 @@ impl Birthmark {
 static STATE: OnceLock<Mutex<State>> = OnceLock::new();
 
 fn mutex() -> &'static Mutex<State> {
-    STATE.get_or_init(|| Mutex::new(State { birthmark: Birthmark::new(), ..State::default() }))
+    STATE.get_or_init(|| Mutex::new(State { fork_marker: ForkMarker::new(), ..State::default() }))
 }
 
-/// What is held from before a fork to after it.
-struct Forking<T>(UnsafeCell<Option<T>>);
+/// Guards that the forking thread holds from before a fork to after it.
+struct HeldOverFork<T>(UnsafeCell<Option<T>>);
 
-// SAFETY: touched only between `keep` and `let_go`, by the one thread that holds what is in it.
-unsafe impl<T> Sync for Forking<T> {}
+// SAFETY: touched only between `put` and `release`, by the one thread that holds the guards in it.
+unsafe impl<T> Sync for HeldOverFork<T> {}
 
-impl<T> Forking<T> {
+impl<T> HeldOverFork<T> {
     /// # Safety
-    /// Whoever has a `T` is the only one.
-    unsafe fn keep(&self, held: T) {
-        // SAFETY: nobody else is between this and `let_go`.
+    /// The caller's `T` is the only one.
+    unsafe fn put(&self, held: T) {
+        // SAFETY: no other thread is between this and `release`.
         unsafe { *self.0.get() = Some(held) };
     }
 
     /// # Safety
-    /// By the thread that keeps it; in the child, by the one that there is.
-    unsafe fn let_go(&self) {
-        // Out of its place first: another thread that forks may put its own there as soon as this is dropped.
+    /// Called by the thread that called `put`; in the child, by its only thread.
+    unsafe fn release(&self) {
+        // Moved out first: another thread that forks may put its own there as soon as this one drops.
         // SAFETY: as above.
         let held = unsafe { (*self.0.get()).take() };
         drop(held);
     }
 }
 
-/// The state, so that the child gets it whole; and what stands in, likewise.
-static FORKING: Forking<(MutexGuard<'static, State>, interpose::Held)> = Forking(UnsafeCell::new(None));
+/// The guard of the state, so that the child gets it whole, and that of the interposed functions.
+static HELD_OVER_FORK: HeldOverFork<(MutexGuard<'static, State>, interpose::Guard)> =
+    HeldOverFork(UnsafeCell::new(None));
 
 fn lock() -> MutexGuard<'static, State> {
     mutex().lock().unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -88,27 +89,27 @@ fn lock() -> MutexGuard<'static, State> {
 extern "C" fn before_fork() {
     let guard = lock();
     // SAFETY: a lock has one guard.
-    unsafe { FORKING.keep((guard, interpose::hold())) };
+    unsafe { HELD_OVER_FORK.put((guard, interpose::lock())) };
 }
 
 extern "C" fn after_fork() {
     // SAFETY: the thread that forked, or its copy.
-    unsafe { FORKING.let_go() };
+    unsafe { HELD_OVER_FORK.release() };
 }
 
 extern "C" fn after_fork_in_child() {
-    interpose::active_calls::forget_all();
+    interpose::active_calls::reset_in_child();
     after_fork();
 }
 
-/// When the library is loaded, and not at the first call: a fork could come in between, and what its child finds half done it
-/// would wait for, for ever.
-extern "C" fn loaded() {
-    // SAFETY: a block of our own; the functions stay as long as the library, which is linked not to be unloaded
-    // (library/build.rs).
+/// Runs when the library is loaded, and not at the first call: a fork could happen during that call, and the
+/// child would wait for ever for a half-done initialisation.
+extern "C" fn on_load() {
+    // SAFETY: a block of our own; the functions stay as long as the library, which is linked not to be
+    // unloaded (library/build.rs).
     unsafe {
-        // An allocator registers its handlers with its first block. Ours come later, so they run earlier: they wait for
-        // calls, and those allocate.
+        // An allocator registers its fork handlers with its first block. Ours are registered later, so they
+        // run earlier: they wait for calls, and those allocate.
         libc::free(black_box(libc::malloc(1)));
         libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_in_child));
     }
@@ -117,13 +118,13 @@ extern "C" fn loaded() {
 
 #[used]
 #[unsafe(link_section = ".init_array")]
-static LOADED: extern "C" fn() = loaded;
+static ON_LOAD: extern "C" fn() = on_load;
 
-/// The state, made ready for this process.
+/// The state, after a fork adapted to the child.
 fn state() -> MutexGuard<'static, State> {
     let mut state = lock();
-    if state.birthmark.as_ref().is_some_and(Birthmark::is_gone) {
-        state.birthmark = Birthmark::new();
+    if state.fork_marker.as_ref().is_some_and(ForkMarker::was_wiped) {
+        state.fork_marker = ForkMarker::new();
         state.background = Arc::new(Background::of_child(&state.background));
         state.counts = Statistics::default();
         if let Some(engine) = &mut state.engine {
@@ -146,8 +147,8 @@ fn range(address: usize, length: usize) -> Result<Range<usize>, Error> {
     }
 }
 
-/// In order, and none twice: what a range is, is asked before the first of them is shared.
-fn joined(mut ranges: Vec<Range<usize>>) -> Vec<Range<usize>> {
+/// In order, without overlaps: every range is examined before the first of them is shared.
+fn sorted_and_joined(mut ranges: Vec<Range<usize>>) -> Vec<Range<usize>> {
     ranges.sort_by_key(|range| range.start);
     ranges.dedup_by(|next, last| {
         let overlaps = next.start < last.end;
@@ -159,7 +160,7 @@ fn joined(mut ranges: Vec<Range<usize>>) -> Vec<Range<usize>> {
     ranges
 }
 
-/// Which way the next call goes.
+/// The path of the next call.
 pub fn path() -> Result<Path, Error> {
     match std::env::var(PATH_VARIABLE).as_deref() {
         Ok("engine") => Ok(Path::Engine),
@@ -170,7 +171,7 @@ pub fn path() -> Result<Path, Error> {
         )),
         Ok("" | "auto") | Err(_) => Ok(if kernel::is_there() { Path::Kernel } else { Path::Engine }),
         Ok(other) => {
-            Err(Error::new(libc::EINVAL, format!("{PATH_VARIABLE}={other}: it is kernel, engine or auto")))
+            Err(Error::new(libc::EINVAL, format!("{PATH_VARIABLE}={other}: must be kernel, engine or auto")))
         }
     }
 }
@@ -178,12 +179,12 @@ pub fn path() -> Result<Path, Error> {
 /// Merges the pages of ranges, each an address and a length, and returns when they are shared (UPM §IV-D).
 ///
 /// # Errors
-/// As merge/include/mayfly_merge.h says. The contents of the ranges are right in any case.
+/// As merge/include/mayfly_merge.h documents. The contents of the ranges are right in any case.
 pub fn advise(ranges: &[(usize, usize)], flags: Flags) -> Result<(), Error> {
     let whole = ranges.iter().map(|&(address, length)| range(address, length));
     let mut ranges = whole.collect::<Result<Vec<_>, Error>>()?;
     ranges.retain(|range| !range.is_empty());
-    let ranges = joined(ranges);
+    let ranges = sorted_and_joined(ranges);
     let path = path()?;
     let mut state = state();
     let state = &mut *state;
@@ -212,10 +213,10 @@ impl State {
     }
 }
 
-/// Gives every page of a range that is shared through the store or the kernel a private copy again.
+/// Gives every shared page of a range a private copy again.
 ///
 /// # Errors
-/// As merge/include/mayfly_merge.h says.
+/// As merge/include/mayfly_merge.h documents.
 pub fn unadvise(address: usize, length: usize) -> Result<(), Error> {
     let range = range(address, length)?;
     let mut state = state();
@@ -233,22 +234,22 @@ pub fn unadvise(address: usize, length: usize) -> Result<(), Error> {
     }
 }
 
-/// Begins [`advise`] on a thread of the library's own (UPM §VII).
+/// Begins [`advise`] on the library's own thread (UPM §VII).
 ///
 /// # Errors
-/// The range is not one of whole pages; no thread can be made.
+/// The range does not consist of whole pages; the thread cannot be created.
 pub fn advise_begin(address: usize, length: usize, flags: Flags) -> Result<Ticket, Error> {
     range(address, length)?;
     let background = state().background.clone();
     background.begin(address, length, flags, advise)
 }
 
-/// Waits for a call that was begun, for ever if there is no timeout; its result is given once.
+/// Waits for a call that has begun, for ever if there is no timeout; each result is returned once.
 ///
 /// # Errors
-/// `ETIMEDOUT` if it is not done yet, `EINVAL` if there is none, or the call's own.
+/// `ETIMEDOUT` if it is still running, `EINVAL` if there is none, or the call's own error.
 pub fn advise_wait(ticket: Ticket, timeout: Option<Duration>) -> Result<(), Error> {
-    // Not held while waiting: the call needs it.
+    // The state is not locked while waiting: the call needs it.
     let background = state().background.clone();
     background.wait(ticket, timeout)
 }
@@ -264,20 +265,20 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     #[test]
-    fn the_place_of_what_a_fork_held_is_free_before_the_next_one_may_come() {
-        static PLACE: Forking<Held> = Forking(UnsafeCell::new(None));
+    fn release_empties_the_place_before_it_drops_the_guard() {
+        static PLACE: HeldOverFork<Held> = HeldOverFork(UnsafeCell::new(None));
         static WAS_FREE: AtomicBool = AtomicBool::new(false);
         struct Held;
         impl Drop for Held {
             fn drop(&mut self) {
-                // SAFETY: this test's only.
+                // SAFETY: only this test uses it.
                 WAS_FREE.store(unsafe { (*PLACE.0.get()).is_none() }, Ordering::Relaxed);
             }
         }
         // SAFETY: one thread.
         unsafe {
-            PLACE.keep(Held);
-            PLACE.let_go();
+            PLACE.put(Held);
+            PLACE.release();
         }
         assert!(WAS_FREE.load(Ordering::Relaxed));
     }

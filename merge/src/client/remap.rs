@@ -1,10 +1,10 @@
-//! Puts shared pages in the place of private ones. An extent of the store is mapped aside, its page table is filled, and
-//! then, batch by batch: writers are held off, the bytes are compared, what differs is copied over, and one mremap moves
-//! the batch into place (UPM §V-D, V-E).
+//! Replaces private pages by shared ones. An extent of the store is mapped aside and its page table filled.
+//! Then, batch by batch, this thread holds writers off, compares the bytes, copies over what differs, and
+//! moves the batch into place by one mremap (UPM §V-D, V-E).
 //!
-//! While a batch is frozen this thread writes to nothing but its stack and the mapping aside: the frozen pages may be the
-//! program's heap, its thread-local storage, or errno. System calls are made without the C library for that reason, and
-//! signals wait, since a handler that writes to a frozen page would wait for ever.
+//! While a batch is frozen this thread writes to nothing but its stack and the mapping aside: the frozen
+//! pages may be the program's heap, its thread-local storage, or errno. Therefore it makes system calls
+//! without the C library and blocks signals: a handler that writes to a frozen page would wait for ever.
 
 use std::ops::Range;
 
@@ -16,30 +16,30 @@ use rustix::mm::{
 
 use crate::base::fault;
 use crate::base::page::PAGE_BYTES;
-use crate::client::connection::Held;
+use crate::client::connection::AttachedSegment;
 use crate::client::freeze::{self, Registered};
 use crate::client::interpose;
 use crate::client::plan::{Extent, Page};
 use crate::client::statistics::{Clock, Statistics};
 
 /// A batch ends where a page table ends, so that whole tables are moved.
-const BATCH_BYTES: usize = freeze::MOST_BYTES;
-/// Times that pages are touched, so that they are there and can be held.
-const TOUCHES: usize = 3;
+const BATCH_BYTES: usize = freeze::MAX_BYTES;
+/// How often pages are touched, so that they are present and can be protected.
+const FREEZE_ATTEMPTS: usize = 3;
 
-fn start_of(address: usize) -> *mut libc::c_void {
+fn pointer(address: usize) -> *mut libc::c_void {
     address as *mut libc::c_void
 }
 
-/// What can be replaced, and how writers are held off.
+/// A run of pages to replace, and how writers are held off.
 pub struct Site<'a> {
     /// Where the pages are.
     pub start: usize,
-    /// What is known of them.
+    /// Their states.
     pub pages: &'a [Page],
-    /// The rights that the mapping has.
+    /// The protection of the mapping.
     pub protection: ProtFlags,
-    /// None if nobody writes.
+    /// None if no thread writes.
     pub writers: Option<&'a Registered<'a>>,
 }
 
@@ -47,7 +47,7 @@ impl Site<'_> {
     fn freeze(&self, piece: &Range<usize>) -> rustix::io::Result<()> {
         let Some(writers) = self.writers else { return Ok(()) };
         let mut result = writers.freeze(piece);
-        for _ in 0..TOUCHES {
+        for _ in 0..FREEZE_ATTEMPTS {
             if result != Err(Errno::AGAIN) {
                 break;
             }
@@ -73,31 +73,31 @@ impl Site<'_> {
     }
 }
 
-/// Signals wait as long as this lives.
-pub struct SignalsWait(libc::sigset_t);
+/// Signals stay blocked as long as this lives.
+pub struct BlockedSignals(libc::sigset_t);
 
-impl SignalsWait {
-    /// Blocks all.
-    pub fn new() -> SignalsWait {
+impl BlockedSignals {
+    /// Blocks all signals.
+    pub fn new() -> BlockedSignals {
         // SAFETY: both sets are initialised by the calls; this thread's mask only.
         unsafe {
             let mut all = std::mem::zeroed();
             let mut before = std::mem::zeroed();
             libc::sigfillset(&mut all);
             libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
-            SignalsWait(before)
+            BlockedSignals(before)
         }
     }
 }
 
-impl Drop for SignalsWait {
+impl Drop for BlockedSignals {
     fn drop(&mut self) {
-        // SAFETY: the mask that `new` has found.
+        // SAFETY: the mask from before `new`.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.0, std::ptr::null_mut()) };
     }
 }
 
-/// A mapping aside, of which the front moves away piece by piece.
+/// A mapping aside; `replace` moves its front away piece by piece.
 struct Aside {
     left: Range<usize>,
 }
@@ -105,34 +105,35 @@ struct Aside {
 impl Drop for Aside {
     fn drop(&mut self) {
         if !self.left.is_empty() {
-            // SAFETY: made by `map_aside`, and nobody else knows of it.
-            let _ = unsafe { munmap(start_of(self.left.start), self.left.len()) };
+            // SAFETY: made by `map_aside`, and no other code uses it.
+            let _ = unsafe { munmap(pointer(self.left.start), self.left.len()) };
         }
     }
 }
 
-/// Maps an extent somewhere, at the same place within a page table as its target, so that whole page tables can be moved.
-fn map_aside(extent: &Extent, held: &Held, target: usize) -> rustix::io::Result<Aside> {
+/// Maps an extent aside, at the same offset within a page table as its target, so that whole page tables can
+/// be moved.
+fn map_aside(extent: &Extent, held: &AttachedSegment, target: usize) -> rustix::io::Result<Aside> {
     let (bytes, offset) = (extent.bytes(), extent.at as u64 * PAGE_BYTES as u64);
     let rights = ProtFlags::READ | ProtFlags::WRITE;
     let file = held.file.get()?;
-    // SAFETY: wherever there is room; then inside that room, which is ours.
+    // SAFETY: the kernel chooses a free range; then inside that range, which is ours.
     unsafe {
         if bytes < BATCH_BYTES {
-            let at = mmap(start_of(0), bytes, rights, MapFlags::PRIVATE, file, offset)? as usize;
+            let at = mmap(pointer(0), bytes, rights, MapFlags::PRIVATE, file, offset)? as usize;
             return Ok(Aside { left: at..at + bytes });
         }
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        let room = mmap_anonymous(start_of(0), bytes + BATCH_BYTES, ProtFlags::empty(), flags)? as usize;
+        let room = mmap_anonymous(pointer(0), bytes + BATCH_BYTES, ProtFlags::empty(), flags)? as usize;
         let at = room + (target.wrapping_sub(room) & (BATCH_BYTES - 1));
         let mut all = Aside { left: room..room + bytes + BATCH_BYTES };
-        mmap(start_of(at), bytes, rights, MapFlags::PRIVATE | MapFlags::FIXED, file, offset)?;
+        mmap(pointer(at), bytes, rights, MapFlags::PRIVATE | MapFlags::FIXED, file, offset)?;
         if at > room {
-            munmap(start_of(room), at - room)?;
+            munmap(pointer(room), at - room)?;
         }
         all.left.start = at;
         if at + bytes < all.left.end {
-            munmap(start_of(at + bytes), all.left.end - at - bytes)?;
+            munmap(pointer(at + bytes), all.left.end - at - bytes)?;
         }
         all.left.end = at + bytes;
         Ok(all)
@@ -142,13 +143,13 @@ fn map_aside(extent: &Extent, held: &Held, target: usize) -> rustix::io::Result<
 /// Reads pages into the page table.
 ///
 /// # Errors
-/// `FAULT` where reading would be a SIGBUS.
+/// `FAULT` where reading would raise SIGBUS.
 pub fn populate(start: usize, bytes: usize) -> rustix::io::Result<()> {
     // SAFETY: changes no contents.
-    unsafe { madvise(start_of(start), bytes, Advice::LinuxPopulateRead) }
+    unsafe { madvise(pointer(start), bytes, Advice::LinuxPopulateRead) }
 }
 
-/// What one batch has come to.
+/// Counts and times of one batch.
 #[derive(Default)]
 struct Batch {
     shared: u64,
@@ -162,11 +163,11 @@ struct Batch {
 /// Maps an extent of the store over the pages that it holds.
 ///
 /// # Errors
-/// What the system says; the pages then have their old contents, whether they are shared or not.
+/// The system's error; the pages then have their old contents, whether they are shared or not.
 pub fn replace(
     site: &Site<'_>,
     extent: &Extent,
-    held: &Held,
+    held: &AttachedSegment,
     counts: &mut Statistics,
 ) -> rustix::io::Result<()> {
     if extent.at as usize + extent.pages > held.pages as usize {
@@ -186,13 +187,13 @@ pub fn replace(
         let first = (at - site.start) / PAGE_BYTES;
         let pages = &site.pages[first..first + (next - at) / PAGE_BYTES];
         let mut batch = Batch::default();
-        let waiting = SignalsWait::new();
-        let alone = interpose::hold();
-        // SAFETY: `aside` begins with the store's pages for this batch; the site's owner says that its pages may be
-        // replaced.
+        let signals = BlockedSignals::new();
+        let interposed = interpose::lock();
+        // SAFETY: `aside` begins with the store's pages for this batch; the site's owner allows its pages to
+        // be replaced.
         let done = unsafe { replace_batch(site, &(at..next), pages, &mut aside, &mut batch) };
-        drop(alone);
-        drop(waiting);
+        drop(interposed);
+        drop(signals);
         counts.merged_pages += batch.shared;
         counts.busy_pages += batch.busy;
         counts.freeze_ns += batch.freeze_ns;
@@ -207,8 +208,8 @@ pub fn replace(
 /// One batch, from freeze to wake.
 ///
 /// # Safety
-/// `aside.left` begins with a private mapping of what shall be at `batch`. Nothing outside the frozen section may depend
-/// on the mapping at `batch` being the one that it was.
+/// `aside.left` begins with a private mapping of the pages for `batch`. Nothing outside the frozen section
+/// may depend on the mapping at `batch` staying the same one.
 unsafe fn replace_batch(
     site: &Site<'_>,
     batch: &Range<usize>,
@@ -225,7 +226,7 @@ unsafe fn replace_batch(
             counts.busy += pages.len() as u64;
             aside.left.start += batch.len();
             // SAFETY: the piece just passed over, ours.
-            return unsafe { munmap(start_of(from), batch.len()) };
+            return unsafe { munmap(pointer(from), batch.len()) };
         }
         result => result?,
     }
@@ -234,14 +235,14 @@ unsafe fn replace_batch(
     for (i, page) in pages.iter().enumerate() {
         let (old, new) = (batch.start + i * PAGE_BYTES, from + i * PAGE_BYTES);
         let is_shared = matches!(page, Page::Stored { .. });
-        // SAFETY: both are whole mapped pages, of which nobody writes the first and nobody knows the second. The C
-        // library's memcmp and memcpy touch nothing else.
+        // SAFETY: both are whole mapped pages; no thread writes the first, and only this function uses the
+        // second. The C library's memcmp and memcpy touch nothing else.
         unsafe {
-            if is_shared && libc::memcmp(start_of(old), start_of(new), PAGE_BYTES) == 0 {
+            if is_shared && libc::memcmp(pointer(old), pointer(new), PAGE_BYTES) == 0 {
                 counts.shared += 1;
                 continue;
             }
-            libc::memcpy(start_of(new), start_of(old), PAGE_BYTES);
+            libc::memcpy(pointer(new), pointer(old), PAGE_BYTES);
         }
         if is_shared {
             counts.busy += 1;
@@ -253,7 +254,7 @@ unsafe fn replace_batch(
         site.thaw(batch);
         aside.left.start += batch.len();
         // SAFETY: the piece just passed over, ours.
-        unsafe { munmap(start_of(from), batch.len())? };
+        unsafe { munmap(pointer(from), batch.len())? };
         return Ok(());
     }
     // SAFETY: moves the piece over the batch's pages, which the caller allows; contents are the same.
@@ -280,32 +281,32 @@ unsafe fn move_into_place(from: usize, batch: &Range<usize>, rights: ProtFlags) 
     unsafe {
         if rights != ProtFlags::READ | ProtFlags::WRITE {
             let rights = MprotectFlags::from_bits_retain(rights.bits());
-            mprotect(start_of(from), bytes, rights)?;
+            mprotect(pointer(from), bytes, rights)?;
         }
-        let moved = mremap_fixed(start_of(from), bytes, bytes, MremapFlags::MAYMOVE, start_of(batch.start));
+        let moved = mremap_fixed(pointer(from), bytes, bytes, MremapFlags::MAYMOVE, pointer(batch.start));
         let Err(errno) = moved else { return Ok(()) };
-        // The kernel unmaps the target before it moves anything. If it gave up between the two, the contents are in
-        // what should have been moved.
-        if madvise(start_of(batch.start), bytes, Advice::Normal) == Err(Errno::NOMEM) {
+        // The kernel unmaps the target before it moves anything. If it failed between the two, the contents
+        // are in the mapping at `from`.
+        if madvise(pointer(batch.start), bytes, Advice::Normal) == Err(Errno::NOMEM) {
             let flags = MapFlags::PRIVATE | MapFlags::FIXED;
             let room = ProtFlags::READ | ProtFlags::WRITE;
-            mmap_anonymous(start_of(batch.start), bytes, room, flags)?;
-            libc::memcpy(start_of(batch.start), start_of(from), bytes);
-            mprotect(start_of(batch.start), bytes, MprotectFlags::from_bits_retain(rights.bits()))?;
+            mmap_anonymous(pointer(batch.start), bytes, room, flags)?;
+            libc::memcpy(pointer(batch.start), pointer(from), bytes);
+            mprotect(pointer(batch.start), bytes, MprotectFlags::from_bits_retain(rights.bits()))?;
         }
         Err(errno)
     }
 }
 
-/// Gives pages that are all zero back, in anonymous memory: reading them gives zeros as before.
+/// Drops pages that are all zero, in anonymous memory: reading them gives zeros as before.
 pub fn drop_zeros(site: &Site<'_>, run: Range<usize>, counts: &mut Statistics) -> rustix::io::Result<()> {
     static ZEROS: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
     let all = site.start + run.start * PAGE_BYTES..site.start + run.end * PAGE_BYTES;
     let mut clock = Clock::start();
     for start in all.clone().step_by(BATCH_BYTES) {
         let batch = start..(start + BATCH_BYTES).min(all.end);
-        let waiting = SignalsWait::new();
-        let alone = interpose::hold();
+        let signals = BlockedSignals::new();
+        let interposed = interpose::lock();
         match site.freeze(&batch) {
             // Another thread has put other memory there since.
             Err(Errno::NOENT) => {
@@ -320,22 +321,22 @@ pub fn drop_zeros(site: &Site<'_>, run: Range<usize>, counts: &mut Statistics) -
         let mut result = Ok(());
         // Runs of pages that are still zero.
         for page in batch.clone().step_by(PAGE_BYTES).chain([batch.end]) {
-            // SAFETY: a mapped page that nobody writes.
+            // SAFETY: a mapped page that no thread writes.
             let is_zero = page < batch.end
-                && unsafe { libc::memcmp(start_of(page), ZEROS.as_ptr().cast(), PAGE_BYTES) } == 0;
+                && unsafe { libc::memcmp(pointer(page), ZEROS.as_ptr().cast(), PAGE_BYTES) } == 0;
             if is_zero {
                 continue;
             }
             if still < page && result.is_ok() {
                 // SAFETY: anonymous pages of zeros become anonymous pages of zeros.
-                result = unsafe { madvise(start_of(still), page - still, Advice::LinuxDontNeed) };
+                result = unsafe { madvise(pointer(still), page - still, Advice::LinuxDontNeed) };
                 dropped += (page - still) / PAGE_BYTES;
             }
             still = page + PAGE_BYTES;
         }
         site.thaw(&batch);
-        drop(alone);
-        drop(waiting);
+        drop(interposed);
+        drop(signals);
         counts.busy_pages += (batch.len() / PAGE_BYTES - dropped) as u64;
         counts.zero_pages += dropped as u64;
         result?;
@@ -344,20 +345,20 @@ pub fn drop_zeros(site: &Site<'_>, run: Range<usize>, counts: &mut Statistics) -
     Ok(())
 }
 
-/// Gives a run of pages anonymous copies of its own.
+/// Gives a run of pages private anonymous copies.
 pub fn make_private(site: &Site<'_>, range: Range<usize>) -> rustix::io::Result<()> {
     for start in range.clone().step_by(BATCH_BYTES) {
         let batch = start..(start + BATCH_BYTES).min(range.end);
         let rights = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: wherever there is room.
-        let copy = unsafe { mmap_anonymous(start_of(0), batch.len(), rights, MapFlags::PRIVATE)? } as usize;
+        // SAFETY: the kernel chooses a free range.
+        let copy = unsafe { mmap_anonymous(pointer(0), batch.len(), rights, MapFlags::PRIVATE)? } as usize;
         let mut aside = Aside { left: copy..copy + batch.len() };
-        let waiting = SignalsWait::new();
-        let alone = interpose::hold();
+        let signals = BlockedSignals::new();
+        let interposed = interpose::lock();
         site.freeze(&batch)?;
         // SAFETY: from frozen pages to a fresh mapping of our own, which then takes their place.
         let moved = unsafe {
-            libc::memcpy(start_of(copy), start_of(batch.start), batch.len());
+            libc::memcpy(pointer(copy), pointer(batch.start), batch.len());
             move_into_place(copy, &batch, site.protection)
         };
         if moved.is_ok() {
@@ -366,8 +367,8 @@ pub fn make_private(site: &Site<'_>, range: Range<usize>) -> rustix::io::Result<
         } else {
             site.thaw(&batch);
         }
-        drop(alone);
-        drop(waiting);
+        drop(interposed);
+        drop(signals);
         moved?;
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Working memory of a call that leaves nothing behind in the program's heap.
+//! Working memory of a call, outside the program's heap.
 
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
@@ -15,7 +15,7 @@ pub struct Scratch<T: Copy> {
 }
 
 impl<T: Copy> Scratch<T> {
-    /// `length` elements, of which all bytes are zero: for types of which that is a value.
+    /// `length` elements, all bytes zero: for types that allow this value.
     pub fn new(length: usize) -> io::Result<Scratch<T>> {
         const { assert!(align_of::<T>() <= 4096) };
         Ok(Scratch { memory: Mapping::anonymous(length * size_of::<T>())?, length, of: PhantomData })

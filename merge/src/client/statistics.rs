@@ -1,12 +1,12 @@
-//! What this process's calls have done.
+//! Statistics of this process's calls.
 
 use std::time::Instant;
 
-/// What does the merging.
+/// How pages are merged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Path {
-    /// Nothing has been advised yet.
+    /// No call yet.
     #[default]
     None = 0,
     /// madvise, on a kernel with UPM.
@@ -15,7 +15,7 @@ pub enum Path {
     Engine = 2,
 }
 
-/// `struct mayfly_merge_stats`, which says what each field means.
+/// `struct mayfly_merge_stats`, which documents each field.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 #[allow(missing_docs)]

@@ -1,6 +1,6 @@
-//! Segments that outlive the daemon: systemd's file descriptor store keeps them over a restart, SIGKILL included. Each
-//! store also leaves a record there, a sealed file with its identity and secret, so that programs find it to be the one
-//! that they know. Contents are hashed again when they come back, so nothing else needs to be kept.
+//! Segments that outlive the daemon: systemd's file descriptor store keeps them over a restart, SIGKILL
+//! included. Each store also leaves a record there, a sealed file with its identity and secret, so that
+//! clients recognise it. The restarted daemon hashes the contents again, so it needs nothing else.
 
 use std::collections::BTreeMap;
 use std::mem::MaybeUninit;
@@ -17,23 +17,23 @@ use rustix::net::{
 
 use crate::base::page::SECRET_BYTES;
 use crate::base::segment;
-use crate::daemon::trust_domain::Domain;
+use crate::daemon::trust_domain::TrustDomain;
 
 const RECORD: &str = "mayfly-store";
 const SEGMENT: &str = "mayfly-segment";
 
-/// The way to systemd, if it has started the daemon.
+/// The connection to systemd, if it has started the daemon.
 #[derive(Default)]
 pub struct DescriptorStore(Option<(OwnedFd, SocketAddrUnix)>);
 
 impl DescriptorStore {
-    /// As `NOTIFY_SOCKET` says.
+    /// At the socket in `NOTIFY_SOCKET`, if it is set.
     pub fn from_environment() -> DescriptorStore {
         std::env::var_os("NOTIFY_SOCKET")
             .map_or_else(DescriptorStore::default, |path| DescriptorStore::at(Path::new(&path)))
     }
 
-    /// At a socket; a name that begins with @ is abstract.
+    /// At this socket; a path that begins with @ is abstract.
     pub fn at(path: &Path) -> DescriptorStore {
         let bytes = path.as_os_str().as_bytes();
         let address = match bytes.strip_prefix(b"@") {
@@ -45,7 +45,7 @@ impl DescriptorStore {
         DescriptorStore(socket.ok().zip(address.ok()))
     }
 
-    fn tell(&self, text: &str, file: Option<BorrowedFd<'_>>) {
+    fn notify(&self, text: &str, file: Option<BorrowedFd<'_>>) {
         let Some((socket, address)) = &self.0 else { return };
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
         let mut beside = SendAncillaryBuffer::new(&mut space);
@@ -56,47 +56,47 @@ impl DescriptorStore {
         }
         let text = [IoSlice::new(text.as_bytes())];
         if let Err(errno) = sendmsg_addr(socket, address, &text, &mut beside, SendFlags::NOSIGNAL) {
-            // What is not kept is learnt again from the programs.
-            tracing::debug!("the service manager was not told: {errno}");
+            // Clients offer again what systemd did not keep.
+            tracing::debug!("cannot notify the service manager: {errno}");
         }
     }
 
-    /// The daemon serves.
+    /// Reports that the daemon serves.
     pub fn ready(&self) {
-        self.tell("READY=1", None);
+        self.notify("READY=1", None);
     }
 
-    /// Leaves a store's record.
+    /// Hands a store's record to systemd.
     pub fn keep_record(&self, record: &StoreRecord) {
         if self.0.is_some()
             && let Ok(file) = record.to_file()
         {
             let name = format!("{RECORD}-{:016x}", record.identity);
-            self.tell(&format!("FDSTORE=1\nFDNAME={name}"), Some(file.as_fd()));
+            self.notify(&format!("FDSTORE=1\nFDNAME={name}"), Some(file.as_fd()));
         }
     }
 
-    /// Leaves a segment.
+    /// Hands a segment to systemd.
     pub fn keep_segment(&self, identity: u64, segment: u32, file: &OwnedFd) {
-        self.tell(&format!("FDSTORE=1\nFDNAME={SEGMENT}-{identity:016x}-{segment}"), Some(file.as_fd()));
+        self.notify(&format!("FDSTORE=1\nFDNAME={SEGMENT}-{identity:016x}-{segment}"), Some(file.as_fd()));
     }
 
-    /// Takes a segment back.
+    /// Removes a segment from systemd's store.
     pub fn drop_segment(&self, identity: u64, segment: u32) {
-        self.tell(&format!("FDSTOREREMOVE=1\nFDNAME={SEGMENT}-{identity:016x}-{segment}"), None);
+        self.notify(&format!("FDSTOREREMOVE=1\nFDNAME={SEGMENT}-{identity:016x}-{segment}"), None);
     }
 
-    /// Takes a record back.
+    /// Removes a record from systemd's store.
     pub fn drop_record(&self, identity: u64) {
-        self.tell(&format!("FDSTOREREMOVE=1\nFDNAME={RECORD}-{identity:016x}"), None);
+        self.notify(&format!("FDSTOREREMOVE=1\nFDNAME={RECORD}-{identity:016x}"), None);
     }
 }
 
-/// What makes a store the one that it was.
+/// The identity of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreRecord {
-    /// Whose it is.
-    pub domain: Domain,
+    /// Its trust domain.
+    pub domain: TrustDomain,
     /// See [`crate::base::protocol::Answer::Welcome`].
     pub identity: u64,
     /// The same.
@@ -106,9 +106,9 @@ pub struct StoreRecord {
 impl StoreRecord {
     fn to_file(&self) -> Result<OwnedFd> {
         let (kind, user, path) = match &self.domain {
-            Domain::User(user) => (1u32, *user, ""),
-            Domain::Cgroup(user, path) => (2, *user, &path[..]),
-            Domain::Everyone => (3, 0, ""),
+            TrustDomain::User(user) => (1u32, *user, ""),
+            TrustDomain::Cgroup(user, path) => (2, *user, &path[..]),
+            TrustDomain::Everyone => (3, 0, ""),
         };
         let mut bytes = Vec::new();
         bytes.extend(kind.to_le_bytes());
@@ -131,35 +131,35 @@ impl StoreRecord {
         let (secret, path) = rest.split_first_chunk()?;
         let user = u32::from_le_bytes(*user);
         let domain = match u32::from_le_bytes(*kind) {
-            1 => Domain::User(user),
-            2 => Domain::Cgroup(user, String::from_utf8(path.to_vec()).ok()?),
-            3 => Domain::Everyone,
+            1 => TrustDomain::User(user),
+            2 => TrustDomain::Cgroup(user, String::from_utf8(path.to_vec()).ok()?),
+            3 => TrustDomain::Everyone,
             _ => return None,
         };
         Some(StoreRecord { domain, identity: u64::from_le_bytes(*identity), secret: *secret })
     }
 }
 
-/// A store that comes back: its record, its segments by number.
-pub type Kept = (StoreRecord, BTreeMap<u32, OwnedFd>);
+/// A store that systemd has kept: its record, its segments by number.
+pub type SavedStore = (StoreRecord, BTreeMap<u32, OwnedFd>);
 
-/// What systemd has kept for this process.
-pub fn kept() -> Vec<Kept> {
+/// The stores that systemd has kept for this process.
+pub fn saved_stores() -> Vec<SavedStore> {
     let number = |name| std::env::var(name).ok().and_then(|text: String| text.parse::<usize>().ok());
     let for_us = number("LISTEN_PID") == Some(std::process::id() as usize);
     let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
     let files = number("LISTEN_FDS").filter(|_| for_us).unwrap_or(0);
     let named = names.split(':').take(files).enumerate().map(|(i, name)| {
-        // SAFETY: systemd passes so many descriptors from 3 on, and nobody else has taken them.
+        // SAFETY: systemd passes so many descriptors from 3 on, and no other code has taken them.
         let file = unsafe { OwnedFd::from_raw_fd(3 + i as i32) };
-        // SAFETY: a flag of a descriptor of ours.
+        // SAFETY: a flag of our own descriptor.
         unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFD, libc::FD_CLOEXEC) };
         (name.to_owned(), file)
     });
     sort(named)
 }
 
-fn sort(named: impl Iterator<Item = (String, OwnedFd)>) -> Vec<Kept> {
+fn sort(named: impl Iterator<Item = (String, OwnedFd)>) -> Vec<SavedStore> {
     let mut stores: BTreeMap<u64, (Option<StoreRecord>, BTreeMap<u32, OwnedFd>)> = BTreeMap::new();
     for (name, file) in named {
         let mut parts = name.rsplitn(3, '-').collect::<Vec<_>>();
@@ -190,12 +190,12 @@ mod tests {
     use crate::base::channel;
 
     #[test]
-    fn what_is_kept_comes_back() {
+    fn record_and_segments_round_trip() {
         let folder = std::env::temp_dir().join(format!("mayfly-descriptors-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let manager = std::os::unix::net::UnixDatagram::bind(folder.join("notify")).unwrap();
         let descriptors = DescriptorStore::at(&folder.join("notify"));
-        let domain = Domain::Cgroup(7, "/a/b".into());
+        let domain = TrustDomain::Cgroup(7, "/a/b".into());
         let record = StoreRecord { domain, identity: 0xAB, secret: [9; SECRET_BYTES] };
         let page = segment::create().unwrap();
         descriptors.keep_record(&record);

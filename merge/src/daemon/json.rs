@@ -1,8 +1,8 @@
-//! Text as JSON has it.
+//! Strings in JSON.
 
 use std::fmt::Write;
 
-/// In quotes, with what must not stand there as it is escaped.
+/// In quotes, with special characters escaped.
 pub fn quoted(text: &str) -> String {
     let mut out = String::from('"');
     for c in text.chars() {

@@ -1,4 +1,4 @@
-//! `GET /metrics`: one short request, one answer, within a bound of bytes and time.
+//! `GET /metrics`: one short request, one answer, bounded in bytes and time.
 
 use std::fmt;
 use std::io::{ErrorKind, Read, Write};
@@ -12,9 +12,9 @@ use std::time::Instant;
 
 use rustix::event::PollFlags;
 
-const MOST_REQUEST_BYTES: usize = 4096;
+const MAX_REQUEST_BYTES: usize = 4096;
 
-/// Where figures are served.
+/// Where metrics are served.
 #[derive(Clone, Debug)]
 pub enum Endpoint {
     /// A TCP address.
@@ -43,13 +43,13 @@ impl FromStr for Endpoint {
             .parse()
             .map_err(|_| format!("`{text}` is neither ADDRESS:PORT nor a path that begins with /"))?;
         if !address.ip().is_loopback() {
-            return Err(format!("{address} is not a loopback address, and the figures are not protected"));
+            return Err(format!("{address} is not a loopback address, and the metrics are not protected"));
         }
         Ok(Endpoint::Address(address))
     }
 }
 
-/// Removes a socket that somebody has left behind, and nothing else.
+/// Removes a socket that an ended process has left behind, and no other file.
 pub fn remove_socket(path: &Path) -> std::io::Result<()> {
     match std::fs::symlink_metadata(path) {
         Ok(about) if about.file_type().is_socket() => std::fs::remove_file(path),
@@ -92,8 +92,8 @@ impl Listener {
         }
     }
 
-    /// The next visitor, if there is one.
-    pub fn accept(&self) -> Option<Visitor> {
+    /// The next connection, if there is one.
+    pub fn accept(&self) -> Option<ScrapeConnection> {
         let stream = match self {
             Listener::Tcp(listener) => {
                 let (stream, _) = listener.accept().ok()?;
@@ -106,7 +106,7 @@ impl Listener {
                 Stream::Unix(stream)
             }
         };
-        Some(Visitor { stream, request: Vec::new(), answer: Vec::new(), since: Instant::now() })
+        Some(ScrapeConnection { stream, request: Vec::new(), answer: Vec::new(), since: Instant::now() })
     }
 }
 
@@ -115,17 +115,17 @@ enum Stream {
     Unix(UnixStream),
 }
 
-/// Somebody who asks for figures.
-pub struct Visitor {
+/// A connection to the endpoint.
+pub struct ScrapeConnection {
     stream: Stream,
     request: Vec<u8>,
-    /// What is not written yet of what it gets.
+    /// The part of the answer that is not written yet.
     answer: Vec<u8>,
-    /// When it came.
+    /// When it was accepted.
     pub since: Instant,
 }
 
-impl Visitor {
+impl ScrapeConnection {
     /// For the event loop.
     pub fn file(&self) -> BorrowedFd<'_> {
         match &self.stream {
@@ -134,14 +134,14 @@ impl Visitor {
         }
     }
 
-    /// What is waited for.
+    /// The event that it waits for.
     pub fn waits_for(&self) -> PollFlags {
         if self.answer.is_empty() { PollFlags::IN } else { PollFlags::OUT }
     }
 
-    /// Reads what has come, or writes what there is room for: of many domains a socket does not hold all at once. True when the
-    /// visitor is done with.
-    pub fn serve(&mut self, figures: impl FnOnce() -> String) -> bool {
+    /// Reads what has arrived, or writes as much as the socket has room for: metrics of many domains do not
+    /// fit at once. True when the connection is finished.
+    pub fn serve(&mut self, metrics: impl FnOnce() -> String) -> bool {
         if self.answer.is_empty() {
             let mut piece = [0; 1024];
             let read = match &mut self.stream {
@@ -154,10 +154,10 @@ impl Visitor {
                 Ok(n) => self.request.extend(&piece[..n]),
             }
             let is_whole = self.request.windows(4).any(|end| end == b"\r\n\r\n");
-            if !is_whole && self.request.len() < MOST_REQUEST_BYTES {
+            if !is_whole && self.request.len() < MAX_REQUEST_BYTES {
                 return false;
             }
-            self.answer = respond(&self.request, is_whole, figures).into_bytes();
+            self.answer = respond(&self.request, is_whole, metrics).into_bytes();
         }
         while !self.answer.is_empty() {
             let written = match &mut self.stream {
@@ -178,11 +178,11 @@ fn is_early(error: &std::io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
-fn respond(request: &[u8], is_whole: bool, figures: impl FnOnce() -> String) -> String {
+fn respond(request: &[u8], is_whole: bool, metrics: impl FnOnce() -> String) -> String {
     let line = request.split(|&b| b == b'\r').next().unwrap_or_default();
     let mut words = std::str::from_utf8(line).unwrap_or_default().split(' ');
     let (status, body) = match (is_whole, words.next(), words.next()) {
-        (true, Some("GET"), Some("/metrics")) => ("200 OK", figures()),
+        (true, Some("GET"), Some("/metrics")) => ("200 OK", metrics()),
         (true, Some("GET"), Some("/healthz")) => ("200 OK", "ok\n".to_owned()),
         (true, Some("GET"), _) => ("404 Not Found", "GET /metrics or /healthz\n".to_owned()),
         (true, ..) => ("405 Method Not Allowed", "GET /metrics or /healthz\n".to_owned()),
@@ -200,16 +200,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_what_it_knows() {
-        let ask = |text: &str, whole| respond(text.as_bytes(), whole, || "figures\n".into());
-        assert!(ask("GET /metrics HTTP/1.1\r\n\r\n", true).ends_with("\r\n\r\nfigures\n"));
+    fn serves_metrics_and_refuses_other_requests() {
+        let ask = |text: &str, whole| respond(text.as_bytes(), whole, || "metrics\n".into());
+        assert!(ask("GET /metrics HTTP/1.1\r\n\r\n", true).ends_with("\r\n\r\nmetrics\n"));
         assert!(ask("GET / HTTP/1.1\r\n\r\n", true).starts_with("HTTP/1.1 404"));
         assert!(ask("POST /metrics HTTP/1.1\r\n\r\n", true).starts_with("HTTP/1.1 405"));
         assert!(ask("GET /metrics", false).starts_with("HTTP/1.1 431"));
     }
 
     #[test]
-    fn a_long_answer_is_whole() {
+    fn serves_a_long_answer_whole() {
         let folder = std::env::temp_dir().join(format!("mayfly-metrics-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let path = folder.join("socket");
@@ -220,23 +220,23 @@ mod tests {
             stream.read_to_string(&mut text).unwrap();
             text
         });
-        let mut visitor = loop {
+        let mut scrape = loop {
             match listener.accept() {
-                Some(visitor) => break visitor,
+                Some(scrape) => break scrape,
                 None => std::thread::yield_now(),
             }
         };
-        while !visitor.serve(|| "figure 1\n".repeat(1 << 18)) {
+        while !scrape.serve(|| "metric 1\n".repeat(1 << 18)) {
             std::thread::yield_now();
         }
-        drop(visitor);
+        drop(scrape);
         let text = reader.join().unwrap();
         assert_eq!(text.split_once("\r\n\r\n").unwrap().1.len(), 9 << 18);
         std::fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]
-    fn figures_stay_on_the_machine() {
+    fn endpoint_accepts_local_addresses_only() {
         assert!("127.0.0.1:9100".parse::<Endpoint>().is_ok());
         assert!("/run/x".parse::<Endpoint>().is_ok());
         assert!("0.0.0.0:9100".parse::<Endpoint>().unwrap_err().contains("loopback"));

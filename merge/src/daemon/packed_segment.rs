@@ -1,5 +1,5 @@
-//! A segment that the daemon fills with the pages of small offers, so that a model of many small tensors is not many
-//! files. Only the daemon's own mapping can write to it; when it is full, nobody can.
+//! A segment that the daemon fills with the pages of small offers, so that a model of many small tensors does
+//! not take many files. Only the daemon's own mapping can write to it; once it is full, no process can.
 
 use std::os::fd::OwnedFd;
 
@@ -8,12 +8,13 @@ use rustix::io;
 
 use crate::base::mapping::Mapping;
 use crate::base::page::PAGE_BYTES;
-use crate::base::segment::{self, FINAL_SEALS, MOST_PAGES};
+use crate::base::segment::{self, FINAL_SEALS, MAX_PAGES};
 
-/// Bytes that are copied at a time.
+/// Bytes copied at a time.
 const PIECE: usize = 256 << 10;
 
-/// A copy of a sealed segment of so many pages, in memory of the daemon's own; in huge pages where it is as long as they are.
+/// A copy of a sealed segment of so many pages, in the daemon's own memory; in huge pages where it is as long
+/// as they are.
 pub fn copy(from: &OwnedFd, pages: usize) -> io::Result<OwnedFd> {
     let (file, bytes) = (segment::create()?, pages * PAGE_BYTES);
     segment::make_huge(&file, bytes);
@@ -37,42 +38,43 @@ pub fn copy(from: &OwnedFd, pages: usize) -> io::Result<OwnedFd> {
 }
 
 /// An open segment.
-pub struct Packed {
+pub struct PackedSegment {
     file: OwnedFd,
     memory: Mapping,
     filled: usize,
 }
 
-impl Packed {
-    /// An empty one, and its read-only opening.
-    pub fn new() -> io::Result<(Packed, OwnedFd)> {
+impl PackedSegment {
+    /// An empty one, and a read-only descriptor of it.
+    pub fn new() -> io::Result<(PackedSegment, OwnedFd)> {
         let file = segment::create()?;
-        // For nobody else to open anew for writing, and to add seals. (Whoever is the same user may; it changes no page.)
+        // So that no other user opens it again to write, or adds seals. (Processes of the same user may;
+        // FUTURE_WRITE protects the pages.)
         rustix::fs::fchmod(&file, Mode::RUSR)?;
-        let bytes = MOST_PAGES * PAGE_BYTES;
+        let bytes = MAX_PAGES * PAGE_BYTES;
         rustix::fs::ftruncate(&file, bytes as u64)?;
         let memory = Mapping::shared(&file, bytes, true)?;
         let seals = SealFlags::FUTURE_WRITE | SealFlags::SHRINK | SealFlags::GROW;
         rustix::fs::fcntl_add_seals(&file, seals)?;
         let read_only = segment::reopen_read_only(&file)?;
-        Ok((Packed { file, memory, filled: 0 }, read_only))
+        Ok((PackedSegment { file, memory, filled: 0 }, read_only))
     }
 
-    /// Pages it has room for.
+    /// Pages that still fit.
     pub fn room(&self) -> usize {
-        MOST_PAGES - self.filled
+        MAX_PAGES - self.filled
     }
 
-    /// Sets memory aside for so many pages, so that there is some when they are written.
+    /// Allocates memory for so many pages, so that writing them cannot fail.
     pub fn reserve(&self, pages: usize) -> io::Result<()> {
         let (from, bytes) = (self.filled * PAGE_BYTES, pages * PAGE_BYTES);
         rustix::fs::fallocate(&self.file, FallocateFlags::empty(), from as u64, bytes as u64)
     }
 
-    /// Adds a page for which there is room and memory; returns its place.
+    /// Adds a page, for which there is room and memory; returns its number.
     pub fn add(&mut self, page: &[u8; PAGE_BYTES]) -> u32 {
-        assert!(self.filled < MOST_PAGES);
-        // SAFETY: inside the mapping, at a page that nobody has been told of yet.
+        assert!(self.filled < MAX_PAGES);
+        // SAFETY: inside the mapping, at a page that the index does not name yet.
         unsafe {
             let at = self.memory.start().add(self.filled * PAGE_BYTES);
             std::ptr::copy_nonoverlapping(page.as_ptr(), at, PAGE_BYTES);
@@ -81,9 +83,9 @@ impl Packed {
         self.filled as u32 - 1
     }
 
-    /// Ends writing for good.
+    /// Seals it for good.
     pub fn finish(self) -> io::Result<()> {
-        let Packed { file, memory, .. } = self;
+        let PackedSegment { file, memory, .. } = self;
         drop(memory);
         rustix::fs::fcntl_add_seals(&file, FINAL_SEALS | SealFlags::SEAL)
     }
@@ -109,8 +111,8 @@ mod tests {
     }
 
     #[test]
-    fn only_the_packer_writes() {
-        let (mut packed, read_only) = Packed::new().unwrap();
+    fn only_the_daemon_can_write() {
+        let (mut packed, read_only) = PackedSegment::new().unwrap();
         packed.reserve(2).unwrap();
         assert_eq!(packed.add(&[5; PAGE_BYTES]), 0);
         assert_eq!(packed.add(&[6; PAGE_BYTES]), 1);
@@ -119,7 +121,7 @@ mod tests {
         assert_eq!(page, [6; PAGE_BYTES]);
         assert!(Mapping::shared(&read_only, PAGE_BYTES, true).is_err());
         assert!(rustix::io::pwrite(&packed.file, b"x", 0).is_err());
-        assert_eq!(segment::check(&read_only, MOST_PAGES), Err(segment::Flaw::NotSealed));
+        assert_eq!(segment::check(&read_only, MAX_PAGES), Err(segment::Flaw::NotSealed));
         packed.finish().unwrap();
         assert!(rustix::fs::fcntl_get_seals(&read_only).unwrap().contains(FINAL_SEALS));
     }

@@ -1,78 +1,82 @@
-//! What all domains together may hold. A segment is memory of the client that handed it in, and its cgroup pays; what the
-//! daemon copies it pays for itself, so that is little, and little for each client, unless it was told to pay for all.
+//! The limits of all domains together. A segment is memory of the client that uploaded it, and its cgroup
+//! pays. For pages that the daemon copies its own cgroup pays, so these are few, and few for each client,
+//! unless `Charge::Store` makes the daemon pay for all.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::base::page::PAGE_BYTES;
 
-/// Pages that the daemon copies for one client: 8 MiB. What it offers after that is kept as it comes.
-pub const MOST_COPIED_BY_CLIENT: usize = 2048;
-/// Offers of so few pages are copied as long as all together have not too many: a file for each costs more.
+/// Pages that the daemon copies for one client: 8 MiB. Later offers become segments as they are.
+pub const MAX_COPIED_PER_CLIENT: usize = 2048;
+/// Offers of so few pages are copied as long as the total allows: a file for each costs more.
 pub const TINY: usize = 32;
 
-/// Whose memory the pages of a store are.
+/// Whose memory a store's pages are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Charge {
-    /// Whoever brings them first: his own segment is kept.
+    /// The client's that uploads them first: its own segment is kept.
     First,
     /// The store's: it copies them.
-    Store,
+    PageStore,
 }
 
-/// One for a daemon.
+/// The budget of a daemon.
 pub struct Budget {
     /// Who pays.
     pub charge: Charge,
     pages: AtomicUsize,
-    most_pages: usize,
+    max_pages: usize,
     copied: AtomicUsize,
-    most_copied: usize,
+    max_copied: usize,
 }
 
 impl Budget {
-    /// Of so many pages, of which the daemon copies so many for all clients of all domains.
-    pub fn new(most_pages: usize, most_copied: usize) -> Budget {
+    /// Of so many pages, of which the daemon copies at most `max_copied` for all clients of all domains.
+    pub fn new(max_pages: usize, max_copied: usize) -> Budget {
         let (pages, copied) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Budget { charge: Charge::First, pages, most_pages, copied, most_copied }
+        Budget { charge: Charge::First, pages, max_pages, copied, max_copied }
     }
 
-    /// Of this machine: three quarters of its memory, or what one domain may have if that is more; the daemon copies 1/32, and no
-    /// more than a quarter of what its own cgroup may have. One that pays for all holds no more than three quarters of that.
-    pub fn of_machine(most_of_one_domain: usize, charge: Charge) -> Budget {
+    /// For this machine: three quarters of its memory, or one domain's limit if that is more. The daemon
+    /// copies at most 1/32 of memory, and a quarter of its own cgroup's limit. A daemon that pays for all
+    /// pages holds at most three quarters of that limit.
+    pub fn of_machine(max_of_one_domain: usize, charge: Charge) -> Budget {
         let memory = rustix::system::sysinfo().totalram as usize / PAGE_BYTES;
         let own = cgroup_limit().map_or(usize::MAX, |bytes| bytes / PAGE_BYTES / 4);
-        let most = (memory / 4 * 3).max(most_of_one_domain);
+        let most = (memory / 4 * 3).max(max_of_one_domain);
         match charge {
             Charge::First => Budget::new(most, (memory / 32).min(own)),
-            Charge::Store => Budget { charge, ..Budget::new(most.min(own.saturating_mul(3)), usize::MAX) },
+            Charge::PageStore => {
+                Budget { charge, ..Budget::new(most.min(own.saturating_mul(3)), usize::MAX) }
+            }
         }
     }
 
-    /// Pages that all domains may hold, and those that they hold.
+    /// The limit of all domains, and the pages that they hold.
     pub fn pages(&self) -> (usize, usize) {
-        (self.most_pages, self.pages.load(Ordering::Relaxed))
+        (self.max_pages, self.pages.load(Ordering::Relaxed))
     }
 
-    /// Takes pages, if there are so many.
-    pub fn take(&self, pages: usize) -> bool {
-        take(&self.pages, pages, self.most_pages)
+    /// Reserves pages; false if the limit does not allow it.
+    pub fn reserve(&self, pages: usize) -> bool {
+        reserve(&self.pages, pages, self.max_pages)
     }
 
-    /// Gives pages back.
-    pub fn give_back(&self, pages: usize) {
+    /// Releases pages.
+    pub fn release(&self, pages: usize) {
         self.pages.fetch_sub(pages, Ordering::Relaxed);
     }
 }
 
-fn take(from: &AtomicUsize, more: usize, most: usize) -> bool {
+fn reserve(from: &AtomicUsize, more: usize, most: usize) -> bool {
     from.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |had| {
         had.checked_add(more).filter(|&all| all <= most)
     })
     .is_ok()
 }
 
-/// Bytes that this process's cgroup may have, if somebody has said so.
+/// The memory limit of this process's cgroup in bytes, if it has one.
 fn cgroup_limit() -> Option<usize> {
     let all = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     let limits = all.lines().filter_map(|line| {
@@ -90,34 +94,34 @@ fn cgroup_limit() -> Option<usize> {
     limits.min()
 }
 
-/// What the daemon has copied for a domain's clients. A page counts until its common segment is freed.
+/// Pages that the daemon has copied for a domain's clients. A page counts until its packed segment is freed.
 #[derive(Default)]
 pub struct Copied {
     by_client: HashMap<u64, usize>,
-    /// The same, for each common segment.
+    /// The same, for each packed segment.
     of_segment: HashMap<u32, HashMap<u64, usize>>,
 }
 
 impl Copied {
-    /// Whether so many pages may be copied for a client; then they are taken. Where there is no room for another segment only
-    /// what all may have is asked.
-    pub fn take(&self, budget: &Budget, client: u64, pages: usize, has_room: bool) -> bool {
+    /// Reserves so many pages to copy for a client; false if a limit does not allow it. Where there is no
+    /// room for another segment, only the total limit counts.
+    pub fn reserve(&self, budget: &Budget, client: u64, pages: usize, has_room: bool) -> bool {
         let had = self.by_client.get(&client).copied().unwrap_or(0);
-        let may = budget.charge == Charge::Store
-            || had + pages <= MOST_COPIED_BY_CLIENT
+        let may = budget.charge == Charge::PageStore
+            || had + pages <= MAX_COPIED_PER_CLIENT
             || pages <= TINY
             || !has_room;
-        may && take(&budget.copied, pages, budget.most_copied)
+        may && reserve(&budget.copied, pages, budget.max_copied)
     }
 
-    /// Of those taken, so many were copied to a segment and the rest were not.
-    pub fn put(&mut self, budget: &Budget, client: u64, segment: u32, pages: usize, left: usize) {
+    /// Of the pages reserved, so many were copied to a segment and the rest were not.
+    pub fn record(&mut self, budget: &Budget, client: u64, segment: u32, pages: usize, left: usize) {
         budget.copied.fetch_sub(left, Ordering::Relaxed);
         *self.by_client.entry(client).or_default() += pages;
         *self.of_segment.entry(segment).or_default().entry(client).or_default() += pages;
     }
 
-    /// A common segment of so many pages is freed.
+    /// A packed segment of so many pages is freed.
     pub fn free(&mut self, budget: &Budget, segment: u32, pages: usize) {
         budget.copied.fetch_sub(pages, Ordering::Relaxed);
         for (client, pages) in self.of_segment.remove(&segment).unwrap_or_default() {
@@ -130,8 +134,8 @@ impl Copied {
         }
     }
 
-    /// None of those taken were copied.
-    pub fn give_back(budget: &Budget, pages: usize) {
+    /// Releases reserved pages of which none was copied.
+    pub fn release(budget: &Budget, pages: usize) {
         budget.copied.fetch_sub(pages, Ordering::Relaxed);
     }
 }
@@ -141,26 +145,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_client_gets_little_and_all_together_not_much() {
-        let budget = Budget::new(100, 3 * MOST_COPIED_BY_CLIENT);
-        assert!(budget.take(60) && !budget.take(41) && budget.take(40));
-        budget.give_back(60);
-        assert!(budget.take(60));
+    fn limits_copies_per_client_and_in_total() {
+        let budget = Budget::new(100, 3 * MAX_COPIED_PER_CLIENT);
+        assert!(budget.reserve(60) && !budget.reserve(41) && budget.reserve(40));
+        budget.release(60);
+        assert!(budget.reserve(60));
         let mut copied = Copied::default();
-        let all = MOST_COPIED_BY_CLIENT;
-        assert!(copied.take(&budget, 1, all, true));
-        copied.put(&budget, 1, 7, all - 10, 10);
-        assert!(!copied.take(&budget, 1, all, true) && copied.take(&budget, 1, 10, true));
-        copied.put(&budget, 1, 7, 10, 0);
-        assert!(!copied.take(&budget, 1, TINY + 1, true) && copied.take(&budget, 1, TINY + 1, false));
-        Copied::give_back(&budget, TINY + 1);
+        let all = MAX_COPIED_PER_CLIENT;
+        assert!(copied.reserve(&budget, 1, all, true));
+        copied.record(&budget, 1, 7, all - 10, 10);
+        assert!(!copied.reserve(&budget, 1, all, true) && copied.reserve(&budget, 1, 10, true));
+        copied.record(&budget, 1, 7, 10, 0);
+        assert!(!copied.reserve(&budget, 1, TINY + 1, true) && copied.reserve(&budget, 1, TINY + 1, false));
+        Copied::release(&budget, TINY + 1);
         let mut clients = 1;
-        while copied.take(&budget, clients + 1, all, true) {
+        while copied.reserve(&budget, clients + 1, all, true) {
             clients += 1;
-            copied.put(&budget, clients, 8, all, 0);
+            copied.record(&budget, clients, 8, all, 0);
         }
         assert_eq!(clients, 3);
         copied.free(&budget, 7, all);
-        assert!(copied.take(&budget, 1, all, true) && !copied.take(&budget, 2, 1, false));
+        assert!(copied.reserve(&budget, 1, all, true) && !copied.reserve(&budget, 2, 1, false));
     }
 }

@@ -1,5 +1,6 @@
-//! Who the programs of a domain are, what their calls have done, and what each is charged: pages of segments that it was the
-//! first to bring, in memory of its cgroup. One that has gone stays in the list as long as others use what it brought.
+//! The programs of a domain: what their calls have done, and what each is charged, which is the pages of
+//! segments that it uploaded, in memory of its cgroup. A program that has ended stays in the list as long as
+//! other programs use its segments.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
@@ -15,7 +16,7 @@ struct Program {
     pid: i32,
     name: String,
     since: Instant,
-    has_gone: bool,
+    has_ended: bool,
     report: Report,
     charged_pages: u64,
 }
@@ -26,86 +27,88 @@ pub struct Programs(BTreeMap<u64, Program>);
 
 impl Programs {
     /// A program has connected.
-    pub fn comes(&mut self, client: u64, peer: &Peer) {
+    pub fn connected(&mut self, client: u64, peer: &Peer) {
         let name = std::fs::read_to_string(format!("/proc/{}/comm", peer.pid)).unwrap_or_default();
         let name = name.trim_end().to_owned();
         let program = Program {
             pid: peer.pid,
             name,
             since: Instant::now(),
-            has_gone: false,
+            has_ended: false,
             report: Report::default(),
             charged_pages: 0,
         };
         self.0.insert(client, program);
     }
 
-    /// A program's calls have done so much by now.
-    pub fn tells(&mut self, client: u64, report: Report) {
+    /// Records the statistics of a program's calls.
+    pub fn reported(&mut self, client: u64, report: Report) {
         if let Some(program) = self.0.get_mut(&client) {
             program.report = report;
         }
     }
 
     /// A program's connection has ended.
-    pub fn goes(&mut self, client: u64) {
+    pub fn disconnected(&mut self, client: u64) {
         if let Some(program) = self.0.get_mut(&client) {
-            program.has_gone = true;
+            program.has_ended = true;
             program.report.mappings = 0;
         }
     }
 
-    /// Says who is charged how many pages; forgets who has gone and left nothing.
+    /// Records how many pages each program is charged; removes programs that have ended and are charged for
+    /// none.
     pub fn charge(&mut self, charged: &HashMap<u64, u64>) {
         for (client, program) in &mut self.0 {
             program.charged_pages = charged.get(client).copied().unwrap_or(0);
         }
-        self.0.retain(|_, program| !program.has_gone || program.charged_pages > 0);
+        self.0.retain(|_, program| !program.has_ended || program.charged_pages > 0);
     }
 
-    /// Those that have advised anything, as JSON objects.
+    /// The programs that have advised memory, as JSON objects.
     pub fn json(&self, domain: &str) -> Vec<String> {
         let has_advised = |program: &Program| program.charged_pages > 0 || program.report.looked_up_pages > 0;
-        let told = self.0.iter().filter(|(_, program)| has_advised(program));
-        told.map(|(client, program)| {
-            let Program { pid, name, since, has_gone, report, charged_pages } = program;
-            let mut out = format!("{{\"domain\":{},\"client\":{client}", quoted(domain));
-            let _ = write!(out, ",\"pid\":{pid},\"name\":{}", quoted(name));
-            let _ = write!(out, ",\"age_seconds\":{:.1}", since.elapsed().as_secs_f64());
-            let _ = write!(out, ",\"has_gone\":{has_gone},\"charged_pages\":{charged_pages}");
-            let Report { looked_up_pages, found_pages, mappings } = report;
-            let _ = write!(out, ",\"looked_up_pages\":{looked_up_pages},\"found_pages\":{found_pages}");
-            let _ = write!(out, ",\"mappings\":{mappings}}}");
-            out
-        })
-        .collect()
+        let listed = self.0.iter().filter(|(_, program)| has_advised(program));
+        listed
+            .map(|(client, program)| {
+                let Program { pid, name, since, has_ended, report, charged_pages } = program;
+                let mut out = format!("{{\"domain\":{},\"client\":{client}", quoted(domain));
+                let _ = write!(out, ",\"pid\":{pid},\"name\":{}", quoted(name));
+                let _ = write!(out, ",\"age_seconds\":{:.1}", since.elapsed().as_secs_f64());
+                let _ = write!(out, ",\"has_gone\":{has_ended},\"charged_pages\":{charged_pages}");
+                let Report { looked_up_pages, found_pages, mappings } = report;
+                let _ = write!(out, ",\"looked_up_pages\":{looked_up_pages},\"found_pages\":{found_pages}");
+                let _ = write!(out, ",\"mappings\":{mappings}}}");
+                out
+            })
+            .collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::daemon::trust_domain::Domain;
+    use crate::daemon::trust_domain::TrustDomain;
 
     #[test]
-    fn who_has_gone_stays_while_charged() {
-        let peer = Peer { pid: std::process::id() as i32, user: 0, domain: Domain::User(0) };
+    fn keeps_an_ended_program_while_it_is_charged() {
+        let peer = Peer { pid: std::process::id() as i32, user: 0, domain: TrustDomain::User(0) };
         let mut programs = Programs::default();
-        programs.comes(1, &peer);
-        programs.comes(2, &peer);
+        programs.connected(1, &peer);
+        programs.connected(2, &peer);
         assert!(programs.json("d").is_empty(), "neither has advised anything");
-        programs.tells(2, Report { looked_up_pages: 8, found_pages: 6, mappings: 3 });
+        programs.reported(2, Report { looked_up_pages: 8, found_pages: 6, mappings: 3 });
         programs.charge(&[(1, 512)].into());
-        let told = programs.json("d");
+        let listed = programs.json("d");
         assert!(
-            told[0].contains("\"charged_pages\":512") && told[1].contains("\"found_pages\":6"),
-            "{told:?}"
+            listed[0].contains("\"charged_pages\":512") && listed[1].contains("\"found_pages\":6"),
+            "{listed:?}"
         );
-        programs.goes(1);
-        programs.goes(2);
+        programs.disconnected(1);
+        programs.disconnected(2);
         programs.charge(&[(1, 512)].into());
-        let told = programs.json("d");
-        assert!(told.len() == 1 && told[0].contains("\"has_gone\":true"), "{told:?}");
+        let listed = programs.json("d");
+        assert!(listed.len() == 1 && listed[0].contains("\"has_gone\":true"), "{listed:?}");
         programs.charge(&HashMap::new());
         assert!(programs.json("d").is_empty());
     }

@@ -1,21 +1,21 @@
-//! What a request is answered with.
+//! Handles the requests of a domain's clients.
 
 use std::os::fd::OwnedFd;
 
 use crate::base::protocol::{Answer, Refusal, Request, VERSION};
-use crate::daemon::domain_metrics::Figures;
-use crate::daemon::page_store::{Refused, Store};
+use crate::daemon::domain_metrics::DomainMetrics;
+use crate::daemon::page_store::{PageStore, Refused};
 use crate::daemon::programs::Programs;
-use crate::daemon::untrusted_fds::Stranger;
+use crate::daemon::untrusted_fds::UntrustedFd;
 
-/// An answer and the file beside it.
+/// An answer and the file sent with it.
 pub type Reply = (Answer, Option<OwnedFd>);
 
 fn refused((reason, line): Refused) -> Reply {
     (Answer::Refused { reason, line }, None)
 }
 
-fn with_index(store: &Store, answer: Answer) -> Reply {
+fn with_index(store: &PageStore, answer: Answer) -> Reply {
     match store.index().try_clone_to_owned() {
         Ok(index) => (answer, Some(index)),
         Err(error) => {
@@ -24,14 +24,14 @@ fn with_index(store: &Store, answer: Answer) -> Reply {
     }
 }
 
-/// Serves a request of `client`, all that is about its own domain alone. `file` came with it.
-pub fn answer(
-    store: &mut Store,
-    figures: &mut Figures,
+/// Handles a request of `client` that concerns its own domain alone. `file` was sent with it.
+pub fn handle(
+    store: &mut PageStore,
+    metrics: &mut DomainMetrics,
     programs: &mut Programs,
     client: u64,
     request: Request,
-    file: Option<Stranger>,
+    file: Option<UntrustedFd>,
 ) -> Reply {
     let reply = match (request, file) {
         (Request::Hello { version: VERSION }, None) => {
@@ -46,31 +46,31 @@ pub fn answer(
         )),
         (Request::Index, None) => with_index(store, Answer::Index),
         (Request::Offer { pages }, Some(file)) => {
-            figures.offered_pages_total += pages as u64;
+            metrics.offered_pages_total += pages as u64;
             match store.offer(client, file, pages as usize) {
-                Ok(taken) => {
-                    figures.new_pages_total += taken.new_pages as u64;
-                    let new_pages = taken.new_pages;
-                    let (segment, file, segment_pages) = match taken.at {
+                Ok(accepted) => {
+                    metrics.new_pages_total += accepted.new_pages as u64;
+                    let new_pages = accepted.new_pages;
+                    let (segment, file, segment_pages) = match accepted.at {
                         Some((segment, file, room)) => (segment, Some(file), room),
                         None => (0, None, 0),
                     };
-                    (Answer::Taken { new_pages, segment, segment_pages }, file)
+                    (Answer::Accepted { new_pages, segment, segment_pages }, file)
                 }
                 Err(why) => refused(why),
             }
         }
         (Request::Attach { segment }, None) => match store.attach(segment) {
             Some((file, segment_pages)) => (Answer::Attached { segment_pages }, Some(file)),
-            None => refused((Refusal::Gone, format!("segment {segment} is gone"))),
+            None => refused((Refusal::NoSegment, format!("segment {segment} does not exist any more"))),
         },
-        (Request::Private { pages }, None) => match store.note_elsewhere(client, &pages) {
+        (Request::Private { pages }, None) => match store.note_private(client, &pages) {
             Ok(()) => (Answer::Noted, None),
             Err(why) => refused(why),
         },
         (Request::Claim { pages }, None) => (Answer::Claimed { yours: store.claim(client, &pages) }, None),
         (Request::Report(report), None) => {
-            programs.tells(client, report);
+            programs.reported(client, report);
             (Answer::Noted, None)
         }
         (request, file) => {
@@ -78,7 +78,7 @@ pub fn answer(
             refused((Refusal::Wrong, format!("{request:?} {with} a file")))
         }
     };
-    figures.requests_total += 1;
-    figures.refused_total += matches!(reply.0, Answer::Refused { .. }) as u64;
+    metrics.requests_total += 1;
+    metrics.refused_total += matches!(reply.0, Answer::Refused { .. }) as u64;
     reply
 }

@@ -1,4 +1,4 @@
-//! Accepts connections, finds out whose they are, and hands them to their domain's thread. Serves /metrics.
+//! Accepts connections, finds their domains, and hands them to the domains' threads. Serves /metrics.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,55 +15,55 @@ use crate::base::error::{Error, While};
 use crate::base::fault;
 use crate::base::page::PAGE_BYTES;
 use crate::daemon::descriptor_store::{self, DescriptorStore};
-use crate::daemon::domain_metrics::FiguresByDomain;
+use crate::daemon::domain_metrics::MetricsByDomain;
 use crate::daemon::domain_thread::{self, Connected, DomainThread};
-use crate::daemon::metrics_http::{Endpoint, Listener, Visitor, remove_socket};
+use crate::daemon::metrics_http::{Endpoint, Listener, ScrapeConnection, remove_socket};
 use crate::daemon::page_budget::{Budget, Charge};
-use crate::daemon::page_store::{Limits, Store};
-use crate::daemon::socket_lock::Lock;
-use crate::daemon::trust_domain::{self, Domain, Rule};
+use crate::daemon::page_store::{Limits, PageStore};
+use crate::daemon::socket_lock::SocketLock;
+use crate::daemon::trust_domain::{self, Rule, TrustDomain};
 use crate::daemon::untrusted_fds;
 
-/// How a daemon is set up.
+/// The settings of a daemon.
 pub struct Configuration {
-    /// Where it listens.
+    /// Its socket.
     pub socket: PathBuf,
-    /// A file whose lock keeps other daemons from that socket; none: one beside it.
+    /// A file whose lock keeps other daemons from that socket; if none is given, one beside the socket.
     pub lock: Option<PathBuf>,
-    /// Who shares with whom.
+    /// Which processes share with which.
     pub rule: Rule,
     /// A file that names cgroups, one a line: programs of others are refused. Read at each connection.
     pub members: Option<PathBuf>,
     /// Bytes that a domain's store may hold.
-    pub most_bytes: u64,
+    pub max_bytes: u64,
     /// Connections that a domain may have.
-    pub most_clients: usize,
+    pub max_clients: usize,
     /// Whose memory the pages are.
     pub charge: Charge,
-    /// Where figures are served.
+    /// Where metrics are served.
     pub metrics: Option<Endpoint>,
 }
 
 /// Domains at a time: each has a thread.
-const MOST_DOMAINS: usize = 256;
-/// Visitors of /metrics at a time, and how long they may take.
-const MOST_VISITORS: usize = 16;
-const VISIT: Duration = Duration::from_secs(5);
+const MAX_DOMAINS: usize = 256;
+/// Connections to /metrics at a time, and how long each may take.
+const MAX_SCRAPES: usize = 16;
+const SCRAPE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A daemon that listens.
 pub struct Server {
     configuration: Configuration,
     listener: OwnedFd,
     metrics: Option<Listener>,
-    visitors: Vec<Visitor>,
-    threads: HashMap<Domain, DomainThread>,
-    by_domain: Arc<FiguresByDomain>,
+    scrapes: Vec<ScrapeConnection>,
+    threads: HashMap<TrustDomain, DomainThread>,
+    by_domain: Arc<MetricsByDomain>,
     limits: Limits,
     descriptors: Arc<DescriptorStore>,
     budget: Arc<Budget>,
-    last_complaint: Option<Instant>,
-    /// Held as long as the daemon lives: two on one socket would be none.
-    _lock: Lock,
+    last_warning: Option<Instant>,
+    /// Held as long as the daemon lives: two daemons must not serve one socket.
+    _lock: SocketLock,
 }
 
 impl Server {
@@ -73,7 +73,7 @@ impl Server {
     /// Another daemon serves that socket; the socket's folder cannot be made; the kernel lacks what the rule needs.
     pub fn new(mut configuration: Configuration) -> Result<Server, Error> {
         let asks_cgroups = configuration.rule == Rule::Cgroup || configuration.members.is_some();
-        if asks_cgroups && !trust_domain::knows_processes() {
+        if asks_cgroups && !trust_domain::has_peer_pidfd() {
             return Err(Error::new(
                 libc::ENOTSUP,
                 "domains and members by cgroup need Linux 6.5 or newer (SO_PEERPIDFD)",
@@ -82,9 +82,9 @@ impl Server {
         guard_this_process();
         let files = raise_file_limit();
         // No domain takes more than a quarter of the daemon's files for its segments, or an eighth for its clients.
-        configuration.most_clients = configuration.most_clients.min(files / 8);
+        configuration.max_clients = configuration.max_clients.min(files / 8);
         let beside = configuration.socket.with_extension("lock");
-        let lock = Lock::take(&configuration.socket, configuration.lock.as_ref().unwrap_or(&beside))?;
+        let lock = SocketLock::take(&configuration.socket, configuration.lock.as_ref().unwrap_or(&beside))?;
         let listener = listen(&configuration)?;
         let metrics = match &configuration.metrics {
             None => None,
@@ -94,24 +94,24 @@ impl Server {
             })?),
         };
         let limits =
-            Limits { pages: (configuration.most_bytes / PAGE_BYTES as u64) as usize, segments: files / 4 };
+            Limits { pages: (configuration.max_bytes / PAGE_BYTES as u64) as usize, segments: files / 4 };
         let budget = Arc::new(Budget::of_machine(limits.pages, configuration.charge));
         let mut server = Server {
             configuration,
             listener,
             metrics,
-            visitors: Vec::new(),
+            scrapes: Vec::new(),
             threads: HashMap::new(),
             by_domain: Arc::default(),
             limits,
             descriptors: Arc::new(DescriptorStore::from_environment()),
             budget,
-            last_complaint: None,
+            last_warning: None,
             _lock: lock,
         };
-        for kept in descriptor_store::kept() {
+        for kept in descriptor_store::saved_stores() {
             let domain = kept.0.domain.clone();
-            let store = Store::restore(kept, limits, server.descriptors.clone(), server.budget.clone())?;
+            let store = PageStore::restore(kept, limits, server.descriptors.clone(), server.budget.clone())?;
             let thread = server.start(&domain, store)?;
             server.threads.insert(domain, thread);
         }
@@ -125,8 +125,8 @@ impl Server {
             let mut watched = vec![PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN)];
             watched.push(PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN));
             let metrics = self.metrics.iter().map(|listener| (listener.file(), PollFlags::IN));
-            let visitors = self.visitors.iter().map(|visitor| (visitor.file(), visitor.waits_for()));
-            watched.extend(metrics.chain(visitors).map(|(file, what)| PollFd::from_borrowed_fd(file, what)));
+            let scrapes = self.scrapes.iter().map(|scrape| (scrape.file(), scrape.waits_for()));
+            watched.extend(metrics.chain(scrapes).map(|(file, what)| PollFd::from_borrowed_fd(file, what)));
             let second = rustix::time::Timespec { tv_sec: 1, tv_nsec: 0 };
             match poll(&mut watched, Some(&second)) {
                 Ok(_) | Err(Errno::INTR) => {}
@@ -140,19 +140,19 @@ impl Server {
             if is_ready[1] {
                 self.accept();
             }
-            let first_visitor = 2 + self.metrics.is_some() as usize;
-            let mut ready = is_ready[first_visitor..].iter();
+            let first_scrape = 2 + self.metrics.is_some() as usize;
+            let mut ready = is_ready[first_scrape..].iter();
             let by_domain = &self.by_domain;
-            self.visitors.retain_mut(|visitor| {
-                let is_done = ready.next() == Some(&true) && visitor.serve(|| by_domain.prometheus());
-                !is_done && visitor.since.elapsed() < VISIT
+            self.scrapes.retain_mut(|scrape| {
+                let is_done = ready.next() == Some(&true) && scrape.serve(|| by_domain.prometheus());
+                !is_done && scrape.since.elapsed() < SCRAPE_TIMEOUT
             });
             if self.metrics.is_some()
                 && is_ready[2]
-                && let Some(visitor) = self.metrics.as_ref().and_then(Listener::accept)
-                && self.visitors.len() < MOST_VISITORS
+                && let Some(scrape) = self.metrics.as_ref().and_then(Listener::accept)
+                && self.scrapes.len() < MAX_SCRAPES
             {
-                self.visitors.push(visitor);
+                self.scrapes.push(scrape);
             }
             self.threads.retain(|_, thread| !thread.is_closed());
         }
@@ -168,53 +168,54 @@ impl Server {
         fault::point("store.accepted");
         let peer = match self.configuration.rule.peer(&socket) {
             Ok(peer) => peer,
-            Err(error) => return self.turn_away(socket, &error.to_string()),
+            Err(error) => return self.refuse(socket, &error.to_string()),
         };
         if let Some(members) = &self.configuration.members
             && let Err(error) = trust_domain::check_member(&socket, peer.pid, members)
         {
-            return self.turn_away(socket, &error.to_string());
+            return self.refuse(socket, &error.to_string());
         }
         let own = rustix::process::geteuid();
         if !own.is_root() && peer.user != own.as_raw() && self.configuration.rule != Rule::Everyone {
             let why = format!("process {} is of uid {}, not of this user", peer.pid, peer.user);
-            return self.turn_away(socket, &why);
+            return self.refuse(socket, &why);
         }
         let domain = peer.domain.clone();
         let mut connected = Connected { socket, peer };
         if let Some(thread) = self.threads.get(&domain) {
-            match thread.let_in(connected) {
+            match thread.hand_over(connected) {
                 Ok(()) => return,
                 Err(returned) => connected = returned,
             }
         }
-        match self.start_anew(&domain) {
+        match self.start_domain(&domain) {
             Ok(thread) => {
-                let _ = thread.let_in(connected);
+                let _ = thread.hand_over(connected);
                 self.threads.insert(domain, thread);
             }
-            Err(error) => self.turn_away(connected.socket, &error.to_string()),
+            Err(error) => self.refuse(connected.socket, &error.to_string()),
         }
     }
 
-    fn start_anew(&self, domain: &Domain) -> Result<DomainThread, Error> {
-        if self.threads.len() >= MOST_DOMAINS {
-            return Err(Error::new(libc::EAGAIN, format!("no store for {domain}: there are {MOST_DOMAINS}")));
+    fn start_domain(&self, domain: &TrustDomain) -> Result<DomainThread, Error> {
+        if self.threads.len() >= MAX_DOMAINS {
+            return Err(Error::new(libc::EAGAIN, format!("no store for {domain}: there are {MAX_DOMAINS}")));
         }
-        let store = Store::new(domain.clone(), self.limits, self.descriptors.clone(), self.budget.clone())?;
+        let store =
+            PageStore::new(domain.clone(), self.limits, self.descriptors.clone(), self.budget.clone())?;
         self.start(domain, store)
     }
 
-    fn start(&self, domain: &Domain, store: Store) -> Result<DomainThread, Error> {
-        domain_thread::start(domain.clone(), store, self.by_domain.clone(), self.configuration.most_clients)
+    fn start(&self, domain: &TrustDomain, store: PageStore) -> Result<DomainThread, Error> {
+        domain_thread::start(domain.clone(), store, self.by_domain.clone(), self.configuration.max_clients)
     }
 
-    fn turn_away(&mut self, socket: OwnedFd, why: &str) {
-        if self.last_complaint.is_none_or(|last| last.elapsed() > Duration::from_millis(100)) {
-            self.last_complaint = Some(Instant::now());
+    fn refuse(&mut self, socket: OwnedFd, why: &str) {
+        if self.last_warning.is_none_or(|last| last.elapsed() > Duration::from_millis(100)) {
+            self.last_warning = Some(Instant::now());
             tracing::warn!("a connection was refused: {why}");
         }
-        untrusted_fds::hang_up(socket);
+        untrusted_fds::close_on_thread(socket);
     }
 }
 
@@ -227,14 +228,14 @@ impl Drop for Server {
     }
 }
 
-/// No other process of the user may look into this one; leases may not end it.
+/// Keeps other processes of the user from reading this one's memory, and a lease break from ending it.
 fn guard_this_process() {
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
     // SAFETY: ignoring a signal touches no memory.
     unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
 }
 
-/// Allows as many files as this user may have, and says how many that is.
+/// Raises the limit of open files to this user's maximum; returns it.
 fn raise_file_limit() -> usize {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
@@ -249,7 +250,7 @@ fn listen(configuration: &Configuration) -> Result<OwnedFd, Error> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
         .while_doing("cannot make a socket")?;
-    // The lock says that nobody serves it.
+    // The lock ensures that no daemon serves it.
     remove_socket(path).map_err(|error| Error::new(libc::EEXIST, format!("{}: {error}", what())))?;
     rustix::net::bind(&socket, &address).while_doing(what())?;
     let is_for_all = rustix::process::geteuid().is_root() || configuration.rule == Rule::Everyone;

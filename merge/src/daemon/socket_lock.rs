@@ -1,5 +1,5 @@
-//! The lock of a socket, held by a thread with a table of files of its own: when the process ends, its lock ends too, whatever
-//! another of its files waits for.
+//! The lock of a socket, held by a thread with a file table of its own: when the process ends, its lock ends
+//! too, even while another of its files blocks in close.
 
 use std::fs::{DirBuilder, File, Permissions};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
@@ -9,21 +9,22 @@ use std::thread::JoinHandle;
 
 use crate::base::error::Error;
 
-/// A socket's lock; let go when dropped.
-pub struct Lock(Option<(Sender<()>, JoinHandle<()>)>);
+/// A socket's lock; dropping it unlocks.
+pub struct SocketLock(Option<(Sender<()>, JoinHandle<()>)>);
 
-impl Lock {
-    /// Takes it, which is that of a file, and makes the socket's folder if there is none.
+impl SocketLock {
+    /// Locks `file`, and creates the socket's folder if there is none.
     ///
     /// # Errors
-    /// `EADDRINUSE` if another daemon has it; what the system says.
-    pub fn take(socket: &Path, file: &Path) -> Result<Lock, Error> {
-        let (keep, kept) = channel::<()>();
-        let (tell, told) = channel();
+    /// `EADDRINUSE` if another daemon has the lock, or the system's error.
+    pub fn take(socket: &Path, file: &Path) -> Result<SocketLock, Error> {
+        let (keep_locked, unlocked) = channel::<()>();
+        let (sender, receiver) = channel();
         let (socket, file) = (socket.to_owned(), file.to_owned());
         let hold = move || {
-            // SAFETY: the table of files of this thread only; those that it then closes stay open in the process. So no signal
-            // may be handled here: its handler would write to a file that this thread does not have.
+            // SAFETY: the file table of this thread only; the files that it then closes stay open in the
+            // process. No signal may be handled here: its handler would write to a file that this thread does
+            // not have.
             unsafe {
                 let mut all = std::mem::zeroed();
                 libc::sigfillset(&mut all);
@@ -34,9 +35,9 @@ impl Lock {
             }
             let lock = lock(&socket, &file);
             let failed = lock.as_ref().err().cloned();
-            let _ = tell.send(failed);
+            let _ = sender.send(failed);
             // Until the lock is dropped.
-            let _ = kept.recv();
+            let _ = unlocked.recv();
             drop(lock);
         };
         let thread = std::thread::Builder::new().name("lock".into()).stack_size(64 * 1024).spawn(hold);
@@ -46,24 +47,25 @@ impl Lock {
                 format!("a thread for the lock: {error}"),
             )
         })?;
-        match told.recv() {
-            Ok(None) => Ok(Lock(Some((keep, thread)))),
+        match receiver.recv() {
+            Ok(None) => Ok(SocketLock(Some((keep_locked, thread)))),
             Ok(Some(error)) => Err(error),
             Err(_) => Err(Error::new(libc::EIO, "the thread of the lock has ended")),
         }
     }
 }
 
-impl Drop for Lock {
+impl Drop for SocketLock {
     fn drop(&mut self) {
-        if let Some((keep, thread)) = self.0.take() {
-            drop(keep);
+        if let Some((keep_locked, thread)) = self.0.take() {
+            drop(keep_locked);
             let _ = thread.join();
         }
     }
 }
 
-/// Whoever can open a file, if only to read it, can lock it: others would keep the next daemon from its socket.
+/// Any user who can open a file, if only to read it, can lock it, and would keep the next daemon from its
+/// socket.
 const OWN: u32 = 0o600;
 
 fn lock(socket: &Path, file: &Path) -> Result<File, Error> {
@@ -75,7 +77,7 @@ fn lock(socket: &Path, file: &Path) -> Result<File, Error> {
         && !folder.as_os_str().is_empty()
         && !folder.exists()
     {
-        // The system's store is for all users, a user's own for nobody else.
+        // The system's store is for all users, a user's own for that user only.
         let mode = if rustix::process::geteuid().is_root() { 0o755 } else { 0o700 };
         DirBuilder::new()
             .recursive(true)
@@ -91,7 +93,7 @@ fn lock(socket: &Path, file: &Path) -> Result<File, Error> {
         .custom_flags(libc::O_NOFOLLOW)
         .open(file)
         .map_err(|error| failed("cannot open the lock of", error))?;
-    // One that a former version has left is open to all.
+    // A lock file of an earlier version is open to all.
     let _ = file.set_permissions(Permissions::from_mode(OWN));
     match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),

@@ -1,4 +1,5 @@
-//! Trust domains: who shares with whom. Whoever may map a segment can read all of it, so a store serves one domain only.
+//! Trust domains: which processes share with which. A process that may map a segment can read all of it, so a
+//! store serves one domain only.
 
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -6,46 +7,46 @@ use std::path::Path;
 
 use crate::base::error::{Error, While};
 
-/// What makes two programs trust each other.
+/// What two programs of one domain have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// The same user.
     User,
     /// The same user in the same cgroup: containers.
     Cgroup,
-    /// Everybody who may connect. Tenants can then find out what others have in memory (UPM §IV-E).
+    /// Being able to connect. Tenants can then find out what others have in memory (UPM §IV-E).
     Everyone,
 }
 
 /// A trust domain.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Domain {
+pub enum TrustDomain {
     /// A user.
     User(u32),
     /// A user in a cgroup.
     Cgroup(u32, String),
-    /// All.
+    /// All processes.
     Everyone,
 }
 
-impl fmt::Display for Domain {
+impl fmt::Display for TrustDomain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Domain::User(user) => write!(f, "uid {user}"),
-            Domain::Cgroup(user, path) => write!(f, "uid {user} in {path}"),
-            Domain::Everyone => f.write_str("everyone"),
+            TrustDomain::User(user) => write!(f, "uid {user}"),
+            TrustDomain::Cgroup(user, path) => write!(f, "uid {user} in {path}"),
+            TrustDomain::Everyone => f.write_str("everyone"),
         }
     }
 }
 
-/// The process at the other end of a connection, as the kernel tells.
+/// The process at the other end of a connection, as the kernel reports it.
 pub struct Peer {
-    /// Its id; 0 if it is in a namespace that the daemon cannot see.
+    /// Its process ID; 0 if it is in a namespace that the daemon cannot see.
     pub pid: i32,
     /// Its user.
     pub user: u32,
-    /// Where it belongs.
-    pub domain: Domain,
+    /// Its trust domain.
+    pub domain: TrustDomain,
 }
 
 /// `SO_PEERPIDFD`, Linux 6.5.
@@ -62,19 +63,19 @@ fn peer_pidfd(socket: impl AsFd) -> Option<OwnedFd> {
     }
 }
 
-/// Whether this kernel can tell a connection's process for certain, which domains by cgroup need.
-pub fn knows_processes() -> bool {
+/// Whether this kernel can identify a connection's process for certain, which domains by cgroup need.
+pub fn has_peer_pidfd() -> bool {
     std::os::unix::net::UnixStream::pair().is_ok_and(|(one, _other)| peer_pidfd(&one).is_some())
 }
 
 impl Rule {
-    /// Who is at the other end.
+    /// The process at the other end.
     pub fn peer(self, socket: impl AsFd) -> Result<Peer, Error> {
-        let (pid, user) = crate::base::channel::peer(&socket).while_doing("who is connecting")?;
+        let (pid, user) = crate::base::channel::peer(&socket).while_doing("the connecting process")?;
         let domain = match self {
-            Rule::User => Domain::User(user),
-            Rule::Everyone => Domain::Everyone,
-            Rule::Cgroup => Domain::Cgroup(user, cgroup_of(pid, &socket)?),
+            Rule::User => TrustDomain::User(user),
+            Rule::Everyone => TrustDomain::Everyone,
+            Rule::Cgroup => TrustDomain::Cgroup(user, cgroup_of(pid, &socket)?),
         };
         Ok(Peer { pid, user, domain })
     }
@@ -88,8 +89,8 @@ fn cgroup_of(pid: i32, socket: impl AsFd) -> Result<String, Error> {
         .ok_or_else(|| Error::new(libc::ENOTSUP, "domains by cgroup need Linux 6.5 (SO_PEERPIDFD)"))?;
     let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup"))
         .map_err(|error| Error::new(libc::ESRCH, format!("cgroup of process {pid}: {error}")))?;
-    // The id was still that process's when its file was read if the process lives now.
-    // SAFETY: signal 0 to a process that a descriptor of ours names: asks whether it lives.
+    // If the process lives now, the ID was still its own when the file was read.
+    // SAFETY: signal 0 to a process that our descriptor names: checks whether it lives.
     let lives = unsafe {
         libc::syscall(libc::SYS_pidfd_send_signal, process.as_raw_fd(), 0, std::ptr::null::<u8>(), 0) == 0
             || std::io::Error::last_os_error().raw_os_error() == Some(libc::EPERM)
@@ -100,14 +101,14 @@ fn cgroup_of(pid: i32, socket: impl AsFd) -> Result<String, Error> {
     cgroup_in(&text).ok_or_else(|| Error::new(libc::ENOTSUP, format!("process {pid} is in no memory cgroup")))
 }
 
-/// Whether a program is of a cgroup that the file names, or of one below it.
+/// Checks that a program is in a cgroup that the file names, or in one below it.
 ///
 /// # Errors
-/// It is not, or the file cannot be read: then nobody is.
+/// It is not, or the file cannot be read: then no program is a member.
 pub fn check_member(socket: impl AsFd, pid: i32, members: &Path) -> Result<(), Error> {
     let own = cgroup_of(pid, socket)?;
     let text = std::fs::read_to_string(members).map_err(|error| {
-        let line = format!("who may connect is not known: {}: {error}", members.display());
+        let line = format!("cannot read which cgroups may connect: {}: {error}", members.display());
         Error::new(error.raw_os_error().unwrap_or(libc::EIO), line)
     })?;
     if text.lines().any(|named| is_within(&own, named)) {
@@ -121,12 +122,12 @@ fn is_within(cgroup: &str, named: &str) -> bool {
     named.len() > 1 && rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// The memory cgroup of a process that is known to live, as a store that runs beside the caller sees it.
+/// The memory cgroup of a process that lives, as a store beside the caller sees it.
 pub fn cgroup_of_process(pid: u32) -> Option<String> {
     cgroup_in(&std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)
 }
 
-/// The cgroup whose memory counts: the unified hierarchy's, unless the memory controller is in one of its own.
+/// The memory cgroup: the unified hierarchy's, unless the memory controller has a hierarchy of its own.
 fn cgroup_in(text: &str) -> Option<String> {
     let fields = |line: &'_ str| {
         let mut parts = line.splitn(3, ':');
@@ -145,29 +146,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_memory_controllers_cgroup_counts() {
+    fn cgroup_is_the_memory_controllers() {
         assert_eq!(cgroup_in("0::/user.slice/a:b\n").as_deref(), Some("/user.slice/a:b"));
         assert_eq!(cgroup_in("9:name=systemd:/\n4:memory:/box\n0::/\n").as_deref(), Some("/box"));
         assert_eq!(cgroup_in("9:name=systemd:/\n"), None);
     }
 
     #[test]
-    fn members_are_a_cgroup_and_what_lies_below_it() {
+    fn members_are_a_cgroup_and_those_below_it() {
         assert!(is_within("/pods/a", "/pods/a") && is_within("/pods/a/b", "/pods/a"));
-        // A container that can make cgroups may call one like another's, but only below its own.
+        // A container that can create cgroups may give one another's name, but only below its own.
         assert!(!is_within("/pods/evil/pods/a", "/pods/a"));
         assert!(!is_within("/pods/ab", "/pods/a") && !is_within("/pods", "/pods/a"));
         assert!(!is_within("/pods/a", "/") && !is_within("/pods/a", ""));
     }
 
     #[test]
-    fn the_kernel_tells_who_connects() {
+    fn peer_identifies_the_connecting_process() {
         let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
         let peer = Rule::User.peer(&one).unwrap();
         assert_eq!(peer.pid, std::process::id() as i32);
-        assert_eq!(peer.domain, Domain::User(rustix::process::geteuid().as_raw()));
-        if knows_processes() {
-            assert!(matches!(Rule::Cgroup.peer(&one).unwrap().domain, Domain::Cgroup(..)));
+        assert_eq!(peer.domain, TrustDomain::User(rustix::process::geteuid().as_raw()));
+        if has_peer_pidfd() {
+            assert!(matches!(Rule::Cgroup.peer(&one).unwrap().domain, TrustDomain::Cgroup(..)));
         }
     }
 }

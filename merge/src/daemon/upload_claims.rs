@@ -1,5 +1,6 @@
-//! Who is about to give what: of several clients that have the same new pages at the same moment, one gives them and the others
-//! wait for it. A claim ends with the client's next offer, with its connection, or after a second.
+//! Which client is about to upload which pages: of several clients that have the same new pages at the same
+//! moment, one uploads them and the others wait for it. A claim ends with the client's next offer, with its
+//! connection, or after a second.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -7,8 +8,8 @@ use std::time::{Duration, Instant};
 use crate::base::page::PageHash;
 
 const LASTS: Duration = Duration::from_secs(1);
-/// Of one client; beyond that its claims are not noted, and pages may be given twice.
-const MOST_BY_CLIENT: usize = 8192;
+/// Of one client; its further claims are not recorded, and pages may be uploaded twice.
+const MAX_CLAIMS_PER_CLIENT: usize = 8192;
 
 /// The claims of a domain.
 #[derive(Default)]
@@ -18,10 +19,10 @@ pub struct Claims {
 }
 
 impl Claims {
-    /// Claims pages for a client. Says of each whether it is the client's now, a bit a page.
+    /// Claims pages for a client. Returns a bit for each page: whether the client is to upload it.
     pub fn claim(&mut self, client: u64, pages: &[PageHash], is_there: impl Fn(PageHash) -> bool) -> Vec<u8> {
         let now = Instant::now();
-        let mut yours = vec![0; pages.len().div_ceil(8)];
+        let mut granted = vec![0; pages.len().div_ceil(8)];
         let list = self.by.entry(client).or_default();
         for (i, &page) in pages.iter().enumerate() {
             if is_there(page) {
@@ -32,17 +33,17 @@ impl Claims {
                 None => true,
             };
             if is_free {
-                yours[i / 8] |= 1 << (i % 8);
-                if list.len() < MOST_BY_CLIENT {
+                granted[i / 8] |= 1 << (i % 8);
+                if list.len() < MAX_CLAIMS_PER_CLIENT {
                     self.of.insert(page, (client, now));
                     list.push(page);
                 }
             }
         }
-        yours
+        granted
     }
 
-    /// The client has offered what it had claimed, or has gone.
+    /// Ends a client's claims, when it has offered the pages or disconnected.
     pub fn release(&mut self, client: u64) {
         for page in self.by.remove(&client).unwrap_or_default() {
             if self.of.get(&page).is_some_and(|&(owner, _)| owner == client) {
@@ -57,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_second_waits_until_the_first_has_given_or_gone() {
+    fn a_claim_lasts_until_its_client_offers_or_disconnects() {
         let pages: Vec<PageHash> = (0..20).map(|n| PageHash { place: n, tag: n }).collect();
         let mut claims = Claims::default();
         let none = |_| false;

@@ -1,4 +1,4 @@
-//! One chunk through the store: what is known of its pages, and what is put in place.
+//! One chunk through the store: the state of its pages, and the mapping of extents.
 
 use mappings::Area;
 
@@ -8,13 +8,13 @@ use crate::base::fault;
 use crate::base::index::Location;
 use crate::base::page::{PAGE_BYTES, PageHash};
 use crate::client::address_space::Entry;
-use crate::client::connection::Held;
+use crate::client::connection::AttachedSegment;
 use crate::client::plan::{self, Page};
 use crate::client::remap::{self, Site};
 use crate::client::statistics::{Clock, Statistics};
 
 impl Engine {
-    /// Finds out about every page of a chunk.
+    /// Determines the state of every page of a chunk.
     pub(super) fn look_up(
         &mut self,
         area: &Area,
@@ -33,21 +33,21 @@ impl Engine {
             self.page_map.as_ref().ok_or(rustix::io::Errno::BADF).and_then(|map| map.read(start, entries));
         read.while_doing("/proc/self/pagemap")?;
         if kind == Kind::File {
-            // Where the file has ended since it was mapped, reading would be a SIGBUS.
+            // Reading past the end of a file that has been truncated since would raise SIGBUS.
             remap::populate(start, count * PAGE_BYTES).map_err(|_| {
                 let line = format!("{}: beyond the end of {}", place(&area.range), area.name);
                 Error::new(libc::ENOTSUP, line)
             })?;
         }
-        self.kept_out.look_again();
-        for range in self.kept_out.ranges() {
+        self.excluded.refresh_if_stale();
+        for range in self.excluded.ranges() {
             let (from, to) = (range.start.max(start), range.end.min(start + count * PAGE_BYTES));
             if from < to {
-                entries[(from - start) / PAGE_BYTES..(to - start) / PAGE_BYTES].fill(Entry::KEPT_OUT);
+                entries[(from - start) / PAGE_BYTES..(to - start) / PAGE_BYTES].fill(Entry::EXCLUDED);
             }
         }
         let is_candidate = |entry: &Entry| match kind {
-            _ if entry.is_kept_out() => false,
+            _ if entry.is_excluded() => false,
             Kind::Anonymous => entry.is_there(),
             Kind::Store => entry.is_own(),
             Kind::File | Kind::Former => true,
@@ -57,8 +57,8 @@ impl Engine {
             let to = (from + HASHES_AHEAD).min(count);
             for i in from..to {
                 if is_candidate(&work.entries[i]) {
-                    // SAFETY: a readable page of the caller's. Another thread may write it meanwhile: then the hash is
-                    // of no page, and the comparison tells.
+                    // SAFETY: a readable page of the caller's. If another thread writes it meanwhile, the
+                    // hash matches no page, or the comparison finds the difference.
                     let page = unsafe {
                         std::slice::from_raw_parts((start + i * PAGE_BYTES) as *const u8, PAGE_BYTES)
                     };
@@ -72,7 +72,7 @@ impl Engine {
                     self.classify(start + i * PAGE_BYTES, work.hashes[i], kind)
                 } else {
                     match kind {
-                        _ if work.entries[i].is_kept_out() => {}
+                        _ if work.entries[i].is_excluded() => {}
                         Kind::Anonymous => counts.zero_pages += 1,
                         _ => counts.unchanged_pages += 1,
                     }
@@ -90,7 +90,7 @@ impl Engine {
                 && !self.connection.segments.contains_key(&segment)
                 && !self.connection.attach(segment)?
             {
-                // Dropped since: nobody has it any more.
+                // Dropped since: no client had it mapped any more.
                 work.pages[i] = Page::New;
             }
         }
@@ -103,12 +103,12 @@ impl Engine {
         if hash == self.zero && kind == Kind::Anonymous {
             return Page::Zero;
         }
-        let is_kept_as_it_is = || self.kept.get(&address) == Some(&hash.tag);
+        let is_unchanged = || self.private.get(&address) == Some(&hash.tag);
         match self.connection.index.find(hash) {
             Some(Location::Stored { segment, page }) => Page::Stored { segment, page },
-            Some(Location::Elsewhere) if is_kept_as_it_is() => Page::Same,
-            // Somebody has it privately: now that there are two, it goes to the store.
-            Some(Location::Elsewhere) => Page::Given,
+            Some(Location::Elsewhere) if is_unchanged() => Page::Same,
+            // Another client has it privately: now that there are two, it goes to the store.
+            Some(Location::Elsewhere) => Page::Upload,
             None => Page::New,
         }
     }
@@ -121,9 +121,9 @@ impl Engine {
     ) -> Result<(), Error> {
         for extent in plan::extents(site.pages) {
             // An extent splits the mapping that it lies in.
-            self.room_for_mappings -= 2;
-            let held: Option<&Held> = self.connection.segments.get(&extent.segment);
-            let (Some(held), true) = (held, self.room_for_mappings > 0) else {
+            self.mapping_budget -= 2;
+            let held: Option<&AttachedSegment> = self.connection.segments.get(&extent.segment);
+            let (Some(held), true) = (held, self.mapping_budget > 0) else {
                 counts.refused_pages += extent.pages as u64;
                 full.get_or_insert_with(|| {
                     Error::new(
@@ -147,8 +147,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Keeps the reversed table right, and tells the store of what stays private.
-    /// Returns how many those are.
+    /// Updates the reversed table, and reports to the store the pages that stay private. Returns how many
+    /// those are.
     pub(super) fn remember(
         &mut self,
         start: usize,
@@ -160,15 +160,15 @@ impl Engine {
             let address = start + i * PAGE_BYTES;
             match page {
                 Page::Kept => {
-                    self.kept.insert(address, hashes[i].tag);
+                    self.private.insert(address, hashes[i].tag);
                     private.push(hashes[i]);
                 }
                 Page::Same => {}
-                _ if self.kept.is_empty() => {}
-                _ => drop(self.kept.remove(&address)),
+                _ if self.private.is_empty() => {}
+                _ => drop(self.private.remove(&address)),
             }
         }
-        self.connection.tell_private(&private)?;
+        self.connection.report_private(&private)?;
         Ok(private.len() as u64)
     }
 }

@@ -1,5 +1,6 @@
-//! The engine: takes a range through the store, chunk by chunk (UPM §IV-C, Fig. 3). What was advised before is known from
-//! the page table, and for pages that stayed private from a table by address (the reversed table of §V-B).
+//! The engine: takes a range through the store, chunk by chunk (UPM §IV-C, Fig. 3). The page table shows
+//! which pages were advised before, and a table by address the pages that stayed private (the reversed table
+//! of §V-B).
 
 mod chunk;
 mod upload;
@@ -17,7 +18,7 @@ use crate::base::protocol::Report;
 use crate::base::segment;
 use crate::client::address_space::{self, Entry, PageMap};
 use crate::client::connection::Connection;
-use crate::client::excluded_ranges::KeptOut;
+use crate::client::excluded_ranges::ExcludedRanges;
 use crate::client::flags::Flags;
 use crate::client::freeze::Freezer;
 use crate::client::interpose;
@@ -27,23 +28,23 @@ use crate::client::remap::{self, Site};
 use crate::client::scratch::Scratch;
 use crate::client::statistics::Statistics;
 
-/// Pages handled at a time: what one segment holds.
-const CHUNK_PAGES: usize = segment::MOST_PAGES;
+/// Pages handled at a time: as many as one segment holds.
+const CHUNK_PAGES: usize = segment::MAX_PAGES;
 /// Chunks end here, so that batches of whole page tables fit into them.
 const CHUNK_ALIGNMENT: usize = 2 << 20;
-/// Pages whose hashes are made before the index is asked about them, which by then is in the cache.
+/// Pages hashed before the index is searched for them; by then their lines are in the cache.
 const HASHES_AHEAD: usize = 64;
-/// Segments that are not mapped any more are let go at least so often, while there are calls.
-const LET_GO_AFTER: Duration = Duration::from_secs(1);
+/// Segments that are not mapped any more are detached at least so often, while there are calls.
+const DETACH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What kind of memory a mapping is.
+/// The kind of memory of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// Anonymous.
     Anonymous,
     /// Mapped from the store by an earlier call.
     Store,
-    /// Mapped from a store that is gone or has forgotten it: the store of today may not have these pages.
+    /// Mapped from a store that has ended or has dropped the segment: today's store may not have these pages.
     Former,
     /// A private mapping of some file.
     File,
@@ -54,19 +55,19 @@ pub struct Engine {
     connection: Connection,
     freezer: Option<Freezer>,
     page_map: Option<PageMap>,
-    /// When segments that are not mapped any more were last let go, and how many were left.
-    let_go: (Instant, usize),
-    /// Pages that stayed private, and what they were: address to tag.
-    kept: HashMap<usize, u64>,
+    /// When unused segments were last detached, and how many segments were left.
+    last_detach: (Instant, usize),
+    /// The tags of pages that stayed private, by address.
+    private: HashMap<usize, u64>,
     /// The hash of a page of zeros.
     zero: PageHash,
     /// Mappings that this process may still make.
-    room_for_mappings: i64,
+    mapping_budget: i64,
     /// Stacks, and what lies at their ends.
-    kept_out: KeptOut,
-    /// Whether others are waited for that are about to give the same pages.
-    is_patient: bool,
-    /// Mappings of segments, as counted last and made since.
+    excluded: ExcludedRanges,
+    /// Whether this call still waits for other clients' uploads.
+    may_wait_for_others: bool,
+    /// Mappings of segments: those counted last and those made since.
     mappings: u64,
 }
 
@@ -74,8 +75,9 @@ struct Work {
     entries: Scratch<Entry>,
     hashes: Scratch<PageHash>,
     pages: Scratch<Page>,
-    /// Pages of this chunk that are to be given, by hash: what is twice in a chunk is given once.
-    given: Scratch<u32>,
+    /// Pages of this chunk that are to be uploaded, by hash: contents that occur twice in a chunk are
+    /// uploaded once.
+    uploaded: Scratch<u32>,
 }
 
 impl Engine {
@@ -87,35 +89,37 @@ impl Engine {
             connection,
             freezer: None,
             page_map: None,
-            let_go: (Instant::now(), 0),
-            kept: HashMap::new(),
+            last_detach: (Instant::now(), 0),
+            private: HashMap::new(),
             zero,
-            room_for_mappings: 0,
-            kept_out: KeptOut::default(),
-            is_patient: true,
+            mapping_budget: 0,
+            excluded: ExcludedRanges::default(),
+            may_wait_for_others: true,
             mappings: 0,
         })
     }
 
-    /// Goes on in a forked child: shares what is mapped, gets a connection and descriptors of its own when it needs
-    /// them. Those of the parent act on the parent's memory.
+    /// Prepares for a forked child: the mappings stay shared, and the child gets a connection and descriptors
+    /// of its own on demand. Those of the parent act on the parent's memory.
     pub fn has_forked(&mut self) {
         self.connection.disconnect();
         self.freezer = None;
         self.page_map = None;
     }
 
-    /// Merges ranges. What is asked of the system once for all of them is most of the cost of a small one.
+    /// Merges ranges, all by one call: for a small range most of the cost is what the system reads once per
+    /// call.
     pub fn advise(
         &mut self,
         ranges: &[Range<usize>],
         flags: Flags,
         counts: &mut Statistics,
     ) -> Result<(), Error> {
-        self.kept_out.look();
+        self.excluded.refresh();
         let mut areas = self.areas(ranges, flags)?;
-        while self.keep_meaning(&areas)? {
-            // What other threads were about to do with it is done then, and it may be something else.
+        while self.interpose_anonymous(&areas)? {
+            // By now other threads have finished with the memory what they had begun, and it may be something
+            // else.
             interpose::active_calls::wait_for_earlier();
             areas = self.areas(ranges, flags)?;
         }
@@ -130,28 +134,28 @@ impl Engine {
             self.page_map = Some(PageMap::open()?);
         }
         self.count_mappings()?;
-        self.is_patient = true;
+        self.may_wait_for_others = true;
         let mut work = Work {
             entries: Scratch::new(CHUNK_PAGES).while_doing("working memory")?,
             hashes: Scratch::new(CHUNK_PAGES).while_doing("working memory")?,
             pages: Scratch::new(CHUNK_PAGES).while_doing("working memory")?,
-            given: Scratch::new(2 * CHUNK_PAGES).while_doing("working memory")?,
+            uploaded: Scratch::new(2 * CHUNK_PAGES).while_doing("working memory")?,
         };
         let mut full = None;
         for area in &areas {
             self.advise_area(area, flags, &mut work, counts, &mut full)?;
         }
-        let (when, left) = self.let_go;
+        let (when, left) = self.last_detach;
         let replaced = areas.iter().any(|area| matches!(self.kind(area), Kind::Store | Kind::Former));
-        if replaced || self.connection.segments.len() > 2 * left + 8 || when.elapsed() > LET_GO_AFTER {
-            self.let_go()?;
+        if replaced || self.connection.segments.len() > 2 * left + 8 || when.elapsed() > DETACH_INTERVAL {
+            self.detach_unused_segments()?;
         }
         self.report(counts);
         fault::point("client.done");
         full.map_or(Ok(()), Err)
     }
 
-    /// What the ranges are; refused if one must not be merged.
+    /// The mappings of the ranges; an error if one must not be merged.
     fn areas(&self, ranges: &[Range<usize>], flags: Flags) -> Result<Vec<Area>, Error> {
         let mut areas = Vec::new();
         for range in ranges {
@@ -161,7 +165,7 @@ impl Engine {
         Ok(areas)
     }
 
-    /// Tells the store what was done. If it does not hear it, the next call connects anew.
+    /// Reports to the store what the calls have done. If that fails, the next call reconnects.
     fn report(&mut self, counts: &Statistics) {
         let passed_by = counts.unchanged_pages + counts.zero_pages;
         let report = Report {
@@ -172,9 +176,9 @@ impl Engine {
         let _ = self.connection.report(report);
     }
 
-    /// Sees to it that what is anonymous goes on behaving so when it is shared. True if some of it has not been known for that
-    /// before.
-    fn keep_meaning(&self, areas: &[Area]) -> Result<bool, Error> {
+    /// Makes MADV_DONTNEED, mremap and realloc keep anonymous semantics on these areas. True if some of them
+    /// were not in the table before.
+    fn interpose_anonymous(&self, areas: &[Area]) -> Result<bool, Error> {
         let mut is_new = false;
         for area in areas {
             let noted = match self.kind(area) {
@@ -182,12 +186,12 @@ impl Engine {
                     interpose::install()?;
                     interpose::advised_ranges::note(&area.range)
                 }
-                // Dropped, it reads from its file again.
-                Kind::File if !interpose::advised_ranges::forget(&area.range) => Noted::Not,
-                Kind::File | Kind::Store | Kind::Former => Noted::Before,
+                // After MADV_DONTNEED it reads from its file again.
+                Kind::File if !interpose::advised_ranges::forget(&area.range) => Noted::TableFull,
+                Kind::File | Kind::Store | Kind::Former => Noted::Already,
             };
-            is_new |= noted == Noted::Now;
-            if noted == Noted::Not {
+            is_new |= noted == Noted::Added;
+            if noted == Noted::TableFull {
                 let line = format!("{}: too many separate regions are advised", place(&area.range));
                 return Err(Error::new(libc::ENOMEM, line));
             }
@@ -200,7 +204,7 @@ impl Engine {
         let areas = address_space::areas(&range)?;
         let ours: Vec<_> =
             areas.iter().filter(|area| matches!(self.kind(area), Kind::Store | Kind::Former)).collect();
-        // No promise was made for this call: writers are held off as well as they can be.
+        // The caller promised nothing for this call: the engine holds writers off as well as it can.
         let best = Flags { no_system_calls: true, quiet: false };
         match if ours.is_empty() { Ok(()) } else { self.open_freezer(best) } {
             Err(error) if error.errno == libc::EPERM && address_space::threads() == 1 => {}
@@ -218,25 +222,25 @@ impl Engine {
             remap::make_private(&site, area.range.clone()).while_doing(place(&area.range))?;
             counts.unadvised_pages += (area.range.len() / PAGE_BYTES) as u64;
         }
-        self.kept.retain(|address, _| !range.contains(address));
-        self.let_go()?;
+        self.private.retain(|address, _| !range.contains(address));
+        self.detach_unused_segments()?;
         self.report(counts);
         Ok(())
     }
 
-    /// Closes what is not mapped any more, so that the store can free it.
-    fn let_go(&mut self) -> Result<(), Error> {
+    /// Closes segments that are not mapped any more, so that the store can free them.
+    fn detach_unused_segments(&mut self) -> Result<(), Error> {
         let all = address_space::all()?;
         let is_of_store = |area: &&Area| matches!(self.kind(area), Kind::Store | Kind::Former);
         self.mappings = all.iter().filter(is_of_store).count() as u64;
         let used: HashSet<_> = all.iter().filter_map(|area| area.file).collect();
-        self.connection.keep_only(&used);
-        self.let_go = (Instant::now(), self.connection.segments.len());
+        self.connection.detach_except(&used);
+        self.last_detach = (Instant::now(), self.connection.segments.len());
         Ok(())
     }
 
     fn reconnect(&mut self) -> Result<(), Error> {
-        // Opened before the old one is given up: a store that is away leaves things as they are.
+        // Opened before the old one is given up: while no store answers, the engine keeps its state.
         let mut fresh = Connection::open()?;
         std::mem::swap(&mut fresh, &mut self.connection);
         self.connection.inherit(fresh);
@@ -273,9 +277,10 @@ impl Engine {
         if area.shared {
             return refuse("a shared mapping, whose pages are shared already".into());
         }
-        // Those of threads have no name; what is nothing but stack is refused, and stacks are left out of all else.
+        // Thread stacks have no name. An area that is nothing but stack is refused; of larger areas the
+        // stacks are excluded.
         let is_stack = |range: &Range<usize>| range.start <= area.range.start && area.range.end <= range.end;
-        if area.name.starts_with("[stack") || self.kept_out.ranges().iter().any(is_stack) {
+        if area.name.starts_with("[stack") || self.excluded.ranges().iter().any(is_stack) {
             return refuse("a stack, which its thread is writing to".into());
         }
         if area.name.starts_with("[v") {
@@ -293,7 +298,7 @@ impl Engine {
         if self.kind(area) == Kind::File && area.writable && !flags.quiet {
             return refuse(format!(
                 "a writable private mapping of {}: its writers cannot be held off. Advise it with \
-                 MAYFLY_ADVISE_QUIET while nobody writes to it, or make it read-only first",
+                 MAYFLY_ADVISE_QUIET while no thread writes to it, or make it read-only first",
                 if area.name.is_empty() { "a file" } else { &area.name }
             ));
         }
@@ -301,12 +306,12 @@ impl Engine {
     }
 
     fn count_mappings(&mut self) -> Result<(), Error> {
-        // Counting them all takes a while; the process makes its own, too.
-        if self.room_for_mappings < 4096 {
+        // Counting all mappings takes a while, and the process makes its own, too.
+        if self.mapping_budget < 4096 {
             let most = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
             let most: i64 = most.trim().parse().unwrap_or(65530);
-            // The rest is the program's.
-            self.room_for_mappings = most / 4 * 3 - address_space::all()?.len() as i64;
+            // The other quarter is the program's.
+            self.mapping_budget = most / 4 * 3 - address_space::all()?.len() as i64;
         }
         Ok(())
     }
@@ -334,17 +339,17 @@ impl Engine {
                 let end = if is_small || start.is_multiple_of(CHUNK_ALIGNMENT) {
                     start + CHUNK_PAGES * PAGE_BYTES
                 } else {
-                    // What comes then begins where huge pages begin, here and in its segment.
+                    // The next chunk begins at a huge page, here and in its segment.
                     start.next_multiple_of(CHUNK_ALIGNMENT)
                 };
                 let end = end.min(area.range.end);
                 let count = (end - start) / PAGE_BYTES;
                 let inserted_before = counts.inserted_pages;
                 self.look_up(area, start, count, work, counts)?;
-                self.give(start, count, work, counts, full)?;
-                let room = usize::try_from(self.room_for_mappings).unwrap_or(0) / 64;
+                self.upload(start, count, work, counts, full)?;
+                let room = usize::try_from(self.mapping_budget).unwrap_or(0) / 64;
                 counts.refused_pages +=
-                    plan::economise(&mut work.pages[..count], plan::most_extents(count).min(room)) as u64;
+                    plan::economise(&mut work.pages[..count], plan::max_extents(count).min(room)) as u64;
                 let site = Site {
                     start,
                     pages: &work.pages[..count],
@@ -352,7 +357,7 @@ impl Engine {
                     writers: writers.as_ref(),
                 };
                 self.put_in_place(&site, counts, full)?;
-                // What was the first of its contents has been merged with nothing yet.
+                // An uploaded page has been merged with no other yet.
                 let inserted = counts.inserted_pages - inserted_before;
                 counts.merged_pages = counts.merged_pages.saturating_sub(inserted);
                 counts.private_pages += self.remember(start, &work.pages[..count], &work.hashes[..count])?;
@@ -373,11 +378,11 @@ fn cannot_hold(area: &Area, errno: rustix::io::Errno) -> Error {
     match errno {
         rustix::io::Errno::BUSY => Error::new(
             libc::EBUSY,
-            format!("{}: another userfaultfd of the program watches it", place(&area.range)),
+            format!("{}: another userfaultfd of the program has registered it", place(&area.range)),
         ),
         rustix::io::Errno::INVAL | rustix::io::Errno::NOENT => Error::new(
             libc::ENOMEM,
-            format!("{}: not mapped any more, or as something else", place(&area.range)),
+            format!("{}: no longer mapped, or replaced by another mapping", place(&area.range)),
         ),
         errno => Error::system(format!("{}: holding writers off (userfaultfd)", place(&area.range)), errno),
     }

@@ -1,4 +1,5 @@
-//! What the store does not have yet: which of several programs gives it, into a segment of its own, and how the others wait for it.
+//! Uploads pages that the store does not have yet: which of several clients uploads them, into a segment of
+//! its own, and how the others wait for it.
 
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -15,19 +16,19 @@ use crate::client::plan::{self, Page};
 use crate::client::scratch::Scratch;
 use crate::client::statistics::{Clock, Statistics};
 
-/// New pages for which it is worth asking whether somebody else is about to give them.
-const FEWEST_CLAIMED: usize = 128;
-/// So many are spoken for by one, in the mean.
-const PAGES_SPOKEN_FOR: u64 = 16;
-/// How long somebody else may take to give a segment, and how long until the first look and the last before it is asked again
-/// who is about to give.
-const PATIENCE: Duration = Duration::from_millis(300);
-const FIRST_GLANCE: Duration = Duration::from_micros(500);
-const LAST_GLANCE: Duration = Duration::from_millis(4);
+/// From so many new pages on it is worth asking whether another client is about to upload them.
+const MIN_CLAIMED_PAGES: usize = 128;
+/// Pages for which one claim decides, on average.
+const PAGES_PER_CLAIM: u64 = 16;
+/// How long another client may take to upload a segment; and the first and the longest interval between looks
+/// at the index, before this client asks again which pages are its own to upload.
+const MAX_UPLOAD_WAIT: Duration = Duration::from_millis(300);
+const FIRST_POLL: Duration = Duration::from_micros(500);
+const LAST_POLL: Duration = Duration::from_millis(4);
 
 impl Engine {
-    /// Gives the store what it does not have, and looks up where that is.
-    pub(super) fn give(
+    /// Uploads the pages that the store does not have, and finds their locations.
+    pub(super) fn upload(
         &mut self,
         start: usize,
         count: usize,
@@ -36,19 +37,19 @@ impl Engine {
         full: &mut Option<Error>,
     ) -> Result<(), Error> {
         let pages = &mut work.pages[..count];
-        if !pages.contains(&Page::Given) {
+        if !pages.contains(&Page::Upload) {
             return Ok(());
         }
         let mut clock = Clock::start();
         if full.is_none() {
             self.claim(pages, &work.hashes)?;
-            self.offer(start, pages, &work.hashes, &mut work.given, counts, full)?;
+            self.offer(start, pages, &work.hashes, &mut work.uploaded, counts, full)?;
             if self.wait_for_others(pages, &work.hashes)? {
-                self.offer(start, pages, &work.hashes, &mut work.given, counts, full)?;
+                self.offer(start, pages, &work.hashes, &mut work.uploaded, counts, full)?;
             }
         }
         for (page, &hash) in pages.iter_mut().zip(&work.hashes[..count]) {
-            if *page == Page::Given {
+            if *page == Page::Upload {
                 *page = match self.connection.index.find(hash) {
                     Some(Location::Stored { segment, page }) if self.connection.attach(segment)? => {
                         Page::Stored { segment, page }
@@ -69,40 +70,45 @@ impl Engine {
         Ok(())
     }
 
-    /// Of several programs that have the same new pages at the same moment one gives them. What is another's becomes
-    /// `Awaited`. Only some pages are asked about, and speak for those that follow them: which ones their contents say, so that
-    /// it is the same ones wherever they lie.
+    /// Of several clients that have the same new pages at the same moment, one uploads them; a page that
+    /// another client uploads becomes `AwaitUpload`. Only representative pages are claimed, and decide for
+    /// those that follow them. The contents select them, so that they are the same pages at any address.
     fn claim(&mut self, pages: &mut [Page], hashes: &[PageHash]) -> Result<(), Error> {
-        let given = pages.iter().filter(|&&page| page == Page::Given).count();
-        // For a few it costs more to ask than to give them twice.
-        if given < FEWEST_CLAIMED || !self.is_patient {
+        let given = pages.iter().filter(|&&page| page == Page::Upload).count();
+        // For a few pages a request costs more than a second upload.
+        if given < MIN_CLAIMED_PAGES || !self.may_wait_for_others {
             return Ok(());
         }
-        for (group, is_ours) in self.claimed(plan::groups(pages, Page::Given, speaks(hashes)), hashes)? {
+        for (group, is_ours) in
+            self.claimed(plan::groups(pages, Page::Upload, is_representative(hashes)), hashes)?
+        {
             if !is_ours {
-                pages[group.pages].fill(Page::Awaited);
+                pages[group.pages].fill(Page::AwaitUpload);
             }
         }
         Ok(())
     }
 
-    /// Waits until others have given what they claimed. What they have not becomes `Given`; whether there is any.
+    /// Waits until other clients have uploaded what they claimed. Pages that they have not become `Upload`;
+    /// returns whether there are any.
     fn wait_for_others(&mut self, pages: &mut [Page], hashes: &[PageHash]) -> Result<bool, Error> {
-        let end = Instant::now() + PATIENCE;
-        let mut glance = FIRST_GLANCE;
-        while let Some(first) = pages.iter().position(|&page| page == Page::Awaited) {
-            std::thread::sleep(glance);
+        let end = Instant::now() + MAX_UPLOAD_WAIT;
+        let mut poll_interval = FIRST_POLL;
+        while let Some(first) = pages.iter().position(|&page| page == Page::AwaitUpload) {
+            std::thread::sleep(poll_interval);
             self.connection.refresh()?;
             let is_late = Instant::now() >= end;
-            // One look is enough to see that nothing has come: what was claimed at once is given at once.
-            let has_come = matches!(self.connection.index.find(hashes[first]), Some(Location::Stored { .. }));
-            if !has_come && !is_late && glance < LAST_GLANCE {
-                glance *= 2;
+            // One look is enough to see that nothing has arrived: pages claimed together are uploaded
+            // together.
+            let has_arrived =
+                matches!(self.connection.index.find(hashes[first]), Some(Location::Stored { .. }));
+            if !has_arrived && !is_late && poll_interval < LAST_POLL {
+                poll_interval *= 2;
                 continue;
             }
-            glance = FIRST_GLANCE;
+            poll_interval = FIRST_POLL;
             for i in first..pages.len() {
-                if pages[i] == Page::Awaited
+                if pages[i] == Page::AwaitUpload
                     && let Some(Location::Stored { segment, page }) = self.connection.index.find(hashes[i])
                     && self.connection.attach(segment)?
                 {
@@ -110,30 +116,34 @@ impl Engine {
                 }
             }
             if is_late {
-                // Stopped in the midst of it: one that comes late is not waited for again in this call.
-                self.is_patient = false;
-                pages.iter_mut().filter(|page| **page == Page::Awaited).for_each(|page| *page = Page::Given);
+                // The other client was stopped midway: this call waits for no more uploads.
+                self.may_wait_for_others = false;
+                pages
+                    .iter_mut()
+                    .filter(|page| **page == Page::AwaitUpload)
+                    .for_each(|page| *page = Page::Upload);
                 break;
             }
-            // What was written meanwhile, was not given, or whose giver has ended, is claimed by nobody any more.
+            // No client claims pages any more that were written meanwhile, were not uploaded, or whose
+            // uploader has ended.
             for (group, is_ours) in
-                self.claimed(plan::groups(pages, Page::Awaited, speaks(hashes)), hashes)?
+                self.claimed(plan::groups(pages, Page::AwaitUpload, is_representative(hashes)), hashes)?
             {
                 if is_ours {
-                    pages[group.pages].fill(Page::Given);
+                    pages[group.pages].fill(Page::Upload);
                 }
             }
         }
-        Ok(pages.contains(&Page::Given))
+        Ok(pages.contains(&Page::Upload))
     }
 
-    /// Which groups are this process's to give.
+    /// Which groups this process is to upload.
     fn claimed(
         &mut self,
         groups: Vec<plan::Group>,
         hashes: &[PageHash],
     ) -> Result<Vec<(plan::Group, bool)>, Error> {
-        let asked: Vec<PageHash> = groups.iter().map(|group| hashes[group.speaker]).collect();
+        let asked: Vec<PageHash> = groups.iter().map(|group| hashes[group.representative]).collect();
         Ok(groups.into_iter().zip(self.connection.claim(&asked)?).collect())
     }
 
@@ -142,20 +152,20 @@ impl Engine {
         start: usize,
         pages: &mut [Page],
         hashes: &[PageHash],
-        given: &mut Scratch<u32>,
+        uploaded: &mut Scratch<u32>,
         counts: &mut Statistics,
         full: &mut Option<Error>,
     ) -> Result<(), Error> {
-        if full.is_some() || !pages.contains(&Page::Given) {
+        if full.is_some() || !pages.contains(&Page::Upload) {
             return Ok(());
         }
-        match self.write_segment(start, pages, hashes, given)? {
-            (Offered::Taken, written) => counts.inserted_pages += written as u64,
+        match self.write_segment(start, pages, hashes, uploaded)? {
+            (Offered::Accepted, written) => counts.inserted_pages += written as u64,
             (Offered::Full(line), _) => *full = Some(Error::new(libc::ENOSPC, line)),
         }
         self.connection.refresh()?;
         for (page, &hash) in pages.iter_mut().zip(hashes) {
-            if *page == Page::Given
+            if *page == Page::Upload
                 && let Some(Location::Stored { segment, page: at }) = self.connection.index.find(hash)
                 && self.connection.attach(segment)?
             {
@@ -170,19 +180,19 @@ impl Engine {
         start: usize,
         pages: &[Page],
         hashes: &[PageHash],
-        given: &mut Scratch<u32>,
+        uploaded: &mut Scratch<u32>,
     ) -> Result<(Offered, usize), Error> {
-        given.fill(0);
-        let mask = given.len() - 1;
+        uploaded.fill(0);
+        let mask = uploaded.len() - 1;
         let mut is_first = |i: usize| {
             let mut slot = hashes[i].place as usize & mask;
-            while given[slot] != 0 {
-                if hashes[given[slot] as usize - 1] == hashes[i] {
+            while uploaded[slot] != 0 {
+                if hashes[uploaded[slot] as usize - 1] == hashes[i] {
                     return false;
                 }
                 slot = (slot + 1) & mask;
             }
-            given[slot] = i as u32 + 1;
+            uploaded[slot] = i as u32 + 1;
             true
         };
         let most = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
@@ -192,7 +202,7 @@ impl Engine {
         }
         let file = segment::create().while_doing("a memory file for new pages")?;
         let mut runs: Vec<Range<usize>> = Vec::new();
-        for i in (0..pages.len()).filter(|&i| pages[i] == Page::Given) {
+        for i in (0..pages.len()).filter(|&i| pages[i] == Page::Upload) {
             if is_first(i) {
                 match runs.last_mut() {
                     Some(run) if run.end == i => run.end = i + 1,
@@ -203,7 +213,7 @@ impl Engine {
         if let [whole] = &runs[..]
             && (start + whole.start * PAGE_BYTES).is_multiple_of(segment::HUGE_BYTES)
         {
-            // Whole huge pages, at the places where they are in the caller's memory.
+            // Whole huge pages, at the same offsets as in the caller's memory.
             segment::make_huge(&file, whole.len() * PAGE_BYTES);
         }
         let mut written = 0;
@@ -218,9 +228,9 @@ impl Engine {
     }
 }
 
-/// Whether a page speaks for those that follow it.
-fn speaks(hashes: &[PageHash]) -> impl Fn(usize) -> bool + '_ {
-    |i| hashes[i].place.is_multiple_of(PAGES_SPOKEN_FOR)
+/// Whether a page's claim decides for those that follow it.
+fn is_representative(hashes: &[PageHash]) -> impl Fn(usize) -> bool + '_ {
+    |i| hashes[i].place.is_multiple_of(PAGES_PER_CLAIM)
 }
 
 /// Appends a run of the caller's pages to a new segment.
@@ -234,7 +244,8 @@ fn write(
     let from = start + run.start * PAGE_BYTES;
     let mut done = 0;
     while done < bytes {
-        // SAFETY: readable pages of the caller's; the kernel copies them, whoever writes them meanwhile.
+        // SAFETY: readable pages of the caller's; the kernel copies them, and other threads may write them
+        // meanwhile.
         let piece = unsafe { std::slice::from_raw_parts((from + done) as *const u8, bytes - done) };
         match rustix::io::pwrite(file, piece, (*written + done) as u64) {
             Err(rustix::io::Errno::INTR) => {}

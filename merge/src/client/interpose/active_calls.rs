@@ -1,47 +1,48 @@
-//! Calls of what stands in, while they last. One that has found its range not to be advised makes its system call a moment later, and
-//! a thread may be held up in between for as long as a whole advice takes. So a range is noted, then the calls are waited
-//! for that began before, and then it is shared; those that begin later know.
+//! Calls of the interposed functions that are in progress. A call that has found its range not to be advised
+//! makes its system call a moment later; the scheduler may delay it in between for as long as a whole advice
+//! takes. So `advise` adds the range to the table, waits for the calls that began before, and only then
+//! shares it; later calls find the range in the table.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Which of the two counts those count in that begin now.
-static SIDE: AtomicUsize = AtomicUsize::new(0);
-static INSIDE: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+/// Selects the counter for calls that begin now.
+static EPOCH: AtomicUsize = AtomicUsize::new(0);
+static ACTIVE: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 
-/// A call, as long as this lives.
-pub struct Visit(usize);
+/// A call in progress, as long as this lives.
+pub struct ActiveCall(usize);
 
 /// Begins a call.
-pub fn enter() -> Visit {
+pub fn begin() -> ActiveCall {
     loop {
-        let side = SIDE.load(Ordering::SeqCst);
-        INSIDE[side].fetch_add(1, Ordering::SeqCst);
-        if SIDE.load(Ordering::SeqCst) == side {
-            return Visit(side);
+        let epoch = EPOCH.load(Ordering::SeqCst);
+        ACTIVE[epoch].fetch_add(1, Ordering::SeqCst);
+        if EPOCH.load(Ordering::SeqCst) == epoch {
+            return ActiveCall(epoch);
         }
-        INSIDE[side].fetch_sub(1, Ordering::SeqCst);
+        ACTIVE[epoch].fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-impl Drop for Visit {
+impl Drop for ActiveCall {
     fn drop(&mut self) {
-        INSIDE[self.0].fetch_sub(1, Ordering::SeqCst);
+        ACTIVE[self.0].fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-/// Waits for the calls that began before. One thread at a time; those that begin meanwhile hold nobody up.
+/// Waits for the calls that began before. One thread at a time; calls that begin meanwhile do not delay it.
 pub fn wait_for_earlier() {
-    let side = SIDE.load(Ordering::SeqCst);
-    SIDE.store(1 - side, Ordering::SeqCst);
-    while INSIDE[side].load(Ordering::SeqCst) != 0 {
-        // SAFETY: takes nothing.
+    let epoch = EPOCH.load(Ordering::SeqCst);
+    EPOCH.store(1 - epoch, Ordering::SeqCst);
+    while ACTIVE[epoch].load(Ordering::SeqCst) != 0 {
+        // SAFETY: takes no arguments.
         unsafe { libc::sched_yield() };
     }
 }
 
-/// In a forked child: the threads whose calls they were have not come along.
-pub fn forget_all() {
-    INSIDE.iter().for_each(|inside| inside.store(0, Ordering::SeqCst));
+/// In a forked child: the threads that made the calls do not exist there.
+pub fn reset_in_child() {
+    ACTIVE.iter().for_each(|inside| inside.store(0, Ordering::SeqCst));
 }
 
 #[cfg(test)]
@@ -50,20 +51,20 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     #[test]
-    fn who_began_before_is_waited_for_and_nobody_else() {
-        let (mut visits, is_over) = (vec![enter()], AtomicBool::new(false));
+    fn waits_for_earlier_calls_and_no_others() {
+        let (mut calls, is_over) = (vec![begin()], AtomicBool::new(false));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 wait_for_earlier();
                 is_over.store(true, Ordering::SeqCst);
             });
-            let side = visits[0].0;
-            while SIDE.load(Ordering::SeqCst) == side {
+            let epoch = calls[0].0;
+            while EPOCH.load(Ordering::SeqCst) == epoch {
                 std::thread::yield_now();
             }
-            visits.push(enter());
+            calls.push(begin());
             assert!(!is_over.load(Ordering::SeqCst), "the first call is not over");
-            visits.remove(0);
+            calls.remove(0);
             while !is_over.load(Ordering::SeqCst) {
                 std::thread::yield_now();
             }

@@ -1,18 +1,19 @@
-//! Where memory lies that was anonymous and has been advised: ranges in order, which may be read from inside an allocator
-//! at any time. It knows more than is shared (what was unmapped since stays in it); what a mapping is now, the kernel tells.
+//! Ranges that were anonymous and have been advised, in order. Allocators may read them at any time, from
+//! inside a call. The table holds more than is shared: ranges that were unmapped since stay in it. The kernel
+//! reports the present mapping.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::lock;
 
-/// Ranges at most.
-const MOST: usize = 8192;
+/// Capacity of the table.
+const MAX_RANGES: usize = 8192;
 
-static STARTS: [AtomicUsize; MOST] = [const { AtomicUsize::new(0) }; MOST];
-static ENDS: [AtomicUsize; MOST] = [const { AtomicUsize::new(0) }; MOST];
+static STARTS: [AtomicUsize; MAX_RANGES] = [const { AtomicUsize::new(0) }; MAX_RANGES];
+static ENDS: [AtomicUsize; MAX_RANGES] = [const { AtomicUsize::new(0) }; MAX_RANGES];
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// Odd while somebody writes; another number afterwards.
+/// Odd while a thread writes; another even number afterwards.
 static VERSION: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether some of the range was ever advised.
@@ -35,11 +36,11 @@ pub fn overlaps(range: &Range<usize>) -> bool {
 
 fn search(range: &Range<usize>) -> bool {
     let at = first_ending_after(range.start);
-    at < COUNT.load(Ordering::Relaxed).min(MOST) && STARTS[at].load(Ordering::Relaxed) < range.end
+    at < COUNT.load(Ordering::Relaxed).min(MAX_RANGES) && STARTS[at].load(Ordering::Relaxed) < range.end
 }
 
 fn first_ending_after(address: usize) -> usize {
-    let (mut low, mut high) = (0, COUNT.load(Ordering::Relaxed).min(MOST));
+    let (mut low, mut high) = (0, COUNT.load(Ordering::Relaxed).min(MAX_RANGES));
     while low < high {
         let middle = (low + high) / 2;
         if ENDS[middle].load(Ordering::Relaxed) > address { high = middle } else { low = middle + 1 }
@@ -47,7 +48,7 @@ fn first_ending_after(address: usize) -> usize {
     low
 }
 
-/// The only one who writes: whoever holds the lock.
+/// The only writer: the thread that holds the lock.
 struct Writer;
 
 impl Writer {
@@ -60,7 +61,7 @@ impl Writer {
     fn replace(&self, from: usize, to: usize, by: &[Range<usize>]) -> bool {
         let count = COUNT.load(Ordering::Relaxed);
         let left = count - (to - from) + by.len();
-        if left > MOST {
+        if left > MAX_RANGES {
             return false;
         }
         let put = |at: usize, (start, end): (usize, usize)| {
@@ -86,10 +87,10 @@ impl Drop for Writer {
     }
 }
 
-/// Notes a range, which the caller holds the lock for. False if there is no room for another: then it must not be shared.
+/// Adds a range; the caller holds the lock. False if the table is full: then the range must not be shared.
 pub fn add(range: &Range<usize>) -> bool {
     let writer = Writer::begin();
-    // Those that it touches become one with it.
+    // Ranges that it touches are joined with it.
     let from = first_ending_after(range.start.saturating_sub(1));
     let mut to = from;
     let mut joined = range.clone();
@@ -101,34 +102,34 @@ pub fn add(range: &Range<usize>) -> bool {
     writer.replace(from, to, &[joined])
 }
 
-/// What became of a note.
+/// The result of [`note`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Noted {
-    /// It was known.
-    Before,
-    /// It is known from now on.
-    Now,
-    /// There is no room for another: it must not be shared.
-    Not,
+    /// The range was in the table.
+    Already,
+    /// The range has been added.
+    Added,
+    /// The table is full: the range must not be shared.
+    TableFull,
 }
 
-/// Notes a range that is about to be advised.
+/// Adds a range that is about to be advised.
 pub fn note(range: &Range<usize>) -> Noted {
-    let _held = lock::hold();
+    let _held = lock::lock();
     let at = first_ending_after(range.start);
     let is_known = at < COUNT.load(Ordering::Relaxed)
         && STARTS[at].load(Ordering::Relaxed) <= range.start
         && range.end <= ENDS[at].load(Ordering::Relaxed);
     match is_known {
-        true => Noted::Before,
-        false if add(range) => Noted::Now,
-        false => Noted::Not,
+        true => Noted::Already,
+        false if add(range) => Noted::Added,
+        false => Noted::TableFull,
     }
 }
 
-/// Forgets a range that has become something else, a mapping of a file. False if there is no room to split another.
+/// Removes a range that now maps a file. False if the table has no room to split another.
 pub fn forget(range: &Range<usize>) -> bool {
-    let _held = lock::hold();
+    let _held = lock::lock();
     let writer = Writer::begin();
     let from = first_ending_after(range.start);
     let mut to = from;
@@ -139,7 +140,7 @@ pub fn forget(range: &Range<usize>) -> bool {
         after = (end > range.end).then_some(range.end..end);
         to += 1;
     }
-    // Without allocating: an allocator may be asking meanwhile.
+    // Without allocating: an allocator may be reading meanwhile.
     match (before, after) {
         (Some(before), Some(after)) => writer.replace(from, to, &[before, after]),
         (Some(one), None) | (None, Some(one)) => writer.replace(from, to, &[one]),
@@ -157,10 +158,10 @@ mod tests {
         let page = 1 << 30;
         let at = |from: usize, to: usize| page + from..page + to;
         assert!(!overlaps(&at(0, 100)));
-        assert!([(10, 20), (30, 40), (50, 60)].iter().all(|&(from, to)| note(&at(from, to)) == Noted::Now));
-        assert_eq!(note(&at(12, 20)), Noted::Before);
+        assert!([(10, 20), (30, 40), (50, 60)].iter().all(|&(from, to)| note(&at(from, to)) == Noted::Added));
+        assert_eq!(note(&at(12, 20)), Noted::Already);
         assert!(overlaps(&at(19, 20)) && !overlaps(&at(20, 30)) && overlaps(&at(0, 11)));
-        assert_eq!(note(&at(20, 35)), Noted::Now);
+        assert_eq!(note(&at(20, 35)), Noted::Added);
         assert_eq!(COUNT.load(Ordering::Relaxed), 2);
         assert!(overlaps(&at(25, 26)) && overlaps(&at(39, 50)) && !overlaps(&at(40, 50)));
         assert!(forget(&at(15, 55)));
@@ -169,10 +170,10 @@ mod tests {
         assert!(overlaps(&at(10, 11)) && !overlaps(&at(11, 12)) && overlaps(&at(12, 13)));
         assert!(forget(&at(0, 100)) && !overlaps(&at(0, 100)));
         let mut noted = 0;
-        while note(&at(3 * noted, 3 * noted + 1)) == Noted::Now {
+        while note(&at(3 * noted, 3 * noted + 1)) == Noted::Added {
             noted += 1;
         }
-        assert_eq!(noted, MOST);
-        assert!(forget(&at(0, 4 * MOST)) && COUNT.load(Ordering::Relaxed) == 0);
+        assert_eq!(noted, MAX_RANGES);
+        assert!(forget(&at(0, 4 * MAX_RANGES)) && COUNT.load(Ordering::Relaxed) == 0);
     }
 }

@@ -1,5 +1,6 @@
-//! The loader's slots: through them every object reaches functions of other objects. A slot is filled by one store of a word,
-//! so threads call either the old function or the new one.
+//! GOT entries, patched so that calls of malloc and madvise reach this library: through them every object
+//! calls functions of other objects. A patch is one store of a word, so threads call either the old function
+//! or the new one.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::Mutex;
@@ -10,10 +11,10 @@ use rustix::mm::{MprotectFlags, mprotect};
 
 use crate::base::page::PAGE_BYTES;
 
-/// What a function's name becomes.
-pub type Stand<'a> = (&'a CStr, usize);
+/// A function's name and the address of its replacement.
+pub type Replacement<'a> = (&'a CStr, usize);
 
-/// Kinds of relocations that fill a slot.
+/// Kinds of relocations that fill a GOT entry.
 #[cfg(target_arch = "x86_64")]
 mod kind {
     pub const JUMP_SLOT: u32 = 7;
@@ -54,71 +55,76 @@ struct Symbol {
 }
 
 struct Walk<'a> {
-    stands: &'a [Stand<'a>],
-    seen: &'a mut Seen,
+    replacements: &'a [Replacement<'a>],
+    last: &'a mut LastWalk,
     is_first: bool,
     is_same: bool,
     result: Result<()>,
 }
 
-/// Objects loaded and unloaded when the slots were last filled, and the slots.
-struct Seen {
+/// Counts of objects loaded and unloaded at the last walk, and the entries it found.
+struct LastWalk {
     added: u64,
     removed: u64,
-    slots: Vec<Slot>,
+    entries: Vec<GotEntry>,
 }
 
-static SEEN: Mutex<Seen> = Mutex::new(Seen { added: 0, removed: 0, slots: Vec::new() });
+static LAST_WALK: Mutex<LastWalk> = Mutex::new(LastWalk { added: 0, removed: 0, entries: Vec::new() });
 
-/// Where an object looks up a function, and what is to be there.
+/// A GOT entry, and the function that belongs there.
 #[derive(Clone, Copy)]
-struct Slot {
+struct GotEntry {
     at: usize,
-    stand: usize,
+    replacement: usize,
     is_guarded: bool,
 }
 
-/// Fills the slots of these functions in every loaded object. Quick if no object has come since the last time.
+/// Patches the entries of these functions in every loaded object. Quick if no object has been loaded since
+/// the last time.
 ///
 /// # Errors
-/// What the system says where a slot cannot be written.
-pub fn fill(stands: &[Stand<'_>]) -> Result<()> {
-    let mut seen = SEEN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let mut walk = Walk { stands, seen: &mut seen, is_first: true, is_same: false, result: Ok(()) };
-    // SAFETY: `visit` is called with what the loader knows of each object, and `walk` outlives the call.
+/// The system's error where an entry cannot be written.
+pub fn patch(replacements: &[Replacement<'_>]) -> Result<()> {
+    let mut last = LAST_WALK.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut walk = Walk { replacements, last: &mut last, is_first: true, is_same: false, result: Ok(()) };
+    // SAFETY: the loader calls `visit` with its description of each object, and `walk` outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut walk).cast()) };
     if walk.result.is_err() {
-        walk.seen.added = 0;
+        walk.last.added = 0;
     }
     walk.result
 }
 
 unsafe extern "C" fn visit(about: *mut libc::dl_phdr_info, _size: usize, walk: *mut c_void) -> c_int {
-    // SAFETY: as `fill` passes them; the loader keeps its list as it is meanwhile.
+    // SAFETY: as `patch` passes them; the loader's list does not change during the walk.
     let (about, walk) = unsafe { (&*about, &mut *walk.cast::<Walk<'_>>()) };
     if walk.is_first {
         walk.is_first = false;
-        walk.is_same = (walk.seen.added, walk.seen.removed) == (about.dlpi_adds, about.dlpi_subs);
-        (walk.seen.added, walk.seen.removed) = (about.dlpi_adds, about.dlpi_subs);
+        walk.is_same = (walk.last.added, walk.last.removed) == (about.dlpi_adds, about.dlpi_subs);
+        (walk.last.added, walk.last.removed) = (about.dlpi_adds, about.dlpi_subs);
         if walk.is_same {
-            // The loader fills a slot late, at the first call, and may have been in the midst of it.
-            // SAFETY: slots of objects that are loaded still.
-            walk.result = walk.seen.slots.iter().try_for_each(|slot| unsafe { slot.fill() });
+            // The loader fills an entry late, at the first call, and may have done so during the last walk.
+            // SAFETY: entries of objects that are still loaded.
+            walk.result = walk.last.entries.iter().try_for_each(|entry| unsafe { entry.patch() });
             return 1;
         }
-        walk.seen.slots.clear();
+        walk.last.entries.clear();
     }
     // SAFETY: a loaded object's.
-    let result = unsafe { fill_object(about, walk.stands, &mut walk.seen.slots) };
+    let result = unsafe { patch_object(about, walk.replacements, &mut walk.last.entries) };
     walk.result = walk.result.and(result);
     0
 }
 
 /// # Safety
-/// `about` is what the loader says of an object that stays loaded.
-unsafe fn fill_object(about: &libc::dl_phdr_info, stands: &[Stand<'_>], found: &mut Vec<Slot>) -> Result<()> {
+/// `about` is the loader's description of an object that stays loaded.
+unsafe fn patch_object(
+    about: &libc::dl_phdr_info,
+    replacements: &[Replacement<'_>],
+    found: &mut Vec<GotEntry>,
+) -> Result<()> {
     let base = about.dlpi_addr as usize;
-    // SAFETY: the object's own tables, as its headers say where they are.
+    // SAFETY: the object's own tables, located by its headers.
     unsafe {
         let headers = std::slice::from_raw_parts(about.dlpi_phdr, about.dlpi_phnum as usize);
         let Some(dynamic) = headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC) else {
@@ -144,7 +150,7 @@ unsafe fn fill_object(about: &libc::dl_phdr_info, stands: &[Stand<'_>], found: &
                 }
             }
         };
-        // The loader has made addresses of them, except in the kernel's own object.
+        // The loader has relocated them to addresses, except in the kernel's own object.
         let address = |tag| value(tag).filter(|&at| is_mapped(at));
         let (Some(strings), Some(symbols)) = (address(STRINGS), address(SYMBOLS)) else { return Ok(()) };
         let mut result = Ok(());
@@ -163,12 +169,12 @@ unsafe fn fill_object(about: &libc::dl_phdr_info, stands: &[Stand<'_>], found: &
                 }
                 let symbol = &*(symbols as *const Symbol).add(symbol);
                 let name = CStr::from_ptr((strings + symbol.name as usize) as *const _);
-                if let Some((_, stand)) = stands.iter().find(|(wanted, _)| *wanted == name) {
-                    let slot = base + relocation.offset as usize;
-                    let is_guarded = read_only.as_ref().is_some_and(|range| range.contains(&slot));
-                    let slot = Slot { at: slot, stand: *stand, is_guarded };
-                    result = result.and(slot.fill());
-                    found.push(slot);
+                if let Some((_, replacement)) = replacements.iter().find(|(wanted, _)| *wanted == name) {
+                    let entry = base + relocation.offset as usize;
+                    let is_guarded = read_only.as_ref().is_some_and(|range| range.contains(&entry));
+                    let entry = GotEntry { at: entry, replacement: *replacement, is_guarded };
+                    result = result.and(entry.patch());
+                    found.push(entry);
                 }
             }
         }
@@ -176,21 +182,21 @@ unsafe fn fill_object(about: &libc::dl_phdr_info, stands: &[Stand<'_>], found: &
     }
 }
 
-impl Slot {
+impl GotEntry {
     /// # Safety
-    /// It is the slot of an object that is loaded, for a function of the type that `stand` has.
-    unsafe fn fill(&self) -> Result<()> {
+    /// It is the entry of a loaded object, for a function of `replacement`'s type.
+    unsafe fn patch(&self) -> Result<()> {
         let page = (self.at / PAGE_BYTES * PAGE_BYTES) as *mut c_void;
-        // SAFETY: one aligned word that others only read; the page gets its protection back.
+        // SAFETY: one aligned word that other threads only read; the page gets its protection back.
         unsafe {
             let word = &*(self.at as *const AtomicUsize);
-            if word.load(Ordering::Relaxed) == self.stand {
+            if word.load(Ordering::Relaxed) == self.replacement {
                 return Ok(());
             }
             if self.is_guarded {
                 mprotect(page, PAGE_BYTES, MprotectFlags::READ | MprotectFlags::WRITE)?;
             }
-            word.store(self.stand, Ordering::Release);
+            word.store(self.replacement, Ordering::Release);
             if self.is_guarded { mprotect(page, PAGE_BYTES, MprotectFlags::READ) } else { Ok(()) }
         }
     }
@@ -200,24 +206,24 @@ impl Slot {
 mod tests {
     use super::*;
 
-    extern "C" fn stand() {}
+    extern "C" fn replacement() {}
 
     #[test]
-    fn a_slot_that_the_loader_fills_late_is_filled_again() {
-        // A function that this test's program has a slot for, and that nothing calls.
+    fn patches_an_entry_again_that_the_loader_fills_late() {
+        // A function that this test program has an entry for, and that nothing calls.
         let name = c"getloadavg";
         std::hint::black_box(libc::getloadavg as *const ());
-        let stands = [(name, stand as *const () as usize)];
-        fill(&stands).unwrap();
-        let slots = SEEN.lock().unwrap().slots.clone();
-        assert!(!slots.is_empty());
-        let word = |slot: &Slot| unsafe { &*(slot.at as *const AtomicUsize) };
-        for slot in &slots {
-            assert_eq!(word(slot).load(Ordering::Relaxed), slot.stand);
-            // SAFETY: a slot of this program; whatever is there, nothing calls it.
-            unsafe { Slot { stand: 1, ..*slot }.fill().unwrap() };
+        let replacements = [(name, replacement as *const () as usize)];
+        patch(&replacements).unwrap();
+        let entries = LAST_WALK.lock().unwrap().entries.clone();
+        assert!(!entries.is_empty());
+        let word = |entry: &GotEntry| unsafe { &*(entry.at as *const AtomicUsize) };
+        for entry in &entries {
+            assert_eq!(word(entry).load(Ordering::Relaxed), entry.replacement);
+            // SAFETY: an entry of this program; nothing calls the function.
+            unsafe { GotEntry { replacement: 1, ..*entry }.patch().unwrap() };
         }
-        fill(&stands).unwrap();
-        assert!(slots.iter().all(|slot| word(slot).load(Ordering::Relaxed) == slot.stand));
+        patch(&replacements).unwrap();
+        assert!(entries.iter().all(|entry| word(entry).load(Ordering::Relaxed) == entry.replacement));
     }
 }

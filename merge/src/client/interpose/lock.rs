@@ -1,23 +1,23 @@
-//! What keeps a batch that is put in place and a `madvise` on the same pages apart. Held for a batch, which is a
-//! millisecond, or for a few system calls; who waits gives way.
+//! Keeps a batch that is being put in place apart from a `madvise` on the same pages. Held for a batch, which
+//! takes a millisecond, or for a few system calls; a waiting thread yields.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
-/// The lock, let go when dropped.
-pub struct Held(());
+/// The lock; dropping it unlocks.
+pub struct Guard(());
 
-/// Waits until nobody has it.
-pub fn hold() -> Held {
+/// Waits for the lock.
+pub fn lock() -> Guard {
     while TAKEN.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
-        // SAFETY: takes nothing.
+        // SAFETY: takes no arguments.
         unsafe { libc::sched_yield() };
     }
-    Held(())
+    Guard(())
 }
 
-impl Drop for Held {
+impl Drop for Guard {
     fn drop(&mut self) {
         TAKEN.store(false, Ordering::Release);
     }

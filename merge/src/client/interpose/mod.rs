@@ -1,17 +1,18 @@
-//! Three functions of the C library whose meaning would change on advised memory, and what stands in for them. What was
-//! anonymous must go on behaving so, whoever allocated it and whoever advised it:
+//! Interposes three functions of the C library whose semantics would change on advised memory. Anonymous
+//! memory must keep anonymous semantics, under any allocator and whichever code advised it:
 //!
-//! | function | what would happen on the store's pages | what happens |
+//! | function | without interposing | with it |
 //! |---|---|---|
-//! | `madvise` with `MADV_DONTNEED`, `MADV_FREE` | the advised bytes come back | fresh memory of zeros is put in place |
-//! | `mremap` to a larger size | goes on in the store's file, and past its end | anonymous memory is put behind it |
-//! | `realloc` | the C library's calls its own `mremap`, which nobody can stand in for | a block that is shared is copied |
+//! | `madvise` with `MADV_DONTNEED`, `MADV_FREE` | the advised bytes come back | fresh zeroed memory replaces them |
+//! | `mremap` to a larger size | continues in the store's file, and past its end | anonymous memory is mapped behind it |
+//! | `realloc` | the C library's calls its own `mremap`, which cannot be interposed | a shared block is copied |
 //!
-//! Every loaded object reaches these functions through slots that the loader filled ([`got`]); they are filled anew before
-//! anything is shared, so no preload is needed, and objects that come later are seen by the next call. Memory of whoever
-//! makes the system calls without the C library (Go) must not be advised.
+//! Every loaded object calls these functions through GOT entries that the loader filled. [`got`] patches them
+//! before anything is shared, so no preload is needed, and the next call of `advise` patches objects loaded
+//! later. Memory of programs that make these system calls without the C library (Go) must not be advised.
 //!
-//! The functions run inside allocators: they allocate nothing and take only [`lock`], under which nobody else allocates.
+//! The functions run inside allocators: they allocate nothing and take only [`lock`]; no thread allocates
+//! while it holds that.
 
 pub mod active_calls;
 pub mod advised_ranges;
@@ -30,7 +31,7 @@ use crate::base::page::PAGE_BYTES;
 use crate::base::segment;
 use crate::client::address_space;
 
-pub use lock::{Held, hold};
+pub use lock::{Guard, lock};
 
 type Madvise = unsafe extern "C" fn(*mut c_void, usize, c_int) -> c_int;
 type Mremap = unsafe extern "C" fn(*mut c_void, usize, usize, c_int, *mut c_void) -> *mut c_void;
@@ -39,8 +40,8 @@ type UsableSize = unsafe extern "C" fn(*mut c_void) -> usize;
 type Malloc = unsafe extern "C" fn(usize) -> *mut c_void;
 type Free = unsafe extern "C" fn(*mut c_void);
 
-/// What the program would have called.
-struct Real {
+/// The functions that the program would have called.
+struct Originals {
     madvise: Madvise,
     mremap: Mremap,
     realloc: Realloc,
@@ -51,17 +52,18 @@ struct Real {
     is_libc: bool,
 }
 
-static REAL: OnceLock<Option<Real>> = OnceLock::new();
+static ORIGINALS: OnceLock<Option<Originals>> = OnceLock::new();
 
-fn find_real() -> Option<Real> {
-    // SAFETY: C strings; the C library's functions of these names have these types, and so have those in front of them.
+fn find_originals() -> Option<Originals> {
+    // SAFETY: C strings; the C library's functions of these names have these types, and so have other
+    // interposers'.
     unsafe {
         let find = |name: &CStr| {
             let found = libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr());
             (!found.is_null()).then_some(found)
         };
         let malloc = find(c"malloc")?;
-        Some(Real {
+        Some(Originals {
             madvise: transmute::<*mut c_void, Madvise>(find(c"madvise")?),
             mremap: transmute::<*mut c_void, Mremap>(find(c"mremap")?),
             realloc: transmute::<*mut c_void, Realloc>(find(c"realloc")?),
@@ -73,24 +75,24 @@ fn find_real() -> Option<Real> {
     }
 }
 
-/// Where the object begins that an address is in.
+/// The base of the object that contains an address.
 fn object_of(address: *mut c_void) -> Option<usize> {
-    // SAFETY: dladdr fills the structure for an address inside a loaded object, or says that it did not.
+    // SAFETY: dladdr fills the structure for an address inside a loaded object, or returns 0.
     unsafe {
         let mut about: libc::Dl_info = std::mem::zeroed();
         (libc::dladdr(address, &mut about) != 0).then_some(about.dli_fbase as usize)
     }
 }
 
-/// Looks the functions up: when the library is loaded, and no later.
+/// Resolves the original functions: when the library is loaded, and no later.
 pub fn look_up() {
-    REAL.get_or_init(find_real);
+    ORIGINALS.get_or_init(find_originals);
 }
 
-/// Stands in, in every object that is loaded now.
+/// Interposes the functions in every object loaded now.
 ///
 /// # Errors
-/// `ENOTSUP`, with the allocator's name, where that cannot be done: then nothing of its memory may be shared.
+/// `ENOTSUP`, with the allocator's name, where that is impossible: then none of its memory may be shared.
 pub fn install() -> Result<(), Error> {
     let refuse = |why: String| {
         let line = format!(
@@ -99,15 +101,15 @@ pub fn install() -> Result<(), Error> {
         );
         Err(Error::new(libc::ENOTSUP, line))
     };
-    if !matches!(REAL.get(), Some(Some(_))) {
-        return refuse("the program has no C library that could be stood in front of".to_owned());
+    if !matches!(ORIGINALS.get(), Some(Some(_))) {
+        return refuse("the program has no C library that can be interposed".to_owned());
     }
     let ours = [
         (c"madvise", madvise as Madvise as usize),
         (c"mremap", mremap::mremap as Mremap as usize),
         (c"realloc", realloc as Realloc as usize),
     ];
-    match got::fill(&ours) {
+    match got::patch(&ours) {
         Ok(()) => Ok(()),
         Err(errno) => {
             refuse(format!("calls of madvise cannot be redirected ({})", std::io::Error::from(errno)))
@@ -115,10 +117,10 @@ pub fn install() -> Result<(), Error> {
     }
 }
 
-/// The file that `malloc` is in.
+/// The file of the program's `malloc`.
 fn allocator() -> String {
-    let Some(Some(real)) = REAL.get() else { return "unknown".to_owned() };
-    // SAFETY: dladdr fills the structure for an address inside a loaded object, or says that it did not.
+    let Some(Some(real)) = ORIGINALS.get() else { return "unknown".to_owned() };
+    // SAFETY: dladdr fills the structure for an address inside a loaded object, or returns 0.
     unsafe {
         let mut about: libc::Dl_info = std::mem::zeroed();
         if libc::dladdr(real.malloc as *const c_void, &mut about) == 0 || about.dli_fname.is_null() {
@@ -129,15 +131,16 @@ fn allocator() -> String {
     }
 }
 
-/// A mapping of the store in a range that was anonymous, cut to it.
-struct Shared {
+/// The part of a mapping that lies in a range.
+struct Part {
     range: Range<usize>,
     rights: c_int,
     is_store: bool,
 }
 
-/// Every mapping of a range, in order, without allocating. False if the kernel does not tell.
-fn each(range: &Range<usize>, mut act: impl FnMut(Shared)) -> bool {
+/// Visits every mapping of a range, in order, without allocating. False if the kernel does not report them
+/// all.
+fn each(range: &Range<usize>, mut act: impl FnMut(Part)) -> bool {
     address_space::each(range, |seen| {
         let mut rights = 0;
         for (has, right) in [
@@ -149,26 +152,26 @@ fn each(range: &Range<usize>, mut act: impl FnMut(Shared)) -> bool {
         }
         let part = seen.range.start.max(range.start)..seen.range.end.min(range.end);
         let is_store = !seen.shared && segment::is_named(seen.name) && advised_ranges::overlaps(&part);
-        act(Shared { range: part, rights, is_store });
+        act(Part { range: part, rights, is_store });
     })
     .is_ok()
 }
 
-/// The first mapping of a range. False if the kernel does not tell.
-fn first_of(range: &Range<usize>, first: &mut Option<Shared>) -> bool {
+/// The first mapping of a range. False if the kernel does not report it.
+fn first_of(range: &Range<usize>, first: &mut Option<Part>) -> bool {
     each(range, |part| {
         first.get_or_insert(part);
     })
 }
 
-/// Whether a range is one mapping, and none of the store's.
+/// Whether a range is one mapping, and not of the store's.
 fn is_plain(range: &Range<usize>) -> bool {
     let (mut mappings, mut plain) = (0, true);
-    let is_told = each(range, |part| {
+    let is_complete = each(range, |part| {
         mappings += 1;
         plain &= !part.is_store && part.range == *range;
     });
-    is_told && plain && mappings == 1
+    is_complete && plain && mappings == 1
 }
 
 fn has_store(range: &Range<usize>) -> Option<bool> {
@@ -182,11 +185,11 @@ fn fail(errno: c_int) -> c_int {
     -1
 }
 
-/// Fresh memory of zeros over a range of the program's.
+/// Fresh zeroed memory over a range of the program's.
 ///
 /// # Safety
 /// The program gives the contents up.
-unsafe fn renew(range: &Range<usize>, rights: c_int) -> bool {
+unsafe fn map_zeros(range: &Range<usize>, rights: c_int) -> bool {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
     // SAFETY: as the function's.
     unsafe { libc::mmap(range.start as *mut c_void, range.len(), rights, flags, -1, 0) != libc::MAP_FAILED }
@@ -195,7 +198,7 @@ unsafe fn renew(range: &Range<usize>, rights: c_int) -> bool {
 const DONTNEED_LOCKED: c_int = 24;
 
 unsafe extern "C" fn madvise(start: *mut c_void, bytes: usize, advice: c_int) -> c_int {
-    let Some(Some(real)) = REAL.get() else { return fail(libc::ENOSYS) };
+    let Some(Some(real)) = ORIGINALS.get() else { return fail(libc::ENOSYS) };
     let at = start as usize;
     let drops = matches!(advice, libc::MADV_DONTNEED | libc::MADV_FREE | DONTNEED_LOCKED);
     let whole = at.checked_add(bytes).and_then(|end| end.checked_next_multiple_of(PAGE_BYTES));
@@ -203,26 +206,26 @@ unsafe extern "C" fn madvise(start: *mut c_void, bytes: usize, advice: c_int) ->
         // SAFETY: the caller's arguments.
         return unsafe { (real.madvise)(start, bytes, advice) };
     };
-    let _visit = active_calls::enter();
+    let _call = active_calls::begin();
     if !advised_ranges::overlaps(&(at..end)) {
         // SAFETY: the caller's arguments.
         return unsafe { (real.madvise)(start, bytes, advice) };
     }
     // While a batch is put in place, its old pages must not be dropped.
-    let _held = hold();
+    let _held = lock();
     let (mut next, mut result) = (at, 0);
     while next < end {
         let mut first = None;
         if !first_of(&(next..end), &mut first) {
-            // Better memory that is kept than memory that is not zero.
+            // An error is better than memory that the caller wrongly takes for zeroed.
             return fail(libc::ENOMEM);
         }
         let Some(part) = first else { return fail(libc::ENOMEM) };
-        // By its number: not a function in front of the C library's, which might wait for who waits for us.
+        // By system call: another interposer's function might wait for a thread that waits for this one.
         // SAFETY: the caller gives the contents of the range up.
         let is_done = unsafe {
             if part.is_store {
-                renew(&part.range, part.rights)
+                map_zeros(&part.range, part.rights)
             } else {
                 libc::syscall(libc::SYS_madvise, part.range.start, part.range.len(), advice) == 0
             }
@@ -238,31 +241,31 @@ unsafe extern "C" fn madvise(start: *mut c_void, bytes: usize, advice: c_int) ->
 }
 
 unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mut c_void {
-    let Some(Some(real)) = REAL.get() else {
+    let Some(Some(real)) = ORIGINALS.get() else {
         fail(libc::ENOMEM);
         return null_mut();
     };
     let at = block as usize;
     // SAFETY: the caller's arguments.
-    let as_ever = || unsafe { (real.realloc)(block, bytes) };
+    let unchanged = || unsafe { (real.realloc)(block, bytes) };
     if at == 0 || bytes < PAGE_BYTES {
-        return as_ever();
+        return unchanged();
     }
-    let _visit = active_calls::enter();
+    let _call = active_calls::begin();
     if !advised_ranges::overlaps(&(at..at + 1)) {
-        return as_ever();
+        return unchanged();
     }
     // SAFETY: the caller's block.
     let has = unsafe { (real.usable_size)(block) };
-    // Only a block of whole mappings is moved by the kernel.
+    // The kernel moves only blocks that are whole mappings.
     if bytes <= has || has < PAGE_BYTES {
-        return as_ever();
+        return unchanged();
     }
-    // Until it is done nothing of it may become shared. The C library waits for nobody who waits for this; others move what they
-    // have by calling what stands in for mremap, which takes it.
-    let held = real.is_libc.then(hold);
+    // Until it is done nothing of it may become shared. The C library waits for no thread that waits for this
+    // one; other allocators move their memory through our mremap, which takes the lock.
+    let held = real.is_libc.then(lock);
     if has_store(&(at..at + has)) == Some(false) {
-        return as_ever();
+        return unchanged();
     }
     drop(held);
     // SAFETY: the caller's block, of `has` bytes, and a new one of more.

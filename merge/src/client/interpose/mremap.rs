@@ -1,10 +1,11 @@
-//! `mremap` on advised memory: a private mapping of the store's pages would go on in the store's file, and past its end.
+//! `mremap` on advised memory: a private mapping of the store's pages would continue in the store's file, and
+//! past its end.
 
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
 use std::ptr::null_mut;
 
-use super::{REAL, active_calls, advised_ranges, each, fail, first_of, hold, is_plain, renew};
+use super::{ORIGINALS, active_calls, advised_ranges, each, fail, first_of, is_plain, lock, map_zeros};
 use crate::base::page::PAGE_BYTES;
 
 pub unsafe extern "C" fn mremap(
@@ -14,14 +15,14 @@ pub unsafe extern "C" fn mremap(
     flags: c_int,
     to: *mut c_void,
 ) -> *mut c_void {
-    let Some(Some(real)) = REAL.get() else {
+    let Some(Some(real)) = ORIGINALS.get() else {
         fail(libc::ENOSYS);
         return libc::MAP_FAILED;
     };
     let at = old as usize;
     let moves = flags & (libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0;
     let (have, want) = (old_bytes.next_multiple_of(PAGE_BYTES), new_bytes.next_multiple_of(PAGE_BYTES));
-    let _visit = active_calls::enter();
+    let _call = active_calls::begin();
     let is_ours = at.is_multiple_of(PAGE_BYTES)
         && have > 0
         && want > 0
@@ -29,13 +30,13 @@ pub unsafe extern "C" fn mremap(
         && at.checked_add(have).is_some_and(|end| advised_ranges::overlaps(&(at..end)));
     if is_ours {
         // Held until it is done: nothing of it may become shared in between.
-        let _held = hold();
-        // What was advised may be several mappings for good, which the system call would refuse.
+        let _held = lock();
+        // An advised range may consist of several mappings, which the system call would refuse.
         if !is_plain(&(at..at + have)) {
             // SAFETY: the caller's arguments.
             return unsafe { move_shared(at..at + have, want, flags, to as usize) };
         }
-        // By its number: not a function in front of the C library's, which might wait for who waits for us.
+        // By system call: another interposer's function might wait for a thread that waits for this one.
         // SAFETY: the caller's arguments.
         return unsafe { libc::syscall(libc::SYS_mremap, old, old_bytes, new_bytes, flags, to) }
             as *mut c_void;
@@ -44,13 +45,14 @@ pub unsafe extern "C" fn mremap(
     let new = unsafe { (real.mremap)(old, old_bytes, new_bytes, flags, to) };
     let now = new as usize..(new as usize).saturating_add(want);
     if new != libc::MAP_FAILED && new != old && advised_ranges::overlaps(&now) {
-        // What lay there once was advised, and this was not: it may be a file's.
+        // Memory at this address was advised once, and this was not: it may be a file's.
         advised_ranges::forget(&now);
     }
     new
 }
 
-/// mremap of a range in which there are pages of the store: each mapping moves as it is, and what is new is anonymous.
+/// mremap of a range that holds pages of the store: each mapping moves as it is, and added memory is
+/// anonymous.
 ///
 /// # Safety
 /// As mremap(2).
@@ -80,7 +82,7 @@ unsafe fn move_shared(old: Range<usize>, want: usize, flags: c_int, to: usize) -
         return failed(libc::EINVAL);
     }
     let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // SAFETY: as the function's; new mappings lie where there is room, or where the caller says.
+    // SAFETY: as the function's; new mappings lie where the kernel finds room, or at the address that the caller passes.
     unsafe {
         if !fixed && !stays {
             let behind = old.end as *mut c_void;
@@ -90,7 +92,7 @@ unsafe fn move_shared(old: Range<usize>, want: usize, flags: c_int, to: usize) -
                 return old.start as *mut c_void;
             }
             if found != libc::MAP_FAILED {
-                libc::munmap(found, more); // a kernel that does not know the flag
+                libc::munmap(found, more); // an old kernel ignores the flag
             }
             if flags & libc::MREMAP_MAYMOVE == 0 {
                 return failed(libc::ENOMEM);
@@ -108,7 +110,7 @@ unsafe fn move_shared(old: Range<usize>, want: usize, flags: c_int, to: usize) -
             return new;
         }
         let new = new as usize;
-        // Known before anything shared is there, or not moved at all.
+        // In the table before anything shared is there, or else not moved at all.
         if !advised_ranges::add(&(new..new + want)) {
             libc::munmap(new as *mut c_void, want);
             return failed(libc::ENOMEM);
@@ -124,11 +126,11 @@ unsafe fn move_shared(old: Range<usize>, want: usize, flags: c_int, to: usize) -
             };
             let target = (new + part.start - old.start) as *mut c_void;
             let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-            // By its number: not the function that this one stands in for.
+            // By system call: not the function that this one interposes.
             let moved =
                 libc::syscall(libc::SYS_mremap, part.start, part.len(), part.len(), how, target as usize);
             if moved == -1 {
-                // No room for another mapping: the bytes are what counts.
+                // No room for another mapping: the contents matter.
                 let there = libc::mmap(
                     target,
                     part.len(),
@@ -146,7 +148,7 @@ unsafe fn move_shared(old: Range<usize>, want: usize, flags: c_int, to: usize) -
             next = part.end;
         }
         if stays {
-            renew(&old, rights);
+            map_zeros(&old, rights);
         } else if moving.end < old.end {
             libc::munmap(moving.end as *mut c_void, old.end - moving.end);
         }

@@ -1,85 +1,85 @@
-//! How a store takes what a client offers: looked at, hashed anew, and then kept as it is or copied.
+//! Accepts a client's offer: checks the file, hashes it again, and then keeps it as it is or copies it.
 
 use std::os::fd::OwnedFd;
 
-use super::{Refused, Segment, Store, Taken, no_file};
+use super::{Accepted, PageStore, Refused, Segment, cannot_add};
 use crate::base::fault;
 use crate::base::index::Location;
 use crate::base::page::{PAGE_BYTES, PageHash};
 use crate::base::protocol::Refusal;
-use crate::base::segment::{self, Flaw, MOST_PAGES};
-use crate::daemon::packed_segment::{self, Packed};
+use crate::base::segment::{self, Flaw, MAX_PAGES};
+use crate::daemon::packed_segment::{self, PackedSegment};
 use crate::daemon::page_budget::{Charge, Copied};
-use crate::daemon::untrusted_fds::Stranger;
+use crate::daemon::untrusted_fds::UntrustedFd;
 
-/// Offers of fewer pages are copied into a segment that they share with others.
+/// Smaller offers are copied into a packed segment.
 const PACK_BELOW: usize = 512;
-/// Pages read and hashed at a time: what the second-level cache holds.
+/// Pages read and hashed at a time: as many as the second-level cache holds.
 const PIECE_PAGES: usize = 64;
 
-impl Store {
-    /// Takes over a segment of a client, as far as its contents are new.
-    pub fn offer(&mut self, client: u64, file: Stranger, pages: usize) -> Result<Taken, Refused> {
+impl PageStore {
+    /// Accepts a client's segment as far as its contents are new.
+    pub fn offer(&mut self, client: u64, file: UntrustedFd, pages: usize) -> Result<Accepted, Refused> {
         self.claims.release(client);
         let checked = file.file().map_or(Err(Flaw::NotMemory), |file| segment::check(file, pages));
         checked.map_err(|flaw| {
-            (Refusal::Wrong, format!("the offered file is no sealed segment of {pages} pages: {flaw:?}"))
+            (Refusal::Wrong, format!("the offered file is not a sealed segment of {pages} pages: {flaw:?}"))
         })?;
-        let file = file.into_memory().ok_or_else(|| no_file(rustix::io::Errno::BADF))?;
+        let file = file.into_memory().ok_or_else(|| cannot_add(rustix::io::Errno::BADF))?;
         let hashes = self.hash_all(&file, pages)?;
         fault::point("store.hashed");
         let new_pages = hashes.iter().filter(|hash| !self.has(**hash)).count();
         if new_pages == 0 {
-            return Ok(Taken { new_pages: 0, at: None });
+            return Ok(Accepted { new_pages: 0, at: None });
         }
-        // What is small is copied, so that a model of many small tensors is not many files; but not for long at the daemon's
-        // cost.
+        // Small offers are copied, so that a model of many small tensors does not take many files; but only
+        // up to a limit, since the daemon's cgroup pays.
         let is_small = pages < PACK_BELOW;
         let counted = if is_small { new_pages } else { pages };
-        let has_room = self.segments.len() < self.most_segments / 2;
-        let is_copied = (is_small || self.budget.charge == Charge::Store)
-            && self.copied.take(&self.budget, client, counted, has_room);
+        let has_room = self.segments.len() < self.max_segments / 2;
+        let is_copied = (is_small || self.budget.charge == Charge::PageStore)
+            && self.copied.reserve(&self.budget, client, counted, has_room);
         let more = if is_copied { counted } else { pages };
-        let refused = if self.pages + more > self.most_pages {
-            let (held, most) = (self.pages / 256, self.most_pages / 256);
+        let refused = if self.pages + more > self.max_pages {
+            let (held, most) = (self.pages / 256, self.max_pages / 256);
             Some((Refusal::Full, format!("the page store is full: it holds {held} of {most} MiB")))
-        } else if !self.budget.take(more) {
+        } else if !self.budget.reserve(more) {
             Some(self.all_full())
         } else {
             None
         };
         if let Some(refused) = refused {
             if is_copied {
-                Copied::give_back(&self.budget, counted);
+                Copied::release(&self.budget, counted);
             }
             return Err(refused);
         }
         let before = self.pages;
-        let taken = self.make_room(new_pages).and_then(|()| match (is_copied, is_small) {
+        let accepted = self.reserve_index(new_pages).and_then(|()| match (is_copied, is_small) {
             (true, true) => self.pack(&file, &hashes),
             (true, false) => {
-                let copy = packed_segment::copy(&file, pages).map_err(no_file)?;
+                let copy = packed_segment::copy(&file, pages).map_err(cannot_add)?;
                 self.keep(copy, hashes, None)
             }
             (false, _) => self.keep(file, hashes, Some(client)),
         });
-        // Pages that came twice were copied once.
+        // Pages that occur twice were copied once.
         let added = self.pages - before;
-        self.budget.give_back(more - added);
-        match &taken {
+        self.budget.release(more - added);
+        match &accepted {
             Ok((segment, _)) if is_copied => {
-                self.copied.put(&self.budget, client, *segment, added, counted - added);
+                self.copied.record(&self.budget, client, *segment, added, counted - added);
             }
-            Err(_) if is_copied => Copied::give_back(&self.budget, counted),
+            Err(_) if is_copied => Copied::release(&self.budget, counted),
             _ => {}
         }
-        let (segment, new_pages) = taken?;
+        let (segment, new_pages) = accepted?;
         fault::point("store.indexed");
         let at = self.attach(segment).map(|(file, room)| (segment, file, room));
-        Ok(Taken { new_pages, at })
+        Ok(Accepted { new_pages, at })
     }
 
-    /// Reads rather than maps: a page that cannot be had is an error and not a signal.
+    /// Reads instead of mapping: a page that cannot be read is then an error, and not a signal.
     pub(super) fn hash_all(&mut self, file: &OwnedFd, pages: usize) -> Result<Vec<PageHash>, Refused> {
         let mut hashes = Vec::with_capacity(pages);
         while hashes.len() < pages {
@@ -106,15 +106,15 @@ impl Store {
         Ok(bytes)
     }
 
-    /// Keeps a segment as it is, a client's or a copy.
+    /// Keeps a segment as it is: a client's, or a copy.
     fn keep(
         &mut self,
         file: OwnedFd,
         hashes: Vec<PageHash>,
-        giver: Option<u64>,
+        uploader: Option<u64>,
     ) -> Result<(u32, u32), Refused> {
-        let file = segment::reopen_read_only(&file).map_err(no_file)?;
-        let number = self.number()?;
+        let file = segment::reopen_read_only(&file).map_err(cannot_add)?;
+        let number = self.next_number()?;
         let mut new_pages = 0;
         for (page, &hash) in hashes.iter().enumerate() {
             if !self.has(hash) {
@@ -125,12 +125,12 @@ impl Store {
         self.pages += hashes.len();
         let room = hashes.len() as u32;
         self.descriptors.keep_segment(self.identity, number, &file);
-        let is_copied = giver.is_none();
-        self.segments.insert(number, Segment { file, pages: hashes, room, giver, is_copied });
+        let is_copied = uploader.is_none();
+        self.segments.insert(number, Segment { file, pages: hashes, room, uploader, is_copied });
         Ok((number, new_pages))
     }
 
-    /// Copies what is new into the open segment.
+    /// Copies new pages into the open packed segment.
     fn pack(&mut self, file: &OwnedFd, hashes: &[PageHash]) -> Result<(u32, u32), Refused> {
         let number = self.open_packed(hashes.len())?;
         let mut new_pages = 0;
@@ -156,38 +156,38 @@ impl Store {
         Ok((number, new_pages))
     }
 
-    /// The open segment, with room and memory for so many pages.
+    /// The open packed segment, with room and memory for so many pages.
     fn open_packed(&mut self, pages: usize) -> Result<u32, Refused> {
         if self.packed.as_ref().is_some_and(|(_, packed)| packed.room() < pages)
             && let Some((_, full)) = self.packed.take()
         {
-            // Unsealed it is as read-only to clients; it can merely not be handed in to another daemon.
+            // Without the seals clients can only read it, too; but another daemon would not accept it.
             if let Err(errno) = full.finish() {
                 tracing::debug!("cannot seal a packed segment: {errno}");
             }
         }
         if self.packed.is_none() {
-            let (packed, file) = Packed::new().map_err(no_file)?;
-            let number = self.number()?;
+            let (packed, file) = PackedSegment::new().map_err(cannot_add)?;
+            let number = self.next_number()?;
             self.descriptors.keep_segment(self.identity, number, &file);
             self.segments.insert(
                 number,
-                Segment { file, pages: Vec::new(), room: MOST_PAGES as u32, giver: None, is_copied: true },
+                Segment { file, pages: Vec::new(), room: MAX_PAGES as u32, uploader: None, is_copied: true },
             );
             self.packed = Some((number, packed));
         }
         match &self.packed {
-            Some((number, packed)) => packed.reserve(pages).map_err(no_file).map(|()| *number),
-            None => Err(no_file(rustix::io::Errno::NOMEM)),
+            Some((number, packed)) => packed.reserve(pages).map_err(cannot_add).map(|()| *number),
+            None => Err(cannot_add(rustix::io::Errno::NOMEM)),
         }
     }
 
-    fn number(&mut self) -> Result<u32, Refused> {
-        if self.segments.len() >= self.most_segments {
-            return Err(no_file(rustix::io::Errno::MFILE));
+    fn next_number(&mut self) -> Result<u32, Refused> {
+        if self.segments.len() >= self.max_segments {
+            return Err(cannot_add(rustix::io::Errno::MFILE));
         }
         let number = self.next_segment;
-        self.next_segment = number.checked_add(1).ok_or_else(|| no_file(rustix::io::Errno::OVERFLOW))?;
+        self.next_segment = number.checked_add(1).ok_or_else(|| cannot_add(rustix::io::Errno::OVERFLOW))?;
         Ok(number)
     }
 }

@@ -8,78 +8,79 @@ use std::sync::Arc;
 
 use crate::base::error::{Error, While};
 use crate::base::fault;
-use crate::base::index::{FEWEST_LINES, Location, Writer};
+use crate::base::index::{Location, MIN_LINES, Writer};
 use crate::base::page::{PAGE_BYTES, PageHash, SECRET_BYTES, Secret};
 use crate::base::protocol::Refusal;
-use crate::base::segment::{self, MOST_PAGES, Use};
-use crate::daemon::descriptor_store::{DescriptorStore, Kept, StoreRecord};
-use crate::daemon::domain_metrics::Figures;
-use crate::daemon::packed_segment::Packed;
+use crate::base::segment::{self, MAX_PAGES, Use};
+use crate::daemon::descriptor_store::{DescriptorStore, SavedStore, StoreRecord};
+use crate::daemon::domain_metrics::DomainMetrics;
+use crate::daemon::packed_segment::PackedSegment;
 use crate::daemon::page_budget::{Budget, Copied};
-use crate::daemon::trust_domain::Domain;
+use crate::daemon::trust_domain::TrustDomain;
 use crate::daemon::upload_claims::Claims;
 
 struct Segment {
-    /// The daemon's only opening.
+    /// The daemon's only descriptor of it.
     file: OwnedFd,
     pages: Vec<PageHash>,
     room: u32,
-    /// The client who has brought it, if it is known.
-    giver: Option<u64>,
+    /// The client that uploaded it, if it is known.
+    uploader: Option<u64>,
     /// Whether the daemon has copied its pages.
     is_copied: bool,
 }
 
-/// How much a store may hold.
+/// The limits of a store.
 #[derive(Clone, Copy)]
 pub struct Limits {
     /// Pages.
     pub pages: usize,
-    /// Segments: each is a file of the daemon's.
+    /// Segments: each is an open file of the daemon.
     pub segments: usize,
 }
 
-/// What became of an offer.
-pub struct Taken {
+/// The result of an accepted offer.
+pub struct Accepted {
     /// Pages whose contents were new.
     pub new_pages: u32,
-    /// Where they are, if there are any: the segment, a file for the client, the segment's room.
+    /// The segment that holds them, if there are any: its number, a file for the client, its capacity in
+    /// pages.
     pub at: Option<(u32, OwnedFd, u32)>,
 }
 
-/// Why not.
+/// Why the store refused, and one line of explanation.
 pub type Refused = (Refusal, String);
 
 /// A domain's store.
-pub struct Store {
+pub struct PageStore {
     descriptors: Arc<DescriptorStore>,
     budget: Arc<Budget>,
     copied: Copied,
     claims: Claims,
-    has_complained: bool,
+    has_warned: bool,
     identity: u64,
     secret: Secret,
     index: Writer,
     segments: HashMap<u32, Segment>,
     next_segment: u32,
-    packed: Option<(u32, Packed)>,
-    /// Pages that clients keep for themselves, by client.
+    packed: Option<(u32, PackedSegment)>,
+    /// Pages that stay in clients' private memory, by client.
     elsewhere: HashMap<u64, Vec<PageHash>>,
-    elsewhere_pages: usize,
-    most_pages: usize,
-    most_segments: usize,
+    private_pages: usize,
+    max_pages: usize,
+    max_segments: usize,
     pages: usize,
     buffer: Vec<u8>,
 }
 
-impl Store {
-    /// An empty store of at most so many pages in so many segments.
+impl PageStore {
+    /// An empty store with these limits.
     pub fn new(
-        domain: Domain,
+        domain: TrustDomain,
         limits: Limits,
         descriptors: Arc<DescriptorStore>,
         budget: Arc<Budget>,
-    ) -> Result<Store, Error> {
+    ) -> Result<PageStore, Error> {
         let mut secret = [0; SECRET_BYTES];
         let mut identity = [0; 8];
         for part in [&mut secret[..], &mut identity[..]] {
@@ -91,7 +92,7 @@ impl Store {
         }
         let record = StoreRecord { domain, identity: u64::from_le_bytes(identity), secret };
         descriptors.keep_record(&record);
-        Store::of(&record, limits, descriptors, budget)
+        PageStore::of(&record, limits, descriptors, budget)
     }
 
     fn of(
@@ -99,41 +100,41 @@ impl Store {
         limits: Limits,
         descriptors: Arc<DescriptorStore>,
         budget: Arc<Budget>,
-    ) -> Result<Store, Error> {
-        Ok(Store {
+    ) -> Result<PageStore, Error> {
+        Ok(PageStore {
             descriptors,
             budget,
             copied: Copied::default(),
             claims: Claims::default(),
-            has_complained: false,
+            has_warned: false,
             identity: record.identity,
             secret: Secret::new(record.secret),
-            index: Writer::new(FEWEST_LINES).while_doing("memory for a store's index")?,
+            index: Writer::new(MIN_LINES).while_doing("memory for a store's index")?,
             segments: HashMap::new(),
             next_segment: 1,
             packed: None,
             elsewhere: HashMap::new(),
-            elsewhere_pages: 0,
-            most_pages: limits.pages,
-            most_segments: limits.segments,
+            private_pages: 0,
+            max_pages: limits.pages,
+            max_segments: limits.segments,
             pages: 0,
             buffer: Vec::new(),
         })
     }
 
-    /// A store that was kept while the daemon was away. Its pages are hashed again.
+    /// A store that systemd kept while no daemon ran. Its pages are hashed again.
     pub fn restore(
-        (record, files): Kept,
+        (record, files): SavedStore,
         limits: Limits,
         descriptors: Arc<DescriptorStore>,
         budget: Arc<Budget>,
-    ) -> Result<Store, Error> {
-        let mut store = Store::of(&record, limits, descriptors, budget)?;
+    ) -> Result<PageStore, Error> {
+        let mut store = PageStore::of(&record, limits, descriptors, budget)?;
         for (number, file) in files {
             store.next_segment = store.next_segment.max(number.saturating_add(1));
             if let Err((_, line)) = store.take_back(number, file) {
                 tracing::warn!("segment {number} of {} is lost: {line}", record.domain);
-                store.descriptors.drop_segment(record.identity, number); // else it is kept for ever
+                store.descriptors.drop_segment(record.identity, number); // else systemd keeps it for ever
             }
         }
         Ok(store)
@@ -143,13 +144,13 @@ impl Store {
         if !segment::is_unchanging(&file) {
             return Err((Refusal::Wrong, "it is not sealed".to_string()));
         }
-        let about = rustix::fs::fstat(&file).map_err(no_file)?;
-        let room = (about.st_size as usize / PAGE_BYTES).min(MOST_PAGES);
-        // A common segment that was not full ends where its memory ends. Nobody can write to it any more.
+        let about = rustix::fs::fstat(&file).map_err(cannot_add)?;
+        let room = (about.st_size as usize / PAGE_BYTES).min(MAX_PAGES);
+        // A packed segment that was not full ends where its memory ends. No process can write to it any more.
         let filled = (about.st_blocks as usize / (PAGE_BYTES / 512)).min(room);
         let hashes = self.hash_all(&file, filled)?;
-        self.make_room(filled)?;
-        if !self.budget.take(filled) {
+        self.reserve_index(filled)?;
+        if !self.budget.reserve(filled) {
             return Err(self.all_full());
         }
         for (page, &hash) in hashes.iter().enumerate() {
@@ -160,40 +161,40 @@ impl Store {
         self.pages += filled;
         self.segments.insert(
             number,
-            Segment { file, pages: hashes, room: room as u32, giver: None, is_copied: false },
+            Segment { file, pages: hashes, room: room as u32, uploader: None, is_copied: false },
         );
         Ok(())
     }
 
-    /// What can be counted about it.
-    pub fn count(&self, figures: &mut Figures) {
-        figures.store_pages = self.pages as u64;
-        figures.store_limit_pages = self.most_pages as u64;
+    /// Fills in the store's metrics.
+    pub fn count(&self, metrics: &mut DomainMetrics) {
+        metrics.store_pages = self.pages as u64;
+        metrics.store_limit_pages = self.max_pages as u64;
         let copied = self.segments.values().filter(|segment| segment.is_copied);
-        figures.copied_pages = copied.map(|segment| segment.pages.len() as u64).sum();
-        figures.segments = self.segments.len() as u64;
-        figures.index_entries = self.index.entries() as u64;
-        figures.index_bytes = self.index.bytes() as u64;
-        figures.private_pages = self.elsewhere_pages as u64;
+        metrics.copied_pages = copied.map(|segment| segment.pages.len() as u64).sum();
+        metrics.segments = self.segments.len() as u64;
+        metrics.index_entries = self.index.entries() as u64;
+        metrics.index_bytes = self.index.bytes() as u64;
+        metrics.private_pages = self.private_pages as u64;
     }
 
-    /// Pages that each client has brought in segments of its own, so that its cgroup is charged for them.
+    /// Pages that each client has uploaded in segments of its own, so that its cgroup is charged for them.
     pub fn charged(&self) -> HashMap<u64, u64> {
         let mut charged = HashMap::new();
         for segment in self.segments.values() {
-            if let Some(giver) = segment.giver {
-                *charged.entry(giver).or_default() += segment.pages.len() as u64;
+            if let Some(uploader) = segment.uploader {
+                *charged.entry(uploader).or_default() += segment.pages.len() as u64;
             }
         }
         charged
     }
 
-    /// What tells it from other stores.
+    /// Distinguishes it from other stores.
     pub fn identity(&self) -> u64 {
         self.identity
     }
 
-    /// How its pages are hashed.
+    /// Hashes its pages.
     pub fn secret(&self) -> &Secret {
         &self.secret
     }
@@ -208,31 +209,32 @@ impl Store {
         self.segments.is_empty()
     }
 
-    /// A segment's file for a client, and how many pages it can hold.
+    /// A segment's file for a client, and its capacity in pages.
     pub fn attach(&self, segment: u32) -> Option<(OwnedFd, u32)> {
         let segment = self.segments.get(&segment)?;
         Some((segment::reopen_read_only(&segment.file).ok()?, segment.room))
     }
 
-    /// Notes pages that a client keeps for itself.
-    pub fn note_elsewhere(&mut self, client: u64, pages: &[PageHash]) -> Result<(), Refused> {
-        // Beyond that they are merely not known; the store's own pages come first.
-        let room = (self.most_pages / 4).saturating_sub(self.elsewhere_pages);
+    /// Notes pages that stay in a client's private memory.
+    pub fn note_private(&mut self, client: u64, pages: &[PageHash]) -> Result<(), Refused> {
+        // Pages beyond that are merely not found; the store's own pages have priority.
+        let room = (self.max_pages / 4).saturating_sub(self.private_pages);
         let pages = &pages[..pages.len().min(room)];
-        self.make_room(pages.len())?;
+        self.reserve_index(pages.len())?;
         let list = self.elsewhere.entry(client).or_default();
         for &page in pages {
             if self.index.find(page).is_none() && self.index.put(page, Location::Elsewhere) {
                 list.push(page);
-                self.elsewhere_pages += 1;
+                self.private_pages += 1;
             }
         }
         Ok(())
     }
 
-    /// Which of these pages a client is to offer; the others are there, or another client's that is about to.
+    /// Which of these pages a client is to upload; the store has the others, or another client is about to
+    /// upload them.
     pub fn claim(&mut self, client: u64, pages: &[PageHash]) -> Vec<u8> {
-        let Store { claims, index, .. } = self;
+        let PageStore { claims, index, .. } = self;
         claims.claim(client, pages, |page| matches!(index.find(page), Some(Location::Stored { .. })))
     }
 
@@ -246,26 +248,26 @@ impl Store {
         (Refusal::Full, line)
     }
 
-    /// Forgets what a client kept.
-    pub fn client_has_gone(&mut self, client: u64) {
+    /// Removes the claims and private pages of a client.
+    pub fn client_disconnected(&mut self, client: u64) {
         self.claims.release(client);
 
         for page in self.elsewhere.remove(&client).unwrap_or_default() {
             self.index.remove(page, Location::Elsewhere);
-            self.elsewhere_pages -= 1;
+            self.private_pages -= 1;
         }
     }
 
-    /// Drops the segments that nobody has open or mapped; says how many pages they held.
+    /// Drops the segments that no process has open or mapped; returns how many pages they held.
     pub fn sweep(&mut self) -> usize {
         let mut dead = Vec::new();
         for (&number, segment) in &self.segments {
             match segment::usage(&segment.file) {
                 Use::Used => {}
                 Use::Unused => dead.push(number),
-                Use::Unknown if self.has_complained => {}
+                Use::Unknown if self.has_warned => {}
                 Use::Unknown => {
-                    self.has_complained = true;
+                    self.has_warned = true;
                     tracing::error!(
                         "cannot tell which segments are in use, so none is freed: CAP_LEASE is missing"
                     );
@@ -281,7 +283,7 @@ impl Store {
             let Some(segment) = self.segments.remove(&number) else { continue };
             self.descriptors.drop_segment(self.identity, number);
             self.pages -= segment.pages.len();
-            self.budget.give_back(segment.pages.len());
+            self.budget.release(segment.pages.len());
             if segment.is_copied {
                 self.copied.free(&self.budget, number, segment.pages.len());
             }
@@ -296,8 +298,8 @@ impl Store {
         matches!(self.index.find(hash), Some(Location::Stored { .. }))
     }
 
-    /// Makes the index large enough.
-    fn make_room(&mut self, more: usize) -> Result<(), Refused> {
+    /// Makes the index large enough for so many more entries.
+    fn reserve_index(&mut self, more: usize) -> Result<(), Refused> {
         if !self.index.is_full_with(more) {
             return Ok(());
         }
@@ -315,8 +317,8 @@ impl Store {
         let elsewhere = self.elsewhere.values().flatten().map(|&hash| (hash, Location::Elsewhere));
         found.extend(elsewhere.filter(|&(hash, at)| self.index.find(hash) == Some(at)));
         if lines <= self.index.lines() {
-            // What was removed has filled it. A client that keeps former indexes mapped keeps no more than twice the
-            // memory of the last.
+            // Removed entries have filled it. A client that keeps former indexes mapped keeps at most twice
+            // the memory of the last.
             self.index.clear();
         } else {
             let larger = Writer::new(lines)
@@ -331,12 +333,12 @@ impl Store {
     }
 }
 
-impl Drop for Store {
+impl Drop for PageStore {
     fn drop(&mut self) {
         for segment in self.segments.values() {
-            self.budget.give_back(segment.pages.len());
+            self.budget.release(segment.pages.len());
             if segment.is_copied {
-                Copied::give_back(&self.budget, segment.pages.len());
+                Copied::release(&self.budget, segment.pages.len());
             }
         }
         if self.segments.is_empty() {
@@ -345,7 +347,7 @@ impl Drop for Store {
     }
 }
 
-fn no_file(errno: rustix::io::Errno) -> Refused {
+fn cannot_add(errno: rustix::io::Errno) -> Refused {
     let why = std::io::Error::from(errno);
     (Refusal::Full, format!("the page store cannot take another segment: {why}"))
 }
@@ -355,9 +357,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_sealed_files_come_back() {
+    fn restores_sealed_files_only() {
         let limits = Limits { pages: 16, segments: 4 };
-        let record = StoreRecord { domain: Domain::User(0), identity: 7, secret: [1; SECRET_BYTES] };
+        let record = StoreRecord { domain: TrustDomain::User(0), identity: 7, secret: [1; SECRET_BYTES] };
         let file = |sealed: bool| {
             let file = segment::create().unwrap();
             rustix::io::write(&file, &[5; PAGE_BYTES]).unwrap();
@@ -369,7 +371,7 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("mayfly-restored-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let manager = std::os::unix::net::UnixDatagram::bind(folder.join("notify")).unwrap();
-        let store = Store::restore(
+        let store = PageStore::restore(
             (record, [(1, file(true)), (2, file(false))].into()),
             limits,
             Arc::new(DescriptorStore::at(&folder.join("notify"))),
@@ -378,9 +380,9 @@ mod tests {
         let store = store.unwrap();
         assert_eq!(store.segments.keys().collect::<Vec<_>>(), [&1]);
         manager.set_nonblocking(true).unwrap();
-        let mut said = [0; 256];
-        let bytes = manager.recv(&mut said).unwrap();
-        assert_eq!(&said[..bytes], b"FDSTOREREMOVE=1\nFDNAME=mayfly-segment-0000000000000007-2");
+        let mut message = [0; 256];
+        let bytes = manager.recv(&mut message).unwrap();
+        assert_eq!(&message[..bytes], b"FDSTOREREMOVE=1\nFDNAME=mayfly-segment-0000000000000007-2");
         std::fs::remove_dir_all(folder).unwrap();
     }
 }
