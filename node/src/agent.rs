@@ -18,9 +18,10 @@ use crate::profiles::{Profiles, Subject};
 use crate::settings::Settings;
 use crate::stores::{Members, Stores};
 use crate::watch::Outcome;
-use crate::{cdi, nri, watch};
+use crate::{cdi, nri, standing, watch};
 
 const AGAIN: Duration = Duration::from_secs(2);
+const CHECK_COVERAGE: Duration = Duration::from_secs(2);
 const LOOK_AT_MODELS: Duration = Duration::from_secs(10);
 const LOOK_AT_CONTAINERS: Duration = Duration::from_secs(5);
 /// A program that is begun by a script has replaced it by then.
@@ -93,15 +94,6 @@ impl Agent {
         &self.offer
     }
 
-    /// It was seen that a container's program does not believe its model.
-    pub fn model_is_doubted(&self, id: &str) {
-        for all in [&self.told, &self.seen] {
-            if let Some(known) = locked(all).get_mut(id) {
-                known.is_model_doubted = true;
-            }
-        }
-    }
-
     /// Writes the CDI specifications, if they are wanted.
     ///
     /// # Errors
@@ -120,6 +112,37 @@ impl Agent {
             if let Ok(Err(why)) = written {
                 tracing::warn!("CDI: {why:#}");
             }
+        }
+    }
+
+    /// Logs once for each container that its program does not believe its model.
+    pub async fn follow_model_coverage(self: Arc<Self>) {
+        loop {
+            tokio::time::sleep(CHECK_COVERAGE).await;
+            let agent = self.clone();
+            let _ = tokio::task::spawn_blocking(move || agent.check_model_coverage()).await;
+        }
+    }
+
+    fn check_model_coverage(&self) {
+        for (id, known) in self.containers() {
+            let (Some(model), false) = (&known.model, known.is_model_doubted) else { continue };
+            let Some(standing) = standing::of_container(&known, &self.offer).filter(|one| one.is_doubted)
+            else {
+                continue;
+            };
+            self.counts.models_doubted.fetch_add(1, Ordering::Relaxed);
+            for all in [&self.told, &self.seen] {
+                if let Some(known) = locked(all).get_mut(&id) {
+                    known.is_model_doubted = true;
+                }
+            }
+            tracing::warn!(
+                "{known}: the model {model} is of another build or program and not believed: it knows {}% of {} \
+                 contexts; lifetimes are learned online",
+                standing.known_percent(),
+                standing.contexts
+            );
         }
     }
 

@@ -14,7 +14,7 @@ use crate::profiles::Profiles;
 use crate::settings::Settings;
 use crate::storage::Storage;
 use crate::stores::{Members, Program, Stores};
-use crate::{http, metrics, standing};
+use crate::{http, metrics};
 
 /// Runs until `stop`.
 ///
@@ -60,7 +60,7 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
         () = agent.clone().follow_runtime() => {}
         () = agent.clone().follow_cdi() => {}
         () = agent.profiles.outbox.clone().follow() => {}
-        () = standing::follow(agent.clone()) => {}
+        () = agent.clone().follow_model_coverage() => {}
         _ = served => {}
     }
     stores.end();

@@ -5,21 +5,16 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use mappings::Area;
 use object::read::elf::ElfFile64;
 use object::{Object, ObjectSymbol};
 
-use crate::agent::Agent;
 use crate::cgroup;
 use crate::containers::Known;
 use crate::offer::Offer;
 
 const VARIABLE: &str = "mayfly_heap_model";
-const AGAIN: Duration = Duration::from_secs(2);
 
 /// A model in one program, or in all of a container's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -79,32 +74,6 @@ fn address_of_variable(library: &Path) -> Option<u64> {
     let file: ElfFile64 = ElfFile64::parse(&*bytes).ok()?;
     let symbol = file.dynamic_symbols().find(|symbol| symbol.name() == Ok(VARIABLE))?;
     Some(symbol.address())
-}
-
-/// Says of each container once when its model is not believed.
-pub async fn follow(agent: Arc<Agent>) {
-    loop {
-        tokio::time::sleep(AGAIN).await;
-        let agent = agent.clone();
-        let _ = tokio::task::spawn_blocking(move || look(&agent)).await;
-    }
-}
-
-fn look(agent: &Agent) {
-    for (id, known) in agent.containers() {
-        let (Some(model), false) = (&known.model, known.is_model_doubted) else { continue };
-        let Some(standing) = of_container(&known, agent.offer()).filter(|one| one.is_doubted) else {
-            continue;
-        };
-        agent.counts.models_doubted.fetch_add(1, Ordering::Relaxed);
-        agent.model_is_doubted(&id);
-        tracing::warn!(
-            "{known}: the model {model} is of another build or program and not believed: it knows {}% of {} contexts; \
-             lifetimes are learned online",
-            standing.known_percent(),
-            standing.contexts
-        );
-    }
 }
 
 #[cfg(test)]
