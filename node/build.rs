@@ -1,4 +1,4 @@
-//! Makes the library that does nothing, which lies where a container did not ask for the real one (src/gift.rs).
+//! Makes the library that does nothing, which lies where a container did not ask for the real one (src/inject/artifacts.rs).
 
 use std::env;
 use std::path::Path;

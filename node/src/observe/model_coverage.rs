@@ -10,9 +10,9 @@ use mappings::Area;
 use object::read::elf::ElfFile64;
 use object::{Object, ObjectSymbol};
 
-use crate::cgroup;
-use crate::containers::Known;
-use crate::offer::Offer;
+use crate::base::cgroup;
+use crate::inject::artifacts::Offer;
+use crate::observe::containers::Known;
 
 const VARIABLE: &str = "mayfly_heap_model";
 

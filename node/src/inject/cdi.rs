@@ -9,10 +9,10 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use crate::ask::Name;
-use crate::domain::Domain;
-use crate::gift::{Gift, MARK};
-use crate::offer::Offer;
+use crate::base::request::Name;
+use crate::domains::trust_domain::Domain;
+use crate::inject::artifacts::Offer;
+use crate::inject::injection::{Gift, MARK};
 
 /// The oldest version of the format that has what is used.
 const VERSION: &str = "0.5.0";

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use crate::domain::Domain;
+use crate::domains::trust_domain::Domain;
 
 /// Answers to scrapes are short.
 const MOST_FIGURES: u64 = 1 << 20;

@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use sha2::{Digest, Sha256};
 
-use crate::ask::Name;
-use crate::domain::short_name;
+use crate::base::request::Name;
+use crate::domains::trust_domain::short_name;
 
 /// Does nothing, on every loader.
 const NOTHING: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/nothing.so"));

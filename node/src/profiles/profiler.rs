@@ -20,9 +20,9 @@ use sha2::{Digest, Sha256};
 use tokio::process::Command;
 use tokio::sync::Semaphore;
 
-use crate::domain::short_name;
+use crate::domains::trust_domain::short_name;
 use crate::nri::messages::Pod;
-use crate::outbox::{Outbox, SUFFIXES};
+use crate::profiles::upload_queue::{Outbox, SUFFIXES};
 
 /// Profiles that are taken at once on a node.
 const MOST_AT_ONCE: usize = 16;
@@ -173,7 +173,7 @@ impl Profiles {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::storage::Storage;
+    use crate::profiles::storage::Storage;
 
     fn pod(labels: &[(&str, &str)]) -> Pod {
         let labels = labels.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();

@@ -15,8 +15,8 @@ use std::sync::mpsc::{Sender, channel};
 
 use anyhow::{Context, Result};
 
-use crate::cgroup::Parent;
-use crate::domain::Domain;
+use crate::base::cgroup::Parent;
+use crate::domains::trust_domain::Domain;
 use state::{SharedStates, held};
 use supervisor::{GRACE, Order, Places, Supervisor, Wanted, wanted};
 

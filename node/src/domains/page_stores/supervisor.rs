@@ -9,9 +9,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use crate::cgroup::{Cgroup, Parent};
-use crate::domain::Domain;
-use crate::stores::state::{Members, Program, SharedStates, State, held};
+use crate::base::cgroup::{Cgroup, Parent};
+use crate::domains::page_stores::state::{Members, Program, SharedStates, State, held};
+use crate::domains::trust_domain::Domain;
 
 const TICK: Duration = Duration::from_millis(500);
 const LONGEST_WAIT: Duration = Duration::from_secs(30);

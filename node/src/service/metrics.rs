@@ -3,12 +3,12 @@
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::agent::Agent;
-use crate::cgroup;
-use crate::containers::Known;
-use crate::domain::Domain;
-use crate::memory;
-use crate::standing::{self, Standing};
+use crate::base::cgroup;
+use crate::domains::trust_domain::Domain;
+use crate::observe::containers::Known;
+use crate::observe::model_coverage::{self, Standing};
+use crate::observe::shared_memory;
+use crate::service::agent::Agent;
 
 /// All figures as Prometheus' text.
 pub fn text(agent: &Agent) -> String {
@@ -56,15 +56,16 @@ fn stores(agent: &Agent, out: &mut Text) {
     let labels = |at: usize, domain: &Domain| {
         [("domain", names[at].clone()), ("namespace", domain.namespace().to_owned())]
     };
-    let mut gauge = |name: &str, help: &str, value: &dyn Fn(&crate::stores::State) -> Option<u64>| {
-        out.head(name, "gauge", help);
-        for (at, (domain, state)) in states.iter().enumerate() {
-            if let Some(value) = value(state) {
-                let labels = labels(at, domain);
-                out.line(name, &labels.each_ref().map(|(key, text)| (*key, text.as_str())), value);
+    let mut gauge =
+        |name: &str, help: &str, value: &dyn Fn(&crate::domains::page_stores::State) -> Option<u64>| {
+            out.head(name, "gauge", help);
+            for (at, (domain, state)) in states.iter().enumerate() {
+                if let Some(value) = value(state) {
+                    let labels = labels(at, domain);
+                    out.line(name, &labels.each_ref().map(|(key, text)| (*key, text.as_str())), value);
+                }
             }
-        }
-    };
+        };
     gauge("store_up", "Whether a trust domain's store runs", &|state| Some(state.process.is_some().into()));
     gauge("store_restarts", "How often it ended and was started again", &|state| Some(state.restarts));
     gauge("store_memory_bytes", "Memory charged to the store's own cgroup", &|state| state.memory_bytes);
@@ -96,7 +97,7 @@ fn containers(agent: &Agent, out: &mut Text) {
         .iter()
         .map(|known| {
             let processes = known.cgroup.iter().flat_map(|path| cgroup::processes_below(path));
-            (known, memory::shared(&processes.collect::<Vec<_>>()))
+            (known, shared_memory::shared(&processes.collect::<Vec<_>>()))
         })
         .collect();
     for (name, help) in [
@@ -124,7 +125,7 @@ fn containers(agent: &Agent, out: &mut Text) {
 
 fn models(agent: &Agent, out: &mut Text) {
     let known = agent.containers();
-    let of = |known: &Known| standing::of_container(known, agent.offer());
+    let of = |known: &Known| model_coverage::of_container(known, agent.offer());
     let standings: Vec<_> =
         known.values().filter_map(|known| Some((known, known.model.as_ref()?, of(known)?))).collect();
     let mut gauge = |name: &str, help: &str, value: fn(&Standing) -> u64| {

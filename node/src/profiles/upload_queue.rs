@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, Result};
 use tokio::sync::Notify;
 
-use crate::storage::Storage;
+use crate::profiles::storage::Storage;
 
 /// What of a profile goes away; the table last, for it stands for the others.
 pub const SUFFIXES: [&str; 3] = ["symbols.parquet", "pb.gz", "parquet"];

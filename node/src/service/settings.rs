@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use crate::ask::Name;
+use crate::base::request::Name;
 
 /// How an agent is set up.
 #[derive(Clone, Debug)]

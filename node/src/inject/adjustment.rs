@@ -3,7 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use crate::gift::{Gift, MARK, ROOT};
+use crate::inject::injection::{Gift, MARK, ROOT};
 use crate::nri::messages::{Adjustment, Container, Device, LinuxAdjustment, Mode, Mount, Variable};
 
 /// Whether a container mounts something where gifts lie.

@@ -7,18 +7,20 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::adjust::variable_of;
-use crate::ask::{Ask, Heap};
-use crate::containers::{self, Known};
-use crate::domain::Domain;
-use crate::gift::Gift;
+use crate::base::request::{Ask, Heap};
+use crate::domains::page_stores::{Members, Stores};
+use crate::domains::trust_domain::Domain;
+use crate::inject::adjustment::variable_of;
+use crate::inject::artifacts::Offer;
+use crate::inject::cdi;
+use crate::inject::injection::Gift;
 use crate::nri::messages::{Container, Pod};
-use crate::offer::Offer;
-use crate::profiles::{Profiles, Subject};
-use crate::settings::Settings;
-use crate::stores::{Members, Stores};
-use crate::watch::Outcome;
-use crate::{cdi, nri, standing, watch};
+use crate::nri::plugin;
+use crate::observe::containers::{self, Known};
+use crate::observe::load_check::Outcome;
+use crate::observe::{load_check, model_coverage};
+use crate::profiles::profiler::{Profiles, Subject};
+use crate::service::settings::Settings;
 
 const AGAIN: Duration = Duration::from_secs(2);
 const CHECK_COVERAGE: Duration = Duration::from_secs(2);
@@ -127,7 +129,8 @@ impl Agent {
     fn check_model_coverage(&self) {
         for (id, known) in self.containers() {
             let (Some(model), false) = (&known.model, known.is_model_doubted) else { continue };
-            let Some(standing) = standing::of_container(&known, &self.offer).filter(|one| one.is_doubted)
+            let Some(standing) =
+                model_coverage::of_container(&known, &self.offer).filter(|one| one.is_doubted)
             else {
                 continue;
             };
@@ -177,7 +180,7 @@ impl Agent {
         let Some(socket) = self.settings.nri.clone() else { return std::future::pending().await };
         let mut said = String::new();
         loop {
-            let ended = nri::connect(&socket, self.clone()).await;
+            let ended = plugin::connect(&socket, self.clone()).await;
             self.is_connected.store(false, Ordering::Relaxed);
             let now = match ended {
                 Ok(()) => "the runtime has closed the connection".to_owned(),
@@ -292,7 +295,7 @@ impl Agent {
     }
 
     fn look(&self, process: u32, libraries: &[&str], known: &Known) {
-        let outcome = watch::look(process, libraries);
+        let outcome = load_check::look(process, libraries);
         *locked(&self.counts.outcomes).entry(outcome).or_default() += 1;
         let list = libraries.join(" and ");
         match outcome {

@@ -5,16 +5,16 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 
-use crate::agent::Agent;
-use crate::cgroup::Parent;
-use crate::domain::Domain;
-use crate::offer::Offer;
-use crate::outbox::Outbox;
-use crate::profiles::Profiles;
-use crate::settings::Settings;
-use crate::storage::Storage;
-use crate::stores::{Members, Program, Stores};
-use crate::{http, metrics};
+use crate::base::cgroup::Parent;
+use crate::domains::page_stores::{Members, Program, Stores};
+use crate::domains::trust_domain::Domain;
+use crate::inject::artifacts::Offer;
+use crate::profiles::profiler::Profiles;
+use crate::profiles::storage::Storage;
+use crate::profiles::upload_queue::Outbox;
+use crate::service::agent::Agent;
+use crate::service::settings::Settings;
+use crate::service::{http, metrics};
 
 /// Runs until `stop`.
 ///

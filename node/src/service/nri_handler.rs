@@ -4,15 +4,15 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::adjust::{adjustment, is_in_the_way, variable_of};
-use crate::agent::Agent;
-use crate::ask::Ask;
-use crate::domain::Domain;
-use crate::gift::{MARK, ROOT};
-use crate::nri;
+use crate::base::request::Ask;
+use crate::domains::trust_domain::Domain;
+use crate::inject::adjustment::{adjustment, is_in_the_way, variable_of};
+use crate::inject::injection::{MARK, ROOT};
 use crate::nri::messages::{Adjustment, Container, Pod, RUNNING};
+use crate::nri::plugin;
+use crate::service::agent::Agent;
 
-impl nri::Answers for Agent {
+impl plugin::Answers for Agent {
     fn configured(&self, runtime: &str, version: &str) {
         self.is_connected.store(true, Ordering::Relaxed);
         tracing::info!("asked by {runtime} {version}");

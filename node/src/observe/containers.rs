@@ -6,10 +6,10 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use crate::ask::Name;
-use crate::domain::Domain;
-use crate::gift::{MARK, ROOT};
-use crate::offer::Offer;
+use crate::base::request::Name;
+use crate::domains::trust_domain::Domain;
+use crate::inject::artifacts::Offer;
+use crate::inject::injection::{MARK, ROOT};
 
 /// Engines name containers by so many hexadecimal digits, and show the first few.
 const LONG_ID: usize = 64;
