@@ -20,7 +20,7 @@ fn access(hierarchy: &mut Hierarchy, core: usize, write: bool, at: u64) -> u64 {
 }
 
 #[test]
-fn a_line_that_nobody_writes_is_in_both_cores_caches() {
+fn an_unwritten_line_is_in_both_cores_caches() {
     let mut hierarchy = Hierarchy::new(&two());
     access(&mut hierarchy, 0, false, 1000);
     assert_eq!(access(&mut hierarchy, 1, false, 2000), 40, "the LLC has it");
@@ -146,7 +146,7 @@ fn two_cores_take_as_long_as_one_for_twice_the_work() {
 }
 
 #[test]
-fn a_line_that_both_write_goes_to_and_fro() {
+fn a_line_that_both_cores_write_moves_once_a_turn() {
     let taken = |turn: &str| {
         let mut pair = Pair::new(&[&format!("cores.turn_cycles={turn}")]);
         pair.run(&[0, 1], [0x9000, 0x9008], 100);
@@ -161,7 +161,7 @@ fn a_line_that_both_write_goes_to_and_fro() {
 }
 
 #[test]
-fn a_core_that_slept_goes_on_when_it_was_woken() {
+fn a_core_continues_at_the_time_of_its_waking() {
     let mut pair = Pair::new(&[]);
     pair.run(&[0, 1], [0x9000, 0xa000], 100);
     pair.pause();
@@ -181,7 +181,7 @@ fn a_core_that_slept_goes_on_when_it_was_woken() {
 }
 
 #[test]
-fn no_turn_ends_in_what_the_hardware_does_at_once() {
+fn no_turn_ends_in_an_uncharged_section() {
     let mut pair = Pair::new(&["cores.turn_cycles=0"]);
     assert!(pair.step(0, 0x9000), "turns of no cycles end at once");
     pair.bench.machine.stop_charging();
@@ -193,7 +193,7 @@ fn no_turn_ends_in_what_the_hardware_does_at_once() {
 }
 
 #[test]
-fn a_thread_frees_what_another_core_has_in_its_hot() {
+fn a_thread_frees_an_object_of_another_cores_hot() {
     let mut bench = Bench::of("memento", &["cores.number=2"]);
     bench.machine.set_region(REGION_START, (REGION_START + REGION_BYTES) | 1).unwrap();
     let object = |machine: &mut Machine, lane: u64| {
@@ -215,7 +215,7 @@ fn a_thread_frees_what_another_core_has_in_its_hot() {
 }
 
 #[test]
-fn machines_with_several_cores_that_there_are_not() {
+fn impossible_numbers_of_cores_are_refused() {
     for (machine, overrides, expected) in [
         ("table3", vec!["cores.number=0"], "cores.number = 0: 1 to 8"),
         ("table3", vec!["cores.number=9"], "cores.number = 9: 1 to 8"),

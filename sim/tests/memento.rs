@@ -58,7 +58,7 @@ fn an_operation_in_software_takes_its_time_at_commit() {
 }
 
 #[test]
-fn a_wrong_address_is_found_out() {
+fn a_wrong_address_is_reported() {
     let mut bench = bench(&[]);
     let right = shim_allocate(&mut bench, 100);
     let line = bench.machine.allocate(100, right).unwrap_err();
@@ -114,7 +114,7 @@ fn new_lines_are_not_read_from_memory() {
 }
 
 #[test]
-fn pages_come_at_the_first_touch_and_go_with_the_process() {
+fn pages_are_allocated_at_the_first_touch_and_freed_at_the_exit() {
     let mut bench = bench(&[]);
     let body = bench.add(block(CODE, |a| a.mov(qword_ptr(rbx), rax)));
     let mut addresses = Vec::new();
@@ -148,7 +148,7 @@ fn pages_come_at_the_first_touch_and_go_with_the_process() {
 }
 
 #[test]
-fn pages_are_the_programs_or_the_kernels_and_the_shims_are_nobodys() {
+fn pages_are_the_programs_or_the_kernels_and_the_shims_are_not_counted() {
     const USER: u64 = 0x10_0dca;
     const KERNEL: u64 = 0x40_0dc0;
     let mut bench = bench(&[]);
@@ -194,7 +194,7 @@ fn a_section_ends_with_its_own_processs_mark() {
 }
 
 #[test]
-fn a_process_that_is_gone_gives_its_pages_back_while_others_run() {
+fn an_exited_process_returns_its_pages_while_others_run() {
     const OTHER: u64 = 2 << 40;
     let mut bench = bench(&[]);
     let address = shim_allocate(&mut bench, 64);
@@ -237,7 +237,7 @@ fn an_allocator_that_calls_another_is_one_allocation() {
 }
 
 #[test]
-fn what_the_os_does_for_a_region_is_charged_as_its_own_work() {
+fn the_oss_work_for_a_region_is_charged() {
     let mut bench = bench(&[]);
     let refill = 1500.0 + 512.0 * 50.0;
     assert!(bench.statistic("cycles_of.memory_call.memento") >= refill, "the pool's first pages");

@@ -32,7 +32,7 @@ fn a_hit_on_a_line_in_flight_waits_for_it() {
 }
 
 #[test]
-fn the_least_recently_used_line_goes() {
+fn the_least_recently_used_line_is_evicted() {
     let description = table3();
     let mut cache = Cache::new(&description.l1d, 0);
     let line = |number: u64| number * description.l1d.sets as u64;
@@ -77,7 +77,7 @@ fn a_line_that_the_llc_has_made_is_in_dram_once_all_caches_have_dropped_it() {
 }
 
 #[test]
-fn with_clean_lines_nobody_writes_their_zeroes() {
+fn clean_lines_are_not_written_back() {
     let description = Description::load("memento", &["memento.clean_lines=true".to_owned()]).unwrap();
     let mut hierarchy = Hierarchy::new(&description);
     hierarchy.access(Level::L1d, 0, false, true, 0);
@@ -176,7 +176,7 @@ fn another_root_flushes_a_programs_entries_and_not_the_kernels() {
 }
 
 #[test]
-fn returns_pop_what_calls_have_pushed() {
+fn returns_pop_the_addresses_that_calls_push() {
     use sim::isa::block::End;
     let mut predictor = Predictor::new(&table3().branch);
     predictor.resolve(0x100, 0x105, End::Call(0x1000), 0x1000);
@@ -272,7 +272,7 @@ fn cycles_of_a_load_are_the_tlbs_until_it_is_translated_and_then_the_caches() {
 }
 
 #[test]
-fn what_stores_wait_for_is_not_called_execution() {
+fn waits_of_stores_are_not_charged_to_execution() {
     // More stores to new lines than the queue holds: all wait for DRAM.
     let random = std::cell::RefCell::new(Random(3));
     let (cycles, bench) = repeat(
@@ -289,7 +289,7 @@ fn what_stores_wait_for_is_not_called_execution() {
 }
 
 #[test]
-fn whom_and_why_are_counted_together() {
+fn cycles_are_counted_by_owner_and_cause() {
     let (_, bench) = repeat(100, |a| a.imul_2(rax, rbx), |_, _| {});
     let statistics = bench.statistics();
     let of = |prefix: &str| -> f64 {
@@ -343,7 +343,7 @@ fn opening_user_memory_to_the_kernel_stops_nothing() {
 }
 
 #[test]
-fn exceptions_cost_what_the_machine_says() {
+fn exceptions_cost_the_machines_cycles() {
     let run = |cycles: u32| {
         let mut bench = Bench::new(&[&format!("core.exception_cycles={cycles}")]);
         let body = bench.add(block(CODE, |a| a.mov(rax, qword_ptr(rbx))));
@@ -376,7 +376,7 @@ fn calls_about_memory_are_known_by_number() {
 }
 
 #[test]
-fn a_context_switch_does_not_change_whose_cycles_a_process_has() {
+fn a_context_switch_does_not_change_the_owner_of_a_processs_cycles() {
     let mut bench = Bench::new(&[]);
     bench.machine.start_region();
     assert!(bench.machine.enter_allocator(Owner::Free, 0x1000, 0x7000));
@@ -390,7 +390,7 @@ fn a_context_switch_does_not_change_whose_cycles_a_process_has() {
 }
 
 #[test]
-fn an_ideal_allocator_takes_no_time_but_for_what_it_calls() {
+fn an_ideal_allocator_takes_no_time_but_its_callees_do() {
     // The program at CODE calls malloc, whose list may be empty: then it calls the function that fills it.
     let malloc = CODE + 0x1000;
     let cycles_and_reads = |is_ideal: bool, fills: bool| {

@@ -50,7 +50,7 @@ fn run(bench: &mut Bench) {
 }
 
 #[test]
-fn the_estimate_is_near_the_whole_run_and_says_how_near() {
+fn the_estimate_is_near_the_whole_run_and_within_its_interval() {
     let (mut whole, mut sampled) = (bench("table3", None), bench("table3", Some(13_007)));
     run(&mut whole);
     run(&mut sampled);
@@ -145,7 +145,7 @@ fn the_units_do_the_same_between_the_windows() {
 }
 
 #[test]
-fn what_the_os_does_in_one_piece_is_not_scaled() {
+fn the_oss_work_is_not_scaled() {
     let mut bench = bench("memento", Some(8_009));
     let before = bench.statistic("cycles_of.memory_call.memento");
     bench.machine.set_region(REGION_START, (REGION_START + REGION_BYTES) | 1).unwrap();
@@ -164,7 +164,7 @@ fn what_the_os_does_in_one_piece_is_not_scaled() {
 }
 
 #[test]
-fn what_cannot_be_sampled_is_refused() {
+fn unfit_machines_and_periods_are_not_sampled() {
     let table3 = |period| Description::load("table3", &[]).unwrap().sampled(Some(period));
     assert!(table3(7_000).unwrap_err().contains("more than 7000 are needed"));
     assert!(table3(7_001).is_ok());

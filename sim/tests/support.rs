@@ -110,7 +110,7 @@ fn a_free_passes_beside_the_program() {
 }
 
 #[test]
-fn a_return_behind_malloc_goes_where_its_call_came_from() {
+fn a_return_behind_malloc_is_predicted() {
     let mut program = Program::new("speedmalloc", &[], |_| Ok(()));
     let Program { bench, call, work, end, .. } = &mut program;
     let outer = bench.add(block(CODE - 0x100, |a| a.call(CODE)));
@@ -138,7 +138,7 @@ fn a_return_behind_malloc_goes_where_its_call_came_from() {
 }
 
 #[test]
-fn too_many_frees_hold_the_program_up() {
+fn too_many_frees_stall_the_program() {
     let mut program = Program::new("speedmalloc", &["support.queue_entries=4"], |_| Ok(()));
     let cycles = program.cycles_a_turn(Owner::Free);
     assert!((64.0..80.0).contains(&cycles), "the support core's own pace: {cycles}");

@@ -24,7 +24,7 @@ def test_every_configuration_of_every_program_is_a_command():
             assert words[words.index("--allocator") + 1] == runs.wanted(one)["allocator"], (program, one)
 
 
-def test_programs_are_run_in_what_fits_them():
+def test_programs_are_run_in_fitting_configurations():
     assert "mallacc" in runs.configurations("url-shorten")
     assert "mallacc" not in runs.configurations("json-loads")
     go = runs.configurations("html-go")
@@ -34,7 +34,7 @@ def test_programs_are_run_in_what_fits_them():
     assert not any(one in runs.RUNS["experiments"] for one in runs.configurations("recognise")), "in no mean"
 
 
-def test_a_name_stands_for_an_experiment_and_what_it_is_beside():
+def test_a_name_selects_an_experiment_and_its_baseline():
     named = runs.named()
     populate = named["populate"]
     for one in ("native", "memento", "import-native", "populate", "import-populate"):
@@ -55,7 +55,7 @@ def test_another_build_of_a_go_program_has_its_variables():
     assert {"GOGC=off", "MAYFLY_REGION=import"} <= set(words)
 
 
-def test_an_experiment_says_what_memento_gains_then_and_what_the_process_takes():
+def test_an_experiment_has_mementos_gain_and_the_cost_of_the_process():
     its = {
         "native": run(1200),
         "memento": run(1000),
@@ -75,7 +75,7 @@ def test_an_experiment_says_what_memento_gains_then_and_what_the_process_takes()
     assert "experiment.clear-pages.more_process_pages_percent" not in found
 
 
-def test_what_is_beside_neither_side_says_nothing_of_mementos_gain():
+def test_an_experiment_beside_another_allocator_has_no_gain_of_memento():
     its = {"native": run(1200), "memento": run(1000), "speedmalloc": run(1300), "messages-free": run(1170)}
     found = sensitivity.experiments(its)
     assert found["experiment.messages-free.more_cycles_percent"] == pytest.approx(-10)
@@ -119,7 +119,7 @@ def test_a_cold_start_is_the_imports_and_the_call():
     assert found["end_inactive_bytes_percent"] == 25
 
 
-def test_the_gain_for_whom_and_why_is_the_gain():
+def test_gains_by_owner_and_cause_sum_to_the_gain():
     sides = {
         "native": {
             "cycles_of.allocate.branch": 70,

@@ -67,7 +67,7 @@ def test_twice_the_work_is_twice_the_instructions(sim, once):
     assert 0.7 < twice / once["user_instructions"] - 1 < 1.1
 
 
-def test_a_limit_keeps_what_was_counted(folder, sim):
+def test_a_limit_keeps_the_counts(folder, sim):
     done = sim("--max-instructions", "1000000", "--out", "limited", "--", "./churn", "20000")
     assert done.returncode == 0 and "PARTIAL" in done.stderr, done.stderr
     statistics = json.loads((folder / "limited/stats.json").read_text())
@@ -76,7 +76,7 @@ def test_a_limit_keeps_what_was_counted(folder, sim):
     assert (folder / "limited/stats.txt").read_text().startswith("PARTIAL")
 
 
-def test_a_warm_program_counts_from_where_it_says(sim, once):
+def test_a_warm_program_counts_from_its_mark(sim, once):
     done = sim("--json", "--env", "MAYFLY_REGION=warm", "--", "./warm")
     assert done.returncode == 0, done.stderr
     statistics = json.loads(done.stdout)
@@ -115,7 +115,7 @@ def test_two_threads_take_half_as_long_on_two_cores(sim):
     assert not any(key.startswith("cores.") for key in one)
 
 
-def test_a_line_that_two_cores_write_goes_to_and_fro(folder, sim):
+def test_a_line_that_two_cores_write_moves_between_them(folder, sim):
     apart, line, again = (
         sim("--cores", "2", "--json", "--out", out, "--", "./threads", mode, "50000")
         for out, mode in (("lines", "lines"), ("line", "line"), ("again", "line"))

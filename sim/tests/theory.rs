@@ -224,7 +224,7 @@ fn branch(taken: impl Fn(u64) -> bool) -> (f64, f64) {
 }
 
 #[test]
-fn branches_cost_what_they_are_mispredicted() {
+fn branches_cost_their_mispredictions() {
     let (steady, wrong) = branch(|_| true);
     assert!(wrong < 0.001 && steady < 2.5, "always taken: {wrong} wrong, {steady} cycles");
     let (_, wrong) = branch(|turn| turn % 7 < 3);
@@ -290,7 +290,7 @@ fn tlbs_reach_as_far_as_they_have_entries() {
 }
 
 #[test]
-fn walks_end_where_the_access_went() {
+fn walks_find_the_address_of_the_access() {
     let (_, mut bench) = chase(&[], 32 << 20, false);
     assert!(bench.statistic("tlb.walks") > 1000.0);
     assert_eq!(bench.statistic("tlb.walk_disagreements"), 0.0);

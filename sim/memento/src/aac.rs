@@ -7,7 +7,7 @@ use crate::statistics::Statistics;
 /// An entry: physical addresses of the pointers it holds, the latest first.
 type Entry = Vec<u64>;
 
-/// The cache. The pointers' values are kept in the threads' blocks; this says which of them are on the chip.
+/// The cache. The pointers' values are kept in the threads' blocks; the cache records which of them are on the chip.
 #[derive(Debug)]
 pub struct ArenaAllocationCache {
     entries: Vec<Entry>,
@@ -35,7 +35,7 @@ impl ArenaAllocationCache {
         found.is_some()
     }
 
-    /// A thread's block is gone.
+    /// A thread's block has been freed.
     pub fn drop_block(&mut self, block: u64) {
         for entry in &mut self.entries {
             entry.retain(|pointer| pointer / PAGE_BYTES != block / PAGE_BYTES);

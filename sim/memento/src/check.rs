@@ -1,4 +1,4 @@
-//! Checks of everything the units hold against what they have counted, and of the lists' and tables' own rules. Slow: it
+//! Checks of the units' contents against their counters, and of the lists' and tables' own rules. Slow: it
 //! looks at every arena and every page. The machine runs it at the end of a run, the tests after each few operations.
 
 use std::collections::BTreeMap;
@@ -37,7 +37,7 @@ impl Units {
 
     /// A process's arenas by address, with their headers' physical addresses.
     fn arenas_of(&self, number: usize) -> BTreeMap<u64, (u64, Header)> {
-        let process = self.processes[number].as_ref().expect("asked for a process that lives");
+        let process = self.processes[number].as_ref().expect("the number of a live process");
         let mut found = BTreeMap::new();
         for (lane, block) in process.lanes.iter().enumerate() {
             let Some(block) = block else { continue };
@@ -69,7 +69,7 @@ impl Units {
         process.lanes[lane].as_ref().map_or(Saved::default(), |lane| lane.saved[class])
     }
 
-    /// Compares counters with what is there; the error says what does not add up.
+    /// Compares counters with the units' contents; the error names the sum that does not hold.
     pub fn check(&self) -> Result<(), String> {
         self.statistics.check()?;
         let counted = &self.statistics;
@@ -107,7 +107,7 @@ impl Units {
         )
     }
 
-    /// Every arena is in its class's HOT entry, in the available or in the full list, as its bitmap says; links agree.
+    /// Every arena is in its class's HOT entry, in the available or in the full list, as its bitmap requires; links agree.
     fn check_arenas(&self, number: usize, process: &Process) -> Result<(), String> {
         let arenas = self.arenas_of(number);
         for (&address, (_, header)) in &arenas {

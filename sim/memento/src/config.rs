@@ -12,7 +12,7 @@ pub enum NonLocalFree {
     Batch,
 }
 
-/// Parameters of the Memento units; the defaults are the paper's, or, where it names none, say why.
+/// Parameters of the Memento units; the defaults are the paper's; where it names none, the field gives the reason.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
@@ -26,19 +26,19 @@ pub struct Config {
     pub bypass: bool,
     /// The next arena is loaded when the last object of the current one is allocated (§3.1).
     pub eager: bool,
-    /// Frees that miss the HOT do not hold the program up (§6.4).
+    /// Frees that miss the HOT do not stall the program (§6.4).
     pub background_free_misses: bool,
     /// How many of them may be on their way at a time; the next free waits for the first to be done.
     pub background_frees: usize,
     /// Walks' entries are fetched by the page allocator (§3.2), and no cache on the way to it has them; off: through the
     /// core's caches, as those of an ordinary page table.
     pub walks_by_page_allocator: bool,
-    /// A page is cleared when the pool hands it out. The paper has none of it: software expects nothing of a new object
-    /// (§3.3). But an object that is first read after its arena has left the HOT is read from DRAM, and that may hold what
-    /// another process left there.
+    /// A page is cleared when the pool hands it out. The paper does not do this: software expects nothing of a new object
+    /// (§3.3). But an object that is first read after its arena has left the HOT is read from DRAM, and that may hold
+    /// another process's data.
     pub clear_pages: bool,
     /// Lines that the LLC makes are clean, as if DRAM had their zeroes: one that is evicted before it is written would be read
-    /// as something else.
+    /// with other contents.
     pub clean_lines: bool,
     /// An arena is as many whole pages as its 256 objects are: the header has the place of the last ones. Off: it comes before
     /// them (§3.1, Fig. 5a), and their last bytes take a page more.

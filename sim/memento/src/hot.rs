@@ -36,7 +36,7 @@ pub struct Entry {
 /// A core's table.
 #[derive(Debug)]
 pub struct Hot {
-    /// Whose arenas it holds.
+    /// The thread whose arenas it holds.
     pub owner: Option<Owner>,
     /// By size class.
     pub entries: [Entry; CLASSES],

@@ -1,4 +1,4 @@
-//! The two instructions (§3.1, Fig. 6): obj-alloc and obj-free as a core executes them, with what becomes of another thread's
+//! The two instructions (§3.1, Fig. 6): obj-alloc and obj-free as a core executes them, with frees of another thread's
 //! objects (§4).
 
 use crate::config::NonLocalFree;
@@ -9,7 +9,7 @@ use crate::object_allocator::{Caller, Outcome};
 use crate::units::{Done, Units, work};
 use crate::{Exception, Result, Work};
 
-/// What became of an obj-free; `Buffered`: it waits in the thread's buffer.
+/// The result of an obj-free; `Buffered`: it waits in the thread's buffer.
 enum Freed {
     Local(Outcome),
     NonLocal,
@@ -83,7 +83,7 @@ impl Units {
             return Ok(owner);
         }
         *now = self.flush(core, *now, machine);
-        // A thread that comes from another core has been switched out there.
+        // A thread that ran on another core has been switched out there.
         if let Some(other) = self.objects.hots.iter().position(|hot| hot.owner == Some(owner)) {
             *now = self.flush(other, *now, machine);
         }
@@ -181,7 +181,7 @@ impl Units {
         result
     }
 
-    /// The software handler does a thread's batch of non-local frees (§4); the first of its exceptions is returned.
+    /// The software handler executes a thread's batch of non-local frees (§4); the first of its exceptions is returned.
     pub fn drain<M: Machine>(&mut self, core: usize, lane: usize, at: u64, machine: &mut M) -> Done {
         let mut done = Done { at, address: 0, exception: None };
         let Some(number) = self.registers[core] else { return done };

@@ -3,7 +3,7 @@
 //! Section numbers in this crate are the paper's. Every unit is a file of its own; [`Units`] puts them together.
 //!
 //! The model keeps headers, lists, page tables and pool as the hardware does, so its addresses, hits, misses and pages are
-//! exact. Time is what the [`Machine`] says about accesses, plus the latencies in [`Config`].
+//! exact. Time is what the [`Machine`] returns for accesses, plus the latencies in [`Config`].
 
 mod aac;
 pub mod arena;
@@ -29,7 +29,7 @@ pub use machine::{Access, Machine, Port};
 pub use statistics::{Occupancy, Statistics};
 pub use units::{Done, Units};
 
-/// What an operation gives, or why it is refused.
+/// An operation's result, or why the hardware refuses it.
 pub type Result<T = (), E = Exception> = std::result::Result<T, E>;
 
 /// Why the hardware refuses an operation and raises an exception to software (§4).

@@ -1,4 +1,4 @@
-//! What the units need from the machine they are part of: its caches, its DRAM, its TLBs.
+//! The units' interface to the machine they are part of: its caches, its DRAM, its TLBs.
 
 /// Where a unit's access enters the memory hierarchy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,7 +9,7 @@ pub enum Port {
     Controller,
 }
 
-/// What a unit wants of a line.
+/// A unit's access to a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// To read it.
@@ -24,7 +24,7 @@ pub enum Access {
 pub trait Machine {
     /// Accesses the line at `physical` from time `at`; returns when that is done.
     fn access(&mut self, core: usize, port: Port, access: Access, physical: u64, at: u64) -> u64;
-    /// Writes a whole line that nobody has to read first: it appears in the cache without DRAM's help.
+    /// Writes a whole line, which need not be read first: it appears in the cache without an access to DRAM.
     fn instantiate(&mut self, core: usize, port: Port, physical: u64, at: u64) -> u64;
     /// Looks `address` up in the data TLBs: its physical address, if it is there, and when that is known.
     fn tlb_lookup(&mut self, core: usize, address: u64, at: u64) -> (Option<u64>, u64);

@@ -1,7 +1,7 @@
 //! The hardware object allocator (§3.1, Fig. 6): obj-alloc and obj-free on the HOT's entries, and the arena lists.
 //!
-//! Left open by the paper, taken here: the lowest free object is allocated; an arena that becomes empty goes back to the
-//! page allocator unless the HOT holds it, or a program that allocates and frees one object would take and return an
+//! Left open by the paper, taken here: the lowest free object is allocated; an arena that becomes empty is returned to the
+//! page allocator unless the HOT holds it; otherwise a program that allocates and frees one object would take and return an
 //! arena each time; eager loading replaces the entry as soon as its last object is taken, and the next operation on
 //! the class waits if the new header is not there yet.
 
@@ -13,7 +13,7 @@ use crate::page_allocator::PageAllocator;
 use crate::region::{Process, Saved};
 use crate::{Exception, Result, Work, bypass};
 
-/// How an operation went.
+/// The outcome of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Hit,
@@ -23,12 +23,12 @@ pub(crate) enum Outcome {
 /// The HOTs of all cores, and the headers in memory.
 pub(crate) struct ObjectAllocator {
     pub hots: Vec<Hot>,
-    /// Of each core: when the frees that go on in the background will be done.
+    /// Of each core: when its frees in the background will be done.
     background: Vec<Vec<u64>>,
     pub headers: Headers,
 }
 
-/// Whose operation it is, and what it may change.
+/// The thread that executes the operation, and the state that the operation may change.
 pub(crate) struct Caller<'a> {
     pub owner: Owner,
     pub process: &'a mut Process,
@@ -110,7 +110,7 @@ impl ObjectAllocator {
     fn write_back<M: Machine>(&mut self, core: usize, class: usize, work: &mut Work<M>) {
         let entry = &mut self.hots[core].entries[class];
         bypass::leaving(&mut entry.header, class);
-        // The arena is in no list while it is here: its links are nobody's.
+        // The arena is in no list while it is here, so its links are unused.
         self.headers.write(entry.physical, Header { prev: 0, next: 0, ..entry.header });
         if entry.dirty {
             entry.dirty = false;

@@ -1,13 +1,13 @@
 //! The hardware page allocator at the memory controller (§3.2): hands out arenas' virtual addresses by bump pointers, one
 //! for each class and thread, cached in the AAC; keeps a pool of physical pages, which the OS refills; builds the Memento
-//! page table as walks ask for it; takes pages and tables back with the arena.
+//! page table as walks request it; takes pages and tables back with the arena.
 //!
 //! Left open by the paper, taken here: a walk reads valid entries through the caches, as any walk, and only an invalid
 //! one needs the page allocator (a message and its work); the pool is last in, first out, so that a page that was freed
 //! is used again while the caches still hold it; the OS refills the pool when it is empty, and the operation that found
-//! it so waits; refilled pages are not cleared, since new lines are instantiated with zeros (§3.3); the page behind a new
-//! arena's header is noted beside the class's bump pointer, and gets into the page table as all others do, with the first
-//! walk that asks for it: "the page allocator constructs the Memento page table on page walk requests".
+//! it empty waits; refilled pages are not cleared, since new lines are instantiated with zeros (§3.3); the page behind a new
+//! arena's header is noted beside the class's bump pointer, and is entered into the page table as all others are, by the first
+//! walk that requests it: "the page allocator constructs the Memento page table on page walk requests".
 
 use crate::aac::ArenaAllocationCache;
 use crate::config::Config;
@@ -22,7 +22,7 @@ use crate::{Exception, Result, Work};
 /// The page allocator and what it manages.
 pub struct PageAllocator {
     pool: Vec<u64>,
-    /// The lowest page that nobody has used yet.
+    /// The lowest page that has never been used.
     unused_from: u64,
     next_from_os: u64,
     end_of_memory: u64,
@@ -50,12 +50,12 @@ impl PageAllocator {
         }
     }
 
-    /// Pages that the OS has handed over and nobody uses.
+    /// Pages that the OS has handed over and that are free.
     pub fn pool_pages(&self) -> u64 {
         self.pool.len() as u64
     }
 
-    /// Of those, how many nobody has used yet.
+    /// Of those, how many have never been used.
     pub fn unused_pages(&self) -> u64 {
         (self.next_from_os - self.unused_from) / PAGE_BYTES
     }
@@ -150,7 +150,7 @@ impl PageAllocator {
         Ok((arena, physical))
     }
 
-    /// The first page of a class's latest arena, if no walk has asked for it: it gets into the table, with the tables that
+    /// The first page of a class's latest arena, if no walk has requested it: it is entered into the table, with the tables that
     /// it needs, since the next arena's takes its place.
     fn map_waiting(
         &mut self,
@@ -314,7 +314,7 @@ impl PageAllocator {
         }
     }
 
-    /// A process is gone: all its pages go back to the pool at once (§2.2: batch-freed when the function exits).
+    /// A process has exited: all its pages are returned to the pool at once (§2.2: batch-freed when the function exits).
     pub fn release(&mut self, process: &Process, work: &mut Work<impl Machine>) {
         let (mut data, tables) = self.tables.pages_below(process.root, 3);
         let waiting = process.lanes.iter().flatten().flat_map(|lane| lane.waiting);
@@ -339,7 +339,7 @@ impl PageAllocator {
         }
     }
 
-    /// Reads the entries of all arenas that were handed out: the bump pointers say where they end.
+    /// Reads the entries of all arenas that were handed out: the bump pointers mark their end.
     fn read_entries(&self, process: &Process, work: &mut Work<impl Machine>) {
         let mut read = [0; 4];
         for (lane, its) in process.lanes.iter().enumerate() {

@@ -70,7 +70,7 @@ impl PageTables {
         self.tables[slot] = Some(Box::new(Table { entries: [0; ENTRIES], valid: 0 }));
     }
 
-    /// The page is no table any more.
+    /// The page is not a table any more.
     pub fn destroy(&mut self, physical: u64) {
         let slot = self.slot(physical);
         self.tables[slot] = None;

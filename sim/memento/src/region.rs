@@ -3,7 +3,7 @@
 
 use crate::layout::{CLASSES, LANES, PAGE_BYTES, arena_bytes, class_range, lane_and_class};
 
-/// What a flushed HOT entry leaves behind, besides the header: 24 bytes in the thread's block.
+/// The part of a flushed HOT entry besides the header: 24 bytes in the thread's block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Saved {
     /// Physical address of the arena that the class allocates from; 0 before there is one.
@@ -22,11 +22,11 @@ pub struct Lane {
     pub block: u64,
     /// Where the next arena of each class will start.
     pub next: [u64; CLASSES],
-    /// Behind the first page of each class's latest arena until a walk asks for it; 0: the page table has it.
+    /// Behind the first page of each class's latest arena until a walk requests it; 0: the page table has it.
     pub waiting: [u64; CLASSES],
     /// List heads of entries that no HOT holds.
     pub saved: [Saved; CLASSES],
-    /// Frees of other threads' objects that the software handler will do.
+    /// Frees of other threads' objects that the software handler will execute.
     pub batch: Vec<u64>,
 }
 
@@ -66,7 +66,7 @@ impl Lane {
 /// A process that uses Memento.
 #[derive(Debug)]
 pub struct Process {
-    /// What the machine calls it: its CR3.
+    /// The machine's key for it: its CR3.
     pub key: u64,
     /// MRS.
     pub start: u64,

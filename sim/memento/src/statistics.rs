@@ -1,8 +1,8 @@
-//! What the units count, each with its unit in the name, and the sums that must hold whatever the program does.
+//! The units' counters, each with its unit in the name, and the sums that must hold for every program.
 
 use serde::Serialize;
 
-/// What a page from the pool is used for.
+/// The use of a page from the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageKind {
     /// Arenas.
@@ -22,7 +22,7 @@ pub struct Occupancy {
     pub slots_in_use: u64,
     /// Objects in them.
     pub objects: u64,
-    /// The slots in bytes: the memory that was given to the HOT.
+    /// The slots in bytes: the memory of arenas handed to the HOT.
     pub slot_bytes: u64,
     /// Bytes of the slots that have an object.
     pub object_bytes: u64,
@@ -30,7 +30,7 @@ pub struct Occupancy {
 
 /// Counters since the units were made. Operations unless the name says otherwise; pages by [`PageKind`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[allow(missing_docs)] // the names say it
+#[allow(missing_docs)] // the names are their documentation
 pub struct Statistics {
     pub allocations: u64,
     pub allocation_hits: u64,

@@ -1,5 +1,5 @@
 //! The units of one machine put together (Fig. 7), and the calls that the machine makes, besides the two instructions: the
-//! page walk, every access's look at the bypass counter, and what the OS does (regions, context switches, exits).
+//! page walk, every access's check of the bypass counter, and the OS's operations (regions, context switches, exits).
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use crate::region::Process;
 use crate::statistics::Statistics;
 use crate::{Exception, Result, Work, bypass};
 
-/// What an instruction gives back.
+/// An instruction's result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
     /// The cycle at which the result can be used.
@@ -29,7 +29,7 @@ pub struct Units {
     pub(crate) objects: ObjectAllocator,
     pub(crate) pages: PageAllocator,
     pub(crate) processes: Vec<Option<Process>>,
-    /// By core: whose MRS, MRE and MPTR are loaded.
+    /// By core: the process whose MRS, MRE and MPTR are loaded.
     pub(crate) registers: Vec<Option<usize>>,
     pub(crate) statistics: Statistics,
 }
@@ -134,7 +134,7 @@ impl Units {
         work.at
     }
 
-    /// The process is gone; its pages go back to the pool.
+    /// The process has exited; its pages are returned to the pool.
     pub fn process_exit<M: Machine>(&mut self, key: u64, at: u64, machine: &mut M) -> u64 {
         let Some(number) = self.number_of(key) else { return at };
         for core in 0..self.registers.len() {
@@ -149,7 +149,7 @@ impl Units {
         let mut work = work!(self, 0, at, machine);
         self.pages.release(&process, &mut work);
         let done = work.at;
-        // What the program never freed leaves with its arenas.
+        // Objects that the program never freed are freed with their arenas.
         self.statistics.objects_released = self.statistics.objects_allocated - self.statistics.objects_freed;
         self.statistics.objects_released -= self.live_objects();
         self.statistics.arenas_released =
@@ -181,7 +181,7 @@ impl Units {
         Some(self.pages.tables.raw_entry(leaf, 0, address)).filter(|&entry| entry != 0)
     }
 
-    /// The MMU's walk for an address in the region (§3.2): from MPTR, with the page allocator's help where an entry is
+    /// The MMU's walk for an address in the region (§3.2): from MPTR, with the page allocator where an entry is
     /// invalid. Returns the physical address and when it is known.
     pub fn walk<M: Machine>(
         &mut self,

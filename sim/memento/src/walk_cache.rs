@@ -40,7 +40,7 @@ impl WalkCache {
         self.entries.retain(|entry| entry.2 != table);
     }
 
-    /// A process is gone.
+    /// A process has exited.
     pub fn drop_process(&mut self, root: u64) {
         self.entries.retain(|entry| entry.0 != root);
     }

@@ -1,7 +1,7 @@
 //! DRAMsim3, which simulates every command of a memory, on the requests that the machine's own DRAM model answered.
 //!
-//! It cannot take the model's place: it goes forward clock by clock, while the core asks for what lies ahead and then for
-//! what lies behind. So it gets the same requests at the same clocks afterwards, and says how long it takes for them.
+//! It cannot replace the model: it simulates clock by clock, while the core's requests are not in the order of time. So it
+//! gets the same requests at the same clocks afterwards, and reports how long it takes for them.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -11,7 +11,7 @@ use anyhow::{Result, anyhow};
 const CONFIGURATION: &str = include_str!("../ddr4_3200.ini");
 /// tREFI of the configuration.
 const REFRESH: u64 = 12_480;
-/// After so many clocks it writes what it has counted.
+/// After so many clocks it writes its counters.
 const EPOCH: u64 = 100_000;
 
 /// One line that is read or written.
@@ -34,7 +34,7 @@ impl Request {
     }
 }
 
-/// What DRAMsim3 made of them.
+/// DRAMsim3's result for them.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
     /// Lines read.
@@ -45,7 +45,7 @@ pub struct Outcome {
     pub read_row_hits: f64,
 }
 
-/// Gives DRAMsim3 the requests, in order of their clocks; `progress` hears how many it has taken.
+/// Gives DRAMsim3 the requests, in order of their clocks; `progress` receives how many it has taken.
 ///
 /// # Errors
 /// There is no read among them, or no room for its files.
@@ -54,7 +54,7 @@ pub fn replay(requests: &[Request], mut progress: impl FnMut(usize)) -> Result<O
     let first = requests.first().map_or(0, |request| request.clock / REFRESH * REFRESH);
     let all = requests.iter().filter(|request| !request.write).count() as u64;
     if all == 0 {
-        return Err(anyhow!("nothing was read from DRAM: DRAMsim3 has nothing to say"));
+        return Err(anyhow!("nothing was read from DRAM: DRAMsim3 has nothing to simulate"));
     }
     let folder = tempfile::tempdir()?;
     let configuration = folder.path().join("ddr4_3200.ini");
@@ -64,7 +64,7 @@ pub fn replay(requests: &[Request], mut progress: impl FnMut(usize)) -> Result<O
     let mut pending: HashMap<u64, VecDeque<u64>> = HashMap::new();
     let (mut clock, mut next, mut reads, mut clocks) = (0, 0, 0, 0);
     while reads < all || clock % EPOCH != 2 {
-        // In order: who finds the queue full holds up those behind it.
+        // In order: a request that finds the queue full delays those behind it.
         while let Some(&Request { clock: at, line, write }) = requests.get(next)
             && at - first <= clock
             && memory.can_add(line * 64, write)
@@ -82,7 +82,7 @@ pub fn replay(requests: &[Request], mut progress: impl FnMut(usize)) -> Result<O
             if !write {
                 let at = pending.get_mut(&(address / 64)).and_then(VecDeque::pop_front);
                 reads += 1;
-                clocks += clock - at.expect("it answers what was asked");
+                clocks += clock - at.expect("it answers requests that were sent");
             }
         });
         clock += 1;

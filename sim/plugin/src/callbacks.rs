@@ -1,4 +1,4 @@
-//! The calls from QEMU to the plugin; all that is unsafe about being called.
+//! The calls from QEMU to the plugin, with all unsafe code of callbacks.
 //!
 //! QEMU runs all virtual CPUs in one thread (`thread=single`), and only that thread calls back, but for the last call at
 //! exit, when it has stopped. So [`run`] hands out the one [`Run`] as mutable: no two calls are ever active at once.
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 static RUN: AtomicPtr<Run> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Makes `run` the one that calls go to, and asks for them.
+/// Registers the callbacks, which call `run`.
 pub fn install(run: Run) {
     let id = run.id;
     RUN.store(Box::into_raw(Box::new(run)), Ordering::Release);
@@ -30,7 +30,7 @@ fn register(id: qemu_plugin_id_t) {
 
 #[inline(always)]
 fn run() -> &'static mut Run {
-    // SAFETY: set by `install` before any call comes, and never freed; one call at a time (see above).
+    // SAFETY: set by `install` before any callback, and never freed; one call at a time (see above).
     unsafe { &mut *RUN.load(Ordering::Relaxed) }
 }
 

@@ -1,11 +1,11 @@
-//! The functions of a program's allocator, found in the guest by what they look like: where in a page they begin, and the
-//! bytes of their first block. So nobody has to tell where a library was mapped, and no program is changed to be watched.
+//! The functions of a program's allocator, found in the guest by their offset in a page and the bytes of their
+//! first block. So no library's mapping address is needed, and no program is changed to be observed.
 //! A call begins at the function's first instruction and ends where it returns to.
 
 use sim::base::cause::Owner;
 use std::collections::{HashMap, HashSet};
 
-/// What a function does, and so where its operands are.
+/// A function's kind, which determines where its operands are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -17,7 +17,7 @@ pub enum Kind {
     Realloc,
     /// (alignment, size)
     Aligned,
-    /// (where the address goes, alignment, size)
+    /// (pointer to the result, alignment, size)
     PosixMemalign,
     /// (object)
     Free,
@@ -30,7 +30,7 @@ pub enum Kind {
 /// A function, as the launcher found it in an ELF file.
 #[derive(Clone, Debug, serde::Deserialize)]
 pub struct Function {
-    /// What it does.
+    /// Its kind.
     pub kind: Kind,
     /// Its address modulo 4096.
     pub offset: u64,
@@ -45,7 +45,7 @@ pub struct Function {
 pub struct Call {
     /// The process, and the core that it is on.
     pub space: u64,
-    /// What was called.
+    /// The function.
     pub kind: Kind,
     /// Where it returns to.
     pub back: u64,
@@ -58,7 +58,7 @@ pub struct Call {
 pub struct Functions {
     known: Vec<Function>,
     by_offset: HashMap<u64, Vec<usize>>,
-    /// Where calls return to: addresses behind blocks that end in a call.
+    /// Return addresses of calls: addresses behind blocks that end in a call.
     behind_calls: HashSet<u64>,
     /// Blocks at whose first instruction registers are read, since they were known to be behind a call when they were
     /// translated; by number.
@@ -131,7 +131,7 @@ impl Functions {
 }
 
 impl Kind {
-    /// For whom its cycles pass.
+    /// The owner of its cycles.
     pub fn owner(self) -> Owner {
         if matches!(self, Kind::Free | Kind::GoSweep) { Owner::Free } else { Owner::Allocate }
     }

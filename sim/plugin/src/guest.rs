@@ -7,7 +7,7 @@ use sim::memory::tlb::PageTables;
 pub struct GuestMemory {
     /// The host's address of the guest's physical address 0; 0 while unknown.
     base: u64,
-    /// How far the guest's page tables are believed to reach.
+    /// The end of the guest's memory: page tables beyond it are ignored.
     bytes: u64,
 }
 
@@ -17,7 +17,7 @@ impl GuestMemory {
         GuestMemory { base: host - physical, bytes }
     }
 
-    /// The guest's physical address of what lies there for the host.
+    /// The guest's physical address for a host address.
     pub fn physical(&self, host: u64) -> u64 {
         host.wrapping_sub(self.base)
     }

@@ -1,12 +1,12 @@
-//! An instruction as QEMU has it, and which of them the plugin looks at before they are executed.
+//! An instruction as QEMU has it, and the instructions that the plugin observes before they are executed.
 
-/// Instructions that the plugin looks at before they are executed: the kind, and a number.
+/// Instructions that the plugin observes before they are executed: the kind, and a number.
 pub const MARK: u32 = 1 << 16;
 /// `mov REGISTER, %cr3`.
 pub const CR3_WRITE: u32 = 2 << 16;
 /// `syscall`.
 pub const SYSTEM_CALL: u32 = 3 << 16;
-/// The first of a function of the kernel's that is looked at.
+/// The first of an observed function of the kernel.
 pub const KERNEL_CALL: u32 = 4 << 16;
 
 /// The first of a function of the program's allocator.

@@ -1,4 +1,4 @@
-//! What the plugin asks of QEMU: instructions of a block, registers, memory; all that is unsafe about asking.
+//! The plugin's calls to QEMU: instructions of a block, registers, memory; with all unsafe code of such calls.
 //!
 //! How QEMU calls back is in [`callbacks`](crate::callbacks).
 
@@ -29,7 +29,7 @@ pub fn registers() -> Vec<(String, Register)> {
     }
 }
 
-/// A buffer for what QEMU hands out.
+/// A buffer for data from QEMU.
 pub struct Buffer(*mut GByteArray);
 
 impl Buffer {
@@ -66,12 +66,12 @@ impl Buffer {
     }
 }
 
-/// Whose turn it is and how it is ended before QEMU would end it: by what QEMU itself has for that. It is no part of the plugin
-/// interface, and there only where QEMU is built with modules, as Debian's is. The interface's own number of a virtual CPU is
+/// The virtual CPU that has its turn, and a way to end the turn early, by QEMU's own symbols for that. They are not part of the
+/// plugin interface, and exported only where QEMU is built with modules, as Debian's is. The interface's own number of a virtual CPU is
 /// that of the one for which a block was translated, where all have one thread (`gen_cpu_index` of QEMU 10).
 pub struct Turns {
     leave: unsafe extern "C" fn(*mut c_void),
-    /// The thread's own variable that says which virtual CPU runs.
+    /// The thread-local variable that names the virtual CPU that runs.
     current: *const *mut c_void,
     cpus: Vec<*mut c_void>,
 }

@@ -1,10 +1,10 @@
-//! What happens when QEMU translates a block: it is decoded for the machine, and calls are put in.
+//! Translation of a block by QEMU: it is decoded for the machine, and calls to the plugin are inserted.
 
 use crate::instruction::{ALLOCATOR, CR3_WRITE, Instruction, KERNEL_CALL, MARK, RETURN, SYSTEM_CALL};
 use crate::run::Run;
 use sim::isa::decode::mark;
 
-/// A call that QEMU is to put into the block.
+/// A call that QEMU inserts into the block.
 pub enum Wish {
     /// [`Run::enter`] with this number, each time the block is entered.
     Entry { block: usize },
@@ -14,7 +14,7 @@ pub enum Wish {
     Before { index: usize, what: u32 },
 }
 
-/// Puts calls into a block: for marks always, for everything once the machine runs.
+/// Inserts calls into a block: for marks always, for everything once the machine runs.
 pub fn block(run: &mut Run, instructions: &[Instruction], wish: impl Fn(Wish)) {
     let call_before = |index, what| wish(Wish::Before { index, what });
     for (index, instruction) in instructions.iter().enumerate() {

@@ -98,12 +98,12 @@ def test_random_calls_of_the_interface(made, journalled, pytestconfig, eager, wh
 
 @pytest.mark.parametrize("remote", ["exclusive", "batch"])
 @pytest.mark.parametrize("program", ["threads", "containers"])
-def test_what_another_thread_frees(made, journalled, program, remote):
+def test_frees_by_another_thread(made, journalled, program, remote):
     journalled(made / program, MEMENTO_REMOTE=remote)
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_a_wrong_free_ends_the_program_and_says_why(made, tmp_path, kind):
+def test_a_wrong_free_ends_the_program_with_its_reason(made, tmp_path, kind):
     done = run(made / "wrong", kind, preload=LIBRARY, MEMENTO_JOURNAL=tmp_path / "journal")
     assert done.returncode == -signal.SIGABRT, done
     assert WRONG[kind] in done.stderr and len(done.stderr.splitlines()) == 1, done
@@ -111,7 +111,7 @@ def test_a_wrong_free_ends_the_program_and_says_why(made, tmp_path, kind):
 
 
 @pytest.mark.parametrize("name", ORDINARY)
-def test_programs_print_what_they_print_without_it(journalled, name):
+def test_programs_print_the_same_as_without_it(journalled, name):
     assert journalled(*ORDINARY[name]) == must(*ORDINARY[name])
 
 
@@ -142,6 +142,6 @@ def test_a_librarys_destructor_still_has_its_objects(made, cpython, tmp_path):
     must(made / "interface", 1, 10, preload=f"{LIBRARY}:{late}")
 
 
-def test_where_the_region_cannot_be_reserved_a_program_runs_in_software_and_says_so(made):
+def test_a_program_without_a_region_runs_in_software_and_warns(made):
     done = run("bash", "-c", f"ulimit -v 1000000; LD_PRELOAD={LIBRARY} {made}/containers")
     assert done.returncode == 0 and "allocates in software" in done.stderr, done

@@ -1,4 +1,4 @@
-//! Which cycles of a resource are taken, when the askers do not come in the order of time.
+//! Which cycles of a resource are taken, when requests do not arrive in the order of time.
 //!
 //! The machine walks the program in order, but instructions issue out of order: a late load may reserve cycle 900 before
 //! an independent one asks for cycle 300. A single "free from" time would make the second wait for the first; a
@@ -6,7 +6,7 @@
 
 /// Counts of up to eight kinds (4 bits each, so at most 15 a cycle) for each cycle of a window.
 pub struct Calendar {
-    /// The cycle a slot stands for in the upper half, counts in the lower. Of the cycle, 32 bits tell the turns apart.
+    /// A slot's cycle in the upper half, counts in the lower. 32 bits of the cycle distinguish the window's turns.
     slots: Box<[u64]>,
 }
 
@@ -37,13 +37,13 @@ impl Calendar {
         }
     }
 
-    /// The first slot from `at` on that nobody has; takes it. For resources that do one thing at a time.
+    /// The first free slot from `at` on; takes it. For resources that do one thing at a time.
     #[inline]
     pub fn take_one(&mut self, at: u64) -> u64 {
         self.take(at, 0, 1, 1)
     }
 
-    /// Whether nobody has this slot.
+    /// Whether this slot is free.
     #[inline]
     pub fn is_free(&self, at: u64) -> bool {
         let slot = self.slots[at as usize & (WINDOW - 1)];

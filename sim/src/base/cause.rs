@@ -1,4 +1,4 @@
-//! What cycles are put down to: why they passed, and for whom.
+//! The cause of a cycle (why it passed) and its owner (for which code it passed).
 
 /// Why a cycle passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,7 +10,7 @@ pub enum Cause {
     InstructionCache,
     /// A page walk or the L2 TLB, for an instruction.
     InstructionTlb,
-    /// A branch went otherwise than predicted.
+    /// A mispredicted branch.
     Branch,
     /// Operands: chains of dependent instructions, ports, L1d hits.
     Execution,
@@ -22,7 +22,7 @@ pub enum Cause {
     Dram,
     /// The L2 TLB or a page walk, for data.
     DataTlb,
-    /// An instruction that lets nothing pass.
+    /// A serialising instruction.
     Serial,
     /// Entering the kernel by exception or interrupt.
     Exception,
@@ -48,7 +48,7 @@ pub const CAUSE_NAMES: [&str; CAUSES] = [
     "memento",
 ];
 
-/// For whom a cycle passed.
+/// The code for which a cycle passed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Owner {

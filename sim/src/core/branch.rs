@@ -1,5 +1,5 @@
 //! Branch prediction: TAGE for directions, a BTB, indirect targets by path or, where that is new, by branch, a return
-//! stack. The paper names none; this is what cores of its kind have, in small.
+//! stack. The paper names none; cores of its kind have these, larger.
 
 use crate::base::description::BranchDescription;
 use crate::isa::block::End;
@@ -14,22 +14,22 @@ struct Tagged {
     useful: u8,
 }
 
-/// What branches count.
+/// The counters of branches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct BranchCounts {
     /// Conditional branches.
     pub conditional: u64,
-    /// Of which went the other way than predicted.
+    /// Of which took the other direction.
     pub conditional_mispredicted: u64,
     /// Jumps and calls through registers or memory.
     pub indirect: u64,
-    /// Of which went elsewhere.
+    /// Of which had another target than predicted.
     pub indirect_mispredicted: u64,
     /// Returns.
     pub returns: u64,
-    /// Of which went elsewhere.
+    /// Of which had another target than predicted.
     pub returns_mispredicted: u64,
-    /// Taken branches that the BTB did not know.
+    /// Taken branches that missed the BTB.
     pub btb_misses: u64,
 }
 
@@ -45,10 +45,10 @@ impl std::ops::AddAssign for BranchCounts {
     }
 }
 
-/// How a prediction turned out.
+/// The outcome of a prediction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Fetch goes on.
+    /// Fetch continues.
     Right,
     /// The target was found when the branch was decoded.
     LateTarget,
@@ -75,7 +75,7 @@ pub struct Predictor {
 }
 
 impl Predictor {
-    /// Knows nothing.
+    /// With empty tables.
     pub fn new(description: &BranchDescription) -> Predictor {
         Predictor {
             base: vec![-1; description.base_entries].into(),
@@ -92,7 +92,7 @@ impl Predictor {
         }
     }
 
-    /// The branch at `pc` (the address behind it is `behind`) ended so and went to `target`.
+    /// The branch at `pc` (the address behind it is `behind`) ended so and its target was `target`.
     #[inline]
     pub fn resolve(&mut self, pc: u64, behind: u64, end: End, target: u64) -> Outcome {
         match end {

@@ -1,7 +1,7 @@
-//! Memento's units (crate `memento`) in this machine: who asks them what, and what the guest's shim says beside it.
+//! Memento's units (crate `memento`) in this machine: its calls of them, checked against the guest's shim.
 //!
 //! The shim in the guest has computed each address already; the units compute it again, as hardware would. The two must
-//! agree on every operation, or the run is over.
+//! agree on every operation, or the run ends.
 
 use crate::isa::block::Access;
 use crate::memory::hierarchy::{Hierarchy, Level, Purpose};
@@ -20,7 +20,7 @@ pub struct Extension {
     region: std::ops::Range<u64>,
     /// Of all processes: (page table's root, region).
     regions: Vec<(u64, std::ops::Range<u64>)>,
-    /// Operations so far, to name the one that went wrong.
+    /// Operations so far, to name the one that failed.
     pub operations: u64,
     /// The units' counters when the region began.
     before: memento::Statistics,
@@ -34,7 +34,7 @@ pub struct View<'a> {
     pub hierarchy: &'a mut Hierarchy,
     /// Translation.
     pub tlbs: &'a mut Tlbs,
-    /// Translations of other cores that are no longer valid: whose, and of which page.
+    /// Translations of other cores that are no longer valid: the core, and the page.
     pub shootdowns: &'a mut Vec<(usize, u64)>,
 }
 
@@ -70,7 +70,7 @@ impl View<'_> {
         if port == Port::Controller {
             return self.hierarchy.access(Level::Llc, physical >> 6, write, fresh, at).0;
         }
-        // Another core's HOT gives an entry up.
+        // Another core's HOT writes an entry back.
         let own = self.hierarchy.core();
         self.hierarchy.switch(core);
         let at = self.hierarchy.unit_start(at);
@@ -124,7 +124,7 @@ impl Extension {
         let view = &mut View { hierarchy, tlbs, shootdowns: &mut Vec::new() };
         let (physical, done) = match self.units.walk(self.core, access.address, start, view) {
             Ok(found) => found,
-            // A page of an arena that was freed, read after its time: the program's mistake, and no page to give.
+            // A page of a freed arena: the program uses memory after its free, and there is no page.
             Err(_) => return (access.physical, false, start),
         };
         tlbs.fill(Side::Data, access.address, physical, false);
@@ -159,8 +159,8 @@ impl Extension {
         Ok(done)
     }
 
-    /// Another process runs, or what comes is of another core, on which this process runs: when its region is loaded and the
-    /// HOT flushed.
+    /// Another process runs, or the machine continues with another core, on which this process runs: when the process's region
+    /// is loaded and the HOT flushed.
     pub fn switch(&mut self, core: usize, process: u64, at: u64, view: &mut View) -> u64 {
         self.core = core;
         let found = self.regions.iter().find(|(other, _)| *other == process);
@@ -168,7 +168,7 @@ impl Extension {
         if self.regions.is_empty() { at } else { self.units.context_switch(core, process, at, view) }
     }
 
-    /// A process is gone, and others may run: when its pages are back.
+    /// A process has exited, and others may run: when its pages are back in the pool.
     pub fn exit(&mut self, process: u64, at: u64, view: &mut View) -> u64 {
         if !self.has_region(process) {
             return at;
@@ -178,14 +178,14 @@ impl Extension {
         self.units.process_exit(process, at, view)
     }
 
-    /// All processes are gone: when their pages are back.
+    /// All processes have exited: when their pages are back in the pool.
     pub fn end(&mut self, at: u64, view: &mut View) -> u64 {
         if !self.regions.is_empty() {
             self.occupancy = self.units.occupancy();
         }
         self.region = 0..0;
-        let gone = std::mem::take(&mut self.regions);
-        gone.iter().fold(at, |at, (process, _)| self.units.process_exit(*process, at, view))
+        let exited = std::mem::take(&mut self.regions);
+        exited.iter().fold(at, |at, (process, _)| self.units.process_exit(*process, at, view))
     }
 
     /// A thread's buffer of non-local frees is emptied.
@@ -203,7 +203,7 @@ impl Extension {
         self.regions.iter().any(|(other, _)| *other == process)
     }
 
-    /// What is counted starts here.
+    /// The measured region starts here.
     pub fn start_region(&mut self) {
         self.before = self.units.statistics().clone();
     }
@@ -229,7 +229,7 @@ impl Extension {
         all
     }
 
-    /// obj-alloc, as the closing mark says: `size | lane << 32` and the shim's address.
+    /// obj-alloc, by the closing mark's operands: `size | lane << 32` and the shim's address.
     pub fn allocate(
         &mut self,
         size_and_lane: u64,
@@ -249,7 +249,7 @@ impl Extension {
         Ok(done.at)
     }
 
-    /// obj-free, as the closing mark says: address and lane; `refused`: the shim has seen that it is freed twice.
+    /// obj-free, by the closing mark's operands: address and lane; `refused`: the shim has detected a double free.
     pub fn free(
         &mut self,
         address: u64,
@@ -262,13 +262,13 @@ impl Extension {
         let done = self.units.obj_free(self.core, lane as usize, address, at, view);
         let agrees = if refused { done.exception.is_some() } else { done.exception.is_none() };
         if !agrees {
-            let say =
+            let outcome =
                 |exception: Option<Exception>| exception.map_or("no exception".to_owned(), |e| e.to_string());
             let shim = if refused { "an exception" } else { "no exception" };
             return Err(format!(
                 "operation {}, obj-free of {address:#x}: the shim has {shim}, the units {}",
                 self.operations,
-                say(done.exception)
+                outcome(done.exception)
             ));
         }
         Ok(done.at)

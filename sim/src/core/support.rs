@@ -2,11 +2,11 @@
 //! Allocation", arXiv 2508.20253): a small programmable core beside the program's, which executes the allocator for it and
 //! keeps the allocator's metadata in its own caches.
 //!
-//! In order, one instruction a cycle. The program's core sends a request and goes on; of malloc it waits for the answer where
-//! it uses it. The code is the baseline allocator's own. What the paper's abstract does not say is a number of the description
-//! ([`SupportDescription`]), or a choice: the kernel's work, as of a page fault, is done by the program's core; realloc copies
-//! and calloc clears on the support core; its page walks are the program's core's walker's. What the allocator's code keeps on
-//! the program's stack would be on a stack of the support core's own: that costs no more than the instruction.
+//! In order, one instruction a cycle. The program's core sends a request and continues; after malloc it waits for the answer where
+//! it uses it. The code is the baseline allocator's own. The paper's abstract leaves open numbers, which are in
+//! [`SupportDescription`], and choices: the program's core executes the kernel's work, as of a page fault; realloc copies
+//! and calloc clears on the support core; the program's core's walker does its page walks. The allocator's code would use a
+//! stack of the support core's own, so its accesses to the program's stack cost no more than the instruction.
 
 use crate::base::description::{SupportDescription, TlbDescription};
 use crate::isa::block::*;
@@ -19,7 +19,7 @@ use std::ops::Range;
 /// How far below its caller's the allocator's stack reaches.
 const STACK_BYTES: u64 = 64 << 10;
 
-/// What the support core counts.
+/// The support core's counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SupportCounts {
     /// malloc, free and their like.
@@ -36,12 +36,12 @@ pub struct SupportCounts {
 pub struct Support {
     description: SupportDescription,
     tlbs: Tlbs,
-    /// When it has done what it was given so far.
+    /// When it has executed all requests so far.
     at: u64,
     began: u64,
     stack: Range<u64>,
     code_line: Line,
-    /// When each free that it was given will be done.
+    /// When each queued free will be done.
     queue: VecDeque<u64>,
     /// The kernel works for the allocator.
     in_kernel: bool,
@@ -70,7 +70,7 @@ impl Support {
         self.tlbs.set_root(cr3);
     }
 
-    /// A request is sent at `at`, where the program's stack pointer is `stack`: when its core is rid of it.
+    /// A request is sent at `at`, where the program's stack pointer is `stack`: when that core has sent it.
     pub fn request(&mut self, at: u64, stack: u64) -> u64 {
         self.queue.retain(|done| *done > at);
         let sent = if self.queue.len() < self.description.queue_entries {
@@ -88,7 +88,7 @@ impl Support {
         sent + 1
     }
 
-    /// The request is done, and nobody waits for it.
+    /// The request is done, and the program's core does not wait for it.
     pub fn release(&mut self) {
         self.queue.push_back(self.at);
         self.counts.busy_cycles += self.at - self.began;
@@ -107,7 +107,7 @@ impl Support {
         enters.then_some(self.at + self.description.message_cycles)
     }
 
-    /// The allocator goes on; if it has waited for the kernel, which has come to `now`, the support core is told.
+    /// The allocator continues; if it has waited for the kernel, which is done at `now`, the program's core sends a message.
     pub fn leave_kernel(&mut self, now: u64) {
         if std::mem::take(&mut self.in_kernel) {
             self.at = self.at.max(now + self.description.message_cycles);
@@ -143,7 +143,7 @@ impl Support {
             let last = access.physical + u64::from(access.size) - 1;
             for line in access.physical >> 6..=last >> 6 {
                 let done = hierarchy.support_access(Level::L1d, line, access.store, at);
-                // Stores wait in a buffer, and nobody for them.
+                // Stores wait in a buffer, and the core does not wait for them.
                 if !access.store {
                     self.at = self.at.max(done);
                 }
@@ -151,7 +151,7 @@ impl Support {
         }
     }
 
-    /// Its last block went on elsewhere than behind itself.
+    /// Its last block ended with a taken branch.
     pub fn branched(&mut self) {
         self.at += self.description.taken_branch_cycles;
         self.code_line = Line::MAX;

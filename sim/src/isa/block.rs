@@ -1,4 +1,4 @@
-//! What the machine is fed: blocks of decoded instructions, and the memory each one touched.
+//! The machine's input: blocks of decoded instructions, and the memory each one touched.
 
 /// What the core needs to know of one instruction, made once when its block is decoded.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -69,7 +69,7 @@ pub enum Unit {
 /// How a block ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum End {
-    /// Goes on behind it.
+    /// Execution continues behind it.
     #[default]
     Fallthrough,
     /// A conditional branch to this address.
@@ -97,7 +97,7 @@ pub struct Block {
     pub end: u64,
     /// Physical address of the first.
     pub physical: u64,
-    /// Physical address of the page after it, when the block goes on there.
+    /// Physical address of the next page, when the block continues there.
     pub next_page: u64,
     /// The instructions.
     pub operations: Box<[Operation]>,

@@ -11,7 +11,7 @@ pub type Line = u64;
 
 const EMPTY: u64 = u64::MAX;
 
-/// Tags, in flat arrays; what lies behind is the [`Hierarchy`](crate::memory::hierarchy::Hierarchy)'s business.
+/// Tags, in flat arrays; the [`Hierarchy`](crate::memory::hierarchy::Hierarchy) has the levels behind it.
 pub struct Cache {
     ways: usize,
     set_mask: u64,
@@ -32,7 +32,7 @@ pub struct Cache {
     pub counts: CacheCounts,
 }
 
-/// What a cache counts.
+/// A cache's counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct CacheCounts {
     /// Lookups that found the line, there or on its way.
@@ -57,9 +57,9 @@ impl std::ops::AddAssign for CacheCounts {
     }
 }
 
-/// A line that had to go.
+/// An evicted line.
 pub struct Victim {
-    /// Which.
+    /// Its address.
     pub line: Line,
     /// It must be written to the next level.
     pub dirty: bool,

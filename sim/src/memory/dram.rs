@@ -33,7 +33,7 @@ struct Bank {
     usable_from: u64,
 }
 
-/// What the memory counts.
+/// The memory's counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct DramCounts {
     /// Lines read.
@@ -115,7 +115,7 @@ impl Dram {
         (self.read_at(line, clock) * self.core_mhz).div_ceil(self.timing.clock_mhz).max(at)
     }
 
-    /// Takes a line to be written some time.
+    /// Queues a line's write.
     pub fn write(&mut self, line: Line, at: u64) {
         self.write_at(line, at * self.timing.clock_mhz / self.core_mhz);
     }
@@ -198,7 +198,7 @@ impl Dram {
     fn schedule(&mut self, line: Line, earliest: u64, write: bool) -> (u64, bool) {
         let (group, bank, row) = self.place(line);
         let (command, hit) = loop {
-            // What would come after a refresh must wait for it.
+            // A command that would come after a refresh must wait for it.
             match self.schedule_in(group, bank, row, earliest, write) {
                 Some(result) => break result,
                 None => self.refresh(),
@@ -219,7 +219,7 @@ impl Dram {
         let (rtp, limit) = (self.timing.rtp, self.timing.row_hit_limit);
         let tail = if write { self.timing.cwl + self.timing.burst + self.timing.wr } else { rtp };
         let openings = &mut self.banks[bank].openings;
-        // All but the last are over once they are closed; a few are kept for askers who are late.
+        // All but the last are over once they are closed; a few are kept for requests that arrive late.
         while openings.len() > 1 && openings[0].closing + 64 < earliest {
             openings.remove(0);
         }

@@ -13,7 +13,7 @@ pub trait PageTables {
     fn entry(&self, physical: u64) -> u64;
 }
 
-/// What the TLBs and the walker count.
+/// The counters of the TLBs and the walker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct TlbCounts {
     /// Translations of instruction addresses (once a line).
@@ -30,7 +30,7 @@ pub struct TlbCounts {
     pub walk_cycles: u64,
     /// Entries read by walks.
     pub walk_reads: u64,
-    /// Walks that ended elsewhere than the access went.
+    /// Walks whose address differs from the access's.
     pub walk_disagreements: u64,
 }
 
@@ -145,13 +145,13 @@ pub struct Tlbs {
     upper: Box<[(u64, u64)]>,
     upper_next: usize,
     root: u64,
-    /// Tells user entries of one process's turn from another's: a change of CR3 flushes them.
+    /// Distinguishes user entries of one process's turn from another's: a change of CR3 flushes them.
     turn: u64,
     /// Counters.
     pub counts: TlbCounts,
 }
 
-/// What became of a translation.
+/// The result of a translation.
 pub struct Translated {
     /// When the physical address is known.
     pub at: u64,
@@ -201,7 +201,7 @@ impl Tlbs {
         (va >> 21) & 0x7ff_ffff | LARGE | turn << 41
     }
 
-    /// Looks `va` up; `physical` is where the access went. True if an L1 TLB has it: no time passes.
+    /// Looks `va` up; `physical` is the access's address. True if an L1 TLB has it: no time passes.
     #[inline]
     pub fn quick(&mut self, side: Side, va: u64, physical: u64) -> bool {
         let counts = &mut self.counts;
@@ -219,7 +219,7 @@ impl Tlbs {
         found
     }
 
-    /// The way on after [`Tlbs::quick`] said no: L2 TLB, then a walk.
+    /// The slow path, after [`Tlbs::quick`] missed: L2 TLB, then a walk.
     pub fn slow(
         &mut self,
         side: Side,
@@ -299,7 +299,7 @@ impl Tlbs {
         self.last = [(EMPTY, 0); 2];
     }
 
-    /// Four levels, less those that the walk cache knows; entries are data to the caches. When, and whether the page is
+    /// Four levels, less those in the walk cache; entries are data to the caches. When, and whether the page is
     /// larger than 4 KiB.
     fn walk(
         &mut self,

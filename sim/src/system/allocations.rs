@@ -1,5 +1,5 @@
-//! What a program asks its software allocator for, as marks round malloc and free tell it: how large objects are (Fig. 2) and
-//! how long they live (Fig. 3, Table 1). A lifetime is the number of allocations of the same size class between an object's
+//! A program's requests to its software allocator, from marks round malloc and free: how large objects are (Fig. 2) and how
+//! long they live (Fig. 3, Table 1). A lifetime is the number of allocations of the same size class between an object's
 //! allocation and its free (§2.2). Classes are Memento's 64 up to 512 bytes, and steps of 512 bytes above.
 
 use crate::base::cause::Owner;
@@ -7,11 +7,11 @@ use std::collections::HashMap;
 
 /// Objects up to this many bytes are small: Memento allocates them.
 pub const SMALL_BYTES: u64 = 512;
-/// Upper ends of the size histogram in Fig. 2's steps of 512 bytes; what is larger comes last.
+/// Upper ends of the size histogram in Fig. 2's steps of 512 bytes; larger objects come last.
 pub const SIZE_ENDS: [u64; 8] = [512, 1024, 1536, 2048, 2560, 3072, 3584, 4096];
 /// Upper ends of the lifetime histogram, in allocations of the same class.
 pub const LIFETIME_ENDS: [u64; 5] = [16, 32, 64, 128, 256];
-/// Lifetimes: those ends, what is longer, and what is never freed.
+/// Lifetimes: those ends, longer ones, and objects that are never freed.
 pub const LIFETIMES: usize = LIFETIME_ENDS.len() + 2;
 
 const CLASSES: usize = 64 + 64;
@@ -102,7 +102,7 @@ impl Allocations {
         self.calls.remove(&process).map(|call| call.bytes)
     }
 
-    /// For whom the process works, if it is in its allocator.
+    /// The owner of the process's cycles, if it is in its allocator.
     pub fn inside(&self, process: u64) -> Option<Owner> {
         self.calls.get(&process).map(|call| call.owner)
     }
@@ -120,7 +120,7 @@ impl Allocations {
         self.live.insert((process, address), Object { class, birth: self.classes[class] });
     }
 
-    /// An object is freed; one from before the region is none of ours.
+    /// An object is freed; one from before the region is ignored.
     pub fn freed(&mut self, process: u64, address: u64) {
         let Some(object) = self.live.remove(&(process, address)) else { return };
         self.frees += 1;
@@ -141,7 +141,7 @@ impl Allocations {
         all
     }
 
-    /// Counts from zero, with no objects; who is in the allocator stays there.
+    /// Counts from zero, with no objects; processes in the allocator stay there.
     pub fn reset(&mut self) {
         *self = Allocations { calls: std::mem::take(&mut self.calls), ..Allocations::default() };
     }

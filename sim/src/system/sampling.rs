@@ -1,9 +1,9 @@
-//! Sampling (Wunderlich et al., SMARTS, ISCA 2003): of each period of instructions the core times a window alone. All others only
-//! keep warm what the window finds: caches, TLBs, branch predictor, DRAM's rows and Memento's units.
+//! Sampling (Wunderlich et al., SMARTS, ISCA 2003): of each period of instructions the core times one window. All others only
+//! keep warm the state that the window finds: caches, TLBs, branch predictor, DRAM's rows and Memento's units.
 //!
-//! Counts of events are therefore of all instructions, and exact but for what depends on time (a load that the store queue
-//! answers is a hit of the L1d in between). Cycles are those of the windows, scaled by instructions, with the interval in which the
-//! whole run's lie with a probability of 95%. What the OS and the units do in one piece ([`Core::wait`]) counts as it is.
+//! Counts of events are therefore of all instructions, and exact unless they depend on time (a load that the store queue
+//! answers is a hit of the L1d in between). Cycles are those of the windows, scaled by instructions, with the interval in
+//! which the whole run's lie with a probability of 95%. Waits for the OS and the units ([`Core::wait`]) are not scaled.
 
 use crate::base::cause::{CAUSES, Cause, OWNERS};
 use crate::base::description::SampleDescription;
@@ -12,7 +12,7 @@ use crate::core::pipeline::Core;
 /// Cycles by owner and cause.
 pub type CycleTable = [[u64; CAUSES]; OWNERS];
 
-/// With fewer windows their spread says too little.
+/// With fewer windows their spread is not significant.
 pub const LEAST_WINDOWS: u64 = 30;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -25,7 +25,7 @@ enum Stage {
     Window,
 }
 
-/// Where in its period a run is, and what the windows had so far.
+/// A run's position in its period, and the sums of the windows so far.
 pub struct Sampler {
     description: SampleDescription,
     stage: Stage,
@@ -41,13 +41,13 @@ pub struct Sampler {
     products: [f64; 3],
 }
 
-/// What the windows say of the whole run.
+/// The estimate for the whole run, from its windows.
 pub struct Estimate {
     /// Its cycles.
     pub cycles: CycleTable,
     /// How many windows there were, and their instructions.
     pub windows: u64,
-    /// Of the windows.
+    /// Instructions of the windows.
     pub instructions: u64,
     /// Half of the interval of 95%, in cycles.
     pub interval: f64,

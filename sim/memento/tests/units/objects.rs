@@ -46,7 +46,7 @@ fn a_new_thread_gets_an_arena_for_each_class_with_one_page() {
 }
 
 #[test]
-fn an_arena_that_nobody_has_touched_is_mapped_before_the_next_one() {
+fn an_untouched_arena_is_mapped_before_the_next_one() {
     let (mut units, mut machine) = one_core(lazy());
     let objects = allocate(&mut units, &mut machine, 48, 300);
     assert_eq!(units.statistics().pages_allocated, [2, 4, 1], "the first one's path");
@@ -307,7 +307,7 @@ fn entries_are_flushed_side_by_side() {
 }
 
 #[test]
-fn frees_in_the_background_are_as_many_as_there_is_room_for() {
+fn background_frees_are_limited() {
     let config = Config { background_frees: 2, ..lazy() };
     let (mut units, mut machine) = one_core(config);
     let objects = allocate(&mut units, &mut machine, 64, 600);
@@ -324,7 +324,7 @@ fn frees_in_the_background_are_as_many_as_there_is_room_for() {
 }
 
 #[test]
-fn an_arena_of_whole_pages_has_its_header_in_the_place_of_its_last_objects() {
+fn an_arena_of_whole_pages_has_its_header_in_place_of_its_last_objects() {
     let pages = |size: u64, whole_pages: bool| {
         let (mut units, mut machine) = one_core(Config { whole_pages, ..lazy() });
         let objects = allocate(&mut units, &mut machine, size, 2560);
@@ -349,7 +349,7 @@ fn an_arena_of_whole_pages_has_its_header_in_the_place_of_its_last_objects() {
 }
 
 #[test]
-fn an_object_without_room_is_none() {
+fn an_object_without_room_is_never_allocated() {
     let (mut units, mut machine) = one_core(Config { whole_pages: true, ..lazy() });
     let first = allocate(&mut units, &mut machine, 16, 1)[0];
     let freed = units.obj_free(0, 0, first + 252 * 16, 0, &mut machine);

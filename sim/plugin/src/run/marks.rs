@@ -1,4 +1,4 @@
-//! What the guest says by marks: begin and end of the region, objects, and where QEMU has its memory.
+//! The guest's marks: begin and end of the region, objects, and where QEMU has its memory.
 
 use super::{MARKS, Phase, Run};
 use crate::guest::GuestMemory;
@@ -8,7 +8,7 @@ use std::time::Instant;
 
 /// The kernel maps all physical memory here (without 5-level paging, with `nokaslr`).
 pub(super) const DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
-/// The launcher gives the guest no more: below the hole for devices.
+/// The launcher gives the guest no more memory: below the hole for devices.
 const MOST_MEMORY: u64 = 2 << 30;
 
 impl Run {
@@ -52,7 +52,7 @@ impl Run {
                 self.machine.pause(&self.memory);
                 let lives = self.machine.has_region();
                 self.machine.end_region(!lives);
-                // A program that says so itself, by a system call, has not ended.
+                // A program that ends the region itself, by a system call, has not exited.
                 let status = if first >> 16 == MARKS { 0 } else { first };
                 self.finish(None, Some(status));
                 self.phase = Phase::Over;
@@ -87,7 +87,7 @@ impl Run {
         self.memory = GuestMemory::learn(self.known.1, physical, MOST_MEMORY);
     }
 
-    /// The guest is ready: begins to instrument.
+    /// The guest is ready: the plugin begins to instrument.
     fn start(&mut self) {
         self.phase = Phase::Warm;
         self.machine.forget_roots();

@@ -30,17 +30,17 @@ enum Phase {
     Boot,
     /// The machine runs, so that its caches are warm.
     Warm,
-    /// What is measured.
+    /// The measured region.
     Region,
     /// The results are written.
     Over,
 }
 
-/// The machine and what it needs to be fed.
+/// The machine and the sources of its input.
 pub struct Run {
     /// This plugin's name with QEMU.
     pub id: qemu_plugin_id_t,
-    /// Has QEMU translate all code again, and ask what calls are to be put in.
+    /// Makes QEMU translate all code again, with calls to the plugin.
     translate_anew: fn(qemu_plugin_id_t),
     folder: PathBuf,
     description: Description,
@@ -53,9 +53,9 @@ pub struct Run {
     registers: Vec<Option<Register>>,
     cr3: Option<Register>,
     buffer: Buffer,
-    /// Where the guest's init says KERNEL_FUNCTION: the mark's virtual address, and the host's.
+    /// The mark KERNEL_FUNCTION of the guest's init: its virtual address, and the host's.
     known: (u64, u64),
-    /// Of `__alloc_pages`, its like for many, and `pgd_free`, as the guest's init says: addresses.
+    /// Of `__alloc_pages`, its like for many, and `pgd_free`, as the guest's init reports them: addresses.
     kernel_functions: [u64; 3],
     functions: Functions,
     /// How often each block of the region was entered, by its number, if that is to be kept.
@@ -68,7 +68,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// As the plugin's arguments say.
+    /// From the plugin's arguments.
     pub fn new(
         id: qemu_plugin_id_t,
         translate_anew: fn(qemu_plugin_id_t),
@@ -130,7 +130,7 @@ impl Run {
             self.turns = Turns::find(self.machine.cores());
             if self.turns.is_none() {
                 self.fail(
-                    "this QEMU does not let cores have short turns: one that is built with modules does",
+                    "this QEMU cannot end a core's turn early: use one that is built with modules",
                 );
             }
         }
@@ -140,7 +140,7 @@ impl Run {
         self.cr3 = find("cr3");
         if self.cr3.is_none() || self.registers.contains(&None) {
             self.fail(
-                "this QEMU lets no plugin read CR3 and the general registers: version 9.1 or later is needed",
+                "this QEMU's plugins cannot read CR3 and the general registers: version 9.1 or later is needed",
             );
         }
     }
@@ -213,7 +213,7 @@ impl Run {
         }
     }
 
-    /// The program is where a call of its allocator may have returned to.
+    /// The program is at an address to which a call of its allocator may have returned.
     fn maybe_return(&mut self) {
         let Some(address) = self.machine.current_address() else { return };
         if self.functions.is_awaited(self.machine.space(), address) {
@@ -222,8 +222,8 @@ impl Run {
         }
     }
 
-    /// It has. `result`: what it was given; 0 where registers cannot be read, since this block was translated before it was
-    /// known that calls return to it (a jump leads to it as well). Then the object is not followed.
+    /// The call has returned. `result`: its return value; 0 where registers cannot be read, since this block was translated
+    /// before a call was known to return to it (a jump leads to it as well). Then the object is not tracked.
     fn come_back(&mut self, address: u64, result: u64) {
         let Some(call) = self.functions.returned(self.machine.space(), address) else { return };
         let result = match call.kind {
@@ -286,7 +286,7 @@ impl Run {
         }
     }
 
-    /// An instruction that the plugin looks at is about to be executed.
+    /// An observed instruction is about to be executed.
     pub fn special(&mut self, what: u32, index: usize) {
         if let Some(turns) = &self.turns {
             self.machine.switch(turns.current());
@@ -323,7 +323,7 @@ impl Run {
         }
     }
 
-    /// Which of the kernel's functions that are looked at begins at this address.
+    /// Which of the kernel's observed functions begins at this address.
     pub fn kernel_function(&self, address: u64) -> Option<u32> {
         self.kernel_functions.iter().position(|one| *one == address).map(|index| index as u32)
     }

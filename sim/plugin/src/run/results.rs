@@ -1,11 +1,11 @@
-//! The files that tell of a run.
+//! The files with a run's results.
 
 use super::Run;
 use crate::qemu;
 use sim::system::statistics::Statistics;
 
 impl Run {
-    /// Writes the statistics; `cut` says why the region did not come to its end.
+    /// Writes the statistics; `cut`: why the region did not come to its end.
     pub(super) fn finish(&mut self, cut: Option<&str>, status: Option<u64>) {
         self.machine.pause(&self.memory);
         let seconds = self.started.elapsed().as_secs_f64();

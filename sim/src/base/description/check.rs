@@ -1,4 +1,4 @@
-//! What no machine can be built from.
+//! Checks that a machine can be built from a description.
 
 use super::Description;
 
@@ -6,7 +6,7 @@ use super::Description;
 const MOST_CORES: usize = 8;
 
 impl Description {
-    /// One line, if it is one of these.
+    /// An error of one line, if none can be built.
     pub(super) fn check(&self) -> Result<(), String> {
         let caches = [("l1i", &self.l1i), ("l1d", &self.l1d), ("l2", &self.l2), ("llc", &self.llc)];
         for (name, cache) in caches {

@@ -36,7 +36,7 @@ pub const MACHINES: &[(&str, &[&str], Beside)] = &[
 #[allow(missing_docs)]
 pub struct Description {
     pub name: String,
-    /// Of a file that does not say: one.
+    /// A file without this section: one core.
     #[serde(default)]
     pub cores: CoresDescription,
     pub core: CoreDescription,
@@ -84,7 +84,8 @@ pub struct CoresDescription {
     pub number: usize,
     /// Getting a line out of another core's caches, beyond the way to the LLC.
     pub snoop_cycles: u64,
-    /// How far a core runs ahead of the others before one of them has its turn. The simulation's, and not the machine's.
+    /// How far a core runs ahead of the others before one of them has its turn. A parameter of the simulation, not of the
+    /// machine.
     pub turn_cycles: u64,
 }
 
@@ -139,7 +140,7 @@ pub struct CacheDescription {
     /// From a load's issue to its use when this level has the line.
     pub latency_cycles: u64,
     pub mshrs: usize,
-    /// One access starts every so many cycles; 0: as many as come.
+    /// One access starts every so many cycles; 0: no limit.
     pub cycles_per_access: u64,
 }
 
@@ -157,7 +158,7 @@ pub struct TlbDescription {
 }
 
 /// SpeedMalloc's support core: a "lightweight programmable processor" that "houses all allocator metadata in its own caches",
-/// and executes the allocator's code for the program's core. Numbers are ours where the paper's text was not to be had.
+/// and executes the allocator's code for the program's core. Numbers that the paper's abstract does not give are ours.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[allow(missing_docs)]
@@ -266,7 +267,7 @@ impl Description {
         }
         let section = match beside {
             Beside::Nothing => None,
-            // The guest's kernel tells the shim of no switch, so its batches are not emptied there.
+            // The guest's kernel does not notify the shim of a switch, so its batches are not emptied there.
             Beside::Memento => {
                 let config = memento::Config { drain_at_switch: false, ..memento::Config::default() };
                 Some(("memento", toml::Table::try_from(config)))
@@ -288,7 +289,7 @@ impl Description {
         Ok(description)
     }
 
-    /// The same, of whose run windows are timed alone, if a period is given.
+    /// The same machine; with a period, only windows of its run are timed.
     pub fn sampled(mut self, period_instructions: Option<u64>) -> Result<Description, String> {
         if let Some(period_instructions) = period_instructions {
             self.sample = Some(SampleDescription { period_instructions, ..SampleDescription::default() });

@@ -17,7 +17,7 @@ pub(super) struct QueuedStore {
     drained: u64,
 }
 
-/// What an instruction that is late at commit has waited for: first for one thing, then for another.
+/// The cause for which an instruction was late at commit: first one, then another.
 #[derive(Clone, Copy)]
 pub(super) struct Wait {
     /// The latter.
@@ -29,7 +29,7 @@ pub(super) struct Wait {
 }
 
 impl Wait {
-    /// For one thing alone.
+    /// For one cause alone.
     #[inline(always)]
     pub fn of(cause: Cause) -> Wait {
         Wait { cause, since: 0, before: cause }
@@ -87,8 +87,8 @@ impl Core {
         (done, Some(Wait { cause, since: translated, before }))
     }
 
-    /// Stores leave the queue in order, once committed and once the line is owned, which is asked for at issue. When this
-    /// one has left, and what it waits for.
+    /// Stores leave the queue in order, once committed and once the core owns the line, which it requests at issue. When this
+    /// store has left, and the cause of its wait.
     #[inline(always)]
     pub(super) fn store<T: PageTables>(
         &mut self,
@@ -127,7 +127,7 @@ impl Core {
     }
 }
 
-/// Whom a line is waited for that the L1d has not.
+/// The cause of waiting for a line that the L1d does not have.
 #[inline(always)]
 fn cause_of(level: Level) -> Option<Cause> {
     match level {
@@ -138,10 +138,10 @@ fn cause_of(level: Level) -> Option<Cause> {
     }
 }
 
-/// A register of a device: outside of what the paper looks at.
+/// A device's register: outside of the paper's subject.
 const DEVICE_CYCLES: u64 = 300;
 
-/// Where an access goes, and when that is known. Finding it also tells the hierarchy what the access is for.
+/// An access's physical address, and when it is known. Translating also sets the hierarchy's purpose.
 pub(super) struct Translation {
     pub physical: u64,
     /// A line of Memento's region that was never used: no need to read it from DRAM.

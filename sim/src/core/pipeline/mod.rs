@@ -2,8 +2,8 @@
 //! completed and committed.
 //!
 //! *Instruction-window-centric*: what bounds an instruction is the window (its slot of the ROB and LSQ must have been
-//! freed), its operands, a port, memory, and the commit of those before. Cycles are attributed as they pass at commit: to
-//! the reason why the instruction that was waited for was late. So they sum to the total.
+//! freed), its operands, a port, memory, and the commit of those before. Cycles are attributed as they pass at commit, to
+//! the cause for which the awaited instruction was late. So they sum to the total.
 
 mod memory;
 mod warming;
@@ -19,7 +19,7 @@ use crate::isa::block::*;
 use crate::memory::hierarchy::{Hierarchy, Level, Purpose};
 use crate::memory::tlb::{PageTables, Side, Tlbs};
 
-/// What is behind the core.
+/// The parts behind the core.
 pub struct Behind<'a, T: PageTables> {
     /// Caches and memory.
     pub hierarchy: &'a mut Hierarchy,
@@ -53,18 +53,18 @@ pub struct Core {
     serial_until: u64,
     unpipelined_until: u64,
     drained: u64,
-    /// What the last store of the queue waits for.
+    /// The cause for which the last store of the queue waits.
     drained_cause: Cause,
     completed: u64,
     registers: [u64; REGISTERS],
     rob: Box<[u64]>,
     rob_next: usize,
-    /// When each slot is free, and what it waits for until then.
+    /// When each slot is free, and the cause of its wait until then.
     lsq: Box<[(u64, Cause)]>,
     lsq_next: usize,
     issue: Calendar,
     stores: Box<[QueuedStore; FORWARDS]>,
-    /// Instructions only keep things warm.
+    /// Instructions only warm caches, TLBs and predictors.
     warming: bool,
     /// Of each owner and cause: the cycles.
     pub cycles: [[u64; CAUSES]; OWNERS],
@@ -118,7 +118,7 @@ impl Core {
         }
     }
 
-    /// The cycle of the last commit: how far time has come.
+    /// The cycle of the last commit.
     pub fn now(&self) -> u64 {
         self.commit
     }
@@ -196,9 +196,9 @@ impl Core {
         }
     }
 
-    /// An instruction of the Memento extension: `work` is told when it issues and says when it is done. Its operand is in
-    /// `operand`, its result in `result`. `in_software`: what it takes is the mean of cycles that passed at commit while
-    /// software did the same, so that much passes again, at commit and in the front end.
+    /// An instruction of the Memento extension: `work` takes the cycle of its issue and returns that of its completion. Its
+    /// operand is in `operand`, its result in `result`. `in_software`: it takes the mean of the cycles that passed at commit
+    /// while software did the same, so that much passes again, at commit and in the front end.
     pub fn unit_operation(
         &mut self,
         owner: Owner,
@@ -237,7 +237,7 @@ impl Core {
         }
     }
 
-    /// It does nothing before `until`, and for nobody: how many cycles that are.
+    /// The core sleeps until `until`, and no owner is charged: how many cycles that are.
     pub fn sleep(&mut self, until: u64) -> u64 {
         let passed = until.saturating_sub(self.commit);
         if passed > 0 {
@@ -270,7 +270,7 @@ impl Core {
             }
             behind.hierarchy.purpose = Purpose::Code;
             let (done, _) = behind.hierarchy.access(Level::L1i, line, false, false, self.fetch);
-            // A hit is part of the pipeline's depth; what is longer is a bubble.
+            // A hit is part of the pipeline's depth; a longer access is a bubble.
             if done > self.fetch + self.l1i_cycles {
                 self.redirect(done - self.l1i_cycles, Cause::InstructionCache);
                 self.fetch_line = line;
@@ -288,7 +288,7 @@ impl Core {
         self.fetched += 1;
     }
 
-    /// Fetch goes on at `cycle`, and not earlier because of `cause`.
+    /// Fetch continues at `cycle`, and not earlier because of `cause`.
     fn redirect(&mut self, cycle: u64, cause: Cause) {
         if cycle > self.fetch {
             self.fetch = cycle;
@@ -298,7 +298,7 @@ impl Core {
         self.fetch_line = u64::MAX;
     }
 
-    /// The cycle of dispatch, and what determined it: fetch, or what a store before waits for whose slot is needed.
+    /// The cycle of dispatch, and its cause: fetch, or the wait of an earlier store whose slot is needed.
     #[inline(always)]
     fn dispatch(&mut self, memory: bool, serial: bool) -> (u64, Cause) {
         let by_fetch = self.fetch + self.frontend;
@@ -363,13 +363,13 @@ impl Core {
         self.rob_next = if self.rob_next + 1 == self.rob.len() { 0 } else { self.rob_next + 1 };
     }
 
-    /// The block's last instruction was executed and the program went on at `target`.
+    /// The block's last instruction was executed and the program continued at `target`.
     #[inline(always)]
     pub fn control(&mut self, block: &Block, predictor: &mut Predictor, target: u64) {
         let offset = block.operations.last().map_or(0, |operation| operation.offset);
         match predictor.resolve(block.start + u64::from(offset), block.end, block.ends, target) {
             Outcome::Right if target == block.end => {}
-            // A taken branch ends what is fetched in one cycle.
+            // A taken branch ends a cycle's fetch.
             Outcome::Right => {
                 self.fetched = self.width;
                 self.fetch_line = u64::MAX;

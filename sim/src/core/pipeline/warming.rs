@@ -1,4 +1,4 @@
-//! Between the windows of a sampled run ([`crate::system::sampling`]): instructions change what is found in caches and TLBs, and no more.
+//! Between the windows of a sampled run ([`crate::system::sampling`]): instructions only warm caches and TLBs.
 //! Time passes as on a core that waits for each access before the next, so that none of them finds the memory busy with others.
 
 use super::memory::translate;
@@ -8,7 +8,7 @@ use crate::memory::hierarchy::Level;
 use crate::memory::tlb::PageTables;
 
 impl Core {
-    /// Whether instructions are only to keep things warm from now on; fetch is where time is then.
+    /// Whether instructions only warm from now on; fetch's cycle is the time then.
     pub fn set_warming(&mut self, warming: bool) {
         self.warming = warming;
         if warming {
@@ -41,7 +41,7 @@ impl Core {
         self.warmed_until(at);
     }
 
-    /// Time has come so far.
+    /// Time advances to `at`.
     pub(super) fn warmed_until(&mut self, at: u64) {
         self.fetch = self.fetch.max(at);
         self.commit = self.commit.max(self.fetch);

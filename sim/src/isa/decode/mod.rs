@@ -15,7 +15,7 @@ pub struct BlockDecoder {
     operations: Vec<Operation>,
 }
 
-/// The mark's number, if these are the bytes of one: `nopl imm32(%rax,%rax,1)`, whose upper half is 0x4d4d.
+/// The mark's number, if these are the bytes of a mark: `nopl imm32(%rax,%rax,1)` with 0x4d4d in imm32's upper half.
 pub fn mark(bytes: &[u8]) -> Option<u16> {
     match bytes {
         [0x0f, 0x1f, 0x84, 0x00, low, high, 0x4d, 0x4d] => Some(u16::from_le_bytes([*low, *high])),
@@ -131,7 +131,7 @@ fn memory_of(
             _ => continue,
         };
         operation.flags |= if load { LOAD } else { 0 } | if store { STORE } else { 0 };
-        // What large helpers of the emulator do is not relied upon.
+        // The emulator's large helpers may access memory in another way: their accesses are not relied upon.
         let plain = !instruction.is_string_instruction()
             && !matches!(memory.memory_size(), MemorySize::Unknown)
             && !matches!(instruction.flow_control(), FlowControl::Interrupt | FlowControl::Exception)

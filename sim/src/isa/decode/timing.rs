@@ -1,4 +1,4 @@
-//! What an instruction costs: its unit, its latency, and whether others wait for it.
+//! An instruction's cost: its unit, its latency, and whether others wait for it.
 //!
 //! Latencies are those of a current x86 core, rounded; the paper does not give them.
 
@@ -42,7 +42,7 @@ pub fn is_serial(instruction: &Instruction) -> bool {
         )
 }
 
-/// Privileged, and yet nothing waits for it: access to user memory and interrupts on and off, and reading a control
+/// Privileged, but no other instruction waits for it: access to user memory and interrupts on and off, and reading a control
 /// register. A fault's handler is full of these.
 pub fn is_quick(instruction: &Instruction) -> bool {
     match instruction.mnemonic() {
@@ -52,7 +52,7 @@ pub fn is_quick(instruction: &Instruction) -> bool {
     }
 }
 
-/// From register to register, whole: what a core's renaming does without a unit (move elimination).
+/// A copy of a whole register to another: renaming does it without a unit (move elimination).
 pub fn is_renaming(instruction: &Instruction) -> bool {
     let whole = matches!(
         instruction.mnemonic(),
@@ -105,7 +105,7 @@ pub fn is_slow_vector(mnemonic: Mnemonic) -> bool {
     )
 }
 
-/// Of a privileged instruction that lets others pass: stac and clac take about as long on cores of the last ten years.
+/// The latency of a privileged instruction that does not serialise: stac and clac take about as long on cores of the last ten years.
 const QUICK_CYCLES: u8 = 10;
 
 /// The unit and the latency.

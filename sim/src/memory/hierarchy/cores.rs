@@ -1,8 +1,9 @@
-//! What several cores' private caches have to do with one another. A line that one of them has written is in its caches alone;
-//! others may be in several. So a store takes a line out of all others' caches, and a miss takes a written one out of
-//! its owner's: it comes by the LLC, which has it from then on. Who has what is known at the LLC, so nobody is asked in vain.
+//! Coherence of several cores' private caches. A line that a core has written is in its caches alone; other lines may be in
+//! several cores' caches. So a store invalidates the line in all other cores' caches, and a miss takes a written line out of
+//! its owner's: it arrives through the LLC, which has it from then on. The LLC has a directory of which core has which line,
+//! so no snoop is in vain.
 //!
-//! Instructions' caches are not told of stores, as the core's own is not.
+//! Stores do not invalidate lines of instruction caches, neither other cores' nor their own.
 
 use super::{Hierarchy, Level};
 use crate::base::calendar::Calendar;
@@ -16,10 +17,10 @@ pub(super) struct Private {
     units_port: Calendar,
 }
 
-/// What passes between the private caches.
+/// Traffic between the private caches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct SharingCounts {
-    /// Lines that another core's miss took, since they were written, or the LLC did not have them.
+    /// Lines that another core's miss took, because they were written or the LLC did not have them.
     pub lines_taken: u64,
     /// Lines that another core's store took, one or more copies of each.
     pub lines_invalidated: u64,
@@ -49,7 +50,7 @@ impl Hierarchy {
         std::mem::swap(&mut self.units_port, &mut other.units_port);
     }
 
-    /// Whose accesses these are.
+    /// The core that makes the accesses.
     pub fn core(&self) -> usize {
         self.core
     }
@@ -70,12 +71,12 @@ impl Hierarchy {
         if taken.contains(&true) {
             self.supply(line, true, at);
         }
-        // Who has the line asks for no data, and yet goes to the LLC, where it is known who else has it.
+        // A core that has the line needs no data, but must ask the LLC's directory which other cores have it.
         let request = if here == [None, None] { 0 } else { self.llc_cycles };
         at + request + self.snoop_cycles
     }
 
-    /// A line that the core's L2 misses: when the LLC has it, if another core's caches have to give it.
+    /// A line that the core's L2 misses: when the LLC has it, if another core's caches must supply it.
     #[inline(never)]
     pub(super) fn snoop(&mut self, line: Line, at: u64) -> u64 {
         let copies = self.others.iter().flat_map(|other| &other.caches[Level::L1d as usize..]);
@@ -92,7 +93,7 @@ impl Hierarchy {
         at + self.snoop_cycles
     }
 
-    /// A line comes to the LLC out of a core's caches.
+    /// A core's caches supply a line to the LLC.
     fn supply(&mut self, line: Line, is_dirty: bool, at: u64) {
         if is_dirty {
             self.write_back(Level::Llc, line, at);

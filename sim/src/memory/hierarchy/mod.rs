@@ -10,7 +10,7 @@ use crate::memory::cache::{Cache, CacheCounts, Line};
 use crate::memory::dram::{Dram, DramCounts};
 use cores::{Private, private_caches};
 
-/// Who served an access, from near to far. The first four are also the indices of the caches.
+/// The level that served an access, from near to far. The first four are also the indices of the caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Level {
@@ -49,34 +49,34 @@ pub const PURPOSES: usize = 6;
 /// Their names.
 pub const PURPOSE_NAMES: [&str; PURPOSES] = ["code", "walks", "units", "objects", "program", "kernel"];
 
-/// L1i and L1d, which share L2, LLC and memory. Neither inclusive nor exclusive: a victim goes on only when dirty.
+/// L1i and L1d, which share L2, LLC and memory. Neither inclusive nor exclusive: only dirty victims are written to the next level.
 pub struct Hierarchy {
-    /// The first three are those of the core whose accesses come now.
+    /// The first three are those of the core that makes the accesses now.
     caches: [Cache; 4],
     core: usize,
     others: Vec<Private>,
-    /// What passes between the cores' caches.
+    /// Traffic between the cores' caches.
     pub sharing: SharingCounts,
     llc_cycles: u64,
     dram: Dram,
     /// The HOT's port to the L1d: one access a cycle.
     units_port: Calendar,
-    /// Those that it makes of zeroes are clean.
+    /// Lines that the LLC makes of zeroes are clean.
     clean_lines: bool,
     /// Of a support core, behind which is the LLC: for instructions and for data. A line of data is in its cache or in the
     /// core's own, never in both.
     support: Option<[Cache; 2]>,
     snoop_cycles: u64,
-    /// Lines that the support core took out of the core's caches, and the core out of its.
+    /// Lines that the support core took out of the core's caches, and that the core took out of the support core's.
     pub snoops: [u64; 2],
     /// Lines that were filled with zeroes at the LLC instead of being read (Memento §3.3).
     pub bypasses: u64,
-    /// Of the accesses that come now.
+    /// The purpose of the accesses made now.
     pub purpose: Purpose,
     reads_for: [u64; PURPOSES],
 }
 
-/// All that the memory system counts.
+/// The memory system's counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 #[allow(missing_docs)]
 pub struct MemoryCounts {
@@ -113,7 +113,7 @@ impl Hierarchy {
         }
     }
 
-    /// An access to a line that enters at `level` at cycle `at`: when its data is there, and who had it. `fresh`: the
+    /// An access to a line that enters at `level` at cycle `at`: when its data is there, and which level had it. `fresh`: the
     /// line was never used since it was allocated, so the LLC makes one of zeroes instead of reading DRAM.
     #[inline]
     pub fn access(&mut self, level: Level, line: Line, write: bool, fresh: bool, at: u64) -> (u64, Level) {
@@ -128,7 +128,7 @@ impl Hierarchy {
         self.miss(level, line, write, fresh, there)
     }
 
-    /// When an access of the HOT's that comes at `at` has its port.
+    /// When an access of the HOT that arrives at `at` has its port.
     pub fn unit_start(&mut self, at: u64) -> u64 {
         self.units_port.take_one(at)
     }
@@ -138,7 +138,7 @@ impl Hierarchy {
         let (mshr, from) = self.caches[level as usize].reserve(at);
         let mut dirty = write;
         let (done, served) = match next(level) {
-            // Of zeroes that DRAM has not: dirty from the start, unless it is told otherwise.
+            // Of zeroes that DRAM does not have: dirty from the start, unless configured otherwise.
             Level::Dram if fresh => {
                 self.bypasses += 1;
                 dirty |= !self.clean_lines;
@@ -167,7 +167,7 @@ impl Hierarchy {
         (done, served)
     }
 
-    /// A dirty line arrives from the level before: kept here, whoever has to go for it.
+    /// A dirty line arrives from the level before: kept here, whichever line must be evicted for it.
     fn write_back(&mut self, level: Level, line: Line, at: u64) {
         if level == Level::Dram {
             return self.dram.write(line, at);
@@ -181,8 +181,8 @@ impl Hierarchy {
         }
     }
 
-    /// The support core's access to a line, by its cache of code (L1i) or data: when it is there. What the core's caches
-    /// have of data comes out of them.
+    /// The support core's access to a line, by its cache of code (L1i) or data: when it is there. A line of data is taken
+    /// out of the core's caches.
     pub fn support_access(&mut self, level: Level, line: Line, write: bool, at: u64) -> u64 {
         let Some(caches) = &mut self.support else { return at };
         let cache = &mut caches[level as usize];
@@ -212,7 +212,7 @@ impl Hierarchy {
         done
     }
 
-    /// The core's caches miss a line that the support core may have: when the LLC has it.
+    /// The core's caches miss a line that the support core may have: the cycle at which the LLC has it.
     #[inline]
     fn snoop_support(&mut self, line: Line, at: u64) -> u64 {
         let Some([_, data]) = &mut self.support else { return at };
@@ -239,12 +239,12 @@ impl Hierarchy {
         self.caches[level as usize].holds(line)
     }
 
-    /// Of the support core's caches, if there are any.
+    /// The counters of the support core's caches, if there are any.
     pub fn support_counts(&self) -> Option<[CacheCounts; 2]> {
         self.support.as_ref().map(|caches| [caches[0].counts, caches[1].counts])
     }
 
-    /// What was counted so far.
+    /// The counters so far.
     pub fn counts(&self) -> MemoryCounts {
         let [l1i, l1d, l2] = self.private_counts();
         MemoryCounts {

@@ -1,8 +1,8 @@
 //! Several cores, one after the other: each runs ahead of the others for a turn, as in the bound phases of zsim (Sanchez and
-//! Kozyrakis, ISCA 2013), but that nothing is timed anew behind a turn. Caches and DRAM see a core's accesses up to a turn before or
+//! Kozyrakis, ISCA 2013), but nothing is timed anew after a turn. Caches and DRAM see a core's accesses up to a turn before or
 //! after the others' of the same time.
 //!
-//! Each core has its clock. One that has slept goes on at the time of those that were awake, since one of these has woken
+//! Each core has its clock. One that has slept continues at the time of those that were awake, since one of these has woken
 //! it; while all sleep, no time passes.
 
 use crate::base::cause::{CAUSES, OWNERS, Owner};
@@ -16,7 +16,7 @@ use std::iter::once;
 use std::mem::swap;
 use std::ops::Range;
 
-/// What is one core's alone.
+/// The state of one core alone.
 pub(super) struct OneCore {
     pub number: usize,
     pub core: Core,
@@ -27,7 +27,7 @@ pub(super) struct OneCore {
     pub accesses: Vec<Access>,
     /// The page fault or the system call about memory that the kernel works on.
     pub kernel_work: Owner,
-    /// Who owns user cycles: the program or its allocator.
+    /// The owner of user cycles: the program or its allocator.
     pub user_owner: Owner,
     /// The code of the allocator's function that the program has called, if it is ideal.
     pub free_of_charge: Range<u64>,
@@ -47,7 +47,7 @@ pub(super) struct Share {
     instructions: u64,
 }
 
-/// What a core did in the region.
+/// A core's work in the region.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CoreCounts {
     /// Instructions that it executed.
@@ -56,7 +56,7 @@ pub struct CoreCounts {
     pub asleep_cycles: u64,
 }
 
-/// Whose turn it is, and until when.
+/// The core that has its turn, and until when.
 pub(super) struct Turns {
     cycles: u64,
     until: u64,
@@ -64,7 +64,7 @@ pub(super) struct Turns {
     instructions: u64,
     /// So many since the region's start.
     many: u64,
-    /// Translations that Memento's units make invalid: whose, and of which page.
+    /// Translations that Memento's units make invalid: the core, and the page.
     pub shootdowns: Vec<(usize, u64)>,
 }
 
@@ -106,8 +106,8 @@ impl Machine {
         1 + self.others.len()
     }
 
-    /// Execution enters this block on this core of several. Whether its turn is over: then another should go on. What hardware does
-    /// for it is done in one piece.
+    /// Execution enters this block on this core of several. Whether its turn is over: then another core should continue. Hardware's
+    /// work for it is never split between turns.
     #[inline]
     pub fn enter_on(&mut self, core: usize, number: usize, tables: &impl PageTables) -> bool {
         self.turns.many += u64::from(core != self.own.number);
@@ -121,12 +121,12 @@ impl Machine {
         if self.own.core.now() < self.turns.until || self.is_uncharged() {
             return false;
         }
-        // If no other goes on.
+        // If no other core continues.
         self.turns.until = self.own.core.now() + self.turns.cycles;
         true
     }
 
-    /// What comes is this core's.
+    /// The input from now on is this core's.
     #[inline]
     pub fn switch(&mut self, core: usize) {
         if core != self.own.number {
@@ -143,14 +143,14 @@ impl Machine {
         let Some(other) = self.others.iter_mut().find(|other| other.number == core) else { return };
         swap(&mut self.own, other);
         self.hierarchy.switch(core);
-        self.turns.shootdowns.retain(|(whose, page)| {
-            let is_its = *whose == core;
+        self.turns.shootdowns.retain(|(other, page)| {
+            let is_its = *other == core;
             if is_its {
                 self.own.tlbs.shootdown(*page);
             }
             !is_its
         });
-        // A core whose CR3 nobody has seen runs the kernel, or another thread of the same process.
+        // A core whose CR3 the plugin has not seen runs the kernel, or another thread of the same process.
         if self.own.tlbs.root() == 0 {
             self.own.tlbs.set_root(root);
         }
@@ -158,7 +158,7 @@ impl Machine {
         self.begin_turn();
     }
 
-    /// No core but this one's address space is known any more, since what they executed was not seen.
+    /// The other cores' address spaces are unknown from now on, since the plugin has not seen what they executed.
     pub fn forget_roots(&mut self) {
         for other in &mut self.others {
             other.tlbs.set_root(0);
@@ -176,12 +176,12 @@ impl Machine {
         self.begin_turn();
     }
 
-    /// The clock of that other core that is awake and has come least far.
+    /// The least clock of the other cores that are awake.
     fn least_awake(&self) -> Option<u64> {
         self.others.iter().filter(|other| !other.share.sleeps).map(|other| other.core.now()).min()
     }
 
-    /// The clock of the core that has come farthest.
+    /// The greatest clock of all cores.
     pub(super) fn latest(&self) -> u64 {
         self.all().map(|one| one.core.now()).max().unwrap_or(0)
     }
@@ -213,7 +213,7 @@ impl Machine {
         self.turns.many = 0;
     }
 
-    /// The address space that runs, and on which core: the low bits of a root say nothing.
+    /// The address space that runs, and its core in the root's low bits, which have no other use.
     #[inline]
     pub fn space(&self) -> u64 {
         self.own.tlbs.root() | self.own.number as u64
@@ -224,7 +224,7 @@ impl Machine {
         self.turns.many
     }
 
-    /// What each core did in the region, which is over or paused.
+    /// Each core's work in the region, which is over or paused.
     pub fn core_counts(&self) -> Vec<CoreCounts> {
         let end = self.latest();
         let mut counts = vec![CoreCounts::default(); self.cores()];
@@ -249,7 +249,7 @@ impl Machine {
         sums
     }
 
-    /// What all cores' TLBs and predictors have counted.
+    /// The counters of all cores' TLBs and predictors.
     pub fn private_counts(&self) -> (TlbCounts, BranchCounts) {
         let mut sums: (TlbCounts, BranchCounts) = Default::default();
         for one in self.all() {

@@ -1,4 +1,4 @@
-//! What the machine counts of the program itself.
+//! The machine's counters of the program itself.
 
 /// Of all cores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]

@@ -1,5 +1,5 @@
-//! What the guest tells of itself, by marks and otherwise: Memento's instructions and the sections in which its shim does
-//! their work, malloc and free, the kernel's pages, system calls.
+//! Events of the guest, by marks and otherwise: Memento's instructions and the sections in which its shim does their work,
+//! malloc and free, the kernel's pages, system calls.
 
 use crate::base::cause::Owner;
 use crate::core::extension::{Extension, View};
@@ -87,7 +87,7 @@ impl Machine {
         self.extension.as_ref().is_some_and(|extension| extension.has_region(self.own.tlbs.root()))
     }
 
-    /// The kernel frees a process's page table: the process is gone, and the page allocator takes its pages back. That is the
+    /// The kernel frees a process's page table: the process has exited, and the page allocator takes its pages back. That is the
     /// kernel's work, as it is in the baseline.
     pub fn process_gone(&mut self, root: u64) {
         self.uncharged.retain(|other| other & !0xfff != root);
@@ -98,7 +98,7 @@ impl Machine {
         }
     }
 
-    /// The region's end: the processes' memory goes back to the pool. Where the program has come to its end that is part
+    /// The region's end: the processes' memory goes back to the pool. Where the program has exited that is part
     /// of it, as the kernel's work at an exit is part of the baseline's.
     pub fn end_region(&mut self, is_exit: bool) {
         if let Some(extension) = &mut self.extension {
@@ -110,7 +110,7 @@ impl Machine {
         }
     }
 
-    /// From here until [`Machine::charge_again`], what this address space executes on this core costs nothing.
+    /// From here until [`Machine::charge_again`], this address space's instructions on this core cost nothing.
     pub fn stop_charging(&mut self) {
         if !self.is_uncharged() {
             self.uncharged.push(self.space());
@@ -146,8 +146,8 @@ impl Machine {
         enters
     }
 
-    /// The function that it entered has its code here: an ideal allocator's takes no time, but for what it calls (the
-    /// software that fills an empty list, or empties a long one).
+    /// The function that it entered has its code here: an ideal allocator's code takes no time, but functions that it calls do
+    /// (the software that fills an empty list, or empties a long one).
     pub fn allocator_code(&mut self, code: Range<u64>) {
         if self.ideal_allocator {
             self.own.free_of_charge = code;
@@ -164,14 +164,14 @@ impl Machine {
         self.allocations.freed(self.own.tlbs.root(), object);
     }
 
-    /// It leaves it; malloc with an object's address.
+    /// The program leaves its allocator; malloc with an object's address.
     pub fn leave_allocator(&mut self, owner: Owner, address: u64) {
         if let Some(bytes) = self.allocations.leave(self.space()) {
             self.has_left(owner, address, bytes);
         }
     }
 
-    /// Its outermost call of it has returned.
+    /// The program's outermost call of its allocator has returned.
     pub fn return_from_allocator(&mut self, address: u64) {
         if let (owner, Some(bytes)) = (self.own.user_owner, self.allocations.leave_all(self.space())) {
             self.has_left(owner, address, bytes);

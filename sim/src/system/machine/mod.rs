@@ -1,7 +1,7 @@
 //! The whole machine, and how it is fed: a block is entered, its accesses and marks follow, the next block is entered.
 //!
-//! A block is timed when the next one is entered, because only then it is known how far it came (an instruction that
-//! faults ends it early) and where its branch went.
+//! A block is timed when the next one is entered, because only then it is known how far it was executed (an
+//! instruction that faults ends it early) and where its branch led.
 
 /// The machine as Memento's units see it.
 macro_rules! view {
@@ -37,7 +37,7 @@ pub use counts::ProgramCounts;
 
 /// Cores, their memory, and the blocks they are in.
 pub struct Machine {
-    /// The core whose turn it is.
+    /// The core that has its turn.
     own: OneCore,
     /// The others.
     others: Vec<OneCore>,
@@ -94,7 +94,7 @@ impl Machine {
         &self.blocks[number]
     }
 
-    /// Execution enters this block; so the one before is over.
+    /// Execution enters this block, which ends the one before.
     #[inline]
     pub fn enter(&mut self, number: usize, tables: &impl PageTables) {
         self.finish(Some(self.blocks[number].start), tables);
@@ -107,7 +107,7 @@ impl Machine {
         self.own.accesses.push(access);
     }
 
-    /// Times the current block's instructions before `index`, so that what changes now holds for those from there on.
+    /// Times the current block's instructions before `index`, so that a change now holds for those from there on.
     pub fn split(&mut self, index: usize, tables: &impl PageTables) {
         if let Some((number, from)) = self.own.current
             && from < index
@@ -118,7 +118,7 @@ impl Machine {
         }
     }
 
-    /// Execution stops here for now: times what is left, of all cores.
+    /// Execution stops here for now: times the remaining instructions of all cores.
     pub fn pause(&mut self, tables: &impl PageTables) {
         self.each_core(|machine| {
             machine.finish(None, tables);
@@ -154,7 +154,7 @@ impl Machine {
         self.extension.as_ref()
     }
 
-    /// Where the block begins that is being executed.
+    /// The start of the block that is being executed.
     pub fn current_address(&self) -> Option<u64> {
         self.own.current.map(|(number, _)| self.blocks[number].start)
     }
@@ -164,7 +164,7 @@ impl Machine {
         self.own.tlbs.root()
     }
 
-    /// What the program asked its software allocator for.
+    /// The program's requests to its software allocator.
     pub fn allocations(&self) -> &Allocations {
         &self.allocations
     }
@@ -218,7 +218,7 @@ impl Machine {
         let next_is_kernel = next >> 63 == 1;
         let last = block.operations[last];
         let plausible = match block.ends {
-            // A string instruction goes round.
+            // A string instruction repeats.
             _ if last.flags & REPEAT != 0 && next == block.start + u64::from(last.offset) => return,
             End::Fallthrough => next == block.end,
             End::Conditional(target) => next == target || next == block.end,
@@ -304,7 +304,7 @@ impl Machine {
     }
 
     /// A string instruction's second and later elements: entered as blocks of that one instruction. They count as part
-    /// of the first, and cost what the lines they touch cost: an access a line. True if this was one.
+    /// of the first, and cost an access for each line they touch. True if this was one.
     fn repetition(
         &mut self,
         number: usize,
@@ -345,7 +345,7 @@ impl Machine {
 /// How many of the block's instructions were executed: up to the first that must have touched memory and did not.
 #[inline]
 fn executed(block: &Block, from: usize, accesses: &[Access]) -> usize {
-    // Nearly always: the last that must has, so all before it have.
+    // Nearly always the last such instruction has accessed memory, so all before it have.
     let reached = accesses.last().map_or(from, |access| access.index as usize + 1);
     if block.certain <= reached {
         return block.operations.len();

@@ -1,4 +1,4 @@
-//! Cycles: all that passed or, of a sampled run, what its windows say.
+//! Cycles: all that passed or, for a sampled run, the estimate from its windows.
 
 use crate::base::cause::{CAUSES, OWNERS};
 use crate::system::machine::Machine;
@@ -13,12 +13,12 @@ impl Machine {
         }
     }
 
-    /// The same by owner and cause, of all cores together.
+    /// Cycles by owner and cause, of all cores together.
     pub fn cycle_table(&self) -> [[u64; CAUSES]; OWNERS] {
         self.estimate().map_or_else(|| self.core_cycles(), |estimate| estimate.cycles)
     }
 
-    /// What the windows say, if the run is sampled.
+    /// The estimate from the windows, if the run is sampled.
     pub fn estimate(&self) -> Option<Estimate> {
         Some(self.sampler.as_ref()?.estimate(self.instructions(), &self.own.core.waited))
     }

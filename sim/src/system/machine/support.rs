@@ -1,5 +1,5 @@
-//! Which core executes what, where there is a support core: the allocator's own code is that one's, between the call of malloc
-//! or free and its return. Its kernel's work is the program's core's.
+//! How work is divided on a machine with a support core: that core executes the allocator's own code, between the call of
+//! malloc or free and its return. The program's core executes the kernel's work for the allocator.
 
 use crate::base::cause::Owner;
 use crate::core::support::Support;
@@ -13,13 +13,13 @@ impl Machine {
         self.support.as_ref()
     }
 
-    /// Whether the support core executes what comes.
+    /// Whether the support core executes the next instructions.
     #[inline]
     pub(super) fn is_supported(&self, kernel: bool) -> bool {
         self.support.is_some() && !kernel && self.own.user_owner != Owner::User
     }
 
-    /// The program's core sends what malloc or free was called with.
+    /// The program's core sends the arguments of malloc or free.
     pub(super) fn request(&mut self, owner: Owner, stack: u64) {
         let Some(support) = &mut self.support else { return };
         self.own.core.unit_operation(owner, RDI, TRASH_REGISTER, false, |at| support.request(at, stack));
@@ -27,10 +27,10 @@ impl Machine {
         self.counts.unit_operations += 1;
     }
 
-    /// The allocator has returned. Of malloc the program's core waits for the address, where it needs it.
+    /// The allocator has returned. After malloc the program's core waits for the address, where it needs it.
     pub(super) fn answer(&mut self, owner: Owner) {
         let Some(support) = &mut self.support else { return };
-        // Its return was to be predicted by nobody.
+        // The program's core does not predict its return.
         self.own.predictor.forget_call();
         if owner != Owner::Allocate {
             return support.release();
@@ -41,8 +41,8 @@ impl Machine {
         self.counts.unit_operations += 1;
     }
 
-    /// The kernel is entered: if the allocator has called it, or touched a page that is not there, not before it has got that
-    /// far.
+    /// The kernel is entered: if the allocator has called it, or touched a page that is not there, not before the support core
+    /// has executed that.
     pub(super) fn call_kernel(&mut self) {
         let its = matches!(self.own.kernel_work, Owner::Fault | Owner::MemoryCall);
         if self.own.user_owner != Owner::User

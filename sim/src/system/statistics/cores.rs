@@ -1,4 +1,4 @@
-//! What each core of several did, and what they cost one another.
+//! Each core's work, where there are several, and the traffic between them.
 
 use super::Statistics;
 use crate::system::machine::Machine;
@@ -10,8 +10,8 @@ impl Statistics {
         }
         let sharing = machine.parts().1.sharing;
         let lines = [
-            ("number", machine.cores() as u64, "cores", "whose cycles by cause are added up"),
-            ("turns", machine.turns(), "turns", "that the simulation gave them"),
+            ("number", machine.cores() as u64, "cores", "their cycles by cause are added up"),
+            ("turns", machine.turns(), "turns", "of the simulation"),
             ("lines_taken", sharing.lines_taken, "lines", "that a miss took out of another core's caches"),
             (
                 "lines_invalidated",

@@ -29,7 +29,7 @@ pub struct Statistic {
     pub value: Value,
     /// Its unit in words.
     pub unit: &'static str,
-    /// What it means.
+    /// Its meaning.
     pub about: &'static str,
 }
 
@@ -110,7 +110,7 @@ impl Statistics {
         }
     }
 
-    /// What the machine has counted since the region's start.
+    /// The machine's counters since the region's start.
     pub fn of(machine: &Machine, description: &Description) -> Statistics {
         let mut all = Statistics::default();
         all.of_program(machine, description);
@@ -174,7 +174,7 @@ impl Statistics {
         for cause in 0..CAUSES {
             let sum = (0..OWNERS).map(|owner| cycles[owner][cause]).sum();
             total += sum;
-            self.count(format!("cycles_by_cause.{}", CAUSE_NAMES[cause]), sum, "cycles", "why they passed");
+            self.count(format!("cycles_by_cause.{}", CAUSE_NAMES[cause]), sum, "cycles", "by cause");
         }
         for owner in 0..OWNERS {
             let sum = cycles[owner].iter().sum();
@@ -182,7 +182,7 @@ impl Statistics {
                 format!("cycles_by_owner.{}", OWNER_NAMES[owner]),
                 sum,
                 "cycles",
-                "for whom they passed",
+                "by owner: the code for which they passed",
             );
         }
         for owner in 0..OWNERS {
@@ -191,7 +191,7 @@ impl Statistics {
                     format!("cycles_of.{}.{}", OWNER_NAMES[owner], CAUSE_NAMES[cause]),
                     cycles[owner][cause],
                     "cycles",
-                    "for whom, and why",
+                    "by owner and cause",
                 );
             }
         }
@@ -208,13 +208,13 @@ impl Statistics {
                 "conditional_mispredicted",
                 counts.conditional_mispredicted,
                 "branches",
-                "which went the other way",
+                "which took the other direction",
             ),
             ("indirect", counts.indirect, "branches", "jumps and calls through a register or memory"),
-            ("indirect_mispredicted", counts.indirect_mispredicted, "branches", "which went elsewhere"),
+            ("indirect_mispredicted", counts.indirect_mispredicted, "branches", "which had another target"),
             ("returns", counts.returns, "branches", "returns"),
-            ("returns_mispredicted", counts.returns_mispredicted, "branches", "which went elsewhere"),
-            ("btb_misses", counts.btb_misses, "branches", "taken branches whose target came from decoding"),
+            ("returns_mispredicted", counts.returns_mispredicted, "branches", "which had another target"),
+            ("btb_misses", counts.btb_misses, "branches", "taken branches that missed the BTB"),
         ];
         self.counts("branch.", &lines);
         let wrong =
@@ -243,7 +243,7 @@ impl Statistics {
                 "walk_disagreements",
                 counts.walk_disagreements,
                 "walks",
-                "which ended elsewhere than the access went",
+                "whose address differs from the access's",
             ),
         ];
         self.counts("tlb.", &lines);
@@ -305,7 +305,7 @@ impl Statistics {
         );
     }
 
-    /// Only of programs whose allocator is known.
+    /// Only for programs whose allocator is known.
     fn of_allocations(&mut self, machine: &Machine) {
         let all = machine.allocations();
         if all.allocations == 0 {

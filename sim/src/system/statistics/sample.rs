@@ -1,9 +1,9 @@
-//! What a sampled run says of itself, and what it does not know.
+//! A sampled run's estimate, and the statistics that it does not have.
 
 use super::Statistics;
 use crate::system::machine::Machine;
 
-/// What depends on time, which passes otherwise between the windows.
+/// Statistics that depend on time, which passes differently between the windows.
 const UNKNOWN: [&str; 5] =
     ["dram.read_row_hits", "dram.write_row_hits", "dram.forwards", "dram.refreshes", "dram.read_latency_ns"];
 

@@ -1,4 +1,4 @@
-//! What Memento's units and SpeedMalloc's support core count.
+//! The counters of Memento's units and SpeedMalloc's support core.
 
 use super::Statistics;
 use crate::system::machine::Machine;
