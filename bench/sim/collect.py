@@ -13,7 +13,7 @@ from bench.sim.ratios import compared, faster, pages, part, saved
 from bench.sim.runs import RUNS
 from bench.sim.sensitivity import experiments, layouts, side_by_side, together
 
-# What Memento's gain is made of: Fig. 9's four mechanisms, and what is left.
+# The parts of Memento's gain: Fig. 9's four mechanisms, and the rest.
 PARTS = ("object_alloc", "object_free", "page_management", "bypass", "program", "kernel")
 # AWS Lambda's price (§6.5): by GB and second, in steps of a millisecond and a megabyte; and by request.
 DOLLARS_PER_GB_S, DOLLARS_PER_REQUEST = 0.0000166667, 0.0000002
@@ -71,7 +71,7 @@ def objects(native: dict) -> dict:
 
 
 def management(native: dict) -> dict:
-    """Table 2: who spends the cycles of memory management."""
+    """Table 2: the share of memory management's cycles in user space and in the kernel."""
     user = native["cycles_by_owner.allocate"] + native["cycles_by_owner.free"]
     kernel = native["cycles_by_owner.page_fault"] + native["cycles_by_owner.memory_call"]
     return {
@@ -100,7 +100,7 @@ def memory(native: dict, memento: dict) -> dict:
 
 
 def units(memento: dict) -> dict:
-    """Fig. 12 and 13; of operations that never came there is no rate."""
+    """Fig. 12 and 13; operations that never occurred have no rate."""
     flat = {}
     for operation in ("allocation", "free"):
         if all_of_them := memento[f"memento.{operation}s"]:
@@ -113,9 +113,9 @@ def units(memento: dict) -> dict:
 def breakdown(runs: dict, native: dict, memento: dict) -> dict:
     """Fig. 9: where the cycles are that Memento has not, in percent of the baseline's. They sum to the gain.
 
-    The machine knows for whom each cycle passes, and its allocator's functions in both runs. What is not the
-    allocator's and not the kernel's work on memory is the bypass', as far as the run without it says so, and
-    else the program's own: other caches, TLBs and branches.
+    The machine attributes each cycle to an owner, the allocator among them, in both runs. Of the cycles that
+    are neither the allocator's nor the kernel's work on memory, the bypass has as many as the run without it
+    takes more; the others are the program's own: other caches, TLBs and branches.
     """
     without = runs.get("without-bypass")
     if not without:
@@ -211,14 +211,14 @@ def averages(flat: dict) -> dict:
             found |= {f"{prefix}_percent": mean(values), f"{prefix}.programs": len(values)}
             found |= {f"{prefix}.least_percent": min(values), f"{prefix}.most_percent": max(values)}
             found[f"{prefix}.median_percent"] = median(values)
-        # A program that takes a dozen pages says nothing by its percents: the same of all pages together.
+        # Percentages of a program with a dozen pages mean little: the same of all pages together.
         for one, kinds in {"user_": ["user"], "kernel_": ["kernel"], "": ["user", "kernel"]}.items():
             sums = [
                 sum(flat.get(f"{name}.{side}.{kind}_pages", 0) for name in programs for kind in kinds)
                 for side in ("native", "memento")
             ]
             found[f"average.{group}.{one}pages_saved.total_percent"] = saved(*sums)
-        # Of the mean gain, as the paper has it: one program's own shares say little where it gains little.
+        # Shares of the mean gain, as in the paper: shares of a small gain mean little.
         if whole := found.get(f"average.{group}.gain.all_percent"):
             for one in PARTS:
                 share = part(found[f"average.{group}.gain.{one}_percent"], whole)

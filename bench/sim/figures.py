@@ -71,7 +71,7 @@ def stack(results: dict, series: dict[str, str], title: str, file: str, ylabel: 
         heights = [results[there[name]] if name in there else 0.0 for name, _ in shown]
         from_where = [bottoms[at] if height >= 0 else depths[at] for at, height in enumerate(heights)]
         axes.bar(range(len(shown)), heights, 0.7, bottom=from_where, color=COLOURS[n], label=label)
-        # What is lost hangs below, so that the sum is what is above less what is below.
+        # Losses hang below the axis: the sum is the part above less the part below.
         for at, height in enumerate(heights):
             (bottoms if height >= 0 else depths)[at] += height
     return finish(figure, axes, shown, 0, title, ylabel, file)
@@ -88,7 +88,7 @@ def finish(figure, axes, shown, middle: float, title: str, ylabel: str, file: st
 
 STEPS = (512, 1024, 1536, 2048, 2560, 3072, 3584, 4096)
 WITHIN = (16, 32, 64, 128, 256)
-# By file: how it is drawn, its title, what its axis says, and each series' label and key.
+# By file: the function that draws it, its title, its axis' label, and each series' label and key.
 FIGURES = {
     "sizes": (
         stack,

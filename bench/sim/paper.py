@@ -1,4 +1,4 @@
-"""What Memento's paper has, by the names of our results: percent, averages over functions unless said."""
+"""Memento's paper's numbers, by the names of our results: percent, averages over functions unless noted."""
 
 # Averages over functions (Python, C++, Go), with the section or figure they come from.
 AVERAGES = {

@@ -1,4 +1,4 @@
-"""What two runs are to one another."""
+"""Ratios of two runs."""
 
 
 def saved(before: float, after: float) -> float:

@@ -1,4 +1,4 @@
-"""What runs.toml says: which program is run in which configuration, and what that is."""
+"""The runs of runs.toml: each program's configurations, and each configuration's content."""
 
 import tomllib
 
@@ -10,7 +10,7 @@ IMPORT = "import-"
 
 
 def wanted(configuration: str) -> dict:
-    """What a configuration says; of `layout-3-native`, that of `native` and its layout."""
+    """A configuration's content; for `layout-3-native`, that of `native` and its layout."""
     if configuration.startswith("layout-"):
         _, number, plain = configuration.split("-", 2)
         return wanted(plain) | {"words": ["--layout", number]}
@@ -21,7 +21,7 @@ def wanted(configuration: str) -> dict:
 
 
 def is_fit(one: dict, its: dict) -> bool:
-    """Whether a program takes a configuration, by what both say."""
+    """Whether a configuration fits a program, by the keys of both."""
     return bool(its.get(one.get("only", ""), "only" not in one)) and not its.get(one.get("not", ""), False)
 
 
@@ -42,7 +42,7 @@ def layouts(program: str) -> list[str]:
 
 
 def configurations(program: str) -> list[str]:
-    """All that the program is run in."""
+    """All configurations in which the program is run."""
     its = RUNS["programs"][program]
     names = [name for name, one in RUNS["configurations"].items() if is_fit(one, its)]
     names += [one for runs in experiments(program).values() for one in runs]
@@ -56,7 +56,7 @@ def together() -> list[tuple[str, str]]:
 
 
 def named() -> dict[str, list[tuple[str, str]]]:
-    """What can be asked for by name: each experiment and what it is compared with, the layouts, and so on."""
+    """The sets of runs by name: each experiment with its baseline, the layouts, and so on."""
     plain = ("native", "memento")
     found = {name: [] for name in (*RUNS["experiments"], "layouts", "warm", "imports", "five")}
     for program, its in RUNS["programs"].items():

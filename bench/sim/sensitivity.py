@@ -1,5 +1,5 @@
-"""§6.6, the sensitivity studies: what Memento gains where one thing is another, how far a result moves by
-nothing but where things lie, and several processes on one core."""
+"""§6.6, the sensitivity studies: Memento's gain with one thing changed, how far the layout of addresses alone
+moves a result, and several processes on one core."""
 
 from statistics import mean, stdev
 
@@ -8,8 +8,8 @@ from bench.sim.runs import IMPORT, RUNS
 
 
 def experiments(runs: dict) -> dict:
-    """What Memento gains where one side is another: `plain` is what it gains as both are. Of what is neither
-    side, what it takes more than what it is compared with."""
+    """Memento's gain with one side changed, beside `plain`, the gain with both as they are. An experiment of
+    another allocator has the cost beyond the run that it is compared with."""
     flat = {}
     native, memento = runs.get("native"), runs.get("memento")
     for name, said in RUNS["experiments"].items():
@@ -43,7 +43,7 @@ def experiments(runs: dict) -> dict:
 
 
 def more(before: dict, after: dict) -> dict:
-    """What one run takes more than another."""
+    """How much more one run takes than another."""
     counts = {
         "cycles": (before["cycles"], after["cycles"]),
         "traffic": (before["dram.traffic_bytes"], after["dram.traffic_bytes"]),
@@ -53,7 +53,7 @@ def more(before: dict, after: dict) -> dict:
 
 
 def side_by_side(runs: dict) -> dict:
-    """All allocators beside the baseline's: what each takes more, in software and in hardware."""
+    """All allocators beside the baseline's: how much more each takes, in software and in hardware."""
     native = runs.get("native")
     others = ("mayfly", "mallacc", "memento", "speedmalloc")
     return {
@@ -65,7 +65,7 @@ def side_by_side(runs: dict) -> dict:
 
 
 def layouts(runs: dict) -> dict:
-    """The speed-up in layouts that differ by nothing but where things lie."""
+    """The speed-up in layouts that differ in addresses only."""
     pairs = [
         [runs.get(f"layout-{number}-{one}") for one in RUNS["layouts"]["configurations"]]
         for number in RUNS["layouts"]["numbers"]
@@ -86,7 +86,7 @@ def layouts(runs: dict) -> dict:
 
 
 def together(turns: dict) -> dict:
-    """§6.6, several processes on one core: what Memento gains, and what its flushes take."""
+    """§6.6, several processes on one core: Memento's gain, and the cost of its flushes."""
     flat, gains = {}, []
     for pick, runs in turns.items():
         native, memento = runs.get("native", {}), runs.get("memento", {})

@@ -1,6 +1,6 @@
 """One run of the graph: `mayfly sim` with a program of runs.toml in one of its configurations.
 
-A run that fails does not stop the others: it leaves its one line of complaint, which the tables show.
+A run that fails does not stop the others: it leaves its error of one line, which the tables show.
 """
 
 import json
@@ -20,7 +20,7 @@ MAYFLY = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release/ma
 
 
 def region(said: dict, its: dict) -> str:
-    """What counts: a store's steady state, else a function's first call where it says which that is."""
+    """The measured region: a store's steady state, else a function's first call where it marks that."""
     if its.get("steady"):
         return "warm"
     return said.get("region", "first" if its.get("warm") else "process")
@@ -46,7 +46,7 @@ def together(number: int, allocator: str) -> list[str]:
 
 
 def command(program: str, configuration: str) -> list[str]:
-    """What `mayfly sim` is told."""
+    """The arguments of `mayfly sim`."""
     said, its = wanted(configuration), RUNS["programs"].get(program, {})
     name, arguments = its.get("program", program), its.get("arguments", [])
     words = ["--allocator", said["allocator"], "--memory", "1536MiB"]
@@ -59,7 +59,7 @@ def command(program: str, configuration: str) -> list[str]:
     if program.startswith("together-"):
         last = together(int(program.removeprefix("together-")), said["allocator"])
     elif "python" in said or "build" in said:
-        # Another CPython of sim/shim/cpython, or build of a Go program: it says by itself what counts.
+        # Another CPython of sim/shim/cpython, or build of a Go program: the program itself marks the region.
         language = "cpython" if "python" in said else "go"
         everywhere = LISTED["environment"]["all"]["native"] | LISTED["environment"][language]["native"]
         environment += [f"{key}={value}" for key, value in everywhere.items()]
@@ -82,8 +82,8 @@ def commit() -> str:
 
 
 def run(words: list[str], folder: Path | None = None, where: Path | None = None) -> dict:
-    """What `mayfly sim` counts and keeps in a folder, and what the program wrote. `where`: the folder of a
-    program that no image has."""
+    """The statistics of `mayfly sim`, which it also keeps in a folder, and the program's output. `where`: the
+    folder of a program that is in no image."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = folder or Path(scratch)
         command = [str(MAYFLY), "sim", "--json", "--out", str(folder), *words]

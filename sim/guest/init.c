@@ -4,8 +4,8 @@
  * measured region. What the command writes goes to a file in memory, and to the console only afterwards: a serial
  * port is slow, and its driver's work is not the program's.
  *
- * With MAYFLY_REGION=first or warm in its environment the program says itself from when on it is timed and counted; with
- * import it says where what is counted ends.
+ * With MAYFLY_REGION=first or warm in its environment the program itself marks from when on it is timed and counted; with
+ * import it marks the end of the counted part.
  *
  * opt/mayfly/command: the words, each ended by a zero byte. opt/mayfly/environment: NAME=VALUE, likewise.
  * opt/mayfly/program and opt/mayfly/name: a file that becomes /sim/bin/NAME. Lines for the launcher begin with "@sim ". */
@@ -104,8 +104,8 @@ static void take_program(void) {
     free(program);
 }
 
-/* Functions of the kernel whose calls the simulator looks at: where they are. The last one gives back the page table of a process
- * that is gone. */
+/* Functions of the kernel whose calls the simulator observes, with their addresses. The last one frees the page table of a process
+ * that has exited. */
 static const char *const functions[] = {"__alloc_pages_noprof", "alloc_pages_bulk_noprof", "pgd_free"};
 enum { FUNCTIONS = sizeof functions / sizeof *functions };
 static unsigned long addresses[FUNCTIONS];
@@ -122,7 +122,7 @@ static void find_functions(void) {
     if (symbols) fclose(symbols);
 }
 
-/* Whether there is such a program, and where: execvp would tell only after the region has begun. */
+/* Whether there is such a program, and where: execvp would report it only after the region has begun. */
 static int find(const char *name, char *path, size_t size) {
     if (strchr(name, '/')) {
         snprintf(path, size, "%s", name);
@@ -205,7 +205,7 @@ int main(void) {
     struct timespec idle = {IDLE_SECONDS, 0};
     while (nanosleep(&idle, &idle) && errno == EINTR) {}
     say("@sim snapshot\n");
-    outb(1, PANIC); /* QEMU pauses here, and goes on from here in every run */
+    outb(1, PANIC); /* QEMU pauses here, and continues from here in every run */
 
     clearenv();
     setenv("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin:/sim/bin", 1);

@@ -19,9 +19,9 @@
 #include "marks.h"
 
 struct arena {
-    uint64_t address; /* its own: tells an arena from unused memory */
+    uint64_t address; /* its own: distinguishes an arena from unused memory */
     uint64_t bitmap[OBJECTS / 64];
-    uint64_t bypass_counter; /* the simulator's business */
+    uint64_t bypass_counter; /* used by the simulator alone */
     struct arena *prev, *next;
 };
 _Static_assert(sizeof(struct arena) == HEADER_BYTES, "a header is a line");
@@ -41,8 +41,8 @@ static struct {
 
 static int eager_loading, one_lock_for_all, whole_pages;
 
-/* The guest's kernel is asked for much memory at once, and gets much at once: each call takes simulation time, and takes or
- * leaves pages that the kernel would next give to others, warm or cold as no hardware page allocator would have left them. */
+/* Memory is mapped and returned to the guest's kernel in large pieces: each call takes simulation time, and takes or leaves
+ * pages that the kernel would next hand to others, warm or cold as no hardware page allocator would have left them. */
 enum { AHEAD_BYTES = 16 * PAGE_BYTES, RETURNED_BYTES = 2048 * PAGE_BYTES };
 
 int arenas_hold(unsigned lane) {
@@ -121,8 +121,8 @@ static int is_empty(const struct arena *arena, unsigned class) {
     return (arena->bitmap[0] | arena->bitmap[1] | arena->bitmap[2]) == 0 && arena->bitmap[3] == absent_bits(class);
 }
 
-/* All of an arena's pages are there before the program sees it: what its page faults would cost is the page allocator's to
- * say, in simulated time. */
+/* All of an arena's pages are there before the program sees it: the page allocator charges their cost, in
+ * simulated time. */
 static int populate(struct class *class, uint64_t start, uint64_t end, uint64_t limit) {
     if (end <= class->populated) return 1;
     uint64_t from = class->populated > start ? class->populated : start;

@@ -14,7 +14,7 @@ int arenas_open(int eager, int one_lock, int whole_pages);
 /* After a fork: pages that the child shares are copied now, and not, by page faults, when this process writes to them. */
 void arenas_unshare(void);
 
-/* Gives the region's memory back; what is still read there is zero. */
+/* Returns the region's memory to the kernel; reads of it return zeroes. */
 void arenas_close(void);
 
 /* Holds a lane's lock for an operation on it and for the mark that closes the operation, so that the simulator sees the
@@ -28,7 +28,7 @@ void *arenas_allocate(unsigned lane, unsigned class);
 /* Under the lock of the object's lane: obj-free of an address in the region. */
 enum outcome arenas_free(void *object);
 
-/* Whose arena an address is in. */
+/* The lane whose arena an address is in. */
 unsigned arenas_lane(const void *object);
 
 /* Around fork: all locks, in order. */

@@ -1,4 +1,4 @@
-/* The state behind the two instructions, and what a simulator does not charge of them.
+/* The state behind the two instructions, and the part of them that a simulator does not charge.
  *
  * Threads: each has a lane of its own, so that only its own core allocates there (§4); the 32nd and later share the
  * last. Fork: the child has a copy of the arenas and no region of its own, so it allocates in software until it runs
@@ -76,9 +76,9 @@ static void open_hardware(void) {
     hardware_state = OPEN;
 }
 
-/* The process ends: what its kernel would do to free the arenas' pages is not charged, since the page allocator does that
- * (§3.2). A handler that is registered before the program starts runs after all others, and what is left in streams
- * has been written by then. Other threads may still read their objects. */
+/* The process ends: its kernel's work to free the arenas' pages is not charged, since the page allocator does that
+ * (§3.2). A handler that is registered before the program starts runs after all others, and streams have been
+ * flushed by then. Other threads may still read their objects. */
 static void close_hardware(int status, void *ignored) {
     (void)status, (void)ignored;
     if (hardware_state != OPEN || !__libc_single_threaded) return;
@@ -205,7 +205,7 @@ static enum outcome free_batched(unsigned own, void **object) {
     return batches[own].many < BATCH_OBJECTS ? DONE : empty_batch(own, object);
 }
 
-/* What the closing mark has to say beside the address: the lane, and whether the lock of the object's is held. A child's
+/* The closing mark's operand beside the address: the lane, and whether the lock of the object's lane is held. A child's
  * copy of its parent's objects stays. */
 unsigned hardware_do_free(void *object) {
     if (hardware_state != OPEN) return NOTHING;

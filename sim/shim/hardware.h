@@ -1,5 +1,5 @@
-/* obj-alloc and obj-free as a program executes them. What the software does around an instruction is a comparison and a
- * branch (§4); the rest is what the simulator does not charge: it begins right behind the comparison, and ends with the
+/* obj-alloc and obj-free as a program executes them. The software around an instruction is a comparison and a
+ * branch (§4); the simulator does not charge the rest: it begins right behind the comparison, and ends with the
  * operation's closing mark. */
 #ifndef MEMENTO_HARDWARE_H
 #define MEMENTO_HARDWARE_H

@@ -1,4 +1,4 @@
-/* Where things lie in the Memento region: what sim/memento/src/layout.rs says, in C. sim/shim/tests/run compares the two
+/* Where things lie in the Memento region: sim/memento/src/layout.rs in C. sim/shim/tests/run compares the two
  * by replaying what this library did through the model. */
 #ifndef MEMENTO_LAYOUT_H
 #define MEMENTO_LAYOUT_H

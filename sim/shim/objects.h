@@ -1,5 +1,5 @@
-/* malloc and free on Memento's instructions, to be compiled into whoever has that name in a program: malloc itself, C++'s
- * operators. So a caller gets to the instruction by one call, as the paper has it: "the simulator replaces calls" (§5). */
+/* malloc and free on Memento's instructions, to be compiled into each function of that name in a program: malloc itself,
+ * C++'s operators. So a caller gets to the instruction by one call, as the paper has it: "the simulator replaces calls" (§5). */
 #ifndef MEMENTO_OBJECTS_H
 #define MEMENTO_OBJECTS_H
 

@@ -43,7 +43,7 @@ static void *out_of_memory(size_t alignment, size_t size) {
         (void)nothrow;                                                                                                \
         return memalign(alignment, size ? size : 1);                                                                  \
     }
-/* Whatever else a delete is told (size, alignment, nothrow), free finds out by itself. */
+/* free needs none of a delete's other arguments (size, alignment, nothrow). */
 #define DELETE(name)                                                                                                  \
     void name(void *object) { object_free(object); }
 

@@ -1,4 +1,4 @@
-//! Two cores: whose caches have which line, when each has its turn, and what their clocks say.
+//! Two cores: which core's caches have a line, when each core has its turn, and their clocks.
 
 mod common;
 use common::*;
@@ -68,7 +68,7 @@ fn a_line_that_the_llc_has_lost_comes_from_the_core_that_has_it() {
     assert!(!hierarchy.holds(Level::Llc, LINE));
     assert_eq!(access(&mut hierarchy, 1, false, 9000), 40 + 20);
     assert_eq!(hierarchy.sharing.lines_taken, 1);
-    assert_eq!(access(&mut hierarchy, 0, false, 9500), 2, "it keeps its own, which nobody has written");
+    assert_eq!(access(&mut hierarchy, 0, false, 9500), 2, "it keeps its own, which no core has written");
 }
 
 /// A machine, and a block of each core that loads and stores at an address of its own and adds for a while.
@@ -186,7 +186,7 @@ fn no_turn_ends_in_an_uncharged_section() {
     assert!(pair.step(0, 0x9000), "turns of no cycles end at once");
     pair.bench.machine.stop_charging();
     assert!(!pair.step(0, 0x9000));
-    // The thread that began it has come to another core.
+    // The thread that began it runs on another core now.
     pair.bench.machine.switch(1);
     pair.bench.machine.charge_again();
     assert!(pair.step(0, 0x9000));
@@ -201,7 +201,7 @@ fn a_thread_frees_an_object_of_another_cores_hot() {
         u64::from_str_radix(line.rsplit("units' 0x").next().unwrap(), 16).unwrap()
     };
     let its = object(&mut bench.machine, 0);
-    // The other core runs the same process, and nobody has seen it load CR3.
+    // The other core runs the same process, and the plugin has not seen it load CR3.
     bench.machine.switch(1);
     let own = object(&mut bench.machine, 1);
     assert_ne!(its, own);

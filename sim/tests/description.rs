@@ -1,4 +1,4 @@
-//! Machine descriptions: every number can be overridden, and what cannot be built is refused with one line.
+//! Machine descriptions: every number can be overridden, and impossible machines are refused with one line.
 
 use sim::Description;
 
@@ -45,7 +45,7 @@ fn every_number_can_be_overridden() {
     let machine = Description::load("memento", &["memento.bypass=false".to_owned()]).unwrap();
     assert!(!machine.memento.as_ref().unwrap().bypass);
     let text = toml::to_string(&machine).unwrap();
-    assert_eq!(Description::parse(&text, &[]).unwrap(), machine, "what is written is read again");
+    assert_eq!(Description::parse(&text, &[]).unwrap(), machine, "a written description is read again");
 }
 
 #[test]

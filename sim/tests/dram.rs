@@ -7,7 +7,7 @@ use sim::Description;
 use sim::memory::dram::Dram;
 use sim_oracle::Request;
 
-/// What a memory made of a stream.
+/// A memory's result for a stream.
 #[derive(Debug)]
 struct Outcome {
     read_clocks: f64,
@@ -39,7 +39,7 @@ fn dramsim3(requests: &[Request]) -> Outcome {
 
 const REQUESTS: usize = 20_000;
 
-/// Requests with random gaps of `gap` clocks on average to the lines that `line` says; one in `writes` is a write.
+/// Requests with random gaps of `gap` clocks on average to the lines that `line` returns; one in `writes` is a write.
 fn stream(gap: u64, writes: u64, mut line: impl FnMut(usize, &mut Random) -> u64) -> Vec<Request> {
     let mut random = Random(gap);
     let mut at = 100;

@@ -1,5 +1,5 @@
-//! Memento's units in the machine: what an operation costs, what a line costs that was never used, and that a shim which
-//! is wrong is found out.
+//! Memento's units in the machine: the cost of an operation and of a line that was never used, and the report of a shim
+//! whose addresses are wrong.
 
 mod common;
 use common::*;
@@ -44,7 +44,7 @@ fn an_operation_takes_two_cycles_and_a_chain_of_them_adds_up() {
 
 #[test]
 fn an_operation_in_software_takes_its_time_at_commit() {
-    // A free's result is nobody's operand: as an instruction it would hide behind others, as software it did not.
+    // No instruction uses a free's result: as an instruction it would hide behind others, as software it did not.
     let mut bench = bench(&["memento.object_free=false", "memento.software_free_cycles=40"]);
     let first = shim_allocate(&mut bench, 64);
     bench.machine.free(first, 0, false).unwrap();
@@ -109,7 +109,7 @@ fn new_lines_are_not_read_from_memory() {
         with < 0.15 * lines && bypasses > 0.85 * lines,
         "with it hardly any: {with} read, {bypasses} instantiated"
     );
-    // What is left are the units' own: headers and page tables.
+    // The rest are the units' own: headers and page tables.
     assert!(none < 0.2 * lines && none < bypasses / 5.0, "{none}");
 }
 
@@ -177,7 +177,7 @@ fn a_section_ends_with_its_own_processs_mark() {
     let address = shim_allocate(&mut bench, 64);
     bench.machine.set_root(Identity::ROOT);
     bench.machine.start_region();
-    // The shim goes on: what it writes into its arena is not the program's.
+    // The shim continues: its writes into its arena are not the program's.
     for page in 0..4 {
         bench.enter(body);
         bench.store(0, address + page * 4096);

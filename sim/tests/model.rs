@@ -1,5 +1,5 @@
-//! What the model's parts promise one by one: a line that is on its way, who is the least recently used, what is written
-//! back, what a walk and a flush cost, and whom cycles are put down to.
+//! The promises of the model's parts, one by one: a line in flight, the least recently used line, write-backs, the cost of a
+//! walk and of a flush, and the cause and owner of cycles.
 
 mod common;
 use common::*;
@@ -65,7 +65,7 @@ fn a_line_that_a_store_hits_is_written_back() {
 fn a_line_that_the_llc_has_made_is_in_dram_once_all_caches_have_dropped_it() {
     let description = table3();
     let mut hierarchy = Hierarchy::new(&description);
-    // Loads alone: nobody has written to the new line, and DRAM has never seen it.
+    // Loads alone: no store has written to the new line, and DRAM has never seen it.
     hierarchy.access(Level::L1d, 0, false, true, 0);
     assert_eq!((hierarchy.counts().llc_bypasses, hierarchy.counts().dram.reads), (1, 0));
     let sets = description.llc.sets as u64;
@@ -193,7 +193,7 @@ fn returns_pop_the_addresses_that_calls_push() {
     assert_eq!(right.count(), 32);
 }
 
-/// A block of these instructions, entered so often; what each access is.
+/// A block of these instructions, entered so often, with its accesses.
 fn repeat(
     turns: u64,
     write: impl Fn(&mut CodeAssembler) -> Assembled,
@@ -329,7 +329,7 @@ fn copies_between_registers_are_renamed() {
 
 #[test]
 fn opening_user_memory_to_the_kernel_stops_nothing() {
-    // stac, clac: ten cycles each, and what comes after does not wait.
+    // stac, clac: ten cycles each, and later instructions do not wait.
     let mut bench = Bench::new(&[]);
     let body = bench.add(block(KERNEL, |a| {
         for _ in 0..16 {
@@ -431,7 +431,7 @@ fn an_ideal_allocator_takes_no_time_but_its_callees_do() {
     assert!(plain > 9_000.0 && loads == 21_000.0, "two loads a cycle: {plain} cycles, {loads} loads");
     let (ideal, loads, [returns, wrong]) = cycles_and_reads(true, false);
     assert_eq!((ideal, loads, returns), (0.0, 0.0, 1000.0));
-    assert!(wrong < 5.0, "its return goes where it was called from: {wrong}");
+    assert!(wrong < 5.0, "its returns are predicted: {wrong}");
     let (filled, ..) = cycles_and_reads(true, true);
     assert!(filled > 55_000.0, "a chain of 20 multiplications a call: {filled} cycles");
 }

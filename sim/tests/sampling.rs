@@ -1,4 +1,4 @@
-//! Sampling: a run of which windows are timed alone, beside the same run timed as a whole.
+//! Sampling: a run of which only windows are timed, beside the same run timed as a whole.
 
 mod common;
 use common::*;
@@ -15,7 +15,7 @@ fn bench(machine: &str, period: Option<u64>) -> Bench {
     Bench { tables: Identity { large: false }, ..bench }
 }
 
-/// A program of phases: a loop in the L1d, one that misses all caches, and one whose branches nobody can predict. Each
+/// A program of phases: a loop in the L1d, one that misses all caches, and one whose branches are unpredictable. Each
 /// phase is longer than a period, and together they touch 4 MiB.
 fn run(bench: &mut Bench) {
     let head = bench.add(block(CODE, |a| {
@@ -61,7 +61,7 @@ fn the_estimate_is_near_the_whole_run_and_within_its_interval() {
     // The phases differ tenfold, which the interval has to tell: it is of samples at random, and these lie evenly.
     assert_near(estimate, right, 0.02, "cycles");
     let error = 100.0 * (estimate / right - 1.0).abs();
-    assert!(error < interval && interval < 25.0, "{error}% wrong, said to be within {interval}%");
+    assert!(error < interval && interval < 25.0, "{error}% wrong, estimated to be within {interval}%");
     for owner in ["user", "kernel"] {
         let name = format!("cycles_by_owner.{owner}");
         assert_near(sampled.statistic(&name), whole.statistic(&name), 0.02, &name);
@@ -90,11 +90,11 @@ fn events_between_the_windows_are_those_of_the_whole_run() {
     for name in exact {
         assert_eq!(sampled.statistic(name), whole.statistic(name), "{name}");
     }
-    // A load that the queue of stores answers does not ask the L1d, which changes who was used last.
+    // A load that the store queue answers does not look into the L1d, which changes the order of use.
     for name in ["l1d.misses", "l2.misses", "llc.misses", "dram.reads", "dram.writes"] {
         assert_near(sampled.statistic(name), whole.statistic(name), 0.01, name);
     }
-    // What depends on time is not known of the time between them.
+    // Statistics that depend on time are unknown between windows.
     for name in
         ["tlb.walk_cycles", "dram.read_latency_ns", "dram.read_row_hits", "l1d.mshr_wait_cycles", "l2.merges"]
     {
@@ -102,7 +102,7 @@ fn events_between_the_windows_are_those_of_the_whole_run() {
     }
 }
 
-/// Objects that live for a thousand allocations, each used; what the units did.
+/// Objects that live for a thousand allocations, each used; the units' counters.
 fn allocate(period: Option<u64>) -> Bench {
     let mut bench = bench("memento", period);
     bench.machine.set_region(REGION_START, (REGION_START + REGION_BYTES) | 1).unwrap();

@@ -1,4 +1,4 @@
-//! SpeedMalloc's support core: whose time an allocation takes, and whose caches have which line.
+//! SpeedMalloc's support core: the cores' time for an allocation, and which core's caches have a line.
 
 mod common;
 
@@ -73,7 +73,7 @@ fn uses_it(assembler: &mut CodeAssembler) -> Assembled {
     assembler.imul_2(rdi, rax)
 }
 
-/// It has 200 multiplications of its own to do, one a cycle, and nothing to do with malloc.
+/// It has 200 multiplications of its own to do, one a cycle, independent of malloc.
 fn is_busy(assembler: &mut CodeAssembler) -> Assembled {
     (0..200).try_for_each(|_| assembler.imul_3(r10, rsi, 3))
 }
@@ -106,7 +106,7 @@ fn a_free_passes_beside_the_program() {
         "those of calls"
     );
     let wrong = program.bench.statistic("branch.returns_mispredicted");
-    assert_eq!(wrong, 0.0, "returns that the support core executes are nobody's to predict");
+    assert_eq!(wrong, 0.0, "no core predicts returns that the support core executes");
 }
 
 #[test]

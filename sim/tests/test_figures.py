@@ -1,4 +1,4 @@
-"""The evaluation's arithmetic, on made-up runs: which there are, and what becomes of them."""
+"""The evaluation's arithmetic, on made-up runs: the list of runs, and their results."""
 
 import pytest
 

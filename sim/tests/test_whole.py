@@ -95,8 +95,8 @@ def test_processes_that_take_turns_have_sections_of_their_own(sim):
     assert (statistics["memento.allocations"], statistics["memento.frees"]) == (both, both)
     # Each hands over at every sixteenth object, and has some in the HOT by then.
     assert statistics["memento.hot_flushes"] >= both / 16 / 2
-    # The shim's own accesses are not the program's, so no page comes before the object on it does; and with
-    # each process its pages go.
+    # The shim's own accesses are not the program's, so no page is allocated before the object on it; and each
+    # process' pages are freed at its exit.
     assert statistics["memento.pages_freed.data"] == statistics["memento.pages_allocated.data"]
 
 
@@ -109,7 +109,7 @@ def stats(done):
 
 def test_two_threads_take_half_as_long_on_two_cores(sim):
     one, two = (stats(sim("--json", "--cores", n, "--", "./threads", "apart", "1000000")) for n in "12")
-    assert two["cycles"] < 0.6 * one["cycles"], "they have nothing to do with one another"
+    assert two["cycles"] < 0.6 * one["cycles"], "the threads are independent"
     assert min(two["cores.0.busy_cycles"], two["cores.1.busy_cycles"]) > 0.4 * one["cycles"]
     assert abs(two["user_instructions"] / one["user_instructions"] - 1) < 0.01
     assert not any(key.startswith("cores.") for key in one)

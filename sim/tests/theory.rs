@@ -102,7 +102,7 @@ fn stream(overrides: &[&str], bytes: u64) -> f64 {
     stream_of(overrides, |line| line % (bytes / 64))
 }
 
-/// The same in another order; what is in caches is not read again before 2^18 lines.
+/// The same in another order; a line is not read again before 2^18 others.
 fn stream_of(overrides: &[&str], order: impl Fn(u64) -> u64) -> f64 {
     let mut bench = Bench::new(overrides);
     let body = bench.add(block(CODE, |a| {
@@ -205,7 +205,7 @@ fn a_load_takes_its_data_from_the_store_before_it() {
     assert_eq!(apart.machine.parts().0.forwards, 0);
 }
 
-/// Cycles a turn and mispredictions a turn of a conditional branch that goes as `taken` says.
+/// Cycles a turn and mispredictions a turn of a conditional branch that is taken where `taken` returns true.
 fn branch(taken: impl Fn(u64) -> bool) -> (f64, f64) {
     let mut bench = Bench::new(&[]);
     let head = bench.add(block(CODE, |a| {
@@ -296,7 +296,7 @@ fn walks_find_the_address_of_the_access() {
     assert_eq!(bench.statistic("tlb.walk_disagreements"), 0.0);
     // Upper levels come from the walk cache: little more than one entry is read.
     assert!(bench.statistic("tlb.walk_reads") / bench.statistic("tlb.walks") < 1.2);
-    // Another address space knows nothing of this one's pages; an access elsewhere than the table says is noticed.
+    // Another address space has none of this one's translations; an access elsewhere than the table maps is counted.
     bench.machine.set_root(common::Identity::ROOT);
     let body = bench.add(block(CODE, |a| a.mov(rax, qword_ptr(rbx))));
     bench.machine.start_region();

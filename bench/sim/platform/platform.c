@@ -1,11 +1,11 @@
-// OpenFaaS on this machine, and who asks it (§5): platform up|deploy|invoke [TIMES]
+// OpenFaaS on this machine, and its client (§5): platform up|deploy|invoke [TIMES]
 //
 //   up      the platform's start, until its gateway answers that it and its provider are healthy
 //   deploy  registers functions, TIMES of them
 //   invoke  requests to a function that is deployed
 //
-// Of the last two half as many requests come before, so that what is measured is a platform that has been warmed up (§5). This
-// program allocates nothing: what is measured are the gateway and the provider, which are in it as files.
+// Before the last two, the client sends half as many requests, so that the measured platform is warm (§5). This program
+// allocates nothing: the gateway and the provider are measured, which are in it as files.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -56,7 +56,7 @@ static void start(const char *name, const char *program, const char *end) {
     int file = memfd_create(name, 0);
     for (ssize_t wrote; program < end; program += wrote)
         if ((wrote = write(file, program, (size_t)(end - program))) <= 0) fail(name);
-    // What they log is nobody's output here.
+    // Their logs are discarded.
     if (!freopen("/dev/null", "w", stdout) || !freopen("/dev/null", "w", stderr)) _exit(1);
     static char *const environment[] = {"GOGC=off", "GOMAXPROCS=1", "GODEBUG=gcstoptheworld=1", "HOME=/tmp", "port=" PROVIDER_PORT,
                                         "functions_provider_url=http://127.0.0.1:" PROVIDER_PORT "/", NULL};

@@ -1,11 +1,11 @@
-// Silo's own benchmarks as a program that says what is measured: silo ycsb|tpcc TRANSACTIONS SCALE [own]
+// Silo's own benchmarks as a program that marks its measured part: silo ycsb|tpcc TRANSACTIONS SCALE [own]
 //
 //   ycsb   four reads to one write of 100 bytes, in a table of SCALE thousand rows
 //   tpcc   TPC-C with SCALE warehouses
 //   own    memory from regions of Silo's own (its --numa-memory), of 256 MiB, in place of malloc
 //
-// Its main file is all of it that is not here: that wants the other databases which it can be compared with. One worker, of which
-// the second half of the transactions is the steady state (§5); the clock that begins its epochs is a thread too.
+// This file replaces Silo's main file, which needs the other databases that Silo can be compared with. There is one worker; the
+// second half of its transactions is the steady state (§5). The clock that begins Silo's epochs is a thread too.
 #include "benchmarks/bench.h"
 #include "benchmarks/ndb_wrapper.h"
 #include "benchmarks/ndb_wrapper_impl.h"
@@ -14,7 +14,7 @@
 
 namespace {
 
-// Silo, and who counts the worker's transactions; those that load the tables say nothing of what they are.
+// Silo, with a count of the worker's transactions; those that load the tables are not marked.
 class counted : public ndb_wrapper<transaction_proto2> {
     using silo = ndb_wrapper<transaction_proto2>;
 

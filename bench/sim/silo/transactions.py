@@ -10,8 +10,8 @@ from bench.sim.collect import program
 from bench.sim.ratios import part
 from bench.sim.simulate import commit, run
 
-# Half of each is measured. In each second of the guest's time Silo keeps what it first overwrites, for who
-# reads the last second's state.
+# Half of each is measured. In each second of the guest's time Silo keeps the first overwritten version of a
+# row, for readers of the last second's state.
 BENCHMARKS = {
     "ycsb": ("ycsb", "400000", "30"),
     "tpcc": ("tpcc", "4000", "1"),
@@ -30,7 +30,7 @@ def benchmark(words: tuple[str, ...], side: str, image: str) -> dict:
 
 
 def causes(native: dict, memento: dict) -> dict:
-    """The gain for whom and why, in percent of the baseline's cycles."""
+    """The gain by owner and cause, in percent of the baseline's cycles."""
     flat = {}
     for key in native:
         if key.startswith(("cycles_of.", "cycles_by_owner.")) and native[key] != memento[key]:

@@ -25,7 +25,7 @@ fn cases() -> u32 {
     (operations / OPERATIONS_PER_CASE).max(1) as u32
 }
 
-/// One process as the test sees it: the reference, and what the program knows.
+/// One process as the test sees it: the reference, and the program's state.
 struct Program {
     key: u64,
     reference: Reference,
@@ -146,7 +146,7 @@ impl World {
         }
     }
 
-    /// Frees in units and reference; both must say the same, at once or when the batch is done.
+    /// Frees in units and reference; their results must agree, at once or when the batch is done.
     fn free_address(&mut self, core: usize, process: usize, lane: usize, address: u64, valid: bool) {
         let program = &mut self.programs[process];
         let done = self.units.obj_free(core, lane, address, self.now, &mut self.machine);
@@ -233,7 +233,7 @@ impl World {
         for (core, thread) in other.map(|other| (other, before)).into_iter().chain([(core, next)]) {
             if self.running[core].0 != thread.0 {
                 self.units.context_switch(core, self.programs[thread.0].key, self.now, &mut self.machine);
-                // No TLB in this machine tells processes apart.
+                // No TLB in this machine distinguishes processes.
                 self.machine.tlbs.retain(|(of, _), _| *of != core);
                 self.follow_drains();
             }

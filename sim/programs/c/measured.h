@@ -1,4 +1,4 @@
-// Tells the simulator what to count, as python/measured.py does: by a system call for a process group that nobody has.
+// Marks the region for the simulator, as python/measured.py does: by a system call for a process group that no process has.
 // MAYFLY_REGION is `import`, `first` or `warm`.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE

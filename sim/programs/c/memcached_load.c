@@ -17,7 +17,7 @@ int main(int argc, char **argv) {
     program = "memcached_load";
     char *const command[] = {"memcached", "-s", (char *)socket, "-u", "root", "-t", "1", "-m", "256", NULL};
     pid_t server = start(socket, command);
-    drive_as_told(&(struct protocol){"memcached", put, get}, argc, argv);
+    drive_from_arguments(&(struct protocol){"memcached", put, get}, argc, argv);
     kill(server, SIGTERM);
     end_well(server);
 }

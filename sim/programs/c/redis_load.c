@@ -19,7 +19,7 @@ int main(int argc, char **argv) {
                              "--daemonize", "no", "--loglevel", "warning", "--logfile", "/dev/null", "--jemalloc-bg-thread", "no",
                              "--activedefrag", "no", NULL};
     pid_t server = start(socket, command);
-    drive_as_told(&(struct protocol){"redis", put, get}, argc, argv);
+    drive_from_arguments(&(struct protocol){"redis", put, get}, argc, argv);
     ASK("*2\r\n$8\r\nSHUTDOWN\r\n$6\r\nNOSAVE\r\n");
     exchange();
     end_well(server);

@@ -1,6 +1,6 @@
 // What clients of a key-value store share: half PUT, half GET (§5), every answer checked; the second half of the requests is the
 // steady state. Requests are on their way 32 at a time, as those of 32 clients on other machines would be: the server does
-// not wait for each. The client is static and allocates nothing, so that what is measured is the server.
+// not wait for each. The client is static and allocates nothing, so that the server alone is measured.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <signal.h>
@@ -17,7 +17,7 @@
 
 enum { MOST_KEYS = 1 << 20, LARGEST = 4096, TOGETHER = 32 };
 
-// How a store is asked: each writes a request and the answer that is due, and says their lengths.
+// A store's protocol: each function writes a request and the expected answer, and returns their lengths.
 struct protocol {
     const char *name;
     void (*put)(unsigned key, const char *value, size_t size);
@@ -34,7 +34,7 @@ static void fail(const char *what) {
     exit(1);
 }
 
-// Sends what is asked, and reads as many bytes as are expected.
+// Sends the requests, and reads as many bytes as are expected.
 static void exchange(void) {
     size_t sent = 0, filled = 0;
     while (sent < asked) {
@@ -125,7 +125,7 @@ static void drive(const struct protocol *protocol, int many, unsigned keys) {
     printf("%s: %d requests, %u gets, %u hits\n", protocol->name, many, gets, hits);
 }
 
-static void drive_as_told(const struct protocol *protocol, int argc, char **argv) {
+static void drive_from_arguments(const struct protocol *protocol, int argc, char **argv) {
     drive(protocol, argc > 1 ? atoi(argv[1]) : 10000, argc > 2 ? (unsigned)atoi(argv[2]) : 1000);
 }
 

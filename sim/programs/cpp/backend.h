@@ -1,6 +1,6 @@
 // The services' backends, stubbed at the socket: a child process at the other end of a socket pair that answers requests
-// (each with its length before it, as Thrift frames them), out of fixed tables and without allocating, so that what is
-// measured is the service.
+// (each with its length before it, as Thrift frames them), out of fixed tables and without allocating, so that the
+// service alone is measured.
 #pragma once
 
 #include <cstdint>

@@ -43,7 +43,7 @@ inline std::string answered(TProcessor &processor, std::string &request) {
     return out->getBufferAsString();
 }
 
-// Half of them is the first call, the other half a warm one; `begins` and `ends` are told of every POSTS_OF_A_CALL.
+// Half of them is the first call, the other half a warm one; `begins` and `ends` are called for every POSTS_OF_A_CALL.
 template <typename Begin, typename Serve, typename End>
 void serve_all(uint64_t requests, Begin begins, Serve serve, End ends) {
     warming();

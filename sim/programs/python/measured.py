@@ -1,9 +1,9 @@
-"""Tells the simulator what to count of a function: a call of getpgid with such a number is a mark.
+"""Marks the measured part of a function for the simulator: a call of getpgid with such a number is a mark.
 
-MAYFLY_REGION says which part is wanted: `import` (the process from its start until it has imported what it
+MAYFLY_REGION selects the part: `import` (the process from its start until it has imported what it
 needs), `first` (the first call of its handler, as in a container that is there already, §6.6) or `warm` (a
-later one). Without it nothing is marked: the whole process counts. Nobody else notices, since no process has
-such a number.
+later one). Without it nothing is marked: the whole process counts. The call itself only fails, since no
+process has such a number.
 """
 
 import contextlib

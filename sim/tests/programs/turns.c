@@ -18,7 +18,7 @@ static char *object(long number) {
     return arena(number / OBJECTS) + HEADER_BYTES + number % OBJECTS * (long)object_bytes(CLASS);
 }
 
-/* The other process goes on, until it waits for this one. */
+/* The other process continues, until it waits for this one. */
 static void hand_over(const int pipes[2]) {
     char byte = 0;
     if (write(pipes[1], &byte, 1) != 1 || read(pipes[0], &byte, 1) != 1) _exit(1);

@@ -1,4 +1,4 @@
-/* Works, says by a system call that it is to be timed, works a little, says that it counts from now on, and works again: the
+/* Works, marks by a system call that it is to be timed, works a little, marks that it counts from now on, and works again: the
  * simulator counts the last part only. */
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-//! A machine for tests: fixed latencies, TLBs that keep everything until they are shot down, and a list of what was asked.
+//! A machine for tests: fixed latencies, TLBs that keep everything until they are shot down, and a list of the accesses.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! Each unit's own promises, one test each: latencies, what reaches memory, what is given back.
+//! Each unit's own promises, one test each: latencies, accesses to memory, returned pages.
 
 #[path = "../machine/mod.rs"]
 mod machine;

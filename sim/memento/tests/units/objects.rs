@@ -51,7 +51,7 @@ fn an_untouched_arena_is_mapped_before_the_next_one() {
     let objects = allocate(&mut units, &mut machine, 48, 300);
     assert_eq!(units.statistics().pages_allocated, [2, 4, 1], "the first one's path");
     assert!(units.lookup(0, objects[0]).is_some() && units.lookup(0, objects[299]).is_none());
-    // The second one fills up untouched while the first comes back to the HOT; its free finds its header all the same.
+    // The second one fills up untouched while the first returns to the HOT; its free finds its header all the same.
     units.obj_free(0, 0, objects[3], 0, &mut machine);
     let rest = allocate(&mut units, &mut machine, 48, 212);
     units.obj_free(0, 0, rest[100], 0, &mut machine);
@@ -173,7 +173,7 @@ fn another_cores_free_takes_the_header_out_of_the_owners_hot() {
     assert_eq!((units.statistics().non_local_frees, units.statistics().hot_invalidations), (1, 1));
     // The owner sees the free.
     assert_eq!(allocate(&mut units, &mut machine, 64, 1)[0], objects[299]);
-    // And an arena that was full comes back to its owner's list.
+    // And an arena that was full returns to its owner's list.
     assert_eq!(units.obj_free(1, 1, objects[9], 0, &mut machine).exception, None);
     allocate(&mut units, &mut machine, 64, 212);
     assert_eq!(allocate(&mut units, &mut machine, 64, 1)[0], objects[9]);
@@ -197,7 +197,7 @@ fn batched_frees_wait_for_a_full_buffer_or_a_context_switch() {
     units.obj_free(1, 1, objects[4], 0, &mut machine);
     units.context_switch(1, 0x2000, 0, &mut machine);
     assert_eq!((units.live_objects(), units.statistics().batches), (5, 2));
-    // What is wrong shows when the buffer is emptied, and counts once.
+    // A wrong free is found when the buffer is emptied, and counts once.
     units.context_switch(1, PROCESS, 0, &mut machine);
     let outcomes = [4, 5, 6, 6].map(|index| units.obj_free(1, 1, objects[index], 0, &mut machine).exception);
     assert_eq!(outcomes, [None, None, None, Some(Exception::DoubleFree)]);
@@ -214,7 +214,7 @@ fn new_lines_bypass_memory_once() {
         "the first body line is new, once"
     );
     assert!(units.touch(0, objects[2]));
-    assert!(!units.touch(0, objects[1]), "lines below the counter are not known to be new");
+    assert!(!units.touch(0, objects[1]), "lines below the counter do not count as new");
     // Freed and allocated again, the highest line is new again; a lower one is not.
     for object in [objects[2], objects[0]] {
         units.obj_free(0, 0, object, 0, &mut machine);

@@ -1,4 +1,4 @@
-//! The page allocator: walks, tables, pages and shoot-downs, and what is given back (Memento §3.2).
+//! The page allocator: walks, tables, pages and shoot-downs, and returned pages (Memento §3.2).
 
 use crate::machine::{CONTROLLER_CYCLES, CORE_CYCLES, Plain};
 use crate::{POOL, PROCESS, REGION, allocate, lazy, one_core, touched};
@@ -17,7 +17,7 @@ fn the_page_table_is_built_by_walks() {
     assert_eq!(units.statistics().pages_allocated, [64, 4, 1], "a leaf table and those above it");
     assert_eq!((units.statistics().first_touches, physical % PAGE_BYTES), (0, objects[7] % PAGE_BYTES));
     assert_eq!(units.lookup(0, objects[7]), Some(physical));
-    assert_eq!(units.lookup(0, objects[6]), None, "in the page table is what a walk has asked for");
+    assert_eq!(units.lookup(0, objects[6]), None, "the page table has pages that a walk has requested");
     for &object in &objects {
         touched(&mut units, &mut machine, object);
     }
@@ -191,7 +191,7 @@ fn a_walk_cache_forgets_tables_that_are_freed() {
         units.obj_free(0, 0, object, 0, &mut machine);
     }
     assert_eq!(units.statistics().pages_freed[1], 3, "the root alone is left");
-    // The class's only table with a valid entry went with its first arena, and its page is the next to be taken.
+    // The class's only table with a valid entry was freed with its first arena, and its page is the next to be taken.
     let reused = allocate(&mut units, &mut machine, 512, 600);
     for &object in reused.iter().chain(&objects[256..]) {
         let (physical, _) = units.walk(0, object, 0, &mut machine).unwrap();
@@ -222,7 +222,7 @@ fn a_regions_first_pages_take_the_oss_time() {
     let done = units.set_region(0, PROCESS, REGION, 1000, &mut machine).unwrap();
     let refill = config.refill_cycles + config.refill_pages * config.refill_page_cycles;
     assert_eq!(units.statistics().refill_cycles, refill);
-    assert!(done >= 1000 + refill, "the root's page is the first that the pool is asked for");
+    assert!(done >= 1000 + refill, "the root's page is the first from the pool");
     let exit = units.process_exit(PROCESS, 5000, &mut machine);
     assert!(exit >= 5000 + config.request_cycles);
 }

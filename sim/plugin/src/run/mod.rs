@@ -129,9 +129,7 @@ impl Run {
         if self.machine.cores() > 1 {
             self.turns = Turns::find(self.machine.cores());
             if self.turns.is_none() {
-                self.fail(
-                    "this QEMU cannot end a core's turn early: use one that is built with modules",
-                );
+                self.fail("this QEMU cannot end a core's turn early: use one that is built with modules");
             }
         }
         let all = qemu::registers();

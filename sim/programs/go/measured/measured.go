@@ -1,5 +1,5 @@
-// Package measured tells the simulator what to count, as python/measured.py does: by a system call for a process group that
-// nobody has. MAYFLY_REGION is `import`, `first` or `warm`.
+// Package measured marks the region for the simulator, as python/measured.py does: by a system call for a process group that
+// no process has. MAYFLY_REGION is `import`, `first` or `warm`.
 package measured
 
 import (

@@ -2,7 +2,7 @@
 
 // What the runtime's own packages have in another place in each version of Go.
 
-// Sets a bit of a bitmap, whoever else does so; whether it was set.
+// Sets a bit of a bitmap atomically; whether it was set.
 TEXT ·mementoSetBit<ABIInternal>(SB),NOSPLIT,$0-17
 	LOCK
 	BTSQ	BX, (AX)

@@ -1,4 +1,4 @@
-// The baseline with marks: tells the simulator when Go's runtime allocates and frees (Table 2), and of every object's size and
+// The baseline with marks: the simulator sees when Go's runtime allocates and frees (Table 2), and every object's size and
 // lifetime (Fig. 2, 3). An object is freed when the sweep finds it dead; the sweep of a span is the work of its frees.
 
 package runtime

@@ -23,7 +23,7 @@ const (
 type mementoHeader struct {
 	address    uintptr
 	bitmap     [4]uint64
-	bypass     uint64 // the simulator's business
+	bypass     uint64 // used by the simulator alone
 	prev, next uintptr
 }
 

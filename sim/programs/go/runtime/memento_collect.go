@@ -23,7 +23,7 @@ const (
 // What divides by the pages of a class's arena and by its objects' size in steps: a multiplication and a shift.
 var mementoInverses [mementoClassCount]struct{ pages, steps uintptr }
 
-// Sets a bit, whoever else does so; see bits_amd64.s.
+// Sets a bit atomically; see bits_amd64.s.
 func mementoSetBit(bitmap *[4]uint64, bit uintptr) (was bool)
 
 func mementoOpenNotes() {
@@ -140,7 +140,7 @@ func mementoSweep() {
 }
 
 // A header is memory as any other, so its bitmap can be read (§4, Multi-core Support). It is read before the first free: with
-// its last object the arena goes.
+// its last object the arena is freed.
 func mementoSweepArena(notes *mementoNotes, class, arena uintptr) {
 	dead := mementoArenaAt(arena).bitmap
 	for word := range dead {

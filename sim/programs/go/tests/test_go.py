@@ -1,4 +1,4 @@
-"""The changed Go runtimes, without the simulator: what strains the collector gets the same sums from all."""
+"""The changed Go runtimes, without the simulator: all get the same sums under a strained collector."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ import pytest
 GO = Path(__file__).resolve().parents[1]
 RUNTIMES = ["heap-go", "heap-go-marks", "heap-go-memento", "heap-go-populate"]
 ROUNDS = "30"
-# A freed arena's memory goes for good, so that whoever touches it gets a fault.
+# Instead of returning a freed arena's memory: unmaps it, so that a touch of it faults.
 GIVEN_BACK = "madvise(unsafe.Pointer(arena), mementoArenaBytes(class), dontNeed)"
 GONE = "_ = dontNeed; munmap(unsafe.Pointer(arena), mementoArenaBytes(class))"
 
@@ -49,7 +49,7 @@ def test_all_runtimes_get_the_same_sums(programs, processors):
 
 def test_a_populated_heap_has_its_pages_before_they_are_touched(programs):
     def pages(name: str) -> int:
-        """That a process has when it has hardly begun: what it is told is no number of rounds."""
+        """That a process has when it has hardly begun: its argument is no number of rounds."""
         process = subprocess.Popen([programs / name, "none"], stderr=subprocess.DEVNULL)
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)

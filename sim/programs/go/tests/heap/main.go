@@ -50,7 +50,7 @@ func fail(format string, values ...any) {
 	os.Exit(1)
 }
 
-// New memory is zero, whoever had it before.
+// New memory is zero, even if another process had it before.
 func zero(bytes int) {
 	b := make([]byte, bytes)
 	p := make([]*int, bytes/8+1)
