@@ -1,7 +1,8 @@
 //! The speed of the machine's model, without an emulator: `cargo run --release -p sim --example speed`.
 //!
-//! A made-up program: 2000 blocks of 5 to 8 instructions, which load and store in a working set of the given size and
-//! branch at random a tenth of the time. Prints millions of instructions a second, and the stream's own cost apart.
+//! A made-up program: 2000 blocks of 5 to 8 instructions, which load and store in a working set of the given
+//! size and branch at random a tenth of the time. Prints millions of instructions a second, and the stream's
+//! own cost apart.
 
 use sim::isa::decode::BlockDecoder;
 use sim::memory::tlb::PageTables;

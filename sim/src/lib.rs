@@ -1,9 +1,10 @@
 //! The machine of Memento's Table 3 in software: an out-of-order core, caches, TLBs, a page walker and DDR4.
 //!
-//! It executes nothing. Something else runs the program (QEMU, or a synthetic stream in a test) and reports, block by
-//! block, which instructions were executed and which memory they touched; the machine computes how many cycles that took
-//! and why. One pass in program order, instruction-window-centric: for each instruction the earliest cycle at which it can
-//! be fetched, dispatched, issued, completed and committed, given the resources that earlier ones hold.
+//! It executes nothing. Something else runs the program (QEMU, or a synthetic stream in a test) and reports,
+//! block by block, which instructions were executed and which memory they touched; the machine computes how
+//! many cycles that took and why. One pass in program order, instruction-window-centric: for each instruction
+//! the earliest cycle at which it can be fetched, dispatched, issued, completed and committed, given the
+//! resources that earlier ones hold.
 //!
 //! Layers, from the bottom up; each imports from those before it only (`tests/modules` checks that):
 //!

@@ -1,5 +1,5 @@
-//! The memory model against DRAMsim3, which simulates every command: the same requests at the same clocks must take the
-//! same time on average and hit as many open rows, within 5%.
+//! The memory model against DRAMsim3, which simulates every command: the same requests at the same clocks
+//! must take the same time on average and hit as many open rows, within 5%.
 
 mod common;
 use common::Random;
@@ -39,7 +39,8 @@ fn dramsim3(requests: &[Request]) -> Outcome {
 
 const REQUESTS: usize = 20_000;
 
-/// Requests with random gaps of `gap` clocks on average to the lines that `line` returns; one in `writes` is a write.
+/// Requests with random gaps of `gap` clocks on average to the lines that `line` returns; one in `writes` is
+/// a write.
 fn stream(gap: u64, writes: u64, mut line: impl FnMut(usize, &mut Random) -> u64) -> Vec<Request> {
     let mut random = Random(gap);
     let mut at = 100;

@@ -1,5 +1,5 @@
-//! Memento's units in the machine: the cost of an operation and of a line that was never used, and the report of a shim
-//! whose addresses are wrong.
+//! Memento's units in the machine: the cost of an operation and of a line that was never used, and the report
+//! of a shim whose addresses are wrong.
 
 mod common;
 use common::*;
@@ -44,7 +44,8 @@ fn an_operation_takes_two_cycles_and_a_chain_of_them_adds_up() {
 
 #[test]
 fn an_operation_in_software_takes_its_time_at_commit() {
-    // No instruction uses a free's result: as an instruction it would hide behind others, as software it did not.
+    // No instruction uses a free's result: as an instruction it would hide behind others, as software it did
+    // not.
     let mut bench = bench(&["memento.object_free=false", "memento.software_free_cycles=40"]);
     let first = shim_allocate(&mut bench, 64);
     bench.machine.free(first, 0, false).unwrap();
@@ -140,7 +141,8 @@ fn pages_are_allocated_at_the_first_touch_and_freed_at_the_exit() {
     assert!(bench.statistic("tlb.walks") >= after - before);
     bench.machine.end_region(true);
     assert_eq!(bench.statistic("memento.pages_freed.data"), after);
-    // As they were before the end: 1024 objects in four arenas that are full and one that is loaded eagerly, if it is.
+    // As they were before the end: 1024 objects in four arenas that are full and one that is loaded eagerly,
+    // if it is.
     let empty = bench.statistic("memento.end.inactive_slots_in_use");
     assert_eq!(empty, 0.0);
     let of_all = bench.statistic("memento.end.inactive_slots");

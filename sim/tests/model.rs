@@ -1,5 +1,5 @@
-//! The promises of the model's parts, one by one: a line in flight, the least recently used line, write-backs, the cost of a
-//! walk and of a flush, and the cause and owner of cycles.
+//! The promises of the model's parts, one by one: a line in flight, the least recently used line,
+//! write-backs, the cost of a walk and of a flush, and the cause and owner of cycles.
 
 mod common;
 use common::*;
@@ -251,7 +251,8 @@ fn an_access_across_two_lines_needs_both() {
 
 #[test]
 fn cycles_of_a_load_are_the_tlbs_until_it_is_translated_and_then_the_caches() {
-    // A chase of 1 MiB, of which each step misses the L1 TLB and hits the LLC: 7 cycles are the L2 TLB's, 40 the LLC's.
+    // A chase of 1 MiB, of which each step misses the L1 TLB and hits the LLC: 7 cycles are the L2 TLB's, 40
+    // the LLC's.
     let mut bench = Bench::new(&[]);
     bench.tables.large = false;
     let body = bench.add(block(CODE, |a| {

@@ -15,8 +15,8 @@ fn bench(machine: &str, period: Option<u64>) -> Bench {
     Bench { tables: Identity { large: false }, ..bench }
 }
 
-/// A program of phases: a loop in the L1d, one that misses all caches, and one whose branches are unpredictable. Each
-/// phase is longer than a period, and together they touch 4 MiB.
+/// A program of phases: a loop in the L1d, one that misses all caches, and one whose branches are
+/// unpredictable. Each phase is longer than a period, and together they touch 4 MiB.
 fn run(bench: &mut Bench) {
     let head = bench.add(block(CODE, |a| {
         a.mov(rax, qword_ptr(rbx))?;
@@ -58,7 +58,8 @@ fn the_estimate_is_near_the_whole_run_and_within_its_interval() {
     let interval = sampled.statistic("sample.interval_95_percent");
     assert_eq!(sampled.statistic("instructions"), whole.statistic("instructions"));
     assert!(sampled.statistic("sample.windows") >= 90.0);
-    // The phases differ tenfold, which the interval has to tell: it is of samples at random, and these lie evenly.
+    // The phases differ tenfold, which the interval has to tell: it is of samples at random, and these lie
+    // evenly.
     assert_near(estimate, right, 0.02, "cycles");
     let error = 100.0 * (estimate / right - 1.0).abs();
     assert!(error < interval && interval < 25.0, "{error}% wrong, estimated to be within {interval}%");

@@ -81,7 +81,8 @@ fn each_level_has_its_latency() {
     assert_near(chase(&[], 128 << 10, true).0, 14.0, 0.16, "L2, of which an eighth is in the L1d");
     assert_near(chase(&[], 1 << 20, true).0, 40.0, 0.16, "LLC, of which a quarter is nearer");
     assert_near(chase(&["l1d.latency_cycles=5"], 16 << 10, true).0, 5.0, 0.01, "a slower L1d");
-    // Memory: 40 cycles to miss everywhere, then precharge, activate, read and burst, or less if the row was open.
+    // Memory: 40 cycles to miss everywhere, then precharge, activate, read and burst, or less if the row was
+    // open.
     let (cycles, bench) = chase(&[], 64 << 20, true);
     let clocks = 22.0 + 22.0 + 22.0 + 4.0 + 1.0;
     assert_near(cycles, 40.0 + clocks * 3000.0 / 1600.0, 0.08, "DRAM");
@@ -133,8 +134,9 @@ fn each_level_has_its_bandwidth() {
         0.05,
         "LLC: one line every two cycles",
     );
-    // Memory gives 64 bytes every four of its clocks (25.6 GB/s), less refresh (4.5%), if the lines take turns in all
-    // bank groups. Lines of one row are in one group, which gives half; the window of 64 misses hides part of that.
+    // Memory gives 64 bytes every four of its clocks (25.6 GB/s), less refresh (4.5%), if the lines take
+    // turns in all bank groups. Lines of one row are in one group, which gives half; the window of 64 misses
+    // hides part of that.
     let peak = 1600.0 / 3000.0 / 4.0;
     let many = ["l1d.mshrs=64", "l2.mshrs=64"];
     let all_groups = |line| line / 512 * 512 + line % 4 * 128 + line / 4 % 128;
@@ -259,7 +261,8 @@ fn calls_return_to_where_they_came_from() {
 
 #[test]
 fn tlbs_reach_as_far_as_they_have_entries() {
-    // 64 pages fit the L1 TLB; 1024 the L2; 16384 neither. One line of each page, all in different sets of the caches.
+    // 64 pages fit the L1 TLB; 1024 the L2; 16384 neither. One line of each page, all in different sets of
+    // the caches.
     let walk = |pages: u64, large: bool| {
         let mut bench = Bench::new(&[]);
         bench.tables.large = large;
@@ -296,7 +299,8 @@ fn walks_find_the_address_of_the_access() {
     assert_eq!(bench.statistic("tlb.walk_disagreements"), 0.0);
     // Upper levels come from the walk cache: little more than one entry is read.
     assert!(bench.statistic("tlb.walk_reads") / bench.statistic("tlb.walks") < 1.2);
-    // Another address space has none of this one's translations; an access elsewhere than the table maps is counted.
+    // Another address space has none of this one's translations; an access elsewhere than the table maps is
+    // counted.
     bench.machine.set_root(common::Identity::ROOT);
     let body = bench.add(block(CODE, |a| a.mov(rax, qword_ptr(rbx))));
     bench.machine.start_region();

@@ -1,5 +1,5 @@
-//! The Arena Allocation Cache (§3.2): next to the page allocator, one direct-mapped entry for each core, which holds the
-//! bump pointers of the few size classes that a workload uses.
+//! The Arena Allocation Cache (§3.2): next to the page allocator, one direct-mapped entry for each core,
+//! which holds the bump pointers of the few size classes that a workload uses.
 
 use crate::layout::PAGE_BYTES;
 use crate::statistics::Statistics;
@@ -7,7 +7,8 @@ use crate::statistics::Statistics;
 /// An entry: physical addresses of the pointers it holds, the latest first.
 type Entry = Vec<u64>;
 
-/// The cache. The pointers' values are kept in the threads' blocks; the cache records which of them are on the chip.
+/// The cache. The pointers' values are kept in the threads' blocks; the cache records which of them are on
+/// the chip.
 #[derive(Debug)]
 pub struct ArenaAllocationCache {
     entries: Vec<Entry>,

@@ -1,6 +1,6 @@
-//! Arenas (§3.1, Fig. 5a): a header of one line, and 256 objects of one size. Headers live in memory, at the start of the
-//! arena's first page; the HOT holds copies. Arenas of a class are linked in two lists, available and full, by physical
-//! addresses (0: none). The arena in the HOT is in neither.
+//! Arenas (§3.1, Fig. 5a): a header of one line, and 256 objects of one size. Headers live in memory, at the
+//! start of the arena's first page; the HOT holds copies. Arenas of a class are linked in two lists,
+//! available and full, by physical addresses (0: none). The arena in the HOT is in neither.
 
 use crate::layout::{HEADER_BYTES, LINE_BYTES, OBJECTS, PAGE_BYTES, object_bytes};
 
@@ -14,13 +14,15 @@ pub struct Header {
     pub address: u64,
     /// One bit for each object: set while it is allocated.
     pub bitmap: [u64; OBJECTS / 64],
-    /// Lines after this one, the header being line 0, have not been accessed since their objects were new (§3.3).
+    /// Lines after this one, the header being line 0, have not been accessed since their objects were new
+    /// (§3.3).
     pub bypass_counter: u16,
     /// The arena before this one in its list.
     pub prev: u64,
     /// The arena after this one in its list.
     pub next: u64,
-    /// How many of the last objects have no room: their bits are always set. Known by the class, and in no header.
+    /// How many of the last objects have no room: their bits are always set. Known by the class, and in no
+    /// header.
     pub absent: u8,
 }
 
@@ -133,7 +135,8 @@ impl Headers {
         &mut self.headers[slot]
     }
 
-    /// Puts an arena at the head of a list; returns the arena that was the head, whose header changed as well.
+    /// Puts an arena at the head of a list; returns the arena that was the head, whose header changed as
+    /// well.
     pub fn push(&mut self, head: &mut u64, physical: u64) -> Option<u64> {
         let next = *head;
         let header = self.at(physical);

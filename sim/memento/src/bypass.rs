@@ -1,19 +1,22 @@
-//! Main memory bypass (§3.3): the bypass counter of an arena in the HOT marks the lines that no object of it has used yet. Such
-//! a line, when it misses every cache, is instantiated with zeros in the LLC and not read from DRAM.
+//! Main memory bypass (§3.3): the bypass counter of an arena in the HOT marks the lines that no object of it
+//! has used yet. Such a line, when it misses every cache, is instantiated with zeros in the LLC and not read
+//! from DRAM.
 //!
-//! Left open by the paper, taken here: lines are counted from the arena's header, line 0, so that the very first body
-//! line can bypass; the last line of a 512-byte class's arena has number 2048, which 11 bits do not hold, and never
-//! bypasses. A free lowers the counter over the freed object's lines only where no other live object shares the line:
-//! zeros would overwrite it. Accesses reach the counter only while the arena is in the HOT, so an arena that leaves it
-//! has its counter raised to its last live object: allocated objects may have been written meanwhile. Another core's first
-//! access to a line is a coherence request, which the HOT that holds the arena sees: it raises the counter, and the access
-//! does not bypass. Without that, zeros could overwrite what a thread wrote to an object that it received.
+//! Left open by the paper, taken here: lines are counted from the arena's header, line 0, so that the very
+//! first body line can bypass; the last line of a 512-byte class's arena has number 2048, which 11 bits do
+//! not hold, and never bypasses. A free lowers the counter over the freed object's lines only where no other
+//! live object shares the line: zeros would overwrite it. Accesses reach the counter only while the arena is
+//! in the HOT, so an arena that leaves it has its counter raised to its last live object: allocated objects
+//! may have been written meanwhile. Another core's first access to a line is a coherence request, which the
+//! HOT that holds the arena sees: it raises the counter, and the access does not bypass. Without that, zeros
+//! could overwrite what a thread wrote to an object that it received.
 
 use crate::arena::{BYPASS_COUNTER_MAX, Header, lines_of};
 use crate::hot::Hot;
 use crate::layout::{LINE_BYTES, REGION_BYTES, arena_bytes, lane_and_class};
 
-/// Notes an access to `address` in a core's HOT, if that holds the arena; whether it does, and whether the line is new.
+/// Notes an access to `address` in a core's HOT, if that holds the arena; whether it does, and whether the
+/// line is new.
 #[inline]
 pub fn touch(hot: &mut Hot, region_start: u64, address: u64) -> (bool, bool) {
     let offset = address.wrapping_sub(region_start);
@@ -47,7 +50,8 @@ pub fn freed(header: &mut Header, class: usize, index: usize) {
     }
 }
 
-/// Whether a live object other than `index` has bytes in `line`. Its neighbours on a line are next to it in the arena.
+/// Whether a live object other than `index` has bytes in `line`. Its neighbours on a line are next to it in
+/// the arena.
 fn is_shared(header: &Header, class: usize, index: usize, line: u64) -> bool {
     let on_line = |other: usize| {
         let (first, last) = lines_of(class, other);

@@ -1,5 +1,6 @@
 //! Checks of the units' contents against their counters, and of the lists' and tables' own rules. Slow: it
-//! looks at every arena and every page. The machine runs it at the end of a run, the tests after each few operations.
+//! looks at every arena and every page. The machine runs it at the end of a run, the tests after each few
+//! operations.
 
 use std::collections::BTreeMap;
 
@@ -107,7 +108,8 @@ impl Units {
         )
     }
 
-    /// Every arena is in its class's HOT entry, in the available or in the full list, as its bitmap requires; links agree.
+    /// Every arena is in its class's HOT entry, in the available or in the full list, as its bitmap requires;
+    /// links agree.
     fn check_arenas(&self, number: usize, process: &Process) -> Result<(), String> {
         let arenas = self.arenas_of(number);
         for (&address, (_, header)) in &arenas {

@@ -12,7 +12,8 @@ pub enum NonLocalFree {
     Batch,
 }
 
-/// Parameters of the Memento units; the defaults are the paper's; where it names none, the field gives the reason.
+/// Parameters of the Memento units; the defaults are the paper's; where it names none, the field gives the
+/// reason.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
@@ -30,18 +31,18 @@ pub struct Config {
     pub background_free_misses: bool,
     /// How many of them may be on their way at a time; the next free waits for the first to be done.
     pub background_frees: usize,
-    /// Walks' entries are fetched by the page allocator (§3.2), and no cache on the way to it has them; off: through the
-    /// core's caches, as those of an ordinary page table.
+    /// Walks' entries are fetched by the page allocator (§3.2), and no cache on the way to it has them; off:
+    /// through the core's caches, as those of an ordinary page table.
     pub walks_by_page_allocator: bool,
-    /// A page is cleared when the pool hands it out. The paper does not do this: software expects nothing of a new object
-    /// (§3.3). But an object that is first read after its arena has left the HOT is read from DRAM, and that may hold
-    /// another process's data.
+    /// A page is cleared when the pool hands it out. The paper does not do this: software expects nothing of
+    /// a new object (§3.3). But an object that is first read after its arena has left the HOT is read from
+    /// DRAM, and that may hold another process's data.
     pub clear_pages: bool,
-    /// Lines that the LLC makes are clean, as if DRAM had their zeroes: one that is evicted before it is written would be read
-    /// with other contents.
+    /// Lines that the LLC makes are clean, as if DRAM had their zeroes: one that is evicted before it is
+    /// written would be read with other contents.
     pub clean_lines: bool,
-    /// An arena is as many whole pages as its 256 objects are: the header has the place of the last ones. Off: it comes before
-    /// them (§3.1, Fig. 5a), and their last bytes take a page more.
+    /// An arena is as many whole pages as its 256 objects are: the header has the place of the last ones.
+    /// Off: it comes before them (§3.1, Fig. 5a), and their last bytes take a page more.
     pub whole_pages: bool,
     /// All 64 classes get an arena when a thread first allocates (§3.1); off: each at its first use.
     pub initialise_all_classes: bool,
@@ -56,8 +57,8 @@ pub struct Config {
     pub aac_cycles: u64,
     /// Entries of the AAC, one for each core (Table 3).
     pub aac_entries: usize,
-    /// Pointers in an entry of the AAC, for "a small number of size classes" (§3.2): with 7 of them CACTI's area and
-    /// power come closest to the paper's (`bench/sim/cost/run`).
+    /// Pointers in an entry of the AAC, for "a small number of size classes" (§3.2): with 7 of them CACTI's
+    /// area and power come closest to the paper's (`bench/sim/cost/run`).
     pub aac_pointers: usize,
     /// A message from a core to the page allocator and back, without its work: as far as the LLC (Table 3).
     pub request_cycles: u64,

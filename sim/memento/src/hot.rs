@@ -1,6 +1,6 @@
-//! The Hardware Object Table (§3.1, Fig. 5b): one per core, 64 entries, found by size class without a search. An entry
-//! caches the header of the arena that its class allocates from, with that arena's physical address and the heads of
-//! the class's two lists.
+//! The Hardware Object Table (§3.1, Fig. 5b): one per core, 64 entries, found by size class without a search.
+//! An entry caches the header of the arena that its class allocates from, with that arena's physical address
+//! and the heads of the class's two lists.
 
 use crate::arena::Header;
 use crate::layout::CLASSES;

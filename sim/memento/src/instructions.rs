@@ -1,5 +1,5 @@
-//! The two instructions (§3.1, Fig. 6): obj-alloc and obj-free as a core executes them, with frees of another thread's
-//! objects (§4).
+//! The two instructions (§3.1, Fig. 6): obj-alloc and obj-free as a core executes them, with frees of another
+//! thread's objects (§4).
 
 use crate::config::NonLocalFree;
 use crate::hot::Owner;
@@ -181,7 +181,8 @@ impl Units {
         result
     }
 
-    /// The software handler executes a thread's batch of non-local frees (§4); the first of its exceptions is returned.
+    /// The software handler executes a thread's batch of non-local frees (§4); the first of its exceptions is
+    /// returned.
     pub fn drain<M: Machine>(&mut self, core: usize, lane: usize, at: u64, machine: &mut M) -> Done {
         let mut done = Done { at, address: 0, exception: None };
         let Some(number) = self.registers[core] else { return done };

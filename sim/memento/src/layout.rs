@@ -1,12 +1,13 @@
-//! Where things lie in a process's Memento region (§3.1, §3.2). Class, lane, arena and object follow from an address by
-//! shifts and by divisions through constants. `sim/shim/layout.h` has the same in C; a test compares the two.
+//! Where things lie in a process's Memento region (§3.1, §3.2). Class, lane, arena and object follow from an
+//! address by shifts and by divisions through constants. `sim/shim/layout.h` has the same in C; a test
+//! compares the two.
 //!
-//! Left open by the paper, taken here: each thread has a *lane* of its own, a range that the hardware knows (§4), with a
-//! range for each class in it; those are wide enough (16 MiB) for the bump pointers of a function, which never hand an address
-//! out twice, and no wider, so that one table below the root's maps the leaf tables of all classes; where a class's
-//! addresses are used up, software allocates; a class's arenas begin some pages into its range, at
-//! another distance than its neighbours', or the classes' first pages would all fall into one set of the TLBs; an arena's header is
-//! one cache line, followed by the objects.
+//! Left open by the paper, taken here: each thread has a *lane* of its own, a range that the hardware knows
+//! (§4), with a range for each class in it; those are wide enough (16 MiB) for the bump pointers of a
+//! function, which never hand an address out twice, and no wider, so that one table below the root's maps the
+//! leaf tables of all classes; where a class's addresses are used up, software allocates; a class's arenas
+//! begin some pages into its range, at another distance than its neighbours', or the classes' first pages
+//! would all fall into one set of the TLBs; an arena's header is one cache line, followed by the objects.
 
 use crate::{Exception, Result};
 
@@ -47,8 +48,8 @@ pub const fn arena_bytes(class: usize) -> u64 {
     (HEADER_BYTES + OBJECTS as u64 * object_bytes(class)).next_multiple_of(PAGE_BYTES)
 }
 
-/// How many of an arena's last objects have no room. All have, unless an arena is to be as many whole pages as its objects
-/// are: then the header replaces the last ones, whose few bytes would take a page more.
+/// How many of an arena's last objects have no room. All have, unless an arena is to be as many whole pages
+/// as its objects are: then the header replaces the last ones, whose few bytes would take a page more.
 #[inline]
 pub const fn absent_objects(class: usize, whole_pages: bool) -> usize {
     let bytes = object_bytes(class);

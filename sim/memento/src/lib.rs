@@ -1,9 +1,10 @@
-//! Memento's hardware (Wang et al., MICRO 2023) as a model that a simulated machine calls: an object allocator next to each
-//! core with its Hardware Object Table, a page allocator at the memory controller, and the main memory bypass.
-//! Section numbers in this crate are the paper's. Every unit is a file of its own; [`Units`] puts them together.
+//! Memento's hardware (Wang et al., MICRO 2023) as a model that a simulated machine calls: an object
+//! allocator next to each core with its Hardware Object Table, a page allocator at the memory controller, and
+//! the main memory bypass. Section numbers in this crate are the paper's. Every unit is a file of its own;
+//! [`Units`] puts them together.
 //!
-//! The model keeps headers, lists, page tables and pool as the hardware does, so its addresses, hits, misses and pages are
-//! exact. Time is what the [`Machine`] returns for accesses, plus the latencies in [`Config`].
+//! The model keeps headers, lists, page tables and pool as the hardware does, so its addresses, hits, misses
+//! and pages are exact. Time is what the [`Machine`] returns for accesses, plus the latencies in [`Config`].
 
 mod aac;
 pub mod arena;

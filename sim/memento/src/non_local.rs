@@ -1,9 +1,10 @@
-//! Frees of objects that another thread allocated (§4). In hardware: BusRdX makes the header exclusive, the HOT entry that
-//! holds it is written back and supplied, and the bit is cleared as in a regular free. With software's help: such frees
-//! wait in a buffer of the thread; when it is full, or at a context switch, a handler executes them all.
+//! Frees of objects that another thread allocated (§4). In hardware: BusRdX makes the header exclusive, the
+//! HOT entry that holds it is written back and supplied, and the bit is cleared as in a regular free. With
+//! software's help: such frees wait in a buffer of the thread; when it is full, or at a context switch, a
+//! handler executes them all.
 //!
-//! Left open by the paper, taken here: an arena that changes lists changes its owner's lists; if the owner's HOT has
-//! their heads, that entry is invalidated in the same way.
+//! Left open by the paper, taken here: an arena that changes lists changes its owner's lists; if the owner's
+//! HOT has their heads, that entry is invalidated in the same way.
 
 use crate::layout::Location;
 use crate::machine::{Access, Machine, Port};
@@ -69,7 +70,8 @@ impl ObjectAllocator {
         }
     }
 
-    /// Another HOT's entry for the class is written back and invalidated; if `physical` is given, only if it holds that arena.
+    /// Another HOT's entry for the class is written back and invalidated; if `physical` is given, only if it
+    /// holds that arena.
     fn invalidate<M: Machine>(
         &mut self,
         caller: &mut Caller,

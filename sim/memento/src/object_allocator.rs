@@ -1,9 +1,10 @@
-//! The hardware object allocator (§3.1, Fig. 6): obj-alloc and obj-free on the HOT's entries, and the arena lists.
+//! The hardware object allocator (§3.1, Fig. 6): obj-alloc and obj-free on the HOT's entries, and the arena
+//! lists.
 //!
-//! Left open by the paper, taken here: the lowest free object is allocated; an arena that becomes empty is returned to the
-//! page allocator unless the HOT holds it; otherwise a program that allocates and frees one object would take and return an
-//! arena each time; eager loading replaces the entry as soon as its last object is taken, and the next operation on
-//! the class waits if the new header is not there yet.
+//! Left open by the paper, taken here: the lowest free object is allocated; an arena that becomes empty is
+//! returned to the page allocator unless the HOT holds it; otherwise a program that allocates and frees one
+//! object would take and return an arena each time; eager loading replaces the entry as soon as its last
+//! object is taken, and the next operation on the class waits if the new header is not there yet.
 
 use crate::arena::{Header, Headers};
 use crate::hot::{Entry, Hot, Owner};
@@ -69,7 +70,8 @@ impl ObjectAllocator {
         Ok(())
     }
 
-    /// An arena from the page allocator into the entry; its header is set there and reaches memory when it is written back.
+    /// An arena from the page allocator into the entry; its header is set there and reaches memory when it is
+    /// written back.
     fn new_arena<M: Machine>(&mut self, caller: &mut Caller, class: usize, work: &mut Work<M>) -> Result {
         let (address, physical) = caller.pages.new_arena(caller.process, caller.owner.lane, class, work)?;
         let header = Header::new(address, absent_objects(class, work.config.whole_pages));
@@ -119,8 +121,8 @@ impl ObjectAllocator {
         }
     }
 
-    /// Replaces a full arena by the head of the available list or, if that is empty, by a new arena; the full one becomes
-    /// the head of the full list.
+    /// Replaces a full arena by the head of the available list or, if that is empty, by a new arena; the full
+    /// one becomes the head of the full list.
     fn replace<M: Machine>(&mut self, caller: &mut Caller, class: usize, work: &mut Work<M>) -> Result {
         let core = work.core;
         let Entry { physical: old, available, .. } = *self.entry(core, class);
@@ -245,7 +247,8 @@ impl ObjectAllocator {
         Ok(Outcome::Miss)
     }
 
-    /// A free that missed gets its place among those in the background, or waits for the first of them to be done.
+    /// A free that missed gets its place among those in the background, or waits for the first of them to be
+    /// done.
     fn admit<M: Machine>(&mut self, work: &mut Work<M>) {
         let waiting = &mut self.background[work.core];
         waiting.retain(|&done| done > work.at);
@@ -258,7 +261,8 @@ impl ObjectAllocator {
         waiting.retain(|&done| done > first);
     }
 
-    /// Clears the bit of an object whose arena no HOT holds; whether the arena was full, and whether it is empty now.
+    /// Clears the bit of an object whose arena no HOT holds; whether the arena was full, and whether it is
+    /// empty now.
     pub fn clear_in_memory<M: Machine>(
         &mut self,
         physical: u64,

@@ -1,13 +1,14 @@
-//! The hardware page allocator at the memory controller (§3.2): hands out arenas' virtual addresses by bump pointers, one
-//! for each class and thread, cached in the AAC; keeps a pool of physical pages, which the OS refills; builds the Memento
-//! page table as walks request it; takes pages and tables back with the arena.
+//! The hardware page allocator at the memory controller (§3.2): hands out arenas' virtual addresses by bump
+//! pointers, one for each class and thread, cached in the AAC; keeps a pool of physical pages, which the OS
+//! refills; builds the Memento page table as walks request it; takes pages and tables back with the arena.
 //!
-//! Left open by the paper, taken here: a walk reads valid entries through the caches, as any walk, and only an invalid
-//! one needs the page allocator (a message and its work); the pool is last in, first out, so that a page that was freed
-//! is used again while the caches still hold it; the OS refills the pool when it is empty, and the operation that found
-//! it empty waits; refilled pages are not cleared, since new lines are instantiated with zeros (§3.3); the page behind a new
-//! arena's header is noted beside the class's bump pointer, and is entered into the page table as all others are, by the first
-//! walk that requests it: "the page allocator constructs the Memento page table on page walk requests".
+//! Left open by the paper, taken here: a walk reads valid entries through the caches, as any walk, and only
+//! an invalid one needs the page allocator (a message and its work); the pool is last in, first out, so that
+//! a page that was freed is used again while the caches still hold it; the OS refills the pool when it is
+//! empty, and the operation that found it empty waits; refilled pages are not cleared, since new lines are
+//! instantiated with zeros (§3.3); the page behind a new arena's header is noted beside the class's bump
+//! pointer, and is entered into the page table as all others are, by the first walk that requests it: "the
+//! page allocator constructs the Memento page table on page walk requests".
 
 use crate::aac::ArenaAllocationCache;
 use crate::config::Config;
@@ -116,8 +117,8 @@ impl PageAllocator {
         Ok(())
     }
 
-    /// A new arena for the object allocator: its address by the bump pointer, its first page at once, the others when they
-    /// are touched. Returns its virtual and physical address.
+    /// A new arena for the object allocator: its address by the bump pointer, its first page at once, the
+    /// others when they are touched. Returns its virtual and physical address.
     pub fn new_arena(
         &mut self,
         process: &mut Process,
@@ -150,8 +151,8 @@ impl PageAllocator {
         Ok((arena, physical))
     }
 
-    /// The first page of a class's latest arena, if no walk has requested it: it is entered into the table, with the tables that
-    /// it needs, since the next arena's takes its place.
+    /// The first page of a class's latest arena, if no walk has requested it: it is entered into the table,
+    /// with the tables that it needs, since the next arena's takes its place.
     fn map_waiting(
         &mut self,
         process: &mut Process,
@@ -187,7 +188,8 @@ impl PageAllocator {
         Ok(next)
     }
 
-    /// A page for an invalid leaf entry: the one that an arena was handed out with, or else one from the pool.
+    /// A page for an invalid leaf entry: the one that an arena was handed out with, or else one from the
+    /// pool.
     fn back(
         &mut self,
         process: &mut Process,
@@ -215,7 +217,8 @@ impl PageAllocator {
         work.access(Port::Controller, Access::Write, entry_address(table, 0, address));
     }
 
-    /// The physical address of an address whose page is there, whether the page table has it or it waits for a walk.
+    /// The physical address of an address whose page is there, whether the page table has it or it waits for
+    /// a walk.
     pub fn lookup(&self, process: &Process, address: u64) -> Option<u64> {
         let waiting = || {
             let (lane, class) = process.waiting(address)?;
@@ -224,8 +227,8 @@ impl PageAllocator {
         self.tables.lookup(process.root, address).or_else(waiting)
     }
 
-    /// A page walk that the MMU marked as Memento's: from MPTR, through entries that may have to be made first. Without
-    /// the page allocator (Fig. 9), the kernel's fault path takes its time for that instead.
+    /// A page walk that the MMU marked as Memento's: from MPTR, through entries that may have to be made
+    /// first. Without the page allocator (Fig. 9), the kernel's fault path takes its time for that instead.
     pub fn walk(
         &mut self,
         process: &mut Process,
@@ -268,8 +271,8 @@ impl PageAllocator {
         Ok(table + address % PAGE_BYTES)
     }
 
-    /// Takes back an arena's pages, and the tables that become empty; cores that have walked this process's table drop
-    /// the pages from their TLBs.
+    /// Takes back an arena's pages, and the tables that become empty; cores that have walked this process's
+    /// table drop the pages from their TLBs.
     pub fn free_arena(&mut self, process: &Process, arena: u64, class: usize, work: &mut Work<impl Machine>) {
         work.at += work.config.request_cycles;
         let mut last_line = None;
@@ -314,7 +317,8 @@ impl PageAllocator {
         }
     }
 
-    /// A process has exited: all its pages are returned to the pool at once (§2.2: batch-freed when the function exits).
+    /// A process has exited: all its pages are returned to the pool at once (§2.2: batch-freed when the
+    /// function exits).
     pub fn release(&mut self, process: &Process, work: &mut Work<impl Machine>) {
         let (mut data, tables) = self.tables.pages_below(process.root, 3);
         let waiting = process.lanes.iter().flatten().flat_map(|lane| lane.waiting);

@@ -1,6 +1,6 @@
-//! The Memento page table (§3.2): four levels as on x86-64, rooted at MPTR instead of CR3. The page allocator builds it
-//! when walks meet invalid entries, maps every page readable, writable and not executable, and frees a table with its
-//! last valid entry.
+//! The Memento page table (§3.2): four levels as on x86-64, rooted at MPTR instead of CR3. The page allocator
+//! builds it when walks meet invalid entries, maps every page readable, writable and not executable, and
+//! frees a table with its last valid entry.
 
 use std::cell::Cell;
 
@@ -21,7 +21,8 @@ struct Table {
 pub struct PageTables {
     first_page: u64,
     tables: Vec<Option<Box<Table>>>,
-    /// The latest translations, so that asking again for a page costs no walk through the model's own structures.
+    /// The latest translations, so that asking again for a page costs no walk through the model's own
+    /// structures.
     recent: [Cell<(u64, u64, u64)>; RECENT],
 }
 

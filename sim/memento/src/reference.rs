@@ -1,5 +1,6 @@
-//! The arenas as one would write them down to explain them: vectors and sets, no HOT, no physical memory, no time. The
-//! units, and the shim in the guest, must agree with it to the address on any sequence of operations.
+//! The arenas as one would write them down to explain them: vectors and sets, no HOT, no physical memory, no
+//! time. The units, and the shim in the guest, must agree with it to the address on any sequence of
+//! operations.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,5 +1,6 @@
-//! A process's Memento region (§3.2): MRS and MRE, the root of its Memento page table (MPTR), its shootdown bit vector,
-//! and the memory block in which each thread's bump pointers and, while its HOT is flushed, its list heads are kept.
+//! A process's Memento region (§3.2): MRS and MRE, the root of its Memento page table (MPTR), its shootdown
+//! bit vector, and the memory block in which each thread's bump pointers and, while its HOT is flushed, its
+//! list heads are kept.
 
 use crate::layout::{CLASSES, LANES, PAGE_BYTES, arena_bytes, class_range, lane_and_class};
 
@@ -14,8 +15,8 @@ pub struct Saved {
     pub full: u64,
 }
 
-/// A thread's part of the reserved block, one page: list heads in its first 1,536 bytes, bump pointers from 2,048, pages
-/// that wait for a walk from 2,560.
+/// A thread's part of the reserved block, one page: list heads in its first 1,536 bytes, bump pointers from
+/// 2,048, pages that wait for a walk from 2,560.
 #[derive(Debug)]
 pub struct Lane {
     /// Physical address of the page.

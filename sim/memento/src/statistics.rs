@@ -18,7 +18,8 @@ pub enum PageKind {
 pub struct Occupancy {
     /// Slots of all arenas.
     pub slots: u64,
-    /// Of those that have an object: not of the one that a class has from the start, where it has never had any.
+    /// Of those that have an object: not of the one that a class has from the start, where it has never had
+    /// any.
     pub slots_in_use: u64,
     /// Objects in them.
     pub objects: u64,
@@ -66,7 +67,8 @@ pub struct Statistics {
     pub arenas_allocated: u64,
     pub arenas_freed: u64,
     pub arenas_released: u64,
-    /// Sums over all operations: the slots of the arenas there were, and the objects in them (§6.6, Fragmentation).
+    /// Sums over all operations: the slots of the arenas there were, and the objects in them (§6.6,
+    /// Fragmentation).
     pub slots_by_operation: u64,
     pub objects_by_operation: u64,
     pub pages_allocated: [u64; 3],
@@ -113,7 +115,8 @@ impl Statistics {
         self.pages_allocated.iter().sum::<u64>() - self.pages_freed.iter().sum::<u64>()
     }
 
-    /// The sums that follow from counters alone; [`crate::Units::check`] compares them with what the units hold.
+    /// The sums that follow from counters alone; [`crate::Units::check`] compares them with what the units
+    /// hold.
     pub fn check(&self) -> Result<(), String> {
         let equal = |what: &str, left: u64, right: u64| {
             if left == right { Ok(()) } else { Err(format!("{what}: {left} is not {right}")) }

@@ -1,5 +1,6 @@
-//! The units of one machine put together (Fig. 7), and the calls that the machine makes, besides the two instructions: the
-//! page walk, every access's check of the bypass counter, and the OS's operations (regions, context switches, exits).
+//! The units of one machine put together (Fig. 7), and the calls that the machine makes, besides the two
+//! instructions: the page walk, every access's check of the bypass counter, and the OS's operations (regions,
+//! context switches, exits).
 
 use std::ops::Range;
 
@@ -75,8 +76,9 @@ impl Units {
         self.processes.iter().position(|process| process.as_ref().is_some_and(|p| p.key == key))
     }
 
-    /// The OS gives the process `key`, which runs on `core`, the region `start..end` (§3.2). A process that had one before
-    /// (its program was replaced) starts anew. Returns when the root of its page table is there, and with it the pool's pages.
+    /// The OS gives the process `key`, which runs on `core`, the region `start..end` (§3.2). A process that
+    /// had one before (its program was replaced) starts anew. Returns when the root of its page table is
+    /// there, and with it the pool's pages.
     pub fn set_region<M: Machine>(
         &mut self,
         core: usize,
@@ -110,8 +112,8 @@ impl Units {
         Ok(done)
     }
 
-    /// The OS switches `core` to the process `key`: it flushes the HOT and loads the region registers (§3.2, §4). Returns
-    /// when that is done.
+    /// The OS switches `core` to the process `key`: it flushes the HOT and loads the region registers (§3.2,
+    /// §4). Returns when that is done.
     pub fn context_switch<M: Machine>(&mut self, core: usize, key: u64, at: u64, machine: &mut M) -> u64 {
         let next = self.number_of(key);
         if next.is_some() && next == self.registers[core] {
@@ -167,7 +169,8 @@ impl Units {
         self.processes[self.registers[core]?].as_ref()
     }
 
-    /// The physical address of an address in the region, if its page has been touched; takes no time, changes nothing.
+    /// The physical address of an address in the region, if its page has been touched; takes no time, changes
+    /// nothing.
     #[inline]
     pub fn lookup(&self, core: usize, address: u64) -> Option<u64> {
         let process = self.process_on(core)?;
@@ -181,8 +184,8 @@ impl Units {
         Some(self.pages.tables.raw_entry(leaf, 0, address)).filter(|&entry| entry != 0)
     }
 
-    /// The MMU's walk for an address in the region (§3.2): from MPTR, with the page allocator where an entry is
-    /// invalid. Returns the physical address and when it is known.
+    /// The MMU's walk for an address in the region (§3.2): from MPTR, with the page allocator where an entry
+    /// is invalid. Returns the physical address and when it is known.
     pub fn walk<M: Machine>(
         &mut self,
         core: usize,
@@ -202,8 +205,8 @@ impl Units {
         Ok((physical, done))
     }
 
-    /// Every access to the region, before its look-up in L1 (§3.3): true if the line is new, so that, if no cache has it,
-    /// the LLC instantiates it.
+    /// Every access to the region, before its look-up in L1 (§3.3): true if the line is new, so that, if no
+    /// cache has it, the LLC instantiates it.
     #[inline]
     pub fn touch(&mut self, core: usize, address: u64) -> bool {
         let Some(number) = self.registers[core] else { return false };

@@ -1,5 +1,5 @@
-//! The MMU's paging-structure cache for walks from MPTR: the leaf tables of the latest 2 MiB ranges, replaced in LRU
-//! order, as an ordinary walk has it for CR3's tables.
+//! The MMU's paging-structure cache for walks from MPTR: the leaf tables of the latest 2 MiB ranges, replaced
+//! in LRU order, as an ordinary walk has it for CR3's tables.
 
 /// A core's cache.
 #[derive(Debug)]

@@ -1,5 +1,6 @@
-//! Random programs on several cores, threads and processes: the units give the reference model's addresses and exceptions,
-//! keep their own books, never leave a stale translation in a TLB, and never bypass a line that holds live data.
+//! Random programs on several cores, threads and processes: the units give the reference model's addresses
+//! and exceptions, keep their own books, never leave a stale translation in a TLB, and never bypass a line
+//! that holds live data.
 //!
 //! `MEMENTO_OPERATIONS` is the number of operations of each property, 300 thousand if it is not set.
 
@@ -185,7 +186,8 @@ impl World {
             _ => Some(REGION_START + value % REGION_BYTES),
         };
         let Some(wrong) = wrong else { return };
-        // A wrong free that waits in a batch may hit an object that is allocated meanwhile: the program's fault.
+        // A wrong free that waits in a batch may hit an object that is allocated meanwhile: the program's
+        // fault.
         let waits =
             self.batch_size > 0 && memento::layout::locate(REGION_START, wrong).is_ok_and(|p| p.lane != lane);
         // An object that is in use again, or whose free waits in a batch, is not wrong to free yet.
@@ -225,7 +227,8 @@ impl World {
         assert!(!self.units.touch(core, at), "a line is new once");
     }
 
-    /// Another thread, of this or another process, gets the core; its own core, if it has one, gets the thread that ran here.
+    /// Another thread, of this or another process, gets the core; its own core, if it has one, gets the
+    /// thread that ran here.
     fn switch(&mut self, core: usize, value: u64) {
         let next = (value as usize % PROCESSES, value as usize / PROCESSES % LANES);
         let other = self.running.iter().position(|&running| running == next);
@@ -241,8 +244,8 @@ impl World {
         }
     }
 
-    /// After a context switch: it has emptied the buffer of the thread whose arenas the HOT held, which need not be the one
-    /// that ran last, if that did nothing.
+    /// After a context switch: it has emptied the buffer of the thread whose arenas the HOT held, which need
+    /// not be the one that ran last, if that did nothing.
     fn follow_drains(&mut self) {
         for program in &mut self.programs {
             for (lane, batch) in program.batches.iter_mut().enumerate() {

@@ -1,7 +1,9 @@
-//! DRAMsim3, which simulates every command of a memory, on the requests that the machine's own DRAM model answered.
+//! DRAMsim3, which simulates every command of a memory, on the requests that the machine's own DRAM model
+//! answered.
 //!
-//! It cannot replace the model: it simulates clock by clock, while the core's requests are not in the order of time. So it
-//! gets the same requests at the same clocks afterwards, and reports how long it takes for them.
+//! It cannot replace the model: it simulates clock by clock, while the core's requests are not in the order
+//! of time. So it gets the same requests at the same clocks afterwards, and reports how long it takes for
+//! them.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -26,7 +28,8 @@ pub struct Request {
 }
 
 impl Request {
-    /// As the machine records it: two numbers, little endian; the line and, in the lowest bit, whether it is written.
+    /// As the machine records it: two numbers, little endian; the line and, in the lowest bit, whether it is
+    /// written.
     pub fn decode(bytes: [u8; 16]) -> Request {
         let [clock, line] =
             [0, 8].map(|at| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes")));
@@ -50,7 +53,8 @@ pub struct Outcome {
 /// # Errors
 /// There is no read among them, or no room for its files.
 pub fn replay(requests: &[Request], mut progress: impl FnMut(usize)) -> Result<Outcome> {
-    // Its refreshes come when the model's came: requests hardly ever fell into those, as the core waited for them.
+    // Its refreshes come when the model's came: requests hardly ever fell into those, as the core waited for
+    // them.
     let first = requests.first().map_or(0, |request| request.clock / REFRESH * REFRESH);
     let all = requests.iter().filter(|request| !request.write).count() as u64;
     if all == 0 {

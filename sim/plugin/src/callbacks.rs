@@ -1,7 +1,8 @@
 //! The calls from QEMU to the plugin, with all unsafe code of callbacks.
 //!
-//! QEMU runs all virtual CPUs in one thread (`thread=single`), and only that thread calls back, but for the last call at
-//! exit, when it has stopped. So [`run`] hands out the one [`Run`] as mutable: no two calls are ever active at once.
+//! QEMU runs all virtual CPUs in one thread (`thread=single`), and only that thread calls back, but for the
+//! last call at exit, when it has stopped. So [`run`] hands out the one [`Run`] as mutable: no two calls are
+//! ever active at once.
 
 use crate::instruction::Instruction;
 use crate::run::Run;

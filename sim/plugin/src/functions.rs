@@ -1,6 +1,6 @@
-//! The functions of a program's allocator, found in the guest by their offset in a page and the bytes of their
-//! first block. So no library's mapping address is needed, and no program is changed to be observed.
-//! A call begins at the function's first instruction and ends where it returns to.
+//! The functions of a program's allocator, found in the guest by their offset in a page and the bytes of
+//! their first block. So no library's mapping address is needed, and no program is changed to be observed. A
+//! call begins at the function's first instruction and ends where it returns to.
 
 use sim::base::cause::Owner;
 use std::collections::{HashMap, HashSet};
@@ -60,8 +60,8 @@ pub struct Functions {
     by_offset: HashMap<u64, Vec<usize>>,
     /// Return addresses of calls: addresses behind blocks that end in a call.
     behind_calls: HashSet<u64>,
-    /// Blocks at whose first instruction registers are read, since they were known to be behind a call when they were
-    /// translated; by number.
+    /// Blocks at whose first instruction registers are read, since they were known to be behind a call when
+    /// they were translated; by number.
     read_at: HashSet<usize>,
     calls: Vec<Call>,
 }
@@ -101,7 +101,8 @@ impl Functions {
         }
     }
 
-    /// Whether a call may return to this address, where the block of this number begins: then registers are read there.
+    /// Whether a call may return to this address, where the block of this number begins: then registers are
+    /// read there.
     pub fn reads_at(&mut self, number: usize, address: u64) -> bool {
         self.behind_calls.contains(&address) && self.read_at.insert(number)
     }

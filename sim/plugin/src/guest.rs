@@ -34,9 +34,9 @@ impl PageTables for GuestMemory {
         if self.base == 0 || !self.contains(physical) {
             return 0;
         }
-        // SAFETY: QEMU keeps the guest's memory mapped, in one piece below the hole for devices (the launcher gives a
-        // guest at most 2 GiB), and the address is inside it. Only the virtual CPU's own thread, which is in a
-        // callback, writes page tables.
+        // SAFETY: QEMU keeps the guest's memory mapped, in one piece below the hole for devices (the launcher
+        // gives a guest at most 2 GiB), and the address is inside it. Only the virtual CPU's own thread,
+        // which is in a callback, writes page tables.
         unsafe { ((self.base + physical) as *const u64).read_volatile() }
     }
 }

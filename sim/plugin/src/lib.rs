@@ -1,8 +1,10 @@
-//! The QEMU plugin: the guest's executed blocks, their memory accesses and the guest's marks, fed to the machine.
+//! The QEMU plugin: the guest's executed blocks, their memory accesses and the guest's marks, fed to the
+//! machine.
 //!
-//! The guest boots without instrumentation. At the mark READY the plugin resets itself, which makes QEMU translate all
-//! code anew, now with calls: one for each block and one for each access. User or kernel is bit 63 of the address; a
-//! write to CR3 names the process. The page table is read in the guest's memory, which QEMU has mapped.
+//! The guest boots without instrumentation. At the mark READY the plugin resets itself, which makes QEMU
+//! translate all code anew, now with calls: one for each block and one for each access. User or kernel is bit
+//! 63 of the address; a write to CR3 names the process. The page table is read in the guest's memory, which
+//! QEMU has mapped.
 
 mod callbacks;
 mod functions;
@@ -20,8 +22,8 @@ use std::ffi::{CStr, c_char, c_int};
 pub static qemu_plugin_version: c_int = 4;
 
 /// QEMU calls this when it has loaded the plugin: `out=FOLDER` (machine.toml is there, statistics go there),
-/// `max=INSTRUCTIONS` (0: no limit) and, if DRAM's requests are to be kept in the folder, `keep=dram`; `keep=blocks`: how often
-/// each block of the region was entered.
+/// `max=INSTRUCTIONS` (0: no limit) and, if DRAM's requests are to be kept in the folder, `keep=dram`;
+/// `keep=blocks`: how often each block of the region was entered.
 ///
 /// # Safety
 /// QEMU passes its own identifier, and `count` strings.

@@ -1,4 +1,5 @@
-//! The plugin's calls to QEMU: instructions of a block, registers, memory; with all unsafe code of such calls.
+//! The plugin's calls to QEMU: instructions of a block, registers, memory; with all unsafe code of such
+//! calls.
 //!
 //! How QEMU calls back is in [`callbacks`](crate::callbacks).
 
@@ -66,9 +67,10 @@ impl Buffer {
     }
 }
 
-/// The virtual CPU that has its turn, and a way to end the turn early, by QEMU's own symbols for that. They are not part of the
-/// plugin interface, and exported only where QEMU is built with modules, as Debian's is. The interface's own number of a virtual CPU is
-/// that of the one for which a block was translated, where all have one thread (`gen_cpu_index` of QEMU 10).
+/// The virtual CPU that has its turn, and a way to end the turn early, by QEMU's own symbols for that. They
+/// are not part of the plugin interface, and exported only where QEMU is built with modules, as Debian's is.
+/// The interface's own number of a virtual CPU is that of the one for which a block was translated, where all
+/// have one thread (`gen_cpu_index` of QEMU 10).
 pub struct Turns {
     leave: unsafe extern "C" fn(*mut c_void),
     /// The thread-local variable that names the virtual CPU that runs.

@@ -1,12 +1,14 @@
 //! Which cycles of a resource are taken, when requests do not arrive in the order of time.
 //!
-//! The machine walks the program in order, but instructions issue out of order: a late load may reserve cycle 900 before
-//! an independent one asks for cycle 300. A single "free from" time would make the second wait for the first; a
-//! calendar does not. It covers a window of cycles; what falls out of the window is forgotten, and so free.
+//! The machine walks the program in order, but instructions issue out of order: a late load may reserve cycle
+//! 900 before an independent one asks for cycle 300. A single "free from" time would make the second wait for
+//! the first; a calendar does not. It covers a window of cycles; what falls out of the window is forgotten,
+//! and so free.
 
 /// Counts of up to eight kinds (4 bits each, so at most 15 a cycle) for each cycle of a window.
 pub struct Calendar {
-    /// A slot's cycle in the upper half, counts in the lower. 32 bits of the cycle distinguish the window's turns.
+    /// A slot's cycle in the upper half, counts in the lower. 32 bits of the cycle distinguish the window's
+    /// turns.
     slots: Box<[u64]>,
 }
 
@@ -20,7 +22,8 @@ impl Calendar {
         Calendar { slots: vec![u64::MAX << 32; WINDOW].into() }
     }
 
-    /// The first cycle from `at` on in which kind `kind` and kind 0 (the total) are below their limits; takes it.
+    /// The first cycle from `at` on in which kind `kind` and kind 0 (the total) are below their limits; takes
+    /// it.
     #[inline]
     pub fn take(&mut self, at: u64, kind: u32, limit: u64, total: u64) -> u64 {
         let mut cycle = at;

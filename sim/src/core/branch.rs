@@ -1,5 +1,5 @@
-//! Branch prediction: TAGE for directions, a BTB, indirect targets by path or, where that is new, by branch, a return
-//! stack. The paper names none; cores of its kind have these, larger.
+//! Branch prediction: TAGE for directions, a BTB, indirect targets by path or, where that is new, by branch,
+//! a return stack. The paper names none; cores of its kind have these, larger.
 
 use crate::base::description::BranchDescription;
 use crate::isa::block::End;

@@ -1,7 +1,7 @@
 //! Memento's units (crate `memento`) in this machine: its calls of them, checked against the guest's shim.
 //!
-//! The shim in the guest has computed each address already; the units compute it again, as hardware would. The two must
-//! agree on every operation, or the run ends.
+//! The shim in the guest has computed each address already; the units compute it again, as hardware would.
+//! The two must agree on every operation, or the run ends.
 
 use crate::isa::block::Access;
 use crate::memory::hierarchy::{Hierarchy, Level, Purpose};
@@ -100,7 +100,8 @@ impl Extension {
         self.region.contains(&address)
     }
 
-    /// Translates an access to the region: its physical address, whether its line is new, and when that is known.
+    /// Translates an access to the region: its physical address, whether its line is new, and when that is
+    /// known.
     pub fn translate(
         &mut self,
         access: &Access,
@@ -159,8 +160,8 @@ impl Extension {
         Ok(done)
     }
 
-    /// Another process runs, or the machine continues with another core, on which this process runs: when the process's region
-    /// is loaded and the HOT flushed.
+    /// Another process runs, or the machine continues with another core, on which this process runs: when the
+    /// process's region is loaded and the HOT flushed.
     pub fn switch(&mut self, core: usize, process: u64, at: u64, view: &mut View) -> u64 {
         self.core = core;
         let found = self.regions.iter().find(|(other, _)| *other == process);
@@ -249,7 +250,8 @@ impl Extension {
         Ok(done.at)
     }
 
-    /// obj-free, by the closing mark's operands: address and lane; `refused`: the shim has detected a double free.
+    /// obj-free, by the closing mark's operands: address and lane; `refused`: the shim has detected a double
+    /// free.
     pub fn free(
         &mut self,
         address: u64,

@@ -1,12 +1,13 @@
-//! SpeedMalloc's support core (Li et al., "SpeedMalloc: Improving Multi-threaded Applications via a Lightweight Core for Memory
-//! Allocation", arXiv 2508.20253): a small programmable core beside the program's, which executes the allocator for it and
-//! keeps the allocator's metadata in its own caches.
+//! SpeedMalloc's support core (Li et al., "SpeedMalloc: Improving Multi-threaded Applications via a
+//! Lightweight Core for Memory Allocation", arXiv 2508.20253): a small programmable core beside the
+//! program's, which executes the allocator for it and keeps the allocator's metadata in its own caches.
 //!
-//! In order, one instruction a cycle. The program's core sends a request and continues; after malloc it waits for the answer where
-//! it uses it. The code is the baseline allocator's own. The paper's abstract leaves open numbers, which are in
-//! [`SupportDescription`], and choices: the program's core executes the kernel's work, as of a page fault; realloc copies
-//! and calloc clears on the support core; the program's core's walker does its page walks. The allocator's code would use a
-//! stack of the support core's own, so its accesses to the program's stack cost no more than the instruction.
+//! In order, one instruction a cycle. The program's core sends a request and continues; after malloc it waits
+//! for the answer where it uses it. The code is the baseline allocator's own. The paper's abstract leaves
+//! open numbers, which are in [`SupportDescription`], and choices: the program's core executes the kernel's
+//! work, as of a page fault; realloc copies and calloc clears on the support core; the program's core's
+//! walker does its page walks. The allocator's code would use a stack of the support core's own, so its
+//! accesses to the program's stack cost no more than the instruction.
 
 use crate::base::description::{SupportDescription, TlbDescription};
 use crate::isa::block::*;
@@ -100,14 +101,15 @@ impl Support {
         self.at + self.description.message_cycles
     }
 
-    /// The allocator needs the kernel, which the program's core executes: when that has the message. None if the kernel is
-    /// at work already.
+    /// The allocator needs the kernel, which the program's core executes: when that has the message. None if
+    /// the kernel is at work already.
     pub fn enter_kernel(&mut self) -> Option<u64> {
         let enters = !std::mem::replace(&mut self.in_kernel, true);
         enters.then_some(self.at + self.description.message_cycles)
     }
 
-    /// The allocator continues; if it has waited for the kernel, which is done at `now`, the program's core sends a message.
+    /// The allocator continues; if it has waited for the kernel, which is done at `now`, the program's core
+    /// sends a message.
     pub fn leave_kernel(&mut self, now: u64) {
         if std::mem::take(&mut self.in_kernel) {
             self.at = self.at.max(now + self.description.message_cycles);

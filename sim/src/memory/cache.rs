@@ -1,7 +1,7 @@
 //! One level of cache, the same for all levels: LRU, write-back, write-allocate, misses held in MSHRs.
 //!
-//! A line is put in when its miss is sent on, with the cycle at which it will be there: an access before that cycle has
-//! merged with the miss and waits for it.
+//! A line is put in when its miss is sent on, with the cycle at which it will be there: an access before that
+//! cycle has merged with the miss and waits for it.
 
 use crate::base::calendar::Calendar;
 use crate::base::description::CacheDescription;

@@ -1,9 +1,10 @@
 //! DDR4 as an event-driven model: one channel, one rank, open rows.
 //!
-//! No clock ticks. A request asks, when it arrives, for the first clocks at which its commands (precharge, activate,
-//! column access) keep all distances of the standard to those already promised; the answer is final, but a row hit may
-//! still slip in before an older request's precharge (first ready, first come, first served). Addresses are mapped as
-//! row, bank, bank group, column. `tests/dram.rs` holds it against DRAMsim3, command by command simulated.
+//! No clock ticks. A request asks, when it arrives, for the first clocks at which its commands (precharge,
+//! activate, column access) keep all distances of the standard to those already promised; the answer is
+//! final, but a row hit may still slip in before an older request's precharge (first ready, first come, first
+//! served). Addresses are mapped as row, bank, bank group, column. `tests/dram.rs` holds it against DRAMsim3,
+//! command by command simulated.
 
 use crate::base::calendar::Calendar;
 use crate::base::description::DramDescription;
@@ -77,7 +78,8 @@ pub struct Dram {
     bank_bits: u32,
     /// Counters.
     pub counts: DramCounts,
-    /// Requests as they come, if they are to be kept: clock, and line with whether it is written in the lowest bit.
+    /// Requests as they come, if they are to be kept: clock, and line with whether it is written in the
+    /// lowest bit.
     pub recorded: Option<Vec<[u64; 2]>>,
 }
 
@@ -334,7 +336,8 @@ impl Bank {
     }
 }
 
-/// The first clock from `from` on that is `all` clocks from every command and `group` from those of the group.
+/// The first clock from `from` on that is `all` clocks from every command and `group` from those of the
+/// group.
 fn apart(all: &Calendar, all_distance: u64, group: &Calendar, group_distance: u64, from: u64) -> u64 {
     let mut clock = from;
     loop {

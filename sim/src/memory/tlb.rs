@@ -1,8 +1,8 @@
 //! TLBs and the page walker, which reads the guest's own page table through the caches.
 //!
-//! The program's accesses come with their physical address, so a TLB entry whose page differs from it is out of date
-//! (the guest has changed the mapping and flushed it): that is a miss. Pages of 4 KiB and 2 MiB share the arrays; 1 GiB
-//! pages are held in parts of 2 MiB.
+//! The program's accesses come with their physical address, so a TLB entry whose page differs from it is out
+//! of date (the guest has changed the mapping and flushed it): that is a miss. Pages of 4 KiB and 2 MiB share
+//! the arrays; 1 GiB pages are held in parts of 2 MiB.
 
 use crate::base::description::TlbDescription;
 use crate::memory::hierarchy::{Hierarchy, Level, Purpose};
@@ -299,8 +299,8 @@ impl Tlbs {
         self.last = [(EMPTY, 0); 2];
     }
 
-    /// Four levels, less those in the walk cache; entries are data to the caches. When, and whether the page is
-    /// larger than 4 KiB.
+    /// Four levels, less those in the walk cache; entries are data to the caches. When, and whether the page
+    /// is larger than 4 KiB.
     fn walk(
         &mut self,
         va: u64,

@@ -1,6 +1,7 @@
-//! A program's requests to its software allocator, from marks round malloc and free: how large objects are (Fig. 2) and how
-//! long they live (Fig. 3, Table 1). A lifetime is the number of allocations of the same size class between an object's
-//! allocation and its free (§2.2). Classes are Memento's 64 up to 512 bytes, and steps of 512 bytes above.
+//! A program's requests to its software allocator, from marks round malloc and free: how large objects are
+//! (Fig. 2) and how long they live (Fig. 3, Table 1). A lifetime is the number of allocations of the same
+//! size class between an object's allocation and its free (§2.2). Classes are Memento's 64 up to 512 bytes,
+//! and steps of 512 bytes above.
 
 use crate::base::cause::Owner;
 use std::collections::HashMap;
@@ -74,8 +75,8 @@ fn class_of(bytes: u64) -> usize {
 }
 
 impl Allocations {
-    /// The process enters malloc or free; whether it was outside before. One whose stack has been unwound beyond the call
-    /// that it was in has left that (an exception).
+    /// The process enters malloc or free; whether it was outside before. One whose stack has been unwound
+    /// beyond the call that it was in has left that (an exception).
     pub fn enter(&mut self, process: u64, owner: Owner, bytes: u64, stack: u64) -> bool {
         if let Some(call) = self.calls.get_mut(&process)
             && (stack == 0 || stack < call.stack)
@@ -129,7 +130,8 @@ impl Allocations {
         self.lifetimes[usize::from(object.class >= 64)][bucket] += 1;
     }
 
-    /// How many small and large objects lived how long; those that live now are never freed but by the program's end.
+    /// How many small and large objects lived how long; those that live now are never freed but by the
+    /// program's end.
     pub fn lifetimes(&self) -> [[u64; LIFETIMES]; 2] {
         let mut all = self.lifetimes;
         for object in self.live.values() {

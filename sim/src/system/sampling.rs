@@ -1,9 +1,11 @@
-//! Sampling (Wunderlich et al., SMARTS, ISCA 2003): of each period of instructions the core times one window. All others only
-//! keep warm the state that the window finds: caches, TLBs, branch predictor, DRAM's rows and Memento's units.
+//! Sampling (Wunderlich et al., SMARTS, ISCA 2003): of each period of instructions the core times one window.
+//! All others only keep warm the state that the window finds: caches, TLBs, branch predictor, DRAM's rows and
+//! Memento's units.
 //!
-//! Counts of events are therefore of all instructions, and exact unless they depend on time (a load that the store queue
-//! answers is a hit of the L1d in between). Cycles are those of the windows, scaled by instructions, with the interval in
-//! which the whole run's lie with a probability of 95%. Waits for the OS and the units ([`Core::wait`]) are not scaled.
+//! Counts of events are therefore of all instructions, and exact unless they depend on time (a load that the
+//! store queue answers is a hit of the L1d in between). Cycles are those of the windows, scaled by
+//! instructions, with the interval in which the whole run's lie with a probability of 95%. Waits for the OS
+//! and the units ([`Core::wait`]) are not scaled.
 
 use crate::base::cause::{CAUSES, Cause, OWNERS};
 use crate::base::description::SampleDescription;
@@ -136,8 +138,8 @@ impl Sampler {
         for (owner, waited) in waited.iter().enumerate() {
             cycles[owner][Cause::Memento as usize] += waited;
         }
-        // The variance of a ratio of sums: of the windows' distances from it (Cochran, Sampling Techniques, §6.3), for as many of
-        // the run's instructions as no window has.
+        // The variance of a ratio of sums: of the windows' distances from it (Cochran, Sampling Techniques,
+        // §6.3), for as many of the run's instructions as no window has.
         let ratio = self.cycles.iter().flatten().sum::<u64>() as f64 / sampled;
         let [cc, ci, ii] = self.products;
         let distances = (cc - 2.0 * ratio * ci + ratio * ratio * ii).max(0.0);

@@ -10,8 +10,8 @@ use sim::{Access, Block, Description, Machine};
 
 pub const CODE: u64 = 0x40_0000;
 
-/// Page tables of a whole address space that maps every page to itself, without storing any: the table of level L for
-/// the prefix p lies at 2^(43-L) + 4096 p.
+/// Page tables of a whole address space that maps every page to itself, without storing any: the table of
+/// level L for the prefix p lies at 2^(43-L) + 4096 p.
 pub struct Identity {
     /// Pages of 2 MiB.
     pub large: bool,

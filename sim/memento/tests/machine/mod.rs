@@ -1,4 +1,5 @@
-//! A machine for tests: fixed latencies, TLBs that keep everything until they are shot down, and a list of the accesses.
+//! A machine for tests: fixed latencies, TLBs that keep everything until they are shot down, and a list of
+//! the accesses.
 
 use std::collections::HashMap;
 

@@ -51,7 +51,8 @@ fn an_untouched_arena_is_mapped_before_the_next_one() {
     let objects = allocate(&mut units, &mut machine, 48, 300);
     assert_eq!(units.statistics().pages_allocated, [2, 4, 1], "the first one's path");
     assert!(units.lookup(0, objects[0]).is_some() && units.lookup(0, objects[299]).is_none());
-    // The second one fills up untouched while the first returns to the HOT; its free finds its header all the same.
+    // The second one fills up untouched while the first returns to the HOT; its free finds its header all the
+    // same.
     units.obj_free(0, 0, objects[3], 0, &mut machine);
     let rest = allocate(&mut units, &mut machine, 48, 212);
     units.obj_free(0, 0, rest[100], 0, &mut machine);
@@ -341,7 +342,8 @@ fn an_arena_of_whole_pages_has_its_header_in_place_of_its_last_objects() {
         units.check().unwrap();
         taken
     };
-    // Ten arenas of 256: a page and 64 bytes each, or eleven of 252. The last is loaded eagerly, if one is full.
+    // Ten arenas of 256: a page and 64 bytes each, or eleven of 252. The last is loaded eagerly, if one is
+    // full.
     assert_eq!((pages(16, false), pages(16, true)), (2 * 10 + 1, 11));
     assert_eq!((pages(32, false), pages(32, true)), (3 * 10 + 1, 2 * 10 + 1));
     // Those of 24 bytes leave room for their header.

@@ -135,7 +135,8 @@ fn memory_and_addresses_run_out_with_an_exception() {
     let (mut units, mut machine) =
         (Units::new(&config, 1, 1 << 36..(1 << 36) + 8 * PAGE_BYTES), Plain::default());
     units.set_region(0, PROCESS, REGION, 0, &mut machine).unwrap();
-    // Besides the root and the thread's block, five arenas of a page, and a page for a table, where a walk needs three.
+    // Besides the root and the thread's block, five arenas of a page, and a page for a table, where a walk
+    // needs three.
     let objects: Vec<u64> =
         (1..=5).map(|class| allocate(&mut units, &mut machine, class * 8, 1)[0]).collect();
     assert_eq!(units.walk(0, objects[0], 0, &mut machine), Err(Exception::OutOfMemory));
@@ -184,14 +185,16 @@ fn an_invalid_entry_costs_a_request_to_the_page_allocator() {
 #[test]
 fn a_walk_cache_forgets_tables_that_are_freed() {
     let (mut units, mut machine) = one_core(lazy());
-    // The second arena is not full, so that there is no third, for which its first page would get into the table.
+    // The second arena is not full, so that there is no third, for which its first page would get into the
+    // table.
     let objects = allocate(&mut units, &mut machine, 64, 300);
     for &object in &objects[..256] {
         touched(&mut units, &mut machine, object);
         units.obj_free(0, 0, object, 0, &mut machine);
     }
     assert_eq!(units.statistics().pages_freed[1], 3, "the root alone is left");
-    // The class's only table with a valid entry was freed with its first arena, and its page is the next to be taken.
+    // The class's only table with a valid entry was freed with its first arena, and its page is the next to
+    // be taken.
     let reused = allocate(&mut units, &mut machine, 512, 600);
     for &object in reused.iter().chain(&objects[256..]) {
         let (physical, _) = units.walk(0, object, 0, &mut machine).unwrap();

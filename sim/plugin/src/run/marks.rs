@@ -94,7 +94,8 @@ impl Run {
         (self.translate_anew)(self.id);
     }
 
-    /// The physical address, by the kernel's map of all memory: before it is known where QEMU has that memory.
+    /// The physical address, by the kernel's map of all memory: before it is known where QEMU has that
+    /// memory.
     fn walk(&mut self, root: u64, address: u64) -> Option<u64> {
         const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
         let mut table = root & ADDRESS;

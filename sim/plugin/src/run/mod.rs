@@ -14,7 +14,8 @@ use sim::{Access, Description, Machine};
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// A system call that is a mark: getpgid(0x4d4d0000 | code), for programs in languages without instructions of their own.
+/// A system call that is a mark: getpgid(0x4d4d0000 | code), for programs in languages without instructions
+/// of their own.
 const GETPGID: u64 = 121;
 const MARKS: u64 = 0x4d4d;
 const PROGRESS_EVERY: u64 = 2_000_000;
@@ -220,8 +221,9 @@ impl Run {
         }
     }
 
-    /// The call has returned. `result`: its return value; 0 where registers cannot be read, since this block was translated
-    /// before a call was known to return to it (a jump leads to it as well). Then the object is not tracked.
+    /// The call has returned. `result`: its return value; 0 where registers cannot be read, since this block
+    /// was translated before a call was known to return to it (a jump leads to it as well). Then the object
+    /// is not tracked.
     fn come_back(&mut self, address: u64, result: u64) {
         let Some(call) = self.functions.returned(self.machine.space(), address) else { return };
         let result = match call.kind {

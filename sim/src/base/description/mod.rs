@@ -18,7 +18,8 @@ pub enum Beside {
     Support,
 }
 
-/// The machines that come with the program: name, what differs from Table 3's baseline, and what it has beside that.
+/// The machines that come with the program: name, what differs from Table 3's baseline, and what it has
+/// beside that.
 pub const MACHINES: &[(&str, &[&str], Beside)] = &[
     ("table3", &[], Beside::Nothing),
     // The HOT's storage as a ninth way of the L1d instead (§6.7's question: is it the capacity?).
@@ -84,8 +85,8 @@ pub struct CoresDescription {
     pub number: usize,
     /// Getting a line out of another core's caches, beyond the way to the LLC.
     pub snoop_cycles: u64,
-    /// How far a core runs ahead of the others before one of them has its turn. A parameter of the simulation, not of the
-    /// machine.
+    /// How far a core runs ahead of the others before one of them has its turn. A parameter of the
+    /// simulation, not of the machine.
     pub turn_cycles: u64,
 }
 
@@ -157,8 +158,9 @@ pub struct TlbDescription {
     pub walk_cache_entries: usize,
 }
 
-/// SpeedMalloc's support core: a "lightweight programmable processor" that "houses all allocator metadata in its own caches",
-/// and executes the allocator's code for the program's core. Numbers that the paper's abstract does not give are ours.
+/// SpeedMalloc's support core: a "lightweight programmable processor" that "houses all allocator metadata in
+/// its own caches", and executes the allocator's code for the program's core. Numbers that the paper's
+/// abstract does not give are ours.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[allow(missing_docs)]
@@ -222,7 +224,8 @@ pub struct DramDescription {
 }
 
 impl Description {
-    /// The machine of that name, or of that file, with `KEY=VALUE` overrides such as `l1d.ways=9`. Errors are one line.
+    /// The machine of that name, or of that file, with `KEY=VALUE` overrides such as `l1d.ways=9`. Errors are
+    /// one line.
     pub fn load(machine: &str, overrides: &[String]) -> Result<Description, String> {
         let known = MACHINES.iter().find(|(name, ..)| *name == machine);
         let result = match known {

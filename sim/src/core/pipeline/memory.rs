@@ -1,4 +1,5 @@
-//! Loads and stores of the core: translation, the queue of stores with its forwarding, and the way into the caches.
+//! Loads and stores of the core: translation, the queue of stores with its forwarding, and the way into the
+//! caches.
 
 use crate::base::cause::Cause;
 use crate::core::pipeline::{Behind, Core};
@@ -87,8 +88,8 @@ impl Core {
         (done, Some(Wait { cause, since: translated, before }))
     }
 
-    /// Stores leave the queue in order, once committed and once the core owns the line, which it requests at issue. When this
-    /// store has left, and the cause of its wait.
+    /// Stores leave the queue in order, once committed and once the core owns the line, which it requests at
+    /// issue. When this store has left, and the cause of its wait.
     #[inline(always)]
     pub(super) fn store<T: PageTables>(
         &mut self,

@@ -1,9 +1,9 @@
-//! The out-of-order core, one instruction after the other in program order: when each is fetched, dispatched, issued,
-//! completed and committed.
+//! The out-of-order core, one instruction after the other in program order: when each is fetched, dispatched,
+//! issued, completed and committed.
 //!
-//! *Instruction-window-centric*: what bounds an instruction is the window (its slot of the ROB and LSQ must have been
-//! freed), its operands, a port, memory, and the commit of those before. Cycles are attributed as they pass at commit, to
-//! the cause for which the awaited instruction was late. So they sum to the total.
+//! *Instruction-window-centric*: what bounds an instruction is the window (its slot of the ROB and LSQ must
+//! have been freed), its operands, a port, memory, and the commit of those before. Cycles are attributed as
+//! they pass at commit, to the cause for which the awaited instruction was late. So they sum to the total.
 
 mod memory;
 mod warming;
@@ -196,9 +196,10 @@ impl Core {
         }
     }
 
-    /// An instruction of the Memento extension: `work` takes the cycle of its issue and returns that of its completion. Its
-    /// operand is in `operand`, its result in `result`. `in_software`: it takes the mean of the cycles that passed at commit
-    /// while software did the same, so that much passes again, at commit and in the front end.
+    /// An instruction of the Memento extension: `work` takes the cycle of its issue and returns that of its
+    /// completion. Its operand is in `operand`, its result in `result`. `in_software`: it takes the mean of
+    /// the cycles that passed at commit while software did the same, so that much passes again, at commit and
+    /// in the front end.
     pub fn unit_operation(
         &mut self,
         owner: Owner,

@@ -1,5 +1,6 @@
-//! Between the windows of a sampled run ([`crate::system::sampling`]): instructions only warm caches and TLBs.
-//! Time passes as on a core that waits for each access before the next, so that none of them finds the memory busy with others.
+//! Between the windows of a sampled run ([`crate::system::sampling`]): instructions only warm caches and
+//! TLBs. Time passes as on a core that waits for each access before the next, so that none of them finds the
+//! memory busy with others.
 
 use super::memory::translate;
 use crate::core::pipeline::{Behind, Core};

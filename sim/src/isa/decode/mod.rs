@@ -15,7 +15,8 @@ pub struct BlockDecoder {
     operations: Vec<Operation>,
 }
 
-/// The mark's number, if these are the bytes of a mark: `nopl imm32(%rax,%rax,1)` with 0x4d4d in imm32's upper half.
+/// The mark's number, if these are the bytes of a mark: `nopl imm32(%rax,%rax,1)` with 0x4d4d in imm32's
+/// upper half.
 pub fn mark(bytes: &[u8]) -> Option<u16> {
     match bytes {
         [0x0f, 0x1f, 0x84, 0x00, low, high, 0x4d, 0x4d] => Some(u16::from_le_bytes([*low, *high])),
@@ -195,8 +196,8 @@ fn registers_of(
     if instruction.rflags_modified() != 0 && fill.results < 3 {
         operation.results[fill.results] = number_of_flags();
     }
-    // The stack pointer's own arithmetic takes no unit and no time (stack engine): push, pop, call and ret depend
-    // on what they move alone.
+    // The stack pointer's own arithmetic takes no unit and no time (stack engine): push, pop, call and ret
+    // depend on what they move alone.
     if instruction.is_stack_instruction() {
         for register in operation.sources.iter_mut().chain(&mut operation.results) {
             if *register == number_of(Register::RSP) {

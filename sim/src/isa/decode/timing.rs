@@ -42,8 +42,8 @@ pub fn is_serial(instruction: &Instruction) -> bool {
         )
 }
 
-/// Privileged, but no other instruction waits for it: access to user memory and interrupts on and off, and reading a control
-/// register. A fault's handler is full of these.
+/// Privileged, but no other instruction waits for it: access to user memory and interrupts on and off, and
+/// reading a control register. A fault's handler is full of these.
 pub fn is_quick(instruction: &Instruction) -> bool {
     match instruction.mnemonic() {
         Mnemonic::Stac | Mnemonic::Clac | Mnemonic::Cli | Mnemonic::Sti => true,
@@ -105,7 +105,8 @@ pub fn is_slow_vector(mnemonic: Mnemonic) -> bool {
     )
 }
 
-/// The latency of a privileged instruction that does not serialise: stac and clac take about as long on cores of the last ten years.
+/// The latency of a privileged instruction that does not serialise: stac and clac take about as long on cores
+/// of the last ten years.
 const QUICK_CYCLES: u8 = 10;
 
 /// The unit and the latency.

@@ -1,7 +1,7 @@
-//! Coherence of several cores' private caches. A line that a core has written is in its caches alone; other lines may be in
-//! several cores' caches. So a store invalidates the line in all other cores' caches, and a miss takes a written line out of
-//! its owner's: it arrives through the LLC, which has it from then on. The LLC has a directory of which core has which line,
-//! so no snoop is in vain.
+//! Coherence of several cores' private caches. A line that a core has written is in its caches alone; other
+//! lines may be in several cores' caches. So a store invalidates the line in all other cores' caches, and a
+//! miss takes a written line out of its owner's: it arrives through the LLC, which has it from then on. The
+//! LLC has a directory of which core has which line, so no snoop is in vain.
 //!
 //! Stores do not invalidate lines of instruction caches, neither other cores' nor their own.
 

@@ -49,7 +49,8 @@ pub const PURPOSES: usize = 6;
 /// Their names.
 pub const PURPOSE_NAMES: [&str; PURPOSES] = ["code", "walks", "units", "objects", "program", "kernel"];
 
-/// L1i and L1d, which share L2, LLC and memory. Neither inclusive nor exclusive: only dirty victims are written to the next level.
+/// L1i and L1d, which share L2, LLC and memory. Neither inclusive nor exclusive: only dirty victims are
+/// written to the next level.
 pub struct Hierarchy {
     /// The first three are those of the core that makes the accesses now.
     caches: [Cache; 4],
@@ -63,11 +64,12 @@ pub struct Hierarchy {
     units_port: Calendar,
     /// Lines that the LLC makes of zeroes are clean.
     clean_lines: bool,
-    /// Of a support core, behind which is the LLC: for instructions and for data. A line of data is in its cache or in the
-    /// core's own, never in both.
+    /// Of a support core, behind which is the LLC: for instructions and for data. A line of data is in its
+    /// cache or in the core's own, never in both.
     support: Option<[Cache; 2]>,
     snoop_cycles: u64,
-    /// Lines that the support core took out of the core's caches, and that the core took out of the support core's.
+    /// Lines that the support core took out of the core's caches, and that the core took out of the support
+    /// core's.
     pub snoops: [u64; 2],
     /// Lines that were filled with zeroes at the LLC instead of being read (Memento §3.3).
     pub bypasses: u64,
@@ -113,8 +115,9 @@ impl Hierarchy {
         }
     }
 
-    /// An access to a line that enters at `level` at cycle `at`: when its data is there, and which level had it. `fresh`: the
-    /// line was never used since it was allocated, so the LLC makes one of zeroes instead of reading DRAM.
+    /// An access to a line that enters at `level` at cycle `at`: when its data is there, and which level had
+    /// it. `fresh`: the line was never used since it was allocated, so the LLC makes one of zeroes instead of
+    /// reading DRAM.
     #[inline]
     pub fn access(&mut self, level: Level, line: Line, write: bool, fresh: bool, at: u64) -> (u64, Level) {
         let is_shared = write && level == Level::L1d && !self.others.is_empty();
@@ -181,8 +184,8 @@ impl Hierarchy {
         }
     }
 
-    /// The support core's access to a line, by its cache of code (L1i) or data: when it is there. A line of data is taken
-    /// out of the core's caches.
+    /// The support core's access to a line, by its cache of code (L1i) or data: when it is there. A line of
+    /// data is taken out of the core's caches.
     pub fn support_access(&mut self, level: Level, line: Line, write: bool, at: u64) -> u64 {
         let Some(caches) = &mut self.support else { return at };
         let cache = &mut caches[level as usize];

@@ -1,9 +1,9 @@
-//! Several cores, one after the other: each runs ahead of the others for a turn, as in the bound phases of zsim (Sanchez and
-//! Kozyrakis, ISCA 2013), but nothing is timed anew after a turn. Caches and DRAM see a core's accesses up to a turn before or
-//! after the others' of the same time.
+//! Several cores, one after the other: each runs ahead of the others for a turn, as in the bound phases of
+//! zsim (Sanchez and Kozyrakis, ISCA 2013), but nothing is timed anew after a turn. Caches and DRAM see a
+//! core's accesses up to a turn before or after the others' of the same time.
 //!
-//! Each core has its clock. One that has slept continues at the time of those that were awake, since one of these has woken
-//! it; while all sleep, no time passes.
+//! Each core has its clock. One that has slept continues at the time of those that were awake, since one of
+//! these has woken it; while all sleep, no time passes.
 
 use crate::base::cause::{CAUSES, OWNERS, Owner};
 use crate::base::description::{CoresDescription, Description};
@@ -106,8 +106,8 @@ impl Machine {
         1 + self.others.len()
     }
 
-    /// Execution enters this block on this core of several. Whether its turn is over: then another core should continue. Hardware's
-    /// work for it is never split between turns.
+    /// Execution enters this block on this core of several. Whether its turn is over: then another core
+    /// should continue. Hardware's work for it is never split between turns.
     #[inline]
     pub fn enter_on(&mut self, core: usize, number: usize, tables: &impl PageTables) -> bool {
         self.turns.many += u64::from(core != self.own.number);
@@ -158,7 +158,8 @@ impl Machine {
         self.begin_turn();
     }
 
-    /// The other cores' address spaces are unknown from now on, since the plugin has not seen what they executed.
+    /// The other cores' address spaces are unknown from now on, since the plugin has not seen what they
+    /// executed.
     pub fn forget_roots(&mut self) {
         for other in &mut self.others {
             other.tlbs.set_root(0);

@@ -1,5 +1,5 @@
-//! Events of the guest, by marks and otherwise: Memento's instructions and the sections in which its shim does their work,
-//! malloc and free, the kernel's pages, system calls.
+//! Events of the guest, by marks and otherwise: Memento's instructions and the sections in which its shim
+//! does their work, malloc and free, the kernel's pages, system calls.
 
 use crate::base::cause::Owner;
 use crate::core::extension::{Extension, View};
@@ -87,8 +87,8 @@ impl Machine {
         self.extension.as_ref().is_some_and(|extension| extension.has_region(self.own.tlbs.root()))
     }
 
-    /// The kernel frees a process's page table: the process has exited, and the page allocator takes its pages back. That is the
-    /// kernel's work, as it is in the baseline.
+    /// The kernel frees a process's page table: the process has exited, and the page allocator takes its
+    /// pages back. That is the kernel's work, as it is in the baseline.
     pub fn process_gone(&mut self, root: u64) {
         self.uncharged.retain(|other| other & !0xfff != root);
         if let Some(extension) = &mut self.extension {
@@ -98,8 +98,8 @@ impl Machine {
         }
     }
 
-    /// The region's end: the processes' memory goes back to the pool. Where the program has exited that is part
-    /// of it, as the kernel's work at an exit is part of the baseline's.
+    /// The region's end: the processes' memory goes back to the pool. Where the program has exited that is
+    /// part of it, as the kernel's work at an exit is part of the baseline's.
     pub fn end_region(&mut self, is_exit: bool) {
         if let Some(extension) = &mut self.extension {
             let mut view = view!(self);
@@ -110,14 +110,16 @@ impl Machine {
         }
     }
 
-    /// From here until [`Machine::charge_again`], this address space's instructions on this core cost nothing.
+    /// From here until [`Machine::charge_again`], this address space's instructions on this core cost
+    /// nothing.
     pub fn stop_charging(&mut self) {
         if !self.is_uncharged() {
             self.uncharged.push(self.space());
         }
     }
 
-    /// The end of this address space's uncharged section. Where there is none, it began on another core, where the thread was then.
+    /// The end of this address space's uncharged section. Where there is none, it began on another core,
+    /// where the thread was then.
     pub fn charge_again(&mut self) {
         let (own, root) = (self.space(), self.own.tlbs.root());
         let has_moved = !self.others.is_empty() && !self.uncharged.contains(&own);
@@ -132,8 +134,8 @@ impl Machine {
         !self.uncharged.is_empty() && self.uncharged.contains(&self.space())
     }
 
-    /// The program enters its allocator: malloc of so many bytes, or free of an address. `stack`: its stack pointer, or 0
-    /// where it is not known. Whether it was outside before.
+    /// The program enters its allocator: malloc of so many bytes, or free of an address. `stack`: its stack
+    /// pointer, or 0 where it is not known. Whether it was outside before.
     pub fn enter_allocator(&mut self, owner: Owner, operand: u64, stack: u64) -> bool {
         let enters = self.allocations.enter(self.space(), owner, operand, stack);
         if enters {
@@ -146,8 +148,8 @@ impl Machine {
         enters
     }
 
-    /// The function that it entered has its code here: an ideal allocator's code takes no time, but functions that it calls do
-    /// (the software that fills an empty list, or empties a long one).
+    /// The function that it entered has its code here: an ideal allocator's code takes no time, but functions
+    /// that it calls do (the software that fills an empty list, or empties a long one).
     pub fn allocator_code(&mut self, code: Range<u64>) {
         if self.ideal_allocator {
             self.own.free_of_charge = code;
@@ -186,7 +188,8 @@ impl Machine {
         }
     }
 
-    /// The kernel allocates pages. Those of the shim's arenas are not counted: the page allocator has its own.
+    /// The kernel allocates pages. Those of the shim's arenas are not counted: the page allocator has its
+    /// own.
     pub fn kernel_allocates(&mut self, flags: u64, pages: u64) {
         if self.is_uncharged() {
             return;

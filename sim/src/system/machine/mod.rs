@@ -1,4 +1,5 @@
-//! The whole machine, and how it is fed: a block is entered, its accesses and marks follow, the next block is entered.
+//! The whole machine, and how it is fed: a block is entered, its accesses and marks follow, the next block is
+//! entered.
 //!
 //! A block is timed when the next one is entered, because only then it is known how far it was executed (an
 //! instruction that faults ends it early) and where its branch led.
@@ -46,8 +47,8 @@ pub struct Machine {
     extension: Option<Extension>,
     support: Option<Support>,
     blocks: Vec<Block>,
-    /// The address spaces in which nothing is charged until their closing marks, and on which cores: one may be interrupted before
-    /// its own, and another begin such a section too.
+    /// The address spaces in which nothing is charged until their closing marks, and on which cores: one may
+    /// be interrupted before its own, and another begin such a section too.
     uncharged: Vec<u64>,
     /// An ideal allocator: its functions' own code is not charged.
     ideal_allocator: bool,
@@ -107,7 +108,8 @@ impl Machine {
         self.own.accesses.push(access);
     }
 
-    /// Times the current block's instructions before `index`, so that a change now holds for those from there on.
+    /// Times the current block's instructions before `index`, so that a change now holds for those from there
+    /// on.
     pub fn split(&mut self, index: usize, tables: &impl PageTables) {
         if let Some((number, from)) = self.own.current
             && from < index
@@ -303,8 +305,8 @@ impl Machine {
         self.sample();
     }
 
-    /// A string instruction's second and later elements: entered as blocks of that one instruction. They count as part
-    /// of the first, and cost an access for each line they touch. True if this was one.
+    /// A string instruction's second and later elements: entered as blocks of that one instruction. They
+    /// count as part of the first, and cost an access for each line they touch. True if this was one.
     fn repetition(
         &mut self,
         number: usize,
@@ -342,7 +344,8 @@ impl Machine {
     }
 }
 
-/// How many of the block's instructions were executed: up to the first that must have touched memory and did not.
+/// How many of the block's instructions were executed: up to the first that must have touched memory and did
+/// not.
 #[inline]
 fn executed(block: &Block, from: usize, accesses: &[Access]) -> usize {
     // Nearly always the last such instruction has accessed memory, so all before it have.

@@ -1,5 +1,6 @@
-//! How work is divided on a machine with a support core: that core executes the allocator's own code, between the call of
-//! malloc or free and its return. The program's core executes the kernel's work for the allocator.
+//! How work is divided on a machine with a support core: that core executes the allocator's own code, between
+//! the call of malloc or free and its return. The program's core executes the kernel's work for the
+//! allocator.
 
 use crate::base::cause::Owner;
 use crate::core::support::Support;
@@ -41,8 +42,8 @@ impl Machine {
         self.counts.unit_operations += 1;
     }
 
-    /// The kernel is entered: if the allocator has called it, or touched a page that is not there, not before the support core
-    /// has executed that.
+    /// The kernel is entered: if the allocator has called it, or touched a page that is not there, not before
+    /// the support core has executed that.
     pub(super) fn call_kernel(&mut self) {
         let its = matches!(self.own.kernel_work, Owner::Fault | Owner::MemoryCall);
         if self.own.user_owner != Owner::User
