@@ -2,14 +2,16 @@
 //! has used yet. Such a line, when it misses every cache, is instantiated with zeros in the LLC and not read
 //! from DRAM.
 //!
-//! Left open by the paper, taken here: lines are counted from the arena's header, line 0, so that the very
-//! first body line can bypass; the last line of a 512-byte class's arena has number 2048, which 11 bits do
-//! not hold, and never bypasses. A free lowers the counter over the freed object's lines only where no other
-//! live object shares the line: zeros would overwrite it. Accesses reach the counter only while the arena is
-//! in the HOT, so an arena that leaves it has its counter raised to its last live object: allocated objects
-//! may have been written meanwhile. Another core's first access to a line is a coherence request, which the
-//! HOT that holds the arena sees: it raises the counter, and the access does not bypass. Without that, zeros
-//! could overwrite what a thread wrote to an object that it received.
+//! Left open by the paper, taken here:
+//! - Lines are counted from the arena's header, line 0, so that the very first body line can bypass. The last
+//!   line of a 512-byte class's arena has number 2048, which 11 bits do not hold, and never bypasses.
+//! - A free lowers the counter over the freed object's lines only where no other live object shares the line:
+//!   zeros would overwrite it.
+//! - Accesses reach the counter only while the arena is in the HOT. So an arena that leaves it has its
+//!   counter raised to its last live object: allocated objects may have been written meanwhile.
+//! - Another core's first access to a line is a coherence request, which the HOT that holds the arena sees:
+//!   it raises the counter, and the access does not bypass. Without that, zeros could overwrite what a thread
+//!   wrote to an object that it received.
 
 use crate::arena::{BYPASS_COUNTER_MAX, Header, lines_of};
 use crate::hot::Hot;

@@ -2,12 +2,14 @@
 //! address by shifts and by divisions through constants. `sim/shim/layout.h` has the same in C; a test
 //! compares the two.
 //!
-//! Left open by the paper, taken here: each thread has a *lane* of its own, a range that the hardware knows
-//! (§4), with a range for each class in it; those are wide enough (16 MiB) for the bump pointers of a
-//! function, which never hand an address out twice, and no wider, so that one table below the root's maps the
-//! leaf tables of all classes; where a class's addresses are used up, software allocates; a class's arenas
-//! begin some pages into its range, at another distance than its neighbours', or the classes' first pages
-//! would all fall into one set of the TLBs; an arena's header is one cache line, followed by the objects.
+//! Left open by the paper, taken here:
+//! - Each thread has a *lane* of its own, a range that the hardware knows (§4), with a range for each class
+//!   in it. Those are wide enough (16 MiB) for the bump pointers of a function, which never hand an address
+//!   out twice. They are no wider, so that one table below the root's maps the leaf tables of all classes.
+//!   Where a class's addresses are used up, software allocates.
+//! - A class's arenas begin some pages into its range, at another distance than its neighbours', or the
+//!   classes' first pages would all fall into one set of the TLBs.
+//! - An arena's header is one cache line, followed by the objects.
 
 use crate::{Exception, Result};
 

@@ -1,10 +1,12 @@
 //! The hardware object allocator (§3.1, Fig. 6): obj-alloc and obj-free on the HOT's entries, and the arena
 //! lists.
 //!
-//! Left open by the paper, taken here: the lowest free object is allocated; an arena that becomes empty is
-//! returned to the page allocator unless the HOT holds it; otherwise a program that allocates and frees one
-//! object would take and return an arena each time; eager loading replaces the entry as soon as its last
-//! object is taken, and the next operation on the class waits if the new header is not there yet.
+//! Left open by the paper, taken here:
+//! - The lowest free object is allocated.
+//! - An arena that becomes empty is returned to the page allocator unless the HOT holds it; otherwise a
+//!   program that allocates and frees one object would take and return an arena each time.
+//! - Eager loading replaces the entry as soon as its last object is taken; the next operation on the class
+//!   waits if the new header is not there yet.
 
 use crate::arena::{Header, Headers};
 use crate::hot::{Entry, Hot, Owner};

@@ -1,14 +1,17 @@
-//! The hardware page allocator at the memory controller (§3.2): hands out arenas' virtual addresses by bump
-//! pointers, one for each class and thread, cached in the AAC; keeps a pool of physical pages, which the OS
-//! refills; builds the Memento page table as walks request it; takes pages and tables back with the arena.
+//! The hardware page allocator at the memory controller (§3.2). It hands out arenas' virtual addresses by
+//! bump pointers, one for each class and thread, cached in the AAC. It keeps a pool of physical pages, which
+//! the OS refills; builds the Memento page table as walks request it; and takes pages and tables back with
+//! the arena.
 //!
-//! Left open by the paper, taken here: a walk reads valid entries through the caches, as any walk, and only
-//! an invalid one needs the page allocator (a message and its work); the pool is last in, first out, so that
-//! a page that was freed is used again while the caches still hold it; the OS refills the pool when it is
-//! empty, and the operation that found it empty waits; refilled pages are not cleared, since new lines are
-//! instantiated with zeros (§3.3); the page behind a new arena's header is noted beside the class's bump
-//! pointer, and is entered into the page table as all others are, by the first walk that requests it: "the
-//! page allocator constructs the Memento page table on page walk requests".
+//! Left open by the paper, taken here:
+//! - A walk reads valid entries through the caches, as any walk; only an invalid one needs the page allocator
+//!   (a message and its work).
+//! - The pool is last in, first out, so that a freed page is used again while the caches still hold it.
+//! - The OS refills the pool when it is empty, and the operation that found it empty waits. Refilled pages
+//!   are not cleared, since new lines are instantiated with zeros (§3.3).
+//! - The page behind a new arena's header is noted beside the class's bump pointer. The first walk that
+//!   requests it enters it into the page table, as all others: "the page allocator constructs the Memento
+//!   page table on page walk requests".
 
 use crate::aac::ArenaAllocationCache;
 use crate::config::Config;

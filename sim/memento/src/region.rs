@@ -1,6 +1,6 @@
 //! A process's Memento region (§3.2): MRS and MRE, the root of its Memento page table (MPTR), its shootdown
-//! bit vector, and the memory block in which each thread's bump pointers and, while its HOT is flushed, its
-//! list heads are kept.
+//! bit vector, and the reserved memory block. That has each thread's bump pointers and, while its HOT is
+//! flushed, its list heads.
 
 use crate::layout::{CLASSES, LANES, PAGE_BYTES, arena_bytes, class_range, lane_and_class};
 

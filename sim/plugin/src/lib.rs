@@ -21,8 +21,8 @@ use std::ffi::{CStr, c_char, c_int};
 #[unsafe(no_mangle)]
 pub static qemu_plugin_version: c_int = 4;
 
-/// QEMU calls this when it has loaded the plugin: `out=FOLDER` (machine.toml is there, statistics go there),
-/// `max=INSTRUCTIONS` (0: no limit) and, if DRAM's requests are to be kept in the folder, `keep=dram`;
+/// QEMU calls this when it has loaded the plugin. Arguments: `out=FOLDER` (machine.toml is there, statistics
+/// go there); `max=INSTRUCTIONS` (0: no limit); `keep=dram`: DRAM's requests are kept in the folder;
 /// `keep=blocks`: how often each block of the region was entered.
 ///
 /// # Safety

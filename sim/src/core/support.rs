@@ -1,13 +1,14 @@
-//! SpeedMalloc's support core (Li et al., "SpeedMalloc: Improving Multi-threaded Applications via a
-//! Lightweight Core for Memory Allocation", arXiv 2508.20253): a small programmable core beside the
-//! program's, which executes the allocator for it and keeps the allocator's metadata in its own caches.
+//! SpeedMalloc's support core: a small programmable core beside the program's, which executes the allocator
+//! for it and keeps the allocator's metadata in its own caches. (Li et al., "SpeedMalloc: Improving
+//! Multi-threaded Applications via a Lightweight Core for Memory Allocation", arXiv 2508.20253.)
 //!
 //! In order, one instruction a cycle. The program's core sends a request and continues; after malloc it waits
-//! for the answer where it uses it. The code is the baseline allocator's own. The paper's abstract leaves
-//! open numbers, which are in [`SupportDescription`], and choices: the program's core executes the kernel's
-//! work, as of a page fault; realloc copies and calloc clears on the support core; the program's core's
-//! walker does its page walks. The allocator's code would use a stack of the support core's own, so its
-//! accesses to the program's stack cost no more than the instruction.
+//! for the answer where it uses it. The code is the baseline allocator's own. Numbers that the paper's
+//! abstract leaves open are in [`SupportDescription`]; these are choices:
+//! - The program's core executes the kernel's work, as of a page fault, and its walker does the page walks.
+//! - realloc copies and calloc clears on the support core.
+//! - The allocator's code would use a stack of the support core's own, so its accesses to the program's stack
+//!   cost no more than the instruction.
 
 use crate::base::description::{SupportDescription, TlbDescription};
 use crate::isa::block::*;

@@ -1,10 +1,10 @@
 //! DDR4 as an event-driven model: one channel, one rank, open rows.
 //!
 //! No clock ticks. A request asks, when it arrives, for the first clocks at which its commands (precharge,
-//! activate, column access) keep all distances of the standard to those already promised; the answer is
+//! activate, column access) keep all distances of the standard to those already promised. The answer is
 //! final, but a row hit may still slip in before an older request's precharge (first ready, first come, first
-//! served). Addresses are mapped as row, bank, bank group, column. `tests/dram.rs` holds it against DRAMsim3,
-//! command by command simulated.
+//! served). Addresses are mapped as row, bank, bank group, column. `tests/dram.rs` compares it with DRAMsim3,
+//! which simulates every command.
 
 use crate::base::calendar::Calendar;
 use crate::base::description::DramDescription;

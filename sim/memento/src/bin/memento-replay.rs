@@ -1,9 +1,10 @@
 //! Replays a journal of libmemento.so (MEMENTO_JOURNAL=FILE) through the hardware units and through the
 //! reference model. The shim's addresses and outcomes, the units' and the reference's must all be the same;
-//! the first difference is shown with the number of its operation, and the exit status is 1. Otherwise it
-//! prints how often the HOT was hit, how often by frees of young and of old objects (old: as many allocations
-//! of the class later as an arena has objects), and which size has the most allocations that change an arena
-//! list (Fig. 13).
+//! the first difference is shown with the number of its operation, and the exit status is 1.
+//!
+//! Otherwise it prints how often the HOT was hit, how often by frees of young and of old objects, and which
+//! size has the most allocations that change an arena list (Fig. 13). An object is old after as many
+//! allocations of its class as an arena has objects.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
