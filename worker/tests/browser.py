@@ -1,4 +1,4 @@
-"""A real browser for the tests: headless Chromium, spoken to in its DevTools protocol over two pipes."""
+"""A real browser for the tests: headless Chromium, driven by its DevTools protocol over two pipes."""
 
 import base64
 import itertools
@@ -95,7 +95,7 @@ class Browser:
         self.wait_for("document.readyState === 'complete'")
 
     def value(self, expression):
-        """What a JavaScript expression gives in the page."""
+        """The value of a JavaScript expression in the page."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
@@ -125,12 +125,12 @@ class Browser:
         shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(shot["data"]))
 
-    def complaints(self):
-        """What the page or the browser has written to the console: errors of scripts, refused content."""
+    def console(self):
+        """Console messages of the page or the browser: errors of scripts, refused content."""
         kinds = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
         return [event for event in self.events if event.get("method") in kinds]
 
-    def asked_for(self):
-        """Every address that the page has asked for."""
+    def requested(self):
+        """Every address that the page has requested."""
         sent = [event for event in self.events if event.get("method") == "Network.requestWillBeSent"]
         return [event["params"]["request"]["url"] for event in sent]

@@ -1,11 +1,11 @@
-"""How the tests call functions and make their code."""
+"""Helpers with which the tests call functions and build their code."""
 
 import io
 import json
 import time
 import zipfile
 
-# As long as a VM takes to boot where it is translated.
+# The boot time of a VM under emulation.
 PATIENCE_S = 300
 
 
@@ -15,17 +15,17 @@ def invoke(client, name, payload=None, **arguments):
     return json.loads(answer["Payload"].read() or b"null"), answer.get("FunctionError")
 
 
-def until(condition, told="", seconds=PATIENCE_S):
-    """What the condition finds, once it does; `told` is said, or says more, where it never does."""
+def until(condition, details="", seconds=PATIENCE_S):
+    """Polls the condition, and returns its first true value; `details` explains a failure."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
-        assert time.monotonic() < deadline, told() if callable(told) else told
+        assert time.monotonic() < deadline, details() if callable(details) else details
         time.sleep(0.05)
     return found
 
 
 def in_shell(client, command, name="probe"):
-    """What a shell says in an instance of a function: code, out, err."""
+    """Runs a shell command in an instance of a function: code, out, err."""
     answer, error = invoke(client, name, {"do": "shell", "command": command})
     assert error is None, answer
     return answer
@@ -36,7 +36,7 @@ def shell(client, command, name="probe"):
 
 
 def open_folder(tmp_path_factory, name):
-    """A new folder of the tests' that other users may look into, as instances and those who serve them do."""
+    """A new folder that other users may read, as the users of instances and of their servers do."""
     made = tmp_path_factory.mktemp(name)
     for path in [made, *made.parents[:3]]:
         path.chmod(path.stat().st_mode | 0o055)
@@ -44,7 +44,7 @@ def open_folder(tmp_path_factory, name):
 
 
 def zipped(**files):
-    """A .zip of files; `app_py` stands for app.py."""
+    """A .zip of files; the argument `app_py` is the file app.py."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in files.items():

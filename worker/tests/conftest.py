@@ -21,7 +21,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 TEMPLATE = str(HERE / "functions/template.yaml")
 MAYFLY = os.environ.get("MAYFLY", str(ROOT / "target/release/mayfly"))
-# Instances of the tests are few, however many the machine could hold.
+# Few instances, so that the tests run alike on machines of any size.
 SETTINGS = {
     "--listen": "127.0.0.1:0",
     "--memory": "1500",
@@ -34,7 +34,7 @@ START_S = 600
 
 
 class Worker:
-    """A running `mayfly up`; `before` are the words of a command that becomes mayfly."""
+    """A running `mayfly up`; `before` is a command line that executes mayfly."""
 
     def __init__(self, *arguments, environment=None, before=()):
         settings = [word for name in SETTINGS.keys() - set(arguments) for word in (name, SETTINGS[name])]
@@ -47,7 +47,7 @@ class Worker:
                 stderr=log,
                 env={**os.environ, "NO_COLOR": "1", **(environment or {})},
             )
-        # To the end of the line, which comes in pieces.
+        # Up to the end of the line, since the log may hold a part of it.
         self.url = self.wait_for(r"serving Lambda's API on (http://\S+)\n", START_S).group(1)
         self.port = int(self.url.rsplit(":", 1)[1])
 
@@ -55,7 +55,7 @@ class Worker:
         return self
 
     def __exit__(self, kind, *_):
-        """It ends cleanly, where the test has not failed and has not ended it in another way."""
+        """Stops the worker, which must exit with 0 unless the test failed or has stopped it by itself."""
         ends_here = kind is None and self.process.poll() is None
         code = self.stop(signal.SIGTERM if ends_here else signal.SIGKILL)
         assert not ends_here or code == 0, (code, self.last_log[-3000:])
@@ -99,8 +99,8 @@ class Worker:
         lines = [line for line in self.get("/metrics").splitlines() if re.match(rf"{name}(\{{| )", line)]
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
-    def left(self):
-        """What still runs, for a failure's message."""
+    def state(self):
+        """Processes, metrics and log, for a failure's message."""
         tree = subprocess.run(
             ["ps", "-o", "pid,ppid,stat,args", "-p", ",".join(map(str, [1, *self.descendants()]))],
             capture_output=True,
@@ -109,7 +109,7 @@ class Worker:
         return tree.stdout + self.get("/metrics") + self.log()[-3000:]
 
     def descendants(self):
-        """Processes below the worker: sandboxes and what runs in them, page stores left out."""
+        """Processes below the worker without page stores: monitors and all processes of sandboxes."""
         return [process for process in descendants(self.process.pid) if not is_store(process)]
 
     def stores(self):
@@ -120,7 +120,7 @@ class Worker:
         return json.loads(self.get("/history"))["samples"][-1]
 
     def events(self, kind, **fields):
-        """Those of this kind that say so."""
+        """Events of this kind with these fields."""
         wanted = {"kind": kind, **fields}.items()
         return [event for event in json.loads(self.get("/events"))["events"] if wanted <= event.items()]
 
@@ -149,8 +149,8 @@ def is_store(process):
     return False
 
 
-def lives(process):
-    """Whether it runs; one that has ended and that nobody waits for does not."""
+def is_alive(process):
+    """Whether it runs; a zombie does not."""
     try:
         return pathlib.Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -158,15 +158,15 @@ def lives(process):
 
 
 def cgroups_of(worker_pid):
-    """Folders of cgroups that a worker has made. Others' may go meanwhile, which ends a glob."""
+    """Folders of cgroups that a worker has made. A glob would fail where another worker removes one."""
     named = f"mayfly-worker-{worker_pid}-"
     walked = os.walk("/sys/fs/cgroup")
     return [f"{folder}/{name}" for folder, names, _ in walked for name in names if name.startswith(named)]
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist, which comes later, looks for the groups then
+@pytest.hookimpl(tryfirst=True)  # before xdist, which reads the groups
 def pytest_collection_modifyitems(items):
-    """Two groups at once: instances in VMs, and all others, which look at what there is on the host."""
+    """Two groups run at once: tests in VMs, and all others, which inspect processes of the host."""
     for item in items:
         in_vm = item.path.name.startswith(("test_vm", "test_cgroup_v2"))
         item.add_marker(pytest.mark.xdist_group("vm" if in_vm else "host"))
@@ -186,12 +186,12 @@ def client(worker):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder whose code and images callers may name."""
+    """A folder whose code and images API callers may name."""
     return open_folder(tmp_path_factory, "named")
 
 
 @pytest.fixture(scope="module")
 def running(place):
-    """A worker without functions, whose callers may name what is in `place`."""
+    """A worker without functions, whose callers may name code and images in `place`."""
     with Worker("--code-from", str(place)) as worker:
         yield worker

@@ -1,5 +1,5 @@
-"""The first process of a guest that knows cgroup version 2 alone (test_cgroup_v2.py boots it): the worker
-serves in it, and each check says how it went. Beside this file are `mayfly`, its libraries, and packages.
+"""The first process of a guest with cgroup version 2 alone, which test_cgroup_v2.py boots. The worker serves
+in it, and each check prints its result. Beside this file are `mayfly`, its libraries, and packages.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 GROUPS = pathlib.Path("/sys/fs/cgroup")
 CONTROLLERS = "+memory +pids +cpu"
 PATIENCE_S = 300
-STRANGER = 1000  # who is not root
+UNPRIVILEGED = 1000  # a user other than root
 
 APP = """
 import os, signal, time
@@ -90,10 +90,10 @@ def set_up():
     pathlib.Path("/tmp/template.yaml").write_text(TEMPLATE)
 
 
-def until(condition, told):
+def until(condition, details):
     deadline = time.monotonic() + PATIENCE_S
     while not (found := condition()):
-        assert time.monotonic() < deadline, told()
+        assert time.monotonic() < deadline, details()
         time.sleep(0.05)
     return found
 
@@ -123,7 +123,7 @@ class Up:
         for folder in [cache, cache / "mayfly", cache / "mayfly/worker"]:
             os.chown(folder, user, user)
 
-        # Where an earlier worker has left its own, nobody may be in the one above.
+        # Where an earlier worker has left its cgroup, the one above must have no process.
         leaf = group / "mayfly"
         place = leaf if leaf.exists() else group
 
@@ -173,14 +173,14 @@ class Up:
         return answer
 
     def own(self):
-        """The cgroups of its own that a worker has made."""
+        """The cgroups that the worker has made."""
         return sorted(self.group.glob("mayfly-worker-*"))
 
     def instances(self):
         return sorted(self.group.glob("mayfly-worker-*/instance-*"))
 
     def stop(self):
-        """Ends it, and nothing of it is left."""
+        """Ends the worker, which leaves no cgroup and no process."""
         os.kill(self.now, signal.SIGTERM)
         if self.now == self.process.pid:
             assert self.process.wait(PATIENCE_S) == 0, self.log()
@@ -214,7 +214,7 @@ def instances_are_below_the_cgroup_of_the_worker(up):
     assert len(up.own()) == 1 and len(up.instances()) == 1, (list(GROUPS.rglob("mayfly*")), up.log())
     assert not list(GROUPS.glob("mayfly*")), "nothing at the hierarchy's root"
     assert read(up.instances()[0], "cgroup.procs"), "its processes are there"
-    # So has the page store, which runs from when the instance is idle.
+    # The page store, which starts once the instance is idle, has its cgroup there, too.
     until(lambda: list(up.group.glob("mayfly-worker-*/store-*")), up.log)
 
 
@@ -238,7 +238,7 @@ def memory_has_a_limit(up):
 
 def processes_have_a_limit(up):
     made = up.right("Large", "fork")
-    # Its own, the monitor's child and whatever threads it has are among the 1024.
+    # The 1024 include the runtime itself, process 1 and their threads.
     assert 1000 < made < 1024, made
     (large,) = up.instances()
     assert counted(large, "pids.events", "max") > 0
@@ -274,7 +274,7 @@ def killed_worker_leaves_no_process(up):
     os.kill(up.now, signal.SIGKILL)
     until(lambda: not populated(up.group), lambda: list(up.group.rglob("cgroup.procs")))
     left = up.own()
-    assert left, "its folders"
+    assert left, "its cgroups stay"
     again = Up(up.group)
     again.right("Small", "ping")
     assert len(again.own()) == 1 and again.own() != left, "the next one has removed them"
@@ -282,7 +282,7 @@ def killed_worker_leaves_no_process(up):
 
 
 def unprivileged_user_serves_from_a_delegated_cgroup(_):
-    up = Up(delegated("user.slice/worker.scope", STRANGER), STRANGER)
+    up = Up(delegated("user.slice/worker.scope", UNPRIVILEGED), UNPRIVILEGED)
     up.right("Small", "ping")
     (small,) = up.instances()
     assert read(small, "memory.max") == str(128 << 20) and read(small, "cpu.max") == "50000 100000"

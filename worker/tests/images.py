@@ -1,4 +1,4 @@
-"""Container images for the tests, by hand as OCI's format and `docker save` have them, and a registry."""
+"""Container images for the tests, in OCI's format and `docker save`'s, and a registry."""
 
 import contextlib
 import gzip
@@ -51,7 +51,7 @@ def layer(*entries, form=tarfile.PAX_FORMAT):
                 archive.add(content, info, filter=plain)
                 continue
             info = member(info) if isinstance(info, str) else info
-            # What a header claims is its own business.
+            # A header may claim another size than the content's.
             info.size = info.size or len(content)
             archive.addfile(info)
             made.write(content)
@@ -65,7 +65,7 @@ def plain(info):
 
 
 def zstd(data, *options):
-    """Compressed by the program of that name, which takes it from a pipe, as skopeo and buildah would."""
+    """Compressed by the program of that name from a pipe, as by skopeo and buildah."""
     return subprocess.run(["zstd", "-q", *options], input=data, capture_output=True, check=True).stdout
 
 
@@ -75,7 +75,7 @@ def packed(data, how):
 
 
 class Image:
-    """An image: its layers, each an archive, and what it says of itself."""
+    """An image: its layers, each an archive, its config and its manifest."""
 
     def __init__(self, *layers, compress=None, contents=None, architecture="amd64", **config):
         self.layers = [packed(archive, compress) for archive in layers]
@@ -141,7 +141,7 @@ class Image:
 
 @contextlib.contextmanager
 def registry(image, index=False, change=lambda path, data: data):
-    """Serves an image as 127.0.0.1:PORT/me/it:v1; `change` says what is answered in place of something."""
+    """Serves an image as 127.0.0.1:PORT/me/it:v1; `change` replaces an answer by another."""
     documents = {f"blobs/{digest(blob)}": blob for blob in [image.config, *image.layers]}
     documents[f"manifests/{digest(image.manifest)}"] = image.manifest
     documents["manifests/v1"] = image.manifest
@@ -153,11 +153,11 @@ def registry(image, index=False, change=lambda path, data: data):
         ]
         listed = {"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests}
         documents["manifests/v1"] = json.dumps(listed).encode()
-    asked = []
+    requested = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
-            asked.append(self.path)
+            requested.append(self.path)
             data = change(self.path, documents.get(self.path.removeprefix("/v2/me/it/")))
             if isinstance(data, str):
                 self.send_response(307)
@@ -175,7 +175,7 @@ def registry(image, index=False, change=lambda path, data: data):
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        yield f"127.0.0.1:{server.server_port}", asked
+        yield f"127.0.0.1:{server.server_port}", requested
     finally:
         server.shutdown()
         server.server_close()
@@ -196,7 +196,7 @@ def python_layer(client):
 
 
 def python_layers():
-    """The interpreter, and AWS' runtime interface client, which a worker that runs has installed for it."""
+    """The interpreter, and AWS' runtime interface client, which a running worker has installed for it."""
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
     client = next((cache / "mayfly/worker/python").glob("*/runtime_client.cpython-311-*")).parent
     return [python_layer(client), layer(("var/runtime", client))]

@@ -1,4 +1,4 @@
-"""A server of queues that speaks SQS' JSON protocol, as far as boto3's tests here and the worker need it."""
+"""A queue server that speaks SQS' JSON protocol, as far as boto3 in these tests and the worker need it."""
 
 import contextlib
 import hashlib
@@ -12,17 +12,17 @@ import boto3
 
 
 class Queues:
-    """Queues by name; each message is visible from a time on, and hidden for a while when it was received."""
+    """Queues by name. A message has a time from which it is visible; receiving it moves that time."""
 
     def __init__(self, visibility=1):
         self.visibility = visibility
         self.changed = threading.Condition()
         self.messages = {}
         self.numbers = itertools.count()
-        # What was asked: how many messages of a call, and which queues.
-        self.received, self.asked = [], []
+        # Sizes of the received batches, and names in GetQueueUrl calls.
+        self.batch_sizes, self.looked_up = [], []
 
-    def left(self, name):
+    def bodies(self, name):
         with self.changed:
             return sorted(message["Body"] for message in self.messages[name].values())
 
@@ -31,7 +31,7 @@ class Queues:
 
     def GetQueueUrl(self, _, wanted):
         name = wanted["QueueName"]
-        self.asked.append(name)
+        self.looked_up.append(name)
         return {"QueueUrl": f"{self.url}/0/{name}"} if name in self.messages else None
 
     def SendMessage(self, name, wanted):
@@ -66,7 +66,7 @@ class Queues:
                 message["ReceiptHandle"] = f"{message['MessageId']}/{message['received']}"
                 message["Attributes"] = {"ApproximateReceiveCount": str(message["received"])}
             if taken:
-                self.received.append(len(taken))
+                self.batch_sizes.append(len(taken))
             return {"Messages": [dict(message) for message in taken]} if taken else {}
 
     def DeleteMessageBatch(self, name, wanted):
@@ -88,7 +88,7 @@ class Queues:
         )
 
     def send(self, name, bodies, **more):
-        """By boto3, which checks the answers."""
+        """Sends by boto3, which checks the answers."""
         client = self.client()
         for body in bodies:
             client.send_message(QueueUrl=f"{self.url}/0/{name}", MessageBody=body, **more)

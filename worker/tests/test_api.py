@@ -74,7 +74,7 @@ def test_errors_have_lambda_names(client):
         400,
     )
     assert error_of(create, client, "new", code, MemorySize=10_240) == ("InvalidParameterValueException", 400)
-    assert error_of(client.invoke, FunctionName="nobody") == ("ResourceNotFoundException", 404)
+    assert error_of(client.invoke, FunctionName="missing") == ("ResourceNotFoundException", 404)
     assert error_of(client.invoke, FunctionName="probe:7") == ("ResourceNotFoundException", 404)
     broken = {"FunctionName": "probe", "Payload": b"{"}
     assert error_of(client.invoke, **broken) == ("InvalidRequestContentException", 400)

@@ -1,4 +1,5 @@
-"""Ways in which a caller, a web page or a function could hurt host, worker and neighbours, each closed."""
+"""Attempts of a caller, a web page or a function to harm host, worker and neighbours: each is refused or
+bounded (docs/security.md)."""
 
 import concurrent.futures
 import contextlib
@@ -99,7 +100,7 @@ def test_stalled_uploads_do_not_block_other_bodies(worker, client):
     head = b"POST /2015-03-31/functions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n{"
     held = []
     try:
-        # Announced is all the memory there is for bodies, to the last KiB.
+        # Together they announce all of the memory for bodies, to the last KiB.
         for length in [68_000_000] * 8 + [1 << bits for bits in range(26, 8, -1)] * 2:
             connection = socket.create_connection(("127.0.0.1", worker.port), timeout=60)
             connection.sendall(head % length)
@@ -115,7 +116,7 @@ def test_stalled_uploads_do_not_block_other_bodies(worker, client):
 
 
 def test_unread_answers_are_bounded(worker, client):
-    """Sixty would be 360 MiB: who has taken nothing for longest loses the connection; the others have it."""
+    """Sixty are 360 MiB: the worker closes those that have read nothing for longest; the others read all."""
     event = json.dumps({"do": "large", "bytes": 6_000_000})
     call = (
         "POST /2015-03-31/functions/probe/invocations HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
@@ -138,7 +139,7 @@ def test_unread_answers_are_bounded(worker, client):
             connection.sendall(call.encode())
             assert connection.recv(1) == b"H"
         assert invoke(client, "probe", {"do": "large", "bytes": 5_000_000})[1] is None
-        # At once: who takes nothing for long is closed, too.
+        # At once, since the worker also closes connections that read nothing for long.
         with concurrent.futures.ThreadPoolExecutor(60) as threads:
             lengths = list(threads.map(taken, waiting))
     whole = [length > 6_000_000 for length in lengths]
@@ -147,14 +148,14 @@ def test_unread_answers_are_bounded(worker, client):
 
 def test_invalid_requests_are_refused_before_their_body(worker):
     head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 6000000\r\n\r\n"
-    nobody = head % b"/2015-03-31/functions/nobody/invocations"
-    assert raw(worker, nobody, seconds=5) == 404
-    assert raw(worker, head % b"/lambda-url/nobody/", seconds=5) == 404
+    unknown = head % b"/2015-03-31/functions/missing/invocations"
+    assert raw(worker, unknown, seconds=5) == 404
+    assert raw(worker, head % b"/lambda-url/missing/", seconds=5) == 404
     with Worker(environment=KEYS) as running:
         assert raw(running, head % b"/2015-03-31/functions", seconds=5) == 403
 
 
-@pytest.mark.skipif(not IS_ROOT, reason="only root reads what is another's")
+@pytest.mark.skipif(not IS_ROOT, reason="only root reads other users' files")
 def test_code_folders_must_lie_below_allowed_ones(client, tmp_path):
     tmp_path.chmod(0o755)
     code, secret = tmp_path / "code", tmp_path / "closed/secret"
@@ -202,7 +203,7 @@ def test_unread_log_delays_no_request():
             while b"serving" not in (line := process.stderr.readline()):
                 assert line
             connection = http.client.HTTPConnection("127.0.0.1", int(line.rsplit(b":", 1)[1]), timeout=60)
-            # Much more than the pipe holds, from one function; another is called meanwhile.
+            # One function prints much more than the pipe holds; another is called meanwhile.
             for name, event in [("probe", {"do": "print_without_end"}), ("neighbour", {"do": "count"})] * 2:
                 connection.request("POST", f"/2015-03-31/functions/{name}/invocations", json.dumps(event))
                 answer = connection.getresponse()
@@ -232,7 +233,7 @@ def test_sync_system_calls_are_unavailable(client):
 
 
 def test_unexpected_answer_is_refused_unread(client):
-    """Nothing of its body has been sent when it is refused: sixteen would take 96 MiB of the worker."""
+    """The worker refuses it before its body is sent: sixteen bodies would take 96 MiB of the worker."""
     ask = (
         "import socket; c = socket.create_connection(('127.0.0.1', 9001), 4);"
         "c.sendall(b'POST /2018-06-01/runtime/invocation/x/{} HTTP/1.1\\r\\nHost: r\\r\\n');"
@@ -255,7 +256,7 @@ def test_busy_instance_rests_seldom():
                 assert invoke(client, "single", {"do": "sleep", "seconds": 0.01})[1] is None
                 requests += 1
             assert "mayfly_rests_total" in running.get("/metrics")
-            # On a machine that is busy itself, a request may come so late that the instance was idle before.
+            # On a busy machine a request may arrive so late that the instance has been idle before.
             assert running.figure("mayfly_rests_total") <= 4 + requests // 8, f"{requests} requests"
 
 
@@ -297,8 +298,8 @@ def test_refusal_names_the_limiting_resource():
             with pytest.raises(client.exceptions.TooManyRequestsException) as caught:
                 invoke(client, "neighbour", {"do": "count"})
             assert held.result() == ("slept", None)
-        told = caught.value.response["Error"]["Message"]
-        assert "128 of 128 MiB (--memory), single 128 of them" in told, told
+        message = caught.value.response["Error"]["Message"]
+        assert "128 of 128 MiB (--memory), single 128 of them" in message, message
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="a PID namespace of its own needs root")
@@ -319,5 +320,5 @@ def test_worker_in_another_pid_namespace_removes_nothing(worker, client):
         assert b"serving" in other.stderr.readline(), other.stderr.read()
         other.kill()
     assert before and cgroups_of(worker.process.pid) == before
-    client.update_function_configuration(FunctionName="neighbour", Description="anew")
+    client.update_function_configuration(FunctionName="neighbour", Description="changed")
     assert invoke(client, "neighbour", {"do": "count"})[1] is None, "its folders are there"

@@ -1,5 +1,5 @@
-"""The worker on a machine that knows cgroup version 2 alone: Mayfly's guest is booted as one, and guest.py
-is its first process."""
+"""The worker on a machine with cgroup version 2 alone: Mayfly's guest, booted with guest.py as its first
+process."""
 
 import os
 import pathlib
@@ -16,8 +16,8 @@ LIBRARIES = ["libmayfly_heap.so", "libmayfly_merge.so", "libmayfly_rest.so"]
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory, worker):
-    """What the guest has said, to the end. This host's worker has installed the client of Lambda for it."""
+def console(tmp_path_factory, worker):
+    """The guest's console output, complete. This host's worker has installed Lambda's client for it."""
     built = subprocess.run(
         [MAYFLY, "vm", "image", "--kernel", "hotmem"], check=True, stdout=subprocess.PIPE, text=True
     )
@@ -37,7 +37,7 @@ def told(tmp_path_factory, worker):
         check=True,
         stdout=subprocess.DEVNULL,
     )
-    # Debian's root without what mounts; the kernel hands on what follows `--`.
+    # Debian's root has no mount(8) here; the kernel passes the words after `--` to init.
     first = "import ctypes, os; ctypes.CDLL(None).mount(b'/dev/vdb', b'/mnt', b'ext4', 1, None); "
     first += "os.execv('/usr/bin/python3', ['python3', '/mnt/guest.py'])"
     done = subprocess.run(
@@ -63,5 +63,5 @@ def told(tmp_path_factory, worker):
 
 
 @pytest.mark.parametrize("check", [check.__name__ for check in guest.CHECKS])
-def test_on_cgroup_v2(told, check):
-    assert re.search(rf"^{check}: ok", told, re.MULTILINE), told
+def test_on_cgroup_v2(console, check):
+    assert re.search(rf"^{check}: ok", console, re.MULTILINE), console

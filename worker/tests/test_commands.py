@@ -1,4 +1,4 @@
-"""`mayfly up` and `mayfly load` as commands: the sample functions, the page, the figures, mistakes."""
+"""`mayfly up` and `mayfly load` as commands: the sample functions, the page, the metrics, usage errors."""
 
 import html
 import json
@@ -18,7 +18,7 @@ FUNCTIONS = ROOT / "functions"
 GOOD_OR_BAD = """
 def handler(event, context):
     if not event:
-        print("fails as it was told")
+        print("fails as requested")
         raise ValueError(event)
     return event
 """
@@ -88,12 +88,12 @@ def test_page_shows_request_outcomes_per_function():
         (answered, _, _, failed, refusals), reasons = row("bad")
         assert (answered, failed, refusals) == ("1", "1", "1")
         assert list(map(html.unescape, reasons)) == [refused.value.response["Error"]["Message"]]
-        # The link at its name.
+        # The link in its row.
         log = running.get("/log?function=bad")
-        assert "REPORT RequestId" in log and "as it was told" in log
+        assert "REPORT RequestId" in log and "fails as requested" in log
         assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+0000 ", log)
         with pytest.raises(urllib.error.HTTPError, match="404"):
-            running.get("/log?function=nobody")
+            running.get("/log?function=missing")
 
 
 def test_log_option_json_prints_json_lines(tmp_path):
@@ -110,8 +110,8 @@ def test_log_option_json_prints_json_lines(tmp_path):
     running.terminate()
     assert running.wait(timeout=60) == 0
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
-    told = next(line for line in lines if "serving Lambda's API on http://127.0.0.1:" in line["message"])
-    assert told["level"] == "INFO" and re.match(r"\d{4}-\d\d-\d\dT", told["timestamp"])
+    serving = next(line for line in lines if "serving Lambda's API on http://127.0.0.1:" in line["message"])
+    assert serving["level"] == "INFO" and re.match(r"\d{4}-\d\d-\d\dT", serving["timestamp"])
     assert "\x1b" not in str(lines)
 
 

@@ -1,4 +1,4 @@
-"""What becomes of events: a function is told of their end, and how often they are tried can be said."""
+"""Results of events: destinations receive them, and an event config sets how often they are tried."""
 
 import json
 import shutil
@@ -9,7 +9,7 @@ from botocore.exceptions import ClientError
 from calls import create, zipped
 from conftest import Worker
 
-TOLD = zipped(app_py="import json\ndef handler(event, context): print('TOLD', json.dumps(event))")
+RECEIVER = zipped(app_py="import json\ndef handler(event, context): print('RECEIVED', json.dumps(event))")
 OURS = zipped(
     app_py="""
 def handler(event, context):
@@ -32,33 +32,33 @@ def send(client, name, event):
     return sent["ResponseMetadata"]["RequestId"]
 
 
-def told(running, request):
-    """What the destination was told of a request's end."""
-    line = running.wait_for(rf"TOLD (\{{.*{request}.*\}})").group(1)
+def received(running, request):
+    """The destination's record of a request."""
+    line = running.wait_for(rf"RECEIVED (\{{.*{request}.*\}})").group(1)
     return json.loads(line)
 
 
 def test_destination_receives_success_and_failure(running):
     client = running.client()
-    create(client, "told", TOLD)
+    create(client, "receiver", RECEIVER)
     create(client, "ours", OURS)
-    to = {"Destination": ARN + "told"}
+    to = {"Destination": ARN + "receiver"}
     made = client.put_function_event_invoke_config(
         FunctionName="ours", MaximumRetryAttempts=0, DestinationConfig={"OnSuccess": to, "OnFailure": to}
     )
     assert made["FunctionArn"] == ARN + "ours:$LATEST" and made["MaximumRetryAttempts"] == 0
     request = send(client, "ours", {"a": 1})
-    record = told(running, request)
+    record = received(running, request)
     context = record["requestContext"]
     assert (context["condition"], context["approximateInvokeCount"]) == ("Success", 1)
     assert context["requestId"] == request and context["functionArn"] == ARN + "ours"
     assert record["requestPayload"] == {"a": 1} and record["responsePayload"] == {"seen": {"a": 1}}
     assert "functionError" not in record["responseContext"]
-    record = told(running, send(client, "ours", {"fails": True}))
+    record = received(running, send(client, "ours", {"fails": True}))
     assert record["requestContext"]["condition"] == "RetriesExhausted"
     assert record["responseContext"]["functionError"] == "Unhandled"
     assert record["responsePayload"]["errorMessage"] == "as asked"
-    # A caller who waits is told itself.
+    # A synchronous caller receives the result itself.
     client.invoke(FunctionName="ours", Payload=b'{"waits": 1}')
     assert '"waits"' not in running.log()
 
@@ -66,12 +66,12 @@ def test_destination_receives_success_and_failure(running):
 def test_event_config_survives_a_killed_worker(tmp_path):
     with Worker("--state", str(tmp_path)) as first:
         client = first.client()
-        create(client, "told", TOLD)
+        create(client, "receiver", RECEIVER)
         create(client, "ours", OURS)
         client.put_function_event_invoke_config(
             FunctionName="ours",
             MaximumRetryAttempts=0,
-            DestinationConfig={"OnFailure": {"Destination": ARN + "told"}},
+            DestinationConfig={"OnFailure": {"Destination": ARN + "receiver"}},
         )
         first.stop(signal.SIGKILL)
     with Worker("--state", str(tmp_path)) as again:
@@ -80,8 +80,8 @@ def test_event_config_survives_a_killed_worker(tmp_path):
         known = client.get_function_event_invoke_config(FunctionName="ours")
         assert known["MaximumRetryAttempts"] == 0 and known["MaximumEventAgeInSeconds"] == 60
         assert known["DestinationConfig"] == updated["DestinationConfig"]
-        assert known["DestinationConfig"]["OnFailure"] == {"Destination": ARN + "told"}
-        assert told(again, send(client, "ours", {"fails": 1}))["requestPayload"] == {"fails": 1}
+        assert known["DestinationConfig"]["OnFailure"] == {"Destination": ARN + "receiver"}
+        assert received(again, send(client, "ours", {"fails": 1}))["requestPayload"] == {"fails": 1}
         listed = client.list_function_event_invoke_configs(FunctionName="ours")
         assert len(listed["FunctionEventInvokeConfigs"]) == 1
         client.delete_function_event_invoke_config(FunctionName="ours")
@@ -101,7 +101,7 @@ def test_destination_loop_ends(running):
 
 
 def test_destinations_must_be_functions(running):
-    # What boto3 refuses by itself the worker is asked all the same.
+    # Without boto3's own checks, so that the worker receives these calls.
     client = running.client(parameter_validation=False)
     create(client, "ours", OURS)
     for wrong in [
@@ -118,9 +118,9 @@ def test_destinations_must_be_functions(running):
 
 TEMPLATE = """
 Resources:
-  Told:
+  Receiver:
     Type: AWS::Serverless::Function
-    Properties: { CodeUri: told/, Handler: app.handler, Runtime: python3.11 }
+    Properties: { CodeUri: receiver/, Handler: app.handler, Runtime: python3.11 }
   Ours:
     Type: AWS::Serverless::Function
     Properties:
@@ -130,18 +130,18 @@ Resources:
       EventInvokeConfig:
         MaximumRetryAttempts: 0
         DestinationConfig:
-          OnFailure: { Type: Lambda, Destination: !GetAtt Told.Arn }
+          OnFailure: { Type: Lambda, Destination: !GetAtt Receiver.Arn }
           OnSuccess: { Type: SQS }
 """
 
 
 def test_template_sets_destinations(tmp_path):
-    for name, code in {"told": TOLD, "ours": OURS}.items():
+    for name, code in {"receiver": RECEIVER, "ours": OURS}.items():
         (tmp_path / name).mkdir()
         (tmp_path / f"{name}.zip").write_bytes(code)
         shutil.unpack_archive(tmp_path / f"{name}.zip", tmp_path / name)
     (tmp_path / "template.yaml").write_text(TEMPLATE)
     with Worker(str(tmp_path / "template.yaml")) as running:
         running.wait_for("OnSuccess of Type SQS is not supported and passed over")
-        record = told(running, send(running.client(), "Ours", {"fails": 1}))
+        record = received(running, send(running.client(), "Ours", {"fails": 1}))
         assert record["requestContext"]["functionArn"] == ARN + "Ours"

@@ -1,5 +1,5 @@
-"""Functions as others have them, unchanged: AWS' own examples and one of ours of each ecosystem, built by SAM
-CLI, called by boto3, the AWS CLI and HTTP."""
+"""Functions as users write them: AWS' own examples, unchanged, and one of ours for each ecosystem, built by
+SAM CLI, called by boto3, the AWS CLI and HTTP."""
 
 import base64
 import json
@@ -25,7 +25,7 @@ ENVIRONMENT = {
     **os.environ,
     "PATH": f"{TOOLS}:{os.environ['PATH']}",
     "SAM_CLI_TELEMETRY": "0",
-    # What has been compiled stays for the next run.
+    # Keeps compiled code for the next run.
     "CARGO_TARGET_DIR": str(BUILD / "cargo"),
 }
 missing = [name for name in ("go", "cargo", "npm") if not shutil.which(name)]
@@ -46,7 +46,7 @@ def sam(*arguments, cwd):
 
 
 def aws(running, *arguments, text=None):
-    """The AWS CLI, as people call it."""
+    """The AWS CLI, as users call it."""
     done = subprocess.run(
         ["aws", "--endpoint-url", running.url, "--region", "us-east-1", *arguments],
         env={**ENVIRONMENT, "AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_PAGER": ""},
@@ -60,7 +60,7 @@ def aws(running, *arguments, text=None):
 
 
 def example(folder, language, runtime):
-    """One of the projects that SAM CLI brings with it, built."""
+    """One of SAM CLI's own example projects, built."""
     sam(
         *("init", "--no-input", "--location", TEMPLATES / f"cookiecutter-aws-sam-hello-{language}"),
         *("--name", "hello", "--extra-context"),
@@ -80,7 +80,7 @@ def test_aws_example_built_by_sam_cli(tmp_path, language, runtime):
         assert error is None, answer
         assert (answer["statusCode"], json.loads(answer["body"])) == (200, {"message": "hello world"})
         out = tmp_path / "answer.json"
-        told = json.loads(
+        report = json.loads(
             aws(
                 running,
                 *("lambda", "invoke", "--function-name", "HelloWorldFunction", "--log-type", "Tail"),
@@ -88,7 +88,8 @@ def test_aws_example_built_by_sam_cli(tmp_path, language, runtime):
             )
         )
         assert (
-            told["StatusCode"] == 200 and "REPORT RequestId" in base64.b64decode(told["LogResult"]).decode()
+            report["StatusCode"] == 200
+            and "REPORT RequestId" in base64.b64decode(report["LogResult"]).decode()
         )
         assert json.loads(out.read_text()) == answer
 
@@ -118,7 +119,7 @@ def test_aws_cli_creates_invokes_and_deletes_a_function(tmp_path):
 
 @pytest.fixture(scope="module")
 def ecosystems():
-    """Our own, as `sam build` leaves them."""
+    """Our own functions, built by `sam build`."""
     if missing or version() != "20":
         pytest.skip(f"this host lacks {' '.join(missing) or 'Node.js 20'}")
     folder = BUILD / "ecosystems"
@@ -169,6 +170,6 @@ def test_rust_and_go(ecosystems, name, event, expected, wrong, reason):
     answer = client.invoke(FunctionName=name, Payload=json.dumps(event))
     request = answer["ResponseMetadata"]["RequestId"]
     assert json.loads(answer["Payload"].read()) == {**expected, "request": request}
-    told, error = invoke(client, name, wrong)
-    assert error == "Unhandled" and reason in told["errorMessage"]
-    assert invoke(client, name, event)[1] is None, "it lives on"
+    answer, error = invoke(client, name, wrong)
+    assert error == "Unhandled" and reason in answer["errorMessage"]
+    assert invoke(client, name, event)[1] is None, "the instance survives"

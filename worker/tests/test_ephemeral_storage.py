@@ -1,4 +1,5 @@
-"""An instance's /tmp is a disk of its own: no memory, an error when it is full, nothing when it is over."""
+"""An instance's /tmp is a disk of its own: it takes no memory, returns ENOSPC when full, and is removed with
+the instance."""
 
 import os
 import pathlib
@@ -20,14 +21,14 @@ def shell(client, command, name="single"):
 
 
 def disks():
-    """The files behind loop devices that have no name any more."""
+    """Deleted files that still back loop devices."""
     files = pathlib.Path("/sys/block").glob("loop*/loop/backing_file")
     found = []
     for file in files:
         try:
             found.append(file.read_text().strip())
         except OSError:
-            continue  # it goes just now
+            continue  # the device is detached just now
     return [name for name in found if name.endswith("(deleted)")]
 
 
@@ -38,7 +39,7 @@ def test_tmp_does_not_count_as_memory(client):
     )
     before = shell(client, "echo $PPID")["out"]
     assert shell(client, "sha256sum < /tmp/x; rm /tmp/x")["code"] == 0
-    assert shell(client, "echo $PPID")["out"] == before, "nobody was killed"
+    assert shell(client, "echo $PPID")["out"] == before, "no process was killed"
 
 
 def test_full_tmp_returns_enospc_and_the_instance_survives(client):
@@ -52,7 +53,7 @@ def test_full_tmp_returns_enospc_and_the_instance_survives(client):
 
 
 def test_tmp_is_private_nosuid_and_nodev(client):
-    # Tests of before may have left something of the neighbour's own.
+    # A file of its own name, since earlier tests may have left files of the neighbour.
     assert shell(client, "echo x >/tmp/of-single && ls /tmp/of-single")["code"] == 0
     assert "of-single" not in shell(client, "ls -A /tmp", "neighbour")["out"]
     assert shell(client, "rm /tmp/of-single")["code"] == 0
@@ -66,6 +67,6 @@ def test_disks_are_removed_with_the_worker(how):
     with Worker(TEMPLATE) as running:
         client = running.client()
         assert shell(client, "echo x > /tmp/x", "probe")["code"] == 0
-        assert set(disks()) - before, "a file without a name behind a loop device"
+        assert set(disks()) - before, "a deleted file backs a loop device"
         running.stop(how)
     until(lambda: set(disks()) <= before, disks)

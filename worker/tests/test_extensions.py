@@ -21,7 +21,7 @@ def call(method, path, body=None, **headers):
     answer = api.getresponse()
     return answer.status, answer.headers, json.loads(answer.read() or b"null")
 
-def say(*words):
+def log(*words):
     print(name, *words, flush=True)
 
 if does == "fail to start":
@@ -31,8 +31,8 @@ if does == "leave":
 if does == "never ask":
     time.sleep(1000)
 events = json.dumps({"events": ["INVOKE", "SHUTDOWN"]})
-status, headers, told = call("POST", "/register", events, Name=name)
-assert status == 200 and told["functionName"] and told["functionVersion"] == "$LATEST", told
+status, headers, registered = call("POST", "/register", events, Name=name)
+assert status == 200 and registered["functionName"] and registered["functionVersion"] == "$LATEST", registered
 own = {"Identifier": headers["Lambda-Extension-Identifier"]}
 if does == "init error":
     call("POST", "/init/error", "{}", Function_Error_Type="Extension.NoKey", **own)
@@ -41,19 +41,19 @@ while True:
     assert status == 200 and headers["Lambda-Extension-Event-Identifier"], event
     assert event["deadlineMs"] > time.time() * 1000
     if event["eventType"] == "SHUTDOWN":
-        say("SHUTDOWN", event["shutdownReason"])
+        log("SHUTDOWN", event["shutdownReason"])
         if does == "stay":
             time.sleep(1000)
         time.sleep(0.3)
-        say("goodbye")
+        log("goodbye")
         sys.exit(0)
-    say("INVOKE", event["requestId"], event["invokedFunctionArn"].rsplit(":", 1)[1], event["tracing"]["type"])
+    log("INVOKE", event["requestId"], event["invokedFunctionArn"].rsplit(":", 1)[1], event["tracing"]["type"])
     if does == "crash":
         os.abort()
     if does == "exit error":
         call("POST", "/exit/error", "{}", Function_Error_Type="Extension.Lost", **own)
     time.sleep({"slow": 3, "hang": 1000}.get(does, 0))
-    say("done")
+    log("done")
 """
 APP = """
 import time
@@ -66,7 +66,7 @@ def handler(event, context):
 
 @pytest.fixture(scope="module")
 def layers(running):
-    """Layers with the program once, and twice under two names."""
+    """Two layers: one with the extension, one with it under two names."""
     client, arns = running.client(), []
     for names in [["watch"], ["watch", "other"]]:
         content = io.BytesIO()
@@ -94,16 +94,16 @@ def lines(running, name):
 
 def test_extensions_receive_invoke_and_shutdown(running, layers):
     client = running.client()
-    make(client, "told", layers)
-    client.update_function_configuration(FunctionName="told", Layers=layers[1:])
-    ids = [invoke(client, "told", {})[0] for _ in range(2)]
+    make(client, "watched", layers)
+    client.update_function_configuration(FunctionName="watched", Layers=layers[1:])
+    ids = [invoke(client, "watched", {})[0] for _ in range(2)]
     for request in ids:
-        running.wait_for(rf"\[told#\d+\] watch INVOKE {request} told X-Amzn-Trace-Id")
-        running.wait_for(rf"\[told#\d+\] other INVOKE {request} told")
-    client.delete_function(FunctionName="told")
+        running.wait_for(rf"\[watched#\d+\] watch INVOKE {request} watched X-Amzn-Trace-Id")
+        running.wait_for(rf"\[watched#\d+\] other INVOKE {request} watched")
+    client.delete_function(FunctionName="watched")
     for name in ["watch", "other"]:
-        running.wait_for(rf"\[told#\d+\] {name} SHUTDOWN spindown")
-        running.wait_for(rf"\[told#\d+\] {name} goodbye")
+        running.wait_for(rf"\[watched#\d+\] {name} SHUTDOWN spindown")
+        running.wait_for(rf"\[watched#\d+\] {name} goodbye")
 
 
 def test_slow_extension_delays_the_next_invocation_but_not_the_answer(running, layers):
@@ -113,11 +113,11 @@ def test_slow_extension_delays_the_next_invocation_but_not_the_answer(running, l
     assert "watch done" not in lines(running, "slow")
     second, _ = invoke(client, "slow", {})
     running.wait_for(rf"\[slow#\d+\] START RequestId: {second}")
-    said = lines(running, "slow")
-    begins = [index for index, line in enumerate(said) if line.startswith("START RequestId")]
-    assert len(begins) == 2 and f"watch INVOKE {first}" in "\n".join(said[: begins[1]])
-    [answered] = [at for at, line in enumerate(said) if line.startswith(f"REPORT RequestId: {first}")]
-    assert answered < said.index("watch done") < begins[1], said
+    logged = lines(running, "slow")
+    begins = [index for index, line in enumerate(logged) if line.startswith("START RequestId")]
+    assert len(begins) == 2 and f"watch INVOKE {first}" in "\n".join(logged[: begins[1]])
+    [answered] = [at for at, line in enumerate(logged) if line.startswith(f"REPORT RequestId: {first}")]
+    assert answered < logged.index("watch done") < begins[1], logged
     assert len({event["instance"] for event in running.events("ready") if event["function"] == "slow"}) == 1
 
 
@@ -169,7 +169,7 @@ def test_extension_that_ignores_shutdown_is_killed(running, layers):
     assert invoke(client, "stay", {})[1] is None
     client.delete_function(FunctionName="stay")
     running.wait_for(r"\[stay#\d+\] watch SHUTDOWN spindown")
-    until(lambda: running.events("gone", function="stay"), running.left)
+    until(lambda: running.events("gone", function="stay"), running.state)
 
 
 INTERNAL = """
@@ -185,16 +185,16 @@ def call(method, path, body=None, **headers):
     return answer.status, answer.headers["Lambda-Extension-Identifier"], json.loads(answer.read() or b"null")
 
 def kind(*arguments, **headers):
-    status, _, told = call(*arguments, **headers)
-    return [status, told["errorType"]]
+    status, _, error = call(*arguments, **headers)
+    return [status, error["errorType"]]
 
-told = []
+received = []
 early = {
     "nameless": kind("POST", "/register", '{"events": []}'),
     "shutdown": kind("POST", "/register", '{"events": ["SHUTDOWN"]}', Name="inside"),
     "event": kind("POST", "/register", '{"events": ["OTHER"]}', Name="inside"),
     "body": kind("POST", "/register", '[', Name="inside"),
-    "stranger": kind("GET", "/event/next", Identifier="x"),
+    "unknown": kind("GET", "/event/next", Identifier="x"),
     "unregistered": kind("POST", "/init/error"),
     "path": kind("GET", "/other"),
 }
@@ -203,15 +203,15 @@ early["twice"] = kind("POST", "/register", '{"events": []}', Name="inside")
 
 def follow():
     while True:
-        told.append(call("GET", "/event/next", Identifier=own)[2]["requestId"])
+        received.append(call("GET", "/event/next", Identifier=own)[2]["requestId"])
 
 threading.Thread(target=follow, daemon=True).start()
 
 def handler(event, context):
     late = kind("POST", "/register", '{"events": []}', Name="late")
-    while context.aws_request_id not in told:
+    while context.aws_request_id not in received:
         pass
-    return {"early": early, "late": late, "told": len(told)}
+    return {"early": early, "late": late, "received": len(received)}
 """
 
 
@@ -221,13 +221,13 @@ def test_internal_extension_and_its_refused_calls(running):
     for number in [1, 2]:
         answer, error = invoke(client, "internal", {})
         assert error is None, answer
-        assert answer["told"] == number and answer["late"] == [403, "Extension.RegistrationError"]
+        assert answer["received"] == number and answer["late"] == [403, "Extension.RegistrationError"]
     assert answer["early"] == {
         "nameless": [400, "Extension.InvalidExtensionName"],
         "shutdown": [403, "Extension.RegistrationError"],
         "event": [400, "Extension.InvalidEventType"],
         "body": [400, "InvalidRequestFormat"],
-        "stranger": [403, "Extension.UnknownExtensionIdentifier"],
+        "unknown": [403, "Extension.UnknownExtensionIdentifier"],
         "unregistered": [403, "Extension.UnknownExtensionIdentifier"],
         "path": [404, "UnknownPath"],
         "twice": [403, "Extension.RegistrationError"],

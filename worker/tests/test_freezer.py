@@ -1,4 +1,4 @@
-"""An instance without work is frozen, as on Lambda, and whatever ends it still does."""
+"""The worker freezes an instance without work, as Lambda does, and a frozen instance still ends."""
 
 import concurrent.futures
 import contextlib
@@ -10,14 +10,14 @@ import time
 
 import pytest
 from calls import invoke, until
-from conftest import TEMPLATE, Worker, cgroups_of, descendants, lives
+from conftest import TEMPLATE, Worker, cgroups_of, descendants, is_alive
 
-# Nothing in the instance wants to run while it has no work.
+# Without these layers an instance does not rest, so nothing thaws it.
 WITHOUT_REST = ["--without", "heap,merge"]
 
 
 def texts(running, *names):
-    """Of each instance: what its groups' files of these names say. An instance may go meanwhile."""
+    """Of each instance: the contents of its cgroups' files of these names. An instance may end meanwhile."""
     found = []
     for folder in map(pathlib.Path, cgroups_of(running.process.pid)):
         for file in [file for name in names for file in folder.glob(f"instance-*/{name}")]:
@@ -38,7 +38,7 @@ def shares(running):
 
 
 def shares_at_work(running):
-    """The same, while it works: as soon as it does not, it may rest."""
+    """The same during a request: an idle instance may rest with a smaller share."""
 
     def is_at_work():
         instances = json.loads(running.get("/instances"))["instances"]
@@ -57,8 +57,8 @@ def wait_until_frozen(running, instances=1):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def there_is_a_freezer():
-    # Of version 1 the hierarchy's root has no freezer.state: it is there, or not, with the first group below.
+def needs_a_freezer():
+    # In version 1 the hierarchy's root has no freezer.state, so the mounts show whether there is a freezer.
     mounts = [line.split() for line in pathlib.Path("/proc/self/mounts").read_text().splitlines()]
     is_version_one = any(kind == "cgroup" and "freezer" in how.split(",") for _, _, kind, how, *_ in mounts)
     if not is_version_one and not any(pathlib.Path("/sys/fs/cgroup").glob("*/cgroup.freeze")):
@@ -71,7 +71,7 @@ def test_threads_are_frozen_between_requests():
         assert invoke(client, "probe", {"do": "start_counting"})[1] is None
         wait_until_frozen(running)
         time.sleep(3)
-        # It counts by the machine's clock: the time in which it stood still is a gap, once it has run again.
+        # It counts by the machine's clock: once it runs again, the frozen time is a gap.
         until(lambda: invoke(client, "probe", {"do": "counted"})[0]["longest_gap_s"] > 2.5)
         counted, error = invoke(client, "probe", {"do": "counted"})
         assert error is None and counted["count"] > 0, counted
@@ -79,7 +79,7 @@ def test_threads_are_frozen_between_requests():
         seen, error = invoke(client, "probe", {"do": "counted", "seconds": 0.5})
         assert error is None and seen["count"] > counted["count"], (counted, seen)
         wait_until_frozen(running)
-        assert running.stop(signal.SIGTERM) == 0, "frozen ones end with it"
+        assert running.stop(signal.SIGTERM) == 0, "frozen instances end with it"
         assert not cgroups_of(running.process.pid)
 
 
@@ -90,13 +90,13 @@ def test_instance_thaws_to_rest_with_a_reduced_cpu_share():
             assert invoke(client, "probe", {"do": "count"})[1] is None
         whole = shares_at_work(running)
         assert whole
-        # It rests with a part of its share, and is frozen again.
+        # It rests with a part of its share, and is then frozen again.
         until(lambda: shares(running) == [share // 8 for share in whole])
         until(lambda: running.figure("mayfly_rests_total") >= 1)
         wait_until_frozen(running)
         answer, error = invoke(client, "probe", {"do": "count"})
-        assert error is None and answer["calls"] == 3, "the same instance goes on"
-        assert shares_at_work(running) == whole, "all of it again with its work"
+        assert error is None and answer["calls"] == 3, "the same instance continues"
+        assert shares_at_work(running) == whole, "a request restores the whole share"
 
 
 def test_frozen_instance_ends_with_its_killed_worker():
@@ -106,7 +106,7 @@ def test_frozen_instance_ends_with_its_killed_worker():
         below = descendants(running.process.pid)
         assert len(below) >= 3, "a monitor, process 1 and the runtime"
         running.stop(signal.SIGKILL)
-        until(lambda: not [process for process in below if lives(process)])
+        until(lambda: not [process for process in below if is_alive(process)])
 
 
 def test_next_worker_ends_a_frozen_instance_without_monitor():
@@ -115,12 +115,12 @@ def test_next_worker_ends_a_frozen_instance_without_monitor():
         wait_until_frozen(running)
         below = descendants(running.process.pid)
         monitor = below[0]
-        # So that it does not see that the worker ends.
+        # So that it does not notice the end of the worker.
         os.kill(monitor, signal.SIGSTOP)
         running.stop(signal.SIGKILL)
         os.kill(monitor, signal.SIGKILL)
         with Worker(*WITHOUT_REST):
-            until(lambda: not [process for process in below if lives(process)])
+            until(lambda: not [process for process in below if is_alive(process)])
             assert not cgroups_of(running.process.pid)
 
 
@@ -137,7 +137,7 @@ def test_instance_is_replaced_after_its_monitor_dies():
 
 
 def test_repeated_rest_requests_do_not_prevent_freezing():
-    """What a runtime says buys it one rest, however often it says it."""
+    """A runtime gets one rest for each wait, however often it announces one."""
     with Worker(TEMPLATE, *WITHOUT_REST) as running:
         client = running.client()
         assert invoke(client, "probe", {"do": "rest_for_ever"})[1] is None

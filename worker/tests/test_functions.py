@@ -1,4 +1,4 @@
-"""The sample functions: each answers what it is known to answer, with the memory of HotMem's Table 1."""
+"""The sample functions: each returns a known answer, with the memory of HotMem's Table 1."""
 
 import base64
 import hashlib
@@ -51,7 +51,7 @@ def test_image(call):
     assert found["size"] == [800, 600] and found["class"] == "safe"
     assert found["probabilities"]["unsafe"] == pytest.approx(0.00203, abs=2e-4)
     assert sum(found["probabilities"].values()) == pytest.approx(1, abs=1e-5)
-    # A picture that is sent, black: not the one above.
+    # A black picture in the event, other than the one above.
     other = call("image", {"image": BLACK_JPEG})
     assert other["size"] == [8, 8]
     assert other["probabilities"]["unsafe"] == pytest.approx(0.0668, abs=2e-3)

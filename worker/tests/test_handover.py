@@ -1,4 +1,4 @@
-"""A new version of the worker takes over while requests come in, and none of them is lost."""
+"""The worker hands over to a new version of itself while requests arrive, and loses none of them."""
 
 import collections
 import concurrent.futures
@@ -12,14 +12,14 @@ import urllib.request
 
 import pytest
 from calls import create, invoke, until, zipped
-from conftest import HERE, TEMPLATE, Worker, lives
+from conftest import HERE, TEMPLATE, Worker, is_alive
 
 PATIENCE_S = 120
 CODE = zipped(app_py="def handler(event, context): return context.function_version")
 
 
 class Succession:
-    """A worker and those that take over from it, one after the other."""
+    """A worker and its successors, one after the other."""
 
     def __init__(self, running):
         self.running, self.now = running, running.process.pid
@@ -40,12 +40,12 @@ def succession(*arguments, environment=None):
         line = Succession(running)
         try:
             yield line, running
-            # Each ends when all that it has begun is done.
+            # Each ends when it has finished its requests.
             assert running.process.wait(PATIENCE_S) == 0
             os.kill(line.now, signal.SIGTERM)
-            until(lambda: not any(map(lives, line.successors())), running.log)
+            until(lambda: not any(map(is_alive, line.successors())), running.log)
         finally:
-            for process in filter(lives, line.successors()):
+            for process in filter(is_alive, line.successors()):
                 os.kill(process, signal.SIGKILL)
 
 
@@ -59,7 +59,7 @@ def test_handover_loses_no_request(tmp_path):
         over, answered, events = threading.Event(), [], []
 
         def ask(number):
-            """As clients do, over a connection that is kept; half of what is asked for takes a while."""
+            """As clients do, over a kept-alive connection; every second request takes a while."""
             while not over.is_set():
                 answer, error = invoke(client, "probe", {"do": "count", "seconds": 0.02 * (number % 2)})
                 answered.append((error, answer["id"] if error is None else answer))
@@ -91,8 +91,8 @@ def test_handover_loses_no_request(tmp_path):
             return collections.Counter(found)
 
         until(lambda: set(reports()) >= set(events), running.log)
-        # The last ones of those that have handed over are done before they end.
-        until(lambda: not lives(running.process.pid), running.log)
+        # A worker that has handed over finishes its last events before it ends.
+        until(lambda: not is_alive(running.process.pid), running.log)
         assert set(reports().values()) == {1} and len(events) > 20, "each event once"
 
 
@@ -106,8 +106,8 @@ def test_handover_finishes_requests_and_keeps_functions(tmp_path):
             asked = threads.submit(invoke, client, "single", {"do": "sleep", "seconds": 20})
             running.wait_for(r"single#\d+\] START RequestId")
             line.hand_over()
-            assert not asked.done() and lives(running.process.pid)
-            # This client's connections are still those of the earlier worker, which passes on what comes.
+            assert not asked.done() and is_alive(running.process.pid)
+            # This client is still connected to the earlier worker, which forwards requests.
             made = create(client, "later", CODE)
             assert made["State"] == "Active"
             assert (invoke(client, "made", Qualifier="1"), before) == (("1", None), ("1", None))
@@ -125,7 +125,7 @@ def test_kept_alive_connection_serves_one_more_request():
         kept.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert b"200 OK" in kept.recv(65536)
         line.hand_over()
-        # The next request of this connection is answered as well, and told that it was the last.
+        # The next request of this connection is answered, with `connection: close`.
         kept.sendall(b"GET /instances HTTP/1.1\r\nHost: localhost\r\n\r\n")
         answer = b""
         while part := kept.recv(65536):
@@ -152,7 +152,7 @@ def test_failed_start_of_the_new_version_changes_nothing(tmp_path):
         running.wait_for(f"REPORT RequestId: {event}")
     template.write_text(good)
     with Worker(str(template), "--state", state) as again:
-        assert invoke(again.client(), "more") == ("$LATEST", None), "it was kept"
+        assert invoke(again.client(), "more") == ("$LATEST", None), "the state has it"
 
 
 def test_handover_without_state_is_refused():
@@ -167,14 +167,14 @@ def test_handover_without_state_is_refused():
 
 
 def test_handover_reports_the_main_pid_to_systemd(tmp_path):
-    heard = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    heard.bind(str(tmp_path / "notify"))
-    heard.settimeout(PATIENCE_S)
+    notifications = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    notifications.bind(str(tmp_path / "notify"))
+    notifications.settimeout(PATIENCE_S)
     with succession(environment={"NOTIFY_SOCKET": str(tmp_path / "notify")}) as (line, running):
-        assert heard.recv(100).decode() == f"MAINPID={running.process.pid}\nREADY=1"
+        assert notifications.recv(100).decode() == f"MAINPID={running.process.pid}\nREADY=1"
         line.hand_over()
-        told = {heard.recv(100).decode() for _ in range(2)}
-        assert told == {f"MAINPID={line.now}\nREADY=1", f"MAINPID={line.now}"}
+        received = {notifications.recv(100).decode() for _ in range(2)}
+        assert received == {f"MAINPID={line.now}\nREADY=1", f"MAINPID={line.now}"}
 
 
 @pytest.mark.parametrize("given", ["", "x", "3", "0 1", "3 3", "700 701"])

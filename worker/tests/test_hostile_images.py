@@ -64,7 +64,7 @@ def refusal(folder, uri):
 
 
 def deep():
-    """Each name is short, and a link to the folder made last has the next one begin there."""
+    """Each name is short, and begins at a link to the folder made last."""
     steps = "/".join("d" * 60)
     return layer(
         *[
@@ -144,9 +144,9 @@ def test_hostile_zstd_layer_is_refused_in_one_line(tmp_path, kind, reason):
     uri = image.write(tmp_path / "image")
     blob = tmp_path / "image/blobs/sha256" / digest(hostile)[7:]
     blob.write_bytes(hostile)
-    said = json.loads(image.manifest)
-    said["layers"] = [image.descriptor(hostile)]
-    text = json.dumps(said).encode()
+    manifest = json.loads(image.manifest)
+    manifest["layers"] = [image.descriptor(hostile)]
+    text = json.dumps(manifest).encode()
     index = tmp_path / "image/index.json"
     index.write_text(json.dumps({"schemaVersion": 2, "manifests": [image.descriptor(text)]}))
     (blob.parent / digest(text)[7:]).write_bytes(text)

@@ -1,4 +1,4 @@
-"""The heap in container images: one library for every C library, after what the image itself preloads."""
+"""The heap in container images: one library for every C library, after the image's own preloads."""
 
 import os
 import pathlib
@@ -53,7 +53,7 @@ def image(place, libc, **config):
     return Image(layer(*files), Entrypoint=["/bootstrap"], **config).archive(place / f"{libc}.tar")
 
 
-def asked(running, name, uri, **settings):
+def answer_of(running, name, uri, **settings):
     client = running.client()
     create_image(client, name, uri, **settings)
     answer, error = invoke(client, name, {})
@@ -65,21 +65,21 @@ def asked(running, name, uri, **settings):
 @pytest.mark.parametrize("libc", ["glibc", "musl"])
 def test_image_programs_load_the_heap_after_their_own_preloads(running, place, libc):
     uri = image(place, libc, Env=["PATH=/bin"])
-    assert asked(running, libc, uri) == {"malloc": HEAP, "preloaded": HEAP, "pages": "base", "theirs": 0}
+    assert answer_of(running, libc, uri) == {"malloc": HEAP, "preloaded": HEAP, "pages": "base", "theirs": 0}
     uri = image(place, libc, Env=["PATH=/bin", f"LD_PRELOAD={THEIRS}"])
     both = {"malloc": HEAP, "preloaded": f"{THEIRS}:{HEAP}", "pages": "base", "theirs": 1}
-    assert asked(running, libc, uri) == both
-    # The function's own setting is left as it is, as for other functions.
-    answer = asked(running, libc, uri, Environment={"Variables": {"LD_PRELOAD": THEIRS}})
+    assert answer_of(running, libc, uri) == both
+    # The function's own setting stays unchanged, as for other functions.
+    answer = answer_of(running, libc, uri, Environment={"Variables": {"LD_PRELOAD": THEIRS}})
     assert HEAP not in answer["malloc"] and answer["preloaded"] == THEIRS and answer["theirs"] == 1
 
 
 def test_static_image_program_runs_unchanged(running, place):
-    answer = asked(running, "static", image(place, "static", Env=["PATH=/bin"]))
+    answer = answer_of(running, "static", image(place, "static", Env=["PATH=/bin"]))
     assert answer == {"malloc": "", "preloaded": HEAP, "pages": "base", "theirs": 0}
 
 
 def test_without_heap_an_image_has_no_preload(place):
     with Worker("--code-from", str(place), "--without", "heap") as running:
-        answer = asked(running, "none", image(place, "glibc", Env=["PATH=/bin"]))
+        answer = answer_of(running, "none", image(place, "glibc", Env=["PATH=/bin"]))
         assert HEAP not in answer["malloc"] and answer["preloaded"] == answer["pages"] == ""

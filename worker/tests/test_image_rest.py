@@ -16,7 +16,7 @@ def handler(event, context):
     if "hold" in event:
         HELD.append(bytearray(table(event["hold"])))
         time.sleep(4)
-    # What is written here is nobody else's, and the rest is as it was.
+    # Writes bytes of its own, and checks that all others are unchanged.
     own = os.urandom(8)
     for each in HELD:
         each[:8] = own
@@ -56,17 +56,17 @@ def test_idle_image_instances_share_pages_within_their_function(running, place):
         return one["mapped_shared_bytes"] > 2 * 24 << 20 and one["pss_bytes"] < 3 * 24 << 20
 
     until(shared, lambda: running.sample())
-    # The same bytes of the other function are in a store of its own.
+    # The other function's equal bytes are in a store of its own.
     until(lambda: running.sample()["store"]["bytes"] > 2 * 24 << 20, lambda: running.get("/events"))
     assert running.sample()["store"]["stores"] == len(running.stores()) == 2
     assert running.sample()["functions"]["one"]["heap_live_bytes"] > 3 << 20
-    # What is shared is as it was, in the same processes.
+    # Shared contents are unchanged, in the same processes.
     for answer, error in several(client, "one", {}, 2):
         assert error is None and answer["right"] == [True], answer
         assert answer["store"] == ["share.lock", "share.socket"] and not answer["writable"]
     for name in ["one", "other"]:
         client.delete_function(FunctionName=name)
-    until(lambda: not running.stores(), running.left)
+    until(lambda: not running.stores(), running.state)
 
 
 def test_image_without_loadable_libraries_runs_without_resting(running, place):

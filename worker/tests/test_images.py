@@ -1,4 +1,4 @@
-"""Functions that are container images: from folders, archives and a registry, made by hand and by podman."""
+"""Functions that are container images: from folders, archives and a registry, built here and by podman."""
 
 import os
 import pathlib
@@ -84,10 +84,8 @@ def test_image_from_folder_or_archive_plain_or_compressed(running, place, base):
         environment = answer["environment"]
         assert environment["OF_THE_IMAGE"] == "yes" and environment["LANG"] == "C"
         assert environment["AWS_LAMBDA_FUNCTION_NAME"] == name
-        assert environment["LD_PRELOAD"] == "/dev/mayfly/libmayfly_heap.so", (
-            "and no other library of the host's"
-        )
-        # Nothing of the host, and no more than the image and what each instance has.
+        assert environment["LD_PRELOAD"] == "/dev/mayfly/libmayfly_heap.so", "the host's only library"
+        # Nothing of the host: only the image and each instance's own folders.
         own = {"/dev", "/etc", "/proc", "/tmp", "/.mask"}
         assert set(answer["files"]) == {"/usr", "/lib", "/lib64", "/var"} | own
     assert len(digests) == 1, "it is the same image"
@@ -150,9 +148,9 @@ def test_image_config_overrides_settings_of_the_image(running, place, base):
 
 def test_later_image_layers_replace_hide_and_relink_earlier_files(running, place, base):
     first = layer(
-        ("d/gone", b"1"),
+        ("d/removed", b"1"),
         ("d/stays", b"1"),
-        ("o/gone/deep", b"1"),
+        ("o/removed/deep", b"1"),
         ("replaced", b"file"),
         ("linked/x", b"1"),
         link("var/run", "/run"),
@@ -160,14 +158,14 @@ def test_later_image_layers_replace_hide_and_relink_earlier_files(running, place
         (member("strong", mode=0o4755), b"1"),
     )
     second = layer(
-        ("d/.wh.gone", b""),
-        # What the same layer has stays, wherever the mark stands.
+        ("d/.wh.removed", b""),
+        # A layer's own files stay, before and after its mark.
         ("o/new", b"2"),
         ("o/.wh..wh..opq", b""),
         folder("replaced"),
         ("replaced/inside", b"2"),
         hard_link("d/again", "d/stays"),
-        # As in a root: an absolute link leads to the image's own.
+        # An absolute link is resolved in the image's root.
         ("var/run/through", b"2"),
         (".wh.linked", b""),
         (".wh.never-there", b""),
@@ -178,7 +176,7 @@ def test_later_image_layers_replace_hide_and_relink_earlier_files(running, place
     create_image(client, "layers", uri)
     long = "/" + "n" * 150 + "/" + "m" * 120
     read = ["/d/stays", "/d/again", "/o/new", "/replaced/inside", "/run/here", "/run/through", long]
-    look = ["/d/gone", "/o/gone", "/linked", "/d/.wh.gone", "/o/.wh..wh..opq", "/.wh.linked"]
+    look = ["/d/removed", "/o/removed", "/linked", "/d/.wh.removed", "/o/.wh..wh..opq", "/.wh.linked"]
     answer, error = invoke(client, "layers", {"read": read, "look": look, "stat": ["/strong", "/d/again"]})
     assert error is None, answer
     assert "".join(answer["read"][path] for path in read) == "1122122"
@@ -194,15 +192,15 @@ def test_image_from_an_allowed_registry(place, base):
         answer, error = invoke(client, "remote", {})
         assert error is None and answer["cwd"] == "/var/task", answer
         fetched = [path for path in asked if "/blobs/" in path]
-        assert len(fetched) == len(set(fetched)) == 4, "each once: three layers, and what it says of itself"
+        assert len(fetched) == len(set(fetched)) == 4, "each once: three layers, and the config"
         create_image(client, "again", f"{address}/me/it:v1")
-        assert len([path for path in asked if "/blobs/" in path]) == 5, "only what it says of itself"
+        assert len([path for path in asked if "/blobs/" in path]) == 5, "only the config"
         with pytest.raises(client.exceptions.InvalidParameterValueException, match="404"):
             create_image(client, "missing", f"{address}/me/it:v2")
         with registry(image) as (other, asked_there):
             with pytest.raises(client.exceptions.InvalidParameterValueException, match="--image-registry"):
                 create_image(client, "elsewhere", f"{other}/me/it:v1")
-            assert not asked_there, "nobody has the worker call an address of this machine"
+            assert not asked_there, "the worker calls no other address of this machine"
         for uri in ["docker.io/library/busybox", "10.0.0.1:5000/a:b", "hello:latest", "oci:relative"]:
             with pytest.raises(client.exceptions.InvalidParameterValueException, match="ImageUri: "):
                 create_image(client, "elsewhere", uri)
@@ -261,7 +259,7 @@ Resources:
             assert invoke(running.client(), "it", {}) == ("other", None)
         (root,) = (own / "images").iterdir()
         assert (root / "var/task/app.py").read_text() == APP
-        # The second time nobody asks for the layers.
+        # The second worker needs no layer.
         for archive in image.layers:
             name = image.descriptor(archive)["digest"][7:]
             (tmp_path / "image/blobs/sha256" / name).unlink(missing_ok=True)
@@ -280,7 +278,7 @@ def test_api_images_survive_the_worker_until_their_functions_are_deleted(tmp_pat
         client.delete_function(FunctionName="one")
         assert invoke(client, "two", {})[0]["cwd"] == "/var/task"
         client.delete_function(FunctionName="two")
-        until(lambda: not list((tmp_path / "state/code").iterdir()), "the last function is gone")
+        until(lambda: not list((tmp_path / "state/code").iterdir()), "the last function is deleted")
 
 
 SHELL = r"""#!/bin/sh

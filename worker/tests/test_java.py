@@ -15,7 +15,7 @@ missing = [tool for tool in ("mvn", "javac", "jlink") if not shutil.which(tool)]
 
 @pytest.fixture(scope="module")
 def root():
-    """What its image holds: built once for each state of its sources."""
+    """The root of its image, built once for each state of its sources."""
     if missing:
         pytest.skip(f"this host lacks {' '.join(missing)}: apt install openjdk-17-jdk-headless maven")
     return root_of(TOTALS)
@@ -56,5 +56,5 @@ def test_java_exceptions_are_returned_to_the_caller(running):
         assert error == "Unhandled", answer
         assert (answer["errorType"], answer["errorMessage"]) == ("java.lang.IllegalArgumentException", reason)
         assert "Totals.handleRequest" in str(answer["stackTrace"])
-    assert invoke(client, "totals", {"csv": TABLE})[1] is None, "it lives on"
+    assert invoke(client, "totals", {"csv": TABLE})[1] is None, "the instance survives"
     assert len(running.events("start")) == 1

@@ -1,4 +1,4 @@
-"""Many requests while processes of instances are killed at random: each is answered, none is run twice."""
+"""Many requests while processes of instances are killed at random: each is answered, and none runs twice."""
 
 import collections
 import concurrent.futures
@@ -14,8 +14,7 @@ from conftest import TEMPLATE, Worker
 
 # `MAYFLY_SOAK=1 worker/tests/run -k kills` is the long form.
 REQUESTS, CONNECTIONS = (10_000, 64) if os.environ.get("MAYFLY_SOAK") else (600, 16)
-# A process is killed whenever so many more requests are done. By time, a slow machine's instances would be
-# killed before they have started.
+# Requests between two kills. Kills by time would hit a slow machine's instances before they have started.
 EVERY = 10
 SEED = 7
 
@@ -78,6 +77,6 @@ def test_each_request_is_answered_or_refused_with_a_reason():
         assert set(ran) >= set(answered)
         assert max(ran.values()) == 1, "a request was run twice"
 
-        # Idle instances end, and nothing is left of those that were killed.
-        until(lambda: not running.descendants() and not running.figure("mayfly_instances"), running.left)
-        until(lambda: not running.sample()["store"]["bytes"], running.left)
+        # Idle instances end, and killed ones leave nothing.
+        until(lambda: not running.descendants() and not running.figure("mayfly_instances"), running.state)
+        until(lambda: not running.sample()["store"]["bytes"], running.state)

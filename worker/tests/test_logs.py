@@ -6,7 +6,7 @@ from conftest import Worker
 
 APP = """
 def handler(event, context):
-    for word in event["say"]:
+    for word in event["print"]:
         print(word)
     return context.log_stream_name
 """
@@ -21,9 +21,9 @@ def test_lines_are_found_by_group_stream_time_and_pattern(running):
     client = running.client()
     create(client, "talks", zipped(app_py=APP))
     logs = running.client(service="logs")
-    stream, error = invoke(client, "talks", {"say": ["first error", "second", "third debug error"]})
+    stream, error = invoke(client, "talks", {"print": ["first error", "second", "third debug error"]})
     assert error is None, stream
-    invoke(client, "talks", {"say": ["fourth"]})
+    invoke(client, "talks", {"print": ["fourth"]})
 
     def found(pattern="", **wanted):
         pages = logs.get_paginator("filter_log_events").paginate(
@@ -32,8 +32,8 @@ def test_lines_are_found_by_group_stream_time_and_pattern(running):
         return messages(pages)
 
     everything = found()
-    said = [line for line in everything if not line.startswith(("START", "END", "REPORT"))]
-    assert said == ["first error", "second", "third debug error", "fourth"]
+    printed = [line for line in everything if not line.startswith(("START", "END", "REPORT"))]
+    assert printed == ["first error", "second", "third debug error", "fourth"]
     assert everything[0].startswith("START RequestId: ") and everything[-1].startswith("REPORT RequestId: ")
     assert found(PaginationConfig={"PageSize": 2}) == everything
     assert found("error -debug") == ["first error"]
@@ -63,9 +63,9 @@ def test_lines_are_found_by_group_stream_time_and_pattern(running):
     assert messages([after]) == [] and after["nextForwardToken"] == end["nextForwardToken"]
 
     with pytest.raises(logs.exceptions.ResourceNotFoundException):
-        logs.filter_log_events(logGroupName="/aws/lambda/nobody")
+        logs.filter_log_events(logGroupName="/aws/lambda/missing")
     client.delete_function(FunctionName="talks")
-    assert found()[: len(everything)] == everything, "what it said stays"
+    assert found()[: len(everything)] == everything, "its log outlives the function"
 
 
 def test_ended_instance_logs_no_connection_error(running):
@@ -75,9 +75,11 @@ def test_ended_instance_logs_no_connection_error(running):
         assert invoke(client, "leaves", {})[1] is None
         client.update_function_configuration(FunctionName="leaves", Description="another")
     until(lambda: len(running.events("gone", function="leaves")) >= 3, lambda: running.events("stop"))
-    said = logs.filter_log_events(logGroupName="/aws/lambda/leaves")["events"]
-    said = [event["message"] for event in said if not event["message"].startswith(("START", "END", "REPORT"))]
-    assert said == ["here"] * 3, "its connection was closed before it was ended"
+    logged = logs.filter_log_events(logGroupName="/aws/lambda/leaves")["events"]
+    logged = [
+        event["message"] for event in logged if not event["message"].startswith(("START", "END", "REPORT"))
+    ]
+    assert logged == ["here"] * 3, "its connection was closed before it was ended"
     client.delete_function(FunctionName="leaves")
 
 

@@ -1,4 +1,4 @@
-"""What each layer does in an instance: heap, merging; who shares with whom; what a rest may not break."""
+"""Mayfly's layers in an instance: heap, merging, which instances share pages, and the safety of a rest."""
 
 import concurrent.futures
 import json
@@ -36,7 +36,7 @@ def test_idle_instances_of_a_function_share_pages():
         assert function["heap_held_bytes"] < function["pss_bytes"] + function["mapped_shared_bytes"]
         store = running.sample()["store"]
         assert store["stores"] == 1 and 24 << 20 <= store["bytes"] < 48 << 20
-        # What was shared is as it was, and may be written.
+        # Shared contents are unchanged, and writable.
         assert [answer for answer, _ in several(client, "probe", {"do": "check"}, 3)] == [True] * 3
         client.delete_function(FunctionName="probe")
         until(lambda: running.sample()["store"] == {"bytes": 0, "stores": 0}, lambda: running.sample())
@@ -44,17 +44,17 @@ def test_idle_instances_of_a_function_share_pages():
 
 
 def test_environment_size_is_independent_of_the_instance_number():
-    """A longer environment moves what is allocated later: the tenth instance shared little with the ninth."""
+    """A longer environment moves later allocations: the tenth instance once shared little with the ninth."""
     with Worker(TEMPLATE) as running:
         client = running.client()
-        told = set()
+        sizes = set()
         for n in range(10, 21):
             client.update_function_configuration(
                 FunctionName="probe", Environment={"Variables": {"START": str(n)}}
             )
-            # The seed of hashes is a version's, not an instance's.
-            told.add(shell(client, "env | grep -v ^PYTHONHASHSEED= | wc -c"))
-        assert len(running.events("ready")) > 10 and len(told) == 1, told
+            # The hash seed is the version's, not the instance's.
+            sizes.add(shell(client, "env | grep -v ^PYTHONHASHSEED= | wc -c"))
+        assert len(running.events("ready")) > 10 and len(sizes) == 1, sizes
 
 
 @pytest.mark.parametrize("advise", ["named", "whole"])
@@ -62,7 +62,7 @@ def test_advise_option_selects_named_or_all_memory(advise):
     with Worker(TEMPLATE, "--advise", advise) as running:
         client = running.client()
         client.update_function_configuration(FunctionName="probe", Timeout=60)
-        names = [1] if advise == "named" else []  # the one that it has mapped
+        names = [1] if advise == "named" else []  # the table that it has mapped itself
         tables = {"do": "hold", "mib": 17, "mapped_mib": 17, "names": names, "seconds": 5}
         assert [error for _, error in several(client, "probe", tables, 2)] == [None] * 2
         until(lambda: len({event["instance"] for event in running.events("merge")}) == 2, running.log)
@@ -119,7 +119,7 @@ def test_instance_without_work_shares_its_pages():
             return json.loads(running.get("/instances"))["instances"]
 
         answers = [invoke(client, "probe", {"do": "count"})]
-        # The first one is done with both before the second has started.
+        # The first one may answer both before the second has started.
         while len(instances()) < 2:
             answers += several(client, "probe", {"do": "count"}, 2)
         until(lambda: len({event["instance"] for event in running.events("merge")}) == 2, running.log)
@@ -135,7 +135,7 @@ def test_instance_near_its_memory_limit_is_not_merged(client, worker):
     def merged(name):
         return newest[name] in {event["instance"] for event in worker.events("merge")}
 
-    until(lambda: merged("neighbour"), worker.log)  # which was idle for less long
+    until(lambda: merged("neighbour"), worker.log)  # idle for a shorter time
     assert not merged("single")
     assert invoke(client, "single", {"do": "check"}) == (True, None)
 
@@ -145,7 +145,7 @@ def test_failed_merge_is_retried_while_idle():
         client = running.client()
         assert invoke(client, "single", {"do": "start_thread", "seconds": 10})[1] is None
         assert invoke(client, "single", {"do": "hold", "mib": 25, "seconds": 0})[1] is None
-        # There is no work from here on, and the thread ends when it has rested in vain.
+        # No work from here on; the thread ends after the first rest has failed to merge.
         until(lambda: running.sample()["store"]["bytes"] > 24 << 20, running.log)
         until(lambda: not running.events("merge")[-1].get("message"), running.log)
         first, *_, last = running.events("merge")
@@ -156,7 +156,7 @@ def test_functions_have_separate_stores(client, worker):
     for name in ["probe", "neighbour"]:
         assert invoke(client, name, {"do": "count"})[1] is None
     until(lambda: len(worker.stores()) >= 2, worker.log)  # one each
-    # Only the own one is there, and its folder cannot be written.
+    # It sees only its own store, in a read-only folder.
     own = ["share.lock", "share.socket"]
     until(lambda: shell(client, "ls /var/mayfly/store").split() == own, worker.log)
     assert shell(client, "touch /var/mayfly/store/x || echo no").strip() == "no"
@@ -179,21 +179,21 @@ def test_dead_store_is_restarted_for_its_instances():
             time.sleep(1)
             assert not running.stores(), "an instance at its first work does not rest"
             assert busy.result() == ("slept", None)
-            # It rests, and merges, when that is over.
+            # It rests, and merges, after that request.
             busy = threads.submit(invoke, client, "single", {"do": "sleep", "seconds": 15})
             until(running.stores, running.log)
             (store,) = running.stores()
             running.wait_for("page store ready")
             os.kill(store, signal.SIGKILL)
-            until(lambda: set(running.stores()) - {store}, running.left)
+            until(lambda: set(running.stores()) - {store}, running.state)
             assert busy.result() == ("slept", None)
         assert invoke(client, "single", {"do": "hold", "mib": 25, "seconds": 1}) == (None, None)
         until(lambda: running.sample()["store"]["bytes"] > 24 << 20, running.log)
         assert len(running.events("ready")) == 1, "it is the same instance"
         assert invoke(client, "single", {"do": "check"}) == (True, None)
-        # A function that is gone has none.
+        # A deleted function has no store.
         client.delete_function(FunctionName="single")
-        until(lambda: not running.stores(), running.left)
+        until(lambda: not running.stores(), running.state)
 
 
 def test_only_user_mode_userfaultfd_is_allowed(client):
@@ -216,12 +216,12 @@ def test_each_layer_can_be_disabled(without):
             assert layers[layer] == there
         assert ("libmayfly_heap.so" in libraries) == ("heap" not in without)
         imported = shell(client, "python3.11 -c 'import mayfly' 2>/dev/null && echo yes")
-        assert imported == "yes\n", "a function that advises runs without, too"
-        until(lambda: len(running.stores()) == (0 if "merge" in without else 1), running.left)
+        assert imported == "yes\n", "a function that advises also runs without the layers"
+        until(lambda: len(running.stores()) == (0 if "merge" in without else 1), running.state)
 
 
 def test_request_during_a_rest_is_not_lost(client):
-    # Longer pauses than an instance waits before it rests, and shorter ones.
+    # Pauses around the time that an instance waits before it rests.
     for pause in [0.28, 0.3, 0.31, 0.32, 0.35, 0.4]:
         for _ in range(3):
             assert invoke(client, "single", {"do": "count"})[1] is None
@@ -235,8 +235,8 @@ def test_instance_with_a_busy_thread_is_not_merged(worker, client):
     invoke(client, "neighbour", {"do": "count"})
 
     def refusals():
-        told = worker.events("merge", function="neighbour")
-        return [event for event in told if "busy" in event.get("message", "")]
+        merges = worker.events("merge", function="neighbour")
+        return [event for event in merges if "busy" in event.get("message", "")]
 
     until(refusals, lambda: worker.events("merge"))
     assert invoke(client, "neighbour", {"do": "count"})[1] is None

@@ -1,4 +1,4 @@
-"""/metrics as Prometheus reads it, and the Grafana dashboard: it asks for nothing that is not there."""
+"""/metrics as Prometheus reads it, and the Grafana dashboard, which queries only existing metrics."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from conftest import ROOT, TEMPLATE, Worker
 DASHBOARD = ROOT / "deploy" / "grafana-worker.json"
 LINE = re.compile(r'([a-z_]+)(?:\{((?:[a-z]+="(?:[^"\\]|\\.)*",?)*)\})? (\S+)')
 UNITS = ("_total", "_bytes", "_seconds", "_bucket", "_sum", "_count")
-# Plain numbers of things, which have no unit.
+# Counts of things, which have no unit.
 THINGS = {
     "mayfly_instances",
     "mayfly_queued_requests",
@@ -33,7 +33,7 @@ def text():
 
 @pytest.fixture(scope="module")
 def figures(text):
-    """By name: the labels and values that there are."""
+    """Labels and values by metric name."""
     found = {}
     for line in text.splitlines():
         if not line.startswith("#"):
@@ -51,7 +51,7 @@ def test_every_metric_has_one_description_and_a_unit(text, figures):
     for name in figures:
         base = re.sub(r"_(bucket|sum|count)$", "", name)
         assert name in names or base in names, name
-        assert name.endswith(UNITS) or name in THINGS, f"{name} does not say its unit"
+        assert name.endswith(UNITS) or name in THINGS, f"{name} lacks its unit"
     for name, kind in described:
         assert (kind == "counter") == name.endswith("_total"), name
         assert kind != "gauge" or name in figures, f"{name} has no value"
@@ -71,10 +71,10 @@ def test_metrics_count_served_requests(figures):
 
 def test_dashboard_queries_only_existing_metrics(figures):
     dashboard = json.loads(DASHBOARD.read_text())
-    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    assert len(asked) > 15
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    assert len(queries) > 15
     labels = {name: set().union(*(pairs for pairs, _ in found)) for name, found in figures.items()}
-    for expression in asked:
+    for expression in queries:
         names = re.findall(r"mayfly_\w+", expression)
         assert names, expression
         for name in names:

@@ -1,5 +1,5 @@
-"""The outside world: what a function reaches that may, what it does not, and what is left of it, in a
-container and in a VM."""
+"""The network outside: what a function with `Network: outside` reaches, what it cannot reach, and what the
+worker removes after it, in a container and in a VM."""
 
 import contextlib
 import os
@@ -34,7 +34,7 @@ def tables():
 
 @pytest.fixture(scope="module")
 def server():
-    """A server in a network namespace of its own, which is all of the outside world there is."""
+    """A server in a network namespace of its own, which plays the network outside."""
     with contextlib.ExitStack() as stack:
         stack.callback(FORWARDING.write_text, FORWARDING.read_text())
         run("ip", "netns", "add", NAMESPACE)
@@ -45,7 +45,7 @@ def server():
         run("ip", "link", "set", name, "up")
         run("ip", "-n", NAMESPACE, "addr", "add", f"{SERVER}/30", "dev", "eth0")
         run("ip", "-n", NAMESPACE, "link", "set", "eth0", "up")
-        # To whoever may come in; nobody may.
+        # A route back to instances, so that only the worker's rules can stop incoming packets.
         run("ip", "-n", NAMESPACE, "route", "add", "100.64.0.0/10", "via", HOST)
         serving = subprocess.Popen(
             [
@@ -72,7 +72,7 @@ def server():
         yield f"http://{SERVER}:{PORT}/{pathlib.Path(__file__).name}"
 
 
-# In VMs functions of one are to be as far from one another as those of two.
+# Functions of one VM must be as isolated from one another as those of two.
 FUNCTIONS = [("reaches", "outside", ""), ("other", "outside", ""), ("closed", "none", "")]
 APART = ("apart", "outside", ", Vm: apart")
 
@@ -151,16 +151,16 @@ def assert_apart(outside, client, other):
         for place in [HOST, gateway, "127.0.0.1"]:
             assert not connects(client, place, port), place
         assert not connects(client, "127.0.0.1", outside.port), "nor the API"
-    # Neither the other's Runtime API, which listens on its loopback only, nor anything else of it.
+    # Neither the other instance's Runtime API, which listens on its loopback only, nor any other port of it.
     assert connects(client, "127.0.0.1", 9001) and not connects(client, address, 9001)
     listen = "import socket; s = socket.create_server(('0.0.0.0', 7777)); s.settimeout(60); s.accept()"
     listens = "until grep -q :1E61 /proc/net/tcp; do sleep 0.1; done"
     shell(client, f'nohup python3.11 -c "{listen}" >/dev/null 2>&1 & {listens}', other)
     assert not connects(client, address, 7777)
-    # And nobody comes in from outside.
+    # No host outside reaches it either.
     code = f"import socket; socket.create_connection(('{address}', 7777), 2)"
-    came = subprocess.run([*INSIDE, sys.executable, "-c", code], stderr=subprocess.DEVNULL)
-    assert came.returncode != 0
+    connecting = subprocess.run([*INSIDE, sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    assert connecting.returncode != 0
 
 
 def test_worker_removes_its_rules_and_no_interface_of_others(outside):
@@ -168,11 +168,11 @@ def test_worker_removes_its_rules_and_no_interface_of_others(outside):
     assert invoke(client, "reaches", {"do": "count"})[1] is None
     links = {path.name for path in pathlib.Path("/sys/class/net").glob("mf*-*")}
     assert links
-    with Worker(TEMPLATE, "--network", "outside") as killed:
-        assert invoke(killed.client(), "probe", {"do": "count"})[1] is None
-        table = f"mayfly_worker_{killed.process.pid}_"
+    with Worker(TEMPLATE, "--network", "outside") as first:
+        assert invoke(first.client(), "probe", {"do": "count"})[1] is None
+        table = f"mayfly_worker_{first.process.pid}_"
         assert table in tables()
-    with Worker(TEMPLATE, "--network", "outside") as anew:
-        assert invoke(anew.client(), "probe", {"do": "count"})[1] is None
+    with Worker(TEMPLATE, "--network", "outside") as second:
+        assert invoke(second.client(), "probe", {"do": "count"})[1] is None
         assert table not in tables()
     assert links <= {path.name for path in pathlib.Path("/sys/class/net").glob("mf*-*")}

@@ -1,4 +1,4 @@
-"""Functions written for Node.js, as people have them: both kinds of modules, promises, callbacks, errors."""
+"""Functions written for Node.js: both kinds of modules, promises, callbacks, errors."""
 
 import base64
 import json
@@ -67,7 +67,7 @@ exports.forever = async () => { await new Promise(() => {}); };
 exports.thrown = () => new Promise(() => {
   setTimeout(() => { throw new RangeError('outside'); }, 5);
 });
-exports.rejected = () => { Promise.reject(new Error('nobody looks')); setTimeout(() => {}, 5000); };
+exports.rejected = () => { Promise.reject(new Error('not awaited')); setTimeout(() => {}, 5000); };
 exports.exits = () => process.exit(3);
 """
 WORDS = {"node_modules/words/index.js": "exports.word = 'of a package';", "src/index.js": COMMON}
@@ -90,7 +90,7 @@ def test_callbacks_and_the_event_loop(node):
 def test_failures_outside_the_handler_are_reported(node):
     for name, kind, text in [
         ("thrown", "RangeError", "outside"),
-        ("rejected", "Runtime.UnhandledPromiseRejection", "nobody looks"),
+        ("rejected", "Runtime.UnhandledPromiseRejection", "not awaited"),
         ("exits", "Runtime.ExitError", "exit"),
     ]:
         made(node, name, f"src/index.{name}", WORDS)

@@ -22,14 +22,14 @@ def root():
 
 @pytest.fixture(scope="module")
 def running(root, place, running):
-    """On Node.js 22, which the image brings, and the same on the host's 20."""
+    """The function on Node.js 22, which the image brings, and on the host's 20."""
     whole = layer(*((path.name, path) for path in sorted(root.iterdir())))
-    says = {"Entrypoint": ENTRY, "Cmd": ["app.handler"], "WorkingDir": "/var/task"}
+    config = {"Entrypoint": ENTRY, "Cmd": ["app.handler"], "WorkingDir": "/var/task"}
     client = running.client()
-    create_image(client, "node22", Image(whole, **says).archive(place / "node22.tar"))
+    create_image(client, "node22", Image(whole, **config).archive(place / "node22.tar"))
     if version() == "20":
         of_host = layer(("usr/bin/node", pathlib.Path(shutil.which("node")).resolve()))
-        create_image(client, "node20", Image(whole, of_host, **says).archive(place / "node20.tar"))
+        create_image(client, "node20", Image(whole, of_host, **config).archive(place / "node20.tar"))
     return running
 
 
@@ -47,16 +47,18 @@ def test_aws_client_with_npm_packages(running, major):
     client, name = running.client(), f"node{major}"
     for document, errors in [
         ({"name": "Ada", "mail": "ada@example.org"}, []),
-        ({"mail": "nobody"}, ["/ must have required property 'name'", '/mail must match format "email"']),
+        ({"mail": "invalid"}, ["/ must have required property 'name'", '/mail must match format "email"']),
     ]:
         answer, error = invoke(client, name, {"schema": SCHEMA, "document": document})
         assert error is None, answer
         assert len(answer.pop("request")) == 36
         assert answer == {"valid": not errors, "errors": errors, "node": major}
     logged = running.client(service="logs").filter_log_events(logGroupName=f"/aws/lambda/{name}")["events"]
-    said = [event["message"] for event in logged]
-    assert any("\tINFO\tfits: " in line for line in said) and any("does not fit: " in line for line in said)
-    # What the handler throws, and the instance lives on.
+    printed = [event["message"] for event in logged]
+    assert any("\tINFO\tfits: " in line for line in printed) and any(
+        "does not fit: " in line for line in printed
+    )
+    # The handler throws, and the instance survives.
     answer, error = invoke(client, name, {"schema": {"type": "colour"}})
     assert (error, answer["errorType"]) == ("Unhandled", "Error"), answer
     assert "schema is invalid" in answer["errorMessage"]

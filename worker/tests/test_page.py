@@ -11,7 +11,7 @@ from browser import Browser
 from calls import invoke, until
 from conftest import MAYFLY, TEMPLATE, Worker
 
-# Where to leave pictures of what was tested, for a person to look at.
+# Folder for screenshots of the tested pages, for a person to review.
 PICTURES = os.environ.get("MAYFLY_PICTURES")
 
 
@@ -23,7 +23,7 @@ def browser():
 
 @pytest.fixture(scope="module")
 def served():
-    """A worker that has served something and has taken samples since."""
+    """A worker that has served requests and has taken samples since."""
     with Worker(TEMPLATE) as running:
         client = running.client()
         for _ in range(5):
@@ -64,12 +64,12 @@ def test_page_renders_in_a_browser(browser, served):
         "[...document.querySelectorAll('#functions tbody tr')].map(row => row.innerText.split('\\t'))"
         ".find(row => row[0] === 'probe')"
     )
-    # Answered, failed and refused; the runtime; busy, idle, coming or going.
+    # Answered, failed and refused; the runtime; busy, idle, starting or stopping.
     assert int(row[1]) >= 5 and row[4:6] == ["0", "0"] and row[7] == "python3.11"
     assert sum(map(int, row[10:13])) >= 1
     picture(browser, "page-wide")
-    assert browser.complaints() == []
-    assert all(url.startswith((served.url, "data:")) for url in browser.asked_for())
+    assert browser.console() == []
+    assert all(url.startswith((served.url, "data:")) for url in browser.requested())
 
 
 def test_numbers_follow_the_pointer(browser, served):
@@ -83,12 +83,12 @@ def test_numbers_follow_the_pointer(browser, served):
     shown = "document.querySelector('.legend b').textContent"
     browser.point(x + 1, y + height / 2)
     browser.wait_for("document.querySelectorAll('.cursor').length === 1")
-    # In one step each, for the page fetches itself anew meanwhile.
+    # In one step each, since the page reloads meanwhile.
     assert browser.value(f"{shown} === format.bytes(+{values}[0])")
     browser.point(1, 1)
     browser.wait_for("document.querySelectorAll('.cursor').length === 0")
     assert browser.value(f"{shown} === format.bytes(+{values}.at(-1))")
-    assert browser.complaints() == []
+    assert browser.console() == []
 
 
 def test_page_refreshes_and_keeps_open_sections(browser, served):
@@ -101,7 +101,7 @@ def test_page_refreshes_and_keeps_open_sections(browser, served):
     browser.wait_for(f"{answered} === {before} + 1")
     assert browser.value("window.marked && document.querySelector('details').open")
     assert browser.value("document.querySelectorAll('#instances tbody tr').length") >= 1
-    assert browser.complaints() == [], "nor does the browser refuse any of it"
+    assert browser.console() == [], "the browser refuses none of it"
 
 
 @pytest.mark.parametrize("width", [320, 500, 900, 1280, 2000])
@@ -147,8 +147,8 @@ def test_report_is_one_self_contained_file(browser, served, tmp_path):
     facts = browser.value("[...document.querySelectorAll('#facts tbody tr')].map(row => row.innerText)")
     assert any(line.startswith("memory of all instances, at most") for line in facts)
     picture(browser, "report")
-    assert browser.complaints() == []
-    assert browser.asked_for() == [html.as_uri()] or browser.asked_for() == [html.as_uri(), "data:,"]
+    assert browser.console() == []
+    assert browser.requested() == [html.as_uri()] or browser.requested() == [html.as_uri(), "data:,"]
 
 
 def test_page_shows_a_stopped_worker(browser):

@@ -1,5 +1,5 @@
-"""Instances without work go to the host's swap, if their function says so: what of them is there, and that
-they are as they were when they come back."""
+"""PageOutAfter: the worker pages idle instances out to the host's swap, and a request restores them
+unchanged."""
 
 import os
 
@@ -20,11 +20,11 @@ TEMPLATE = """
 Globals:
   Function: { CodeUri: code, Handler: app.handler, Runtime: python3.11, MemorySize: 256, Timeout: 60 }
 Resources:
-  Goes:
+  Paged:
     Type: AWS::Serverless::Function
     Metadata: { Mayfly: { PageOutAfter: 1 } }
     Properties: {}
-  Stays: { Type: AWS::Serverless::Function, Properties: {} }
+  Resident: { Type: AWS::Serverless::Function, Properties: {} }
 """
 
 
@@ -41,22 +41,22 @@ def template(tmp_path_factory):
 def test_idle_instance_is_paged_out_and_restored(template):
     with compressed_swap(), Worker(template, "--without", "heap,merge") as worker:
         client = worker.client()
-        before = {name: invoke(client, name) for name in ("Goes", "Stays")}
-        event = until(lambda: worker.events("page_out"), worker.left)[0]
-        assert event["function"] == "Goes" and event["bytes"] > 38 << 20, event
+        before = {name: invoke(client, name) for name in ("Paged", "Resident")}
+        event = until(lambda: worker.events("page_out"), worker.state)[0]
+        assert event["function"] == "Paged" and event["bytes"] > 38 << 20, event
 
         def is_out():
             private = {
                 name: function["private_bytes"] for name, function in worker.sample()["functions"].items()
             }
-            return private["Goes"] < 8 << 20 and private["Stays"] > 38 << 20
+            return private["Paged"] < 8 << 20 and private["Resident"] > 38 << 20
 
-        until(is_out, worker.left)
+        until(is_out, worker.state)
         assert {name: invoke(client, name) for name in before} == before
-        assert before["Goes"][1] is None, before
-        # Idle again, and out again; the other never.
-        until(lambda: len(worker.events("page_out")) >= 2, worker.left)
-        assert {event["function"] for event in worker.events("page_out")} == {"Goes"}
+        assert before["Paged"][1] is None, before
+        # Idle again, and paged out again; the other never is.
+        until(lambda: len(worker.events("page_out")) >= 2, worker.state)
+        assert {event["function"] for event in worker.events("page_out")} == {"Paged"}
 
 
 def test_page_out_without_swap_is_reported(template):
@@ -65,7 +65,7 @@ def test_page_out_without_swap_is_reported(template):
             pytest.skip("this host has swap")
     with Worker(template, "--without", "heap,merge") as worker:
         client = worker.client()
-        before = invoke(client, "Goes")
-        event = until(lambda: worker.events("page_out"), worker.left)[0]
+        before = invoke(client, "Paged")
+        event = until(lambda: worker.events("page_out"), worker.state)[0]
         assert event["bytes"] == 0 and "has this host swap?" in event["message"]
-        assert invoke(client, "Goes") == before
+        assert invoke(client, "Paged") == before

@@ -1,4 +1,4 @@
-"""What callers have made is there again when the worker is, however it ended (`--state`)."""
+"""With `--state`, a restarted worker has its callers' functions again, however its predecessor ended."""
 
 import json
 import pathlib
@@ -13,7 +13,7 @@ import pytest
 from calls import create, invoke, until, zipped
 from conftest import TEMPLATE, Worker
 
-# It answers when the worker has taken what it printed: a kill in between would take the proof that it ran.
+# It answers when the worker has read its output: a kill in between would lose the proof that it ran.
 PRINTS = """
 import fcntl, termios, time
 
@@ -25,7 +25,7 @@ def handler(event, context):
     return {number}
 """
 ANSWER = "def handler(event, context):\n    return {answer}\n"
-# Nothing here is about how memory is saved.
+# These tests need no memory layers.
 PLAIN = ["--without", "heap,merge"]
 
 
@@ -73,9 +73,9 @@ def test_functions_layers_versions_and_settings_survive(tmp_path):
             assert names == ["layered", "plain"]
             content = {"ZipFile": zipped(x="")}
             version = client.publish_layer_version(LayerName="numbers", Content=content)["Version"]
-            assert version == expected, "a number is never given again"
+            assert version == expected, "a version number is never reused"
             running.stop(how)
-    # Nothing stays that belongs to nobody: two codes of plain, layered's, its layer's, and two layers'.
+    # No orphans stay: two codes of plain, one of layered, its layer's, and two more layers'.
     with Worker(*state):
         assert len(list((tmp_path / "state/code").iterdir())) == 6
 
@@ -127,12 +127,12 @@ def test_function_with_missing_code_is_logged_and_skipped(tmp_path):
 
 
 def test_kills_at_any_moment_lose_nothing_accepted(tmp_path):
-    """What was answered is there, and each event that was accepted is run, by this worker or the next."""
+    """Answered changes survive, and each accepted event is run, by this worker or the next."""
     state = ["--state", str(tmp_path), *PLAIN]
     choose = random.Random(11)
     made, events, ran = {}, set(), set()
 
-    def note_what_ran(running):
+    def note_runs(running):
         ran.update(map(int, re.findall(r"ran (\d+)", running.log())))
 
     for life in range(5):
@@ -162,16 +162,16 @@ def test_kills_at_any_moment_lose_nothing_accepted(tmp_path):
             running.process.send_signal(signal.SIGKILL)
             caller.join()
             running.process.wait()
-            note_what_ran(running)
+            note_runs(running)
     with Worker(*state) as running:
         client = running.client()
         for name, number in made.items():
             answer, error = invoke(client, name, -1)
-            # One more change may have been made than was answered.
+            # The last change may be made, but not answered.
             assert error is None and answer >= number, (name, answer, number)
 
         def all_ran():
-            note_what_ran(running)
+            note_runs(running)
             return events <= ran
 
         until(all_ran, running.log)

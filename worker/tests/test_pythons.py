@@ -1,5 +1,5 @@
-"""Every version of Python that AWS has functions for and this machine has: the worker runs in a mount
-namespace in which all of them are below /usr/local, as on a host that has them there.
+"""Every version of Python that both AWS and this machine have: the worker runs in a mount namespace with all
+of them below /usr/local, as on a host that has them there.
 """
 
 import json
@@ -39,14 +39,14 @@ Resources:
 
 
 def prefix_of(version):
-    """Where an installation of its own lies: pyenv's, or one on the PATH that is not the system's."""
+    """The prefix of an installation apart from the system's: pyenv's, or one on the PATH."""
     places = pathlib.Path(os.environ.get("PYENV_ROOT", pathlib.Path.home() / ".pyenv")).glob(
         f"versions/{version}.*/bin/python{version}"
     )
     for program in [*sorted(places), shutil.which(f"python{version}")]:
         if program and pathlib.Path(program).exists():
-            asked = [program, "-c", "import sys; print(sys.prefix)"]
-            done = subprocess.run(asked, capture_output=True, text=True)
+            command = [program, "-c", "import sys; print(sys.prefix)"]
+            done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode == 0 and done.stdout.strip() not in ("/usr", "/usr/local"):
                 return done.stdout.strip()
     return None
@@ -71,7 +71,7 @@ def running(tmp_path_factory):
     ]
     template.write_text(TEMPLATE + "\n".join(declared) + "\n")
     layers = ":".join([*FOUND.values(), "/usr/local"])
-    # Their libraries are known to the loader, as whoever installs them there sees to.
+    # The loader finds their libraries, as after an installation there.
     mounted = f"""
         {f"mount -t overlay overlay -o lowerdir={layers} /usr/local" if FOUND else ""}
         PATH=$PATH:/sbin:/usr/sbin ldconfig -C {place}/cache && mount --bind {place}/cache /etc/ld.so.cache
@@ -89,7 +89,7 @@ def check(running, name, version):
     assert answer == {"version": version, "name": name, "sum": True, "event": {"a": "é"}}
     answer, error = invoke(client, name, {"fails": True})
     assert (error, answer["errorType"]) == ("Unhandled", "KeyError")
-    # It rests as any other: its heap gives back, what its code names is advised.
+    # It rests as any other: its heap returns memory, and named memory is advised.
     rests = until(lambda: running.events("rest", function=name), running.log)
     assert rests[0].get("message") is None, rests
     assert len(running.events("start", function=name)) == 1
@@ -103,7 +103,7 @@ def test_template_function_runs_on_its_python(running, version):
 
 
 def test_api_function_runs_on_its_python(running):
-    """Of a version that nobody else has: the runtime's client is fetched when it is made."""
+    """Of a version that no other function has: the worker fetches the runtime's client at its creation."""
     if "3.13" not in FOUND:
         pytest.skip("this machine has no Python 3.13 of its own")
     create(running.client(), "made", zipped(app_py=APP), Runtime="python3.13", MemorySize=256, Timeout=30)

@@ -15,8 +15,8 @@ import json, time
 def handler(event, context):
     failures = []
     for record in event["Records"]:
-        told = [record["body"], record["attributes"]["ApproximateReceiveCount"], record["eventSourceARN"]]
-        print("GOT", json.dumps(told), flush=True)
+        received = [record["body"], record["attributes"]["ApproximateReceiveCount"], record["eventSourceARN"]]
+        print("GOT", json.dumps(received), flush=True)
         word = record["messageAttributes"].get("Word", {})
         assert not word or (word["stringValue"], word["dataType"]) == ("blue", "String"), word
         if record["body"].startswith("poison"):
@@ -63,7 +63,7 @@ def got(running):
     return [json.loads(line) for line in lines]
 
 
-def came_again(running, wanted):
+def received_again(running, wanted):
     return [body for body, count, _ in got(running) if body == wanted and int(count) > 1]
 
 
@@ -73,10 +73,10 @@ def test_each_message_is_processed_and_deleted(template):
         with Worker(path, "--queues", queues.address) as running:
             word = {"Word": {"StringValue": "blue", "DataType": "String"}}
             queues.send("orders", [f"m{number}" for number in range(23)], MessageAttributes=word)
-            until(lambda: not queues.left("orders"), running.log)
+            until(lambda: not queues.bodies("orders"), running.log)
             assert {body for body, *_ in got(running)} == {f"m{number}" for number in range(23)}
             assert {arn for *_, arn in got(running)} == {ARN.format("orders").strip("'")}
-            assert max(queues.received) <= 4
+            assert max(queues.batch_sizes) <= 4
             assert ":function:consumer:live" in running.log(), "the alias is called"
             assert "Events.Web: events of Type Api are not supported" in running.log()
 
@@ -87,7 +87,7 @@ def test_failed_batch_is_delivered_again_whole(template):
         queues.send("orders", ["poison"])
         until(lambda: [count for _, count, _ in got(running)][1:2] == ["2"], running.log)
         queues.send("orders", ["good"])
-        until(lambda: queues.left("orders") == ["poison"], running.log)
+        until(lambda: queues.bodies("orders") == ["poison"], running.log)
         running.wait_for("1 messages of orders: .*all of them")
 
 
@@ -96,9 +96,9 @@ def test_partially_failed_batch_deletes_the_rest(template):
         queues.send("some", ["poison", "a", "b", "c"])
         more = PARTIAL + ", BatchSize: 20, MaximumBatchingWindowInSeconds: 1"
         with Worker(template("!GetAtt Named.Arn", more), "--queues", queues.address) as running:
-            until(lambda: queues.left("some") == ["poison"], running.log)
+            until(lambda: queues.bodies("some") == ["poison"], running.log)
             running.wait_for("BATCH [234]")
-            until(lambda: came_again(running, "poison"), running.log)
+            until(lambda: received_again(running, "poison"), running.log)
 
 
 def test_messages_of_a_killed_worker_are_delivered_again(template):
@@ -108,9 +108,9 @@ def test_messages_of_a_killed_worker_are_delivered_again(template):
             queues.send("orders", ["slow"])
             until(lambda: got(running), running.log)
             running.stop(signal.SIGKILL)
-        assert queues.left("orders") == ["slow"], "nobody has done it"
+        assert queues.bodies("orders") == ["slow"], "it was not processed"
         with Worker(path, "--queues", queues.address) as running:
-            until(lambda: came_again(running, "slow"), running.log)
+            until(lambda: received_again(running, "slow"), running.log)
             running.stop(signal.SIGKILL)
 
 
@@ -118,26 +118,26 @@ def test_queue_server_restart_and_template_reload(template):
     with served("orders", "other") as queues:
         path = template(ARN.format("orders"))
         with Worker(path, "--queues", queues.address) as running:
-            until(lambda: "orders" in queues.asked, running.log)
+            until(lambda: "orders" in queues.looked_up, running.log)
             template(ARN.format("other"))
             running.process.send_signal(signal.SIGHUP)
-            until(lambda: "other" in queues.asked, running.log)
+            until(lambda: "other" in queues.looked_up, running.log)
             queues.send("other", ["now"])
-            until(lambda: not queues.left("other"), running.log)
+            until(lambda: not queues.bodies("other"), running.log)
             template(ARN.format("missing"))
             running.process.send_signal(signal.SIGHUP)
             running.wait_for("queue missing: GetQueueUrl of .*QueueDoesNotExist")
-            queues.send("other", ["nobody asks"])
+            queues.send("other", ["not polled"])
             with queues.changed:
                 queues.messages["missing"] = {}
             queues.send("missing", ["found"])
-            until(lambda: not queues.left("missing"), running.log)
-            assert queues.left("other") == ["nobody asks"]
+            until(lambda: not queues.bodies("missing"), running.log)
+            assert queues.bodies("other") == ["not polled"]
     with Worker(path, "--queues", queues.address) as running:
         running.wait_for("queue missing: GetQueueUrl of")
         with served("missing", port=int(queues.address.rsplit(":", 1)[1])) as again:
             again.send("missing", ["at last"])
-            until(lambda: not again.left("missing"), running.log)
+            until(lambda: not again.bodies("missing"), running.log)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The Runtime API, as awslambdaric and a runtime of its own use it."""
+"""The Runtime API, as awslambdaric and a custom runtime use it."""
 
 import base64
 import json
@@ -84,7 +84,7 @@ def test_idle_instance_is_reused(client):
 
 
 def test_runtime_reconnects_after_its_connection_closes(client):
-    """As the worker ends one that is idle for half a minute, because its function works for longer."""
+    """The worker closes a connection that is idle for half a minute, as in a long request."""
     before, _ = invoke(client, "single", {"do": "count"})
     ended, error = invoke(client, "single", {"do": "hang_up"})
     assert error is None and ended > 0

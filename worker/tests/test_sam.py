@@ -1,4 +1,4 @@
-"""Projects as others have them: what `sam build` leaves, templates that speak of an account, events."""
+"""Projects as users have them: `sam build` output, templates that refer to an AWS account, events."""
 
 import json
 import signal
@@ -67,7 +67,7 @@ def test_serves_sam_build_output_unchanged(tmp_path):
             "OWN": arn,
             "v": 1,
         }
-        # Whatever is not as in the account is told in a line each.
+        # Each difference from an AWS account is a log line.
         for line in [
             r"requirements.txt: packages lie beside the code",
             r"Environment.Variables.TABLE: there is no Table here",
@@ -112,15 +112,15 @@ def test_event_survives_a_killed_worker(tmp_path):
         client = running.client()
         done = send(client, 0)
         running.wait_for(f"REPORT RequestId: {done}")
-        time.sleep(1)  # and it is forgotten
-        # One runs, the others wait for it: the function has one instance.
+        time.sleep(1)  # until the store has deleted it
+        # One runs, the others wait: the function has one instance.
         ids = [send(client, 4), send(client, 0), send(client, 0)]
         running.wait_for(f"START RequestId: {ids[0]}")
         running.stop(signal.SIGKILL)
-    with Worker(template, "--state", state) as anew:
+    with Worker(template, "--state", state) as restarted:
         for id in ids:
-            anew.wait_for(f"REPORT RequestId: {id}")
-        assert done not in anew.log()
+            restarted.wait_for(f"REPORT RequestId: {id}")
+        assert done not in restarted.log()
         time.sleep(1)
     with Worker(template, "--state", state) as last:
         time.sleep(1)

@@ -1,4 +1,4 @@
-"""What a function cannot do from inside, and what it cannot do to its neighbours."""
+"""Isolation: a function cannot leave its sandbox, or harm its neighbours."""
 
 import concurrent.futures
 import os
@@ -9,7 +9,7 @@ import time
 
 import pytest
 from calls import in_shell, invoke, until
-from conftest import HERE, MAYFLY, TEMPLATE, Worker, cgroups_of, descendants, lives
+from conftest import HERE, MAYFLY, TEMPLATE, Worker, cgroups_of, descendants, is_alive
 
 
 def test_only_tmp_is_writable(client):
@@ -80,9 +80,9 @@ def test_network_is_loopback_only(client, worker):
     "do, errors, log",
     [
         ("fill_memory", ["Runtime.ExitError"], "memory of 128 MB used up"),
-        # A full /tmp is the function's to handle. A slow disk is not full in time, memory is before.
+        # The function handles a full /tmp. On a slow disk memory, or time, runs out before.
         ("fill_disk", ["OSError", "Runtime.ExitError", "Sandbox.Timedout"], ""),
-        # Processes take memory too, and whichever limit is met first ends it.
+        # Processes take memory, too: the first limit that it meets ends it.
         ("fork_without_end", ["Sandbox.Timedout", "Runtime.ExitError"], ""),
         ("print_without_end", ["Sandbox.Timedout"], "prints too much"),
         ("sleep", ["Sandbox.Timedout"], "did not answer in 5 s"),
@@ -96,34 +96,34 @@ def test_runaway_function_leaves_its_neighbour_responsive(client, worker, do, er
         time.sleep(0.02)
         return time.monotonic() - began - 0.02
 
-    def beside_a_wild_one():
-        """The neighbour's seconds beside the wild one, and the longer of its medians before and after."""
+    def beside_a_runaway():
+        """The neighbour's seconds beside the runaway one, and the longer of its medians before and after."""
         before = [neighbours_seconds() for _ in range(20)]
         meanwhile = []
         with concurrent.futures.ThreadPoolExecutor(1) as threads:
-            wild = threads.submit(invoke, client, "probe", {"do": do, "seconds": 60})
-            while not wild.done():
+            runaway = threads.submit(invoke, client, "probe", {"do": do, "seconds": 60})
+            while not runaway.done():
                 meanwhile.append(neighbours_seconds())
-            answer, error = wild.result()
+            answer, error = runaway.result()
         after = [neighbours_seconds() for _ in range(20)]
         assert error == "Unhandled", answer
         assert answer["errorType"] in errors, answer
         return sorted(meanwhile), max(statistics.median(before), statistics.median(after))
 
     def holds(meanwhile, calm):
-        # A share of the processors holds off a wild neighbour, but for slices under way; without one, a
-        # thousand processes would leave a thousandth.
+        # The CPU share holds off a runaway neighbour, but for slices under way; without one, a thousand
+        # processes would leave a thousandth.
         ninth_tenth = meanwhile[len(meanwhile) * 9 // 10]
         return statistics.median(meanwhile) < 8 * calm + 0.05 and ninth_tenth < 40 * calm + 1
 
     neighbours_seconds()  # its instance starts
-    # What else the machine does may fall on one time and not on the other, but not in each of three rounds.
+    # Other load of the machine may hit one measurement and not the other, but not in each of three rounds.
     rounds = []
     while not any(holds(*one) for one in rounds):
         assert len(rounds) < 3, rounds
-        rounds.append(beside_a_wild_one())
+        rounds.append(beside_a_runaway())
     worker.wait_for(rf"\[probe#\d+\].*{log}")
-    # One that has filled its memory and lived may be short of it once more.
+    # An instance that survived a full memory may run out of it once more.
     assert any(invoke(client, "probe", {"do": "count"})[1] is None for _ in range(2))
 
 
@@ -136,7 +136,7 @@ def test_worker_exit_leaves_no_process_or_cgroup():
         assert len(below) >= 6, "a monitor, a process 1 and a runtime each"
         assert cgroups_of(running.process.pid)
         assert running.stop(signal.SIGTERM) == 0
-        assert not [pid for pid in below if lives(pid)]
+        assert not [pid for pid in below if is_alive(pid)]
         assert not cgroups_of(running.process.pid)
 
 
@@ -150,10 +150,10 @@ def test_killed_worker_leaves_no_process():
             until(lambda: len(descendants(running.process.pid)) > 20, "they fork")
             below = descendants(running.process.pid)
             running.stop(signal.SIGKILL)
-            until(lambda: not any(map(lives, below)), "processes are left")
-        assert cgroups_of(running.process.pid), "empty ones stay"
+            until(lambda: not any(map(is_alive, below)), "processes are left")
+        assert cgroups_of(running.process.pid), "empty cgroups stay"
         Worker().stop()
-        assert not cgroups_of(running.process.pid), "until the next worker comes"
+        assert not cgroups_of(running.process.pid), "the next worker removes them"
 
 
 def test_unused_instances_end(worker, client):

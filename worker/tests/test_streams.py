@@ -1,4 +1,4 @@
-"""Answers that come while the function makes them: InvokeWithResponseStream, and URLs that stream."""
+"""Answers that stream while the function writes them: InvokeWithResponseStream, and streaming URLs."""
 
 import base64
 import http.client
@@ -15,7 +15,7 @@ needs_node = pytest.mark.skipif(version() not in ("20", "22", "24"), reason="thi
 
 
 def streamed(client, name, payload, **arguments):
-    """The parts with the times when they came, and what the last message says."""
+    """The parts with their arrival times, and the last message."""
     answer = client.invoke_with_response_stream(FunctionName=name, Payload=json.dumps(payload), **arguments)
     parts, end = [], None
     for event in answer["EventStream"]:
@@ -64,13 +64,13 @@ def test_mid_stream_error_is_reported_in_the_last_event(client, event, code):
     parts, end = streamed(client, "raw", event)
     assert joined(parts)[:11] == b"onetwothree" and len(joined(parts)) <= 200 << 20
     assert end["ErrorCode"] == code, end
-    # Some of these end the connection, and the instance with it; the next one serves.
+    # Some of these close the connection, and the instance ends; the next one serves.
     assert joined(streamed(client, "raw", "stream")[0]) == b"onetwothree"
 
 
 def test_errors_before_the_first_part_fail_the_call(client):
     with pytest.raises(ClientError, match="ResourceNotFound"):
-        streamed(client, "nobody", 1)
+        streamed(client, "missing", 1)
     with pytest.raises(ClientError, match="InvocationType"):
         streamed(client, "raw", 1, InvocationType="Event")
 
@@ -83,7 +83,7 @@ def test_caller_disconnect_leaves_the_function_usable(client):
 
 
 def fetched(url, path="/"):
-    """Status, headers, the parts of the body as they come; an error as it is."""
+    """Status, headers, and the body's parts with their arrival times; errors are raised."""
     place = urllib.parse.urlsplit(url)
     connection = http.client.HTTPConnection(place.hostname, place.port, timeout=60)
     connection.request("GET", place.path.rstrip("/") + path)

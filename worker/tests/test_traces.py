@@ -24,7 +24,7 @@ TRACE, PARENT = "5759e988bd862e3fe1be46a994272793", "53995c3f42cd8ad8"
 
 @contextlib.contextmanager
 def collector():
-    """A server that speaks OTLP over HTTP, and what it has received."""
+    """A server that speaks OTLP over HTTP, and its received spans."""
     received = []
 
     class Answers(http.server.BaseHTTPRequestHandler):
@@ -77,7 +77,7 @@ def test_invocation_span_links_caller_and_function():
                 with urllib.request.urlopen(request) as answer:
                     seen.append(json.load(answer))
             assert invoke(client, "traced", "fail")[1] == "Unhandled"
-            assert running.stop() == 0, "what was not sent yet is sent at the end"
+            assert running.stop() == 0, "the worker sends pending spans before it exits"
         first, aws, w3c, named, failed = spans(received)
         assert attributes(received[0]["resource"])["service.name"] == "mayfly-worker"
         for span, text in [(first, own), (aws, seen[0]), (w3c, seen[1]), (named, seen[2])]:
@@ -89,7 +89,7 @@ def test_invocation_span_links_caller_and_function():
         for span in aws, w3c:
             assert (span["traceId"].lower(), span["parentSpanId"].lower()) == (TRACE, PARENT)
         assert named["traceId"].lower() == TRACE and not named.get("parentSpanId")
-        assert seen[3].endswith("Sampled=0"), "a caller who does not want it is not traced"
+        assert seen[3].endswith("Sampled=0"), "a caller's Sampled=0 holds"
         assert [attributes(span)["faas.coldstart"] for span in (first, aws, w3c)] == [True, True, False]
         assert [attributes(span)["faas.version"] for span in (first, aws)] == ["$LATEST", "1"]
         assert "as asked" in failed["status"]["message"] and failed["status"]["code"] in (

@@ -1,4 +1,4 @@
-"""Versions, aliases and layers as boto3 sees them; a template that has them, read anew."""
+"""Versions, aliases and layers as boto3 sees them; the reload of a template with them."""
 
 import concurrent.futures
 import json
@@ -137,9 +137,9 @@ def test_layers_are_overlaid_in_order(client):
     late = zipped(app_py="import late, sys\ndef handler(event, context):\n    return late.__file__\n")
     client.update_function_code(FunctionName="layered", ZipFile=late)
     assert "/opt/python/lib/python3.11/site-packages/" in invoke(client, "layered")[0]
-    # What is deleted stays with the function that has it.
+    # The function keeps a deleted layer version.
     client.delete_layer_version(LayerName="two", VersionNumber=1)
-    client.update_function_configuration(FunctionName="layered", Description="anew")
+    client.update_function_configuration(FunctionName="layered", Description="changed")
     assert invoke(client, "layered")[1] is None
     client.update_function_configuration(FunctionName="layered", Layers=[])
     assert "Layers" not in client.get_function_configuration(FunctionName="layered")
@@ -154,8 +154,8 @@ def test_layers_are_overlaid_in_order(client):
     assert client.get_layer_version_by_arn(Arn=three)["Version"] == 2
     assert client.get_layer_version(LayerName="one", VersionNumber=1)["Content"]["CodeSize"] > 0
     assert error_of(client.get_layer_version, LayerName="two", VersionNumber=1) == "ResourceNotFoundException"
-    gone = {"FunctionName": "layered", "Layers": [two]}
-    assert error_of(client.update_function_configuration, **gone) == "InvalidParameterValueException"
+    deleted = {"FunctionName": "layered", "Layers": [two]}
+    assert error_of(client.update_function_configuration, **deleted) == "InvalidParameterValueException"
     twice = {"FunctionName": "layered", "Layers": [three, three]}
     assert error_of(client.update_function_configuration, **twice) == "InvalidParameterValueException"
     client.delete_function(FunctionName="layered")
@@ -194,10 +194,10 @@ def test_sighup_reloads_a_template_with_layers_and_aliases(tmp_path):
         client = running.client()
         create(client, "made", app("by a caller"))
 
-        def anew():
-            known = running.log().count("was read anew") + running.log().count("SIGHUP: ")
+        def reload():
+            count = running.log().count("was read anew") + running.log().count("SIGHUP: ")
             running.process.send_signal(signal.SIGHUP)
-            running.wait_for(rf"(?s)(?:(?:was read anew|SIGHUP: ).*?){{{known + 1}}}")
+            running.wait_for(rf"(?s)(?:(?:was read anew|SIGHUP: ).*?){{{count + 1}}}")
 
         answer, _ = invoke(client, "First")
         assert (answer["text"], answer["shared"]) == ("first", "of the layer")
@@ -209,7 +209,7 @@ def test_sighup_reloads_a_template_with_layers_and_aliases(tmp_path):
         before = client.get_function_configuration(FunctionName="Second")["RevisionId"]
 
         write("first/app.py", APP % "changed")
-        anew()
+        reload()
         assert text_of(client, "First") == text_of(client, "First", Qualifier="live") == "changed"
         assert text_of(client, "First", Qualifier="1") == "first", "as it was published"
         assert client.get_function_configuration(FunctionName="Second")["RevisionId"] == before, "as it was"
@@ -217,16 +217,16 @@ def test_sighup_reloads_a_template_with_layers_and_aliases(tmp_path):
             assert json.loads(served.read())["arn"] == "First:live"
 
         write("libraries/python/shared.py", "TEXT = 'of another'\n")
-        anew()
+        reload()
         assert invoke(client, "Second")[0]["shared"] == "of another"
         assert invoke(client, "First", Qualifier="1")[0]["shared"] is not None
 
-        # What is wrong changes nothing, and says so.
+        # A faulty template changes nothing, and is reported.
         write("template.yaml", TEMPLATE.replace("CodeUri: second", "CodeUri: nowhere"))
-        anew()
+        reload()
         assert "nowhere" in running.log() and text_of(client, "Second") == "second"
         write("template.yaml", TEMPLATE.replace("  Second:", "  Third:"))
-        anew()
+        reload()
         assert text_of(client, "Third") == "second"
         assert error_of(client.invoke, FunctionName="Second") == "ResourceNotFoundException"
         assert text_of(client, "made") == "by a caller"

@@ -1,7 +1,7 @@
-"""Instances in a microVM: partitions come and go with them, they are apart, and the VM's death is survived.
+"""Instances in a microVM: they occupy and free partitions, are isolated, and survive the VM's death.
 
-The VM boots Debian's kernel, translated where there is no KVM: a minute in all; and once Mayfly's, which
-merges pages. `mayfly vm image` is run first; it only looks when there is an image.
+The VM boots Debian's kernel, under emulation where there is no KVM: a minute in all; and once Mayfly's, which
+merges pages. `mayfly vm image` runs first, and returns at once where there is an image.
 """
 
 import concurrent.futures
@@ -17,7 +17,7 @@ import pytest
 from calls import PATIENCE_S, invoke, until
 from conftest import HERE, MAYFLY, TEMPLATE, Worker
 
-# A request waits for as long as a VM takes to boot where it is translated.
+# A request waits for as long as a VM takes to boot under emulation.
 PATIENT = ["--sandbox", "vm", "--queue-wait", str(PATIENCE_S)]
 
 
@@ -25,7 +25,7 @@ PATIENT = ["--sandbox", "vm", "--queue-wait", str(PATIENCE_S)]
 def vm():
     subprocess.run([MAYFLY, "vm", "image"], check=True, stdout=subprocess.DEVNULL)
     with Worker(TEMPLATE, *PATIENT, "--partitions", "2", "--keep-alive", "4") as running:
-        for name in ["probe", "neighbour"]:  # a guest that is translated is slow
+        for name in ["probe", "neighbour"]:  # an emulated guest is slow
             running.client().update_function_configuration(FunctionName=name, Timeout=60)
         yield running
 
@@ -36,14 +36,14 @@ def test_instance_occupies_a_partition_and_frees_it(vm):
     assert error is None and answer["calls"] == 1, answer
 
     def is_seen_there():
-        assert invoke(client, "probe", {"do": "count"})[1] is None  # it is not idle for long
+        assert invoke(client, "probe", {"do": "count"})[1] is None  # so that it is not idle for long
         return vm.sample()["vm"]["used"] == 1
 
     until(is_seen_there, vm.sample)
     assert [event["partition"] for event in vm.events("plug")] == [0]
     answer, error = invoke(client, "probe", {"do": "large", "bytes": 1 << 20})
     assert error is None and len(answer) == 1 << 20
-    # Idle for longer than it is kept: stopped, and its memory given back.
+    # Idle for longer than --keep-alive: stopped, and its memory returned.
     until(lambda: vm.events("unplug"), vm.log)
     until(lambda: vm.sample()["vm"]["plugged"] == 0, vm.sample)
 
@@ -82,18 +82,18 @@ def test_limits_hold_in_a_larger_partition_and_idle_instances_freeze(tmp_path):
     code = HERE / "functions/probe"
     properties = f"CodeUri: {code}, Handler: app.handler, Runtime: python3.11, Timeout: 300"
     template.write_text(LIMITED.format(properties=properties))
-    # Nothing in the instance wants to run while it has no work.
+    # Without these layers an instance does not rest, so nothing thaws it.
     plain = ["--without", "heap,merge"]
     with Worker(str(template), *PATIENT, *plain, "--partitions", "1") as running:
         client = running.client()
-        # Of /tmp half of the memory: it is full before the instance is.
+        # /tmp has half of the memory: it is full before the instance is.
         fill = "head -c 200M /dev/zero >/tmp/full; echo $?; stat -c %s /tmp/full; rm /tmp/full"
         answer, error = invoke(client, "Small", {"do": "shell", "command": fill})
         assert error is None, answer
         code, size = map(int, answer["out"].split())
         assert code == 1 and 32 << 20 < size <= 64 << 20, answer
         assert {event["bytes"] for event in running.events("plug")} == {384 << 20}, running.log()
-        # Threads that go on between requests stand still. What they count by is the guest's clock.
+        # Threads are frozen between requests. They count by the guest's clock.
         assert invoke(client, "Small", {"do": "start_counting"})[1] is None
         until(lambda: running.figure("mayfly_freezes_total") >= 1, running.log)
         time.sleep(3)
@@ -136,26 +136,26 @@ def test_trust_domains_have_separate_vms_and_fail_separately(tmp_path):
     with Worker(str(template), *PATIENT, "--without", "heap,merge", "--partitions", "3") as running:
         client = running.client()
 
-        def told(name, command):
+        def output(name, command):
             answer, error = invoke(client, name, command)
             assert error is None, answer
             return answer
 
         machines = {name: qemu_of(running, name) for name in ["red", "blue"]}
         assert len(set(machines.values())) == 2
-        (_, red), (_, of_two), (calls, blue) = (told(name, KERNEL) for name in ["One", "Two", "Other"])
+        (_, red), (_, of_two), (calls, blue) = (output(name, KERNEL) for name in ["One", "Two", "Other"])
         assert len(red) == 37 and red == of_two and red != blue and calls == 1
-        # What one domain fills is not the other's.
-        invoke(client, "One", FILL)  # which it may not survive
-        assert told("Other", "head -c 1M /dev/zero >/tmp/x && echo there") == [2, "there\n"]
-        # It dies, and comes again by itself; the other goes on, with the instance that it had.
+        # One domain fills its files, the other still has room.
+        invoke(client, "One", FILL)  # the instance may not survive it
+        assert output("Other", "head -c 1M /dev/zero >/tmp/x && echo there") == [2, "there\n"]
+        # Its VM is killed and boots again; the other continues, with its instance.
         os.kill(machines["red"], signal.SIGKILL)
         until(
             lambda: [event for event in running.events("vm") if "red ended" in event["message"]], running.log
         )
-        assert told("Other", KERNEL) == [3, blue]
-        assert told("One", KERNEL)[1] not in (red, blue)
-        assert told("Other", KERNEL) == [4, blue] and qemu_of(running, "blue") == machines["blue"]
+        assert output("Other", KERNEL) == [3, blue]
+        assert output("One", KERNEL)[1] not in (red, blue)
+        assert output("Other", KERNEL) == [4, blue] and qemu_of(running, "blue") == machines["blue"]
 
 
 def test_request_fails_with_its_vm_and_the_vm_restarts(vm):
@@ -175,7 +175,7 @@ def test_starting_instance_moves_to_the_next_vm_if_its_vm_dies(vm):
     until(lambda: vm.figure("mayfly_instances") == 0, vm.log)
     ended = len(vm.events("vm"))
     process = qemu_of(vm)
-    os.kill(process, signal.SIGSTOP)  # so that nothing can have started when it dies
+    os.kill(process, signal.SIGSTOP)  # so that nothing has started when it dies
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
         asked = threads.submit(invoke, client, "single", {"do": "count"})
         until(lambda: "starting" in phases(vm, "single"), vm.log)
@@ -183,7 +183,7 @@ def test_starting_instance_moves_to_the_next_vm_if_its_vm_dies(vm):
         os.kill(process, signal.SIGKILL)
         answer, error = asked.result(timeout=PATIENCE_S)
     assert error is None and answer["calls"] == 1, answer
-    assert len(vm.events("vm")) >= ended + 2, "it ended and came again"
+    assert len(vm.events("vm")) >= ended + 2, "it ended and booted again"
 
 
 def test_merged_pages_lie_in_the_shared_partition_and_block_no_unplug():
@@ -206,8 +206,8 @@ def test_merged_pages_lie_in_the_shared_partition_and_block_no_unplug():
             return mapped > 48 << 20 and once < 40 << 20 and function["private_bytes"] < 40 << 20
 
         until(merged, running.sample)
-        assert invoke(client, "probe", {"do": "check"}) == (True, None), "what was merged is as it was"
-        # They end, one before the other; what they shared keeps neither partition.
+        assert invoke(client, "probe", {"do": "check"}) == (True, None), "merged contents are unchanged"
+        # They end, one before the other; shared pages keep neither partition.
         client.delete_function(FunctionName="probe")
         until(lambda: len(running.events("unplug")) >= 2, running.log)
         until(lambda: running.sample()["vm"]["merged_bytes"] == 0, running.sample)
@@ -215,7 +215,7 @@ def test_merged_pages_lie_in_the_shared_partition_and_block_no_unplug():
 
 
 def phases(worker, function):
-    """What the instances of a function are doing."""
+    """The phases of a function's instances."""
     instances = json.loads(worker.get("/instances"))["instances"]
     return [instance["phase"] for instance in instances if instance["function"] == function]
 
@@ -229,7 +229,7 @@ def qemu_of(worker, domain=""):
 
 
 def arguments_of(process):
-    """Of a QEMU; of others, and of one that is gone, nothing."""
+    """The arguments of a QEMU process; empty for others, and for ended ones."""
     with (
         contextlib.suppress(OSError),
         open(f"/proc/{process}/comm") as comm,

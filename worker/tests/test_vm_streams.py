@@ -27,7 +27,7 @@ def parts(many):
     API.getresponse().read()
 
 def file(bytes):
-    # Its pages, which lie in the instance's own memory, go to the socket as they are.
+    # sendfile sends its pages, which lie in the instance's own memory, without a copy.
     with open("/tmp/file", "w+b") as file:
         file.write(b"f" * bytes)
         file.flush()
@@ -80,7 +80,7 @@ def test_slow_reader_receives_all_and_delays_no_other(vm):
     answer = client.invoke_with_response_stream(FunctionName="Streams", Payload=json.dumps({"parts": MUCH}))
     events = iter(answer["EventStream"])
     got = [next(events)["PayloadChunk"]["Payload"]]
-    # The function goes on until all is full that there is between it and the reader.
+    # The function writes until every buffer between it and the reader is full.
     time.sleep(8)
     for _ in range(3):
         assert joined(streamed(client, "Neighbour", {"parts": 1})[0]) == whole(1)
@@ -99,7 +99,7 @@ def test_unread_answer_keeps_no_partition(vm):
     client = vm.client()
     answer = client.invoke_with_response_stream(FunctionName="Short", Payload=json.dumps({"file": 4 * MIB}))
     next(iter(answer["EventStream"]))
-    # Out of time, it is ended, though nothing more is read.
+    # It ends at its timeout, though the reader reads nothing more.
     until(lambda: [event for event in vm.events("unplug") if event["function"] == "Short"], vm.log)
     assert not vm.events("fail"), vm.events("fail")
     answer["EventStream"].close()

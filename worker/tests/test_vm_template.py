@@ -1,5 +1,5 @@
-"""What a template may have where instances live in VMs: images and extensions; and how it changes while they
-run: read anew, and served by a new version of the worker. What VMs do not have is refused in a line.
+"""Templates whose instances live in VMs: images and extensions, reloads, and the handover to a new version of
+the worker. Features that VMs lack are refused in one line.
 """
 
 import concurrent.futures
@@ -11,7 +11,7 @@ import subprocess
 
 import pytest
 from calls import PATIENCE_S, create, invoke, open_folder, until, zipped
-from conftest import HERE, MAYFLY, Worker, lives
+from conftest import HERE, MAYFLY, Worker, is_alive
 from images import Image, folder, layer, link, python_layer
 from test_extensions import WATCH
 from test_vm import PATIENT, SHELL, qemu_of
@@ -22,7 +22,7 @@ CALLS = []
 def handler(event, context):
     CALLS.append(event)
     time.sleep(event.get("seconds", 0))
-    return {"said": "first", "calls": len(CALLS), "memory": context.memory_limit_in_mb}
+    return {"text": "first", "calls": len(CALLS), "memory": context.memory_limit_in_mb}
 """
 TEMPLATE = """
 Globals:
@@ -53,7 +53,7 @@ MORE = """
     Type: AWS::Serverless::Function
     Properties: { Description: another }
 """
-# An image whose links would lead out of it, if anybody followed them before it is entered.
+# An image whose links would lead out of it, if the agent followed them before it enters the root.
 ODD = [link("dev", "/etc"), link("tmp", "/var/task"), folder("etc"), ("etc/hosts", b"192.0.2.1 elsewhere\n")]
 INSIDE = """
 import http.client, json, os
@@ -150,37 +150,37 @@ def test_code_of_api_callers_is_refused(running):
 
 def test_template_reload_keeps_unchanged_vms(running, place):
     client = running.client()
-    assert invoke(client, "One", {})[0] == {"said": "first", "calls": 1, "memory": "128"}
+    assert invoke(client, "One", {})[0] == {"text": "first", "calls": 1, "memory": "128"}
     before, calm = qemu_of(running), qemu_of(running, "calm")
     calls = invoke(client, "Watched", "true")[0][0]
     template = place / "template.yaml"
     good = template.read_text()
-    # What is wrong is said, and all stays as it is.
+    # A faulty template is reported, and changes nothing.
     template.write_text(
         good + "  Wrong: { Type: AWS::Serverless::Function, Properties: { CodeUri: nowhere } }\n"
     )
     os.kill(running.process.pid, signal.SIGHUP)
     running.wait_for(r"SIGHUP: .*nowhere")
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
-        # A request that runs goes on in the VM that is replaced, until it has its answer.
+        # A running request continues in the replaced VM until its answer.
         asked = threads.submit(invoke, client, "One", {"seconds": 40})
         until(lambda: "busy" in running.get("/instances"), running.log)
         (place / "code/app.py").write_text(APP.replace("first", "second"))
         template.write_text(TEMPLATE.format(memory=384, does="nothing", more=MORE))
         os.kill(running.process.pid, signal.SIGHUP)
         running.wait_for("was read anew: 4 functions", PATIENCE_S)
-        assert invoke(client, "One", {})[0] == {"said": "second", "calls": 1, "memory": "384"}
+        assert invoke(client, "One", {})[0] == {"text": "second", "calls": 1, "memory": "384"}
         assert asked.result(timeout=PATIENCE_S) == (
-            {"said": "first", "calls": 2, "memory": "128"},
+            {"text": "first", "calls": 2, "memory": "128"},
             None,
         )
-    assert invoke(client, "Two", {})[0]["said"] == "second"
-    until(lambda: gone(running), running.log)
-    until(lambda: not lives(before), running.log)
-    # Whoever has not changed has the instance that it had, in the VM that it had.
+    assert invoke(client, "Two", {})[0]["text"] == "second"
+    until(lambda: replaced(running), running.log)
+    until(lambda: not is_alive(before), running.log)
+    # An unchanged function keeps its instance and its VM.
     assert qemu_of(running, "calm") == calm
     assert invoke(client, "Watched", "echo there") == ([calls + 1, "there\n"], None)
-    # What an extension does to the instance is told as on the host.
+    # The failure of an extension is reported as on the host.
     template.write_text(TEMPLATE.format(memory=384, does="crash", more=MORE))
     os.kill(running.process.pid, signal.SIGHUP)
     until(lambda: running.log().count("was read anew: 4 functions") == 2, running.log)
@@ -190,20 +190,20 @@ def test_template_reload_keeps_unchanged_vms(running, place):
     assert "extension watch exited with error: signal: 6" in answer["errorMessage"]
 
 
-def gone(running):
+def replaced(running):
     return [event for event in running.events("vm") if "gone with its last instance" in event["message"]]
 
 
 def test_new_version_serves_from_vms_of_its_own(running, place):
-    """Runs last: the worker that the others look at ends."""
+    """Runs last: it ends the worker that the other tests use."""
     client = running.client()
-    # As the test before leaves it, also where it was not asked for.
+    # The template that the test before leaves, also when this one runs alone.
     (place / "code/app.py").write_text(APP.replace("first", "second"))
     (place / "template.yaml").write_text(TEMPLATE.format(memory=384, does="crash", more=MORE))
     read = running.log().count("was read anew: 4 functions")
     os.kill(running.process.pid, signal.SIGHUP)
     until(lambda: running.log().count("was read anew: 4 functions") > read, running.log, PATIENCE_S)
-    assert invoke(client, "One", {})[0]["said"] == "second"
+    assert invoke(client, "One", {})[0]["text"] == "second"
     vms = [qemu_of(running), qemu_of(running, "calm")]
     successor = None
     try:
@@ -212,7 +212,7 @@ def test_new_version_serves_from_vms_of_its_own(running, place):
             until(lambda: "busy" in running.get("/instances"), running.log)
             os.kill(running.process.pid, signal.SIGUSR2)
             answers = []
-            # Somebody serves all the time that the new VMs take to boot.
+            # One of both serves while the new VMs boot.
             while not (found := re.search(r"process (\d+) serves now", running.log())):
                 answers.append(invoke(client, "Two", {}))
                 assert running.process.poll() is None and "SIGUSR2:" not in running.log(), running.log()
@@ -221,12 +221,12 @@ def test_new_version_serves_from_vms_of_its_own(running, place):
             assert {error for _, error in answers} == {None}, answers
             assert asked.result(timeout=PATIENCE_S)[1] is None
         assert running.process.wait(timeout=PATIENCE_S) == 0
-        until(lambda: not any(map(lives, vms)), running.log)
-        assert invoke(running.client(), "One", {})[0] == {"said": "second", "calls": 1, "memory": "384"}
+        until(lambda: not any(map(is_alive, vms)), running.log)
+        assert invoke(running.client(), "One", {})[0] == {"text": "second", "calls": 1, "memory": "384"}
         os.kill(successor, signal.SIGTERM)
-        until(lambda: not lives(successor), running.log)
+        until(lambda: not is_alive(successor), running.log)
     finally:
-        if successor and lives(successor):
+        if successor and is_alive(successor):
             os.kill(successor, signal.SIGKILL)
 
 
@@ -242,7 +242,7 @@ PLAIN = ALIAS.replace(", AutoPublishAlias: live", "")
 
 
 @pytest.mark.parametrize(
-    "template, options, said",
+    "template, options, reason",
     [
         (ALIAS, [], "It: AutoPublishAlias needs instances that are processes of this host"),
         (
@@ -252,7 +252,7 @@ PLAIN = ALIAS.replace(", AutoPublishAlias: live", "")
         ),
     ],
 )
-def test_features_unsupported_in_vms_are_refused_in_one_line(tmp_path, template, options, said):
+def test_features_unsupported_in_vms_are_refused_in_one_line(tmp_path, template, options, reason):
     shutil.copytree(HERE / "functions/probe", tmp_path / "code")
     (tmp_path / "template.yaml").write_text(template)
     done = subprocess.run(
@@ -261,4 +261,4 @@ def test_features_unsupported_in_vms_are_refused_in_one_line(tmp_path, template,
         text=True,
         timeout=PATIENCE_S,
     )
-    assert done.returncode == 1 and said in done.stderr.splitlines()[-1], done.stderr
+    assert done.returncode == 1 and reason in done.stderr.splitlines()[-1], done.stderr

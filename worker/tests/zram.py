@@ -1,4 +1,4 @@
-"""Swap that is compressed memory (zram), for as long as somebody wants some."""
+"""Swap in compressed memory (zram), for the length of a `with` block."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ CONTROL = pathlib.Path("/sys/class/zram-control")
 
 
 def missing():
-    """Why there can be none, if so."""
+    """Why this host cannot have it, or None."""
     if os.geteuid() != 0:
         return "swap needs root"
     return None if CONTROL.exists() and shutil.which("mkswap") else "this host has no zram, or no mkswap"
@@ -18,7 +18,7 @@ def missing():
 
 @contextlib.contextmanager
 def compressed_swap(mib=512):
-    """Gives the folder in which the kernel tells of it."""
+    """Yields the folder in /sys with the kernel's counters."""
     number = (CONTROL / "hot_add").read_text().strip()
     device, place = f"/dev/zram{number}", pathlib.Path(f"/sys/block/zram{number}")
     try:

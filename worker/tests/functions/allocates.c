@@ -1,4 +1,4 @@
-/* Says whose malloc it has, as its loader sees it, and what was preloaded. */
+/* Prints which library its malloc is from, and its preloads. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-"""Ends while it is loaded."""
+"""Exits while it is loaded."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Does what the event says: {"do": NAME, ...}."""
+"""Calls the function that the event names: {"do": NAME, ...}."""
 
 import contextlib
 import http.client
@@ -61,7 +61,7 @@ def sleep(event, context):
 
 
 def hang_up(event, context):
-    """Ends the connections that the runtime has to the worker."""
+    """Closes the runtime's connections to the worker."""
     port = int(os.environ["AWS_LAMBDA_RUNTIME_API"].rpartition(":")[2])
     ended = 0
     for name in os.listdir("/proc/self/fd"):
@@ -88,8 +88,8 @@ HELD = []
 
 
 def hold(event, context):
-    """Memory that is alike in all instances: of malloc, and mapped by the function itself. It is named to be
-    shared, all or what the event says."""
+    """Holds memory with equal contents in all instances: from malloc, and mapped by the function itself. It
+    advises all of it, or the tables that the event names."""
     tables = [bytearray(event["mib"] << 20)]
     if "mapped_mib" in event:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -104,7 +104,7 @@ def hold(event, context):
 
 
 def check(event, context):
-    """Whether what is held is as it was; what is written now is nobody else's."""
+    """Whether held contents are unchanged. Then writes a page of its own, which no other instance may see."""
     right = all(
         int.from_bytes(table[at : at + 8], "little") == at + 1
         for table in HELD
@@ -117,7 +117,7 @@ def check(event, context):
 
 
 def drop(event, context):
-    """Gives the contents of what it has mapped up, and says whether all of it is zero then."""
+    """Discards the contents of its mapped tables, and returns whether they read zero then."""
     dropped = [table for table in HELD if isinstance(table, mmap.mmap)]
     for table in dropped:
         table.madvise(mmap.MADV_DONTNEED)
@@ -135,7 +135,7 @@ def start_thread(event, context):
 COUNT = {"count": 0, "longest_gap_s": 0.0}
 
 
-def go_on_counting():
+def count_forever():
     last = time.monotonic()
     while True:
         time.sleep(0.001)
@@ -147,7 +147,7 @@ def go_on_counting():
 
 def start_counting(event, context):
     """A thread that counts, whether there is a request or not."""
-    threading.Thread(target=go_on_counting, daemon=True).start()
+    threading.Thread(target=count_forever, daemon=True).start()
 
 
 def counted(event, context):
@@ -155,13 +155,13 @@ def counted(event, context):
     return COUNT
 
 
-def tell_of_rests():
-    """Speaks the worker's own protocol, as the runtime would."""
+def report_rests():
+    """Speaks the worker's own protocol, as the runtime does."""
     host, port = os.environ["AWS_LAMBDA_RUNTIME_API"].split(":")
-    told = {"advised_bytes": 0, "shared_pages": 0, "trimmed_bytes": 0, "merges": False, "errno": 0, "ms": 1}
+    report = {"advised_bytes": 0, "shared_pages": 0, "trimmed_bytes": 0, "merges": False, "errno": 0, "ms": 1}
     while True:
         for method, path, body in [
-            ("POST", "mayfly/rest", json.dumps(told)),
+            ("POST", "mayfly/rest", json.dumps(report)),
             ("GET", "invocation/next", None),
         ]:
             connection = http.client.HTTPConnection(host, int(port), timeout=1)
@@ -174,7 +174,7 @@ def tell_of_rests():
 
 
 def rest_for_ever(event, context):
-    threading.Thread(target=tell_of_rests, daemon=True).start()
+    threading.Thread(target=report_rests, daemon=True).start()
 
 
 def fill_memory(event, context):
