@@ -1,30 +1,33 @@
-//! The agent of a node: `mayfly node`. Any container gets Mayfly by one line, without a change of its image.
+//! The agent of a node, `mayfly node`: it injects Mayfly into any container by one line, without a change of
+//! its image.
 //!
 //! ```text
-//!   mayfly.dev/heap: online               request    what a pod's annotations, or a CDI name, ask for
+//!   mayfly.dev/heap: online               request    what a pod's annotations, or a CDI name, request
 //!            │
-//!   NRI ─ nri, adjustment ┐               injection  mounts, variables and devices that give it
-//!   CDI ─ cdi ────────────┘               artifacts  where the libraries and models lie, that containers mount
+//!   NRI ─ nri, adjustment ┐               injection  mounts, variables and devices for it
+//!   CDI ─ cdi ────────────┘               artifacts  the libraries and models that containers mount
 //!            │
 //!   trust_domain ─ page_stores ─ cgroup   a page store for each trust domain, in a cgroup of its own
-//!   profiler ─ upload_queue ─ storage     lifetimes of programs that ask for it, into a data set: a folder, a bucket
-//!   load_check, shared_memory, model_coverage ─ metrics ─ http   what programs have of it, for people and Prometheus
+//!   profiler ─ upload_queue ─ storage     lifetime profiles, into a data set: a folder or a bucket
+//!   containers, load_check, shared_memory, model_coverage   running containers, seen from outside
+//!   agent ─ nri_handler, metrics ─ http                     all of it, for runtimes, people and Prometheus
 //! ```
 //!
-//! Layers, from the bottom up; each imports from those before it only (`tests/modules` checks it):
-//! `base`, `nri`, `domains`, `inject`, `profiles`, `observe`, `service`.
+//! Layers, from the bottom up; each imports from those before it only (`tests/modules` checks it): [`base`],
+//! [`nri`], [`domains`], [`inject`], [`profiles`], [`observe`], [`service`].
 //!
-//! It fails open. Nothing that goes wrong here keeps a container from starting: an answer to the runtime is never an
-//! error, a library that is not there is not loaded, a store that is gone leaves programs what they share.
+//! It fails open: no failure here keeps a container from starting. A response to the runtime is never an
+//! error, loaders skip a library that is missing, and programs keep their shared pages when a store ends.
 
 pub mod base {
-    //! What annotations can ask for, and cgroups.
+    //! Requests that annotations can make, and cgroups.
     pub mod cgroup;
     pub mod request;
 }
 
 pub mod nri {
-    //! The Node Resource Interface: the runtime tells of each container before it makes it, and the agent may add to it.
+    //! The Node Resource Interface: the runtime reports each container before it creates it, and the agent
+    //! may add to it.
     pub mod messages;
     pub mod plugin;
     pub mod wire;
@@ -37,7 +40,7 @@ pub mod domains {
 }
 
 pub mod inject {
-    //! What containers get, by NRI or CDI, and the folders that they mount.
+    //! Injections into containers, by NRI or CDI, and the folders that containers mount.
     pub mod adjustment;
     pub mod artifacts;
     pub mod cdi;
@@ -45,7 +48,7 @@ pub mod inject {
 }
 
 pub mod profiles {
-    //! Lifetime profiles of containers, and their way into a data set.
+    //! Lifetime profiles of containers, from the sampler to the data set.
     pub mod profiler;
     pub mod storage;
     pub mod upload_queue;
@@ -60,7 +63,7 @@ pub mod observe {
 }
 
 pub mod service {
-    //! The agent: settings, the runtime's requests, metrics.
+    //! The agent: its settings, handlers and metrics.
     pub mod agent;
     pub mod http;
     pub mod metrics;
@@ -73,10 +76,10 @@ pub use base::request::Name;
 pub use service::run::run;
 pub use service::settings::Settings;
 
-/// Takes away what containers mount and what engines read: after the last container that has any of it.
+/// Removes the folders that containers mount and the CDI specifications; no container may use them any more.
 ///
 /// # Errors
-/// Something cannot be removed, named.
+/// A file or folder cannot be removed; the error names it.
 pub fn clean(data: &std::path::Path, cdi: Option<&std::path::Path>) -> anyhow::Result<()> {
     if let Some(folder) = cdi {
         inject::cdi::remove(folder)?;

@@ -13,7 +13,7 @@ use crate::system::events::{self, Event};
 use crate::system::text::warn;
 
 /// What can be said of the model: exported, for a node's agent reads it from outside, where the program's heap is idle, too
-/// (`node/src/standing.rs`). Words are added behind the others, and none is moved.
+/// (`node/src/observe/model_coverage.rs`). Words are added behind the others, and none is moved.
 #[repr(C)]
 pub struct Standing {
     /// 1 with a model, else 0.

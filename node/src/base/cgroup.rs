@@ -1,4 +1,5 @@
-//! Memory of stores: each in a cgroup of its own, version 2, or 1 where the node has only that.
+//! Cgroups of page stores, one each, that limit and count their memory: version 2, or 1 where the node has
+//! only that.
 
 use std::fs;
 use std::io;
@@ -6,23 +7,23 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-/// Beside the pods', so that no pod is charged for a store.
+/// A sibling of the pods' cgroups, so that no pod is charged for a store.
 const PARENT: &str = "mayfly-node";
 
 /// The folder below which each store has a cgroup.
 #[derive(Clone, Debug)]
-pub struct Parent {
+pub struct ParentCgroup {
     folder: PathBuf,
     is_version_two: bool,
 }
 
-impl Parent {
-    /// Finds the memory controller below `root`, which is `/sys/fs/cgroup`, and makes the folder. Stores that a former agent
-    /// has left are empty by now and removed.
+impl ParentCgroup {
+    /// Finds the memory controller below `root`, which is `/sys/fs/cgroup`, and makes the folder. Cgroups
+    /// that a former agent's stores left are empty by now; they are removed.
     ///
     /// # Errors
-    /// No memory controller, or no permission.
-    pub fn new(root: &Path) -> Result<Parent> {
+    /// There is no memory controller, or no permission.
+    pub fn new(root: &Path) -> Result<ParentCgroup> {
         let controllers = fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
         let is_version_two = controllers.split_whitespace().any(|name| name == "memory");
         let base = if is_version_two {
@@ -45,14 +46,14 @@ impl Parent {
         for left in fs::read_dir(&folder).into_iter().flatten().flatten() {
             let _ = fs::remove_dir(left.path());
         }
-        Ok(Parent { folder, is_version_two })
+        Ok(ParentCgroup { folder, is_version_two })
     }
 
     /// The cgroup of a store, which may use `most_bytes`.
     ///
     /// # Errors
     /// The file that cannot be written.
-    pub fn make(&self, name: &str, most_bytes: u64) -> Result<Cgroup> {
+    pub fn make(&self, name: &str, max_bytes: u64) -> Result<Cgroup> {
         let folder = self.folder.join(name);
         let cgroup = Cgroup { folder, is_version_two: self.is_version_two };
         match fs::create_dir(&cgroup.folder) {
@@ -64,7 +65,7 @@ impl Parent {
         }
         let limit = if self.is_version_two { "memory.max" } else { "memory.limit_in_bytes" };
         let file = cgroup.folder.join(limit);
-        fs::write(&file, most_bytes.to_string())
+        fs::write(&file, max_bytes.to_string())
             .with_context(|| format!("cannot write {}", file.display()))?;
         let swap = if self.is_version_two { ("memory.swap.max", "0") } else { ("memory.swappiness", "0") };
         let _ = fs::write(cgroup.folder.join(swap.0), swap.1); // absent where the kernel does not swap
@@ -72,7 +73,7 @@ impl Parent {
     }
 }
 
-/// One store's.
+/// A store's cgroup.
 #[derive(Debug)]
 pub struct Cgroup {
     folder: PathBuf,
@@ -80,11 +81,11 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// Moves a process in.
+    /// Moves a process into it.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn take(&self, process: u32) -> Result<()> {
+    pub fn add_process(&self, process: u32) -> Result<()> {
         let file = self.folder.join("cgroup.procs");
         fs::write(&file, process.to_string()).with_context(|| format!("cannot write {}", file.display()))
     }
@@ -98,15 +99,15 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // Not while its last process is being taken away; then the next agent does it.
+        // Fails while the kernel still removes its last process; the next agent then removes it.
         let _ = fs::remove_dir(&self.folder);
     }
 }
 
-/// The processes of a container: of the cgroup, seen from the root, and those below it.
+/// The processes of a container: those of its cgroup, a path from the root, and of the cgroups below it.
 pub fn processes_below(path: &str) -> Vec<u32> {
     let roots = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
-    // As an agent in a cgroup namespace of its own sees those outside it.
+    // An agent in a cgroup namespace of its own sees the cgroups outside it with this prefix.
     let path = path.trim_start_matches("/..");
     let folder =
         roots.iter().map(|root| PathBuf::from(format!("{root}{path}"))).find(|folder| folder.is_dir());
@@ -128,11 +129,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn version_two_is_found_by_its_controllers() {
+    fn finds_version_two_by_its_controllers() {
         let folder = tempfile::tempdir().unwrap();
-        assert!(Parent::new(folder.path()).is_err());
+        assert!(ParentCgroup::new(folder.path()).is_err());
         fs::write(folder.path().join("cgroup.controllers"), "cpu memory pids\n").unwrap();
-        let parent = Parent::new(folder.path()).unwrap();
+        let parent = ParentCgroup::new(folder.path()).unwrap();
         let cgroup = parent.make("store", 1 << 20).unwrap();
         assert_eq!(
             fs::read_to_string(folder.path().join("mayfly-node/store/memory.max")).unwrap(),

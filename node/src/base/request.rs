@@ -1,21 +1,22 @@
-//! What a container asks for: `mayfly.dev/…` annotations of its pod.
+//! Injection requests: the `mayfly.dev/…` annotations of a container's pod.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// The annotation that asks for the heap.
+/// The annotation that requests the heap.
 pub const HEAP: &str = "mayfly.dev/heap";
-/// The annotation that asks for page sharing.
+/// The annotation that requests page sharing.
 pub const SHARE: &str = "mayfly.dev/share";
-/// The annotation that asks for a profile.
+/// The annotation that requests a profile.
 pub const PROFILE: &str = "mayfly.dev/profile";
 
-const LONGEST_NAME: usize = 63;
-const LONGEST_PROFILE_SECONDS: u64 = 86_400;
+const MAX_NAME_CHARACTERS: usize = 63;
+const MAX_PROFILE_SECONDS: u64 = 86_400;
 
-/// A name that is safe as a file's: letters, digits, `.`, `_` and `-`, at most 63, and a letter or digit first.
+/// A name that is safe as a file's: letters, digits, `.`, `_` and `-`, at most 63, and a letter or digit
+/// first.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Name(String);
 
@@ -38,11 +39,11 @@ impl FromStr for Name {
     fn from_str(text: &str) -> Result<Name, String> {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
         let begins = text.starts_with(|c: char| c.is_ascii_alphanumeric());
-        if begins && text.len() <= LONGEST_NAME && text.chars().all(is_plain) {
+        if begins && text.len() <= MAX_NAME_CHARACTERS && text.chars().all(is_plain) {
             return Ok(Name(text.to_owned()));
         }
-        let shown: String = text.chars().take(LONGEST_NAME).collect();
-        Err(format!("{shown:?} is no name: letters, digits, . _ -, at most {LONGEST_NAME}"))
+        let shown: String = text.chars().take(MAX_NAME_CHARACTERS).collect();
+        Err(format!("{shown:?} is no name: letters, digits, . _ -, at most {MAX_NAME_CHARACTERS}"))
     }
 }
 
@@ -75,9 +76,9 @@ impl FromStr for Heap {
 pub enum Share {
     /// The containers of one pod.
     Pod,
-    /// The namespace's pods that ask for it.
+    /// The namespace's pods that request it.
     Namespace,
-    /// The namespace's pods that say the same name.
+    /// The namespace's pods that request it by the same name.
     Named(Name),
 }
 
@@ -93,35 +94,36 @@ impl FromStr for Share {
     }
 }
 
-/// What a container asks for. Nothing is given that was not asked for.
+/// What a container requests; the agent injects nothing else.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ask {
+pub struct InjectionRequest {
     /// The lifetime-aware heap.
     pub heap: Option<Heap>,
     /// Page sharing.
     pub share: Option<Share>,
-    /// How long its lifetimes shall be sampled.
+    /// How long to sample its lifetimes.
     pub profile: Option<Duration>,
 }
 
-impl Ask {
-    /// Reads annotations. What cannot be read is not given; the lines say why.
-    pub fn read(annotations: &HashMap<String, String>) -> (Ask, Vec<String>) {
-        let mut wrong = Vec::new();
-        let ask = Ask {
-            heap: field(annotations, HEAP, str::parse, &mut wrong),
-            share: field(annotations, SHARE, str::parse, &mut wrong),
-            profile: field(annotations, PROFILE, seconds, &mut wrong),
+impl InjectionRequest {
+    /// Parses annotations. One that is invalid requests nothing; the second value has the reasons, a line
+    /// each.
+    pub fn from_annotations(annotations: &HashMap<String, String>) -> (InjectionRequest, Vec<String>) {
+        let mut errors = Vec::new();
+        let request = InjectionRequest {
+            heap: field(annotations, HEAP, str::parse, &mut errors),
+            share: field(annotations, SHARE, str::parse, &mut errors),
+            profile: field(annotations, PROFILE, seconds, &mut errors),
         };
-        (ask, wrong)
+        (request, errors)
     }
 
-    /// Whether nothing is asked for.
-    pub fn is_nothing(&self) -> bool {
-        *self == Ask::default()
+    /// Whether it requests nothing.
+    pub fn is_empty(&self) -> bool {
+        *self == InjectionRequest::default()
     }
 
-    /// What needs the heap: a profile is the heap's.
+    /// Whether it needs the heap, which a profile is taken of, too.
     pub fn needs_heap(&self) -> bool {
         self.heap.is_some() || self.profile.is_some()
     }
@@ -130,14 +132,14 @@ impl Ask {
 fn field<T>(
     annotations: &HashMap<String, String>,
     key: &str,
-    read: impl FnOnce(&str) -> Result<T, String>,
-    wrong: &mut Vec<String>,
+    parse: impl FnOnce(&str) -> Result<T, String>,
+    errors: &mut Vec<String>,
 ) -> Option<T> {
     let text = annotations.get(key)?;
-    match read(text) {
+    match parse(text) {
         Ok(value) => Some(value),
         Err(why) => {
-            wrong.push(format!("{key}: {why}"));
+            errors.push(format!("{key}: {why}"));
             None
         }
     }
@@ -145,9 +147,9 @@ fn field<T>(
 
 fn seconds(text: &str) -> Result<Duration, String> {
     match text.parse::<u64>() {
-        Ok(seconds @ 1..=LONGEST_PROFILE_SECONDS) => Ok(Duration::from_secs(seconds)),
+        Ok(seconds @ 1..=MAX_PROFILE_SECONDS) => Ok(Duration::from_secs(seconds)),
         _ => Err(format!(
-            "{:?} is no number of seconds from 1 to {LONGEST_PROFILE_SECONDS}",
+            "{:?} is no number of seconds from 1 to {MAX_PROFILE_SECONDS}",
             text.chars().take(80).collect::<String>()
         )),
     }
@@ -158,28 +160,30 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn read(pairs: &[(&str, &str)]) -> (Ask, Vec<String>) {
-        Ask::read(&pairs.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect())
+    fn read(pairs: &[(&str, &str)]) -> (InjectionRequest, Vec<String>) {
+        InjectionRequest::from_annotations(
+            &pairs.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect(),
+        )
     }
 
     #[test]
-    fn each_annotation_says_one_thing() {
-        let (ask, wrong) =
+    fn annotations_are_parsed() {
+        let (request, errors) =
             read(&[(HEAP, "model=web-7"), (SHARE, "namespace"), (PROFILE, "60"), ("other", "x")]);
-        assert_eq!(wrong, Vec::<String>::new());
-        assert_eq!(ask.heap, Some(Heap::Model("web-7".parse().unwrap())));
-        assert_eq!((ask.share, ask.profile), (Some(Share::Namespace), Some(Duration::from_secs(60))));
-        assert!(read(&[("mayfly.dev/else", "online")]).0.is_nothing());
+        assert_eq!(errors, Vec::<String>::new());
+        assert_eq!(request.heap, Some(Heap::Model("web-7".parse().unwrap())));
+        assert_eq!((request.share, request.profile), (Some(Share::Namespace), Some(Duration::from_secs(60))));
+        assert!(read(&[("mayfly.dev/else", "online")]).0.is_empty());
     }
 
     #[test]
-    fn what_is_wrong_is_named_and_the_rest_is_given() {
-        let (ask, wrong) = read(&[(HEAP, "on"), (SHARE, "../../etc"), (PROFILE, "0")]);
-        assert!(ask.is_nothing());
-        assert_eq!(wrong.len(), 3);
-        assert!(wrong[0].starts_with("mayfly.dev/heap: \"on\""), "{}", wrong[0]);
-        let (ask, wrong) = read(&[(HEAP, "online"), (SHARE, "a b")]);
-        assert_eq!((ask.heap, ask.share, wrong.len()), (Some(Heap::Online), None, 1));
+    fn invalid_annotations_are_reported_and_the_others_kept() {
+        let (request, errors) = read(&[(HEAP, "on"), (SHARE, "../../etc"), (PROFILE, "0")]);
+        assert!(request.is_empty());
+        assert_eq!(errors.len(), 3);
+        assert!(errors[0].starts_with("mayfly.dev/heap: \"on\""), "{}", errors[0]);
+        let (request, errors) = read(&[(HEAP, "online"), (SHARE, "a b")]);
+        assert_eq!((request.heap, request.share, errors.len()), (Some(Heap::Online), None, 1));
     }
 
     proptest! {

@@ -1,5 +1,6 @@
-//! Trust domains: whose containers may share pages. Kubernetes' namespace is the border; annotations only divide it
-//! further. Whoever may map a page can read it, and can tell whether it was there (UPM §IV-E).
+//! Trust domains: which containers may share pages. The boundary is Kubernetes' namespace; annotations only
+//! divide it further. A process that may map a page can read it, and can measure whether it was there (UPM
+//! §IV-E).
 
 use std::fmt;
 
@@ -9,7 +10,7 @@ use crate::base::request::{Name, Share};
 
 /// A trust domain.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Domain {
+pub enum TrustDomain {
     /// One pod's containers.
     Pod {
         /// The namespace.
@@ -17,26 +18,27 @@ pub enum Domain {
         /// The pod's identity, which no other pod ever has.
         uid: String,
     },
-    /// Those of a namespace that ask for it.
+    /// Those of a namespace that request it.
     Namespace(String),
-    /// Those of a namespace that say the same name.
+    /// Those of a namespace that request the same name.
     Named(String, Name),
-    /// Whoever was started with the CDI device of that name: the operator decides.
+    /// Containers with the CDI device of that name: the operator decides which.
     Device(Name),
 }
 
-impl Domain {
-    /// What a pod's container belongs to. The namespace and the pod are the runtime's word, only the name the pod's.
-    pub fn of(share: &Share, namespace: &str, uid: &str) -> Domain {
+impl TrustDomain {
+    /// The trust domain of a pod's container. The runtime states the namespace and the pod, the pod only the
+    /// name.
+    pub fn of(share: &Share, namespace: &str, uid: &str) -> TrustDomain {
         let namespace = namespace.to_owned();
         match share {
-            Share::Pod => Domain::Pod { namespace, uid: uid.to_owned() },
-            Share::Namespace => Domain::Namespace(namespace),
-            Share::Named(name) => Domain::Named(namespace, name.clone()),
+            Share::Pod => TrustDomain::Pod { namespace, uid: uid.to_owned() },
+            Share::Namespace => TrustDomain::Namespace(namespace),
+            Share::Named(name) => TrustDomain::Named(namespace, name.clone()),
         }
     }
 
-    /// The name of its folders and cgroup: short, for a socket's path has 107 bytes, and another for each domain.
+    /// The name of its folders and cgroup, unique: short, for a socket's path has 107 bytes.
     pub fn id(&self) -> String {
         short_name(&Sha256::digest(self.to_string()))
     }
@@ -44,22 +46,22 @@ impl Domain {
     /// The namespace, where there is one.
     pub fn namespace(&self) -> &str {
         match self {
-            Domain::Pod { namespace, .. } | Domain::Namespace(namespace) | Domain::Named(namespace, _) => {
-                namespace
-            }
-            Domain::Device(_) => "",
+            TrustDomain::Pod { namespace, .. }
+            | TrustDomain::Namespace(namespace)
+            | TrustDomain::Named(namespace, _) => namespace,
+            TrustDomain::Device(_) => "",
         }
     }
 }
 
-/// Quoted where a pod or a runtime chose the text, so that no two domains look alike.
-impl fmt::Display for Domain {
+/// Quotes what a pod or a runtime chose, so that no two domains read alike.
+impl fmt::Display for TrustDomain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Domain::Pod { namespace, uid } => write!(f, "pod {uid:?} of {namespace:?}"),
-            Domain::Namespace(namespace) => write!(f, "namespace {namespace:?}"),
-            Domain::Named(namespace, name) => write!(f, "{name} of {namespace:?}"),
-            Domain::Device(name) => write!(f, "device {name}"),
+            TrustDomain::Pod { namespace, uid } => write!(f, "pod {uid:?} of {namespace:?}"),
+            TrustDomain::Namespace(namespace) => write!(f, "namespace {namespace:?}"),
+            TrustDomain::Named(namespace, name) => write!(f, "{name} of {namespace:?}"),
+            TrustDomain::Device(name) => write!(f, "device {name}"),
         }
     }
 }
@@ -78,12 +80,12 @@ mod tests {
     fn no_annotation_reaches_another_namespace() {
         let forged: Vec<Share> =
             ["pod", "namespace", "web", "b"].iter().map(|text| text.parse().unwrap()).collect();
-        let all: Vec<Domain> = ["a", "b", "", "a\" of \"b"]
+        let all: Vec<TrustDomain> = ["a", "b", "", "a\" of \"b"]
             .iter()
-            .flat_map(|namespace| forged.iter().map(|share| Domain::of(share, namespace, "uid")))
-            .chain([Domain::Device("web".parse().unwrap()), Domain::Device("b".parse().unwrap())])
+            .flat_map(|namespace| forged.iter().map(|share| TrustDomain::of(share, namespace, "uid")))
+            .chain([TrustDomain::Device("web".parse().unwrap()), TrustDomain::Device("b".parse().unwrap())])
             .collect();
-        assert_eq!(all.iter().map(Domain::id).collect::<HashSet<_>>().len(), all.len());
+        assert_eq!(all.iter().map(TrustDomain::id).collect::<HashSet<_>>().len(), all.len());
         assert!(all.iter().all(|domain| domain.id().len() == 32));
     }
 }

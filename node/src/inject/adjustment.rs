@@ -1,26 +1,26 @@
-//! A gift in the words of the runtime's interface (NRI).
+//! An injection as the adjustment that NRI's `CreateContainer` returns.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use crate::inject::injection::{Gift, MARK, ROOT};
+use crate::inject::injection::{Injection, MARK};
 use crate::nri::messages::{Adjustment, Container, Device, LinuxAdjustment, Mode, Mount, Variable};
 
-/// Whether a container mounts something where gifts lie.
-pub fn is_in_the_way(container: &Container) -> bool {
-    container.mounts.iter().any(|mount| Path::new(&mount.destination).starts_with(ROOT))
+/// Whether a container itself mounts something at or below `folder`.
+pub fn mounts_over(container: &Container, folder: &str) -> bool {
+    container.mounts.iter().any(|mount| Path::new(&mount.destination).starts_with(folder))
 }
 
-/// A container's variable.
+/// The value of a variable of the container.
 pub fn variable_of<'a>(container: &'a Container, name: &str) -> Option<&'a str> {
     let value = |line: &'a String| line.strip_prefix(name)?.strip_prefix('=');
     container.environment.iter().find_map(value)
 }
 
-/// What the runtime shall change at a container, which has `preloaded` in `LD_PRELOAD` already.
-pub fn adjustment(gift: &Gift, preloaded: Option<&str>) -> Adjustment {
+/// The changes that the runtime makes to a container, which has `preloaded` in `LD_PRELOAD` already.
+pub fn adjustment(injection: &Injection, preloaded: Option<&str>) -> Adjustment {
     let options = ["rbind", "ro", "nosuid", "nodev"].map(str::to_owned);
-    let mounts = gift.mounts.iter().map(|mount| Mount {
+    let mounts = injection.mounts.iter().map(|mount| Mount {
         destination: mount.destination.clone(),
         kind: "bind".into(),
         source: mount.source.to_string_lossy().into_owned(),
@@ -28,16 +28,17 @@ pub fn adjustment(gift: &Gift, preloaded: Option<&str>) -> Adjustment {
     });
     let mut environment = Vec::new();
     let mut set = |name: &str, value: String| environment.push(Variable { name: name.into(), value });
-    if let Some(value) = gift.ld_preload(preloaded) {
-        // Taken away first: two plugins that set one variable would be an error, and the container not made.
+    if let Some(value) = injection.ld_preload(preloaded) {
+        // Removed first: if two plugins set one variable the runtime reports a conflict and does not create
+        // the container.
         set("-LD_PRELOAD", String::new());
         set("LD_PRELOAD", value);
     }
-    for (name, value) in &gift.variables {
+    for (name, value) in &injection.variables {
         set(name, value.clone());
     }
-    set(MARK, gift.mounts.iter().map(|mount| mount.destination.as_str()).collect::<Vec<_>>().join(","));
-    let devices: Vec<Device> = gift.devices.iter().filter_map(|path| device(path)).collect();
+    set(MARK, injection.mounts.iter().map(|mount| mount.destination.as_str()).collect::<Vec<_>>().join(","));
+    let devices: Vec<Device> = injection.devices.iter().filter_map(|path| device(path)).collect();
     let linux = (!devices.is_empty()).then_some(LinuxAdjustment { devices });
     Adjustment { mounts: mounts.collect(), environment, linux }
 }
@@ -58,10 +59,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_variable_that_another_plugin_sets_is_no_conflict() {
-        let mut gift = Gift::default();
-        gift.heap(Path::new("/h"), None, None);
-        let adjustment = adjustment(&gift, Some("theirs.so"));
+    fn variable_of_another_plugin_is_no_conflict() {
+        let mut injection = Injection::default();
+        injection.heap(Path::new("/h"), None, None);
+        let adjustment = adjustment(&injection, Some("theirs.so"));
         let names: Vec<&str> = adjustment.environment.iter().map(|variable| variable.name.as_str()).collect();
         assert_eq!(names[..2], ["-LD_PRELOAD", "LD_PRELOAD"]);
         assert!(adjustment.environment[1].value.starts_with("theirs.so:/opt/mayfly/heap/$LIB/"));

@@ -1,7 +1,7 @@
-//! What a node has to give: libraries and models, copied into folders of their own, that containers mount.
+//! Libraries and models, copied into folders that containers mount.
 //!
-//! A container's mount shows what was there when it started. So nothing in such a folder ever changes: other contents
-//! are another folder, named by a hash. An upgrade is for what starts next.
+//! Running containers mount these folders, so no file in one ever changes: other contents are in another
+//! folder, named by a hash. Containers that start after an upgrade mount the new one.
 
 use std::collections::HashSet;
 use std::fs;
@@ -15,20 +15,23 @@ use sha2::{Digest, Sha256};
 use crate::base::request::Name;
 use crate::domains::trust_domain::short_name;
 
-/// Does nothing, on every loader.
-const NOTHING: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/nothing.so"));
+/// A library that does nothing, for every loader.
+const STUB: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/stub.so"));
+/// The part with stub libraries and mount points; former versions' folders have it under the same name.
+pub const STUB_ROOT: &str = "ground";
 const HEAP: &[&str] = &["libmayfly_heap.so"];
 const SHARE: &[&str] = &["libmayfly_merge_auto.so", "libmayfly_merge.so"];
-/// What glibc's `$LIB` stands for on Debian, on Fedora and SUSE, and elsewhere; the first holds the files.
+/// glibc's `$LIB` on Debian, on Fedora and SUSE, and elsewhere; the first has the files, the others links to
+/// them.
 const GLIBC: [&str; 3] = ["lib/x86_64-linux-gnu", "lib64", "lib"];
-/// musl's loader takes `$LIB` as it stands.
+/// musl's loader takes `$LIB` literally.
 const MUSL: &str = "$LIB";
-const LARGEST_MODEL: u64 = 256 << 20;
+const MAX_MODEL_BYTES: u64 = 256 << 20;
 const MODEL_SUFFIX: &str = ".mayfly-model";
 
-/// Folders that containers mount.
+/// The folders that containers mount.
 #[derive(Clone, Debug)]
-pub struct Offer {
+pub struct Artifacts {
     folder: PathBuf,
     data: PathBuf,
     models: Option<PathBuf>,
@@ -36,13 +39,18 @@ pub struct Offer {
     pub has_musl: bool,
 }
 
-impl Offer {
-    /// Copies the libraries below `data`. `glibc` and `musl` are folders that hold them; without the second, programs on musl
-    /// run as they are.
+impl Artifacts {
+    /// Copies the libraries below `data`. `glibc` and `musl` are the folders to copy them from; without the
+    /// second, programs on musl run unchanged.
     ///
     /// # Errors
-    /// A library is not there, or `data` cannot be written.
-    pub fn prepare(data: &Path, glibc: &Path, musl: Option<&Path>, models: Option<&Path>) -> Result<Offer> {
+    /// A library is missing, or `data` cannot be written.
+    pub fn prepare(
+        data: &Path,
+        glibc: &Path,
+        musl: Option<&Path>,
+        models: Option<&Path>,
+    ) -> Result<Artifacts> {
         let musl = musl.filter(|folder| HEAP.iter().chain(SHARE).all(|name| folder.join(name).is_file()));
         let read = |folder: &Path, name: &str| {
             let path = folder.join(name);
@@ -62,25 +70,25 @@ impl Offer {
         let name = short_name(&digest.finalize());
         let all = data.join("lib");
         fs::create_dir_all(&all).with_context(|| format!("cannot make {}", all.display()))?;
-        open_to_all(data)?;
-        open_to_all(&all)?;
+        make_world_readable(data)?;
+        make_world_readable(&all)?;
         let folder = all.join(&name);
         if !folder.is_dir() {
             let fresh = all.join(format!(".{name}.{}", std::process::id()));
             let made = parts.iter().try_for_each(|(part, name, for_glibc, for_musl)| {
-                lay(&fresh.join(part), name, for_glibc, for_musl.as_deref())?;
-                lay(&fresh.join("ground").join(part), name, NOTHING, Some(NOTHING))
+                write_library(&fresh.join(part), name, for_glibc, for_musl.as_deref())?;
+                write_library(&fresh.join(STUB_ROOT).join(part), name, STUB, Some(STUB))
             });
             let made = made.and_then(|()| {
                 ["store", "model"]
                     .iter()
-                    .try_for_each(|part| fs::create_dir_all(fresh.join("ground").join(part)))
+                    .try_for_each(|part| fs::create_dir_all(fresh.join(STUB_ROOT).join(part)))
             });
             made.and_then(|()| fs::rename(&fresh, &folder))
                 .with_context(|| format!("cannot lay out libraries in {}", fresh.display()))?;
         }
         remove_unused(&all, &name);
-        Ok(Offer {
+        Ok(Artifacts {
             folder,
             data: data.to_owned(),
             models: models.map(Path::to_owned),
@@ -88,12 +96,12 @@ impl Offer {
         })
     }
 
-    /// The folder of one part: `heap`, `share` or `ground`.
+    /// The folder of one part: `heap`, `share`, or [`STUB_ROOT`].
     pub fn part(&self, part: &str) -> PathBuf {
         self.folder.join(part)
     }
 
-    /// The heap's library with that file number, of this version or a former one that somebody has still mapped.
+    /// The heap's library with that inode, of this version or a former one that a process still maps.
     pub fn heap_library(&self, inode: u64) -> Option<PathBuf> {
         let versions = fs::read_dir(self.folder.parent()?).ok()?.flatten();
         let mut files = versions.flat_map(|version| {
@@ -102,44 +110,45 @@ impl Offer {
         files.find(|file| fs::metadata(file).is_ok_and(|about| about.ino() == inode))
     }
 
-    /// Whether a folder, by device and number, is what CDI devices of this version or a former one are laid upon.
-    pub fn is_ground(&self, folder: (u64, u64)) -> bool {
+    /// Whether a folder, by device and inode, is the stub root of this version or a former one, which all CDI
+    /// devices mount.
+    pub fn is_stub_root(&self, folder: (u64, u64)) -> bool {
         let versions =
             self.folder.parent().and_then(|all| fs::read_dir(all).ok()).into_iter().flatten().flatten();
-        let mut grounds = versions.filter_map(|version| fs::metadata(version.path().join("ground")).ok());
-        grounds.any(|ground| (ground.dev(), ground.ino()) == folder)
+        let mut roots = versions.filter_map(|version| fs::metadata(version.path().join(STUB_ROOT)).ok());
+        roots.any(|root| (root.dev(), root.ino()) == folder)
     }
 
-    /// The folder that holds a model as it is now, as `model`.
+    /// The folder with a copy of a model as its file is now, named `model`.
     ///
     /// # Errors
-    /// There is none of that name, or it cannot be copied.
+    /// There is no model of that name, or it cannot be copied.
     pub fn model(&self, name: &Name) -> Result<PathBuf> {
         let Some(models) = &self.models else { bail!("this node has no folder of models (--models)") };
         let path = models.join(format!("{name}{MODEL_SUFFIX}"));
         let file = fs::File::open(&path).with_context(|| format!("no model {name}: {}", path.display()))?;
         let about = file.metadata()?;
-        ensure!(about.is_file() && about.len() <= LARGEST_MODEL, "{} is no model", path.display());
+        ensure!(about.is_file() && about.len() <= MAX_MODEL_BYTES, "{} is no model", path.display());
         let mut bytes = Vec::new();
-        file.take(LARGEST_MODEL).read_to_end(&mut bytes)?;
+        file.take(MAX_MODEL_BYTES).read_to_end(&mut bytes)?;
         let all = self.data.join("models");
         let folder = all.join(short_name(&Sha256::digest(&bytes)));
         if !folder.is_dir() {
             fs::create_dir_all(&all)?;
-            open_to_all(&all)?;
+            make_world_readable(&all)?;
             let fresh = all.join(format!(".{name}.{}", std::process::id()));
             fs::create_dir_all(&fresh)?;
             fs::write(fresh.join("model"), bytes)?;
-            open_to_all(&fresh)?;
+            make_world_readable(&fresh)?;
             match fs::rename(&fresh, &folder) {
-                Err(_) if folder.is_dir() => fs::remove_dir_all(&fresh)?, // somebody else was as quick
+                Err(_) if folder.is_dir() => fs::remove_dir_all(&fresh)?, // another thread made it meanwhile
                 other => other.with_context(|| format!("cannot make {}", folder.display()))?,
             }
         }
         Ok(folder)
     }
 
-    /// The models that there are.
+    /// The names of the node's models.
     pub fn models(&self) -> Vec<Name> {
         let Some(Ok(entries)) = self.models.as_ref().map(fs::read_dir) else { return Vec::new() };
         let names = entries
@@ -151,11 +160,12 @@ impl Offer {
     }
 }
 
-/// Removes all that the agent has made below `data`, and `data` if that was all.
+/// Removes all that the agent made below `data`, and `data` if nothing else is in it.
 ///
 /// # Errors
-/// The folder that cannot be removed.
+/// A folder cannot be removed; the error names it.
 pub fn remove(data: &Path) -> Result<()> {
+    // The last one has the upload queue.
     for part in ["lib", "models", "domains", "stores", "control", "work", "outbox"] {
         let folder = data.join(part);
         match fs::remove_dir_all(&folder) {
@@ -169,13 +179,13 @@ pub fn remove(data: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Containers' users are others than the agent's.
-fn open_to_all(folder: &Path) -> Result<()> {
+/// Containers have other users than the agent.
+fn make_world_readable(folder: &Path) -> Result<()> {
     fs::set_permissions(folder, fs::Permissions::from_mode(0o755))
-        .with_context(|| format!("cannot open {} to all", folder.display()))
+        .with_context(|| format!("cannot make {} readable to all users", folder.display()))
 }
 
-fn lay(folder: &Path, name: &str, for_glibc: &[u8], for_musl: Option<&[u8]>) -> io::Result<()> {
+fn write_library(folder: &Path, name: &str, for_glibc: &[u8], for_musl: Option<&[u8]>) -> io::Result<()> {
     let [holder, links @ ..] = GLIBC;
     for place in GLIBC {
         fs::create_dir_all(folder.join(place))?;
@@ -232,62 +242,65 @@ mod tests {
             (folder.path().join("data"), folder.path().join("g"), folder.path().join("m"));
         libraries(&glibc, "glibc");
         libraries(&musl, "musl");
-        let offer = Offer::prepare(&data, &glibc, Some(&musl), None).unwrap();
+        let artifacts = Artifacts::prepare(&data, &glibc, Some(&musl), None).unwrap();
         for part in ["heap", "ground/heap"] {
             for place in GLIBC.iter().chain([&MUSL]) {
-                let path = offer.part(part).join(place).join(HEAP[0]);
+                let path = artifacts.part(part).join(place).join(HEAP[0]);
                 let wanted: &[u8] = match (part, *place) {
                     ("heap", MUSL) => b"musl",
                     ("heap", _) => b"glibc",
-                    _ => NOTHING,
+                    _ => STUB,
                 };
                 assert_eq!(fs::read(&path).unwrap(), wanted, "{}", path.display());
             }
         }
-        assert!(offer.part("ground/store").is_dir() && offer.has_musl);
-        let musl = offer.part("heap").join(MUSL).join(HEAP[0]);
-        assert_eq!(offer.heap_library(fs::metadata(&musl).unwrap().ino()), Some(musl));
-        assert_eq!(offer.heap_library(0), None);
+        assert!(artifacts.part(STUB_ROOT).join("store").is_dir() && artifacts.has_musl);
+        let musl = artifacts.part("heap").join(MUSL).join(HEAP[0]);
+        assert_eq!(artifacts.heap_library(fs::metadata(&musl).unwrap().ino()), Some(musl));
+        assert_eq!(artifacts.heap_library(0), None);
         let number = |folder: PathBuf| fs::metadata(folder).map(|about| (about.dev(), about.ino())).unwrap();
         assert!(
-            offer.is_ground(number(offer.part("ground"))) && !offer.is_ground(number(offer.part("heap")))
+            artifacts.is_stub_root(number(artifacts.part(STUB_ROOT)))
+                && !artifacts.is_stub_root(number(artifacts.part("heap")))
         );
     }
 
     #[test]
-    fn other_contents_are_another_folder_and_the_old_one_goes_when_nobody_mounts_it() {
+    fn new_contents_get_a_new_folder_and_unused_ones_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         let (data, glibc) = (folder.path().join("data"), folder.path().join("g"));
         libraries(&glibc, "one");
-        let one = Offer::prepare(&data, &glibc, Some(&folder.path().join("none")), None).unwrap();
+        let one = Artifacts::prepare(&data, &glibc, Some(&folder.path().join("none")), None).unwrap();
         assert!(!one.has_musl && one.part("heap").is_dir());
-        assert_eq!(one.part("heap"), Offer::prepare(&data, &glibc, None, None).unwrap().part("heap"));
+        assert_eq!(one.part("heap"), Artifacts::prepare(&data, &glibc, None, None).unwrap().part("heap"));
         libraries(&glibc, "two");
-        let two = Offer::prepare(&data, &glibc, None, None).unwrap();
+        let two = Artifacts::prepare(&data, &glibc, None, None).unwrap();
         assert!(two.part("heap").is_dir() && !one.part("heap").exists());
         fs::remove_file(glibc.join(HEAP[0])).unwrap();
-        let why = Offer::prepare(&data, &glibc, None, None).unwrap_err();
+        let why = Artifacts::prepare(&data, &glibc, None, None).unwrap_err();
         assert!(format!("{why:#}").contains(HEAP[0]), "{why:#}");
     }
 
     #[test]
-    fn a_model_is_what_the_file_was_when_it_was_asked_for() {
+    fn model_is_a_copy_of_the_file_at_the_time_of_the_request() {
         let folder = tempfile::tempdir().unwrap();
         let (data, glibc, models) =
             (folder.path().join("d"), folder.path().join("g"), folder.path().join("models"));
         libraries(&glibc, "x");
         fs::create_dir_all(&models).unwrap();
         fs::write(models.join("web.mayfly-model"), "1").unwrap();
-        let offer = Offer::prepare(&data, &glibc, None, Some(&models)).unwrap();
+        let artifacts = Artifacts::prepare(&data, &glibc, None, Some(&models)).unwrap();
         let name: Name = "web".parse().unwrap();
-        assert_eq!(offer.models(), std::slice::from_ref(&name));
-        let one = offer.model(&name).unwrap();
+        assert_eq!(artifacts.models(), std::slice::from_ref(&name));
+        let one = artifacts.model(&name).unwrap();
         fs::write(models.join("web.mayfly-model"), "2").unwrap();
-        let two = offer.model(&name).unwrap();
+        let two = artifacts.model(&name).unwrap();
         assert_eq!(
             (fs::read(one.join("model")).unwrap(), fs::read(two.join("model")).unwrap()),
             (b"1".into(), b"2".into())
         );
-        assert!(offer.model(&"other".parse().unwrap()).unwrap_err().to_string().contains("no model other"));
+        assert!(
+            artifacts.model(&"other".parse().unwrap()).unwrap_err().to_string().contains("no model other")
+        );
     }
 }

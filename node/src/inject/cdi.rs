@@ -1,7 +1,8 @@
-//! The Container Device Interface: files that tell an engine, by a device's name, what a container gets.
+//! The Container Device Interface: files by which an engine looks up, by a device's name, what to inject.
 //!
-//! `podman run --device mayfly.dev/heap=online --device mayfly.dev/share=web …`; Docker, containerd and CRI-O take the same
-//! names. The files and all that they name outlive the agent: a container starts without it.
+//! `podman run --device mayfly.dev/heap=online --device mayfly.dev/share=web …`; Docker, containerd and CRI-O
+//! accept the same names. The files and all that they name stay when the agent ends: a container starts
+//! without it.
 
 use std::fs;
 use std::path::Path;
@@ -10,37 +11,37 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use crate::base::request::Name;
-use crate::domains::trust_domain::Domain;
-use crate::inject::artifacts::Offer;
-use crate::inject::injection::{Gift, MARK};
+use crate::domains::trust_domain::TrustDomain;
+use crate::inject::artifacts::{Artifacts, STUB_ROOT};
+use crate::inject::injection::{Injection, MARK};
 
-/// The oldest version of the format that has what is used.
+/// The oldest version of the format that has all fields used here.
 const VERSION: &str = "0.5.0";
 
-/// Writes the specifications into `folder`, each at one stroke.
+/// Writes the specifications into `folder`, each atomically.
 ///
 /// # Errors
-/// The folder cannot be written, named.
+/// The folder or file cannot be written; the error names it.
 pub fn write(
     folder: &Path,
-    offer: &Offer,
+    artifacts: &Artifacts,
     domains: &[Name],
-    store_of: impl Fn(&Domain) -> Result<std::path::PathBuf>,
+    store_of: impl Fn(&TrustDomain) -> Result<std::path::PathBuf>,
 ) -> Result<()> {
-    let ground = offer.part("ground");
-    let mut heaps = vec![("online".to_owned(), heap(offer, &ground, None))];
-    for name in offer.models() {
-        match offer.model(&name) {
-            Ok(model) => heaps.push((format!("model.{name}"), heap(offer, &ground, Some(&model)))),
+    let stub_root = artifacts.part(STUB_ROOT);
+    let mut heaps = vec![("online".to_owned(), heap(artifacts, &stub_root, None))];
+    for name in artifacts.models() {
+        match artifacts.model(&name) {
+            Ok(model) => heaps.push((format!("model.{name}"), heap(artifacts, &stub_root, Some(&model)))),
             Err(why) => tracing::warn!("no CDI device for the model {name}: {why:#}"),
         }
     }
     let mut shares = Vec::new();
     for name in domains {
-        let mut gift = Gift::default();
-        gift.ground(&ground);
-        gift.share(&offer.part("share"), &store_of(&Domain::Device(name.clone()))?);
-        shares.push((name.to_string(), gift));
+        let mut injection = Injection::default();
+        injection.stub_root(&stub_root);
+        injection.share(&artifacts.part("share"), &store_of(&TrustDomain::Device(name.clone()))?);
+        shares.push((name.to_string(), injection));
     }
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     for (class, devices) in [("heap", heaps), ("share", shares)] {
@@ -53,7 +54,7 @@ pub fn write(
         if fs::read_to_string(&path).is_ok_and(|now| now == text) {
             continue;
         }
-        // Engines read every *.json there.
+        // Not named *.json, for engines read every such file there.
         let fresh = folder.join(format!(".mayfly-{class}.{}", std::process::id()));
         fs::write(&fresh, text)
             .and_then(|()| fs::rename(&fresh, &path))
@@ -65,7 +66,7 @@ pub fn write(
 /// Removes the specifications.
 ///
 /// # Errors
-/// The one that cannot be removed.
+/// A file cannot be removed; the error names it.
 pub fn remove(folder: &Path) -> Result<()> {
     for class in ["heap", "share"] {
         let path = folder.join(file_name(class));
@@ -80,26 +81,27 @@ fn file_name(class: &str) -> String {
     format!("mayfly.dev-{class}.json")
 }
 
-fn heap(offer: &Offer, ground: &Path, model: Option<&Path>) -> Gift {
-    let mut gift = Gift::default();
-    gift.ground(ground);
-    gift.heap(&offer.part("heap"), model, None);
-    gift
+fn heap(artifacts: &Artifacts, stub_root: &Path, model: Option<&Path>) -> Injection {
+    let mut injection = Injection::default();
+    injection.stub_root(stub_root);
+    injection.heap(&artifacts.part("heap"), model, None);
+    injection
 }
 
-fn specification(class: &str, devices: &[(String, Gift)]) -> Value {
+fn specification(class: &str, devices: &[(String, Injection)]) -> Value {
     let devices: Vec<Value> = devices
         .iter()
-        .map(|(name, gift)| json!({"name": name, "containerEdits": edits(class, name, gift)}))
+        .map(|(name, injection)| json!({"name": name, "containerEdits": edits(class, name, injection)}))
         .collect();
     json!({"cdiVersion": VERSION, "kind": format!("mayfly.dev/{class}"), "devices": devices})
 }
 
-fn edits(class: &str, name: &str, gift: &Gift) -> Value {
-    let mut env: Vec<String> = gift.variables.iter().map(|(name, value)| format!("{name}={value}")).collect();
-    env.extend(gift.ld_preload(None).map(|value| format!("LD_PRELOAD={value}")));
+fn edits(class: &str, name: &str, injection: &Injection) -> Value {
+    let mut env: Vec<String> =
+        injection.variables.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    env.extend(injection.ld_preload(None).map(|value| format!("LD_PRELOAD={value}")));
     env.push(format!("{MARK}_{}={name}", class.to_uppercase()));
-    let mounts: Vec<Value> = gift
+    let mounts: Vec<Value> = injection
         .mounts
         .iter()
         .map(|mount| {
@@ -111,8 +113,8 @@ fn edits(class: &str, name: &str, gift: &Gift) -> Value {
         })
         .collect();
     let mut edits = json!({"env": env, "mounts": mounts});
-    if !gift.devices.is_empty() {
-        let nodes: Vec<Value> = gift
+    if !injection.devices.is_empty() {
+        let nodes: Vec<Value> = injection
             .devices
             .iter()
             .map(|path| json!({"path": path, "hostPath": path, "permissions": "rw", "fileMode": 0o666}))

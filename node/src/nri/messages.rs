@@ -1,21 +1,22 @@
-//! The messages that the agent reads and writes; fields that it has no use for are left out, which protobuf allows.
+//! The messages that the agent reads and writes, without the fields that it does not use, which protobuf
+//! allows.
 
 use std::collections::HashMap;
 
 use prost::Message;
 
-/// What happens to a container, as numbered by the interface; a subscription is a mask of `1 << (number - 1)`.
+/// A container's event, as NRI numbers it; a subscription is a mask of `1 << (number - 1)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A container is about to be made.
+    /// The runtime is about to create the container.
     Create = 4,
-    /// It is made, and its program will run next.
+    /// The container is created, and the runtime is about to start its program.
     Starting = 6,
     /// Its program runs.
     Started = 7,
-    /// It stops.
+    /// The runtime stops it.
     Stop = 10,
-    /// It is taken away.
+    /// The runtime removes it.
     Remove = 11,
 }
 
@@ -56,7 +57,7 @@ pub struct Configured {
     pub events: i32,
 }
 
-/// `SynchronizeRequest`: what there is when the agent comes.
+/// `SynchronizeRequest`: all pods and containers, when the agent connects.
 #[derive(Clone, PartialEq, Message)]
 pub struct Synchronize {
     /// Pods.
@@ -73,12 +74,12 @@ pub struct Synchronize {
 /// `SynchronizeResponse`.
 #[derive(Clone, PartialEq, Message)]
 pub struct Synchronized {
-    /// Whether more is wanted.
+    /// Whether another such message is expected.
     #[prost(bool, tag = "2")]
     pub more: bool,
 }
 
-/// `CreateContainerRequest`, and of stop and update what they have in common with it.
+/// `CreateContainerRequest`, and the fields that `StopContainerRequest` shares with it.
 #[derive(Clone, PartialEq, Message)]
 pub struct AboutContainer {
     /// Its pod.
@@ -92,7 +93,7 @@ pub struct AboutContainer {
 /// `CreateContainerResponse`.
 #[derive(Clone, PartialEq, Message)]
 pub struct Created {
-    /// What is changed.
+    /// The changes to the container.
     #[prost(message, optional, tag = "1")]
     pub adjustment: Option<Adjustment>,
 }
@@ -111,7 +112,7 @@ pub struct StateChange {
     pub container: Option<Container>,
 }
 
-/// `Empty`, and answers of which nothing is said.
+/// `Empty`.
 #[derive(Clone, PartialEq, Message)]
 pub struct Empty {}
 
@@ -130,10 +131,10 @@ pub struct Pod {
     /// Its namespace.
     #[prost(string, tag = "4")]
     pub namespace: String,
-    /// What it is, for people and selectors.
+    /// Its labels.
     #[prost(map = "string, string", tag = "5")]
     pub labels: HashMap<String, String>,
-    /// What it asks for.
+    /// Its annotations.
     #[prost(map = "string, string", tag = "6")]
     pub annotations: HashMap<String, String>,
 }
@@ -156,7 +157,7 @@ pub struct Container {
     /// `NAME=VALUE`.
     #[prost(string, repeated, tag = "8")]
     pub environment: Vec<String>,
-    /// What is mounted.
+    /// Its mounts.
     #[prost(message, repeated, tag = "9")]
     pub mounts: Vec<Mount>,
     /// Its first process, 0 before there is one.
@@ -190,7 +191,7 @@ pub struct Adjustment {
     /// Added mounts.
     #[prost(message, repeated, tag = "3")]
     pub mounts: Vec<Mount>,
-    /// Variables that are set, or taken away by a `-` before the name.
+    /// Variables to set, or to remove if the name begins with `-`.
     #[prost(message, repeated, tag = "4")]
     pub environment: Vec<Variable>,
     /// Added devices.
@@ -226,10 +227,10 @@ pub struct Device {
     /// `c`.
     #[prost(string, tag = "2")]
     pub kind: String,
-    /// Its number's first half.
+    /// Its major number.
     #[prost(int64, tag = "3")]
     pub major: i64,
-    /// Its number's second half.
+    /// Its minor number.
     #[prost(int64, tag = "4")]
     pub minor: i64,
     /// Permissions.

@@ -1,5 +1,10 @@
-//! Registers with the runtime and answers it. Whatever goes wrong, an answer is no error: to the runtime that would be a
-//! reason not to make the container.
+//! The NRI plugin: one connection to the runtime's socket carries two ttrpc connections ([`wire`]). The agent
+//! registers on one and responds to the runtime's requests on the other, in messages of
+//! `nri.pkg.api.v1alpha1` ([`messages`]).
+//!
+//! No response is an error, whatever fails: the runtime would then not create the container.
+//!
+//! [`messages`]: crate::nri::messages
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -18,57 +23,57 @@ use crate::nri::wire::{self, Reader, Received, Request};
 
 const RUNTIME_SERVICE: &str = "nri.pkg.api.v1alpha1.Runtime";
 const NAME: &str = "mayfly";
-/// Late among plugins, so that it sees what others do. They may be asked in vain: `LD_PRELOAD` is added to, not replaced.
+/// After most other plugins; the agent extends `LD_PRELOAD` and does not replace it.
 const INDEX: &str = "90";
-const REGISTRATION: Duration = Duration::from_secs(5);
-/// Calls of this end; ttrpc's are odd.
-const FIRST_CALL: u32 = 1;
-/// Questions that are being answered.
-const MOST_AT_WORK: usize = 64;
-/// Of one synchronization, which comes in parts.
-const MOST_CONTAINERS: usize = 100_000;
+const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(5);
+/// A client's streams in ttrpc have odd numbers.
+const FIRST_STREAM: u32 = 1;
+/// Requests that are handled at once.
+const MAX_REQUESTS: usize = 64;
+/// Containers of one synchronization, which may be divided into several messages.
+const MAX_CONTAINERS: usize = 100_000;
 
-/// What the agent answers.
-pub trait Answers: Send + Sync + 'static {
-    /// The runtime has taken the agent.
+/// Handles the runtime's requests.
+pub trait RuntimeHandler: Send + Sync + 'static {
+    /// The runtime has accepted the agent.
     fn configured(&self, runtime: &str, version: &str);
-    /// What there is, when the agent comes.
+    /// All pods and containers, when the agent connects.
     fn synchronize(&self, pods: Vec<Pod>, containers: Vec<Container>);
-    /// A container is about to be made.
+    /// The runtime is about to create a container.
     fn create(&self, pod: &Pod, container: &Container) -> Adjustment;
-    /// It has a process, and its program will run next.
+    /// The container has a process, and the runtime is about to start its program.
     fn starting(&self, pod: &Pod, container: &Container);
     /// Its program runs.
     fn started(self: Arc<Self>, pod: &Pod, container: &Container);
-    /// It has stopped, or is taken away.
-    fn gone(&self, container: &Container);
+    /// The runtime stops or removes it.
+    fn stopped(&self, container: &Container);
 }
 
-/// Serves the runtime that listens at `socket` until it goes away.
+/// Serves the runtime that listens at `socket` until it closes the connection.
 ///
 /// # Errors
-/// It does not listen, or does not take the agent.
-pub async fn connect(socket: &Path, answers: Arc<dyn Answers>) -> Result<()> {
+/// The runtime does not listen or does not accept the agent, or the connection fails.
+pub async fn connect(socket: &Path, handler: Arc<dyn RuntimeHandler>) -> Result<()> {
     let connection = UnixStream::connect(socket)
         .await
         .with_context(|| format!("cannot connect to {}", socket.display()))?;
     let (from, mut to) = connection.into_split();
     let mut reader = Reader::new(from);
-    let plugin = Plugin { answers, parts: Parts::default() };
-    let (done, mut answered) = mpsc::channel::<(u32, Vec<u8>)>(MOST_AT_WORK);
+    let plugin = Plugin { handler, parts: Parts::default() };
+    let (done, mut responses) = mpsc::channel::<(u32, Vec<u8>)>(MAX_REQUESTS);
     let register = Request {
         service: RUNTIME_SERVICE.into(),
         method: "RegisterPlugin".into(),
         payload: Register { name: NAME.into(), index: INDEX.into() }.encode_to_vec(),
-        timeout_ns: REGISTRATION.as_nanos() as i64,
+        timeout_ns: REGISTRATION_TIMEOUT.as_nanos() as i64,
     };
     let lost = || format!("the connection to {}", socket.display());
-    wire::ask(&mut to, FIRST_CALL, &register).await.with_context(lost)?;
-    let mut is_taken = false;
-    let patience = tokio::time::sleep(REGISTRATION);
-    tokio::pin!(patience);
+    wire::send_request(&mut to, FIRST_STREAM, &register).await.with_context(lost)?;
+    let mut is_registered = false;
+    let deadline = tokio::time::sleep(REGISTRATION_TIMEOUT);
+    tokio::pin!(deadline);
     let (messages, mut received) = mpsc::channel(1);
-    // Apart: a read that is given up half-way would lose what it has read.
+    // In a task of its own: `select!` would cancel a read half-way and lose the bytes that it has read.
     let reading = tokio::spawn(async move {
         loop {
             let message = reader.next().await;
@@ -81,29 +86,29 @@ pub async fn connect(socket: &Path, answers: Arc<dyn Answers>) -> Result<()> {
     let ended = loop {
         tokio::select! {
             message = received.recv() => match message {
-                Some(Ok(Some(Received::Request(call, request)))) => {
+                Some(Ok(Some(Received::Request(stream, request)))) => {
                     let (plugin, done) = (plugin.clone(), done.clone());
-                    // Files are read and written: not on the threads that carry connections.
+                    // Handlers read and write files, which would block the threads that serve connections.
                     tokio::task::spawn_blocking(move || {
-                        let _ = done.blocking_send((call, plugin.answer(&request)));
+                        let _ = done.blocking_send((stream, plugin.respond(&request)));
                     });
                 }
                 Some(Ok(Some(Received::Response(_, response)))) => {
                     if let Some(status) = response.status.filter(|status| status.code != 0) {
-                        break Err(anyhow!("the runtime did not take the agent: {}", status.message));
+                        break Err(anyhow!("the runtime did not accept the agent: {}", status.message));
                     }
-                    is_taken = true;
+                    is_registered = true;
                 }
                 Some(Ok(None)) | None => break Ok(()),
                 Some(Err(error)) => break Err(error).with_context(lost),
             },
-            Some((call, payload)) = answered.recv() => {
-                if let Err(error) = wire::answer(&mut to, call, payload).await {
+            Some((stream, payload)) = responses.recv() => {
+                if let Err(error) = wire::send_response(&mut to, stream, payload).await {
                     break Err(error).with_context(lost);
                 }
             }
-            () = &mut patience, if !is_taken => {
-                break Err(anyhow!("the runtime at {} does not answer", socket.display()));
+            () = &mut deadline, if !is_registered => {
+                break Err(anyhow!("the runtime at {} does not respond", socket.display()));
             }
         }
     };
@@ -115,61 +120,63 @@ type Parts = Arc<Mutex<(Vec<Pod>, Vec<Container>)>>;
 
 #[derive(Clone)]
 struct Plugin {
-    answers: Arc<dyn Answers>,
-    /// Of a synchronization that is not whole yet.
+    handler: Arc<dyn RuntimeHandler>,
+    /// The pods and containers received of a synchronization that is not complete yet.
     parts: Parts,
 }
 
 impl Plugin {
-    fn answer(&self, request: &Request) -> Vec<u8> {
-        self.try_answer(&request.method, &request.payload).unwrap_or_else(|error| {
-            tracing::error!("{} of the runtime cannot be read: {error}", request.method);
+    fn respond(&self, request: &Request) -> Vec<u8> {
+        self.handle(&request.method, &request.payload).unwrap_or_else(|error| {
+            tracing::error!("cannot decode the runtime's request {}: {error}", request.method);
             Vec::new()
         })
     }
 
-    fn try_answer(&self, method: &str, payload: &[u8]) -> Result<Vec<u8>, prost::DecodeError> {
+    fn handle(&self, method: &str, payload: &[u8]) -> Result<Vec<u8>, prost::DecodeError> {
         Ok(match method {
             "Configure" => {
-                let told = Configure::decode(payload)?;
-                self.answers.configured(&told.runtime, &told.version);
+                let message = Configure::decode(payload)?;
+                self.handler.configured(&message.runtime, &message.version);
                 let events = [Event::Create, Event::Starting, Event::Started, Event::Stop, Event::Remove];
                 Configured { events: events.into_iter().map(Event::mask).sum() }.encode_to_vec()
             }
             "Synchronize" => {
-                let told = Synchronize::decode(payload)?;
-                let more = told.more;
+                let message = Synchronize::decode(payload)?;
+                let more = message.more;
                 let mut parts = self.parts.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-                if parts.1.len() < MOST_CONTAINERS {
-                    parts.0.extend(told.pods);
-                    parts.1.extend(told.containers);
+                if parts.1.len() < MAX_CONTAINERS {
+                    parts.0.extend(message.pods);
+                    parts.1.extend(message.containers);
                 }
                 if !more {
                     let (pods, containers) = std::mem::take(&mut *parts);
                     drop(parts);
-                    self.answers.synchronize(pods, containers);
+                    self.handler.synchronize(pods, containers);
                 }
                 Synchronized { more }.encode_to_vec()
             }
             "CreateContainer" => {
-                let told = AboutContainer::decode(payload)?;
-                let (pod, container) = (told.pod.unwrap_or_default(), told.container.unwrap_or_default());
-                Created { adjustment: Some(self.answers.create(&pod, &container)) }.encode_to_vec()
+                let message = AboutContainer::decode(payload)?;
+                let (pod, container) =
+                    (message.pod.unwrap_or_default(), message.container.unwrap_or_default());
+                Created { adjustment: Some(self.handler.create(&pod, &container)) }.encode_to_vec()
             }
             "StopContainer" => {
-                let told = AboutContainer::decode(payload)?;
-                self.answers.gone(&told.container.unwrap_or_default());
+                let message = AboutContainer::decode(payload)?;
+                self.handler.stopped(&message.container.unwrap_or_default());
                 Vec::new()
             }
             "StateChange" => {
-                let told = StateChange::decode(payload)?;
-                let (pod, container) = (told.pod.unwrap_or_default(), told.container.unwrap_or_default());
-                if told.event == Event::Starting as i32 {
-                    self.answers.starting(&pod, &container);
-                } else if told.event == Event::Started as i32 {
-                    self.answers.clone().started(&pod, &container);
-                } else if told.event == Event::Remove as i32 {
-                    self.answers.gone(&container);
+                let message = StateChange::decode(payload)?;
+                let (pod, container) =
+                    (message.pod.unwrap_or_default(), message.container.unwrap_or_default());
+                if message.event == Event::Starting as i32 {
+                    self.handler.starting(&pod, &container);
+                } else if message.event == Event::Started as i32 {
+                    self.handler.clone().started(&pod, &container);
+                } else if message.event == Event::Remove as i32 {
+                    self.handler.stopped(&container);
                 }
                 Empty {}.encode_to_vec()
             }

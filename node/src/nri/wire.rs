@@ -1,11 +1,12 @@
-//! Messages on the connection to the runtime. Numbers are big-endian.
+//! Messages on the connection to the runtime, which carries two ttrpc connections, multiplexed in frames.
+//! Numbers are big-endian.
 //!
 //! ```text
-//! piece     stream 32, length 32                               several make a message, one may hold several
-//! message   length 32, call 32, kind 8, flags 8, then protobuf   ttrpc: a request, or the response to that call
+//! frame     connection 32, length 32                           several make a message, one may hold several
+//! message   length 32, stream 32, kind 8, flags 8, then protobuf   ttrpc: a request, or the response on that stream
 //! ```
 //!
-//! The crate `ttrpc` would bring forty others, a code generator among them, for these forty bytes of headers.
+//! The crate `ttrpc` would need forty others, a code generator among them, for these forty bytes of headers.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,17 +14,17 @@ use std::io;
 use prost::Message;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// The stream on which the runtime asks.
-pub const QUESTIONS: u32 = 1;
-/// The stream on which the agent asks.
-pub const REGISTRATION: u32 = 2;
+/// The connection on which the runtime sends requests.
+pub const PLUGIN_SERVICE_CONNECTION: u32 = 1;
+/// The connection on which the agent sends requests.
+pub const RUNTIME_SERVICE_CONNECTION: u32 = 2;
 
-/// What the other end reads into: a longer piece is refused there.
-const MOST_SENT: usize = 4096;
-const HEADER: usize = 10;
-/// Of ttrpc.
-const MOST_BODY: usize = 4 << 20;
-const MOST_PIECE: usize = HEADER + MOST_BODY;
+/// The size of the runtime's read buffer: it refuses a longer frame.
+const MAX_SENT_BYTES: usize = 4096;
+const HEADER_BYTES: usize = 10;
+/// ttrpc's limit.
+const MAX_BODY_BYTES: usize = 4 << 20;
+const MAX_FRAME_BYTES: usize = HEADER_BYTES + MAX_BODY_BYTES;
 const REQUEST: u8 = 1;
 const RESPONSE: u8 = 2;
 
@@ -33,7 +34,7 @@ pub struct Request {
     /// Package and service.
     #[prost(string, tag = "1")]
     pub service: String,
-    /// What is called.
+    /// The method.
     #[prost(string, tag = "2")]
     pub method: String,
     /// The method's own message.
@@ -47,7 +48,7 @@ pub struct Request {
 /// ttrpc's `Response`.
 #[derive(Clone, PartialEq, Message)]
 pub struct Response {
-    /// None, or code 0: it went well.
+    /// None, or code 0: success.
     #[prost(message, optional, tag = "1")]
     pub status: Option<Status>,
     /// The method's own message.
@@ -61,83 +62,84 @@ pub struct Status {
     /// gRPC's codes.
     #[prost(int32, tag = "1")]
     pub code: i32,
-    /// A line for people.
+    /// The reason, for people.
     #[prost(string, tag = "2")]
     pub message: String,
 }
 
-/// A whole message that has come.
+/// A message that the runtime sent, with its ttrpc stream.
 #[derive(Debug, PartialEq)]
 pub enum Received {
-    /// The runtime asks: the call's number, and what.
+    /// A request to the agent.
     Request(u32, Request),
-    /// The runtime answers.
+    /// The response to a request of the agent's.
     Response(u32, Response),
 }
 
-fn invalid(what: impl std::fmt::Display) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("not NRI's protocol: {what}"))
+fn invalid(reason: impl std::fmt::Display) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("not NRI's protocol: {reason}"))
 }
 
 /// The reading end.
 pub struct Reader<R> {
     from: R,
-    /// What came of a stream's message that is not whole yet.
-    begun: HashMap<u32, Vec<u8>>,
+    /// By connection, the bytes received of a message that is not complete yet.
+    partial: HashMap<u32, Vec<u8>>,
 }
 
 impl<R: AsyncRead + Unpin> Reader<R> {
     /// Reads messages from a connection.
     pub fn new(from: R) -> Self {
-        Reader { from, begun: HashMap::from([(QUESTIONS, Vec::new()), (REGISTRATION, Vec::new())]) }
+        let connections = [PLUGIN_SERVICE_CONNECTION, RUNTIME_SERVICE_CONNECTION];
+        Reader { from, partial: connections.map(|connection| (connection, Vec::new())).into() }
     }
 
-    /// The next message; none when the connection has ended.
+    /// The next message; none when the runtime has closed the connection.
     ///
     /// # Errors
-    /// The connection's, or it is another protocol.
+    /// The connection fails, or the bytes are no valid messages.
     pub async fn next(&mut self) -> io::Result<Option<Received>> {
         loop {
-            for begun in self.begun.values_mut() {
-                if let Some(message) = first_of(begun)? {
+            for partial in self.partial.values_mut() {
+                if let Some(message) = take_first(partial)? {
                     return Ok(Some(message));
                 }
             }
-            let stream = match self.from.read_u32().await {
+            let connection = match self.from.read_u32().await {
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
                 other => other?,
             };
             let length = self.from.read_u32().await? as usize;
-            if length > MOST_PIECE {
-                return Err(invalid(format_args!("a piece of {length} bytes")));
+            if length > MAX_FRAME_BYTES {
+                return Err(invalid(format_args!("a frame of {length} bytes")));
             }
-            let mut piece = vec![0; length];
-            self.from.read_exact(&mut piece).await?;
-            // Other streams are of a later version.
-            if let Some(begun) = self.begun.get_mut(&stream) {
-                begun.extend(piece);
+            let mut frame = vec![0; length];
+            self.from.read_exact(&mut frame).await?;
+            // A later version of NRI may have other connections, too.
+            if let Some(partial) = self.partial.get_mut(&connection) {
+                partial.extend(frame);
             }
         }
     }
 }
 
-/// Takes a whole message off the beginning.
-fn first_of(begun: &mut Vec<u8>) -> io::Result<Option<Received>> {
+/// Removes the first message from the buffer, if it is complete.
+fn take_first(buffer: &mut Vec<u8>) -> io::Result<Option<Received>> {
     loop {
-        let Some((header, rest)) = begun.split_first_chunk::<HEADER>() else { return Ok(None) };
-        let [l0, l1, l2, l3, c0, c1, c2, c3, kind, _] = *header;
+        let Some((header, rest)) = buffer.split_first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+        let [l0, l1, l2, l3, s0, s1, s2, s3, kind, _] = *header;
         let length = u32::from_be_bytes([l0, l1, l2, l3]) as usize;
-        if length > MOST_BODY {
+        if length > MAX_BODY_BYTES {
             return Err(invalid(format_args!("a message of {length} bytes")));
         }
         let Some(body) = rest.get(..length) else { return Ok(None) };
-        let call = u32::from_be_bytes([c0, c1, c2, c3]);
+        let stream = u32::from_be_bytes([s0, s1, s2, s3]);
         let message = match kind {
-            REQUEST => Some(Received::Request(call, Request::decode(body).map_err(invalid)?)),
-            RESPONSE => Some(Received::Response(call, Response::decode(body).map_err(invalid)?)),
-            _ => None, // data of streaming calls, which NRI has not
+            REQUEST => Some(Received::Request(stream, Request::decode(body).map_err(invalid)?)),
+            RESPONSE => Some(Received::Response(stream, Response::decode(body).map_err(invalid)?)),
+            _ => None, // data of streaming calls, which NRI does not use
         };
-        begun.drain(..HEADER + length);
+        buffer.drain(..HEADER_BYTES + length);
         if message.is_some() {
             return Ok(message);
         }
@@ -148,35 +150,43 @@ fn first_of(begun: &mut Vec<u8>) -> io::Result<Option<Received>> {
 ///
 /// # Errors
 /// The connection's.
-pub async fn ask(to: &mut (impl AsyncWrite + Unpin), call: u32, request: &Request) -> io::Result<()> {
-    send(to, REGISTRATION, call, REQUEST, &request.encode_to_vec()).await
+pub async fn send_request(
+    to: &mut (impl AsyncWrite + Unpin),
+    stream: u32,
+    request: &Request,
+) -> io::Result<()> {
+    send(to, RUNTIME_SERVICE_CONNECTION, stream, REQUEST, &request.encode_to_vec()).await
 }
 
 /// Sends a response.
 ///
 /// # Errors
 /// The connection's.
-pub async fn answer(to: &mut (impl AsyncWrite + Unpin), call: u32, payload: Vec<u8>) -> io::Result<()> {
+pub async fn send_response(
+    to: &mut (impl AsyncWrite + Unpin),
+    stream: u32,
+    payload: Vec<u8>,
+) -> io::Result<()> {
     let response = Response { status: None, payload };
-    send(to, QUESTIONS, call, RESPONSE, &response.encode_to_vec()).await
+    send(to, PLUGIN_SERVICE_CONNECTION, stream, RESPONSE, &response.encode_to_vec()).await
 }
 
 async fn send(
     to: &mut (impl AsyncWrite + Unpin),
+    connection: u32,
     stream: u32,
-    call: u32,
     kind: u8,
     body: &[u8],
 ) -> io::Result<()> {
-    let mut message = Vec::with_capacity(HEADER + body.len());
+    let mut message = Vec::with_capacity(HEADER_BYTES + body.len());
     message.extend((body.len() as u32).to_be_bytes());
-    message.extend(call.to_be_bytes());
+    message.extend(stream.to_be_bytes());
     message.extend([kind, 0]);
     message.extend(body);
-    for piece in message.chunks(MOST_SENT) {
-        to.write_u32(stream).await?;
-        to.write_u32(piece.len() as u32).await?;
-        to.write_all(piece).await?;
+    for frame in message.chunks(MAX_SENT_BYTES) {
+        to.write_u32(connection).await?;
+        to.write_u32(frame.len() as u32).await?;
+        to.write_all(frame).await?;
     }
     to.flush().await
 }
@@ -190,15 +200,15 @@ mod tests {
         tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
     }
 
-    /// What [`send`] writes, in pieces of another size.
+    /// The output of [`send`], divided into frames of another size.
     fn repacked(bytes: &[u8], size: usize) -> Vec<u8> {
         let (mut out, mut at) = (Vec::new(), 0);
         while at < bytes.len() {
             let number = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());
-            let (stream, length) = (number(at), number(at + 4) as usize);
-            assert!(length <= MOST_SENT);
+            let (connection, length) = (number(at), number(at + 4) as usize);
+            assert!(length <= MAX_SENT_BYTES);
             for part in bytes[at + 8..at + 8 + length].chunks(size) {
-                out.extend(stream.to_be_bytes());
+                out.extend(connection.to_be_bytes());
                 out.extend((part.len() as u32).to_be_bytes());
                 out.extend(part);
             }
@@ -208,26 +218,26 @@ mod tests {
     }
 
     #[test]
-    fn messages_come_whole_however_they_are_divided() {
+    fn reads_whole_messages_from_frames_of_any_size() {
         let request =
             Request { service: "s".into(), method: "m".into(), payload: vec![7; 9000], timeout_ns: 5 };
         let mut sent = Vec::new();
-        block_on(ask(&mut sent, 1, &request)).unwrap();
-        block_on(answer(&mut sent, 3, vec![9; 5])).unwrap();
+        block_on(send_request(&mut sent, 1, &request)).unwrap();
+        block_on(send_response(&mut sent, 3, vec![9; 5])).unwrap();
         for size in [1, 3, 10, 4096] {
             let bytes = repacked(&sent, size);
             let mut reader = Reader::new(&bytes[..]);
             assert_eq!(block_on(reader.next()).unwrap(), Some(Received::Request(1, request.clone())));
-            let answered = Response { status: None, payload: vec![9; 5] };
-            assert_eq!(block_on(reader.next()).unwrap(), Some(Received::Response(3, answered)));
+            let response = Response { status: None, payload: vec![9; 5] };
+            assert_eq!(block_on(reader.next()).unwrap(), Some(Received::Response(3, response)));
             assert_eq!(block_on(reader.next()).unwrap(), None);
         }
     }
 
     #[test]
-    fn what_is_too_long_ends_the_connection() {
-        let piece = [0, 0, 0, 1, 255, 255, 255, 255];
-        assert!(block_on(Reader::new(&piece[..]).next()).is_err());
+    fn too_long_frame_or_message_ends_the_connection() {
+        let frame = [0, 0, 0, 1, 255, 255, 255, 255];
+        assert!(block_on(Reader::new(&frame[..]).next()).is_err());
         let message = [0, 0, 0, 1, 0, 0, 0, 10, 255, 255, 255, 255, 0, 0, 0, 1, 1, 0];
         assert!(block_on(Reader::new(&message[..]).next()).is_err());
     }
@@ -235,10 +245,10 @@ mod tests {
     proptest! {
         #[test]
         fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let mut piece = vec![0, 0, 0, 1];
-            piece.extend((bytes.len() as u32).to_be_bytes());
-            piece.extend(&bytes);
-            let mut reader = Reader::new(&piece[..]);
+            let mut frame = vec![0, 0, 0, 1];
+            frame.extend((bytes.len() as u32).to_be_bytes());
+            frame.extend(&bytes);
+            let mut reader = Reader::new(&frame[..]);
             while let Ok(Some(_)) = block_on(reader.next()) {}
         }
     }

@@ -1,5 +1,6 @@
-//! Containers that were given something: those that the runtime tells of (NRI), and those that an engine made by CDI, of which nobody
-//! tells the agent, but the kernel: they mount the folder that only CDI devices name.
+//! Containers with an injection. The runtime reports those that it injects into by NRI. No engine reports
+//! those that it starts with CDI devices; the agent finds them in `/proc`: they mount the folder that only
+//! CDI devices name.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -7,34 +8,34 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use crate::base::request::Name;
-use crate::domains::trust_domain::Domain;
-use crate::inject::artifacts::Offer;
+use crate::domains::trust_domain::TrustDomain;
+use crate::inject::artifacts::Artifacts;
 use crate::inject::injection::{MARK, ROOT};
 
-/// Engines name containers by so many hexadecimal digits, and show the first few.
+/// Engines' container IDs have so many hexadecimal digits; people see the first few.
 const LONG_ID: usize = 64;
 const SHORT_ID: usize = 12;
 
-/// A container that was given something.
+/// A container with an injection.
 #[derive(Clone, Debug, Default)]
-pub struct Known {
+pub struct InjectedContainer {
     /// Its pod's namespace; none by CDI.
     pub namespace: String,
     /// Its pod; none by CDI.
     pub pod: String,
-    /// Its name; by CDI its short number.
+    /// Its name; by CDI its short ID.
     pub name: String,
-    /// With whom it shares.
-    pub domain: Option<Domain>,
-    /// The model that it was given.
+    /// The trust domain in which it shares pages.
+    pub domain: Option<TrustDomain>,
+    /// The injected model.
     pub model: Option<Name>,
-    /// Whether it was seen that its program does not believe the model.
+    /// Whether the agent has seen that its program does not believe the model.
     pub is_model_doubted: bool,
     /// Its memory cgroup, once it has one.
     pub cgroup: Option<String>,
 }
 
-impl std::fmt::Display for Known {
+impl std::fmt::Display for InjectedContainer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "container {:?}", self.name)?;
         if self.pod.is_empty() {
@@ -44,49 +45,50 @@ impl std::fmt::Display for Known {
     }
 }
 
-/// A container by CDI, seen by one of its processes.
+/// A container with CDI devices, found by one of its processes.
 #[derive(Debug)]
-pub struct Seen {
+pub struct CdiContainer {
     /// One of its processes.
     pub process: u32,
-    /// What preloaded libraries it was given.
+    /// The injected libraries.
     pub libraries: Vec<&'static str>,
-    /// What is known of it.
-    pub known: Known,
+    /// The container.
+    pub container: InjectedContainer,
 }
 
-/// The containers that run now with CDI devices of this agent's folder, by number.
-pub fn by_cdi(offer: &Offer) -> BTreeMap<String, Seen> {
+/// The running containers with CDI devices of this agent's folder, by ID.
+pub fn with_cdi_devices(artifacts: &Artifacts) -> BTreeMap<String, CdiContainer> {
     let mut has_devices = HashMap::new();
-    let mut seen: BTreeMap<String, Seen> = BTreeMap::new();
+    let mut found: BTreeMap<String, CdiContainer> = BTreeMap::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(process) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
         let Ok(namespace) = fs::read_link(entry.path().join("ns/mnt")) else { continue };
-        if *has_devices.entry(namespace).or_insert_with(|| mounts_ground(&entry.path(), offer)) {
+        if *has_devices.entry(namespace).or_insert_with(|| mounts_stub_root(&entry.path(), artifacts)) {
             let Some(cgroup) = merge::daemon::cgroup_of_process(process) else { continue };
             let variables = fs::read(entry.path().join("environ")).unwrap_or_default();
             let (id, cgroup) = container_of(&cgroup);
-            // A program that shows its state as its name writes it over its variables: then another process says it.
-            if !seen.contains_key(id)
-                && let Some(told) = told(process, id, cgroup, &variables)
+            // A program that sets its process title may overwrite its variables; another process then has
+            // them.
+            if !found.contains_key(id)
+                && let Some(container) = from_variables(process, id, cgroup, &variables)
             {
-                seen.insert(id.to_owned(), told);
+                found.insert(id.to_owned(), container);
             }
         }
     }
-    seen
+    found
 }
 
-fn mounts_ground(process: &Path, offer: &Offer) -> bool {
+fn mounts_stub_root(process: &Path, artifacts: &Artifacts) -> bool {
     let mounts = fs::read_to_string(process.join("mountinfo")).unwrap_or_default();
     let is_there = mounts.lines().any(|line| line.split(' ').nth(4) == Some(ROOT));
-    // By its file number, for a path in a container leads where the container wants.
+    // By its inode, for a container controls where its paths lead.
     is_there
         && fs::metadata(process.join("root").join(ROOT.trim_start_matches('/')))
-            .is_ok_and(|folder| offer.is_ground((folder.dev(), folder.ino())))
+            .is_ok_and(|folder| artifacts.is_stub_root((folder.dev(), folder.ino())))
 }
 
-fn told(process: u32, id: &str, cgroup: &str, variables: &[u8]) -> Option<Seen> {
+fn from_variables(process: u32, id: &str, cgroup: &str, variables: &[u8]) -> Option<CdiContainer> {
     let mark = |class: &str| {
         let name = format!("{MARK}_{class}=");
         let mut all = variables.split(|&byte| byte == 0);
@@ -96,17 +98,17 @@ fn told(process: u32, id: &str, cgroup: &str, variables: &[u8]) -> Option<Seen> 
     let libraries = [(heap, "libmayfly_heap.so"), (share, "libmayfly_merge_auto.so")];
     let libraries: Vec<_> =
         libraries.into_iter().filter_map(|(mark, library)| mark.map(|_| library)).collect();
-    let known = Known {
+    let container = InjectedContainer {
         name: id.get(..SHORT_ID).unwrap_or(id).to_owned(),
-        domain: share.and_then(|name| name.parse().ok()).map(Domain::Device),
+        domain: share.and_then(|name| name.parse().ok()).map(TrustDomain::Device),
         model: heap.and_then(|heap| heap.strip_prefix("model.")?.parse().ok()),
         cgroup: Some(cgroup.to_owned()),
-        ..Known::default()
+        ..InjectedContainer::default()
     };
-    (!libraries.is_empty()).then_some(Seen { process, libraries, known })
+    (!libraries.is_empty()).then_some(CdiContainer { process, libraries, container })
 }
 
-/// The number in a cgroup's path, and the path up to it; the whole path where there is none.
+/// The container ID in a cgroup's path, and the path up to its component; the whole path where there is none.
 fn container_of(cgroup: &str) -> (&str, &str) {
     let hexadecimal = |c: char| c.is_ascii_digit() || ('a'..='f').contains(&c);
     let is_id = |word: &&str| word.len() == LONG_ID && word.chars().all(hexadecimal);
@@ -123,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn engines_say_the_number_in_the_cgroups_name() {
+    fn finds_the_container_id_in_cgroup_paths() {
         let id = "0123456789abcdef".repeat(4);
         for (path, wanted) in [
             (format!("/libpod_parent/libpod-{id}/container"), format!("/libpod_parent/libpod-{id}")),
@@ -136,15 +138,15 @@ mod tests {
     }
 
     #[test]
-    fn what_a_container_was_given_is_what_its_variables_say() {
-        let seen = |text: &[u8]| told(1, &"ab".repeat(32), "/docker/ab", text);
-        let both = seen(b"A=b\0MAYFLY_NODE_HEAP=model.web-7\0MAYFLY_NODE_SHARE=shop\0").unwrap();
+    fn reads_the_injection_from_variables() {
+        let found = |text: &[u8]| from_variables(1, &"ab".repeat(32), "/docker/ab", text);
+        let both = found(b"A=b\0MAYFLY_NODE_HEAP=model.web-7\0MAYFLY_NODE_SHARE=shop\0").unwrap();
         assert_eq!(both.libraries, ["libmayfly_heap.so", "libmayfly_merge_auto.so"]);
-        assert_eq!(both.known.model.map(|name| name.to_string()).as_deref(), Some("web-7"));
-        assert_eq!(both.known.domain, Some(Domain::Device("shop".parse().unwrap())));
-        assert_eq!(both.known.name, "abababababab");
-        let odd = seen(b"MAYFLY_NODE_HEAP=model.../x\0MAYFLY_NODE_SHARE=\xff\0").unwrap();
-        assert_eq!((odd.known.model, odd.libraries.len()), (None, 1));
-        assert!(seen(b"gunicorn: worker\0").is_none());
+        assert_eq!(both.container.model.map(|name| name.to_string()).as_deref(), Some("web-7"));
+        assert_eq!(both.container.domain, Some(TrustDomain::Device("shop".parse().unwrap())));
+        assert_eq!(both.container.name, "abababababab");
+        let odd = found(b"MAYFLY_NODE_HEAP=model.../x\0MAYFLY_NODE_SHARE=\xff\0").unwrap();
+        assert_eq!((odd.container.model, odd.libraries.len()), (None, 1));
+        assert!(found(b"gunicorn: worker\0").is_none());
     }
 }

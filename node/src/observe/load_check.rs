@@ -1,4 +1,4 @@
-//! Whether a program has what its container was given, seen from outside, once it runs.
+//! Whether a running program has loaded the injected libraries, from `/proc`.
 
 use std::fs;
 use std::io::Read;
@@ -7,58 +7,58 @@ use object::Endianness;
 use object::elf::{FileHeader64, PT_INTERP};
 use object::read::elf::{FileHeader, ProgramHeader};
 
-/// Headers of a program lie in its first bytes.
+/// A program's headers are within its first bytes.
 const HEADERS_BYTES: u64 = 1 << 16;
 
-/// What became of it.
+/// The result of the check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Outcome {
-    /// The libraries are in the program.
+pub enum LoadOutcome {
+    /// The program has loaded the libraries.
     InPlace,
-    /// It has no loader that could have taken them.
+    /// It is linked statically and has no loader.
     Static,
-    /// Who started it, in its container, gave it another environment.
-    NotTold,
-    /// Its loader did not take them.
-    NotTaken,
-    /// It has ended.
-    Ended,
+    /// The process that started it gave it another environment.
+    EnvironmentReplaced,
+    /// Its loader did not load them.
+    NotLoaded,
+    /// It has exited.
+    Exited,
 }
 
-impl Outcome {
-    /// For metrics.
+impl LoadOutcome {
+    /// The label in metrics.
     pub fn label(self) -> &'static str {
         match self {
-            Outcome::InPlace => "in_place",
-            Outcome::Static => "static",
-            Outcome::NotTold => "not_told",
-            Outcome::NotTaken => "not_taken",
-            Outcome::Ended => "ended",
+            LoadOutcome::InPlace => "in_place",
+            LoadOutcome::Static => "static",
+            LoadOutcome::EnvironmentReplaced => "not_told",
+            LoadOutcome::NotLoaded => "not_taken",
+            LoadOutcome::Exited => "ended",
         }
     }
 }
 
-/// Looks at a process for any of these libraries, by their files' names.
-pub fn look(process: u32, libraries: &[&str]) -> Outcome {
-    let Ok(maps) = fs::read_to_string(format!("/proc/{process}/maps")) else { return Outcome::Ended };
+/// Checks whether a process has loaded all of these libraries, by their files' names.
+pub fn check(process: u32, libraries: &[&str]) -> LoadOutcome {
+    let Ok(maps) = fs::read_to_string(format!("/proc/{process}/maps")) else { return LoadOutcome::Exited };
     if maps.is_empty() {
-        return Outcome::Ended; // a zombie
+        return LoadOutcome::Exited; // a zombie
     }
     if libraries.iter().all(|library| maps.contains(library)) {
-        return Outcome::InPlace;
+        return LoadOutcome::InPlace;
     }
     let mut headers = Vec::new();
     let read = fs::File::open(format!("/proc/{process}/exe"))
         .and_then(|file| file.take(HEADERS_BYTES).read_to_end(&mut headers));
     match read {
-        Ok(_) if is_static(&headers) => Outcome::Static,
-        _ if is_told(process, libraries) => Outcome::NotTaken,
-        _ => Outcome::NotTold,
+        Ok(_) if is_static(&headers) => LoadOutcome::Static,
+        _ if has_preload(process, libraries) => LoadOutcome::NotLoaded,
+        _ => LoadOutcome::EnvironmentReplaced,
     }
 }
 
-/// Whether the environment that it was started with names the libraries.
-fn is_told(process: u32, libraries: &[&str]) -> bool {
+/// Whether `LD_PRELOAD` in its initial environment names the libraries.
+fn has_preload(process: u32, libraries: &[&str]) -> bool {
     let Ok(environment) = fs::read(format!("/proc/{process}/environ")) else { return true };
     let text = String::from_utf8_lossy(&environment);
     let Some(preload) = text.split('\0').find_map(|each| each.strip_prefix("LD_PRELOAD=")) else {
@@ -82,31 +82,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_process_has_a_loader_and_the_c_library() {
+    fn finds_the_c_library_in_this_process() {
         let own = std::process::id();
-        assert_eq!(look(own, &["libc.so"]), Outcome::InPlace);
-        assert_eq!(look(own, &["libmayfly_heap.so"]), Outcome::NotTold);
-        assert_eq!(look(u32::MAX, &["x"]), Outcome::Ended);
+        assert_eq!(check(own, &["libc.so"]), LoadOutcome::InPlace);
+        assert_eq!(check(own, &["libmayfly_heap.so"]), LoadOutcome::EnvironmentReplaced);
+        assert_eq!(check(u32::MAX, &["x"]), LoadOutcome::Exited);
         assert!(!is_static(b"\x7fELF") && !is_static(b""));
     }
 
     #[test]
-    fn an_environment_that_was_lost_is_told_from_a_loader_that_did_not_take_it() {
-        let look_at = |preload: Option<&str>| {
+    fn distinguishes_a_replaced_environment_from_a_library_not_loaded() {
+        let outcome_with = |preload: Option<&str>| {
             let mut command = std::process::Command::new("/bin/cat");
             command.env_clear().envs(preload.map(|path| ("LD_PRELOAD", path)));
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
             let mut process = command.spawn().unwrap();
-            // It answers: it runs, and is past its loader.
+            // Its output shows that its loader is done.
             process.stdin.as_mut().unwrap().write_all(b"?").unwrap();
             process.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
-            let outcome = look(process.id(), &["libmayfly_heap.so"]);
+            let outcome = check(process.id(), &["libmayfly_heap.so"]);
             drop(process.stdin.take());
             process.wait().unwrap();
             outcome
         };
-        assert_eq!(look_at(None), Outcome::NotTold);
-        assert_eq!(look_at(Some("/nowhere/other.so")), Outcome::NotTold);
-        assert_eq!(look_at(Some("/nowhere/libmayfly_heap.so")), Outcome::NotTaken);
+        assert_eq!(outcome_with(None), LoadOutcome::EnvironmentReplaced);
+        assert_eq!(outcome_with(Some("/nowhere/other.so")), LoadOutcome::EnvironmentReplaced);
+        assert_eq!(outcome_with(Some("/nowhere/libmayfly_heap.so")), LoadOutcome::NotLoaded);
     }
 }

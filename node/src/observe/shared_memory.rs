@@ -1,20 +1,20 @@
-//! What a container's processes take, and what they would take if nothing were shared.
+//! Memory that a container's processes map of page stores: with sharing, and as it would be without.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
 
-/// Memory of processes that is a store's pages.
+/// A store's pages that processes map.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Shared {
-    /// As much as is mapped: so much would be private without the store.
+pub struct SharedMemory {
+    /// All mapped bytes: private memory without the store.
     pub mapped_bytes: u64,
-    /// Each page divided by those who map it.
+    /// The same, each page divided by the number of processes that map it.
     pub proportional_bytes: u64,
 }
 
-/// Sums over processes; those that have ended have nothing.
-pub fn shared(processes: &[u32]) -> Shared {
-    let mut sum = Shared::default();
+/// The sum over processes; one that has exited adds nothing.
+pub fn of_processes(processes: &[u32]) -> SharedMemory {
+    let mut sum = SharedMemory::default();
     for process in processes {
         if let Ok(file) = fs::File::open(format!("/proc/{process}/smaps")) {
             add(BufReader::new(file), &mut sum);
@@ -23,8 +23,9 @@ pub fn shared(processes: &[u32]) -> Shared {
     sum
 }
 
-/// Pages that were written since are private and in both amounts alike, so that their difference is what is saved.
-fn add(smaps: impl BufRead, sum: &mut Shared) {
+/// Pages that a process has written since are private and count alike in both sums, so the difference is the
+/// saving.
+fn add(smaps: impl BufRead, sum: &mut SharedMemory) {
     let mut counts = false;
     for line in smaps.lines().map_while(Result::ok) {
         let first = line.split(' ').next().unwrap_or_default();
@@ -47,12 +48,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_pages_of_stores_count() {
+    fn counts_only_pages_of_stores() {
         let text = "7f00-7f10 r-xp 00000000 fe:00 1 /lib/x.so\nRss:  100 kB\nPss:  50 kB\n\
                     7f20-7f30 rw-p 00000000 00:01 2 /memfd:mayfly-pages (deleted)\nSize: 9 kB\nRss:  64 kB\nPss:  16 kB\n\
                     7f30-7f40 rw-p 00000000 00:00 0 \nRss:  7 kB\n";
-        let mut sum = Shared::default();
+        let mut sum = SharedMemory::default();
         add(text.as_bytes(), &mut sum);
-        assert_eq!(sum, Shared { mapped_bytes: 64 << 10, proportional_bytes: 16 << 10 });
+        assert_eq!(sum, SharedMemory { mapped_bytes: 64 << 10, proportional_bytes: 16 << 10 });
     }
 }

@@ -1,11 +1,13 @@
-//! Profiles of containers that ask for one (`mayfly.dev/profile: SECONDS`): `mayfly profile` samples their programs from outside for
-//! that long, those that they start or fork meanwhile too, and what it leaves goes into a data set in partitions, for `mayfly train`.
+//! Profiles of containers that request one (`mayfly.dev/profile: SECONDS`). `mayfly profile` samples their
+//! programs from outside for that long, and the processes that these start or fork meanwhile. Its output goes
+//! into a partitioned data set, for `mayfly train`.
 //!
 //! ```text
 //! namespace=shop/workload=web/version=7/POD.CONTAINER.PROCESS.TIME.parquet, .symbols.parquet, .pb.gz
 //! ```
 //!
-//! A container gets a folder in which its heap looks for who wants to sample it, and only the agent makes sockets there.
+//! A container mounts a folder in which its heap looks for samplers' sockets, and only the agent can make
+//! sockets there.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -22,25 +24,26 @@ use tokio::sync::Semaphore;
 
 use crate::domains::trust_domain::short_name;
 use crate::nri::messages::Pod;
-use crate::profiles::upload_queue::{Outbox, SUFFIXES};
+use crate::profiles::upload_queue::{SUFFIXES, UploadQueue};
 
-/// Profiles that are taken at once on a node.
-const MOST_AT_ONCE: usize = 16;
-/// Finding the names of all functions of large programs takes its time.
-const FOR_NAMES: Duration = Duration::from_secs(300);
-/// Which container a profile is of.
+/// Profiles that the agent takes at once.
+const MAX_CONCURRENT: usize = 16;
+/// For looking up the functions' names, which takes long in large programs.
+const SYMBOLIZE_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// The container that a profile is of.
 #[derive(Clone, Debug)]
 pub struct Subject {
-    /// The runtime's name for it.
+    /// The runtime's ID of it.
     pub id: String,
     /// Its partition: `namespace=…/workload=…/version=…`.
     pub partition: String,
-    /// What its files' names begin with.
+    /// The beginning of its files' names.
     pub name: String,
 }
 
 impl Subject {
-    /// The container of a pod: workload and version are what the pod's labels say.
+    /// The container of a pod, whose labels have the workload and version.
     pub fn of(pod: &Pod, id: &str, container: &str) -> Subject {
         let label = |names: &[&str]| names.iter().find_map(|name| pod.labels.get(*name)).map(String::as_str);
         let workload = label(&["app.kubernetes.io/name", "app", "k8s-app"]).unwrap_or(&pod.name);
@@ -53,7 +56,7 @@ impl Subject {
     }
 }
 
-/// As a part of a path, which readers of such data sets undo.
+/// Percent-encodes a part of a path, which readers of such data sets decode.
 fn escaped(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
     let first = |at: usize, byte: u8| at > 0 || byte.is_ascii_alphanumeric();
@@ -66,37 +69,37 @@ fn escaped(text: &str) -> String {
 }
 
 /// Takes profiles.
-pub struct Profiles {
+pub struct Profiler {
     program: PathBuf,
-    /// Folders of containers, with sockets.
+    /// Folders of containers, for samplers' sockets.
     control: PathBuf,
-    /// Where profiles lie until they are whole.
+    /// Profiles that are not complete yet.
     work: PathBuf,
-    room: Semaphore,
-    /// What was taken.
-    pub outbox: Arc<Outbox>,
+    permits: Semaphore,
+    /// Complete profiles.
+    pub upload_queue: Arc<UploadQueue>,
     /// Containers of which no profile could be taken.
     pub failed: AtomicU64,
 }
 
-impl Profiles {
-    /// Takes them with `program`, which is `mayfly`, below the agent's folder.
+impl Profiler {
+    /// A profiler that runs `program`, which is `mayfly`, below the agent's folder.
     ///
     /// # Errors
     /// The agent's folder cannot be written.
-    pub fn new(program: &Path, data: &Path, outbox: Outbox) -> Result<Profiles> {
+    pub fn new(program: &Path, data: &Path, upload_queue: UploadQueue) -> Result<Profiler> {
         let (control, work) = (data.join("control"), data.join("work"));
-        let _ = fs::remove_dir_all(&work); // what a former agent has not finished
+        let _ = fs::remove_dir_all(&work); // profiles that a former agent did not complete
         for folder in [&control, &work] {
             fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         }
         fs::set_permissions(&work, fs::Permissions::from_mode(0o700))?;
-        Ok(Profiles {
+        Ok(Profiler {
             program: program.to_owned(),
             control,
             work,
-            room: Semaphore::new(MOST_AT_ONCE),
-            outbox: Arc::new(outbox),
+            permits: Semaphore::new(MAX_CONCURRENT),
+            upload_queue: Arc::new(upload_queue),
             failed: AtomicU64::new(0),
         })
     }
@@ -105,7 +108,7 @@ impl Profiles {
         self.control.join(short_name(&Sha256::digest(id)))
     }
 
-    /// The folder that a container gets, made now.
+    /// Makes the folder that a container mounts.
     ///
     /// # Errors
     /// It cannot be made.
@@ -113,18 +116,18 @@ impl Profiles {
         let folder = self.folder_of(id);
         fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         for open in [&self.control, &folder] {
-            fs::set_permissions(open, fs::Permissions::from_mode(0o755))?; // containers' users are others
+            fs::set_permissions(open, fs::Permissions::from_mode(0o755))?; // containers have other users
         }
         Ok(folder)
     }
 
-    /// The container is gone.
-    pub fn forget(&self, id: &str) {
+    /// Removes the folder of a container that has stopped.
+    pub fn remove(&self, id: &str) {
         let _ = fs::remove_dir_all(self.folder_of(id));
     }
 
-    /// Forgets all containers but these.
-    pub fn keep_only<'a>(&self, ids: impl Iterator<Item = &'a String>) {
+    /// Removes the folders of all containers but these.
+    pub fn remove_all_but<'a>(&self, ids: impl Iterator<Item = &'a String>) {
         let kept: Vec<PathBuf> = ids.map(|id| self.folder_of(id)).collect();
         for entry in fs::read_dir(&self.control).into_iter().flatten().flatten() {
             if !kept.contains(&entry.path()) {
@@ -133,18 +136,20 @@ impl Profiles {
         }
     }
 
-    /// Samples a container's programs, from its first process on, for so long, and sends what was found on its way.
+    /// Samples a container's programs, from its first process on, for `time`, and queues the profile for
+    /// upload.
     pub async fn take(self: Arc<Self>, subject: Subject, process: u32, time: Duration) {
-        let Ok(_room) = self.room.acquire().await else { return };
+        let Ok(_permit) = self.permits.acquire().await else { return };
         let now_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let name = format!("{}.{process}.{now_s}", subject.name);
         let stem = self.work.join(&name);
-        let found = self.sample(&subject, process, time, &stem).await;
-        let taken = found.and_then(|()| self.outbox.take(&format!("{}/{name}", subject.partition), &stem));
+        let sampled = self.sample(&subject, process, time, &stem).await;
+        let key = format!("{}/{name}", subject.partition);
+        let queued = sampled.and_then(|()| self.upload_queue.add(&key, &stem));
         for suffix in SUFFIXES.iter().chain(&["profile"]) {
             let _ = fs::remove_file(format!("{}.{suffix}", stem.display()));
         }
-        if let Err(why) = taken {
+        if let Err(why) = queued {
             self.failed.fetch_add(1, Ordering::Relaxed);
             tracing::warn!("{}: no profile: {why:#}", subject.name);
         }
@@ -158,14 +163,15 @@ impl Profiles {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
         let child = command.spawn().context("mayfly profile")?;
         if let Some(own) = child.id() {
-            // Names are looked for in files of the container's: where that takes all memory, it ends, and the agent does not.
+            // It reads symbols from the container's files; if that exhausts memory the kernel kills it and
+            // not the agent.
             let _ = fs::write(format!("/proc/{own}/oom_score_adj"), "1000");
         }
-        let done = tokio::time::timeout(time + FOR_NAMES, child.wait_with_output())
+        let done = tokio::time::timeout(time + SYMBOLIZE_TIMEOUT, child.wait_with_output())
             .await
             .context("it took too long")??;
-        let said = String::from_utf8_lossy(&done.stderr);
-        ensure!(done.status.success(), "{}", said.trim().lines().next_back().unwrap_or("it was ended"));
+        let stderr = String::from_utf8_lossy(&done.stderr);
+        ensure!(done.status.success(), "{}", stderr.trim().lines().next_back().unwrap_or("it was killed"));
         Ok(())
     }
 }
@@ -181,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn workload_and_version_are_the_pods_labels() {
+    fn reads_workload_and_version_from_the_pods_labels() {
         let labels = [("app.kubernetes.io/name", "web"), ("version", "2.1"), ("pod-template-hash", "4f0c")];
         let subject = Subject::of(&pod(&labels), "1", "main");
         assert_eq!(subject.partition, "namespace=shop/workload=web/version=2.1");
@@ -193,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn no_name_leaves_the_data_set() {
+    fn names_cannot_leave_the_data_set() {
         assert_eq!(escaped("a/b=c"), "a%2Fb%3Dc");
         assert_eq!(escaped("../x"), "%2E.%2Fx");
         assert_eq!(escaped("_é"), "%5F%C3%A9");
@@ -201,15 +207,15 @@ mod tests {
     }
 
     #[test]
-    fn folders_of_containers_that_are_gone_go() {
+    fn removes_folders_of_stopped_containers() {
         let data = tempfile::tempdir().unwrap();
-        let storage = Storage::of(data.path().join("profiles").to_str().unwrap()).unwrap();
-        let outbox = Outbox::new(data.path(), storage).unwrap();
-        let profiles = Profiles::new(Path::new("mayfly"), data.path(), outbox).unwrap();
-        let [one, two] = ["one", "two"].map(|id| profiles.folder(id).unwrap());
-        profiles.keep_only([&"two".to_owned()].into_iter());
+        let storage = Storage::open(data.path().join("profiles").to_str().unwrap()).unwrap();
+        let upload_queue = UploadQueue::new(data.path(), storage).unwrap();
+        let profiler = Profiler::new(Path::new("mayfly"), data.path(), upload_queue).unwrap();
+        let [one, two] = ["one", "two"].map(|id| profiler.folder(id).unwrap());
+        profiler.remove_all_but([&"two".to_owned()].into_iter());
         assert!(!one.exists() && two.exists());
-        profiles.forget("two");
+        profiler.remove("two");
         assert!(!two.exists());
     }
 }

@@ -1,4 +1,4 @@
-//! Where profiles go: a folder, which may be one of all nodes, or a bucket that speaks Amazon S3's protocol.
+//! The storage of profiles: a folder, which all nodes may share, or a bucket with Amazon S3's protocol.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,30 +12,31 @@ use tokio::fs::File;
 use tokio::io::AsyncReadExt;
 
 const BUCKET: &str = "s3://";
-/// Of a large file, by one request: as much as Amazon S3 wants at least, and some more.
+/// The size of a part in a multipart upload: Amazon S3's minimum, 5 MiB, and some more.
 const PART_BYTES: usize = 8 << 20;
-/// For one request. A server that hangs is given up then.
-const PATIENCE: Duration = Duration::from_secs(30);
-const TO_CONNECT: Duration = Duration::from_secs(5);
-/// Of one request, at once; the outbox comes back later with what was not taken.
+/// For one request, after which the agent gives up a server that hangs.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Of one request, at once; the upload queue later retries the profile.
 const RETRIES: usize = 2;
 
 /// A folder or bucket for files by name.
 #[derive(Clone)]
 pub struct Storage {
     store: Arc<dyn ObjectStore>,
-    /// What keys begin with: nothing, or `some/folder/`.
+    /// The prefix of keys: empty, or `some/folder/`.
     prefix: String,
     name: String,
 }
 
 impl Storage {
-    /// A folder, which is made, or `s3://BUCKET/PREFIX`, which is not looked at before something is put there. Of buckets the
-    /// variables of Amazon's SDKs say where and as whom (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, …), as for `mayfly train`.
+    /// Opens a folder, which it makes, or `s3://BUCKET/PREFIX`, which it does not contact before the first
+    /// [`Self::put`]. A bucket's address and credentials are the variables of Amazon's SDKs
+    /// (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, …), as for `mayfly train`.
     ///
     /// # Errors
-    /// It cannot be made; the name is no bucket's; a variable is wrong.
-    pub fn of(name: &str) -> Result<Storage> {
+    /// The folder cannot be made; the name is no bucket's; a variable is wrong.
+    pub fn open(name: &str) -> Result<Storage> {
         let (store, prefix): (Arc<dyn ObjectStore>, _) = match name.split_once("://") {
             None => {
                 std::fs::create_dir_all(name).with_context(|| format!("cannot make {name}"))?;
@@ -56,10 +57,10 @@ impl Storage {
         Ok(Storage { store, prefix, name: name.trim_end_matches('/').to_owned() })
     }
 
-    /// Puts a file there under `key`, a path, at one stroke.
+    /// Stores a file under `key`, a path, atomically.
     ///
     /// # Errors
-    /// It cannot be read, or not be put there; nothing is there under that name then, or what was there before.
+    /// It cannot be read or stored; then the key has what it had before, or nothing.
     pub async fn put(&self, key: &str, file: &Path) -> Result<()> {
         let shown = || format!("cannot write {}/{key}", self.name);
         let path = object_store::path::Path::parse(format!("{}{key}", self.prefix)).with_context(shown)?;
@@ -72,7 +73,7 @@ impl Storage {
         let mut upload = self.store.put_multipart(&path).await.with_context(shown)?;
         let put = put_parts(&mut *upload, first, &mut from).await;
         if put.is_err() {
-            let _ = upload.abort().await; // else its parts stay, and are paid for
+            let _ = upload.abort().await; // else the bucket keeps the parts and charges for them
         }
         put.with_context(shown)
     }
@@ -88,7 +89,7 @@ async fn put_parts(upload: &mut dyn MultipartUpload, first: Vec<u8>, from: &mut 
     Ok(())
 }
 
-/// The file's next part; less than a whole one is the last.
+/// The file's next part; the last one is shorter than [`PART_BYTES`].
 async fn part(file: &mut File) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(PART_BYTES as u64).read_to_end(&mut bytes).await?;
@@ -96,14 +97,16 @@ async fn part(file: &mut File) -> Result<Vec<u8>> {
 }
 
 fn bucket_of(name: &str) -> Result<impl ObjectStore> {
-    // Who else in this process has said which, has said the same.
+    // Fails if it is installed already; this process installs no other.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let options =
-        ClientOptions::new().with_timeout(PATIENCE).with_connect_timeout(TO_CONNECT).with_allow_http(true); // where the operator's AWS_ENDPOINT_URL says http://
+    let options = ClientOptions::new()
+        .with_timeout(REQUEST_TIMEOUT)
+        .with_connect_timeout(CONNECT_TIMEOUT)
+        .with_allow_http(true); // if the operator's AWS_ENDPOINT_URL is http://
     let retry = RetryConfig {
-        backoff: BackoffConfig { max_backoff: TO_CONNECT, ..BackoffConfig::default() },
+        backoff: BackoffConfig { max_backoff: CONNECT_TIMEOUT, ..BackoffConfig::default() },
         max_retries: RETRIES,
-        retry_timeout: PATIENCE,
+        retry_timeout: REQUEST_TIMEOUT,
     };
     let builder = AmazonS3Builder::from_env().with_client_options(options).with_retry(retry);
     Ok(builder.with_bucket_name(name).build()?)
@@ -115,10 +118,10 @@ mod tests {
     use std::fs;
 
     #[tokio::test]
-    async fn a_file_is_there_whole_or_not_at_all() {
+    async fn stores_a_file_whole_or_not_at_all() {
         let folder = tempfile::tempdir().unwrap();
         let name = folder.path().join("a/b");
-        let storage = Storage::of(name.to_str().unwrap()).unwrap();
+        let storage = Storage::open(name.to_str().unwrap()).unwrap();
         fs::write(folder.path().join("file"), "profile").unwrap();
         storage.put("workload=a%2Fb/x.parquet", &folder.path().join("file")).await.unwrap();
         assert_eq!(fs::read_to_string(name.join("workload=a%2Fb/x.parquet")).unwrap(), "profile");
@@ -137,21 +140,21 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_place_is_said() {
+    fn invalid_storage_names_are_refused() {
         for (name, wanted) in [
             ("gs://bucket", "profiles go to a folder or to s3://"),
             ("s3://", "no name of a bucket"),
             ("s3:///prefix", "no name of a bucket"),
             ("s3://bucket/a/../b", "no name of a bucket"),
         ] {
-            let why = Storage::of(name).err().expect(name);
+            let why = Storage::open(name).err().expect(name);
             assert!(why.to_string().contains(wanted), "{name}: {why}");
         }
-        let storage = Storage::of("s3://bucket/some/folder/").ok().unwrap();
+        let storage = Storage::open("s3://bucket/some/folder/").ok().unwrap();
         assert_eq!(
             (storage.prefix.as_str(), storage.name.as_str()),
             ("some/folder/", "s3://bucket/some/folder")
         );
-        assert_eq!(Storage::of("s3://bucket").ok().unwrap().prefix, "");
+        assert_eq!(Storage::open("s3://bucket").ok().unwrap().prefix, "");
     }
 }

@@ -1,5 +1,5 @@
-//! Profiles on their way. What was taken waits in a folder of the agent's until the storage that it goes to has it: a bucket that does
-//! not answer, refuses or is full costs no profile, and neither does an end of the agent meanwhile.
+//! The upload queue: profiles wait in a folder of the agent's until they are stored. So no profile is lost if
+//! a bucket does not respond, refuses or is full, or if the agent ends meanwhile.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -13,74 +13,76 @@ use tokio::sync::Notify;
 
 use crate::profiles::storage::Storage;
 
-/// What of a profile goes away; the table last, for it stands for the others.
+/// A profile's files; the table last, for a profile with a table is complete.
 pub const SUFFIXES: [&str; 3] = ["symbols.parquet", "pb.gz", "parquet"];
 const TABLE: &str = ".parquet";
 const FUNCTIONS: &str = ".symbols.parquet";
+/// In the agent's folder, with the name that former versions gave it, whose profiles an upgrade keeps.
+const FOLDER: &str = "outbox";
 const FIRST_WAIT: Duration = Duration::from_secs(2);
-const LONGEST_WAIT: Duration = Duration::from_secs(300);
-/// More than that does not wait: a node's disk is others', too.
-const MOST_BYTES: u64 = 256 << 20;
-const LONGEST_LINE: usize = 2000;
+const MAX_WAIT: Duration = Duration::from_secs(300);
+/// The size of the queue, limited since others use the node's disk, too.
+const MAX_BYTES: u64 = 256 << 20;
+const MAX_LINE_CHARACTERS: usize = 2000;
 
-/// Where profiles wait.
-pub struct Outbox {
+/// The queue of profiles.
+pub struct UploadQueue {
     folder: PathBuf,
     storage: Storage,
-    came: Notify,
-    /// Profiles that the storage has taken.
+    added: Notify,
+    /// Profiles that were stored.
     pub kept: AtomicU64,
-    /// Profiles that waited too long: newer ones needed the room.
+    /// Profiles that were dropped to make room for newer ones.
     pub dropped: AtomicU64,
 }
 
-/// A profile that waits.
+/// A profile in the queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiting {
     since: SystemTime,
     key: String,
-    /// Of its files.
+    /// The size of its files.
     pub bytes: u64,
 }
 
-impl Outbox {
-    /// One in the agent's folder; what a former agent has left there is on its way, too.
+impl UploadQueue {
+    /// Opens the queue in the agent's folder, with the profiles that a former agent left there.
     ///
     /// # Errors
     /// The folder cannot be made.
-    pub fn new(data: &Path, storage: Storage) -> Result<Outbox> {
-        let folder = data.join("outbox");
+    pub fn new(data: &Path, storage: Storage) -> Result<UploadQueue> {
+        let folder = data.join(FOLDER);
         fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o700))?;
         let zero = || AtomicU64::new(0);
-        let outbox = Outbox { folder, storage, came: Notify::new(), kept: zero(), dropped: zero() };
-        // An agent that was killed while it moved a profile in has left parts without their table.
-        for file in files_below(&outbox.folder) {
+        let queue = UploadQueue { folder, storage, added: Notify::new(), kept: zero(), dropped: zero() };
+        // An agent that was killed while it added a profile has left files without their table.
+        for file in files_below(&queue.folder) {
             let text = file.to_string_lossy();
             let stem = SUFFIXES.iter().find_map(|suffix| text.strip_suffix(&format!(".{suffix}")));
             if stem.is_none_or(|stem| !Path::new(&format!("{stem}{TABLE}")).exists()) {
                 let _ = fs::remove_file(&file);
             }
         }
-        Ok(outbox)
+        Ok(queue)
     }
 
-    /// Takes the files of a profile, `stem` and a suffix each, on the same file system.
+    /// Moves the files of a profile, `stem` and a suffix each, into the queue, on the same file system.
     ///
     /// # Errors
     /// They cannot be moved.
-    pub fn take(&self, key: &str, stem: &Path) -> Result<()> {
+    pub fn add(&self, key: &str, stem: &Path) -> Result<()> {
         let target = self.folder.join(key);
         fs::create_dir_all(target.parent().context("a name without a folder")?)?;
         for suffix in SUFFIXES {
             let (from, to) = (with(stem, suffix), with(&target, suffix));
             fs::rename(&from, &to).with_context(|| format!("cannot move {}", from.display()))?;
         }
-        self.came.notify_one();
+        self.added.notify_one();
         Ok(())
     }
 
-    /// What waits, oldest first.
+    /// The profiles in the queue, oldest first.
     pub fn waiting(&self) -> Vec<Waiting> {
         let found = files_below(&self.folder).into_iter().filter_map(|file| {
             let below = file.strip_prefix(&self.folder).ok()?.to_str()?;
@@ -95,31 +97,32 @@ impl Outbox {
         found
     }
 
-    /// Sends what comes; what is not taken is sent again, later each time.
-    pub async fn follow(self: Arc<Self>) {
+    /// Uploads profiles as they are added, and retries those that fail, after a longer delay each time.
+    pub async fn run(self: Arc<Self>) {
         let (mut wait, mut failed) = (FIRST_WAIT, None);
         loop {
             self.make_room();
-            match self.send(&mut failed).await {
+            match self.upload_all(&mut failed).await {
                 Ok(()) => {
                     wait = FIRST_WAIT;
-                    self.came.notified().await;
+                    self.added.notified().await;
                 }
                 Err(why) => {
                     let count = self.waiting().len();
                     tracing::warn!("{count} profiles wait, the next try is in {wait:?}: {}", one_line(&why));
                     tokio::select! {
                         () = tokio::time::sleep(wait) => {}
-                        () = self.came.notified() => {}
+                        () = self.added.notified() => {}
                     }
-                    wait = (wait * 2).min(LONGEST_WAIT);
+                    wait = (wait * 2).min(MAX_WAIT);
                 }
             }
         }
     }
 
-    /// Until the first that is not taken; the next time it is the last in turn, so that it keeps no other back.
-    async fn send(&self, failed: &mut Option<String>) -> Result<()> {
+    /// Uploads profiles until one fails. That one is the last of the next call, so that it does not block the
+    /// others.
+    async fn upload_all(&self, failed: &mut Option<String>) -> Result<()> {
         let mut waiting = self.waiting();
         if let Some(at) = waiting.iter().position(|one| Some(&one.key) == failed.as_ref()) {
             waiting.rotate_left(at + 1);
@@ -141,17 +144,17 @@ impl Outbox {
         let mut waiting = self.waiting();
         let mut bytes: u64 = waiting.iter().map(|one| one.bytes).sum();
         for one in waiting.drain(..) {
-            if bytes <= MOST_BYTES {
+            if bytes <= MAX_BYTES {
                 return;
             }
             bytes -= one.bytes;
             self.remove(&one.key);
             self.dropped.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!("profile lost, for newer ones that wait: {}{TABLE}", one.key);
+            tracing::warn!("profile dropped to make room for newer ones: {}{TABLE}", one.key);
         }
     }
 
-    /// The table first: what is left without it is nothing.
+    /// Removes the table first, without which the other files are no profile.
     fn remove(&self, key: &str) {
         let stem = self.folder.join(key);
         for suffix in SUFFIXES.iter().rev() {
@@ -160,7 +163,7 @@ impl Outbox {
         let empty = stem.ancestors().skip(1).take_while(|folder| **folder != self.folder);
         for folder in empty {
             if fs::remove_dir(folder).is_err() {
-                return; // others are in it
+                return; // it has other profiles
             }
         }
     }
@@ -181,11 +184,11 @@ fn files_below(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// What a server answers may be a page.
+/// On one line, for a server's response may be a page.
 fn one_line(why: &anyhow::Error) -> String {
     let text: String = format!("{why:#}").chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     let words: Vec<&str> = text.split_whitespace().collect();
-    words.join(" ").chars().take(LONGEST_LINE).collect()
+    words.join(" ").chars().take(MAX_LINE_CHARACTERS).collect()
 }
 
 #[cfg(test)]
@@ -194,66 +197,70 @@ mod tests {
 
     const KEY: &str = "namespace=a/workload=b/version=1/pod.main.1.1";
 
-    fn outbox(data: &Path) -> Outbox {
+    fn queue(data: &Path) -> UploadQueue {
         let storage = data.join("storage");
-        Outbox::new(data, Storage::of(storage.to_str().unwrap()).unwrap()).unwrap()
+        UploadQueue::new(data, Storage::open(storage.to_str().unwrap()).unwrap()).unwrap()
     }
 
-    fn taken(outbox: &Outbox, data: &Path, key: &str, bytes: u64) {
+    fn add(queue: &UploadQueue, data: &Path, key: &str, bytes: u64) {
         let stem = data.join("stem");
         for suffix in SUFFIXES {
             fs::File::create(with(&stem, suffix)).unwrap().set_len(bytes).unwrap();
         }
-        outbox.take(key, &stem).unwrap();
+        queue.add(key, &stem).unwrap();
     }
 
     #[tokio::test]
-    async fn what_is_not_taken_waits_and_keeps_nothing_back() {
+    async fn profile_that_cannot_be_stored_waits_and_blocks_no_other() {
         let data = tempfile::tempdir().unwrap();
-        let outbox = outbox(data.path());
-        // Where the first one's folder would be is a file: it cannot be put there.
+        let queue = queue(data.path());
+        // A file is where the first one's folder would be, so it cannot be stored.
         fs::write(data.path().join("storage/namespace=bad"), "").unwrap();
-        taken(&outbox, data.path(), "namespace=bad/workload=b/version=1/x.main.1.1", 1);
-        taken(&outbox, data.path(), KEY, 1);
+        add(&queue, data.path(), "namespace=bad/workload=b/version=1/x.main.1.1", 1);
+        add(&queue, data.path(), KEY, 1);
         let mut failed = None;
-        assert!(outbox.send(&mut failed).await.is_err());
-        assert!(outbox.send(&mut failed).await.is_err());
-        assert_eq!((outbox.waiting().len(), outbox.kept.load(Ordering::Relaxed)), (1, 1));
+        assert!(queue.upload_all(&mut failed).await.is_err());
+        assert!(queue.upload_all(&mut failed).await.is_err());
+        assert_eq!((queue.waiting().len(), queue.kept.load(Ordering::Relaxed)), (1, 1));
         assert!(SUFFIXES.iter().all(|suffix| with(&data.path().join("storage").join(KEY), suffix).exists()));
         fs::remove_file(data.path().join("storage/namespace=bad")).unwrap();
-        outbox.send(&mut failed).await.unwrap();
-        assert_eq!(outbox.waiting(), []);
-        assert_eq!(fs::read_dir(data.path().join("outbox")).unwrap().count(), 0);
+        queue.upload_all(&mut failed).await.unwrap();
+        assert_eq!(queue.waiting(), []);
+        assert_eq!(fs::read_dir(data.path().join(FOLDER)).unwrap().count(), 0);
     }
 
     #[test]
-    fn the_next_agent_has_what_is_whole() {
+    fn next_agent_uploads_complete_profiles_only() {
         let data = tempfile::tempdir().unwrap();
-        taken(&outbox(data.path()), data.path(), KEY, 7);
-        let half = data.path().join("outbox").join(KEY.replace("pod.", "half."));
+        add(&queue(data.path()), data.path(), KEY, 7);
+        let half = data.path().join(FOLDER).join(KEY.replace("pod.", "half."));
         fs::write(with(&half, SUFFIXES[0]), "x").unwrap();
-        let next = outbox(data.path());
+        let next = queue(data.path());
         assert_eq!(next.waiting().iter().map(|one| one.bytes).collect::<Vec<_>>(), [21]);
         assert!(!with(&half, SUFFIXES[0]).exists());
     }
 
     #[test]
-    fn the_oldest_make_room() {
+    fn drops_the_oldest_profiles_to_make_room() {
         let data = tempfile::tempdir().unwrap();
-        let outbox = outbox(data.path());
+        let queue = queue(data.path());
         for number in 0..3 {
-            taken(&outbox, data.path(), &format!("{KEY}{number}"), MOST_BYTES / 8); // of holes
+            add(&queue, data.path(), &format!("{KEY}{number}"), MAX_BYTES / 8); // sparse files
         }
-        outbox.make_room();
-        let left: Vec<String> = outbox.waiting().into_iter().map(|one| one.key).collect();
+        queue.make_room();
+        let left: Vec<String> = queue.waiting().into_iter().map(|one| one.key).collect();
         assert_eq!(left, [format!("{KEY}1"), format!("{KEY}2")]);
-        assert_eq!(outbox.dropped.load(Ordering::Relaxed), 1);
+        assert_eq!(queue.dropped.load(Ordering::Relaxed), 1);
     }
 
     #[test]
-    fn an_answer_is_one_line() {
+    fn server_response_is_logged_on_one_line() {
         let why = anyhow::anyhow!("<Error>\n  <Code>{}\u{1b}[1m</Code>", "x".repeat(3000)).context("a");
         let line = one_line(&why);
-        assert!(line.starts_with("a: <Error> <Code>x") && line.len() == LONGEST_LINE && !line.contains('\n'));
+        assert!(
+            line.starts_with("a: <Error> <Code>x")
+                && line.len() == MAX_LINE_CHARACTERS
+                && !line.contains('\n')
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! The agent: what it knows of the node's containers, what it gives them, and what it looks for meanwhile.
+//! The agent: the node's containers with injections, what it injects, and its periodic checks.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -7,108 +7,114 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::base::request::{Ask, Heap};
-use crate::domains::page_stores::{Members, Stores};
-use crate::domains::trust_domain::Domain;
+use crate::base::request::{Heap, InjectionRequest};
+use crate::domains::page_stores::{Members, PageStores};
+use crate::domains::trust_domain::TrustDomain;
 use crate::inject::adjustment::variable_of;
-use crate::inject::artifacts::Offer;
+use crate::inject::artifacts::Artifacts;
 use crate::inject::cdi;
-use crate::inject::injection::Gift;
+use crate::inject::injection::Injection;
 use crate::nri::messages::{Container, Pod};
 use crate::nri::plugin;
-use crate::observe::containers::{self, Known};
-use crate::observe::load_check::Outcome;
+use crate::observe::containers::{self, InjectedContainer};
+use crate::observe::load_check::LoadOutcome;
 use crate::observe::{load_check, model_coverage};
-use crate::profiles::profiler::{Profiles, Subject};
+use crate::profiles::profiler::{Profiler, Subject};
 use crate::service::settings::Settings;
 
-const AGAIN: Duration = Duration::from_secs(2);
-const CHECK_COVERAGE: Duration = Duration::from_secs(2);
-const LOOK_AT_MODELS: Duration = Duration::from_secs(10);
-const LOOK_AT_CONTAINERS: Duration = Duration::from_secs(5);
-/// A program that is begun by a script has replaced it by then.
-const LOOK_AFTER: Duration = Duration::from_secs(2);
+const RECONNECT_INTERVAL: Duration = Duration::from_secs(2);
+const COVERAGE_INTERVAL: Duration = Duration::from_secs(2);
+const CDI_REFRESH_INTERVAL: Duration = Duration::from_secs(10);
+const CDI_SCAN_INTERVAL: Duration = Duration::from_secs(5);
+/// By then a script that the container started has executed its program.
+const START_DELAY: Duration = Duration::from_secs(2);
 
-/// How often what happened.
+/// Counts of events, for metrics.
 #[derive(Default)]
 pub struct Counts {
-    /// Containers that were given the heap.
+    /// Containers with an injected heap.
     pub heap: AtomicU64,
-    /// Containers that were given sharing.
+    /// Containers with injected sharing.
     pub share: AtomicU64,
-    /// Annotations that were not followed.
+    /// Requests that the agent refused.
     pub refused: AtomicU64,
-    /// Containers that asked and started while the agent was away.
+    /// Containers with a request that started while no agent ran.
     pub missed: AtomicU64,
-    /// Containers whose model was not believed.
+    /// Containers whose programs did not believe their model.
     pub models_doubted: AtomicU64,
-    /// What programs had, once they ran.
-    pub outcomes: Mutex<BTreeMap<Outcome, u64>>,
+    /// Results of load checks.
+    pub outcomes: Mutex<BTreeMap<LoadOutcome, u64>>,
 }
 
 /// The agent's state.
 pub struct Agent {
     settings: Settings,
-    offer: Offer,
+    artifacts: Artifacts,
     /// The page stores.
-    pub stores: Stores,
-    /// What takes profiles.
-    pub profiles: Arc<Profiles>,
-    /// What the runtime tells of, by its name.
-    told: Mutex<BTreeMap<String, Known>>,
-    /// What was seen by itself, by number.
-    seen: Mutex<BTreeMap<String, Known>>,
-    /// Whether a runtime asks it.
+    pub stores: PageStores,
+    /// Takes profiles.
+    pub profiler: Arc<Profiler>,
+    /// Containers that the runtime reports by NRI, by its ID.
+    nri_containers: Mutex<BTreeMap<String, InjectedContainer>>,
+    /// Containers that the agent itself finds, by ID.
+    cdi_containers: Mutex<BTreeMap<String, InjectedContainer>>,
+    /// Whether a runtime is connected.
     pub is_connected: AtomicBool,
-    /// What happened.
+    /// Counts of events.
     pub counts: Counts,
 }
 
 impl Agent {
-    /// One that knows of nothing yet.
-    pub fn new(settings: Settings, offer: Offer, stores: Stores, profiles: Arc<Profiles>) -> Agent {
+    /// An agent without containers.
+    pub fn new(
+        settings: Settings,
+        artifacts: Artifacts,
+        stores: PageStores,
+        profiler: Arc<Profiler>,
+    ) -> Agent {
         Agent {
             settings,
-            offer,
+            artifacts,
             stores,
-            profiles,
-            told: Mutex::default(),
-            seen: Mutex::default(),
+            profiler,
+            nri_containers: Mutex::default(),
+            cdi_containers: Mutex::default(),
             is_connected: AtomicBool::new(false),
             counts: Counts::default(),
         }
     }
 
-    /// The containers that the runtime tells of and that were given something, by its name.
-    pub fn told(&self) -> MutexGuard<'_, BTreeMap<String, Known>> {
-        locked(&self.told)
+    /// Locks the containers that the agent injected into by NRI, by the runtime's ID.
+    pub fn lock_nri_containers(&self) -> MutexGuard<'_, BTreeMap<String, InjectedContainer>> {
+        locked(&self.nri_containers)
     }
 
-    /// All containers that were given something, those by CDI too.
-    pub fn containers(&self) -> BTreeMap<String, Known> {
-        let mut all = locked(&self.seen).clone();
-        all.extend(self.told().clone());
+    /// All containers with an injection, by NRI or CDI.
+    pub fn containers(&self) -> BTreeMap<String, InjectedContainer> {
+        let mut all = locked(&self.cdi_containers).clone();
+        all.extend(self.lock_nri_containers().clone());
         all
     }
 
-    /// What the node has to give.
-    pub fn offer(&self) -> &Offer {
-        &self.offer
+    /// The libraries and models.
+    pub fn artifacts(&self) -> &Artifacts {
+        &self.artifacts
     }
 
-    /// Writes the CDI specifications, if they are wanted.
+    /// Writes the CDI specifications, if there is a folder for them.
     ///
     /// # Errors
     /// The folder cannot be written.
     pub fn write_cdi(&self) -> Result<()> {
         let Some(folder) = &self.settings.cdi else { return Ok(()) };
-        cdi::write(folder, &self.offer, &self.settings.domains, |domain| self.stores.folder(domain))
+        cdi::write(folder, &self.artifacts, &self.settings.domains, |domain| self.stores.folder(domain))
     }
 
-    /// Models come and change while the agent runs; what starts next takes them.
-    pub async fn follow_models(self: Arc<Self>) {
+    /// Rewrites the CDI specifications when models were added or changed; containers that start next get
+    /// these.
+    pub async fn refresh_cdi(self: Arc<Self>) {
         loop {
-            tokio::time::sleep(LOOK_AT_MODELS).await;
+            tokio::time::sleep(CDI_REFRESH_INTERVAL).await;
             let agent = self.clone();
             let written = tokio::task::spawn_blocking(move || agent.write_cdi()).await;
             if let Ok(Err(why)) = written {
@@ -117,99 +123,105 @@ impl Agent {
         }
     }
 
-    /// Logs once for each container that its program does not believe its model.
-    pub async fn follow_model_coverage(self: Arc<Self>) {
+    /// Logs, once for each container, that its program does not believe its model.
+    pub async fn watch_model_coverage(self: Arc<Self>) {
         loop {
-            tokio::time::sleep(CHECK_COVERAGE).await;
+            tokio::time::sleep(COVERAGE_INTERVAL).await;
             let agent = self.clone();
             let _ = tokio::task::spawn_blocking(move || agent.check_model_coverage()).await;
         }
     }
 
     fn check_model_coverage(&self) {
-        for (id, known) in self.containers() {
-            let (Some(model), false) = (&known.model, known.is_model_doubted) else { continue };
-            let Some(standing) =
-                model_coverage::of_container(&known, &self.offer).filter(|one| one.is_doubted)
+        for (id, container) in self.containers() {
+            let (Some(model), false) = (&container.model, container.is_model_doubted) else { continue };
+            let Some(coverage) =
+                model_coverage::of_container(&container, &self.artifacts).filter(|one| one.is_doubted)
             else {
                 continue;
             };
             self.counts.models_doubted.fetch_add(1, Ordering::Relaxed);
-            for all in [&self.told, &self.seen] {
-                if let Some(known) = locked(all).get_mut(&id) {
-                    known.is_model_doubted = true;
+            for all in [&self.nri_containers, &self.cdi_containers] {
+                if let Some(container) = locked(all).get_mut(&id) {
+                    container.is_model_doubted = true;
                 }
             }
             tracing::warn!(
-                "{known}: the model {model} is of another build or program and not believed: it knows {}% of {} \
+                "{container}: the model {model} is of another build or program and not believed: it knows {}% of {} \
                  contexts; lifetimes are learned online",
-                standing.known_percent(),
-                standing.contexts
+                coverage.known_percent(),
+                coverage.contexts
             );
         }
     }
 
-    /// Engines that start containers by CDI tell nobody: looks for these.
-    pub async fn follow_cdi(self: Arc<Self>) {
+    /// Scans for containers that engines start with CDI devices, since no engine reports them.
+    pub async fn scan_cdi_containers(self: Arc<Self>) {
         if self.settings.cdi.is_none() {
             return std::future::pending().await;
         }
         loop {
             let agent = self.clone();
-            let _ = tokio::task::spawn_blocking(move || agent.look_for_cdi()).await;
-            tokio::time::sleep(LOOK_AT_CONTAINERS).await;
+            let _ = tokio::task::spawn_blocking(move || agent.scan_cdi()).await;
+            tokio::time::sleep(CDI_SCAN_INTERVAL).await;
         }
     }
 
-    fn look_for_cdi(&self) {
-        let found = containers::by_cdi(&self.offer);
-        let mut seen = locked(&self.seen);
-        let before = std::mem::take(&mut *seen);
+    fn scan_cdi(&self) {
+        let found = containers::with_cdi_devices(&self.artifacts);
+        let mut containers = locked(&self.cdi_containers);
+        let before = std::mem::take(&mut *containers);
         for (id, one) in found {
             let old = before.get(&id);
             if old.is_none() {
-                self.look(one.process, &one.libraries, &one.known);
+                self.check_load(one.process, &one.libraries, &one.container);
             }
             let is_model_doubted = old.is_some_and(|old| old.is_model_doubted);
-            seen.insert(id, Known { is_model_doubted, ..one.known });
+            containers.insert(id, InjectedContainer { is_model_doubted, ..one.container });
         }
     }
 
-    /// Connects to the runtime, and again when it went away.
-    pub async fn follow_runtime(self: Arc<Self>) {
+    /// Connects to the runtime, and reconnects when the connection is lost.
+    pub async fn serve_runtime(self: Arc<Self>) {
         let Some(socket) = self.settings.nri.clone() else { return std::future::pending().await };
-        let mut said = String::new();
+        let mut logged = String::new();
         loop {
             let ended = plugin::connect(&socket, self.clone()).await;
             self.is_connected.store(false, Ordering::Relaxed);
-            let now = match ended {
+            let why = match ended {
                 Ok(()) => "the runtime has closed the connection".to_owned(),
                 Err(why) => format!("{why:#}"),
             };
-            if now != said {
-                tracing::warn!("containers are not seen: {now}; trying again every {AGAIN:?}");
+            if why != logged {
+                tracing::warn!("NRI connection lost: {why}; reconnecting every {RECONNECT_INTERVAL:?}");
             }
-            said = now;
-            tokio::time::sleep(AGAIN).await;
+            logged = why;
+            tokio::time::sleep(RECONNECT_INTERVAL).await;
         }
     }
 
-    /// Says that something was not given.
+    /// Counts and logs a request that the agent refuses.
     pub fn refuse(&self, pod: &Pod, why: std::fmt::Arguments<'_>) {
         self.counts.refused.fetch_add(1, Ordering::Relaxed);
-        tracing::warn!("not given to pod {:?} of {:?}: {why}", pod.name, pod.namespace);
+        tracing::warn!("refused to pod {:?} of {:?}: {why}", pod.name, pod.namespace);
     }
 
-    /// What a container is given of what it asks for.
+    /// The injection that follows from a container's request.
     ///
     /// # Errors
-    /// A folder that it would mount cannot be made.
-    pub fn gift(&self, pod: &Pod, id: &str, ask: &Ask, domain: Option<&Domain>) -> Result<Gift> {
-        let mut gift = Gift::default();
-        if ask.needs_heap() {
-            let model = match &ask.heap {
+    /// A folder that the container would mount cannot be made.
+    pub fn injection(
+        &self,
+        pod: &Pod,
+        id: &str,
+        request: &InjectionRequest,
+        domain: Option<&TrustDomain>,
+    ) -> Result<Injection> {
+        let mut injection = Injection::default();
+        if request.needs_heap() {
+            let model = match &request.heap {
                 Some(Heap::Model(name)) => self
-                    .offer
+                    .artifacts
                     .model(name)
                     .inspect_err(|why| {
                         self.refuse(pod, format_args!("{why:#}; lifetimes are learned online"))
@@ -217,24 +229,30 @@ impl Agent {
                     .ok(),
                 _ => None,
             };
-            let control = ask.profile.map(|_| self.profiles.folder(id)).transpose()?;
-            gift.heap(&self.offer.part("heap"), model.as_deref(), control.as_deref());
+            let control = request.profile.map(|_| self.profiler.folder(id)).transpose()?;
+            injection.heap(&self.artifacts.part("heap"), model.as_deref(), control.as_deref());
         }
         if let Some(domain) = domain {
-            gift.share(&self.offer.part("share"), &self.stores.folder(domain)?);
+            injection.share(&self.artifacts.part("share"), &self.stores.folder(domain)?);
         }
-        Ok(gift)
+        Ok(injection)
     }
 
-    /// Takes note of a container.
-    pub fn learn(&self, pod: &Pod, container: &Container, ask: &Ask, domain: Option<Domain>) {
+    /// Records a container with an injection.
+    pub fn record(
+        &self,
+        pod: &Pod,
+        container: &Container,
+        request: &InjectionRequest,
+        domain: Option<TrustDomain>,
+    ) {
         let process = (container.process != 0).then_some(container.process);
         let cgroup = process.and_then(merge::daemon::cgroup_of_process);
-        let model = match &ask.heap {
+        let model = match &request.heap {
             Some(Heap::Model(name)) => Some(name.clone()),
             _ => None,
         };
-        let known = Known {
+        let recorded = InjectedContainer {
             namespace: pod.namespace.clone(),
             pod: pod.name.clone(),
             name: container.name.clone(),
@@ -243,71 +261,75 @@ impl Agent {
             is_model_doubted: false,
             cgroup,
         };
-        self.told().insert(container.id.clone(), known);
+        self.lock_nri_containers().insert(container.id.clone(), recorded);
     }
 
-    /// Says to a domain's store who is in it.
-    pub fn tell_members(&self, domain: &Domain) {
-        let known = self.told();
-        let all = known.values().filter(|known| known.domain.as_ref() == Some(domain));
+    /// Updates the members of a domain's store to the containers that are in the domain now.
+    pub fn update_members(&self, domain: &TrustDomain) {
+        let containers = self.lock_nri_containers();
+        let members = containers.values().filter(|container| container.domain.as_ref() == Some(domain));
         let (mut cgroups, mut count) = (Vec::new(), 0);
-        for one in all {
-            cgroups.extend(one.cgroup.clone());
+        for member in members {
+            cgroups.extend(member.cgroup.clone());
             count += 1;
         }
-        self.stores.serve(domain, if count == 0 { Members::Nobody } else { Members::Cgroups(cgroups) });
+        self.stores.serve(domain, if count == 0 { Members::None } else { Members::Cgroups(cgroups) });
     }
 
-    /// Takes the profile that the container asks for.
-    pub fn profile_later(self: &Arc<Self>, pod: &Pod, container: &Container) {
-        let (Some(time), process) = (Ask::read(&pod.annotations).0.profile, container.process) else {
-            return;
-        };
+    /// Schedules the profile that the container requests.
+    pub fn schedule_profile(self: &Arc<Self>, pod: &Pod, container: &Container) {
+        let (request, _) = InjectionRequest::from_annotations(&pod.annotations);
+        let (Some(time), process) = (request.profile, container.process) else { return };
         let subject = Subject::of(pod, &container.id, &container.name);
-        let profiles = self.profiles.clone();
+        let profiler = self.profiler.clone();
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         runtime.spawn(async move {
-            tokio::time::sleep(LOOK_AFTER).await;
-            profiles.take(subject, process, time).await;
+            tokio::time::sleep(START_DELAY).await;
+            profiler.take(subject, process, time).await;
         });
     }
 
-    /// Looks whether the program has what it was given; says once if it has not.
-    pub fn look_later(self: &Arc<Self>, container: &Container) {
+    /// Schedules the check whether the program has loaded the injected libraries.
+    pub fn schedule_load_check(self: &Arc<Self>, container: &Container) {
         let process = container.process;
         let preloaded = variable_of(container, "LD_PRELOAD").unwrap_or_default();
         let libraries: Vec<&'static str> = ["libmayfly_heap.so", "libmayfly_merge_auto.so"]
             .into_iter()
             .filter(|library| preloaded.contains(library))
             .collect();
-        let Some(known) = self.told().get(&container.id).cloned() else { return };
+        let Some(recorded) = self.lock_nri_containers().get(&container.id).cloned() else { return };
         if process == 0 || libraries.is_empty() {
             return;
         }
         let agent = self.clone();
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         runtime.spawn(async move {
-            tokio::time::sleep(LOOK_AFTER).await;
-            // What /proc says of a container's program may be long in coming, as its program's file system likes: not on the
-            // threads that carry connections.
-            let _ = tokio::task::spawn_blocking(move || agent.look(process, &libraries, &known)).await;
+            tokio::time::sleep(START_DELAY).await;
+            // Reads of /proc may block on the program's file system, so they run on no thread that serves
+            // connections.
+            let check = move || agent.check_load(process, &libraries, &recorded);
+            let _ = tokio::task::spawn_blocking(check).await;
         });
     }
 
-    fn look(&self, process: u32, libraries: &[&str], known: &Known) {
-        let outcome = load_check::look(process, libraries);
+    fn check_load(&self, process: u32, libraries: &[&str], container: &InjectedContainer) {
+        let outcome = load_check::check(process, libraries);
         *locked(&self.counts.outcomes).entry(outcome).or_default() += 1;
         let list = libraries.join(" and ");
         match outcome {
-            Outcome::InPlace => tracing::info!("{known}: {list} in place"),
-            Outcome::Static => tracing::warn!("{known}: left alone, its program is linked statically"),
-            Outcome::NotTold => {
+            LoadOutcome::InPlace => tracing::info!("{container}: {list} in place"),
+            LoadOutcome::Static => {
+                tracing::warn!("{container} runs unchanged: its program is linked statically")
+            }
+            LoadOutcome::EnvironmentReplaced => {
                 tracing::warn!(
-                    "{known}: left alone, who started its program took {list} out of its environment"
+                    "{container} runs unchanged: the process that started its program removed {list} from its environment"
                 )
             }
-            Outcome::NotTaken => tracing::warn!("{known}: left alone, its loader did not take {list}"),
-            Outcome::Ended => tracing::debug!("{known}: has ended"),
+            LoadOutcome::NotLoaded => {
+                tracing::warn!("{container} runs unchanged: its loader did not load {list}")
+            }
+            LoadOutcome::Exited => tracing::debug!("{container}: its program has exited"),
         }
     }
 }

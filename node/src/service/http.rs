@@ -13,38 +13,38 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
-/// Visitors at a time, and how long they may take.
-const MOST_VISITORS: usize = 32;
-const VISIT: Duration = Duration::from_secs(10);
+/// Connections at a time, and how long each may take.
+const MAX_CONNECTIONS: usize = 32;
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Serves until it is dropped. `figures` makes the text for /metrics; it may take its time.
-pub async fn serve(listener: TcpListener, figures: impl Fn() -> String + Send + Sync + 'static) {
-    let figures: Arc<dyn Fn() -> String + Send + Sync> = Arc::new(figures);
-    let room = Arc::new(Semaphore::new(MOST_VISITORS));
+/// Serves until it is dropped. `metrics` makes the text for /metrics; it may block.
+pub async fn serve(listener: TcpListener, metrics: impl Fn() -> String + Send + Sync + 'static) {
+    let metrics: Arc<dyn Fn() -> String + Send + Sync> = Arc::new(metrics);
+    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         let Ok((stream, _)) = listener.accept().await else {
-            tokio::time::sleep(Duration::from_millis(50)).await; // out of descriptors
+            tokio::time::sleep(Duration::from_millis(50)).await; // the process is out of file descriptors
             continue;
         };
-        let Ok(place) = room.clone().try_acquire_owned() else { continue };
-        let figures = figures.clone();
+        let Ok(permit) = permits.clone().try_acquire_owned() else { continue };
+        let metrics = metrics.clone();
         tokio::spawn(async move {
-            let service = service_fn(|request| answer(request, figures.clone()));
+            let service = service_fn(|request| respond(request, metrics.clone()));
             let mut http = hyper::server::conn::http1::Builder::new();
-            http.timer(TokioTimer::new()).header_read_timeout(VISIT).keep_alive(false);
-            let visit = http.serve_connection(TokioIo::new(stream), service);
-            let _ = tokio::time::timeout(VISIT, visit).await;
-            drop(place);
+            http.timer(TokioTimer::new()).header_read_timeout(CONNECTION_TIMEOUT).keep_alive(false);
+            let connection = http.serve_connection(TokioIo::new(stream), service);
+            let _ = tokio::time::timeout(CONNECTION_TIMEOUT, connection).await;
+            drop(permit);
         });
     }
 }
 
-async fn answer(
+async fn respond(
     request: Request<Incoming>,
-    figures: Arc<dyn Fn() -> String + Send + Sync>,
+    metrics: Arc<dyn Fn() -> String + Send + Sync>,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
     let (status, text) = match (request.method(), request.uri().path()) {
-        (&Method::GET, "/metrics") => match tokio::task::spawn_blocking(move || figures()).await {
+        (&Method::GET, "/metrics") => match tokio::task::spawn_blocking(move || metrics()).await {
             Ok(text) => (StatusCode::OK, text),
             Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
         },

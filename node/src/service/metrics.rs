@@ -1,42 +1,42 @@
-//! What Prometheus is told.
+//! The metrics as Prometheus' text.
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::cgroup;
-use crate::domains::trust_domain::Domain;
-use crate::observe::containers::Known;
-use crate::observe::model_coverage::{self, Standing};
+use crate::domains::trust_domain::TrustDomain;
+use crate::observe::containers::InjectedContainer;
+use crate::observe::model_coverage::{self, ModelCoverage};
 use crate::observe::shared_memory;
 use crate::service::agent::Agent;
 
-/// All figures as Prometheus' text.
+/// All metrics as Prometheus' text.
 pub fn text(agent: &Agent) -> String {
     let mut out = Text(String::new());
     let counts = &agent.counts;
     let one = |count: &AtomicU64| count.load(Ordering::Relaxed);
-    out.head("connected", "gauge", "Whether a container runtime asks the agent (NRI)");
+    out.head("connected", "gauge", "Whether the agent is connected to a container runtime (NRI)");
     out.line("connected", &[], agent.is_connected.load(Ordering::Relaxed).into());
-    out.head("given_total", "counter", "Containers that were given something");
+    out.head("given_total", "counter", "Containers that the agent injected something into");
     out.line("given_total", &[("what", "heap")], one(&counts.heap));
     out.line("given_total", &[("what", "share")], one(&counts.share));
-    out.head("refused_total", "counter", "Annotations that were not followed");
+    out.head("refused_total", "counter", "Requests that the agent refused");
     out.line("refused_total", &[], one(&counts.refused));
-    out.head("missed_total", "counter", "Containers that asked and started while no agent ran");
+    out.head("missed_total", "counter", "Containers with a request that started while no agent ran");
     out.line("missed_total", &[], one(&counts.missed));
-    out.head("outcomes_total", "counter", "What programs had of it once they ran");
+    out.head("outcomes_total", "counter", "Running programs by whether they loaded the injected libraries");
     for (outcome, count) in counts.outcomes.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).iter() {
         out.line("outcomes_total", &[("outcome", outcome.label())], *count);
     }
     out.head("profiles_total", "counter", "Profiles of programs");
-    let outbox = &agent.profiles.outbox;
-    out.line("profiles_total", &[("outcome", "kept")], one(&outbox.kept));
-    out.line("profiles_total", &[("outcome", "failed")], one(&agent.profiles.failed));
-    out.line("profiles_total", &[("outcome", "dropped")], one(&outbox.dropped));
-    let waiting = outbox.waiting();
-    out.head("profiles_waiting", "gauge", "Profiles that were taken and that the data set has not got yet");
+    let upload_queue = &agent.profiler.upload_queue;
+    out.line("profiles_total", &[("outcome", "kept")], one(&upload_queue.kept));
+    out.line("profiles_total", &[("outcome", "failed")], one(&agent.profiler.failed));
+    out.line("profiles_total", &[("outcome", "dropped")], one(&upload_queue.dropped));
+    let waiting = upload_queue.waiting();
+    out.head("profiles_waiting", "gauge", "Profiles that wait to be stored in the data set");
     out.line("profiles_waiting", &[], waiting.len() as u64);
-    out.head("profiles_waiting_bytes", "gauge", "Bytes of these");
+    out.head("profiles_waiting_bytes", "gauge", "Bytes of the profiles that wait");
     out.line("profiles_waiting_bytes", &[], waiting.iter().map(|one| one.bytes).sum());
     out.head(
         "models_doubted_total",
@@ -52,8 +52,8 @@ pub fn text(agent: &Agent) -> String {
 
 fn stores(agent: &Agent, out: &mut Text) {
     let states = agent.stores.states();
-    let names: Vec<String> = states.keys().map(Domain::to_string).collect();
-    let labels = |at: usize, domain: &Domain| {
+    let names: Vec<String> = states.keys().map(TrustDomain::to_string).collect();
+    let labels = |at: usize, domain: &TrustDomain| {
         [("domain", names[at].clone()), ("namespace", domain.namespace().to_owned())]
     };
     let mut gauge =
@@ -66,16 +66,18 @@ fn stores(agent: &Agent, out: &mut Text) {
                 }
             }
         };
-    gauge("store_up", "Whether a trust domain's store runs", &|state| Some(state.process.is_some().into()));
-    gauge("store_restarts", "How often it ended and was started again", &|state| Some(state.restarts));
+    gauge("store_up", "Whether a trust domain's page store runs", &|state| {
+        Some(state.process.is_some().into())
+    });
+    gauge("store_restarts", "How often it was restarted", &|state| Some(state.restarts));
     gauge("store_memory_bytes", "Memory charged to the store's own cgroup", &|state| state.memory_bytes);
-    gauge("store_limit_bytes", "Memory that this cgroup may have", &|state| Some(state.limit_bytes));
+    gauge("store_limit_bytes", "The limit of this cgroup", &|state| Some(state.limit_bytes));
     let mut has_head = std::collections::HashSet::new();
     for (at, (domain, state)) in states.iter().enumerate() {
         let labels = labels(at, domain);
         let labels = labels.each_ref().map(|(key, text)| (*key, text.as_str()));
-        for line in state.figures().lines() {
-            // The store knows itself as everyone's: of all who may reach it.
+        for line in state.metrics().lines() {
+            // Each store has one domain, `everyone`: its members, which are the node's trust domain.
             let Some((name, value)) = line.split_once("{domain=\"everyone\"} ") else { continue };
             let Some(short) = name.strip_prefix("mayfly_") else { continue };
             let Ok(value) = value.parse() else { continue };
@@ -89,33 +91,33 @@ fn stores(agent: &Agent, out: &mut Text) {
 }
 
 fn containers(agent: &Agent, out: &mut Text) {
-    let known = agent.containers();
-    let sharing: Vec<_> = known.values().filter(|known| known.domain.is_some()).collect();
-    out.head("containers", "gauge", "Containers that run with something given");
-    out.line("containers", &[], known.len() as u64);
+    let containers = agent.containers();
+    let sharing: Vec<_> = containers.values().filter(|container| container.domain.is_some()).collect();
+    out.head("containers", "gauge", "Running containers with an injection");
+    out.line("containers", &[], containers.len() as u64);
     let measured: Vec<_> = sharing
         .iter()
-        .map(|known| {
-            let processes = known.cgroup.iter().flat_map(|path| cgroup::processes_below(path));
-            (known, shared_memory::shared(&processes.collect::<Vec<_>>()))
+        .map(|container| {
+            let processes = container.cgroup.iter().flat_map(|path| cgroup::processes_below(path));
+            (container, shared_memory::of_processes(&processes.collect::<Vec<_>>()))
         })
         .collect();
     for (name, help) in [
         (
             "container_shared_mapped_bytes",
-            "Store's pages that a container maps: private memory without the store",
+            "A store's pages that a container maps: private memory without the store",
         ),
         (
             "container_shared_bytes",
-            "The same, each page divided by those who map it: what the container takes",
+            "The same, each page divided by the processes that map it: what the container takes",
         ),
     ] {
         out.head(name, "gauge", help);
-        for (known, shared) in &measured {
+        for (container, shared) in &measured {
             let labels = [
-                ("namespace", known.namespace.as_str()),
-                ("pod", known.pod.as_str()),
-                ("container", known.name.as_str()),
+                ("namespace", container.namespace.as_str()),
+                ("pod", container.pod.as_str()),
+                ("container", container.name.as_str()),
             ];
             let bytes = if name.contains("mapped") { shared.mapped_bytes } else { shared.proportional_bytes };
             out.line(name, &labels, bytes);
@@ -124,24 +126,24 @@ fn containers(agent: &Agent, out: &mut Text) {
 }
 
 fn models(agent: &Agent, out: &mut Text) {
-    let known = agent.containers();
-    let of = |known: &Known| model_coverage::of_container(known, agent.offer());
-    let standings: Vec<_> =
-        known.values().filter_map(|known| Some((known, known.model.as_ref()?, of(known)?))).collect();
-    let mut gauge = |name: &str, help: &str, value: fn(&Standing) -> u64| {
+    let containers = agent.containers();
+    let coverage = |container: &InjectedContainer| model_coverage::of_container(container, agent.artifacts());
+    let coverages: Vec<_> =
+        containers.values().filter_map(|one| Some((one, one.model.as_ref()?, coverage(one)?))).collect();
+    let mut gauge = |name: &str, help: &str, value: fn(&ModelCoverage) -> u64| {
         out.head(name, "gauge", help);
-        for (known, model, standing) in &standings {
+        for (container, model, coverage) in &coverages {
             let labels = [
-                ("namespace", known.namespace.as_str()),
-                ("pod", known.pod.as_str()),
-                ("container", known.name.as_str()),
+                ("namespace", container.namespace.as_str()),
+                ("pod", container.pod.as_str()),
+                ("container", container.name.as_str()),
                 ("model", model.as_str()),
             ];
-            out.line(name, &labels, value(standing));
+            out.line(name, &labels, value(coverage));
         }
     };
-    gauge("model_contexts", "Calling contexts that the model was asked about", |one| one.contexts);
-    gauge("model_contexts_known", "Those that lie wholly in modules that it has", |one| one.known);
+    gauge("model_contexts", "Calling contexts that the heap looked up in the model", |one| one.contexts);
+    gauge("model_contexts_known", "Those whose modules are all in the model", |one| one.known);
     gauge("model_believed", "Whether the program believes it", |one| u64::from(!one.is_doubted));
 }
 
@@ -164,7 +166,7 @@ impl Text {
     }
 }
 
-/// As Prometheus wants labels.
+/// Escapes a label's value as Prometheus requires.
 fn escaped(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
@@ -174,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn labels_are_one_line_whatever_a_pod_is_called() {
+    fn labels_are_escaped() {
         let mut out = Text(String::new());
         out.line("x", &[("pod", "a\"b\\\nc")], 7);
         assert_eq!(out.0, "mayfly_node_x{pod=\"a\\\"b\\\\\\nc\"} 7\n");

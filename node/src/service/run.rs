@@ -1,47 +1,47 @@
-//! Puts the agent together and runs it.
+//! Starts the agent's parts and runs them.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
 
-use crate::base::cgroup::Parent;
-use crate::domains::page_stores::{Members, Program, Stores};
-use crate::domains::trust_domain::Domain;
-use crate::inject::artifacts::Offer;
-use crate::profiles::profiler::Profiles;
+use crate::base::cgroup::ParentCgroup;
+use crate::domains::page_stores::{Members, PageStores, Program};
+use crate::domains::trust_domain::TrustDomain;
+use crate::inject::artifacts::Artifacts;
+use crate::profiles::profiler::Profiler;
 use crate::profiles::storage::Storage;
-use crate::profiles::upload_queue::Outbox;
+use crate::profiles::upload_queue::UploadQueue;
 use crate::service::agent::Agent;
 use crate::service::settings::Settings;
 use crate::service::{http, metrics};
 
-/// Runs until `stop`.
+/// Runs the agent until `stop`.
 ///
 /// # Errors
-/// What is needed is not there: libraries, the folder, the address.
+/// A library is missing, or the agent's folder or address cannot be used.
 pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<()> {
-    let storage = Storage::of(&settings.profiles)?;
-    let offer = Offer::prepare(
+    let storage = Storage::open(&settings.profiles)?;
+    let artifacts = Artifacts::prepare(
         &settings.data,
         &settings.glibc,
         settings.musl.as_deref(),
         settings.models.as_deref(),
     )?;
-    if !offer.has_musl {
-        tracing::warn!("no libraries for musl (--musl): programs on Alpine run as they are");
+    if !artifacts.has_musl {
+        tracing::warn!("no libraries for musl (--musl): programs on Alpine run unchanged");
     }
-    let cgroups = Parent::new(Path::new("/sys/fs/cgroup"))
-        .inspect_err(|why| tracing::warn!("stores have no limit of their own: {why:#}"))
+    let cgroups = ParentCgroup::new(Path::new("/sys/fs/cgroup"))
+        .inspect_err(|why| tracing::warn!("page stores run without a memory limit of their own: {why:#}"))
         .ok();
-    let program = Program { path: settings.program.clone(), most_bytes: settings.store_bytes };
-    let stores = Stores::start(&settings.data, program, cgroups)?;
-    let outbox = Outbox::new(&settings.data, storage)?;
-    let profiles = Arc::new(Profiles::new(&settings.program, &settings.data, outbox)?);
-    let agent = Arc::new(Agent::new(settings.clone(), offer, stores.clone(), profiles));
+    let program = Program { path: settings.program.clone(), max_bytes: settings.store_bytes };
+    let stores = PageStores::start(&settings.data, program, cgroups)?;
+    let upload_queue = UploadQueue::new(&settings.data, storage)?;
+    let profiler = Arc::new(Profiler::new(&settings.program, &settings.data, upload_queue)?);
+    let agent = Arc::new(Agent::new(settings.clone(), artifacts, stores.clone(), profiler));
     agent.write_cdi()?;
     for name in &settings.domains {
-        stores.serve(&Domain::Device(name.clone()), Members::Holders);
+        stores.serve(&TrustDomain::Device(name.clone()), Members::SocketHolders);
     }
     let served = match settings.listen {
         Some(address) => {
@@ -56,11 +56,11 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
     tracing::info!("agent ready");
     tokio::select! {
         () = stop => {}
-        () = agent.clone().follow_models() => {}
-        () = agent.clone().follow_runtime() => {}
-        () = agent.clone().follow_cdi() => {}
-        () = agent.profiles.outbox.clone().follow() => {}
-        () = agent.clone().follow_model_coverage() => {}
+        () = agent.clone().refresh_cdi() => {}
+        () = agent.clone().serve_runtime() => {}
+        () = agent.clone().scan_cdi_containers() => {}
+        () = agent.profiler.upload_queue.clone().run() => {}
+        () = agent.clone().watch_model_coverage() => {}
         _ = served => {}
     }
     stores.end();

@@ -1,8 +1,10 @@
-//! Page stores, one process for each trust domain: `mayfly share`, in a cgroup of its own, on a socket in a folder that only
-//! the domain's containers mount, and for programs of those containers' cgroups only, whatever they say they are.
+//! Page stores, a process for each trust domain: `mayfly share` in a cgroup of its own. Its socket is in a
+//! folder that only the domain's containers mount. It serves only processes in those containers' cgroups,
+//! which the kernel reports.
 //!
-//! A thread keeps them. A store that ends is started again, later each time; programs keep what they share meanwhile. Stores end
-//! with the agent; the next agent's stores get the programs' segments again when these call.
+//! A thread supervises them. It restarts a store that exits, after a longer delay each time; programs keep
+//! their shared pages meanwhile. Stores end with the agent. The next agent's stores get the programs'
+//! segments when these call.
 
 mod state;
 mod supervisor;
@@ -15,29 +17,30 @@ use std::sync::mpsc::{Sender, channel};
 
 use anyhow::{Context, Result};
 
-use crate::base::cgroup::Parent;
-use crate::domains::trust_domain::Domain;
-use state::{SharedStates, held};
-use supervisor::{GRACE, Order, Places, Supervisor, Wanted, wanted};
+use crate::base::cgroup::ParentCgroup;
+use crate::domains::trust_domain::TrustDomain;
+use state::{SharedStates, lock_states};
+use supervisor::{DomainsInUse, GRACE, Order, Paths, Supervisor, lock_in_use};
 
 pub use state::{Members, Program, State};
 
 /// The stores of a node.
 #[derive(Clone)]
-pub struct Stores {
+pub struct PageStores {
     orders: Sender<Order>,
     states: SharedStates,
-    places: Places,
-    wanted: Wanted,
+    paths: Paths,
+    in_use: DomainsInUse,
 }
 
-impl Stores {
-    /// Starts the thread. `data` is the agent's folder; without `cgroups` stores run in the agent's own.
+impl PageStores {
+    /// Starts the supervisor's thread. `data` is the agent's folder; without `cgroups` stores run in the
+    /// agent's own.
     ///
     /// # Errors
     /// The folders cannot be made.
-    pub fn start(data: &Path, program: Program, cgroups: Option<Parent>) -> Result<Stores> {
-        let places = Places(data.to_owned());
+    pub fn start(data: &Path, program: Program, cgroups: Option<ParentCgroup>) -> Result<PageStores> {
+        let paths = Paths(data.to_owned());
         for (name, mode) in [("domains", 0o755), ("stores", 0o700)] {
             let folder = data.join(name);
             fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
@@ -45,41 +48,40 @@ impl Stores {
         }
         let (orders, receiver) = channel();
         let states = SharedStates::default();
-        let wanted = Wanted::default();
-        let mut supervisor =
-            Supervisor::new(program, cgroups, places.clone(), states.clone(), wanted.clone());
+        let in_use = DomainsInUse::default();
+        let mut supervisor = Supervisor::new(program, cgroups, paths.clone(), states.clone(), in_use.clone());
         std::thread::Builder::new().name("stores".into()).spawn(move || supervisor.run(&receiver))?;
-        Ok(Stores { orders, states, places, wanted })
+        Ok(PageStores { orders, states, paths, in_use })
     }
 
     /// The folder that containers of the domain mount; its socket appears as soon as the store is up.
     ///
     /// # Errors
-    /// It cannot be made.
-    pub fn folder(&self, domain: &Domain) -> Result<PathBuf> {
-        let folder = self.places.folder(domain);
-        wanted(&self.wanted).insert(domain.clone());
+    /// The folder cannot be made.
+    pub fn folder(&self, domain: &TrustDomain) -> Result<PathBuf> {
+        let folder = self.paths.folder(domain);
+        lock_in_use(&self.in_use).insert(domain.clone());
         fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o755))?;
         Ok(folder)
     }
 
-    /// Serves these, and nobody else, from now on.
-    pub fn serve(&self, domain: &Domain, members: Members) {
-        if members == Members::Nobody {
-            wanted(&self.wanted).remove(domain);
+    /// Serves these members, and no others, from now on.
+    pub fn serve(&self, domain: &TrustDomain, members: Members) {
+        if members == Members::None {
+            lock_in_use(&self.in_use).remove(domain);
         } else {
-            wanted(&self.wanted).insert(domain.clone());
+            lock_in_use(&self.in_use).insert(domain.clone());
         }
         let _ = self.orders.send(Order::Serve(domain.clone(), members));
     }
 
-    /// How all are.
-    pub fn states(&self) -> BTreeMap<Domain, State> {
-        held(&self.states).clone()
+    /// The state of each store.
+    pub fn states(&self) -> BTreeMap<TrustDomain, State> {
+        lock_states(&self.states).clone()
     }
 
-    /// Ends all stores. Programs keep what they share.
+    /// Ends all stores. Programs keep their shared pages.
     pub fn end(&self) {
         let (sender, done) = channel();
         if self.orders.send(Order::End(sender)).is_ok() {

@@ -1,4 +1,4 @@
-//! What is said of stores: whom they serve, and how they are.
+//! A page store's members and state.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -7,66 +7,66 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use crate::domains::trust_domain::Domain;
+use crate::domains::trust_domain::TrustDomain;
 
-/// Answers to scrapes are short.
-const MOST_FIGURES: u64 = 1 << 20;
+/// A longer response to a scrape is cut there.
+const MAX_METRICS_BYTES: u64 = 1 << 20;
 
-/// Whom a store serves.
+/// The processes that a store serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Members {
-    /// Whoever has the socket: the operator mounted it.
-    Holders,
-    /// Programs of these cgroups; none yet, maybe, for a container has none before its first process.
+    /// All that have the socket: the operator mounted it.
+    SocketHolders,
+    /// Those in these cgroups; the list may be empty, for a container has none before its first process.
     Cgroups(Vec<String>),
-    /// Nobody any more: the store ends.
-    Nobody,
+    /// No process any more: the store ends.
+    None,
 }
 
-/// What every store is started with.
+/// The command and limit of every store.
 #[derive(Clone, Debug)]
 pub struct Program {
     /// The `mayfly` command.
     pub path: PathBuf,
     /// Bytes that a store may hold.
-    pub most_bytes: u64,
+    pub max_bytes: u64,
 }
 
-/// How one store is.
+/// The state of one store.
 #[derive(Clone, Debug)]
 pub struct State {
-    /// Its process, while there is one.
+    /// Its process, while it runs.
     pub process: Option<u32>,
-    /// How often it ended and was started again.
+    /// How often the supervisor restarted it.
     pub restarts: u64,
     /// Bytes charged to its cgroup.
     pub memory_bytes: Option<u64>,
-    /// Bytes that its cgroup may have.
+    /// The limit of its cgroup.
     pub limit_bytes: u64,
-    /// Its own figures, as Prometheus' text.
-    pub figures_at: PathBuf,
+    /// The socket where the store serves its own metrics.
+    pub metrics_socket: PathBuf,
 }
 
 impl State {
-    /// What the store itself counts, as Prometheus' text; nothing if it does not answer at once.
-    pub fn figures(&self) -> String {
-        let ask = || {
-            let mut stream = UnixStream::connect(&self.figures_at)?;
+    /// The store's own metrics, as Prometheus' text; empty if it does not respond within half a second.
+    pub fn metrics(&self) -> String {
+        let get = || {
+            let mut stream = UnixStream::connect(&self.metrics_socket)?;
             stream.set_read_timeout(Some(Duration::from_millis(500)))?;
             stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n")?;
             let mut text = String::new();
-            stream.take(MOST_FIGURES).read_to_string(&mut text)?;
+            stream.take(MAX_METRICS_BYTES).read_to_string(&mut text)?;
             Ok::<_, std::io::Error>(text)
         };
-        let text = ask().unwrap_or_default();
+        let text = get().unwrap_or_default();
         text.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).unwrap_or_default()
     }
 }
 
-/// How all are.
-pub type SharedStates = Arc<Mutex<BTreeMap<Domain, State>>>;
+/// The state of each store.
+pub type SharedStates = Arc<Mutex<BTreeMap<TrustDomain, State>>>;
 
-/// The states, to read or write.
-pub fn held(states: &SharedStates) -> MutexGuard<'_, BTreeMap<Domain, State>> {
+/// Locks the states.
+pub fn lock_states(states: &SharedStates) -> MutexGuard<'_, BTreeMap<TrustDomain, State>> {
     states.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }

@@ -1,4 +1,4 @@
-//! The thread that keeps the stores' processes.
+//! The thread that supervises the stores' processes.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
@@ -9,55 +9,55 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use crate::base::cgroup::{Cgroup, Parent};
-use crate::domains::page_stores::state::{Members, Program, SharedStates, State, held};
-use crate::domains::trust_domain::Domain;
+use crate::base::cgroup::{Cgroup, ParentCgroup};
+use crate::domains::page_stores::state::{Members, Program, SharedStates, State, lock_states};
+use crate::domains::trust_domain::TrustDomain;
 
 const TICK: Duration = Duration::from_millis(500);
-const LONGEST_WAIT: Duration = Duration::from_secs(30);
-/// A store that ran for so long starts again at once.
+const MAX_WAIT: Duration = Duration::from_secs(30);
+/// A store that ran for so long is restarted at once.
 const STABLE: Duration = Duration::from_secs(60);
-/// What a store's process needs beside its pages: its index, threads, code.
-const BESIDE_PAGES: u64 = 192 << 20;
+/// Memory that a store's process needs beside its pages: its index, threads, code.
+const OVERHEAD_BYTES: u64 = 192 << 20;
 /// How long a store may take to end by itself.
 pub const GRACE: Duration = Duration::from_secs(2);
 
-/// What the supervisor is told.
+/// Orders to the supervisor.
 pub enum Order {
-    /// Serve these and nobody else; the store begins or ends with that.
-    Serve(Domain, Members),
-    /// End all, and say so.
+    /// Serve these members and no others: starts the store, or ends it if there are none.
+    Serve(TrustDomain, Members),
+    /// End all stores, then send.
     End(Sender<()>),
 }
 
-/// Domains that somebody is of or will be in a moment: their folders stay, for a runtime may be about to mount them.
-pub type Wanted = Arc<Mutex<HashSet<Domain>>>;
+/// Domains with members, now or in a moment: their folders stay, for a runtime may be about to mount them.
+pub type DomainsInUse = Arc<Mutex<HashSet<TrustDomain>>>;
 
-/// These, to read or write.
-pub fn wanted(wanted: &Wanted) -> MutexGuard<'_, HashSet<Domain>> {
-    wanted.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+/// Locks these domains.
+pub fn lock_in_use(in_use: &DomainsInUse) -> MutexGuard<'_, HashSet<TrustDomain>> {
+    in_use.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 /// Where a domain's files lie, in the agent's folder.
 #[derive(Clone)]
-pub struct Places(pub PathBuf);
+pub struct Paths(pub PathBuf);
 
-impl Places {
-    /// What containers mount.
-    pub fn folder(&self, domain: &Domain) -> PathBuf {
+impl Paths {
+    /// The folder that containers mount.
+    pub fn folder(&self, domain: &TrustDomain) -> PathBuf {
         self.0.join("domains").join(domain.id())
     }
 
-    /// What they do not.
-    pub fn beside(&self, domain: &Domain, what: &str) -> PathBuf {
-        self.0.join("stores").join(format!("{}.{what}", domain.id()))
+    /// A file that they do not mount.
+    pub fn private_file(&self, domain: &TrustDomain, suffix: &str) -> PathBuf {
+        self.0.join("stores").join(format!("{}.{suffix}", domain.id()))
     }
 }
 
-struct Kept {
+struct Store {
     members: Members,
-    /// Whether its store can read who they are; not while the disk is full.
-    told: bool,
+    /// Whether the members' file is written, which fails while the disk is full.
+    has_members_file: bool,
     process: Option<Child>,
     cgroup: Option<Cgroup>,
     since: Instant,
@@ -65,29 +65,29 @@ struct Kept {
     restarts: u64,
 }
 
-/// Keeps them.
+/// Supervises the stores.
 pub struct Supervisor {
     program: Program,
-    cgroups: Option<Parent>,
-    places: Places,
+    cgroups: Option<ParentCgroup>,
+    paths: Paths,
     states: SharedStates,
-    wanted: Wanted,
-    kept: BTreeMap<Domain, Kept>,
+    in_use: DomainsInUse,
+    stores: BTreeMap<TrustDomain, Store>,
 }
 
 impl Supervisor {
-    /// One with no store yet; without `cgroups` they run in the agent's own.
+    /// A supervisor without stores; without `cgroups` they will run in the agent's own.
     pub fn new(
         program: Program,
-        cgroups: Option<Parent>,
-        places: Places,
+        cgroups: Option<ParentCgroup>,
+        paths: Paths,
         states: SharedStates,
-        wanted: Wanted,
+        in_use: DomainsInUse,
     ) -> Self {
-        Supervisor { program, cgroups, places, states, wanted, kept: BTreeMap::new() }
+        Supervisor { program, cgroups, paths, states, in_use, stores: BTreeMap::new() }
     }
 
-    /// Until it is told to end, or nobody can tell it any more.
+    /// Runs until it receives [`Order::End`], or all senders are dropped.
     pub fn run(&mut self, orders: &Receiver<Order>) {
         loop {
             match orders.recv_timeout(TICK) {
@@ -97,173 +97,175 @@ impl Supervisor {
                     let _ = done.send(());
                     return;
                 }
-                Err(RecvTimeoutError::Timeout) => self.look(),
+                Err(RecvTimeoutError::Timeout) => self.check(),
                 Err(RecvTimeoutError::Disconnected) => return self.end_all(),
             }
-            self.post();
+            self.publish_states();
         }
     }
 
-    fn serve(&mut self, domain: Domain, members: Members) {
-        if members == Members::Nobody {
-            return self.forget(&domain);
+    fn serve(&mut self, domain: TrustDomain, members: Members) {
+        if members == Members::None {
+            return self.remove(&domain);
         }
-        let told = self.tell(&domain, &members);
-        if let Err(error) = &told {
-            tracing::error!(
-                "the members of {domain} are not known to its store, which is tried again: {error}"
-            );
+        let written = self.write_members(&domain, &members);
+        if let Err(error) = &written {
+            tracing::error!("cannot write the members of {domain} for its store; retrying: {error}");
         }
-        let told = told.is_ok();
-        match self.kept.get_mut(&domain) {
-            Some(kept) => (kept.members, kept.told) = (members, told),
+        let has_members_file = written.is_ok();
+        match self.stores.get_mut(&domain) {
+            Some(store) => (store.members, store.has_members_file) = (members, has_members_file),
             None => {
-                let new = Kept {
+                let new = Store {
                     members,
-                    told,
+                    has_members_file,
                     process: None,
                     cgroup: None,
                     since: Instant::now(),
                     wait: Duration::ZERO,
                     restarts: 0,
                 };
-                self.kept.insert(domain.clone(), new);
-                self.begin(&domain);
+                self.stores.insert(domain.clone(), new);
+                self.start(&domain);
             }
         }
     }
 
-    /// Writes down who may use a domain's store.
-    fn tell(&self, domain: &Domain, members: &Members) -> std::io::Result<()> {
+    /// Writes the file from which a domain's store reads who may use it.
+    fn write_members(&self, domain: &TrustDomain, members: &Members) -> std::io::Result<()> {
         match members {
             Members::Cgroups(paths) => {
-                write_at_once(&self.places.beside(domain, "members"), &(paths.join("\n") + "\n"))
+                write_atomically(&self.paths.private_file(domain, "members"), &(paths.join("\n") + "\n"))
             }
             _ => Ok(()),
         }
     }
 
-    fn begin(&mut self, domain: &Domain) {
-        let Some(kept) = self.kept.get_mut(domain) else { return };
-        kept.since = Instant::now();
+    fn start(&mut self, domain: &TrustDomain) {
+        let Some(store) = self.stores.get_mut(domain) else { return };
+        store.since = Instant::now();
         let mut command = Command::new(&self.program.path);
         command
             .arg("share")
             .arg("--socket")
-            .arg(self.places.folder(domain).join("share.socket"))
-            // Not in that folder, where a container could take it and keep the next store away.
+            .arg(self.paths.folder(domain).join("share.socket"))
+            // Not in that folder, where a container could take the lock and so keep the next store from
+            // starting.
             .arg("--lock")
-            .arg(self.places.beside(domain, "lock"))
-            .args(["--domain", "everyone", "--limit", &self.program.most_bytes.to_string()])
+            .arg(self.paths.private_file(domain, "lock"))
+            .args(["--domain", "everyone", "--limit", &self.program.max_bytes.to_string()])
             .arg("--metrics")
-            .arg(self.places.beside(domain, "metrics"))
+            .arg(self.paths.private_file(domain, "metrics"))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .env_clear();
-        if matches!(kept.members, Members::Cgroups(_)) {
-            command.arg("--members").arg(self.places.beside(domain, "members"));
+        if matches!(store.members, Members::Cgroups(_)) {
+            command.arg("--members").arg(self.paths.private_file(domain, "members"));
         }
-        // SAFETY: prctl with plain numbers, between fork and exec. This thread starts all stores and lives as long as the
-        // agent, so the signal comes when the agent ends, whichever way.
+        // SAFETY: prctl with plain numbers, between fork and exec. This thread starts all stores and lives as
+        // long as the agent, so the kernel sends the signal when the agent ends, however it ends.
         unsafe {
             command.pre_exec(|| {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
                 Ok(())
             });
         }
-        let spawned = fs::create_dir_all(self.places.folder(domain)).and_then(|()| command.spawn());
+        let spawned = fs::create_dir_all(self.paths.folder(domain)).and_then(|()| command.spawn());
         match spawned {
-            Err(error) => tracing::error!("no page store for {domain}: {error}"),
+            Err(error) => tracing::error!("cannot start a page store for {domain}: {error}"),
             Ok(process) => {
-                if let (None, Some(parent)) = (&kept.cgroup, &self.cgroups) {
+                if let (None, Some(parent)) = (&store.cgroup, &self.cgroups) {
                     let made = parent.make(&domain.id(), limit(&self.program));
-                    kept.cgroup = made.inspect_err(|why| tracing::warn!("{why:#}")).ok();
+                    store.cgroup = made.inspect_err(|why| tracing::warn!("{why:#}")).ok();
                 }
-                if let Some(Err(why)) = kept.cgroup.as_ref().map(|cgroup| cgroup.take(process.id())) {
+                if let Some(Err(why)) = store.cgroup.as_ref().map(|cgroup| cgroup.add_process(process.id())) {
                     tracing::warn!("the page store of {domain} is charged to the agent: {why:#}");
                 }
                 tracing::info!("page store of {domain}: process {}", process.id());
-                kept.process = Some(process);
+                store.process = Some(process);
             }
         }
     }
 
-    /// Starts again what has ended.
-    fn look(&mut self) {
-        let domains: Vec<Domain> = self.kept.keys().cloned().collect();
+    /// Restarts stores that exited, and writes members' files that are missing.
+    fn check(&mut self) {
+        let domains: Vec<TrustDomain> = self.stores.keys().cloned().collect();
         for domain in domains {
-            let untold = self.kept.get(&domain).filter(|kept| !kept.told);
-            if untold.is_some_and(|kept| self.tell(&domain, &kept.members).is_ok())
-                && let Some(kept) = self.kept.get_mut(&domain)
+            let pending = self.stores.get(&domain).filter(|store| !store.has_members_file);
+            if pending.is_some_and(|store| self.write_members(&domain, &store.members).is_ok())
+                && let Some(store) = self.stores.get_mut(&domain)
             {
-                kept.told = true;
-                tracing::info!("the members of {domain} are known to its store");
+                store.has_members_file = true;
+                tracing::info!("the members of {domain} are written for its store");
             }
-            let Some(kept) = self.kept.get_mut(&domain) else { continue };
-            if let Some(Ok(Some(status))) = kept.process.as_mut().map(Child::try_wait) {
-                kept.process = None;
-                kept.wait = if kept.since.elapsed() > STABLE {
+            let Some(store) = self.stores.get_mut(&domain) else { continue };
+            if let Some(Ok(Some(status))) = store.process.as_mut().map(Child::try_wait) {
+                store.process = None;
+                store.wait = if store.since.elapsed() > STABLE {
                     Duration::ZERO
                 } else {
-                    (kept.wait * 2).clamp(TICK, LONGEST_WAIT)
+                    (store.wait * 2).clamp(TICK, MAX_WAIT)
                 };
-                tracing::warn!("the page store of {domain} ended ({status}); again in {:?}", kept.wait);
-                kept.since = Instant::now();
+                tracing::warn!(
+                    "the page store of {domain} exited ({status}); restarting in {:?}",
+                    store.wait
+                );
+                store.since = Instant::now();
             }
-            if kept.process.is_none() && kept.since.elapsed() >= kept.wait {
-                kept.restarts += 1;
-                self.begin(&domain);
+            if store.process.is_none() && store.since.elapsed() >= store.wait {
+                store.restarts += 1;
+                self.start(&domain);
             }
         }
     }
 
-    fn post(&self) {
-        let states = self.kept.iter().map(|(domain, kept)| {
+    fn publish_states(&self) {
+        let states = self.stores.iter().map(|(domain, store)| {
             let state = State {
-                process: kept.process.as_ref().map(Child::id),
-                restarts: kept.restarts,
-                memory_bytes: kept.cgroup.as_ref().and_then(Cgroup::bytes),
+                process: store.process.as_ref().map(Child::id),
+                restarts: store.restarts,
+                memory_bytes: store.cgroup.as_ref().and_then(Cgroup::bytes),
                 limit_bytes: limit(&self.program),
-                figures_at: self.places.beside(domain, "metrics"),
+                metrics_socket: self.paths.private_file(domain, "metrics"),
             };
             (domain.clone(), state)
         });
-        *held(&self.states) = states.collect();
+        *lock_states(&self.states) = states.collect();
     }
 
-    fn forget(&mut self, domain: &Domain) {
-        if let Some(mut kept) = self.kept.remove(domain) {
-            end(&mut kept.process, Instant::now() + GRACE);
-            tracing::info!("page store of {domain} has ended: nobody is left");
+    fn remove(&mut self, domain: &TrustDomain) {
+        if let Some(mut store) = self.stores.remove(domain) {
+            end(&mut store.process, Instant::now() + GRACE);
+            tracing::info!("page store of {domain} ended: no container is left in its domain");
         }
-        for what in ["members", "metrics", "lock"] {
-            let _ = fs::remove_file(self.places.beside(domain, what));
+        for suffix in ["members", "metrics", "lock"] {
+            let _ = fs::remove_file(self.paths.private_file(domain, suffix));
         }
-        let wanted = wanted(&self.wanted);
-        if !wanted.contains(domain) {
-            let _ = fs::remove_dir_all(self.places.folder(domain));
+        let in_use = lock_in_use(&self.in_use);
+        if !in_use.contains(domain) {
+            let _ = fs::remove_dir_all(self.paths.folder(domain));
         }
     }
 
     fn end_all(&mut self) {
-        for kept in self.kept.values_mut() {
-            signal(&kept.process);
+        for store in self.stores.values_mut() {
+            signal(&store.process);
         }
         let until = Instant::now() + GRACE;
-        for kept in self.kept.values_mut() {
-            end(&mut kept.process, until);
+        for store in self.stores.values_mut() {
+            end(&mut store.process, until);
         }
-        self.kept.clear();
+        self.stores.clear();
     }
 }
 
 fn limit(program: &Program) -> u64 {
-    program.most_bytes.saturating_add(BESIDE_PAGES)
+    program.max_bytes.saturating_add(OVERHEAD_BYTES)
 }
 
 fn signal(process: &Option<Child>) {
     if let Some(process) = process {
-        // SAFETY: a signal to a child that was not waited for, so the number is its own.
+        // SAFETY: a signal to a child that this thread has not waited for, so its PID is not reused.
         unsafe { libc::kill(process.id() as i32, libc::SIGTERM) };
     }
 }
@@ -281,7 +283,7 @@ fn end(process: &mut Option<Child>, until: Instant) {
     }
 }
 
-fn write_at_once(path: &Path, text: &str) -> std::io::Result<()> {
+fn write_atomically(path: &Path, text: &str) -> std::io::Result<()> {
     let fresh = path.with_extension("fresh");
     fs::write(&fresh, text)?;
     fs::rename(fresh, path)
