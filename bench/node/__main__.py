@@ -79,7 +79,7 @@ class Run(command.Run):
             node.Agent(own, nri=containerd.nri) as agent,
         ):
             containerd.load(node.oci_archive(root, "localhost/glibc:1", folder / "glibc.tar"))
-            node.until(lambda: agent.figures()["mayfly_node_connected"] == 1, agent.said)
+            node.until(lambda: agent.metrics()["mayfly_node_connected"] == 1, agent.log)
             self.measure("starts.containerd", starts.containerd, containerd, self.count())
 
     def count(self) -> int:

@@ -71,7 +71,7 @@ def measure(podman: Podman, agent: node.Agent, requests: int, rounds: int) -> di
             each = [percentile(one, part) for one in took[kind]]
             found[f"{kind}.p{part}_ms"] = statistics.median(each)
             found[f"{kind}.p{part}_low_ms"], found[f"{kind}.p{part}_high_ms"] = min(each), max(each)
-    stores = agent.figures().items()
+    stores = agent.metrics().items()
     store = next(value for key, value in stores if key.startswith("mayfly_node_store_memory_bytes"))
     found["store_mib"] = store / 2**20
     found["requests"] = requests * rounds * CONTAINERS

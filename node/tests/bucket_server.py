@@ -1,4 +1,4 @@
-"""A server of buckets that speaks Amazon S3's protocol and checks signatures: versitygw, on folders."""
+"""A bucket server with Amazon S3's protocol that checks signatures: versitygw, on folders."""
 
 import contextlib
 import socket
@@ -16,7 +16,7 @@ def program():
 
 
 class BucketServer:
-    """One at an address that stays the same; `folder` holds the buckets."""
+    """A server whose address stays the same across restarts; `folder` has the buckets."""
 
     def __init__(self, program, folder, secret="nothing"):
         self.program, self.folder, self.secret = program, folder, secret
@@ -26,7 +26,7 @@ class BucketServer:
 
     @property
     def environment(self):
-        """How clients know where it is and who they are."""
+        """Its address and credentials, as clients read them."""
         return {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
             "AWS_ACCESS_KEY_ID": "nobody",
@@ -46,13 +46,13 @@ class BucketServer:
         with open(self.folder.parent / f"{self.folder.name}.log", "ab") as log:
             server = subprocess.Popen([str(word) for word in command], stdout=log, stderr=log, cwd="/")
         try:
-            until(self.answers, "the server of buckets answers")
+            until(self.responds, "the bucket server responds")
             yield self
         finally:
             server.terminate()
             server.wait(30)
 
-    def answers(self):
+    def responds(self):
         with contextlib.suppress(OSError):
             try:
                 return urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5).status == 200
@@ -61,18 +61,18 @@ class BucketServer:
 
     @contextlib.contextmanager
     def hanging(self):
-        """Takes connections and never answers; yields those that came."""
-        taken = []
+        """Accepts connections and never responds; yields a function that returns the accepted ones."""
+        connections = []
         with socket.create_server(("127.0.0.1", self.port)) as server:
             server.settimeout(0.1)
 
-            def came():
+            def accepted():
                 with contextlib.suppress(TimeoutError):
-                    taken.append(server.accept()[0])
-                return taken
+                    connections.append(server.accept()[0])
+                return connections
 
             try:
-                yield came
+                yield accepted
             finally:
-                for connection in taken:
+                for connection in connections:
                     connection.close()

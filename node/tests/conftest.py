@@ -1,4 +1,4 @@
-"""Programs, images and a containerd 2 are made once a run."""
+"""Programs, images, Podman's storage and a containerd 2, each made once a session."""
 
 import os
 import pathlib
@@ -74,13 +74,13 @@ def containerd(roots):
 
 
 class Pods:
-    """Pods that end with the test."""
+    """Starts pods, which end with the test."""
 
     def __init__(self, containerd):
         self.containerd, self.ids = containerd, []
 
     def __call__(self, name, namespace, image, *command, labels=None, **annotations):
-        """Starts one; the process of its program."""
+        """Starts a pod; returns its program's PID."""
         keys = {f"mayfly.dev/{key}": value for key, value in annotations.items()}
         pod, container = self.containerd.run(
             name, namespace, image, *command, annotations=keys, labels=labels

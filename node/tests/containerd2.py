@@ -1,4 +1,4 @@
-"""containerd 2, its shim and a small kubelet's part, built from Go modules, kept by what they are made of."""
+"""containerd 2, its shim and a small CRI client, built from Go modules and cached by the sources' hash."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ def programs():
 
 
 class Containerd:
-    """A containerd of the tests' own: its folders, its sockets, no network."""
+    """A containerd for the tests, with folders and sockets of its own and no network."""
 
     def __init__(self, folder, programs):
         self.folder, self.programs = folder, programs
@@ -66,10 +66,10 @@ plugin_config_path = "{self.folder}/nri/conf"
             )
 
         def is_ready():
-            assert self.process.poll() is None, self.said()
-            return self.socket.exists() and self.nri.exists() and "successfully booted" in self.said()
+            assert self.process.poll() is None, self.own_log()
+            return self.socket.exists() and self.nri.exists() and "successfully booted" in self.own_log()
 
-        until(is_ready, self.said, 180)
+        until(is_ready, self.own_log, 180)
         return self
 
     def __exit__(self, *_):
@@ -77,7 +77,7 @@ plugin_config_path = "{self.folder}/nri/conf"
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(20)
         self.process.kill()
-        # Shims outlive it.
+        # Its shims run on.
         for pid in pathlib.Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if os.readlink(pid / "exe") == str(self.programs / "shim") and str(self.socket) in (
@@ -88,7 +88,7 @@ plugin_config_path = "{self.folder}/nri/conf"
         for mount in sorted((m for m in mounts if m.startswith(str(self.folder))), reverse=True):
             subprocess.run(["umount", "--lazy", mount], capture_output=True)
 
-    def said(self):
+    def own_log(self):
         return (self.folder / "log").read_text(errors="replace")[-6000:]
 
     def cri(self, *words, **more):
@@ -98,7 +98,7 @@ plugin_config_path = "{self.folder}/nri/conf"
         return self.cri("import", archive)
 
     def run(self, name, namespace, image, *command, annotations=None, environment=None, labels=None):
-        """A pod with one container; (pod's id, container's id)."""
+        """Starts a pod with one container; returns the IDs of both."""
         pod = {
             "Name": name,
             "Namespace": namespace,
@@ -122,8 +122,8 @@ plugin_config_path = "{self.folder}/nri/conf"
 
 
 def process_of(container):
-    """The first process of a container: that of its cgroup with the lowest number."""
-    # Groups come and go meanwhile; pathlib's rglob fails then.
+    """The first process of a container: the lowest PID in its cgroup."""
+    # Cgroups may disappear during the walk; pathlib's rglob fails then.
     for folder, _, files in os.walk("/sys/fs/cgroup"):
         if container in os.path.basename(folder) and "cgroup.procs" in files:
             with contextlib.suppress(OSError):

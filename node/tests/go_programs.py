@@ -1,4 +1,4 @@
-"""Programs that tests need and Debian does not have, built from Go modules, kept by what they are made of."""
+"""Programs that tests need and Debian lacks, built from Go modules and cached by the sources' hash."""
 
 import hashlib
 import os
@@ -9,7 +9,7 @@ import subprocess
 
 
 class Missing(Exception):
-    """Why such a program is not there."""
+    """The program cannot be built; the text has the reason."""
 
 
 def go_version(what):
@@ -21,7 +21,7 @@ def go_version(what):
 
 
 def built(what, sources, packages, tags=""):
-    """The folder with the programs of these packages of a module; at first it takes minutes."""
+    """The folder with the programs of a module's packages; the first build takes minutes."""
     caches = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
     cache = caches / "mayfly" / what
     digest = hashlib.sha256(tags.encode())

@@ -1,5 +1,5 @@
-"""What the tests play with: programs and images made from this machine's own files (no registry), a
-`mayfly node` of their own, and what the kernel says about a process' memory."""
+"""The tests' equipment: programs and images made from this machine's files (no registry), a `mayfly node`,
+and readers of a process's memory in /proc."""
 
 import contextlib
 import hashlib
@@ -23,17 +23,17 @@ PAGES = "/bin/pages"
 MIB = 1 << 20
 
 
-def until(right, what, seconds=90.0):
-    """Waits for something that other processes do in their own time."""
+def until(condition, what, seconds=90.0):
+    """Polls until the condition, which other processes cause, is true; returns its value."""
     end = time.monotonic() + seconds
-    while not (value := right()):
+    while not (value := condition()):
         assert time.monotonic() < end, f"not within {seconds:g} s: {what() if callable(what) else what}"
         time.sleep(0.1)
     return value
 
 
 def run(*command, **more):
-    """Runs a command; its standard output. What it says on failure is the assertion's text."""
+    """Runs a command and returns its standard output; if it fails, its output is the assertion's text."""
     more = {"timeout": 180, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | more
     done = subprocess.run([str(word) for word in command], **more)
     line = " ".join(map(str, command))
@@ -42,7 +42,7 @@ def run(*command, **more):
 
 
 def compile_programs(folder):
-    """pages for glibc, for musl, and static; two builds of contexts, and forks, for glibc; evil, static."""
+    """Compiles pages for glibc, musl and static; contexts (two builds) and forks for glibc; static evil."""
     folder.mkdir(parents=True, exist_ok=True)
     flags = ["-O2", "-Wall", "-Wextra", "-Werror"]
     sources = HERE / "programs"
@@ -58,14 +58,14 @@ def compile_programs(folder):
 
 
 def libraries_of(program):
-    """What a program on glibc needs, and what Mayfly's own libraries from target/release do."""
+    """The libraries that a program on glibc needs, and those that Mayfly's from target/release need."""
     unwinder = run("gcc", "-print-file-name=libgcc_s.so.1").strip()
     own = re.findall(r"(/\S+) \(0x", run("ldd", program))
     return [*own, f"/lib/x86_64-linux-gnu/{pathlib.Path(unwinder).name}"]
 
 
 def root_folder(folder, programs, libc):
-    """A container's root: busybox (static) for the shell, and the test programs for one C library."""
+    """Makes a container's root: busybox (static) for the shell, and the test programs for one C library."""
     for name in ("bin", "dev", "etc", "lib", "lib64", "opt", "proc", "run", "sys", "tmp", "usr/lib", "var"):
         (folder / name).mkdir(parents=True)
     shutil.copy("/bin/busybox", folder / "bin/busybox")
@@ -85,7 +85,7 @@ def root_folder(folder, programs, libc):
 
 
 def oci_archive(folder, name, archive):
-    """An image in OCI's layout, as a tar that containerd imports, from a root folder."""
+    """Makes an image of a root folder in OCI's layout, as a tar that containerd imports."""
     layout = archive.with_suffix(".layout")
     blobs = layout / "blobs/sha256"
     blobs.mkdir(parents=True)
@@ -149,11 +149,11 @@ class Agent:
                 stderr=log,
                 env=self.environment,
             )
-        until(self.is_healthy, self.said)
+        until(self.is_healthy, self.log)
         return self
 
     def is_healthy(self):
-        assert self.process.poll() is None, self.said()
+        assert self.process.poll() is None, self.log()
         with contextlib.suppress(OSError):
             return self.get("/healthz") == "ok\n"
 
@@ -161,12 +161,12 @@ class Agent:
         with urllib.request.urlopen(f"http://{self.address}{path}", timeout=20) as answer:
             return answer.read().decode()
 
-    def figures(self):
+    def metrics(self):
         """/metrics as a dictionary: name with labels to value."""
         lines = [line for line in self.get("/metrics").splitlines() if not line.startswith("#")]
         return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 
-    def said(self):
+    def log(self):
         return re.sub(r"\x1b\[[0-9;]*m", "", (self.folder / "log").read_text(errors="replace"))
 
     def kill(self):
@@ -212,7 +212,7 @@ def shared(process):
 
 @contextlib.contextmanager
 def scratch():
-    """A folder that every user may look into: containers' users are others."""
+    """A temporary folder that every user may read: containers have other users."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix="mayfly-node-test-"))
     folder.chmod(0o755)
     try:

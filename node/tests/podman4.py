@@ -1,4 +1,4 @@
-"""Podman as Debian 12 has it, with storage of the tests' own."""
+"""Debian 12's Podman, with storage of its own."""
 
 import contextlib
 import pathlib
@@ -6,7 +6,7 @@ import pathlib
 from node import run
 
 CDI = pathlib.Path("/run/cdi")
-# Where limits may not be raised, podman's own defaults are refused.
+# Podman's defaults fail where a process may not raise its limits.
 LIMITS = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096"]
 
 
@@ -34,13 +34,13 @@ class Podman:
         return self("run", *options, f"localhost/{image}", *words)
 
     def start(self, image, *words, **more):
-        """A container in the background: its id and its first process."""
+        """Starts a container in the background; returns its ID and its first process."""
         name = self.run(image, *words, detach=True, **more).strip()
         return name, int(self("inspect", "--format", "{{.State.Pid}}", name))
 
     @contextlib.contextmanager
     def running(self, image, *words, **more):
-        """As `start`, for as long as the body lasts."""
+        """As `start`; the container ends with the block."""
         name, process = self.start(image, *words, **more)
         try:
             yield name, process

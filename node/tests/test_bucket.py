@@ -1,5 +1,5 @@
-"""Profiles go into a bucket: with a server that is not there, hangs, refuses, has no such bucket, or no room.
-Whatever the bucket does, pods start and nothing is lost; `mayfly train` reads it."""
+"""Profiles in a bucket whose server does not listen, hangs, refuses, has no such bucket, or no room.
+In each case pods start and no profile is lost; `mayfly train` reads the bucket."""
 
 import contextlib
 import os
@@ -26,7 +26,7 @@ def built_server():
 
 @pytest.fixture
 def server(built_server):
-    """Its buckets are on a small disk of their own."""
+    """A server with its buckets on a small file system of their own."""
     with scratch() as folder:
         buckets = folder / "buckets"
         buckets.mkdir()
@@ -45,20 +45,20 @@ def agent_of(server, containerd, folder):
 
 
 def connected(agent):
-    until(lambda: agent.figures()["mayfly_node_connected"] == 1, agent.said)
+    until(lambda: agent.metrics()["mayfly_node_connected"] == 1, agent.log)
 
 
 def profiled(agent, pods, name):
-    """A pod that runs on when its profile has been taken; the profile then waits or is kept."""
-    before = agent.figures()
+    """Starts a pod, which runs on, and waits for its profile to be taken; that then waits or is kept."""
+    before = agent.metrics()
     labels = {"app.kubernetes.io/name": "web", "app.kubernetes.io/version": "1"}
     pods(name, "shop", "glibc", "/bin/contexts-1", labels=labels, profile="2")
 
     def is_taken():
-        now = agent.figures()
+        now = agent.metrics()
         return now[KEPT] + now[WAITING] > before[KEPT] + before[WAITING]
 
-    until(is_taken, agent.said)
+    until(is_taken, agent.log)
 
 
 def files(server):
@@ -68,22 +68,22 @@ def files(server):
 
 def test_a_profile_waits_until_the_bucket_takes_it_and_training_reads_it(server, containerd, pods, tmp_path):
     with scratch() as own, agent_of(server, containerd, own) as agent:
-        # Nobody listens. The agent ends by force meanwhile.
+        # No server listens. The agent is killed meanwhile.
         profiled(agent, pods, "web-1")
-        until(lambda: "1 profiles wait" in agent.said(), agent.said)
+        until(lambda: "1 profiles wait" in agent.log(), agent.log)
         agent.kill()
         agent.start()
         connected(agent)
-        assert agent.figures()[WAITING] == 1
+        assert agent.metrics()[WAITING] == 1
 
         with server.running(secret="another"):
-            until(lambda: "SignatureDoesNotMatch" in agent.said(), agent.said)
+            until(lambda: "SignatureDoesNotMatch" in agent.log(), agent.log)
         with server.running():
-            until(lambda: "NoSuchBucket" in agent.said(), agent.said)
-            assert agent.figures()[KEPT] == 0
+            until(lambda: "NoSuchBucket" in agent.log(), agent.log)
+            assert agent.metrics()[KEPT] == 0
             (server.folder / "root/profiles").mkdir()
-            until(lambda: agent.figures()[KEPT] == 1, agent.said)
-            assert agent.figures()[WAITING] == 0
+            until(lambda: agent.metrics()[KEPT] == 1, agent.log)
+            assert agent.metrics()[WAITING] == 0
             assert files(server) == ["parquet", "pb.gz", "symbols.parquet"]
             assert not list((own / "data/outbox").rglob("*.parquet"))
 
@@ -94,20 +94,20 @@ def test_a_profile_waits_until_the_bucket_takes_it_and_training_reads_it(server,
             assert model.stat().st_size > 1000
 
 
-def test_a_server_that_hangs_holds_nobody_up(server, containerd, pods):
+def test_a_hanging_server_delays_no_pod(server, containerd, pods):
     with scratch() as own, agent_of(server, containerd, own) as agent:
-        with server.hanging() as came:
+        with server.hanging() as accepted:
             profiled(agent, pods, "web-2")
-            until(came, agent.said)
-            # While it waits for an answer.
+            until(accepted, agent.log)
+            # While the agent waits for a response.
             assert agent.is_healthy()
-            given = agent.figures()['mayfly_node_given_total{what="heap"}']
+            given = agent.metrics()['mayfly_node_given_total{what="heap"}']
             pods("other", "shop", "glibc", "/bin/contexts-1", heap="online")
-            assert agent.figures()['mayfly_node_given_total{what="heap"}'] == given + 1
-            until(lambda: "1 profiles wait" in agent.said(), agent.said, 180)
+            assert agent.metrics()['mayfly_node_given_total{what="heap"}'] == given + 1
+            until(lambda: "1 profiles wait" in agent.log(), agent.log, 180)
         with server.running():
             (server.folder / "root/profiles").mkdir()
-            until(lambda: agent.figures()[KEPT] == 1, agent.said)
+            until(lambda: agent.metrics()[KEPT] == 1, agent.log)
 
 
 def test_a_full_bucket_gets_the_profile_when_there_is_room(server, containerd, pods):
@@ -118,14 +118,14 @@ def test_a_full_bucket_gets_the_profile_when_there_is_room(server, containerd, p
             while file.write(bytes(1 << 12)):
                 pass
         profiled(agent, pods, "web-3")
-        until(lambda: "1 profiles wait" in agent.said(), agent.said)
-        assert agent.figures()[KEPT] == 0 and "parquet" not in files(server)
+        until(lambda: "1 profiles wait" in agent.log(), agent.log)
+        assert agent.metrics()[KEPT] == 0 and "parquet" not in files(server)
         hog.unlink()
-        until(lambda: agent.figures()[KEPT] == 1, agent.said)
+        until(lambda: agent.metrics()[KEPT] == 1, agent.log)
         assert files(server) == ["parquet", "pb.gz", "symbols.parquet"]
 
 
-def test_what_a_former_agent_left_goes_away_and_in_parts_where_it_is_large(server):
+def test_uploads_a_former_agents_profiles_and_large_files_in_parts(server):
     with scratch() as own, server.running():
         (server.folder / "root/profiles").mkdir()
         key = "namespace=shop/workload=web/version=1/web-4.main.1.1"
@@ -136,17 +136,17 @@ def test_what_a_former_agent_left_goes_away_and_in_parts_where_it_is_large(serve
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content)
         with Agent(own, "--profiles", PLACE, environment=server.environment) as agent:
-            until(lambda: agent.figures()[KEPT] == 1, agent.said)
+            until(lambda: agent.metrics()[KEPT] == 1, agent.log)
         for suffix, content in contents.items():
             kept = pathlib.Path(f"{server.folder}/root/profiles/fleet/{key}.{suffix}")
             assert kept.read_bytes() == content, suffix
 
 
-def test_what_is_no_place_is_refused_in_one_line(tmp_path):
+def test_invalid_storage_is_refused_in_one_line(tmp_path):
     for place, wanted in (("gs://bucket", "s3://BUCKET/PREFIX"), ("s3://", "no name of a bucket")):
         agent = Agent(tmp_path, "--profiles", place)
         with pytest.raises(AssertionError):
             agent.start()
         assert agent.process.wait(30) != 0
-        line = agent.said().strip().splitlines()[-1]
-        assert place in line and wanted in line, agent.said()
+        line = agent.log().strip().splitlines()[-1]
+        assert place in line and wanted in line, agent.log()

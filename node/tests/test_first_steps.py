@@ -22,7 +22,7 @@ def block(kind, mark):
 
 @pytest.fixture(scope="module")
 def shell(podman, agent):
-    """Runs a block of the page: its `podman` has the tests' storage and limits, its agent another port."""
+    """Runs a block of the page: `podman` gets the tests' storage and limits, the agent another port."""
     with scratch() as folder:
         options = " ".join(str(word) for word in podman.command[1:])
         limits = " ".join(["--network", "none", *LIMITS])
@@ -69,7 +69,7 @@ def test_containers_of_podman(podman, agent, shell):
             plain, less = pss_mib(shell("look"))
             return plain > 64 and less < 0.6 * plain
 
-        until(is_half, lambda: f"{shell('look')} {agent.said()}")
+        until(is_half, lambda: f"{shell('look')} {agent.log()}")
         assert 'mayfly_share_clients{domain="device web"' in shell("metrics")
     finally:
         podman.end("plain-1", "plain-2", "shared-1", "shared-2")
@@ -82,7 +82,7 @@ def test_a_pod(containerd, pods):
     image = re.search(r"image: localhost/(\w+):1", text)[1]
     assert annotations == {"heap": "online", "share": "namespace"}
     with scratch() as folder, Agent(folder, nri=containerd.nri) as agent:
-        until(lambda: agent.figures()["mayfly_node_connected"] == 1, agent.said)
+        until(lambda: agent.metrics()["mayfly_node_connected"] == 1, agent.log)
         plain = pods("plain", "default", image, *command)
         both = [pods(name, "default", image, *command, **annotations) for name in ("one", "two")]
 
@@ -91,7 +91,7 @@ def test_a_pod(containerd, pods):
 
         until(
             lambda: all(rollup(process) < 0.6 * rollup(plain) for process in both),
-            lambda: f"{[(rollup(p), shared(p)) for p in (plain, *both)]} {agent.said()}",
+            lambda: f"{[(rollup(p), shared(p)) for p in (plain, *both)]} {agent.log()}",
         )
 
 

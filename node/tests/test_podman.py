@@ -1,4 +1,4 @@
-"""Podman's containers, by CDI: unchanged images, one line."""
+"""Podman's containers, by CDI: one option, unchanged images."""
 
 import json
 import os
@@ -38,11 +38,11 @@ def test_heap(podman, agent, libc):
     assert heap_statistics(podman, libc, "heap=online")["heap.live_bytes"] >= 8 << 20
     maps = podman.run(libc, PAGES, "maps", devices=["heap=online"])
     assert "libmayfly_heap.so" in maps and "libmayfly_merge_auto.so /" not in maps
-    assert "mayfly" not in podman.run(libc, PAGES, "maps"), "nothing is given that was not asked for"
+    assert "mayfly" not in podman.run(libc, PAGES, "maps"), "nothing is injected without a device"
 
 
 @pytest.mark.parametrize("libc", ["glibc", "musl"])
-def test_static_programs_are_left_alone(podman, agent, libc):
+def test_static_programs_run_unchanged(podman, agent, libc):
     plain = podman.run(libc, "/bin/pages-static", "8", "1", "0")
     assert podman.run(libc, "/bin/pages-static", "8", "1", "0", devices=["heap=online", "share=web"]) == plain
 
@@ -59,15 +59,15 @@ def test_a_domain_shares_and_another_does_not(podman, agent, libc):
         def both_share():
             return all(mapped > 56 and part < 0.6 * mapped for mapped, part in (shared(one), shared(two)))
 
-        until(both_share, lambda: f"{[shared(pid) for pid in (one, two, three)]} {agent.said()}")
+        until(both_share, lambda: f"{[shared(pid) for pid in (one, two, three)]} {agent.log()}")
         until(lambda: shared(three)[0] > 56, lambda: f"{shared(three)}")
         mapped, part = shared(three)
-        assert part > 0.95 * mapped, "the third shares with nobody"
+        assert part > 0.95 * mapped, "the third shares with no other"
         maps = pathlib.Path(f"/proc/{two}/maps").read_text()
         assert "libmayfly_heap.so" in maps and "libmayfly_merge_auto.so" in maps
-        figures = agent.figures()
-        assert figures['mayfly_node_store_up{domain="device web",namespace=""}'] == 1
-        assert figures['mayfly_share_clients{domain="device web",namespace=""}'] >= 2
+        metrics = agent.metrics()
+        assert metrics['mayfly_node_store_up{domain="device web",namespace=""}'] == 1
+        assert metrics['mayfly_share_clients{domain="device web",namespace=""}'] >= 2
         for name, _ in names:
             podman("stop", "--time", "60", name)
             assert "good 16" in podman("logs", name)
@@ -75,7 +75,7 @@ def test_a_domain_shares_and_another_does_not(podman, agent, libc):
         podman.end(*(name for name, _ in names))
 
 
-def test_the_fleets_page_names_figures_that_there_are(podman, agent):
+def test_the_fleet_dashboard_names_existing_metrics(podman, agent):
     page = pathlib.Path(__file__).resolve().parents[2] / "deploy/grafana-fleet.json"
     named = set(re.findall(r"\bmayfly_[a-z_]+", page.read_text())) - {"mayfly_fleet"}
     assert len(named) > 8
@@ -83,42 +83,42 @@ def test_the_fleets_page_names_figures_that_there_are(podman, agent):
     def missing():
         return named - set(re.findall(r"^(?:# TYPE )?(mayfly_\w+)", agent.get("/metrics"), re.M))
 
-    # A store has figures of its own as soon as somebody has called it.
+    # A store has metrics of its own once a client has called it.
     with podman.running("glibc", PAGES, "16", "1", "300", devices=["share=web"]) as (name, _):
         until(lambda: not missing(), missing)
 
 
-def test_a_malicious_container_harms_nobody_else(podman, agent):
+def test_a_malicious_container_harms_no_other(podman, agent):
     words = [PAGES, "32", "9", "300"]
     with podman.running("glibc", *words, devices=["share=other"]) as (name, pid):
-        said = podman.run("glibc", "/bin/evil", "3", devices=["share=web"])
-        assert not any(word in said for word in ("wrote", "unlinked", "opened")), said
+        output = podman.run("glibc", "/bin/evil", "3", devices=["share=web"])
+        assert not any(word in output for word in ("wrote", "unlinked", "opened")), output
         assert agent.is_healthy()
-        until(lambda: shared(pid)[0] > 24, lambda: f"no sharing: {shared(pid)} {agent.said()}")
+        until(lambda: shared(pid)[0] > 24, lambda: f"no sharing: {shared(pid)} {agent.log()}")
         podman("stop", "--time", "60", name)
         assert "good 8" in podman("logs", name)
 
 
-def test_a_store_that_is_killed_comes_back(podman, agent):
+def test_a_killed_store_is_restarted(podman, agent):
     with podman.running("glibc", PAGES, "32", "11", "300", devices=["share=web"]) as (name, pid):
-        until(lambda: shared(pid)[0] > 24, lambda: f"{shared(pid)} {agent.said()}")
+        until(lambda: shared(pid)[0] > 24, lambda: f"{shared(pid)} {agent.log()}")
         stores = run("pgrep", "-f", f"share --socket {agent.data}").split()
-        before = agent.figures()['mayfly_node_store_restarts{domain="device web",namespace=""}']
+        before = agent.metrics()['mayfly_node_store_restarts{domain="device web",namespace=""}']
         for store in stores:
             os.kill(int(store), 9)
         label = 'mayfly_node_store_restarts{domain="device web",namespace=""}'
-        until(lambda: agent.figures()[label] > before, agent.said)
+        until(lambda: agent.metrics()[label] > before, agent.log)
         with podman.running("glibc", PAGES, "32", "11", "300", devices=["share=web"]) as (other, new):
-            until(lambda: shared(new)[0] > 24, lambda: f"{shared(new)} {agent.said()}")
+            until(lambda: shared(new)[0] > 24, lambda: f"{shared(new)} {agent.log()}")
         podman("stop", "--time", "60", name)
         assert "good 8" in podman("logs", name)
 
 
-def test_kills_at_moments_that_nobody_chose_harm_nobody_else(podman, agent):
+def test_kills_at_random_moments_harm_no_other_container(podman, agent):
     seed = random.randrange(1 << 32)
     moments = random.Random(seed)
     with podman.running("glibc", PAGES, "32", "17", "900", devices=["share=web"]) as (name, pid):
-        until(lambda: shared(pid)[0] > 24, lambda: f"{shared(pid)} {agent.said()}")
+        until(lambda: shared(pid)[0] > 24, lambda: f"{shared(pid)} {agent.log()}")
         for victim in ("container", "store", "agent") * 3:
             other, process = podman.start(
                 "glibc", PAGES, "32", "17", "900", devices=["share=web", "heap=online"]
@@ -136,7 +136,7 @@ def test_kills_at_moments_that_nobody_chose_harm_nobody_else(podman, agent):
             assert agent.is_healthy(), f"seed {seed}"
             assert "bad" not in podman("logs", name), f"seed {seed}"
         with podman.running("glibc", PAGES, "32", "17", "900", devices=["share=web"]) as (after, new):
-            until(lambda: shared(new)[0] > 24, lambda: f"seed {seed}: {shared(new)} {agent.said()}")
+            until(lambda: shared(new)[0] > 24, lambda: f"seed {seed}: {shared(new)} {agent.log()}")
         podman("stop", "--time", "60", name)
         assert "good 8" in podman("logs", name), f"seed {seed}"
 

@@ -1,5 +1,5 @@
-// Allocates in 128 calling contexts, for as long as it is left to: in half of them what is freed at once, in the others what lives for
-// 20 rounds. Of two builds (-DBUILD=1, 2) only the build-id differs.
+// Allocates in 128 calling contexts until it is killed: in half of them objects that it frees at once, in the others
+// objects that live for 20 rounds. Two builds (-DBUILD=1, 2) differ in their build-id only.
 #include <stdlib.h>
 #include <unistd.h>
 

@@ -1,5 +1,5 @@
-// A container's program that means harm to the page store that it can reach: many connections, nonsense, half messages, its
-// lock, writes where it must not. Says what of the last two kinds it could do; there must be nothing.
+// A container's program that attacks the page store that it can reach: many connections, nonsense, half messages, its lock,
+// writes into mounted folders. Prints each attack of the last two kinds that succeeds; none may.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -29,7 +29,7 @@ int main(int count, char **words) {
     for (unsigned i = 0; i < sizeof paths / sizeof *paths; i++)
         if (open(paths[i], O_CREAT | O_WRONLY, 0666) >= 0) printf("wrote %s\n", paths[i]);
     if (!unlink(SOCKET)) printf("unlinked %s\n", SOCKET);
-    // Whoever can open a lock can wait for it, and then keeps the next store away.
+    // A process that can open the lock can take it once the store ends, and then the next store cannot start.
     if (open("/opt/mayfly/store/share.lock", O_RDONLY) >= 0) printf("opened the store's lock\n");
     char noise[32768];
     for (unsigned i = 0; i < sizeof noise; i++) noise[i] = rand();

@@ -1,5 +1,5 @@
-// A server that forks its worker late: as soon as somebody has begun to sample it, and so after every look for processes that a sampler
-// takes before it begins.
+// A server that forks its worker late: once a sampler has begun to sample it, and so after the sampler has first listed the
+// processes.
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>

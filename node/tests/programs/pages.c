@@ -1,7 +1,7 @@
-// Holds memory that is alike in every process with the same seed, and looks whether it stays so.
+// Holds memory that is equal in every process with the same seed, and checks that it stays so.
 //
-//   pages MIB SEED SECONDS    says "ready", then "good N" at the end or when SIGTERM comes, or "bad" and exits with 1
-//   pages maps                what is mapped
+//   pages MIB SEED SECONDS    prints "ready", then "good N" at the end or at SIGTERM, or "bad" and exits with 1
+//   pages maps                prints its mappings
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
