@@ -1,7 +1,7 @@
 """The node agent's image as an OCI archive: image.py ROOT OUT; ROOT is what the Debian package installs.
 
-One layer: the command with the loader and the C libraries that it is linked to, and the libraries that
-containers are given. Dates are SOURCE_DATE_EPOCH, names are sorted, so the same input gives the same archive.
+One layer: the command with the loader and the C libraries that it is linked to, and the libraries for
+containers. Dates are SOURCE_DATE_EPOCH, names are sorted, so the same input gives the same archive.
 """
 
 import gzip
@@ -21,7 +21,7 @@ VERSION = os.environ["VERSION"]
 
 
 def linked(program: Path) -> list[Path]:
-    """The loader and the libraries that the program is started with, where the loader looks for them."""
+    """The program's loader and libraries, at the paths where the loader finds them."""
     output = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=True).stdout
     return [Path(path) for path in re.findall(r"(/\S+) \(0x", output)]
 

@@ -1,5 +1,5 @@
 # The agent on every client of Nomad, beside its Docker or Podman driver: nomad job run deploy/nomad/mayfly-node.nomad.hcl
-# Tasks then ask by CDI, where their driver takes such names: devices = ["mayfly.dev/heap=online"].
+# Tasks then request by CDI, if their driver takes device names: devices = ["mayfly.dev/heap=online"].
 job "mayfly-node" {
   type = "system"
 
@@ -16,7 +16,7 @@ job "mayfly-node" {
     }
 
     task "agent" {
-      # From the package: it needs the host's cgroups, its processes and /etc/cdi.
+      # From the Debian package; the agent needs the host's cgroups, processes and /etc/cdi.
       driver = "raw_exec"
 
       config {

@@ -1,4 +1,4 @@
-"""What clusters take: each file is read by the program that it is for, or by that program's parser."""
+"""Files for clusters, each read by the program that it is for, or by that program's parser."""
 
 import hashlib
 import os
@@ -21,13 +21,13 @@ OLDEST_KUBERNETES = "1.28"
 NEWEST_KUBERNETES = "1.33"
 
 
-def ask(*words, **more):
+def run(*words, **more):
     return subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=300, **more)
 
 
 @pytest.fixture(scope="module")
 def parsers():
-    """Podman's reader of quadlets, which Debian 12's Podman is too old for, and Nomad's of jobs."""
+    """Podman's reader of quadlets, which Debian 12's Podman lacks, and Nomad's of jobs."""
     packages = ["./hcl", "github.com/containers/podman/v5/cmd/quadlet"]
     try:
         return built("parsers", DEPLOY / "tests/parsers", packages)
@@ -37,7 +37,7 @@ def parsers():
 
 @pytest.fixture(scope="module")
 def validate():
-    """Against the schemas of Kubernetes' own API."""
+    """Validates against the schemas of Kubernetes' API."""
     name = hashlib.sha256((DEPLOY / "requirements.txt").read_bytes()).hexdigest()[:16]
     caches = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
     program = caches / "mayfly/portable" / name / "bin/kubernetes-validate"
@@ -45,15 +45,15 @@ def validate():
     def validate(text, version, folder):
         file = folder / "objects.yaml"
         file.write_text(text)
-        return ask(program, "--strict", "--kubernetes-version", version, file)
+        return run(program, "--strict", "--kubernetes-version", version, file)
 
     return validate
 
 
 @pytest.mark.skipif(not shutil.which("kubectl"), reason="needs kubectl, to render kustomizations")
 @pytest.mark.parametrize("folder", KUSTOMIZATIONS, ids=lambda folder: folder.name)
-def test_kubernetes_knows_all_that_the_charts_say(folder, validate, tmp_path):
-    rendered = ask("kubectl", "kustomize", folder)
+def test_kubernetes_schemas_accept_the_charts(folder, validate, tmp_path):
+    rendered = run("kubectl", "kustomize", folder)
     assert rendered.returncode == 0, rendered.stderr
     assert "kind: DaemonSet" in rendered.stdout and "image: mayfly-node:" in rendered.stdout
     for version in (OLDEST_KUBERNETES, NEWEST_KUBERNETES):
@@ -62,10 +62,10 @@ def test_kubernetes_knows_all_that_the_charts_say(folder, validate, tmp_path):
     for right, wrong in (("hostPID: true", "hostPid: true"), ("port: 9117", "port: metrics")):
         assert right in rendered.stdout
         done = validate(rendered.stdout.replace(right, wrong), NEWEST_KUBERNETES, tmp_path)
-        assert done.returncode != 0, f"{wrong} is taken"
+        assert done.returncode != 0, f"{wrong} is accepted"
 
 
-def test_kubernetes_knows_the_pod_of_the_first_steps(validate, tmp_path):
+def test_kubernetes_schema_accepts_the_pod_of_the_first_steps(validate, tmp_path):
     [pod] = blocks("node-first-steps.md", "pod", "yaml")
     done = validate(pod, NEWEST_KUBERNETES, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -86,7 +86,7 @@ def test_podman_makes_a_unit_of_the_quadlet(parsers, tmp_path):
     def generate(text):
         (tmp_path / "mayfly-node.container").write_text(text)
         environment = {**os.environ, "QUADLET_UNIT_DIRS": str(tmp_path)}
-        return ask(parsers / "quadlet", "-dryrun", env=environment)
+        return run(parsers / "quadlet", "-dryrun", env=environment)
 
     text = (DEPLOY / "podman/mayfly-node.container").read_text()
     done = generate(text)
@@ -97,21 +97,20 @@ def test_podman_makes_a_unit_of_the_quadlet(parsers, tmp_path):
 
 
 def test_nomads_parser_reads_the_job(parsers):
-    done = ask(parsers / "hcl", DEPLOY / "nomad/mayfly-node.nomad.hcl")
+    done = run(parsers / "hcl", DEPLOY / "nomad/mayfly-node.nomad.hcl")
     assert done.returncode == 0, done.stderr
-    said = done.stdout.splitlines()
-    assert said == [
+    assert done.stdout.splitlines() == [
         "job mayfly-node system",
         "task agent raw_exec /usr/bin/mayfly [node --nri none --domain web]",
     ]
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")
-def test_systemd_finds_nothing_wrong_with_the_units(tmp_path):
+def test_systemd_accepts_the_units(tmp_path):
     units = tmp_path / "usr/lib/systemd/system"
     shutil.copytree("/usr/lib/systemd/system", units, symlinks=True)
     (tmp_path / "usr/bin").mkdir()
-    for program in ("mayfly", "kill"):  # what the units run has to be there
+    for program in ("mayfly", "kill"):  # the units' programs have to exist
         shutil.copy("/bin/true", tmp_path / "usr/bin" / program)
     names = []
     for unit in DEPLOY.glob("mayfly-*.service"):
@@ -120,7 +119,7 @@ def test_systemd_finds_nothing_wrong_with_the_units(tmp_path):
     assert len(names) == 3
 
     def verify():
-        done = ask("systemd-analyze", "verify", "--man=no", f"--root={tmp_path}", *sorted(names))
+        done = run("systemd-analyze", "verify", "--man=no", f"--root={tmp_path}", *sorted(names))
         return (done.stdout + done.stderr).strip()
 
     assert verify() == ""

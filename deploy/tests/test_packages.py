@@ -1,4 +1,4 @@
-"""What people install: built twice it is the same; it installs, upgrades and goes without a trace."""
+"""Packages: two builds are equal, and a package installs, upgrades and is purged without a trace."""
 
 import contextlib
 import hashlib
@@ -42,7 +42,7 @@ def package(packages):
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory):
-    """A fresh Debian with nothing but what the package depends on."""
+    """A fresh Debian with the package's dependencies only."""
     folder = tmp_path_factory.mktemp("system") / "root"
     sources = run(ROOT / "deploy/sources")
     command = ["mmdebstrap", "--mode=root", "--variant=minbase", "--include=libstdc++6,libgcc-s1,python3"]
@@ -70,7 +70,7 @@ def inside(system, *words, **more):
 
 
 def installed(system):
-    """Paths that have to do with Mayfly, but for what apt and dpkg remember."""
+    """Mayfly's paths, without the records of apt and dpkg."""
     found = inside(system, "find", "/", "-xdev", "-iname", "*mayfly*", "-not", "-path", "/proc/*").split()
     return [path for path in found if not path.startswith(("/var/lib/dpkg", "/var/cache/apt", "/tmp"))]
 
@@ -116,7 +116,7 @@ def test_it_installs_upgrades_under_a_client_and_is_purged(system, package):
     shutil.copy(package, system / "tmp/mayfly.deb")
     inside(system, "dpkg", "-i", "/tmp/mayfly.deb")
     assert inside(system, "mayfly", "--version").startswith("mayfly ")
-    # The heap by the command, and by the loader's own path.
+    # The heap by the command, and by the loader's search path.
     assert (
         "heap"
         in subprocess.run(
@@ -129,7 +129,7 @@ def test_it_installs_upgrades_under_a_client_and_is_purged(system, package):
         assert (system / f"usr/share/man/man1/{page}.1.gz").is_file()
     assert "mayfly" in (system / "usr/share/bash-completion/completions/mayfly").read_text()
 
-    # A store with a program that shares by it; the package is installed again over both.
+    # A store with a client; the package is installed again while both run.
     store = subprocess.Popen(["chroot", system, "mayfly", "share"], stderr=subprocess.DEVNULL)
     try:
         socket = system / "run/mayfly/share.socket"
@@ -149,11 +149,11 @@ def test_it_installs_upgrades_under_a_client_and_is_purged(system, package):
             stdout=subprocess.PIPE,
             text=True,
         )
-        said = client.stdout.readline().split()
+        advised = client.stdout.readline().split()
         inside(system, "dpkg", "-i", "/tmp/mayfly.deb")
         assert store.poll() is None
         assert client.communicate("\n", timeout=60)[0].strip() == "True"
-        assert int(said[0]) >= 0, said
+        assert int(advised[0]) >= 0, advised
     finally:
         store.terminate()
         store.wait()
@@ -166,7 +166,7 @@ def test_it_installs_upgrades_under_a_client_and_is_purged(system, package):
 def until(condition, what, seconds=60):
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, f"{what} did not come"
+        assert time.monotonic() < end, f"no {what} within {seconds} s"
         time.sleep(0.05)
 
 
@@ -181,8 +181,8 @@ def test_the_wheel_brings_heap_and_sharing(packages, tmp_path):
         "import sys\nprint(sys.argv[1:], 'libmayfly_heap.so' in open('/proc/self/maps').read())\n"
     )
     assert run(python, "-m", "mayfly", "run", script, "a", "b", cwd=tmp_path) == "['a', 'b'] True\n"
-    said = run(python, "-c", "import mayfly; print(mayfly.library.library()._name)", cwd=tmp_path)
-    assert said.startswith(str(tmp_path))
+    path = run(python, "-c", "import mayfly; print(mayfly.library.library()._name)", cwd=tmp_path)
+    assert path.startswith(str(tmp_path))
     wrong = subprocess.run([python, "-m", "mayfly"], capture_output=True, text=True, cwd=tmp_path)
     assert (wrong.returncode, wrong.stdout) == (2, "")
 
