@@ -17,16 +17,16 @@ Examples:
   mayfly node --domain web                      also the CDI device mayfly.dev/share=web
   mayfly node --models /etc/mayfly/models       also mayfly.dev/heap=model.NAME for each NAME.mayfly-model there
   podman run --device mayfly.dev/heap=online --device mayfly.dev/share=web IMAGE
-  mayfly node --profiles s3://bucket/profiles   profiles into a bucket: AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL and so on say whose
+  mayfly node --profiles s3://bucket/profiles   profiles into a bucket, by AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL and so on
   curl -s 127.0.0.1:9117/metrics
 
-What a pod's annotations ask for (containerd 2 or CRI-O, by NRI):
+Annotations of a pod (containerd 2 or CRI-O, by NRI):
   mayfly.dev/heap: online | model=NAME          the lifetime-aware heap
-  mayfly.dev/share: pod | namespace | NAME      share pages with whom; never beyond the namespace
+  mayfly.dev/share: pod | namespace | NAME      share pages within this domain; never beyond the namespace
   mayfly.dev/profile: SECONDS                   sample lifetimes for so long, into --profiles; then mayfly train PROFILES --where ...
 
-An agent that is gone, slow or wrong keeps no container from starting: what is missing is said here and in /metrics.
-What is mounted into containers lies in --data and stays when the agent ends; `mayfly node --clean` takes it away.";
+No failure of the agent keeps a container from starting; its log and /metrics show what it did not inject.
+Containers mount folders in --data, which stay when the agent ends; `mayfly node --clean` removes them.";
 
 /// Give containers the heap and page sharing, by CDI and NRI
 #[derive(Args)]
@@ -35,35 +35,35 @@ pub struct NodeArguments {
     /// The agent's folder, at the same path for the agent and for the container runtime
     #[arg(long, value_name = "FOLDER", default_value = "/var/lib/mayfly/node")]
     data: PathBuf,
-    /// Libraries for glibc [default: where the command's own are]
+    /// Libraries for glibc [default: the folder of the command's own]
     #[arg(long, value_name = "FOLDER")]
     glibc: Option<PathBuf>,
     /// Libraries for musl [default: musl/ in the folder for glibc]
     #[arg(long, value_name = "FOLDER")]
     musl: Option<PathBuf>,
-    /// A folder of NAME.mayfly-model files; what starts next takes them as they are then
+    /// A folder of NAME.mayfly-model files; a container gets a model as its file is when it starts
     #[arg(long, value_name = "FOLDER")]
     models: Option<PathBuf>,
-    /// Where profiles go that pods ask for, in partitions for `mayfly train`: a folder, or s3://BUCKET/PREFIX [default: profiles/ in
-    /// --data]
+    /// Storage of the profiles that pods request, in partitions for `mayfly train`: a folder, or
+    /// s3://BUCKET/PREFIX [default: profiles/ in --data]
     #[arg(long, value_name = "PLACE")]
     profiles: Option<String>,
-    /// Where container engines look for CDI specifications, or none
+    /// The folder of CDI specifications, which container engines read, or none
     #[arg(long, value_name = "FOLDER", default_value = "/etc/cdi")]
     cdi: PathBuf,
     /// The container runtime's NRI socket, or none
     #[arg(long, value_name = "SOCKET", default_value = "/var/run/nri/nri.sock")]
     nri: PathBuf,
-    /// A trust domain to have as a CDI device, mayfly.dev/share=NAME (may be repeated)
+    /// A trust domain with a CDI device, mayfly.dev/share=NAME (may be repeated)
     #[arg(long = "domain", value_name = "NAME")]
     domains: Vec<Name>,
     /// Memory that each trust domain's store may hold
     #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = parse_bytes)]
     store_limit: u64,
-    /// Where GET /metrics and /healthz are served: they are not protected
+    /// The address of GET /metrics and /healthz, which are not protected
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9117")]
     listen: SocketAddr,
-    /// Remove what containers mount, and the CDI specifications, and end
+    /// Remove the folders that containers mount and the CDI specifications, and exit
     #[arg(long)]
     clean: bool,
 }
@@ -79,7 +79,7 @@ impl NodeArguments {
             node::clean(&self.data, cdi.as_deref())?;
             return Ok(0);
         }
-        let program = std::env::current_exe().context("where this command is")?;
+        let program = std::env::current_exe().context("cannot find this command's path")?;
         let glibc = match self.glibc {
             Some(folder) => folder,
             None => libraries::find("libmayfly_heap.so")?.with_file_name(""),
@@ -104,9 +104,9 @@ impl NodeArguments {
             .worker_threads(2)
             .enable_all()
             .build()
-            .context("threads for the agent")?;
+            .context("cannot start the agent's threads")?;
         runtime.block_on(node::run(settings, stopped()?))?;
-        tracing::info!("agent stopped; containers keep what they have");
+        tracing::info!("agent stopped; containers keep their injections");
         Ok(0)
     }
 }
