@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Makes trace.csv: half an hour of invocations of the functions here, in the layout of Azure Functions 2019.
 
-What such traces show (Shahrad et al., USENIX ATC 2020) and what is hard for memory: a steady stream, bursts
-that end at once, a load that swells and ebbs, timers, and functions that are hardly ever called.
+It has the patterns of such traces (Shahrad et al., USENIX ATC 2020) that are hard for memory: a steady
+stream, bursts that end at once, a load that swells and ebbs, timers, and functions that are hardly ever
+called.
     functions/make_trace.py            writes functions/trace.csv
-    functions/make_trace.py --check    fails if the file there is another
+    functions/make_trace.py --check    fails if that file differs
 """
 
 import argparse
@@ -18,7 +19,7 @@ FILE = pathlib.Path(__file__).resolve().parent / "trace.csv"
 
 
 def bursts(chance):
-    """Quiet, then now and then some minutes of much, ending abruptly."""
+    """Quiet, with bursts of some minutes that end abruptly."""
     left = 0
     for _ in range(MINUTES):
         if left == 0 and chance.random() < 0.15:
@@ -61,7 +62,8 @@ def timer(chance):
     return (int(minute % 5 == 0) for minute in range(MINUTES))
 
 
-# The function of the last column's name serves it.
+# HashOwner, HashApp, HashFunction, trigger, pattern. `mayfly load` calls the function of the same name, or
+# assigns one.
 ROWS = [
     ("shop", "web", "page", "http", bursts),
     ("shop", "pictures", "thumbnail", "queue", waves),
@@ -84,11 +86,11 @@ def text():
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--check", action="store_true", help="only compare with the file there is")
+    arguments.add_argument("--check", action="store_true", help="only compare with the existing file")
     if not arguments.parse_args().check:
         FILE.write_text(text())
     elif FILE.read_text() != text():
-        sys.exit(f"{FILE} is not what this program makes: run {__file__}")
+        sys.exit(f"{FILE} differs from this program's output: run {__file__}")
 
 
 if __name__ == "__main__":

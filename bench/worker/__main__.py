@@ -13,17 +13,17 @@ from bench.worker.machines import INSTANCES, MODES
 PARTS = {
     "memory": "1 to 16 instances of the model functions: memory of each and of all (UPM Fig. 5, 6)",
     "mix": "the same with 1 to 8 instances of each shipped function",
-    "advise": "what idle instances advise: what their code names, or all",
-    "private": "what of an instance at rest is its own, by kind, and what of that others have too",
+    "advise": "memory that idle instances advise: the ranges that their code names, or all",
+    "private": "private pages of an instance at rest, by kind, and how many of them others have too",
     "cold": "cold starts (UPM Fig. 8)",
     "latency": "warm requests, plain and on Mayfly in turn",
-    "starts": "where the milliseconds of a cold start go",
-    "state": "what of a starting instance's pages its function's page store has, and what they cost",
+    "starts": "the milliseconds of a cold start, by layer",
+    "state": "pages of a starting instance that its function's page store has, and their cost",
     "rates": "requests a second of a function that does nothing, beside gunicorn",
-    "rests": "what resting and merging cost functions that are called now and then",
-    "paging": "instances of Node.js that go to the host's swap while they have no work",
-    "vm": "instances in a VM: how fast memory comes back, P99 (HotMem Fig. 8, 9)",
-    "together": "all layers at once: the memory of instances in a VM whose kernel merges, and does not",
+    "rests": "the cost of resting and merging for functions that are called now and then",
+    "paging": "idle instances of Node.js that are paged out to the host's swap",
+    "vm": "instances in a VM: how fast memory is reclaimed, P99 (HotMem Fig. 8, 9)",
+    "together": "all layers at once: memory of instances in a VM, with and without merging in its kernel",
 }
 TOGETHER = {"unmerged": False, "merged": True}
 EPILOG = """
@@ -34,7 +34,7 @@ examples
   bench/worker/run --quick --only memory        few instances, in a minute
   bench/worker/run --only vm --modes plain,nodes
 
-Times are of this run and this machine: compare ratios. Anything else that runs meanwhile blurs them.
+Times are of this run and this machine: compare ratios. Other programs that run meanwhile blur them.
 """
 
 
@@ -53,12 +53,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--modes", metavar="NAME,...", help=f"of {', '.join(MODES)}: how a VM's memory changes"
     )
-    parser.add_argument("--keep", action="store_true", help="keep what other parts left in the output file")
+    parser.add_argument("--keep", action="store_true", help="keep other parts' results in the output file")
     parsed = parser.parse_args()
-    known = {"only": PARTS, "functions": MODELS, "variants": VARIANTS, "modes": MODES}
-    for option, names in known.items():
+    choices = {"only": PARTS, "functions": MODELS, "variants": VARIANTS, "modes": MODES}
+    for option, names in choices.items():
         command.choose(parser, parsed, option, names, all_of=option != "variants")
-    # Latencies differ by little: the two that matter get all the time, unless others are asked for.
+    # Latencies differ by little: the two that matter get all the time, unless the user names others.
     parsed.compared = parsed.variants or ["plain", "mayfly"]
     parsed.variants = parsed.variants or list(VARIANTS)
     return parsed
@@ -145,13 +145,15 @@ class Run(command.Run):
 
 
 def shown(flat: dict) -> list[Shown]:
-    """Only what this run measured."""
+    """Only goals that this run measured."""
     found = []
     for function in MODELS:
-        for key, what in (("each_mib", "by PSS"), ("available_drop_mib", "by the host's free memory")):
+        for key, method in (("each_mib", "by PSS"), ("available_drop_mib", "by the host's free memory")):
             plain, ours = (flat.get(f"memory.{function}.{one}.16.{key}") for one in ("plain", "mayfly"))
             if plain and ours:
-                found.append(at_least(f"16 instances of {function}: as dense, {what}", 2, plain / ours, "x"))
+                found.append(
+                    at_least(f"16 instances of {function}: as dense, {method}", 2, plain / ours, "x")
+                )
         plain, ours = (flat.get(f"latency.{function}.{one}.p99_ms") for one in ("plain", "mayfly"))
         if plain and ours:
             found.append(at_most(f"{function}: P99 over plain", 5, 100 * (ours / plain - 1), "%"))
@@ -164,8 +166,8 @@ def shown(flat: dict) -> list[Shown]:
         for mode in ("nodes", "hotmem"):
             ours = flat.get(f"vm.{mode}.{function}.mib_per_s")
             if plain and ours:
-                what = f"{mode}: memory of {function} comes back, times as fast as plain (HotMem: 7)"
-                found.append(at_least(what, 7, ours / plain, "x"))
+                title = f"{mode}: memory of {function} is reclaimed, times as fast as plain (HotMem: 7)"
+                found.append(at_least(title, 7, ours / plain, "x"))
     return found
 
 
@@ -189,7 +191,7 @@ def print_tables(flat: dict) -> None:
             table(rows)
     modes = [f"{lifetimes}, {advised}" for lifetimes in LIFETIMES for advised in ADVISED]
     grid(
-        "What idle instances advise",
+        "Memory that idle instances advise",
         flat,
         {f"{one} {mode}": f"advise.{one}.{mode.replace(', ', '.')}" for one in MODELS for mode in modes},
         "lifetimes, advised | MiB each | private | after requests | advised MiB | in ms | P50 ms after",
@@ -205,7 +207,7 @@ def print_tables(flat: dict) -> None:
     )
     print_times(flat)
     grid(
-        "Instances in a VM: their memory comes back, their requests (HotMem Fig. 8, 9)",
+        "Instances in a VM: reclaimed memory, requests (HotMem Fig. 8, 9)",
         flat,
         {f"{function} {mode}": f"vm.{mode}.{function}" for function in INSTANCES for mode in MODES},
         " | unplugs | unplug P50 ms | MiB/s | requests | P50 ms | P99 ms",
@@ -216,7 +218,7 @@ def print_tables(flat: dict) -> None:
         "All layers at once: instances at rest in a VM, MiB",
         flat,
         {f"{function} {name}": f"together.{function}.{name}" for function in MODELS for name in TOGETHER},
-        " | instances | MiB each | merged once | stands for | the VM on the host",
+        " | instances | MiB each | merged once | in place of | the VM on the host",
         "instances each_mib merged_mib stands_for_mib vm_resident_mib",
         0,
     )
@@ -237,7 +239,7 @@ def print_times(flat: dict) -> None:
         "A function that does nothing, by connections: requests a second, ms",
         flat,
         {name: f"rates.{name}" for name in ("plain", "mayfly", *times.SERVERS)},
-        " | ".join(["", *(f"{count}: {what}" for count in times.CONNECTIONS for what in measured)]),
+        " | ".join(["", *(f"{count}: {title}" for count in times.CONNECTIONS for title in measured)]),
         " ".join(f"{count}.{key}" for count in times.CONNECTIONS for key in measured.values()),
         2,
     )

@@ -1,5 +1,5 @@
-"""What is in the pages of instances: what of a starting one its function's page store has already, and what
-an instance at rest keeps to itself. Root reads them by /proc/PID/pagemap and mem."""
+"""Contents of instances' pages: how many pages of a starting instance its function's page store already has,
+and which pages an instance at rest does not share. Root reads them by /proc/PID/pagemap and mem."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ class Page(NamedTuple):
     digest: bytes
 
 
-class Seen(NamedTuple):
+class ProcessPages(NamedTuple):
     """Pages of a process by address: its own, and those of the store that it maps."""
 
     own: dict[int, Page]
@@ -41,9 +41,9 @@ class Seen(NamedTuple):
     files: list[str]
 
 
-def look(process: int) -> Seen:
-    """All pages of a process that stands still, those of zeros left out."""
-    seen = Seen({}, {}, [])
+def read_pages(process: int) -> ProcessPages:
+    """All pages of a stopped or frozen process, without pages of zeros."""
+    pages = ProcessPages({}, {}, [])
     maps = Path(f"/proc/{process}/maps").read_text()
     with (
         open(f"/proc/{process}/pagemap", "rb", 0) as pagemap,
@@ -54,8 +54,8 @@ def look(process: int) -> Seen:
             name = words[5] if len(words) > 5 else ""
             if name.startswith("[v") or words[1][0] != "r":
                 continue
-            if name.startswith("/") and not name.startswith("/memfd:") and name not in seen.files:
-                seen.files.append(name)
+            if name.startswith("/") and not name.startswith("/memfd:") and name not in pages.files:
+                pages.files.append(name)
             first, end = (int(part, 16) for part in words[0].split("-"))
             pagemap.seek(first // PAGE * 8)
             entries = numpy.frombuffer(pagemap.read((end - first) // PAGE * 8), "<u8")
@@ -66,10 +66,10 @@ def look(process: int) -> Seen:
                 memory.seek(address)
                 digest = hashlib.blake2b(memory.read(PAGE), digest_size=16).digest()
                 if not own[index]:
-                    seen.store[address] = digest
+                    pages.store[address] = digest
                 elif digest != ZERO:
-                    seen.own[address] = Page(kind_of(name), digest)
-    return seen
+                    pages.own[address] = Page(kind_of(name), digest)
+    return pages
 
 
 def kind_of(name: str) -> str:
@@ -94,8 +94,8 @@ def runtimes(worker: Worker, function: str) -> list[int]:
 
 
 def private(functions: tuple[str, ...], count: int) -> Numbers:
-    """So many instances of each function at rest: MiB of an instance that are its own, by kind; how much of
-    that another instance of the function has as well; and of the store how much nobody maps."""
+    """`count` instances of each function at rest: private MiB of an instance, by kind; how many of them
+    another instance of the function has as well; and how much of the store no process maps."""
     totals: Counter[str] = Counter()
     with running(*OPTIONS) as worker:
         for function in functions:
@@ -108,15 +108,15 @@ def private(functions: tuple[str, ...], count: int) -> Numbers:
             processes = runtimes(worker, function)
             if len(processes) != count:
                 raise BenchError(f"{function}: {len(processes)} processes, and not {count}")
-            all_seen = [look(process) for process in processes]
+            of_processes = [read_pages(process) for process in processes]
             times = Counter(
-                digest for seen in all_seen for digest in {page.digest for page in seen.own.values()}
+                digest for pages in of_processes for digest in {page.digest for page in pages.own.values()}
             )
-            in_store = {digest for seen in all_seen for digest in seen.store.values()}
+            in_store = {digest for pages in of_processes for digest in pages.store.values()}
             mapped |= {(function, digest) for digest in in_store}
-            for seen in all_seen:
+            for pages in of_processes:
                 totals["instances"] += 1
-                for page in seen.own.values():
+                for page in pages.own.values():
                     totals[page.kind] += PAGE
                     totals[f"{page.kind}.elsewhere"] += PAGE * (times[page.digest] > 1)
                     totals[f"{page.kind}.in_store"] += PAGE * (page.digest in in_store)
@@ -130,18 +130,18 @@ def private(functions: tuple[str, ...], count: int) -> Numbers:
 
 def state(function: str) -> Numbers:
     """Of an instance that has just asked for its first work, while two others of its function are at rest:
-    the pages that it has written, those of them that the store has, and at the same address; and what the
-    kernel takes for such pages, one way and the other."""
+    the pages that it has written, how many of them the store has, and at the same address. And the kernel's
+    time for such pages, written or mapped."""
     template = {"template": NOOP / "template.yaml"} if function == "noop" else {}
     with running(*VARIANTS["mayfly"], *OPTIONS, **template) as worker:
         worker.start_instances(function, 2)
         worker.wait_for_rest()
         before = runtimes(worker, function)
-        rested = [look(process) for process in before]
+        rested = [read_pages(process) for process in before]
         worker.limit_instances(function, 3)
         for _attempt in range(50):
-            # One more request than there are instances starts another, and is most often answered before
-            # that is ready.
+            # One more request than instances starts another, and most often an earlier instance answers it
+            # before that is ready.
             with ThreadPoolExecutor(3) as pool:
                 list(pool.map(lambda number: worker.invoke(function, number), range(3)))
             if fresh := [process for process in runtimes(worker, function) if process not in before]:
@@ -152,16 +152,16 @@ def state(function: str) -> Numbers:
             one["phase"] == "starting" for one in worker.instances(function)
         ):
             time.sleep(0.01)
-        time.sleep(0.2)  # it is frozen, and rests 5 s after its start if it never had work
+        time.sleep(0.2)  # it is frozen, and without work rests 5 s after its start
         process = fresh[0]
-        seen = look(process)
+        pages = read_pages(process)
         faults = int(Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[7])
         ready = [event["ms"] for event in worker.read("/events")["events"] if event["kind"] == "ready"]
-        libraries = [name for name in seen.files if ".so" in name]
+        libraries = [name for name in pages.files if ".so" in name]
         loading = load_ms(process, libraries)
     at_same = {address: digest for one in rested for address, digest in one.store.items()}
     stored = set(at_same.values())
-    own = seen.own
+    own = pages.own
     flat = {
         "start_ms": ready[-1],
         "faults": faults,
@@ -183,7 +183,7 @@ def state(function: str) -> Numbers:
 
 
 def load_ms(process: int, libraries: list[str]) -> float:
-    """All that loading these libraries takes once more: mapping, relocating, their own beginnings."""
+    """Milliseconds to load these libraries once more: mapping, relocation, initialisers."""
     paths = [f"/proc/{process}/root{name}" for name in libraries]
     program = """
 import ctypes, json, sys, time
@@ -199,8 +199,8 @@ print(1000 * (time.process_time() - begun))
 
 
 def costs() -> Numbers:
-    """Nanoseconds a page: written for the first time; taken 16 at a time; of a store, put in place with many
-    others; written then."""
+    """Nanoseconds a page: a first write; populated 16 at a time; a store's page, mapped with many others; a
+    write to that."""
     touch = compiled("worker-touch", ["gcc", "-O2", "-Wall", "-Wextra"], HERE / "touch.c")
     names = ("first_touch_ns", "ahead_ns", "populated_ns", "copy_ns")
     return dict(zip(names, map(float, ask([touch], touch.name).split()), strict=True))

@@ -1,5 +1,5 @@
 """Real functions, plainly and on Mayfly in turn, several times: a cold start of each, a bursty trace, then
-rest. What it costs in time, how many instances fit in a GiB, how fast memory comes back. Everything shown is
+rest. Its cost in time, how many instances fit in a GiB, how fast memory is returned. All shown figures are
 measured in this run."""
 
 import argparse
@@ -20,13 +20,13 @@ from bench.worker.worker import MAYFLY, PLAIN, Worker, running
 WAYS = {"plain": PLAIN, "mayfly": []}
 REPORT = ROOT / "target" / "demo.html"
 KEPT = RESULTS / "worker-demo.json"
-# Plain, Mayfly, Mayfly, plain: whoever comes second finds a machine that the first has used.
+# Plain, Mayfly, Mayfly, plain: the second of a pair finds the caches that the first has filled.
 ROUNDS = 2
 LOAD_S = 8
 COLD_STARTS = 3  # of each function in a round
 # Instances of each function, at the end and at most: density depends on the mix, so both sides have the same.
 EACH = 4
-# What is shown: its title, where a report has it (it has no cold starts), and by how much that is divided.
+# Shown figures: title, key in a report (which has no cold starts), and divisor.
 FIGURES = {
     "rest_per_gib": ("instances per GiB at rest", "density.rest_per_gib", 1),
     "cold_ms": ("cold start, ms", None, 1),
@@ -51,7 +51,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     print(f"demo: {text}", file=sys.stderr, flush=True)
 
 
@@ -61,7 +61,7 @@ def cold_starts(worker: Worker, times: int = 1) -> float:
     for n in range(times):
         for function in SHIPPED:
             if n:
-                worker.set_variables(function, {"START": str(n)})  # another instance, in place of the last
+                worker.set_variables(function, {"START": str(n)})  # so that a new instance starts
             worker.invoke(function, 1)
     ready = [event for event in worker.read("/events")["events"] if event["kind"] == "ready"]
     of_each = [[event["ms"] for event in ready if event["function"] == one] for one in SHIPPED]
@@ -80,7 +80,7 @@ def run(way: str, options: argparse.Namespace, kept: Path) -> dict[str, float]:
         load.write_text(json.dumps(answered))
         for function in SHIPPED:
             worker.start_instances(function, EACH)
-        # Plain instances have nothing to do when they are idle.
+        # Plain instances have no idle work.
         worker.wait_for_rest(quiet_s=7 if way == "mayfly" else 2, limit_s=45)
         time.sleep(2)  # a sample of the store is a second old at most
         report("--worker", worker.address, "--load", load, "--name", way, "--keep", kept)
@@ -101,22 +101,22 @@ def main() -> int:
     rounds: list[dict[str, dict[str, float]]] = []
     try:
         with tempfile.TemporaryDirectory(prefix="mayfly-demo-") as folder:
-            say("the first start fetches the functions' packages")
+            log("the first start fetches the functions' packages")
             with running(*PLAIN) as worker:
-                cold_starts(worker)  # what is read from disk for the first time is nobody's cost
+                cold_starts(worker)  # neither side pays for the first read from disk
             for number in range(1 if options.quick else options.rounds):
                 kept = {way: Path(folder) / f"{way}-{number}.json" for way in WAYS}
                 begun = time.monotonic()
                 order = list(WAYS) if number % 2 == 0 else list(reversed(WAYS))
                 rounds.append({way: run(way, options, kept[way]) for way in order})
-                say(f"round {number + 1}: {', then '.join(order)}, {time.monotonic() - begun:.0f} s")
+                log(f"round {number + 1}: {', then '.join(order)}, {time.monotonic() - begun:.0f} s")
             REPORT.parent.mkdir(exist_ok=True)
             report(*kept.values(), "--output", REPORT)
     except BenchError as error:
-        say(str(error))
+        log(str(error))
         return 1
     except KeyboardInterrupt:
-        say("interrupted")
+        log("interrupted")
         return 130
     found = compared(rounds)
     shown = [
@@ -145,7 +145,7 @@ def main() -> int:
 
 
 def spread(values: list[float]) -> str:
-    """Their median, and between what they lie."""
+    """Median, least and most."""
     if not values:
         return "-"
     middle = f"{median(values):.3g}"
@@ -153,7 +153,7 @@ def spread(values: list[float]) -> str:
 
 
 def compared(rounds: list[dict[str, dict[str, float]]]) -> dict[tuple[str, str], list[float]]:
-    """Each figure of either way, and the ratio in each round, whose runs follow one another."""
+    """Each figure of both sides, and the ratio in each round, whose runs follow one another."""
     found = {}
     for name in FIGURES:
         for way in WAYS:

@@ -1,5 +1,5 @@
-"""What is measured: memory of 1 to 16 instances (UPM Fig. 5, 6), what idle instances advise, cold starts (UPM
-Fig. 8), latency of warm instances. Instances in a VM are in machines.py."""
+"""Experiments: memory of 1 to 16 instances (UPM Fig. 5, 6), advice of idle instances, cold starts (UPM Fig.
+8), latency of warm instances. Instances in a VM are in machines.py."""
 
 import contextlib
 import json
@@ -17,36 +17,36 @@ MIB = 1 << 20
 MODELS = ("image", "text")
 SHIPPED = ("image", "text", "bfs", "page", "thumbnail", "dna")
 VARIANTS = {"plain": PLAIN, "heap": ["--without", "merge"], "merge": ["--without", "heap"], "mayfly": []}
-# What an idle instance advises, and how its heap comes by lifetimes: one class for all objects, which is what
-# merging instances have, or learned as they live.
+# Memory that an idle instance advises, and its heap's lifetimes: one class for all objects, as merging
+# instances have, or learned while it runs.
 ADVISED = ("named", "whole")
 LIFETIMES = {"inf": {}, "online": {"MAYFLY_HEAP_LIFETIMES": "online"}}
 TRACE = ROOT / "functions" / "trace.csv"
 
 
 def available_bytes() -> int:
-    """What the host has left, its caches dropped where we may: the median of a few looks, since other
-    processes come and go."""
+    """The host's available memory, its caches dropped where permitted: the median of a few readings, since
+    other processes start and end."""
     with contextlib.suppress(OSError):
         os.sync()
         Path("/proc/sys/vm/drop_caches").write_text("3")
-    looks = []
+    readings = []
     for _ in range(9):
         with open("/proc/meminfo") as file:
             lines = dict(line.split(":") for line in file)
-        looks.append(int(lines["MemAvailable"].split()[0]) << 10)
+        readings.append(int(lines["MemAvailable"].split()[0]) << 10)
         time.sleep(0.2)
-    return round(median(looks))
+    return round(median(readings))
 
 
 def memory(functions: tuple[str, ...], variant: str, counts: list[int]) -> dict[str, float]:
-    """MiB of an instance by PSS, with its part of what lies in the store unmapped, and of all by what the
-    host has less (UPM §VI-D, `free`); whenever so many instances of each function are there and at rest."""
+    """MiB of an instance by PSS, with its part of the store's unmapped pages, and of all by the fall of the
+    host's available memory (UPM §VI-D, `free`), for each count of instances of each function at rest."""
     numbers = {}
-    # A worker has room for what each may take at most (MemorySize): without it the first ones would end.
+    # Room for MemorySize of each instance: with less, the worker would end the first ones.
     options = ("--burst", "4", "--keep-alive", "3600", "--queue-wait", "300", "--memory", str(64 << 10))
     with running(*VARIANTS[variant], *options) as worker:
-        worker.invoke("page", 1)  # what the first sandbox alone brings, such as the page cache
+        worker.invoke("page", 1)  # one-time costs of the first sandbox, such as the page cache
         time.sleep(1)
         before = available_bytes()
         for count in counts:
@@ -57,7 +57,7 @@ def memory(functions: tuple[str, ...], variant: str, counts: list[int]) -> dict[
             there = [one for function in functions for one in worker.instances(function)]
             number = len(there)
             if number != count * len(functions):
-                raise BenchError(f"{number} instances are there, and not {count} of each of {functions}")
+                raise BenchError(f"{number} instances instead of {count} of each of {functions}")
             total = {key: sum(one[f"{key}_bytes"] for one in there) for key in ("pss", "private", "shared")}
             store = worker.store_bytes() if variant in ("merge", "mayfly") else 0
             untouched = max(0, store - total["shared"])
@@ -73,8 +73,8 @@ def memory(functions: tuple[str, ...], variant: str, counts: list[int]) -> dict[
 
 
 def advise(function: str, advised: str, lifetimes: str, count: int) -> dict[str, float]:
-    """Instances at rest, by what they advise: memory of each, how long it took them, and how much is private
-    after as many requests again, which write to what was merged."""
+    """Instances at rest, by their advice: memory of each, the time that merging took, and private memory
+    after ten more requests for each, which write to merged pages."""
     with running(
         "--advise", advised, "--burst", "4", "--keep-alive", "3600", "--queue-wait", "300"
     ) as worker:
@@ -118,8 +118,8 @@ def cold(function: str, variant: str, count: int) -> dict[str, float]:
 
 
 def latency(function: str, variants: list[str], requests: int, rounds: int) -> dict[str, float]:
-    """Warm requests to all variants in turn, one request each, so that what else the machine does falls on
-    all: one after the other, and after a pause in which the instance rests."""
+    """Warm requests to all variants in turn, one request each, so that other load of the machine hits all:
+    without a pause, and after one in which the instance rests."""
     steady: dict[str, list[float]] = {variant: [] for variant in variants}
     rested: dict[str, list[float]] = {variant: [] for variant in variants}
     for _ in range(rounds):
@@ -153,7 +153,7 @@ def latency(function: str, variants: list[str], requests: int, rounds: int) -> d
 
 
 def replay(worker: Worker, seconds: int, speed: float) -> dict:
-    """The first seconds of the shipped trace, with progress on stderr; what `mayfly load` says of it."""
+    """The first seconds of the shipped trace, with progress on stderr; the results of `mayfly load`."""
     command = [MAYFLY, "load", "--trace", TRACE, "--worker", worker.address, "--json"]
     command += ["--seconds", str(seconds), "--speed", str(speed)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=1800)

@@ -1,6 +1,5 @@
-"""Draws what bench/worker/run found: memory of an instance by their number (UPM Fig. 5), of all (Fig. 6); how
-fast a VM's memory comes back, how long requests take (HotMem Fig. 8, 9), and those of another function
-meanwhile (Fig. 10)."""
+"""Draws the results of bench/worker/run: memory of an instance by their number (UPM Fig. 5), of all (Fig.
+6); how fast a VM's memory is reclaimed, how long requests take (HotMem Fig. 8, 9)."""
 
 import sys
 from pathlib import Path
@@ -47,13 +46,13 @@ def memory(results: dict) -> Path | None:
 
 
 def reclaim(results: dict) -> Path | None:
-    """Bars: MiB/s of memory that comes back (HotMem Fig. 8), P99 of requests (Fig. 9)."""
+    """Bars: reclaimed MiB/s (HotMem Fig. 8), P99 of requests (Fig. 9)."""
     drawn = [name for name in INSTANCES if any(f"vm.{mode}.{name}.p99_ms" in results for mode in MODES)]
     if not drawn:
         return None
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 3))
     panels = (
-        ("mib_per_s", "MiB/s that come back (Fig. 8)", ("plain", "nodes", "hotmem")),
+        ("mib_per_s", "reclaimed MiB/s (Fig. 8)", ("plain", "nodes", "hotmem")),
         ("p99_ms", "P99 of requests, ms (Fig. 9)", MODES),
     )
     for axis, (key, label, modes) in zip(axes, panels, strict=True):

@@ -1,9 +1,9 @@
-/* Keeps so many connections to a server on this machine busy, one request at a time each, for so many seconds:
+/* Keeps CONNECTIONS connections to a server on this machine busy, one request at a time each, for SECONDS:
  *
  *   load PORT PATH BODY CONNECTIONS SECONDS
  *
- * prints requests a second, and P50 and P99 of a request in ms. A server that closes after an answer is connected to anew,
- * which is then part of the request. An answer other than 200 ends it.
+ * prints requests a second, and P50 and P99 of a request in ms. Where the server closes after an answer, load connects again, as
+ * a part of the next request. It exits at an answer other than 200.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -31,8 +31,8 @@ static size_t request_bytes;
 static struct sockaddr_in server;
 static int queue;
 
-static void fail(const char *what) {
-    fprintf(stderr, "load: %s\n", what);
+static void fail(const char *reason) {
+    fprintf(stderr, "load: %s\n", reason);
     exit(1);
 }
 
@@ -56,7 +56,7 @@ static void ask(struct connection *to) {
     if (send(to->socket, request, request_bytes, MSG_NOSIGNAL) != (ssize_t)request_bytes) fail("cannot send");
 }
 
-/* Whether the answer is there; `closes` if the server wants no more of this connection. */
+/* Whether the answer is complete; `closes` if the server closes this connection after it. */
 static int is_whole(struct connection *from, int *closes) {
     from->answer[from->have] = 0;
     char *end = strstr(from->answer, "\r\n\r\n");

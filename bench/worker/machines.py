@@ -1,5 +1,5 @@
-"""Instances in a VM, whose memory comes back when they end: how fast (HotMem Fig. 8), how long requests take
-(Fig. 9), and those of another instance meanwhile (Fig. 10). And what merging saves there."""
+"""Instances in a VM, whose memory is reclaimed when they end: how fast (HotMem Fig. 8), how long requests
+take (Fig. 9), and those of another instance meanwhile (Fig. 10). And the savings of merging there."""
 
 import contextlib
 import threading
@@ -26,9 +26,9 @@ Span = tuple[float, float]
 def machine(
     mode: str, partitions: int, *, merging: bool = False, kept_s: int = KEEP_ALIVE_S
 ) -> Iterator[Worker]:
-    """A worker whose instances live in a VM. Where modes are compared nothing is merged: they differ in how
-    memory comes and goes, and in nothing else."""
-    # It only looks if there is an image.
+    """A worker whose instances live in a VM. Comparisons of modes merge nothing: modes differ in how the VM's
+    memory grows and shrinks, and in nothing else."""
+    # Returns at once where there is an image.
     kernel = ["--kernel", "hotmem"] if mode == "hotmem" else []
     ask([MAYFLY, "vm", "image", *kernel], "mayfly vm image", None)
     where = ["--sandbox", "vm", "--mode", mode, "--partitions", str(partitions)]
@@ -48,7 +48,7 @@ def unplugs_of(worker: Worker, after: int = 0) -> list[dict]:
 
 
 def time_of_any(spans: list[Span]) -> float:
-    """How long at least one of them was."""
+    """The length of their union."""
     total, reached = 0.0, float("-inf")
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, reached))
@@ -57,8 +57,8 @@ def time_of_any(spans: list[Span]) -> float:
 
 
 def reclaim(mode: str, function: str, count: int, rounds: int) -> dict[str, float]:
-    """A burst of requests starts instances in a VM; then nobody calls them and they end: how fast
-    their memory comes back (HotMem Fig. 8), and how long requests took (Fig. 9)."""
+    """A burst of requests starts instances in a VM; without further calls they end: how fast their memory is
+    reclaimed (HotMem Fig. 8), and how long requests took (Fig. 9)."""
     with machine(mode, count) as worker:
         times = burst(worker, function, count, rounds)
         deadline = time.monotonic() + 120
@@ -69,7 +69,7 @@ def reclaim(mode: str, function: str, count: int, rounds: int) -> dict[str, floa
     numbers = {"requests": len(times), "p50_ms": median(times), "p99_ms": percentile(times, 99)}
     numbers["unplugs"] = len(unplugs)
     if unplugs and mode != "static":
-        # Some are unplugged at the same time, so the time is counted in which any was: as the worker sees it,
+        # Some are unplugged at the same time, so the time counts in which any was: by the worker's clock,
         # with the agent's check before and its confirmation after.
         seconds = time_of_any([(event["at_ms"] - event["ms"], event["at_ms"]) for event in unplugs]) / 1000
         numbers["unplug_p50_ms"] = median(event["device_ms"] for event in unplugs)
@@ -79,9 +79,9 @@ def reclaim(mode: str, function: str, count: int, rounds: int) -> dict[str, floa
 
 def interference(mode: str, count: int, rounds: int) -> dict[str, float]:
     """One function is called all the time, one request after the other, while the instances of another end
-    and their memory is unplugged, some times over (HotMem Fig. 10). `static` shows what their end costs.
+    and their memory is unplugged, several times (HotMem Fig. 10). `static` shows the cost of their end alone.
 
-    The other's cold starts are left out: what counts is from when its burst has been answered."""
+    The other's cold starts are left out: the time counts from the last answer of its burst."""
     times: list[tuple[float, float]] = []
     spans: list[Span] = []
     quiet: list[Span] = []
@@ -89,10 +89,10 @@ def interference(mode: str, count: int, rounds: int) -> dict[str, float]:
         worker.invoke("bfs", 0)
         with called_all_the_time(worker, "bfs", times):
             for _ in range(rounds):
-                seen = worker.read("/events")["next"]
+                after = worker.read("/events")["next"]
                 burst(worker, "page", count)
                 answered = worker.now_ms()
-                spans += ends_of(worker, "page", seen)
+                spans += ends_of(worker, "page", after)
                 time.sleep(AFTER_S)
                 quiet.append((answered, worker.now_ms()))
     times = [one for one in times if any(start <= one[0] <= end - one[1] for start, end in quiet)]
@@ -109,7 +109,7 @@ def interference(mode: str, count: int, rounds: int) -> dict[str, float]:
         numbers["otherwise_ms"] = mean(others)
     if meanwhile and others:
         numbers |= {"meanwhile_ms": mean(meanwhile), "ratio": mean(meanwhile) / mean(others)}
-    # Of a round whose instances all ended before, none.
+    # A round whose instances all ended earlier has none.
     firsts = [
         min((start for start, _ in spans if answered < start <= over), default=float("inf"))
         for answered, over in quiet
@@ -126,7 +126,7 @@ def interference(mode: str, count: int, rounds: int) -> dict[str, float]:
 
 @contextlib.contextmanager
 def called_all_the_time(worker: Worker, function: str, times: list[tuple[float, float]]) -> Iterator[None]:
-    """When each request was sent, by the worker's clock, and how long it took."""
+    """Adds the time at which each request was sent, by the worker's clock, and its latency."""
     over = threading.Event()
 
     def call() -> None:
@@ -144,7 +144,7 @@ def called_all_the_time(worker: Worker, function: str, times: list[tuple[float, 
 
 
 def ends_of(worker: Worker, function: str, after: int) -> list[Span]:
-    """From when to when each of its instances was ended and unplugged, by the worker's clock."""
+    """For each of its instances, the span from its stop to its unplug, by the worker's clock."""
     deadline = time.monotonic() + 120
     while worker.instances(function):
         if time.monotonic() > deadline:
@@ -163,7 +163,7 @@ def together(function: str, merging: bool, count: int) -> dict[str, float]:
     with machine("hotmem", count, merging=merging, kept_s=3600) as worker:
         worker.start_instances(function, count)
         worker.wait_for_rest()
-        time.sleep(10)  # free pages are told to the host some seconds late
+        time.sleep(10)  # the guest reports free pages some seconds late
         there = worker.instances(function)
         vm = worker.read("/history")["samples"][-1]["vm"]
     return {

@@ -1,5 +1,5 @@
-"""Instances whose runtime cannot share pages, in the host's swap while they have no work: a container image
-of Node.js with AWS' own client, and swap that is compressed memory. And what two of them have in common."""
+"""Instances whose runtime cannot share pages, paged out to the host's swap while idle: a container image of
+Node.js with AWS' own client, and swap in compressed memory. And the equal pages of two such processes."""
 
 import json
 import signal
@@ -13,7 +13,7 @@ from statistics import median
 
 from bench.merge.machine import MIB, PAGE, memory_of
 from bench.outcome import ROOT, BenchError
-from bench.worker.contents import look, runtimes
+from bench.worker.contents import read_pages, runtimes
 from bench.worker.worker import Worker, running
 
 sys.path.append(str(ROOT / "worker" / "tests"))
@@ -21,8 +21,8 @@ from images import Image, layer, root_of  # noqa: E402
 from zram import compressed_swap, missing  # noqa: E402
 
 AFTER_S = 1
-# How two processes of Node.js are started: as they are, without ASLR and with the same seeds, and so that
-# nothing runs beside their JavaScript.
+# How two processes of Node.js are started: unchanged, without ASLR and with the same seeds, and with no
+# thread beside their JavaScript.
 SAME = ["--hash-seed=7", "--random-seed=7"]
 WAYS = {
     "plain": ["node"],
@@ -52,10 +52,10 @@ OPTIONS = ("--burst", "4", "--keep-alive", "3600", "--queue-wait", "300", "--mem
 
 
 def page_out(count: int, rounds: int) -> dict[str, float]:
-    """So many instances that stay and that go, one worker after the other: MiB of each, with its part of what
-    the swap takes, and the first answer of one after a pause."""
-    if why := missing():
-        raise BenchError(why)
+    """`count` resident instances and `count` paged out, one worker after the other: MiB of each, with its
+    part of the swap, and the first answer after a pause."""
+    if reason := missing():
+        raise BenchError(reason)
     root, numbers = root_of(ROOT / "functions" / "schema"), {}
     with tempfile.TemporaryDirectory(prefix="mayfly-bench-") as place:
         whole = layer(*((path.name, path) for path in sorted(root.iterdir())))
@@ -108,8 +108,8 @@ def ask(worker: Worker, seed: int) -> float:
 
 
 def alike(way: str) -> dict[str, float]:
-    """Two processes of Node.js that did the same, one of them once more: MiB that are a process's own, and
-    how much of that the other has as well, whoever could find it."""
+    """Two processes of Node.js with the same work, one of them once more: a process's private MiB, and how
+    much of that the other has as well, if some program could find it."""
     processes = [
         subprocess.Popen([*WAYS[way], "-e", PROGRAM, str(times)], stdout=subprocess.PIPE, text=True)
         for times in (5, 6)
@@ -121,7 +121,7 @@ def alike(way: str) -> dict[str, float]:
         time.sleep(1)
         for process in processes:
             process.send_signal(signal.SIGSTOP)
-        one, other = (look(process.pid).own for process in processes)
+        one, other = (read_pages(process.pid).own for process in processes)
     finally:
         for process in processes:
             process.kill()

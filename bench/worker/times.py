@@ -1,6 +1,6 @@
-"""What a start, an answer and a rest take: where the milliseconds of a cold start go, how many requests a
-second a function that does nothing serves beside gunicorn, what resting and merging cost a function that is
-called now and then."""
+"""Times of a start, an answer and a rest: the milliseconds of a cold start, requests a second of a function
+that does nothing beside gunicorn, the cost of resting and merging for a function that is called now and
+then."""
 
 import contextlib
 import os
@@ -28,8 +28,8 @@ Numbers = dict[str, float]
 
 
 def starts(function: str, rounds: int) -> Numbers:
-    """New instances on workers of all variants in turn: ms until each asks for work. A changed variable is
-    what makes an instance a new one."""
+    """New instances on workers of all variants in turn: ms until each asks for work. A changed variable
+    makes the worker start a new instance."""
     template = {"template": NOOP / "template.yaml"} if function in ("shell", "noop") else {}
     times: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
     answers: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
@@ -71,9 +71,9 @@ def rates(rounds: int, seconds: float) -> Numbers:
             for connections in CONNECTIONS:
                 for name, (port, where) in ports.items():
                     command = [load, port, where, "{}", connections, seconds if number else 1]
-                    told = ask(command, name)
+                    printed = ask(command, name)
                     if number:  # in the first round instances start
-                        numbers = [float(word) for word in told.split()]
+                        numbers = [float(word) for word in printed.split()]
                         found.setdefault(f"{name}.{connections}", []).append(numbers)
     flat = {}
     for name, measured in found.items():
@@ -86,8 +86,8 @@ def rates(rounds: int, seconds: float) -> Numbers:
 
 @contextlib.contextmanager
 def gunicorn(name: str) -> Iterator[int]:
-    """gunicorn with a worker for each processor and one more, as its manual has it, or with threads, which
-    keep connections."""
+    """gunicorn with a worker for each processor and one more, as its manual recommends, or with threads,
+    which keep connections open."""
     workers = len(os.sched_getaffinity(0)) + 1
     threads = ["--threads", str(max(CONNECTIONS))] if name == "gunicorn threads" else []
     port = free_port()
@@ -115,8 +115,8 @@ def answers(port: int) -> bool:
 
 
 def rests(function: str, rounds: int, pause_s: float) -> Numbers:
-    """Two instances of a function on a plain worker and on one with all layers, called in turn, ten times and
-    then not for a while, in which they rest: CPU seconds of all that belongs to a worker, and the first
+    """Two instances of a function on a plain worker and on one with all layers, called in turn, ten times
+    and then not for a while, in which they rest: CPU seconds of all of a worker's processes, and the first
     request after the pause."""
     first: dict[str, list[float]] = {variant: [] for variant in ("plain", "mayfly")}
     with contextlib.ExitStack() as stack:
@@ -139,7 +139,7 @@ def rests(function: str, rounds: int, pause_s: float) -> Numbers:
 
 
 def cpu_s(worker: Worker) -> float:
-    """Of the worker, its instances and its page stores, those that have ended included."""
+    """CPU seconds of the worker, its instances and its page stores, ended ones included."""
     total = 0
     for process in [worker.process.pid, *below(worker.process.pid, with_stores=True)]:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):

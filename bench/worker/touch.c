@@ -1,6 +1,5 @@
-/* Prints nanoseconds a page, the least of several rounds: of fresh memory that is written for the first time; of such memory that
- * is asked for 16 pages at a time; of a private mapping of a memory file whose page table is filled at once; of such a page when it is
- * written.
+/* Prints nanoseconds a page, the least of several rounds: a first write to fresh memory; fresh memory populated 16 pages at a
+ * time; a private mapping of a memory file, its page table populated at once; a write to such a page.
  */
 #define _GNU_SOURCE
 #include <stdio.h>
@@ -18,8 +17,8 @@ static double now(void) {
     return time.tv_sec * 1e9 + time.tv_nsec;
 }
 
-static void fail(const char *what) {
-    perror(what);
+static void fail(const char *call) {
+    perror(call);
     exit(1);
 }
 

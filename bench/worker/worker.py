@@ -18,7 +18,7 @@ from bench.processes import started
 
 MAYFLY = Path(os.environ.get("MAYFLY_COMMAND") or ROOT / "target" / "release" / "mayfly")
 TEMPLATE = ROOT / "functions" / "template.yaml"
-# The same worker without what Mayfly adds.
+# The same worker without Mayfly's layers.
 PLAIN = ["--without", "heap,merge"]
 # The first start installs the functions' packages.
 START_S = 600
@@ -56,7 +56,8 @@ class Worker:
         return json.loads(self.ask("GET", path))
 
     def now_ms(self) -> float:
-        """The worker's clock, which events have; asked once, for each request takes time of the worker's."""
+        """The worker's clock, by which events are dated; read once, since a request takes the worker's
+        time."""
         if self.ahead_ms is None:
             self.ahead_ms = self.read("/history?after=999999999999")["now_ms"] - 1000 * time.monotonic()
         return 1000 * time.monotonic() + self.ahead_ms
@@ -69,8 +70,8 @@ class Worker:
         self.ask("PUT", f"/2017-10-31/functions/{function}/concurrency", reserved)
 
     def start_instances(self, function: str, count: int, seed: int = 0) -> None:
-        """Requests at once until there are so many instances and no more, since each serves one at a
-        time; then five requests for each, to let its memory settle, as UPM §VI-C does."""
+        """Sends requests at once until there are `count` instances, since each serves one at a time; then
+        five requests for each, to let its memory settle, as UPM §VI-C does."""
         self.limit_instances(function, count)
         with ThreadPoolExecutor(count) as pool:
             for _attempt in range(20):
@@ -90,9 +91,9 @@ class Worker:
             self.ask("PUT", path, json.dumps({"Environment": {"Variables": there | variables}}))
 
     def wait_for_rest(self, quiet_s: float = 7, limit_s: float = 300) -> None:
-        """Until every instance is idle and nothing was merged or given back for a while: on a busy machine
-        for longer than the longest rest took, since one that has just begun is told of when it ends. One that
-        never had work rests after 5 s."""
+        """Waits until every instance is idle and nothing was merged or returned for a while. On a busy
+        machine that is longer than the longest rest took, since the worker reports a rest at its end. An
+        instance without any work rests after 5 s."""
         deadline, last, since, longest_s = time.monotonic() + limit_s, None, time.monotonic(), 0
         while time.monotonic() < deadline:
             busy = [one for one in self.read("/instances")["instances"] if one["phase"] != "idle"]
@@ -106,7 +107,7 @@ class Worker:
             time.sleep(0.25)
 
     def anonymous_mib(self) -> float:
-        """Of all processes of instances, read now: what the worker itself tells is up to a second old."""
+        """Of all processes of instances, read now: the worker's own samples are up to a second old."""
         return memory_of(below(self.process.pid))["anonymous"]
 
     def store_bytes(self) -> int:
@@ -115,7 +116,7 @@ class Worker:
 
 
 def below(process: int, with_stores: bool = False) -> Iterator[int]:
-    """Its children and theirs; page stores, whose memory is not the instances', only if wanted."""
+    """Its descendants; page stores, whose memory is not the instances', only on request."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for children in Path(f"/proc/{process}/task").glob("*/children"):
             for child in map(int, children.read_text().split()):

@@ -11,7 +11,7 @@ def handler(event, context):
     size = int(event.get("size", 10_000))
     if not 2 <= size <= MOST_VERTICES:
         raise ValueError(f"size must be 2 to {MOST_VERTICES}")
-    # igraph takes its randomness from Python's.
+    # igraph uses Python's random numbers.
     random.seed(event.get("seed", 1))
     graph = igraph.Graph.Barabasi(size, 10)
     order, layer_starts, parents = graph.bfs(0)

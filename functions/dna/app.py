@@ -17,7 +17,7 @@ def handler(event, context):
     if len(sequence) > MOST_BASES or set(sequence) - set("ACGT"):
         raise ValueError(f"a sequence is at most {MOST_BASES} of A, C, G and T")
     xs, ys = squiggle.transform(sequence, method="squiggle")
-    # A drawing needs no more points than it has room for.
+    # At most SHOWN points.
     step = max(1, len(xs) // SHOWN)
     return {
         "bases": len(sequence),

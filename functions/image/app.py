@@ -1,9 +1,9 @@
-"""What a picture shows, by a real convolutional network: {"image": BASE64_JPEG}, or {"seed": 1} for one
+"""Classifies a picture by a real convolutional network: {"image": BASE64_JPEG}, or {"seed": 1} for a picture
 made here.
 
 The network is Yahoo's open_nsfw, a ResNet-50 of half the width, 6 million weights, run by ONNX Runtime. It
-tells pictures fit for work from others. Prepared as it was trained: 256 pixels wide and high, the middle 224
-of them, as JPEG, blue first, less the mean colour.
+separates pictures that are safe for work from others. Input is prepared as in its training: 256 pixels wide
+and high, the middle 224 of them, as JPEG, blue first, less the mean colour.
 """
 
 import base64
@@ -15,7 +15,7 @@ import random
 import mayfly
 import numpy
 
-# What these bring in is alike in all instances: it is named, and shared while they have no work.
+# These imports are alike in all instances: they are named, and shared while the instances are idle.
 with mayfly.advising(heap=True, required=False):
     import onnxruntime
     from PIL import Image

@@ -1,4 +1,4 @@
-"""What an order costs: an HTTP API with the router, the log and the metrics of Powertools for AWS Lambda."""
+"""Prices an order: an HTTP API with the router, the log and the metrics of Powertools for AWS Lambda."""
 
 from aws_lambda_powertools import Logger, Metrics
 from aws_lambda_powertools.event_handler import LambdaFunctionUrlResolver

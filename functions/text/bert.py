@@ -1,13 +1,13 @@
 """A BERT of 6 layers in NumPy: sentence-transformers/all-MiniLM-L6-v2, 23 million weights, 91 MB.
 
-Each layer is attention and a network of two steps, each added to what went in and normalised (Devlin et al.,
-NAACL 2019). The names are those in the file of weights.
+Each layer is attention and a feed-forward network of two steps, each added to its input and normalised
+(Devlin et al., NAACL 2019). Names are those of the weights file.
 """
 
 import numpy
 
 HEADS = 12
-LEAST = 1e-12  # against division by nothing; the value that it was trained with
+LEAST = 1e-12  # against division by zero; the value of its training
 
 
 class Bert:
@@ -18,7 +18,7 @@ class Bert:
         )
 
     def embed(self, tokens):
-        """The direction that stands for a text, of length 1; `tokens` are numbers in the vocabulary."""
+        """A text's embedding, of length 1; `tokens` are numbers in the vocabulary."""
         of = "embeddings"
         x = self.weights[f"{of}.word_embeddings.weight"][tokens]
         x = x + self.weights[f"{of}.position_embeddings.weight"][: len(tokens)]
@@ -43,11 +43,11 @@ class Bert:
         def per_head(part):
             return self.dense(x, f"{name}.self.{part}").reshape(len(x), HEADS, -1).transpose(1, 0, 2)
 
-        asked, key, value = per_head("query"), per_head("key"), per_head("value")
-        score = asked @ key.transpose(0, 2, 1) / numpy.float32(asked.shape[2]) ** 0.5
+        query, key, value = per_head("query"), per_head("key"), per_head("value")
+        score = query @ key.transpose(0, 2, 1) / numpy.float32(query.shape[2]) ** 0.5
         score = numpy.exp(score - score.max(axis=2, keepdims=True))
-        seen = score / score.sum(axis=2, keepdims=True) @ value
-        return self.dense(seen.transpose(1, 0, 2).reshape(len(x), -1), f"{name}.output.dense")
+        attended = score / score.sum(axis=2, keepdims=True) @ value
+        return self.dense(attended.transpose(1, 0, 2).reshape(len(x), -1), f"{name}.output.dense")
 
 
 def gelu(x):

@@ -1,4 +1,4 @@
-// Which words a text has most often, with the runtime that AWS publishes for Go.
+// The most frequent words of a text, with the runtime that AWS publishes for Go.
 package main
 
 import (
@@ -21,12 +21,12 @@ type answer struct {
 	Request string   `json:"request"`
 }
 
-func handle(ctx context.Context, asked question) (*answer, error) {
-	if asked.Most < 1 {
+func handle(ctx context.Context, wanted question) (*answer, error) {
+	if wanted.Most < 1 {
 		return nil, errors.New("most must be at least 1")
 	}
 	counts := map[string]int{}
-	for _, word := range strings.Fields(strings.ToLower(asked.Text)) {
+	for _, word := range strings.Fields(strings.ToLower(wanted.Text)) {
 		counts[word]++
 	}
 	words := make([]string, 0, len(counts))
@@ -38,7 +38,7 @@ func handle(ctx context.Context, asked question) (*answer, error) {
 		return first > second || first == second && words[a] < words[b]
 	})
 	known, _ := lambdacontext.FromContext(ctx)
-	return &answer{words[:min(asked.Most, len(words))], known.AwsRequestID}, nil
+	return &answer{words[:min(wanted.Most, len(words))], known.AwsRequestID}, nil
 }
 
 func main() {

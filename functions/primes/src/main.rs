@@ -1,4 +1,4 @@
-//! How many primes there are below a number, with the runtime that AWS publishes for Rust.
+//! Counts the primes below a number, with the runtime that AWS publishes for Rust.
 
 use lambda_runtime::{Error, LambdaEvent, run, service_fn};
 use serde::{Deserialize, Serialize};
@@ -31,7 +31,7 @@ async fn count(event: LambdaEvent<Question>) -> Result<Answer, Error> {
     Ok(Answer { primes, request: event.context.request_id })
 }
 
-/// Which numbers below this one are primes (Eratosthenes).
+/// Whether each number below this one is a prime (Eratosthenes).
 fn sieve(below: usize) -> Vec<bool> {
     let mut is_prime = vec![true; below];
     is_prime.iter_mut().take(2).for_each(|small| *small = false);

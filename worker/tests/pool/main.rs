@@ -1,4 +1,4 @@
-//! What the pool does: in single cases, and under random events.
+//! The pool's decisions: in single cases, and under random events.
 
 mod model;
 
@@ -19,7 +19,7 @@ fn capacity() -> Capacity {
 }
 
 #[test]
-fn a_burst_starts_as_many_as_may_start_and_the_rest_wait() {
+fn a_burst_starts_up_to_the_limit_and_the_rest_wait() {
     let mut pool = Pool::new(capacity());
     pool.set_function(1, 128);
     let starts: usize = (0..4).map(|request| pool.request(1, request, Time::ZERO).len()).sum();
@@ -31,7 +31,7 @@ fn a_burst_starts_as_many_as_may_start_and_the_rest_wait() {
 }
 
 #[test]
-fn a_full_queue_and_a_long_wait_are_refused_with_the_reason() {
+fn a_full_queue_and_a_long_wait_refuse_with_the_reason() {
     let mut pool = Pool::new(capacity());
     pool.set_function(1, 128);
     pool.reserve(1, Some(1));
@@ -46,13 +46,13 @@ fn a_full_queue_and_a_long_wait_are_refused_with_the_reason() {
 }
 
 #[test]
-fn functions_that_nobody_calls_cost_no_time() {
+fn uncalled_functions_cost_no_time() {
     let mut pool = Pool::new(capacity());
     (0..5000).for_each(|function| drop(pool.set_function(function, 128)));
     let began = Instant::now();
     (0..40).for_each(|second| assert_eq!(pool.tick(Duration::from_secs(second)), []));
     (0..5000).for_each(|function| assert_eq!(pool.counts(Some(function)), Counts::default()));
-    // Some milliseconds; where each of them looks at all others, many seconds.
+    // Some milliseconds; with a quadratic search, many seconds.
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
 }
 
@@ -66,11 +66,11 @@ fn an_idle_instance_makes_room_for_another_function() {
     pool.ready(1, Time::ZERO);
     assert_eq!(pool.counts(Some(1)).idle, 1);
     assert_eq!(pool.request(2, 1, Time::ZERO), [Action::Stop { instance: 1 }], "its memory is needed");
-    assert_eq!(pool.gone(1), [Action::Start { instance: 2, function: 2 }], "and free when it is gone");
+    assert_eq!(pool.gone(1), [Action::Start { instance: 2, function: 2 }], "and free when it has ended");
 }
 
 #[test]
-fn instances_end_when_they_were_idle_for_long() {
+fn instances_end_after_the_keep_alive_time() {
     let mut pool = Pool::new(capacity());
     pool.set_function(1, 128);
     pool.request(1, 0, Time::ZERO);
@@ -92,7 +92,7 @@ fn a_request_waits_for_an_instance_that_has_just_answered() {
     assert_eq!(pool.request(1, 1, Duration::from_secs(1)), []);
     assert_eq!(pool.request(1, 2, Duration::from_secs(1)), [Action::Start { instance: 2, function: 1 }]);
     assert_eq!(pool.ready(1, Duration::from_secs(1)), [Action::Dispatch { instance: 1, request: 1 }]);
-    // One that does not ask again is waited for no longer than that.
+    // The pool waits no longer for an instance that does not ask for work again.
     pool.answered(1, Duration::from_secs(2));
     assert_eq!(pool.request(1, 3, Duration::from_secs(2)), []);
     assert_eq!(pool.tick(Duration::from_secs(3)), [Action::Start { instance: 3, function: 1 }]);
@@ -109,7 +109,7 @@ fn one_failed_start_answers_one_request() {
     assert!(pool.is_empty(), "no request is left, so nothing starts");
 }
 
-/// As many instances of function 1 as fit, all busy, and as many requests waiting.
+/// As many instances of function 1 as fit, all busy, and two requests that wait.
 fn full_of_one(capacity: Capacity) -> Pool {
     let mut pool = Pool::new(capacity);
     pool.set_function(1, 256);
@@ -125,11 +125,11 @@ fn full_of_one(capacity: Capacity) -> Pool {
 }
 
 #[test]
-fn a_function_whose_room_another_holds_gets_an_instance_when_one_of_the_others_is_done() {
+fn a_busy_instance_makes_room_for_a_function_without_one() {
     let mut pool = full_of_one(capacity());
     assert_eq!(pool.request(2, 9, Duration::from_secs(1)), [], "all are busy");
     let now = Duration::from_secs(2);
-    // One of them takes no more, though requests wait that are older.
+    // One of them is drained, though older requests of its function wait.
     assert_eq!(pool.ready(1, now), [Action::Stop { instance: 1 }]);
     assert_eq!(pool.ready(2, now), [Action::Dispatch { instance: 2, request: 5 }], "one is enough");
     assert_eq!(pool.gone(1), [Action::Start { instance: 5, function: 2 }]);
@@ -137,7 +137,7 @@ fn a_function_whose_room_another_holds_gets_an_instance_when_one_of_the_others_i
 }
 
 #[test]
-fn the_same_where_concurrency_is_short() {
+fn a_busy_instance_makes_concurrency_for_a_function_without_one() {
     let mut pool = full_of_one(Capacity { concurrency: 4, memory_mib: 9999, ..capacity() });
     assert_eq!(pool.request(2, 9, Duration::from_secs(1)), []);
     let now = Duration::from_secs(2);
@@ -178,7 +178,7 @@ fn functions_of_which_only_one_fits_take_turns() {
 }
 
 #[test]
-fn what_is_short_is_said() {
+fn a_refusal_names_the_limiting_resource() {
     let mut pool = full_of_one(Capacity { queue: 2, ..capacity() });
     let refused = |refusal| vec![Action::Refuse { request: 9, refusal }];
     assert_eq!(pool.request(1, 9, Time::ZERO), refused(Refusal::Memory));
@@ -200,7 +200,7 @@ fn versions_have_instances_of_their_own_and_share_the_reservation() {
     pool.request(1, 0, Time::ZERO);
     pool.ready(1, Time::ZERO);
     assert_eq!(pool.request(2, 1, Time::ZERO), [], "the only place is busy");
-    // Neither starves: the function's instance serves what it has, and gives its place to the version's.
+    // Neither starves: the function's instance finishes its request, and the version's takes its place.
     let turn = Duration::from_secs(3);
     assert_eq!(pool.tick(turn), []);
     assert_eq!(
@@ -212,7 +212,7 @@ fn versions_have_instances_of_their_own_and_share_the_reservation() {
     assert_eq!(
         pool.request(1, 2, turn),
         [Action::Stop { instance: 2 }, Action::Start { instance: 3, function: 1 }],
-        "an idle one goes at once"
+        "an idle one ends at once"
     );
     pool.reserve(1, Some(0));
     assert_eq!(pool.request(2, 3, turn), [Action::Refuse { request: 3, refusal: Refusal::Reserved }]);

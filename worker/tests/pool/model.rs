@@ -1,4 +1,4 @@
-//! The pool under random events: whatever happens, each request is answered once and no limit is passed.
+//! The pool under random events: it answers each request once and passes no limit.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -13,7 +13,7 @@ const MEMORY_MIB: [u32; 3] = [128, 256, 512];
 #[derive(Clone, Debug)]
 enum Event {
     Request(u64),
-    /// The instances that could say so, counted round.
+    /// An index, modulo the number of instances that may send the event; the same below.
     Ready(usize),
     Answered(usize),
     Gone(usize),
@@ -43,7 +43,7 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// What the caller of the pool knows.
+/// The state that the pool's caller keeps.
 struct Model {
     pool: Pool,
     now: Time,
@@ -128,7 +128,7 @@ impl Model {
                 self.carry_out(actions);
             }
             Event::Ready(index) => {
-                // An instance that waits for work has nothing to say.
+                // An instance that waits for work does not ask for it again.
                 let idle = |i: &u64| self.running[i].is_none() && self.current.contains(i);
                 let waits = |i: &u64| idle(i) && !self.finishing.contains(i);
                 let Some(instance) = self.chosen(index, |i| !waits(i)) else { return };
@@ -153,7 +153,7 @@ impl Model {
                 assert_eq!(
                     lost,
                     had.is_some() && !self.stopping.contains(&instance),
-                    "a request that ran is told"
+                    "a request that ran is answered"
                 );
                 self.carry_out(actions);
                 self.running.remove(&instance);
@@ -198,7 +198,7 @@ impl Model {
             }
             Event::Withdraw(index) => {
                 let Some(request) = self.waiting.iter().nth(index).copied() else { return };
-                assert!(self.pool.withdraw(request), "what waits can be taken back");
+                assert!(self.pool.withdraw(request), "a waiting request can be withdrawn");
                 self.waiting.remove(&request);
             }
             Event::Wait(seconds) => {
@@ -220,7 +220,7 @@ impl Model {
         assert_eq!(counts.stopping as usize, self.stopping.len());
         for function in 0..3 {
             let counts = self.pool.counts(Some(function));
-            assert!(counts.idle == 0 || counts.queued == 0, "nobody waits while an instance is idle");
+            assert!(counts.idle == 0 || counts.queued == 0, "no request waits while an instance is idle");
             assert!(counts.queued as usize <= capacity().queue + 6, "{counts:?}");
         }
     }
@@ -241,7 +241,7 @@ proptest! {
             let counts = model.pool.counts(None);
             before = counts.starting + counts.idle + counts.busy;
         }
-        // Then everything that starts comes up, and all that runs finishes: nothing may be left waiting.
+        // Then every start succeeds and every running request finishes: no request may be left waiting.
         for _ in 0..400 {
             for instance in model.running.keys().copied().collect::<Vec<_>>() {
                 if model.stopping.contains(&instance) {
