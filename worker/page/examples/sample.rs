@@ -1,4 +1,5 @@
-//! Writes the page of an invented worker, to review its design: `cargo run -p worker-page --example sample > page.html`.
+//! Writes the page of an invented worker, to review its design:
+//! `cargo run -p worker-page --example sample > page.html`.
 
 use std::collections::BTreeMap;
 

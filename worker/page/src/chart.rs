@@ -1,7 +1,7 @@
 //! A chart over time as HTML: stacked areas, and lines over them.
 //!
-//! The browser stretches the SVG to the room it has; labels are HTML beside it, so that they keep their size. Colours are
-//! classes (`c-private`), which the style sheet defines for a light and a dark page.
+//! The browser stretches the SVG to the room it has; labels are HTML beside it, so that they keep their size.
+//! Colours are classes (`c-private`), which the style sheet defines for a light and a dark page.
 
 use std::fmt::Write;
 
@@ -216,7 +216,8 @@ impl Scale {
     }
 }
 
-/// A round distance between labels, so that there are at most five: powers of two for bytes, 1, 2 or 5 for others.
+/// A round distance between labels, so that there are at most five: powers of two for bytes, 1, 2 or 5 for
+/// others.
 fn step(unit: Unit, most: f64) -> f64 {
     let mut step = if unit == Unit::Bytes { f64::from(1 << 20) } else { 1.0 };
     let factors: &[f64] = if unit == Unit::Bytes { &[2.0] } else { &[2.0, 2.5, 2.0] };

@@ -1,5 +1,6 @@
-//! What a worker publishes about itself: its layers, samples of memory and latency over time, events, instances. The same
-//! shapes are published as JSON (`/history`, `/events`, `/instances`) and read back by `mayfly report`.
+//! What a worker publishes about itself: its layers, samples of memory and latency over time, events,
+//! instances. The same shapes are published as JSON (`/history`, `/events`, `/instances`) and read back by
+//! `mayfly report`.
 
 use std::collections::BTreeMap;
 
@@ -150,7 +151,8 @@ pub struct Event {
     pub seq: u64,
     /// Since the worker began.
     pub at_ms: u64,
-    /// `start`, `ready`, `rest`, `merge`, `stop`, `gone`, `ended`, `page_out`, `refuse`, `fail`, `plug`, `unplug`, `vm`, `store`.
+    /// `start`, `ready`, `rest`, `merge`, `stop`, `gone`, `ended`, `page_out`, `refuse`, `fail`, `plug`,
+    /// `unplug`, `vm`, `store`.
     pub kind: String,
     /// Whose instance.
     #[serde(skip_serializing_if = "Option::is_none")]

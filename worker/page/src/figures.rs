@@ -1,5 +1,5 @@
-//! Figures computed from a worker's samples and events: memory by layer, instances, latency and events, as charts and
-//! in words.
+//! Figures computed from a worker's samples and events: memory by layer, instances, latency and events, as
+//! charts and in words.
 
 use std::collections::BTreeSet;
 

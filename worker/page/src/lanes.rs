@@ -15,7 +15,8 @@ pub struct Lane {
     pub events: Vec<(u64, String)>,
 }
 
-/// Events as dots on lanes, with the time of `span` from left to right. Events close together become one larger dot.
+/// Events as dots on lanes, with the time of `span` from left to right. Events close together become one
+/// larger dot.
 pub fn lanes(title: &str, note: &str, span: Span, lanes: &[Lane]) -> String {
     const PLACES: f64 = 120.0;
     let mut body = String::new();

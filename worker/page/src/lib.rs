@@ -1,7 +1,7 @@
 //! A worker's pages for people: the page at `/` and the file that `mayfly report` writes.
 //!
-//! Pages are rendered here, whole, with charts as inline SVG. They need no network. The page's script only reloads it
-//! and shows numbers under the pointer; without the script the page is as complete.
+//! Pages are rendered here, whole, with charts as inline SVG. They need no network. The page's script only
+//! reloads it and shows numbers under the pointer; without the script the page is as complete.
 //!
 //! | module | contents |
 //! |---|---|

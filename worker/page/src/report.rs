@@ -1,4 +1,5 @@
-//! The file that `mayfly report` writes: runs beside one another, in a table and as charts. One file, no network.
+//! The file that `mayfly report` writes: runs beside one another, in a table and as charts. One file, no
+//! network.
 
 use std::fmt::Write;
 

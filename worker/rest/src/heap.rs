@@ -1,5 +1,5 @@
-//! Statistics of Mayfly's heap, where the process runs on it (heap/malloc/include/mayfly_heap.h). Its functions are found by
-//! name, since the library may not be preloaded.
+//! Statistics of Mayfly's heap, where the process runs on it (heap/malloc/include/mayfly_heap.h). Its
+//! functions are found by name, since the library may not be preloaded.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::transmute;
@@ -7,7 +7,8 @@ use std::mem::transmute;
 /// The heap places objects in blocks of this size; a block with a live object is held whole.
 const BLOCK_BYTES: u64 = 8192;
 
-/// Bytes of live objects, and of the memory that the heap cannot return because of them: the difference is fragmentation.
+/// Bytes of live objects, and of the memory that the heap cannot return because of them: the difference is
+/// fragmentation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
     pub live_bytes: u64,

@@ -1,8 +1,9 @@
-//! `libmayfly_rest.so`: idle work of an instance (a rest). The instance returns its heap's free memory, and shares its pages
-//! with the other instances of its function (UPM §IV-B).
+//! `libmayfly_rest.so`: idle work of an instance (a rest). The instance returns its heap's free memory, and
+//! shares its pages with the other instances of its function (UPM §IV-B).
 //!
-//! Preloaded into instances. The bootstrap of the function's runtime calls [`mayfly_rest`] between two invocations, on
-//! the only thread that then runs. The call returns within some milliseconds of arriving work.
+//! Preloaded into instances. The bootstrap of the function's runtime calls [`mayfly_rest`] between two
+//! invocations, on the only thread that then runs. The call returns within some milliseconds of arriving
+//! work.
 //!
 //! | module | contents |
 //! |---|---|
@@ -46,10 +47,12 @@ pub struct Range {
     pub bytes: usize,
 }
 
-/// Returns free heap memory and, if `merges` is not 0, merges the named ranges until all are examined or `work` is readable.
+/// Returns free heap memory and, if `merges` is not 0, merges the named ranges until all are examined or
+/// `work` is readable.
 ///
 /// # Safety
-/// There are `count` ranges at `named`; `outcome` is valid. No other thread maps or unmaps memory during the call (Python: the GIL is held).
+/// There are `count` ranges at `named`; `outcome` is valid. No other thread maps or unmaps memory during the
+/// call (Python: the GIL is held).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mayfly_rest(
     merges: c_int,

@@ -16,7 +16,8 @@ fn library() -> Result<&'static Library, i32> {
 
 /// Shares the pages of a range; an error is errno.
 pub fn advise(range: &Range<usize>, flags: c_uint) -> Result<(), i32> {
-    // SAFETY: whole pages that /proc/self/maps has just listed; no thread unmaps memory while the process rests.
+    // SAFETY: whole pages that /proc/self/maps has just listed; no thread unmaps memory while the process
+    // rests.
     unsafe { library()?.advise(range, flags) }
 }
 

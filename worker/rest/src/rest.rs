@@ -1,9 +1,9 @@
 //! Advises the process's memory, piece by piece: the ranges that its code has named (UPM §IV-C), or with
 //! `MAYFLY_REST_ADVISE=whole` all anonymous memory.
 //!
-//! A sandbox allows only the userfaultfd that needs no permission. It holds writers of plain stores, but fails a system
-//! call that writes to a frozen page. So all other threads must wait where they make no such call: for each other
-//! (futex), or for time to pass. A process with a thread elsewhere is not merged.
+//! A sandbox allows only the userfaultfd that needs no permission. It holds writers of plain stores, but
+//! fails a system call that writes to a frozen page. So all other threads must wait where they make no such
+//! call: for each other (futex), or for time to pass. A process with a thread elsewhere is not merged.
 
 use std::ffi::{c_int, c_uint};
 use std::fs;
@@ -78,13 +78,15 @@ fn common(ones: &[Range<usize>], others: &[Range<usize>]) -> Vec<Range<usize>> {
     both
 }
 
-/// Operations of futex(2) that only wait. The kernel itself writes the words of locks with priority inheritance.
+/// Operations of futex(2) that only wait. The kernel itself writes the words of locks with priority
+/// inheritance.
 const WAIT: u64 = libc::FUTEX_WAIT as u64;
 const WAIT_BITSET: u64 = libc::FUTEX_WAIT_BITSET as u64;
 const FUTEX_FLAGS: u64 = (libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME) as u64;
 
-/// Flags that hold for the other threads now; `None` if merging is not safe. Read for every piece, since threads start and
-/// end. The library does not share their stacks, which the kernel writes when it wakes them.
+/// Flags that hold for the other threads now; `None` if merging is not safe. Read for every piece, since
+/// threads start and end. The library does not share their stacks, which the kernel writes when it wakes
+/// them.
 fn flags() -> Option<c_uint> {
     // SAFETY: takes nothing.
     let own = unsafe { libc::gettid() }.to_string();
@@ -102,7 +104,8 @@ fn flags() -> Option<c_uint> {
     Some(if others == 0 { 0 } else { NO_SYSCALLS })
 }
 
-/// Of a line of /proc/PID/task/TID/syscall: whether the kernel writes nothing but the thread's stack before the call returns.
+/// Of a line of /proc/PID/task/TID/syscall: whether the kernel writes nothing but the thread's stack before
+/// the call returns.
 fn only_waits(call: &str) -> bool {
     let mut words = call.split_ascii_whitespace();
     let Some(number) = words.next().and_then(|number| number.parse::<i64>().ok()) else { return false };
@@ -117,7 +120,8 @@ fn only_waits(call: &str) -> bool {
     }
 }
 
-/// Ranges that touch or overlap become one: an earlier merge that was interrupted has left shared pieces between others.
+/// Ranges that touch or overlap become one: an earlier merge that was interrupted has left shared pieces
+/// between others.
 fn joined(ranges: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {
     let mut all: Vec<Range<usize>> = Vec::new();
     for range in ranges {
@@ -129,8 +133,8 @@ fn joined(ranges: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {
     all
 }
 
-/// Whether it is private, writable memory of no file: a mapping without a name, malloc's heap, or pages that were merged before
-/// and may have been written since.
+/// Whether it is private, writable memory of no file: a mapping without a name, malloc's heap, or pages that
+/// were merged before and may have been written since.
 fn is_anonymous(area: &Area<&[u8]>) -> bool {
     let merged = area.name.starts_with(b"/memfd:mayfly-pages");
     let unnamed = area.file.is_none() && matches!(area.name, b"" | b"[heap]");
