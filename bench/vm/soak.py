@@ -3,7 +3,7 @@
 Afterwards nothing may be left: every partition is absent, the guest has the memory it began with, the host
 has its own back, and the kernel's log is clean. In between, every page of the guest is looked at: a partition
 holds its own instance's pages and no other's. Then one thing at a time, some partitions held by others, and a
-model that says what has to come of each step (vm/tests/agree.py).
+model that says what has to come of each step (vm/tests/random_operations.py).
 """
 
 import argparse
@@ -132,7 +132,7 @@ class Soak:
     def agree(self, steps: int) -> None:
         """One step after the other, each as the model has it."""
         sys.path.insert(0, str(ROOT / "vm/tests"))
-        from agree import Agreement, Disagreement
+        from random_operations import Agreement, Disagreement
 
         agreement = Agreement(self.guest.answer, PARTITION_MIB * MIB, self.chance.randrange(1 << 30))
         try:

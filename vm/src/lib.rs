@@ -7,35 +7,52 @@
 //! side. A partition is always in one [`State`], and a keeper thread goes on with what was left half done when the
 //! guest, its agent or a request failed.
 
-pub mod accelerator;
-pub mod cache;
-pub mod control;
-mod device;
-mod error;
-mod guest;
-pub mod host_memory;
-mod hypervisor;
-pub mod image;
-mod keeper;
-pub mod partition;
-mod partitions;
-mod plug;
-mod qemu;
-mod record;
-pub mod report;
-pub mod settings;
-mod spawn;
-pub mod supervisor;
-mod vm;
+pub mod base {
+    //! Settings, errors, and what lies on the host: its memory, built guest images.
+    pub mod cache;
+    pub mod error;
+    pub mod host_memory;
+    pub mod image;
+    pub mod settings;
+}
 
-pub use error::Error;
-pub use partition::State;
-pub use partitions::MemorySource;
-pub use settings::Settings;
-pub use vm::Vm;
+pub mod model {
+    //! The state of each partition, and the operations that change it. What runs the VM is behind one trait.
+    pub mod device;
+    pub(crate) mod hypervisor;
+    pub(crate) mod instances;
+    pub mod partition;
+    pub mod partitions;
+    pub(crate) mod plug;
+    #[cfg(test)]
+    mod randomized_model_test;
+    pub(crate) mod record;
+    pub(crate) mod recovery;
+    pub mod report;
+    #[cfg(test)]
+    mod simulated_vm;
+}
+
+pub mod hypervisor {
+    //! QEMU: its process and monitor, the accelerator, the connection to the agent in the guest.
+    pub mod accelerator;
+    pub(crate) mod agent_client;
+    pub(crate) mod qemu;
+}
+
+pub mod service {
+    //! A VM as callers see it: the library's [`vm::Vm`], the process that owns it, and its control socket.
+    pub mod control;
+    pub mod supervisor;
+    pub mod vm;
+}
+
+pub use base::error::Error;
+pub use base::image;
+pub use base::settings::{self, Settings};
+pub use model::partition::State;
+pub use model::partitions::MemorySource;
+pub use model::report;
+pub use service::vm::Vm;
+pub use service::{control, supervisor};
 pub use vm_protocol as protocol;
-
-#[cfg(test)]
-mod at_random;
-#[cfg(test)]
-mod model;

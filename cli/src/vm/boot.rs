@@ -9,16 +9,15 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
-use vm::accelerator::Choice;
 use vm::image::{self, Image};
 use vm::protocol::{Layout, Mode};
 use vm::report::{GuestStatus, Status};
-use vm::settings::Backing;
+use vm::settings::{AcceleratorChoice, Backing};
 use vm::{Settings, Vm, control, supervisor};
 
 use crate::progress;
 use crate::quantity;
-use crate::vm::which::print_json;
+use crate::vm::selector::print_json;
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum KernelName {
@@ -228,9 +227,9 @@ impl BootArguments {
             limit_bytes: self.limit,
             cpus: self.cpus,
             accelerator: match self.accelerator {
-                AcceleratorName::Auto => Choice::Auto,
-                AcceleratorName::Kvm => Choice::Kvm,
-                AcceleratorName::Tcg => Choice::Tcg,
+                AcceleratorName::Auto => AcceleratorChoice::Auto,
+                AcceleratorName::Kvm => AcceleratorChoice::Kvm,
+                AcceleratorName::Tcg => AcceleratorChoice::Tcg,
             },
             image,
             code: None,

@@ -17,7 +17,7 @@ use vm::report::{Plugged, Spawned, Unplugged};
 use crate::failure::{Failure, OWN_FAILURE};
 use crate::quantity;
 use crate::vm::partitions::unplugged_line;
-use crate::vm::which::{Which, print_json};
+use crate::vm::selector::{Which, print_json};
 
 /// What is asked of the guest again and again while an instance runs.
 const POLL: Duration = Duration::from_millis(100);

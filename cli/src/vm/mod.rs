@@ -3,8 +3,8 @@
 pub mod boot;
 pub mod instances;
 pub mod partitions;
+pub mod selector;
 pub mod state;
-pub mod which;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};

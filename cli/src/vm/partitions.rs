@@ -8,7 +8,7 @@ use vm::control::{Client, Command};
 use vm::report::{Plugged, Status, Unplugged};
 
 use crate::quantity;
-use crate::vm::which::{Which, print_json};
+use crate::vm::selector::{Which, print_json};
 
 /// Give partitions memory
 #[derive(Args)]

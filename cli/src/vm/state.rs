@@ -8,7 +8,7 @@ use vm::protocol::InstanceInfo;
 use vm::report::{GuestStatus, Memory, Status};
 
 use crate::quantity;
-use crate::vm::which::{Which, print_json};
+use crate::vm::selector::{Which, print_json};
 
 /// Show the VMs that run, and the state of each partition
 #[derive(Args)]

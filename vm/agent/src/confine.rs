@@ -15,7 +15,7 @@ use vm_protocol::{Confinement, Spawn};
 use crate::cgroup::Group;
 use crate::plan::{Identity, Plan, Report, Source};
 use crate::relay::{self, Ends};
-use crate::users;
+use crate::user_namespaces;
 
 /// What an instance's memory may be.
 #[derive(Debug)]
@@ -102,7 +102,7 @@ pub fn start(
 ) -> io::Result<Confined> {
     let confinement = order.confinement.as_deref();
     let identity = Identity::of(share.partition, confinement.map_or(0, |confinement| confinement.user));
-    let users = users::namespace(identity)?;
+    let users = user_namespaces::namespace(identity)?;
     // So that it can open /dev/stdout, as programs in shells do.
     fchown(output, Some(identity.outside()), Some(identity.outside()))?;
     let (reports, report) = io::pipe()?;

@@ -12,8 +12,8 @@ use vm_protocol::{ErrorKind, ExitReason, Refusal, Spawn};
 
 use crate::cgroup::Group;
 use crate::confine::{self, Confined, Reports, Share};
-use crate::link::Link;
 use crate::output::Output;
+use crate::packet_tunnel::Link;
 use crate::refusal::{failed, refusal};
 use crate::relay::{Ends, Listener, Streams};
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::process::{Pid, WaitOptions, waitpid};
 use vm_protocol::{ErrorKind, Event, ExitReason, FromAgent, InstanceInfo, Refusal, Spawn};
 
-use crate::held::{Holds, move_file_pages};
+use crate::held_partitions::{Holds, move_file_pages};
 use crate::instance::{self, Allowance, Begun, Instance, KILL_PATIENCE, STACK_BYTES};
 use crate::memory;
 use crate::output::Output;

@@ -8,19 +8,19 @@
 //!
 //! It is one static binary, so that nothing in the root can break it.
 
-mod block;
 mod boot;
 mod cgroup;
 mod confine;
-mod flow;
-mod held;
+mod flow_control;
+mod held_partitions;
 mod init;
 mod instance;
 mod instances;
 mod launch;
-mod link;
 mod memory;
+mod memory_blocks;
 mod output;
+mod packet_tunnel;
 mod partition;
 mod plan;
 mod port;
@@ -28,7 +28,7 @@ mod refusal;
 mod relay;
 mod root;
 mod serve;
-mod users;
+mod user_namespaces;
 
 fn main() {
     let arguments: Vec<_> = std::env::args().collect();

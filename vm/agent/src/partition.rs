@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use vm_protocol::{Answer, ErrorKind, Layout, Mode, Refusal};
 
-use crate::block;
-use crate::held::move_file_pages;
+use crate::held_partitions::move_file_pages;
 use crate::instances::Instances;
 use crate::memory::{self, bind_to_node};
+use crate::memory_blocks;
 use crate::refusal::refusal;
 
 /// Often enough to not add to what is measured, seldom enough to not be what is measured.
@@ -43,7 +43,7 @@ impl Partitions {
         if layout.mode == Mode::Nodes
             && let Some(partition) = partition
         {
-            block::bring_online(layout.node_of(partition));
+            memory_blocks::bring_online(layout.node_of(partition));
         }
         let mut answer = wait_for(layout, partition, patience, "plugged", |online| online >= bytes)?;
         if layout.mode == Mode::Nodes {
@@ -86,7 +86,7 @@ impl Partitions {
         };
         match outcome {
             // Mayfly's kernel does so by itself.
-            Ok(_) if layout.mode == Mode::Nodes => block::take_offline(layout.node_of(partition)),
+            Ok(_) if layout.mode == Mode::Nodes => memory_blocks::take_offline(layout.node_of(partition)),
             Ok(_) => {}
             Err(_) => self.open(partition),
         }

@@ -146,7 +146,7 @@ impl Machine {
             boot_bytes: None,
             limit_bytes: None,
             cpus: cpus.max(2),
-            accelerator: vm::accelerator::Choice::Auto,
+            accelerator: vm::settings::AcceleratorChoice::Auto,
             image: plan.image.clone(),
             code: Some(disk.file.clone()),
             backing: vm::settings::Backing::Anonymous,

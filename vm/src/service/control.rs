@@ -14,25 +14,25 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use vm_protocol::Spawn;
 
-use crate::error::Error;
+use crate::base::error::Error;
 
 /// What the supervisor is asked. The answer's type is named at each one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "verb", rename_all = "snake_case")]
 pub enum Command {
-    /// [`crate::report::Status`].
+    /// [`crate::model::report::Status`].
     Status,
-    /// [`crate::report::Plugged`].
+    /// [`crate::model::report::Plugged`].
     Plug {
         /// `None`: the first absent one.
         partition: Option<u32>,
     },
-    /// [`crate::report::Unplugged`].
+    /// [`crate::model::report::Unplugged`].
     Unplug {
         /// Which one.
         partition: u32,
     },
-    /// [`crate::report::Spawned`].
+    /// [`crate::model::report::Spawned`].
     Spawn {
         /// Outside all partitions. Otherwise in `spawn.partition`, or the first that is ready.
         outside: bool,
@@ -71,7 +71,7 @@ pub enum Command {
     },
     /// [`vm_protocol::InstanceInfo`]s.
     Instances,
-    /// [`crate::report::Memory`].
+    /// [`crate::model::report::Memory`].
     Memory,
     /// Text: the last of the guest's console.
     Console,

@@ -10,7 +10,7 @@ use qapi::qmp::{self, QapiCapabilities, QmpMessage};
 use qapi::{Any, Command, Execute};
 use tracing::warn;
 
-use crate::error::Error;
+use crate::base::error::Error;
 
 /// QEMU answers in milliseconds, unless the host has no memory or CPU left for it.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);

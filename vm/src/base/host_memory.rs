@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::error::Error;
+use crate::base::error::Error;
 
 /// What the host has, from `/proc/meminfo`.
 #[derive(Debug, Clone, Copy)]

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 
-import agree
+import random_operations
 from command import BOOT, MIB, PARTITIONS, PATIENCE, SIZE_MIB, ask, check, gone, supervisor_of
 
 
@@ -132,10 +132,10 @@ def test_model_and_vm_agree_at_every_step(vm):
     path = str(pathlib.Path(vm.runtime.name) / "mayfly/vm/mayfly.sock")
     seed = random.randrange(1 << 32)
     print(f"  seed {seed}")
-    agreement = agree.Agreement(lambda command: ask(path, command), SIZE_MIB * MIB, seed)
+    agreement = random_operations.Agreement(lambda command: ask(path, command), SIZE_MIB * MIB, seed)
     try:
         done = agreement.run(vm.steps)
-    except agree.Disagreement as disagreement:
+    except random_operations.Disagreement as disagreement:
         raise AssertionError(f"after {dict(agreement.done)}: {disagreement}") from disagreement
     print("  " + ", ".join(f"{what} {times}" for what, times in sorted(done.items())))
     # In few steps chance may leave something out.

@@ -17,11 +17,11 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tracing::info;
 
-use crate::control::{Command, Reply, folder, socket};
-use crate::error::Error;
-use crate::partitions::MemorySource;
-use crate::settings::Settings;
-use crate::vm::Vm;
+use crate::base::error::Error;
+use crate::base::settings::Settings;
+use crate::model::partitions::MemorySource;
+use crate::service::control::{Command, Reply, folder, socket};
+use crate::service::vm::Vm;
 
 /// The longest request: an instance's arguments and environment, or text for its standard input.
 const MAX_REQUEST_BYTES: u64 = 2 << 20;

@@ -17,11 +17,11 @@ use std::thread::JoinHandle;
 
 use qapi::qmp;
 
-use crate::accelerator::Accelerator;
-use crate::device::Device;
-use crate::error::Error;
-use crate::hypervisor::{Hypervisor, News};
-use crate::settings::Settings;
+use crate::base::error::Error;
+use crate::base::settings::Settings;
+use crate::hypervisor::accelerator::Accelerator;
+use crate::model::device::Device;
+use crate::model::hypervisor::{Hypervisor, News};
 use command_line::{AGENT_PORT, arguments};
 use monitor::Monitor;
 
@@ -47,7 +47,7 @@ pub fn find() -> Result<PathBuf, Error> {
 pub struct Started {
     /// QEMU itself, which has not been greeted.
     pub process: Process,
-    /// For [`crate::guest::Guest`].
+    /// For [`crate::hypervisor::agent_client::Guest`].
     pub agent: UnixStream,
     /// Connections of functions ([`vm_protocol::relay`]).
     pub relay: UnixStream,

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use vm_protocol::{Layout, Stats};
 
-use crate::partition::State;
+use crate::model::partition::State;
 
 /// A partition was plugged.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

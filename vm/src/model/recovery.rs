@@ -7,11 +7,10 @@ use std::time::{Duration, Instant};
 use tracing::{info, warn};
 use vm_protocol::{Answer, ErrorKind, Mode, Operation, Refusal, VERSION};
 
-use crate::error::Error;
-use crate::guest::AskError;
-use crate::partition::{Partition, State};
-use crate::partitions::{Machine, Partitions};
-use crate::record::{Known, Line, Record};
+use crate::base::error::Error;
+use crate::model::partition::{Partition, State};
+use crate::model::partitions::{AskError, Machine, Partitions};
+use crate::model::record::{Known, Line, Record};
 
 /// Between two attempts at what does not work.
 const PAUSE: Duration = if cfg!(test) { Duration::from_millis(2) } else { Duration::from_secs(1) };

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use vm_protocol::{Mode, PORT, relay};
 
-use crate::accelerator::Accelerator;
-use crate::device::{MemoryDevice, memory_devices};
-use crate::settings::{Backing, PIECE_BYTES, Settings};
+use crate::base::settings::{Backing, PIECE_BYTES, Settings};
+use crate::hypervisor::accelerator::Accelerator;
+use crate::model::device::{MemoryDevice, memory_devices};
 
 use super::confinement::Files;
 

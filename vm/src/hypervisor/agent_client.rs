@@ -9,23 +9,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tracing::{debug, warn};
-use vm_protocol::{Answer, Decoder, Event, FromAgent, Operation, Outcome, Refusal, Reply, Request, encode};
+use vm_protocol::{Answer, Decoder, Event, FromAgent, Operation, Outcome, Reply, Request, encode};
+
+use crate::model::partitions::AskError;
 
 /// The agent takes what it is sent in far less; a guest that does not is stuck.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// Why a request has no answer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum AskError {
-    /// The agent said no.
-    Refused(Refusal),
-    /// The agent died, or the VM ended, before it answered.
-    Lost,
-    /// It did not answer in time. It may have done what it was asked.
-    TimedOut,
-    /// The request cannot be sent.
-    Unsendable(String),
-}
 
 type Pending = Mutex<HashMap<u64, SyncSender<Result<Answer, AskError>>>>;
 
@@ -122,7 +111,7 @@ fn answer(pending: &Pending, reply: Reply) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vm_protocol::ErrorKind;
+    use vm_protocol::{ErrorKind, Refusal};
 
     fn receive(stream: &mut UnixStream, decoder: &mut Decoder) -> Request {
         let mut bytes = [0; 1000];

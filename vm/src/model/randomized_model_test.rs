@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use vm_protocol::{Layout, Mode, Spawn};
 
-use crate::error::Error;
-use crate::keeper;
-use crate::model::{BYTES, Fault, Model};
-use crate::partition::State;
-use crate::partitions::{MemorySource, Partitions};
-use crate::record::Record;
+use crate::base::error::Error;
+use crate::model::partition::State;
+use crate::model::partitions::{MemorySource, Partitions};
+use crate::model::record::Record;
+use crate::model::recovery;
+use crate::model::simulated_vm::{BYTES, Fault, Model};
 
 const PARTITIONS: u32 = 4;
 const PATIENCE: Duration = Duration::from_millis(25);
@@ -125,7 +125,7 @@ fn start() -> (Arc<Partitions<Model>>, std::thread::JoinHandle<()>) {
         Layout { mode: Mode::Nodes, partition_bytes: vec![BYTES; PARTITIONS as usize], shared_bytes: BYTES };
     let partitions = Arc::new(Partitions::new(model, Arc::clone(&record), layout, u64::MAX, PATIENCE));
     let kept = Arc::downgrade(&partitions);
-    let keeper = std::thread::spawn(move || keeper::keep(&record, &kept));
+    let keeper = std::thread::spawn(move || recovery::keep(&record, &kept));
     partitions.machine.agent_returns();
     (partitions, keeper)
 }

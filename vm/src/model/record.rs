@@ -10,9 +10,9 @@ use std::time::Instant;
 use tracing::{info, warn};
 use vm_protocol::{Agent, Event as AgentEvent, ExitReason};
 
-use crate::error::Error;
-use crate::partition::{Event, Partition, State};
-use crate::report::GuestStatus;
+use crate::base::error::Error;
+use crate::model::partition::{Event, Partition, State};
+use crate::model::report::GuestStatus;
 
 /// How the last instances ended is kept for those who ask late.
 const ENDED_KEPT: usize = 1024;

@@ -3,7 +3,7 @@
 
 use vm_protocol::Mode;
 
-use crate::settings::{BLOCK_BYTES, Settings};
+use crate::base::settings::{BLOCK_BYTES, Settings};
 
 /// A virtio-mem device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -15,9 +15,9 @@ use rustix::mount::{
 };
 use rustix::thread::UnshareFlags;
 
-use crate::accelerator::Accelerator;
-use crate::error::Error;
-use crate::settings::Settings;
+use crate::base::error::Error;
+use crate::base::settings::Settings;
+use crate::hypervisor::accelerator::Accelerator;
 
 /// With its process id added, QEMU's user, which no other has while it runs: systemd and containers leave these numbers alone.
 const FIRST_USER: u32 = 0x7000_0000;

@@ -1,5 +1,5 @@
-//! The partitions of a VM, and who works on one. The operations are in [`crate::plug`] (plug, unplug) and
-//! [`crate::spawn`] (spawn, stop, wait).
+//! The partitions of a VM, and who works on one. The operations are in [`crate::model::plug`] (plug, unplug) and
+//! [`crate::model::instances`] (spawn, stop, wait).
 //!
 //! The rule that keeps a partition from leaking: whoever is at work on one holds a [`PartitionGuard`]; when that is dropped and the
 //! partition is still on its way (plugging, draining, unplugging), it is abandoned, and the keeper goes on with it.
@@ -9,11 +9,10 @@ use std::time::{Duration, Instant};
 
 use vm_protocol::{Answer, ErrorKind, Layout, Mode, Operation, Refusal};
 
-use crate::device::Device;
-use crate::error::Error;
-use crate::guest::AskError;
-use crate::partition::{Event, State};
-use crate::record::{Known, Line, Record};
+use crate::base::error::Error;
+use crate::model::device::Device;
+use crate::model::partition::{Event, State};
+use crate::model::record::{Known, Line, Record};
 
 /// What operations need of QEMU, the agent and the host.
 pub(crate) trait Machine: Send + Sync {
@@ -27,6 +26,19 @@ pub(crate) trait Machine: Send + Sync {
     fn require_memory(&self, what: &str, bytes: u64) -> Result<(), Error>;
     /// QEMU's resident memory.
     fn resident_bytes(&self) -> u64;
+}
+
+/// Why a request has no answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AskError {
+    /// The agent said no.
+    Refused(Refusal),
+    /// The agent died, or the VM ended, before it answered.
+    Lost,
+    /// It did not answer in time. It may have done what it was asked.
+    TimedOut,
+    /// The request cannot be sent.
+    Unsendable(String),
 }
 
 /// Where an instance gets its memory from.

@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 
-use crate::cache::{key_after, prune};
-use crate::error::Error;
+use crate::base::cache::{key_after, prune};
+use crate::base::error::Error;
 
 /// The file that names the others.
 const DESCRIPTION: &str = "vm.json";
@@ -126,7 +126,7 @@ pub fn build(kernel: Kernel) -> Result<PathBuf, Error> {
     std::fs::create_dir_all(link.parent().expect("it lies in a folder")).map_err(failed)?;
     std::os::unix::fs::symlink(&folder, &new).map_err(failed)?;
     std::fs::rename(&new, &link).map_err(failed)?;
-    drop(crate::cache::hold(&folder));
+    drop(crate::base::cache::hold(&folder));
     forget_unused();
     Ok(folder)
 }

@@ -14,26 +14,14 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use tracing::debug;
 
-use crate::error::Error;
+use crate::base::error::Error;
+use crate::base::settings::AcceleratorChoice;
 
 /// What a kernel without a root file system says last.
 const REACHED_USER_SPACE: &str = "Unable to mount root fs";
 
 /// Under KVM a kernel gets there in about a second.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(6);
-
-/// What the user asks for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Choice {
-    /// KVM where it boots the kernel, else TCG.
-    #[default]
-    Auto,
-    /// KVM or nothing.
-    Kvm,
-    /// TCG.
-    Tcg,
-}
 
 /// What is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,15 +60,15 @@ impl Accelerator {
     ///
     /// # Errors
     /// KVM is asked for and does not boot the kernel.
-    pub fn choose(choice: Choice, qemu: &Path, kernel: &Path) -> Result<Accelerator, Error> {
-        if choice == Choice::Tcg {
+    pub fn choose(choice: AcceleratorChoice, qemu: &Path, kernel: &Path) -> Result<Accelerator, Error> {
+        if choice == AcceleratorChoice::Tcg {
             return Ok(Accelerator::Tcg);
         }
         let why = match obstacle(qemu, kernel) {
             None => return Ok(Accelerator::Kvm),
             Some(why) => why,
         };
-        if choice == Choice::Kvm {
+        if choice == AcceleratorChoice::Kvm {
             return Err(Error::Missing(format!(
                 "KVM cannot be used: {why}; --accelerator tcg works without it"
             )));
@@ -120,7 +108,7 @@ fn answer_file(kernel: &Path) -> Option<PathBuf> {
     let mut hasher = DefaultHasher::new();
     // Images that differ in the agent alone have one kernel, by several names.
     (boot, metadata.dev(), metadata.ino(), metadata.len(), metadata.modified().ok()?).hash(&mut hasher);
-    Some(crate::image::cache_folder()?.join(format!("kvm/{:016x}", hasher.finish())))
+    Some(crate::base::image::cache_folder()?.join(format!("kvm/{:016x}", hasher.finish())))
 }
 
 fn boots_under_kvm(qemu: &Path, kernel: &Path) -> bool {

@@ -7,11 +7,10 @@ use std::time::Duration;
 
 use vm_protocol::{Agent, Answer, ErrorKind, Event, ExitReason, Operation, Refusal};
 
-use crate::device::Device;
-use crate::error::Error;
-use crate::guest::AskError;
-use crate::partitions::Machine;
-use crate::record::Record;
+use crate::base::error::Error;
+use crate::model::device::Device;
+use crate::model::partitions::{AskError, Machine};
+use crate::model::record::Record;
 
 /// The size of each partition.
 pub(crate) const BYTES: u64 = 128 << 20;

@@ -21,7 +21,7 @@ use vm_protocol::relay::{HEADER_BYTES, Header, Kind, MOST_BYTES, PORT};
 use vm_protocol::window::{Overrun, WINDOW_BYTES};
 use vm_sandbox::network;
 
-use crate::flow::{Connections, Flow};
+use crate::flow_control::{Connections, Flow};
 use crate::port;
 
 pub const STACK_BYTES: usize = 128 << 10;

@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use vm_protocol::{Layout, MAX_PARTITIONS, Mode};
 
-use crate::accelerator::Choice;
-use crate::error::Error;
-use crate::host_memory::HostMemory;
-use crate::image::Image;
+use crate::base::error::Error;
+use crate::base::host_memory::HostMemory;
+use crate::base::image::Image;
 
 /// Linux plugs and unplugs whole memory blocks (HotMem §2.2). On x86-64 they have 128 MiB unless a machine boots with
 /// 64 GiB or more.
@@ -22,6 +22,19 @@ const BASE_BYTES: u64 = 512 << 20;
 
 /// The most boot memory that keeps memory blocks at [`BLOCK_BYTES`].
 const MAX_BOOT_BYTES: u64 = 60 << 30;
+
+/// How the user wants QEMU to run the guest's code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AcceleratorChoice {
+    /// KVM where it boots the kernel, else TCG.
+    #[default]
+    Auto,
+    /// KVM or nothing.
+    Kvm,
+    /// TCG.
+    Tcg,
+}
 
 /// What holds the guest's memory on the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -49,7 +62,7 @@ pub struct Settings {
     /// Virtual CPUs.
     pub cpus: u32,
     /// How QEMU runs the guest's code.
-    pub accelerator: Choice,
+    pub accelerator: AcceleratorChoice,
     /// Kernel and root.
     pub image: Image,
     /// A second disk, read-only: the code of the worker's functions.
@@ -199,7 +212,7 @@ mod tests {
             boot_bytes: None,
             limit_bytes: None,
             cpus: 2,
-            accelerator: Choice::Auto,
+            accelerator: AcceleratorChoice::Auto,
             image: Image { kernel, initrd, disk: None, append: String::new(), hotmem: false },
             code: None,
             backing: Backing::Anonymous,

@@ -1,8 +1,8 @@
-//! What a VM needs of whatever runs it. There is one, [`crate::qemu`], and nothing else knows that it is QEMU but for
-//! [`crate::accelerator`], which tries it. Another one (docs/vm.md, "Another hypervisor") implements this.
+//! What a VM needs of whatever runs it. There is one, [`crate::hypervisor::qemu`], and nothing else knows that it is QEMU but for
+//! [`crate::hypervisor::accelerator`], which tries it. Another one (docs/vm.md, "Another hypervisor") implements this.
 
-use crate::device::Device;
-use crate::error::Error;
+use crate::base::error::Error;
+use crate::model::device::Device;
 
 /// A VM that runs. Dropping it kills it.
 pub(crate) trait Hypervisor: Send + Sync {

@@ -8,20 +8,20 @@ use std::time::{Duration, Instant};
 use tracing::warn;
 use vm_protocol::{Answer, ErrorKind, ExitReason, InstanceInfo, Layout, Mode, Operation, Spawn};
 
-use crate::accelerator::Accelerator;
-use crate::cache;
-use crate::control::Output;
-use crate::device::Device;
-use crate::error::Error;
-use crate::guest::{AskError, Guest};
-use crate::host_memory::{HostMemory, resident_bytes};
-use crate::hypervisor::{Hypervisor, News};
-use crate::keeper;
-use crate::partitions::{Machine, MemorySource, Partitions};
-use crate::qemu;
-use crate::record::{Line, Record};
-use crate::report::{GuestStatus, Memory, Plugged, Spawned, Status, Unplugged};
-use crate::settings::Settings;
+use crate::base::cache;
+use crate::base::error::Error;
+use crate::base::host_memory::{HostMemory, resident_bytes};
+use crate::base::settings::Settings;
+use crate::hypervisor::accelerator::Accelerator;
+use crate::hypervisor::agent_client::Guest;
+use crate::hypervisor::qemu;
+use crate::model::device::Device;
+use crate::model::hypervisor::{Hypervisor, News};
+use crate::model::partitions::{AskError, Machine, MemorySource, Partitions};
+use crate::model::record::{Line, Record};
+use crate::model::recovery;
+use crate::model::report::{GuestStatus, Memory, Plugged, Spawned, Status, Unplugged};
+use crate::service::control::Output;
 
 /// Linux patches its own code while it runs: a breakpoint goes over the instruction, then the new one over the
 /// breakpoint. QEMU's multi-threaded translation may still run the breakpoint after it is gone; Linux then knows of none at
@@ -141,7 +141,7 @@ impl Vm {
         let kept = Arc::downgrade(&partitions);
         std::thread::Builder::new()
             .name("vm-keeper".to_string())
-            .spawn(move || keeper::keep(&record, &kept))
+            .spawn(move || recovery::keep(&record, &kept))
             .map_err(|error| Error::Failed(format!("cannot start a thread: {error}")))?;
         vm.plug_shared(settings)?;
         Ok(vm)

@@ -16,7 +16,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::Error;
+use crate::base::error::Error;
 
 /// Where a partition is between absent and absent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

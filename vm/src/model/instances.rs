@@ -5,12 +5,11 @@ use std::time::{Duration, Instant};
 
 use vm_protocol::{Answer, ErrorKind, ExitReason, Mode, Operation, Spawn};
 
-use crate::error::Error;
-use crate::guest::AskError;
-use crate::partition::{Event, State};
-use crate::partitions::{Machine, MemorySource, Partitions, elapsed_ns};
-use crate::record::Known;
-use crate::report::Spawned;
+use crate::base::error::Error;
+use crate::model::partition::{Event, State};
+use crate::model::partitions::{AskError, Machine, MemorySource, Partitions, elapsed_ns};
+use crate::model::record::Known;
+use crate::model::report::Spawned;
 
 impl<M: Machine> Partitions<M> {
     /// Starts an instance.

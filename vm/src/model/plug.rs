@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use vm_protocol::{ErrorKind, Mode, Operation, Refusal};
 
-use crate::device::Device;
-use crate::error::Error;
-use crate::partition::{Event, State};
-use crate::partitions::{Machine, Partitions, elapsed_ns};
-use crate::report::{Plugged, Unplugged};
+use crate::base::error::Error;
+use crate::model::device::Device;
+use crate::model::partition::{Event, State};
+use crate::model::partitions::{Machine, Partitions, elapsed_ns};
+use crate::model::report::{Plugged, Unplugged};
 
 impl<M: Machine> Partitions<M> {
     /// Gives a partition memory: the one of that number, or the first absent one.
